@@ -1,0 +1,126 @@
+"""Process groups in five verbs: set up, wrap, ask, wait, clean up.
+
+Under torchrun (or :func:`minitrain.launcher.launch`) the environment says who this
+process is; without one, it is a world of one.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import HashStore
+from torch.nn.parallel import DistributedDataParallel
+
+from minitrain.errors import UserError
+
+ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+BACKENDS = ("gloo", "nccl")
+
+
+def default_backend() -> str:
+    """``nccl`` where CUDA is available, else ``gloo``."""
+    return "nccl" if torch.cuda.is_available() else "gloo"
+
+
+def local_device(backend: str) -> torch.device:
+    """The device of this rank: the GPU of its local rank for nccl, else the CPU."""
+    if backend != "nccl":
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def init_distributed(backend: str = "gloo", *, timeout_s: int = 120) -> tuple[int, int]:
+    """Join the process group that the environment describes -> (rank, world_size).
+
+    Every later wait for another rank ends with an error after ``timeout_s`` seconds.
+    Raises UserError for an unknown backend, an incomplete environment, nccl without
+    enough GPUs, and a MASTER_PORT that is in use.
+    """
+    if backend not in BACKENDS:
+        raise UserError(f"backend = {backend!r}: must be one of {', '.join(BACKENDS)}")
+    missing = [name for name in ENVIRONMENT if name not in os.environ]
+    if missing and len(missing) < len(ENVIRONMENT):
+        raise UserError(f"environment: {missing[0]} is missing; torchrun sets it")
+    device = local_device(backend)
+    if device.type == "cuda":
+        _require_device(device)
+        torch.cuda.set_device(device)
+    timeout = timedelta(seconds=timeout_s)
+    if missing:
+        # a world of one needs no port
+        dist.init_process_group(
+            backend, timeout=timeout, store=HashStore(), rank=0, world_size=1
+        )
+        return 0, 1
+    try:
+        dist.init_process_group(backend, timeout=timeout)
+    except dist.DistNetworkError as error:
+        if "EADDRINUSE" not in str(error):
+            raise
+        raise UserError(port_in_use(os.environ["MASTER_PORT"])) from None
+    return dist.get_rank(), dist.get_world_size()
+
+
+def _require_device(device: torch.device) -> None:
+    available = torch.cuda.device_count()
+    if device.index >= available:
+        raise UserError(
+            f"backend = nccl: local rank {device.index} needs a GPU of its own, "
+            f"this machine has {available}"
+        )
+
+
+def port_in_use(port: str | int) -> str:
+    """The line that a user reads when MASTER_PORT is taken."""
+    return (
+        f"environment: MASTER_PORT = {port} is in use; "
+        "unset it or choose a free port from 1 to 65535"
+    )
+
+
+def wrap_for_ddp(model: nn.Module) -> DistributedDataParallel:
+    """``model`` under stock DDP: rank 0's weights and buffers everywhere.
+
+    Gradients are averaged over the ranks during backward, all of torch's settings at
+    their defaults. The process group must exist.
+    """
+    return DistributedDataParallel(model)
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The module inside a DDP wrapper: its state dict has no ``module.`` prefix."""
+    inner = model.module if isinstance(model, DistributedDataParallel) else model
+    assert isinstance(inner, nn.Module)
+    return inner
+
+
+def is_main_process() -> bool:
+    """True on rank 0, and where there is no process group."""
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def barrier() -> None:
+    """Wait for all ranks; no process group, no wait."""
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def cleanup() -> None:
+    """Leave the process group, if there is one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@contextmanager
+def distributed(
+    backend: str = "gloo", *, timeout_s: int = 120
+) -> Iterator[tuple[int, int]]:
+    """:func:`init_distributed` and, however the body ends, :func:`cleanup`."""
+    try:
+        yield init_distributed(backend, timeout_s=timeout_s)
+    finally:
+        cleanup()

@@ -1,0 +1,53 @@
+"""How minitrain fails: one line for the user, an exit code for the machine.
+
+Exit codes of every command and stage: 0 all well; 1 the run finished and the
+evidence says no; 2 bad input or environment.
+"""
+
+import sys
+from collections.abc import Callable
+
+EXIT_EVIDENCE = 1
+EXIT_USER = 2
+EXIT_INTERRUPTED = 130
+
+
+class UserError(Exception):
+    """A mistake that the user can mend, in one line.
+
+    The line names the file, the key or line, the value, and what is allowed.
+    """
+
+
+class EvidenceError(Exception):
+    """The run finished and its evidence says no: one line that says what differs."""
+
+
+def describe_os_error(error: OSError) -> str:
+    """One line for an operating-system error: the path, then the reason."""
+    path = error.filename if error.filename is not None else "the operating system"
+    return f"{path}: {error.strerror or error}"
+
+
+def run_stage(main: Callable[[], None]) -> None:
+    """Run ``main`` and leave the process with the exit code its outcome deserves.
+
+    A user's mistake or an operating-system error becomes one line on stderr,
+    without a traceback; any other exception is a bug and keeps its traceback.
+    """
+    try:
+        main()
+    except UserError as error:
+        _fail(str(error), EXIT_USER)
+    except EvidenceError as error:
+        _fail(str(error), EXIT_EVIDENCE)
+    except OSError as error:
+        _fail(describe_os_error(error), EXIT_USER)
+    except KeyboardInterrupt:
+        _fail("interrupted", EXIT_INTERRUPTED)
+
+
+def _fail(line: str, code: int) -> None:
+    sys.stdout.flush()
+    print(f"error: {' '.join(line.split())}", file=sys.stderr, flush=True)
+    sys.exit(code)

@@ -1,0 +1,117 @@
+"""Building the model that ``model.file`` and ``model.factory`` name, and trying it.
+
+Whatever a user's model can get wrong is found here, before any process is launched.
+"""
+
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from minitrain.batches import Batch
+from minitrain.errors import UserError
+from minitrain.params import Model
+
+
+def build_model(params: Model, vocab_size: int) -> nn.Module:
+    """Call the factory with the ``model`` section and the vocabulary size.
+
+    Raises UserError naming ``model.file`` or ``model.factory`` when it cannot be
+    found, fails, or returns something else than a torch.nn.Module.
+    """
+    factory = _find_factory(params)
+    try:
+        model = factory(params, vocab_size)
+    except Exception as error:
+        raise UserError(f"model.factory {params.factory}: {_cause(error)}") from error
+    if not isinstance(model, nn.Module):
+        raise UserError(
+            f"model.factory {params.factory}: returned {type(model).__name__}, "
+            "must return a torch.nn.Module"
+        )
+    return model
+
+
+def _find_factory(params: Model) -> Callable[..., Any]:
+    module_name, _, name = params.factory.rpartition(":")
+    module = _import(module_name) if module_name else _load_file(Path(params.file))
+    factory = getattr(module, name, None)
+    if not callable(factory):
+        where = module_name or params.file
+        raise UserError(
+            f"model.factory = {params.factory!r}: {where} has no function {name!r}"
+        )
+    return factory
+
+
+def _import(module_name: str) -> ModuleType:
+    try:
+        return importlib.import_module(module_name)
+    except Exception as error:
+        raise UserError(f"model.factory: {module_name}: {_cause(error)}") from error
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise UserError(f"model.file = {str(path)!r}: no such file")
+    spec = importlib.util.spec_from_file_location(f"model_file_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise UserError(f"model.file = {str(path)!r}: must be a Python file")
+    module = importlib.util.module_from_spec(spec)
+    # dataclasses look their module up by name while it is being executed
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise UserError(f"model.file {path}: {_cause(error)}") from error
+    return module
+
+
+def _cause(error: Exception) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{place}"
+
+
+def loss_of(model: nn.Module, batch: Batch) -> Tensor:
+    """Mean loss over the real targets of ``batch``: the output's 0-dim ``loss``."""
+    loss: Tensor = model(input_ids=batch.input_ids, labels=batch.labels).loss
+    return loss
+
+
+def try_model(model: nn.Module, batch: Batch) -> None:
+    """One forward and backward pass; leaves gradients behind, so give it a spare.
+
+    Raises UserError for a model that fails, whose output has no finite 0-dim ``loss``,
+    that has nothing to train, or that leaves a parameter without a gradient: stock DDP
+    would let step 0 pass and fail at step 1.
+    """
+    try:
+        loss = loss_of(model, batch)
+    except AttributeError as error:
+        if error.name != "loss":
+            raise UserError(f"model: {_cause(error)}") from error
+        raise UserError(
+            "model: the output has no .loss; it must hold the mean over real targets"
+        ) from None
+    except Exception as error:
+        raise UserError(f"model: {_cause(error)}") from error
+    if not isinstance(loss, Tensor) or loss.dim() != 0 or not torch.isfinite(loss):
+        raise UserError(f"model: .loss is {loss!r}; it must be one finite number")
+    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    if not trained or not loss.requires_grad:
+        raise UserError("model: no parameter of it can be trained by its .loss")
+    loss.backward()
+    unused = [name for name, p in trained.items() if p.grad is None]
+    if unused:
+        raise UserError(
+            f"model: parameter {unused[0]} ({len(unused)} in all) gets no gradient; "
+            "use it in the loss or set requires_grad to False"
+        )

@@ -1,0 +1,279 @@
+"""Starting ranks: through torchrun, or from plain Python and notebooks.
+
+Whichever way, ranks meet through a store on a port that the system chose, a failure
+comes back as one exception that names the rank, and nobody is left behind: a rank
+ends itself when the process that started it is gone, even after kill -9.
+"""
+
+import importlib.util
+import logging
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import cloudpickle
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed.elastic.multiprocessing.errors import (
+    ChildFailedError,
+    get_error_handler,
+)
+
+from minitrain.ddp import port_in_use
+from minitrain.errors import EXIT_USER, UserError
+
+LOOPBACK = "127.0.0.1"
+PARENT_POLL_S = 0.5
+LOGS_PREFIX = "minitrain-torchrun-"
+# how gloo says that another rank went away
+LOST_PEER = ("closed by peer", "reset by peer", "Broken pipe")
+
+
+class RankError(Exception):
+    """A rank failed; the line names it, ``__notes__`` hold its traceback."""
+
+
+def rank_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
+    """What torchrun would set for a rank of one host whose store is at ``port``."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": LOOPBACK,
+        "MASTER_PORT": str(port),
+        # the launcher serves the store, so no rank has to
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+
+
+def launch(
+    fn: Callable[..., Any],
+    world_size: int,
+    *args: Any,
+    threads_per_process: int = 1,
+    timeout_s: float = 300,
+) -> list[Any]:
+    """Run ``fn(*args)`` in ``world_size`` new processes -> their results, by rank.
+
+    Functions of a notebook cell, and of a script without a main guard, work: they
+    travel by value (cloudpickle). ``fn`` joins the others with
+    :func:`minitrain.ddp.distributed`. Raises RankError (a rank's UserError as such)
+    for the first rank that fails, and when ``timeout_s`` seconds have passed; no
+    process is left in any case.
+    """
+    if world_size < 1:
+        raise UserError(f"world_size = {world_size}: must be at least 1")
+    store = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
+    payload = cloudpickle.dumps((fn, args))
+    with _Ranks() as ranks:
+        for rank in range(world_size):
+            environment = rank_environment(rank, world_size, store.port)
+            environment["OMP_NUM_THREADS"] = str(threads_per_process)
+            ranks.start(payload, environment)
+        return ranks.collect(timeout_s)
+
+
+class _Ranks:
+    """Child processes and the pipe from each; leaving the context ends them all."""
+
+    def __init__(self) -> None:
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.pipes: list[Connection[Any, Any]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for process in self.processes:
+            process.kill()
+        for process, pipe in zip(self.processes, self.pipes, strict=True):
+            process.wait()
+            pipe.close()
+
+    def start(self, payload: bytes, environment: Mapping[str, str]) -> None:
+        ours, theirs = Pipe()
+        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "minitrain.launched_rank", str(theirs.fileno())],
+            env={**os.environ, **environment, "PYTHONPATH": path},
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+        )
+        self.processes.append(process)
+        self.pipes.append(ours)
+        theirs.close()
+        ours.send_bytes(payload)
+
+    def collect(self, timeout_s: float) -> list[Any]:
+        deadline = time.monotonic() + timeout_s
+        results: dict[int, Any] = {}
+        failures: list[Exception] = []
+        silent = dict(enumerate(self.pipes))
+        while silent:
+            ready = wait(list(silent.values()), max(0.0, deadline - time.monotonic()))
+            if not ready:
+                break
+            for rank in [rank for rank, pipe in silent.items() if pipe in ready]:
+                del silent[rank]
+                try:
+                    results[rank] = self._receive(rank)
+                except (RankError, UserError) as error:
+                    failures.append(error)
+                    # the others fail of this one's absence: a moment to say so
+                    deadline = min(deadline, time.monotonic() + 2)
+        if failures:
+            raise root_cause(failures)
+        if silent:
+            late = ", ".join(map(str, silent))
+            raise RankError(f"rank {late}: no answer within {timeout_s:g} s")
+        return [results[rank] for rank in range(len(self.pipes))]
+
+    def _receive(self, rank: int) -> Any:
+        try:
+            ok, value = cloudpickle.loads(self.pipes[rank].recv_bytes())
+        except (EOFError, ConnectionResetError):
+            code = self.processes[rank].wait()
+            raise RankError(f"rank {rank}: ended with exit code {code}") from None
+        if ok:
+            return value
+        if isinstance(value, UserError):
+            raise value
+        error = RankError(f"rank {rank}: {value[0]}")
+        error.add_note(value[1])
+        raise error
+
+
+def root_cause(failures: list[Exception]) -> Exception:
+    """The failure to report: a user's mistake first, a rank that lost a peer last."""
+
+    def collateral(error: Exception) -> int:
+        if isinstance(error, UserError):
+            return 0
+        return 2 if any(sign in str(error) for sign in LOST_PEER) else 1
+
+    return min(failures, key=collateral)
+
+
+def end_with_parent(remove: Path | None = None) -> None:
+    """End this process soon after its parent has gone, however that came about.
+
+    ``remove`` is a folder that the parent can then no longer remove itself.
+    """
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(PARENT_POLL_S)
+        if remove is not None:
+            shutil.rmtree(remove, ignore_errors=True)
+        os._exit(EXIT_USER)
+
+    threading.Thread(target=watch, name="end_with_parent", daemon=True).start()
+
+
+def torchrun(
+    module: str, arguments: list[str], world_size: int, *, threads_per_process: int
+) -> None:
+    """Run ``python -m module arguments`` as ``world_size`` ranks under torchrun.
+
+    The environment's MASTER_PORT is used where it is set, else a free one. Raises the
+    first failing rank's UserError, or RankError with its traceback.
+    """
+    from torch.distributed import run
+
+    # torchrun's own page about a failure says less than our one line
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    os.environ["OMP_NUM_THREADS"] = str(threads_per_process)
+    with tempfile.TemporaryDirectory(prefix=LOGS_PREFIX) as logs:
+        ranks = [f"--nproc-per-node={world_size}", f"--log-dir={logs}"]
+        program = ["--module", module, *arguments]
+        try:
+            run.run(run.parse_args([*_rendezvous(), *ranks, *program]))
+        except ChildFailedError as error:
+            failures = error.failures.items()
+            raise root_cause([_failure(r, f) for r, f in failures]) from None
+
+
+def torchrun_available() -> bool:
+    """Whether this torch build brings torchrun."""
+    return importlib.util.find_spec("torch.distributed.run") is not None
+
+
+def _rendezvous() -> list[str]:
+    port = os.environ.get("MASTER_PORT")
+    if port is None:
+        return ["--standalone"]
+    require_free_port(port)
+    return [f"--master-addr={LOOPBACK}", f"--master-port={port}"]
+
+
+def require_free_port(port: str) -> None:
+    """Raise UserError unless ``port`` is a number from 1 to 65535 and not in use."""
+    if not port.isdecimal() or not 1 <= int(port) <= 65535:
+        raise UserError(
+            f"environment: MASTER_PORT = {port!r}: must be a port from 1 to 65535"
+        )
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, int(port)))
+        except OSError:
+            raise UserError(port_in_use(port)) from None
+
+
+def _failure(rank: int, failure: Any) -> Exception:
+    message = failure.message
+    if not isinstance(message, dict):
+        return RankError(f"rank {rank}: {message}")
+    line = str(message["message"])
+    marker = f"{UserError.__name__}: "
+    if line.startswith(marker):
+        return UserError(line.removeprefix(marker))
+    error = RankError(f"rank {rank}: {line}")
+    error.add_note(str(message.get("extraInfo", {}).get("py_callstack", "")))
+    return error
+
+
+def under_torchrun() -> bool:
+    """Whether this process is a rank that torchrun started."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+@contextmanager
+def torchrun_rank() -> Iterator[None]:
+    """Around the body of a rank under torchrun: failures go to who launched it.
+
+    An exception is left where torchrun finds it and ends the process; the rank prints
+    nothing when :func:`torchrun` of this module, which will say it, launched it.
+    """
+    logs = _logs_of_torchrun()
+    end_with_parent(remove=logs)
+    try:
+        yield
+    except Exception as error:
+        get_error_handler().record_exception(error)
+        if logs is None:
+            raise
+        # no clean-up: a process group that lost a rank may wait in it
+        os._exit(EXIT_USER)
+
+
+def _logs_of_torchrun() -> Path | None:
+    file = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
+    return next((p for p in file.parents if p.name.startswith(LOGS_PREFIX)), None)

@@ -1,0 +1,44 @@
+"""Progress of long work: a bar on a terminal, a line every few seconds elsewhere."""
+
+import sys
+from collections.abc import Iterable, Iterator
+from io import TextIOBase
+from typing import TypeVar
+
+from tqdm import tqdm
+
+T = TypeVar("T")
+SECONDS_BETWEEN_LINES = 5.0
+
+
+class _Lines(TextIOBase):
+    """Turns the frames of a bar into lines: no carriage returns in a log."""
+
+    def write(self, text: str) -> int:
+        line = text.strip("\r\n ")
+        if line:
+            print(line, file=sys.stderr)
+        return len(text)
+
+
+def progress(
+    items: Iterable[T], title: str, *, total: int | None = None, show: bool = True
+) -> Iterator[T]:
+    """Iterate over ``items`` and say on stderr how far it is, on rank 0 (``show``)."""
+    if sys.stderr.isatty():
+        bar = tqdm(items, title, total, disable=not show)
+    else:
+        bar = tqdm(
+            items,
+            title,
+            total,
+            disable=not show,
+            file=_Lines(),
+            mininterval=SECONDS_BETWEEN_LINES,
+            # without it tqdm looks at the clock only every so many items
+            miniters=1,
+            # no monitor thread, no line for an item that has just begun
+            delay=SECONDS_BETWEEN_LINES,
+            bar_format="{desc}: {n_fmt}/{total_fmt} [{elapsed}<{remaining}]",
+        )
+    return iter(bar)

@@ -1,0 +1,91 @@
+"""One process that does what W ranks did, one after the other: same order, same bits.
+
+It shares no line with the loop that it checks. It reads the ranks' shards, adds their
+gradients in the order of gloo's ring over the buckets that the run recorded, and
+steps the same optimizer.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from minitrain.batches import RankBatches
+from minitrain.factory import loss_of
+from minitrain.hashes import Recorder
+from minitrain.params import Train
+from minitrain.ring import ring_sum
+from minitrain.training import TrainResult, make_optimizer
+
+Gradients = dict[str, Tensor]
+
+
+class BucketLayout:
+    """Which parameters DDP reduced together at which step, from a run's hash rows."""
+
+    def __init__(self, rows: Iterable[dict[str, Any]]) -> None:
+        self._changes = {
+            row["step"]: [bucket["parameters"] for bucket in row["buckets"]]
+            for row in rows
+            if row["kind"] == "buckets"
+        }
+
+    def at(self, step: int) -> list[list[str]]:
+        """Names of the parameters in each bucket of ``step``."""
+        return self._changes[max(s for s in self._changes if s <= step)]
+
+
+def replay(
+    model: nn.Module,
+    ranks: list[RankBatches],
+    layout: BucketLayout,
+    params: Train,
+    steps: Iterable[int],
+    recorder: Recorder,
+) -> TrainResult:
+    """Train ``model`` on the batches of all ``ranks``, in this process.
+
+    ``model`` must hold rank 0's start; threads and batch shapes must be those of the
+    run for its bits to be repeated.
+    """
+    optimizer = make_optimizer(model, params)
+    result = TrainResult(hashes=recorder.rows)
+    for step in steps:
+        gradients: list[Gradients] = []
+        share, digest = 0.0, 0
+        for rank in ranks:
+            batch = rank.batch(step)
+            model.zero_grad()
+            loss = loss_of(model, batch)
+            weight = batch.num_targets * len(ranks) / batch.global_targets
+            (loss * weight).backward()
+            gradients.append(_scaled_gradients(model, 1.0 / len(ranks)))
+            share += loss.item() * batch.num_targets / batch.global_targets
+            digest += batch.digest
+        _combine(model, gradients, layout.at(step))
+        if recorder.wants(step):
+            recorder.gradients(step)
+        optimizer.step()
+        if recorder.wants(step):
+            recorder.parameters(step)
+        result.losses.append(share)
+        result.digests.append(digest)
+    return result
+
+
+def _scaled_gradients(model: nn.Module, factor: float) -> Gradients:
+    named = model.named_parameters()
+    return {name: p.grad * factor for name, p in named if p.grad is not None}
+
+
+def _combine(
+    model: nn.Module, gradients: list[Gradients], buckets: list[list[str]]
+) -> None:
+    """Set every ``.grad`` to the sum over ranks, bucket by bucket, in ring order."""
+    parameters = dict(model.named_parameters())
+    for names in buckets:
+        flat = [torch.cat([g[name].flatten() for name in names]) for g in gradients]
+        sizes = [parameters[name].numel() for name in names]
+        for name, part in zip(names, ring_sum(flat).split(sizes), strict=True):
+            parameters[name].grad = part.view_as(parameters[name])

@@ -1,0 +1,62 @@
+"""Stock DistributedDataParallel, watched or not, and no synchronisation at all."""
+
+import time
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
+
+from minitrain.ddp import unwrap, wrap_for_ddp
+from minitrain.sync import BucketEvent, SyncTrace
+
+
+class StockDDP:
+    """DDP with torch's defaults.
+
+    ``timed`` adds a communication hook that does what DDP does without one, to the
+    bit (multiply by 1/W, then sum), and notes when each bucket was handed over and
+    when it came back. The baseline stage shows what the hook costs.
+    """
+
+    def __init__(self, model: nn.Module, *, timed: bool) -> None:
+        self._ddp = wrap_for_ddp(model)
+        self.module: nn.Module = self._ddp
+        self.trace = SyncTrace()
+        if timed:
+            self._names = {id(p): n for n, p in unwrap(model).named_parameters()}
+            self._factor = 1.0 / dist.get_world_size()
+            self._ddp.register_comm_hook(None, self._reduce)
+
+    def silent(self) -> AbstractContextManager[None]:
+        return self._ddp.no_sync()
+
+    def _reduce(self, _: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        called = time.perf_counter_ns()
+        buffer = bucket.buffer()
+        names = tuple(self._names[id(p)] for p in bucket.parameters())
+        event = BucketEvent(names, buffer.nbytes, bucket.is_last(), called)
+        self.trace.events.append(event)
+        work = dist.all_reduce(buffer.mul_(self._factor), async_op=True)
+
+        def reduced(future: torch.futures.Future[Any]) -> Tensor:
+            event.done_ns = time.perf_counter_ns()
+            return future.value()[0]
+
+        return work.get_future().then(reduced)
+
+
+class NoSync:
+    """The plain module: each process trains alone, which is right for one process.
+
+    With several it is the ceiling that synchronisation can at best reach.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.module = model
+        self.trace = SyncTrace()
+
+    def silent(self) -> AbstractContextManager[None]:
+        return nullcontext()

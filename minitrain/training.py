@@ -1,0 +1,172 @@
+"""The training loop, readable top to bottom: it does not know how ranks synchronise."""
+
+import contextlib
+import math
+import random
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from minitrain.batches import Batch, RankBatches
+from minitrain.clock import NS_PER_MS, Row, StepClock, bucket_times
+from minitrain.ddp import barrier
+from minitrain.errors import UserError
+from minitrain.factory import loss_of
+from minitrain.hashes import Recorder
+from minitrain.params import Train
+from minitrain.sync import GradientSync
+
+
+@dataclass
+class TrainResult:
+    """What one rank knows after training; every list has one entry per step.
+
+    ``losses`` are this rank's shares of the mean loss over all real targets of the
+    global batch: their sum over the ranks is that mean. ``digests`` name the samples.
+    ``timings`` and ``hashes`` are rows as :mod:`~minitrain.clock` and
+    :mod:`~minitrain.hashes` describe them. ``first_gradients`` are those of step 0.
+    """
+
+    losses: list[float] = field(default_factory=list)
+    digests: list[int] = field(default_factory=list)
+    timings: list[Row] = field(default_factory=list)
+    hashes: list[Row] = field(default_factory=list)
+    first_gradients: dict[str, Tensor] = field(default_factory=dict)
+
+
+def seed_everything(seed: int) -> None:
+    """Seed Python, NumPy and torch; give each rank a seed of its own."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def make_optimizer(model: nn.Module, params: Train) -> torch.optim.Optimizer:
+    """``train.optimizer`` at ``train.learning_rate``, the rest as torch has it."""
+    kinds = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+    return kinds[params.optimizer](model.parameters(), lr=params.learning_rate)
+
+
+def weighted_loss(loss: Tensor, batch: Batch, world_size: int) -> Tensor:
+    """``loss`` (mean over the rank's targets) scaled so that the average of the ranks'
+    gradients is the gradient of the mean over all real targets of the global batch.
+    """
+    return loss * (batch.num_targets * world_size / batch.global_targets)
+
+
+def steps_to_train(params: Train, steps_per_epoch: int) -> int:
+    """``num_steps``, or the steps of ``num_epochs``; UserError if all are warm-up."""
+    steps = params.num_steps
+    if steps is None:
+        assert params.num_epochs is not None
+        steps = params.num_epochs * steps_per_epoch
+        params.check_warmup(steps)
+    return steps
+
+
+def train(
+    model: nn.Module,
+    sync: GradientSync,
+    batches: RankBatches,
+    params: Train,
+    steps: Iterable[int],
+    recorder: Recorder,
+    clock: StepClock,
+) -> TrainResult:
+    """Train ``model`` on this rank's ``batches`` for ``steps``.
+
+    Hashing lies outside of what the clock sees. Raises UserError when the loss is no
+    longer a finite number.
+    """
+    optimizer = make_optimizer(model, params)
+    result = TrainResult(hashes=recorder.rows)
+    for step in steps:
+        clock.begin(step)
+        batch = batches.batch(step)
+        clock.mark("data")
+        if clock.kind == "instrumented":
+            barrier()
+            clock.mark("wait")
+
+        loss = loss_of(sync.module, batch)
+        clock.mark("forward")
+        _backward(weighted_loss(loss, batch, batches.world_size), sync, clock)
+        if recorder.wants(step):
+            recorder.layout(step, sync.trace)
+            recorder.gradients(step)
+        if step == 0:
+            result.first_gradients = _copy_gradients(model)
+        clock.restart()
+        optimizer.step()
+        optimizer.zero_grad()
+        clock.mark("optimizer")
+
+        row = clock.finish()
+        if recorder.wants(step):
+            recorder.parameters(step)
+        if clock.kind == "bracketed":
+            row["backward_compute_ms"] = _time_silent_backward(sync, batch, model)
+        row |= {"recorded": recorder.wants(step), "tokens": batch.num_targets}
+        result.timings.append(row)
+        result.digests.append(batch.digest)
+        result.losses.append(_share_of_loss(loss, batch, params))
+        clock.restart()
+    return result
+
+
+def _backward(loss: Tensor, sync: GradientSync, clock: StepClock) -> None:
+    sync.trace.clear()
+    if clock.kind == "bracketed":
+        barrier()
+        clock.restart()
+    start = clock.now_ns
+    loss.backward()
+    if clock.kind == "bracketed":
+        barrier()
+    clock.mark("backward")
+    clock.row |= bucket_times(sync.trace, start, clock.now_ns)
+
+
+def _time_silent_backward(sync: GradientSync, batch: Batch, model: nn.Module) -> float:
+    """Milliseconds of a backward pass that sends nothing; leaves no trace behind."""
+    with _untouched(model), sync.silent():
+        loss = loss_of(sync.module, batch)
+        barrier()
+        start = time.perf_counter_ns()
+        loss.backward()
+        return (time.perf_counter_ns() - start) / NS_PER_MS
+
+
+@contextlib.contextmanager
+def _untouched(model: nn.Module) -> Iterator[None]:
+    """Put buffers and random numbers back as they were, and drop gradients."""
+    buffers = [buffer.clone() for buffer in model.buffers()]
+    with torch.random.fork_rng():
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for buffer, saved in zip(model.buffers(), buffers, strict=True):
+                    buffer.copy_(saved)
+            model.zero_grad()
+
+
+def _copy_gradients(model: nn.Module) -> dict[str, Tensor]:
+    named = model.named_parameters()
+    return {name: p.grad.clone() for name, p in named if p.grad is not None}
+
+
+def _share_of_loss(loss: Tensor, batch: Batch, params: Train) -> float:
+    value = loss.item()
+    if not math.isfinite(value):
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        raise UserError(
+            f"train: the loss is {value} at step {batch.step} on rank {rank}; try a "
+            f"train.learning_rate below {params.learning_rate:g}"
+        )
+    return value * batch.num_targets / batch.global_targets

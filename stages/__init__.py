@@ -1,0 +1,1 @@
+"""The stages of the pipeline: thin scripts that read params, call minitrain, write."""

@@ -1,0 +1,48 @@
+"""Repeat a run of W ranks in one process, shard after shard, in the ring's order.
+
+python -m stages.replay --world-size 2
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+
+from minitrain.errors import run_stage
+from minitrain.files import read_jsonl
+from minitrain.hashes import Recorder, save_tensors
+from minitrain.params import load_params
+from minitrain.progress import progress
+from minitrain.provenance import require_torch
+from minitrain.replay import BucketLayout, replay
+from minitrain.run import rank_batches, start_model, write_hashes
+from minitrain.training import steps_to_train
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--world-size", type=int, required=True)
+    world_size = parser.parse_args().world_size
+    params = load_params(Path("params.yaml"))
+    require_torch(params.environment.torch)
+    torch.set_num_threads(params.train.threads_per_process)
+
+    # DDP broadcasts rank 0's weights, so the replay starts from rank 0's seed.
+    model = start_model(params, rank=0)
+    shards = Path(f"data/shards/world-{world_size}")
+    ranks = [rank_batches(params, shards, r, world_size) for r in range(world_size)]
+    num_steps = steps_to_train(params.train, len(ranks[0].order))
+
+    # Which gradients were added up together is the one thing it takes from the run.
+    layout = BucketLayout(read_jsonl(Path(f"data/runs/gloo-{world_size}/hashes.jsonl")))
+    steps = progress(range(num_steps), f"replay-{world_size}", total=num_steps)
+    recorder = Recorder(model, num_steps, params.train.hash_every)
+    result = replay(model, ranks, layout, params.train, steps, recorder)
+
+    out = Path(f"data/runs/replay-{world_size}")
+    save_tensors(out / "state.pt", model.state_dict())
+    write_hashes(out / "hashes.jsonl", [result])
+
+
+if __name__ == "__main__":
+    run_stage(main)

@@ -1,0 +1,34 @@
+"""Deal the corpus to ranks, once for every world size that any backend asks for.
+
+    python -m stages.shard
+
+Sample i goes to rank i % world_size. The index of each folder carries the proof that
+its shards together are the corpus, without overlap.
+"""
+
+from pathlib import Path
+
+from minitrain.data import tokenize_corpus, write_shards
+from minitrain.errors import run_stage
+from minitrain.files import atomic_path
+from minitrain.params import load_params
+from minitrain.progress import progress
+
+
+def main() -> None:
+    params = load_params(Path("params.yaml"))
+    with open("data/corpus.jsonl", encoding="utf-8") as lines:
+        samples, num_long = tokenize_corpus(
+            progress(lines, "shard"), params.model.block_size, params.shard.long_samples
+        )
+    print(f"{len(samples)} samples, {len(samples.tokens)} tokens")
+    print(f"{num_long} longer than the block: {params.shard.long_samples}")
+
+    # All folders or none: the stage's output is the folder above them.
+    with atomic_path(Path("data/shards")) as folder:
+        for world_size in params.all_world_sizes():
+            write_shards(folder / f"world-{world_size}", samples, world_size)
+
+
+if __name__ == "__main__":
+    run_stage(main)
