@@ -30,11 +30,17 @@ class StepClock:
     """Stamps the parts of a step, one after the other.
 
     ``synchronize`` is called before a stamp of a step that is not plain, and at the
-    end of every step: on a GPU it waits for the device.
+    end of every step: on a GPU it waits for the device. ``kind_of_step`` says which
+    steps are plain.
     """
 
-    def __init__(self, synchronize: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        synchronize: Callable[[], None] = lambda: None,
+        kind_of_step: Callable[[int], Kind] = kind_of_step,
+    ) -> None:
         self._synchronize = synchronize
+        self._kind_of_step = kind_of_step
         self._last = time.perf_counter_ns()
         self._step_ns = 0
         self.row: Row = {}
@@ -42,7 +48,7 @@ class StepClock:
 
     def begin(self, step: int) -> None:
         """Start the row of ``step``; its first part began where the last one ended."""
-        self.kind = kind_of_step(step)
+        self.kind = self._kind_of_step(step)
         self.row = {"step": step, "kind": self.kind}
         self._step_ns = 0
 

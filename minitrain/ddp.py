@@ -47,7 +47,7 @@ def init_distributed(backend: str = "gloo", *, timeout_s: int = 120) -> tuple[in
         raise UserError(f"environment: {missing[0]} is missing; torchrun sets it")
     device = local_device(backend)
     if device.type == "cuda":
-        _require_device(device)
+        require_gpus(device.index + 1)
         torch.cuda.set_device(device)
     timeout = timedelta(seconds=timeout_s)
     if missing:
@@ -65,11 +65,12 @@ def init_distributed(backend: str = "gloo", *, timeout_s: int = 120) -> tuple[in
     return dist.get_rank(), dist.get_world_size()
 
 
-def _require_device(device: torch.device) -> None:
+def require_gpus(count: int) -> None:
+    """Raise UserError unless this machine has ``count`` GPUs: nccl needs one a rank."""
     available = torch.cuda.device_count()
-    if device.index >= available:
+    if count > available:
         raise UserError(
-            f"backend = nccl: local rank {device.index} needs a GPU of its own, "
+            f"nccl.world_sizes: {count} processes need {count} GPUs, one each; "
             f"this machine has {available}"
         )
 
@@ -82,13 +83,15 @@ def port_in_use(port: str | int) -> str:
     )
 
 
-def wrap_for_ddp(model: nn.Module) -> DistributedDataParallel:
+def wrap_for_ddp(
+    model: nn.Module, process_group: dist.ProcessGroup | None = None
+) -> DistributedDataParallel:
     """``model`` under stock DDP: rank 0's weights and buffers everywhere.
 
-    Gradients are averaged over the ranks during backward, all of torch's settings at
-    their defaults. The process group must exist.
+    Gradients are averaged over the ranks of ``process_group`` (all of them when it is
+    None) during backward, all of torch's settings at their defaults.
     """
-    return DistributedDataParallel(model)
+    return DistributedDataParallel(model, process_group=process_group)
 
 
 def unwrap(model: nn.Module) -> nn.Module:

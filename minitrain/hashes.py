@@ -44,11 +44,11 @@ def merge_digests(digests: Iterable[int]) -> str:
 
 
 class Recorder:
-    """Collects the rows of one rank while it trains."""
+    """Collects the rows of one rank while it trains, at ``steps``."""
 
-    def __init__(self, model: nn.Module, num_steps: int, hash_every: int) -> None:
+    def __init__(self, model: nn.Module, steps: Iterable[int]) -> None:
         self._model = model
-        self._steps = recorded_steps(num_steps, hash_every)
+        self._steps = frozenset(steps)
         self._layout: list[Row] = []
         self.rows: list[Row] = []
 

@@ -210,11 +210,6 @@ def torchrun(
             raise root_cause([_failure(r, f) for r, f in failures]) from None
 
 
-def torchrun_available() -> bool:
-    """Whether this torch build brings torchrun."""
-    return importlib.util.find_spec("torch.distributed.run") is not None
-
-
 def _rendezvous() -> list[str]:
     port = os.environ.get("MASTER_PORT")
     if port is None:
@@ -250,13 +245,37 @@ def _failure(rank: int, failure: Any) -> Exception:
     return error
 
 
+def run_as_ranks(
+    module: str,
+    body: Callable[[str], None],
+    world_size: int,
+    *,
+    threads_per_process: int,
+) -> None:
+    """Run ``body`` as ``world_size`` ranks; it is given the name of the launcher.
+
+    In a rank that torchrun started, this runs ``body``. Anywhere else it starts
+    ``python -m module`` with the arguments of this process under torchrun, or, on a
+    torch build without torchrun, ``body`` through :func:`launch`.
+    """
+    if under_torchrun():
+        with _torchrun_rank():
+            body("torchrun")
+    elif importlib.util.find_spec("torch.distributed.run") is not None:
+        torchrun(
+            module, sys.argv[1:], world_size, threads_per_process=threads_per_process
+        )
+    else:
+        launch(body, world_size, "launch", threads_per_process=threads_per_process)
+
+
 def under_torchrun() -> bool:
     """Whether this process is a rank that torchrun started."""
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 @contextmanager
-def torchrun_rank() -> Iterator[None]:
+def _torchrun_rank() -> Iterator[None]:
     """Around the body of a rank under torchrun: failures go to who launched it.
 
     An exception is left where torchrun finds it and ends the process; the rank prints

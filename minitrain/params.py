@@ -149,9 +149,8 @@ class Params(Section):
         return {"gloo": self.gloo.world_sizes, "nccl": self.nccl.world_sizes}
 
     def all_world_sizes(self) -> list[int]:
-        """World sizes of every backend, each once, ascending."""
-        sizes = self._world_sizes_by_section().values()
-        return sorted({size for section in sizes for size in section})
+        """1, the measure of all others, and those of every backend, ascending."""
+        return sorted({1, *self.runs().values()})
 
     def runs(self) -> dict[str, int]:
         """Every training run that is asked for: name -> world size."""

@@ -12,16 +12,21 @@ from torch import nn
 from minitrain.batches import RankBatches
 from minitrain.clock import StepClock
 from minitrain.corpus import VOCAB_SIZE
-from minitrain.ddp import distributed, local_device
-from minitrain.errors import UserError
+from minitrain.ddp import distributed, local_device, require_gpus
 from minitrain.factory import build_model, try_model
 from minitrain.files import open_atomic, write_json, write_jsonl
-from minitrain.hashes import Recorder, merge_digests, save_tensors
+from minitrain.hashes import Recorder, merge_digests, recorded_steps, save_tensors
 from minitrain.params import Params
 from minitrain.progress import progress
 from minitrain.provenance import peak_memory_mb, provenance, require_torch
 from minitrain.sync.stock import StockDDP
-from minitrain.training import TrainResult, seed_everything, steps_to_train, train
+from minitrain.training import (
+    TrainResult,
+    make_optimizer,
+    seed_everything,
+    steps_to_train,
+    train,
+)
 
 
 @dataclass(frozen=True)
@@ -63,11 +68,8 @@ def start_model(params: Params, rank: int) -> nn.Module:
 def preflight(job: Job) -> None:
     """Find what a user can get wrong before any process is launched (UserError)."""
     require_torch(job.params.environment.torch)
-    if job.backend == "nccl" and torch.cuda.device_count() < job.world_size:
-        raise UserError(
-            f"nccl.world_sizes: {job.world_size} processes need {job.world_size} GPUs, "
-            f"this machine has {torch.cuda.device_count()}"
-        )
+    if job.backend == "nccl":
+        require_gpus(job.world_size)
     torch.set_num_threads(job.params.train.threads_per_process)
     batches = rank_batches(job.params, job.shards, 0, job.world_size)
     steps_to_train(job.params.train, len(batches.order))
@@ -89,9 +91,9 @@ def train_rank(job: Job, launcher: str) -> None:
             model,
             StockDDP(model, timed=True),
             batches,
-            params,
+            make_optimizer(model, params),
             progress(range(num_steps), title, total=num_steps, show=rank == 0),
-            Recorder(model, num_steps, params.hash_every),
+            Recorder(model, recorded_steps(num_steps, params.hash_every)),
             StepClock(_synchronizer(device)),
         )
         states = job.out / "states"

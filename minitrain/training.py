@@ -73,7 +73,7 @@ def train(
     model: nn.Module,
     sync: GradientSync,
     batches: RankBatches,
-    params: Train,
+    optimizer: torch.optim.Optimizer,
     steps: Iterable[int],
     recorder: Recorder,
     clock: StepClock,
@@ -83,7 +83,6 @@ def train(
     Hashing lies outside of what the clock sees. Raises UserError when the loss is no
     longer a finite number.
     """
-    optimizer = make_optimizer(model, params)
     result = TrainResult(hashes=recorder.rows)
     for step in steps:
         clock.begin(step)
@@ -99,9 +98,9 @@ def train(
         if recorder.wants(step):
             recorder.layout(step, sync.trace)
             recorder.gradients(step)
-        if step == 0:
-            result.first_gradients = _copy_gradients(model)
-        clock.restart()
+            if step == 0:
+                result.first_gradients = _copy_gradients(model)
+            clock.restart()
         optimizer.step()
         optimizer.zero_grad()
         clock.mark("optimizer")
@@ -114,7 +113,7 @@ def train(
         row |= {"recorded": recorder.wants(step), "tokens": batch.num_targets}
         result.timings.append(row)
         result.digests.append(batch.digest)
-        result.losses.append(_share_of_loss(loss, batch, params))
+        result.losses.append(_share_of_loss(loss, batch))
         clock.restart()
     return result
 
@@ -161,12 +160,12 @@ def _copy_gradients(model: nn.Module) -> dict[str, Tensor]:
     return {name: p.grad.clone() for name, p in named if p.grad is not None}
 
 
-def _share_of_loss(loss: Tensor, batch: Batch, params: Train) -> float:
+def _share_of_loss(loss: Tensor, batch: Batch) -> float:
     value = loss.item()
     if not math.isfinite(value):
         rank = dist.get_rank() if dist.is_initialized() else 0
         raise UserError(
-            f"train: the loss is {value} at step {batch.step} on rank {rank}; try a "
-            f"train.learning_rate below {params.learning_rate:g}"
+            f"train: the loss is {value} at step {batch.step} on rank {rank}; "
+            "a smaller train.learning_rate may keep it finite"
         )
     return value * batch.num_targets / batch.global_targets

@@ -10,7 +10,7 @@ import torch
 
 from minitrain.errors import run_stage
 from minitrain.files import read_jsonl
-from minitrain.hashes import Recorder, save_tensors
+from minitrain.hashes import Recorder, recorded_steps, save_tensors
 from minitrain.params import load_params
 from minitrain.progress import progress
 from minitrain.provenance import require_torch
@@ -36,7 +36,7 @@ def main() -> None:
     # Which gradients were added up together is the one thing it takes from the run.
     layout = BucketLayout(read_jsonl(Path(f"data/runs/gloo-{world_size}/hashes.jsonl")))
     steps = progress(range(num_steps), f"replay-{world_size}", total=num_steps)
-    recorder = Recorder(model, num_steps, params.train.hash_every)
+    recorder = Recorder(model, recorded_steps(num_steps, params.train.hash_every))
     result = replay(model, ranks, layout, params.train, steps, recorder)
 
     out = Path(f"data/runs/replay-{world_size}")

@@ -7,17 +7,11 @@ torchrun; started by torchrun, it is one of the ranks.
 """
 
 import argparse
-import sys
+from functools import partial
 from pathlib import Path
 
 from minitrain.errors import run_stage
-from minitrain.launcher import (
-    launch,
-    torchrun,
-    torchrun_available,
-    torchrun_rank,
-    under_torchrun,
-)
+from minitrain.launcher import run_as_ranks, under_torchrun
 from minitrain.params import load_params
 from minitrain.run import Job, preflight, train_rank
 
@@ -36,19 +30,15 @@ def main() -> None:
         out=Path(f"data/runs/{arguments.backend}-{world_size}"),
     )
 
-    # A rank: everything below has been checked by the process that launched it.
-    if under_torchrun():
-        with torchrun_rank():
-            train_rank(job, "torchrun")
-        return
-
-    # Mistakes are found here, where they cost one line and not one per rank.
-    preflight(job)
-    threads = job.params.train.threads_per_process
-    if torchrun_available():
-        torchrun("stages.train", sys.argv[1:], world_size, threads_per_process=threads)
-    else:
-        launch(train_rank, world_size, job, "launch", threads_per_process=threads)
+    # Mistakes are found before the launch, where they cost one line and not W.
+    if not under_torchrun():
+        preflight(job)
+    run_as_ranks(
+        "stages.train",
+        partial(train_rank, job),
+        world_size,
+        threads_per_process=job.params.train.threads_per_process,
+    )
 
 
 if __name__ == "__main__":

@@ -21,13 +21,16 @@ class StockDDP:
     when it came back. The baseline stage shows what the hook costs.
     """
 
-    def __init__(self, model: nn.Module, *, timed: bool) -> None:
-        self._ddp = wrap_for_ddp(model)
+    def __init__(
+        self, model: nn.Module, *, timed: bool, group: dist.ProcessGroup | None = None
+    ) -> None:
+        self._ddp = wrap_for_ddp(model, group)
+        self._group = group
         self.module: nn.Module = self._ddp
         self.trace = SyncTrace()
         if timed:
             self._names = {id(p): n for n, p in unwrap(model).named_parameters()}
-            self._factor = 1.0 / dist.get_world_size()
+            self._factor = 1.0 / dist.get_world_size(group)
             self._ddp.register_comm_hook(None, self._reduce)
 
     def silent(self) -> AbstractContextManager[None]:
@@ -39,7 +42,7 @@ class StockDDP:
         names = tuple(self._names[id(p)] for p in bucket.parameters())
         event = BucketEvent(names, buffer.nbytes, bucket.is_last(), called)
         self.trace.events.append(event)
-        work = dist.all_reduce(buffer.mul_(self._factor), async_op=True)
+        work = dist.all_reduce(buffer.mul_(self._factor), group=self._group, async_op=True)
 
         def reduced(future: torch.futures.Future[Any]) -> Tensor:
             event.done_ns = time.perf_counter_ns()

@@ -1,0 +1,26 @@
+# Two commands do everything: `make` sets up and runs the pipeline, `make test` sets up
+# and runs lint, types and tests. PYTHON=python3.12 make picks the interpreter.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: all test
+.DEFAULT_GOAL := all
+
+all: .venv/installed
+	@$(BIN)/dvc repro
+	@$(BIN)/dvc metrics show metrics/timing.json metrics/equivalence.json
+	@echo "The report: metrics/report.html"
+
+test: .venv/installed
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/python -m pytest
+
+.venv/installed: requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "error: $(PYTHON) must be Python 3.11 or newer; PYTHON=... make picks one" >&2; exit 2; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --requirement requirements.lock
+	$(BIN)/python -m pip install --quiet --no-deps --editable .
+	@touch $@

@@ -1,0 +1,149 @@
+"""The arms of the speed comparison, taking turns in one set of processes.
+
+Speeds of a machine drift, so only what was measured side by side is compared: in each
+round every arm trains a few steps, in alternating order, while ranks that it does not
+need wait without using a core.
+"""
+
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+
+from minitrain.clock import StepClock
+from minitrain.hashes import Recorder
+from minitrain.params import Params
+from minitrain.run import rank_batches, start_model
+from minitrain.sync import GradientSync
+from minitrain.sync.stock import NoSync, StockDDP
+from minitrain.training import make_optimizer, train
+
+Row = dict[str, Any]
+Kind = Literal["alone", "silent", "ddp", "timed"]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to train the same global batch.
+
+    ``alone`` is the plain module in one process; ``silent`` the same in several, each
+    with its part of the batch and no communication (the ceiling); ``ddp`` stock DDP;
+    ``timed`` DDP with the hook that the training stage uses to watch its buckets.
+    """
+
+    name: str
+    kind: Kind
+    processes: int
+    threads: int
+
+
+def arms_of(params: Params) -> list[Arm]:
+    """The arms that ``params`` ask for; the largest world size has an A/A twin."""
+    threads = params.train.threads_per_process
+    sizes = [size for size in sorted(params.gloo.world_sizes) if size > 1] or [1]
+    arms = [
+        Arm("one_process", "alone", 1, threads),
+        Arm("one_process_all_cores", "alone", 1, os.cpu_count() or 1),
+    ]
+    for size in sizes:
+        arms.append(Arm(f"gloo-{size}", "ddp", size, threads))
+        if size > 1:
+            arms.append(Arm(f"gloo-{size}-silent", "silent", size, threads))
+    largest = sizes[-1]
+    return [
+        *arms,
+        Arm(f"gloo-{largest}-timed", "timed", largest, threads),
+        Arm(f"gloo-{largest}-again", "ddp", largest, threads),
+    ]
+
+
+class _Contestant:
+    """An arm with a model and batches of its own, on one of its ranks."""
+
+    def __init__(
+        self, arm: Arm, params: Params, shards: Path, group: dist.ProcessGroup
+    ) -> None:
+        rank = dist.get_rank(group)
+        self.arm, self.group, self.next_step = arm, group, 0
+        self.model = start_model(params, rank)
+        self.sync: GradientSync = (
+            NoSync(self.model)
+            if arm.kind in ("alone", "silent")
+            else StockDDP(self.model, timed=arm.kind == "timed", group=group)
+        )
+        self.optimizer = make_optimizer(self.model, params.train)
+        self.batches = rank_batches(params, shards, rank, arm.processes)
+        self.recorder = Recorder(self.model, steps=())
+
+    def take_turn(self, num_steps: int) -> tuple[float, int]:
+        """Seconds of ``num_steps`` steps after one that is not timed, and the real
+        targets of their global batches.
+        """
+        torch.set_num_threads(self.arm.threads)
+        first = self.next_step
+        self.next_step += 1 + num_steps
+        self._train(range(first, first + 1))
+        dist.barrier(self.group)
+        start = time.perf_counter_ns()
+        self._train(range(first + 1, self.next_step))
+        dist.barrier(self.group)
+        seconds = (time.perf_counter_ns() - start) / 1e9
+        steps = range(first + 1, self.next_step)
+        tokens = sum(self.batches.batch(s).global_targets for s in steps)
+        return seconds, tokens
+
+    def _train(self, steps: Iterable[int]) -> None:
+        clock = StepClock(kind_of_step=lambda step: "plain")
+        train(
+            self.model,
+            self.sync,
+            self.batches,
+            self.optimizer,
+            steps,
+            self.recorder,
+            clock,
+        )
+
+
+def measure(params: Params, shards: Path, rounds: Iterable[int]) -> list[Row]:
+    """Let all arms take turns in every one of ``rounds``; call on every rank.
+
+    ``shards`` holds a folder world-W for each world size. The process group must span
+    the largest arm. Returns a row per arm and round: ``round``, ``arm``,
+    ``processes``, ``threads``, ``world_size``, ``tokens`` and ``seconds``.
+    """
+    contestants: list[_Contestant | None] = []
+    for arm in arms_of(params):
+        ranks = list(range(arm.processes))
+        group = dist.new_group(ranks)
+        if dist.get_rank() in ranks:
+            folder = shards / f"world-{arm.processes}"
+            contestants.append(_Contestant(arm, params, folder, group))
+        else:
+            contestants.append(None)
+    rows: list[Row] = []
+    for number in rounds:
+        forward = number % 2 == 0
+        for contestant in contestants if forward else reversed(contestants):
+            dist.barrier()
+            if contestant is None:
+                continue
+            arm = contestant.arm
+            seconds, tokens = contestant.take_turn(params.baseline.steps_per_round)
+            rows.append(
+                {
+                    "round": number,
+                    "arm": arm.name,
+                    "processes": arm.processes,
+                    "threads": arm.threads,
+                    "world_size": arm.processes,
+                    "tokens": tokens,
+                    "seconds": seconds,
+                }
+            )
+    return rows

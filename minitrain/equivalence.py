@@ -1,0 +1,171 @@
+"""The ladder of evidence: from equal bits to tolerances whose origin is stated.
+
+A rung compares two things and gives a verdict. Bits are expected where the order of
+every sum is the same; a tolerance only where it cannot be, against one process that
+computes the whole batch at once. docs/reference.md says where the tolerances come from.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from minitrain.params import Train
+from minitrain.ulp import distance
+
+Verdict = Literal["equal", "within tolerance", "breach", "not run"]
+Tensors = Mapping[str, Tensor]
+Rows = Sequence[Mapping[str, Any]]
+
+GRADIENT_TOLERANCE = 1e-5
+SGD_TOLERANCE = 1e-6
+ADAMW_RATE_OF_ATOL = 3e-4
+ADAMW_SHARE_WITHIN_ATOL = 0.999
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One comparison. ``detail`` says what differs, or why it was not run."""
+
+    bytes_equal: bool | None
+    max_ulp: int | None
+    max_abs_diff: float | None
+    verdict: Verdict
+    detail: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def not_run(why: str) -> Rung:
+    """A rung that would prove nothing here: the reason instead of a verdict."""
+    return Rung(None, None, None, "not run", why)
+
+
+def ranks_rung(states: Sequence[Tensors]) -> Rung:
+    """Every rank's final state against rank 0's: equal bits."""
+    if len(states) < 2:
+        return not_run("one rank has nobody to agree with")
+    for rank, state in enumerate(states[1:], start=1):
+        rung = bits_rung(states[0], state)
+        if rung.verdict == "breach":
+            return _with_detail(rung, f"rank {rank}: {rung.detail}")
+    return Rung(True, 0, 0.0, "equal", "")
+
+
+def bits_rung(a: Tensors, b: Tensors) -> Rung:
+    """Two sets of tensors: equal bits."""
+    apart = distance(a, b)
+    verdict: Verdict = "equal" if apart.bytes_equal else "breach"
+    detail = "" if apart.bytes_equal else f"tensor {apart.tensor} differs"
+    return Rung(apart.bytes_equal, apart.max_ulp, apart.max_abs_diff, verdict, detail)
+
+
+def hashes_rung(
+    run: Rows, other: Rows, what: Literal["gradients", "parameters"]
+) -> Rung:
+    """Recorded hashes of every rank of ``run`` against ``other``'s: all equal.
+
+    Names the first step and tensor that differ. Hashes know equal or not, no distance.
+    """
+    expected = {row["step"]: row[what] for row in _rows(other, "tensors")}
+    ours = _rows(run, "tensors")
+    if not ours or {row["step"] for row in ours} != expected.keys():
+        return Rung(False, None, None, "breach", "other steps were recorded")
+    for row in sorted(ours, key=lambda row: (row["step"], row["rank"])):
+        hashes, wanted = row[what], expected[row["step"]]
+        for name in [*hashes, *(wanted.keys() - hashes.keys())]:
+            if hashes.get(name) != wanted.get(name):
+                where = f"step {row['step']}, tensor {name}, rank {row['rank']}"
+                return Rung(False, None, None, "breach", f"first at {where}")
+    return Rung(True, None, None, "equal", "")
+
+
+def data_rung(run: Rows, other: Rows) -> Rung:
+    """The hash of every step's global batch against ``other``'s: the same samples."""
+    ours, theirs = ([r["sha256"] for r in _rows(x, "batch")] for x in (run, other))
+    for step, (a, b) in enumerate(zip(ours, theirs, strict=False)):
+        if a != b:
+            return Rung(False, None, None, "breach", f"first at step {step}")
+    if len(ours) != len(theirs) or not ours:
+        detail = f"{len(ours)} steps against {len(theirs)}"
+        return Rung(False, None, None, "breach", detail)
+    return Rung(True, None, None, "equal", "")
+
+
+def trained_rung(run: Rows) -> Rung:
+    """The parameters changed between the first and the last recorded step.
+
+    Guards every other rung: things that never changed are equal for no reason.
+    """
+    tensors = _rows(run, "tensors")
+    first = min(tensors, key=lambda row: row["step"])["parameters"]
+    last = max(tensors, key=lambda row: row["step"])["parameters"]
+    moved = [name for name in first if first[name] != last[name]]
+    detail = f"{len(moved)} of {len(first)} tensors changed"
+    return Rung(None, None, None, "equal" if moved else "breach", detail)
+
+
+def gradients_rung(run: Tensors, one_process: Tensors) -> Rung:
+    """Step-0 gradients against one process with the whole batch.
+
+    Equal weights, other summation shapes: within 1e-5 of the model's largest gradient.
+    """
+    largest = max(float(g.abs().max()) for g in one_process.values())
+    return _tolerance_rung(run, one_process, GRADIENT_TOLERANCE * largest)
+
+
+def state_rung(run: Tensors, one_process: Tensors, train: Train, atol: float) -> Rung:
+    """Final state against one process with the whole batch.
+
+    SGD: every element within 1e-6. AdamW: 99.9 % of the elements within ``atol`` times
+    learning rate / 3e-4 and every element within the learning rate, because AdamW
+    turns rounding noise in a vanishing gradient into steps of the rate's size.
+    """
+    if train.optimizer == "sgd":
+        return _tolerance_rung(run, one_process, SGD_TOLERANCE)
+    rate = train.learning_rate
+    common = atol * rate / ADAMW_RATE_OF_ATOL
+    return _tolerance_rung(run, one_process, max(rate, common), common)
+
+
+def _tolerance_rung(
+    run: Tensors, other: Tensors, every: float, most: float | None = None
+) -> Rung:
+    apart = distance(run, other)
+    if apart.max_abs_diff is None:
+        detail = f"tensor {apart.tensor} cannot be compared (NaN, shape or dtype)"
+        return Rung(False, None, None, "breach", detail)
+    gaps = torch.cat([(run[n] - other[n]).abs().double().flatten() for n in run])
+    share = float((gaps <= most).double().mean()) if most is not None else 1.0
+    within = apart.max_abs_diff <= every and share >= ADAMW_SHARE_WITHIN_ATOL
+    detail = f"allowed: {every:.3g}"
+    if most is not None:
+        detail += f", and {most:.3g} for 99.9 % of the elements ({share:.4%} are)"
+    if not within:
+        worst = max(run, key=lambda n: float((run[n] - other[n]).abs().max()))
+        detail += f"; tensor {worst} is {apart.max_abs_diff:.3g} off"
+    verdict: Verdict = "within tolerance" if within else "breach"
+    if apart.bytes_equal:
+        verdict = "equal"
+    return Rung(apart.bytes_equal, apart.max_ulp, apart.max_abs_diff, verdict, detail)
+
+
+def breaches(rungs: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """One line for each rung (by name) that the evidence refuses."""
+    return [
+        f"{name}: {rung['detail']}"
+        for name, rung in rungs.items()
+        if rung["verdict"] == "breach"
+    ]
+
+
+def _rows(rows: Iterable[Mapping[str, Any]], kind: str) -> list[Mapping[str, Any]]:
+    return [row for row in rows if row["kind"] == kind]
+
+
+def _with_detail(rung: Rung, detail: str) -> Rung:
+    return Rung(rung.bytes_equal, rung.max_ulp, rung.max_abs_diff, rung.verdict, detail)

@@ -1,0 +1,174 @@
+"""Clauses: which auxiliary goes with which tense and person, and in what order.
+
+A clause without its verb and complement is a ``Frame``: what stands before them,
+which form of the verb is wanted, what stands behind. Frames depend on a verb only
+through the ``Kind`` it is of, so few tables serve all verbs.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from minitrain.grammar.phrases import (
+    ADVERBIALS,
+    ANIMAL_VERBS,
+    PERSONS,
+    PUNCTUAL_VERBS,
+    STATIVE_ADVERBIALS,
+    STATIVE_VERBS,
+    SUBJECTS,
+    Subject,
+)
+
+# Forms of a verb, as indices; NO_FORM where the auxiliary be is the verb itself.
+BASE, THIRD, PAST, PARTICIPLE, ING, NO_FORM = range(6)
+
+POLARITIES = ("affirmative", "negative")
+MOODS = ("statement", "question")
+
+
+class Tense(NamedTuple):
+    """Finite auxiliary, the auxiliaries behind it, and the form of the verb."""
+
+    auxiliary: str
+    rest: str
+    form: int
+
+
+TENSES = {
+    "present_simple": Tense("do", "", BASE),
+    "present_progressive": Tense("be", "", ING),
+    "present_perfect": Tense("have", "", PARTICIPLE),
+    "present_perfect_progressive": Tense("have", " been", ING),
+    "past_simple": Tense("did", "", BASE),
+    "past_progressive": Tense("was", "", ING),
+    "past_perfect": Tense("had", "", PARTICIPLE),
+    "past_perfect_progressive": Tense("had", " been", ING),
+    "future_simple": Tense("will", "", BASE),
+    "future_progressive": Tense("will", " be", ING),
+    "future_perfect": Tense("will", " have", PARTICIPLE),
+    "future_perfect_progressive": Tense("will", " have been", ING),
+}
+
+# Auxiliary by person; an absent person takes the entry of "other".
+_AGREEMENT = {
+    "do": {"third_singular": "does", "other": "do"},
+    "be": {"first_singular": "am", "third_singular": "is", "other": "are"},
+    "have": {"third_singular": "has", "other": "have"},
+    "did": {"other": "did"},
+    "was": {"first_singular": "was", "third_singular": "was", "other": "were"},
+    "had": {"other": "had"},
+    "will": {"other": "will"},
+}
+_ENCLITIC = {
+    "am": "'m",
+    "is": "'s",
+    "are": "'re",
+    "have": "'ve",
+    "has": "'s",
+    "had": "'d",
+    "will": "'ll",
+}
+
+
+class Kind(NamedTuple):
+    """What the choice of frames depends on in a verb."""
+
+    be: bool = False
+    stative: bool = False
+    punctual: bool = False
+    animal: bool = False
+
+
+class Frame(NamedTuple):
+    """A clause with room for verb and complement: before + verb + them + after."""
+
+    before: str
+    form: int
+    after: str
+    tense: str
+    person: str
+    polarity: str
+    mood: str
+
+
+def kind_of(lemma: str) -> Kind:
+    """The kind of a verb, known by its lemma; a lemma unheard of is an ordinary one."""
+    return Kind(
+        be=lemma == "be",
+        stative=lemma in STATIVE_VERBS,
+        punctual=lemma in PUNCTUAL_VERBS,
+        animal=lemma in ANIMAL_VERBS,
+    )
+
+
+def build_frames(kind: Kind) -> dict[str, list[Frame]]:
+    """All frames for verbs of ``kind``, by person, each once, in a fixed order."""
+    frames: dict[str, list[Frame]] = {person: [] for person in PERSONS}
+    for tense in STATIVE_ADVERBIALS if kind.stative else ADVERBIALS:
+        # an instant does not last; "been being" and "be being" are hardly English
+        if kind.punctual and tense.endswith("_perfect_progressive"):
+            continue
+        if kind.be and TENSES[tense].rest and tense.endswith("progressive"):
+            continue
+        for subject in SUBJECTS:
+            if subject.animal and not kind.animal:
+                continue
+            for polarity, mood, before, form in _heads(subject, _tense(tense, kind)):
+                labels = tense, subject.person, polarity, mood
+                for after in _ends(kind, tense, polarity, mood):
+                    frames[subject.person].append(Frame(before, form, after, *labels))
+    return frames
+
+
+def _ends(kind: Kind, tense: str, polarity: str, mood: str) -> Iterator[str]:
+    lists = (STATIVE_ADVERBIALS if kind.stative else ADVERBIALS)[tense]
+    plain = polarity == "affirmative" and mood == "statement"
+    for adverbial in lists[0 if plain else -1].split("|"):
+        if kind.punctual and adverbial.startswith("all "):
+            continue
+        space = " " if adverbial else ""
+        yield f"{space}{adverbial}{'.' if mood == 'statement' else '?'}"
+
+
+def _tense(name: str, kind: Kind) -> Tense:
+    # be takes no do: its own simple forms negate and invert
+    if kind.be and name == "present_simple":
+        return Tense("be", "", NO_FORM)
+    if kind.be and name == "past_simple":
+        return Tense("was", "", NO_FORM)
+    return TENSES[name]
+
+
+def _heads(subject: Subject, tense: Tense) -> Iterator[tuple[str, str, str, int]]:
+    agreement = _AGREEMENT[tense.auxiliary]
+    finite = agreement.get(subject.person, agreement["other"])
+    named = subject.text[0].upper() + subject.text[1:]
+    rest, form = tense.rest, tense.form
+    contracted = _with_not(finite)
+
+    if finite in ("do", "does", "did"):
+        inflected = {"do": BASE, "does": THIRD, "did": PAST}[finite]
+        yield "affirmative", "statement", named, inflected
+    else:
+        yield "affirmative", "statement", f"{named} {finite}{rest}", form
+    short = _ENCLITIC.get(finite, "") if subject.pronoun else ""
+    if short:
+        yield "affirmative", "statement", f"{named}{short}{rest}", form
+    if short and finite in ("am", "is", "are"):
+        yield "negative", "statement", f"{named}{short} not{rest}", form
+
+    yield "negative", "statement", f"{named} {finite} not{rest}", form
+    asked = f"{finite.capitalize()} {subject.text}"
+    yield "affirmative", "question", f"{asked}{rest}", form
+    if contracted:
+        yield "negative", "statement", f"{named} {contracted}{rest}", form
+        asked = f"{contracted.capitalize()} {subject.text}"
+        yield "negative", "question", f"{asked}{rest}", form
+    else:
+        # am has no contraction with not
+        yield "negative", "question", f"{asked} not{rest}", form
+
+
+def _with_not(finite: str) -> str:
+    irregular = {"am": "", "will": "won't"}
+    return irregular.get(finite, f"{finite}n't")

@@ -1,0 +1,153 @@
+"""Sentences drawn from the grammar in a seeded order, no text twice.
+
+For each verb and person the grammar holds a finite list of sentences: frames times
+complements. Every draw picks one such list at random and takes its next sentence.
+Each list is walked once from a random start in steps of about the golden ratio of
+its length, which scatters neighbours and repeats nothing before the list is used
+up; a used-up list drops out. Verbs and persons therefore stay balanced while their
+lists last. Only ``random.Random.random`` is used, whose numbers are the same in
+every version of Python.
+"""
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from typing import NamedTuple
+
+from minitrain.errors import UserError
+from minitrain.grammar.clauses import Frame, Kind, build_frames, kind_of
+from minitrain.grammar.complements import COMPLEMENTS
+from minitrain.grammar.phrases import PERSONS
+from minitrain.grammar.verbs import Verb
+
+# Bytes kept of each text's hash: distinct texts that share one would only lose a
+# sentence, and among a million that happens once in a hundred thousand corpora.
+_HASH_BYTES = 7
+
+
+class Sentence(NamedTuple):
+    """A sentence and its labels; ``verb`` is the lemma."""
+
+    text: str
+    verb: str
+    tense: str
+    person: str
+    polarity: str
+    mood: str
+
+
+class _Walk:
+    """The sentences of one verb and person, and how far they have been used."""
+
+    __slots__ = (
+        "complements",
+        "forms",
+        "frames",
+        "lemma",
+        "position",
+        "remaining",
+        "size",
+        "stride",
+    )
+
+    def __init__(self, verb: Verb, frames: list[Frame]) -> None:
+        # by index: clauses.BASE, THIRD, PAST, PARTICIPLE, ING, NO_FORM
+        self.forms = (
+            f" {verb.lemma}",
+            f" {verb.third_person}",
+            f" {verb.past}",
+            f" {verb.past_participle}",
+            f" {verb.present_participle}",
+            "",
+        )
+        self.lemma = verb.lemma
+        self.complements = _complements(verb)
+        self.frames = frames
+        self.size = self.remaining = len(frames) * len(self.complements)
+        self.position = 0
+        self.stride = _golden_stride(self.size)
+
+
+def count_sentences(verbs: Sequence[Verb]) -> int:
+    """How many sentences the grammar makes of ``verbs``.
+
+    An upper bound on distinct texts: one that arises twice, from verbs that share
+    a form and a complement, is counted twice.
+    """
+    return sum(walk.size for walk in _walks(verbs))
+
+
+def generate_sentences(
+    verbs: Sequence[Verb], seed: int, count: int
+) -> Iterator[Sentence]:
+    """Yield ``count`` sentences with distinct texts, the same for the same seed.
+
+    The first sentences are as random a mix as any. Raises UserError at once if
+    ``count`` is below 1 or above ``count_sentences(verbs)``, and at the end if
+    texts that arise twice leave fewer than ``count``.
+    """
+    walks = _walks(verbs)
+    available = sum(walk.size for walk in walks)
+    if not 1 <= count <= available:
+        raise _wrong_count(count, available)
+    return _draw(walks, seed, count)
+
+
+def _draw(walks: list[_Walk], seed: int, count: int) -> Iterator[Sentence]:
+    draw = random.Random(seed).random
+    for walk in walks:
+        walk.position = int(draw() * walk.size)
+    seen: set[int] = set()
+    while walks:
+        index = int(draw() * len(walks))
+        walk = walks[index]
+        frame, complement = divmod(walk.position, len(walk.complements))
+        walk.position = (walk.position + walk.stride) % walk.size
+        walk.remaining -= 1
+        if not walk.remaining:
+            walks[index] = walks[-1]
+            walks.pop()
+        before, form, after, tense, person, polarity, mood = walk.frames[frame]
+        text = before + walk.forms[form] + walk.complements[complement] + after
+        digest = blake2b(text.encode(), digest_size=_HASH_BYTES).digest()
+        key = int.from_bytes(digest, "big")
+        if key not in seen:
+            seen.add(key)
+            yield Sentence(text, walk.lemma, tense, person, polarity, mood)
+            if len(seen) == count:
+                return
+    raise _wrong_count(count, len(seen))
+
+
+def _walks(verbs: Sequence[Verb]) -> list[_Walk]:
+    frames: dict[Kind, dict[str, list[Frame]]] = {}
+    walks = []
+    for verb in verbs:
+        kind = kind_of(verb.lemma)
+        if kind not in frames:
+            frames[kind] = build_frames(kind)
+        walks += [_Walk(verb, frames[kind][person]) for person in PERSONS]
+    return walks
+
+
+def _complements(verb: Verb) -> tuple[str, ...]:
+    # be says nothing alone: a table without complements still gets "I am kind"
+    bare = verb.lemma == "be" and verb.objects == "none"
+    phrases = COMPLEMENTS["behavior" if bare else verb.objects]
+    return tuple(f" {phrase}" if phrase else "" for phrase in phrases)
+
+
+def _golden_stride(size: int) -> int:
+    # a stride without a common factor visits every position before it repeats one
+    stride = max(1, size * 618 // 1000)
+    while math.gcd(stride, size) != 1:
+        stride += 1
+    return stride
+
+
+def _wrong_count(count: int, available: int) -> UserError:
+    return UserError(
+        f"corpus.num_sentences: {count}, allowed: 1 to {available}, "
+        "the distinct sentences that the grammar makes of this verb table"
+    )

@@ -1,0 +1,151 @@
+"""The verb table: reading it, and saying exactly what is wrong with a bad one.
+
+American forms throughout (gotten, traveled), one form a cell. The columns are
+``COLUMNS`` in any order; ``objects`` may be added and names, for each verb, a
+class of ``minitrain.grammar.complements.COMPLEMENTS`` that completes it.
+"""
+
+import csv
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from minitrain.errors import UserError
+from minitrain.grammar.complements import COMPLEMENTS
+
+COLUMNS = (
+    "lemma",
+    "third_person",
+    "past",
+    "past_participle",
+    "present_participle",
+)
+OBJECTS = "objects"
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """One row of the table; ``objects`` is the class of phrases that may follow."""
+
+    lemma: str
+    third_person: str
+    past: str
+    past_participle: str
+    present_participle: str
+    objects: str = "none"
+
+
+def load_verbs(path: Path) -> tuple[Verb, ...]:
+    """Read the verb table (CSV, UTF-8, a byte order mark is tolerated).
+
+    Blank lines are skipped; without an ``objects`` column every verb stands
+    alone. Raises UserError naming file, line, column and value for whatever is
+    not a table of verbs, and OSError where the file cannot be read.
+    """
+    rows = _rows(path)
+    first = next(rows, None)
+    if first is None:
+        raise UserError(
+            f"{path}: the file is empty, allowed: a line of column names "
+            f"({', '.join(COLUMNS)}), then one verb a line"
+        )
+    line, header = first
+    _check_header(path, line, header)
+    verbs: list[Verb] = []
+    line_of: dict[str, int] = {}
+    for line, row in rows:
+        verb = _verb(path, line, header, row)
+        if verb.lemma in line_of:
+            raise UserError(
+                f"{path}:{line}: column lemma: {verb.lemma!r} stands in line "
+                f"{line_of[verb.lemma]} already, allowed: each verb once"
+            )
+        line_of[verb.lemma] = line
+        verbs.append(verb)
+    if not verbs:
+        raise UserError(
+            f"{path}:{line}: no verb follows the column names, "
+            "allowed: one verb a line, at least one"
+        )
+    return tuple(verbs)
+
+
+def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    reader = csv.reader(io.StringIO(_text(path), newline=""), strict=True)
+    while True:
+        # a quoted cell may span lines: a row is known by its first line
+        line = reader.line_num + 1
+        try:
+            row = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise UserError(
+                f"{path}:{line}: not valid CSV ({error}), allowed: cells "
+                "separated by commas, quotes closed"
+            ) from None
+        if row:
+            yield line, row
+
+
+def _text(path: Path) -> str:
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise UserError(
+            f"{path}: no such file, allowed: a CSV table of verbs with the "
+            f"columns {', '.join(COLUMNS)}"
+        ) from None
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        # utf-8-sig counts from behind the mark, which holds no line end
+        line = error.object[: error.start].count(b"\n") + 1
+        byte = error.object[error.start]
+        raise UserError(
+            f"{path}:{line}: byte 0x{byte:02x} is not UTF-8, allowed: UTF-8 text"
+        ) from None
+
+
+def _check_header(path: Path, line: int, header: list[str]) -> None:
+    for name in COLUMNS:
+        if name not in header:
+            raise UserError(
+                f"{path}:{line}: column {name} is absent, the file has "
+                f"{', '.join(map(repr, header))}, allowed: "
+                f"{', '.join(COLUMNS)} and optionally {OBJECTS}"
+            )
+    for index, name in enumerate(header):
+        if name not in (*COLUMNS, OBJECTS):
+            problem = "is unknown"
+        elif name in header[:index]:
+            problem = "stands twice"
+        else:
+            continue
+        raise UserError(
+            f"{path}:{line}: column {name!r} {problem}, allowed: "
+            f"{', '.join(COLUMNS)} and optionally {OBJECTS}, each once"
+        )
+
+
+def _verb(path: Path, line: int, header: list[str], row: list[str]) -> Verb:
+    if len(row) != len(header):
+        raise UserError(
+            f"{path}:{line}: {len(row)} fields ({','.join(row)!r}), "
+            f"allowed: {len(header)}, one a column"
+        )
+    cells = dict(zip(header, row, strict=True))
+    for column, value in cells.items():
+        if column == OBJECTS:
+            allowed = f"one of {', '.join(sorted(COMPLEMENTS))}"
+            right = value in COMPLEMENTS
+        else:
+            allowed = "lower-case letters, hyphens between them"
+            right = all(p.isalpha() and p.islower() for p in value.split("-"))
+        if not right:
+            shown = repr(value) if value else "the cell is empty"
+            raise UserError(
+                f"{path}:{line}: column {column}: {shown}, allowed: {allowed}"
+            )
+    return Verb(**cells)

@@ -1,0 +1,39 @@
+"""What the pictures have in common: size, colours, title, and bytes that do not vary.
+
+A picture is a PNG file 1280 pixels wide, made to be read at 800. Colours are those of
+Okabe and Ito, which stay apart for the colour-blind.
+"""
+
+import textwrap
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+WIDTH_IN, DPI = 8.0, 160
+GREY, BLACK = "#777777", "#222222"
+BLUE, GREEN, ORANGE, PURPLE = "#0072B2", "#009E73", "#D55E00", "#CC79A7"
+
+
+def canvas(
+    height: float, title: str, *, right: float, left: float = 0.12, head: float = 0.12
+) -> tuple[Figure, Axes]:
+    """An empty picture; ``head`` inches are kept free between title and axes."""
+    title = "\n".join(textwrap.wrap(title, 72))
+    head += 0.1 + 0.22 * (1 + title.count("\n"))
+    figure = Figure(figsize=(WIDTH_IN, height + head), dpi=DPI)
+    total = height + head
+    figure.text(
+        0.02, 1 - 0.1 / total, title, va="top", fontsize=12.5, fontweight="bold"
+    )
+    axes = figure.add_subplot()
+    figure.subplots_adjust(
+        left=left, right=right, bottom=0.62 / total, top=1 - head / total
+    )
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def save(figure: Figure, path: Path) -> None:
+    # matplotlib's own version would be the only thing in it that varies
+    figure.savefig(path, format="png", metadata={"Software": None})

@@ -1,0 +1,57 @@
+"""The equivalence ladder in words: what each rung compares, and what was proven."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from minitrain.report.numbers import plural
+from minitrain.report.results import Results
+
+# rungs whose bits decide whether N processes computed what one process computes
+BYTE_RUNGS = ("ranks", "replay", "replay_gradients", "replay_parameters")
+
+
+def byte_equivalent(ladder: Mapping[str, Any]) -> bool | None:
+    """Whether ranks and replay agree to the last bit on every rung.
+
+    None (unknown) where none differs but a rung is missing or was not run.
+    """
+    equal = [ladder.get(rung, {}).get("bytes_equal") for rung in BYTE_RUNGS]
+    if False in equal:
+        return False
+    return None if None in equal else True
+
+
+def rungs(ladder: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The rungs of one run's entry in metrics/equivalence.json, nothing else."""
+    return {
+        name: rung
+        for name, rung in ladder.items()
+        if isinstance(rung, Mapping) and "verdict" in rung
+    }
+
+
+def equivalence_sentences(results: Results) -> str:
+    """Whether the runs computed the same thing: what was proven, and what was not."""
+    by_verdict: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for run, ladder in results.equivalence.items():
+        for name, rung in rungs(ladder).items():
+            by_verdict.setdefault(rung["verdict"], {})[f"{run} {name}"] = rung
+    if broken := by_verdict.get("breach"):
+        return f"The runs are not equivalent: {', '.join(broken)} breached."
+    if not by_verdict:
+        return "Nothing was compared, so nothing is proven."
+    counts = [f"{len(by_verdict.get('equal', {}))} equal to the last bit"]
+    if near := by_verdict.get("within tolerance"):
+        widest = max(rung["max_abs_diff"] or 0.0 for rung in near.values())
+        gap = f"largest difference {widest:.1e}"
+        counts.append(f"{len(near)} within their tolerance ({gap})")
+    if skipped := by_verdict.get("not run"):
+        counts.append(f"{len(skipped)} not run ({', '.join(skipped)})")
+    total = plural(sum(len(rungs) for rungs in by_verdict.values()), "comparison")
+    lead = ""
+    if results.world_size > 1 and byte_equivalent(results.equivalence[results.largest]):
+        lead = (
+            f"{results.world_size} processes computed, to the last bit, what one "
+            "process computes that takes their shards in turn. "
+        )
+    return f"{lead}No breach was found: of {total}, {', '.join(counts)}."

@@ -1,0 +1,47 @@
+"""The manifest: one flat summary of the whole result, with where it comes from."""
+
+from typing import Any
+
+from minitrain.baseline import ONE_PROCESS, ddp_arm
+from minitrain.report.ladder import byte_equivalent
+from minitrain.report.results import Results
+from minitrain.report.words import Finding, lesson_notes
+
+
+def manifest(results: Results, finding: Finding) -> dict[str, Any]:
+    """The keys of metrics/manifest.json; what was not measured is None.
+
+    They speak of the largest gloo run. Speeds are medians over the rounds of the
+    baseline; ``noise_floor`` is relative.
+    """
+    run, baseline = results.largest, results.baseline
+    made, timing = results.provenance[run], results.timing[run]
+    speeds = {
+        world_size: round(baseline.tokens_per_s(arm), 1)
+        for world_size, arm in {1: ONE_PROCESS, 2: ddp_arm(2)}.items()
+        if world_size in results.gloo_world_sizes
+    }
+    return {
+        "seed": results.seed,
+        "lab": "minitrain",
+        "backend": made["backend"],
+        "world_size": results.world_size,
+        "model_params": made["model_params"],
+        "steps": made["num_steps"],
+        "allreduce_p50_ms": timing["allreduce_p50_ms"],
+        "allreduce_p95_ms": timing["allreduce_p95_ms"],
+        "tokens_per_sec_1proc": speeds.get(1),
+        "tokens_per_sec_2proc": speeds.get(2),
+        "byte_equivalent": byte_equivalent(results.equivalence[run]),
+        "lesson_notes": lesson_notes(finding),
+        "launcher": made["launcher"],
+        "threads_per_process": made["threads_per_process"],
+        "noise_floor": round(finding.against_one.noise_floor, 5),
+        "num_rounds": baseline.num_rounds,
+        "torch": results.machine["torch"],
+        "machine": dict(results.machine),
+        "git_commit": made["git_commit"],
+        "measured_at": made["measured_at"],
+        "baseline_measured_at": results.baseline_provenance["measured_at"],
+        "params_sha256": results.params_sha256,
+    }

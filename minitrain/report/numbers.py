@@ -1,0 +1,32 @@
+"""How numbers are written in sentences, tables and pictures."""
+
+
+def plural(count: int, noun: str, nouns: str | None = None) -> str:
+    """``2 cores``, ``1 core``; ``nouns`` is the plural that does not just take an s."""
+    return f"{count} {noun if count == 1 else nouns or noun + 's'}"
+
+
+def capitalised(text: str) -> str:
+    """``text`` as the start of a sentence."""
+    return text[:1].upper() + text[1:]
+
+
+def thousands(number: float) -> str:
+    """``16,900``: rounded to a whole number."""
+    return f"{number:,.0f}"
+
+
+def times(*ratios: float) -> list[str]:
+    """Each ratio with two decimals; all with three where one would show 1.00."""
+    decimals = 3 if "1.00" in [f"{ratio:.2f}" for ratio in ratios] else 2
+    return [f"{ratio:.{decimals}f}" for ratio in ratios]
+
+
+def percent(share: float) -> str:
+    """``8.6 %`` of a share of 0.086."""
+    return f"{100 * share:.1f} %"
+
+
+def ms(value: float) -> str:
+    """``97.3 ms``."""
+    return f"{value:.1f} ms"

@@ -1,0 +1,211 @@
+"""The one-page report, for someone who has never seen data-parallel training."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from minitrain.baseline import AGAIN, ALL_CORES, ONE_PROCESS, SILENT, TIMED
+from minitrain.report.blocks import (
+    Block,
+    Definitions,
+    Heading,
+    Paragraph,
+    Picture,
+    Table,
+    Title,
+)
+from minitrain.report.glossary import GLOSSARY, RUNGS
+from minitrain.report.ladder import equivalence_sentences, rungs
+from minitrain.report.manifest import manifest
+from minitrain.report.numbers import percent, plural, thousands, times
+from minitrain.report.results import Results
+from minitrain.report.words import (
+    PARTS,
+    Finding,
+    account_headline,
+    headline,
+    lesson_notes,
+    losses_headline,
+)
+
+SCALING_PNG, ACCOUNT_PNG, LOSSES_PNG = "scaling.png", "account.png", "losses.png"
+UNDEFINED = "-"
+LONGEST_TEXT = 80
+TIMING_COLUMNS = {
+    "tokens_per_s": "tokens per second",
+    "step_mean_ms": "step, mean (ms)",
+    "step_p50_ms": "step, p50 (ms)",
+    "step_p95_ms": "step, p95 (ms)",
+    "allreduce_p50_ms": "all-reduce, p50 (ms)",
+    "allreduce_p95_ms": "all-reduce, p95 (ms)",
+    "peak_memory_mb": "peak memory (MB)",
+    "num_steps_summarised": "steps counted",
+}
+
+
+def page(results: Results, finding: Finding) -> list[Block]:
+    """The report as blocks; it expects its pictures under the three ``*_PNG`` names."""
+    return [
+        *_result(results, finding),
+        *_equivalence(results),
+        *_time(results, finding),
+        Heading("Did they learn the same?"),
+        Picture(LOSSES_PNG, losses_headline(results.losses)),
+        Heading("What the words mean"),
+        Definitions(GLOSSARY),
+        *_provenance(results, finding),
+    ]
+
+
+def _result(results: Results, finding: Finding) -> list[Block]:
+    made = results.provenance[results.largest]
+    return [
+        Title(
+            "Does training with several processes compute the same, and is it faster?"
+        ),
+        Paragraph(f"{headline(finding)}.", lead=True),
+        Paragraph(
+            f"One model of {thousands(made['model_params'])} parameters was trained "
+            f"for {plural(made['num_steps'], 'step')} on the same data in each run: "
+            f"{', '.join(results.provenance)}. The number is that of processes, which "
+            "share every batch and average their gradients. This page says how fast "
+            "they were, whether they computed the same thing, and where the time went."
+        ),
+        Picture(SCALING_PNG, headline(finding)),
+        Paragraph(lesson_notes(finding)),
+        _scaling_table(results),
+    ]
+
+
+def _scaling_table(results: Results) -> Table:
+    rows = [
+        [
+            arm_in_words(row["arm"]),
+            *(str(row[name]) for name in ("processes", "threads")),
+            *(thousands(row[f"tokens_per_s_{p}"]) for p in ("p5", "p50", "p95")),
+        ]
+        for row in results.baseline.scaling().to_dict("records")
+    ]
+    columns = "what ran", "processes", "threads each", "tokens per second, p5"
+    return Table([*columns, "p50", "p95"], rows)
+
+
+def arm_in_words(arm: str) -> str:
+    """What an arm of the baseline is."""
+    alone = {ONE_PROCESS: "one process", ALL_CORES: "one process on all cores"}
+    if arm in alone:
+        return alone[arm]
+    _, count, *rest = arm.split("-")
+    what = {
+        "": "DDP",
+        SILENT: "no communication (the ceiling)",
+        AGAIN: "DDP, measured again (A/A)",
+        TIMED: "DDP with timing hook",
+    }["".join(f"-{word}" for word in rest)]
+    return f"{plural(int(count), 'process', 'processes')}, {what}"
+
+
+def _equivalence(results: Results) -> list[Block]:
+    rows = [
+        [
+            run,
+            RUNGS.get(name, name),
+            {True: "yes", False: "no", None: UNDEFINED}[rung.get("bytes_equal")],
+            *(cell(rung.get(key), ".3g") for key in ("max_ulp", "max_abs_diff")),
+            rung["verdict"],
+        ]
+        for run, ladder in results.equivalence.items()
+        for name, rung in rungs(ladder).items()
+    ]
+    header = "run", "compared", "bits equal", "max ULP", "max difference", "verdict"
+    ranks = [
+        [run, str(rank), shortened(text), digest[:16]]
+        for run, texts in results.first_texts.items()
+        for rank, (text, digest) in enumerate(
+            zip(texts, results.equivalence[run]["state_sha256"], strict=True)
+        )
+    ]
+    return [
+        Heading("Did they compute the same?"),
+        Paragraph(equivalence_sentences(results)),
+        Table(header, rows),
+        Paragraph(
+            "Every rank reads other samples, and every rank of a run must end with the "
+            "same state:"
+        ),
+        Table(["run", "rank", "first sample in its shard", "state (SHA-256)"], ranks),
+    ]
+
+
+def _time(results: Results, finding: Finding) -> list[Block]:
+    cost = results.baseline.instrumentation_cost()
+    ratio, low, high = times(cost.ratio, cost.low, cost.high)
+    timings = [
+        [run, *(cell(timing.get(key), ",.1f") for key in TIMING_COLUMNS)]
+        for run, timing in results.timing.items()
+    ]
+    return [
+        Heading("Where did the time go?"),
+        Picture(ACCOUNT_PNG, account_headline(finding)),
+        _account_table(results),
+        Paragraph(
+            f"Runs are timed by a hook; {results.largest} with it ran at {ratio} times "
+            f"the speed without (5-95 % interval {low} to {high}, noise floor "
+            f"{percent(cost.noise_floor)}): {cost.verdict}. These runs were made one "
+            "after the other; comparisons of speed come from the rounds above alone."
+        ),
+        Table(["run", *TIMING_COLUMNS.values()], timings),
+    ]
+
+
+def _account_table(results: Results) -> Table:
+    accounts = results.accounts
+    totals = {"sum_ms": "sum", "plain_step_ms": "step without instruments"}
+    rows = [
+        [
+            label,
+            *(_part(results, run, account, part) for run, account in accounts.items()),
+        ]
+        for part, label in {**PARTS, **totals}.items()
+    ]
+    closed = ("yes" if account["closed"] else "no" for account in accounts.values())
+    gaps = (f"{account['gap_pct']:.1f} %" for account in accounts.values())
+    rows += [["gap", *gaps], ["closed", *closed]]
+    return Table(["mean ms of a step (5-95 % interval)", *accounts], rows)
+
+
+def _part(results: Results, run: str, account: Mapping[str, Any], part: str) -> str:
+    bounds = results.interval(run, part)
+    value = cell(account.get(part), ",.2f")
+    return f"{value} ({bounds[0]:,.2f} to {bounds[1]:,.2f})" if bounds else value
+
+
+def _provenance(results: Results, finding: Finding) -> list[Block]:
+    summary = manifest(results, finding)
+    shown: dict[str, Any] = {
+        **summary.pop("machine"),
+        **{key: value for key, value in summary.items() if key != "lesson_notes"},
+    }
+    rows = [[key, cell(value, ",.6g")] for key, value in shown.items()]
+    return [
+        Heading("Machine and origin"),
+        Paragraph(
+            f"Everything was measured on one machine; {results.largest} is meant."
+        ),
+        Table(["what", "value"], rows),
+    ]
+
+
+def cell(value: Any, spec: str) -> str:
+    """One value for a table: numbers by ``spec``, undefined as a dash."""
+    if value is None:
+        return UNDEFINED
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return ", ".join(cell(each, spec) for each in value)
+    if isinstance(value, float):
+        return format(value, spec)
+    return str(value)
+
+
+def shortened(text: str) -> str:
+    """``text`` in at most LONGEST_TEXT characters."""
+    return text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 3] + "..."

@@ -1,0 +1,81 @@
+"""What the stages measured, gathered for the report."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from minitrain.baseline import Baseline, ddp_arm
+from minitrain.errors import UserError
+from minitrain.provenance import require_one_machine
+
+
+@dataclass(frozen=True)
+class Results:
+    """Everything that the report is made of; RUN is ``gloo-W`` or ``nccl-W``.
+
+    ``provenance``, ``first_texts``, ``equivalence``, ``timing`` and ``losses`` hold one
+    entry per run that params ask for, in that order. ``account`` has the columns run,
+    part (a key of the account in timing.json, its ``_ms`` left out), mean_ms, low_ms,
+    high_ms. Raises UserError when the timings come from more than one machine.
+    """
+
+    seed: int
+    params_sha256: str
+    gloo_world_sizes: list[int]
+    baseline: Baseline
+    baseline_provenance: Mapping[str, Any]
+    provenance: Mapping[str, Mapping[str, Any]]
+    first_texts: Mapping[str, list[str]]
+    equivalence: Mapping[str, Mapping[str, Any]]
+    timing: Mapping[str, Mapping[str, Any]]
+    account: pd.DataFrame
+    losses: Mapping[str, pd.DataFrame]
+
+    def __post_init__(self) -> None:
+        named = {"baseline": self.baseline_provenance, **self.provenance}
+        require_one_machine({name: _without_gpu(p) for name, p in named.items()})
+
+    @property
+    def world_size(self) -> int:
+        """Processes of the largest gloo run."""
+        return max(self.gloo_world_sizes)
+
+    @property
+    def largest(self) -> str:
+        """Name of the largest gloo run, which the findings are about."""
+        return ddp_arm(self.world_size)
+
+    @property
+    def machine(self) -> Mapping[str, Any]:
+        """Fingerprint of the machine on which everything was measured."""
+        machine: Mapping[str, Any] = self.baseline_provenance["machine"]
+        return machine
+
+    @property
+    def accounts(self) -> dict[str, Mapping[str, Any]]:
+        """The step account of every run that has one."""
+        accounts = {run: timing.get("account") for run, timing in self.timing.items()}
+        return {run: account for run, account in accounts.items() if account}
+
+    def interval(self, run: str, part: str) -> tuple[float, float] | None:
+        """5-95 % interval of a part's mean in ms; None where there is none."""
+        table = self.account
+        row = table[(table["run"] == run) & (table["part"] == part.removesuffix("_ms"))]
+        bounds = row[["low_ms", "high_ms"]].dropna().to_numpy()
+        return (float(bounds[0][0]), float(bounds[0][1])) if len(bounds) else None
+
+
+def only_runs(found: Mapping[str, Any], runs: list[str], source: str) -> dict[str, Any]:
+    """The entries of ``found`` for ``runs``; UserError naming the first one missing."""
+    for run in runs:
+        if run not in found:
+            held = ", ".join(found) or "none"
+            raise UserError(f"{source}: no run {run}; it holds {held}")
+    return {run: found[run] for run in runs}
+
+
+def _without_gpu(provenance: Mapping[str, Any]) -> dict[str, Any]:
+    # runs with nccl use the GPU of the machine, the others do not
+    return {"machine": {**provenance["machine"], "gpu": None}}

@@ -1,0 +1,169 @@
+"""The scaling picture: processes against tokens per second."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import StrMethodFormatter
+
+from minitrain.baseline import ALL_CORES, ONE_PROCESS, SILENT
+from minitrain.report.canvas import BLACK, BLUE, GREEN, GREY, ORANGE, canvas, save
+from minitrain.report.numbers import plural, thousands
+
+DOT: dict[str, Any] = {"marker": "o", "markersize": 7, "linewidth": 2}
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line of the scaling picture, named at its right end.
+
+    ``low`` and ``high`` belong to the last points where they are fewer: a line may
+    start at a point that another series measured. A ``reference`` reaches across.
+    """
+
+    label: str
+    processes: Sequence[float]
+    medians: Sequence[float]
+    colour: str
+    style: Mapping[str, Any]
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+    reference: bool = False
+
+
+def draw_scaling(scaling: pd.DataFrame, title: str, path: Path) -> None:
+    """Draw processes against tokens per second.
+
+    ``scaling`` is what :meth:`minitrain.baseline.Baseline.scaling` returns.
+    """
+    arms = scaling.set_index("arm")
+    top = int(arms["processes"].max())
+    figure, axes = canvas(4.6, title, right=0.67)
+    axes.set_xlim(1 - 0.2 * max(top - 1, 0.5), top + 0.1 * max(top - 1, 0.5))
+    axes.set_ylim(0, 1.06 * _highest(arms, top))
+    lines = [*_alone(arms), *_together(arms, top)]
+    for line in lines:
+        axes.plot(line.processes, line.medians, color=line.colour, **line.style)
+        measured = line.processes[len(line.processes) - len(line.low) :]
+        axes.vlines(measured, line.low, line.high, line.colour, linewidth=2, alpha=0.7)
+        if line.reference:
+            axes.axhline(line.medians[0], color=line.colour, linewidth=0.8, alpha=0.6)
+    axes.set_xticks(sorted({1, *arms["processes"]}))
+    axes.set_xlabel("processes")
+    axes.set_ylabel("tokens per second")
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axes.grid(axis="y", color="#E6E6E6", linewidth=0.8)
+    axes.set_axisbelow(True)
+    _label_ends(axes, lines)
+    note = "dots: medians; vertical lines: 5-95 % of the rounds"
+    figure.text(0.99, 0.015, note, ha="right", fontsize=9.5, color=GREY)
+    save(figure, path)
+
+
+def _highest(arms: pd.DataFrame, top: int) -> float:
+    one: Any = arms.loc[ONE_PROCESS]
+    return max(arms["tokens_per_s_p95"].max(), top * one.tokens_per_s_p50)
+
+
+def _alone(arms: pd.DataFrame) -> list[Series]:
+    threads, cores = (
+        int(count) for count in arms.loc[[ONE_PROCESS, ALL_CORES], "threads"]
+    )
+    label = f"one process, {plural(threads, 'thread')}"
+    all_cores = f"one process, all {plural(cores, 'core')}"
+    lines = [
+        _measured(label, arms.loc[[ONE_PROCESS]], BLACK, DOT),
+        _measured(all_cores, arms.loc[[ALL_CORES]], ORANGE, DOT, dodge=-1),
+    ]
+    return [replace(line, reference=True) for line in lines]
+
+
+def _together(arms: pd.DataFrame, top: int) -> list[Series]:
+    ddp = [arm for arm in arms.index if re.fullmatch(r"gloo-\d+", arm)]
+    if top == 1:
+        return [_measured("one process, DDP", arms.loc[ddp], BLUE, DOT, dodge=1)]
+    silent = [arm + SILENT for arm in ddp]
+    one: Any = arms.loc[ONE_PROCESS]
+    start = (1.0, float(one.tokens_per_s_p50))
+    ideal = {"linestyle": ":", "linewidth": 1.5, "zorder": 1}
+    hollow = DOT | {"markerfacecolor": "white", "linestyle": "--"}
+    return [
+        _measured("DDP", arms.loc[ddp], BLUE, DOT, start, dodge=-1),
+        _measured("no communication", arms.loc[silent], GREEN, hollow, start, dodge=1),
+        Series(
+            f"ideal: {top} times one process",
+            [1, top],
+            [start[1], top * start[1]],
+            GREY,
+            ideal,
+        ),
+    ]
+
+
+def _measured(
+    label: str,
+    rows: pd.DataFrame,
+    colour: str,
+    style: Mapping[str, Any],
+    start: tuple[float, float] | None = None,
+    *,
+    dodge: int = 0,
+) -> Series:
+    """A series of arms; it is moved sideways a little so that spreads lie apart."""
+    rows = rows.sort_values("processes")
+    low, medians, high = (
+        [float(value) for value in rows[f"tokens_per_s_{name}"]]
+        for name in ("p5", "p50", "p95")
+    )
+    aside = 0.012 * dodge * max(float(rows["processes"].max()) - 1, 0.5)
+    processes = [count + aside for count in rows["processes"]]
+    if start is not None:
+        style = {**style, "markevery": slice(1, None)}
+        processes, medians = [start[0], *processes], [start[1], *medians]
+    return Series(label, processes, medians, colour, style, low, high)
+
+
+def _label_ends(axes: Axes, series: Sequence[Series]) -> None:
+    lines = sorted(series, key=lambda line: line.medians[-1])
+    (_, right), (_, top) = axes.get_xlim(), axes.get_ylim()
+    heights = spread([line.medians[-1] for line in lines], 0.1 * top)
+    for line, height in zip(lines, heights, strict=True):
+        end = right if line.reference else line.processes[-1]
+        axes.annotate(
+            f"{line.label}\n{thousands(line.medians[-1])}",
+            xy=(end, line.medians[-1]),
+            xytext=(1.05, height),
+            textcoords=axes.get_yaxis_transform(),
+            color=line.colour,
+            va="center",
+            linespacing=1.05,
+            arrowprops={
+                "arrowstyle": "-",
+                "color": line.colour,
+                "linewidth": 0.7,
+                "alpha": 0.6,
+                "shrinkB": 0 if line.reference else 6,
+            },
+        )
+
+
+def spread(heights: Sequence[float], gap: float) -> list[float]:
+    """Move ascending ``heights`` apart to at least ``gap``, each as little as can be.
+
+    Least squares: neighbours that would overlap form a block around their mean (the
+    pool-adjacent-violators algorithm).
+    """
+    blocks: list[tuple[float, int]] = []
+    for index, height in enumerate(heights):
+        mean, size = height - index * gap, 1
+        while blocks and blocks[-1][0] > mean:
+            other, count = blocks.pop()
+            mean = (mean * size + other * count) / (size + count)
+            size += count
+        blocks.append((mean, size))
+    flat = [mean for mean, size in blocks for _ in range(size)]
+    return [mean + index * gap for index, mean in enumerate(flat)]

@@ -1,0 +1,247 @@
+"""Sentences on speed: composed from measurements, refused where these do not decide."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from minitrain.baseline import ALL_CORES, ONE_PROCESS, SILENT, Comparison
+from minitrain.report.numbers import capitalised, ms, percent, plural, thousands, times
+from minitrain.report.results import Results
+
+# parts of the step account in the order of a step, and what to call them
+PARTS = {
+    "data_ms": "data",
+    "wait_ms": "wait",
+    "forward_ms": "forward",
+    "backward_compute_ms": "backward",
+    "interference_ms": "interference",
+    "comm_exposed_ms": "exposed communication",
+    "optimizer_ms": "optimizer",
+}
+COMPUTE = ("forward_ms", "backward_compute_ms", "optimizer_ms")
+COMMUNICATION = ("wait_ms", "interference_ms", "comm_exposed_ms")
+
+# share of a step within which an account counts as right, as for closing it
+AGREEMENT = 0.05
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is known about the speed of the largest gloo run, ``run``.
+
+    ``silent_against_one`` and ``of_ceiling`` compare the same processes without
+    communication (the ceiling); both are None for one process. ``account`` has the
+    keys of metrics/timing.json; ``interference_ms`` is its 5-95 % interval, if known.
+    """
+
+    run: str
+    world_size: int
+    threads: int
+    cores: int
+    against_one: Comparison
+    against_all_cores: Comparison
+    silent_against_one: Comparison | None
+    of_ceiling: Comparison | None
+    account: Mapping[str, Any] | None
+    interference_ms: tuple[float, float] | None
+
+    @property
+    def subject(self) -> str:
+        """The processes that are judged, as the subject of a sentence."""
+        if self.world_size == 1:
+            return "one process under DDP"
+        return f"{self.world_size} processes"
+
+
+def find(results: Results) -> Finding:
+    """Compare the arms that the finding is about; UserError where one is missing."""
+    run, baseline = results.largest, results.baseline
+    silent = run + SILENT if results.world_size > 1 else None
+    return Finding(
+        run=run,
+        world_size=results.world_size,
+        threads=results.provenance[run]["threads_per_process"],
+        cores=results.machine["cores"],
+        against_one=baseline.compare(run, ONE_PROCESS),
+        against_all_cores=baseline.compare(run, ALL_CORES),
+        silent_against_one=baseline.compare(silent, ONE_PROCESS) if silent else None,
+        of_ceiling=baseline.compare(run, silent) if silent else None,
+        account=results.accounts.get(run),
+        interference_ms=results.interval(run, "interference_ms"),
+    )
+
+
+def headline(finding: Finding) -> str:
+    """The finding in one line: the title of the scaling picture."""
+    one = "one without" if finding.world_size == 1 else "one process"
+    all_cores = f"one process on all {plural(finding.cores, 'core')}"
+    return (
+        f"{capitalised(finding.subject)}: {_clause(finding.against_one, one)}, "
+        f"{_clause(finding.against_all_cores, all_cores)}"
+    )
+
+
+def _clause(compared: Comparison, other: str) -> str:
+    if compared.verdict == "no difference seen":
+        return f"no difference seen from {other}"
+    (ratio,) = times(compared.ratio)
+    return f"{compared.verdict} than {other} ({ratio} times the speed)"
+
+
+def lesson_notes(finding: Finding) -> str:
+    """Why N processes are faster, or slower, here: a paragraph of measured numbers.
+
+    Without a decided verdict it gives no reason, and an account that does not close,
+    or disagrees with the ceiling, is not used as one; it says so instead.
+    """
+    alone = finding.world_size == 1
+    threads = plural(finding.threads, "thread")
+    subject = finding.subject if alone else f"{finding.subject} with {threads} each"
+    same = "one process without DDP" if alone else f"one process with {threads}"
+    all_cores = f"one process that uses all {plural(finding.cores, 'core')}"
+    one = finding.against_one
+    sentences = [
+        f"Measured in {one.num_rounds} rounds; a difference below the noise floor of "
+        f"{percent(one.noise_floor)} counts as none.",
+        _speed(subject, same, one),
+        _speed(subject, all_cores, finding.against_all_cores),
+    ]
+    if alone:
+        only = "Only one process was asked for: nothing here says how several would do."
+        sentences.insert(0, only)
+    if one.verdict == "no difference seen":
+        return " ".join([*sentences, "So no reason is given."])
+    return " ".join([*sentences, *_ceiling(finding), *_account(finding)])
+
+
+def _speed(subject: str, other: str, compared: Comparison) -> str:
+    ratio, low, high = times(compared.ratio, compared.low, compared.high)
+    numbers = (
+        f"{thousands(compared.tokens_per_s_a)} against "
+        f"{thousands(compared.tokens_per_s_b)} tokens per second, {ratio} times the "
+        f"speed (5-95 % interval {low} to {high})"
+    )
+    if compared.verdict != "no difference seen":
+        return f"{capitalised(subject)} ran {compared.verdict} than {other}: {numbers}."
+    reason = (
+        "the difference is below the noise floor"
+        if compared.excludes_one
+        else "the interval includes 1"
+    )
+    return (
+        f"The evidence does not decide whether {subject} ran faster or slower than "
+        f"{other}: {numbers}; {reason}."
+    )
+
+
+def _ceiling(finding: Finding) -> list[str]:
+    silent, reached = finding.silent_against_one, finding.of_ceiling
+    if silent is None or reached is None:
+        return []
+    busy = finding.world_size * finding.threads
+    crowd = f"{busy} computing threads share {plural(finding.cores, 'core')}. "
+    (ratio,) = times(silent.ratio)
+    meaning = {
+        "slower": "the rest is the price of communication and of waiting for it",
+        "no difference seen": "no cost of communication is seen",
+        "faster": "more than a ceiling allows, so it does not tell what "
+        "communication costs",
+    }[reached.verdict]
+    return [
+        f"{crowd if busy > finding.cores else ''}When the same "
+        f"{finding.world_size} processes do not communicate, they run at {ratio} times "
+        f"the speed of one (ideal: {finding.world_size}). DDP reaches "
+        f"{percent(reached.ratio)} of that ceiling (5-95 % interval "
+        f"{percent(reached.low)} to {percent(reached.high)}): {meaning}."
+    ]
+
+
+def _account(finding: Finding) -> list[str]:
+    account, run = finding.account, finding.run
+    if account is None:
+        return [f"No step account of {run} was measured, so none explains this."]
+    if not account["closed"]:
+        return [
+            f"The step account of {run} does not close, so it is not used to explain "
+            f"this: its parts add up to {ms(account['sum_ms'])}, a step without "
+            f"instruments takes {ms(account['plain_step_ms'])} "
+            f"(gap {account['gap_pct']:.1f} %)."
+        ]
+    shares = shares_of_step(account)
+    compute = {key: shares[key] for key in COMPUTE if key in shares}
+    detail = ", ".join(f"{PARTS[key]} {percent(compute[key])}" for key in compute)
+    others = [
+        _interference(finding, shares[key])
+        if key == "interference_ms"
+        else f"{PARTS[key]} {percent(shares[key])}"
+        for key in sorted(shares.keys() - compute, key=lambda key: -shares[key])
+    ]
+    return [
+        f"Of an average step of {run} ({ms(account['sum_ms'])}), computing takes "
+        f"{percent(sum(compute.values()))} ({detail}); {', '.join(others)}.",
+        *_cross_check(finding, shares),
+    ]
+
+
+def _cross_check(finding: Finding, shares: Mapping[str, float]) -> list[str]:
+    """Two independent measurements of one thing: the account, and the ceiling."""
+    if finding.of_ceiling is None:
+        return []
+    left = 1 - sum(shares.get(part, 0) for part in COMMUNICATION)
+    reached = finding.of_ceiling.ratio
+    text = (
+        f"Without waiting, interference and exposed communication {percent(left)} of "
+        f"that step would be left, where the rounds found {percent(reached)}"
+    )
+    if abs(left - reached) > AGREEMENT:
+        return [f"{text}: the two disagree, so the account does not explain the speed."]
+    return [f"{text}: the two agree within {percent(AGREEMENT)} of the step."]
+
+
+def _interference(finding: Finding, share: float) -> str:
+    text = f"interference {percent(share)}"
+    low, high = finding.interference_ms or (share, share)
+    if low <= 0 <= high or share < 0:
+        return f"{text} (not told from zero)"
+    return text
+
+
+def shares_of_step(account: Mapping[str, Any]) -> dict[str, float]:
+    """Each part's share of their sum, in the order of a step, without null parts."""
+    return {
+        part: account[part] / account["sum_ms"]
+        for part in PARTS
+        if account.get(part) is not None
+    }
+
+
+def account_headline(finding: Finding) -> str:
+    """Where the time of a step goes, in one line: the title of the account picture."""
+    if finding.account is None:
+        return f"{finding.run}: no step account"
+    if not finding.account["closed"]:
+        return f"{finding.run}: the step account does not close"
+    shares = shares_of_step(finding.account)
+    compute = sum(shares.get(part, 0) for part in COMPUTE)
+    text = f"{finding.run}: computing takes {percent(compute)} of a step"
+    if finding.world_size == 1 or "comm_exposed_ms" not in shares:
+        return text
+    return f"{text}, exposed communication {percent(shares['comm_exposed_ms'])}"
+
+
+def losses_headline(losses: Mapping[str, pd.DataFrame]) -> str:
+    """Where the losses start and end, and how far runs part on steps they share."""
+    curves = pd.concat(
+        [table.set_index("step")["loss"] for table in losses.values()],
+        axis="columns",
+        join="inner",
+    )
+    first, last = curves.iloc[[0, -1], 0]
+    ends = f"{first:.2f} at the first step, {last:.2f} at the last"
+    text = f"Loss of {', '.join(losses)}: {ends}"
+    if len(losses) == 1:
+        return text
+    apart = (curves.max(axis="columns") - curves.min(axis="columns")).max()
+    return f"{text}, curves at most {apart:.1e} apart"

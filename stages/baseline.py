@@ -1,0 +1,52 @@
+"""Measure the arms of the speed comparison in turn; the only source of "faster".
+
+    python -m stages.baseline
+
+All arms live in one set of processes, as many as the largest world size. One of them
+stands twice (A/A): what differs between twins is the noise floor.
+"""
+
+from functools import partial
+from pathlib import Path
+
+import pandas as pd
+
+from minitrain.arms import arms_of, measure
+from minitrain.ddp import distributed, is_main_process
+from minitrain.errors import run_stage
+from minitrain.files import open_atomic, write_json
+from minitrain.launcher import run_as_ranks, under_torchrun
+from minitrain.params import Params, load_params
+from minitrain.progress import progress
+from minitrain.provenance import provenance, require_torch
+
+
+def main() -> None:
+    params = load_params(Path("params.yaml"))
+    if not under_torchrun():
+        require_torch(params.environment.torch)
+    run_as_ranks(
+        "stages.baseline",
+        partial(be_a_rank, params),
+        max(arm.processes for arm in arms_of(params)),
+        threads_per_process=params.train.threads_per_process,
+    )
+
+
+def be_a_rank(params: Params, launcher: str) -> None:
+    with distributed("gloo", timeout_s=params.launch.timeout_s):
+        num_rounds = params.baseline.num_rounds
+        rounds = progress(
+            range(num_rounds), "baseline", total=num_rounds, show=is_main_process()
+        )
+        rows = measure(params, Path("data/shards"), rounds)
+        if not is_main_process():
+            return
+    out = Path("data/baseline")
+    with open_atomic(out / "rounds.csv") as file:
+        pd.DataFrame(rows).to_csv(file, index=False)
+    write_json(out / "provenance.json", {"launcher": launcher, **provenance()})
+
+
+if __name__ == "__main__":
+    run_stage(main)

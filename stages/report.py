@@ -1,0 +1,83 @@
+"""Join what the stages measured into pictures, a manifest and the one-page report.
+
+python -m stages.report
+"""
+
+from pathlib import Path
+
+import pandas as pd
+
+from minitrain.baseline import Baseline
+from minitrain.data import first_texts
+from minitrain.errors import run_stage
+from minitrain.files import atomic_path, open_atomic, read_json, sha256_file, write_json
+from minitrain.params import load_params
+from minitrain.report.blocks import to_html, to_markdown
+from minitrain.report.manifest import manifest
+from minitrain.report.page import ACCOUNT_PNG, LOSSES_PNG, SCALING_PNG, page
+from minitrain.report.plots import draw_account, draw_losses
+from minitrain.report.results import Results, only_runs
+from minitrain.report.scaling_plot import draw_scaling
+from minitrain.report.words import account_headline, find, headline, losses_headline
+
+PARAMS = Path("params.yaml")
+RUNS = Path("data/runs")
+BASELINE = Path("data/baseline")
+METRICS = Path("metrics")
+
+
+def main() -> None:
+    # Nothing is measured here: whatever is not in these files is not published.
+    results = read_results()
+    finding = find(results)
+
+    # Pictures, each titled with what it shows on this machine.
+    scaling = results.baseline.scaling()
+    with atomic_path(METRICS / SCALING_PNG) as path:
+        draw_scaling(scaling, headline(finding), path)
+    with atomic_path(METRICS / ACCOUNT_PNG) as path:
+        draw_account(results.accounts, account_headline(finding), path)
+    with atomic_path(METRICS / LOSSES_PNG) as path:
+        draw_losses(results.losses, losses_headline(results.losses), path)
+
+    # Numbers for other programs, then the page: the same blocks rendered twice.
+    with open_atomic(METRICS / "scaling.csv") as file:
+        scaling.round(1).to_csv(file, index=False)
+    write_json(METRICS / "manifest.json", manifest(results, finding))
+    blocks = page(results, finding)
+    with open_atomic(METRICS / "report.md") as file:
+        file.write(to_markdown(blocks))
+    with open_atomic(METRICS / "report.html") as file:
+        file.write(to_html(blocks, METRICS))
+
+
+def read_results() -> Results:
+    """Read what params ask for, and nothing that an earlier setting left behind."""
+    params = load_params(PARAMS)
+    runs = params.runs()
+    rounds = BASELINE / "rounds.csv"
+    metrics = {
+        name: only_runs(read_json(path), list(runs), str(path))
+        for name in ("equivalence", "timing")
+        for path in [METRICS / f"{name}.json"]
+    }
+    return Results(
+        seed=params.train.seed,
+        params_sha256=sha256_file(PARAMS),
+        gloo_world_sizes=params.gloo.world_sizes,
+        baseline=Baseline(pd.read_csv(rounds), params.gloo.world_sizes, str(rounds)),
+        baseline_provenance=read_json(BASELINE / "provenance.json"),
+        provenance={run: read_json(RUNS / run / "provenance.json") for run in runs},
+        first_texts={
+            run: first_texts(Path(f"data/shards/world-{world_size}"))
+            for run, world_size in runs.items()
+        },
+        equivalence=metrics["equivalence"],
+        timing=metrics["timing"],
+        account=pd.read_csv(METRICS / "account.csv"),
+        losses={run: pd.read_csv(RUNS / run / "losses.csv") for run in runs},
+    )
+
+
+if __name__ == "__main__":
+    run_stage(main)

@@ -1,0 +1,46 @@
+"""Summarise the step times of all runs: joins what they measured, measures nothing.
+
+python -m stages.timing
+"""
+
+from pathlib import Path
+
+import pandas as pd
+
+from minitrain.account import account, account_intervals, summarise
+from minitrain.errors import run_stage
+from minitrain.files import open_atomic, read_json, write_json
+from minitrain.params import load_params
+from minitrain.provenance import require_one_machine
+
+
+def main() -> None:
+    params = load_params(Path("params.yaml"))
+    folders = {run: Path("data/runs") / run for run in params.runs()}
+    origins = {
+        run: read_json(path / "provenance.json") for run, path in folders.items()
+    }
+    # A GPU run and a CPU run of one machine still differ in their device.
+    for backend in ("gloo", "nccl"):
+        mine = {run: origins[run] for run in origins if run.startswith(backend)}
+        require_one_machine(mine)
+
+    warmup = params.train.num_warmup_steps
+    summary, accounts = {}, []
+    for run, folder in folders.items():
+        timings = pd.read_json(folder / "timings.jsonl", lines=True)
+        summary[run] = {
+            **summarise(timings, warmup),
+            "peak_memory_mb": max(origins[run]["peak_memory_mb"]),
+            "account": account(timings, warmup),
+        }
+        accounts.append(account_intervals(timings, warmup).assign(run=run))
+
+    write_json(Path("metrics/timing.json"), summary)
+    with open_atomic(Path("metrics/account.csv")) as file:
+        columns = ["run", "part", "mean_ms", "low_ms", "high_ms"]
+        pd.concat(accounts)[columns].to_csv(file, index=False)
+
+
+if __name__ == "__main__":
+    run_stage(main)

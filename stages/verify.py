@@ -1,0 +1,60 @@
+"""Collect the evidence on one run: its ranks, its replay, its data.
+
+    python -m stages.verify --run gloo-2
+
+The final state and the step-0 gradients are kept beside the verdicts, so that the
+equivalence stage can compare runs without depending on their timings.
+"""
+
+import argparse
+import shutil
+from pathlib import Path
+
+from minitrain.equivalence import (
+    bits_rung,
+    data_rung,
+    hashes_rung,
+    not_run,
+    ranks_rung,
+    trained_rung,
+)
+from minitrain.errors import run_stage
+from minitrain.files import atomic_path, read_jsonl, sha256_file, write_json
+from minitrain.hashes import load_tensors
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--run", required=True, help="backend-W, such as gloo-2")
+    run = parser.parse_args().run
+    backend, _, size = run.rpartition("-")
+    folder, replay = Path(f"data/runs/{run}"), Path(f"data/runs/replay-{size}")
+    state_files = [folder / f"states/state-rank-{rank}.pt" for rank in range(int(size))]
+    states = [load_tensors(file) for file in state_files]
+    hashes = read_jsonl(folder / "hashes.jsonl")
+
+    rungs = {"trained": trained_rung(hashes), "ranks": ranks_rung(states)}
+    if backend == "gloo":
+        expected = read_jsonl(replay / "hashes.jsonl")
+        rungs |= {
+            "data": data_rung(hashes, expected),
+            "replay_gradients": hashes_rung(hashes, expected, "gradients"),
+            "replay_parameters": hashes_rung(hashes, expected, "parameters"),
+            "replay": bits_rung(states[0], load_tensors(replay / "state.pt")),
+        }
+    else:
+        # its kernels add in an order of their own, so a CPU cannot repeat its bits
+        rungs["replay"] = not_run(f"{backend} computes on another device")
+
+    with atomic_path(Path(f"data/evidence/{run}")) as out:
+        out.mkdir()
+        shutil.copy(state_files[0], out / "state.pt")
+        shutil.copy(folder / "gradients.pt", out / "gradients.pt")
+        verdicts = {name: rung.as_dict() for name, rung in rungs.items()}
+        hashes_of_states = [sha256_file(file) for file in state_files]
+        evidence = {"rungs": verdicts, "state_sha256": hashes_of_states}
+        write_json(out / "evidence.json", evidence)
+
+
+if __name__ == "__main__":
+    run_stage(main)

@@ -1,0 +1,184 @@
+"""Made-up measurements in the formats of the stages, for the tests of the report."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from minitrain.baseline import Baseline
+from minitrain.report.results import Results
+from minitrain.report.words import PARTS
+
+MACHINE = {
+    "cpu": "Example CPU",
+    "gpu": None,
+    "cores": 2,
+    "memory_gib": 24,
+    "kernel": "6.1.0",
+    "python": "3.11.7",
+    "torch": "2.13.0+cpu",
+}
+SPEEDS = {
+    "one_process": 10_000,
+    "one_process_all_cores": 13_000,
+    "gloo-1": 9_900,
+    "gloo-2": 16_400,
+    "gloo-2-silent": 19_000,
+    "gloo-4": 15_500,
+    "gloo-4-silent": 19_300,
+}
+ACCOUNT = {
+    "data_ms": 0.5,
+    "wait_ms": 1.5,
+    "forward_ms": 20.0,
+    "backward_compute_ms": 60.0,
+    "interference_ms": 4.0,
+    "comm_exposed_ms": 10.0,
+    "optimizer_ms": 4.0,
+    "sum_ms": 100.0,
+    "plain_step_ms": 98.0,
+    "gap_pct": 2.0,
+    "closed": True,
+}
+
+
+def rounds(
+    speeds: dict[str, float], num_rounds: int = 20, noise: float = 0.01
+) -> pd.DataFrame:
+    """Rounds in which every arm has its speed, apart from noise and a common drift."""
+    rng = np.random.default_rng(1)
+    rows = []
+    for number in range(num_rounds):
+        drift = rng.uniform(0.8, 1.2)
+        for arm, speed in speeds.items():
+            seconds = 4_000 / (speed * drift * np.exp(rng.normal(0, noise)))
+            world_size = int(arm.split("-")[1]) if arm.startswith("gloo") else 1
+            threads = 2 if arm == "one_process_all_cores" else 1
+            shape = (world_size, threads, world_size)
+            rows.append((number, arm, *shape, 4_000, seconds))
+    columns = ["round", "arm", "processes", "threads", "world_size"]
+    return pd.DataFrame(rows, columns=[*columns, "tokens", "seconds"])
+
+
+def arms(world_sizes: list[int], **speeds: float) -> dict[str, float]:
+    """Speed of every arm that ``world_sizes`` ask for; ``gloo_2=...`` overrides one."""
+    given = {
+        name.replace("_", "-") if name.startswith("gloo") else name: speed
+        for name, speed in speeds.items()
+    }
+    known = SPEEDS | given
+    names = ["one_process", "one_process_all_cores"]
+    for world_size in world_sizes:
+        if world_size > 1:
+            names += [f"gloo-{world_size}", f"gloo-{world_size}-silent"]
+    largest = f"gloo-{max(world_sizes)}"
+    found = {name: known[name] for name in [*names, largest]}
+    return found | {
+        f"{largest}-again": known[largest],
+        f"{largest}-timed": known[largest],
+    }
+
+
+def account_of(world_size: int) -> dict[str, Any]:
+    """An account that closes; one process has no communication in it."""
+    if world_size > 1:
+        return dict(ACCOUNT)
+    alone = dict.fromkeys(("interference_ms", "comm_exposed_ms"))
+    return ACCOUNT | alone | {"sum_ms": 86.0, "plain_step_ms": 86.0, "gap_pct": 0.0}
+
+
+def ladder_of(world_size: int) -> dict[str, Any]:
+    """Every rung climbed; with one rank there is nothing to compare it with."""
+    equal = {
+        "bytes_equal": True,
+        "max_ulp": 0,
+        "max_abs_diff": 0.0,
+        "verdict": "equal",
+    }
+    near = {
+        "bytes_equal": False,
+        "max_ulp": 812,
+        "max_abs_diff": 3.1e-06,
+        "verdict": "within tolerance",
+    }
+    ladder: dict[str, Any] = {
+        rung: dict(equal)
+        for rung in ("ranks", "replay", "replay_gradients", "replay_parameters")
+    }
+    if world_size == 1:
+        null = dict.fromkeys(("bytes_equal", "max_ulp", "max_abs_diff"))
+        ladder["ranks"] = null | {"verdict": "not run"}
+    ladder |= {"one_process": dict(near), "one_process_gradients": dict(near)}
+    ladder["data"] = equal | {"max_ulp": None, "max_abs_diff": None}
+    return ladder | {"state_sha256": ["ab" * 32] * world_size}
+
+
+def timing_of(world_size: int) -> dict[str, Any]:
+    """One run's entry of timing.json; one process has no all-reduce."""
+    reduces = world_size > 1
+    return {
+        "tokens_per_s": 16_000.5,
+        "step_mean_ms": 98.0,
+        "step_p50_ms": 97.0,
+        "step_p95_ms": 110.0,
+        "allreduce_p50_ms": 12.5 if reduces else None,
+        "allreduce_p95_ms": 19.5 if reduces else None,
+        "peak_memory_mb": 310.0,
+        "num_steps_summarised": 45,
+        "account": account_of(world_size),
+    }
+
+
+def provenance_of(world_size: int, **changes: Any) -> dict[str, Any]:
+    """One run's provenance.json."""
+    return {
+        "launcher": "torchrun",
+        "backend": "gloo",
+        "world_size": world_size,
+        "model_params": 870_000,
+        "num_steps": 100,
+        "threads_per_process": 1,
+        "measured_at": "2026-01-02T03:04:05Z",
+        "git_commit": "0123456789abcdef",
+        "peak_memory_mb": [310.0] * world_size,
+        "machine": MACHINE,
+    } | changes
+
+
+def results(world_sizes: list[int], **changes: Any) -> Results:
+    """Results of gloo runs; ``speeds`` (of :func:`arms`) and any field can be given."""
+    speeds = changes.pop("speeds", {})
+    noise = changes.pop("noise", 0.01)
+    runs = {f"gloo-{world_size}": world_size for world_size in world_sizes}
+    table = rounds(arms(world_sizes, **speeds), noise=noise)
+    steps = np.arange(100)
+    fields: dict[str, Any] = {
+        "seed": 35000,
+        "params_sha256": "cd" * 32,
+        "gloo_world_sizes": world_sizes,
+        "baseline": Baseline(table, world_sizes, "rounds.csv"),
+        "baseline_provenance": provenance_of(1),
+        "provenance": {run: provenance_of(size) for run, size in runs.items()},
+        "first_texts": {
+            run: [f"Rank {rank} <b>reads</b> a | this." for rank in range(size)]
+            for run, size in runs.items()
+        },
+        "equivalence": {run: ladder_of(size) for run, size in runs.items()},
+        "timing": {run: timing_of(size) for run, size in runs.items()},
+        "account": pd.DataFrame(
+            [
+                (run, part[:-3], value, value - 0.5, value + 0.5)
+                for run, size in runs.items()
+                for part in PARTS
+                if (value := account_of(size)[part]) is not None
+            ],
+            columns=["run", "part", "mean_ms", "low_ms", "high_ms"],
+        ),
+        "losses": {
+            run: pd.DataFrame(
+                {"step": steps, "loss": 5.5 * np.exp(-steps / 40) + 2e-7 * size}
+            )
+            for run, size in runs.items()
+        },
+    }
+    return Results(**fields | changes)

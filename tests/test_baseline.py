@@ -1,0 +1,172 @@
+"""The comparison of arms: expected figures are worked out by hand."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from report_inputs import arms, rounds
+
+from minitrain.baseline import Baseline, Comparison, expected_arms
+from minitrain.errors import UserError
+
+UNDECIDED = "no difference seen"
+
+
+def baseline(table: pd.DataFrame, world_sizes: tuple[int, ...] = (1, 2)) -> Baseline:
+    return Baseline(table, world_sizes, "rounds.csv")
+
+
+def exact(num_rounds: int = 5, **speeds: float) -> pd.DataFrame:
+    """Rounds without noise of their own; only the machine's drift is left."""
+    return rounds(arms([1, 2], **speeds), num_rounds=num_rounds, noise=0)
+
+
+def twin_seconds(table: pd.DataFrame, factors: list[float]) -> pd.DataFrame:
+    """Let the A/A twin take ``factors`` times the seconds of gloo-2, round by round."""
+    table = table.copy()
+    subject = table.loc[table["arm"] == "gloo-2", "seconds"].to_numpy()
+    table.loc[table["arm"] == "gloo-2-again", "seconds"] = subject * np.array(factors)
+    return table
+
+
+def test_expected_arms() -> None:
+    assert expected_arms([2, 1]) == [
+        "one_process",
+        "one_process_all_cores",
+        "gloo-2",
+        "gloo-2-silent",
+        "gloo-2-again",
+        "gloo-2-timed",
+    ]
+    assert expected_arms([1])[2:] == ["gloo-1", "gloo-1-again", "gloo-1-timed"]
+
+
+def test_scaling_interpolates_linearly() -> None:
+    table = exact()
+    mine = table["arm"] == "gloo-2"
+    table.loc[mine, "tokens"] = 600
+    table.loc[mine, "seconds"] = [6.0, 3.0, 2.0, 1.5, 1.2]
+    row = baseline(table).scaling().set_index("arm").loc["gloo-2"]
+    # speeds 100, 200, 300, 400, 500: the 5 % quantile lies 0.05 x 4 = 0.2 of the way
+    # from the first to the second, 100 + 0.2 x 100
+    assert row["tokens_per_s_p5"] == pytest.approx(120)
+    assert row["tokens_per_s_p50"] == pytest.approx(300)
+    assert row["tokens_per_s_p95"] == pytest.approx(480)
+    assert (row["processes"], row["threads"]) == (2, 1)
+
+
+def test_ratio_is_paired_so_that_drift_cancels() -> None:
+    table = exact(one_process=10_000, gloo_2=16_000)
+    compared = baseline(table).compare("gloo-2", "one_process")
+    assert compared.ratio == pytest.approx(1.6)
+    assert compared.low == pytest.approx(1.6)
+    assert compared.high == pytest.approx(1.6)
+    assert compared.num_rounds == 5
+    assert compared.verdict == "faster"
+
+
+def test_swapping_the_arms_flips_the_verdict() -> None:
+    measured = baseline(rounds(arms([1, 2])))
+    there = measured.compare("gloo-2", "one_process")
+    back = measured.compare("one_process", "gloo-2")
+    assert (there.verdict, back.verdict) == ("faster", "slower")
+    assert back.ratio == pytest.approx(1 / there.ratio)
+    assert (back.low, back.high) == pytest.approx((1 / there.high, 1 / there.low))
+
+
+def test_noise_floor_is_the_farther_end_of_the_a_a_interval() -> None:
+    table = twin_seconds(exact(), [1 / 1.02] * 5)
+    assert baseline(table).noise_floor() == pytest.approx(0.02)
+    slower_twin = twin_seconds(exact(), [1.02] * 5)
+    assert baseline(slower_twin).noise_floor() == pytest.approx(0.02)
+
+
+def test_noise_floor_does_not_trust_a_lucky_interval() -> None:
+    # 49 of 100 twins 4 % faster, 49 slower, 2 equal in the middle; the bootstrap may
+    # land anywhere, but 100 rounds that differ by 4 % resolve no less than 0.4 %
+    factors = [1.04] * 49 + [1.0] * 2 + [1 / 1.04] * 49
+    table = twin_seconds(exact(num_rounds=100), factors)
+    assert baseline(table).noise_floor() >= math.expm1(math.log(1.04) / 10) - 1e-12
+
+
+def test_a_difference_below_the_floor_is_never_called_faster() -> None:
+    table = twin_seconds(exact(one_process=10_000, gloo_2=10_150), [1.02] * 5)
+    compared = baseline(table).compare("gloo-2", "one_process")
+    assert compared.low > 1
+    assert compared.ratio == pytest.approx(1.015)
+    assert compared.noise_floor == pytest.approx(0.02)
+    assert compared.verdict == UNDECIDED
+
+
+@pytest.mark.parametrize(
+    ("ratio", "low", "high", "floor", "verdict"),
+    [
+        (1.05, 1.03, 1.07, 0.02, "faster"),
+        (1.05, 0.99, 1.07, 0.02, UNDECIDED),
+        (1.05, 1.03, 1.07, 0.06, UNDECIDED),
+        (0.95, 0.93, 0.97, 0.02, "slower"),
+        # 1 / 0.95 - 1 = 0.0526: the other arm leads by less than the floor
+        (0.95, 0.93, 0.97, 0.053, UNDECIDED),
+        (1.0, 1.0, 1.0, 0.0, UNDECIDED),
+    ],
+)
+def test_verdict_needs_interval_and_floor(
+    ratio: float, low: float, high: float, floor: float, verdict: str
+) -> None:
+    compared = Comparison("a", "b", 1.0, 1.0, ratio, low, high, floor, 20)
+    assert compared.verdict == verdict
+
+
+def test_an_arm_against_its_twin_is_undecided() -> None:
+    measured = baseline(rounds(arms([1, 2]), noise=0.03))
+    assert measured.compare("gloo-2-again", "gloo-2").verdict == UNDECIDED
+
+
+def test_instrumentation_cost() -> None:
+    table = exact(gloo_2=16_000)
+    table.loc[table["arm"] == "gloo-2-timed", "seconds"] *= 1.25
+    cost = baseline(table).instrumentation_cost()
+    assert (cost.arm_a, cost.arm_b) == ("gloo-2-timed", "gloo-2")
+    assert cost.ratio == pytest.approx(0.8)
+    assert cost.verdict == "slower"
+
+
+def test_same_rounds_give_the_same_figures() -> None:
+    table = rounds(arms([1, 2]))
+    first, second = (
+        dataclasses.astuple(baseline(table).compare("gloo-2", "one_process"))
+        for _ in range(2)
+    )
+    assert first == second
+
+
+def test_arms_of_an_earlier_setting_are_left_out() -> None:
+    table = rounds(arms([1, 2, 4]) | arms([1, 2]))
+    assert "gloo-4" not in set(baseline(table).scaling()["arm"])
+    with pytest.raises(UserError, match=r"no arm gloo-4; it holds one_process, "):
+        baseline(table).compare("gloo-4", "one_process")
+
+
+def without(table: pd.DataFrame, number: int, arm: str) -> pd.DataFrame:
+    return table[~((table["round"] == number) & (table["arm"] == arm))]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda t: t.drop(columns="seconds"), "rounds.csv: no column seconds"),
+        (lambda t: t[t["arm"] != "one_process"], "rounds.csv: no arm one_process;"),
+        (lambda t: t[t["arm"] != "gloo-2-again"], "no arm gloo-2-again;"),
+        (lambda t: without(t, 3, "gloo-2"), "round 3 has no arm gloo-2"),
+        (lambda t: pd.concat([t, t.head(1)]), "round 0 holds one_process twice"),
+        (lambda t: t.assign(seconds=0.0), "round 0, arm one_process: seconds = 0.0"),
+        (lambda t: t.assign(tokens=math.nan), "arm one_process: tokens = nan"),
+        (lambda t: t[t["round"] < 4], "4 rounds; at least 5 are needed"),
+    ],
+)
+def test_refuses(spoil: object, message: str) -> None:
+    assert callable(spoil)
+    with pytest.raises(UserError, match=message):
+        baseline(spoil(exact()))

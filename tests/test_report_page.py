@@ -1,0 +1,295 @@
+"""The page, the manifest, and the stage that writes them."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_inputs import (
+    MACHINE,
+    arms,
+    ladder_of,
+    provenance_of,
+    results,
+    rounds,
+    timing_of,
+)
+
+from minitrain.errors import UserError
+from minitrain.report.blocks import (
+    Block,
+    Definitions,
+    Heading,
+    Paragraph,
+    Picture,
+    Table,
+    Title,
+    to_html,
+    to_markdown,
+)
+from minitrain.report.manifest import manifest
+from minitrain.report.page import arm_in_words, cell, page, shortened
+from minitrain.report.results import only_runs
+from minitrain.report.words import find, lesson_notes
+from stages import report
+
+PARAMS = Path(__file__).parent.parent / "params.yaml"
+CONTRACT = [
+    "seed",
+    "lab",
+    "backend",
+    "world_size",
+    "model_params",
+    "steps",
+    "allreduce_p50_ms",
+    "allreduce_p95_ms",
+    "tokens_per_sec_1proc",
+    "tokens_per_sec_2proc",
+    "byte_equivalent",
+    "lesson_notes",
+    "launcher",
+]
+NASTY = '<script>alert(1)</script> & a | b *c* _d_ `e` [f](g) "h"\nnext'
+
+
+def every_block(text: str) -> list[Block]:
+    """Each kind of block with ``text`` wherever text goes."""
+    return [
+        Title(text),
+        Heading(text),
+        Paragraph(text, lead=True),
+        Paragraph(text),
+        Table([text], [[text]]),
+        Definitions([(text, text)]),
+        Picture("picture.png", text),
+    ]
+
+
+class Reader(HTMLParser):
+    """Collects the tags and the text of a page, and checks that tags are paired."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.texts: list[str] = []
+        self.attributes: list[dict[str, str | None]] = []
+        self.open: list[str] = []
+        self.feed(page)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes.append(dict(attrs))
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+def test_html_escapes_everything(tmp_path: Path) -> None:
+    (tmp_path / "picture.png").write_bytes(b"pixels")
+    read = Reader(to_html(every_block(NASTY), tmp_path))
+    assert "script" not in read.tags
+    # the title stands in <title> and <h1>, a table and a definition hold two texts
+    assert read.texts.count(NASTY) == 9
+    assert any(attributes.get("alt") == NASTY for attributes in read.attributes)
+
+
+def test_html_carries_its_pictures(tmp_path: Path) -> None:
+    (tmp_path / "picture.png").write_bytes(b"pixels")
+    html = to_html(every_block("text"), tmp_path)
+    # base64 of the six bytes
+    assert 'src="data:image/png;base64,cGl4ZWxz"' in html
+    assert 'name="viewport"' in html
+    assert "@media print" in html
+    assert "http" not in html
+
+
+def test_markdown_escapes_everything() -> None:
+    markdown = to_markdown(every_block(NASTY))
+    assert not re.search(r"(?<!\\)<", markdown)
+    assert r"a \| b \*c\* \_d\_ \`e\` \[f\](g)" in markdown
+    assert "![" in markdown
+    assert "](picture.png)" in markdown
+    header, rule, row = (line for line in markdown.splitlines() if line[:1] == "|")
+    assert header == row
+    assert rule == "| --- |"
+
+
+def test_markdown_leaves_names_alone() -> None:
+    text = "one_process ran gloo-2"
+    assert to_markdown([Paragraph(text)]) == f"{text}\n"
+
+
+@pytest.mark.parametrize("world_sizes", [[1], [2, 4], [1, 2, 4]])
+def test_page_tells_the_whole_story(world_sizes: list[int]) -> None:
+    measured = results(world_sizes)
+    blocks = page(measured, find(measured))
+    text = to_markdown(blocks)
+    assert [block.text for block in blocks if isinstance(block, Heading)] == [
+        "Did they compute the same?",
+        "Where did the time go?",
+        "Did they learn the same?",
+        "What the words mean",
+        "Machine and origin",
+    ]
+    assert lesson_notes(find(measured)) in [
+        block.text for block in blocks if isinstance(block, Paragraph)
+    ]
+    for run in measured.provenance:
+        assert f"| {run} |" in text
+    for table in (block for block in blocks if isinstance(block, Table)):
+        assert {len(row) for row in table.rows} == {len(table.header)}
+
+
+def test_page_shows_unknown_rungs_by_name() -> None:
+    extra = {"gloo-2": ladder_of(2) | {"float64": {"verdict": "within tolerance"}}}
+    extra["gloo-2"]["float64"]["max_abs_diff"] = 2e-14
+    measured = results([2], equivalence=extra)
+    text = to_markdown(page(measured, find(measured)))
+    assert "| gloo-2 | float64 | - | - | 2e-14 | within tolerance |" in text
+
+
+def test_arms_in_words() -> None:
+    assert arm_in_words("gloo-2") == "2 processes, DDP"
+    assert arm_in_words("gloo-1-timed") == "1 process, DDP with timing hook"
+    assert arm_in_words("gloo-4-silent").startswith("4 processes, no communication")
+
+
+def test_cells() -> None:
+    assert cell(None, ".1f") == "-"
+    assert cell(0, ".1f") == "0"
+    assert cell(1234.56, ",.1f") == "1,234.6"
+    assert cell([310.0, None], ".1f") == "310.0, -"
+    assert shortened("x" * 81) == "x" * 77 + "..."
+    assert shortened("x" * 80) == "x" * 80
+
+
+def test_manifest_keeps_the_contract() -> None:
+    measured = results([1, 2])
+    summary = manifest(measured, find(measured))
+    assert list(summary)[: len(CONTRACT)] == CONTRACT
+    assert summary["world_size"] == 2
+    assert summary["model_params"] == 870_000
+    assert summary["allreduce_p50_ms"] == 12.5
+    assert summary["byte_equivalent"] is True
+    one, two = summary["tokens_per_sec_1proc"], summary["tokens_per_sec_2proc"]
+    assert one == round(measured.baseline.tokens_per_s("one_process"), 1)
+    assert two == round(measured.baseline.tokens_per_s("gloo-2"), 1)
+    assert summary["lesson_notes"] == lesson_notes(find(measured))
+    assert f"{two:,.0f} against {one:,.0f}" in summary["lesson_notes"]
+    assert summary["machine"] == MACHINE
+    json.dumps(summary, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("world_sizes", "one", "two"),
+    [([1], True, False), ([2], False, True), ([1, 4], True, False)],
+)
+def test_manifest_is_null_where_nothing_was_run(
+    world_sizes: list[int], one: bool, two: bool
+) -> None:
+    measured = results(world_sizes)
+    summary = manifest(measured, find(measured))
+    assert (summary["tokens_per_sec_1proc"] is not None) == one
+    assert (summary["tokens_per_sec_2proc"] is not None) == two
+    assert (summary["allreduce_p95_ms"] is None) == (world_sizes == [1])
+    assert summary["byte_equivalent"] is (None if world_sizes == [1] else True)
+
+
+def test_only_runs() -> None:
+    found = {"gloo-4": 4, "gloo-2": 2, "gloo-1": 1}
+    assert only_runs(found, ["gloo-1", "gloo-2"], "f.json") == {
+        "gloo-1": 1,
+        "gloo-2": 2,
+    }
+    with pytest.raises(UserError, match=r"f\.json: no run nccl-1; it holds gloo-4, "):
+        only_runs(found, ["nccl-1"], "f.json")
+
+
+def write(path: Path, content: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content))
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with everything that the stage reads, for the default parameters."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(PARAMS, tmp_path)
+    write(tmp_path / "data/baseline/provenance.json", provenance_of(1))
+    rounds(arms([1, 2])).to_csv(tmp_path / "data/baseline/rounds.csv", index=False)
+    measured = results([1, 2])
+    for run, world_size in (("gloo-1", 1), ("gloo-2", 2)):
+        folder = tmp_path / "data/runs" / run
+        write(folder / "provenance.json", provenance_of(world_size))
+        measured.losses[run].to_csv(folder / "losses.csv", index=False)
+        ranks = [{"first_text": f"Text {rank}."} for rank in range(world_size)]
+        shards = tmp_path / f"data/shards/world-{world_size}"
+        write(shards / "index.json", {"ranks": ranks})
+    # gloo-4 is left over from an earlier setting
+    sizes = {"gloo-1": 1, "gloo-2": 2, "gloo-4": 4}
+    metrics = tmp_path / "metrics"
+    ladders = {run: ladder_of(size) for run, size in sizes.items()}
+    write(metrics / "equivalence.json", ladders)
+    timings = {run: timing_of(size) for run, size in sizes.items()}
+    write(metrics / "timing.json", timings)
+    measured.account.to_csv(metrics / "account.csv", index=False)
+    return tmp_path
+
+
+def test_stage_writes_every_file(project: Path) -> None:
+    report.main()
+    metrics = project / "metrics"
+    made = {path.name for path in metrics.iterdir()}
+    assert made == {
+        "equivalence.json",
+        "timing.json",
+        "account.csv",
+        "scaling.csv",
+        "scaling.png",
+        "account.png",
+        "losses.png",
+        "manifest.json",
+        "report.md",
+        "report.html",
+    }
+    markdown = (metrics / "report.md").read_text()
+    linked = re.findall(r"^!\[.*\]\((.+)\)$", markdown, flags=re.MULTILINE)
+    assert len(linked) == 3
+    assert set(linked) <= made
+    assert "gloo-4" not in markdown
+    assert "Text 1." in markdown
+    read = Reader((metrics / "report.html").read_text())
+    assert read.tags.count("img") == 3
+    header = (metrics / "scaling.csv").read_text().partition("\n")[0]
+    speeds = "tokens_per_s_p5,tokens_per_s_p50,tokens_per_s_p95"
+    assert header == f"arm,processes,threads,{speeds}"
+
+
+def test_stage_repeats_itself(project: Path) -> None:
+    def content() -> dict[str, bytes]:
+        report.main()
+        return {path.name: path.read_bytes() for path in Path("metrics").iterdir()}
+
+    assert content() == content()
+
+
+def test_stage_refuses_a_run_that_was_not_measured(project: Path) -> None:
+    write(project / "metrics/timing.json", {"gloo-1": timing_of(1)})
+    with pytest.raises(UserError, match=r"metrics/timing\.json: no run gloo-2"):
+        report.main()
+
+
+def test_report_is_cheap_to_import() -> None:
+    code = "import sys, stages.report; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=PARAMS.parent)

@@ -1,0 +1,152 @@
+"""The pictures: they are drawn for every shape of result, and always the same."""
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from report_inputs import ACCOUNT, account_of, results
+
+from minitrain.report import canvas
+from minitrain.report.plots import draw_account, draw_losses
+from minitrain.report.scaling_plot import draw_scaling, spread
+
+
+def texts(figure: Figure) -> list[str]:
+    """Every text in a figure: its own, and those of its axes."""
+    return [text.get_text() for text in [*figure.texts, *figure.axes[0].texts]]
+
+
+@pytest.fixture
+def drawn() -> Iterator[list[Figure]]:
+    """The figures that were saved during a test."""
+    figures: list[Figure] = []
+    original = canvas.save
+
+    def keep(figure: Figure, path: Path) -> None:
+        figures.append(figure)
+        original(figure, path)
+
+    with (
+        mock.patch("minitrain.report.plots.save", keep),
+        mock.patch("minitrain.report.scaling_plot.save", keep),
+    ):
+        yield figures
+
+
+@pytest.mark.parametrize("world_sizes", [[1], [2], [1, 2], [1, 2, 4]])
+def test_scaling(world_sizes: list[int], tmp_path: Path, drawn: list[Figure]) -> None:
+    path = tmp_path / "scaling.png"
+    draw_scaling(results(world_sizes).baseline.scaling(), "The finding", path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert path.stat().st_size > 10_000
+    shown = texts(drawn[0])
+    assert "The finding" in shown
+    labels = {text.partition("\n")[0] for text in shown}
+    assert {"one process, 1 thread", "one process, all 2 cores"} <= labels
+    several = {
+        "DDP",
+        "no communication",
+        f"ideal: {max(world_sizes)} times one process",
+    }
+    assert (several <= labels) == (max(world_sizes) > 1)
+
+
+def test_scaling_labels_carry_the_medians_and_do_not_overlap(
+    tmp_path: Path, drawn: list[Figure]
+) -> None:
+    speeds = {"gloo_2": 10_000, "gloo_2_silent": 10_010, "one_process_all_cores": 9_990}
+    baseline = results([2], speeds=speeds).baseline
+    draw_scaling(baseline.scaling(), "t", tmp_path / "scaling.png")
+    labels = drawn[0].axes[0].texts
+    speed = f"{baseline.tokens_per_s('gloo-2'):,.0f}"
+    assert f"DDP\n{speed}" in [label.get_text() for label in labels]
+    assert_apart(labels)
+
+
+def assert_apart(labels: list[Text]) -> None:
+    # an annotation's own extent would include its leader line
+    boxes = sorted(
+        (Text.get_window_extent(label) for label in labels), key=lambda b: b.y0
+    )
+    for lower, upper in itertools.pairwise(boxes):
+        assert lower.y1 <= upper.y0
+
+
+def test_long_titles_wrap_inside_the_picture(
+    tmp_path: Path, drawn: list[Figure]
+) -> None:
+    draw_scaling(results([2]).baseline.scaling(), "word " * 40, tmp_path / "s.png")
+    box = drawn[0].texts[0].get_window_extent()
+    assert box.x1 < drawn[0].bbox.x1
+    assert box.y0 > drawn[0].axes[0].get_window_extent().y1
+
+
+def test_account_puts_a_negative_part_left_of_zero(
+    tmp_path: Path, drawn: list[Figure]
+) -> None:
+    negative = ACCOUNT | {"interference_ms": -6.0, "sum_ms": 90.0, "closed": False}
+    accounts = {"gloo-1": account_of(1), "gloo-2": negative}
+    draw_account(accounts, "Where it goes", tmp_path / "account.png")
+    assert (tmp_path / "account.png").stat().st_size > 10_000
+    axes: Axes = drawn[0].axes[0]
+    left = [bar for bar in axes.patches if bar.get_width() < 0]
+    assert [bar.get_width() for bar in left] == [-6.0]
+    assert left[0].get_hatch()
+    # the other parts of gloo-2: 0.5 + 1.5 + 20 + 60 + 10 + 4
+    assert max(bar.get_x() + bar.get_width() for bar in axes.patches) == 98.0
+    shown = texts(drawn[0])
+    assert "Where it goes" in shown
+    assert any("not closed: parts add up to 90.0 ms" in text for text in shown)
+    assert "step without instruments: 86.0 ms" in shown
+
+
+def test_account_legend_names_only_what_is_drawn(
+    tmp_path: Path, drawn: list[Figure]
+) -> None:
+    draw_account({"gloo-1": account_of(1)}, "t", tmp_path / "account.png")
+    legend = drawn[0].axes[0].get_legend()
+    assert legend is not None
+    names = [text.get_text() for text in legend.get_texts()]
+    assert names == ["data", "wait", "forward", "backward", "optimizer"]
+
+
+def test_account_of_nothing_is_still_a_picture(tmp_path: Path) -> None:
+    draw_account({}, "no step account", tmp_path / "account.png")
+    assert (tmp_path / "account.png").stat().st_size > 0
+
+
+def test_losses_keep_every_curve_visible(tmp_path: Path, drawn: list[Figure]) -> None:
+    losses = results([1, 2, 4]).losses
+    draw_losses(losses, "Losses", tmp_path / "losses.png")
+    lines = drawn[0].axes[0].get_lines()
+    widths = [line.get_linewidth() for line in lines]
+    assert widths == sorted(set(widths), reverse=True)
+    assert [line.get_label() for line in lines] == ["gloo-1", "gloo-2", "gloo-4"]
+
+
+def test_equal_inputs_give_equal_bytes(tmp_path: Path) -> None:
+    scaling = results([1, 2]).baseline.scaling()
+    for name in ("one.png", "two.png"):
+        draw_scaling(scaling, "t", tmp_path / name)
+    one, two = ((tmp_path / name).read_bytes() for name in ("one.png", "two.png"))
+    assert one == two
+    assert b"matplotlib" not in one.lower()
+
+
+@pytest.mark.parametrize(
+    ("heights", "expected"),
+    [
+        ([0, 5, 10], [0, 5, 10]),
+        ([4, 4], [3.5, 4.5]),
+        ([4, 4, 4], [3, 4, 5]),
+        # 1 and 1.5 part by 0.25 each; 9 stays
+        ([1, 1.5, 9], [0.75, 1.75, 9]),
+    ],
+)
+def test_spread(heights: list[float], expected: list[float]) -> None:
+    assert spread(heights, gap=1) == pytest.approx(expected)
