@@ -127,14 +127,14 @@ class Baseline:
         """Smallest relative difference worth reporting, from the A/A pair.
 
         The larger distance from 1 of the two bounds of the 5-95 % bootstrap interval
-        of the A/A ratio; at the least the typical (median) A/A difference of one round
-        divided by the square root of the number of rounds, which is what averaging so
-        many rounds can resolve, however lucky the interval.
+        of the A/A ratio; at the least the standard error of the mean A/A difference
+        (root mean square over the square root of the number of rounds), so that a
+        disturbed round, which a median does not notice, still counts.
         """
         logs = self._log_ratios(self.subject + AGAIN, self.subject)
         low, high = _bootstrap(logs)
-        resolution = float(np.median(np.abs(logs))) / math.sqrt(len(logs))
-        return math.expm1(max(abs(low), abs(high), resolution))
+        standard_error = math.sqrt(np.mean(logs**2) / len(logs))
+        return math.expm1(max(abs(low), abs(high), standard_error))
 
     def compare(self, arm_a: str, arm_b: str) -> Comparison:
         """Compare two arms round by round; UserError where one was not measured."""

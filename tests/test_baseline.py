@@ -83,12 +83,11 @@ def test_noise_floor_is_the_farther_end_of_the_a_a_interval() -> None:
     assert baseline(slower_twin).noise_floor() == pytest.approx(0.02)
 
 
-def test_noise_floor_does_not_trust_a_lucky_interval() -> None:
-    # 49 of 100 twins 4 % faster, 49 slower, 2 equal in the middle; the bootstrap may
-    # land anywhere, but 100 rounds that differ by 4 % resolve no less than 0.4 %
-    factors = [1.04] * 49 + [1.0] * 2 + [1 / 1.04] * 49
-    table = twin_seconds(exact(num_rounds=100), factors)
-    assert baseline(table).noise_floor() >= math.expm1(math.log(1.04) / 10) - 1e-12
+def test_noise_floor_counts_a_disturbed_round() -> None:
+    # 19 twins are equal, so every bootstrap median is 1; one took half as long again:
+    # sqrt(log(1.5)^2 / 20 / 20) = log(1.5) / 20
+    table = twin_seconds(exact(num_rounds=20), [1.0] * 19 + [1.5])
+    assert baseline(table).noise_floor() == pytest.approx(1.5 ** (1 / 20) - 1)
 
 
 def test_a_difference_below_the_floor_is_never_called_faster() -> None:

@@ -5,7 +5,12 @@ from typing import Any
 import pytest
 from report_inputs import ladder_of, results
 
-from minitrain.report.ladder import byte_equivalent, equivalence_sentences, rungs
+from minitrain.report.ladder import (
+    byte_equivalent,
+    equivalence_sentences,
+    rungs,
+    verdict_in_words,
+)
 
 
 def changed(rung: str, **fields: Any) -> dict[str, Any]:
@@ -42,12 +47,14 @@ def test_rungs_leave_out_what_is_not_one() -> None:
 
 
 def test_sentences_count_the_verdicts() -> None:
-    # 7 rungs of gloo-2: 5 equal, 2 within tolerance; gloo-1 could not compare ranks
+    # gloo-2: 5 equal, 2 within tolerance; gloo-1: 4 equal, 3 without a peer; whether
+    # anything was trained compares no bits
     text = equivalence_sentences(results([1, 2]))
     assert text.startswith("2 processes computed, to the last bit, what one process")
-    assert "of 14 comparisons, 9 equal to the last bit, 4 within" in text
+    assert "of 14 comparisons, 9 equal to the last bit, 2 within" in text
     assert "largest difference 3.1e-06" in text
-    assert "1 not run (gloo-1 ranks)" in text
+    skipped = "gloo-1 ranks, gloo-1 one_process_gradients, gloo-1 one_process"
+    assert f"3 not run ({skipped})" in text
 
 
 def test_sentences_name_the_breach_and_claim_nothing_else() -> None:
@@ -62,6 +69,16 @@ def test_no_claim_of_equal_bits_from_a_replay_within_tolerance() -> None:
         results([2], equivalence={"gloo-2": changed("replay", **near)})
     )
     assert text.startswith("No breach was found: of 7 comparisons, 4 equal")
+
+
+def test_being_trained_is_passed_not_equal() -> None:
+    ladder = ladder_of(2)
+    assert ladder["trained"]["verdict"] == "equal"
+    assert verdict_in_words(ladder["trained"]) == "passed"
+    assert verdict_in_words(ladder["replay"]) == "equal"
+    only = {"trained": ladder["trained"], "state_sha256": ["ab"] * 2}
+    text = equivalence_sentences(results([2], equivalence={"gloo-2": only}))
+    assert text == "Nothing was compared, so nothing is proven."
 
 
 def test_nothing_compared_is_nothing_proven() -> None:

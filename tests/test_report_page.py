@@ -156,7 +156,7 @@ def test_page_shows_unknown_rungs_by_name() -> None:
     extra["gloo-2"]["float64"]["max_abs_diff"] = 2e-14
     measured = results([2], equivalence=extra)
     text = to_markdown(page(measured, find(measured)))
-    assert "| gloo-2 | float64 | - | - | 2e-14 | within tolerance |" in text
+    assert "| gloo-2 | float64 | - | - | 2e-14 | within tolerance |  |" in text
 
 
 def test_arms_in_words() -> None:

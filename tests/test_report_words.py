@@ -29,7 +29,7 @@ def compared(
 
 
 def finding(**changes: Any) -> Finding:
-    """2 processes at 16,000 tokens/s, one at 10,000, all cores 12,500, silent 19,000."""
+    """2 processes: 16,000 tokens/s; one: 10,000, all cores 12,500; silent: 19,000."""
     fields: dict[str, Any] = {
         "run": "gloo-2",
         "world_size": 2,
@@ -130,7 +130,20 @@ def test_account_that_does_not_close_is_refused() -> None:
 
 
 def test_no_account() -> None:
-    assert "No step account of gloo-2" in lesson_notes(finding(account=None))
+    notes = lesson_notes(finding(account=None))
+    assert "The step account of gloo-2 is incomplete" in notes
+    assert "computing takes" not in notes
+
+
+def test_account_with_a_missing_part_is_left_out() -> None:
+    measured = results([1, 2])
+    nulls = dict.fromkeys(("wait_ms", "sum_ms", "gap_pct", "closed"))
+    timing = measured.timing["gloo-2"]
+    hurt = timing | {"account": timing["account"] | nulls}
+    found = find(
+        dataclasses.replace(measured, timing={**measured.timing, "gloo-2": hurt})
+    )
+    assert found.account is None
 
 
 def test_null_parts_are_not_mentioned() -> None:

@@ -1,6 +1,7 @@
 """What the words of the report mean, in plain language."""
 
 RUNGS = {
+    "trained": "parameters after training, against before: they must differ",
     "ranks": "final state of every rank, against rank 0",
     "replay": "final state, against one process that takes the shards in turn",
     "replay_gradients": "gradients at the recorded steps, against the same replay",

@@ -30,14 +30,23 @@ def rungs(ladder: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     }
 
 
+def verdict_in_words(rung: Mapping[str, Any]) -> str:
+    """The verdict; a rung that compares no bits is passed, not equal."""
+    if rung["verdict"] == "equal" and not rung.get("bytes_equal"):
+        return "passed"
+    return str(rung["verdict"])
+
+
 def equivalence_sentences(results: Results) -> str:
     """Whether the runs computed the same thing: what was proven, and what was not."""
     by_verdict: dict[str, dict[str, Mapping[str, Any]]] = {}
     for run, ladder in results.equivalence.items():
         for name, rung in rungs(ladder).items():
-            by_verdict.setdefault(rung["verdict"], {})[f"{run} {name}"] = rung
+            of_verdict = by_verdict.setdefault(verdict_in_words(rung), {})
+            of_verdict[f"{run} {name}"] = rung
     if broken := by_verdict.get("breach"):
         return f"The runs are not equivalent: {', '.join(broken)} breached."
+    by_verdict.pop("passed", None)
     if not by_verdict:
         return "Nothing was compared, so nothing is proven."
     counts = [f"{len(by_verdict.get('equal', {}))} equal to the last bit"]
@@ -47,7 +56,7 @@ def equivalence_sentences(results: Results) -> str:
         counts.append(f"{len(near)} within their tolerance ({gap})")
     if skipped := by_verdict.get("not run"):
         counts.append(f"{len(skipped)} not run ({', '.join(skipped)})")
-    total = plural(sum(len(rungs) for rungs in by_verdict.values()), "comparison")
+    total = plural(sum(map(len, by_verdict.values())), "comparison")
     lead = ""
     if results.world_size > 1 and byte_equivalent(results.equivalence[results.largest]):
         lead = (

@@ -14,7 +14,7 @@ from minitrain.report.blocks import (
     Title,
 )
 from minitrain.report.glossary import GLOSSARY, RUNGS
-from minitrain.report.ladder import equivalence_sentences, rungs
+from minitrain.report.ladder import equivalence_sentences, rungs, verdict_in_words
 from minitrain.report.manifest import manifest
 from minitrain.report.numbers import percent, plural, thousands, times
 from minitrain.report.results import Results
@@ -111,12 +111,14 @@ def _equivalence(results: Results) -> list[Block]:
             RUNGS.get(name, name),
             {True: "yes", False: "no", None: UNDEFINED}[rung.get("bytes_equal")],
             *(cell(rung.get(key), ".3g") for key in ("max_ulp", "max_abs_diff")),
-            rung["verdict"],
+            verdict_in_words(rung),
+            rung.get("detail", ""),
         ]
         for run, ladder in results.equivalence.items()
         for name, rung in rungs(ladder).items()
     ]
-    header = "run", "compared", "bits equal", "max ULP", "max difference", "verdict"
+    figures = "bits equal", "max ULP", "max difference"
+    header = ["run", "compared", *figures, "verdict", "detail"]
     ranks = [
         [run, str(rank), shortened(text), digest[:16]]
         for run, texts in results.first_texts.items()

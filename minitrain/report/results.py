@@ -17,8 +17,8 @@ class Results:
 
     ``provenance``, ``first_texts``, ``equivalence``, ``timing`` and ``losses`` hold one
     entry per run that params ask for, in that order. ``account`` has the columns run,
-    part (a key of the account in timing.json, its ``_ms`` left out), mean_ms, low_ms,
-    high_ms. Raises UserError when the timings come from more than one machine.
+    part (a key of the account in timing.json), mean_ms, low_ms, high_ms. Raises
+    UserError when the timings come from more than one machine.
     """
 
     seed: int
@@ -55,14 +55,14 @@ class Results:
 
     @property
     def accounts(self) -> dict[str, Mapping[str, Any]]:
-        """The step account of every run that has one."""
-        accounts = {run: timing.get("account") for run, timing in self.timing.items()}
-        return {run: account for run, account in accounts.items() if account}
+        """The step account of every run in which no part is missing."""
+        accounts = {run: timing["account"] for run, timing in self.timing.items()}
+        return {run: of for run, of in accounts.items() if of["closed"] is not None}
 
     def interval(self, run: str, part: str) -> tuple[float, float] | None:
         """5-95 % interval of a part's mean in ms; None where there is none."""
         table = self.account
-        row = table[(table["run"] == run) & (table["part"] == part.removesuffix("_ms"))]
+        row = table[(table["run"] == run) & (table["part"] == part)]
         bounds = row[["low_ms", "high_ms"]].dropna().to_numpy()
         return (float(bounds[0][0]), float(bounds[0][1])) if len(bounds) else None
 

@@ -146,6 +146,7 @@ def _label_ends(axes: Axes, series: Sequence[Series]) -> None:
                 "color": line.colour,
                 "linewidth": 0.7,
                 "alpha": 0.6,
+                "relpos": (0, 0.5),
                 "shrinkB": 0 if line.reference else 6,
             },
         )

@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from minitrain.account import CLOSED_WITHIN
 from minitrain.baseline import ALL_CORES, ONE_PROCESS, SILENT, Comparison
 from minitrain.report.numbers import capitalised, ms, percent, plural, thousands, times
 from minitrain.report.results import Results
@@ -22,9 +23,6 @@ PARTS = {
 }
 COMPUTE = ("forward_ms", "backward_compute_ms", "optimizer_ms")
 COMMUNICATION = ("wait_ms", "interference_ms", "comm_exposed_ms")
-
-# share of a step within which an account counts as right, as for closing it
-AGREEMENT = 0.05
 
 
 @dataclass(frozen=True)
@@ -161,7 +159,9 @@ def _ceiling(finding: Finding) -> list[str]:
 def _account(finding: Finding) -> list[str]:
     account, run = finding.account, finding.run
     if account is None:
-        return [f"No step account of {run} was measured, so none explains this."]
+        return [
+            f"The step account of {run} is incomplete, so it does not explain this."
+        ]
     if not account["closed"]:
         return [
             f"The step account of {run} does not close, so it is not used to explain "
@@ -195,9 +195,9 @@ def _cross_check(finding: Finding, shares: Mapping[str, float]) -> list[str]:
         f"Without waiting, interference and exposed communication {percent(left)} of "
         f"that step would be left, where the rounds found {percent(reached)}"
     )
-    if abs(left - reached) > AGREEMENT:
+    if abs(left - reached) > CLOSED_WITHIN:
         return [f"{text}: the two disagree, so the account does not explain the speed."]
-    return [f"{text}: the two agree within {percent(AGREEMENT)} of the step."]
+    return [f"{text}: the two agree within {percent(CLOSED_WITHIN)} of the step."]
 
 
 def _interference(finding: Finding, share: float) -> str:
@@ -220,7 +220,7 @@ def shares_of_step(account: Mapping[str, Any]) -> dict[str, float]:
 def account_headline(finding: Finding) -> str:
     """Where the time of a step goes, in one line: the title of the account picture."""
     if finding.account is None:
-        return f"{finding.run}: no step account"
+        return f"{finding.run}: the step account is incomplete"
     if not finding.account["closed"]:
         return f"{finding.run}: the step account does not close"
     shares = shares_of_step(finding.account)
