@@ -1,22 +1,17 @@
-"""Starting ranks: through torchrun, or from plain Python and notebooks.
+"""Starting ranks from plain Python, scripts and notebooks; torchrun has its own module.
 
 Whichever way, ranks meet through a store on a port that the system chose, a failure
 comes back as one exception that names the rank, and nobody is left behind: a rank
 ends itself when the process that started it is gone, even after kill -9.
 """
 
-import importlib.util
-import logging
 import os
 import shutil
-import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from types import TracebackType
@@ -24,17 +19,11 @@ from typing import Any, Self
 
 import cloudpickle
 from torch._C._distributed_c10d import TCPStore
-from torch.distributed.elastic.multiprocessing.errors import (
-    ChildFailedError,
-    get_error_handler,
-)
 
-from minitrain.ddp import port_in_use
 from minitrain.errors import EXIT_USER, UserError
 
 LOOPBACK = "127.0.0.1"
 PARENT_POLL_S = 0.5
-LOGS_PREFIX = "minitrain-torchrun-"
 # how gloo says that another rank went away
 LOST_PEER = ("closed by peer", "reset by peer", "Broken pipe")
 
@@ -185,114 +174,3 @@ def end_with_parent(remove: Path | None = None) -> None:
         os._exit(EXIT_USER)
 
     threading.Thread(target=watch, name="end_with_parent", daemon=True).start()
-
-
-def torchrun(
-    module: str, arguments: list[str], world_size: int, *, threads_per_process: int
-) -> None:
-    """Run ``python -m module arguments`` as ``world_size`` ranks under torchrun.
-
-    The environment's MASTER_PORT is used where it is set, else a free one. Raises the
-    first failing rank's UserError, or RankError with its traceback.
-    """
-    from torch.distributed import run
-
-    # torchrun's own page about a failure says less than our one line
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    os.environ["OMP_NUM_THREADS"] = str(threads_per_process)
-    with tempfile.TemporaryDirectory(prefix=LOGS_PREFIX) as logs:
-        ranks = [f"--nproc-per-node={world_size}", f"--log-dir={logs}"]
-        program = ["--module", module, *arguments]
-        try:
-            run.run(run.parse_args([*_rendezvous(), *ranks, *program]))
-        except ChildFailedError as error:
-            failures = error.failures.items()
-            raise root_cause([_failure(r, f) for r, f in failures]) from None
-
-
-def _rendezvous() -> list[str]:
-    port = os.environ.get("MASTER_PORT")
-    if port is None:
-        return ["--standalone"]
-    require_free_port(port)
-    return [f"--master-addr={LOOPBACK}", f"--master-port={port}"]
-
-
-def require_free_port(port: str) -> None:
-    """Raise UserError unless ``port`` is a number from 1 to 65535 and not in use."""
-    if not port.isdecimal() or not 1 <= int(port) <= 65535:
-        raise UserError(
-            f"environment: MASTER_PORT = {port!r}: must be a port from 1 to 65535"
-        )
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((LOOPBACK, int(port)))
-        except OSError:
-            raise UserError(port_in_use(port)) from None
-
-
-def _failure(rank: int, failure: Any) -> Exception:
-    message = failure.message
-    if not isinstance(message, dict):
-        return RankError(f"rank {rank}: {message}")
-    line = str(message["message"])
-    marker = f"{UserError.__name__}: "
-    if line.startswith(marker):
-        return UserError(line.removeprefix(marker))
-    error = RankError(f"rank {rank}: {line}")
-    error.add_note(str(message.get("extraInfo", {}).get("py_callstack", "")))
-    return error
-
-
-def run_as_ranks(
-    module: str,
-    body: Callable[[str], None],
-    world_size: int,
-    *,
-    threads_per_process: int,
-) -> None:
-    """Run ``body`` as ``world_size`` ranks; it is given the name of the launcher.
-
-    In a rank that torchrun started, this runs ``body``. Anywhere else it starts
-    ``python -m module`` with the arguments of this process under torchrun, or, on a
-    torch build without torchrun, ``body`` through :func:`launch`.
-    """
-    if under_torchrun():
-        with _torchrun_rank():
-            body("torchrun")
-    elif importlib.util.find_spec("torch.distributed.run") is not None:
-        torchrun(
-            module, sys.argv[1:], world_size, threads_per_process=threads_per_process
-        )
-    else:
-        launch(body, world_size, "launch", threads_per_process=threads_per_process)
-
-
-def under_torchrun() -> bool:
-    """Whether this process is a rank that torchrun started."""
-    return "TORCHELASTIC_RUN_ID" in os.environ
-
-
-@contextmanager
-def _torchrun_rank() -> Iterator[None]:
-    """Around the body of a rank under torchrun: failures go to who launched it.
-
-    An exception is left where torchrun finds it and ends the process; the rank prints
-    nothing when :func:`torchrun` of this module, which will say it, launched it.
-    """
-    logs = _logs_of_torchrun()
-    end_with_parent(remove=logs)
-    try:
-        yield
-    except Exception as error:
-        get_error_handler().record_exception(error)
-        if logs is None:
-            raise
-        # no clean-up: a process group that lost a rank may wait in it
-        os._exit(EXIT_USER)
-
-
-def _logs_of_torchrun() -> Path | None:
-    file = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
-    return next((p for p in file.parents if p.name.startswith(LOGS_PREFIX)), None)

@@ -15,10 +15,10 @@ from minitrain.arms import arms_of, measure
 from minitrain.ddp import distributed, is_main_process
 from minitrain.errors import run_stage
 from minitrain.files import open_atomic, write_json
-from minitrain.launcher import run_as_ranks, under_torchrun
 from minitrain.params import Params, load_params
 from minitrain.progress import progress
 from minitrain.provenance import provenance, require_torch
+from minitrain.torchrun import run_as_ranks, under_torchrun
 
 
 def main() -> None:

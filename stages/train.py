@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 
 from minitrain.errors import run_stage
-from minitrain.launcher import run_as_ranks, under_torchrun
 from minitrain.params import load_params
 from minitrain.run import Job, preflight, train_rank
+from minitrain.torchrun import run_as_ranks, under_torchrun
 
 
 def main() -> None:

@@ -49,8 +49,8 @@ def test_faster() -> None:
     notes = lesson_notes(finding())
     assert (
         "2 processes with 1 thread each ran faster than one process with 1 thread: "
-        "16,000 against 10,000 tokens per second, 1.60 times the speed "
-        "(5-95 % interval 1.59 to 1.61)."
+        "16,000 against 10,000 tokens per second in the median, round by round "
+        "1.60 times the speed (5-95 % interval 1.59 to 1.61)."
     ) in notes
     assert "noise floor of 1.2 %" in notes
     # 16,000 / 12,500

@@ -118,8 +118,8 @@ def _speed(subject: str, other: str, compared: Comparison) -> str:
     ratio, low, high = times(compared.ratio, compared.low, compared.high)
     numbers = (
         f"{thousands(compared.tokens_per_s_a)} against "
-        f"{thousands(compared.tokens_per_s_b)} tokens per second, {ratio} times the "
-        f"speed (5-95 % interval {low} to {high})"
+        f"{thousands(compared.tokens_per_s_b)} tokens per second in the median, round "
+        f"by round {ratio} times the speed (5-95 % interval {low} to {high})"
     )
     if compared.verdict != "no difference seen":
         return f"{capitalised(subject)} ran {compared.verdict} than {other}: {numbers}."

@@ -42,7 +42,9 @@ class StockDDP:
         names = tuple(self._names[id(p)] for p in bucket.parameters())
         event = BucketEvent(names, buffer.nbytes, bucket.is_last(), called)
         self.trace.events.append(event)
-        work = dist.all_reduce(buffer.mul_(self._factor), group=self._group, async_op=True)
+        work = dist.all_reduce(
+            buffer.mul_(self._factor), group=self._group, async_op=True
+        )
 
         def reduced(future: torch.futures.Future[Any]) -> Tensor:
             event.done_ns = time.perf_counter_ns()
