@@ -7,10 +7,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from minitrain.torchrun import LOGS_PREFIX
 
 NEEDS_GPU = "needs a GPU"
+SET_BY_OTHERS = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}
+# bits depend on the number of threads: tests compare with ranks, which have one
+torch.set_num_threads(1)
 skipped_on_ci: list[str] = []
 
 
@@ -23,7 +27,7 @@ def nothing_left_behind() -> Iterator[None]:
     left = psutil.Process().children(recursive=True)
     for child in left:
         child.kill()
-    names = (environment.keys() | os.environ.keys()) - {"PYTEST_CURRENT_TEST"}
+    names = (environment.keys() | os.environ.keys()) - SET_BY_OTHERS
     changed = {n for n in names if environment.get(n) != os.environ.get(n)}
     os.environ.clear()
     os.environ.update(environment)
