@@ -1,9 +1,11 @@
 # Two commands do everything: `make` sets up and runs the pipeline, `make test` sets up
-# and runs lint, types and tests. PYTHON=python3.12 make picks the interpreter.
+# and runs lint, types and tests. `make studies` runs the deeper experiments. PYTHON=python3.12 make picks the interpreter.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: all test
+STUDIES := $(notdir $(patsubst %/,%,$(wildcard studies/*/)))
+
+.PHONY: all test studies
 .DEFAULT_GOAL := all
 
 all: .venv/installed
@@ -16,6 +18,11 @@ test: .venv/installed
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest
+
+studies: $(STUDIES:%=study-%)
+
+study-%: .venv/installed
+	@$(BIN)/dvc repro studies/$*/dvc.yaml
 
 .venv/installed: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -99,6 +99,24 @@ def write_shards(folder: Path, samples: Samples, world_size: int) -> None:
     without overlap. Raises UserError for more ranks than samples.
     """
     folder.mkdir(parents=True)
+    ranks = _write_ranks(folder, samples, world_size)
+    np.save(folder / "targets.npy", (samples.lengths() - 1).astype(np.uint32))
+    rebuilt = deal_back([open_shard(folder, rank) for rank in range(world_size)])
+    if rebuilt != samples.sha256():
+        raise EvidenceError(f"{folder}: the shards together are not the corpus")
+    index = {
+        "world_size": world_size,
+        "samples": len(samples),
+        "targets": int(samples.lengths().sum()) - len(samples),
+        "samples_sha256": rebuilt,
+        "ranks": ranks,
+    }
+    write_json(folder / "index.json", index)
+
+
+def _write_ranks(
+    folder: Path, samples: Samples, world_size: int
+) -> list[dict[str, Any]]:
     owner = _owner_of_tokens(samples.lengths(), world_size)
     ranks = []
     for rank in range(world_size):
@@ -115,18 +133,7 @@ def write_shards(folder: Path, samples: Samples, world_size: int) -> None:
                 "sha256": {p.name: sha256_file(p) for p in (tokens_path, offsets_path)},
             }
         )
-    np.save(folder / "targets.npy", (samples.lengths() - 1).astype(np.uint32))
-    rebuilt = deal_back([open_shard(folder, rank) for rank in range(world_size)])
-    if rebuilt != samples.sha256():
-        raise EvidenceError(f"{folder}: the shards together are not the corpus")
-    index = {
-        "world_size": world_size,
-        "samples": len(samples),
-        "targets": int(samples.lengths().sum()) - len(samples),
-        "samples_sha256": rebuilt,
-        "ranks": ranks,
-    }
-    write_json(folder / "index.json", index)
+    return ranks
 
 
 def deal_back(shards: list[Samples]) -> str:
@@ -167,10 +174,10 @@ def decode(tokens: Tokens) -> str:
     return tokens.tobytes().strip(b"\xff").decode("utf-8", errors="replace")
 
 
-def _owner_of_tokens(lengths: Any, world_size: int) -> npt.NDArray[np.uint16]:
-    # two bytes a token: the corpus may have tens of millions
+def _owner_of_tokens(lengths: Any, world_size: int) -> npt.NDArray[Any]:
+    # the corpus may have tens of millions of tokens: as few bytes for each as will do
     owner = np.arange(len(lengths), dtype=np.uint32) % world_size
-    return np.repeat(owner.astype(np.uint16), lengths)
+    return np.repeat(owner.astype(np.min_scalar_type(world_size - 1)), lengths)
 
 
 def _shard_paths(folder: Path, rank: int) -> tuple[Path, Path]:

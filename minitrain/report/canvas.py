@@ -35,5 +35,6 @@ def canvas(
 
 
 def save(figure: Figure, path: Path) -> None:
+    """Write ``figure`` as a PNG whose bytes depend on what it shows alone."""
     # matplotlib's own version would be the only thing in it that varies
     figure.savefig(path, format="png", metadata={"Software": None})

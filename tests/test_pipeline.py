@@ -1,0 +1,243 @@
+"""The pipeline as DVC runs it: what it depends on, what reruns, what repeats."""
+
+import json
+import re
+import shutil
+import subprocess
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from closure import import_closure
+from dvc.repo import Repo
+from project import ROOT, copy_project, run_dvc, set_params, start_dvc
+from ruamel.yaml import YAML
+
+STAGES: dict[str, dict[str, Any]] = YAML(typ="safe").load(
+    (ROOT / "dvc.yaml").read_text()
+)["stages"]
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_deps_are_what_the_script_imports(name: str) -> None:
+    """DVC does not follow imports, so dvc.yaml names all of them, and no others."""
+    stage = STAGES[name]
+    script = re.search(r"-m stages\.(\w+)", stage["cmd"])[1]
+    code = {dep for dep in stage["deps"] if dep.endswith(".py")}
+    assert code == import_closure(ROOT, Path(f"stages/{script}.py"))
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_stage_is_described_and_its_command_is_one_line(name: str) -> None:
+    assert STAGES[name]["desc"]
+    assert re.fullmatch(r"stages/python -m stages\.\w+[\w ${}.-]*", STAGES[name]["cmd"])
+
+
+DETERMINISTIC = [
+    "data/corpus.jsonl",
+    "data/shards",
+    "data/runs/gloo-1/states",
+    "data/runs/gloo-1/losses.csv",
+    "data/runs/gloo-1/hashes.jsonl",
+    "data/runs/gloo-2/states",
+    "data/runs/gloo-2/gradients.pt",
+    "data/runs/gloo-2/losses.csv",
+    "data/runs/gloo-2/hashes.jsonl",
+    "data/runs/replay-1",
+    "data/runs/replay-2",
+    "data/evidence",
+    "metrics/equivalence.json",
+]
+
+
+@pytest.fixture(scope="module")
+def twins(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two copies of the project, built by `dvc repro` at the same time."""
+    make = tmp_path_factory.mktemp
+    folders = [copy_project(make(name)) for name in ("first", "second")]
+    running = [start_dvc(folder, "repro") for folder in folders]
+    for process in running:
+        output, _ = process.communicate(timeout=280)
+        assert process.returncode == 0, output
+    return folders
+
+
+def files_below(path: Path) -> dict[str, bytes]:
+    if path.is_file():
+        return {"": path.read_bytes()}
+    files = sorted(p for p in path.rglob("*") if p.is_file())
+    return {p.relative_to(path).as_posix(): p.read_bytes() for p in files}
+
+
+@pytest.mark.pipeline
+@pytest.mark.parametrize("path", DETERMINISTIC)
+def test_two_copies_at_once_give_the_same_bytes(twins: list[Path], path: str) -> None:
+    first, second = (files_below(folder / path) for folder in twins)
+    assert first
+    assert first.keys() == second.keys()
+    assert [name for name in first if first[name] != second[name]] == []
+
+
+@pytest.mark.pipeline
+def test_every_file_of_the_contract_is_there(twins: list[Path]) -> None:
+    paths = [
+        "data/verbs.csv",
+        "data/shards/world-2/index.json",
+        "data/runs/gloo-2/states/state-rank-1.pt",
+        "data/runs/gloo-2/timings.jsonl",
+        "data/runs/replay-2/state.pt",
+        "data/runs/replay-2/hashes.jsonl",
+        "metrics/timing.json",
+        "metrics/scaling.csv",
+        "metrics/scaling.png",
+        "metrics/manifest.json",
+        "metrics/report.html",
+        "metrics/report.md",
+    ]
+    folder = twins[0]
+    assert [p for p in DETERMINISTIC + paths if not (folder / p).exists()] == []
+    manifest = json.loads((folder / "metrics/manifest.json").read_text())
+    assert manifest["launcher"] == "torchrun"
+    assert manifest["byte_equivalent"] is True
+    assert not (folder / "data/runs/nccl-1").exists()
+
+
+@pytest.mark.pipeline
+def test_second_repro_runs_nothing(twins: list[Path]) -> None:
+    code, output = run_dvc(twins[0], "repro")
+    assert code == 0
+    assert "Running stage" not in output
+    assert "up to date" in output
+
+
+CHANGED_PARAMS = {
+    "environment.torch": "9.9.9",
+    "corpus.source": "other.csv",
+    "model.file": "other.py",
+    "model.factory": "other",
+    "shard.long_samples": "cut",
+    "train.num_epochs": 3,
+    "train.optimizer": "sgd",
+    "gloo.world_sizes": [1],
+    "nccl.world_sizes": [1],
+}
+
+
+def table() -> dict[str, list[str]]:
+    """docs/what-reruns.md: a parameter or file -> the stages it touches directly."""
+    text = (ROOT / "docs/what-reruns.md").read_text()
+    rows = re.findall(r"^\| `([^`]+)` \| ([^|]*) \|$", text, flags=re.MULTILINE)
+    return {key: re.findall(r"\w+", stages) for key, stages in rows}
+
+
+def stages_touched(folder: Path) -> set[str]:
+    """Stages with a changed dependency or parameter of their own, matrix folded."""
+    with Repo(str(folder)) as repo:
+        status = repo.status()
+    touched = set()
+    for target, causes in status.items():
+        kinds = {key for cause in causes if isinstance(cause, dict) for key in cause}
+        if "changed deps" in kinds:
+            touched.add(re.sub(r"^dvc\.yaml:|@.*", "", target))
+    return touched
+
+
+def test_table_names_every_parameter_and_every_source_file() -> None:
+    params = YAML(typ="safe").load((ROOT / "params.yaml").read_text())
+    keys = {f"{section}.{key}" for section in params for key in params[section]}
+    sources = {dep for stage in STAGES.values() for dep in stage["deps"]}
+    sources = {s for s in sources if s.endswith((".py", ".yaml", ".lock"))}
+    assert set(table()) == keys | sources | {"data/verbs.csv", "minitrain/model.py"}
+
+
+@pytest.mark.pipeline
+def test_what_reruns_is_what_the_table_says(twins: list[Path], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(twins[1], tmp_path / "copy", symlinks=True))
+    expected = table()
+    original = (folder / "params.yaml").read_bytes()
+    wrong = {}
+    for key, stages in expected.items():
+        restore = change(folder, key)
+        touched = stages_touched(folder)
+        restore()
+        # a stage that DVC expands from a list leaves no status where the list is empty
+        if touched != set(stages) - {"train_nccl", "verify_nccl"}:
+            wrong[key] = sorted(touched)
+    assert (folder / "params.yaml").read_bytes() == original
+    assert wrong == {}
+
+
+def change(folder: Path, key: str) -> Any:
+    """Change a parameter or a file; returns what puts it back."""
+    path = folder / (key if "/" in key or key.endswith(".lock") else "params.yaml")
+    if key == "params.yaml":
+        path = folder / key
+    before = path.read_bytes()
+    if path.name != "params.yaml" or key == "params.yaml":
+        path.write_bytes(before + b"\n# changed\n")
+    else:
+        if key == "corpus.source":
+            shutil.copy(folder / "data/verbs.csv", folder / "other.csv")
+        if key == "model.file":
+            shutil.copy(folder / "minitrain/model.py", folder / "other.py")
+        section, _, name = key.partition(".")
+        old = YAML(typ="safe").load(before.decode())[section][name]
+        new = CHANGED_PARAMS.get(key, None if old is None else old * 2)
+        set_params(folder, {key: new})
+    return partial(path.write_bytes, before)
+
+
+@pytest.mark.pipeline
+def test_breach_stops_the_pipeline_and_is_named(
+    twins: list[Path], tmp_path: Path
+) -> None:
+    """One bit of one state file, and nothing downstream of the evidence runs."""
+    folder = Path(shutil.copytree(twins[1], tmp_path / "copy", symlinks=True))
+    evidence = folder / "data/evidence/gloo-2/evidence.json"
+    damaged = json.loads(evidence.read_text())
+    damaged["rungs"]["ranks"] |= {"verdict": "breach", "detail": "tensor x differs"}
+    evidence.unlink()
+    evidence.write_text(json.dumps(damaged))
+    code, output = run_dvc(folder, "repro", "--single-item", "equivalence")
+    assert code != 0
+    assert "error: equivalence: gloo-2: ranks: tensor x differs" in output
+    assert "Traceback" not in output
+
+
+@pytest.mark.pipeline
+def test_one_flipped_bit_in_a_state_file_is_found(
+    twins: list[Path], tmp_path: Path
+) -> None:
+    import torch
+
+    from minitrain.hashes import load_tensors, save_tensors
+
+    folder = Path(shutil.copytree(twins[1], tmp_path / "copy", symlinks=True))
+    path = folder / "data/runs/gloo-2/states/state-rank-1.pt"
+    state = load_tensors(path)
+    state["head.weight"].view(torch.int32)[0, 0] ^= 1
+    path.unlink()
+    save_tensors(path, state)
+    script = ["stages/python", "-m", "stages.verify", "--run", "gloo-2"]
+    from project import environment
+
+    subprocess.run(script, cwd=folder, env=environment(), check=True)
+    evidence = json.loads((folder / "data/evidence/gloo-2/evidence.json").read_text())
+    ranks = evidence["rungs"]["ranks"]
+    assert ranks["verdict"] == "breach"
+    assert ranks["detail"] == "rank 1: tensor head.weight differs"
+    assert ranks["max_ulp"] == 1
+
+
+@pytest.mark.pipeline
+def test_metrics_and_params_diff_are_readable(
+    twins: list[Path], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(twins[1], tmp_path / "copy", symlinks=True))
+    code, output = run_dvc(folder, "metrics", "show")
+    assert code == 0
+    assert "timing.json" in output
+    code, output = run_dvc(folder, "plots", "show", "--json")
+    assert code == 0, output
+    assert "scaling" in output
