@@ -10,7 +10,7 @@ STUDIES := $(notdir $(patsubst %/,%,$(wildcard studies/*/)))
 
 all: .venv/installed
 	@$(BIN)/dvc repro
-	@$(BIN)/dvc metrics show metrics/timing.json metrics/equivalence.json
+	@$(BIN)/dvc metrics show
 	@echo "The report: metrics/report.html"
 
 test: .venv/installed

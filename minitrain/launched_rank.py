@@ -1,5 +1,6 @@
 """The body of a process that :func:`minitrain.launcher.launch` started."""
 
+import signal
 import sys
 import traceback
 from multiprocessing.connection import Connection
@@ -13,6 +14,8 @@ from minitrain.launcher import end_with_parent
 def main() -> None:
     """Receive a function, run it, and send back what became of it."""
     end_with_parent()
+    # Ctrl-C reaches every process of a terminal; the launcher ends its ranks
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     pipe: Connection[bytes, bytes] = Connection(int(sys.argv[1]))
     try:
         fn, args = cloudpickle.loads(pipe.recv_bytes())

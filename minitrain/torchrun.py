@@ -7,6 +7,7 @@ back as an exception instead of a page of text.
 import importlib.util
 import logging
 import os
+import signal
 import socket
 import sys
 import tempfile
@@ -15,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import (
     ChildFailedError,
     get_error_handler,
@@ -37,8 +39,7 @@ def torchrun(
     """
     from torch.distributed import run
 
-    # torchrun's own page about a failure says less than our one line
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    _silence("torch.distributed")
     with (
         _environment("OMP_NUM_THREADS", str(threads_per_process)),
         tempfile.TemporaryDirectory(prefix=LOGS_PREFIX) as logs,
@@ -47,9 +48,19 @@ def torchrun(
         program = ["--module", module, *arguments]
         try:
             run.run(run.parse_args([*_rendezvous(), *ranks, *program]))
+        except SignalException as error:
+            # torchrun has ended the ranks
+            raise KeyboardInterrupt from error
         except ChildFailedError as error:
             failures = error.failures.items()
             raise root_cause([_failure(r, f) for r, f in failures]) from None
+
+
+def _silence(package: str) -> None:
+    """No log lines of ``package``: what matters in them comes back as an exception."""
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith(package):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 @contextmanager
@@ -138,6 +149,8 @@ def _torchrun_rank() -> Iterator[None]:
     """
     logs = _logs_of_torchrun()
     end_with_parent(remove=logs)
+    # Ctrl-C reaches every process of a terminal; the launcher ends its ranks
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
     except Exception as error:

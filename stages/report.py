@@ -18,6 +18,7 @@ from minitrain.report.page import ACCOUNT_PNG, LOSSES_PNG, SCALING_PNG, page
 from minitrain.report.plots import draw_account, draw_losses
 from minitrain.report.results import Results, only_runs
 from minitrain.report.scaling_plot import draw_scaling
+from minitrain.report.summary import summary
 from minitrain.report.words import account_headline, find, headline, losses_headline
 
 PARAMS = Path("params.yaml")
@@ -44,6 +45,7 @@ def main() -> None:
     with open_atomic(METRICS / "scaling.csv") as file:
         scaling.round(1).to_csv(file, index=False)
     write_json(METRICS / "manifest.json", manifest(results, finding))
+    write_json(METRICS / "summary.json", summary(results, finding))
     blocks = page(results, finding)
     with open_atomic(METRICS / "report.md") as file:
         file.write(to_markdown(blocks))

@@ -84,6 +84,24 @@ def test_bug_in_a_torchrun_rank_keeps_its_traceback(tmp_path: Path) -> None:
     assert 'raise ValueError("a bug")' in done.stderr
 
 
+def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
+    script = TORCHRUN.replace("barrier()\n", "__import__('time').sleep(60)\n")
+    (tmp_path / "ranks.py").write_text(script)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ranks", "well"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    wait_for(lambda: psutil.Process(process.pid).children(), count=2)
+    time.sleep(4)  # long enough for the ranks to have joined
+    # as a terminal does: to the whole group
+    os.killpg(process.pid, signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stderr) == (130, "error: interrupted\n")
+
+
 def test_torchrun_ranks_and_logs_go_when_it_is_killed(tmp_path: Path) -> None:
     script = TORCHRUN.replace("barrier()\n", "__import__('time').sleep(60)\n")
     (tmp_path / "ranks.py").write_text(script)
