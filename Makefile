@@ -1,5 +1,5 @@
 # Two commands do everything: `make` sets up and runs the pipeline, `make test` sets up
-# and runs lint, types and tests. `make studies` runs the deeper experiments. PYTHON=python3.12 make picks the interpreter.
+# and runs lint, types and tests. `make studies` runs the deeper experiments.
 PYTHON ?= python3
 BIN := .venv/bin
 

@@ -59,10 +59,16 @@ def _parse_object(line: str, where: str) -> dict[str, Any]:
         sample = json.loads(line)
     except json.JSONDecodeError as error:
         raise UserError(f"{where}: not JSON: {error.msg}") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where}: not readable: {error}") from None
     if not isinstance(sample, dict) or not isinstance(sample.get("text"), str):
         raise UserError(f'{where}: must be an object with a string under "text"')
     if not sample["text"].strip():
         raise UserError(f'{where}: "text" is blank; it must hold a sample')
+    try:
+        json.dumps(sample, allow_nan=False, ensure_ascii=False).encode("utf-8")
+    except ValueError as error:
+        raise UserError(f"{where}: cannot be written again: {error}") from None
     return sample
 
 

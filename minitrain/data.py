@@ -142,7 +142,7 @@ def deal_back(shards: list[Samples]) -> str:
     lengths = np.full(sum(len(shard) for shard in shards), -1, np.int64)
     for rank, shard in enumerate(shards):
         target = lengths[rank::world_size]
-        if len(target) != len(shard):
+        if len(target) != len(shard) or shard.offsets[-1] != len(shard.tokens):
             return "unequal shards"
         target[:] = shard.lengths()
     owner = _owner_of_tokens(lengths, world_size)

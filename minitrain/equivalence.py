@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from minitrain.params import Train
-from minitrain.ulp import distance
+from minitrain.ulp import distance, gaps
 
 Verdict = Literal["equal", "within tolerance", "breach", "not run"]
 Tensors = Mapping[str, Tensor]
@@ -57,23 +57,36 @@ def ranks_rung(states: Sequence[Tensors]) -> Rung:
 
 
 def bits_rung(a: Tensors, b: Tensors) -> Rung:
-    """Two sets of tensors: equal bits."""
+    """Two sets of tensors: equal bits, and no NaN, which is equal to nothing."""
     apart = distance(a, b)
+    if apart.bytes_equal and (nan := _first_nan(a)):
+        return Rung(True, None, None, "breach", f"tensor {nan} holds NaN")
     verdict: Verdict = "equal" if apart.bytes_equal else "breach"
     detail = "" if apart.bytes_equal else f"tensor {apart.tensor} differs"
     return Rung(apart.bytes_equal, apart.max_ulp, apart.max_abs_diff, verdict, detail)
 
 
 def hashes_rung(
-    run: Rows, other: Rows, what: Literal["gradients", "parameters"]
+    run: Rows,
+    other: Rows,
+    what: Literal["gradients", "parameters"],
+    world_size: int | None = None,
 ) -> Rung:
     """Recorded hashes of every rank of ``run`` against ``other``'s: all equal.
+
+    Given ``world_size``, each of its ranks must have recorded some.
 
     Names the first step and tensor that differ. Hashes know equal or not, no distance.
     """
     expected = {row["step"]: row[what] for row in _rows(other, "tensors")}
     ours = _rows(run, "tensors")
-    if not ours or {row["step"] for row in ours} != expected.keys():
+    steps_of: dict[int, set[int]] = {}
+    for row in ours:
+        steps_of.setdefault(row["rank"], set()).add(row["step"])
+    silent = [r for r in range(world_size or 0) if r not in steps_of]
+    if silent:
+        return Rung(False, None, None, "breach", f"rank {silent[0]} recorded nothing")
+    if not ours or any(steps != expected.keys() for steps in steps_of.values()):
         return Rung(False, None, None, "breach", "other steps were recorded")
     for row in sorted(ours, key=lambda row: (row["step"], row["rank"])):
         hashes, wanted = row[what], expected[row["step"]]
@@ -102,6 +115,8 @@ def trained_rung(run: Rows) -> Rung:
     Guards every other rung: things that never changed are equal for no reason.
     """
     tensors = _rows(run, "tensors")
+    if not tensors:
+        return Rung(None, None, None, "breach", "nothing was recorded")
     first = min(tensors, key=lambda row: row["step"])["parameters"]
     last = max(tensors, key=lambda row: row["step"])["parameters"]
     moved = [name for name in first if first[name] != last[name]]
@@ -114,7 +129,8 @@ def gradients_rung(run: Tensors, one_process: Tensors) -> Rung:
 
     Equal weights, other summation shapes: within 1e-5 of the model's largest gradient.
     """
-    largest = max(float(g.abs().max()) for g in one_process.values())
+    sizes = [float(g.abs().max()) for g in one_process.values() if g.numel()]
+    largest = max(sizes, default=0.0)
     return _tolerance_rung(run, one_process, GRADIENT_TOLERANCE * largest)
 
 
@@ -136,17 +152,19 @@ def _tolerance_rung(
     run: Tensors, other: Tensors, every: float, most: float | None = None
 ) -> Rung:
     apart = distance(run, other)
-    if apart.max_abs_diff is None:
-        detail = f"tensor {apart.tensor} cannot be compared (NaN, shape or dtype)"
+    if apart.max_abs_diff is None or _first_nan(run):
+        tensor = _first_nan(run) or apart.tensor
+        detail = f"tensor {tensor} cannot be compared (NaN, shape or dtype)"
         return Rung(False, None, None, "breach", detail)
-    gaps = torch.cat([(run[n] - other[n]).abs().double().flatten() for n in run])
-    share = float((gaps <= most).double().mean()) if most is not None else 1.0
+    apart_by = {n: gaps(run[n], other[n]).flatten() for n in run if run[n].numel()}
+    every_gap = torch.cat(list(apart_by.values()))
+    share = float((every_gap <= most).double().mean()) if most is not None else 1.0
     within = apart.max_abs_diff <= every and share >= ADAMW_SHARE_WITHIN_ATOL
     detail = f"allowed: {every:.3g}"
     if most is not None:
-        detail += f", and {most:.3g} for 99.9 % of the elements ({share:.4%} are)"
+        detail += f", for 99.9 % of the elements {most:.3g} (here {100 * share:.5g} %)"
     if not within:
-        worst = max(run, key=lambda n: float((run[n] - other[n]).abs().max()))
+        worst = max(apart_by, key=lambda n: float(apart_by[n].max()))
         detail += f"; tensor {worst} is {apart.max_abs_diff:.3g} off"
     verdict: Verdict = "within tolerance" if within else "breach"
     if apart.bytes_equal:
@@ -165,6 +183,10 @@ def breaches(rungs: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def _rows(rows: Iterable[Mapping[str, Any]], kind: str) -> list[Mapping[str, Any]]:
     return [row for row in rows if row["kind"] == kind]
+
+
+def _first_nan(tensors: Tensors) -> str | None:
+    return next((name for name, t in tensors.items() if bool(t.isnan().any())), None)
 
 
 def _with_detail(rung: Rung, detail: str) -> Rung:

@@ -6,6 +6,7 @@ Whatever a user's model can get wrong is found here, before any process is launc
 import importlib
 import importlib.util
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,8 @@ from torch import Tensor, nn
 from minitrain.batches import Batch
 from minitrain.errors import UserError
 from minitrain.params import Model
+
+_LIBRARIES = ("<", sysconfig.get_path("stdlib"))
 
 
 def build_model(params: Model, vocab_size: int) -> nn.Module:
@@ -75,9 +78,17 @@ def _load_file(path: Path) -> ModuleType:
 
 
 def _cause(error: Exception) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
+    # the user's own lines, not those of the libraries that they called
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(_LIBRARIES)
+        and "site-packages" not in frame.filename
+        and frame.filename != __file__
+    ]
     place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{place}"
+    message = " ".join(str(error).split())
+    return f"{type(error).__name__}: {message}{place}"
 
 
 def loss_of(model: nn.Module, batch: Batch) -> Tensor:
@@ -103,12 +114,18 @@ def try_model(model: nn.Module, batch: Batch) -> None:
         ) from None
     except Exception as error:
         raise UserError(f"model: {_cause(error)}") from error
-    if not isinstance(loss, Tensor) or loss.dim() != 0 or not torch.isfinite(loss):
+    if isinstance(loss, Tensor) and loss.dim() != 0:
+        shape = tuple(loss.shape)
+        raise UserError(f"model: .loss is a tensor of shape {shape}; it must be 0-dim")
+    if not isinstance(loss, Tensor) or not torch.isfinite(loss):
         raise UserError(f"model: .loss is {loss!r}; it must be one finite number")
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
     if not trained or not loss.requires_grad:
         raise UserError("model: no parameter of it can be trained by its .loss")
-    loss.backward()
+    try:
+        loss.backward()
+    except Exception as error:
+        raise UserError(f"model: {_cause(error)}") from error
     unused = [name for name, p in trained.items() if p.grad is None]
     if unused:
         raise UserError(

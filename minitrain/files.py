@@ -25,6 +25,8 @@ def atomic_path(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
+        # lstat: a body that wrote nothing must not cost what was there before
+        temporary.lstat()
         if path.is_dir():
             shutil.rmtree(path)
         os.replace(temporary, path)

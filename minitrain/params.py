@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError
+from ruamel.yaml.reader import ReaderError
 
 from minitrain.errors import UserError
 
@@ -85,7 +86,7 @@ class Train(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if (self.num_steps is None) == (self.num_epochs is None):
-            allowed = f"null exactly when num_epochs is not; it is {self.num_epochs}"
+            allowed = f"null, or else num_epochs = {self.num_epochs} must be"
             raise _problem("num_steps", self.num_steps, allowed)
         if self.num_steps is not None:
             self.check_warmup(self.num_steps)
@@ -137,7 +138,8 @@ class Params(Section):
     def _consistent(self) -> Self:
         for name, sizes in self._world_sizes_by_section().items():
             if len(set(sizes)) < len(sizes):
-                raise _problem(f"{name}.world_sizes", sizes, "each number once")
+                key = f"{name}.world_sizes"
+                raise _problem(key, sizes, "a list that holds each number once")
             for world_size in sizes:
                 if self.train.global_batch_size % world_size:
                     allowed = f"a multiple of {world_size}, from {name}.world_sizes"
@@ -179,8 +181,10 @@ def load_params(path: Path) -> Params:
     Raises UserError (one line: file, key, value, what is allowed) when the file is
     missing, is not YAML, or does not fit the schema.
     """
+    text = ""
     try:
-        document = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        document = YAML(typ="safe", pure=True).load(text)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except UnicodeDecodeError as error:
@@ -189,6 +193,10 @@ def load_params(path: Path) -> Params:
         mark = error.problem_mark
         line = f":{mark.line + 1}" if mark else ""
         raise UserError(f"{path}{line}: not valid YAML: {error.problem}") from None
+    except ReaderError as error:
+        number = text.count("\n", 0, error.position) + 1
+        problem = f"character U+{error.character:04X}"
+        raise UserError(f"{path}:{number}: not valid YAML: {problem}") from None
     if not isinstance(document, dict):
         raise UserError(f"{path}: must hold sections, each a mapping of keys")
     try:

@@ -37,7 +37,7 @@ def progress(
             mininterval=SECONDS_BETWEEN_LINES,
             # without it tqdm looks at the clock only every so many items
             miniters=1,
-            # no monitor thread, no line for an item that has just begun
+            # no line for work that is over before it is worth one
             delay=SECONDS_BETWEEN_LINES,
             bar_format="{desc}: {n_fmt}/{total_fmt} [{elapsed}<{remaining}]",
         )

@@ -22,8 +22,8 @@ def require_torch(pinned: str) -> None:
     installed = installed_torch()
     if installed.split("+")[0] != pinned:
         raise UserError(
-            f"params.yaml: environment.torch = {pinned!r}: torch {installed} is "
-            "installed; the two must be one release"
+            f"params.yaml: environment.torch = {pinned!r}: must be the release that is "
+            f"installed, {installed.split('+')[0]!r}"
         )
 
 

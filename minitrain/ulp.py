@@ -1,5 +1,6 @@
 """Distances between tensors: equal bits, units in the last place, absolute."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,7 +15,8 @@ BITS |= {8: (torch.int64, np.uint64)}
 
 @dataclass(frozen=True)
 class Distance:
-    """How far two sets of tensors are apart; ``tensor`` is the first that differs.
+    """How far two sets of tensors are apart; ``tensor`` is the first that
+    differs, or the first that cannot be compared.
 
     ``max_ulp`` and ``max_abs_diff`` are None where they have no value: a NaN on one
     side, or tensors that cannot be compared.
@@ -53,11 +55,18 @@ def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Distance:
     differing = [name for name in a if not _same(a[name], b[name])]
     if not differing:
         return Distance(True, 0, 0.0, None)
-    if not all(_comparable(a[name], b[name]) for name in differing):
-        return Distance(False, None, None, differing[0])
+    for name in differing:
+        if not _comparable(a[name], b[name]):
+            return Distance(False, None, None, name)
     ulp = max(int(ulp_distance(a[n], b[n]).max()) for n in differing)
-    gaps = ((a[n].double() - b[n].double()).abs().max() for n in differing)
-    return Distance(False, ulp, float(max(gaps)), differing[0])
+    gap = max(float(gaps(a[n], b[n]).max()) for n in differing)
+    return Distance(False, ulp, gap if math.isfinite(gap) else None, differing[0])
+
+
+def gaps(a: Tensor, b: Tensor) -> Tensor:
+    """|a - b| in float64, element by element; equal values, infinities too, give 0."""
+    x, y = a.detach().double(), b.detach().double()
+    return (x - y).abs().masked_fill(x == y, 0.0)
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

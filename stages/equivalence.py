@@ -6,25 +6,24 @@ The verdicts are written before a breach ends the stage with exit code 1, so tha
 can be read; nothing downstream runs.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
-
-from torch import Tensor
 
 from minitrain.equivalence import (
     Rung,
     breaches,
+    data_rung,
     gradients_rung,
     not_run,
     state_rung,
 )
 from minitrain.errors import EvidenceError, run_stage
-from minitrain.files import read_json, write_json
+from minitrain.files import read_json, read_jsonl, write_json
 from minitrain.hashes import load_tensors
 from minitrain.params import Params, load_params
 
 EVIDENCE = Path("data/evidence")
 ONE_PROCESS = "gloo-1"
+RUNGS = ("one_process_data", "one_process_gradients", "one_process")
 
 
 def main() -> None:
@@ -32,9 +31,8 @@ def main() -> None:
     verdicts, refused = {}, []
     for run in params.runs():
         evidence = read_json(EVIDENCE / run / "evidence.json")
-        rungs = evidence["rungs"] | {
-            name: rung.as_dict() for name, rung in against_one_process(run, params)
-        }
+        compared = against_one_process(run, params)
+        rungs = evidence["rungs"] | {n: rung.as_dict() for n, rung in compared.items()}
         refused += [f"{run}: {line}" for line in breaches(rungs)]
         verdicts[run] = {**rungs, "state_sha256": evidence["state_sha256"]}
     write_json(Path("metrics/equivalence.json"), verdicts)
@@ -42,23 +40,22 @@ def main() -> None:
         raise EvidenceError(f"equivalence: {'; '.join(refused)}")
 
 
-def against_one_process(run: str, params: Params) -> Iterator[tuple[str, Rung]]:
-    names = ("one_process_gradients", "one_process")
+def against_one_process(run: str, params: Params) -> dict[str, Rung]:
     if run == ONE_PROCESS:
-        yield from ((name, not_run("it is the one process")) for name in names)
-        return
+        return dict.fromkeys(RUNGS, not_run("it is the one process"))
     if ONE_PROCESS not in params.runs():
-        yield from ((name, not_run("gloo.world_sizes lacks 1")) for name in names)
-        return
-    (gradients, state), (reference_gradients, reference) = map(load, (run, ONE_PROCESS))
+        return dict.fromkeys(RUNGS, not_run("gloo.world_sizes lacks 1"))
+    ours, one = EVIDENCE / run, EVIDENCE / ONE_PROCESS
+    hashes = [read_jsonl(folder / "hashes.jsonl") for folder in (ours, one)]
+    gradients = [load_tensors(folder / "gradients.pt") for folder in (ours, one)]
+    states = [load_tensors(folder / "state.pt") for folder in (ours, one)]
     atol = params.equivalence.atol
-    yield names[0], gradients_rung(gradients, reference_gradients)
-    yield names[1], state_rung(state, reference, params.train, atol)
-
-
-def load(run: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    folder = EVIDENCE / run
-    return load_tensors(folder / "gradients.pt"), load_tensors(folder / "state.pt")
+    rungs = (
+        data_rung(hashes[0], hashes[1]),
+        gradients_rung(gradients[0], gradients[1]),
+        state_rung(states[0], states[1], params.train, atol),
+    )
+    return dict(zip(RUNGS, rungs, strict=True))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,8 @@ def main() -> None:
         require_one_machine(mine)
 
     warmup = params.train.num_warmup_steps
+    for origin in origins.values():
+        params.train.check_warmup(origin["num_steps"])
     summary, accounts = {}, []
     for run, folder in folders.items():
         timings = pd.read_json(folder / "timings.jsonl", lines=True)

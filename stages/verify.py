@@ -2,8 +2,8 @@
 
     python -m stages.verify --run gloo-2
 
-The final state and the step-0 gradients are kept beside the verdicts, so that the
-equivalence stage can compare runs without depending on their timings.
+The final state, the step-0 gradients and the hashes are kept beside the verdicts, so
+that the equivalence stage can compare runs without depending on their timings.
 """
 
 import argparse
@@ -28,8 +28,11 @@ def main() -> None:
     parser.add_argument("--run", required=True, help="backend-W, such as gloo-2")
     run = parser.parse_args().run
     backend, _, size = run.rpartition("-")
+    world_size = int(size)
     folder, replay = Path(f"data/runs/{run}"), Path(f"data/runs/replay-{size}")
-    state_files = [folder / f"states/state-rank-{rank}.pt" for rank in range(int(size))]
+    state_files = [
+        folder / f"states/state-rank-{rank}.pt" for rank in range(world_size)
+    ]
     states = [load_tensors(file) for file in state_files]
     hashes = read_jsonl(folder / "hashes.jsonl")
 
@@ -38,8 +41,10 @@ def main() -> None:
         expected = read_jsonl(replay / "hashes.jsonl")
         rungs |= {
             "data": data_rung(hashes, expected),
-            "replay_gradients": hashes_rung(hashes, expected, "gradients"),
-            "replay_parameters": hashes_rung(hashes, expected, "parameters"),
+            "replay_gradients": hashes_rung(hashes, expected, "gradients", world_size),
+            "replay_parameters": hashes_rung(
+                hashes, expected, "parameters", world_size
+            ),
             "replay": bits_rung(states[0], load_tensors(replay / "state.pt")),
         }
     else:
@@ -50,6 +55,7 @@ def main() -> None:
         out.mkdir()
         shutil.copy(state_files[0], out / "state.pt")
         shutil.copy(folder / "gradients.pt", out / "gradients.pt")
+        shutil.copy(folder / "hashes.jsonl", out / "hashes.jsonl")
         verdicts = {name: rung.as_dict() for name, rung in rungs.items()}
         hashes_of_states = [sha256_file(file) for file in state_files]
         evidence = {"rungs": verdicts, "state_sha256": hashes_of_states}

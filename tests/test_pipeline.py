@@ -111,6 +111,7 @@ def test_second_repro_runs_nothing(twins: list[Path]) -> None:
     assert "up to date" in output
 
 
+NCCL_STAGES = {"train_nccl", "verify_nccl"}
 CHANGED_PARAMS = {
     "environment.torch": "9.9.9",
     "corpus.source": "other.csv",
@@ -137,9 +138,11 @@ def stages_touched(folder: Path) -> set[str]:
         status = repo.status()
     touched = set()
     for target, causes in status.items():
+        if "dvc.yaml" in target:  # of a study
+            continue
         kinds = {key for cause in causes if isinstance(cause, dict) for key in cause}
         if "changed deps" in kinds:
-            touched.add(re.sub(r"^dvc\.yaml:|@.*", "", target))
+            touched.add(re.sub("@.*", "", target))
     return touched
 
 
@@ -152,8 +155,12 @@ def test_table_names_every_parameter_and_every_source_file() -> None:
 
 
 @pytest.mark.pipeline
-def test_what_reruns_is_what_the_table_says(twins: list[Path], tmp_path: Path) -> None:
+def test_what_reruns_is_what_the_table_says(
+    twins: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = Path(shutil.copytree(twins[1], tmp_path / "copy", symlinks=True))
+    # DVC names stages relative to the working folder
+    monkeypatch.chdir(folder)
     expected = table()
     original = (folder / "params.yaml").read_bytes()
     wrong = {}
@@ -161,8 +168,9 @@ def test_what_reruns_is_what_the_table_says(twins: list[Path], tmp_path: Path) -
         restore = change(folder, key)
         touched = stages_touched(folder)
         restore()
-        # a stage that DVC expands from a list leaves no status where the list is empty
-        if touched != set(stages) - {"train_nccl", "verify_nccl"}:
+        # NCCL stages exist only where the list is not empty, and are new then
+        listed = set(stages) - NCCL_STAGES
+        if touched != listed | (NCCL_STAGES if key == "nccl.world_sizes" else set()):
             wrong[key] = sorted(touched)
     assert (folder / "params.yaml").read_bytes() == original
     assert wrong == {}
@@ -237,7 +245,7 @@ def test_metrics_and_params_diff_are_readable(
     folder = Path(shutil.copytree(twins[1], tmp_path / "copy", symlinks=True))
     code, output = run_dvc(folder, "metrics", "show")
     assert code == 0
-    assert "timing.json" in output
+    assert "speedup" in output
     code, output = run_dvc(folder, "plots", "show", "--json")
     assert code == 0, output
     assert "scaling" in output

@@ -260,6 +260,7 @@ def test_stage_writes_every_file(project: Path) -> None:
         "account.png",
         "losses.png",
         "manifest.json",
+        "summary.json",
         "report.md",
         "report.html",
     }

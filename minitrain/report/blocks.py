@@ -21,7 +21,7 @@ img { max-width: 100%; height: auto; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .875rem; }
 th, td { padding: .3rem .7rem .3rem 0; text-align: left; vertical-align: top;
-         border-bottom: 1px solid #ddd; overflow-wrap: anywhere; min-width: 3.5rem; }
+         border-bottom: 1px solid #ddd; overflow-wrap: break-word; }
 dt { font-weight: 600; margin-top: .7rem; } dd { margin-left: 1.2rem; }
 @media print { body { max-width: none; margin: 0; } .wide { overflow: visible; }
                h2 { break-after: avoid; } img, tr { break-inside: avoid; } }

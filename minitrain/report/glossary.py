@@ -7,8 +7,9 @@ RUNGS = {
     "replay_gradients": "gradients at the recorded steps, against the same replay",
     "replay_parameters": "parameters at the recorded steps, against the same replay",
     "one_process": "final state, against one process that takes the whole batch",
+    "one_process_data": "samples of every batch, against the one-process run",
     "one_process_gradients": "gradients of the first step, against that one process",
-    "data": "samples of every batch, against the single processes",
+    "data": "samples of every batch, against the replay",
 }
 
 GLOSSARY = [

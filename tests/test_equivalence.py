@@ -1,0 +1,447 @@
+"""The ladder: equal on clean input, a breach on every planted fault."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+import torch
+from tiny import tiny_params
+from torch import Tensor
+
+from minitrain.equivalence import (
+    Rung,
+    bits_rung,
+    breaches,
+    data_rung,
+    gradients_rung,
+    hashes_rung,
+    not_run,
+    ranks_rung,
+    state_rung,
+    trained_rung,
+)
+from minitrain.params import Train
+
+State = dict[str, Tensor]
+DEFAULT_RATE = 3e-4
+DEFAULT_ATOL = 1e-5
+
+
+def state() -> State:
+    """Two tensors, the second without dimensions."""
+    return {"a": torch.tensor([1.0, -2.0, 0.5]), "b": torch.tensor(3.0)}
+
+
+def flipped() -> State:
+    """The last bit of one element of b is another."""
+    return state() | {"b": torch.nextafter(torch.tensor(3.0), torch.tensor(4.0))}
+
+
+def with_nan() -> State:
+    return state() | {"a": torch.tensor([1.0, math.nan, 0.5])}
+
+
+def without_b() -> State:
+    return {"a": state()["a"]}
+
+
+def reshaped() -> State:
+    return state() | {"a": state()["a"].reshape(3, 1)}
+
+
+def retyped() -> State:
+    return state() | {"b": state()["b"].double()}
+
+
+FAULTS = {
+    "one bit": (flipped(), "b", 1),
+    "NaN": (with_nan(), "a", None),
+    "missing tensor": (without_b(), "b", None),
+    "another shape": (reshaped(), "a", None),
+    "another dtype": (retyped(), "b", None),
+}
+faults = pytest.mark.parametrize(
+    ("fault", "tensor", "max_ulp"), FAULTS.values(), ids=FAULTS.keys()
+)
+
+
+def test_equal_bits() -> None:
+    assert bits_rung(state(), state()) == Rung(True, 0, 0.0, "equal", "")
+
+
+@faults
+def test_unequal_bits(fault: State, tensor: str, max_ulp: int | None) -> None:
+    rung = bits_rung(fault, state())
+    assert (rung.verdict, rung.bytes_equal) == ("breach", False)
+    assert rung.max_ulp == max_ulp
+    assert rung.detail == f"tensor {tensor} differs"
+    assert bits_rung(state(), fault) == rung
+
+
+def test_ranks_that_agree() -> None:
+    assert ranks_rung([state(), state(), state()]) == bits_rung(state(), state())
+
+
+@faults
+@pytest.mark.parametrize("rank", [1, 2])
+def test_rank_that_differs(
+    fault: State, tensor: str, max_ulp: int | None, rank: int
+) -> None:
+    states = [state(), state(), state()]
+    states[rank] = fault
+    rung = ranks_rung(states)
+    assert (rung.verdict, rung.bytes_equal) == ("breach", False)
+    assert rung.detail == f"rank {rank}: tensor {tensor} differs"
+
+
+def test_one_rank_proves_nothing() -> None:
+    rung = ranks_rung([state()])
+    assert rung == not_run("one rank has nobody to agree with")
+    assert (rung.verdict, rung.bytes_equal) == ("not run", None)
+
+
+def hashes(step: int, rank: int | None = None, **parameters: str) -> dict[str, Any]:
+    """A row of tensors' hashes; those of gradients end in ', those of a replay have
+    no rank."""
+    named = {"a": f"a{step}", "b": f"b{step}"} | parameters
+    row: dict[str, Any] = {"kind": "tensors", "step": step, "parameters": named}
+    row["gradients"] = {name: f"{value}'" for name, value in named.items()}
+    return row if rank is None else row | {"rank": rank}
+
+
+def run_rows(**changed: Any) -> list[dict[str, Any]]:
+    """Two ranks, steps 0 and 10; ``r1s10={...}`` changes those of rank 1 at step 10."""
+    rows: list[dict[str, Any]] = [{"kind": "buckets", "step": 0, "buckets": []}]
+    rows += [
+        {"kind": "batch", "step": step, "sha256": f"d{step}"} for step in range(11)
+    ]
+    for rank in (0, 1):
+        for step in (0, 10):
+            rows.append(hashes(step, rank, **changed.get(f"r{rank}s{step}", {})))
+    return rows
+
+
+def replay_rows() -> list[dict[str, Any]]:
+    """One process, the same steps."""
+    batches = [row for row in run_rows() if row["kind"] == "batch"]
+    return [*batches, hashes(0), hashes(10)]
+
+
+both = pytest.mark.parametrize("what", ["gradients", "parameters"])
+
+
+@both
+def test_equal_hashes(what: Any) -> None:
+    assert hashes_rung(run_rows(), replay_rows(), what) == Rung(
+        True, None, None, "equal", ""
+    )
+
+
+@both
+@pytest.mark.parametrize(
+    ("changed", "place"),
+    [
+        pytest.param({"r0s0": {"b": "x"}}, "step 0, tensor b, rank 0", id="rank 0"),
+        pytest.param({"r1s0": {"a": "x"}}, "step 0, tensor a, rank 1", id="rank 1"),
+        pytest.param(
+            {"r0s10": {"a": "x"}, "r1s0": {"b": "x"}},
+            "step 0, tensor b, rank 1",
+            id="earlier step of a later rank",
+        ),
+        pytest.param(
+            {"r0s10": {"b": "x"}, "r1s10": {"a": "x"}},
+            "step 10, tensor b, rank 0",
+            id="both ranks",
+        ),
+        pytest.param(
+            {"r1s10": {"c": "x"}}, "step 10, tensor c, rank 1", id="tensor too many"
+        ),
+    ],
+)
+def test_first_difference_of_hashes(what: Any, changed: Any, place: str) -> None:
+    rung = hashes_rung(run_rows(**changed), replay_rows(), what)
+    expected = Rung(False, None, None, "breach", f"first at {place}")
+    assert rung == expected
+
+
+@both
+def test_tensor_without_a_hash(what: Any) -> None:
+    rows = run_rows()
+    del rows[-1][what]["b"]
+    detail = hashes_rung(rows, replay_rows(), what).detail
+    assert detail == "first at step 10, tensor b, rank 1"
+
+
+def drop(rows: list[dict[str, Any]], **where: Any) -> list[dict[str, Any]]:
+    """``rows`` without the hashes that match."""
+    return [
+        row
+        for row in rows
+        if row["kind"] != "tensors" or any(row.get(k) != v for k, v in where.items())
+    ]
+
+
+@both
+@pytest.mark.parametrize(
+    ("run", "other"),
+    [
+        pytest.param(drop(run_rows(), step=10), replay_rows(), id="run lacks a step"),
+        pytest.param(
+            drop(run_rows(), step=10, rank=1), replay_rows(), id="rank lacks a step"
+        ),
+        pytest.param(run_rows(), drop(replay_rows(), step=0), id="replay lacks one"),
+        pytest.param(drop(run_rows()), drop(replay_rows()), id="nothing recorded"),
+    ],
+)
+def test_steps_that_were_not_recorded(what: Any, run: Any, other: Any) -> None:
+    rung = hashes_rung(run, other, what)
+    assert (rung.verdict, rung.bytes_equal) == ("breach", False)
+
+
+def test_equal_data() -> None:
+    assert data_rung(run_rows(), replay_rows()).verdict == "equal"
+
+
+def test_first_step_with_other_data() -> None:
+    rows = run_rows()
+    for row in rows:
+        if row["kind"] == "batch" and row["step"] in (4, 7):
+            row["sha256"] = "x"
+    rung = data_rung(rows, replay_rows())
+    assert rung == Rung(False, None, None, "breach", "first at step 4")
+
+
+def test_runs_of_unequal_length() -> None:
+    shorter = [row for row in run_rows() if row["step"] < 8]
+    for pair, detail in [
+        ((shorter, replay_rows()), "8 steps against 11"),
+        ((replay_rows(), shorter), "11 steps against 8"),
+        (([], []), "0 steps against 0"),
+    ]:
+        assert data_rung(*pair) == Rung(False, None, None, "breach", detail)
+
+
+def test_parameters_that_changed() -> None:
+    rung = trained_rung(run_rows())
+    assert (rung.verdict, rung.detail) == ("equal", "2 of 2 tensors changed")
+
+
+def test_some_parameters_changed() -> None:
+    rung = trained_rung(run_rows(r0s10={"a": "a0"}, r1s10={"a": "a0"}))
+    assert (rung.verdict, rung.detail) == ("equal", "1 of 2 tensors changed")
+
+
+def test_nothing_was_trained() -> None:
+    stuck = {"a": "a0", "b": "b0"}
+    rung = trained_rung(run_rows(r0s10=stuck, r1s10=stuck))
+    assert (rung.verdict, rung.detail) == ("breach", "0 of 2 tensors changed")
+
+
+def train(**changes: Any) -> Train:
+    return tiny_params(**({"learning_rate": DEFAULT_RATE} | changes)).train
+
+
+def zeros(count: int = 1000) -> State:
+    return {"w": torch.zeros(count, dtype=torch.float64)}
+
+
+def off_by(*gaps: float, count: int = 1000) -> State:
+    """Zeros, but the first elements are off by ``gaps``."""
+    tensor = torch.zeros(count, dtype=torch.float64)
+    tensor[: len(gaps)] = torch.tensor(gaps, dtype=torch.float64)
+    return {"w": tensor}
+
+
+def above(value: float) -> float:
+    return math.nextafter(value, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("gap", "verdict"),
+    [
+        pytest.param(0.0, "equal", id="none"),
+        pytest.param(1e-6, "within tolerance", id="at the limit"),
+        pytest.param(-1e-6, "within tolerance", id="at the limit below"),
+        pytest.param(above(1e-6), "breach", id="beyond"),
+        pytest.param(math.inf, "breach", id="infinite"),
+        pytest.param(math.nan, "breach", id="NaN"),
+    ],
+)
+def test_sgd_within_1e_6(gap: float, verdict: str) -> None:
+    # whatever the rate and atol: they are AdamW's
+    for params in (train(optimizer="sgd"), train(optimizer="sgd", learning_rate=1.0)):
+        rung = state_rung(off_by(gap), zeros(), params, atol=1.0)
+        assert rung.verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("gaps", "verdict"),
+    [
+        pytest.param([], "equal", id="none"),
+        pytest.param([1e-5] * 1000, "within tolerance", id="all at atol"),
+        pytest.param([2e-5], "within tolerance", id="999 of 1000 within atol"),
+        pytest.param([2e-5, 2e-5], "breach", id="998 of 1000 within atol"),
+        pytest.param([3e-4], "within tolerance", id="one at the rate"),
+        pytest.param([above(3e-4)], "breach", id="one beyond the rate"),
+    ],
+)
+def test_adamw_at_the_rate_of_atol(gaps: list[float], verdict: str) -> None:
+    assert state_rung(off_by(*gaps), zeros(), train(), DEFAULT_ATOL).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("rate", "gap", "verdict"),
+    [
+        # 1e-5 at 3e-4 is 1e-4 at 3e-3, and 3.33e-6 at 1e-4
+        pytest.param(3e-3, 0.99e-4, "within tolerance", id="larger rate"),
+        pytest.param(3e-3, 1.01e-4, "breach", id="beyond at a larger rate"),
+        pytest.param(1e-4, 3.3e-6, "within tolerance", id="smaller rate"),
+        pytest.param(1e-4, 3.4e-6, "breach", id="beyond at a smaller rate"),
+    ],
+)
+def test_adamw_scales_with_the_rate(rate: float, gap: float, verdict: str) -> None:
+    rung = state_rung(
+        off_by(*[gap] * 1000), zeros(), train(learning_rate=rate), DEFAULT_ATOL
+    )
+    assert rung.verdict == verdict
+
+
+def test_adamw_says_what_was_allowed_and_what_was_found() -> None:
+    rung = state_rung(off_by(2e-5, 4e-4), zeros(), train(), DEFAULT_ATOL)
+    assert rung.max_abs_diff == 4e-4
+    # 998 of 1000 are within atol
+    assert rung.detail.startswith("allowed: 0.0003, ")
+    assert "1e-05" in rung.detail
+    assert "99.8" in rung.detail
+    assert rung.detail.endswith("; tensor w is 0.0004 off")
+
+
+def test_share_is_taken_over_all_tensors_together() -> None:
+    # 2 of 2 elements of a bias are beyond atol, but only 2 of 2002 in all
+    run = {"b": torch.full((2,), 2e-5), "w": torch.zeros(2000)}
+    other = {"b": torch.zeros(2), "w": torch.zeros(2000)}
+    assert state_rung(run, other, train(), DEFAULT_ATOL).verdict == "within tolerance"
+
+
+@pytest.mark.parametrize(
+    ("gap", "verdict"),
+    [
+        pytest.param(0.0, "equal", id="none"),
+        # the largest gradient is 4: 1e-5 of it is 4e-5
+        pytest.param(3.99e-5, "within tolerance", id="within"),
+        pytest.param(4.01e-5, "breach", id="beyond"),
+        pytest.param(math.nan, "breach", id="NaN"),
+    ],
+)
+def test_gradients_are_relative_to_the_largest(gap: float, verdict: str) -> None:
+    one = {
+        "large": torch.tensor([1.0, -4.0], dtype=torch.float64),
+        "small": torch.tensor([1e-7], dtype=torch.float64),
+    }
+    run = one | {"small": one["small"] + gap}
+    rung = gradients_rung(run, one)
+    assert rung.verdict == verdict
+    if verdict == "breach" and not math.isnan(gap):
+        assert rung.detail == "allowed: 4e-05; tensor small is 4.01e-05 off"
+
+
+def test_gradients_twice_as_large() -> None:
+    """The sum instead of the mean of two ranks."""
+    one = {"w": torch.tensor([1.0, -4.0])}
+    rung = gradients_rung({"w": 2 * one["w"]}, one)
+    assert (rung.verdict, rung.max_abs_diff) == ("breach", 4.0)
+
+
+def tolerance_rungs(run: State, other: State) -> list[Rung]:
+    return [
+        gradients_rung(run, other),
+        state_rung(run, other, train(), DEFAULT_ATOL),
+        state_rung(run, other, train(optimizer="sgd"), DEFAULT_ATOL),
+    ]
+
+
+@pytest.mark.parametrize("fault", [n for n in FAULTS if n != "one bit"])
+def test_tolerance_does_not_excuse_what_cannot_be_compared(fault: str) -> None:
+    planted, tensor, _ = FAULTS[fault]
+    for rung in tolerance_rungs(planted, state()):
+        assert (rung.verdict, rung.bytes_equal) == ("breach", False)
+        expected = f"tensor {tensor} cannot be compared (NaN, shape or dtype)"
+        assert rung.detail == expected
+
+
+def test_tensor_that_cannot_be_compared_is_the_one_that_is_named() -> None:
+    # a is off by rounding, which is allowed; b is why there is no verdict
+    run = {"a": torch.tensor([1.0 + 2**-23]), "b": torch.tensor(math.nan)}
+    other = {"a": torch.tensor([1.0]), "b": torch.tensor(1.0)}
+    for rung in tolerance_rungs(run, other):
+        assert rung.detail.startswith("tensor b cannot be compared")
+
+
+BUFFERS = {
+    "integers": torch.tensor([3, 4]),
+    "booleans": torch.tensor([True, False]),
+    "causal mask of infinities": torch.full((64, 64), -math.inf).triu(1),
+    "nothing": torch.zeros(0),
+}
+
+
+@pytest.mark.parametrize("buffer", BUFFERS.values(), ids=BUFFERS.keys())
+def test_buffers_of_any_kind_beside_parameters(buffer: Tensor) -> None:
+    """What models keep in a state besides weights: counters, causal masks."""
+    other = {"mask": buffer, "w": torch.ones(5000)}
+    near = {"mask": buffer.clone(), "w": torch.ones(5000) + 2**-23}
+    far = {"mask": buffer.clone(), "w": torch.ones(5000) + 0.01}
+    for params in (train(), train(optimizer="sgd")):
+        rungs = [state_rung(run, other, params, DEFAULT_ATOL) for run in (near, far)]
+        assert [rung.verdict for rung in rungs] == ["within tolerance", "breach"]
+        assert "tensor w is 0.01 off" in rungs[1].detail
+        same = state_rung(other, other, params, DEFAULT_ATOL)
+        assert same.verdict == "equal"
+
+
+INFINITE = {"a": torch.tensor([1.0, -2.0, 0.5]), "b": torch.tensor(math.inf)}
+RUNGS = {
+    "not run": not_run("why"),
+    "equal": bits_rung(state(), state()),
+    "one bit": bits_rung(flipped(), state()),
+    "NaN": bits_rung(with_nan(), state()),
+    "infinite": bits_rung(INFINITE, state()),
+    "infinite beyond tolerance": state_rung(INFINITE, state(), train(), DEFAULT_ATOL),
+    "within tolerance": gradients_rung(flipped(), state()),
+}
+
+
+@pytest.mark.parametrize("rung", RUNGS.values(), ids=RUNGS.keys())
+def test_rungs_can_be_written_as_json(rung: Rung) -> None:
+    written = rung.as_dict()
+    assert json.loads(json.dumps(written, allow_nan=False)) == written
+    names = ["bytes_equal", "max_ulp", "max_abs_diff", "verdict", "detail"]
+    assert list(written) == names
+
+
+def test_breaches_are_one_line_each() -> None:
+    rungs = {
+        "ranks": bits_rung(state(), state()),
+        "replay": bits_rung(flipped(), state()),
+        "data": data_rung([], []),
+        "one_process": not_run("it is the one process"),
+        "gradients": gradients_rung(flipped(), state()),
+    }
+    named = {name: rung.as_dict() for name, rung in rungs.items()}
+    assert breaches(named) == ["replay: tensor b differs", "data: 0 steps against 0"]
+
+
+def test_a_rank_that_recorded_nothing_is_named() -> None:
+    rows = [{"kind": "tensors", "step": 0, "rank": 0, "gradients": {"w": "aa"}}]
+    assert hashes_rung(rows, rows, "gradients", 1).verdict == "equal"
+    rung = hashes_rung(rows, rows, "gradients", 2)
+    assert (rung.verdict, rung.detail) == ("breach", "rank 1 recorded nothing")
+
+
+def test_nan_is_equal_to_nothing_not_even_to_the_same_nan() -> None:
+    state = {"w": torch.tensor([1.0, float("nan")])}
+    for rung in (bits_rung(state, state), ranks_rung([state, state])):
+        assert rung.verdict == "breach"
+        assert "w holds NaN" in rung.detail
+    assert gradients_rung(state, state).verdict == "breach"
