@@ -83,12 +83,17 @@ def bucket_times(trace: SyncTrace, start_ns: int, end_ns: int) -> Row:
     from there to the end, when nothing hides communication; ``comm_total_ms``: length
     of the union of all [handed over, reduced], of which ``comm_hidden_ms`` lies before
     the last bucket's hook. ``last_bucket_at_ns`` is on the clock that all ranks of a
-    host share. Empty for a trace without buckets.
+    host share. Empty for a trace without buckets, or without times (GPU).
     """
-    if not trace.events:
+    timed = [
+        (event.called_ns, event.done_ns, event.is_last)
+        for event in trace.events
+        if event.called_ns is not None and event.done_ns is not None
+    ]
+    if not timed:
         return {}
-    last = next(e.called_ns for e in trace.events if e.is_last)
-    spans = [(event.called_ns, event.done_ns) for event in trace.events]
+    last = next(called for called, _, is_last in timed if is_last)
+    spans = [(called, done) for called, done, _ in timed]
     hidden = [(begin, min(end, last)) for begin, end in spans if begin < last]
     return {
         "to_last_bucket_ms": (last - start_ns) / NS_PER_MS,

@@ -11,14 +11,15 @@ from torch import nn
 class BucketEvent:
     """One bucket of one step: what it holds, when it was handed over and reduced.
 
-    Times are ``perf_counter_ns`` readings; ``done_ns`` is 0 until it is reduced.
+    Times are ``perf_counter_ns`` readings; ``done_ns`` is 0 until it is reduced. Both
+    are None on a GPU, where the hook only enqueues work and its clock says nothing.
     """
 
     parameters: tuple[str, ...]
     num_bytes: int
     is_last: bool
-    called_ns: int
-    done_ns: int = 0
+    called_ns: int | None
+    done_ns: int | None = 0
 
 
 @dataclass

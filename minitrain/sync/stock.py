@@ -37,8 +37,8 @@ class StockDDP:
         return self._ddp.no_sync()
 
     def _reduce(self, _: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        called = time.perf_counter_ns()
         buffer = bucket.buffer()
+        called = None if buffer.is_cuda else time.perf_counter_ns()
         names = tuple(self._names[id(p)] for p in bucket.parameters())
         event = BucketEvent(names, buffer.nbytes, bucket.is_last(), called)
         self.trace.events.append(event)
@@ -47,7 +47,7 @@ class StockDDP:
         )
 
         def reduced(future: torch.futures.Future[Any]) -> Tensor:
-            event.done_ns = time.perf_counter_ns()
+            event.done_ns = None if buffer.is_cuda else time.perf_counter_ns()
             return future.value()[0]
 
         return work.get_future().then(reduced)
