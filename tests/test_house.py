@@ -9,7 +9,7 @@ from project import ROOT
 from ruamel.yaml import YAML
 
 LIBRARY = sorted((ROOT / "minitrain").rglob("*.py"))
-STAGES = sorted((ROOT / "stages").glob("*.py"))
+STAGES = sorted([*(ROOT / "stages").glob("*.py"), *(ROOT / "studies").rglob("*.py")])
 
 # a module may import from its own floor or from below
 FLOORS = [

@@ -71,6 +71,23 @@ def test_module_starts_itself_under_torchrun(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "torchrun 2\n"), done.stderr
 
 
+def test_without_torchrun_the_ranks_are_launched(tmp_path: Path) -> None:
+    hide = (
+        "import importlib.util as u\n"
+        "find = u.find_spec\n"
+        "u.find_spec = lambda n: None if n.endswith('distributed.run') else find(n)\n"
+    )
+    (tmp_path / "ranks.py").write_text(hide + TORCHRUN)
+    done = subprocess.run(
+        [sys.executable, "-m", "ranks", "well"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stdout) == (0, "launch 2\n"), done.stderr
+
+
 def test_users_mistake_in_a_torchrun_rank_is_one_line(tmp_path: Path) -> None:
     done = run_torchrun_script(tmp_path, "user")
     assert done.returncode == 2

@@ -1,0 +1,34 @@
+"""Train a few steps in the folder given by the stages; print the anonymous memory in kB.
+
+Anonymous memory is what no file backs: the shard, a memory map, is no part of it.
+"""
+
+from pathlib import Path
+
+import torch
+
+from minitrain.clock import StepClock
+from minitrain.ddp import distributed
+from minitrain.hashes import Recorder
+from minitrain.params import load_params
+from minitrain.run import rank_batches, start_model
+from minitrain.sync.stock import StockDDP
+from minitrain.training import make_optimizer, train
+
+
+def main() -> None:
+    params = load_params(Path("params.yaml"))
+    torch.set_num_threads(params.train.threads_per_process)
+    with distributed():
+        model = start_model(params, rank=0)
+        batches = rank_batches(params, Path("data/shards/world-1"), 0, 1)
+        optimizer = make_optimizer(model, params.train)
+        sync = StockDDP(model, timed=True)
+        recorder = Recorder(model, steps=())
+        train(model, sync, batches, optimizer, range(10), recorder, StepClock())
+    status = Path("/proc/self/status").read_text().splitlines()
+    print(next(line for line in status if line.startswith("RssAnon")).split()[1])
+
+
+if __name__ == "__main__":
+    main()
