@@ -26,16 +26,16 @@ def main() -> None:
     study = YAML(typ="safe").load((STUDY / "params.yaml").read_text())["scale"]
     with tempfile.TemporaryDirectory() as temporary:
         folders = {n: Path(temporary, str(n)) for n in study["num_sentences"]}
-        results: dict[str, Any] = {n: build(f, n) for n, f in folders.items()}
+        results: dict[int, Any] = {n: build(f, n) for n, f in folders.items()}
         # The allocator alone makes runs of one size differ, so sizes take turns.
         memory: dict[int, list[float]] = {count: [] for count in folders}
         for _ in range(study["num_repeats"]):
             for count, folder in folders.items():
                 memory[count].append(training_memory_mb(folder))
     for count, values in memory.items():
-        statistic = {"p50": statistics.median, "min": min, "max": max}
-        for name, of in statistic.items():
-            results[count][f"train_rss_anon_{name}_mb"] = round(of(values), 1)
+        spread = {"p50": statistics.median(values), "min": min(values)}
+        for name, value in {**spread, "max": max(values)}.items():
+            results[count][f"train_rss_anon_{name}_mb"] = round(value, 1)
     medians = [result["train_rss_anon_p50_mb"] for result in results.values()]
     named = {f"{count}_sentences": result for count, result in results.items()}
     growth = {"train_rss_anon_growth_mb": round(medians[-1] - medians[0], 1)}
@@ -62,7 +62,7 @@ def build(folder: Path, count: int) -> dict[str, float]:
 
 
 def training_memory_mb(folder: Path) -> float:
-    command = [sys.executable, STUDY / "train_memory.py"]
+    command = [sys.executable, str(STUDY / "train_memory.py")]
     return int(subprocess.check_output(command, cwd=folder)) * 1024 / 1e6
 
 

@@ -1,4 +1,4 @@
-"""Train a few steps in the folder given by the stages; print the anonymous memory in kB.
+"""Train a few steps on the shards of this folder; print the anonymous memory in kB.
 
 Anonymous memory is what no file backs: the shard, a memory map, is no part of it.
 """
