@@ -6,7 +6,7 @@ computes the whole batch at once. docs/reference.md says where the tolerances co
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from minitrain.params import Train
 from minitrain.ulp import distance, gaps
 
-Verdict = Literal["equal", "within tolerance", "breach", "not run"]
+Verdict = Literal["equal", "within tolerance", "breach", "undecided", "not run"]
 Tensors = Mapping[str, Tensor]
 Rows = Sequence[Mapping[str, Any]]
 
@@ -52,7 +52,7 @@ def ranks_rung(states: Sequence[Tensors]) -> Rung:
     for rank, state in enumerate(states[1:], start=1):
         rung = bits_rung(states[0], state)
         if rung.verdict == "breach":
-            return _with_detail(rung, f"rank {rank}: {rung.detail}")
+            return replace(rung, detail=f"rank {rank}: {rung.detail}")
     return Rung(True, 0, 0.0, "equal", "")
 
 
@@ -134,8 +134,37 @@ def gradients_rung(run: Tensors, one_process: Tensors) -> Rung:
     return _tolerance_rung(run, one_process, GRADIENT_TOLERANCE * largest)
 
 
-def state_rung(run: Tensors, one_process: Tensors, train: Train, atol: float) -> Rung:
+def early_state_rung(
+    run: Tensors, one_process: Tensors, train: Train, atol: float
+) -> Rung:
+    """State after the third step against one process with the whole batch.
+
+    The limits of :func:`state_rung`; so early, rounding has had no time to grow.
+    """
+    if not run:
+        return not_run("fewer than three steps")
+    return state_rung(run, one_process, train, atol)
+
+
+def final_state_rung(
+    run: Tensors, one_process: Tensors, train: Train, atol: float, early: Rung
+) -> Rung:
     """Final state against one process with the whole batch.
+
+    Training that is unstable at its learning rate amplifies rounding without bound. So
+    where the ``early`` state was within tolerance, a final state beyond it is
+    undecided: the bits of the replay say whether the ranks erred.
+    """
+    rung = state_rung(run, one_process, train, atol)
+    grown = rung.verdict == "breach" and rung.max_abs_diff is not None
+    if grown and early.verdict in ("equal", "within tolerance"):
+        so_far = f"{early.max_abs_diff:.3g} after three steps: rounding that grew"
+        return replace(rung, verdict="undecided", detail=f"{rung.detail}, {so_far}")
+    return rung
+
+
+def state_rung(run: Tensors, one_process: Tensors, train: Train, atol: float) -> Rung:
+    """A state against one process with the whole batch.
 
     SGD: every element within 1e-6. AdamW: 99.9 % of the elements within ``atol`` times
     learning rate / 3e-4 and every element within the learning rate, because AdamW
@@ -187,7 +216,3 @@ def _rows(rows: Iterable[Mapping[str, Any]], kind: str) -> list[Mapping[str, Any
 
 def _first_nan(tensors: Tensors) -> str | None:
     return next((name for name, t in tensors.items() if bool(t.isnan().any())), None)
-
-
-def _with_detail(rung: Rung, detail: str) -> Rung:
-    return Rung(rung.bytes_equal, rung.max_ulp, rung.max_abs_diff, rung.verdict, detail)

@@ -127,6 +127,7 @@ def _write_together(
     write_losses(out / "losses.csv", results)
     write_hashes(out / "hashes.jsonl", results)
     save_tensors(out / "gradients.pt", result.first_gradients)
+    save_tensors(out / "early.pt", result.early_state)
     timings = [
         {**row, "rank": r} for r, one in enumerate(results) for row in one.timings
     ]

@@ -4,7 +4,7 @@ import contextlib
 import math
 import random
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,6 +21,9 @@ from minitrain.hashes import Recorder
 from minitrain.params import Train
 from minitrain.sync import GradientSync
 
+# late enough for the optimizer to matter, early enough for rounding to be small
+EARLY_STEP = 2
+
 
 @dataclass
 class TrainResult:
@@ -29,7 +32,8 @@ class TrainResult:
     ``losses`` are this rank's shares of the mean loss over all real targets of the
     global batch: their sum over the ranks is that mean. ``digests`` name the samples.
     ``timings`` and ``hashes`` are rows as :mod:`~minitrain.clock` and
-    :mod:`~minitrain.hashes` describe them. ``first_gradients`` are those of step 0.
+    :mod:`~minitrain.hashes` describe them. ``first_gradients`` are those of step 0,
+    ``early_state`` is the model after the third step (empty in a shorter run).
     """
 
     losses: list[float] = field(default_factory=list)
@@ -37,6 +41,7 @@ class TrainResult:
     timings: list[Row] = field(default_factory=list)
     hashes: list[Row] = field(default_factory=list)
     first_gradients: dict[str, Tensor] = field(default_factory=dict)
+    early_state: dict[str, Tensor] = field(default_factory=dict)
 
 
 def seed_everything(seed: int) -> None:
@@ -99,7 +104,7 @@ def train(
             recorder.layout(step, sync.trace)
             recorder.gradients(step)
             if step == 0:
-                result.first_gradients = _copy_gradients(model)
+                result.first_gradients = _copy(_gradients(model))
             clock.restart()
         optimizer.step()
         optimizer.zero_grad()
@@ -108,6 +113,8 @@ def train(
         row = clock.finish()
         if recorder.wants(step):
             recorder.parameters(step)
+            if step == EARLY_STEP:
+                result.early_state = _copy(model.state_dict())
         if clock.kind == "bracketed":
             row["backward_compute_ms"] = _time_silent_backward(sync, batch, model)
         row |= {"recorded": recorder.wants(step), "tokens": batch.num_targets}
@@ -155,9 +162,13 @@ def _untouched(model: nn.Module) -> Iterator[None]:
             model.zero_grad()
 
 
-def _copy_gradients(model: nn.Module) -> dict[str, Tensor]:
+def _gradients(model: nn.Module) -> dict[str, Tensor]:
     named = model.named_parameters()
-    return {name: p.grad.clone() for name, p in named if p.grad is not None}
+    return {name: p.grad for name, p in named if p.grad is not None}
+
+
+def _copy(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
 def _share_of_loss(loss: Tensor, batch: Batch) -> float:

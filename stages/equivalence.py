@@ -12,9 +12,10 @@ from minitrain.equivalence import (
     Rung,
     breaches,
     data_rung,
+    early_state_rung,
+    final_state_rung,
     gradients_rung,
     not_run,
-    state_rung,
 )
 from minitrain.errors import EvidenceError, run_stage
 from minitrain.files import read_json, read_jsonl, write_json
@@ -23,7 +24,12 @@ from minitrain.params import Params, load_params
 
 EVIDENCE = Path("data/evidence")
 ONE_PROCESS = "gloo-1"
-RUNGS = ("one_process_data", "one_process_gradients", "one_process")
+RUNGS = (
+    "one_process_data",
+    "one_process_gradients",
+    "one_process_early",
+    "one_process",
+)
 
 
 def main() -> None:
@@ -47,13 +53,17 @@ def against_one_process(run: str, params: Params) -> dict[str, Rung]:
         return dict.fromkeys(RUNGS, not_run("gloo.world_sizes lacks 1"))
     ours, one = EVIDENCE / run, EVIDENCE / ONE_PROCESS
     hashes = [read_jsonl(folder / "hashes.jsonl") for folder in (ours, one)]
-    gradients = [load_tensors(folder / "gradients.pt") for folder in (ours, one)]
-    states = [load_tensors(folder / "state.pt") for folder in (ours, one)]
-    atol = params.equivalence.atol
+    gradients, early, final = (
+        [load_tensors(folder / name) for folder in (ours, one)]
+        for name in ("gradients.pt", "early.pt", "state.pt")
+    )
+    limits = (params.train, params.equivalence.atol)
+    early_rung = early_state_rung(early[0], early[1], *limits)
     rungs = (
         data_rung(hashes[0], hashes[1]),
         gradients_rung(gradients[0], gradients[1]),
-        state_rung(states[0], states[1], params.train, atol),
+        early_rung,
+        final_state_rung(final[0], final[1], *limits, early_rung),
     )
     return dict(zip(RUNGS, rungs, strict=True))
 

@@ -2,8 +2,8 @@
 
     python -m stages.verify --run gloo-2
 
-The final state, the step-0 gradients and the hashes are kept beside the verdicts, so
-that the equivalence stage can compare runs without depending on their timings.
+What the equivalence stage compares runs by is kept beside the verdicts, so that it need
+not depend on their timings: gradients of step 0, early and final state, hashes.
 """
 
 import argparse
@@ -54,8 +54,8 @@ def main() -> None:
     with atomic_path(Path(f"data/evidence/{run}")) as out:
         out.mkdir()
         shutil.copy(state_files[0], out / "state.pt")
-        shutil.copy(folder / "gradients.pt", out / "gradients.pt")
-        shutil.copy(folder / "hashes.jsonl", out / "hashes.jsonl")
+        for name in ("gradients.pt", "early.pt", "hashes.jsonl"):
+            shutil.copy(folder / name, out / name)
         verdicts = {name: rung.as_dict() for name, rung in rungs.items()}
         hashes_of_states = [sha256_file(file) for file in state_files]
         evidence = {"rungs": verdicts, "state_sha256": hashes_of_states}

@@ -14,6 +14,8 @@ from minitrain.equivalence import (
     bits_rung,
     breaches,
     data_rung,
+    early_state_rung,
+    final_state_rung,
     gradients_rung,
     hashes_rung,
     not_run,
@@ -317,6 +319,58 @@ def test_adamw_says_what_was_allowed_and_what_was_found() -> None:
     assert rung.detail.endswith("; tensor w is 0.0004 off")
 
 
+def test_early_state_has_the_limits_of_the_final_one() -> None:
+    for gap in (0.0, 2e-4, 1.0):
+        pair = (off_by(gap, gap), zeros())
+        expected = state_rung(*pair, train(), DEFAULT_ATOL)
+        assert early_state_rung(*pair, train(), DEFAULT_ATOL) == expected
+
+
+def test_run_too_short_for_an_early_state() -> None:
+    rung = early_state_rung({}, {}, train(), DEFAULT_ATOL)
+    assert rung == not_run("fewer than three steps")
+
+
+EARLY = {
+    "equal": bits_rung(zeros(), zeros()),
+    "within tolerance": early_state_rung(off_by(1e-6), zeros(), train(), 1e-5),
+    "breach": early_state_rung(off_by(1.0), zeros(), train(), 1e-5),
+    "not run": early_state_rung({}, {}, train(), 1e-5),
+}
+
+
+@pytest.mark.parametrize(
+    ("early", "verdict"),
+    [
+        ("equal", "undecided"),
+        ("within tolerance", "undecided"),
+        ("breach", "breach"),
+        ("not run", "breach"),
+    ],
+)
+def test_gap_that_grew_is_undecided(early: str, verdict: str) -> None:
+    """Only where it was seen to be small at first."""
+    pair = (off_by(0.5), zeros(), train(), DEFAULT_ATOL)
+    rung = final_state_rung(*pair, early=EARLY[early])
+    assert (rung.verdict, rung.max_abs_diff) == (verdict, 0.5)
+    assert "tensor w is 0.5 off" in rung.detail
+    assert ("after three steps" in rung.detail) == (verdict == "undecided")
+
+
+@pytest.mark.parametrize("gap", [0.0, 1e-6])
+def test_final_state_within_tolerance_stays_so(gap: float) -> None:
+    pair = (off_by(gap), zeros(), train(), DEFAULT_ATOL)
+    for early in EARLY.values():
+        assert final_state_rung(*pair, early=early) == state_rung(*pair)
+
+
+def test_final_state_that_cannot_be_compared_has_not_grown() -> None:
+    rung = final_state_rung(
+        with_nan(), state(), train(), DEFAULT_ATOL, EARLY["within tolerance"]
+    )
+    assert rung.verdict == "breach"
+
+
 def test_share_is_taken_over_all_tensors_together() -> None:
     # 2 of 2 elements of a bias are beyond atol, but only 2 of 2002 in all
     run = {"b": torch.full((2,), 2e-5), "w": torch.zeros(2000)}
@@ -426,6 +480,9 @@ def test_breaches_are_one_line_each() -> None:
         "replay": bits_rung(flipped(), state()),
         "data": data_rung([], []),
         "one_process": not_run("it is the one process"),
+        "unstable": final_state_rung(
+            off_by(0.5), zeros(), train(), DEFAULT_ATOL, EARLY["equal"]
+        ),
         "gradients": gradients_rung(flipped(), state()),
     }
     named = {name: rung.as_dict() for name, rung in rungs.items()}

@@ -8,6 +8,7 @@ RUNGS = {
     "replay_parameters": "parameters at the recorded steps, against the same replay",
     "one_process": "final state, against one process that takes the whole batch",
     "one_process_data": "samples of every batch, against the one-process run",
+    "one_process_early": "state after the third step, against that one process",
     "one_process_gradients": "gradients of the first step, against that one process",
     "data": "samples of every batch, against the replay",
 }

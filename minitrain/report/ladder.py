@@ -54,6 +54,8 @@ def equivalence_sentences(results: Results) -> str:
         widest = max(rung["max_abs_diff"] or 0.0 for rung in near.values())
         gap = f"largest difference {widest:.1e}"
         counts.append(f"{len(near)} within their tolerance ({gap})")
+    if undecided := by_verdict.get("undecided"):
+        counts.append(f"{len(undecided)} undecided ({', '.join(undecided)})")
     if skipped := by_verdict.get("not run"):
         counts.append(f"{len(skipped)} not run ({', '.join(skipped)})")
     total = plural(sum(map(len, by_verdict.values())), "comparison")
