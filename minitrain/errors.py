@@ -23,6 +23,10 @@ class EvidenceError(Exception):
     """The run finished and its evidence says no: one line that says what differs."""
 
 
+class RankError(Exception):
+    """A rank failed; the line names it, ``__notes__`` hold its traceback."""
+
+
 def describe_os_error(error: OSError) -> str:
     """One line for an operating-system error: the path, then the reason."""
     path = error.filename if error.filename is not None else "the operating system"
@@ -33,7 +37,8 @@ def run_stage(main: Callable[[], None]) -> None:
     """Run ``main`` and leave the process with the exit code its outcome deserves.
 
     A user's mistake or an operating-system error becomes one line on stderr,
-    without a traceback; any other exception is a bug and keeps its traceback.
+    without a traceback; a rank that failed, its own traceback and then one line. Any
+    other exception is a bug and keeps its traceback.
     """
     try:
         main()
@@ -41,6 +46,9 @@ def run_stage(main: Callable[[], None]) -> None:
         _fail(str(error), EXIT_USER)
     except EvidenceError as error:
         _fail(str(error), EXIT_EVIDENCE)
+    except RankError as error:
+        print(*getattr(error, "__notes__", []), sep="\n", end="", file=sys.stderr)
+        _fail(str(error), EXIT_USER)
     except OSError as error:
         _fail(describe_os_error(error), EXIT_USER)
     except KeyboardInterrupt:

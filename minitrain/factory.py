@@ -21,6 +21,8 @@ from minitrain.errors import UserError
 from minitrain.params import Model
 
 _LIBRARIES = ("<", sysconfig.get_path("stdlib"))
+# whatever a user's code raises, a script that calls sys.exit included
+_FAILURES = (Exception, SystemExit)
 
 
 def build_model(params: Model, vocab_size: int) -> nn.Module:
@@ -32,7 +34,7 @@ def build_model(params: Model, vocab_size: int) -> nn.Module:
     factory = _find_factory(params)
     try:
         model = factory(params, vocab_size)
-    except Exception as error:
+    except _FAILURES as error:
         raise UserError(f"model.factory {params.factory}: {_cause(error)}") from error
     if not isinstance(model, nn.Module):
         raise UserError(
@@ -57,7 +59,7 @@ def _find_factory(params: Model) -> Callable[..., Any]:
 def _import(module_name: str) -> ModuleType:
     try:
         return importlib.import_module(module_name)
-    except Exception as error:
+    except _FAILURES as error:
         raise UserError(f"model.factory: {module_name}: {_cause(error)}") from error
 
 
@@ -72,12 +74,12 @@ def _load_file(path: Path) -> ModuleType:
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except _FAILURES as error:
         raise UserError(f"model.file {path}: {_cause(error)}") from error
     return module
 
 
-def _cause(error: Exception) -> str:
+def _cause(error: BaseException) -> str:
     # the user's own lines, not those of the libraries that they called
     frames = [
         frame
@@ -112,7 +114,7 @@ def try_model(model: nn.Module, batch: Batch) -> None:
         raise UserError(
             "model: the output has no .loss; it must hold the mean over real targets"
         ) from None
-    except Exception as error:
+    except _FAILURES as error:
         raise UserError(f"model: {_cause(error)}") from error
     if isinstance(loss, Tensor) and loss.dim() != 0:
         shape = tuple(loss.shape)
@@ -124,7 +126,7 @@ def try_model(model: nn.Module, batch: Batch) -> None:
         raise UserError("model: no parameter of it can be trained by its .loss")
     try:
         loss.backward()
-    except Exception as error:
+    except _FAILURES as error:
         raise UserError(f"model: {_cause(error)}") from error
     unused = [name for name, p in trained.items() if p.grad is None]
     if unused:
@@ -132,3 +134,8 @@ def try_model(model: nn.Module, batch: Batch) -> None:
             f"model: parameter {unused[0]} ({len(unused)} in all) gets no gradient; "
             "use it in the loss or set requires_grad to False"
         )
+    for name, parameter in trained.items():
+        if parameter.grad is not None and not parameter.grad.isfinite().all():
+            raise UserError(
+                f"model: the gradient of {name} holds NaN or infinity at a finite .loss"
+            )

@@ -24,7 +24,12 @@ def atomic_path(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        yield temporary
+        try:
+            yield temporary
+        except OSError as error:
+            if str(error.filename) == str(temporary):
+                error.filename = str(path)
+            raise
         # lstat: a body that wrote nothing must not cost what was there before
         temporary.lstat()
         if path.is_dir():

@@ -20,16 +20,13 @@ from typing import Any, Self
 import cloudpickle
 from torch._C._distributed_c10d import TCPStore
 
-from minitrain.errors import EXIT_USER, UserError
+from minitrain.errors import EXIT_USER, RankError, UserError
 
 LOOPBACK = "127.0.0.1"
 PARENT_POLL_S = 0.5
+LAUNCHER_PID = "MINITRAIN_LAUNCHER_PID"
 # how gloo says that another rank went away
 LOST_PEER = ("closed by peer", "reset by peer", "Broken pipe")
-
-
-class RankError(Exception):
-    """A rank failed; the line names it, ``__notes__`` hold its traceback."""
 
 
 def rank_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
@@ -43,6 +40,7 @@ def rank_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
         "MASTER_PORT": str(port),
         # the launcher serves the store, so no rank has to
         "TORCHELASTIC_USE_AGENT_STORE": "True",
+        LAUNCHER_PID: str(os.getpid()),
     }
 
 
@@ -164,7 +162,8 @@ def end_with_parent(remove: Path | None = None) -> None:
 
     ``remove`` is a folder that the parent can then no longer remove itself.
     """
-    parent = os.getppid()
+    # told by the launcher: while this process started, its parent may have gone already
+    parent = int(os.environ.get(LAUNCHER_PID, os.getppid()))
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -23,8 +23,14 @@ from torch.distributed.elastic.multiprocessing.errors import (
 )
 
 from minitrain.ddp import port_in_use
-from minitrain.errors import EXIT_USER, UserError
-from minitrain.launcher import LOOPBACK, RankError, end_with_parent, launch, root_cause
+from minitrain.errors import EXIT_USER, RankError, UserError
+from minitrain.launcher import (
+    LAUNCHER_PID,
+    LOOPBACK,
+    end_with_parent,
+    launch,
+    root_cause,
+)
 
 LOGS_PREFIX = "minitrain-torchrun-"
 
@@ -42,6 +48,7 @@ def torchrun(
     _silence("torch.distributed")
     with (
         _environment("OMP_NUM_THREADS", str(threads_per_process)),
+        _environment(LAUNCHER_PID, str(os.getpid())),
         tempfile.TemporaryDirectory(prefix=LOGS_PREFIX) as logs,
     ):
         ranks = [f"--nproc-per-node={world_size}", f"--log-dir={logs}"]

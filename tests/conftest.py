@@ -1,5 +1,6 @@
 """What holds for every test: nothing leaks, and on CI nothing is skipped unseen."""
 
+import getpass
 import os
 import tempfile
 from collections.abc import Iterator
@@ -9,9 +10,8 @@ import psutil
 import pytest
 import torch
 
-from minitrain.torchrun import LOGS_PREFIX
-
 NEEDS_GPU = "needs a GPU"
+CACHE_OF_TORCH = f"torchinductor_{getpass.getuser()}"
 SET_BY_OTHERS = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}
 # bits depend on the number of threads: tests compare with ranks, which have one
 torch.set_num_threads(1)
@@ -19,11 +19,17 @@ skipped_on_ci: list[str] = []
 
 
 @pytest.fixture(autouse=True)
-def nothing_left_behind() -> Iterator[None]:
-    """No process, log folder, shared memory or environment variable outlives a test."""
+def nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No process, file, shared memory or environment variable outlives a test."""
+    # a folder of its own: others write to /tmp too
+    temporary = tmp_path_factory.mktemp("temporary")
+    outside = tempfile.tempdir
+    tempfile.tempdir = str(temporary)
+    os.environ["TMPDIR"] = str(temporary)
     environment = dict(os.environ)
-    before = _traces()
+    segments = _shared_memory()
     yield
+    tempfile.tempdir = outside
     left = psutil.Process().children(recursive=True)
     for child in left:
         child.kill()
@@ -33,13 +39,15 @@ def nothing_left_behind() -> Iterator[None]:
     os.environ.update(environment)
     assert not left, f"processes left behind: {left}"
     assert not changed, f"environment changed: {changed}"
-    assert _traces() == before, "temporary files or shared memory left behind"
+    # torch makes its compiler's cache as soon as a model is wrapped
+    files = {file.name for file in temporary.iterdir()} - {CACHE_OF_TORCH}
+    assert not files, f"temporary files left behind: {files}"
+    assert _shared_memory() <= segments, "shared memory left behind"
 
 
-def _traces() -> set[Path]:
-    shared_memory = Path("/dev/shm")
-    traces = set(Path(tempfile.gettempdir()).glob(f"{LOGS_PREFIX}*"))
-    return traces | (set(shared_memory.iterdir()) if shared_memory.is_dir() else set())
+def _shared_memory() -> set[Path]:
+    folder = Path("/dev/shm")
+    return set(folder.iterdir()) if folder.is_dir() else set()
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

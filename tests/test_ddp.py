@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import nn
 
 from minitrain import ddp
-from minitrain.errors import UserError
-from minitrain.launcher import RankError, launch
+from minitrain.errors import RankError, UserError
+from minitrain.launcher import launch
 
 
 def test_without_an_environment_it_is_a_world_of_one() -> None:

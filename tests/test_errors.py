@@ -6,7 +6,13 @@ from typing import NoReturn
 
 import pytest
 
-from minitrain.errors import EvidenceError, UserError, describe_os_error, run_stage
+from minitrain.errors import (
+    EvidenceError,
+    RankError,
+    UserError,
+    describe_os_error,
+    run_stage,
+)
 
 
 def raising(error: BaseException) -> Callable[[], NoReturn]:
@@ -85,6 +91,17 @@ def test_cause_is_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
             raise UserError("outside") from error
 
     assert outcome(main, capsys) == (2, "error: outside\n")
+
+
+def test_rank_that_failed_shows_its_own_traceback_and_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    killed = RankError("rank 1: ended with exit code -9")
+    assert outcome(raising(killed), capsys) == (2, f"error: {killed}\n")
+    failed = RankError("rank 1: ZeroDivisionError: division by zero")
+    failed.add_note("Traceback ...\n  model.py, line 3\n")
+    expected = f"Traceback ...\n  model.py, line 3\nerror: {failed}\n"
+    assert outcome(raising(failed), capsys) == (2, expected)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The user's own model: found and tried, or refused in one line that says why."""
 
+import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -256,6 +257,14 @@ REFUSED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "forward that fails": (
         lambda w: having(w @ w),
         "model: RuntimeError: mat1 and mat2 shapes cannot be multiplied",
+    ),
+    "backward that gives NaN": (
+        lambda w: having((w - w).norm(2, dim=(0, 1)) + (w * 0).sqrt().sum()),
+        "model: the gradient of weight holds NaN or infinity at a finite .loss",
+    ),
+    "forward that ends the process": (
+        lambda w: sys.exit("no GPU"),
+        "model: SystemExit: no GPU",
     ),
     "backward that fails": (
         lambda w: having(FailsBackward.apply(w).sum()),

@@ -14,8 +14,8 @@ import psutil
 import pytest
 from waiting import wait_for
 
-from minitrain.errors import UserError
-from minitrain.launcher import RankError, launch, rank_environment, root_cause
+from minitrain.errors import RankError, UserError
+from minitrain.launcher import launch, rank_environment, root_cause
 
 
 def rank_and_sum(value: int) -> tuple[int, int, float]:
@@ -73,10 +73,12 @@ def fail_on_rank_1(how: str) -> None:
 def test_one_rank_fails_and_is_named(
     how: str, kind: type[Exception], line: str
 ) -> None:
+    # a failure is reported when it happens, not when the time is up
+    limit = 6 if how == "hang" else 100
     start = time.monotonic()
     with pytest.raises(kind, match=line):
-        launch(fail_on_rank_1, 2, how, timeout_s=6)
-    assert time.monotonic() - start < 20
+        launch(fail_on_rank_1, 2, how, timeout_s=limit)
+    assert time.monotonic() - start < 50
 
 
 def test_traceback_of_the_rank_is_kept() -> None:
@@ -132,7 +134,10 @@ def test_function_of_a_notebook_cell() -> None:
     assert notebook.cells[0].outputs[0].text == "[1, 11]\n"
 
 
-def test_ranks_end_when_the_launching_process_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seconds", [0, 5])
+def test_ranks_end_when_the_launching_process_is_killed(
+    tmp_path: Path, seconds: float
+) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent(
@@ -147,10 +152,11 @@ def test_ranks_end_when_the_launching_process_is_killed(tmp_path: Path) -> None:
     )
     process = subprocess.Popen([sys.executable, script])
     ranks = wait_for(lambda: psutil.Process(process.pid).children(), count=2)
-    time.sleep(3)  # long enough for the ranks to have started their watch
+    # once while the ranks are still starting, once when they run
+    time.sleep(seconds)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    gone, alive = psutil.wait_procs(ranks, timeout=10)
+    gone, alive = psutil.wait_procs(ranks, timeout=30)
     for rank in alive:
         rank.kill()
     assert len(gone) == 2

@@ -96,9 +96,9 @@ def test_users_mistake_in_a_torchrun_rank_is_one_line(tmp_path: Path) -> None:
 
 def test_bug_in_a_torchrun_rank_keeps_its_traceback(tmp_path: Path) -> None:
     done = run_torchrun_script(tmp_path, "bug")
-    assert done.returncode == 1
-    assert "rank 1: ValueError: a bug" in done.stderr
+    assert done.returncode == 2
     assert 'raise ValueError("a bug")' in done.stderr
+    assert done.stderr.endswith("\nerror: rank 1: ValueError: a bug\n")
 
 
 def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
