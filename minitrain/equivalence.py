@@ -185,7 +185,7 @@ def _tolerance_rung(
         tensor = _first_nan(run) or apart.tensor
         detail = f"tensor {tensor} cannot be compared (NaN, shape or dtype)"
         return Rung(False, None, None, "breach", detail)
-    apart_by = {n: gaps(run[n], other[n]).flatten() for n in run if run[n].numel()}
+    apart_by = {n: gaps(run[n], other[n]) for n in run if run[n].numel()}
     every_gap = torch.cat(list(apart_by.values()))
     share = float((every_gap <= most).double().mean()) if most is not None else 1.0
     within = apart.max_abs_diff <= every and share >= ADAMW_SHARE_WITHIN_ATOL

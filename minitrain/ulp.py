@@ -1,7 +1,7 @@
 """Distances between tensors: equal bits, units in the last place, absolute."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,8 +9,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-BITS = {2: (torch.int16, np.uint16), 4: (torch.int32, np.uint32)}
-BITS |= {8: (torch.int64, np.uint64)}
+# its temporaries fit a processor's cache, and the allocator keeps them
+CHUNK_ELEMENTS = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -28,24 +28,42 @@ class Distance:
     tensor: str | None
 
 
+@dataclass(frozen=True)
+class Gap:
+    """How far two tensors of one dtype and shape are apart.
+
+    ``num_different`` elements have other bits; ``first`` is the flat index of the first
+    of them. ``max_ulp`` and ``max_abs_diff`` are None where an element is NaN on either
+    side; ``max_abs_diff`` also where an infinity is apart from a number.
+    """
+
+    num_different: int
+    first: int | None
+    max_ulp: int | None
+    max_abs_diff: float | None
+
+
 def ulp_distance(a: Tensor, b: Tensor) -> npt.NDArray[np.uint64]:
-    """Units in the last place between floating tensors of one dtype, per element.
+    """Units in the last place between tensors of one dtype, per element (flat).
 
     The number of representable values between the two, so it counts across zero; -0.0
-    and 0.0 are 0 apart. NaN has no place in the order: callers look for it first.
+    and 0.0 are 0 apart. Complex numbers have two elements each. NaN has no place in the
+    order: callers look for it first.
     """
-    x, y = _ordered(a), _ordered(b)
+    x, y = _ordered(_flat(a)), _ordered(_flat(b))
     return np.where(x > y, x - y, y - x)
 
 
-def _ordered(tensor: Tensor) -> npt.NDArray[np.uint64]:
-    """Unsigned integers in the order of the floats that they stand for."""
-    signed, unsigned = BITS[tensor.element_size()]
-    flat = tensor.detach().contiguous().reshape(-1).view(signed).numpy()
-    bits = flat.view(unsigned).astype(np.uint64)
-    half = np.uint64(1 << (8 * tensor.element_size() - 1))
-    # a negative float's bits grow as its value falls; both zeros land on `half`
-    return np.where(bits >= half, half - (bits - half), bits + half)
+def _ordered(flat: Tensor) -> npt.NDArray[np.uint64]:
+    """Unsigned integers in the order of the numbers that they stand for."""
+    size = flat.element_size()
+    bits = flat.view(torch.uint8).numpy().view(f"u{size}").astype(np.uint64)
+    half = np.uint64(1 << (8 * size - 1))
+    if flat.is_floating_point():
+        # a negative float's bits grow as its value falls; both zeros land on `half`
+        return np.where(bits >= half, half - (bits - half), bits + half)
+    # a negative integer's bits (two's complement) are the larger half
+    return bits ^ half if flat.dtype.is_signed else bits
 
 
 def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Distance:
@@ -55,31 +73,74 @@ def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Distance:
     differing = [name for name in a if not _same(a[name], b[name])]
     if not differing:
         return Distance(True, 0, 0.0, None)
+    ulp, gap = 0, 0.0
     for name in differing:
-        if not _comparable(a[name], b[name]):
+        if not same_kind(a[name], b[name]):
             return Distance(False, None, None, name)
-    ulp = max(int(ulp_distance(a[n], b[n]).max()) for n in differing)
-    gap = max(float(gaps(a[n], b[n]).max()) for n in differing)
+        apart = tensor_gap(a[name], b[name])
+        if apart.max_ulp is None:
+            return Distance(False, None, None, name)
+        ulp = max(ulp, apart.max_ulp)
+        gap = max(gap, math.inf if apart.max_abs_diff is None else apart.max_abs_diff)
     return Distance(False, ulp, gap if math.isfinite(gap) else None, differing[0])
 
 
+def tensor_gap(a: Tensor, b: Tensor) -> Gap:
+    """Compare two tensors of one dtype and shape, piece by piece: little memory."""
+    count, first, ulp, gap, nan = 0, None, 0, 0.0, False
+    for start, x, y in _chunks(a, b):
+        different = _bytes(x) != _bytes(y)
+        places = different.nonzero()[0]
+        if not len(places):
+            continue
+        count += len(places)
+        first = start + int(places[0]) if first is None else first
+        if x.is_floating_point() and bool(x.isnan().any() or y.isnan().any()):
+            nan = True
+            continue
+        ulp = max(ulp, int(ulp_distance(x, y).max()))
+        gap = max(gap, float(gaps(x, y).max()))
+    if nan:
+        return Gap(count, first, None, None)
+    return Gap(count, first, ulp, gap if math.isfinite(gap) else None)
+
+
+def _chunks(a: Tensor, b: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+    flat_a, flat_b = _flat(a), _flat(b)
+    for start in range(0, flat_a.numel(), CHUNK_ELEMENTS):
+        cut = slice(start, start + CHUNK_ELEMENTS)
+        yield start, flat_a[cut], flat_b[cut]
+
+
 def gaps(a: Tensor, b: Tensor) -> Tensor:
-    """|a - b| in float64, element by element; equal values, infinities too, give 0."""
-    x, y = a.detach().double(), b.detach().double()
+    """|a - b| in float64, flat; equal values, infinities too, give 0.
+
+    A complex number gives two elements.
+    """
+    x, y = _flat(a).double(), _flat(b).double()
     return (x - y).abs().masked_fill(x == y, 0.0)
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
-    return a.dtype == b.dtype and a.shape == b.shape and same_bits(a, b)
-
-
-def _comparable(a: Tensor, b: Tensor) -> bool:
-    if a.dtype != b.dtype or a.shape != b.shape or not a.is_floating_point():
-        return False
-    return not bool(a.isnan().any() or b.isnan().any())
+def same_kind(a: Tensor, b: Tensor) -> bool:
+    """Whether dtype and shape are the same."""
+    return a.dtype == b.dtype and a.shape == b.shape
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors of one dtype and shape hold the same bytes (NaN included)."""
-    x, y = (t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (a, b))
+    x, y = (_flat(t).view(torch.uint8) for t in (a, b))
     return torch.equal(x, y)
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return same_kind(a, b) and same_bits(a, b)
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """One dimension, real numbers; no copy where the tensor is contiguous."""
+    whole = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return torch.view_as_real(whole).reshape(-1) if whole.is_complex() else whole
+
+
+def _bytes(flat: Tensor) -> npt.NDArray[np.unsignedinteger]:
+    return flat.view(torch.uint8).numpy().view(f"u{flat.element_size()}")

@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from minitrain.ulp import Distance, distance, same_bits, ulp_distance
+from minitrain.ulp import (
+    CHUNK_ELEMENTS,
+    Distance,
+    Gap,
+    distance,
+    same_bits,
+    tensor_gap,
+    ulp_distance,
+)
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 finite32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -135,8 +143,6 @@ def test_without_dimensions() -> None:
         pytest.param(one([1.0, 2.0]), one([[1.0, 2.0]]), id="shape"),
         pytest.param(one([1.0]), one(1.0), id="no dimensions"),
         pytest.param(one([1.0]), one([1.0], torch.float64), id="dtype"),
-        pytest.param(one([1], torch.int64), one([2], torch.int64), id="integers"),
-        pytest.param(one([0], torch.bool), one([1], torch.bool), id="booleans"),
         pytest.param(
             {"w": torch.zeros(0, 2)}, {"w": torch.zeros(2, 0)}, id="empty shapes"
         ),
@@ -146,6 +152,71 @@ def test_without_dimensions() -> None:
 def test_sets_without_a_distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
     name = "a" if "a" in b else "w"
     assert distance(a, b) == Distance(False, None, None, name)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "dtype", "places"),
+    [
+        (1, 3, torch.int64, 2),
+        (-(2**63), 2**63 - 1, torch.int64, 2**64 - 1),
+        (2**62, 2**62 + 1, torch.int64, 1),
+        (-128, 127, torch.int8, 255),
+        (0, 255, torch.uint8, 255),
+        (0, 1, torch.bool, 1),
+    ],
+)
+def test_places_between_integers(
+    a: int, b: int, dtype: torch.dtype, places: int
+) -> None:
+    apart = distance(one([0, a], dtype), one([0, b], dtype))
+    assert (apart.max_ulp, apart.tensor) == (places, "w")
+
+
+@given(st.integers(-(2**31), 2**31 - 1), st.integers(-(2**31), 2**31 - 1))
+def test_integers_are_as_far_apart_as_their_difference(a: int, b: int) -> None:
+    apart = distance(one([a], torch.int32), one([b], torch.int32))
+    assert (apart.max_ulp, apart.max_abs_diff) == (abs(a - b), abs(a - b))
+
+
+def test_complex_numbers_are_compared_part_by_part() -> None:
+    a, b = torch.tensor([1 + 2j, 3 + 4j]), torch.tensor([1 + 2j, 3 + 5j])
+    # 4 to 5 is a quarter of the 2^23 places between 4 and 8
+    assert distance({"w": a}, {"w": b}) == Distance(False, 2**21, 1.0, "w")
+    assert distance({"w": a}, {"w": a.conj().conj()}).bytes_equal
+    assert not distance({"w": a}, {"w": a.conj()}).bytes_equal
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_eight_bits(dtype: torch.dtype) -> None:
+    a, b = (torch.tensor([1.0, x]).to(dtype) for x in (-0.5, 0.5))
+    # from minus a half to a half: twice the bits of a half
+    bits = int(b.view(torch.uint8)[1])
+    assert distance({"w": a}, {"w": b}) == Distance(False, 2 * bits, 1.0, "w")
+
+
+def test_gap_of_a_tensor_longer_than_a_piece() -> None:
+    a = torch.zeros(3, CHUNK_ELEMENTS)
+    b = a.clone()
+    b[1, 5] = 2.0
+    b[2, -1] = -1.0
+    # 1 is 127 * 2^23 places from 0, and 2 is 2^23 further
+    expected = Gap(2, CHUNK_ELEMENTS + 5, 128 * 2**23, 2.0)
+    assert tensor_gap(a, b) == expected
+    assert tensor_gap(b, a) == expected
+    b[0, 0] = math.nan
+    assert tensor_gap(a, b) == Gap(3, 0, None, None)
+
+
+def test_gap_of_equal_tensors() -> None:
+    nan = torch.tensor([math.nan, 1.0])
+    assert tensor_gap(nan, nan.clone()) == Gap(0, None, 0, 0.0)
+    assert tensor_gap(torch.zeros(0), torch.zeros(0)) == Gap(0, None, 0, 0.0)
+
+
+def test_infinity_is_places_but_no_number_away_from_a_number() -> None:
+    largest = torch.finfo(torch.float32).max
+    gap = tensor_gap(torch.tensor([largest]), torch.tensor([math.inf]))
+    assert gap == Gap(1, 0, 1, None)
 
 
 def test_empty_tensors_are_equal() -> None:
