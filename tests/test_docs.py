@@ -22,8 +22,10 @@ from ruamel.yaml import YAML
 
 import minitrain
 from minitrain.baseline import AGAIN, TIMED
+from minitrain.cli.explain import in_words
 from minitrain.report.ladder import byte_equivalent
 from minitrain.report.page import arm_in_words
+from minitrain.walk import walk
 
 PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
 PAGES += sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
@@ -108,6 +110,12 @@ def caption(manifest: dict[str, Any], equivalence: dict[str, Any]) -> list[str]:
             f"batch are {whole['max_abs_diff']:.1e} apart: {whole['verdict']}.",
         ]
     return [*lines[:-1], f"{lines[-1]}*"]
+
+
+def test_walk_in_the_tutorial_is_what_the_command_prints() -> None:
+    expected = f"```text\n$ minitrain explain\n{in_words(walk())}\n```\n"
+    if marked("docs/tutorial.md", "explain") != expected:
+        refuse("docs/tutorial.md", "explain", expected)
 
 
 def test_result_in_the_readme_is_that_of_the_metrics() -> None:

@@ -10,11 +10,11 @@ import json
 import sys
 from collections.abc import Sequence
 
-from minitrain.cli import verify
+from minitrain.cli import doctor, explain, verify
 from minitrain.cli.answer import Answer
 from minitrain.errors import EXIT_EVIDENCE, run_stage
 
-COMMANDS = {"verify": verify}
+COMMANDS = {"verify": verify, "doctor": doctor, "explain": explain}
 
 
 def main() -> None:

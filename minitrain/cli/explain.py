@@ -1,0 +1,84 @@
+"""Walk through one data-parallel step with numbers to check by hand.
+
+Four ranks, one weight, no processes: what each rank reads, its gradient, the average,
+the weight after the step, and what two classic mistakes would make of it. Order, cut,
+sum and optimizer are those of the real runs.
+"""
+
+import argparse
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from minitrain.cli.answer import Answer
+
+if TYPE_CHECKING:
+    from minitrain.walk import Rank, Walk
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """There are none of its own."""
+
+
+def answer(options: argparse.Namespace) -> Answer:
+    """Take the walk; it is well where ranks and one process end at the same weight."""
+    # torch takes seconds to import: not for --help
+    from minitrain.walk import walk
+
+    taken = walk()
+    ends = {taken.one_process_after, *(rank.after for rank in taken.ranks)}
+    return Answer(len(ends) == 1, asdict(taken), in_words(taken))
+
+
+def in_words(taken: "Walk") -> str:
+    """The walk, a paragraph for each thing that happens."""
+    first, ranks = taken.batches[0], taken.ranks
+    read = [
+        f"  rank {rank.rank} owns {_ids(rank.shard):<12} and reads {_ids(rank.samples)}"
+        for rank in ranks
+    ]
+    own = [
+        f"  rank {rank.rank}: {_terms(rank):<21} = {rank.gradient:g}" for rank in ranks
+    ]
+    terms = " + ".join(f"({rank.scaled:g})" for rank in ranks)
+    alone = ", ".join(f"{rank.alone:.3f}" for rank in ranks)
+    after = f"{ranks[0].after:.3f}"
+    return "\n".join(
+        [
+            f"The model is y = weight * x with weight 1; {len(ranks)} ranks hold it.",
+            "Sample i is x = i + 1, its answer is 2 x, its loss (x - 2 x)^2,",
+            "and so its gradient is -2 x^2.",
+            "",
+            "1. A batch is cut. Sample i belongs to rank i % 4, whatever the batch.",
+            f"  step 0 takes samples {_ids(first)}, step 1 {_ids(taken.batches[1])}",
+            *read,
+            f"  the next epoch shuffles: its step 0 takes {_ids(taken.next_epoch[0])}",
+            "",
+            "2. Each rank computes the mean gradient of its own samples.",
+            *own,
+            "",
+            "3. All-reduce: each multiplies by 1/4, and everybody gets the sum.",
+            f"  {terms} = {taken.average:g}",
+            "",
+            "4. Each rank takes the same step with learning rate 0.001.",
+            f"  1 - 0.001 * ({taken.average:g}) = {after} on every rank",
+            "",
+            "5. One process that takes the whole batch arrives there too.",
+            f"  gradient {taken.one_process_gradient:g}, "
+            f"weight {taken.one_process_after:.3f}",
+            "",
+            "What goes wrong in silence:",
+            f"  no all-reduce: the ranks part, with weights {alone}",
+            f"  sum for mean: gradient {taken.summed_gradient:g}, weight "
+            f"{taken.summed_after:.3f} on every rank,",
+            "  so comparing the ranks with each other finds nothing",
+        ]
+    )
+
+
+def _ids(samples: list[int]) -> str:
+    return " ".join(map(str, samples))
+
+
+def _terms(rank: "Rank") -> str:
+    squares = " + ".join(f"{sample + 1}^2" for sample in rank.samples)
+    return f"-2 ({squares}) / {len(rank.samples)}"

@@ -1,0 +1,236 @@
+"""What each collective must give, known beforehand, and whether this torch build does.
+
+The answer is worked out in Python's integers, from numbers that differ between up to
+four ranks and fit all types without rounding, their sums, products and averages too.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+Verdict = Literal["right", "wrong", "unsupported"]
+DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.int8,
+    torch.uint8,
+)
+OPS: dict[str, Any] = {
+    "sum": dist.ReduceOp.SUM,
+    "avg": dist.ReduceOp.AVG,
+    "product": dist.ReduceOp.PRODUCT,
+    "min": dist.ReduceOp.MIN,
+    "max": dist.ReduceOp.MAX,
+}
+ROOT = 0
+PER_RANK = 3
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One collective with one operation and type; ``op`` is empty where it has none."""
+
+    collective: str
+    op: str
+    dtype: str
+    world_size: int
+    verdict: Verdict
+    detail: str
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where a rank sits while it is probed: its group, and what it sends."""
+
+    group: Any
+    rank: int
+    size: int
+    dtype: torch.dtype
+    op: str
+
+    def sent(self, count: int, rank: int | None = None) -> list[int]:
+        """What ``rank`` (this one by default) sends, ``count`` elements."""
+        rank = self.rank if rank is None else rank
+        # multiples of 12 have whole averages; small numbers have small products
+        factor = 12 if self.op == "avg" else 1
+        return [factor * (1 + (rank + i) % 5) for i in range(count)]
+
+    def tensor(self, values: Sequence[int]) -> Tensor:
+        """``values`` in the type that is probed."""
+        return torch.tensor(values, dtype=self.dtype)
+
+    def reduced(self, count: int) -> list[int]:
+        """Every rank's elements combined, one by one."""
+        by_element = zip(*(self.sent(count, r) for r in range(self.size)), strict=True)
+        return [COMBINE[self.op](values) for values in by_element]
+
+    def gathered(self, count: int) -> list[int]:
+        """Every rank's elements one after the other."""
+        return [v for r in range(self.size) for v in self.sent(count, r)]
+
+    def empty(self, count: int) -> Tensor:
+        """Where an answer goes, filled with what no answer is."""
+        return torch.full((count,), 99, dtype=self.dtype)
+
+    @property
+    def root(self) -> int:
+        """The global rank of the group's first."""
+        return dist.get_global_rank(self.group, ROOT)
+
+
+COMBINE: dict[str, Callable[[Sequence[int]], int]] = {
+    "sum": sum,
+    "avg": lambda values: sum(values) // len(values),
+    "product": math.prod,
+    "min": min,
+    "max": max,
+}
+
+# what a rank got, and what it should have got
+Outcome = tuple[Tensor, list[int]]
+
+
+def all_reduce(seat: Seat) -> Outcome:
+    """Everybody gets everybody's elements, combined."""
+    got = seat.tensor(seat.sent(5))
+    dist.all_reduce(got, OPS[seat.op], group=seat.group)
+    return got, seat.reduced(5)
+
+
+def reduce(seat: Seat) -> Outcome:
+    """The root gets everybody's elements, combined."""
+    got = seat.tensor(seat.sent(5))
+    dist.reduce(got, seat.root, OPS[seat.op], group=seat.group)
+    return (got, seat.reduced(5)) if seat.rank == ROOT else (got[:0], [])
+
+
+def reduce_scatter_tensor(seat: Seat) -> Outcome:
+    """Rank r gets part r of what all_reduce would give."""
+    got, count = seat.empty(PER_RANK), PER_RANK * seat.size
+    sent = seat.tensor(seat.sent(count))
+    dist.reduce_scatter_tensor(got, sent, OPS[seat.op], group=seat.group)
+    mine = slice(PER_RANK * seat.rank, PER_RANK * (seat.rank + 1))
+    return got, seat.reduced(count)[mine]
+
+
+def reduce_scatter(seat: Seat) -> Outcome:
+    """The same, from a list of parts."""
+    got, count = seat.empty(PER_RANK), PER_RANK * seat.size
+    parts = list(seat.tensor(seat.sent(count)).split(PER_RANK))
+    dist.reduce_scatter(got, parts, OPS[seat.op], group=seat.group)
+    mine = slice(PER_RANK * seat.rank, PER_RANK * (seat.rank + 1))
+    return got, seat.reduced(count)[mine]
+
+
+def broadcast(seat: Seat) -> Outcome:
+    """Everybody gets the root's elements."""
+    got = seat.tensor(seat.sent(5))
+    dist.broadcast(got, seat.root, group=seat.group)
+    return got, seat.sent(5, ROOT)
+
+
+def all_gather(seat: Seat) -> Outcome:
+    """Everybody gets everybody's elements, in the order of the ranks."""
+    got = [seat.empty(PER_RANK) for _ in range(seat.size)]
+    dist.all_gather(got, seat.tensor(seat.sent(PER_RANK)), group=seat.group)
+    return torch.cat(got), seat.gathered(PER_RANK)
+
+
+def all_gather_into_tensor(seat: Seat) -> Outcome:
+    """The same, into one tensor."""
+    got = seat.empty(PER_RANK * seat.size)
+    sent = seat.tensor(seat.sent(PER_RANK))
+    dist.all_gather_into_tensor(got, sent, group=seat.group)
+    return got, seat.gathered(PER_RANK)
+
+
+def gather(seat: Seat) -> Outcome:
+    """The root gets everybody's elements, in the order of the ranks."""
+    root = seat.rank == ROOT
+    got = [seat.empty(PER_RANK) for _ in range(seat.size)]
+    sent = seat.tensor(seat.sent(PER_RANK))
+    dist.gather(sent, got if root else None, seat.root, group=seat.group)
+    return (torch.cat(got), seat.gathered(PER_RANK)) if root else (sent[:0], [])
+
+
+def scatter(seat: Seat) -> Outcome:
+    """Rank r gets part r of what the root holds."""
+    got, count = seat.empty(PER_RANK), PER_RANK * seat.size
+    parts = list(seat.tensor(seat.sent(count)).split(PER_RANK))
+    dist.scatter(got, parts if seat.rank == ROOT else None, seat.root, group=seat.group)
+    mine = slice(PER_RANK * seat.rank, PER_RANK * (seat.rank + 1))
+    return got, seat.sent(count, ROOT)[mine]
+
+
+def all_to_all_single(seat: Seat) -> Outcome:
+    """Rank r gets part r of what each rank holds, in the order of the ranks."""
+    count = PER_RANK * seat.size
+    got = seat.empty(count)
+    dist.all_to_all_single(got, seat.tensor(seat.sent(count)), group=seat.group)
+    mine = slice(PER_RANK * seat.rank, PER_RANK * (seat.rank + 1))
+    return got, [v for r in range(seat.size) for v in seat.sent(count, r)[mine]]
+
+
+def send_and_recv(seat: Seat) -> Outcome:
+    """The root gets each other rank's elements in turn."""
+    if seat.rank != ROOT:
+        dist.send(seat.tensor(seat.sent(PER_RANK)), seat.root, group=seat.group)
+        return seat.empty(0), []
+    got, expected = [], []
+    for rank in range(1, seat.size):
+        part = seat.empty(PER_RANK)
+        dist.recv(part, dist.get_global_rank(seat.group, rank), group=seat.group)
+        got.append(part)
+        expected += seat.sent(PER_RANK, rank)
+    return torch.cat(got), expected
+
+
+REDUCING = (all_reduce, reduce, reduce_scatter, reduce_scatter_tensor)
+MOVING = (
+    broadcast,
+    all_gather,
+    all_gather_into_tensor,
+    gather,
+    scatter,
+    all_to_all_single,
+    send_and_recv,
+)
+
+
+def probe_all(group: Any) -> Iterator[Probe]:
+    """Try everything on ``group``; call it on all of its ranks."""
+    calls = [(call, op) for call in REDUCING for op in OPS]
+    calls += [(call, "") for call in MOVING]
+    for call, op in calls:
+        for dtype in DTYPES:
+            if op == "avg" and not dtype.is_floating_point:
+                continue  # integers have no average to expect
+            rank, size = dist.get_rank(group), dist.get_world_size(group)
+            verdict, detail = _try(call, Seat(group, rank, size, dtype, op))
+            name = str(dtype).removeprefix("torch.")
+            yield Probe(call.__name__, op, name, size, verdict, detail)
+
+
+def worst(probes: Iterable[Probe]) -> Probe:
+    """What the ranks of a group say together of one probe: the gravest."""
+    gravity = ("right", "unsupported", "wrong")
+    return max(probes, key=lambda probe: gravity.index(probe.verdict))
+
+
+def _try(call: Callable[[Seat], Outcome], seat: Seat) -> tuple[Verdict, str]:
+    try:
+        got, expected = call(seat)
+    except Exception as error:
+        return "unsupported", str(error).strip().splitlines()[0]
+    if got.tolist() == expected:
+        return "right", ""
+    return "wrong", f"rank {seat.rank} got {got.tolist()} instead of {expected}"
