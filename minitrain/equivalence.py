@@ -69,32 +69,44 @@ def bits_rung(a: Tensors, b: Tensors) -> Rung:
 def hashes_rung(
     run: Rows,
     other: Rows,
-    what: Literal["gradients", "parameters"],
+    what: Literal["gradients", "parameters", "buffers"],
     world_size: int | None = None,
 ) -> Rung:
-    """Recorded hashes of every rank of ``run`` against ``other``'s: all equal.
+    """Recorded hashes of every rank of ``run`` against the same of ``other``: equal.
 
     Given ``world_size``, each of its ranks must have recorded some.
 
     Names the first step and tensor that differ. Hashes know equal or not, no distance.
     """
-    expected = {row["step"]: row[what] for row in _rows(other, "tensors")}
-    ours = _rows(run, "tensors")
-    steps_of: dict[int, set[int]] = {}
-    for row in ours:
-        steps_of.setdefault(row["rank"], set()).add(row["step"])
-    silent = [r for r in range(world_size or 0) if r not in steps_of]
+    ours, theirs = (
+        {(row["step"], row["rank"]): row[what] for row in _rows(rows, "tensors")}
+        for rows in (run, other)
+    )
+    present = {rank for _, rank in ours}
+    silent = [r for r in range(world_size or 0) if r not in present]
     if silent:
         return Rung(False, None, None, "breach", f"rank {silent[0]} recorded nothing")
-    if not ours or any(steps != expected.keys() for steps in steps_of.values()):
+    if not ours or ours.keys() != theirs.keys():
         return Rung(False, None, None, "breach", "other steps were recorded")
-    for row in sorted(ours, key=lambda row: (row["step"], row["rank"])):
-        hashes, wanted = row[what], expected[row["step"]]
+    if what == "buffers" and not any([*ours.values(), *theirs.values()]):
+        return not_run("the model has no buffers")
+    for step, rank in sorted(ours):
+        hashes, wanted = ours[step, rank], theirs[step, rank]
         for name in [*hashes, *(wanted.keys() - hashes.keys())]:
             if hashes.get(name) != wanted.get(name):
-                where = f"step {row['step']}, tensor {name}, rank {row['rank']}"
+                where = f"step {step}, tensor {name}, rank {rank}"
                 return Rung(False, None, None, "breach", f"first at {where}")
     return Rung(True, None, None, "equal", "")
+
+
+def own_to_each_rank(run: Rows) -> str | None:
+    """Why one process with the whole batch computes something else by design, if so."""
+    forward = _rows(run, "forward")
+    if any(row["draws_random_numbers"] for row in forward):
+        return "the forward pass draws random numbers, each rank its own"
+    if any(row["changes_buffers"] for row in forward):
+        return "the forward pass changes buffers, each rank by its own samples"
+    return None
 
 
 def data_rung(run: Rows, other: Rows) -> Rung:

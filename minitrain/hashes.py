@@ -1,23 +1,30 @@
 """Fingerprints of what a run computed, taken outside of timed regions.
 
-Three kinds of rows: ``batch`` (every step: hash of the global batch), ``tensors``
-(recorded steps: hash of every gradient before the optimizer and of every parameter
-after it, on each rank), and ``buckets`` (where DDP's layout changes).
+Four kinds of rows: ``batch`` (every step: hash of the global batch), ``tensors``
+(recorded steps: hash of every gradient before the optimizer, of every parameter and
+buffer after it, on each rank), ``buckets`` (where DDP's layout changes), and
+``forward`` (once: whether the forward pass depends on its samples alone).
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from minitrain.buffers import Buffers, copy_buffers, same_buffers
 from minitrain.files import open_atomic
+from minitrain.randomness import random_state, same_random_state
 from minitrain.sync import SyncTrace
 
 Row = dict[str, Any]
+Tensors = dict[str, Tensor]
 DIGEST_MODULUS = 2**256
+# late enough for the optimizer to matter, early enough for rounding to be small
+EARLY_STEP = 2
 
 
 def sha256_tensor(tensor: Tensor) -> str:
@@ -44,13 +51,18 @@ def merge_digests(digests: Iterable[int]) -> str:
 
 
 class Recorder:
-    """Collects the rows of one rank while it trains, at ``steps``."""
+    """Collects the rows of one rank while it trains, at ``steps``.
+
+    Of two things it keeps the tensors themselves, in ``kept``: ``gradients`` of step 0,
+    and ``early``, the model after the third step. Both are empty if not recorded.
+    """
 
     def __init__(self, model: nn.Module, steps: Iterable[int]) -> None:
         self._model = model
         self._steps = frozenset(steps)
         self._layout: list[Row] = []
         self.rows: list[Row] = []
+        self.kept: dict[str, Tensors] = {"gradients": {}, "early": {}}
 
     def wants(self, step: int) -> bool:
         """Whether ``step`` is a recorded one."""
@@ -69,15 +81,52 @@ class Recorder:
     def gradients(self, step: int) -> None:
         """Hash every gradient; call between synchronisation and optimizer."""
         named = self._model.named_parameters()
-        hashes = {n: sha256_tensor(p.grad) for n, p in named if p.grad is not None}
+        gradients = {name: p.grad for name, p in named if p.grad is not None}
+        hashes = {name: sha256_tensor(grad) for name, grad in gradients.items()}
         self.rows.append({"kind": "tensors", "step": step, "gradients": hashes})
+        if step == 0:
+            self.kept["gradients"] = _copy(gradients)
 
-    def parameters(self, step: int) -> None:
+    def state(self, step: int) -> None:
         """Hash every parameter and buffer; call after the optimizer."""
-        self.rows[-1]["parameters"] = {
-            name: sha256_tensor(tensor)
-            for name, tensor in self._model.state_dict().items()
-        }
+        parameters = self._model.named_parameters()
+        self.rows[-1]["parameters"] = {n: sha256_tensor(p) for n, p in parameters}
+        self.rows[-1]["buffers"] = self._buffer_hashes(list(self._model.buffers()))
+        if step == EARLY_STEP:
+            self.kept["early"] = _copy(self._model.state_dict())
+
+    def state_of_ranks(self, step: int, buffers: Sequence[Buffers]) -> None:
+        """The same for a replay: a row for each rank, alike but for its ``buffers``."""
+        self.state(step)
+        row = self.rows.pop()
+        self.rows += [
+            {**row, "rank": rank, "buffers": self._buffer_hashes(own)}
+            for rank, own in enumerate(buffers)
+        ]
+
+    def _buffer_hashes(self, buffers: Buffers) -> dict[str, str]:
+        names = [name for name, _ in self._model.named_buffers()]
+        return dict(zip(names, map(sha256_tensor, buffers), strict=True))
+
+    @contextmanager
+    def watch_forward(self, step: int) -> Iterator[None]:
+        """Note whether the forward pass of step 0 depends on its samples alone."""
+        if step > 0:
+            yield
+            return
+        numbers, buffers = random_state(), copy_buffers(self._model)
+        yield
+        self.rows.append(
+            {
+                "kind": "forward",
+                "draws_random_numbers": not same_random_state(numbers, random_state()),
+                "changes_buffers": not same_buffers(buffers, copy_buffers(self._model)),
+            }
+        )
+
+
+def _copy(tensors: Mapping[str, Tensor]) -> Tensors:
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -5,16 +5,18 @@ gradients in the order of gloo's ring over the buckets that the run recorded, an
 steps the same optimizer.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from minitrain.batches import RankBatches
+from minitrain.buffers import copy_buffers, load_buffers
 from minitrain.factory import loss_of
 from minitrain.hashes import Recorder
 from minitrain.params import Train
+from minitrain.randomness import Stream
 from minitrain.ring import ring_sum
 from minitrain.training import TrainResult, make_optimizer
 
@@ -43,32 +45,39 @@ def replay(
     params: Train,
     steps: Iterable[int],
     recorder: Recorder,
+    streams: Sequence[Stream],
 ) -> TrainResult:
     """Train ``model`` on the batches of all ``ranks``, in this process.
 
-    ``model`` must hold rank 0's start; threads and batch shapes must be those of the
-    run for its bits to be repeated.
+    ``model`` must hold rank 0's start, ``streams`` the random numbers of each rank from
+    there on; threads and batch shapes must be those of the run for its bits to be
+    repeated. Every forward pass starts from rank 0's buffers, as under DDP.
     """
     optimizer = make_optimizer(model, params)
-    result = TrainResult(hashes=recorder.rows)
+    result = TrainResult(hashes=recorder.rows, kept=recorder.kept)
     for step in steps:
         gradients: list[Gradients] = []
         share, digest = 0.0, 0
-        for rank in ranks:
+        start, after = copy_buffers(model), []
+        for rank, stream in zip(ranks, streams, strict=True):
             batch = rank.batch(step)
             model.zero_grad()
-            loss = loss_of(model, batch)
-            weight = batch.num_targets * len(ranks) / batch.global_targets
-            (loss * weight).backward()
+            load_buffers(model, start)
+            with stream:
+                loss = loss_of(model, batch)
+                weight = batch.num_targets * len(ranks) / batch.global_targets
+                (loss * weight).backward()
             gradients.append(_scaled_gradients(model, 1.0 / len(ranks)))
+            after.append(copy_buffers(model))
             share += loss.item() * batch.num_targets / batch.global_targets
             digest += batch.digest
+        load_buffers(model, after[0])
         _combine(model, gradients, layout.at(step))
         if recorder.wants(step):
             recorder.gradients(step)
         optimizer.step()
         if recorder.wants(step):
-            recorder.parameters(step)
+            recorder.state_of_ranks(step, after)
         result.losses.append(share)
         result.digests.append(digest)
     return result

@@ -19,11 +19,11 @@ from minitrain.hashes import Recorder, merge_digests, recorded_steps, save_tenso
 from minitrain.params import Params
 from minitrain.progress import progress
 from minitrain.provenance import peak_memory_mb, provenance, require_torch
+from minitrain.randomness import Stream, seed_everything
 from minitrain.sync.stock import StockDDP
 from minitrain.training import (
     TrainResult,
     make_optimizer,
-    seed_everything,
     steps_to_train,
     train,
 )
@@ -63,6 +63,15 @@ def start_model(params: Params, rank: int) -> nn.Module:
     """The model as ``rank`` starts it, from the rank's own seed."""
     seed_everything(params.train.seed + rank)
     return build_model(params.model, VOCAB_SIZE)
+
+
+def start_streams(params: Params, world_size: int) -> list[Stream]:
+    """The random numbers of each rank from the first step on."""
+    streams = []
+    for rank in range(world_size):
+        start_model(params, rank)
+        streams.append(Stream())
+    return streams
 
 
 def preflight(job: Job) -> None:
@@ -126,8 +135,8 @@ def _write_together(
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     write_losses(out / "losses.csv", results)
     write_hashes(out / "hashes.jsonl", results)
-    save_tensors(out / "gradients.pt", result.first_gradients)
-    save_tensors(out / "early.pt", result.early_state)
+    for name, tensors in result.kept.items():
+        save_tensors(out / f"{name}.pt", tensors)
     timings = [
         {**row, "rank": r} for r, one in enumerate(results) for row in one.timings
     ]
@@ -155,6 +164,6 @@ def write_hashes(path: Path, results: list[TrainResult]) -> None:
         for step, parts in enumerate(digests)
     ]
     tensors = [
-        {**row, "rank": r} for r, one in enumerate(results) for row in one.hashes
+        {"rank": r, **row} for r, one in enumerate(results) for row in one.hashes
     ]
     write_jsonl(path, batches + tensors)

@@ -1,28 +1,24 @@
 """The training loop, readable top to bottom: it does not know how ranks synchronise."""
 
-import contextlib
 import math
-import random
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from minitrain.batches import Batch, RankBatches
+from minitrain.buffers import untouched_buffers
 from minitrain.clock import NS_PER_MS, Row, StepClock, bucket_times
 from minitrain.ddp import barrier
 from minitrain.errors import UserError
 from minitrain.factory import loss_of
-from minitrain.hashes import Recorder
+from minitrain.hashes import Recorder, Tensors
 from minitrain.params import Train
+from minitrain.randomness import untouched_random_state
 from minitrain.sync import GradientSync
-
-# late enough for the optimizer to matter, early enough for rounding to be small
-EARLY_STEP = 2
 
 
 @dataclass
@@ -32,23 +28,14 @@ class TrainResult:
     ``losses`` are this rank's shares of the mean loss over all real targets of the
     global batch: their sum over the ranks is that mean. ``digests`` name the samples.
     ``timings`` and ``hashes`` are rows as :mod:`~minitrain.clock` and
-    :mod:`~minitrain.hashes` describe them. ``first_gradients`` are those of step 0,
-    ``early_state`` is the model after the third step (empty in a shorter run).
+    :mod:`~minitrain.hashes` describe them, and so are the tensors that are ``kept``.
     """
 
     losses: list[float] = field(default_factory=list)
     digests: list[int] = field(default_factory=list)
     timings: list[Row] = field(default_factory=list)
     hashes: list[Row] = field(default_factory=list)
-    first_gradients: dict[str, Tensor] = field(default_factory=dict)
-    early_state: dict[str, Tensor] = field(default_factory=dict)
-
-
-def seed_everything(seed: int) -> None:
-    """Seed Python, NumPy and torch; give each rank a seed of its own."""
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
+    kept: dict[str, Tensors] = field(default_factory=dict)
 
 
 def make_optimizer(model: nn.Module, params: Train) -> torch.optim.Optimizer:
@@ -88,7 +75,7 @@ def train(
     Hashing lies outside of what the clock sees. Raises UserError when the loss is no
     longer a finite number.
     """
-    result = TrainResult(hashes=recorder.rows)
+    result = TrainResult(hashes=recorder.rows, kept=recorder.kept)
     for step in steps:
         clock.begin(step)
         batch = batches.batch(step)
@@ -97,14 +84,13 @@ def train(
             barrier()
             clock.mark("wait")
 
-        loss = loss_of(sync.module, batch)
+        with recorder.watch_forward(step):
+            loss = loss_of(sync.module, batch)
         clock.mark("forward")
         _backward(weighted_loss(loss, batch, batches.world_size), sync, clock)
         if recorder.wants(step):
             recorder.layout(step, sync.trace)
             recorder.gradients(step)
-            if step == 0:
-                result.first_gradients = _copy(_gradients(model))
             clock.restart()
         optimizer.step()
         optimizer.zero_grad()
@@ -112,9 +98,7 @@ def train(
 
         row = clock.finish()
         if recorder.wants(step):
-            recorder.parameters(step)
-            if step == EARLY_STEP:
-                result.early_state = _copy(model.state_dict())
+            recorder.state(step)
         if clock.kind == "bracketed":
             row["backward_compute_ms"] = _time_silent_backward(sync, batch, model)
         row |= {"recorded": recorder.wants(step), "tokens": batch.num_targets}
@@ -122,6 +106,7 @@ def train(
         result.digests.append(batch.digest)
         result.losses.append(_share_of_loss(loss, batch))
         clock.restart()
+    sync.finish()
     return result
 
 
@@ -140,35 +125,14 @@ def _backward(loss: Tensor, sync: GradientSync, clock: StepClock) -> None:
 
 def _time_silent_backward(sync: GradientSync, batch: Batch, model: nn.Module) -> float:
     """Milliseconds of a backward pass that sends nothing; leaves no trace behind."""
-    with _untouched(model), sync.silent():
+    with untouched_buffers(model), untouched_random_state(), sync.silent():
         loss = loss_of(sync.module, batch)
         barrier()
         start = time.perf_counter_ns()
         loss.backward()
-        return (time.perf_counter_ns() - start) / NS_PER_MS
-
-
-@contextlib.contextmanager
-def _untouched(model: nn.Module) -> Iterator[None]:
-    """Put buffers and random numbers back as they were, and drop gradients."""
-    buffers = [buffer.clone() for buffer in model.buffers()]
-    with torch.random.fork_rng():
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for buffer, saved in zip(model.buffers(), buffers, strict=True):
-                    buffer.copy_(saved)
-            model.zero_grad()
-
-
-def _gradients(model: nn.Module) -> dict[str, Tensor]:
-    named = model.named_parameters()
-    return {name: p.grad for name, p in named if p.grad is not None}
-
-
-def _copy(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        elapsed = time.perf_counter_ns() - start
+    model.zero_grad()
+    return elapsed / NS_PER_MS
 
 
 def _share_of_loss(loss: Tensor, batch: Batch) -> float:

@@ -16,6 +16,7 @@ from minitrain.equivalence import (
     final_state_rung,
     gradients_rung,
     not_run,
+    own_to_each_rank,
 )
 from minitrain.errors import EvidenceError, run_stage
 from minitrain.files import read_json, read_jsonl, write_json
@@ -53,6 +54,9 @@ def against_one_process(run: str, params: Params) -> dict[str, Rung]:
         return dict.fromkeys(RUNGS, not_run("gloo.world_sizes lacks 1"))
     ours, one = EVIDENCE / run, EVIDENCE / ONE_PROCESS
     hashes = [read_jsonl(folder / "hashes.jsonl") for folder in (ours, one)]
+    data = data_rung(hashes[0], hashes[1])
+    if why := own_to_each_rank(hashes[0]):
+        return dict.fromkeys(RUNGS, not_run(why)) | {RUNGS[0]: data}
     gradients, early, final = (
         [load_tensors(folder / name) for folder in (ours, one)]
         for name in ("gradients.pt", "early.pt", "state.pt")
@@ -60,7 +64,7 @@ def against_one_process(run: str, params: Params) -> dict[str, Rung]:
     limits = (params.train, params.equivalence.atol)
     early_rung = early_state_rung(early[0], early[1], *limits)
     rungs = (
-        data_rung(hashes[0], hashes[1]),
+        data,
         gradients_rung(gradients[0], gradients[1]),
         early_rung,
         final_state_rung(final[0], final[1], *limits, early_rung),

@@ -15,7 +15,7 @@ from minitrain.params import load_params
 from minitrain.progress import progress
 from minitrain.provenance import require_torch
 from minitrain.replay import BucketLayout, replay
-from minitrain.run import rank_batches, start_model, write_hashes
+from minitrain.run import rank_batches, start_model, start_streams, write_hashes
 from minitrain.training import steps_to_train
 
 
@@ -27,7 +27,9 @@ def main() -> None:
     require_torch(params.environment.torch)
     torch.set_num_threads(params.train.threads_per_process)
 
-    # DDP broadcasts rank 0's weights, so the replay starts from rank 0's seed.
+    # DDP broadcasts rank 0's weights, so the replay starts from rank 0's seed; what a
+    # rank draws afterwards (dropout) goes on from its own.
+    streams = start_streams(params, world_size)
     model = start_model(params, rank=0)
     shards = Path(f"data/shards/world-{world_size}")
     ranks = [rank_batches(params, shards, r, world_size) for r in range(world_size)]
@@ -37,7 +39,7 @@ def main() -> None:
     layout = BucketLayout(read_jsonl(Path(f"data/runs/gloo-{world_size}/hashes.jsonl")))
     steps = progress(range(num_steps), f"replay-{world_size}", total=num_steps)
     recorder = Recorder(model, recorded_steps(num_steps, params.train.hash_every))
-    result = replay(model, ranks, layout, params.train, steps, recorder)
+    result = replay(model, ranks, layout, params.train, steps, recorder, streams)
 
     out = Path(f"data/runs/replay-{world_size}")
     save_tensors(out / "state.pt", model.state_dict())

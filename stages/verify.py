@@ -39,14 +39,10 @@ def main() -> None:
     rungs = {"trained": trained_rung(hashes), "ranks": ranks_rung(states)}
     if backend == "gloo":
         expected = read_jsonl(replay / "hashes.jsonl")
-        rungs |= {
-            "data": data_rung(hashes, expected),
-            "replay_gradients": hashes_rung(hashes, expected, "gradients", world_size),
-            "replay_parameters": hashes_rung(
-                hashes, expected, "parameters", world_size
-            ),
-            "replay": bits_rung(states[0], load_tensors(replay / "state.pt")),
-        }
+        rungs["data"] = data_rung(hashes, expected)
+        for what in ("gradients", "parameters", "buffers"):
+            rungs[f"replay_{what}"] = hashes_rung(hashes, expected, what, world_size)
+        rungs["replay"] = bits_rung(states[0], load_tensors(replay / "state.pt"))
     else:
         # its kernels add in an order of their own, so a CPU cannot repeat its bits
         rungs["replay"] = not_run(f"{backend} computes on another device")

@@ -19,6 +19,7 @@ from minitrain.equivalence import (
     gradients_rung,
     hashes_rung,
     not_run,
+    own_to_each_rank,
     ranks_rung,
     state_rung,
     trained_rung,
@@ -103,13 +104,14 @@ def test_one_rank_proves_nothing() -> None:
     assert (rung.verdict, rung.bytes_equal) == ("not run", None)
 
 
-def hashes(step: int, rank: int | None = None, **parameters: str) -> dict[str, Any]:
-    """A row of tensors' hashes; those of gradients end in ', those of a replay have
-    no rank."""
+def hashes(step: int, rank: int, **parameters: str) -> dict[str, Any]:
+    """A row of tensors' hashes; those of gradients end in ', those of buffers in +."""
     named = {"a": f"a{step}", "b": f"b{step}"} | parameters
-    row: dict[str, Any] = {"kind": "tensors", "step": step, "parameters": named}
+    row: dict[str, Any] = {"kind": "tensors", "step": step, "rank": rank}
+    row["parameters"] = named
     row["gradients"] = {name: f"{value}'" for name, value in named.items()}
-    return row if rank is None else row | {"rank": rank}
+    row["buffers"] = {name: f"{value}+{rank}" for name, value in named.items()}
+    return row
 
 
 def run_rows(**changed: Any) -> list[dict[str, Any]]:
@@ -125,22 +127,21 @@ def run_rows(**changed: Any) -> list[dict[str, Any]]:
 
 
 def replay_rows() -> list[dict[str, Any]]:
-    """One process, the same steps."""
-    batches = [row for row in run_rows() if row["kind"] == "batch"]
-    return [*batches, hashes(0), hashes(10)]
+    """The same, without buckets."""
+    return run_rows()[1:]
 
 
-both = pytest.mark.parametrize("what", ["gradients", "parameters"])
+each = pytest.mark.parametrize("what", ["gradients", "parameters", "buffers"])
 
 
-@both
+@each
 def test_equal_hashes(what: Any) -> None:
     assert hashes_rung(run_rows(), replay_rows(), what) == Rung(
         True, None, None, "equal", ""
     )
 
 
-@both
+@each
 @pytest.mark.parametrize(
     ("changed", "place"),
     [
@@ -167,7 +168,7 @@ def test_first_difference_of_hashes(what: Any, changed: Any, place: str) -> None
     assert rung == expected
 
 
-@both
+@each
 def test_tensor_without_a_hash(what: Any) -> None:
     rows = run_rows()
     del rows[-1][what]["b"]
@@ -184,7 +185,7 @@ def drop(rows: list[dict[str, Any]], **where: Any) -> list[dict[str, Any]]:
     ]
 
 
-@both
+@each
 @pytest.mark.parametrize(
     ("run", "other"),
     [
@@ -199,6 +200,41 @@ def drop(rows: list[dict[str, Any]], **where: Any) -> list[dict[str, Any]]:
 def test_steps_that_were_not_recorded(what: Any, run: Any, other: Any) -> None:
     rung = hashes_rung(run, other, what)
     assert (rung.verdict, rung.bytes_equal) == ("breach", False)
+
+
+def test_model_without_buffers() -> None:
+    rows = [row | {"buffers": {}} for row in run_rows()]
+    assert hashes_rung(rows, rows, "buffers") == not_run("the model has no buffers")
+    # but one side alone cannot do without
+    assert hashes_rung(rows, replay_rows(), "buffers").verdict == "breach"
+    assert hashes_rung(run_rows(), rows, "buffers").verdict == "breach"
+
+
+def test_buffers_are_those_of_the_same_rank() -> None:
+    swapped = [row | {"rank": 1 - row["rank"]} for row in run_rows() if "rank" in row]
+    assert hashes_rung(swapped, replay_rows(), "parameters").verdict == "equal"
+    rung = hashes_rung(swapped, replay_rows(), "buffers")
+    assert rung.detail == "first at step 0, tensor a, rank 0"
+
+
+@pytest.mark.parametrize(
+    ("draws", "changes", "why"),
+    [
+        (False, False, None),
+        (True, False, "the forward pass draws random numbers, each rank its own"),
+        (
+            False,
+            True,
+            "the forward pass changes buffers, each rank by its own samples",
+        ),
+    ],
+)
+def test_what_each_rank_has_of_its_own(
+    draws: bool, changes: bool, why: str | None
+) -> None:
+    row = {"draws_random_numbers": draws, "changes_buffers": changes}
+    rows = [*run_rows(), {"kind": "forward", "rank": 0, **row}]
+    assert own_to_each_rank(rows) == why
 
 
 def test_equal_data() -> None:

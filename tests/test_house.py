@@ -13,7 +13,8 @@ STAGES = sorted([*(ROOT / "stages").glob("*.py"), *(ROOT / "studies").rglob("*.p
 
 # a module may import from its own floor or from below
 FLOORS = [
-    {"errors", "files", "params", "progress", "provenance", "ring"},
+    {"errors", "files", "params", "progress", "provenance", "ring"}
+    | {"randomness", "buffers"},
     {"corpus", "data", "order", "batches", "grammar", "model", "factory"},
     {"ddp", "sync", "launcher", "launched_rank", "torchrun"},
     {"clock", "hashes", "training", "replay", "run", "arms"},

@@ -15,6 +15,7 @@ from tiny import (
     tiny_params,
     tiny_shards,
     train_tiny,
+    with_factory,
 )
 
 from minitrain.batches import RankBatches
@@ -26,6 +27,7 @@ from minitrain.equivalence import (
     final_state_rung,
     gradients_rung,
     hashes_rung,
+    own_to_each_rank,
     ranks_rung,
     state_rung,
     trained_rung,
@@ -44,7 +46,7 @@ def ladder(run: Outcome, expected: Outcome, one: Outcome) -> dict[str, Rung]:
     """Every rung of the pipeline for a run, its replay and the one-process run."""
     limits = (tiny_params().train, 1e-5)
     early = early_state_rung(
-        run.results[0].early_state, one.results[0].early_state, *limits
+        run.results[0].kept["early"], one.results[0].kept["early"], *limits
     )
     return {
         "trained": trained_rung(run.rows),
@@ -52,9 +54,10 @@ def ladder(run: Outcome, expected: Outcome, one: Outcome) -> dict[str, Rung]:
         "data": data_rung(run.rows, expected.rows),
         "replay_gradients": hashes_rung(run.rows, expected.rows, "gradients"),
         "replay_parameters": hashes_rung(run.rows, expected.rows, "parameters"),
+        "replay_buffers": hashes_rung(run.rows, expected.rows, "buffers"),
         "replay": bits_rung(run.states[0], expected.states[0]),
         "one_process_gradients": gradients_rung(
-            run.results[0].first_gradients, one.results[0].first_gradients
+            run.results[0].kept["gradients"], one.results[0].kept["gradients"]
         ),
         "one_process_early": early,
         "one_process": final_state_rung(
@@ -80,6 +83,36 @@ def test_clean_run_passes_every_rung(
     for name in ("one_process_gradients", "one_process_early", "one_process"):
         assert found.pop(name) in close
     assert found.pop("ranks") == ("not run" if world_size == 1 else "equal")
+    assert found.pop("replay_buffers") == "not run"
+    assert set(found.values()) == {"equal"}
+
+
+OTHER_MODELS = {
+    "batch_norm": "the forward pass changes buffers, each rank by its own samples",
+    "dropout": "the forward pass draws random numbers, each rank its own",
+    "with_mask": None,
+    "tied": None,
+    "double": None,
+}
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("factory", OTHER_MODELS)
+def test_other_models_pass_every_rung_that_can_be_asked(
+    shards: Path, factory: str, world_size: int
+) -> None:
+    params = with_factory(tiny_params(), f"other_models:{factory}")
+    run = train_tiny(params, shards, world_size)
+    expected = replay_tiny(params, shards, run, world_size)
+    found = verdicts(run, expected, one_process_tiny(params, shards))
+    close = ("equal", "within tolerance")
+    why = own_to_each_rank(run.rows)
+    assert why == OTHER_MODELS[factory]
+    for name in ("one_process_gradients", "one_process_early", "one_process"):
+        verdict = found.pop(name)
+        assert why is not None or verdict in close
+    has_buffers = factory in ("batch_norm", "with_mask")
+    assert found.pop("replay_buffers") == ("equal" if has_buffers else "not run")
     assert set(found.values()) == {"equal"}
 
 
@@ -195,6 +228,20 @@ def test_planted_fault_is_caught(shards: Path, fault) -> None:
         assert found["one_process"] == "breach"
 
 
+def test_buffers_that_rank_0_does_not_hand_out(shards: Path) -> None:
+    def not_broadcast(rank: int, sync: StockDDP, batches: RankBatches) -> None:
+        sync._ddp.broadcast_buffers = False
+
+    params = with_factory(tiny_params(), "other_models:batch_norm")
+    run = train_tiny(params, shards, 2, not_broadcast)
+    expected = replay_tiny(params, shards, run, 2)
+    found = ladder(run, expected, one_process_tiny(params, shards))
+    # the running statistics of rank 1 go their own way from the second step on
+    assert found["replay_buffers"].detail == (
+        "first at step 1, tensor middle.layer.running_mean, rank 1"
+    )
+
+
 def test_sum_for_mean_is_named_at_step_0_with_its_tensor(shards: Path) -> None:
     params = tiny_params()
     run = train_tiny(params, shards, 2, sum_instead_of_mean)
@@ -213,7 +260,7 @@ def test_adam_hides_the_scale_of_gradients_but_the_gradients_do_not(
     last = NUM_STEPS - 1
     losses = [sum(r.losses[last] for r in outcome.results) for outcome in (run, right)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
-    gradients = [outcome.results[0].first_gradients for outcome in (run, right)]
+    gradients = [outcome.results[0].kept["gradients"] for outcome in (run, right)]
     # 2 ranks: the sum is twice the mean, exactly
     for name, gradient in gradients[0].items():
         assert torch.equal(gradient, 2 * gradients[1][name])

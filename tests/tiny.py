@@ -17,7 +17,7 @@ from minitrain.hashes import Recorder
 from minitrain.launcher import launch
 from minitrain.params import Params, load_params
 from minitrain.replay import BucketLayout, replay
-from minitrain.run import rank_batches, start_model, write_hashes
+from minitrain.run import rank_batches, start_model, start_streams, write_hashes
 from minitrain.sync.stock import NoSync, StockDDP
 from minitrain.training import TrainResult, make_optimizer, train
 
@@ -47,6 +47,12 @@ def tiny_params(**changes: object) -> Params:
             "train": params.train.model_copy(update={**train_, **changes}),
         }
     )
+
+
+def with_factory(params: Params, factory: str) -> Params:
+    """``params`` with another model."""
+    model = params.model.model_copy(update={"factory": factory})
+    return params.model_copy(update={"model": model})
 
 
 def tiny_samples(count: int = 50) -> Samples:
@@ -98,11 +104,13 @@ def _be_a_rank(
 def replay_tiny(params: Params, shards: Path, run: Outcome, world_size: int) -> Outcome:
     """The one-process replay of ``run``."""
     folder = shards / f"world-{world_size}"
+    streams = start_streams(params, world_size)
     model = start_model(params, 0)
     ranks = [rank_batches(params, folder, r, world_size) for r in range(world_size)]
     recorder = Recorder(model, range(NUM_STEPS))
     layout = BucketLayout(run.rows)
-    result = replay(model, ranks, layout, params.train, range(NUM_STEPS), recorder)
+    steps = range(NUM_STEPS)
+    result = replay(model, ranks, layout, params.train, steps, recorder, streams)
     return _outcome(folder, [result], [model.state_dict()])
 
 

@@ -5,6 +5,7 @@ RUNGS = {
     "ranks": "final state of every rank, against rank 0",
     "replay": "final state, against one process that takes the shards in turn",
     "replay_gradients": "gradients at the recorded steps, against the same replay",
+    "replay_buffers": "buffers at the recorded steps, against the same replay",
     "replay_parameters": "parameters at the recorded steps, against the same replay",
     "one_process": "final state, against one process that takes the whole batch",
     "one_process_data": "samples of every batch, against the one-process run",

@@ -47,3 +47,7 @@ class GradientSync(Protocol):
     def silent(self) -> AbstractContextManager[None]:
         """Forward and backward inside leave local gradients and send nothing."""
         ...
+
+    def finish(self) -> None:
+        """Bring the ranks to one state after the last step; call it on all of them."""
+        ...

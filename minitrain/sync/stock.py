@@ -1,7 +1,8 @@
 """Stock DistributedDataParallel, watched or not, and no synchronisation at all."""
 
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -33,8 +34,17 @@ class StockDDP:
             self._factor = 1.0 / dist.get_world_size(group)
             self._ddp.register_comm_hook(None, self._reduce)
 
-    def silent(self) -> AbstractContextManager[None]:
-        return self._ddp.no_sync()
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        with self._ddp.no_sync():
+            yield
+        # else the next forward pass would not start from rank 0's buffers
+        self._ddp.require_forward_param_sync = True
+
+    def finish(self) -> None:
+        """What DDP does before a forward pass: rank 0's buffers go to everybody."""
+        for buffer in unwrap(self._ddp).buffers():
+            dist.broadcast(buffer, group=self._group, group_src=0)
 
     def _reduce(self, _: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         buffer = bucket.buffer()
@@ -65,3 +75,6 @@ class NoSync:
 
     def silent(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def finish(self) -> None:
+        """Nobody to agree with."""

@@ -1,0 +1,79 @@
+"""Random numbers: a seed for each rank, and streams that take turns in a process."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class RandomState:
+    """Where Python's, NumPy's and torch's generators stand."""
+
+    python: Any
+    numpy: Any
+    torch: Tensor
+    cuda: list[Tensor]
+
+
+def seed_everything(seed: int) -> None:
+    """Seed Python, NumPy and torch; give each rank a seed of its own."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def random_state() -> RandomState:
+    """Where the generators of this process stand now."""
+    return RandomState(
+        python=random.getstate(),
+        numpy=np.random.get_state(),
+        torch=torch.get_rng_state(),
+        cuda=torch.cuda.get_rng_state_all(),
+    )
+
+
+def restore_random_state(state: RandomState) -> None:
+    """Let the generators go on from ``state``."""
+    random.setstate(state.python)
+    np.random.set_state(state.numpy)
+    torch.set_rng_state(state.torch)
+    torch.cuda.set_rng_state_all(state.cuda)
+
+
+def same_random_state(a: RandomState, b: RandomState) -> bool:
+    """Whether nobody drew a number between the two."""
+    numpy = all(np.array_equal(x, y) for x, y in zip(a.numpy, b.numpy, strict=True))
+    tensors = zip([a.torch, *a.cuda], [b.torch, *b.cuda], strict=True)
+    return a.python == b.python and numpy and all(torch.equal(x, y) for x, y in tensors)
+
+
+@contextmanager
+def untouched_random_state() -> Iterator[None]:
+    """Whatever is drawn inside, the generators go on as if it had not been."""
+    state = random_state()
+    try:
+        yield
+    finally:
+        restore_random_state(state)
+
+
+class Stream:
+    """The random numbers of one of several ranks that take turns in this process.
+
+    Each turn (``with stream:``) goes on where the last one stopped.
+    """
+
+    def __init__(self) -> None:
+        self._state = random_state()
+
+    def __enter__(self) -> None:
+        restore_random_state(self._state)
+
+    def __exit__(self, *_: object) -> None:
+        self._state = random_state()
