@@ -5,7 +5,6 @@ round every arm trains a few steps, in alternating order, while ranks that it do
 need wait without using a core.
 """
 
-import os
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import torch.distributed as dist
 from minitrain.clock import StepClock
 from minitrain.hashes import Recorder
 from minitrain.params import Params
+from minitrain.provenance import usable_cores
 from minitrain.run import rank_batches, start_model
 from minitrain.sync import GradientSync
 from minitrain.sync.stock import NoSync, StockDDP
@@ -48,7 +48,7 @@ def arms_of(params: Params) -> list[Arm]:
     sizes = [size for size in sorted(params.gloo.world_sizes) if size > 1] or [1]
     arms = [
         Arm("one_process", "alone", 1, threads),
-        Arm("one_process_all_cores", "alone", 1, os.cpu_count() or 1),
+        Arm("one_process_all_cores", "alone", 1, usable_cores()),
     ]
     for size in sizes:
         arms.append(Arm(f"gloo-{size}", "ddp", size, threads))

@@ -16,6 +16,7 @@ from minitrain.collectives import Probe, probe_all, worst
 from minitrain.ddp import distributed
 from minitrain.errors import UserError
 from minitrain.launcher import LOOPBACK, launch
+from minitrain.provenance import usable_cores
 from minitrain.torchrun import require_free_port
 
 WORLD_SIZES = (2, 3, 4)
@@ -99,7 +100,7 @@ def check_torch() -> Check:
 
 def check_threads() -> Check:
     """Threads against the cores that this process may use."""
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     threads, asked = torch.get_num_threads(), os.environ.get("OMP_NUM_THREADS")
     detail = f"{threads} in torch, OMP_NUM_THREADS={asked or 'unset'}, {cores} cores"
     return Check("threads", "trouble" if threads > cores else "fine", detail)

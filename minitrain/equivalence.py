@@ -5,7 +5,7 @@ every sum is the same; a tolerance only where it cannot be, against one process 
 computes the whole batch at once. docs/reference.md says where the tolerances come from.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -23,6 +23,7 @@ GRADIENT_TOLERANCE = 1e-5
 SGD_TOLERANCE = 1e-6
 ADAMW_RATE_OF_ATOL = 3e-4
 ADAMW_SHARE_WITHIN_ATOL = 0.999
+MUCH_FARTHER = 10
 
 
 @dataclass(frozen=True)
@@ -122,17 +123,19 @@ def data_rung(run: Rows, other: Rows) -> Rung:
 
 
 def trained_rung(run: Rows) -> Rung:
-    """The parameters changed between the first and the last recorded step.
+    """Trained parameters changed between the first and the last recorded step.
 
-    Guards every other rung: things that never changed are equal for no reason.
+    Guards every other rung: things that never changed are equal for no reason. A
+    buffer that counts steps does not count here.
     """
     tensors = _rows(run, "tensors")
     if not tensors:
         return Rung(None, None, None, "breach", "nothing was recorded")
-    first = min(tensors, key=lambda row: row["step"])["parameters"]
+    first = min(tensors, key=lambda row: row["step"])
     last = max(tensors, key=lambda row: row["step"])["parameters"]
-    moved = [name for name in first if first[name] != last[name]]
-    detail = f"{len(moved)} of {len(first)} tensors changed"
+    trained = first["gradients"]
+    moved = [name for name in trained if first["parameters"][name] != last[name]]
+    detail = f"{len(moved)} of {len(trained)} tensors changed"
     return Rung(None, None, None, "equal" if moved else "breach", detail)
 
 
@@ -159,20 +162,30 @@ def early_state_rung(
 
 
 def final_state_rung(
-    run: Tensors, one_process: Tensors, train: Train, atol: float, early: Rung
+    run: Tensors,
+    one_process: Tensors,
+    train: Train,
+    atol: float,
+    nudged: Callable[[], Tensors],
 ) -> Rung:
     """Final state against one process with the whole batch.
 
     Training that is unstable at its learning rate amplifies rounding without bound. So
-    where the ``early`` state was within tolerance, a final state beyond it is
-    undecided: the bits of the replay say whether the ranks erred.
+    a state beyond tolerance is compared with how far ``nudged()`` went: one process
+    that started one unit in the last place away. Where that is beyond tolerance too,
+    and not much nearer, rounding alone explains the gap: it is undecided.
     """
     rung = state_rung(run, one_process, train, atol)
-    grown = rung.verdict == "breach" and rung.max_abs_diff is not None
-    if grown and early.verdict in ("equal", "within tolerance"):
-        so_far = f"{early.max_abs_diff:.3g} after three steps: rounding that grew"
-        return replace(rung, verdict="undecided", detail=f"{rung.detail}, {so_far}")
-    return rung
+    if rung.verdict != "breach" or rung.max_abs_diff is None:
+        return rung
+    drift = state_rung(nudged(), one_process, train, atol)
+    if drift.verdict != "breach" or drift.max_abs_diff is None:
+        return rung
+    if rung.max_abs_diff > MUCH_FARTHER * drift.max_abs_diff:
+        return rung
+    unstable = f"a start one ULP away ends {drift.max_abs_diff:.3g} away"
+    detail = f"{rung.detail}, but {unstable}: this training is unstable"
+    return replace(rung, verdict="undecided", detail=detail)
 
 
 def state_rung(run: Tensors, one_process: Tensors, train: Train, atol: float) -> Rung:

@@ -15,13 +15,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from minitrain.batches import Batch
 from minitrain.errors import UserError
 from minitrain.params import Model
 
 _LIBRARIES = ("<", sysconfig.get_path("stdlib"))
-# whatever a user's code raises, a script that calls sys.exit included
+# a model that calls sys.exit(0) must not pass for a stage that went well
 _FAILURES = (Exception, SystemExit)
 
 
@@ -102,10 +103,12 @@ def loss_of(model: nn.Module, batch: Batch) -> Tensor:
 def try_model(model: nn.Module, batch: Batch) -> None:
     """One forward and backward pass; leaves gradients behind, so give it a spare.
 
-    Raises UserError for a model that fails, whose output has no finite 0-dim ``loss``,
-    that has nothing to train, or that leaves a parameter without a gradient: stock DDP
-    would let step 0 pass and fail at step 1.
+    Raises UserError for a model that fails, whose state is no plain tensors, whose
+    output has no finite 0-dim ``loss``, that has nothing to train, or that leaves a
+    parameter without a finite dense gradient: stock DDP would let step 0 pass and fail
+    at step 1.
     """
+    _check_state(model)
     try:
         loss = loss_of(model, batch)
     except AttributeError as error:
@@ -135,7 +138,19 @@ def try_model(model: nn.Module, batch: Batch) -> None:
             "use it in the loss or set requires_grad to False"
         )
     for name, parameter in trained.items():
-        if parameter.grad is not None and not parameter.grad.isfinite().all():
+        gradient = parameter.grad
+        assert gradient is not None
+        if gradient.layout is not torch.strided:
+            raise UserError(f"model: the gradient of {name} is sparse, must be dense")
+        if not gradient.isfinite().all():
             raise UserError(
                 f"model: the gradient of {name} holds NaN or infinity at a finite .loss"
             )
+
+
+def _check_state(model: nn.Module) -> None:
+    for name, value in model.state_dict().items():
+        if is_lazy(value):
+            raise UserError(f"model: {name} has no shape yet; it must not be lazy")
+        if not isinstance(value, Tensor) or value.is_meta:
+            raise UserError(f"model: {name} in its state must be a tensor with values")

@@ -23,6 +23,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    before = path.with_name(f".{path.name}.{os.getpid()}.before.tmp")
     try:
         try:
             yield temporary
@@ -33,13 +34,19 @@ def atomic_path(path: Path) -> Iterator[Path]:
         # lstat: a body that wrote nothing must not cost what was there before
         temporary.lstat()
         if path.is_dir():
-            shutil.rmtree(path)
+            # a folder cannot be replaced in one go: out of the way, not half-deleted
+            os.replace(path, before)
         os.replace(temporary, path)
     finally:
-        if temporary.is_dir():
-            shutil.rmtree(temporary)
-        else:
-            temporary.unlink(missing_ok=True)
+        _remove(temporary)
+        _remove(before)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -23,6 +23,7 @@ PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 SOURCE_SUFFIXES = (".csv", ".txt", ".jsonl")
 MIN_BLOCK_SIZE = 8
+MAX_THREADS = 1024
 
 
 class Section(BaseModel):
@@ -44,7 +45,7 @@ class Corpus(Section):
 
     @model_validator(mode="after")
     def _known_suffix(self) -> Self:
-        if Path(self.source).suffix not in SOURCE_SUFFIXES:
+        if "\0" in self.source or Path(self.source).suffix not in SOURCE_SUFFIXES:
             raise _problem("source", self.source, "a .csv, .txt or .jsonl file")
         return self
 
@@ -80,7 +81,7 @@ class Train(Section):
     global_batch_size: Count
     optimizer: Literal["adamw", "sgd"]
     learning_rate: PositiveFloat
-    threads_per_process: Count
+    threads_per_process: Annotated[int, Field(ge=1, le=MAX_THREADS)]
     hash_every: Count
 
     @model_validator(mode="after")
@@ -89,11 +90,17 @@ class Train(Section):
             allowed = f"null, or else num_epochs = {self.num_epochs} must be"
             raise _problem("num_steps", self.num_steps, allowed)
         if self.num_steps is not None:
-            self.check_warmup(self.num_steps)
+            self._check_warmup(self.num_steps)
         return self
 
     def check_warmup(self, num_steps: int) -> None:
         """Refuse (UserError) a warm-up that leaves none of ``num_steps`` to time."""
+        try:
+            self._check_warmup(num_steps)
+        except _Problem as problem:
+            raise UserError(f"params.yaml: train.{problem}") from None
+
+    def _check_warmup(self, num_steps: int) -> None:
         if self.num_warmup_steps >= num_steps:
             allowed = f"below the number of steps, {num_steps}"
             raise _problem("num_warmup_steps", self.num_warmup_steps, allowed)
@@ -197,6 +204,9 @@ def load_params(path: Path) -> Params:
         number = text.count("\n", 0, error.position) + 1
         problem = f"character U+{error.character:04X}"
         raise UserError(f"{path}:{number}: not valid YAML: {problem}") from None
+    except (ValueError, LookupError, RecursionError) as error:
+        # from ruamel's constructors: a date in month 13, !!bool maybe, 5000 digits
+        raise UserError(f"{path}: a value cannot be read: {error}") from None
     if not isinstance(document, dict):
         raise UserError(f"{path}: must hold sections, each a mapping of keys")
     try:

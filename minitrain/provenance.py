@@ -32,12 +32,19 @@ def machine(gpu: str | None = None) -> dict[str, Any]:
     return {
         "cpu": _cpu_name(),
         "gpu": gpu,
-        "cores": os.cpu_count(),
+        "cores": usable_cores(),
         "memory_gib": round(_memory_bytes() / 2**30),
         "kernel": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "torch": installed_torch(),
     }
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on, which can be fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def provenance(gpu: str | None = None) -> dict[str, Any]:

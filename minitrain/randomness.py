@@ -24,7 +24,8 @@ class RandomState:
 def seed_everything(seed: int) -> None:
     """Seed Python, NumPy and torch; give each rank a seed of its own."""
     random.seed(seed)
-    np.random.seed(seed)
+    # the largest seed of params.yaml is NumPy's largest too, and ranks add theirs
+    np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
 

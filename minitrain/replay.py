@@ -94,7 +94,18 @@ def _combine(
     """Set every ``.grad`` to the sum over ranks, bucket by bucket, in ring order."""
     parameters = dict(model.named_parameters())
     for names in buckets:
-        flat = [torch.cat([g[name].flatten() for name in names]) for g in gradients]
+        flat = [torch.cat([_in_memory(g[name]) for name in names]) for g in gradients]
         sizes = [parameters[name].numel() for name in names]
         for name, part in zip(names, ring_sum(flat).split(sizes), strict=True):
-            parameters[name].grad = part.view_as(parameters[name])
+            like = gradients[0][name]
+            parameters[name].grad = part.as_strided(
+                like.shape, like.stride(), part.storage_offset()
+            )
+
+
+def _in_memory(gradient: Tensor) -> Tensor:
+    """Flat, in the order in which its elements lie in memory and in DDP's bucket.
+
+    Chunks are cut there, so for a transposed weight the row-major order has other bits.
+    """
+    return gradient.as_strided((gradient.numel(),), (1,))

@@ -96,15 +96,17 @@ def train_rank(job: Job, launcher: str) -> None:
         batches = rank_batches(job.params, job.shards, rank, world_size, device)
         num_steps = steps_to_train(params, len(batches.order))
         title = f"{job.backend}-{world_size}"
+        sync = StockDDP(model, timed=True)
         result = train(
             model,
-            StockDDP(model, timed=True),
+            sync,
             batches,
             make_optimizer(model, params),
             progress(range(num_steps), title, total=num_steps, show=rank == 0),
             Recorder(model, recorded_steps(num_steps, params.hash_every)),
             StepClock(_synchronizer(device)),
         )
+        sync.finish()
         states = job.out / "states"
         save_tensors(states / f"state-rank-{rank}.pt", model.state_dict())
         facts = {

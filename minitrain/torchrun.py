@@ -16,12 +16,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import (
-    ChildFailedError,
-    get_error_handler,
-)
-
 from minitrain.ddp import port_in_use
 from minitrain.errors import EXIT_USER, RankError, UserError
 from minitrain.launcher import (
@@ -44,6 +38,8 @@ def torchrun(
     first failing rank's UserError, or RankError with its traceback.
     """
     from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     _silence("torch.distributed")
     with (
@@ -161,6 +157,8 @@ def _torchrun_rank() -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
         get_error_handler().record_exception(error)
         if logs is None:
             raise

@@ -1,7 +1,6 @@
 """The training loop, readable top to bottom: it does not know how ranks synchronise."""
 
 import math
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -99,14 +98,15 @@ def train(
         row = clock.finish()
         if recorder.wants(step):
             recorder.state(step)
+            # hashing at unlike pace must not become the next step's wait
+            barrier()
         if clock.kind == "bracketed":
-            row["backward_compute_ms"] = _time_silent_backward(sync, batch, model)
+            row["backward_compute_ms"] = _silent_backward_ms(sync, batch, model, clock)
         row |= {"recorded": recorder.wants(step), "tokens": batch.num_targets}
         result.timings.append(row)
         result.digests.append(batch.digest)
         result.losses.append(_share_of_loss(loss, batch))
         clock.restart()
-    sync.finish()
     return result
 
 
@@ -123,16 +123,19 @@ def _backward(loss: Tensor, sync: GradientSync, clock: StepClock) -> None:
     clock.row |= bucket_times(sync.trace, start, clock.now_ns)
 
 
-def _time_silent_backward(sync: GradientSync, batch: Batch, model: nn.Module) -> float:
+def _silent_backward_ms(
+    sync: GradientSync, batch: Batch, model: nn.Module, clock: StepClock
+) -> float:
     """Milliseconds of a backward pass that sends nothing; leaves no trace behind."""
     with untouched_buffers(model), untouched_random_state(), sync.silent():
         loss = loss_of(sync.module, batch)
         barrier()
-        start = time.perf_counter_ns()
+        clock.restart()
+        start = clock.now_ns
         loss.backward()
-        elapsed = time.perf_counter_ns() - start
+        clock.restart()
     model.zero_grad()
-    return elapsed / NS_PER_MS
+    return (clock.now_ns - start) / NS_PER_MS
 
 
 def _share_of_loss(loss: Tensor, batch: Batch) -> float:

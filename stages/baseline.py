@@ -34,7 +34,10 @@ def main() -> None:
 
 
 def be_a_rank(params: Params, launcher: str) -> None:
-    with distributed("gloo", timeout_s=params.launch.timeout_s):
+    # ranks that an arm does not need wait for its whole turn, so the limit of one wait
+    # is taken once for each of its steps
+    limit = params.launch.timeout_s * (2 + params.baseline.steps_per_round)
+    with distributed("gloo", timeout_s=limit):
         num_rounds = params.baseline.num_rounds
         rounds = progress(
             range(num_rounds), "baseline", total=num_rounds, show=is_main_process()

@@ -6,6 +6,7 @@ The verdicts are written before a breach ends the stage with exit code 1, so tha
 can be read; nothing downstream runs.
 """
 
+from functools import partial
 from pathlib import Path
 
 from minitrain.equivalence import (
@@ -22,6 +23,7 @@ from minitrain.errors import EvidenceError, run_stage
 from minitrain.files import read_json, read_jsonl, write_json
 from minitrain.hashes import load_tensors
 from minitrain.params import Params, load_params
+from minitrain.sensitivity import nudged_state
 
 EVIDENCE = Path("data/evidence")
 ONE_PROCESS = "gloo-1"
@@ -62,12 +64,13 @@ def against_one_process(run: str, params: Params) -> dict[str, Rung]:
         for name in ("gradients.pt", "early.pt", "state.pt")
     )
     limits = (params.train, params.equivalence.atol)
-    early_rung = early_state_rung(early[0], early[1], *limits)
+    # trains one process more, but only where the final state is beyond tolerance
+    nudged = partial(nudged_state, params, Path("data/shards/world-1"))
     rungs = (
         data,
         gradients_rung(gradients[0], gradients[1]),
-        early_rung,
-        final_state_rung(final[0], final[1], *limits, early_rung),
+        early_state_rung(early[0], early[1], *limits),
+        final_state_rung(final[0], final[1], *limits, nudged),
     )
     return dict(zip(RUNGS, rungs, strict=True))
 

@@ -1,6 +1,6 @@
 """Collect the evidence on one run: its ranks, its replay, its data.
 
-    python -m stages.verify --run gloo-2
+    python -m stages.verify --backend gloo --world-size 2
 
 What the equivalence stage compares runs by is kept beside the verdicts, so that it need
 not depend on their timings: gradients of step 0, early and final state, hashes.
@@ -25,11 +25,12 @@ from minitrain.hashes import load_tensors
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--run", required=True, help="backend-W, such as gloo-2")
-    run = parser.parse_args().run
-    backend, _, size = run.rpartition("-")
-    world_size = int(size)
-    folder, replay = Path(f"data/runs/{run}"), Path(f"data/runs/replay-{size}")
+    parser.add_argument("--backend", choices=["gloo", "nccl"], required=True)
+    parser.add_argument("--world-size", type=int, required=True)
+    options = parser.parse_args()
+    backend, world_size = options.backend, options.world_size
+    run = f"{backend}-{world_size}"
+    folder, replay = Path(f"data/runs/{run}"), Path(f"data/runs/replay-{world_size}")
     state_files = [
         folder / f"states/state-rank-{rank}.pt" for rank in range(world_size)
     ]

@@ -131,6 +131,14 @@ def test_closed_within_five_percent(
     assert result["closed"] is closed
 
 
+def test_parts_are_means_so_that_they_add_up() -> None:
+    more = [bracketed(15, rank, backward_compute_ms=100) for rank in (0, 1)]
+    result = account(timings(*more), WARMUP)
+    # 50, 60, 100, 100: the mean is 77.5, the median 80
+    assert result["backward_compute_ms"] == pytest.approx(77.5)
+    assert result["interference_ms"] == pytest.approx(59 - 77.5)
+
+
 def test_interference_may_be_negative() -> None:
     table = timings()
     table["to_last_bucket_ms"] -= 10

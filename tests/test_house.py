@@ -18,7 +18,7 @@ FLOORS = [
     {"corpus", "data", "order", "batches", "grammar", "model", "factory"},
     {"ddp", "sync", "launcher", "launched_rank", "torchrun"},
     {"clock", "hashes", "training", "replay", "run", "arms"},
-    {"ulp", "equivalence", "account", "baseline", "states", "compare"}
+    {"sensitivity", "ulp", "equivalence", "account", "baseline", "states", "compare"}
     | {"collectives", "doctor", "walk"},
     {"report", "cli"},
 ]

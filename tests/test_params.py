@@ -390,3 +390,10 @@ def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(UserError) as raised:
         load_params(tmp_path / "params.yaml")
     assert the_line(raised) == f"{tmp_path / 'params.yaml'}: no such file"
+
+
+@pytest.mark.parametrize("value", ["2020-13-45", "!!bool maybe", "9" * 5000])
+def test_value_that_yaml_cannot_read(path: Path, value: str) -> None:
+    path.write_text(path.read_text().replace("seed: 35000", f"seed: {value}", 1))
+    with pytest.raises(UserError, match=r"params\.yaml: a value cannot be read: "):
+        load_params(path)

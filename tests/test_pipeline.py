@@ -227,7 +227,8 @@ def test_one_flipped_bit_in_a_state_file_is_found(
     state["head.weight"].view(torch.int32)[0, 0] ^= 1
     path.unlink()
     save_tensors(path, state)
-    script = ["stages/python", "-m", "stages.verify", "--run", "gloo-2"]
+    script = ["stages/python", "-m", "stages.verify"]
+    script += ["--backend", "gloo", "--world-size", "2"]
     from project import environment
 
     subprocess.run(script, cwd=folder, env=environment(), check=True)

@@ -1,5 +1,6 @@
 """Where a measurement was made, and that only one machine's are compared."""
 
+import os
 import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -140,3 +141,13 @@ def test_peak_memory_holds_what_was_allocated_and_stays() -> None:
     assert with_block >= 64
     # the kernel counts pages in batches: the figure may waver by less than a megabyte
     assert peak_memory_mb() > with_block - 1
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="Linux only")
+def test_cores_are_those_that_the_process_may_use() -> None:
+    allowed = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(allowed)})
+        assert machine()["cores"] == 1
+    finally:
+        os.sched_setaffinity(0, allowed)

@@ -149,6 +149,39 @@ MODELS = {
         "mine",
         "parameter left_out (1 in all) gets no gradient",
     ),
+    "exit while imported": ("raise SystemExit(0)", "mine", "mine.py: SystemExit: 0"),
+    "exit in the factory": (
+        "def mine(params, vocab_size): raise SystemExit(0)",
+        "mine",
+        "model.factory mine: SystemExit: 0",
+    ),
+    "lazy": (
+        "def mine(params, vocab_size): return torch.nn.LazyLinear(1)",
+        "mine",
+        "weight has no shape yet",
+    ),
+    "sparse gradient": (
+        "class M(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.e = torch.nn.Embedding(256, 1, sparse=True)\n"
+        "    def forward(self, input_ids, labels):\n"
+        "        return SimpleNamespace(loss=self.e(input_ids).mean())\n"
+        "def mine(params, vocab_size): return M()\n",
+        "mine",
+        "parameter e.weight: its gradient must be dense",
+    ),
+    "gradient of NaN": (
+        "class M(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.w = torch.nn.Parameter(torch.zeros(()))\n"
+        "    def forward(self, input_ids, labels):\n"
+        "        return SimpleNamespace(loss=torch.sqrt(self.w * 0))\n"
+        "def mine(params, vocab_size): return M()\n",
+        "mine",
+        "parameter w: its gradient is not finite",
+    ),
 }
 
 
@@ -176,7 +209,15 @@ def test_warm_up_of_all_epochs(copy: Path) -> None:
     changes = {"train.num_steps": None, "train.num_epochs": 1}
     set_params(copy, {**changes, "train.num_warmup_steps": 60})
     done = run_stage(copy, "train", "--backend", "gloo", "--world-size", "1")
-    assert_one_line(done, "num_warmup_steps = 60", "below the number of steps")
+    assert_one_line(
+        done, "params.yaml: train.num_warmup_steps = 60", "below the number"
+    )
+
+
+def test_largest_seed_trains_on_every_rank(copy: Path) -> None:
+    set_params(copy, {"train.seed": 2**32 - 1})
+    done = run_stage(copy, "train", "--backend", "gloo", "--world-size", "2")
+    assert done.returncode == 0, done.stderr
 
 
 def test_occupied_master_port(copy: Path) -> None:

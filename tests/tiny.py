@@ -95,18 +95,26 @@ def _be_a_rank(
         recorder = Recorder(model, range(NUM_STEPS))
         optimizer = make_optimizer(model, params.train)
         steps = range(NUM_STEPS)
-        return (
-            train(model, sync, batches, optimizer, steps, recorder, StepClock()),
-            model.state_dict(),
-        )
+        result = train(model, sync, batches, optimizer, steps, recorder, StepClock())
+        sync.finish()
+        return result, model.state_dict()
 
 
-def replay_tiny(params: Params, shards: Path, run: Outcome, world_size: int) -> Outcome:
-    """The one-process replay of ``run``."""
+def replay_tiny(
+    params: Params,
+    shards: Path,
+    run: Outcome,
+    world_size: int,
+    fault: Fault | None = None,
+) -> Outcome:
+    """The one-process replay of ``run``; ``fault`` spoils the batches of each rank."""
     folder = shards / f"world-{world_size}"
     streams = start_streams(params, world_size)
     model = start_model(params, 0)
     ranks = [rank_batches(params, folder, r, world_size) for r in range(world_size)]
+    for rank, batches in enumerate(ranks):
+        if fault is not None:
+            fault(rank, StockDDP.__new__(StockDDP), batches)
     recorder = Recorder(model, range(NUM_STEPS))
     layout = BucketLayout(run.rows)
     steps = range(NUM_STEPS)

@@ -15,7 +15,11 @@ def byte_equivalent(ladder: Mapping[str, Any]) -> bool | None:
 
     None (unknown) where none differs but a rung is missing or was not run.
     """
-    equal = [ladder.get(rung, {}).get("bytes_equal") for rung in BYTE_RUNGS]
+    looked_at = [ladder.get(rung, {}) for rung in BYTE_RUNGS]
+    # equal bytes can be a breach too: NaN is equal to nothing
+    if "breach" in [rung.get("verdict") for rung in looked_at]:
+        return False
+    equal = [rung.get("bytes_equal") for rung in looked_at]
     if False in equal:
         return False
     return None if None in equal else True

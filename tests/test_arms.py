@@ -1,0 +1,101 @@
+"""The arms of the speed comparison: which there are, and what a turn's time holds."""
+
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import tiny_params, tiny_shards
+
+from minitrain import arms
+from minitrain.arms import arms_of, measure
+from minitrain.launcher import launch
+from minitrain.params import Params
+
+STEPS = 2
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_shards(tmp_path_factory.mktemp("shards"), 1, 2)
+
+
+def params(*world_sizes: int) -> Params:
+    """A tiny model; turns of two timed steps."""
+    tiny = tiny_params()
+    gloo = tiny.gloo.model_copy(update={"world_sizes": list(world_sizes)})
+    baseline = tiny.baseline.model_copy(update={"steps_per_round": STEPS})
+    return tiny.model_copy(update={"gloo": gloo, "baseline": baseline})
+
+
+def test_arms_of_two_world_sizes() -> None:
+    found = {arm.name: (arm.kind, arm.processes) for arm in arms_of(params(1, 2, 4))}
+    assert found == {
+        "one_process": ("alone", 1),
+        "one_process_all_cores": ("alone", 1),
+        "gloo-2": ("ddp", 2),
+        "gloo-2-silent": ("silent", 2),
+        "gloo-4": ("ddp", 4),
+        "gloo-4-silent": ("silent", 4),
+        "gloo-4-timed": ("timed", 4),
+        "gloo-4-again": ("ddp", 4),
+    }
+
+
+def test_one_process_alone_still_has_a_twin() -> None:
+    assert [arm.name for arm in arms_of(params(1))] == [
+        "one_process",
+        "one_process_all_cores",
+        "gloo-1",
+        "gloo-1-timed",
+        "gloo-1-again",
+    ]
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="Linux only")
+def test_all_cores_are_those_that_may_be_used() -> None:
+    allowed = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(allowed)})
+        assert arms_of(params(1))[1].threads == 1
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+def measured(folder: Path, slow_start: bool) -> list[dict[str, Any]]:
+    """The rows of this rank; rank 1's untimed first step takes a second longer."""
+    from minitrain.ddp import distributed
+
+    train = arms.train
+
+    def slow_train(*rest: Any) -> Any:
+        steps: Iterable[int] = rest[4]
+        if slow_start and len(list(steps)) == 1:
+            time.sleep(1)
+        return train(*rest)
+
+    with distributed() as (rank, _):
+        if rank == 1:
+            arms.train = slow_train
+        return measure(params(1, 2), folder, range(2))
+
+
+def test_every_arm_has_a_row_for_every_round(shards: Path) -> None:
+    rows, others = launch(measured, 2, shards, False, timeout_s=120)
+    names = [arm.name for arm in arms_of(params(1, 2))]
+    # the second round goes the other way
+    assert [row["arm"] for row in rows] == names + names[::-1]
+    alone = ("one_process", "one_process_all_cores")
+    assert {row["arm"] for row in others} == {*names} - {*alone}
+    by_round = {row["round"]: row["tokens"] for row in rows}
+    # all arms train on the same global batches, so on as many real tokens
+    assert all(row["tokens"] == by_round[row["round"]] for row in rows)
+    assert all(row["seconds"] > 0 for row in rows)
+
+
+def test_time_of_a_turn_begins_when_all_ranks_are_ready(shards: Path) -> None:
+    rows, _ = launch(measured, 2, shards, True, timeout_s=120)
+    late = [row["seconds"] for row in rows if row["processes"] == 2]
+    assert max(late) < 0.8
