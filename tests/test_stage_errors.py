@@ -169,7 +169,7 @@ MODELS = {
         "        return SimpleNamespace(loss=self.e(input_ids).mean())\n"
         "def mine(params, vocab_size): return M()\n",
         "mine",
-        "parameter e.weight: its gradient must be dense",
+        "the gradient of e.weight is sparse, must be dense",
     ),
     "gradient of NaN": (
         "class M(torch.nn.Module):\n"
@@ -180,7 +180,7 @@ MODELS = {
         "        return SimpleNamespace(loss=torch.sqrt(self.w * 0))\n"
         "def mine(params, vocab_size): return M()\n",
         "mine",
-        "parameter w: its gradient is not finite",
+        "the gradient of w holds NaN or infinity",
     ),
 }
 
