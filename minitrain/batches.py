@@ -3,10 +3,11 @@
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from minitrain.data import Samples, Tokens, open_shard, open_targets
 from minitrain.order import GlobalOrder, rank_part
@@ -19,22 +20,43 @@ IGNORE_INDEX = -100
 class Batch:
     """What one rank computes in one step.
 
-    ``input_ids`` and ``labels`` are int64 of shape (B, block_size); padding is -100 in
-    the labels. ``num_targets`` of the ``global_targets`` real targets of the global
-    batch are here. ``digest`` is the sum of the SHA-256 of each sample (its corpus
-    position and tokens). ``step`` counts from 0 over all epochs.
+    ``inputs`` is what the model's loss is computed from. ``num_targets`` of the
+    ``global_targets`` real targets of the global batch are here. ``digests`` are the
+    SHA-256 of the samples, as numbers. ``step`` counts from 0 over all epochs.
     """
 
     step: int
-    input_ids: Tensor
-    labels: Tensor
+    inputs: Any
     num_targets: int
     global_targets: int
-    digest: int
+    digests: tuple[int, ...]
+
+
+class Batches(Protocol):
+    """What the training loop and its replay know of a rank's data."""
+
+    world_size: int
+
+    def batch(self, step: int) -> Batch:
+        """The batch of this rank at ``step``; the same whenever it is asked for."""
+        ...
+
+    def loss(self, model: nn.Module, inputs: Any) -> Tensor:
+        """Mean loss over the real targets of ``inputs``."""
+        ...
+
+
+def causal_lm_loss(model: nn.Module, inputs: Any) -> Tensor:
+    """Mean loss over the real targets of ``inputs``: the output's 0-dim ``loss``."""
+    loss: Tensor = model(**inputs).loss
+    return loss
 
 
 class RankBatches:
     """The batches of ``rank``, step by step, read from a folder of shards.
+
+    ``inputs`` are ``input_ids`` and ``labels``, int64 of shape (B, block_size); padding
+    is -100 in the labels. A sample's digest is that of its corpus position and tokens.
 
     A rank that owns no sample of a smaller last batch gets one of its samples
     with a ``num_targets`` of 0, so that it still takes part in the synchronisation.
@@ -74,12 +96,18 @@ class RankBatches:
             labels[row, : len(values)] = values
         return Batch(
             step=step,
-            input_ids=input_ids.to(self.device),
-            labels=labels.to(self.device),
+            inputs={
+                "input_ids": input_ids.to(self.device),
+                "labels": labels.to(self.device),
+            },
             num_targets=int(self.targets[mine].sum()),
             global_targets=int(self.targets[everyone].sum()),
-            digest=sum(map(_digest, mine, samples)),
+            digests=tuple(map(_digest, mine, samples)),
         )
+
+    def loss(self, model: nn.Module, inputs: Any) -> Tensor:
+        """See :func:`causal_lm_loss`."""
+        return causal_lm_loss(model, inputs)
 
 
 def _digest(sample_id: int, tokens: Tokens) -> int:

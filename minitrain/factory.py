@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from minitrain.batches import Batch
+from minitrain.batches import Batch, causal_lm_loss
 from minitrain.errors import UserError
 from minitrain.params import Model
 
@@ -94,12 +94,6 @@ def _cause(error: BaseException) -> str:
     return f"{type(error).__name__}: {message}{place}"
 
 
-def loss_of(model: nn.Module, batch: Batch) -> Tensor:
-    """Mean loss over the real targets of ``batch``: the output's 0-dim ``loss``."""
-    loss: Tensor = model(input_ids=batch.input_ids, labels=batch.labels).loss
-    return loss
-
-
 def try_model(model: nn.Module, batch: Batch) -> None:
     """One forward and backward pass; leaves gradients behind, so give it a spare.
 
@@ -110,7 +104,7 @@ def try_model(model: nn.Module, batch: Batch) -> None:
     """
     _check_state(model)
     try:
-        loss = loss_of(model, batch)
+        loss = causal_lm_loss(model, batch.inputs)
     except AttributeError as error:
         if error.name != "loss":
             raise UserError(f"model: {_cause(error)}") from error

@@ -39,13 +39,24 @@ def recorded_steps(num_steps: int, hash_every: int) -> set[int]:
     return {*first, *range(0, num_steps, hash_every), num_steps - 1}
 
 
-def merge_digests(digests: Iterable[int]) -> str:
-    """The hash of a global batch, in hex, from the digests of its ranks' parts.
+def ledger_entry(digests: Sequence[Sequence[int]]) -> Row:
+    """What the data ledger knows of a global batch, from the samples of each rank.
 
-    A digest is a sum of the samples' SHA-256 modulo 2^256: it does not depend on how
-    the samples are cut over ranks, and a sample that is missing or there twice
-    changes it.
+    ``sha256`` is the sum of the samples' SHA-256 modulo 2^256, in hex: it does not
+    depend on how the samples are cut over ranks, and a sample that is missing or there
+    twice changes it. ``ranks`` are the same of each rank, shortened; ``repeated``
+    counts samples that were there before.
     """
+    everyone = [digest for rank in digests for digest in rank]
+    return {
+        "sha256": _sum_of(everyone),
+        "samples": len(everyone),
+        "repeated": len(everyone) - len(set(everyone)),
+        "ranks": [_sum_of(rank)[:16] for rank in digests],
+    }
+
+
+def _sum_of(digests: Iterable[int]) -> str:
     return f"{sum(digests) % DIGEST_MODULUS:064x}"
 
 

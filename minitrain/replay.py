@@ -11,14 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from minitrain.batches import RankBatches
+from minitrain.batches import Batches
 from minitrain.buffers import copy_buffers, load_buffers
-from minitrain.factory import loss_of
 from minitrain.hashes import Recorder
-from minitrain.params import Train
 from minitrain.randomness import Stream
 from minitrain.ring import ring_sum
-from minitrain.training import TrainResult, make_optimizer
+from minitrain.training import TrainResult
 
 Gradients = dict[str, Tensor]
 
@@ -40,37 +38,38 @@ class BucketLayout:
 
 def replay(
     model: nn.Module,
-    ranks: list[RankBatches],
+    ranks: Sequence[Batches],
     layout: BucketLayout,
-    params: Train,
+    optimizer: torch.optim.Optimizer,
     steps: Iterable[int],
     recorder: Recorder,
     streams: Sequence[Stream],
-) -> TrainResult:
+) -> list[TrainResult]:
     """Train ``model`` on the batches of all ``ranks``, in this process.
 
     ``model`` must hold rank 0's start, ``streams`` the random numbers of each rank from
     there on; threads and batch shapes must be those of the run for its bits to be
-    repeated. Every forward pass starts from rank 0's buffers, as under DDP.
+    repeated. Every forward pass starts from rank 0's buffers, as under DDP. Returns
+    what each rank would know; the rows of all are in that of rank 0.
     """
-    optimizer = make_optimizer(model, params)
-    result = TrainResult(hashes=recorder.rows, kept=recorder.kept)
+    results = [TrainResult() for _ in ranks]
+    results[0].hashes, results[0].kept = recorder.rows, recorder.kept
     for step in steps:
         gradients: list[Gradients] = []
-        share, digest = 0.0, 0
         start, after = copy_buffers(model), []
-        for rank, stream in zip(ranks, streams, strict=True):
-            batch = rank.batch(step)
+        for batches, stream, result in zip(ranks, streams, results, strict=True):
+            batch = batches.batch(step)
             model.zero_grad()
             load_buffers(model, start)
             with stream:
-                loss = loss_of(model, batch)
+                loss = batches.loss(model, batch.inputs)
                 weight = batch.num_targets * len(ranks) / batch.global_targets
                 (loss * weight).backward()
             gradients.append(_scaled_gradients(model, 1.0 / len(ranks)))
             after.append(copy_buffers(model))
-            share += loss.item() * batch.num_targets / batch.global_targets
-            digest += batch.digest
+            share = batch.num_targets / batch.global_targets
+            result.losses.append(loss.item() * share)
+            result.digests.append(batch.digests)
         load_buffers(model, after[0])
         _combine(model, gradients, layout.at(step))
         if recorder.wants(step):
@@ -78,9 +77,7 @@ def replay(
         optimizer.step()
         if recorder.wants(step):
             recorder.state_of_ranks(step, after)
-        result.losses.append(share)
-        result.digests.append(digest)
-    return result
+    return results
 
 
 def _scaled_gradients(model: nn.Module, factor: float) -> Gradients:

@@ -15,7 +15,7 @@ from minitrain.corpus import VOCAB_SIZE
 from minitrain.ddp import distributed, local_device, require_gpus
 from minitrain.factory import build_model, try_model
 from minitrain.files import open_atomic, write_json, write_jsonl
-from minitrain.hashes import Recorder, merge_digests, recorded_steps, save_tensors
+from minitrain.hashes import Recorder, ledger_entry, recorded_steps, save_tensors
 from minitrain.params import Params
 from minitrain.progress import progress
 from minitrain.provenance import peak_memory_mb, provenance, require_torch
@@ -160,10 +160,10 @@ def write_losses(path: Path, results: list[TrainResult]) -> None:
 
 def write_hashes(path: Path, results: list[TrainResult]) -> None:
     """Write the rows of all ranks, and the hash of every step's global batch."""
-    digests = zip(*(result.digests for result in results), strict=True)
+    by_step = zip(*(result.digests for result in results), strict=True)
     batches = [
-        {"kind": "batch", "step": step, "sha256": merge_digests(parts)}
-        for step, parts in enumerate(digests)
+        {"kind": "batch", "step": step, **ledger_entry(digests)}
+        for step, digests in enumerate(by_step)
     ]
     tensors = [
         {"rank": r, **row} for r, one in enumerate(results) for row in one.hashes

@@ -14,7 +14,7 @@ from minitrain.params import Params
 from minitrain.progress import progress
 from minitrain.replay import BucketLayout, replay
 from minitrain.run import rank_batches, start_model, start_streams
-from minitrain.training import steps_to_train
+from minitrain.training import make_optimizer, steps_to_train
 
 
 def nudged_state(params: Params, shards: Path) -> Tensors:
@@ -32,9 +32,9 @@ def nudged_state(params: Params, shards: Path) -> Tensors:
     num_steps = steps_to_train(params.train, len(batches.order))
     steps = progress(range(num_steps), "sensitivity", total=num_steps)
     recorder = Recorder(model, steps=())
-    replay(
-        model, [batches], BucketLayout([whole]), params.train, steps, recorder, streams
-    )
+    optimizer = make_optimizer(model, params.train)
+    layout = BucketLayout([whole])
+    replay(model, [batches], layout, optimizer, steps, recorder, streams)
     return dict(model.state_dict())
 
 

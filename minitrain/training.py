@@ -1,19 +1,19 @@
 """The training loop, readable top to bottom: it does not know how ranks synchronise."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from minitrain.batches import Batch, RankBatches
+from minitrain.batches import Batch, Batches
 from minitrain.buffers import untouched_buffers
 from minitrain.clock import NS_PER_MS, Row, StepClock, bucket_times
 from minitrain.ddp import barrier
 from minitrain.errors import UserError
-from minitrain.factory import loss_of
 from minitrain.hashes import Recorder, Tensors
 from minitrain.params import Train
 from minitrain.randomness import untouched_random_state
@@ -31,7 +31,7 @@ class TrainResult:
     """
 
     losses: list[float] = field(default_factory=list)
-    digests: list[int] = field(default_factory=list)
+    digests: list[tuple[int, ...]] = field(default_factory=list)
     timings: list[Row] = field(default_factory=list)
     hashes: list[Row] = field(default_factory=list)
     kept: dict[str, Tensors] = field(default_factory=dict)
@@ -63,7 +63,7 @@ def steps_to_train(params: Train, steps_per_epoch: int) -> int:
 def train(
     model: nn.Module,
     sync: GradientSync,
-    batches: RankBatches,
+    batches: Batches,
     optimizer: torch.optim.Optimizer,
     steps: Iterable[int],
     recorder: Recorder,
@@ -84,7 +84,7 @@ def train(
             clock.mark("wait")
 
         with recorder.watch_forward(step):
-            loss = loss_of(sync.module, batch)
+            loss = batches.loss(sync.module, batch.inputs)
         clock.mark("forward")
         _backward(weighted_loss(loss, batch, batches.world_size), sync, clock)
         if recorder.wants(step):
@@ -101,10 +101,11 @@ def train(
             # hashing at unlike pace must not become the next step's wait
             barrier()
         if clock.kind == "bracketed":
-            row["backward_compute_ms"] = _silent_backward_ms(sync, batch, model, clock)
+            silent = partial(batches.loss, sync.module, batch.inputs)
+            row["backward_compute_ms"] = _silent_backward_ms(sync, model, silent, clock)
         row |= {"recorded": recorder.wants(step), "tokens": batch.num_targets}
         result.timings.append(row)
-        result.digests.append(batch.digest)
+        result.digests.append(batch.digests)
         result.losses.append(_share_of_loss(loss, batch))
         clock.restart()
     return result
@@ -124,11 +125,14 @@ def _backward(loss: Tensor, sync: GradientSync, clock: StepClock) -> None:
 
 
 def _silent_backward_ms(
-    sync: GradientSync, batch: Batch, model: nn.Module, clock: StepClock
+    sync: GradientSync,
+    model: nn.Module,
+    compute_loss: Callable[[], Tensor],
+    clock: StepClock,
 ) -> float:
     """Milliseconds of a backward pass that sends nothing; leaves no trace behind."""
     with untouched_buffers(model), untouched_random_state(), sync.silent():
-        loss = loss_of(sync.module, batch)
+        loss = compute_loss()
         barrier()
         clock.restart()
         start = clock.now_ns

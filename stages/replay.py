@@ -16,7 +16,7 @@ from minitrain.progress import progress
 from minitrain.provenance import require_torch
 from minitrain.replay import BucketLayout, replay
 from minitrain.run import rank_batches, start_model, start_streams, write_hashes
-from minitrain.training import steps_to_train
+from minitrain.training import make_optimizer, steps_to_train
 
 
 def main() -> None:
@@ -39,11 +39,12 @@ def main() -> None:
     layout = BucketLayout(read_jsonl(Path(f"data/runs/gloo-{world_size}/hashes.jsonl")))
     steps = progress(range(num_steps), f"replay-{world_size}", total=num_steps)
     recorder = Recorder(model, recorded_steps(num_steps, params.train.hash_every))
-    result = replay(model, ranks, layout, params.train, steps, recorder, streams)
+    optimizer = make_optimizer(model, params.train)
+    results = replay(model, ranks, layout, optimizer, steps, recorder, streams)
 
     out = Path(f"data/runs/replay-{world_size}")
     save_tensors(out / "state.pt", model.state_dict())
-    write_hashes(out / "hashes.jsonl", [result])
+    write_hashes(out / "hashes.jsonl", results)
 
 
 if __name__ == "__main__":

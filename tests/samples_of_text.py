@@ -55,4 +55,5 @@ def batch_of(rows: list[list[int]], block_size: int) -> Batch:
     for index, row in enumerate(rows):
         ids[index, : len(row)] = labels[index, : len(row)] = torch.tensor(row)
     targets = sum(len(row) - 1 for row in rows)
-    return Batch(0, ids, labels, targets, targets, 0)
+    inputs = {"input_ids": ids, "labels": labels}
+    return Batch(0, inputs, targets, targets, ())

@@ -1,13 +1,14 @@
 """What a rank trains on: padded tensors, weights, and the name of the global batch."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from samples_of_text import ELEVEN, rank_batches
 
-from minitrain.batches import IGNORE_INDEX, Batch
-from minitrain.hashes import merge_digests
+from minitrain.batches import IGNORE_INDEX, Batch, causal_lm_loss
+from minitrain.hashes import ledger_entry
 
 
 def everyone(
@@ -21,12 +22,12 @@ def everyone(
 
 
 def name_of(batches: list[Batch]) -> str:
-    return merge_digests(batch.digest for batch in batches)
+    return str(ledger_entry([batch.digests for batch in batches])["sha256"])
 
 
 def texts_of(batch: Batch) -> list[str]:
     """The texts behind the real tokens of a batch."""
-    rows = zip(batch.input_ids, batch.labels, strict=True)
+    rows = zip(batch.inputs["input_ids"], batch.inputs["labels"], strict=True)
     kept = [ids[labels != IGNORE_INDEX].tolist() for ids, labels in rows]
     return [bytes(row[1:-1]).decode() for row in kept]
 
@@ -34,10 +35,12 @@ def texts_of(batch: Batch) -> list[str]:
 def test_padding_by_hand(tmp_path: Path) -> None:
     batch = rank_batches(tmp_path, 0, 1, ["ab"], global_batch_size=1).batch(0)
     # one sample, block of eight: boundary a b boundary, then padding
-    assert batch.input_ids.tolist() == [[255, 97, 98, 255, 0, 0, 0, 0]]
-    assert batch.labels.tolist() == [[255, 97, 98, 255, *[-100] * 4]]
+    assert batch.inputs["input_ids"].tolist() == [[255, 97, 98, 255, 0, 0, 0, 0]]
+    assert batch.inputs["labels"].tolist() == [[255, 97, 98, 255, *[-100] * 4]]
     assert (batch.num_targets, batch.global_targets) == (3, 3)
-    assert batch.input_ids.dtype == batch.labels.dtype == torch.int64
+    assert (
+        batch.inputs["input_ids"].dtype == batch.inputs["labels"].dtype == torch.int64
+    )
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
@@ -48,7 +51,7 @@ def test_counted_targets_are_those_in_the_labels(
     batches = everyone(tmp_path, world_size, step)
     for batch in batches:
         # the first token of a sample is no target
-        real = int((batch.labels[:, 1:] != IGNORE_INDEX).sum())
+        real = int((batch.inputs["labels"][:, 1:] != IGNORE_INDEX).sum())
         assert batch.num_targets in (real, 0)
     total = sum(batch.num_targets for batch in batches)
     assert {batch.global_targets for batch in batches} == {total}
@@ -88,8 +91,9 @@ def test_steps_have_names_of_their_own(tmp_path: Path) -> None:
 
 def test_step_can_be_asked_for_in_any_order(tmp_path: Path) -> None:
     batches = rank_batches(tmp_path, 1, 2, ELEVEN)
-    forwards = [batches.batch(step).digest for step in range(7)]
-    assert [batches.batch(step).digest for step in reversed(range(7))] == forwards[::-1]
+    forwards = [batches.batch(step).digests for step in range(7)]
+    backwards = [batches.batch(step).digests for step in reversed(range(7))]
+    assert backwards == forwards[::-1]
 
 
 def test_rank_without_samples_still_takes_part(tmp_path: Path) -> None:
@@ -97,8 +101,8 @@ def test_rank_without_samples_still_takes_part(tmp_path: Path) -> None:
     # four, who owns column 3, has none
     *others, idle = everyone(tmp_path, 4, 2)
     assert all(batch.num_targets > 0 for batch in others)
-    assert (idle.num_targets, idle.digest) == (0, 0)
-    assert idle.input_ids.shape == (1, 8)
+    assert (idle.num_targets, idle.digests) == (0, ())
+    assert idle.inputs["input_ids"].shape == (1, 8)
     # its own first sample: with a weight of 0 its finite loss counts for nothing
     assert texts_of(idle) == ["dddd"]
     assert idle.global_targets == sum(batch.num_targets for batch in others)
@@ -134,17 +138,38 @@ def test_same_texts_at_other_places_change_the_name(tmp_path: Path) -> None:
 def test_another_seed_gives_other_batches(tmp_path: Path) -> None:
     first = rank_batches(tmp_path, 0, 1, ELEVEN, seed=1).batch(0)
     second = rank_batches(tmp_path, 0, 1, ELEVEN, seed=2).batch(0)
-    assert first.digest != second.digest
+    assert first.digests != second.digests
 
 
 def test_names_add_up_modulo_two_to_the_256() -> None:
     # (2^256 - 1) + 3 = 2^256 + 2
-    assert merge_digests([2**256 - 1, 3]) == f"{2:064x}"
+    assert ledger_entry([[2**256 - 1], [3]])["sha256"] == f"{2:064x}"
+
+
+def test_ledger_counts_samples_and_those_that_come_twice() -> None:
+    entry = ledger_entry([[1, 2], [2, 4 << 192]])
+    assert (entry["samples"], entry["repeated"]) == (4, 1)
+    # the first 16 of 64 hex digits of each rank's sum
+    assert entry["ranks"] == ["0" * 16, "0" * 15 + "4"]
+    assert ledger_entry([[], []]) == {
+        "sha256": "0" * 64,
+        "samples": 0,
+        "repeated": 0,
+        "ranks": ["0" * 16] * 2,
+    }
 
 
 def test_device_is_that_of_the_tensors(tmp_path: Path) -> None:
     batches = rank_batches(tmp_path, 0, 1, ELEVEN)
     batches.device = torch.device("meta")
     batch = batches.batch(0)
-    assert batch.input_ids.is_meta
-    assert batch.labels.is_meta
+    assert batch.inputs["input_ids"].is_meta
+    assert batch.inputs["labels"].is_meta
+
+
+def test_loss_is_the_one_of_the_output() -> None:
+    def model(input_ids: torch.Tensor, labels: torch.Tensor) -> SimpleNamespace:
+        return SimpleNamespace(loss=(input_ids - labels).sum())
+
+    inputs = {"input_ids": torch.tensor(5), "labels": torch.tensor(3)}
+    assert causal_lm_loss(model, inputs).item() == 2

@@ -15,7 +15,7 @@ from tiny import tiny_params
 from torch import Tensor, nn
 
 from minitrain.errors import UserError
-from minitrain.factory import build_model, loss_of, try_model
+from minitrain.factory import build_model, try_model
 from minitrain.model import MiniGPT
 from minitrain.params import Model
 
@@ -310,9 +310,3 @@ def test_model_that_is_all_frozen() -> None:
 
 def test_gradient_of_zero_is_a_gradient() -> None:
     try_model(Scripted(lambda w: having((w * 0).sum())), BATCH)
-
-
-def test_loss_of_gives_the_loss_of_the_output() -> None:
-    loss = loss_of(Scripted(lambda w: having(w.sum())), BATCH)
-    # 2 x 3 ones
-    assert loss.item() == 6

@@ -26,7 +26,7 @@ def logits_of(model: MiniGPT, ids: torch.Tensor) -> torch.Tensor:
 
 def test_shapes(model: MiniGPT) -> None:
     batch = batch_of(ROWS, 6)
-    output = model(input_ids=batch.input_ids, labels=batch.labels)
+    output = model(**batch.inputs)
     assert output.logits.shape == (2, 6, 10)
     assert output.loss.shape == ()
 
@@ -97,7 +97,7 @@ def test_heads_of_attention_by_hand(model: MiniGPT) -> None:
 
 def test_loss_is_the_mean_over_real_targets(model: MiniGPT) -> None:
     batch = batch_of(ROWS, 6)
-    output = model(input_ids=batch.input_ids, labels=batch.labels)
+    output = model(**batch.inputs)
     total, count = 0.0, 0
     for row, tokens in enumerate(ROWS):
         for place, target in enumerate(tokens[1:]):
@@ -112,24 +112,25 @@ def test_loss_is_the_mean_over_real_targets(model: MiniGPT) -> None:
 
 def test_padding_does_not_count(model: MiniGPT) -> None:
     batch = batch_of(ROWS, 6)
-    other = batch.input_ids.clone()
+    other = batch.inputs["input_ids"].clone()
     other[1, 3:] = 6
     losses = [
-        model(input_ids=i, labels=batch.labels).loss for i in (batch.input_ids, other)
+        model(input_ids=i, labels=batch.inputs["labels"]).loss
+        for i in (batch.inputs["input_ids"], other)
     ]
     torch.testing.assert_close(losses[0], losses[1])
 
 
 def test_start_is_near_an_even_guess(model: MiniGPT) -> None:
     batch = batch_of(ROWS, 6)
-    loss = model(input_ids=batch.input_ids, labels=batch.labels).loss
+    loss = model(**batch.inputs).loss
     # small weights give almost equal scores to all ten tokens
     assert loss.item() == pytest.approx(math.log(10), abs=0.05)
 
 
 def test_every_parameter_gets_a_gradient(model: MiniGPT) -> None:
     batch = batch_of(ROWS, 6)
-    model(input_ids=batch.input_ids, labels=batch.labels).loss.backward()
+    model(**batch.inputs).loss.backward()
     idle = [
         n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()
     ]

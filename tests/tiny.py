@@ -118,8 +118,9 @@ def replay_tiny(
     recorder = Recorder(model, range(NUM_STEPS))
     layout = BucketLayout(run.rows)
     steps = range(NUM_STEPS)
-    result = replay(model, ranks, layout, params.train, steps, recorder, streams)
-    return _outcome(folder, [result], [model.state_dict()])
+    optimizer = make_optimizer(model, params.train)
+    results = replay(model, ranks, layout, optimizer, steps, recorder, streams)
+    return _outcome(folder, results, [model.state_dict()])
 
 
 def one_process_tiny(params: Params, shards: Path) -> Outcome:
