@@ -5,14 +5,14 @@ every sum is the same; a tolerance only where it cannot be, against one process 
 computes the whole batch at once. docs/reference.md says where the tolerances come from.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from minitrain.params import Train
 from minitrain.ulp import distance, gaps
 
 Verdict = Literal["equal", "within tolerance", "breach", "undecided", "not run"]
@@ -20,10 +20,23 @@ Tensors = Mapping[str, Tensor]
 Rows = Sequence[Mapping[str, Any]]
 
 GRADIENT_TOLERANCE = 1e-5
+# where all is float64, rounding is 2^29 times finer, and so are the limits
+GRADIENT_TOLERANCE_FLOAT64 = 1e-13
+STATE_TOLERANCE_FLOAT64 = 1e-11
 SGD_TOLERANCE = 1e-6
 ADAMW_RATE_OF_ATOL = 3e-4
 ADAMW_SHARE_WITHIN_ATOL = 0.999
 MUCH_FARTHER = 10
+
+
+class Tuning(Protocol):
+    """What a tolerance depends on: ``train`` of params.yaml has it."""
+
+    @property
+    def optimizer(self) -> str: ...
+
+    @property
+    def learning_rate(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -139,18 +152,38 @@ def trained_rung(run: Rows) -> Rung:
     return Rung(None, None, None, "equal" if moved else "breach", detail)
 
 
+def reduced_once_rung(run: Rows) -> Rung:
+    """Every trained parameter is in exactly one bucket of a step: reduced once."""
+    layouts = _rows(run, "buckets")
+    trained = {n for row in _rows(run, "tensors") for n in row["gradients"]}
+    if not layouts:
+        return Rung(None, None, None, "breach", "nothing was reduced")
+    for row in layouts:
+        names = [name for bucket in row["buckets"] for name in bucket["parameters"]]
+        often = [name for name, count in Counter(names).items() if count > 1]
+        never = sorted(trained - {*names})
+        if often or never:
+            what = "reduced more than once" if often else "never reduced"
+            detail = f"step {row['step']}: {(often or never)[0]} is {what}"
+            return Rung(None, None, None, "breach", detail)
+    return Rung(None, None, None, "equal", f"{len(trained)} tensors")
+
+
 def gradients_rung(run: Tensors, one_process: Tensors) -> Rung:
     """Step-0 gradients against one process with the whole batch.
 
-    Equal weights, other summation shapes: within 1e-5 of the model's largest gradient.
+    Equal weights, other summation shapes: within 1e-5 of the model's largest gradient,
+    in float64 1e-13 of it.
     """
     sizes = [float(g.abs().max()) for g in one_process.values() if g.numel()]
     largest = max(sizes, default=0.0)
-    return _tolerance_rung(run, one_process, GRADIENT_TOLERANCE * largest)
+    double = _all_float64(one_process)
+    share = GRADIENT_TOLERANCE_FLOAT64 if double else GRADIENT_TOLERANCE
+    return _tolerance_rung(run, one_process, share * largest)
 
 
 def early_state_rung(
-    run: Tensors, one_process: Tensors, train: Train, atol: float
+    run: Tensors, one_process: Tensors, train: Tuning, atol: float
 ) -> Rung:
     """State after the third step against one process with the whole batch.
 
@@ -164,7 +197,7 @@ def early_state_rung(
 def final_state_rung(
     run: Tensors,
     one_process: Tensors,
-    train: Train,
+    train: Tuning,
     atol: float,
     nudged: Callable[[], Tensors],
 ) -> Rung:
@@ -188,13 +221,16 @@ def final_state_rung(
     return replace(rung, verdict="undecided", detail=detail)
 
 
-def state_rung(run: Tensors, one_process: Tensors, train: Train, atol: float) -> Rung:
+def state_rung(run: Tensors, one_process: Tensors, train: Tuning, atol: float) -> Rung:
     """A state against one process with the whole batch.
 
     SGD: every element within 1e-6. AdamW: 99.9 % of the elements within ``atol`` times
     learning rate / 3e-4 and every element within the learning rate, because AdamW
-    turns rounding noise in a vanishing gradient into steps of the rate's size.
+    turns rounding noise in a vanishing gradient into steps of the rate's size. Where
+    all is float64: every element within 1e-11.
     """
+    if _all_float64(one_process):
+        return _tolerance_rung(run, one_process, STATE_TOLERANCE_FLOAT64)
     if train.optimizer == "sgd":
         return _tolerance_rung(run, one_process, SGD_TOLERANCE)
     rate = train.learning_rate
@@ -237,6 +273,11 @@ def breaches(rungs: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def _rows(rows: Iterable[Mapping[str, Any]], kind: str) -> list[Mapping[str, Any]]:
     return [row for row in rows if row["kind"] == kind]
+
+
+def _all_float64(tensors: Tensors) -> bool:
+    floating = [t.dtype for t in tensors.values() if t.is_floating_point()]
+    return bool(floating) and set(floating) == {torch.float64}
 
 
 def _first_nan(tensors: Tensors) -> str | None:

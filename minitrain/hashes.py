@@ -97,6 +97,9 @@ class Recorder:
         if step == 0:
             self.kept["gradients"] = _copy(gradients)
 
+    def own_gradients(self, step: int, gradients: Sequence[Tensors]) -> None:
+        """A replay tells what each rank adds to the sum; nothing is kept of it here."""
+
     def state(self, step: int) -> None:
         """Hash every parameter and buffer; call after the optimizer."""
         parameters = self._model.named_parameters()

@@ -72,6 +72,7 @@ def replay(
             result.digests.append(batch.digests)
         load_buffers(model, after[0])
         _combine(model, gradients, layout.at(step))
+        recorder.own_gradients(step, gradients)
         if recorder.wants(step):
             recorder.gradients(step)
         optimizer.step()

@@ -159,7 +159,12 @@ def write_losses(path: Path, results: list[TrainResult]) -> None:
 
 
 def write_hashes(path: Path, results: list[TrainResult]) -> None:
-    """Write the rows of all ranks, and the hash of every step's global batch."""
+    """Write the rows of all ranks, and the data ledger."""
+    write_jsonl(path, rows_of(results))
+
+
+def rows_of(results: list[TrainResult]) -> list[dict[str, Any]]:
+    """The data ledger (a row for every step's global batch), then each rank's rows."""
     by_step = zip(*(result.digests for result in results), strict=True)
     batches = [
         {"kind": "batch", "step": step, **ledger_entry(digests)}
@@ -168,4 +173,4 @@ def write_hashes(path: Path, results: list[TrainResult]) -> None:
     tensors = [
         {"rank": r, **row} for r, one in enumerate(results) for row in one.hashes
     ]
-    write_jsonl(path, batches + tensors)
+    return batches + tensors

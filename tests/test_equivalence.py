@@ -21,6 +21,7 @@ from minitrain.equivalence import (
     not_run,
     own_to_each_rank,
     ranks_rung,
+    reduced_once_rung,
     state_rung,
     trained_rung,
 )
@@ -290,15 +291,19 @@ def train(**changes: Any) -> Train:
     return tiny_params(**({"learning_rate": DEFAULT_RATE} | changes)).train
 
 
+# numbers are written exactly in float64; this keeps the limits those of float32
+FLOAT32 = {"f": torch.zeros(0)}
+
+
 def zeros(count: int = 1000) -> State:
-    return {"w": torch.zeros(count, dtype=torch.float64)}
+    return FLOAT32 | {"w": torch.zeros(count, dtype=torch.float64)}
 
 
 def off_by(*gaps: float, count: int = 1000) -> State:
     """Zeros, but the first elements are off by ``gaps``."""
     tensor = torch.zeros(count, dtype=torch.float64)
     tensor[: len(gaps)] = torch.tensor(gaps, dtype=torch.float64)
-    return {"w": tensor}
+    return FLOAT32 | {"w": tensor}
 
 
 def above(value: float) -> float:
@@ -429,7 +434,7 @@ def test_share_is_taken_over_all_tensors_together() -> None:
     ],
 )
 def test_gradients_are_relative_to_the_largest(gap: float, verdict: str) -> None:
-    one = {
+    one = FLOAT32 | {
         "large": torch.tensor([1.0, -4.0], dtype=torch.float64),
         "small": torch.tensor([1e-7], dtype=torch.float64),
     }
@@ -438,6 +443,65 @@ def test_gradients_are_relative_to_the_largest(gap: float, verdict: str) -> None
     assert rung.verdict == verdict
     if verdict == "breach" and not math.isnan(gap):
         assert rung.detail == "allowed: 4e-05; tensor small is 4.01e-05 off"
+
+
+@pytest.mark.parametrize(
+    ("gap", "verdict"),
+    [(0.0, "equal"), (1e-11, "within tolerance"), (above(1e-11), "breach")],
+)
+def test_states_of_float64_are_a_million_times_nearer(gap: float, verdict: str) -> None:
+    pair = ({"w": off_by(gap)["w"]}, {"w": zeros()["w"]})
+    for params in (train(), train(optimizer="sgd")):
+        assert state_rung(*pair, params, atol=1.0).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("gap", "verdict"), [(3.99e-13, "within tolerance"), (4.01e-13, "breach")]
+)
+def test_gradients_of_float64(gap: float, verdict: str) -> None:
+    # the largest is 4: 1e-13 of it is 4e-13
+    one = {"w": torch.tensor([0.0, -4.0], dtype=torch.float64)}
+    run = {"w": one["w"] + torch.tensor([gap, 0.0], dtype=torch.float64)}
+    assert gradients_rung(run, one).verdict == verdict
+
+
+def rows_with_buckets(*layouts: tuple[int, list[list[str]]]) -> list[dict[str, Any]]:
+    buckets = [
+        {
+            "kind": "buckets",
+            "step": step,
+            "rank": 0,
+            "buckets": [{"parameters": names} for names in layout],
+        }
+        for step, layout in layouts
+    ]
+    return run_rows()[1:] + buckets
+
+
+@pytest.mark.parametrize(
+    ("rows", "verdict", "detail"),
+    [
+        (rows_with_buckets((0, [["b", "a"]])), "equal", "2 tensors"),
+        (
+            rows_with_buckets((0, [["b", "a"]]), (1, [["b"], ["a"]])),
+            "equal",
+            "2 tensors",
+        ),
+        (rows_with_buckets(), "breach", "nothing was reduced"),
+        (rows_with_buckets((0, [["b"]])), "breach", "step 0: a is never reduced"),
+        (
+            rows_with_buckets((0, [["b", "a"]]), (1, [["b"], ["a"], ["b"]])),
+            "breach",
+            "step 1: b is reduced more than once",
+        ),
+    ],
+    ids=["once", "rebuilt", "not at all", "left out", "twice"],
+)
+def test_every_tensor_is_reduced_once(
+    rows: list[dict[str, Any]], verdict: str, detail: str
+) -> None:
+    rung = reduced_once_rung(rows)
+    assert (rung.verdict, rung.detail) == (verdict, detail)
 
 
 def test_gradients_twice_as_large() -> None:

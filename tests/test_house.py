@@ -17,9 +17,9 @@ FLOORS = [
     | {"randomness", "buffers"},
     {"corpus", "data", "order", "batches", "grammar", "model", "factory"},
     {"ddp", "sync", "launcher", "launched_rank", "torchrun"},
-    {"clock", "hashes", "training", "replay", "run", "arms"},
+    {"clock", "hashes", "training", "replay", "run", "arms", "trial"},
     {"sensitivity", "ulp", "equivalence", "account", "baseline", "states", "compare"}
-    | {"collectives", "doctor", "walk"},
+    | {"collectives", "doctor", "walk", "locator", "check", "zoo"},
     {"report", "cli"},
 ]
 
