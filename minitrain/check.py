@@ -23,7 +23,7 @@ from minitrain.equivalence import (
     trained_rung,
 )
 from minitrain.errors import EvidenceError, UserError
-from minitrain.locator import Divergence, Values, locate
+from minitrain.locator import Divergence, Values, What, cause_of, locate
 from minitrain.sensitivity import nudge
 from minitrain.sync import GradientSync
 from minitrain.sync.stock import StockDDP
@@ -152,7 +152,10 @@ def examine(
         shares = [count / sum(counts) for count in counts]
         return Values(again.values, right, shares)
 
-    return Ladder(rungs, locate(run.rows, replay.rows, values))
+    def explain(step: int, what: What, ranks: list[int]) -> str:
+        return cause_of(what, ranks, values(step))
+
+    return Ladder(rungs, locate(run.rows, replay.rows, explain))
 
 
 def _against_one_process(trial: Trial, run: Outcome, one: Outcome) -> dict[str, Rung]:

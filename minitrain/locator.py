@@ -17,6 +17,9 @@ What = Literal["data", "gradients", "parameters", "buffers"]
 Rows = Sequence[Mapping[str, Any]]
 Tensors = Mapping[str, Tensor]
 
+# the cause, asked for by step, thing and ranks that differ
+Explain = Callable[[int, What, list[int]], str]
+
 UNKNOWN = "unknown"
 # of a fit: what rounding leaves, in float32
 CLOSE = 1e-3
@@ -55,12 +58,10 @@ class Divergence:
         return f"{where}; probable cause: {self.cause}"
 
 
-def locate(
-    run: Rows, replay: Rows, values: Callable[[int], Values]
-) -> Divergence | None:
+def locate(run: Rows, replay: Rows, explain: Explain) -> Divergence | None:
     """The first difference between a run and its replay, from their recorded hashes.
 
-    ``values`` is asked for the tensors of that step. None where nothing differs.
+    ``explain`` is asked for its cause. None where nothing differs.
     """
     ours, theirs = (_of_kind(rows, "tensors") for rows in (run, replay))
     batches, wanted = (_of_kind(rows, "batch") for rows in (run, replay))
@@ -75,7 +76,7 @@ def locate(
             found = _first(_at(ours, step), _at(theirs, step), what)
             if found is not None:
                 tensor, ranks = found
-                cause = _cause(what, ranks, values(step))
+                cause = explain(step, what, ranks)
                 return Divergence(step, what, tensor, ranks, cause)
     return None
 
@@ -116,13 +117,16 @@ def cause_in_data(
         if again:
             step = before["step"]
             return f"the batch of step {step} again: no new order for this epoch"
+    if len(ours["ranks"]) != len(theirs["ranks"]):
+        return "other samples, on unlike numbers of ranks"
     ranks = _ranks_that_differ(ours, theirs)
     if len(ranks) < len(theirs["ranks"]):
         return f"rank {', '.join(map(str, ranks))} reads other samples than its own"
     return "another order of the samples, on all ranks"
 
 
-def _cause(what: What, ranks: list[int], values: Values) -> str:
+def cause_of(what: What, ranks: list[int], values: Values) -> str:
+    """Why ``ranks`` differ from the replay, from the tensors of that step."""
     if what == "buffers":
         return cause_in_buffers(ranks, len(values.ranks))
     if what == "parameters":
@@ -180,6 +184,26 @@ def cause_in_gradients(ranks: list[int], values: Values) -> str:
     return _pattern(factors, values.shares) or _low_precision(
         found[ranks[0]], _flat(values.replay["gradients"])
     )
+
+
+def cause_of_pair(
+    ours: Tensors, theirs: Tensors, ranks: list[int], world_size: int
+) -> str:
+    """Why two runs have other gradients, where only those of rank 0 are kept."""
+    if 0 not in ranks:
+        names = ", ".join(map(str, ranks))
+        return f"rank {names} only: it trains alone, or has other weights"
+    a, b = _flat(ours), _flat(theirs)
+    if a.shape != b.shape:
+        return UNKNOWN
+    (factor,), rest = combination(a, [b])
+    if rest < CLOSE and not _near(factor, 1):
+        if _near(factor, world_size):
+            return f"{factor:.3g} times as large: summed instead of averaged"
+        if _near(factor, 1 / world_size):
+            return f"{factor:.3g} times as large: averaged twice"
+        return f"{factor:.3g} times as large: a scaled loss"
+    return _low_precision(a, b)
 
 
 def _pattern(factors: list[float], shares: Sequence[float]) -> str | None:

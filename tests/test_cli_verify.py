@@ -61,7 +61,7 @@ def test_other_names(
     [
         (["verify", "nowhere.pt", "nowhere.pt"], 2, "error: nowhere.pt: No such file"),
         (["verify", "."], 2, "minitrain verify: error: the following arguments are"),
-        (["verify", ".", "."], 2, "error: .: Is a directory"),
+        (["verify", ".", "."], 2, "error: .: is no training run, it has no hashes"),
         (["prove"], 2, "minitrain: error: argument COMMAND: invalid choice: 'prove'"),
     ],
 )

@@ -26,6 +26,7 @@ from minitrain.cli.explain import in_words
 from minitrain.report.ladder import byte_equivalent
 from minitrain.report.page import arm_in_words
 from minitrain.walk import walk
+from minitrain.zoo.bugs import BUGS, Bug
 
 PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
 PAGES += sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
@@ -116,6 +117,22 @@ def test_walk_in_the_tutorial_is_what_the_command_prints() -> None:
     expected = f"```text\n$ minitrain explain\n{in_words(walk())}\n```\n"
     if marked("docs/tutorial.md", "explain") != expected:
         refuse("docs/tutorial.md", "explain", expected)
+
+
+def test_zoo_in_the_reference_is_the_one_of_the_library() -> None:
+    rows = [
+        f"| `{bug.name}` | {summary(bug)} | {bug.met_in} | `{bug.check}` "
+        f"| {bug.step} | {bug.cause or '(alters nothing)'} |"
+        for bug in BUGS
+    ]
+    head = "| bug | what | met in | caught by | at step | cause holds |"
+    expected = "\n".join([head, "|---|---|---|---|---|---|", *rows]) + "\n"
+    if marked("docs/reference.md", "zoo") != expected:
+        refuse("docs/reference.md", "zoo", expected)
+
+
+def summary(bug: Bug) -> str:
+    return str(bug.plant.__doc__).rstrip(".")
 
 
 def test_result_in_the_readme_is_that_of_the_metrics() -> None:

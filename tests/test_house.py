@@ -19,7 +19,7 @@ FLOORS = [
     {"ddp", "sync", "launcher", "launched_rank", "torchrun"},
     {"clock", "hashes", "training", "replay", "run", "arms", "trial"},
     {"sensitivity", "ulp", "equivalence", "account", "baseline", "states", "compare"}
-    | {"collectives", "doctor", "walk", "locator", "check", "zoo"},
+    | {"collectives", "doctor", "walk", "locator", "check", "zoo", "compare_runs"},
     {"report", "cli"},
 ]
 

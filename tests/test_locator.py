@@ -14,6 +14,7 @@ from minitrain.locator import (
     cause_in_data,
     cause_in_gradients,
     cause_in_step,
+    cause_of_pair,
     combination,
     locate,
 )
@@ -153,7 +154,7 @@ def clean() -> list[dict[str, Any]]:
 
 
 def located(run: list[dict[str, Any]]) -> Divergence | None:
-    return locate(run, clean(), lambda step: values(2 * RIGHT, 2 * RIGHT))
+    return locate(run, clean(), lambda step, what, ranks: UNKNOWN)
 
 
 def test_nothing_differs() -> None:
@@ -184,16 +185,39 @@ def test_data_comes_before_what_it_changes() -> None:
     )
 
 
-def test_values_are_those_of_the_step() -> None:
+def test_cause_is_asked_for_once_with_the_place() -> None:
     asked = []
 
-    def remember(step: int) -> Values:
-        asked.append(step)
-        return values(2 * RIGHT, 2 * RIGHT)
+    def remember(step: int, what: str, ranks: list[int]) -> str:
+        asked.append((step, what, ranks))
+        return "a reason"
 
     run = [row for row in clean() if row["kind"] == "batch" or row["step"] != 2]
     run += rows(2, r0_gradients="x", r1_gradients="x")
     found = locate(run, clean(), remember)
-    assert asked == [2]
+    assert asked == [(2, "gradients", [0, 1])]
     assert found is not None
-    assert "summed" in found.cause
+    assert found.cause == "a reason"
+
+
+@pytest.mark.parametrize(
+    ("factor", "cause"),
+    [
+        (2.0, "2 times as large: summed instead of averaged"),
+        (0.5, "0.5 times as large: averaged twice"),
+        (3.0, "3 times as large: a scaled loss"),
+        (1 + 2**-22, "rounding only: another order of summation, or other threads"),
+    ],
+)
+def test_cause_of_a_pair(factor: float, cause: str) -> None:
+    assert cause_of_pair({"w": factor * RIGHT}, {"w": RIGHT}, BOTH, 2) == cause
+
+
+def test_pair_of_which_only_another_rank_differs() -> None:
+    cause = cause_of_pair({"w": RIGHT}, {"w": RIGHT}, [1], 2)
+    assert cause == "rank 1 only: it trains alone, or has other weights"
+
+
+def test_pair_without_a_pattern() -> None:
+    assert cause_of_pair({"w": RIGHT.flip(0)}, {"w": RIGHT}, BOTH, 2) == UNKNOWN
+    assert cause_of_pair({"w": RIGHT[:2]}, {"w": RIGHT}, BOTH, 2) == UNKNOWN

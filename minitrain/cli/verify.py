@@ -1,10 +1,13 @@
-"""Compare two state files bit by bit.
+"""Compare two state files, or two training runs, bit by bit.
 
-The files are .pt (torch.save) or .safetensors, ours or not; none is trusted to run
-code. Exit code 0: equal, 1: they differ, 2: one of them cannot be read.
+Files are .pt (torch.save) or .safetensors, ours or not; none is trusted to run code. Of
+two runs (folders such as data/runs/gloo-2) it finds the first recorded step that
+differs, and names the probable cause. Exit code 0: equal, 1: they differ, 2: one of
+them cannot be read.
 """
 
 import argparse
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +21,7 @@ NAMES_SHOWN = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the two files and what to take off their names."""
+    """Declare the two sides and what to take off names."""
     parser.add_argument("a", type=Path, metavar="A")
     parser.add_argument("b", type=Path, metavar="B")
     parser.add_argument(
@@ -30,7 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def answer(options: argparse.Namespace) -> Answer:
-    """Read both files and compare them."""
+    """Read both sides and compare them."""
+    if options.a.is_dir() and options.b.is_dir():
+        return _answer_for_runs(options.a, options.b)
     # torch takes seconds to import: not for --help
     from minitrain.compare import compare_states
     from minitrain.states import read_state
@@ -38,6 +43,18 @@ def answer(options: argparse.Namespace) -> Answer:
     a, b = (read_state(path, options.strip_prefix) for path in (options.a, options.b))
     found = compare_states(a, b)
     return Answer(found.equal, found.as_dict(), in_words(found))
+
+
+def _answer_for_runs(a: Path, b: Path) -> Answer:
+    from minitrain.compare_runs import compare_runs
+
+    found = compare_runs(a, b)
+    if found is None:
+        text = "equal: every recorded step that both have, on every rank that both have"
+        return Answer(True, {"equal": True, "first": None}, text)
+    return Answer(
+        False, {"equal": False, "first": asdict(found)}, f"different at {found}"
+    )
 
 
 def in_words(found: "Comparison") -> str:

@@ -223,7 +223,7 @@ ALONE = "keep their own gradients"
 BUGS = [
     Bug(wrapper_bypassed, "OpenTSLM #49", "reduced_once", 0, ALONE),
     Bug(group_of_one, "verl #7493", "ranks", 0, ALONE),
-    Bug(missing_last_sync, "Lightning #4092", "ranks", LATER, ALONE),
+    Bug(missing_last_sync, "documented trap of no_sync", "ranks", LATER, ALONE),
     Bug(sum_for_mean, "pytorch #162338", "replay_gradients", 0, "summed instead"),
     Bug(scaled_loss, "torchtune #2172", "replay_gradients", 0, "8 times the mean"),
     Bug(mean_of_means, "transformers #34242", "replay_gradients", 0, "mean of means"),
@@ -259,7 +259,7 @@ BUGS = [
         "no new order",
     ),
     Bug(another_data_seed, "documented trap of samplers", "data", 0, "reads other"),
-    Bug(redundant_sync, "ClassyVision #656", "reduced_once", 0, ""),
-    Bug(mismatched_bucket_order, "pytorch's own checks", "ranks", 0, "unknown"),
-    Bug(low_precision_reduce, "DDP's bf16 hook", "replay_gradients", 0, "bfloat16"),
+    Bug(redundant_sync, "Lightning #4092", "reduced_once", 0, ""),
+    Bug(mismatched_bucket_order, "documented contract of DDP", "ranks", 0, "unknown"),
+    Bug(low_precision_reduce, "torch's bf16 hook", "replay_gradients", 0, "bfloat16"),
 ]
