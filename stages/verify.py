@@ -16,6 +16,7 @@ from minitrain.equivalence import (
     hashes_rung,
     not_run,
     ranks_rung,
+    reduced_once_rung,
     trained_rung,
 )
 from minitrain.errors import run_stage
@@ -37,7 +38,11 @@ def main() -> None:
     states = [load_tensors(file) for file in state_files]
     hashes = read_jsonl(folder / "hashes.jsonl")
 
-    rungs = {"trained": trained_rung(hashes), "ranks": ranks_rung(states)}
+    rungs = {
+        "trained": trained_rung(hashes),
+        "reduced_once": reduced_once_rung(hashes),
+        "ranks": ranks_rung(states),
+    }
     if backend == "gloo":
         expected = read_jsonl(replay / "hashes.jsonl")
         rungs["data"] = data_rung(hashes, expected)

@@ -2,6 +2,7 @@
 
 RUNGS = {
     "trained": "parameters after training, against before: they must differ",
+    "reduced_once": "buckets of every step: each tensor is in one, and in one only",
     "ranks": "final state of every rank, against rank 0",
     "replay": "final state, against one process that takes the shards in turn",
     "replay_gradients": "gradients at the recorded steps, against the same replay",
