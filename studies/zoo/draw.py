@@ -1,0 +1,89 @@
+"""Draw the matrix of bugs and checks, and loss curves with and without each bug."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from minitrain.files import read_json
+from minitrain.report.canvas import BLUE, DPI, ORANGE, WIDTH_IN, canvas, save
+
+STUDY = Path(__file__).resolve().parent
+PALE = "#e4e4e4"
+
+
+def main() -> None:
+    result = read_json(STUDY / "zoo.json")
+    draw_matrix(result)
+    draw_losses(result)
+
+
+def draw_matrix(result: dict[str, Any]) -> None:
+    bugs = result["bugs"]
+    checks = list(next(iter(bugs.values()))["verdicts"])
+    met = sum(bug["verdicts"][bug["check"]] == "breach" for bug in bugs.values())
+    alarms = sum(bool(run["breaches"]) for run in result["clean"])
+    title = f"{met} of {len(bugs)} bugs are caught by the check that is meant to; "
+    title += f"{alarms} of {len(result['clean'])} clean runs raise an alarm"
+    figure, axes = canvas(6.6, title, right=0.98, left=0.28, head=0.45)
+    for y, bug in enumerate(bugs.values()):
+        for x, check in enumerate(checks):
+            color = BLUE if bug["verdicts"][check] == "breach" else PALE
+            axes.add_patch(Rectangle((x + 0.06, y + 0.08), 0.88, 0.84, color=color))
+            if check == bug["check"]:
+                axes.plot(x + 0.5, y + 0.5, "o", color="white", markersize=7)
+    axes.set(xlim=(0, len(checks)), ylim=(len(bugs), 0))
+    middles = np.arange(len(checks)) + 0.5
+    axes.set_xticks(middles, in_words(checks), rotation=40, ha="right", fontsize=8)
+    axes.set_yticks(np.arange(len(bugs)) + 0.5, in_words(bugs), fontsize=9)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    figure.subplots_adjust(bottom=0.2)
+    note = "blue: caught; white dot: the check that is meant to catch it"
+    axes.set_title(note, loc="left", fontsize=9)
+    save(figure, STUDY / "matrix.png")
+
+
+def draw_losses(result: dict[str, Any]) -> None:
+    bugs = result["bugs"]
+    figure = Figure(figsize=(WIDTH_IN, 8.4), dpi=DPI, layout="constrained")
+    grid = figure.subplots(-(-len(bugs) // 4), 4, sharex=True)
+    unseen = []
+    for axes, (name, bug) in zip(grid.flat, bugs.items(), strict=False):
+        clean = np.array(result["clean_losses"][bug["model"]])
+        mine = np.array(bug["losses"])
+        if hides(mine, clean):
+            unseen.append(name)
+        axes.fill_between(range(len(mine)), clean.min(0), clean.max(0), color="#bbbbbb")
+        axes.plot(clean[0], color=BLUE, linewidth=2.6)
+        axes.plot(mine, color=ORANGE, linewidth=1.1)
+        verdict = "hidden" if name in unseen else "shows"
+        axes.set_title(f"{in_words([name])[0]}:\n{verdict}", fontsize=8)
+        axes.tick_params(labelsize=7)
+    figure.supxlabel("step", fontsize=9)
+    figure.supylabel("loss (nats per token)", fontsize=9)
+    figure.suptitle(
+        f"{len(unseen)} of {len(bugs)} bugs move the loss less than another seed does\n"
+        "(blue: clean, orange: with the bug, grey: clean runs of all seeds)",
+        fontsize=11,
+        fontweight="bold",
+    )
+    save(figure, STUDY / "losses.png")
+
+
+def hides(mine: npt.NDArray[np.float64], clean: npt.NDArray[np.float64]) -> bool:
+    # Over the last quarter: how far from the clean curve, and how far seeds are apart.
+    last = slice(-(len(mine) // 4), None)
+    gap = np.sqrt(np.mean((mine - clean[0])[last] ** 2))
+    return bool(gap <= np.sqrt(np.mean(clean.var(0, ddof=1)[last])))
+
+
+def in_words(names: Any) -> list[str]:
+    return [name.replace("_", " ") for name in names]
+
+
+if __name__ == "__main__":
+    main()

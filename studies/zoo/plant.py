@@ -1,0 +1,72 @@
+"""Plant every bug of the zoo, and none in clean runs; record what each check says."""
+
+import itertools
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from minitrain.check import Ladder, examine
+from minitrain.files import write_json
+from minitrain.progress import progress
+from minitrain.trial import Plant, run_one_process, run_ranks
+from minitrain.zoo.bugs import BUGS
+from minitrain.zoo.subjects import MODELS, make_trial
+
+STUDY = Path(__file__).resolve().parent
+WORLD_SIZE = 2
+
+
+def main() -> None:
+    study = YAML(typ="safe").load((STUDY / "params.yaml").read_text())["zoo"]
+    steps = study["num_loss_steps"]
+    # Models of other seeds show how far apart curves lie that no bug has touched.
+    seeds = range(study["num_seeds"])
+    clean_losses: dict[str, list[list[float]]] = {model: [] for model in MODELS}
+    pairs = list(itertools.product(MODELS, seeds))
+    for model, seed in progress(pairs, "clean losses", total=len(pairs)):
+        clean_losses[model].append(losses(model, steps, seed=seed))
+    one = {model: run_one_process(make_trial(model)) for model in MODELS}
+
+    bugs = {}
+    for bug in progress(BUGS, "bugs", total=len(BUGS)):
+        trial = make_trial(bug.model)
+        ladder = examine(trial, WORLD_SIZE, bug.plant, one=one[bug.model])
+        bugs[bug.name] = {
+            "met_in": bug.met_in,
+            "model": bug.model,
+            "check": bug.check,
+            "expected_cause": bug.cause,
+            **described(ladder),
+            "losses": losses(bug.model, steps, bug.plant),
+        }
+
+    clean = []
+    runs = [*itertools.product(seeds, study["world_sizes"], ("adamw", "sgd"))]
+    for seed, world_size, optimizer in progress(runs, "clean runs", total=len(runs)):
+        ladder = examine(make_trial("plain", optimizer, seed), world_size)
+        run = {"seed": seed, "world_size": world_size, "optimizer": optimizer}
+        clean.append({**run, "breaches": ladder.breaches})
+    result = {"bugs": bugs, "clean": clean, "clean_losses": clean_losses}
+    write_json(STUDY / "zoo.json", result)
+
+
+def described(ladder: Ladder) -> dict[str, Any]:
+    verdicts = {name: rung.verdict for name, rung in ladder.rungs.items()}
+    first = ladder.divergence
+    return {"verdicts": verdicts, "first": None if first is None else asdict(first)}
+
+
+def losses(
+    model: str, steps: int, plant: Plant | None = None, seed: int = 0
+) -> list[float]:
+    # The same data for all seeds: only the model's start differs.
+    trial = replace(make_trial(model, steps=steps), seed=seed)
+    run = run_ranks(trial, WORLD_SIZE, plant)
+    shares = zip(*(result.losses for result in run.results), strict=True)
+    return [sum(share) for share in shares]
+
+
+if __name__ == "__main__":
+    main()
