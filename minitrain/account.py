@@ -19,6 +19,8 @@ PARTS = (
     "comm_exposed_ms",
     "optimizer_ms",
 )
+# a part of its own only where the optimizer's step communicates (ZeRO)
+OPTIMIZER_COMM = "optimizer_comm_ms"
 CLOSED_WITHIN = 0.05
 BOOTSTRAP_DRAWS = 2000
 INTERVAL = (5, 95)
@@ -69,7 +71,7 @@ def account(timings: pd.DataFrame, num_warmup_steps: int) -> dict[str, Any]:
     parts = {name: _mean(values) for name, values in samples.items()}
     plain = _mean(rows.query("kind == 'plain'")["step_ms"])
     known = [value for value in parts.values() if value is not None]
-    if len(known) < len(PARTS) or plain is None:
+    if len(known) < len(parts) or plain is None:
         missing = {"sum_ms": None, "gap_pct": None, "closed": None}
         return {**parts, **missing, "plain_step_ms": plain}
     total = sum(known)
@@ -101,15 +103,16 @@ def _samples(rows: pd.DataFrame) -> Mapping[str, "pd.Series[float]"]:
     instrumented = rows.query("kind == 'instrumented'")
     compute = _column(rows, "backward_compute_ms")
     to_last = _column(instrumented, "to_last_bucket_ms")
+    optional = [OPTIMIZER_COMM] if len(_column(rows, OPTIMIZER_COMM)) else []
     samples = {
         name: _column(instrumented, name)
-        for name in PARTS
+        for name in (*PARTS, *optional)
         if name not in ("backward_compute_ms", "interference_ms")
     }
     samples["backward_compute_ms"] = compute
     # a difference of means: the two are never measured in one step
     samples["interference_ms"] = to_last - compute.mean()
-    return {name: samples[name].dropna() for name in PARTS}
+    return {name: samples[name].dropna() for name in (*PARTS, *optional)}
 
 
 def _bracketed(timings: pd.DataFrame, num_warmup_steps: int) -> Number:

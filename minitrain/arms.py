@@ -6,40 +6,47 @@ need wait without using a core.
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from minitrain.clock import StepClock
+from minitrain.clock import StepClock, always_plain
 from minitrain.hashes import Recorder
 from minitrain.params import Params
+from minitrain.precision import make_precision
 from minitrain.provenance import usable_cores
-from minitrain.run import rank_batches, start_model
-from minitrain.sync import GradientSync
-from minitrain.sync.stock import NoSync, StockDDP
-from minitrain.training import make_optimizer, train
+from minitrain.run import rank_batches, rank_streams, start_model
+from minitrain.sync.strategies import PLAIN, find_strategy
+from minitrain.training import OPTIMIZERS, train
 
 Row = dict[str, Any]
-Kind = Literal["alone", "silent", "ddp", "timed"]
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to train the same global batch.
+    """One way to train the same global batch: ``changes`` to ``train`` of params.yaml.
 
-    ``alone`` is the plain module in one process; ``silent`` the same in several, each
-    with its part of the batch and no communication (the ceiling); ``ddp`` stock DDP;
-    ``timed`` DDP with the hook that the training stage uses to watch its buckets.
+    ``timed``: with what the training stage uses to watch buckets.
     """
 
     name: str
-    kind: Kind
     processes: int
     threads: int
+    changes: tuple[tuple[str, Any], ...] = ()
+    timed: bool = False
+
+    def params(self, params: Params) -> Params:
+        """``params`` with the changes of this arm."""
+        return params.with_train(**dict(self.changes))
+
+
+def silent_arm(name: str, processes: int, threads: int) -> Arm:
+    """Processes that train alone, each on its part of the batch: the ceiling."""
+    return Arm(name, processes, threads, (("sync", PLAIN),))
 
 
 def arms_of(params: Params) -> list[Arm]:
@@ -47,18 +54,18 @@ def arms_of(params: Params) -> list[Arm]:
     threads = params.train.threads_per_process
     sizes = [size for size in sorted(params.gloo.world_sizes) if size > 1] or [1]
     arms = [
-        Arm("one_process", "alone", 1, threads),
-        Arm("one_process_all_cores", "alone", 1, usable_cores()),
+        silent_arm("one_process", 1, threads),
+        silent_arm("one_process_all_cores", 1, usable_cores()),
     ]
     for size in sizes:
-        arms.append(Arm(f"gloo-{size}", "ddp", size, threads))
+        arms.append(Arm(f"gloo-{size}", size, threads))
         if size > 1:
-            arms.append(Arm(f"gloo-{size}-silent", "silent", size, threads))
+            arms.append(silent_arm(f"gloo-{size}-silent", size, threads))
     largest = sizes[-1]
     return [
         *arms,
-        Arm(f"gloo-{largest}-timed", "timed", largest, threads),
-        Arm(f"gloo-{largest}-again", "ddp", largest, threads),
+        Arm(f"gloo-{largest}-timed", largest, threads, timed=True),
+        Arm(f"gloo-{largest}-again", largest, threads),
     ]
 
 
@@ -70,15 +77,16 @@ class _Contestant:
     ) -> None:
         rank = dist.get_rank(group)
         self.arm, self.group, self.next_step = arm, group, 0
-        self.model = start_model(params, rank)
-        self.sync: GradientSync = (
-            NoSync(self.model)
-            if arm.kind in ("alone", "silent")
-            else StockDDP(self.model, timed=arm.kind == "timed", group=group)
-        )
-        self.optimizer = make_optimizer(self.model, params.train)
+        params = arm.params(params)
+        own = params.train
+        self.streams = rank_streams(params, rank, arm.processes)
+        model = start_model(params, rank)
+        self.sync = find_strategy(own.sync)(model, own, group=group, timed=arm.timed)
+        kind = OPTIMIZERS[own.optimizer]
+        self.optimizer = self.sync.optimizer(kind, own.learning_rate)
         self.batches = rank_batches(params, shards, rank, arm.processes)
-        self.recorder = Recorder(self.model, steps=())
+        self.recorder = Recorder(model, steps=())
+        self.precision = make_precision(own.precision)
 
     def take_turn(self, num_steps: int) -> tuple[float, int]:
         """Seconds of ``num_steps`` steps after one that is not timed, and the real
@@ -94,31 +102,33 @@ class _Contestant:
         dist.barrier(self.group)
         seconds = (time.perf_counter_ns() - start) / 1e9
         steps = range(first + 1, self.next_step)
-        tokens = sum(self.batches.batch(s).global_targets for s in steps)
+        tokens = sum(self.batches.parts(s)[0].global_targets for s in steps)
         return seconds, tokens
 
     def _train(self, steps: Iterable[int]) -> None:
-        clock = StepClock(kind_of_step=lambda step: "plain")
         train(
-            self.model,
             self.sync,
             self.batches,
             self.optimizer,
             steps,
             self.recorder,
-            clock,
+            StepClock(kind_of_step=always_plain),
+            self.precision,
+            self.streams,
         )
 
 
-def measure(params: Params, shards: Path, rounds: Iterable[int]) -> list[Row]:
-    """Let all arms take turns in every one of ``rounds``; call on every rank.
+def measure(
+    params: Params, shards: Path, rounds: Iterable[int], arms: Sequence[Arm]
+) -> list[Row]:
+    """Let all ``arms`` take turns in every one of ``rounds``; call on every rank.
 
     ``shards`` holds a folder world-W for each world size. The process group must span
     the largest arm. Returns a row per arm and round: ``round``, ``arm``,
     ``processes``, ``threads``, ``world_size``, ``tokens`` and ``seconds``.
     """
     contestants: list[_Contestant | None] = []
-    for arm in arms_of(params):
+    for arm in arms:
         ranks = list(range(arm.processes))
         group = dist.new_group(ranks)
         if dist.get_rank() in ranks:
@@ -146,4 +156,7 @@ def measure(params: Params, shards: Path, rounds: Iterable[int]) -> list[Row]:
                     "seconds": seconds,
                 }
             )
+    for contestant in contestants:
+        if contestant is not None:
+            contestant.sync.close()
     return rows

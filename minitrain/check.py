@@ -2,45 +2,49 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from minitrain.batches import IGNORE_INDEX, causal_lm_loss
+from minitrain.batches import causal_lm_loss
+from minitrain.cut import count_targets, cut, tensors_of
 from minitrain.equivalence import (
     Rung,
     bits_rung,
     data_rung,
-    early_state_rung,
-    final_state_rung,
-    gradients_rung,
-    hashes_rung,
     not_run,
     own_to_each_rank,
+    precision_rung,
     ranks_rung,
     reduced_once_rung,
+    replay_rungs,
     trained_rung,
 )
 from minitrain.errors import EvidenceError, UserError
 from minitrain.locator import Divergence, Values, What, cause_of, locate
+from minitrain.precision import Name
+from minitrain.promises import not_promised
+from minitrain.randomness import untouched_random_state
 from minitrain.sensitivity import nudge
-from minitrain.sync import GradientSync
-from minitrain.sync.stock import StockDDP
+from minitrain.sync import DEFAULTS, Strategy, Tuning, trained
+from minitrain.sync.strategies import find_strategy
+from minitrain.tolerances import (
+    early_state_rung,
+    final_state_rung,
+    gradients_rung,
+    loss_rung,
+)
+from minitrain.training import OPTIMIZERS, mean_losses
 from minitrain.trial import (
-    OPTIMIZERS,
     Outcome,
     Plant,
     Trial,
-    cut,
     run_one_process,
     run_ranks,
     run_replay,
-    tensors_of,
 )
 
 ATOL = 1e-5
-STRATEGIES = {"ddp": partial(StockDDP, timed=True)}
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,10 @@ def check_data_parallel(
     world_size: int = 2,
     loss: Callable[[nn.Module, Any], Tensor] | None = None,
     count: Callable[[Any], int] | None = None,
-    sync: str | Callable[[nn.Module], GradientSync] = "ddp",
+    sync: str | type[Strategy] = "ddp",
+    tuning: Tuning = DEFAULTS,
+    grad_accumulation_steps: int = 1,
+    precision: Name = "float32",
     optimizer: Literal["adamw", "sgd"] = "adamw",
     learning_rate: float = 1e-3,
     steps: int | None = None,
@@ -88,12 +95,11 @@ def check_data_parallel(
     """Train ``factory()`` with ``world_size`` processes and prove that it is right.
 
     ``batches`` are global batches: tensors, or lists, tuples and mappings of tensors,
-    cut along their first dimension (rank r takes samples r, r + W, ...). ``loss(model,
-    batch)`` gives the mean over the targets of a batch; without one, ``model(**batch)``
-    must return an object with ``.loss``, as Hugging Face's causal models do. ``count``
-    says how many targets that mean is over: by default the labels that are not -100
-    (the first of a row, which nothing predicts, left out), else the samples. ``steps``
-    is one for each batch unless told otherwise.
+    cut along their first dimension. ``loss(model, batch)`` gives the mean over the
+    targets of a batch (default: ``model(**batch).loss``, as of Hugging Face's causal
+    models), ``count`` how many these are (default: :func:`count_targets`). ``sync`` is
+    a name that ``train.sync`` has in params.yaml, or a class, and held to what it
+    promises. ``steps`` is one for each batch unless told otherwise.
 
     Returns the ladder. Raises EvidenceError with the ladder and the first difference
     where a rung is breached, UserError for arguments that cannot be.
@@ -103,11 +109,14 @@ def check_data_parallel(
         batches=batches,
         loss=loss or causal_lm_loss,
         count=count or count_targets,
-        sync=_strategy(sync),
+        sync=find_strategy(sync) if isinstance(sync, str) else sync,
         optimizer=optimizer,
         learning_rate=learning_rate,
         steps=len(batches) if steps is None else steps,
         seed=seed,
+        tuning=tuning,
+        grad_accumulation_steps=grad_accumulation_steps,
+        precision=precision,
     )
     _refuse_what_cannot_be(trial, world_size)
     ladder = examine(trial, world_size, timeout_s=timeout_s)
@@ -133,29 +142,30 @@ def examine(
     rungs = {
         "trained": trained_rung(run.rows),
         "ranks": ranks_rung(run.states),
+        "precision": precision_rung(run.rows),
         "data": data_rung(run.rows, replay.rows),
         "reduced_once": reduced_once_rung(run.rows),
-        "replay_gradients": hashes_rung(run.rows, replay.rows, "gradients", world_size),
-        "replay_parameters": hashes_rung(
-            run.rows, replay.rows, "parameters", world_size
-        ),
-        "replay_buffers": hashes_rung(run.rows, replay.rows, "buffers", world_size),
+        **replay_rungs(run.rows, replay.rows, world_size),
         "replay": bits_rung(run.states[0], replay.states[0]),
         **_against_one_process(trial, run, one),
+        "loss": loss_rung(mean_losses(run.results), mean_losses(one.results)),
     }
+    rungs |= not_promised(rungs, trial.sync, trial.precision)
 
     def values(step: int) -> Values:
         again = run_ranks(trial, world_size, plant, keep=step, timeout_s=timeout_s)
         right = run_replay(trial, run, world_size, keep=step).values[0]
         batch = trial.batches[step % len(trial.batches)]
-        counts = [trial.count(cut(batch, r, world_size)) for r in range(world_size)]
+        shards = trial.num_shards(world_size)
+        counts = [trial.count(cut(batch, s, shards)) for s in range(shards)]
         shares = [count / sum(counts) for count in counts]
         return Values(again.values, right, shares)
 
     def explain(step: int, what: What, ranks: list[int]) -> str:
         return cause_of(what, ranks, values(step))
 
-    return Ladder(rungs, locate(run.rows, replay.rows, explain))
+    promised = "replay" in trial.sync.promises
+    return Ladder(rungs, locate(run.rows, replay.rows, explain) if promised else None)
 
 
 def _against_one_process(trial: Trial, run: Outcome, one: Outcome) -> dict[str, Rung]:
@@ -176,25 +186,6 @@ def _against_one_process(trial: Trial, run: Outcome, one: Outcome) -> dict[str, 
     return dict(zip(names, rungs, strict=True))
 
 
-def count_targets(batch: Any) -> int:
-    """Labels that are not -100, the first of each row left out; else the samples."""
-    if isinstance(batch, Mapping) and "labels" in batch:
-        labels: Tensor = batch["labels"]
-        return int((labels[:, 1:] != IGNORE_INDEX).sum())
-    return len(tensors_of(batch)[0])
-
-
-def _strategy(
-    sync: str | Callable[[nn.Module], GradientSync],
-) -> Callable[[nn.Module], GradientSync]:
-    if callable(sync):
-        return sync
-    if sync not in STRATEGIES:
-        allowed = ", ".join(STRATEGIES)
-        raise UserError(f"sync = {sync!r}: must be one of {allowed}, or a callable")
-    return STRATEGIES[sync]
-
-
 def _refuse_what_cannot_be(trial: Trial, world_size: int) -> None:
     if world_size < 2:
         raise UserError(f"world_size = {world_size}: must be at least 2")
@@ -210,8 +201,27 @@ def _refuse_what_cannot_be(trial: Trial, world_size: int) -> None:
             raise UserError(
                 f"batches[{index}]: all tensors must have one length, found {found}"
             )
-        if min(lengths) < world_size:
+        parts = trial.num_shards(world_size) * trial.grad_accumulation_steps
+        if min(lengths) < parts:
             raise UserError(
-                f"batches[{index}]: {min(lengths)} samples cannot be cut for "
-                f"{world_size} processes"
+                f"batches[{index}]: {min(lengths)} samples cannot be cut into {parts} "
+                "parts (processes or logical shards, times grad_accumulation_steps)"
             )
+    trial.sync.require(trial.tuning, world_size, trial.precision)
+    if not trial.tuning.find_unused_parameters:
+        _refuse_unused_parameters(trial, world_size)
+
+
+def _refuse_unused_parameters(trial: Trial, world_size: int) -> None:
+    """DDP would let step 0 pass and fail at step 1."""
+    with untouched_random_state():
+        model = trial.start(0)
+        shards = trial.num_shards(world_size)
+        trial.loss(model, cut(trial.batches[0], 0, shards)).backward()
+    unused = [name for name, p in trained(model).items() if p.grad is None]
+    if unused:
+        raise UserError(
+            f"model: parameter {unused[0]} ({len(unused)} in all) gets no gradient; "
+            "use it in the loss, set requires_grad to False, or "
+            "find_unused_parameters to True"
+        )

@@ -26,6 +26,11 @@ def kind_of_step(step: int) -> Kind:
     return "instrumented" if step % 4 == 1 else "bracketed"
 
 
+def always_plain(step: int) -> Kind:
+    """No step is watched."""
+    return "plain"
+
+
 class StepClock:
     """Stamps the parts of a step, one after the other.
 
@@ -58,13 +63,20 @@ class StepClock:
         self._last = time.perf_counter_ns()
 
     def mark(self, part: str) -> None:
-        """Close ``part``: all time since the last stamp belongs to it."""
+        """Add to ``part``: all time since the last stamp belongs to it."""
         if self.kind != "plain" or part == "optimizer":
             self._synchronize()
         now = time.perf_counter_ns()
-        self.row[f"{part}_ms"] = (now - self._last) / NS_PER_MS
+        name = f"{part}_ms"
+        self.row[name] = self.row.get(name, 0.0) + (now - self._last) / NS_PER_MS
         self._step_ns += now - self._last
         self._last = now
+
+    def carve(self, part: str, out_of_it: str, length_ns: int | None) -> None:
+        """Give ``length_ns`` of ``part`` a name of its own; None: there is nothing."""
+        if length_ns is not None:
+            self.row[f"{part}_ms"] -= length_ns / NS_PER_MS
+            self.row[f"{out_of_it}_ms"] = length_ns / NS_PER_MS
 
     @property
     def now_ns(self) -> int:
@@ -76,28 +88,28 @@ class StepClock:
         return {**self.row, "step_ms": self._step_ns / NS_PER_MS}
 
 
-def bucket_times(trace: SyncTrace, start_ns: int, end_ns: int) -> Row:
-    """What the buckets of a backward pass from ``start_ns`` to ``end_ns`` tell.
+def bucket_times(trace: SyncTrace, backward_ms: float, end_ns: int) -> Row:
+    """What the buckets tell of a step's ``backward_ms``, which end at ``end_ns``.
 
-    ``to_last_bucket_ms``: start to the hook of the last bucket; ``comm_exposed_ms``:
-    from there to the end, when nothing hides communication; ``comm_total_ms``: length
-    of the union of all [handed over, reduced], of which ``comm_hidden_ms`` lies before
-    the last bucket's hook. ``last_bucket_at_ns`` is on the clock that all ranks of a
-    host share. Empty for a trace without buckets, or without times (GPU).
+    ``comm_exposed_ms``: from the last gradient to the end, when nothing hides
+    communication; ``to_last_bucket_ms``: the rest; ``comm_total_ms``: length of the
+    union of all [handed over, reduced], of which ``comm_hidden_ms`` lies before the
+    last gradient. ``last_bucket_at_ns`` is on the clock that all ranks of a host share.
+    Empty for a trace without buckets, or without times (GPU).
     """
-    timed = [
-        (event.called_ns, event.done_ns, event.is_last)
+    spans = [
+        (event.called_ns, event.done_ns)
         for event in trace.events
         if event.called_ns is not None and event.done_ns is not None
     ]
-    if not timed:
+    last = trace.computed_ns
+    if not spans or last is None:
         return {}
-    last = next(called for called, _, is_last in timed if is_last)
-    spans = [(called, done) for called, done, _ in timed]
     hidden = [(begin, min(end, last)) for begin, end in spans if begin < last]
+    exposed = (end_ns - last) / NS_PER_MS
     return {
-        "to_last_bucket_ms": (last - start_ns) / NS_PER_MS,
-        "comm_exposed_ms": (end_ns - last) / NS_PER_MS,
+        "to_last_bucket_ms": backward_ms - exposed,
+        "comm_exposed_ms": exposed,
         "comm_total_ms": union_length(spans) / NS_PER_MS,
         "comm_hidden_ms": union_length(hidden) / NS_PER_MS,
         "last_bucket_at_ns": last,

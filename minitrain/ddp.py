@@ -84,14 +84,24 @@ def port_in_use(port: str | int) -> str:
 
 
 def wrap_for_ddp(
-    model: nn.Module, process_group: dist.ProcessGroup | None = None
+    model: nn.Module,
+    process_group: dist.ProcessGroup | None = None,
+    *,
+    bucket_cap_mb: float | None = None,
+    find_unused_parameters: bool = False,
 ) -> DistributedDataParallel:
     """``model`` under stock DDP: rank 0's weights and buffers everywhere.
 
     Gradients are averaged over the ranks of ``process_group`` (all of them when it is
-    None) during backward, all of torch's settings at their defaults.
+    None) during backward. ``bucket_cap_mb`` in MiB; None is torch's default, with a
+    smaller first bucket. All other settings of torch are at their defaults.
     """
-    return DistributedDataParallel(model, process_group=process_group)
+    return DistributedDataParallel(
+        model,
+        process_group=process_group,
+        bucket_cap_mb=bucket_cap_mb,
+        find_unused_parameters=find_unused_parameters,
+    )
 
 
 def unwrap(model: nn.Module) -> nn.Module:

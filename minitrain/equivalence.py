@@ -1,42 +1,21 @@
-"""The ladder of evidence: from equal bits to tolerances whose origin is stated.
+"""The ladder of evidence: its verdicts, and the rungs that expect equal bits.
 
 A rung compares two things and gives a verdict. Bits are expected where the order of
-every sum is the same; a tolerance only where it cannot be, against one process that
-computes the whole batch at once. docs/reference.md says where the tolerances come from.
+every sum is the same; :mod:`~minitrain.tolerances` has the other rungs.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
-from minitrain.ulp import distance, gaps
+from minitrain.ulp import distance
 
 Verdict = Literal["equal", "within tolerance", "breach", "undecided", "not run"]
 Tensors = Mapping[str, Tensor]
 Rows = Sequence[Mapping[str, Any]]
-
-GRADIENT_TOLERANCE = 1e-5
-# where all is float64, rounding is 2^29 times finer, and so are the limits
-GRADIENT_TOLERANCE_FLOAT64 = 1e-13
-STATE_TOLERANCE_FLOAT64 = 1e-11
-SGD_TOLERANCE = 1e-6
-ADAMW_RATE_OF_ATOL = 3e-4
-ADAMW_SHARE_WITHIN_ATOL = 0.999
-MUCH_FARTHER = 10
-
-
-class Tuning(Protocol):
-    """What a tolerance depends on: ``train`` of params.yaml has it."""
-
-    @property
-    def optimizer(self) -> str: ...
-
-    @property
-    def learning_rate(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -73,7 +52,7 @@ def ranks_rung(states: Sequence[Tensors]) -> Rung:
 def bits_rung(a: Tensors, b: Tensors) -> Rung:
     """Two sets of tensors: equal bits, and no NaN, which is equal to nothing."""
     apart = distance(a, b)
-    if apart.bytes_equal and (nan := _first_nan(a)):
+    if apart.bytes_equal and (nan := first_nan(a)):
         return Rung(True, None, None, "breach", f"tensor {nan} holds NaN")
     verdict: Verdict = "equal" if apart.bytes_equal else "breach"
     detail = "" if apart.bytes_equal else f"tensor {apart.tensor} differs"
@@ -110,6 +89,27 @@ def hashes_rung(
             if hashes.get(name) != wanted.get(name):
                 where = f"step {step}, tensor {name}, rank {rank}"
                 return Rung(False, None, None, "breach", f"first at {where}")
+    return Rung(True, None, None, "equal", "")
+
+
+def replay_rungs(run: Rows, replay: Rows, world_size: int) -> dict[str, Rung]:
+    """:func:`hashes_rung` of everything that is hashed, by name."""
+    return {
+        f"replay_{what}": hashes_rung(run, replay, what, world_size)
+        for what in ("gradients", "parameters", "buffers")
+    }
+
+
+def precision_rung(run: Rows) -> Rung:
+    """The state of the loss scaler, alike on all ranks at every recorded step."""
+    states: dict[int, Any] = {}
+    for row in _rows(run, "tensors"):
+        state = row.get("precision")
+        if states.setdefault(row["step"], state) != state:
+            detail = f"step {row['step']}: rank {row['rank']} has {state}"
+            return Rung(False, None, None, "breach", detail)
+    if not any(states.values()):
+        return not_run("the loss is not scaled")
     return Rung(True, None, None, "equal", "")
 
 
@@ -169,99 +169,6 @@ def reduced_once_rung(run: Rows) -> Rung:
     return Rung(None, None, None, "equal", f"{len(trained)} tensors")
 
 
-def gradients_rung(run: Tensors, one_process: Tensors) -> Rung:
-    """Step-0 gradients against one process with the whole batch.
-
-    Equal weights, other summation shapes: within 1e-5 of the model's largest gradient,
-    in float64 1e-13 of it.
-    """
-    sizes = [float(g.abs().max()) for g in one_process.values() if g.numel()]
-    largest = max(sizes, default=0.0)
-    double = _all_float64(one_process)
-    share = GRADIENT_TOLERANCE_FLOAT64 if double else GRADIENT_TOLERANCE
-    return _tolerance_rung(run, one_process, share * largest)
-
-
-def early_state_rung(
-    run: Tensors, one_process: Tensors, train: Tuning, atol: float
-) -> Rung:
-    """State after the third step against one process with the whole batch.
-
-    The limits of :func:`state_rung`; so early, rounding has had no time to grow.
-    """
-    if not run:
-        return not_run("fewer than three steps")
-    return state_rung(run, one_process, train, atol)
-
-
-def final_state_rung(
-    run: Tensors,
-    one_process: Tensors,
-    train: Tuning,
-    atol: float,
-    nudged: Callable[[], Tensors],
-) -> Rung:
-    """Final state against one process with the whole batch.
-
-    Training that is unstable at its learning rate amplifies rounding without bound. So
-    a state beyond tolerance is compared with how far ``nudged()`` went: one process
-    that started one unit in the last place away. Where that is beyond tolerance too,
-    and not much nearer, rounding alone explains the gap: it is undecided.
-    """
-    rung = state_rung(run, one_process, train, atol)
-    if rung.verdict != "breach" or rung.max_abs_diff is None:
-        return rung
-    drift = state_rung(nudged(), one_process, train, atol)
-    if drift.verdict != "breach" or drift.max_abs_diff is None:
-        return rung
-    if rung.max_abs_diff > MUCH_FARTHER * drift.max_abs_diff:
-        return rung
-    unstable = f"a start one ULP away ends {drift.max_abs_diff:.3g} away"
-    detail = f"{rung.detail}, but {unstable}: this training is unstable"
-    return replace(rung, verdict="undecided", detail=detail)
-
-
-def state_rung(run: Tensors, one_process: Tensors, train: Tuning, atol: float) -> Rung:
-    """A state against one process with the whole batch.
-
-    SGD: every element within 1e-6. AdamW: 99.9 % of the elements within ``atol`` times
-    learning rate / 3e-4 and every element within the learning rate, because AdamW
-    turns rounding noise in a vanishing gradient into steps of the rate's size. Where
-    all is float64: every element within 1e-11.
-    """
-    if _all_float64(one_process):
-        return _tolerance_rung(run, one_process, STATE_TOLERANCE_FLOAT64)
-    if train.optimizer == "sgd":
-        return _tolerance_rung(run, one_process, SGD_TOLERANCE)
-    rate = train.learning_rate
-    common = atol * rate / ADAMW_RATE_OF_ATOL
-    return _tolerance_rung(run, one_process, max(rate, common), common)
-
-
-def _tolerance_rung(
-    run: Tensors, other: Tensors, every: float, most: float | None = None
-) -> Rung:
-    apart = distance(run, other)
-    if apart.max_abs_diff is None or _first_nan(run):
-        tensor = _first_nan(run) or apart.tensor
-        detail = f"tensor {tensor} cannot be compared (NaN, shape or dtype)"
-        return Rung(False, None, None, "breach", detail)
-    apart_by = {n: gaps(run[n], other[n]) for n in run if run[n].numel()}
-    every_gap = torch.cat(list(apart_by.values()))
-    share = float((every_gap <= most).double().mean()) if most is not None else 1.0
-    within = apart.max_abs_diff <= every and share >= ADAMW_SHARE_WITHIN_ATOL
-    detail = f"allowed: {every:.3g}"
-    if most is not None:
-        detail += f", for 99.9 % of the elements {most:.3g} (here {100 * share:.5g} %)"
-    if not within:
-        worst = max(apart_by, key=lambda n: float(apart_by[n].max()))
-        detail += f"; tensor {worst} is {apart.max_abs_diff:.3g} off"
-    verdict: Verdict = "within tolerance" if within else "breach"
-    if apart.bytes_equal:
-        verdict = "equal"
-    return Rung(apart.bytes_equal, apart.max_ulp, apart.max_abs_diff, verdict, detail)
-
-
 def breaches(rungs: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """One line for each rung (by name) that the evidence refuses."""
     return [
@@ -275,10 +182,6 @@ def _rows(rows: Iterable[Mapping[str, Any]], kind: str) -> list[Mapping[str, Any
     return [row for row in rows if row["kind"] == kind]
 
 
-def _all_float64(tensors: Tensors) -> bool:
-    floating = [t.dtype for t in tensors.values() if t.is_floating_point()]
-    return bool(floating) and set(floating) == {torch.float64}
-
-
-def _first_nan(tensors: Tensors) -> str | None:
+def first_nan(tensors: Tensors) -> str | None:
+    """The name of the first tensor that holds one."""
     return next((name for name, t in tensors.items() if bool(t.isnan().any())), None)

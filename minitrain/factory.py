@@ -94,13 +94,15 @@ def _cause(error: BaseException) -> str:
     return f"{type(error).__name__}: {message}{place}"
 
 
-def try_model(model: nn.Module, batch: Batch) -> None:
+def try_model(
+    model: nn.Module, batch: Batch, *, may_leave_unused: bool = False
+) -> None:
     """One forward and backward pass; leaves gradients behind, so give it a spare.
 
     Raises UserError for a model that fails, whose state is no plain tensors, whose
     output has no finite 0-dim ``loss``, that has nothing to train, or that leaves a
     parameter without a finite dense gradient: stock DDP would let step 0 pass and fail
-    at step 1.
+    at step 1. With ``may_leave_unused`` a parameter may have none.
     """
     _check_state(model)
     try:
@@ -126,14 +128,16 @@ def try_model(model: nn.Module, batch: Batch) -> None:
     except _FAILURES as error:
         raise UserError(f"model: {_cause(error)}") from error
     unused = [name for name, p in trained.items() if p.grad is None]
-    if unused:
+    if unused and not may_leave_unused:
         raise UserError(
             f"model: parameter {unused[0]} ({len(unused)} in all) gets no gradient; "
-            "use it in the loss or set requires_grad to False"
+            "use it in the loss, set requires_grad to False, or "
+            "train.find_unused_parameters to true"
         )
     for name, parameter in trained.items():
         gradient = parameter.grad
-        assert gradient is not None
+        if gradient is None:
+            continue
         if gradient.layout is not torch.strided:
             raise UserError(f"model: the gradient of {name} is sparse, must be dense")
         if not gradient.isfinite().all():

@@ -7,7 +7,7 @@ buffer after it, on each rank), ``buckets`` (where DDP's layout changes), and
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from minitrain.buffers import Buffers, copy_buffers, same_buffers
+from minitrain.ddp import barrier
 from minitrain.files import open_atomic
 from minitrain.randomness import random_state, same_random_state
-from minitrain.sync import SyncTrace
+from minitrain.sync import SyncTrace, whole
 
 Row = dict[str, Any]
 Tensors = dict[str, Tensor]
@@ -29,7 +30,7 @@ EARLY_STEP = 2
 
 def sha256_tensor(tensor: Tensor) -> str:
     """SHA-256 of a tensor's bytes in row-major order, in hex; any dtype and shape."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    flat = whole(tensor).cpu().contiguous().reshape(-1)
     return hashlib.sha256(flat.view(torch.uint8).numpy().data).hexdigest()
 
 
@@ -71,12 +72,33 @@ class Recorder:
         self._model = model
         self._steps = frozenset(steps)
         self._layout: list[Row] = []
+        self._watched = False
         self.rows: list[Row] = []
         self.kept: dict[str, Tensors] = {"gradients": {}, "early": {}}
 
     def wants(self, step: int) -> bool:
         """Whether ``step`` is a recorded one."""
         return step in self._steps
+
+    @contextmanager
+    def step(
+        self,
+        step: int,
+        trace: SyncTrace,
+        precision: Callable[[], Row],
+        restart_clock: Callable[[], None],
+    ) -> Iterator[None]:
+        """Around the optimizer's step, after the gradients are synchronised."""
+        if not self.wants(step):
+            yield
+            return
+        self.layout(step, trace)
+        self.gradients(step)
+        restart_clock()
+        yield
+        self.state(step, precision())
+        # hashing at unlike pace must not become the next step's wait
+        barrier()
 
     def layout(self, step: int, trace: SyncTrace) -> None:
         """Note DDP's buckets where they differ from those of the step before."""
@@ -100,17 +122,24 @@ class Recorder:
     def own_gradients(self, step: int, gradients: Sequence[Tensors]) -> None:
         """A replay tells what each rank adds to the sum; nothing is kept of it here."""
 
-    def state(self, step: int) -> None:
-        """Hash every parameter and buffer; call after the optimizer."""
+    def state(self, step: int, precision: Row | None = None) -> None:
+        """Hash every parameter and buffer; call after the optimizer.
+
+        ``precision`` is the state of a loss scaler, where there is one.
+        """
         parameters = self._model.named_parameters()
         self.rows[-1]["parameters"] = {n: sha256_tensor(p) for n, p in parameters}
         self.rows[-1]["buffers"] = self._buffer_hashes(list(self._model.buffers()))
+        if precision:
+            self.rows[-1]["precision"] = precision
         if step == EARLY_STEP:
             self.kept["early"] = _copy(self._model.state_dict())
 
-    def state_of_ranks(self, step: int, buffers: Sequence[Buffers]) -> None:
+    def state_of_ranks(
+        self, step: int, buffers: Sequence[Buffers], precision: Row | None = None
+    ) -> None:
         """The same for a replay: a row for each rank, alike but for its ``buffers``."""
-        self.state(step)
+        self.state(step, precision)
         row = self.rows.pop()
         self.rows += [
             {**row, "rank": rank, "buffers": self._buffer_hashes(own)}
@@ -122,11 +151,12 @@ class Recorder:
         return dict(zip(names, map(sha256_tensor, buffers), strict=True))
 
     @contextmanager
-    def watch_forward(self, step: int) -> Iterator[None]:
-        """Note whether the forward pass of step 0 depends on its samples alone."""
-        if step > 0:
+    def watch_forward(self) -> Iterator[None]:
+        """Note whether the first forward pass depends on its samples alone."""
+        if self._watched:
             yield
             return
+        self._watched = True
         numbers, buffers = random_state(), copy_buffers(self._model)
         yield
         self.rows.append(
@@ -139,7 +169,7 @@ class Recorder:
 
 
 def _copy(tensors: Mapping[str, Tensor]) -> Tensors:
-    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    return {name: whole(tensor).clone() for name, tensor in tensors.items()}
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:

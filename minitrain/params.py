@@ -79,8 +79,15 @@ class Train(Section):
     num_epochs: Count | None
     num_warmup_steps: Count
     global_batch_size: Count
+    grad_accumulation_steps: Count
     optimizer: Literal["adamw", "sgd"]
     learning_rate: PositiveFloat
+    precision: Literal["float32", "bf16", "fp16"]
+    sync: str
+    logical_shards: Count
+    bucket_cap_mb: PositiveFloat | None
+    overlap: bool
+    find_unused_parameters: bool
     threads_per_process: Annotated[int, Field(ge=1, le=MAX_THREADS)]
     hash_every: Count
 
@@ -148,11 +155,29 @@ class Params(Section):
                 key = f"{name}.world_sizes"
                 raise _problem(key, sizes, "a list that holds each number once")
             for world_size in sizes:
-                if self.train.global_batch_size % world_size:
-                    allowed = f"a multiple of {world_size}, from {name}.world_sizes"
-                    value = self.train.global_batch_size
-                    raise _problem("train.global_batch_size", value, allowed)
+                self._check_batch(name, world_size)
         return self
+
+    def with_train(self, **changes: Any) -> "Params":
+        """The same but for ``changes`` to ``train``, which are not validated."""
+        return self.model_copy(update={"train": self.train.model_copy(update=changes)})
+
+    def at(self, folder: Path) -> "Params":
+        """The same seen from elsewhere: paths begin with ``folder``."""
+        model = self.model.model_copy(update={"file": str(folder / self.model.file)})
+        return self.model_copy(update={"model": model})
+
+    def _check_batch(self, section: str, world_size: int) -> None:
+        size, parts = self.train.global_batch_size, self.train.grad_accumulation_steps
+        if size % world_size:
+            allowed = f"a multiple of {world_size}, from {section}.world_sizes"
+            raise _problem("train.global_batch_size", size, allowed)
+        if size // world_size % parts:
+            allowed = (
+                f"a divisor of {size // world_size}, the samples of each of "
+                f"{world_size} processes in a step"
+            )
+            raise _problem("train.grad_accumulation_steps", parts, allowed)
 
     def _world_sizes_by_section(self) -> dict[str, list[int]]:
         return {"gloo": self.gloo.world_sizes, "nccl": self.nccl.world_sizes}

@@ -1,11 +1,10 @@
 """One process that does what W ranks did, one after the other: same order, same bits.
 
-It shares no line with the loop that it checks. It reads the ranks' shards, adds their
-gradients in the order of gloo's ring over the buckets that the run recorded, and
-steps the same optimizer.
+It reads the ranks' shards, adds their gradients in the order of the strategy (gloo's
+ring, a tree) over the buckets that the run recorded, and steps the same optimizer.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -14,8 +13,9 @@ from torch import Tensor, nn
 from minitrain.batches import Batches
 from minitrain.buffers import copy_buffers, load_buffers
 from minitrain.hashes import Recorder
+from minitrain.precision import Precision
 from minitrain.randomness import Stream
-from minitrain.ring import ring_sum
+from minitrain.sync import Strategy
 from minitrain.training import TrainResult
 
 Gradients = dict[str, Tensor]
@@ -38,47 +38,70 @@ class BucketLayout:
 
 def replay(
     model: nn.Module,
-    ranks: Sequence[Batches],
+    shards: Sequence[Batches],
     layout: BucketLayout,
     optimizer: torch.optim.Optimizer,
     steps: Iterable[int],
     recorder: Recorder,
     streams: Sequence[Stream],
+    strategy: type[Strategy] = Strategy,
+    world_size: int | None = None,
+    precision: Precision | None = None,
 ) -> list[TrainResult]:
-    """Train ``model`` on the batches of all ``ranks``, in this process.
+    """Train ``model`` on the batches of all ``shards``, in this process.
 
-    ``model`` must hold rank 0's start, ``streams`` the random numbers of each rank from
-    there on; threads and batch shapes must be those of the run for its bits to be
-    repeated. Every forward pass starts from rank 0's buffers, as under DDP. Returns
-    what each rank would know; the rows of all are in that of rank 0.
+    ``model`` must hold rank 0's start, ``streams`` the random numbers of each shard
+    from there on; threads and batch shapes must be those of the run for its bits to be
+    repeated. Every step starts from the first shard's buffers, as under DDP.
+    ``strategy`` says how a bucket of all shards' gradients becomes one, ``world_size``
+    how many ranks there are if not one a shard. Returns what the rank of each shard
+    would know; the rows of all are in that of the first.
     """
-    results = [TrainResult() for _ in ranks]
+    precision = precision or Precision()
+    divisor = len(shards) if strategy.averages else 1
+    results = [TrainResult() for _ in shards]
     results[0].hashes, results[0].kept = recorder.rows, recorder.kept
     for step in steps:
         gradients: list[Gradients] = []
         start, after = copy_buffers(model), []
-        for batches, stream, result in zip(ranks, streams, results, strict=True):
-            batch = batches.batch(step)
-            model.zero_grad()
+        for batches, stream, result in zip(shards, streams, results, strict=True):
             load_buffers(model, start)
             with stream:
-                loss = batches.loss(model, batch.inputs)
-                weight = batch.num_targets * len(ranks) / batch.global_targets
-                (loss * weight).backward()
-            gradients.append(_scaled_gradients(model, 1.0 / len(ranks)))
+                _compute(model, batches, step, divisor, precision, result)
+            gradients.append(_scaled_gradients(model, 1.0 / divisor))
             after.append(copy_buffers(model))
-            share = batch.num_targets / batch.global_targets
-            result.losses.append(loss.item() * share)
-            result.digests.append(batch.digests)
         load_buffers(model, after[0])
-        _combine(model, gradients, layout.at(step))
+        _combine(model, gradients, layout.at(step), strategy.reference)
+        precision.unscale(optimizer)
         recorder.own_gradients(step, gradients)
         if recorder.wants(step):
             recorder.gradients(step)
-        optimizer.step()
+        precision.step(optimizer)
         if recorder.wants(step):
-            recorder.state_of_ranks(step, after)
+            own = len(shards) == (world_size or len(shards))
+            ranks = after if own else [after[0]] * (world_size or 1)
+            recorder.state_of_ranks(step, ranks, precision.state())
     return results
+
+
+def _compute(
+    model: nn.Module,
+    batches: Batches,
+    step: int,
+    divisor: int,
+    precision: Precision,
+    result: TrainResult,
+) -> None:
+    """Leave the gradients of one shard; the parts of its batch add up in turn."""
+    model.zero_grad()
+    parts, losses = batches.parts(step), []
+    for part in parts:
+        with precision.autocast():
+            loss = batches.loss(model, part.inputs)
+        weight = part.num_targets * divisor / part.global_targets
+        precision.scale(loss * weight).backward()
+        losses.append(loss)
+    result.add({}, parts, losses)
 
 
 def _scaled_gradients(model: nn.Module, factor: float) -> Gradients:
@@ -87,23 +110,37 @@ def _scaled_gradients(model: nn.Module, factor: float) -> Gradients:
 
 
 def _combine(
-    model: nn.Module, gradients: list[Gradients], buckets: list[list[str]]
+    model: nn.Module,
+    gradients: list[Gradients],
+    buckets: list[list[str]],
+    reduction: Callable[[Sequence[Tensor]], Tensor],
 ) -> None:
-    """Set every ``.grad`` to the sum over ranks, bucket by bucket, in ring order."""
+    """Set every ``.grad`` to what ``reduction`` makes of each bucket of all shards.
+
+    A parameter that some shards do not use has a zero there; what nobody uses keeps no
+    gradient.
+    """
     parameters = dict(model.named_parameters())
+    model.zero_grad()
     for names in buckets:
-        flat = [torch.cat([_in_memory(g[name]) for name in names]) for g in gradients]
+        flat = [
+            torch.cat([_in_memory(own.get(n), parameters[n]) for n in names])
+            for own in gradients
+        ]
         sizes = [parameters[name].numel() for name in names]
-        for name, part in zip(names, ring_sum(flat).split(sizes), strict=True):
-            like = gradients[0][name]
-            parameters[name].grad = part.as_strided(
-                like.shape, like.stride(), part.storage_offset()
-            )
+        for name, part in zip(names, reduction(flat).split(sizes), strict=True):
+            like = next((own[name] for own in gradients if name in own), None)
+            if like is not None:
+                parameters[name].grad = part.as_strided(
+                    like.shape, like.stride(), part.storage_offset()
+                )
 
 
-def _in_memory(gradient: Tensor) -> Tensor:
+def _in_memory(gradient: Tensor | None, parameter: Tensor) -> Tensor:
     """Flat, in the order in which its elements lie in memory and in DDP's bucket.
 
     Chunks are cut there, so for a transposed weight the row-major order has other bits.
     """
+    if gradient is None:
+        return parameter.new_zeros(parameter.numel())
     return gradient.as_strided((gradient.numel(),), (1,))

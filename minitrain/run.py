@@ -9,21 +9,25 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from minitrain.batches import RankBatches
-from minitrain.clock import StepClock
+from minitrain.batches import JoinedBatches, ShardBatches
+from minitrain.clock import StepClock, always_plain, kind_of_step
 from minitrain.corpus import VOCAB_SIZE
 from minitrain.ddp import distributed, local_device, require_gpus
 from minitrain.factory import build_model, try_model
 from minitrain.files import open_atomic, write_json, write_jsonl
 from minitrain.hashes import Recorder, ledger_entry, recorded_steps, save_tensors
-from minitrain.params import Params
+from minitrain.params import Params, Train
+from minitrain.precision import make_precision
 from minitrain.progress import progress
 from minitrain.provenance import peak_memory_mb, provenance, require_torch
 from minitrain.randomness import Stream, seed_everything
-from minitrain.sync.stock import StockDDP
+from minitrain.sync import Strategy
+from minitrain.sync.invariant import shards_of
+from minitrain.sync.strategies import find_strategy
 from minitrain.training import (
+    OPTIMIZERS,
     TrainResult,
-    make_optimizer,
+    mean_losses,
     steps_to_train,
     train,
 )
@@ -40,36 +44,67 @@ class Job:
     out: Path
 
 
+def num_shards(params: Params, world_size: int) -> int:
+    """Into how many shards the strategy of ``params`` cuts a batch of that many."""
+    strategy = find_strategy(params.train.sync)
+    return strategy.num_shards(world_size, params.train)
+
+
+def shard_batches(
+    params: Params,
+    folder: Path,
+    world_size: int,
+    device: torch.device | None = None,
+) -> list[ShardBatches]:
+    """The batches of every shard, read from the files of ``world_size`` ranks."""
+    count = num_shards(params, world_size)
+    return [
+        ShardBatches(
+            folder,
+            shard,
+            count,
+            block_size=params.model.block_size,
+            global_batch_size=params.train.global_batch_size,
+            seed=params.train.seed,
+            num_files=world_size,
+            num_parts=params.train.grad_accumulation_steps,
+            device=device,
+        )
+        for shard in range(count)
+    ]
+
+
 def rank_batches(
     params: Params,
-    shards: Path,
+    folder: Path,
     rank: int,
     world_size: int,
     device: torch.device | None = None,
-) -> RankBatches:
-    """The batches of ``rank``, as ``params`` order and pad them, on ``device``."""
-    return RankBatches(
-        shards,
-        rank,
-        world_size,
-        block_size=params.model.block_size,
-        global_batch_size=params.train.global_batch_size,
-        seed=params.train.seed,
-        device=device,
-    )
+) -> JoinedBatches:
+    """The batches of ``rank``, as ``params`` order, cut and pad them, on ``device``."""
+    shards = shard_batches(params, folder, world_size, device)
+    mine = shards_of(rank, world_size, len(shards))
+    return JoinedBatches([shards[shard] for shard in mine])
 
 
 def start_model(params: Params, rank: int) -> nn.Module:
-    """The model as ``rank`` starts it, from the rank's own seed."""
+    """The model as ``rank`` (or shard) starts it, from a seed of its own."""
     seed_everything(params.train.seed + rank)
     return build_model(params.model, VOCAB_SIZE)
 
 
-def start_streams(params: Params, world_size: int) -> list[Stream]:
-    """The random numbers of each rank from the first step on."""
+def optimizer_of(model: nn.Module, train: Train) -> torch.optim.Optimizer:
+    """``train.optimizer`` at ``train.learning_rate``, the rest as torch has it."""
+    return Strategy(model, train).optimizer(
+        OPTIMIZERS[train.optimizer], train.learning_rate
+    )
+
+
+def start_streams(params: Params, count: int) -> list[Stream]:
+    """The random numbers of each of ``count`` shards from the first step on."""
     streams = []
-    for rank in range(world_size):
-        start_model(params, rank)
+    for shard in range(count):
+        start_model(params, shard)
         streams.append(Stream())
     return streams
 
@@ -80,9 +115,16 @@ def preflight(job: Job) -> None:
     if job.backend == "nccl":
         require_gpus(job.world_size)
     torch.set_num_threads(job.params.train.threads_per_process)
-    batches = rank_batches(job.params, job.shards, 0, job.world_size)
-    steps_to_train(job.params.train, len(batches.order))
-    try_model(start_model(job.params, 0), batches.batch(0))
+    first = shard_batches(job.params, job.shards, job.world_size)[0]
+    steps_to_train(job.params.train, len(first.order))
+    train = job.params.train
+    precision = make_precision(train.precision)
+    with precision.autocast():
+        try_model(
+            start_model(job.params, 0),
+            first.parts(0)[0],
+            may_leave_unused=train.find_unused_parameters,
+        )
 
 
 def train_rank(job: Job, launcher: str) -> None:
@@ -92,32 +134,48 @@ def train_rank(job: Job, launcher: str) -> None:
     limit = job.params.launch.timeout_s
     with distributed(job.backend, timeout_s=limit) as (rank, world_size):
         device = local_device(job.backend)
-        model = start_model(job.params, rank).to(device)
         batches = rank_batches(job.params, job.shards, rank, world_size, device)
-        num_steps = steps_to_train(params, len(batches.order))
+        num_steps = steps_to_train(params, batches.steps_per_epoch)
         title = f"{job.backend}-{world_size}"
-        sync = StockDDP(model, timed=True)
+        streams = rank_streams(job.params, rank, world_size)
+        model = start_model(job.params, rank).to(device)
+        sync = find_strategy(params.sync)(model, params)
+        kinds = kind_of_step if sync.has_account else always_plain
         result = train(
-            model,
             sync,
             batches,
-            make_optimizer(model, params),
+            sync.optimizer(OPTIMIZERS[params.optimizer], params.learning_rate),
             progress(range(num_steps), title, total=num_steps, show=rank == 0),
             Recorder(model, recorded_steps(num_steps, params.hash_every)),
-            StepClock(_synchronizer(device)),
+            StepClock(_synchronizer(device), kinds),
+            make_precision(params.precision, device.type),
+            streams,
         )
         sync.finish()
         states = job.out / "states"
-        save_tensors(states / f"state-rank-{rank}.pt", model.state_dict())
+        save_tensors(states / f"state-rank-{rank}.pt", sync.state_dict())
+        sync.close()
         facts = {
             "launcher": launcher,
             "backend": job.backend,
             "world_size": world_size,
             "threads_per_process": params.threads_per_process,
             "num_steps": num_steps,
+            "sync": params.sync,
             "model_params": sum(p.numel() for p in model.parameters()),
         }
         _write_together(job.out, result, facts, device)
+
+
+def rank_streams(
+    params: Params, rank: int, world_size: int
+) -> dict[int, Stream] | None:
+    """The random numbers of each shard of ``rank``; None: the process's own will do."""
+    count = num_shards(params, world_size)
+    if count == world_size:
+        return None
+    streams = start_streams(params, count)
+    return {shard: streams[shard] for shard in shards_of(rank, world_size, count)}
 
 
 def _synchronizer(device: torch.device) -> Any:
@@ -150,9 +208,8 @@ def _write_together(
 
 
 def write_losses(path: Path, results: list[TrainResult]) -> None:
-    """Write ``step`` and the ``loss`` over all ranks: the sum of their shares."""
-    shares = zip(*(result.losses for result in results), strict=True)
-    losses = [sum(share) for share in shares]
+    """Write ``step`` and the ``loss`` over all ranks."""
+    losses = mean_losses(results)
     with open_atomic(path) as file:
         frame = pd.DataFrame({"step": range(len(losses)), "loss": losses})
         frame.to_csv(file, index=False)

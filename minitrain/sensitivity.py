@@ -11,10 +11,12 @@ from torch import nn
 
 from minitrain.hashes import Recorder, Tensors
 from minitrain.params import Params
+from minitrain.precision import make_precision
 from minitrain.progress import progress
 from minitrain.replay import BucketLayout, replay
-from minitrain.run import rank_batches, start_model, start_streams
-from minitrain.training import make_optimizer, steps_to_train
+from minitrain.run import optimizer_of, shard_batches, start_model, start_streams
+from minitrain.sync.strategies import find_strategy
+from minitrain.training import steps_to_train
 
 
 def nudged_state(params: Params, shards: Path) -> Tensors:
@@ -23,18 +25,27 @@ def nudged_state(params: Params, shards: Path) -> Tensors:
     ``shards`` is a folder world-1; the steps are those that ``params`` ask for.
     """
     torch.set_num_threads(params.train.threads_per_process)
-    batches = rank_batches(params, shards, 0, 1)
-    streams = start_streams(params, 1)
+    batches = shard_batches(params, shards, 1)
+    streams = start_streams(params, len(batches))
     model = start_model(params, 0)
     nudge(model)
     names = [name for name, p in model.named_parameters() if p.requires_grad]
     whole = {"kind": "buckets", "step": 0, "buckets": [{"parameters": names}]}
-    num_steps = steps_to_train(params.train, len(batches.order))
+    num_steps = steps_to_train(params.train, len(batches[0].order))
     steps = progress(range(num_steps), "sensitivity", total=num_steps)
     recorder = Recorder(model, steps=())
-    optimizer = make_optimizer(model, params.train)
-    layout = BucketLayout([whole])
-    replay(model, [batches], layout, optimizer, steps, recorder, streams)
+    replay(
+        model,
+        batches,
+        BucketLayout([whole]),
+        optimizer_of(model, params.train),
+        steps,
+        recorder,
+        streams,
+        find_strategy(params.train.sync),
+        1,
+        make_precision(params.train.precision),
+    )
     return dict(model.state_dict())
 
 

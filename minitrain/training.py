@@ -1,13 +1,14 @@
 """The training loop, readable top to bottom: it does not know how ranks synchronise."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from minitrain.batches import Batch, Batches
 from minitrain.buffers import untouched_buffers
@@ -16,38 +17,53 @@ from minitrain.ddp import barrier
 from minitrain.errors import UserError
 from minitrain.hashes import Recorder, Tensors
 from minitrain.params import Train
-from minitrain.randomness import untouched_random_state
-from minitrain.sync import GradientSync
+from minitrain.precision import Precision
+from minitrain.randomness import Stream, untouched_random_state
+from minitrain.sync import Strategy
+
+OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
+    "adamw": torch.optim.AdamW,
+    "sgd": torch.optim.SGD,
+}
 
 
 @dataclass
 class TrainResult:
     """What one rank knows after training; every list has one entry per step.
 
-    ``losses`` are this rank's shares of the mean loss over all real targets of the
-    global batch: their sum over the ranks is that mean. ``digests`` name the samples.
-    ``timings`` and ``hashes`` are rows as :mod:`~minitrain.clock` and
+    ``losses`` are shares of the mean loss over all real targets of the global batch,
+    one for each part of this rank: their sum over all ranks is that mean. ``digests``
+    name the samples. ``timings`` and ``hashes`` are rows as :mod:`~minitrain.clock` and
     :mod:`~minitrain.hashes` describe them, and so are the tensors that are ``kept``.
     """
 
-    losses: list[float] = field(default_factory=list)
+    losses: list[list[float]] = field(default_factory=list)
     digests: list[tuple[int, ...]] = field(default_factory=list)
     timings: list[Row] = field(default_factory=list)
     hashes: list[Row] = field(default_factory=list)
     kept: dict[str, Tensors] = field(default_factory=dict)
 
+    def add(self, row: Row, parts: Sequence[Batch], losses: Iterable[Tensor]) -> None:
+        """Note a step of ``parts``, which had these ``losses``."""
+        self.timings.append(row | {"tokens": sum(part.num_targets for part in parts)})
+        self.digests.append(tuple(d for part in parts for d in part.digests))
+        shares = map(_share_of_loss, losses, parts)
+        self.losses.append(list(shares))
 
-def make_optimizer(model: nn.Module, params: Train) -> torch.optim.Optimizer:
-    """``train.optimizer`` at ``train.learning_rate``, the rest as torch has it."""
-    kinds = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
-    return kinds[params.optimizer](model.parameters(), lr=params.learning_rate)
+
+def mean_losses(results: Iterable[TrainResult]) -> list[float]:
+    """The loss of every step over all ranks, whatever the order of its shares."""
+    by_step = zip(*(result.losses for result in results), strict=True)
+    # the exactly rounded sum does not depend on how the batch was cut over ranks
+    return [math.fsum(share for rank in step for share in rank) for step in by_step]
 
 
-def weighted_loss(loss: Tensor, batch: Batch, world_size: int) -> Tensor:
-    """``loss`` (mean over the rank's targets) scaled so that the average of the ranks'
-    gradients is the gradient of the mean over all real targets of the global batch.
+def weighted_loss(loss: Tensor, batch: Batch, divisor: int) -> Tensor:
+    """``loss`` (mean over the part's targets) scaled so that the sum of all parts'
+    gradients, over ``divisor``, is the gradient of the mean over all real targets of
+    the global batch.
     """
-    return loss * (batch.num_targets * world_size / batch.global_targets)
+    return loss * (batch.num_targets * divisor / batch.global_targets)
 
 
 def steps_to_train(params: Train, steps_per_epoch: int) -> int:
@@ -61,85 +77,96 @@ def steps_to_train(params: Train, steps_per_epoch: int) -> int:
 
 
 def train(
-    model: nn.Module,
-    sync: GradientSync,
+    sync: Strategy,
     batches: Batches,
     optimizer: torch.optim.Optimizer,
     steps: Iterable[int],
     recorder: Recorder,
     clock: StepClock,
+    precision: Precision | None = None,
+    streams: Mapping[int, Stream] | None = None,
 ) -> TrainResult:
-    """Train ``model`` on this rank's ``batches`` for ``steps``.
+    """Train the model of ``sync`` on this rank's ``batches`` for ``steps``.
 
-    Hashing lies outside of what the clock sees. Raises UserError when the loss is no
-    longer a finite number.
+    ``streams`` are the random numbers of each shard, where a process computes several.
+    Raises UserError when the loss is no longer a finite number.
     """
+    precision = precision or Precision()
     result = TrainResult(hashes=recorder.rows, kept=recorder.kept)
+    forward = partial(_forward, sync, batches, precision)
     for step in steps:
         clock.begin(step)
-        batch = batches.batch(step)
+        parts = batches.parts(step)
         clock.mark("data")
         if clock.kind == "instrumented":
             barrier()
             clock.mark("wait")
 
-        with recorder.watch_forward(step):
-            loss = batches.loss(sync.module, batch.inputs)
-        clock.mark("forward")
-        _backward(weighted_loss(loss, batch, batches.world_size), sync, clock)
-        if recorder.wants(step):
-            recorder.layout(step, sync.trace)
-            recorder.gradients(step)
-            clock.restart()
-        optimizer.step()
-        optimizer.zero_grad()
-        clock.mark("optimizer")
-
-        row = clock.finish()
-        if recorder.wants(step):
-            recorder.state(step)
-            # hashing at unlike pace must not become the next step's wait
-            barrier()
+        losses = []
+        sync.trace.clear()
+        for part in parts:
+            random = nullcontext() if streams is None else streams[part.shard]
+            with sync.part(part.shard, part is parts[-1]), random:
+                with recorder.watch_forward():
+                    losses.append(forward(part))
+                clock.mark("forward")
+                weighted = weighted_loss(losses[-1], part, sync.divisor)
+                _backward(precision.scale(weighted), clock)
+        _reduce(sync, clock)
+        precision.unscale(optimizer)
+        with recorder.step(step, sync.trace, precision.state, clock.restart):
+            precision.step(optimizer)
+            optimizer.zero_grad()
+            clock.mark("optimizer")
+            clock.carve("optimizer", "optimizer_comm", sync.trace.optimizer_ns)
+            row = clock.finish() | {"recorded": recorder.wants(step)}
         if clock.kind == "bracketed":
-            silent = partial(batches.loss, sync.module, batch.inputs)
-            row["backward_compute_ms"] = _silent_backward_ms(sync, model, silent, clock)
-        row |= {"recorded": recorder.wants(step), "tokens": batch.num_targets}
-        result.timings.append(row)
-        result.digests.append(batch.digests)
-        result.losses.append(_share_of_loss(loss, batch))
+            passes = [partial(forward, part) for part in parts]
+            row["backward_compute_ms"] = _silent_backward_ms(sync, passes, clock)
+        result.add(row, parts, losses)
         clock.restart()
     return result
 
 
-def _backward(loss: Tensor, sync: GradientSync, clock: StepClock) -> None:
-    sync.trace.clear()
+def _forward(
+    sync: Strategy, batches: Batches, precision: Precision, part: Batch
+) -> Tensor:
+    with precision.autocast():
+        return batches.loss(sync.module, part.inputs)
+
+
+def _backward(loss: Tensor, clock: StepClock) -> None:
     if clock.kind == "bracketed":
         barrier()
         clock.restart()
-    start = clock.now_ns
     loss.backward()
     if clock.kind == "bracketed":
         barrier()
     clock.mark("backward")
-    clock.row |= bucket_times(sync.trace, start, clock.now_ns)
+
+
+def _reduce(sync: Strategy, clock: StepClock) -> None:
+    sync.reduce()
+    clock.mark("backward")
+    clock.row |= bucket_times(sync.trace, clock.row["backward_ms"], clock.now_ns)
 
 
 def _silent_backward_ms(
-    sync: GradientSync,
-    model: nn.Module,
-    compute_loss: Callable[[], Tensor],
-    clock: StepClock,
+    sync: Strategy, passes: Iterable[Callable[[], Tensor]], clock: StepClock
 ) -> float:
-    """Milliseconds of a backward pass that sends nothing; leaves no trace behind."""
-    with untouched_buffers(model), untouched_random_state(), sync.silent():
-        loss = compute_loss()
-        barrier()
-        clock.restart()
-        start = clock.now_ns
-        loss.backward()
-        clock.restart()
-    model.zero_grad()
-    return (clock.now_ns - start) / NS_PER_MS
+    """Milliseconds of backward passes that send nothing; leaves no trace behind."""
+    total = 0
+    with untouched_buffers(sync.model), untouched_random_state(), sync.silent():
+        for forward in passes:
+            loss = forward()
+            barrier()
+            clock.restart()
+            start = clock.now_ns
+            loss.backward()
+            clock.restart()
+            total += clock.now_ns - start
+    sync.model.zero_grad()
+    return total / NS_PER_MS
 
 
 def _share_of_loss(loss: Tensor, batch: Batch) -> float:

@@ -4,28 +4,32 @@ What the pipeline does with shards on disk, in memory and in seconds, so that a 
 can ask for it.
 """
 
-import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from minitrain.batches import Batch, Batches
-from minitrain.clock import StepClock
+from minitrain.batches import Batches, causal_lm_loss
+from minitrain.clock import StepClock, always_plain
+from minitrain.corpus import VOCAB_SIZE
+from minitrain.cut import CutBatches, count_targets
+from minitrain.factory import build_model
 from minitrain.hashes import Recorder, Row, Tensors
 from minitrain.launcher import launch
+from minitrain.params import Params
+from minitrain.precision import Name, make_precision
 from minitrain.randomness import Stream, seed_everything, untouched_random_state
 from minitrain.replay import BucketLayout, replay
-from minitrain.run import rows_of
-from minitrain.sync import GradientSync
-from minitrain.sync.stock import NoSync
-from minitrain.training import TrainResult, train
-
-OPTIMIZERS = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+from minitrain.run import rows_of, shard_batches
+from minitrain.sync import DEFAULTS, Strategy, Tuning
+from minitrain.sync.invariant import shards_of
+from minitrain.sync.strategies import PLAIN, find_strategy
+from minitrain.training import OPTIMIZERS, TrainResult, train
 
 
 @dataclass(frozen=True)
@@ -42,75 +46,61 @@ class Trial:
     batches: Sequence[Any]
     loss: Callable[[nn.Module, Any], Tensor]
     count: Callable[[Any], int]
-    sync: Callable[[nn.Module], GradientSync]
+    sync: type[Strategy]
     optimizer: Literal["adamw", "sgd"]
     learning_rate: float
     steps: int
     seed: int
+    tuning: Tuning = DEFAULTS
+    grad_accumulation_steps: int = 1
+    precision: Name = "float32"
 
     def start(self, rank: int) -> nn.Module:
         """The model as ``rank`` starts it, from the rank's own seed."""
         seed_everything(self.seed + rank)
         return self.factory()
 
-    def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+    def make_optimizer(self, sync: Strategy) -> torch.optim.Optimizer:
         """The optimizer, all but the learning rate as torch has it."""
-        kind = OPTIMIZERS[self.optimizer]
-        return kind(model.parameters(), lr=self.learning_rate)
+        return sync.optimizer(OPTIMIZERS[self.optimizer], self.learning_rate)
+
+    def num_shards(self, world_size: int) -> int:
+        """Into how many shards its strategy cuts a batch."""
+        return self.sync.num_shards(world_size, self.tuning)
+
+    def cut(self, shards: Sequence[int], count: int) -> CutBatches:
+        """The batches of ``shards``, of ``count`` in all."""
+        parts = self.grad_accumulation_steps
+        return CutBatches(self.batches, shards, count, parts, self.loss, self.count)
+
+    def streams(self, count: int) -> list[Stream]:
+        """The random numbers of each shard from the first step on."""
+        streams = []
+        for shard in range(count):
+            self.start(shard)
+            streams.append(Stream())
+        return streams
 
 
-class CutBatches:
-    """The part of ``rank``: every W-th sample of each global batch, from r on."""
-
-    def __init__(self, trial: Trial, rank: int, world_size: int) -> None:
-        self._trial, self._rank, self.world_size = trial, rank, world_size
-
-    def batch(self, step: int) -> Batch:
-        """See :class:`~minitrain.batches.Batches`."""
-        whole = self._trial.batches[step % len(self._trial.batches)]
-        part = cut(whole, self._rank, self.world_size)
-        return Batch(
-            step=step,
-            inputs=part,
-            num_targets=self._trial.count(part),
-            global_targets=self._trial.count(whole),
-            digests=tuple(_digests(part)),
-        )
-
-    def loss(self, model: nn.Module, inputs: Any) -> Tensor:
-        """See :class:`~minitrain.batches.Batches`."""
-        return self._trial.loss(model, inputs)
-
-
-def cut(batch: Any, rank: int, world_size: int) -> Any:
-    """Every ``world_size``-th sample of all tensors in ``batch``, from ``rank`` on."""
-    if isinstance(batch, Tensor):
-        return batch[rank::world_size]
-    if isinstance(batch, Mapping):
-        return {key: cut(value, rank, world_size) for key, value in batch.items()}
-    if isinstance(batch, list | tuple):
-        return type(batch)([cut(value, rank, world_size) for value in batch])
-    return batch
-
-
-def tensors_of(batch: Any) -> list[Tensor]:
-    """All tensors in ``batch``."""
-    if isinstance(batch, Tensor):
-        return [batch]
-    if isinstance(batch, Mapping):
-        batch = list(batch.values())
-    if isinstance(batch, list | tuple):
-        return [tensor for value in batch for tensor in tensors_of(value)]
-    return []
-
-
-def _digests(part: Any) -> Iterator[int]:
-    for sample in zip(*tensors_of(part), strict=True):
-        digest = hashlib.sha256()
-        for tensor in sample:
-            flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-            digest.update(flat.numpy().tobytes())
-        yield int.from_bytes(digest.digest())
+def trial_of(params: Params, folder: Path, num_steps: int) -> Trial:
+    """What ``params`` train, in memory; ``folder`` is that of a world-1."""
+    train = params.train
+    one = params.with_train(sync=PLAIN, grad_accumulation_steps=1)
+    (batches,) = shard_batches(one, folder, 1)
+    return Trial(
+        factory=partial(build_model, params.model, VOCAB_SIZE),
+        batches=[batches.parts(step)[0].inputs for step in range(num_steps)],
+        loss=causal_lm_loss,
+        count=count_targets,
+        sync=find_strategy(train.sync),
+        optimizer=train.optimizer,
+        learning_rate=train.learning_rate,
+        steps=num_steps,
+        seed=train.seed,
+        tuning=train,
+        grad_accumulation_steps=train.grad_accumulation_steps,
+        precision=train.precision,
+    )
 
 
 class Keeper(Recorder):
@@ -133,8 +123,8 @@ class Keeper(Recorder):
             self.values["gradients"] = grads
             self.values["before"] = {n: p.detach().clone() for n, p in named}
 
-    def state(self, step: int) -> None:
-        super().state(step)
+    def state(self, step: int, precision: Row | None = None) -> None:
+        super().state(step, precision)
         if step == self._keep:
             named = self._model.named_parameters()
             self.values["after"] = {n: p.detach().clone() for n, p in named}
@@ -163,7 +153,7 @@ class Seat:
     rank: int
     world_size: int
     model: nn.Module
-    sync: GradientSync
+    sync: Strategy
     batches: Batches
     optimizer: torch.optim.Optimizer
 
@@ -193,29 +183,31 @@ def _be_a_rank(
 
     torch.set_num_threads(1)
     with distributed(timeout_s=max(1, int(timeout_s))) as (rank, world_size):
+        count = trial.num_shards(world_size)
+        mine = shards_of(rank, world_size, count)
+        streams = trial.streams(count) if count != world_size else None
         model = trial.start(rank)
-        seat = Seat(
-            rank,
-            world_size,
-            model,
-            trial.sync(model),
-            CutBatches(trial, rank, world_size),
-            trial.make_optimizer(model),
-        )
+        sync = trial.sync(model, trial.tuning)
+        batches = trial.cut(mine, count)
+        optimizer = trial.make_optimizer(sync)
+        seat = Seat(rank, world_size, model, sync, batches, optimizer)
         if plant is not None:
             plant(seat)
         recorder = Keeper(model, trial.steps, keep)
         result = train(
-            model,
             seat.sync,
             seat.batches,
             seat.optimizer,
             range(trial.steps),
             recorder,
-            StepClock(kind_of_step=lambda step: "plain"),
+            StepClock(kind_of_step=always_plain),
+            make_precision(trial.precision),
+            None if streams is None else {shard: streams[shard] for shard in mine},
         )
         seat.sync.finish()
-        return result, dict(model.state_dict()), recorder.values
+        state = seat.sync.state_dict()
+        seat.sync.close()
+        return result, state, recorder.values
 
 
 def run_replay(
@@ -223,21 +215,21 @@ def run_replay(
 ) -> Outcome:
     """Repeat ``run`` in this process, rank after rank."""
     with _one_thread(), untouched_random_state():
-        streams = []
-        for rank in range(world_size):
-            trial.start(rank)
-            streams.append(Stream())
+        count = trial.num_shards(world_size)
+        streams = trial.streams(count)
         model = trial.start(0)
-        ranks = [CutBatches(trial, rank, world_size) for rank in range(world_size)]
         recorder = Keeper(model, trial.steps, keep)
         results = replay(
             model,
-            ranks,
+            [trial.cut([shard], count) for shard in range(count)],
             BucketLayout(_layout(trial, run)),
-            trial.make_optimizer(model),
+            trial.make_optimizer(Strategy(model, trial.tuning)),
             range(trial.steps),
             recorder,
             streams,
+            trial.sync,
+            world_size,
+            make_precision(trial.precision),
         )
         return Outcome(results, [dict(model.state_dict())], values=[recorder.values])
 
@@ -251,14 +243,15 @@ def run_one_process(
         if prepare is not None:
             prepare(model)
         recorder = Keeper(model, trial.steps, None)
+        sync = Strategy(model, trial.tuning)
         result = train(
-            model,
-            NoSync(model),
-            CutBatches(trial, 0, 1),
-            trial.make_optimizer(model),
+            sync,
+            trial.cut([0], 1),
+            trial.make_optimizer(sync),
             range(trial.steps),
             recorder,
-            StepClock(kind_of_step=lambda step: "plain"),
+            StepClock(kind_of_step=always_plain),
+            make_precision(trial.precision),
         )
         return Outcome([result], [dict(model.state_dict())])
 

@@ -42,7 +42,7 @@ def be_a_rank(params: Params, launcher: str) -> None:
         rounds = progress(
             range(num_rounds), "baseline", total=num_rounds, show=is_main_process()
         )
-        rows = measure(params, Path("data/shards"), rounds)
+        rows = measure(params, Path("data/shards"), rounds, arms_of(params))
         if not is_main_process():
             return
     out = Path("data/baseline")

@@ -9,19 +9,21 @@ it rebuilds nothing.
 
 from pathlib import Path
 
+from minitrain.ddp import require_gpus
 from minitrain.errors import run_stage
 from minitrain.files import open_atomic
 from minitrain.params import load_params
 from minitrain.provenance import require_torch
+from minitrain.sync.strategies import find_strategy
 
 
 def main() -> None:
     params = load_params(Path("params.yaml"))
     require_torch(params.environment.torch)
+    strategy = find_strategy(params.train.sync)
+    for world_size in params.all_world_sizes():
+        strategy.require(params.train, world_size, params.train.precision)
     if params.nccl.world_sizes:
-        # torch takes seconds to import: only who asks for GPUs pays for it
-        from minitrain.ddp import require_gpus
-
         require_gpus(max(params.nccl.world_sizes))
     with open_atomic(Path("data/check.txt")) as file:
         file.write("params.yaml and the machine passed the check\n")

@@ -9,21 +9,22 @@ can be read; nothing downstream runs.
 from functools import partial
 from pathlib import Path
 
-from minitrain.equivalence import (
-    Rung,
-    breaches,
-    data_rung,
-    early_state_rung,
-    final_state_rung,
-    gradients_rung,
-    not_run,
-    own_to_each_rank,
-)
+import pandas as pd
+
+from minitrain.equivalence import Rung, breaches, data_rung, not_run, own_to_each_rank
 from minitrain.errors import EvidenceError, run_stage
 from minitrain.files import read_json, read_jsonl, write_json
 from minitrain.hashes import load_tensors
 from minitrain.params import Params, load_params
+from minitrain.promises import not_promised
 from minitrain.sensitivity import nudged_state
+from minitrain.sync.strategies import find_strategy
+from minitrain.tolerances import (
+    early_state_rung,
+    final_state_rung,
+    gradients_rung,
+    loss_rung,
+)
 
 EVIDENCE = Path("data/evidence")
 ONE_PROCESS = "gloo-1"
@@ -72,7 +73,15 @@ def against_one_process(run: str, params: Params) -> dict[str, Rung]:
         early_state_rung(early[0], early[1], *limits),
         final_state_rung(final[0], final[1], *limits, nudged),
     )
-    return dict(zip(RUNGS, rungs, strict=True))
+    found = dict(zip(RUNGS, rungs, strict=True))
+    strategy = find_strategy(params.train.sync)
+    if "loss" in strategy.promises:
+        found["loss"] = loss_rung(*(losses(name) for name in (run, ONE_PROCESS)))
+    return found | not_promised(found, strategy, params.train.precision)
+
+
+def losses(run: str) -> list[float]:
+    return list(pd.read_csv(EVIDENCE / run / "losses.csv")["loss"])
 
 
 if __name__ == "__main__":

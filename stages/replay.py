@@ -12,11 +12,19 @@ from minitrain.errors import run_stage
 from minitrain.files import read_jsonl
 from minitrain.hashes import Recorder, recorded_steps, save_tensors
 from minitrain.params import load_params
+from minitrain.precision import make_precision
 from minitrain.progress import progress
 from minitrain.provenance import require_torch
 from minitrain.replay import BucketLayout, replay
-from minitrain.run import rank_batches, start_model, start_streams, write_hashes
-from minitrain.training import make_optimizer, steps_to_train
+from minitrain.run import (
+    optimizer_of,
+    shard_batches,
+    start_model,
+    start_streams,
+    write_hashes,
+)
+from minitrain.sync.strategies import find_strategy
+from minitrain.training import steps_to_train
 
 
 def main() -> None:
@@ -29,18 +37,27 @@ def main() -> None:
 
     # DDP broadcasts rank 0's weights, so the replay starts from rank 0's seed; what a
     # rank draws afterwards (dropout) goes on from its own.
-    streams = start_streams(params, world_size)
+    shards = shard_batches(params, Path(f"data/shards/world-{world_size}"), world_size)
+    streams = start_streams(params, len(shards))
     model = start_model(params, rank=0)
-    shards = Path(f"data/shards/world-{world_size}")
-    ranks = [rank_batches(params, shards, r, world_size) for r in range(world_size)]
-    num_steps = steps_to_train(params.train, len(ranks[0].order))
+    num_steps = steps_to_train(params.train, len(shards[0].order))
 
     # Which gradients were added up together is the one thing it takes from the run.
     layout = BucketLayout(read_jsonl(Path(f"data/runs/gloo-{world_size}/hashes.jsonl")))
     steps = progress(range(num_steps), f"replay-{world_size}", total=num_steps)
     recorder = Recorder(model, recorded_steps(num_steps, params.train.hash_every))
-    optimizer = make_optimizer(model, params.train)
-    results = replay(model, ranks, layout, optimizer, steps, recorder, streams)
+    results = replay(
+        model,
+        shards,
+        layout,
+        optimizer_of(model, params.train),
+        steps,
+        recorder,
+        streams,
+        find_strategy(params.train.sync),
+        world_size,
+        make_precision(params.train.precision),
+    )
 
     out = Path(f"data/runs/replay-{world_size}")
     save_tensors(out / "state.pt", model.state_dict())

@@ -13,15 +13,19 @@ from pathlib import Path
 from minitrain.equivalence import (
     bits_rung,
     data_rung,
-    hashes_rung,
     not_run,
+    precision_rung,
     ranks_rung,
     reduced_once_rung,
+    replay_rungs,
     trained_rung,
 )
 from minitrain.errors import run_stage
 from minitrain.files import atomic_path, read_jsonl, sha256_file, write_json
 from minitrain.hashes import load_tensors
+from minitrain.params import load_params
+from minitrain.promises import not_promised
+from minitrain.sync.strategies import find_strategy
 
 
 def main() -> None:
@@ -38,25 +42,30 @@ def main() -> None:
     states = [load_tensors(file) for file in state_files]
     hashes = read_jsonl(folder / "hashes.jsonl")
 
+    train = load_params(Path("params.yaml")).train
     rungs = {
         "trained": trained_rung(hashes),
         "reduced_once": reduced_once_rung(hashes),
         "ranks": ranks_rung(states),
     }
+    if train.precision == "fp16":
+        rungs["precision"] = precision_rung(hashes)
     if backend == "gloo":
         expected = read_jsonl(replay / "hashes.jsonl")
         rungs["data"] = data_rung(hashes, expected)
-        for what in ("gradients", "parameters", "buffers"):
-            rungs[f"replay_{what}"] = hashes_rung(hashes, expected, what, world_size)
+        rungs |= replay_rungs(hashes, expected, world_size)
         rungs["replay"] = bits_rung(states[0], load_tensors(replay / "state.pt"))
     else:
         # its kernels add in an order of their own, so a CPU cannot repeat its bits
         rungs["replay"] = not_run(f"{backend} computes on another device")
 
+    strategy = find_strategy(train.sync)
+    rungs |= not_promised(rungs, strategy, train.precision)
+
     with atomic_path(Path(f"data/evidence/{run}")) as out:
         out.mkdir()
         shutil.copy(state_files[0], out / "state.pt")
-        for name in ("gradients.pt", "early.pt", "hashes.jsonl"):
+        for name in ("gradients.pt", "early.pt", "hashes.jsonl", "losses.csv"):
             shutil.copy(folder / name, out / name)
         verdicts = {name: rung.as_dict() for name, rung in rungs.items()}
         hashes_of_states = [sha256_file(file) for file in state_files]

@@ -3,12 +3,17 @@
 import getpass
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import torch
+from zygote import Zygote, start_by_fork
+
+from minitrain import launcher
 
 NEEDS_GPU = "needs a GPU"
 CACHE_OF_TORCH = f"torchinductor_{getpass.getuser()}"
@@ -16,6 +21,30 @@ SET_BY_OTHERS = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}
 # bits depend on the number of threads: tests compare with ranks, which have one
 torch.set_num_threads(1)
 skipped_on_ci: list[str] = []
+
+
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[Zygote]:
+    """Forks the ranks of all tests but the launcher's own."""
+    zygote = Zygote()
+    yield zygote
+    zygote.stop()
+
+
+@pytest.fixture(autouse=True)
+def ranks_by_fork(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks start in milliseconds; ``real_launch`` marks tests of how they do."""
+    if request.node.get_closest_marker("real_launch"):
+        return
+
+    def start(ranks: Any, payload: bytes, environment: Mapping[str, str]) -> None:
+        # made when first needed
+        zygote = request.getfixturevalue("zygote")
+        start_by_fork(zygote, ranks, payload, environment)
+
+    monkeypatch.setattr(launcher._Ranks, "start", start)
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +59,7 @@ def nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     segments = _shared_memory()
     yield
     tempfile.tempdir = outside
-    left = psutil.Process().children(recursive=True)
+    left = [p for p in psutil.Process().children(recursive=True) if not _is_zygote(p)]
     for child in left:
         child.kill()
     names = (environment.keys() | os.environ.keys()) - SET_BY_OTHERS
@@ -43,6 +72,12 @@ def nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     files = {file.name for file in temporary.iterdir()} - {CACHE_OF_TORCH}
     assert not files, f"temporary files left behind: {files}"
     assert _shared_memory() <= segments, "shared memory left behind"
+
+
+def _is_zygote(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return any(part.endswith("zygote.py") for part in process.cmdline())
+    return False
 
 
 def _shared_memory() -> set[Path]:

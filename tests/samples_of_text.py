@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from minitrain.batches import Batch, RankBatches
+from minitrain.batches import Batch, ShardBatches
 from minitrain.corpus import tokenize
 from minitrain.data import Samples, write_shards
 
@@ -36,15 +36,19 @@ def rank_batches(
     *,
     global_batch_size: int = 4,
     seed: int = 3,
-) -> RankBatches:
+    num_files: int | None = None,
+    num_parts: int = 1,
+) -> ShardBatches:
     """The batches of one rank over ``texts``, padded to eight tokens."""
-    return RankBatches(
-        dealt(folder, world_size, texts),
+    return ShardBatches(
+        dealt(folder, num_files or world_size, texts),
         rank,
         world_size,
         block_size=8,
         global_batch_size=global_batch_size,
         seed=seed,
+        num_files=num_files,
+        num_parts=num_parts,
     )
 
 
@@ -56,4 +60,4 @@ def batch_of(rows: list[list[int]], block_size: int) -> Batch:
         ids[index, : len(row)] = labels[index, : len(row)] = torch.tensor(row)
     targets = sum(len(row) - 1 for row in rows)
     inputs = {"input_ids": ids, "labels": labels}
-    return Batch(0, inputs, targets, targets, ())
+    return Batch(0, inputs, targets, targets, (), 0)

@@ -13,6 +13,8 @@ from minitrain import arms
 from minitrain.arms import arms_of, measure
 from minitrain.launcher import launch
 from minitrain.params import Params
+from minitrain.sync import Strategy
+from minitrain.sync.strategies import PLAIN, find_strategy
 
 STEPS = 2
 
@@ -31,17 +33,22 @@ def params(*world_sizes: int) -> Params:
 
 
 def test_arms_of_two_world_sizes() -> None:
-    found = {arm.name: (arm.kind, arm.processes) for arm in arms_of(params(1, 2, 4))}
-    assert found == {
-        "one_process": ("alone", 1),
-        "one_process_all_cores": ("alone", 1),
-        "gloo-2": ("ddp", 2),
-        "gloo-2-silent": ("silent", 2),
-        "gloo-4": ("ddp", 4),
-        "gloo-4-silent": ("silent", 4),
-        "gloo-4-timed": ("timed", 4),
-        "gloo-4-again": ("ddp", 4),
+    small = params(1, 2, 4)
+    found = {
+        arm.name: (arm.params(small).train.sync, arm.processes, arm.timed)
+        for arm in arms_of(small)
     }
+    assert found == {
+        "one_process": (PLAIN, 1, False),
+        "one_process_all_cores": (PLAIN, 1, False),
+        "gloo-2": ("ddp", 2, False),
+        "gloo-2-silent": (PLAIN, 2, False),
+        "gloo-4": ("ddp", 4, False),
+        "gloo-4-silent": (PLAIN, 4, False),
+        "gloo-4-timed": ("ddp", 4, True),
+        "gloo-4-again": ("ddp", 4, False),
+    }
+    assert find_strategy(PLAIN) is Strategy
 
 
 def test_one_process_alone_still_has_a_twin() -> None:
@@ -71,7 +78,7 @@ def measured(folder: Path, slow_start: bool) -> list[dict[str, Any]]:
     train = arms.train
 
     def slow_train(*rest: Any) -> Any:
-        steps: Iterable[int] = rest[4]
+        steps: Iterable[int] = rest[3]
         if slow_start and len(list(steps)) == 1:
             time.sleep(1)
         return train(*rest)
@@ -79,7 +86,8 @@ def measured(folder: Path, slow_start: bool) -> list[dict[str, Any]]:
     with distributed() as (rank, _):
         if rank == 1:
             arms.train = slow_train
-        return measure(params(1, 2), folder, range(2))
+        small = params(1, 2)
+        return measure(small, folder, range(2), arms_of(small))
 
 
 def test_every_arm_has_a_row_for_every_round(shards: Path) -> None:

@@ -16,7 +16,7 @@ def everyone(
 ) -> list[Batch]:
     """The batch of every rank at ``step``; four samples in all."""
     return [
-        rank_batches(folder, rank, world_size, texts).batch(step)
+        rank_batches(folder, rank, world_size, texts).parts(step)[0]
         for rank in range(world_size)
     ]
 
@@ -33,7 +33,7 @@ def texts_of(batch: Batch) -> list[str]:
 
 
 def test_padding_by_hand(tmp_path: Path) -> None:
-    batch = rank_batches(tmp_path, 0, 1, ["ab"], global_batch_size=1).batch(0)
+    batch = rank_batches(tmp_path, 0, 1, ["ab"], global_batch_size=1).parts(0)[0]
     # one sample, block of eight: boundary a b boundary, then padding
     assert batch.inputs["input_ids"].tolist() == [[255, 97, 98, 255, 0, 0, 0, 0]]
     assert batch.inputs["labels"].tolist() == [[255, 97, 98, 255, *[-100] * 4]]
@@ -91,8 +91,8 @@ def test_steps_have_names_of_their_own(tmp_path: Path) -> None:
 
 def test_step_can_be_asked_for_in_any_order(tmp_path: Path) -> None:
     batches = rank_batches(tmp_path, 1, 2, ELEVEN)
-    forwards = [batches.batch(step).digests for step in range(7)]
-    backwards = [batches.batch(step).digests for step in reversed(range(7))]
+    forwards = [batches.parts(step)[0].digests for step in range(7)]
+    backwards = [batches.parts(step)[0].digests for step in reversed(range(7))]
     assert backwards == forwards[::-1]
 
 
@@ -136,8 +136,8 @@ def test_same_texts_at_other_places_change_the_name(tmp_path: Path) -> None:
 
 
 def test_another_seed_gives_other_batches(tmp_path: Path) -> None:
-    first = rank_batches(tmp_path, 0, 1, ELEVEN, seed=1).batch(0)
-    second = rank_batches(tmp_path, 0, 1, ELEVEN, seed=2).batch(0)
+    first = rank_batches(tmp_path, 0, 1, ELEVEN, seed=1).parts(0)[0]
+    second = rank_batches(tmp_path, 0, 1, ELEVEN, seed=2).parts(0)[0]
     assert first.digests != second.digests
 
 
@@ -162,7 +162,7 @@ def test_ledger_counts_samples_and_those_that_come_twice() -> None:
 def test_device_is_that_of_the_tensors(tmp_path: Path) -> None:
     batches = rank_batches(tmp_path, 0, 1, ELEVEN)
     batches.device = torch.device("meta")
-    batch = batches.batch(0)
+    batch = batches.parts(0)[0]
     assert batch.inputs["input_ids"].is_meta
     assert batch.inputs["labels"].is_meta
 
@@ -173,3 +173,30 @@ def test_loss_is_the_one_of_the_output() -> None:
 
     inputs = {"input_ids": torch.tensor(5), "labels": torch.tensor(3)}
     assert causal_lm_loss(model, inputs).item() == 2
+
+
+def test_parts_of_a_batch_are_its_samples_in_turn(tmp_path: Path) -> None:
+    (whole,) = rank_batches(tmp_path, 0, 2, ELEVEN).parts(0)
+    parts = rank_batches(tmp_path, 0, 2, ELEVEN, num_parts=2).parts(0)
+    assert [part.digests for part in parts] == [whole.digests[::2], whole.digests[1::2]]
+    assert {part.global_targets for part in parts} == {whole.global_targets}
+    assert sum(part.num_targets for part in parts) == whole.num_targets
+
+
+def test_part_without_samples_still_takes_part(tmp_path: Path) -> None:
+    # the smaller last batch leaves rank 0 of two with two samples, for three parts
+    parts = rank_batches(tmp_path, 0, 2, ELEVEN, num_parts=3).parts(2)
+    assert [len(part.digests) for part in parts] == [1, 1, 0]
+    assert [part.num_targets > 0 for part in parts] == [True, True, False]
+
+
+@pytest.mark.parametrize("num_files", [1, 2, 4])
+def test_shards_are_the_same_whoever_reads_them(tmp_path: Path, num_files: int) -> None:
+    """Four shards out of the files of one, two and four ranks."""
+    read = [
+        rank_batches(tmp_path / "files", s, 4, ELEVEN, num_files=num_files).parts(1)[0]
+        for s in range(4)
+    ]
+    own = [rank_batches(tmp_path / "own", s, 4, ELEVEN).parts(1)[0] for s in range(4)]
+    assert [batch.digests for batch in read] == [batch.digests for batch in own]
+    assert [batch.shard for batch in read] == [0, 1, 2, 3]

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import minitrain
 from minitrain.check import check_data_parallel, count_targets
+from minitrain.cut import cut, tensors_of
 from minitrain.errors import EvidenceError, UserError
-from minitrain.trial import CutBatches, cut, tensors_of
 from minitrain.zoo.subjects import make_batches, make_trial, plain
 
 PAIRS = [(torch.randn(8, 3), torch.randn(8, 1)) for _ in range(4)]
@@ -104,14 +104,21 @@ def test_random_numbers_of_the_caller_are_left_alone() -> None:
     ("batches", "options", "expected"),
     [
         (PAIRS, {"world_size": 1}, "world_size = 1: must be at least 2"),
-        (PAIRS, {"sync": "fsdp"}, "sync = 'fsdp': must be one of ddp, or a callable"),
+        (
+            PAIRS,
+            {"sync": "horovod"},
+            "train.sync = 'horovod': must be one of ddp, per_parameter, flat, "
+            "reduce_scatter, fp16_compress, bf16_compress, powersgd, zero1, fsdp, "
+            "invariant, shm, invariant_shm, or package.module:Class",
+        ),
         (PAIRS, {"optimizer": "lion"}, "optimizer = 'lion': must be one of adamw, sgd"),
         (PAIRS, {"steps": 1}, "steps = 1: must be at least 2"),
         ([], {}, "steps = 0: must be at least 2"),
         (
             PAIRS,
             {"world_size": 9},
-            "batches[0]: 8 samples cannot be cut for 9 processes",
+            "batches[0]: 8 samples cannot be cut into 9 parts (processes or logical "
+            "shards, times grad_accumulation_steps)",
         ),
         (
             [*PAIRS, (torch.ones(2), torch.ones(3))],
@@ -150,12 +157,12 @@ def test_targets_are_counted_without_the_first_of_a_row() -> None:
 
 def test_parts_have_the_samples_of_the_whole() -> None:
     trial = make_trial()
-    whole = CutBatches(trial, 0, 1).batch(3)
-    parts = [CutBatches(trial, rank, 3).batch(3) for rank in range(3)]
+    whole = trial.cut([0], 1).parts(3)[0]
+    parts = [trial.cut([rank], 3).parts(3)[0] for rank in range(3)]
     digests = [digest for part in parts for digest in part.digests]
     assert sorted(digests) == sorted(whole.digests)
     assert sum(part.num_targets for part in parts) == whole.num_targets
     # after the last batch comes the first again
-    assert CutBatches(trial, 0, 1).batch(6).digests == (
-        CutBatches(trial, 0, 1).batch(0).digests
+    assert trial.cut([0], 1).parts(6)[0].digests == (
+        trial.cut([0], 1).parts(0)[0].digests
     )

@@ -122,15 +122,16 @@ def test_kinds_can_be_chosen(watch: Watch) -> None:
     assert stamps.now_ns == 5 * MS
 
 
-def bucket(called: int, done: int, *, last: bool = False) -> BucketEvent:
-    return BucketEvent(("w",), 4, last, called * MS, done * MS)
+def trace_of(*spans: tuple[int, int], last: int) -> SyncTrace:
+    events = [BucketEvent(("w",), 4, call * MS, done * MS) for call, done in spans]
+    return SyncTrace(events, computed_ns=last * MS)
 
 
 def test_bucket_times_by_hand() -> None:
-    # backward from 10 to 40; buckets 12-20, 18-25 and, the last, 30-38.
+    # 30 ms of backward, until 40; buckets 12-20, 18-25 and, the last, 30-38.
     # Union: 12-25 is 13, 30-38 is 8, together 21; before 30: 13. Exposed: 40 - 30
-    trace = SyncTrace([bucket(12, 20), bucket(18, 25), bucket(30, 38, last=True)])
-    assert bucket_times(trace, 10 * MS, 40 * MS) == {
+    trace = trace_of((12, 20), (18, 25), (30, 38), last=30)
+    assert bucket_times(trace, 30, 40 * MS) == {
         "to_last_bucket_ms": 20,
         "comm_exposed_ms": 10,
         "comm_total_ms": 21,
@@ -141,18 +142,46 @@ def test_bucket_times_by_hand() -> None:
 
 def test_bucket_that_is_still_under_way_is_hidden_in_part() -> None:
     # 12-35 is hidden until 30, when the last bucket is handed over; the union is 12-38
-    trace = SyncTrace([bucket(12, 35), bucket(30, 38, last=True)])
-    times = bucket_times(trace, 10 * MS, 40 * MS)
+    times = bucket_times(trace_of((12, 35), (30, 38), last=30), 30, 40 * MS)
     assert (times["comm_total_ms"], times["comm_hidden_ms"]) == (26, 18)
 
 
 def test_one_bucket_hides_nothing() -> None:
-    times = bucket_times(SyncTrace([bucket(30, 38, last=True)]), 10 * MS, 40 * MS)
+    times = bucket_times(trace_of((30, 38), last=30), 30, 40 * MS)
     assert (times["comm_total_ms"], times["comm_hidden_ms"]) == (8, 0)
 
 
 def test_no_buckets_no_times() -> None:
-    assert bucket_times(SyncTrace(), 10 * MS, 40 * MS) == {}
+    assert bucket_times(SyncTrace(), 30, 40 * MS) == {}
+
+
+def test_buckets_of_several_backward_passes_hide_nothing_before_the_last() -> None:
+    """Accumulation: 30 ms in all, of which the last pass is only a part."""
+    times = bucket_times(trace_of((50, 58), last=50), 30, 60 * MS)
+    assert (times["to_last_bucket_ms"], times["comm_exposed_ms"]) == (20, 10)
+
+
+def test_part_of_a_part_gets_a_name_of_its_own(watch: Watch) -> None:
+    stamps = StepClock(kind_of_step=lambda step: "plain")
+    stamps.begin(0)
+    watch.wait(9)
+    stamps.mark("optimizer")
+    stamps.carve("optimizer", "optimizer_comm", 4 * MS)
+    stamps.carve("optimizer", "nothing", None)
+    row = stamps.finish()
+    assert (row["optimizer_ms"], row["optimizer_comm_ms"]) == (5, 4)
+    # the step is as long as before
+    assert row["step_ms"] == 9
+    assert "nothing_ms" not in row
+
+
+def test_part_that_comes_twice_is_added_up(watch: Watch) -> None:
+    stamps = StepClock(kind_of_step=lambda step: "plain")
+    stamps.begin(0)
+    for ms, part in [(2, "forward"), (3, "backward"), (1, "forward")]:
+        watch.wait(ms)
+        stamps.mark(part)
+    assert stamps.finish()["forward_ms"] == 3
 
 
 @pytest.mark.parametrize(

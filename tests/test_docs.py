@@ -384,3 +384,17 @@ def test_hooks_and_ci_run_the_tools_of_make_test() -> None:
         assert f"$(BIN)/{tool}" in recipe
     workflow = (ROOT / ".github/workflows/ci.yml").read_text()
     assert "bash .ci/run" in workflow
+
+
+def test_strategy_of_the_tutorial_is_the_one_that_is_tested() -> None:
+    text = (ROOT / "docs" / "strategies.md").read_text()
+    toy = text.split("<!-- toy -->\n")[1].split("<!-- /toy -->")[0]
+    tested = (ROOT / "tests" / "toy_strategy.py").read_text()
+    assert toy == f"```python\n{tested}```\n"
+
+
+def test_every_strategy_is_documented() -> None:
+    from minitrain.sync.strategies import STRATEGIES
+
+    text = (ROOT / "docs" / "strategies.md").read_text()
+    assert all(f"`{name}`" in text for name in STRATEGIES)

@@ -14,18 +14,20 @@ from minitrain.equivalence import (
     bits_rung,
     breaches,
     data_rung,
-    early_state_rung,
-    final_state_rung,
-    gradients_rung,
     hashes_rung,
     not_run,
     own_to_each_rank,
     ranks_rung,
     reduced_once_rung,
-    state_rung,
     trained_rung,
 )
 from minitrain.params import Train
+from minitrain.tolerances import (
+    early_state_rung,
+    final_state_rung,
+    gradients_rung,
+    state_rung,
+)
 
 State = dict[str, Tensor]
 DEFAULT_RATE = 3e-4

@@ -291,7 +291,8 @@ def test_parameter_without_gradient_is_named() -> None:
         try_model(model, BATCH)
     assert the_line(raised) == (
         "model: parameter spare.weight (2 in all) gets no gradient; "
-        "use it in the loss or set requires_grad to False"
+        "use it in the loss, set requires_grad to False, or "
+        "train.find_unused_parameters to true"
     )
 
 

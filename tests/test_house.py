@@ -13,12 +13,32 @@ STAGES = sorted([*(ROOT / "stages").glob("*.py"), *(ROOT / "studies").rglob("*.p
 
 # a module may import from its own floor or from below
 FLOORS = [
-    {"errors", "files", "params", "progress", "provenance", "ring"}
+    {"errors", "files", "params", "progress", "provenance", "ring", "tree"}
     | {"randomness", "buffers"},
-    {"corpus", "data", "order", "batches", "grammar", "model", "factory"},
-    {"ddp", "sync", "launcher", "launched_rank", "torchrun"},
-    {"clock", "hashes", "training", "replay", "run", "arms", "trial"},
-    {"sensitivity", "ulp", "equivalence", "account", "baseline", "states", "compare"}
+    {"corpus", "data", "order", "batches", "cut", "grammar", "model", "factory"},
+    {"ddp", "links", "shared_memory", "sync", "launcher", "launched_rank", "torchrun"},
+    {
+        "clock",
+        "hashes",
+        "precision",
+        "traffic",
+        "training",
+        "replay",
+        "run",
+        "arms",
+        "trial",
+    },
+    {
+        "sensitivity",
+        "ulp",
+        "equivalence",
+        "tolerances",
+        "promises",
+        "account",
+        "baseline",
+        "states",
+        "compare",
+    }
     | {"collectives", "doctor", "walk", "locator", "check", "zoo", "compare_runs"},
     {"report", "cli"},
 ]

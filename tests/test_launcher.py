@@ -17,6 +17,8 @@ from waiting import wait_for
 from minitrain.errors import RankError, UserError
 from minitrain.launcher import launch, rank_environment, root_cause
 
+pytestmark = pytest.mark.real_launch
+
 
 def rank_and_sum(value: int) -> tuple[int, int, float]:
     import torch

@@ -19,26 +19,30 @@ from tiny import (
     with_factory,
 )
 
-from minitrain.batches import Batch, RankBatches
+from minitrain.batches import Batch, JoinedBatches
 from minitrain.buffers import untouched_buffers
 from minitrain.equivalence import (
     Rung,
     bits_rung,
     data_rung,
-    early_state_rung,
-    final_state_rung,
-    gradients_rung,
     hashes_rung,
     own_to_each_rank,
     ranks_rung,
-    state_rung,
     trained_rung,
 )
 from minitrain.errors import UserError
 from minitrain.launcher import launch
 from minitrain.randomness import untouched_random_state
 from minitrain.sensitivity import nudged_state
+from minitrain.sync import DEFAULTS
 from minitrain.sync.stock import StockDDP
+from minitrain.tolerances import (
+    early_state_rung,
+    final_state_rung,
+    gradients_rung,
+    state_rung,
+)
+from minitrain.training import mean_losses
 
 
 @pytest.fixture(scope="module")
@@ -123,10 +127,9 @@ def test_other_models_pass_every_rung_that_can_be_asked(
 
 def test_losses_of_the_ranks_sum_to_the_loss_of_one_process(shards: Path) -> None:
     params = tiny_params()
-    ranks = train_tiny(params, shards, 2).results
-    one = one_process_tiny(params, shards).results[0]
-    summed = [a + b for a, b in zip(ranks[0].losses, ranks[1].losses, strict=True)]
-    assert summed == pytest.approx(one.losses, abs=1e-6)
+    ranks = mean_losses(train_tiny(params, shards, 2).results)
+    one = mean_losses(one_process_tiny(params, shards).results)
+    assert ranks == pytest.approx(one, abs=1e-6)
 
 
 def test_each_rank_has_its_own_seed_and_all_start_from_rank_0(shards: Path) -> None:
@@ -137,7 +140,7 @@ def test_each_rank_has_its_own_seed_and_all_start_from_rank_0(shards: Path) -> N
         with distributed() as (rank, _):
             model = start_model(tiny_params(), rank)
             before = next(model.parameters()).sum().item()
-            StockDDP(model, timed=False)
+            StockDDP(model, DEFAULTS, timed=False)
             return before, next(model.parameters()).sum().item()
 
     (first, kept), (second, replaced) = launch(start_and_wrapped, 2)
@@ -152,7 +155,7 @@ def test_state_has_the_names_of_the_unwrapped_module(shards: Path) -> None:
 
 
 def one_rank_keeps_its_gradients(
-    rank: int, sync: StockDDP, batches: RankBatches
+    rank: int, sync: StockDDP, batches: JoinedBatches
 ) -> None:
     reduce = sync._reduce
 
@@ -178,28 +181,28 @@ def rewrap(sync: StockDDP, hook) -> None:
     sync._ddp.register_comm_hook(None, hook)
 
 
-def sum_instead_of_mean(rank: int, sync: StockDDP, batches: RankBatches) -> None:
+def sum_instead_of_mean(rank: int, sync: StockDDP, batches: JoinedBatches) -> None:
     sync._factor = 1.0
 
 
-def mean_of_means(rank: int, sync: StockDDP, batches: RankBatches) -> None:
+def mean_of_means(rank: int, sync: StockDDP, batches: JoinedBatches) -> None:
     from minitrain import training
 
     training.weighted_loss = lambda loss, batch, world_size: loss
 
 
-def duplicated_sample(rank: int, sync: StockDDP, batches: RankBatches) -> None:
-    whole = batches.shard
+def duplicated_sample(rank: int, sync: StockDDP, batches: JoinedBatches) -> None:
+    whole = batches.shards[0].samples
 
     class WithDuplicate:
         def __getitem__(self, index: int):
             return whole[index - 1 if index % 2 else index]
 
     if rank == 1:
-        batches.shard = WithDuplicate()
+        batches.shards[0].samples = WithDuplicate()
 
 
-def wrapper_bypassed(rank: int, sync: StockDDP, batches: RankBatches) -> None:
+def wrapper_bypassed(rank: int, sync: StockDDP, batches: JoinedBatches) -> None:
     sync.module = sync._ddp.module
 
 
@@ -234,7 +237,7 @@ def test_planted_fault_is_caught(shards: Path, fault) -> None:
 
 
 def test_buffers_that_rank_0_does_not_hand_out(shards: Path) -> None:
-    def not_broadcast(rank: int, sync: StockDDP, batches: RankBatches) -> None:
+    def not_broadcast(rank: int, sync: StockDDP, batches: JoinedBatches) -> None:
         sync._ddp.broadcast_buffers = False
 
     params = with_factory(tiny_params(), "other_models:batch_norm")
@@ -263,7 +266,7 @@ def test_adam_hides_the_scale_of_gradients_but_the_gradients_do_not(
     run = train_tiny(params, shards, 2, sum_instead_of_mean)
     right = train_tiny(params, shards, 2)
     last = NUM_STEPS - 1
-    losses = [sum(r.losses[last] for r in outcome.results) for outcome in (run, right)]
+    losses = [mean_losses(outcome.results)[last] for outcome in (run, right)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
     gradients = [outcome.results[0].kept["gradients"] for outcome in (run, right)]
     # 2 ranks: the sum is twice the mean, exactly
@@ -280,7 +283,7 @@ def test_nan_loss_ends_training_with_one_line(shards: Path) -> None:
 def test_timing_hook_has_the_bits_of_stock_ddp(shards: Path) -> None:
     """At 3 ranks, where multiplying by 1/3 and dividing by 3 differ."""
 
-    def without_hook(rank: int, sync: StockDDP, batches: RankBatches) -> None:
+    def without_hook(rank: int, sync: StockDDP, batches: JoinedBatches) -> None:
         from minitrain.ddp import unwrap, wrap_for_ddp
 
         sync._ddp = sync.module = wrap_for_ddp(unwrap(sync.module))
@@ -358,16 +361,16 @@ def test_training_is_stable_at_the_default_rate(shards: Path) -> None:
     assert rung.verdict == "within tolerance"
 
 
-def equal_weights_in_the_tail(rank: int, sync: object, batches: RankBatches) -> None:
+def equal_weights_in_the_tail(rank: int, sync: object, batches: JoinedBatches) -> None:
     """A mean of means, but only in the smaller last batch of an epoch."""
-    whole = batches.batch
+    whole = batches.parts
 
-    def batch(step: int) -> Batch:
-        right = whole(step)
-        share = right.global_targets // batches.world_size
-        return replace(right, num_targets=share) if step == 4 else right
+    def parts(step: int) -> list[Batch]:
+        (right,) = whole(step)
+        share = right.global_targets // 2
+        return [replace(right, num_targets=share) if step == 4 else right]
 
-    batches.batch = batch
+    batches.parts = parts
 
 
 def test_fault_that_ranks_and_replay_share_is_caught(shards: Path) -> None:

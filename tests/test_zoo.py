@@ -1,26 +1,30 @@
 """The zoo: every bug is caught and located with its cause; no clean run is."""
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
 
 from minitrain.check import Ladder, examine
+from minitrain.sync import Defaults
 from minitrain.trial import Outcome, run_one_process
 from minitrain.zoo.bugs import BUGS, Bug
-from minitrain.zoo.subjects import MODELS, make_trial
+from minitrain.zoo.subjects import MODELS, NUM_STEPS, make_trial
 
 ALTERS_NOTHING = ["redundant_sync"]
 UNKNOWN = ["mismatched_bucket_order"]
 
 
 @cache
-def one_process(model: str) -> Outcome:
-    return run_one_process(make_trial(model))
+def one_process(model: str, steps: int) -> Outcome:
+    return run_one_process(make_trial(model, steps=steps))
 
 
 def ladder_of(bug: Bug) -> Ladder:
-    trial = make_trial(bug.model)
-    return examine(trial, 2, bug.plant, timeout_s=120, one=one_process(bug.model))
+    steps = bug.steps(NUM_STEPS)
+    trial = make_trial(bug.model, steps=steps)
+    one = one_process(bug.model, steps)
+    return examine(trial, 2, bug.plant, timeout_s=120, one=one)
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
@@ -50,6 +54,8 @@ def test_ranks_that_agree_are_no_proof() -> None:
 @pytest.mark.parametrize("model", MODELS)
 def test_clean_run_is_no_false_alarm(model: str, world_size: int) -> None:
     trial = make_trial(model, optimizer="sgd" if world_size == 3 else "adamw")
+    tuning = Defaults(find_unused_parameters=model == "spare_parameter")
+    trial = replace(trial, tuning=tuning)
     ladder = examine(trial, world_size, timeout_s=120)
     assert ladder.well, str(ladder)
     assert ladder.divergence is None

@@ -8,7 +8,7 @@ import torch
 from project import ROOT
 from torch import Tensor
 
-from minitrain.batches import RankBatches
+from minitrain.batches import JoinedBatches
 from minitrain.clock import Row, StepClock
 from minitrain.corpus import tokenize
 from minitrain.data import Samples, write_shards
@@ -17,12 +17,19 @@ from minitrain.hashes import Recorder
 from minitrain.launcher import launch
 from minitrain.params import Params, load_params
 from minitrain.replay import BucketLayout, replay
-from minitrain.run import rank_batches, start_model, start_streams, write_hashes
-from minitrain.sync.stock import NoSync, StockDDP
-from minitrain.training import TrainResult, make_optimizer, train
+from minitrain.run import (
+    optimizer_of,
+    rank_batches,
+    start_model,
+    start_streams,
+    write_hashes,
+)
+from minitrain.sync import Strategy
+from minitrain.sync.stock import StockDDP
+from minitrain.training import TrainResult, train
 
 NUM_STEPS = 6
-Fault = Callable[[int, StockDDP, RankBatches], None]
+Fault = Callable[[int, StockDDP, JoinedBatches], None]
 
 
 @dataclass
@@ -88,14 +95,14 @@ def _be_a_rank(
     torch.set_num_threads(1)
     with distributed() as (rank, world_size):
         model = start_model(params, rank)
-        sync = StockDDP(model, timed=True)
+        sync = StockDDP(model, params.train)
         batches = rank_batches(params, folder, rank, world_size)
         if fault is not None:
             fault(rank, sync, batches)
         recorder = Recorder(model, range(NUM_STEPS))
-        optimizer = make_optimizer(model, params.train)
+        optimizer = optimizer_of(model, params.train)
         steps = range(NUM_STEPS)
-        result = train(model, sync, batches, optimizer, steps, recorder, StepClock())
+        result = train(sync, batches, optimizer, steps, recorder, StepClock())
         sync.finish()
         return result, model.state_dict()
 
@@ -118,7 +125,7 @@ def replay_tiny(
     recorder = Recorder(model, range(NUM_STEPS))
     layout = BucketLayout(run.rows)
     steps = range(NUM_STEPS)
-    optimizer = make_optimizer(model, params.train)
+    optimizer = optimizer_of(model, params.train)
     results = replay(model, ranks, layout, optimizer, steps, recorder, streams)
     return _outcome(folder, results, [model.state_dict()])
 
@@ -130,10 +137,9 @@ def one_process_tiny(params: Params, shards: Path) -> Outcome:
     recorder = Recorder(model, range(NUM_STEPS))
     clock = StepClock(kind_of_step=lambda step: "plain")
     result = train(
-        model,
-        NoSync(model),
+        Strategy(model, params.train),
         rank_batches(params, folder, 0, 1),
-        make_optimizer(model, params.train),
+        optimizer_of(model, params.train),
         range(NUM_STEPS),
         recorder,
         clock,

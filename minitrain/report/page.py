@@ -18,6 +18,7 @@ from minitrain.report.ladder import equivalence_sentences, rungs, verdict_in_wor
 from minitrain.report.manifest import manifest
 from minitrain.report.numbers import percent, plural, thousands, times
 from minitrain.report.results import Results
+from minitrain.report.studied import studied_ladder
 from minitrain.report.words import (
     PARTS,
     Finding,
@@ -47,6 +48,7 @@ def page(results: Results, finding: Finding) -> list[Block]:
     return [
         *_result(results, finding),
         *_equivalence(results),
+        *studied_ladder(results.studied_ladder),
         *_time(results, finding),
         Heading("Did they learn the same?"),
         Picture(LOSSES_PNG, losses_headline(results.losses)),
@@ -168,6 +170,7 @@ def _account_table(results: Results) -> Table:
             *(_part(results, run, account, part) for run, account in accounts.items()),
         ]
         for part, label in {**PARTS, **totals}.items()
+        if any(part in account for account in accounts.values())
     ]
     closed = ("yes" if account["closed"] else "no" for account in accounts.values())
     gaps = (f"{account['gap_pct']:.1f} %" for account in accounts.values())

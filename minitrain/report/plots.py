@@ -21,6 +21,7 @@ PART_COLOURS = {
     "interference_ms": "#E69F00",
     "comm_exposed_ms": ORANGE,
     "optimizer_ms": GREEN,
+    "optimizer_comm_ms": PURPLE,
 }
 DARK_PARTS = ("backward_compute_ms", "comm_exposed_ms", "optimizer_ms")
 RUN_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, BLACK)

@@ -32,6 +32,7 @@ class Results:
     timing: Mapping[str, Mapping[str, Any]]
     account: pd.DataFrame
     losses: Mapping[str, pd.DataFrame]
+    studied_ladder: pd.DataFrame
 
     def __post_init__(self) -> None:
         named = {"baseline": self.baseline_provenance, **self.provenance}

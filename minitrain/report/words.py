@@ -20,9 +20,15 @@ PARTS = {
     "interference_ms": "interference",
     "comm_exposed_ms": "exposed communication",
     "optimizer_ms": "optimizer",
+    "optimizer_comm_ms": "communication of the optimizer",
 }
 COMPUTE = ("forward_ms", "backward_compute_ms", "optimizer_ms")
-COMMUNICATION = ("wait_ms", "interference_ms", "comm_exposed_ms")
+COMMUNICATION = (
+    "wait_ms",
+    "interference_ms",
+    "comm_exposed_ms",
+    "optimizer_comm_ms",
+)
 
 
 @dataclass(frozen=True)

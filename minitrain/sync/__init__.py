@@ -1,10 +1,21 @@
 """How the gradients of the ranks become one: one file per family of strategies."""
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
-from torch import nn
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from minitrain.errors import UserError
+from minitrain.ring import ring_sum
+
+Promise = Literal["reduced_once", "replay", "one_process", "loss"]
+# (calls, bytes of one rank's payload) by operation, in one step
+Traffic = dict[str, tuple[int, int]]
+EXACT: frozenset[Promise] = frozenset({"reduced_once", "replay", "one_process"})
 
 
 @dataclass
@@ -17,37 +28,192 @@ class BucketEvent:
 
     parameters: tuple[str, ...]
     num_bytes: int
-    is_last: bool
     called_ns: int | None
     done_ns: int | None = 0
 
 
 @dataclass
 class SyncTrace:
-    """The buckets of the current step, in the order in which they were handed over."""
+    """The buckets of the current step, in the order in which they were handed over.
+
+    ``computed_ns`` is when the last gradient was there: from then on nothing hides
+    communication. ``optimizer_ns`` is what the optimizer's step spent on it.
+    """
 
     events: list[BucketEvent] = field(default_factory=list)
+    computed_ns: int | None = None
+    optimizer_ns: int | None = None
 
     def clear(self) -> None:
         """Forget the step before."""
         self.events.clear()
+        self.computed_ns = self.optimizer_ns = None
 
 
-class GradientSync(Protocol):
-    """What the training loop knows of a strategy.
+class Tuning(Protocol):
+    """What the strategies can be told: ``train`` of params.yaml has it."""
 
-    ``module`` is called for the forward pass; when ``backward`` returns, every
-    parameter's gradient is the synchronised one. ``trace`` stays empty where the
-    strategy does not watch its buckets.
+    @property
+    def bucket_cap_mb(self) -> float | None: ...
+
+    @property
+    def overlap(self) -> bool: ...
+
+    @property
+    def find_unused_parameters(self) -> bool: ...
+
+    @property
+    def logical_shards(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """A :class:`Tuning` with the defaults of params.yaml."""
+
+    bucket_cap_mb: float | None = None
+    overlap: bool = True
+    find_unused_parameters: bool = False
+    logical_shards: int = 8
+
+
+DEFAULTS = Defaults()
+
+
+class Strategy:
+    """The plain module and no synchronisation; the base of all that synchronise.
+
+    ``module`` is called for the forward pass. A step is one or more :meth:`part`, each
+    a forward and a backward pass, then :meth:`reduce`: afterwards every parameter's
+    gradient is the synchronised one. ``trace`` has the buckets of the step, as far as
+    the strategy watches them; ``timed`` asks it to.
+
+    ``promises`` says what the ladder may hold the strategy to. ``averages``: the ranks'
+    gradients are divided by their number, and the loss is weighted accordingly.
+    ``has_account``: a backward pass can be made without communication, so that the
+    time of a step can be told apart. ``has_buckets``: DDP's, with their settings.
     """
 
-    module: nn.Module
-    trace: SyncTrace
+    promises: ClassVar[frozenset[Promise]] = EXACT
+    averages: ClassVar[bool] = True
+    has_account: ClassVar[bool] = True
+    has_buckets: ClassVar[bool] = False
 
-    def silent(self) -> AbstractContextManager[None]:
+    def __init__(
+        self,
+        model: nn.Module,
+        tuning: Tuning,
+        *,
+        group: dist.ProcessGroup | None = None,
+        timed: bool = True,
+    ) -> None:
+        self.model, self.tuning, self.group, self.timed = model, tuning, group, timed
+        self.module: nn.Module = model
+        self.trace = SyncTrace()
+        self.world_size = dist.get_world_size(group) if dist.is_initialized() else 1
+
+    @property
+    def divisor(self) -> int:
+        """What the sum of the ranks' gradients is divided by."""
+        return self.world_size if self.averages else 1
+
+    @classmethod
+    def num_shards(cls, world_size: int, tuning: Tuning) -> int:
+        """Into how many parts a global batch is cut, each with a gradient of its own
+        and random numbers of its own.
+        """
+        return world_size
+
+    @classmethod
+    def require(cls, tuning: Tuning, world_size: int, precision: str) -> None:
+        """Raise UserError for settings that the strategy cannot follow."""
+        changed = {
+            "bucket_cap_mb": (tuning.bucket_cap_mb, None),
+            "overlap": (tuning.overlap, True),
+            "find_unused_parameters": (tuning.find_unused_parameters, False),
+        }
+        for key, (value, neutral) in changed.items():
+            if not cls.has_buckets and value != neutral:
+                raise UserError(
+                    f"train.{key} = {value}: must be {neutral} with {cls.__name__}, "
+                    "which has no buckets of DDP"
+                )
+
+    @contextmanager
+    def part(self, shard: int, is_last: bool) -> Iterator[None]:
+        """Around the forward and backward pass of one part of the step's batch."""
+        yield
+
+    @contextmanager
+    def silent(self) -> Iterator[None]:
         """Forward and backward inside leave local gradients and send nothing."""
-        ...
+        yield
+
+    def reduce(self) -> None:
+        """Synchronise what the backward passes of the step have not yet."""
+
+    def optimizer(
+        self, kind: type[torch.optim.Optimizer], learning_rate: float
+    ) -> torch.optim.Optimizer:
+        """The optimizer, all but the learning rate as torch has it."""
+        # every optimizer's own arguments are named, the base class's are not
+        make: Any = kind
+        made: torch.optim.Optimizer = make(self.model.parameters(), lr=learning_rate)
+        return made
 
     def finish(self) -> None:
         """Bring the ranks to one state after the last step; call it on all of them."""
-        ...
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The whole state of the unwrapped model; call it on all ranks."""
+        return dict(self.model.state_dict())
+
+    def traffic(self) -> Traffic:
+        """What the last step should have handed to torch's collectives; without what
+        buffers take.
+        """
+        return {}
+
+    def close(self) -> None:
+        """Free what the process group does not; call it on all ranks."""
+
+    @staticmethod
+    def reference(gradients: Sequence[Tensor]) -> Tensor:
+        """What becomes of one bucket, in one process: flat gradients of each shard in,
+        already divided if the strategy averages; the synchronised bucket out.
+        """
+        return ring_sum(gradients)
+
+
+def trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that have a gradient, by name."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def num_bytes(parameters: Iterable[Tensor]) -> int:
+    """Of all of them together."""
+    return sum(parameter.nbytes for parameter in parameters)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The tensor itself, or all of it where ranks hold a part each: call it on all."""
+    gather = getattr(tensor, "full_tensor", None)
+    return (tensor if gather is None else gather()).detach()
+
+
+def timeout_s(group: dist.ProcessGroup | None) -> float:
+    """The limit of every wait in ``group``."""
+    backend = (group or world())._get_backend(torch.device("cpu"))
+    return float(backend.options._timeout.total_seconds())
+
+
+def world() -> dist.ProcessGroup:
+    """The process group of all ranks."""
+    group = dist.group.WORLD
+    assert group is not None
+    return group
+
+
+def broadcast(tensors: Iterable[Tensor], group: dist.ProcessGroup | None) -> None:
+    """Rank 0's values everywhere."""
+    for tensor in tensors:
+        dist.broadcast(tensor.detach(), group=group, group_src=0)

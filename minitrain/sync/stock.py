@@ -1,38 +1,78 @@
-"""Stock DistributedDataParallel, watched or not, and no synchronisation at all."""
+"""DistributedDataParallel and what becomes of its buckets."""
 
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 
-from minitrain.ddp import unwrap, wrap_for_ddp
-from minitrain.sync import BucketEvent, SyncTrace
+from minitrain.ddp import wrap_for_ddp
+from minitrain.sync import (
+    BucketEvent,
+    Strategy,
+    Traffic,
+    Tuning,
+    broadcast,
+    num_bytes,
+    trained,
+)
+
+Reduced = torch.futures.Future[Tensor]
 
 
-class StockDDP:
+class StockDDP(Strategy):
     """DDP with torch's defaults.
 
     ``timed`` adds a communication hook that does what DDP does without one, to the
     bit (multiply by 1/W, then sum), and notes when each bucket was handed over and
-    when it came back. The baseline stage shows what the hook costs.
+    when it came back. The baseline stage shows what the hook costs. Without
+    ``overlap`` buckets wait until the last one is there.
     """
 
+    has_buckets: ClassVar[bool] = True
+
     def __init__(
-        self, model: nn.Module, *, timed: bool, group: dist.ProcessGroup | None = None
+        self,
+        model: nn.Module,
+        tuning: Tuning,
+        *,
+        group: dist.ProcessGroup | None = None,
+        timed: bool = True,
     ) -> None:
-        self._ddp = wrap_for_ddp(model, group)
-        self._group = group
-        self.module: nn.Module = self._ddp
-        self.trace = SyncTrace()
-        if timed:
-            self._names = {id(p): n for n, p in unwrap(model).named_parameters()}
-            self._factor = 1.0 / dist.get_world_size(group)
+        super().__init__(model, tuning, group=group, timed=timed)
+        self._ddp = wrap_for_ddp(
+            model,
+            group,
+            bucket_cap_mb=tuning.bucket_cap_mb,
+            find_unused_parameters=tuning.find_unused_parameters,
+        )
+        self.module = self._ddp
+        self._names = {id(p): n for n, p in model.named_parameters()}
+        self._factor = 1.0 / self.world_size
+        self._late: list[tuple[GradBucket, BucketEvent, Reduced]] = []
+        if self._needs_hook():
             self._ddp.register_comm_hook(None, self._reduce)
+
+    def _needs_hook(self) -> bool:
+        return self.timed or not self.tuning.overlap
+
+    def exchange(self, bucket: GradBucket) -> Reduced:
+        """Start the reduction of one bucket."""
+        buffer = bucket.buffer().mul_(self._factor)
+        work = dist.all_reduce(buffer, group=self.group, async_op=True)
+        return work.get_future().then(lambda future: future.value()[0])
+
+    @contextmanager
+    def part(self, shard: int, is_last: bool) -> Iterator[None]:
+        if is_last:
+            yield
+        else:
+            with self._ddp.no_sync():
+                yield
 
     @contextmanager
     def silent(self) -> Iterator[None]:
@@ -43,38 +83,43 @@ class StockDDP:
 
     def finish(self) -> None:
         """What DDP does before a forward pass: rank 0's buffers go to everybody."""
-        for buffer in unwrap(self._ddp).buffers():
-            dist.broadcast(buffer, group=self._group, group_src=0)
+        broadcast(self.model.buffers(), self.group)
 
-    def _reduce(self, _: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    def traffic(self) -> Traffic:
+        return {
+            "all_reduce": (
+                len(self.trace.events),
+                num_bytes(trained(self.model).values()),
+            )
+        }
+
+    def _reduce(self, _: Any, bucket: GradBucket) -> Reduced:
         buffer = bucket.buffer()
-        called = None if buffer.is_cuda else time.perf_counter_ns()
+        now = None if buffer.is_cuda else time.perf_counter_ns()
         names = tuple(self._names[id(p)] for p in bucket.parameters())
-        event = BucketEvent(names, buffer.nbytes, bucket.is_last(), called)
+        event = BucketEvent(names, buffer.nbytes, now)
         self.trace.events.append(event)
-        work = dist.all_reduce(
-            buffer.mul_(self._factor), group=self._group, async_op=True
-        )
+        if bucket.is_last():
+            self.trace.computed_ns = now
+        if self.tuning.overlap:
+            return self._start(bucket, event)
+        later: Reduced = torch.futures.Future()
+        self._late.append((bucket, event, later))
+        if bucket.is_last():
+            self._start_late()
+        return later
 
-        def reduced(future: torch.futures.Future[Any]) -> Tensor:
-            event.done_ns = None if buffer.is_cuda else time.perf_counter_ns()
-            return future.value()[0]
+    def _start(self, bucket: GradBucket, event: BucketEvent) -> Reduced:
+        on_gpu = bucket.buffer().is_cuda
 
-        return work.get_future().then(reduced)
+        def reduced(future: Reduced) -> Tensor:
+            event.done_ns = None if on_gpu else time.perf_counter_ns()
+            return future.value()
 
+        return self.exchange(bucket).then(reduced)
 
-class NoSync:
-    """The plain module: each process trains alone, which is right for one process.
-
-    With several it is the ceiling that synchronisation can at best reach.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self.module = model
-        self.trace = SyncTrace()
-
-    def silent(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def finish(self) -> None:
-        """Nobody to agree with."""
+    def _start_late(self) -> None:
+        late, self._late = self._late, []
+        for bucket, event, later in late:
+            event.called_ns = time.perf_counter_ns()
+            later.set_result(self._start(bucket, event).wait())

@@ -28,7 +28,8 @@ VICTIM = 1
 @dataclass(frozen=True)
 class Bug:
     """``check`` catches it, at step ``step``; the locator's cause contains ``cause``
-    (empty: it alters nothing that is computed).
+    (empty: it alters nothing that is computed). ``last_step`` is the last one that is
+    not an error.
     """
 
     plant: Plant
@@ -37,11 +38,16 @@ class Bug:
     step: int
     cause: str
     model: str = "plain"
+    last_step: int | None = None
 
     @property
     def name(self) -> str:
         """The plant's."""
         return self.plant.__name__
+
+    def steps(self, wanted: int) -> int:
+        """``wanted``, or as many as come before an error."""
+        return wanted if self.last_step is None else self.last_step + 1
 
 
 def wrapper_bypassed(seat: Seat) -> None:
@@ -80,7 +86,8 @@ def mean_of_means(seat: Seat) -> None:
 def group_of_one(seat: Seat) -> None:
     """Each rank reduces in a group of its own."""
     groups = [dist.new_group([rank]) for rank in range(seat.world_size)]
-    seat.sync = StockDDP(seat.model, timed=True, group=groups[seat.rank])
+    tuning = seat.sync.tuning
+    seat.sync = StockDDP(seat.model, tuning, group=groups[seat.rank])
 
 
 def missing_broadcast(seat: Seat) -> None:
@@ -124,12 +131,12 @@ def duplicate_samples(seat: Seat) -> None:
 
 def missing_set_epoch(seat: Seat) -> None:
     """The order of the first epoch, again and again."""
-    whole = seat.batches.batch
+    whole = seat.batches.parts
 
-    def batch(step: int) -> Batch:
-        return replace(whole(step % STEPS_PER_EPOCH), step=step)
+    def parts(step: int) -> list[Batch]:
+        return [replace(part, step=step) for part in whole(step % STEPS_PER_EPOCH)]
 
-    _set(seat.batches, batch=batch)
+    _set(seat.batches, parts=parts)
 
 
 def redundant_sync(seat: Seat) -> None:
@@ -175,13 +182,17 @@ def mismatched_bucket_order(seat: Seat) -> None:
 
 def another_data_seed(seat: Seat) -> None:
     """One rank shuffles with a seed of its own."""
-    whole = seat.batches.batch
+    whole = seat.batches.parts
 
-    def batch(step: int) -> Batch:
-        return replace(whole(step + 1), step=step)
+    def parts(step: int) -> list[Batch]:
+        return [replace(part, step=step) for part in whole(step + 1)]
 
     if seat.rank == VICTIM:
-        _set(seat.batches, batch=batch)
+        _set(seat.batches, parts=parts)
+
+
+def unused_parameter(seat: Seat) -> None:
+    """A parameter without gradient: its bucket waits for it, and step 0 passes."""
 
 
 def low_precision_reduce(seat: Seat) -> None:
@@ -209,8 +220,8 @@ def _set(thing: Any, **values: Any) -> None:
 
 
 def _change_batches(seat: Seat, change: Callable[[int, Batch], Batch]) -> None:
-    whole = seat.batches.batch
-    _set(seat.batches, batch=lambda step: change(step, whole(step)))
+    whole = seat.batches.parts
+    _set(seat.batches, parts=lambda step: [change(step, p) for p in whole(step)])
 
 
 def _rewrap(sync: StockDDP, hook: Callable[[Any, Any], Any]) -> None:
@@ -260,6 +271,15 @@ BUGS = [
     ),
     Bug(another_data_seed, "documented trap of samplers", "data", 0, "reads other"),
     Bug(redundant_sync, "Lightning #4092", "reduced_once", 0, ""),
+    Bug(
+        unused_parameter,
+        "documented contract of DDP",
+        "reduced_once",
+        0,
+        ALONE,
+        model="spare_parameter",
+        last_step=0,
+    ),
     Bug(mismatched_bucket_order, "documented contract of DDP", "ranks", 0, "unknown"),
     Bug(low_precision_reduce, "torch's bf16 hook", "replay_gradients", 0, "bfloat16"),
 ]

@@ -1,12 +1,12 @@
 """What the bugs are planted in: two tiny models, and batches of unequal lengths."""
 
-from types import SimpleNamespace
-
 import torch
 from torch import Tensor, nn
 
 from minitrain.batches import IGNORE_INDEX, causal_lm_loss
-from minitrain.check import STRATEGIES, count_targets
+from minitrain.cut import count_targets
+from minitrain.model import CausalOutput
+from minitrain.sync.stock import StockDDP
 from minitrain.trial import Trial
 
 VOCAB_SIZE = 61
@@ -26,13 +26,13 @@ class Bigrams(nn.Module):
         self.norm = norm
         self.head = nn.Linear(WIDTH, VOCAB_SIZE, bias=False)
 
-    def forward(self, input_ids: Tensor, labels: Tensor) -> SimpleNamespace:
+    def forward(self, input_ids: Tensor, labels: Tensor) -> CausalOutput:
         """``loss``: the mean over the labels that are not -100."""
         hidden = self.embedding(input_ids[:, :-1]).flatten(0, 1)
         logits = self.head(self.norm(torch.tanh(self.hidden(hidden))))
         targets = labels[:, 1:].flatten()
         loss = nn.functional.cross_entropy(logits, targets, ignore_index=IGNORE_INDEX)
-        return SimpleNamespace(loss=loss)
+        return CausalOutput(loss, logits)
 
 
 def plain() -> nn.Module:
@@ -40,12 +40,23 @@ def plain() -> nn.Module:
     return Bigrams(nn.LayerNorm(WIDTH))
 
 
+def spare_parameter() -> nn.Module:
+    """With a parameter that the loss does not depend on."""
+    model = Bigrams(nn.LayerNorm(WIDTH))
+    model.register_parameter("spare", nn.Parameter(torch.zeros(WIDTH)))
+    return model
+
+
 def batch_norm() -> nn.Module:
     """With running statistics."""
     return Bigrams(nn.BatchNorm1d(WIDTH))
 
 
-MODELS = {"plain": plain, "batch_norm": batch_norm}
+MODELS = {
+    "plain": plain,
+    "batch_norm": batch_norm,
+    "spare_parameter": spare_parameter,
+}
 
 
 def make_batches(seed: int, count: int = NUM_STEPS) -> list[dict[str, Tensor]]:
@@ -74,7 +85,7 @@ def make_trial(
         batches=make_batches(seed),
         loss=causal_lm_loss,
         count=count_targets,
-        sync=STRATEGIES["ddp"],
+        sync=StockDDP,
         optimizer="sgd" if optimizer == "sgd" else "adamw",
         learning_rate=1e-3,
         steps=steps,

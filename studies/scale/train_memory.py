@@ -11,9 +11,9 @@ from minitrain.clock import StepClock
 from minitrain.ddp import distributed
 from minitrain.hashes import Recorder
 from minitrain.params import load_params
-from minitrain.run import rank_batches, start_model
+from minitrain.run import optimizer_of, rank_batches, start_model
 from minitrain.sync.stock import StockDDP
-from minitrain.training import make_optimizer, train
+from minitrain.training import train
 
 
 def main() -> None:
@@ -22,10 +22,10 @@ def main() -> None:
     with distributed():
         model = start_model(params, rank=0)
         batches = rank_batches(params, Path("data/shards/world-1"), 0, 1)
-        optimizer = make_optimizer(model, params.train)
-        sync = StockDDP(model, timed=True)
+        sync = StockDDP(model, params.train)
+        optimizer = optimizer_of(model, params.train)
         recorder = Recorder(model, steps=())
-        train(model, sync, batches, optimizer, range(10), recorder, StepClock())
+        train(sync, batches, optimizer, range(10), recorder, StepClock())
     status = Path("/proc/self/status").read_text().splitlines()
     print(next(line for line in status if line.startswith("RssAnon")).split()[1])
 

@@ -1,5 +1,6 @@
 """Draw the matrix of bugs and checks, and loss curves with and without each bug."""
 
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from minitrain.report.canvas import BLUE, DPI, ORANGE, WIDTH_IN, canvas, save
 
 STUDY = Path(__file__).resolve().parent
 PALE = "#e4e4e4"
+words = methodcaller("replace", "_", " ")
 
 
 def main() -> None:
@@ -37,8 +39,8 @@ def draw_matrix(result: dict[str, Any]) -> None:
                 axes.plot(x + 0.5, y + 0.5, "o", color="white", markersize=7)
     axes.set(xlim=(0, len(checks)), ylim=(len(bugs), 0))
     middles = np.arange(len(checks)) + 0.5
-    axes.set_xticks(middles, in_words(checks), rotation=40, ha="right", fontsize=8)
-    axes.set_yticks(np.arange(len(bugs)) + 0.5, in_words(bugs), fontsize=9)
+    axes.set_xticks(middles, [*map(words, checks)], rotation=40, ha="right", fontsize=8)
+    axes.set_yticks(np.arange(len(bugs)) + 0.5, [*map(words, bugs)], fontsize=9)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     figure.subplots_adjust(bottom=0.2)
@@ -55,13 +57,16 @@ def draw_losses(result: dict[str, Any]) -> None:
     for axes, (name, bug) in zip(grid.flat, bugs.items(), strict=False):
         clean = np.array(result["clean_losses"][bug["model"]])
         mine = np.array(bug["losses"])
-        if hides(mine, clean):
+        stops = len(mine) < clean.shape[1]
+        if not stops and hides(mine, clean):
             unseen.append(name)
-        axes.fill_between(range(len(mine)), clean.min(0), clean.max(0), color="#bbbbbb")
+        spread = range(clean.shape[1]), clean.min(0), clean.max(0)
+        axes.fill_between(*spread, color="#bbbbbb")
         axes.plot(clean[0], color=BLUE, linewidth=2.6)
-        axes.plot(mine, color=ORANGE, linewidth=1.1)
-        verdict = "hidden" if name in unseen else "shows"
-        axes.set_title(f"{in_words([name])[0]}:\n{verdict}", fontsize=8)
+        axes.plot(mine, "." if stops else "-", color=ORANGE, linewidth=1.1)
+        shown = f"error after step {len(mine) - 1}" if stops else "shows"
+        shown = "hidden" if name in unseen else shown
+        axes.set_title(f"{words(name)}:\n{shown}", fontsize=8)
         axes.tick_params(labelsize=7)
     figure.supxlabel("step", fontsize=9)
     figure.supylabel("loss (nats per token)", fontsize=9)
@@ -79,10 +84,6 @@ def hides(mine: npt.NDArray[np.float64], clean: npt.NDArray[np.float64]) -> bool
     last = slice(-(len(mine) // 4), None)
     gap = np.sqrt(np.mean((mine - clean[0])[last] ** 2))
     return bool(gap <= np.sqrt(np.mean(clean.var(0, ddof=1)[last])))
-
-
-def in_words(names: Any) -> list[str]:
-    return [name.replace("_", " ") for name in names]
 
 
 if __name__ == "__main__":

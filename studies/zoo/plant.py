@@ -10,9 +10,11 @@ from ruamel.yaml import YAML
 from minitrain.check import Ladder, examine
 from minitrain.files import write_json
 from minitrain.progress import progress
-from minitrain.trial import Plant, run_one_process, run_ranks
+from minitrain.sync import Defaults
+from minitrain.training import mean_losses
+from minitrain.trial import Plant, run_ranks
 from minitrain.zoo.bugs import BUGS
-from minitrain.zoo.subjects import MODELS, make_trial
+from minitrain.zoo.subjects import MODELS, NUM_STEPS, make_trial
 
 STUDY = Path(__file__).resolve().parent
 WORLD_SIZE = 2
@@ -27,19 +29,18 @@ def main() -> None:
     pairs = list(itertools.product(MODELS, seeds))
     for model, seed in progress(pairs, "clean losses", total=len(pairs)):
         clean_losses[model].append(losses(model, steps, seed=seed))
-    one = {model: run_one_process(make_trial(model)) for model in MODELS}
 
     bugs = {}
     for bug in progress(BUGS, "bugs", total=len(BUGS)):
-        trial = make_trial(bug.model)
-        ladder = examine(trial, WORLD_SIZE, bug.plant, one=one[bug.model])
+        trial = make_trial(bug.model, steps=bug.steps(NUM_STEPS))
+        ladder = examine(trial, WORLD_SIZE, bug.plant)
         bugs[bug.name] = {
             "met_in": bug.met_in,
             "model": bug.model,
             "check": bug.check,
             "expected_cause": bug.cause,
             **described(ladder),
-            "losses": losses(bug.model, steps, bug.plant),
+            "losses": losses(bug.model, bug.steps(steps), bug.plant),
         }
 
     clean = []
@@ -62,10 +63,11 @@ def losses(
     model: str, steps: int, plant: Plant | None = None, seed: int = 0
 ) -> list[float]:
     # The same data for all seeds: only the model's start differs.
-    trial = replace(make_trial(model, steps=steps), seed=seed)
+    # A clean run lets DDP look for unused parameters, so that it has all its steps.
+    tuning = Defaults(find_unused_parameters=plant is None)
+    trial = replace(make_trial(model, steps=steps), seed=seed, tuning=tuning)
     run = run_ranks(trial, WORLD_SIZE, plant)
-    shares = zip(*(result.losses for result in run.results), strict=True)
-    return [sum(share) for share in shares]
+    return mean_losses(run.results)
 
 
 if __name__ == "__main__":

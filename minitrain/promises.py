@@ -1,0 +1,41 @@
+"""What a strategy can be held to, and what it cannot."""
+
+from collections.abc import Iterable
+
+from minitrain.equivalence import Rung, not_run
+from minitrain.sync import Promise, Strategy
+
+NEEDS: dict[str, Promise] = {
+    "reduced_once": "reduced_once",
+    "replay_gradients": "replay",
+    "replay_parameters": "replay",
+    "replay_buffers": "replay",
+    "replay": "replay",
+    "one_process_gradients": "one_process",
+    "one_process_early": "one_process",
+    "one_process": "one_process",
+    "loss": "loss",
+}
+WHY_NOT: dict[Promise, str] = {
+    "reduced_once": "does not show its buckets",
+    "replay": "does not promise the bits of a replay",
+    "one_process": "does not promise to stay close to one process",
+    "loss": "is held to more than its loss",
+}
+
+
+def not_promised(
+    rungs: Iterable[str], strategy: type[Strategy], precision: str
+) -> dict[str, Rung]:
+    """Of ``rungs`` those that ``strategy`` does not promise, each with the reason."""
+    skipped = {}
+    for name in rungs:
+        promise = NEEDS.get(name)
+        if promise is None:
+            continue
+        if promise not in strategy.promises:
+            skipped[name] = not_run(f"{strategy.__name__} {WHY_NOT[promise]}")
+        elif promise == "one_process" and precision != "float32":
+            why = f"{precision} rounds more coarsely than the tolerances know"
+            skipped[name] = not_run(why)
+    return skipped

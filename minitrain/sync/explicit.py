@@ -1,0 +1,129 @@
+"""Backward first, then collectives that one can read: no wrapper, no overlap."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from minitrain.sync import (
+    BucketEvent,
+    Strategy,
+    Traffic,
+    Tuning,
+    broadcast,
+    num_bytes,
+    trained,
+)
+
+
+class Flat(Strategy):
+    """All gradients in one buffer, and one all-reduce.
+
+    The base of all strategies that reduce after backward: :meth:`buckets` says what is
+    reduced together, :meth:`exchange` how.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tuning: Tuning,
+        *,
+        group: dist.ProcessGroup | None = None,
+        timed: bool = True,
+    ) -> None:
+        super().__init__(model, tuning, group=group, timed=timed)
+        broadcast(model.state_dict().values(), group)
+        self._trained = trained(model)
+        self._begins = True
+
+    def buckets(self) -> list[list[str]]:
+        """Names of the parameters that are reduced together."""
+        return [list(self._trained)]
+
+    def exchange(self, flat: Tensor) -> None:
+        """Set ``flat`` (n,) to the sum over the ranks."""
+        dist.all_reduce(flat, group=self.group)
+
+    @contextmanager
+    def part(self, shard: int, is_last: bool) -> Iterator[None]:
+        if self._begins:
+            # as DDP does before the first forward pass of a step
+            broadcast(self.model.buffers(), self.group)
+            self._begins = False
+        yield
+
+    def reduce(self) -> None:
+        self._begins = True
+        self.trace.computed_ns = time.perf_counter_ns()
+        for names in self.buckets():
+            parameters = [self._trained[name] for name in names]
+            event = BucketEvent(tuple(names), 0, time.perf_counter_ns())
+            flat = flatten([_gradient(parameter) for parameter in parameters])
+            event.num_bytes = flat.nbytes
+            if self.averages:
+                flat.mul_(1.0 / self.world_size)
+            self.exchange(flat)
+            unflatten(flat, parameters)
+            event.done_ns = time.perf_counter_ns()
+            self.trace.events.append(event)
+
+    def traffic(self) -> Traffic:
+        size = num_bytes(self._trained.values())
+        return {"all_reduce": (len(self.buckets()), size)}
+
+    def finish(self) -> None:
+        """Rank 0's buffers go to everybody, as before a forward pass."""
+        broadcast(self.model.buffers(), self.group)
+
+
+class PerParameter(Flat):
+    """An all-reduce for each parameter: as simple, and as slow, as it gets."""
+
+    def buckets(self) -> list[list[str]]:
+        return [[name] for name in self._trained]
+
+
+class ReduceScatter(Flat):
+    """Reduce-scatter, then all-gather: an all-reduce in its two halves.
+
+    Each rank sums up one W-th of the buffer, which is padded to W equal parts.
+    """
+
+    def exchange(self, flat: Tensor) -> None:
+        share = -(-flat.numel() // self.world_size)
+        padded = flat.new_zeros(share * self.world_size)
+        padded[: flat.numel()] = flat
+        mine = flat.new_empty(share)
+        dist.reduce_scatter_single(mine, padded, group=self.group)
+        dist.all_gather_single(padded, mine, group=self.group)
+        flat.copy_(padded[: flat.numel()])
+
+    def traffic(self) -> Traffic:
+        elements = sum(p.numel() for p in self._trained.values())
+        size = num_bytes(self._trained.values()) // elements
+        padded = -(-elements // self.world_size) * self.world_size * size
+        return {"reduce_scatter": (1, padded), "all_gather": (1, padded)}
+
+
+def flatten(gradients: Sequence[Tensor]) -> Tensor:
+    """All elements in one tensor (n,), each gradient's as they lie in memory."""
+    flat = [gradient.as_strided((gradient.numel(),), (1,)) for gradient in gradients]
+    return flat[0] if len(flat) == 1 else torch.cat(flat)
+
+
+def unflatten(flat: Tensor, parameters: Sequence[nn.Parameter]) -> None:
+    """Make every ``.grad`` a view of its part of ``flat``."""
+    sizes = [parameter.numel() for parameter in parameters]
+    for parameter, part in zip(parameters, flat.split(sizes), strict=True):
+        like = _gradient(parameter)
+        parameter.grad = part.as_strided(
+            like.shape, like.stride(), part.storage_offset()
+        )
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    assert parameter.grad is not None, "preflight refuses what has no gradient"
+    return parameter.grad

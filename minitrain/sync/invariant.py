@@ -1,0 +1,157 @@
+"""The same bits from any number of processes: a sum whose order none of them decides.
+
+A global batch is cut into a fixed number of logical shards. Each has a gradient of its
+own, and these are added up in a fixed binary tree: first inside a process, then between
+processes, which only decide who computes which branch.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from minitrain.buffers import Buffers, copy_buffers, load_buffers
+from minitrain.errors import UserError
+from minitrain.shared_memory import SharedMemoryGroup
+from minitrain.sync import Traffic, Tuning, broadcast, num_bytes, timeout_s
+from minitrain.sync.explicit import Flat
+from minitrain.tree import tree_sum
+
+
+class Invariant(Flat):
+    """Logical shards in a binary tree, its upper levels exchanged between processes.
+
+    At each level a rank swaps its partial sum with the rank half the distance away
+    (recursive doubling): adding two numbers has one result, whoever adds them.
+    """
+
+    averages: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tuning: Tuning,
+        *,
+        group: dist.ProcessGroup | None = None,
+        timed: bool = True,
+    ) -> None:
+        super().__init__(model, tuning, group=group, timed=timed)
+        self._rank = dist.get_rank(group) if dist.is_initialized() else 0
+        self._shard: int | None = None
+        self._sums: list[tuple[int, list[Tensor]]] = []
+        self._start: Buffers = []
+        self._first: Buffers = []
+
+    @classmethod
+    def num_shards(cls, world_size: int, tuning: Tuning) -> int:
+        return tuning.logical_shards
+
+    @classmethod
+    def require(cls, tuning: Tuning, world_size: int, precision: str) -> None:
+        super().require(tuning, world_size, precision)
+        shards = tuning.logical_shards
+        if shards & (shards - 1):
+            raise UserError(f"train.logical_shards = {shards}: must be a power of two")
+        if shards % world_size:
+            raise UserError(
+                f"train.logical_shards = {shards}: must be a multiple of the world "
+                f"size, which is {world_size}"
+            )
+
+    @contextmanager
+    def part(self, shard: int, is_last: bool) -> Iterator[None]:
+        if self._shard is None:
+            self._start = copy_buffers(self.model)
+        elif self._shard != shard:
+            self._close_shard()
+            load_buffers(self.model, self._start)
+        self._shard = shard
+        yield
+
+    def _close_shard(self) -> None:
+        """Add the gradients of the finished shard to the tree, as far as it is full."""
+        if len(self._first) == 0:
+            self._first = copy_buffers(self.model)
+        level, sums = 0, []
+        for parameter in self._trained.values():
+            assert parameter.grad is not None, "preflight refuses what has none"
+            sums.append(parameter.grad)
+            parameter.grad = None
+        while self._sums and self._sums[-1][0] == level:
+            _, before = self._sums.pop()
+            torch._foreach_add_(before, sums)
+            level, sums = level + 1, before
+        self._sums.append((level, sums))
+
+    def reduce(self) -> None:
+        self._close_shard()
+        ((_, sums),) = self._sums
+        for parameter, gradient in zip(self._trained.values(), sums, strict=True):
+            parameter.grad = gradient
+        super().reduce()
+        load_buffers(self.model, self._first)
+        broadcast(self.model.buffers(), self.group)
+        self._shard, self._sums, self._first = None, [], []
+
+    def exchange(self, flat: Tensor) -> None:
+        theirs = torch.empty_like(flat)
+        distance = self.world_size // 2
+        while distance:
+            peer = self._rank ^ distance
+            swap = [
+                dist.P2POp(dist.isend, flat, group=self.group, group_peer=peer),
+                dist.P2POp(dist.irecv, theirs, group=self.group, group_peer=peer),
+            ]
+            for work in dist.batch_isend_irecv(swap):
+                work.wait()
+            flat.add_(theirs)
+            distance //= 2
+
+    def traffic(self) -> Traffic:
+        levels = self.world_size.bit_length() - 1
+        size = levels * num_bytes(self._trained.values())
+        return {"send": (levels, size), "receive": (levels, size)} if levels else {}
+
+    @staticmethod
+    def reference(gradients: Sequence[Tensor]) -> Tensor:
+        return tree_sum(gradients)
+
+
+class InvariantSharedMemory(Invariant):
+    """The same tree, its upper levels in memory that the processes of a host share."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tuning: Tuning,
+        *,
+        group: dist.ProcessGroup | None = None,
+        timed: bool = True,
+    ) -> None:
+        super().__init__(model, tuning, group=group, timed=timed)
+        self._memory = SharedMemoryGroup(group, timeout_s=timeout_s(group))
+
+    def exchange(self, flat: Tensor) -> None:
+        self._memory.all_reduce(flat)
+
+    def traffic(self) -> Traffic:
+        return {}
+
+    def close(self) -> None:
+        self._memory.close()
+
+
+def shards_of(rank: int, world_size: int, num_shards: int) -> list[int]:
+    """The logical shards that ``rank`` computes, so ordered that neighbours are added
+    first: with 8 shards, rank 0 of 2 computes 0, 4, 2, 6.
+
+    Shard s lies where ``s % world_size`` says, as samples do.
+    """
+    order, step = [rank], world_size
+    while step < num_shards:
+        order = [shard for first in order for shard in (first, first + step)]
+        step *= 2
+    return order

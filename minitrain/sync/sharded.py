@@ -1,0 +1,141 @@
+"""Ranks that hold a part each: of the optimizer's state, or of the parameters too."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from minitrain.errors import UserError
+from minitrain.sync import (
+    Promise,
+    Strategy,
+    Traffic,
+    Tuning,
+    broadcast,
+    num_bytes,
+    trained,
+    whole,
+    world,
+)
+from minitrain.sync.stock import StockDDP
+
+
+class ZeRO1(StockDDP):
+    """DDP with an optimizer whose state is cut over the ranks (Rajbhandari et al. 2020)
+
+    Each rank steps its own parameters, then hands them out: the bits of DDP.
+    """
+
+    def optimizer(
+        self, kind: type[torch.optim.Optimizer], learning_rate: float
+    ) -> torch.optim.Optimizer:
+        # slow to import, and only this strategy needs it
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        optimizer: Any = ZeroRedundancyOptimizer(
+            self.model.parameters(),
+            optimizer_class=kind,
+            process_group=self.group,
+            lr=learning_rate,
+        )
+        # private, but where all of its communication is
+        hand_out = optimizer._sync_params
+
+        def timed() -> None:
+            start = time.perf_counter_ns()
+            hand_out()
+            self.trace.optimizer_ns = time.perf_counter_ns() - start
+
+        optimizer._sync_params = timed
+        return optimizer
+
+    def traffic(self) -> Traffic:
+        parameters = list(trained(self.model).values())
+        handed_out = (len(parameters), num_bytes(parameters))
+        return {**super().traffic(), "broadcast": handed_out}
+
+
+class FSDP(Strategy):
+    """Parameters, gradients and optimizer state cut over the ranks (``fully_shard``).
+
+    Parameters are gathered for each forward and backward pass, gradients scattered.
+    Its collectives lie inside both passes and it cannot go without them, so its step
+    has no account.
+    """
+
+    promises: ClassVar[frozenset[Promise]] = frozenset({"one_process"})
+    has_account: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tuning: Tuning,
+        *,
+        group: dist.ProcessGroup | None = None,
+        timed: bool = True,
+    ) -> None:
+        # slow to import, and only this strategy needs it
+        from torch.distributed.device_mesh import DeviceMesh
+        from torch.distributed.fsdp import fully_shard
+
+        super().__init__(model, tuning, group=group, timed=timed)
+        broadcast(model.state_dict().values(), group)
+        device = next(model.parameters()).device.type
+        mesh = DeviceMesh.from_group(group or world(), device)
+        lists = [m for m in model.modules() if isinstance(m, nn.ModuleList)]
+        layers = [layer for layers in lists for layer in layers]
+        self._layer_bytes = [self._padded_bytes(layer) for layer in layers]
+        self._root_bytes = self._padded_bytes(model) - sum(self._layer_bytes)
+        for module in (*layers, model):
+            fully_shard(module, mesh=mesh)
+        self._begins = True
+
+    def _padded_bytes(self, module: nn.Module) -> int:
+        # each parameter is cut along its first dimension, into equal parts
+        share = [-(-len(p) // self.world_size) for p in module.parameters()]
+        rows = [p[:1].nbytes for p in module.parameters()]
+        sizes = zip(share, rows, strict=True)
+        return sum(count * self.world_size * size for count, size in sizes)
+
+    def traffic(self) -> Traffic:
+        """Layers are gathered for forward and again for backward, the rest once."""
+        if self.world_size == 1:
+            return {}
+        groups, layers = len(self._layer_bytes) + 1, sum(self._layer_bytes)
+        gathered = self._root_bytes + 2 * layers
+        return {
+            "all_gather": (2 * groups - 1, gathered),
+            "reduce_scatter": (groups, self._root_bytes + layers),
+        }
+
+    @classmethod
+    def require(cls, tuning: Tuning, world_size: int, precision: str) -> None:
+        super().require(tuning, world_size, precision)
+        if precision == "fp16":
+            raise UserError(
+                "train.precision = 'fp16': must be float32 or bf16 with FSDP, whose "
+                "ranks see an overflow each in its own part"
+            )
+
+    @contextmanager
+    def part(self, shard: int, is_last: bool) -> Iterator[None]:
+        # fully_shard has given the model the methods of an FSDPModule
+        model: Any = self.model
+        model.set_requires_gradient_sync(is_last)
+        if self._begins:
+            broadcast(self.model.buffers(), self.group)
+            self._begins = False
+        yield
+
+    def reduce(self) -> None:
+        self._begins = True
+
+    def finish(self) -> None:
+        broadcast(self.model.buffers(), self.group)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {name: whole(t) for name, t in self.model.state_dict().items()}

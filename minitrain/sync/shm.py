@@ -1,0 +1,53 @@
+"""DDP whose buckets are summed in memory that the processes of a host share."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
+
+from minitrain.shared_memory import SharedMemoryGroup
+from minitrain.sync import Traffic, Tuning, timeout_s
+from minitrain.sync.stock import Reduced, StockDDP
+from minitrain.tree import tree_sum
+
+
+class SharedMemory(StockDDP):
+    """Stock DDP, with gloo's all-reduce replaced by one through shared memory.
+
+    Faster than sockets, and without a thread of its own that would take a core from
+    backward. At two ranks it has the bits of stock DDP; at more, ranks are added in a
+    tree instead of a ring.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tuning: Tuning,
+        *,
+        group: dist.ProcessGroup | None = None,
+        timed: bool = True,
+    ) -> None:
+        self._memory = SharedMemoryGroup(group, timeout_s=timeout_s(group))
+        super().__init__(model, tuning, group=group, timed=timed)
+
+    def _needs_hook(self) -> bool:
+        return True
+
+    def exchange(self, bucket: GradBucket) -> Reduced:
+        buffer = bucket.buffer().mul_(self._factor)
+        self._memory.all_reduce(buffer)
+        done: Reduced = torch.futures.Future()
+        done.set_result(buffer)
+        return done
+
+    def traffic(self) -> Traffic:
+        return {}
+
+    def close(self) -> None:
+        self._memory.close()
+
+    @staticmethod
+    def reference(gradients: Sequence[Tensor]) -> Tensor:
+        return tree_sum(gradients)

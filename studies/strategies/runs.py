@@ -1,0 +1,77 @@
+"""Train with every strategy as the training stage does, and say what it took and gave:
+the step account, the collective ledger, memory, and the ladder's verdict on its bits.
+"""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from ruamel.yaml import YAML
+
+from minitrain.account import account, summarise
+from minitrain.check import examine
+from minitrain.errors import run_stage
+from minitrain.files import read_json, write_json
+from minitrain.launcher import launch
+from minitrain.params import Params, load_params
+from minitrain.progress import progress
+from minitrain.run import Job, train_rank
+from minitrain.sync.strategies import STRATEGIES
+from minitrain.traffic import count_step
+from minitrain.trial import trial_of
+
+STUDY = Path(__file__).resolve().parent
+ROOT = STUDY.parents[1]
+SHARDS = ROOT / "data/shards"
+STEPS_OF_LADDER = 20
+
+
+def main() -> None:
+    study = YAML(typ="safe").load((STUDY / "params.yaml").read_text())["strategies"]
+    params = load_params(ROOT / "params.yaml").at(ROOT)
+    params = params.with_train(num_steps=study["num_steps"])
+    found = {}
+    for name in progress(list(STRATEGIES), "strategies", total=len(STRATEGIES)):
+        chosen = params.with_train(sync=name)
+        world_size = study["world_size"]
+        counted, expected = launch(
+            count_step, world_size, chosen, SHARDS, timeout_s=300
+        )[0]
+        trial = trial_of(chosen, SHARDS / "world-1", STEPS_OF_LADDER)
+        verdicts = {
+            size: {
+                rung: result.verdict
+                for rung, result in examine(trial, size).rungs.items()
+            }
+            for size in (world_size, 2 * world_size)
+        }
+        found[name] = {
+            **timed(chosen, world_size),
+            "traffic": {"counted": counted, "expected": expected},
+            "verdicts": verdicts,
+        }
+    write_json(STUDY / "runs.json", found)
+
+
+def timed(params: Params, world_size: int) -> dict[str, Any]:
+    # The training stage's own run, in a folder that is gone afterwards.
+    with tempfile.TemporaryDirectory(prefix="minitrain-strategies-") as name:
+        folder = Path(name)
+        shards = SHARDS / f"world-{world_size}"
+        job = Job(params, "gloo", world_size, shards, folder)
+        launch(train_rank, world_size, job, "launch", timeout_s=600)
+        timings = pd.read_json(folder / "timings.jsonl", lines=True)
+        warmup = params.train.num_warmup_steps
+        return {
+            "peak_memory_mb": max(
+                read_json(folder / "provenance.json")["peak_memory_mb"]
+            ),
+            "final_loss": float(pd.read_csv(folder / "losses.csv")["loss"].iloc[-1]),
+            "summary": summarise(timings, warmup),
+            "account": account(timings, warmup),
+        }
+
+
+if __name__ == "__main__":
+    run_stage(main)

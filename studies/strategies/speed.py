@@ -1,0 +1,73 @@
+"""Measure all strategies in turn: the same model and batches, in the same processes.
+
+Beside them the ceiling (no communication), stock DDP twice (A/A), and the loop that
+everybody writes by hand around DDP.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from ruamel.yaml import YAML
+
+from minitrain.arms import Arm, measure, silent_arm
+from minitrain.ddp import distributed, is_main_process
+from minitrain.errors import run_stage
+from minitrain.files import open_atomic
+from minitrain.launcher import launch
+from minitrain.params import Params, load_params
+from minitrain.progress import progress
+from minitrain.sync.strategies import STRATEGIES
+
+STUDY = Path(__file__).resolve().parent
+ROOT = STUDY.parents[1]
+VARIANTS: dict[str, dict[str, Any]] = {
+    "ddp, no overlap": {"overlap": False},
+    "ddp, 16 buckets": {"bucket_cap_mb": 0.2},
+    "ddp, bf16": {"precision": "bf16"},
+    "ddp, accumulation of 2": {"grad_accumulation_steps": 2},
+    "ddp again": {},
+}
+
+
+def main() -> None:
+    study = YAML(typ="safe").load((STUDY / "params.yaml").read_text())["strategies"]
+    params = load_params(ROOT / "params.yaml").at(ROOT)
+    rows = []
+    for size in study["global_batch_sizes"]:
+        run = partial(rounds, params, study, size)
+        rows += launch(run, study["world_size"], timeout_s=3600)[0]
+    with open_atomic(STUDY / "rounds.csv") as file:
+        pd.DataFrame(rows).to_csv(file, index=False)
+
+
+def rounds(params: Params, study: dict[str, Any], size: int) -> list[dict[str, Any]]:
+    baseline = params.baseline.model_copy(
+        update={"steps_per_round": study["steps_per_round"]}
+    )
+    params = params.with_train(global_batch_size=size)
+    params = params.model_copy(update={"baseline": baseline})
+    with distributed(timeout_s=600):
+        numbers = progress(
+            range(study["num_rounds"]),
+            f"global batch {size}",
+            total=study["num_rounds"],
+            show=is_main_process(),
+        )
+        arms = list(arms_of(study["world_size"]))
+        rows = measure(params, ROOT / "data/shards", numbers, arms)
+    return [row | {"global_batch_size": size} for row in rows]
+
+
+def arms_of(world_size: int) -> Iterator[Arm]:
+    yield silent_arm("no communication", world_size, 1)
+    for name in STRATEGIES:
+        yield Arm(name, world_size, 1, (("sync", name),))
+    for name, changes in VARIANTS.items():
+        yield Arm(name, world_size, 1, tuple(changes.items()))
+
+
+if __name__ == "__main__":
+    run_stage(main)
