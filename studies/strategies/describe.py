@@ -1,0 +1,63 @@
+"""Write, for every strategy, what it kept, what it sent, and where its time goes."""
+
+from pathlib import Path
+from typing import Any
+
+from minitrain.files import open_atomic, read_json
+from minitrain.report.numbers import ms, percent
+from minitrain.report.words import PARTS, shares_of_step
+
+STUDY = Path(__file__).resolve().parent
+COLUMNS = ("strategy", "2 processes", "4 processes", "calls", "bytes", "peak memory")
+
+
+def main() -> None:
+    runs = read_json(STUDY / "runs.json")
+    lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
+    for name, run in runs.items():
+        cells = [f"`{name}`", *map(kept, run["verdicts"].values()), *sent(run)]
+        cells.append(f"{run['peak_memory_mb']:.0f} MB")
+        lines.append(f"| {' | '.join(cells)} |")
+    lines += ["", *(f"- `{name}`: {time_goes(run)}" for name, run in runs.items()), ""]
+    with open_atomic(STUDY / "kept.md") as file:
+        file.write("\n".join(lines))
+
+
+def kept(verdicts: dict[str, str]) -> str:
+    # The best promise that was asked for and kept, or what was breached.
+    if breached := [name for name, v in verdicts.items() if v == "breach"]:
+        return f"breach: {', '.join(breached)}"
+    if verdicts.get("replay") == "equal":
+        return "bits of its replay"
+    if verdicts.get("one_process") in ("equal", "within tolerance"):
+        return "near one process"
+    return "loss" if verdicts.get("loss") == "within tolerance" else "nothing"
+
+
+def sent(run: dict[str, Any]) -> list[str]:
+    counted, expected = run["traffic"]["counted"], run["traffic"]["expected"]
+    calls = " + ".join(f"{n} {name}" for name, (n, _) in counted.items()) or "none"
+    size = sum(size for _, size in counted.values())
+    # PowerSGD sends from threads of its own, where nobody counts: torch's figure.
+    if counted != expected:
+        size = sum(size for _, size in expected.values())
+        return [f"not counted ({calls} seen)", f"{size:,} (as torch says)"]
+    return [calls, f"{size:,}"]
+
+
+def time_goes(run: dict[str, Any]) -> str:
+    account, step = run["account"], run["summary"]["step_mean_ms"]
+    if account["sum_ms"] is None:
+        return f"{ms(step)} a step; it has no account."
+    shares = shares_of_step(account)
+    largest = sorted(shares, key=lambda part: -shares[part])
+    where = ", ".join(f"{PARTS[part]} {percent(shares[part])}" for part in largest[:4])
+    closed = "closes" if account["closed"] else "does not close"
+    return (
+        f"{ms(account['sum_ms'])} a step: {where}; the account {closed} "
+        f"({account['gap_pct']:+.1f} %)."
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Draw speed and step account of all strategies, and write the table of both."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from ruamel.yaml import YAML
+
+from minitrain.baseline import Comparison, Rounds
+from minitrain.files import atomic_path, open_atomic, read_json
+from minitrain.report.canvas import BLUE, ORANGE, canvas, save
+from minitrain.report.plots import draw_account
+
+STUDY = Path(__file__).resolve().parent
+CEILING, STOCK, AGAIN = "no communication", "ddp", "ddp again"
+COLUMNS = ("strategy", "of the ceiling", "times ddp", "verdict on times ddp")
+
+
+def main() -> None:
+    study = YAML(typ="safe").load((STUDY / "params.yaml").read_text())["strategies"]
+    rows = pd.read_csv(STUDY / "rounds.csv")
+    runs = read_json(STUDY / "runs.json")
+    speeds = {
+        size: Rounds(
+            of_size, list(rows["arm"].unique()), (AGAIN, STOCK), f"rounds.csv, {size}"
+        )
+        for size in study["global_batch_sizes"]
+        for of_size in [rows[rows["global_batch_size"] == size]]
+    }
+    arms = [arm for arm in rows["arm"].unique() if arm != CEILING]
+    draw_speed(speeds, arms)
+    accounts = {
+        n: run["account"] for n, run in runs.items() if run["account"]["sum_ms"]
+    }
+    with atomic_path(STUDY / "account.png") as path:
+        draw_account(accounts, account_title(accounts), path)
+    with open_atomic(STUDY / "table.md") as file:
+        file.write(table(speeds, arms))
+
+
+def draw_speed(speeds: dict[int, Rounds], arms: list[str]) -> None:
+    large, small = speeds
+    best = max(arms, key=lambda arm: speeds[large].compare(arm, CEILING).ratio)
+    share = speeds[large].compare(best, CEILING).ratio
+    stock = speeds[large].compare(STOCK, CEILING).ratio
+    title = (
+        f"{best} keeps {share:.0%} of the speed of 2 silent processes, ddp {stock:.0%} "
+        f"(global batch {large})"
+    )
+    figure, axes = canvas(0.32 * len(arms), title, right=0.97, left=0.24)
+    for offset, size, colour in ((-0.15, large, BLUE), (0.15, small, ORANGE)):
+        for row, arm in enumerate(arms):
+            found = speeds[size].compare(arm, CEILING)
+            label = f"global batch {size}" if row == 0 else None
+            axes.hlines(row + offset, found.low, found.high, colour, linewidth=2)
+            axes.plot(found.ratio, row + offset, "o", color=colour, label=label)
+    axes.axvline(1, color="#777777", linewidth=0.8)
+    axes.set_yticks(range(len(arms)), arms)
+    axes.set_ylim(len(arms) - 0.5, -0.5)
+    axes.set_xlim(0)
+    axes.set_xlabel("share of the speed without communication (5-95 % interval)")
+    axes.legend(loc="lower left", frameon=False)
+    save(figure, STUDY / "speed.png")
+
+
+def account_title(accounts: dict[str, Any]) -> str:
+    closed = sum(bool(account["closed"]) for account in accounts.values())
+    return f"Where a step goes: {closed} of {len(accounts)} accounts close within 5 %"
+
+
+def table(speeds: dict[int, Rounds], arms: list[str]) -> str:
+    lines = []
+    for size, rounds in speeds.items():
+        floor = f"{rounds.noise_floor():.1%}"
+        lines.append(f"Global batch {size}: {rounds.num_rounds} rounds, noise {floor}.")
+        lines += ["", f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
+        for arm in arms:
+            of_ceiling, of_ddp = (rounds.compare(arm, x) for x in (CEILING, STOCK))
+            cells = [f"`{arm}`", interval(of_ceiling), interval(of_ddp), of_ddp.verdict]
+            lines.append(f"| {' | '.join(cells)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def interval(found: Comparison) -> str:
+    return f"{found.ratio:.2f} ({found.low:.2f} to {found.high:.2f})"
+
+
+if __name__ == "__main__":
+    main()
