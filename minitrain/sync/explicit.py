@@ -37,6 +37,7 @@ class Flat(Strategy):
         super().__init__(model, tuning, group=group, timed=timed)
         broadcast(model.state_dict().values(), group)
         self._trained = trained(model)
+        self._buffers = list(model.buffers())
         self._begins = True
 
     def buckets(self) -> list[list[str]]:
@@ -51,7 +52,7 @@ class Flat(Strategy):
     def part(self, shard: int, is_last: bool) -> Iterator[None]:
         if self._begins:
             # as DDP does before the first forward pass of a step
-            broadcast(self.model.buffers(), self.group)
+            broadcast(self._buffers, self.group)
             self._begins = False
         yield
 
@@ -76,7 +77,7 @@ class Flat(Strategy):
 
     def finish(self) -> None:
         """Rank 0's buffers go to everybody, as before a forward pass."""
-        broadcast(self.model.buffers(), self.group)
+        broadcast(self._buffers, self.group)
 
 
 class PerParameter(Flat):

@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from minitrain.buffers import Buffers, copy_buffers, load_buffers
 from minitrain.errors import UserError
 from minitrain.shared_memory import SharedMemoryGroup
 from minitrain.sync import Traffic, Tuning, broadcast, num_bytes, timeout_s
@@ -42,8 +41,8 @@ class Invariant(Flat):
         self._rank = dist.get_rank(group) if dist.is_initialized() else 0
         self._shard: int | None = None
         self._sums: list[tuple[int, list[Tensor]]] = []
-        self._start: Buffers = []
-        self._first: Buffers = []
+        self._start: list[Tensor] = []
+        self._first: list[Tensor] = []
 
     @classmethod
     def num_shards(cls, world_size: int, tuning: Tuning) -> int:
@@ -64,17 +63,17 @@ class Invariant(Flat):
     @contextmanager
     def part(self, shard: int, is_last: bool) -> Iterator[None]:
         if self._shard is None:
-            self._start = copy_buffers(self.model)
+            self._start = [buffer.clone() for buffer in self._buffers]
         elif self._shard != shard:
             self._close_shard()
-            load_buffers(self.model, self._start)
+            self._load(self._start)
         self._shard = shard
         yield
 
     def _close_shard(self) -> None:
         """Add the gradients of the finished shard to the tree, as far as it is full."""
-        if len(self._first) == 0:
-            self._first = copy_buffers(self.model)
+        if not self._first:
+            self._first = [buffer.clone() for buffer in self._buffers]
         level, sums = 0, []
         for parameter in self._trained.values():
             assert parameter.grad is not None, "preflight refuses what has none"
@@ -92,9 +91,13 @@ class Invariant(Flat):
         for parameter, gradient in zip(self._trained.values(), sums, strict=True):
             parameter.grad = gradient
         super().reduce()
-        load_buffers(self.model, self._first)
-        broadcast(self.model.buffers(), self.group)
+        self._load(self._first)
+        broadcast(self._buffers, self.group)
         self._shard, self._sums, self._first = None, [], []
+
+    def _load(self, saved: list[Tensor]) -> None:
+        for buffer, copy in zip(self._buffers, saved, strict=True):
+            buffer.detach().copy_(copy)
 
     def exchange(self, flat: Tensor) -> None:
         theirs = torch.empty_like(flat)

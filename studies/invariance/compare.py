@@ -34,9 +34,9 @@ def main() -> None:
     cases = {
         "adamw, default data": (steps, None),
         "adamw, epochs with an uneven tail": (epochs, study["num_samples"]),
-        "sgd, accumulation": (
-            {**steps, "optimizer": "sgd", "grad_accumulation_steps": 2},
-            None,
+        "sgd and accumulation, the same epochs": (
+            {**epochs, "optimizer": "sgd", "grad_accumulation_steps": 2},
+            study["num_samples"],
         ),
     }
     result: dict[str, Any] = {}
