@@ -1,7 +1,11 @@
 """Every strategy keeps what it promises, and what it promises shows a fault in it."""
 
+import os
+import signal
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +16,7 @@ from torch._C._distributed_c10d import GradBucket
 from minitrain.batches import Batch
 from minitrain.check import Ladder, check_data_parallel, examine
 from minitrain.equivalence import precision_rung
-from minitrain.errors import EvidenceError, UserError
+from minitrain.errors import EvidenceError, RankError, UserError
 from minitrain.sync import Defaults, Strategy
 from minitrain.sync.explicit import Flat
 from minitrain.sync.invariant import shards_of
@@ -27,6 +31,8 @@ INVARIANT = ("invariant", "invariant_shm")
 DDP_AT_TWO = ("per_parameter", "flat", "reduce_scatter", "zero1", "shm")
 SHARDED = ("zero1", "fsdp")
 DROPOUT = 0.25
+# for four ranks to start and train three steps
+START_S = 20
 
 
 def with_dropout() -> torch.nn.Module:
@@ -408,3 +414,34 @@ def test_names_are_those_of_params_yaml_and_all_are_strategies() -> None:
     assert all(name in comment for name in STRATEGIES)
     assert all(issubclass(strategy, Strategy) for strategy in STRATEGIES.values())
     assert find_strategy("ddp") is StockDDP
+
+
+def killed_at_step_3(seat: Seat) -> None:
+    """Rank 1 is killed before it computes step 3; the others say when they notice."""
+    if seat.rank != 1:
+        return
+    right = seat.batches.parts
+
+    def parts(step: int) -> list[Batch]:
+        if step == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return right(step)
+
+    seat.batches.parts = parts  # type: ignore[method-assign]
+
+
+# `MINITRAIN_ROUNDS=200 pytest -k killed` for more
+ROUNDS = int(os.environ.get("MINITRAIN_ROUNDS", "3"))
+
+
+@pytest.mark.parametrize("name", ["shm", "invariant_shm"])
+def test_rounds_that_are_killed_leave_nothing(name: str) -> None:
+    memory = set(Path("/dev/shm").iterdir())
+    sockets = Path("/proc/net/unix").read_text().count("@minitrain")
+    for _ in range(ROUNDS):
+        start = time.monotonic()
+        with pytest.raises(RankError, match="rank 1: ended with exit code -9"):
+            run_ranks(trial_of(name), 4, killed_at_step_3, timeout_s=60)
+        assert time.monotonic() - start < 10 + START_S
+        assert set(Path("/dev/shm").iterdir()) <= memory
+        assert Path("/proc/net/unix").read_text().count("@minitrain") == sockets

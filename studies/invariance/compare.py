@@ -42,7 +42,7 @@ def main() -> None:
     result: dict[str, Any] = {}
     for case, (changes, num_samples) in cases.items():
         for sync in STRATEGIES:
-            changed = params.with_train(**changes, sync=sync)
+            changed = params.with_train(**changes, sync=sync, num_warmup_steps=1)
             sizes = progress(study["world_sizes"], f"{case}, {sync}")
             found = {size: fingerprint(changed, size, num_samples) for size in sizes}
             result.setdefault(case, {})[sync] = found
