@@ -19,7 +19,7 @@ from minitrain.clock import StepClock, always_plain
 from minitrain.corpus import VOCAB_SIZE
 from minitrain.cut import CutBatches, count_targets
 from minitrain.factory import build_model
-from minitrain.hashes import Recorder, Row, Tensors
+from minitrain.hashes import Recorder, Row, Tensors, recorded_steps
 from minitrain.launcher import launch
 from minitrain.params import Params
 from minitrain.precision import Name, make_precision
@@ -54,6 +54,7 @@ class Trial:
     tuning: Tuning = DEFAULTS
     grad_accumulation_steps: int = 1
     precision: Name = "float32"
+    hash_every: int = 1
 
     def start(self, rank: int) -> nn.Module:
         """The model as ``rank`` starts it, from the rank's own seed."""
@@ -100,14 +101,15 @@ def trial_of(params: Params, folder: Path, num_steps: int) -> Trial:
         tuning=train,
         grad_accumulation_steps=train.grad_accumulation_steps,
         precision=train.precision,
+        hash_every=train.hash_every,
     )
 
 
 class Keeper(Recorder):
-    """Records every step, and keeps the values of step ``step`` for the locator."""
+    """Records steps of ``trial``, and keeps the values of ``step`` for the locator."""
 
-    def __init__(self, model: nn.Module, num_steps: int, step: int | None) -> None:
-        super().__init__(model, range(num_steps))
+    def __init__(self, model: nn.Module, trial: Trial, step: int | None) -> None:
+        super().__init__(model, recorded_steps(trial.steps, trial.hash_every))
         self._keep = step
         self.values: dict[str, Any] = {}
 
@@ -193,7 +195,7 @@ def _be_a_rank(
         seat = Seat(rank, world_size, model, sync, batches, optimizer)
         if plant is not None:
             plant(seat)
-        recorder = Keeper(model, trial.steps, keep)
+        recorder = Keeper(model, trial, keep)
         result = train(
             seat.sync,
             seat.batches,
@@ -218,7 +220,7 @@ def run_replay(
         count = trial.num_shards(world_size)
         streams = trial.streams(count)
         model = trial.start(0)
-        recorder = Keeper(model, trial.steps, keep)
+        recorder = Keeper(model, trial, keep)
         results = replay(
             model,
             [trial.cut([shard], count) for shard in range(count)],
@@ -242,7 +244,7 @@ def run_one_process(
         model = trial.start(0)
         if prepare is not None:
             prepare(model)
-        recorder = Keeper(model, trial.steps, None)
+        recorder = Keeper(model, trial, None)
         sync = Strategy(model, trial.tuning)
         result = train(
             sync,

@@ -137,6 +137,7 @@ def test_page_tells_the_whole_story(world_sizes: list[int]) -> None:
     text = to_markdown(blocks)
     assert [block.text for block in blocks if isinstance(block, Heading)] == [
         "Did they compute the same?",
+        "And with more processes, other optimizers, other numbers?",
         "Where did the time go?",
         "Did they learn the same?",
         "What the words mean",

@@ -35,6 +35,7 @@ def finding(**changes: Any) -> Finding:
         "world_size": 2,
         "threads": 1,
         "cores": 2,
+        "sync": "ddp",
         "against_one": compared(16_000, 10_000),
         "against_all_cores": compared(16_000, 12_500),
         "silent_against_one": compared(19_000, 10_000),

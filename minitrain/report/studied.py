@@ -35,7 +35,7 @@ def studied_ladder(rungs: pd.DataFrame) -> list[Block]:
     equal = int((byte_rungs["verdict"] == "equal").sum())
     outcome = (
         f"{equal} of {plural(len(byte_rungs), 'comparison')} of bits are equal, and "
-        f"{'nothing' if not breaches else plural(breaches, 'rung')} is breached."
+        f"{plural(breaches, 'rung') if breaches else 'nothing'} breached."
     )
     bits = [f"bits: {name}" for name in BYTES.values()]
     gaps = [f"from one process: {name}" for name in GAPS.values()]

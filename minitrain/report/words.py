@@ -44,6 +44,7 @@ class Finding:
     world_size: int
     threads: int
     cores: int
+    sync: str
     against_one: Comparison
     against_all_cores: Comparison
     silent_against_one: Comparison | None
@@ -52,10 +53,15 @@ class Finding:
     interference_ms: tuple[float, float] | None
 
     @property
+    def strategy(self) -> str:
+        """How gradients were synchronised, as a word of a sentence."""
+        return "DDP" if self.sync == "ddp" else self.sync
+
+    @property
     def subject(self) -> str:
         """The processes that are judged, as the subject of a sentence."""
         if self.world_size == 1:
-            return "one process under DDP"
+            return f"one process under {self.strategy}"
         return f"{self.world_size} processes"
 
 
@@ -68,6 +74,7 @@ def find(results: Results) -> Finding:
         world_size=results.world_size,
         threads=results.provenance[run]["threads_per_process"],
         cores=results.machine["cores"],
+        sync=results.provenance[run]["sync"],
         against_one=baseline.compare(run, ONE_PROCESS),
         against_all_cores=baseline.compare(run, ALL_CORES),
         silent_against_one=baseline.compare(silent, ONE_PROCESS) if silent else None,
@@ -103,7 +110,9 @@ def lesson_notes(finding: Finding) -> str:
     alone = finding.world_size == 1
     threads = plural(finding.threads, "thread")
     subject = finding.subject if alone else f"{finding.subject} with {threads} each"
-    same = "one process without DDP" if alone else f"one process with {threads}"
+    same = f"one process with {threads}"
+    if alone:
+        same = f"one process without {finding.strategy}"
     all_cores = f"one process that uses all {plural(finding.cores, 'core')}"
     one = finding.against_one
     sentences = [
@@ -156,7 +165,7 @@ def _ceiling(finding: Finding) -> list[str]:
     return [
         f"{crowd if busy > finding.cores else ''}When the same "
         f"{finding.world_size} processes do not communicate, they run at {ratio} times "
-        f"the speed of one (ideal: {finding.world_size}). DDP reaches "
+        f"the speed of one (ideal: {finding.world_size}). {finding.strategy} reaches "
         f"{percent(reached.ratio)} of that ceiling (5-95 % interval "
         f"{percent(reached.low)} to {percent(reached.high)}): {meaning}."
     ]

@@ -34,7 +34,6 @@ def main() -> None:
         "AdamW": plain,
         "SGD": replace(plain, optimizer="sgd"),
         "AdamW, float64": replace(plain, factory=double),
-        "SGD, float64": replace(plain, optimizer="sgd", factory=double),
         "AdamW, dropout": replace(plain, factory=partial(dropped, single)),
     }
     rows = []
