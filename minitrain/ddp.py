@@ -89,6 +89,7 @@ def wrap_for_ddp(
     *,
     bucket_cap_mb: float | None = None,
     find_unused_parameters: bool = False,
+    gradient_as_bucket_view: bool = False,
 ) -> DistributedDataParallel:
     """``model`` under stock DDP: rank 0's weights and buffers everywhere.
 
@@ -101,6 +102,7 @@ def wrap_for_ddp(
         process_group=process_group,
         bucket_cap_mb=bucket_cap_mb,
         find_unused_parameters=find_unused_parameters,
+        gradient_as_bucket_view=gradient_as_bucket_view,
     )
 
 

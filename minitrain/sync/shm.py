@@ -1,6 +1,7 @@
 """DDP whose buckets are summed in memory that the processes of a host share."""
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,8 @@ class SharedMemory(StockDDP):
     backward. At two ranks it has the bits of stock DDP; at more, ranks are added in a
     tree instead of a ring.
     """
+
+    bucket_views: ClassVar[bool] = True
 
     def __init__(
         self,

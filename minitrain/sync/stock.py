@@ -34,6 +34,8 @@ class StockDDP(Strategy):
     """
 
     has_buckets: ClassVar[bool] = True
+    # whether gradients live in the buckets, which spares copies in and out
+    bucket_views: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -49,6 +51,7 @@ class StockDDP(Strategy):
             group,
             bucket_cap_mb=tuning.bucket_cap_mb,
             find_unused_parameters=tuning.find_unused_parameters,
+            gradient_as_bucket_view=self.bucket_views,
         )
         self.module = self._ddp
         self._names = {id(p): n for n, p in model.named_parameters()}
