@@ -43,6 +43,12 @@ class Arm:
         """``params`` with the changes of this arm."""
         return params.with_train(**dict(self.changes))
 
+    def enter(
+        self, params: Params, shards: Path, group: dist.ProcessGroup
+    ) -> "Contestant":
+        """Make ready to take turns, on one rank of ``group``."""
+        return _OwnLoop(self, self.params(params), shards, group)
+
 
 def silent_arm(name: str, processes: int, threads: int) -> Arm:
     """Processes that train alone, each on its part of the batch: the ceiling."""
@@ -69,24 +75,30 @@ def arms_of(params: Params) -> list[Arm]:
     ]
 
 
-class _Contestant:
-    """An arm with a model and batches of its own, on one of its ranks."""
+class Contestant:
+    """An arm with a model and batches of its own, on one of its ranks.
+
+    A subclass brings the loop, and whatever wraps ``model``.
+    """
 
     def __init__(
         self, arm: Arm, params: Params, shards: Path, group: dist.ProcessGroup
     ) -> None:
         rank = dist.get_rank(group)
         self.arm, self.group, self.next_step = arm, group, 0
-        params = arm.params(params)
-        own = params.train
-        self.streams = rank_streams(params, rank, arm.processes)
-        model = start_model(params, rank)
-        self.sync = find_strategy(own.sync)(model, own, group=group, timed=arm.timed)
-        kind = OPTIMIZERS[own.optimizer]
-        self.optimizer = self.sync.optimizer(kind, own.learning_rate)
+        self.model = start_model(params, rank)
         self.batches = rank_batches(params, shards, rank, arm.processes)
-        self.recorder = Recorder(model, steps=())
-        self.precision = make_precision(own.precision)
+
+    def train(self, steps: Iterable[int]) -> None:
+        """Train ``model`` on ``batches`` for ``steps``."""
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """The whole state of the unwrapped model; call it on all ranks."""
+        return dict(self.model.state_dict())
+
+    def close(self) -> None:
+        """Free what the process group does not; call it on all ranks."""
 
     def take_turn(self, num_steps: int) -> tuple[float, int]:
         """Seconds of ``num_steps`` steps after one that is not timed, and the real
@@ -95,17 +107,36 @@ class _Contestant:
         torch.set_num_threads(self.arm.threads)
         first = self.next_step
         self.next_step += 1 + num_steps
-        self._train(range(first, first + 1))
+        self.train(range(first, first + 1))
         dist.barrier(self.group)
         start = time.perf_counter_ns()
-        self._train(range(first + 1, self.next_step))
+        self.train(range(first + 1, self.next_step))
         dist.barrier(self.group)
         seconds = (time.perf_counter_ns() - start) / 1e9
         steps = range(first + 1, self.next_step)
         tokens = sum(self.batches.parts(s)[0].global_targets for s in steps)
         return seconds, tokens
 
-    def _train(self, steps: Iterable[int]) -> None:
+
+class _OwnLoop(Contestant):
+    """The training loop of this library."""
+
+    def __init__(
+        self, arm: Arm, params: Params, shards: Path, group: dist.ProcessGroup
+    ) -> None:
+        # before the model: they leave the random numbers where the model starts them
+        self.streams = rank_streams(params, dist.get_rank(group), arm.processes)
+        super().__init__(arm, params, shards, group)
+        own = params.train
+        self.sync = find_strategy(own.sync)(
+            self.model, own, group=group, timed=arm.timed
+        )
+        kind = OPTIMIZERS[own.optimizer]
+        self.optimizer = self.sync.optimizer(kind, own.learning_rate)
+        self.recorder = Recorder(self.model, steps=())
+        self.precision = make_precision(own.precision)
+
+    def train(self, steps: Iterable[int]) -> None:
         train(
             self.sync,
             self.batches,
@@ -117,6 +148,12 @@ class _Contestant:
             self.streams,
         )
 
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return self.sync.state_dict()
+
+    def close(self) -> None:
+        self.sync.close()
+
 
 def measure(
     params: Params, shards: Path, rounds: Iterable[int], arms: Sequence[Arm]
@@ -127,15 +164,30 @@ def measure(
     the largest arm. Returns a row per arm and round: ``round``, ``arm``,
     ``processes``, ``threads``, ``world_size``, ``tokens`` and ``seconds``.
     """
-    contestants: list[_Contestant | None] = []
+    contestants = enter(params, shards, arms)
+    rows = take_turns(contestants, rounds, params.baseline.steps_per_round)
+    close(contestants)
+    return rows
+
+
+def enter(params: Params, shards: Path, arms: Sequence[Arm]) -> list[Contestant | None]:
+    """The contestant of each arm; None on ranks that it does not need."""
+    contestants: list[Contestant | None] = []
     for arm in arms:
         ranks = list(range(arm.processes))
         group = dist.new_group(ranks)
         if dist.get_rank() in ranks:
             folder = shards / f"world-{arm.processes}"
-            contestants.append(_Contestant(arm, params, folder, group))
+            contestants.append(arm.enter(params, folder, group))
         else:
             contestants.append(None)
+    return contestants
+
+
+def take_turns(
+    contestants: Sequence[Contestant | None], rounds: Iterable[int], num_steps: int
+) -> list[Row]:
+    """The rounds of :func:`measure`, with ``num_steps`` timed steps in each turn."""
     rows: list[Row] = []
     for number in rounds:
         forward = number % 2 == 0
@@ -144,7 +196,7 @@ def measure(
             if contestant is None:
                 continue
             arm = contestant.arm
-            seconds, tokens = contestant.take_turn(params.baseline.steps_per_round)
+            seconds, tokens = contestant.take_turn(num_steps)
             rows.append(
                 {
                     "round": number,
@@ -156,7 +208,11 @@ def measure(
                     "seconds": seconds,
                 }
             )
+    return rows
+
+
+def close(contestants: Iterable[Contestant | None]) -> None:
+    """Free what the process group does not; call it on all ranks."""
     for contestant in contestants:
         if contestant is not None:
-            contestant.sync.close()
-    return rows
+            contestant.close()

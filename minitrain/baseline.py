@@ -83,28 +83,31 @@ class Comparison:
         return "faster" if self.ratio > 1 else "slower"
 
 
-class Baseline:
-    """The rounds of the baseline stage, ready to be compared.
+class Rounds:
+    """Arms that took turns, ready to be compared.
 
     ``rounds`` has one row per round and arm with the columns of ``COLUMNS``: tokens
-    are real target tokens, seconds wall time. Arms that ``world_sizes`` do not ask for
-    are left out. Raises UserError, naming ``source``, where a column, a round of an
-    arm or a positive time is missing, an arm is doubled, or rounds are too few.
+    are real target tokens, seconds wall time. Arms that are not among ``arms`` are
+    left out. ``twins`` are the A/A pair: an arm, and the same once more. Raises
+    UserError, naming ``source``, where a column, a round of an arm or a positive time
+    is missing, an arm is doubled, or rounds are too few.
     """
 
     def __init__(
-        self, rounds: pd.DataFrame, world_sizes: Sequence[int], source: str
+        self,
+        rounds: pd.DataFrame,
+        arms: Sequence[str],
+        twins: tuple[str, str],
+        source: str,
     ) -> None:
-        self.subject = ddp_arm(max(world_sizes))
-        self.source = source
-        arms = expected_arms(world_sizes)
+        self.twins, self.source = twins, source
         _check(rounds, arms, source)
         self._rounds = rounds[rounds["arm"].isin(arms)].assign(
             tokens_per_s=lambda table: table["tokens"] / table["seconds"]
         )
         self._speeds = self._rounds.pivot(
             index="round", columns="arm", values="tokens_per_s"
-        )[arms]
+        )[list(arms)]
         _check_complete(self._speeds, source)
 
     @property
@@ -131,7 +134,8 @@ class Baseline:
         (root mean square over the square root of the number of rounds), so that a
         disturbed round, which a median does not notice, still counts.
         """
-        logs = self._log_ratios(self.subject + AGAIN, self.subject)
+        arm, again = self.twins
+        logs = self._log_ratios(again, arm)
         low, high = _bootstrap(logs)
         standard_error = math.sqrt(np.mean(logs**2) / len(logs))
         return math.expm1(max(abs(low), abs(high), standard_error))
@@ -152,10 +156,6 @@ class Baseline:
             num_rounds=self.num_rounds,
         )
 
-    def instrumentation_cost(self) -> Comparison:
-        """The largest DDP arm with the timing hook against the same arm without."""
-        return self.compare(self.subject + TIMED, self.subject)
-
     def _arm(self, arm: str) -> "pd.Series[float]":
         if arm not in self._speeds:
             measured = ", ".join(self._speeds.columns)
@@ -169,6 +169,21 @@ class Baseline:
         return ratios
 
 
+class Baseline(Rounds):
+    """The rounds of the baseline stage: the arms that ``world_sizes`` ask for."""
+
+    def __init__(
+        self, rounds: pd.DataFrame, world_sizes: Sequence[int], source: str
+    ) -> None:
+        self.subject = ddp_arm(max(world_sizes))
+        twins = self.subject, self.subject + AGAIN
+        super().__init__(rounds, expected_arms(world_sizes), twins, source)
+
+    def instrumentation_cost(self) -> Comparison:
+        """The largest DDP arm with the timing hook against the same arm without."""
+        return self.compare(self.subject + TIMED, self.subject)
+
+
 def _bootstrap(values: npt.NDArray[np.float64]) -> tuple[float, float]:
     rng = np.random.default_rng(RESAMPLING_SEED)
     picks = rng.integers(0, len(values), (NUM_RESAMPLES, len(values)))
@@ -176,7 +191,7 @@ def _bootstrap(values: npt.NDArray[np.float64]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _check(rounds: pd.DataFrame, arms: list[str], source: str) -> None:
+def _check(rounds: pd.DataFrame, arms: Sequence[str], source: str) -> None:
     for column in COLUMNS:
         if column not in rounds:
             allowed = ", ".join(COLUMNS)
