@@ -24,10 +24,20 @@ studies: $(STUDIES:%=study-%)
 study-%: .venv/installed
 	@$(BIN)/dvc repro studies/$*/dvc.yaml
 
+# the libraries that minitrain is compared with are installed for that study alone
+study-peers: .venv-peers/installed
+
 .venv/installed: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "error: $(PYTHON) must be Python 3.11 or newer; PYTHON=... make picks one" >&2; exit 2; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --requirement requirements.lock
 	$(BIN)/python -m pip install --quiet --no-deps --editable .
+	@touch $@
+
+.venv-peers/installed: .venv/installed studies/peers/requirements.txt
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip install --quiet --requirement requirements.lock \
+	  --requirement studies/peers/requirements.txt
+	.venv-peers/bin/python -m pip install --quiet --no-deps --editable .
 	@touch $@

@@ -3,14 +3,25 @@
 import os
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from tiny import tiny_params, tiny_shards
 
 from minitrain import arms
-from minitrain.arms import arms_of, measure
+from minitrain.arms import (
+    Arm,
+    Contestant,
+    arms_of,
+    close,
+    enter,
+    measure,
+    silent_arm,
+    take_turns,
+)
 from minitrain.launcher import launch
 from minitrain.params import Params
 from minitrain.sync import Strategy
@@ -107,3 +118,47 @@ def test_time_of_a_turn_begins_when_all_ranks_are_ready(shards: Path) -> None:
     rows, _ = launch(measured, 2, shards, True, timeout_s=120)
     late = [row["seconds"] for row in rows if row["processes"] == 2]
     assert max(late) < 0.8
+
+
+class Counting(Contestant):
+    """Trains nothing, and knows which steps it was asked for."""
+
+    def __init__(self, *rest: Any) -> None:
+        super().__init__(*rest)
+        self.asked: list[list[int]] = []
+
+    def train(self, steps: Iterable[int]) -> None:
+        self.asked.append(list(steps))
+
+
+@dataclass(frozen=True)
+class Foreign(Arm):
+    """An arm with a loop that is not this library's."""
+
+    def enter(
+        self, params: Params, shards: Path, group: dist.ProcessGroup
+    ) -> Contestant:
+        return Counting(self, params, shards, group)
+
+
+def counted(folder: Path) -> tuple[list[dict[str, Any]], list[list[int]]]:
+    from minitrain.ddp import distributed
+
+    with distributed():
+        both = [silent_arm("own", 2, 1), Foreign("foreign", 2, 1)]
+        contestants = enter(params(1, 2), folder, both)
+        rows = take_turns(contestants, range(2), STEPS)
+        close(contestants)
+        foreign = contestants[1]
+        assert isinstance(foreign, Counting)
+        return rows, foreign.asked
+
+
+def test_a_foreign_loop_takes_the_same_turns(shards: Path) -> None:
+    rows, asked = launch(counted, 2, shards, timeout_s=120)[0]
+    # one step that is not timed, then STEPS that are, in both rounds
+    assert asked == [[0], [1, 2], [3], [4, 5]]
+    assert [row["arm"] for row in rows] == ["own", "foreign", "foreign", "own"]
+    tokens = [row["tokens"] for row in rows]
+    assert tokens[0] == tokens[1]
+    assert tokens[2] == tokens[3]

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from report_inputs import arms, rounds
 
-from minitrain.baseline import Baseline, Comparison, expected_arms
+from minitrain.baseline import Baseline, Comparison, Rounds, expected_arms
 from minitrain.errors import UserError
 
 UNDECIDED = "no difference seen"
@@ -146,6 +146,24 @@ def test_arms_of_an_earlier_setting_are_left_out() -> None:
     assert "gloo-4" not in set(baseline(table).scaling()["arm"])
     with pytest.raises(UserError, match=r"no arm gloo-4; it holds one_process, "):
         baseline(table).compare("gloo-4", "one_process")
+
+
+def test_arms_of_any_names_are_compared_with_a_twin_of_their_own() -> None:
+    table = exact(gloo_2=16_000, one_process=20_000)
+    spoilt = twin_seconds(table, [1.1] * 5)
+    names = {
+        "gloo-2": "mine",
+        "gloo-2-again": "mine once more",
+        "one_process": "theirs",
+    }
+    spoilt["arm"] = spoilt["arm"].replace(names)
+    twins = "mine", "mine once more"
+    measured = Rounds(spoilt, [*names.values()], twins, "rounds.csv")
+    compared = measured.compare("theirs", "mine")
+    # 20 / 16; the twin is 1 / 1.1 as fast in every round, so the floor is 0.1
+    assert compared.ratio == pytest.approx(1.25)
+    assert compared.noise_floor == pytest.approx(0.1)
+    assert compared.verdict == "faster"
 
 
 def without(table: pd.DataFrame, number: int, arm: str) -> pd.DataFrame:

@@ -1,0 +1,86 @@
+"""The same training loop around DDP, by hand and with the help of two libraries.
+
+All of them wrap the model in stock DistributedDataParallel over the process group that
+is already there, and leave the arithmetic to torch.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch.distributed as dist
+from accelerate import Accelerator
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from minitrain.arms import Arm, Contestant, silent_arm
+from minitrain.params import Params
+from minitrain.run import optimizer_of
+
+RAW, AGAIN = "raw DDP loop", "raw DDP loop again"
+SILENT = "no communication"
+Wrapped = tuple[nn.Module, Optimizer, Callable[[Tensor], None]]
+
+
+def by_hand(model: nn.Module, optimizer: Optimizer) -> Wrapped:
+    return DistributedDataParallel(model), optimizer, Tensor.backward
+
+
+def with_accelerate(model: nn.Module, optimizer: Optimizer) -> Wrapped:
+    # finds the environment of torchrun, and the process group of this process
+    accelerator = Accelerator(cpu=True)
+    return *accelerator.prepare(model, optimizer), accelerator.backward
+
+
+def with_fabric(model: nn.Module, optimizer: Optimizer) -> Wrapped:
+    devices = dist.get_world_size()
+    fabric = Fabric(accelerator="cpu", devices=devices, strategy="ddp")
+    # LOCAL_RANK is set, so it starts no processes, and joins the group of this one
+    fabric.launch()
+    return *fabric.setup(model, optimizer), fabric.backward
+
+
+@dataclass(frozen=True)
+class Peer(Arm):
+    """An arm whose model and optimizer are wrapped by ``wrap``."""
+
+    wrap: Callable[[nn.Module, Optimizer], Wrapped] = by_hand
+
+    def enter(
+        self, params: Params, shards: Path, group: dist.ProcessGroup
+    ) -> Contestant:
+        return HandWritten(self, params, shards, group)
+
+
+class HandWritten(Contestant):
+    """What everybody writes: forward, loss, backward, step, zero_grad."""
+
+    def __init__(
+        self, arm: Peer, params: Params, shards: Path, group: dist.ProcessGroup
+    ) -> None:
+        super().__init__(arm, params, shards, group)
+        optimizer = optimizer_of(self.model, params.train)
+        self.wrapped, self.optimizer, self.backward = arm.wrap(self.model, optimizer)
+
+    def train(self, steps: Iterable[int]) -> None:
+        world_size = dist.get_world_size()
+        for step in steps:
+            (batch,) = self.batches.parts(step)
+            loss = self.wrapped(**batch.inputs).loss
+            # DDP averages over ranks; what is wanted is the mean over all real targets
+            share = batch.num_targets * world_size / batch.global_targets
+            self.backward(loss * share)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+
+def arms_of(world_size: int) -> Iterator[Arm]:
+    yield Peer(RAW, world_size, 1)
+    yield Arm("minitrain, ddp", world_size, 1, (("sync", "ddp"),))
+    yield Arm("minitrain, shm", world_size, 1, (("sync", "shm"),))
+    yield Peer("Accelerate", world_size, 1, wrap=with_accelerate)
+    yield Peer("Lightning Fabric", world_size, 1, wrap=with_fabric)
+    yield Peer(AGAIN, world_size, 1)
+    yield silent_arm(SILENT, world_size, 1)
