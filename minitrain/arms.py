@@ -8,6 +8,7 @@ need wait without using a core.
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from minitrain.params import Params
 from minitrain.precision import make_precision
 from minitrain.provenance import usable_cores
 from minitrain.run import rank_batches, rank_streams, start_model
+from minitrain.sync import timeout_s
 from minitrain.sync.strategies import PLAIN, find_strategy
 from minitrain.training import OPTIMIZERS, train
 
@@ -175,7 +177,8 @@ def enter(params: Params, shards: Path, arms: Sequence[Arm]) -> list[Contestant 
     contestants: list[Contestant | None] = []
     for arm in arms:
         ranks = list(range(arm.processes))
-        group = dist.new_group(ranks)
+        limit = timedelta(seconds=timeout_s(None))
+        group = dist.new_group(ranks, timeout=limit)
         if dist.get_rank() in ranks:
             folder = shards / f"world-{arm.processes}"
             contestants.append(arm.enter(params, folder, group))

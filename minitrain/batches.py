@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from minitrain.data import Samples, Tokens, open_shard, open_targets
+from minitrain.errors import UserError
 from minitrain.order import GlobalOrder, SampleIds, rank_part
 
 # what torch.nn.functional.cross_entropy ignores by default
@@ -85,6 +86,11 @@ class ShardBatches:
         self.num_files = num_files or num_shards
         self.samples: Samples = open_shard(folder, shard % self.num_files)
         self.targets = open_targets(folder)
+        if num_shards > len(self.targets):
+            raise UserError(
+                f"{folder}: {len(self.targets)} samples cannot be cut into "
+                f"{num_shards} shards"
+            )
         self.order = GlobalOrder(len(self.targets), global_batch_size, seed)
 
     def parts(self, step: int) -> list[Batch]:

@@ -12,8 +12,6 @@ from minitrain.equivalence import (
     Rung,
     bits_rung,
     data_rung,
-    not_run,
-    own_to_each_rank,
     precision_rung,
     ranks_rung,
     reduced_once_rung,
@@ -21,24 +19,20 @@ from minitrain.equivalence import (
     trained_rung,
 )
 from minitrain.errors import EvidenceError, UserError
-from minitrain.locator import Divergence, Values, What, cause_of, locate
-from minitrain.precision import Name
-from minitrain.promises import not_promised
+from minitrain.locator import UNKNOWN, Divergence, Values, What, cause_of, locate
+from minitrain.one_process import nudge
+from minitrain.precision import PRECISIONS, Name
+from minitrain.promises import not_promised, unproven
 from minitrain.randomness import untouched_random_state
-from minitrain.sensitivity import nudge
 from minitrain.sync import DEFAULTS, Strategy, Tuning, trained
 from minitrain.sync.strategies import find_strategy
-from minitrain.tolerances import (
-    early_state_rung,
-    final_state_rung,
-    gradients_rung,
-    loss_rung,
-)
-from minitrain.training import OPTIMIZERS, mean_losses
+from minitrain.tolerances import one_process_rungs
+from minitrain.training import OPTIMIZERS
 from minitrain.trial import (
     Outcome,
     Plant,
     Trial,
+    compared,
     run_one_process,
     run_ranks,
     run_replay,
@@ -142,26 +136,28 @@ def examine(
     rungs = {
         "trained": trained_rung(run.rows),
         "ranks": ranks_rung(run.states),
-        "precision": precision_rung(run.rows),
+        "precision": precision_rung(run.rows, replay.rows, trial.precision),
         "data": data_rung(run.rows, replay.rows),
         "reduced_once": reduced_once_rung(run.rows),
         **replay_rungs(run.rows, replay.rows, world_size),
         "replay": bits_rung(run.states[0], replay.states[0]),
         **_against_one_process(trial, run, one),
-        "loss": loss_rung(mean_losses(run.results), mean_losses(one.results)),
     }
     rungs |= not_promised(rungs, trial.sync, trial.precision)
+    rungs |= unproven(rungs, trial.sync)
 
     def values(step: int) -> Values:
         again = run_ranks(trial, world_size, plant, keep=step, timeout_s=timeout_s)
         right = run_replay(trial, run, world_size, keep=step).values[0]
         batch = trial.batches[step % len(trial.batches)]
-        shards = trial.num_shards(world_size)
-        counts = [trial.count(cut(batch, s, shards)) for s in range(shards)]
+        counts = [trial.count(cut(batch, r, world_size)) for r in range(world_size)]
         shares = [count / sum(counts) for count in counts]
         return Values(again.values, right, shares)
 
     def explain(step: int, what: What, ranks: list[int]) -> str:
+        if trial.precision == "fp16" or trial.num_shards(world_size) != world_size:
+            # the patterns are those of one gradient a rank, on the scale of the loss
+            return UNKNOWN
         return cause_of(what, ranks, values(step))
 
     promised = "replay" in trial.sync.promises
@@ -169,21 +165,12 @@ def examine(
 
 
 def _against_one_process(trial: Trial, run: Outcome, one: Outcome) -> dict[str, Rung]:
-    names = ("one_process_gradients", "one_process_early", "one_process")
-    why = own_to_each_rank(run.rows)
-    if why is not None:
-        return dict.fromkeys(names, not_run(why))
-    kept, kept_by_one = run.results[0].kept, one.results[0].kept
-
     def nudged() -> Mapping[str, Tensor]:
         return run_one_process(trial, nudge).states[0]
 
-    rungs = (
-        gradients_rung(kept["gradients"], kept_by_one["gradients"]),
-        early_state_rung(kept["early"], kept_by_one["early"], trial, ATOL),
-        final_state_rung(run.states[0], one.states[0], trial, ATOL, nudged),
-    )
-    return dict(zip(names, rungs, strict=True))
+    rungs = one_process_rungs(compared(run), compared(one), trial, ATOL, nudged)
+    del rungs["one_process_data"]
+    return rungs
 
 
 def _refuse_what_cannot_be(trial: Trial, world_size: int) -> None:
@@ -192,6 +179,16 @@ def _refuse_what_cannot_be(trial: Trial, world_size: int) -> None:
     if trial.optimizer not in OPTIMIZERS:
         allowed = ", ".join(OPTIMIZERS)
         raise UserError(f"optimizer = {trial.optimizer!r}: must be one of {allowed}")
+    if trial.precision not in PRECISIONS:
+        allowed = ", ".join(PRECISIONS)
+        raise UserError(f"precision = {trial.precision!r}: must be one of {allowed}")
+    for name, value in {
+        "grad_accumulation_steps": trial.grad_accumulation_steps,
+        "logical_shards": trial.tuning.logical_shards,
+    }.items():
+        if value < 1:
+            raise UserError(f"{name} = {value}: must be at least 1")
+    trial.sync.require(trial.tuning, world_size, trial.precision)
     if trial.steps < 2:
         raise UserError(f"steps = {trial.steps}: must be at least 2")
     for index, batch in enumerate(trial.batches):
@@ -207,9 +204,22 @@ def _refuse_what_cannot_be(trial: Trial, world_size: int) -> None:
                 f"batches[{index}]: {min(lengths)} samples cannot be cut into {parts} "
                 "parts (processes or logical shards, times grad_accumulation_steps)"
             )
-    trial.sync.require(trial.tuning, world_size, trial.precision)
+    _refuse_parts_without_targets(trial, world_size)
     if not trial.tuning.find_unused_parameters:
         _refuse_unused_parameters(trial, world_size)
+
+
+def _refuse_parts_without_targets(trial: Trial, world_size: int) -> None:
+    """The mean over no target is no number, and no weight makes it one."""
+    shards = trial.num_shards(world_size)
+    every = trial.cut(range(shards), shards)
+    for step in range(min(trial.steps, len(trial.batches))):
+        for part in every.parts(step):
+            if part.num_targets == 0:
+                raise UserError(
+                    f"batches[{step}]: the part of shard {part.shard} (of {shards}) "
+                    "has no target"
+                )
 
 
 def _refuse_unused_parameters(trial: Trial, world_size: int) -> None:

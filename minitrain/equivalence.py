@@ -100,16 +100,19 @@ def replay_rungs(run: Rows, replay: Rows, world_size: int) -> dict[str, Rung]:
     }
 
 
-def precision_rung(run: Rows) -> Rung:
-    """The state of the loss scaler, alike on all ranks at every recorded step."""
-    states: dict[int, Any] = {}
-    for row in _rows(run, "tensors"):
+def precision_rung(run: Rows, replay: Rows, precision: str) -> Rung:
+    """The state of the loss scaler at every recorded step, with the replay's."""
+    if precision != "fp16":
+        return not_run("the loss is not scaled")
+    wanted = {row["step"]: row.get("precision") for row in _rows(replay, "tensors")}
+    rows = _rows(run, "tensors")
+    for row in rows:
         state = row.get("precision")
-        if states.setdefault(row["step"], state) != state:
+        if not state or state != wanted.get(row["step"]):
             detail = f"step {row['step']}: rank {row['rank']} has {state}"
             return Rung(False, None, None, "breach", detail)
-    if not any(states.values()):
-        return not_run("the loss is not scaled")
+    if not rows:
+        return Rung(False, None, None, "breach", "nothing was recorded")
     return Rung(True, None, None, "equal", "")
 
 

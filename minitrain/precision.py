@@ -4,12 +4,13 @@ One object per process: it wraps the forward pass and takes the optimizer's step
 """
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 Name = Literal["float32", "bf16", "fp16"]
+PRECISIONS: tuple[Name, ...] = get_args(Name)
 
 
 class Precision:

@@ -1,6 +1,6 @@
 """What a strategy can be held to, and what it cannot."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from minitrain.equivalence import Rung, not_run
 from minitrain.sync import Promise, Strategy
@@ -39,3 +39,18 @@ def not_promised(
             why = f"{precision} rounds more coarsely than the tolerances know"
             skipped[name] = not_run(why)
     return skipped
+
+
+def unproven(rungs: Mapping[str, Rung], strategy: type[Strategy]) -> dict[str, Rung]:
+    """A verdict for a strategy that promises no bits and was asked for nothing else.
+
+    Dropout, batch norm or 16 bits leave nothing to compare with one process: then
+    nobody has proven the run right, and it must not look as if.
+    """
+    if "replay" in strategy.promises:
+        return {}
+    asked = [rungs[name] for name in ("one_process", "loss") if name in rungs]
+    if any(rung.verdict != "not run" for rung in asked):
+        return {}
+    why = f"nothing that {strategy.__name__} promises could be asked"
+    return {"proven": Rung(None, None, None, "undecided", why)}

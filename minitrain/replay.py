@@ -15,21 +15,24 @@ from minitrain.buffers import copy_buffers, load_buffers
 from minitrain.hashes import Recorder
 from minitrain.precision import Precision
 from minitrain.randomness import Stream
-from minitrain.sync import Strategy
+from minitrain.sync import Strategy, trained
 from minitrain.training import TrainResult
 
 Gradients = dict[str, Tensor]
 
 
 class BucketLayout:
-    """Which parameters DDP reduced together at which step, from a run's hash rows."""
+    """Which parameters were reduced together at which step, from a run's hash rows.
 
-    def __init__(self, rows: Iterable[dict[str, Any]]) -> None:
-        self._changes = {
-            row["step"]: [bucket["parameters"] for bucket in row["buckets"]]
-            for row in rows
-            if row["kind"] == "buckets"
-        }
+    Where the run shows no buckets, all parameters of ``model`` are one.
+    """
+
+    def __init__(self, rows: Iterable[dict[str, Any]], model: nn.Module) -> None:
+        self._changes = {-1: [list(trained(model))]}
+        for row in rows:
+            if row["kind"] == "buckets":
+                names = [bucket["parameters"] for bucket in row["buckets"]]
+                self._changes[row["step"]] = names
 
     def at(self, step: int) -> list[list[str]]:
         """Names of the parameters in each bucket of ``step``."""
@@ -44,8 +47,8 @@ def replay(
     steps: Iterable[int],
     recorder: Recorder,
     streams: Sequence[Stream],
-    strategy: type[Strategy] = Strategy,
-    world_size: int | None = None,
+    strategy: type[Strategy],
+    world_size: int,
     precision: Precision | None = None,
 ) -> list[TrainResult]:
     """Train ``model`` on the batches of all ``shards``, in this process.
@@ -54,7 +57,7 @@ def replay(
     from there on; threads and batch shapes must be those of the run for its bits to be
     repeated. Every step starts from the first shard's buffers, as under DDP.
     ``strategy`` says how a bucket of all shards' gradients becomes one, ``world_size``
-    how many ranks there are if not one a shard. Returns what the rank of each shard
+    how many ranks record a row. Returns what the rank of each shard
     would know; the rows of all are in that of the first.
     """
     precision = precision or Precision()
@@ -78,8 +81,7 @@ def replay(
             recorder.gradients(step)
         precision.step(optimizer)
         if recorder.wants(step):
-            own = len(shards) == (world_size or len(shards))
-            ranks = after if own else [after[0]] * (world_size or 1)
+            ranks = after if strategy.own_buffers else [after[0]] * world_size
             recorder.state_of_ranks(step, ranks, precision.state())
     return results
 

@@ -5,12 +5,21 @@ comes from (docs/reference.md), and rounding is told from error.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 
-from minitrain.equivalence import Rung, Tensors, Verdict, first_nan, not_run
+from minitrain.equivalence import (
+    Rows,
+    Rung,
+    Tensors,
+    Verdict,
+    data_rung,
+    first_nan,
+    not_run,
+    own_to_each_rank,
+)
 from minitrain.ulp import distance, gaps
 
 GRADIENT_TOLERANCE = 1e-5
@@ -32,6 +41,45 @@ class Tuning(Protocol):
 
     @property
     def learning_rate(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What is compared of a run: its hash rows, synchronised gradients of step 0, state
+    after the third step, final state, and the loss of every step.
+    """
+
+    rows: Rows
+    gradients: Tensors
+    early: Tensors
+    state: Tensors
+    losses: Sequence[float]
+
+
+def one_process_rungs(
+    run: Compared,
+    one: Compared,
+    train: Tuning,
+    atol: float,
+    nudged: Callable[[], Tensors],
+) -> dict[str, Rung]:
+    """All rungs of ``run`` against ``one`` process, by name.
+
+    A forward pass that depends on more than its samples is not compared but for its
+    data and its loss.
+    """
+    limits = (train, atol)
+    why = own_to_each_rank(run.rows)
+    rungs: dict[str, Callable[[], Rung]] = {
+        "one_process_gradients": lambda: gradients_rung(run.gradients, one.gradients),
+        "one_process_early": lambda: early_state_rung(run.early, one.early, *limits),
+        "one_process": lambda: final_state_rung(run.state, one.state, *limits, nudged),
+    }
+    return {
+        "one_process_data": data_rung(run.rows, one.rows),
+        **{name: not_run(why) if why else rung() for name, rung in rungs.items()},
+        "loss": loss_rung(run.losses, one.losses),
+    }
 
 
 def gradients_rung(run: Tensors, one_process: Tensors) -> Rung:

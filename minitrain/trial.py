@@ -6,7 +6,7 @@ can ask for it.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -29,7 +29,8 @@ from minitrain.run import rows_of, shard_batches
 from minitrain.sync import DEFAULTS, Strategy, Tuning
 from minitrain.sync.invariant import shards_of
 from minitrain.sync.strategies import PLAIN, find_strategy
-from minitrain.training import OPTIMIZERS, TrainResult, train
+from minitrain.tolerances import Compared
+from minitrain.training import OPTIMIZERS, TrainResult, mean_losses, train
 
 
 @dataclass(frozen=True)
@@ -160,6 +161,18 @@ class Seat:
     optimizer: torch.optim.Optimizer
 
 
+def compared(outcome: Outcome) -> Compared:
+    """What rungs against one process look at: the first rank's."""
+    kept = outcome.results[0].kept
+    return Compared(
+        rows=outcome.rows,
+        gradients=kept["gradients"],
+        early=kept["early"],
+        state=outcome.states[0],
+        losses=mean_losses(outcome.results),
+    )
+
+
 Plant = Callable[[Seat], None]
 
 
@@ -224,7 +237,7 @@ def run_replay(
         results = replay(
             model,
             [trial.cut([shard], count) for shard in range(count)],
-            BucketLayout(_layout(trial, run)),
+            BucketLayout(run.rows, model),
             trial.make_optimizer(Strategy(model, trial.tuning)),
             range(trial.steps),
             recorder,
@@ -248,7 +261,7 @@ def run_one_process(
         sync = Strategy(model, trial.tuning)
         result = train(
             sync,
-            trial.cut([0], 1),
+            replace(trial, grad_accumulation_steps=1).cut([0], 1),
             trial.make_optimizer(sync),
             range(trial.steps),
             recorder,
@@ -256,15 +269,6 @@ def run_one_process(
             make_precision(trial.precision),
         )
         return Outcome([result], [dict(model.state_dict())])
-
-
-def _layout(trial: Trial, run: Outcome) -> list[Row]:
-    layout = [row for row in run.rows if row["kind"] == "buckets"]
-    if layout:
-        return layout
-    # nothing was reduced, which a rung of its own says: the replay has one bucket
-    names = [name for name, p in trial.factory().named_parameters() if p.requires_grad]
-    return [{"kind": "buckets", "step": 0, "buckets": [{"parameters": names}]}]
 
 
 @contextmanager

@@ -10,7 +10,7 @@ it rebuilds nothing.
 from pathlib import Path
 
 from minitrain.ddp import require_gpus
-from minitrain.errors import run_stage
+from minitrain.errors import UserError, run_stage
 from minitrain.files import open_atomic
 from minitrain.params import load_params
 from minitrain.provenance import require_torch
@@ -24,6 +24,11 @@ def main() -> None:
     for world_size in params.all_world_sizes():
         strategy.require(params.train, world_size, params.train.precision)
     if params.nccl.world_sizes:
+        if strategy.on_one_host:
+            raise UserError(
+                f"params.yaml: train.sync = {params.train.sync!r}: must be another one "
+                "with nccl.world_sizes, it computes on the CPU"
+            )
         require_gpus(max(params.nccl.world_sizes))
     with open_atomic(Path("data/check.txt")) as file:
         file.write("params.yaml and the machine passed the check\n")

@@ -43,7 +43,8 @@ def main() -> None:
     num_steps = steps_to_train(params.train, len(shards[0].order))
 
     # Which gradients were added up together is the one thing it takes from the run.
-    layout = BucketLayout(read_jsonl(Path(f"data/runs/gloo-{world_size}/hashes.jsonl")))
+    rows = read_jsonl(Path(f"data/runs/gloo-{world_size}/hashes.jsonl"))
+    layout = BucketLayout(rows, model)
     steps = progress(range(num_steps), f"replay-{world_size}", total=num_steps)
     recorder = Recorder(model, recorded_steps(num_steps, params.train.hash_every))
     results = replay(

@@ -48,11 +48,11 @@ def main() -> None:
         "reduced_once": reduced_once_rung(hashes),
         "ranks": ranks_rung(states),
     }
-    if train.precision == "fp16":
-        rungs["precision"] = precision_rung(hashes)
     if backend == "gloo":
         expected = read_jsonl(replay / "hashes.jsonl")
         rungs["data"] = data_rung(hashes, expected)
+        if train.precision == "fp16":
+            rungs["precision"] = precision_rung(hashes, expected, train.precision)
         rungs |= replay_rungs(hashes, expected, world_size)
         rungs["replay"] = bits_rung(states[0], load_tensors(replay / "state.pt"))
     else:

@@ -4,7 +4,6 @@ import getpass
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,14 @@ SET_BY_OTHERS = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}
 # bits depend on the number of threads: tests compare with ranks, which have one
 torch.set_num_threads(1)
 skipped_on_ci: list[str] = []
+zygotes: set[int] = set()
 
 
 @pytest.fixture(scope="session")
 def zygote() -> Iterator[Zygote]:
     """Forks the ranks of all tests but the launcher's own."""
     zygote = Zygote()
+    zygotes.add(zygote.process.pid)
     yield zygote
     zygote.stop()
 
@@ -59,7 +60,8 @@ def nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     segments = _shared_memory()
     yield
     tempfile.tempdir = outside
-    left = [p for p in psutil.Process().children(recursive=True) if not _is_zygote(p)]
+    children = psutil.Process().children(recursive=True)
+    left = [child for child in children if child.pid not in zygotes]
     for child in left:
         child.kill()
     names = (environment.keys() | os.environ.keys()) - SET_BY_OTHERS
@@ -72,12 +74,6 @@ def nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     files = {file.name for file in temporary.iterdir()} - {CACHE_OF_TORCH}
     assert not files, f"temporary files left behind: {files}"
     assert _shared_memory() <= segments, "shared memory left behind"
-
-
-def _is_zygote(process: psutil.Process) -> bool:
-    with suppress(psutil.NoSuchProcess):
-        return any(part.endswith("zygote.py") for part in process.cmdline())
-    return False
 
 
 def _shared_memory() -> set[Path]:

@@ -17,29 +17,10 @@ FLOORS = [
     | {"randomness", "buffers"},
     {"corpus", "data", "order", "batches", "cut", "grammar", "model", "factory"},
     {"ddp", "links", "shared_memory", "sync", "launcher", "launched_rank", "torchrun"},
-    {
-        "clock",
-        "hashes",
-        "precision",
-        "traffic",
-        "training",
-        "replay",
-        "run",
-        "arms",
-        "trial",
-    },
-    {
-        "sensitivity",
-        "ulp",
-        "equivalence",
-        "tolerances",
-        "promises",
-        "account",
-        "baseline",
-        "states",
-        "compare",
-    }
-    | {"collectives", "doctor", "walk", "locator", "check", "zoo", "compare_runs"},
+    {"clock", "hashes", "precision", "traffic", "training", "replay", "run", "arms"},
+    {"ulp", "equivalence", "tolerances", "promises", "one_process", "account"}
+    | {"baseline", "states", "compare", "compare_runs", "collectives", "doctor", "walk"}
+    | {"locator", "trial", "check", "zoo"},
     {"report", "cli"},
 ]
 

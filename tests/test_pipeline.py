@@ -250,3 +250,32 @@ def test_metrics_and_params_diff_are_readable(
     code, output = run_dvc(folder, "plots", "show", "--json")
     assert code == 0, output
     assert "scaling" in output
+
+
+@pytest.mark.pipeline
+def test_strategies_that_promise_other_things_than_ddp(tmp_path: Path) -> None:
+    """Logical shards, no buckets to be seen, no bits promised: through the stages."""
+    project = copy_project(tmp_path)
+    found = {}
+    for sync in ("invariant_shm", "fsdp", "powersgd"):
+        set_params(project, {"train.sync": sync})
+        code, output = run_dvc(project, "repro", "equivalence")
+        assert code == 0, output
+        found[sync] = json.loads((project / "metrics/equivalence.json").read_text())
+
+    def verdicts(sync: str) -> dict[str, str]:
+        rungs = found[sync]["gloo-2"]
+        return {n: rung["verdict"] for n, rung in rungs.items() if "verdict" in rung}
+
+    states = [found["invariant_shm"][run]["state_sha256"][0] for run in RUNS]
+    assert states[0] == states[1]
+    assert verdicts("invariant_shm")["replay"] == "equal"
+    # the reference is a plain process, not gloo-1
+    assert found["invariant_shm"]["gloo-1"]["one_process"]["verdict"] != "not run"
+    assert verdicts("fsdp")["replay"] == verdicts("fsdp")["reduced_once"] == "not run"
+    assert verdicts("fsdp")["one_process"] == "within tolerance"
+    assert verdicts("powersgd")["one_process"] == "not run"
+    assert verdicts("powersgd")["loss"] == "within tolerance"
+
+
+RUNS = ("gloo-1", "gloo-2")

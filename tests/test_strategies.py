@@ -18,7 +18,9 @@ from minitrain.batches import Batch
 from minitrain.check import Ladder, check_data_parallel, examine
 from minitrain.equivalence import precision_rung
 from minitrain.errors import EvidenceError, RankError, UserError
-from minitrain.sync import Defaults, Strategy
+from minitrain.hashes import Row
+from minitrain.launcher import launch
+from minitrain.sync import Defaults, Strategy, broadcast
 from minitrain.sync.explicit import Flat
 from minitrain.sync.invariant import shards_of
 from minitrain.sync.stock import StockDDP
@@ -75,6 +77,30 @@ def test_strategy_keeps_its_promises(name: str, world_size: int) -> None:
     for promise in ("replay", "one_process", "loss"):
         assert (promise in asked(ladder)) == (promise in promises)
     assert {"trained", "ranks", "data"} <= asked(ladder)
+
+
+@pytest.mark.parametrize(("name", "world_size"), worlds(2, 4))
+def test_accumulation(name: str, world_size: int) -> None:
+    trial = large_batches(trial_of(name, grad_accumulation_steps=2))
+    ladder = examine(trial, world_size, timeout_s=60)
+    assert ladder.well, str(ladder)
+    promised = {"replay", "one_process", "loss"} & STRATEGIES[name].promises
+    assert promised <= asked(ladder)
+
+
+@pytest.mark.parametrize("name", ["invariant", "invariant_shm"])
+def test_a_logical_shard_for_each_rank(name: str) -> None:
+    """Then ranks are shards, but for their buffers: all have the first shard's."""
+    tuning = Defaults(logical_shards=2)
+    ladder = examine(trial_of(name, "batch_norm", tuning=tuning), 2, timeout_s=60)
+    assert ladder.well, str(ladder)
+
+
+def test_nothing_proven_is_said() -> None:
+    trial = large_batches(trial_of("fsdp", factory=with_dropout))
+    ladder = examine(trial, 2, timeout_s=60)
+    assert ladder.rungs["proven"].verdict == "undecided"
+    assert "proven" not in examine(trial_of("fsdp"), 2, timeout_s=60).rungs
 
 
 @pytest.mark.parametrize(("name", "world_size"), worlds(2, 4))
@@ -246,13 +272,50 @@ def test_settings_of_ddps_buckets(name: str, tuning: Defaults) -> None:
     assert ladder.well, str(ladder)
 
 
-def test_smaller_buckets_are_more_and_without_overlap_they_wait() -> None:
+def test_smaller_buckets_are_more() -> None:
     def buckets(tuning: Defaults) -> list[dict[str, Any]]:
         run = run_ranks(trial_of("ddp", tuning=tuning), 2, timeout_s=60)
         return [r for r in run.rows if r["kind"] == "buckets" and r["rank"] == 0]
 
     small, whole = buckets(Defaults(bucket_cap_mb=0.001)), buckets(Defaults())
     assert len(small[-1]["buckets"]) > len(whole[-1]["buckets"]) == 1
+
+
+def hidden_communication(overlap: bool) -> list[float]:
+    tuning = Defaults(overlap=overlap, bucket_cap_mb=0.001)
+    run = run_ranks(trial_of("ddp", tuning=tuning), 2, timeout_s=60)
+    # the first steps have DDP's first buckets
+    return [row["comm_hidden_ms"] for row in run.results[0].timings[2:]]
+
+
+def test_without_overlap_nothing_is_sent_before_the_last_gradient() -> None:
+    assert set(hidden_communication(overlap=False)) == {0}
+    assert min(hidden_communication(overlap=True)) > 0
+
+
+def test_silent_passes_are_not_made_where_they_would_count_as_use() -> None:
+    tuning = Defaults(find_unused_parameters=True)
+
+    def has_account() -> bool:
+        from minitrain.ddp import distributed
+
+        with distributed():
+            return StockDDP(MODELS["spare_parameter"](), tuning).has_account
+
+    assert launch(has_account, 1) == [False]
+
+
+def test_buffer_with_gaps_is_broadcast_as_it_is() -> None:
+    def broadcast_twice() -> list[float]:
+        from minitrain.ddp import distributed
+
+        with distributed() as (rank, _):
+            whole = torch.full((8,), float(rank + 1))
+            broadcast([whole[::2]], None)
+            return whole.tolist()
+
+    # rank 1 gets rank 0's ones in every second place, and nothing else
+    assert launch(broadcast_twice, 2)[1] == [1, 2] * 4
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
@@ -293,15 +356,26 @@ def test_overflow_on_one_rank_skips_the_step_on_all() -> None:
         before, at, after = (rows[rank, OVERFLOW + i] for i in (-1, 0, 1))
         assert at["parameters"] == before["parameters"] != after["parameters"]
         assert at["precision"]["scale"] == before["precision"]["scale"] / 2
-    assert precision_rung(run.rows).verdict == "equal"
+    assert precision_rung(run.rows, rows_of_rank_0(run), "fp16").verdict == "equal"
+
+
+def rows_of_rank_0(run: Outcome) -> list[Row]:
+    return [row for row in run.rows if row.get("rank") == 0]
+
+
+def test_run_without_a_scaler_is_no_fp16() -> None:
+    rows = [{"kind": "tensors", "step": 0, "rank": 0}]
+    assert precision_rung(rows, rows, "fp16").verdict == "breach"
+    assert precision_rung([], [], "fp16").verdict == "breach"
 
 
 def test_scaler_that_differs_between_ranks_is_caught() -> None:
     trial = trial_of("ddp", precision="fp16")
     run = run_ranks(trial, 2, timeout_s=60)
+    expected = rows_of_rank_0(run)
     spoiled = next(r for r in run.rows if r.get("rank") == 1 and "precision" in r)
     spoiled["precision"] = {**spoiled["precision"], "scale": 1.0}
-    rung = precision_rung(run.rows)
+    rung = precision_rung(run.rows, expected, "fp16")
     assert rung.verdict == "breach"
     assert rung.detail.startswith("step 0: rank 1 has {'scale': 1.0")
 
@@ -381,6 +455,14 @@ def test_strategy_from_outside_that_is_wrong() -> None:
             "fp16",
             "train.precision = 'fp16': must be float32 or bf16 with FSDP, whose "
             "ranks see an overflow each in its own part",
+        ),
+        (
+            "powersgd",
+            Defaults(),
+            2,
+            "fp16",
+            "train.precision = 'fp16': must be float32 or bf16 with PowerSGD, which "
+            "carries an overflow on in its error memory",
         ),
     ],
 )

@@ -32,8 +32,8 @@ from minitrain.equivalence import (
 )
 from minitrain.errors import UserError
 from minitrain.launcher import launch
+from minitrain.one_process import nudged_state
 from minitrain.randomness import untouched_random_state
-from minitrain.sensitivity import nudged_state
 from minitrain.sync import DEFAULTS
 from minitrain.sync.stock import StockDDP
 from minitrain.tolerances import (

@@ -123,10 +123,13 @@ def replay_tiny(
         if fault is not None:
             fault(rank, StockDDP.__new__(StockDDP), batches)
     recorder = Recorder(model, range(NUM_STEPS))
-    layout = BucketLayout(run.rows)
+    layout = BucketLayout(run.rows, model)
     steps = range(NUM_STEPS)
     optimizer = optimizer_of(model, params.train)
-    results = replay(model, ranks, layout, optimizer, steps, recorder, streams)
+    count = len(ranks)
+    results = replay(
+        model, ranks, layout, optimizer, steps, recorder, streams, StockDDP, count
+    )
     return _outcome(folder, results, [model.state_dict()])
 
 

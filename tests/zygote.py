@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Pipe
@@ -130,7 +131,9 @@ def be_a_rank(requests: socket.socket, message: bytes, fd: int) -> None:
         requests.close()
         environment, folder = pickle.loads(message)
         # until orphaned, the parent is the one that forked
+        deadline = time.monotonic() + 10
         while os.getppid() != int(environment["MINITRAIN_LAUNCHER_PID"]):
+            assert time.monotonic() < deadline, "who asked for this rank has gone"
             os.sched_yield()
         os.environ.clear()
         os.environ.update(environment)

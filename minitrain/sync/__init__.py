@@ -91,12 +91,16 @@ class Strategy:
     gradients are divided by their number, and the loss is weighted accordingly.
     ``has_account``: a backward pass can be made without communication, so that the
     time of a step can be told apart. ``has_buckets``: DDP's, with their settings.
+    ``own_buffers``: after a step each rank has those of its own samples.
+    ``on_one_host``: all ranks must be, and compute on the CPU.
     """
 
     promises: ClassVar[frozenset[Promise]] = EXACT
     averages: ClassVar[bool] = True
-    has_account: ClassVar[bool] = True
+    has_account: bool = True
     has_buckets: ClassVar[bool] = False
+    own_buffers: ClassVar[bool] = True
+    on_one_host: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -216,4 +220,8 @@ def world() -> dist.ProcessGroup:
 def broadcast(tensors: Iterable[Tensor], group: dist.ProcessGroup | None) -> None:
     """Rank 0's values everywhere."""
     for tensor in tensors:
-        dist.broadcast(tensor.detach(), group=group, group_src=0)
+        # gloo writes without gaps, however the tensor lies in memory
+        dense = tensor.detach().contiguous()
+        dist.broadcast(dense, group=group, group_src=0)
+        if dense.data_ptr() != tensor.data_ptr():
+            tensor.detach().copy_(dense)

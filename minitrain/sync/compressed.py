@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 
+from minitrain.errors import UserError
 from minitrain.ring import ring_sum
 from minitrain.sync import Promise, Traffic, Tuning, num_bytes, trained, world
 from minitrain.sync.stock import Reduced, StockDDP
@@ -77,6 +78,15 @@ class PowerSGD(StockDDP):
             start_powerSGD_iter=FIRST_POWERSGD_STEP,
         )
         super().__init__(model, tuning, group=group, timed=timed)
+
+    @classmethod
+    def require(cls, tuning: Tuning, world_size: int, precision: str) -> None:
+        super().require(tuning, world_size, precision)
+        if precision == "fp16":
+            raise UserError(
+                "train.precision = 'fp16': must be float32 or bf16 with PowerSGD, "
+                "which carries an overflow on in its error memory"
+            )
 
     def _needs_hook(self) -> bool:
         return True

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from minitrain.errors import UserError
 from minitrain.sync import (
     BucketEvent,
     Strategy,
@@ -41,8 +42,11 @@ class Flat(Strategy):
         self._begins = True
 
     def buckets(self) -> list[list[str]]:
-        """Names of the parameters that are reduced together."""
-        return [list(self._trained)]
+        """Names of the parameters that are reduced together: all of one type."""
+        names: dict[torch.dtype, list[str]] = {}
+        for name, parameter in self._trained.items():
+            names.setdefault(parameter.dtype, []).append(name)
+        return list(names.values())
 
     def exchange(self, flat: Tensor) -> None:
         """Set ``flat`` (n,) to the sum over the ranks."""
@@ -62,7 +66,7 @@ class Flat(Strategy):
         for names in self.buckets():
             parameters = [self._trained[name] for name in names]
             event = BucketEvent(tuple(names), 0, time.perf_counter_ns())
-            flat = flatten([_gradient(parameter) for parameter in parameters])
+            flat = flatten([self._gradient(name) for name in names])
             event.num_bytes = flat.nbytes
             if self.averages:
                 flat.mul_(1.0 / self.world_size)
@@ -74,6 +78,15 @@ class Flat(Strategy):
     def traffic(self) -> Traffic:
         size = num_bytes(self._trained.values())
         return {"all_reduce": (len(self.buckets()), size)}
+
+    def _gradient(self, name: str) -> Tensor:
+        gradient = self._trained[name].grad
+        if gradient is None:
+            raise UserError(
+                f"model: parameter {name} gets no gradient on a rank; only DDP can "
+                "look for unused parameters"
+            )
+        return gradient
 
     def finish(self) -> None:
         """Rank 0's buffers go to everybody, as before a forward pass."""
@@ -103,10 +116,14 @@ class ReduceScatter(Flat):
         flat.copy_(padded[: flat.numel()])
 
     def traffic(self) -> Traffic:
-        elements = sum(p.numel() for p in self._trained.values())
-        size = num_bytes(self._trained.values()) // elements
-        padded = -(-elements // self.world_size) * self.world_size * size
-        return {"reduce_scatter": (1, padded), "all_gather": (1, padded)}
+        padded = 0
+        for names in self.buckets():
+            parameters = [self._trained[name] for name in names]
+            elements = sum(p.numel() for p in parameters)
+            share = -(-elements // self.world_size)
+            padded += share * self.world_size * parameters[0].element_size()
+        calls = len(self.buckets())
+        return {"reduce_scatter": (calls, padded), "all_gather": (calls, padded)}
 
 
 def flatten(gradients: Sequence[Tensor]) -> Tensor:
@@ -119,12 +136,8 @@ def unflatten(flat: Tensor, parameters: Sequence[nn.Parameter]) -> None:
     """Make every ``.grad`` a view of its part of ``flat``."""
     sizes = [parameter.numel() for parameter in parameters]
     for parameter, part in zip(parameters, flat.split(sizes), strict=True):
-        like = _gradient(parameter)
+        like = parameter.grad
+        assert like is not None
         parameter.grad = part.as_strided(
             like.shape, like.stride(), part.storage_offset()
         )
-
-
-def _gradient(parameter: nn.Parameter) -> Tensor:
-    assert parameter.grad is not None, "preflight refuses what has no gradient"
-    return parameter.grad

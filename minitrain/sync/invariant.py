@@ -28,6 +28,7 @@ class Invariant(Flat):
     """
 
     averages: ClassVar[bool] = False
+    own_buffers: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -75,9 +76,8 @@ class Invariant(Flat):
         if not self._first:
             self._first = [buffer.clone() for buffer in self._buffers]
         level, sums = 0, []
-        for parameter in self._trained.values():
-            assert parameter.grad is not None, "preflight refuses what has none"
-            sums.append(parameter.grad)
+        for name, parameter in self._trained.items():
+            sums.append(self._gradient(name))
             parameter.grad = None
         while self._sums and self._sums[-1][0] == level:
             _, before = self._sums.pop()
@@ -125,6 +125,8 @@ class Invariant(Flat):
 
 class InvariantSharedMemory(Invariant):
     """The same tree, its upper levels in memory that the processes of a host share."""
+
+    on_one_host: ClassVar[bool] = True
 
     def __init__(
         self,

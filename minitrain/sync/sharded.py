@@ -68,7 +68,7 @@ class FSDP(Strategy):
     """
 
     promises: ClassVar[frozenset[Promise]] = frozenset({"one_process"})
-    has_account: ClassVar[bool] = False
+    has_account = False
 
     def __init__(
         self,
@@ -86,8 +86,7 @@ class FSDP(Strategy):
         broadcast(model.state_dict().values(), group)
         device = next(model.parameters()).device.type
         mesh = DeviceMesh.from_group(group or world(), device)
-        lists = [m for m in model.modules() if isinstance(m, nn.ModuleList)]
-        layers = [layer for layers in lists for layer in layers]
+        layers = list(_layers(model))
         self._layer_bytes = [self._padded_bytes(layer) for layer in layers]
         self._root_bytes = self._padded_bytes(model) - sum(self._layer_bytes)
         for module in (*layers, model):
@@ -96,6 +95,9 @@ class FSDP(Strategy):
 
     def _padded_bytes(self, module: nn.Module) -> int:
         # each parameter is cut along its first dimension, into equal parts
+        for name, parameter in module.named_parameters():
+            if parameter.dim() == 0:
+                raise UserError(f"model: {name} has no dimension that FSDP could cut")
         share = [-(-len(p) // self.world_size) for p in module.parameters()]
         rows = [p[:1].nbytes for p in module.parameters()]
         sizes = zip(share, rows, strict=True)
@@ -139,3 +141,12 @@ class FSDP(Strategy):
 
     def state_dict(self) -> dict[str, Tensor]:
         return {name: whole(t) for name, t in self.model.state_dict().items()}
+
+
+def _layers(model: nn.Module) -> Iterator[nn.Module]:
+    """The members of the outermost lists of modules."""
+    for child in model.children():
+        if isinstance(child, nn.ModuleList):
+            yield from child
+        else:
+            yield from _layers(child)

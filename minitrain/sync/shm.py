@@ -23,6 +23,7 @@ class SharedMemory(StockDDP):
     """
 
     bucket_views: ClassVar[bool] = True
+    on_one_host: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -56,6 +56,8 @@ class StockDDP(Strategy):
         self.module = self._ddp
         self._names = {id(p): n for n, p in model.named_parameters()}
         self._factor = 1.0 / self.world_size
+        # a silent pass would count as use of a parameter
+        self.has_account = not tuning.find_unused_parameters
         self._late: list[tuple[GradBucket, BucketEvent, Reduced]] = []
         if self._needs_hook():
             self._ddp.register_comm_hook(None, self._reduce)

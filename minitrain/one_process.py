@@ -1,0 +1,81 @@
+"""One process that computes whole batches: the measure of all runs.
+
+Where training is unstable at its learning rate, rounding grows without bound, and no
+tolerance can tell it from a fault. From a start that differs in the last bit, the same
+process measures whether it does.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from minitrain.equivalence import Tensors
+from minitrain.hashes import Recorder, recorded_steps
+from minitrain.params import Params
+from minitrain.precision import make_precision
+from minitrain.progress import progress
+from minitrain.replay import BucketLayout, replay
+from minitrain.run import (
+    optimizer_of,
+    rows_of,
+    shard_batches,
+    start_model,
+    start_streams,
+)
+from minitrain.sync import Strategy
+from minitrain.sync.strategies import PLAIN
+from minitrain.tolerances import Compared
+from minitrain.training import mean_losses, steps_to_train
+
+
+def one_process(
+    params: Params, shards: Path, prepare: Callable[[nn.Module], None] | None = None
+) -> Compared:
+    """Train as ``params`` say, but alone, and each batch at once.
+
+    ``shards`` is a folder world-1; ``prepare`` changes the start.
+    """
+    params = params.with_train(sync=PLAIN, grad_accumulation_steps=1)
+    train = params.train
+    torch.set_num_threads(train.threads_per_process)
+    batches = shard_batches(params, shards, 1)
+    streams = start_streams(params, 1)
+    model = start_model(params, 0)
+    if prepare is not None:
+        prepare(model)
+    num_steps = steps_to_train(train, len(batches[0].order))
+    (result,) = replay(
+        model,
+        batches,
+        BucketLayout([], model),
+        optimizer_of(model, train),
+        progress(range(num_steps), "one process", total=num_steps),
+        Recorder(model, recorded_steps(num_steps, num_steps)),
+        streams,
+        Strategy,
+        1,
+        make_precision(train.precision),
+    )
+    return Compared(
+        rows=rows_of([result]),
+        gradients=result.kept["gradients"],
+        early=result.kept["early"],
+        state=dict(model.state_dict()),
+        losses=mean_losses([result]),
+    )
+
+
+def nudged_state(params: Params, shards: Path) -> Tensors:
+    """Final state of :func:`one_process` from a start one ULP away."""
+    return one_process(params, shards, nudge).state
+
+
+def nudge(model: nn.Module) -> None:
+    """Move every trained parameter one unit in the last place up."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                up = torch.full_like(parameter, torch.inf)
+                parameter.copy_(torch.nextafter(parameter, up))
