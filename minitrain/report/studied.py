@@ -42,7 +42,7 @@ def studied_ladder(rungs: pd.DataFrame) -> list[Block]:
     return [
         Heading("And with more processes, other optimizers, other numbers?"),
         Paragraph(
-            f"The study `studies/ladder` trained the same model otherwise: {outcome} "
+            f"The study studies/ladder trained the same model otherwise: {outcome} "
             "An equals sign means equal to the last bit; a number is the largest "
             "difference from one process that computes the whole batch at once."
         ),
