@@ -245,6 +245,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     timings = {run: timing_of(size) for run, size in sizes.items()}
     write(metrics / "timing.json", timings)
     measured.account.to_csv(metrics / "account.csv", index=False)
+    measured.studied_ladder.to_csv(metrics / "ladder.csv", index=False)
     return tmp_path
 
 
@@ -256,6 +257,7 @@ def test_stage_writes_every_file(project: Path) -> None:
         "equivalence.json",
         "timing.json",
         "account.csv",
+        "ladder.csv",
         "scaling.csv",
         "scaling.png",
         "account.png",
