@@ -14,6 +14,9 @@ from dvc.repo import Repo
 from project import ROOT, copy_project, run_dvc, set_params, start_dvc
 from ruamel.yaml import YAML
 
+# DVC starts a process for every stage, and looks at every file for every question
+pytestmark = pytest.mark.timeout(600)
+
 STAGES: dict[str, dict[str, Any]] = YAML(typ="safe").load(
     (ROOT / "dvc.yaml").read_text()
 )["stages"]
