@@ -18,9 +18,8 @@ words = methodcaller("replace", "_", " ")
 
 
 def main() -> None:
-    result = read_json(STUDY / "zoo.json")
-    draw_matrix(result)
-    draw_losses(result)
+    for draw in (draw_matrix, draw_losses):
+        draw(read_json(STUDY / "zoo.json"))
 
 
 def draw_matrix(result: dict[str, Any]) -> None:
@@ -38,28 +37,28 @@ def draw_matrix(result: dict[str, Any]) -> None:
             if check == bug["check"]:
                 axes.plot(x + 0.5, y + 0.5, "o", color="white", markersize=7)
     axes.set(xlim=(0, len(checks)), ylim=(len(bugs), 0))
-    middles = np.arange(len(checks)) + 0.5
-    axes.set_xticks(middles, [*map(words, checks)], rotation=40, ha="right", fontsize=8)
+    at = np.arange(len(checks)) + 0.5
+    axes.set_xticks(at, [*map(words, checks)], rotation=40, ha="right", fontsize=8)
     axes.set_yticks(np.arange(len(bugs)) + 0.5, [*map(words, bugs)], fontsize=9)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     figure.subplots_adjust(bottom=0.2)
-    note = "blue: caught; white dot: the check that is meant to catch it"
-    axes.set_title(note, loc="left", fontsize=9)
+    axes.set_title("blue: caught; dot: the check meant to catch it", loc="left", size=9)
     save(figure, STUDY / "matrix.png")
 
 
 def draw_losses(result: dict[str, Any]) -> None:
     bugs = result["bugs"]
     figure = Figure(figsize=(WIDTH_IN, 8.4), dpi=DPI, layout="constrained")
-    grid = figure.subplots(-(-len(bugs) // 4), 4, sharex=True)
+    grid = figure.subplots(-(-len(bugs) // 4), 4)
+    for axes in grid.flat[len(bugs) :]:
+        axes.remove()
     unseen = []
     for axes, (name, bug) in zip(grid.flat, bugs.items(), strict=False):
         clean = np.array(result["clean_losses"][bug["model"]])
         mine = np.array(bug["losses"])
         stops = len(mine) < clean.shape[1]
-        if not stops and hides(mine, clean):
-            unseen.append(name)
+        unseen += [name] if not stops and hides(mine, clean) else []
         spread = range(clean.shape[1]), clean.min(0), clean.max(0)
         axes.fill_between(*spread, color="#bbbbbb")
         axes.plot(clean[0], color=BLUE, linewidth=2.6)
