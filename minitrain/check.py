@@ -124,13 +124,15 @@ def examine(
     world_size: int,
     plant: Plant | None = None,
     timeout_s: float = 300,
+    run: Outcome | None = None,
     one: Outcome | None = None,
 ) -> Ladder:
     """The ladder of ``trial``, with a fault planted in every rank or without.
 
-    ``one`` is the one-process run, where somebody has made it already.
+    ``run`` is that of the ranks, ``one`` the one-process run, where somebody has made
+    it already.
     """
-    run = run_ranks(trial, world_size, plant, timeout_s=timeout_s)
+    run = run or run_ranks(trial, world_size, plant, timeout_s=timeout_s)
     replay = run_replay(trial, run, world_size)
     one = one or run_one_process(trial)
     rungs = {

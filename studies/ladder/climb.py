@@ -14,11 +14,11 @@ from ruamel.yaml import YAML
 from torch import nn
 
 from minitrain.check import examine
-from minitrain.equivalence import Rung, bits_rung
+from minitrain.equivalence import bits_rung
 from minitrain.files import open_atomic
 from minitrain.params import load_params
 from minitrain.progress import progress
-from minitrain.trial import Trial, run_one_process, run_ranks, trial_of
+from minitrain.trial import run_one_process, run_ranks, trial_of
 
 STUDY = Path(__file__).resolve().parent
 ROOT = STUDY.parents[1]
@@ -40,8 +40,9 @@ def main() -> None:
     for name, trial in cases.items():
         one = run_one_process(trial)
         for world_size in progress(study["world_sizes"], name):
-            rungs = examine(trial, world_size, one=one).rungs
-            rungs["again"] = run_twice(trial, world_size)
+            run, again = (run_ranks(trial, world_size) for _ in range(2))
+            rungs = examine(trial, world_size, run=run, one=one).rungs
+            rungs["again"] = bits_rung(run.states[0], again.states[0])
             where = {"case": name, "world_size": world_size}
             rows += [where | {"rung": r} | asdict(rung) for r, rung in rungs.items()]
     # The report of the pipeline shows it too, but as no output of this stage: else
@@ -58,10 +59,6 @@ def dropped(factory: Callable[[], nn.Module]) -> nn.Module:
         lambda module, inputs, output: torch.dropout(output, DROPOUT, True)
     )
     return model
-
-
-def run_twice(trial: Trial, world_size: int) -> Rung:
-    return bits_rung(*(run_ranks(trial, world_size).states[0] for _ in range(2)))
 
 
 if __name__ == "__main__":

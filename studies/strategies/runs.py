@@ -24,7 +24,7 @@ from minitrain.trial import trial_of
 STUDY = Path(__file__).resolve().parent
 ROOT = STUDY.parents[1]
 SHARDS = ROOT / "data/shards"
-STEPS_OF_LADDER = 20
+STEPS_OF_LADDER = 10
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """Measure all strategies in turn: the same model and batches, in the same processes.
 
-Beside them the ceiling (no communication), stock DDP twice (A/A), and the loop that
-everybody writes by hand around DDP.
+Beside them the ceiling (no communication), stock DDP twice (A/A), and settings of some
+strategies.
 """
 
 from collections.abc import Iterator
@@ -19,15 +19,18 @@ from minitrain.files import open_atomic
 from minitrain.launcher import launch
 from minitrain.params import Params, load_params
 from minitrain.progress import progress
-from minitrain.sync.strategies import STRATEGIES
+from minitrain.sync.strategies import PLAIN, STRATEGIES
 
 STUDY = Path(__file__).resolve().parent
 ROOT = STUDY.parents[1]
 VARIANTS: dict[str, dict[str, Any]] = {
     "ddp, no overlap": {"overlap": False},
     "ddp, 16 buckets": {"bucket_cap_mb": 0.2},
-    "ddp, bf16": {"precision": "bf16"},
     "ddp, accumulation of 2": {"grad_accumulation_steps": 2},
+    "ddp, accumulation of 4": {"grad_accumulation_steps": 4},
+    "invariant_shm, 4 shards": {"sync": "invariant_shm", "logical_shards": 4},
+    # what 8 logical shards cost 2 processes before a single byte is sent
+    "silent, 4 parts": {"sync": PLAIN, "grad_accumulation_steps": 4},
     "ddp again": {},
 }
 
