@@ -1,0 +1,87 @@
+"""How long an all-reduce takes, by message size and backend, measured in one run.
+
+The ranks' side is :mod:`minitrain.sweep_rank`: backends take turns trial by trial, and
+every result is checked. Here trials become statistics.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from minitrain.errors import EvidenceError
+from minitrain.launcher import launch
+from minitrain.sweep_rank import COPY, NUM_WARMUP, Backend, Trial, backends, be_a_rank
+
+Row = dict[str, Any]
+
+
+def powers_of_4(smallest: int, largest: int) -> list[int]:
+    """``smallest``, and each four times the one before as far as ``largest``."""
+    sizes = [smallest]
+    while 4 * sizes[-1] <= largest:
+        sizes.append(4 * sizes[-1])
+    return sizes
+
+
+def sweep(
+    world_size: int,
+    sizes: Sequence[int],
+    seconds_per_size: float,
+    subjects: Mapping[str, Backend] | None = None,
+) -> list[Row]:
+    """Time all-reduces of float32 among new processes: ``sizes`` in bytes, multiples
+    of 4, each for about ``seconds_per_size``.
+
+    Returns a row (:func:`statistics`) for each size and each of ``subjects`` (all that
+    can be measured here by default), and for the plain copy. Raises EvidenceError that
+    names backend and size where a result is wrong.
+    """
+    subjects = subjects or backends(world_size)
+    job = (subjects, sizes, seconds_per_size)
+    ranks = launch(be_a_rank, world_size, *job, timeout_s=3600)
+    rows = []
+    for index, num_bytes in enumerate(sizes):
+        for name in (*subjects, COPY):
+            trials = [rank[index][name] for rank in ranks]
+            _require_right(trials, f"{name}, {num_bytes} bytes, {world_size} processes")
+            # a trial is over when its last rank is done
+            of_ranks = [[trial.seconds for trial in rank] for rank in trials]
+            slowest = [max(times) for times in zip(*of_ranks, strict=True)]
+            rows.append(statistics(name, world_size, num_bytes, slowest[NUM_WARMUP:]))
+    return rows
+
+
+def _require_right(trials: Sequence[Sequence[Trial]], what: str) -> None:
+    for rank, of_rank in enumerate(trials):
+        wrong = sum(not trial.is_right for trial in of_rank)
+        if wrong:
+            raise EvidenceError(
+                f"{what}: rank {rank} got a wrong result in {wrong} of "
+                f"{len(of_rank)} trials"
+            )
+
+
+def statistics(
+    backend: str, world_size: int, num_bytes: int, seconds: Sequence[float]
+) -> Row:
+    """One row: quantiles of the trials' ``seconds``, and rates at their median.
+
+    ``algbw_gb_per_s`` is payload over time, in 10^9 bytes a second. ``busbw_gb_per_s``
+    is that of nccl-tests, what each link of a ring carries: ``algbw`` times 2 (n - 1) /
+    n; None for one rank and for the copy, where nothing travels.
+    """
+    p5, p50, p95 = (float(x) for x in np.quantile(seconds, [0.05, 0.5, 0.95]))
+    algbw = num_bytes / p50 / 1e9
+    factor = 2 * (world_size - 1) / world_size if backend != COPY else 0
+    return {
+        "backend": backend,
+        "world_size": world_size,
+        "num_bytes": num_bytes,
+        "num_trials": len(seconds),
+        "p5_us": 1e6 * p5,
+        "p50_us": 1e6 * p50,
+        "p95_us": 1e6 * p95,
+        "algbw_gb_per_s": algbw,
+        "busbw_gb_per_s": algbw * factor or None,
+    }

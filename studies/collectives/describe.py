@@ -1,0 +1,83 @@
+"""Write what the times say: tables and sentences made of the numbers alone."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from findings import NAMES, against_gloo, duration, medians, short, size
+from ruamel.yaml import YAML
+
+from minitrain.errors import run_stage
+from minitrain.files import open_atomic, read_json
+from minitrain.report.numbers import capitalised
+
+STUDY = Path(__file__).resolve().parent
+# NCCL adds in the memory of GPUs, for which a copy on the CPU is no limit
+LIMITED = ("gloo", "shm")
+
+
+def main() -> None:
+    study = YAML(typ="safe").load((STUDY / "params.yaml").read_text())["collectives"]
+    table = pd.read_csv(STUDY / "collectives.csv")
+    machine = read_json(STUDY / "provenance.json")["machine"]
+    with open_atomic(STUDY / "table.md") as file:
+        file.writelines(f"{line}\n" for line in page(table, study["goals"], machine))
+
+
+def page(
+    table: pd.DataFrame, goals: Mapping[int, float], machine: Mapping[str, Any]
+) -> Iterator[str]:
+    first, *_ = world_sizes = sorted(table["world_size"].unique())
+    where = f"{machine['cpu']}, {machine['cores']} cores, torch {machine['torch']}"
+    yield f"Measured on {where}. Times are medians of trials."
+    yield from ("", f"## Shared memory against gloo, {first} processes", "")
+    yield from goals_table(medians(table, first), goals)
+    for world_size in world_sizes:
+        crowded = world_size > machine["cores"]
+        aside = f" on {machine['cores']} cores: oversubscribed" if crowded else ""
+        yield from ("", f"## {world_size} processes{aside}", "")
+        yield from sentences(table, world_size)
+        yield ""
+        yield from sizes_table(medians(table, world_size))
+
+
+def goals_table(us: Any, goals: Mapping[int, float]) -> Iterator[str]:
+    yield "| size | gloo | shared memory | times as fast | wanted | verdict |"
+    yield "|---:|---:|---:|---:|---:|---|"
+    for num_bytes, goal in goals.items():
+        gloo, shm = us.at[num_bytes, "gloo"], us.at[num_bytes, "shm"]
+        verdict = "reached" if gloo / shm >= goal else "missed"
+        measured = f"{duration(gloo)} | {duration(shm)} | {gloo / shm:.2f}"
+        yield f"| {size(num_bytes)} | {measured} | {goal:g} | {verdict} |"
+
+
+def sentences(table: pd.DataFrame, world_size: int) -> Iterator[str]:
+    yield f"- {against_gloo(table, world_size)}."
+    us = medians(table, world_size)
+    most = us.index[-1]
+    for name in [name for name in NAMES if name in us and name != "copy"]:
+        mine = table[(table["backend"] == name) & (table["world_size"] == world_size)]
+        best: Any = mine.nlargest(1, "busbw_gb_per_s").iloc[0]
+        rate = f"{short(best.busbw_gb_per_s)} GB/s, at {size(best.num_bytes)}"
+        yield f"- {capitalised(NAMES[name])}: the highest bus bandwidth is {rate}."
+        if name in LIMITED:
+            limit = short(us.at[most, name] / us.at[most, "copy"])
+            yield f"  {size(most)} take {limit} times as long as a plain copy of them."
+
+
+def sizes_table(us: Any) -> Iterator[str]:
+    names = [name for name in NAMES if name in us]
+    ratios = [("gloo", "shm"), *((name, "copy") for name in LIMITED)]
+    heads = [NAMES[name] for name in names]
+    heads += [f"{NAMES[a]} / {NAMES[b]}" for a, b in ratios]
+    yield f"| size | {' | '.join(heads)} |"
+    yield "|---:" * (1 + len(heads)) + "|"
+    for num_bytes, row in us.iterrows():
+        cells = [size(num_bytes), *(duration(row[name]) for name in names)]
+        cells += [short(row[a] / row[b]) for a, b in ratios]
+        yield f"| {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    run_stage(main)

@@ -1,0 +1,79 @@
+"""Draw time against message size."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from findings import NAMES, against_gloo, duration, size
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, NullLocator
+
+from minitrain.errors import run_stage
+from minitrain.report.canvas import BLUE, GREEN, GREY, ORANGE, canvas, save
+from minitrain.report.scaling_plot import spread
+
+STUDY = Path(__file__).resolve().parent
+COLOURS = {"gloo": ORANGE, "shm": BLUE, "nccl": GREEN, "copy": GREY}
+STYLES = ("-", "--", ":", "-.")
+
+
+def main() -> None:
+    table = pd.read_csv(STUDY / "collectives.csv")
+    world_sizes = sorted(table["world_size"].unique())
+    title = against_gloo(table, world_sizes[0])
+    figure, axes = canvas(4.8, title, right=0.71, left=0.11)
+    # the sizes of the goals lie too close to others to be seen
+    powers = table[table["num_bytes"].map(lambda one: one.bit_count() == 1)]
+    ends = {}
+    by_line: Any = powers.groupby(["backend", "world_size"])
+    for (name, world_size), rows in by_line:
+        colour, x = COLOURS[name], rows["num_bytes"]
+        style = STYLES[world_sizes.index(world_size) % len(STYLES)]
+        axes.plot(x, rows["p50_us"], style, color=colour, linewidth=2)
+        if world_size == world_sizes[0]:
+            low, high = rows["p5_us"], rows["p95_us"]
+            axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+        ends[f"{NAMES[name]}, {world_size}"] = rows["p50_us"].iloc[-1], colour
+    scale(axes, sorted(powers["num_bytes"].unique()))
+    label(axes, ends)
+    note = (
+        f"numbers: processes; lines: medians; bands: 5-95 % of the trials of "
+        f"{world_sizes[0]} processes"
+    )
+    figure.text(0.99, 0.015, note, ha="right", fontsize=9.5, color=GREY)
+    save(figure, STUDY / "collectives.png")
+
+
+def scale(axes: Axes, sizes: list[int]) -> None:
+    axes.set(xscale="log", yscale="log", xlim=(sizes[0], sizes[-1]))
+    axes.set_xticks(sizes[::2], [size(one) for one in sizes[::2]], fontsize=9)
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(
+        FuncFormatter(lambda us, _: duration(us).replace(".0 ", " "))
+    )
+    axes.set_xlabel("size of the tensor (float32)")
+    axes.set_ylabel("time until the slowest process is done")
+    axes.grid(color="#E6E6E6", linewidth=0.8)
+
+
+def label(axes: Axes, ends: dict[str, tuple[float, str]]) -> None:
+    low, high = (math.log(y) for y in axes.get_ylim())
+    names = sorted(ends, key=lambda name: ends[name][0])
+    heights = [(math.log(ends[name][0]) - low) / (high - low) for name in names]
+    for name, y, height in zip(names, heights, spread(heights, 0.07), strict=True):
+        axes.annotate(
+            name,
+            xy=(1, y),
+            xytext=(1.06, height),
+            xycoords="axes fraction",
+            textcoords="axes fraction",
+            color=ends[name][1],
+            va="center",
+            arrowprops={"arrowstyle": "-", "color": ends[name][1], "relpos": (0, 0.5)},
+        )
+
+
+if __name__ == "__main__":
+    run_stage(main)
