@@ -21,6 +21,13 @@ PARTS = (
 )
 # a part of its own only where the optimizer's step communicates (ZeRO)
 OPTIMIZER_COMM = "optimizer_comm_ms"
+# what DDP logs (minitrain/sync/stock.py), and what of ours is nearest to it
+DDP_SAYS = {
+    "forward_ms": "forward_ms",
+    "backward_ms": "backward_ms",
+    "backward_compute_ms": "to_last_bucket_ms",
+    "comm_ms": "comm_span_ms",
+}
 CLOSED_WITHIN = 0.05
 BOOTSTRAP_DRAWS = 2000
 INTERVAL = (5, 95)
@@ -83,6 +90,19 @@ def account(timings: pd.DataFrame, num_warmup_steps: int) -> dict[str, Any]:
         "gap_pct": 100 * gap,
         "closed": abs(gap) <= CLOSED_WITHIN,
     }
+
+
+def ddp_says(timings: pd.DataFrame, num_warmup_steps: int) -> dict[str, Any]:
+    """DDP's own log beside our clock: means over the same plain steps, all ranks, and
+    how much larger DDP's is, in percent; None where either is missing.
+    """
+    plain = summarised(timings, num_warmup_steps).query("kind == 'plain'")
+    says = {}
+    for name, column in DDP_SAYS.items():
+        ddp, ours = _mean(_column(plain, f"ddp_{name}")), _mean(_column(plain, column))
+        more = 100 * (ddp / ours - 1) if ddp is not None and ours else None
+        says[name] = {"ddp": ddp, "ours": ours, "difference_pct": more}
+    return says
 
 
 def account_intervals(timings: pd.DataFrame, num_warmup_steps: int) -> pd.DataFrame:

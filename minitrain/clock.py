@@ -94,7 +94,8 @@ def bucket_times(trace: SyncTrace, backward_ms: float, end_ns: int) -> Row:
     ``comm_exposed_ms``: from the last gradient to the end, when nothing hides
     communication; ``to_last_bucket_ms``: the rest; ``comm_total_ms``: length of the
     union of all [handed over, reduced], of which ``comm_hidden_ms`` lies before the
-    last gradient. ``last_bucket_at_ns`` is on the clock that all ranks of a host share.
+    last gradient; ``comm_span_ms``: from the first bucket handed over to the end.
+    ``last_bucket_at_ns`` is on the clock that all ranks of a host share.
     Empty for a trace without buckets, or without times (GPU).
     """
     spans = [
@@ -111,6 +112,7 @@ def bucket_times(trace: SyncTrace, backward_ms: float, end_ns: int) -> Row:
         "to_last_bucket_ms": backward_ms - exposed,
         "comm_exposed_ms": exposed,
         "comm_total_ms": union_length(spans) / NS_PER_MS,
+        "comm_span_ms": (end_ns - min(spans)[0]) / NS_PER_MS,
         "comm_hidden_ms": union_length(hidden) / NS_PER_MS,
         "last_bucket_at_ns": last,
     }

@@ -123,7 +123,7 @@ def train(
         if clock.kind == "bracketed":
             passes = [partial(forward, part) for part in parts]
             row["backward_compute_ms"] = _silent_backward_ms(sync, passes, clock)
-        result.add(row, parts, losses)
+        result.add(row | _logged(sync, parts), parts, losses)
         clock.restart()
     return result
 
@@ -167,6 +167,11 @@ def _silent_backward_ms(
             total += clock.now_ns - start
     sync.model.zero_grad()
     return total / NS_PER_MS
+
+
+def _logged(sync: Strategy, parts: Sequence[Batch]) -> Row:
+    # of several passes DDP times the last one alone
+    return sync.logged() if len(parts) == 1 else {}
 
 
 def _share_of_loss(loss: Tensor, batch: Batch) -> float:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from minitrain.account import account, account_intervals, summarise
+from minitrain.account import account, account_intervals, ddp_says, summarise
 from minitrain.errors import run_stage
 from minitrain.files import open_atomic, read_json, write_json
 from minitrain.params import load_params
@@ -35,6 +35,7 @@ def main() -> None:
             **summarise(timings, warmup),
             "peak_memory_mb": max(origins[run]["peak_memory_mb"]),
             "account": account(timings, warmup),
+            "ddp_says": ddp_says(timings, warmup),
         }
         accounts.append(account_intervals(timings, warmup).assign(run=run))
 

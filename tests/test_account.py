@@ -12,6 +12,7 @@ from minitrain.account import (
     PARTS,
     account,
     account_intervals,
+    ddp_says,
     summarise,
     summarised,
 )
@@ -168,6 +169,19 @@ def test_account_of_a_run_without_communication() -> None:
     assert (result["interference_ms"], result["comm_exposed_ms"]) == (None, None)
     assert result["forward_ms"] == pytest.approx(19)
     assert result["closed"] is None
+
+
+def test_ddps_own_log_beside_the_clock() -> None:
+    logged = [plain(14, 0, 90, forward_ms=20, ddp_forward_ms=18)]
+    logged += [plain(16, 1, 90, forward_ms=20, ddp_forward_ms=20)]
+    # only plain steps count, in which no barrier lies between forward and backward
+    others = [instrumented(15, 0, ddp_forward_ms=9e9, forward_ms=9e9)]
+    says = ddp_says(timings(*logged, *others), WARMUP)
+    forward = {"ddp": 19, "ours": 20, "difference_pct": -5}
+    assert says.pop("forward_ms") == pytest.approx(forward)
+    missing = {"ddp": None, "ours": None, "difference_pct": None}
+    assert list(says) == ["backward_ms", "backward_compute_ms", "comm_ms"]
+    assert all(said == missing for said in says.values())
 
 
 def test_nothing_left_to_summarise() -> None:

@@ -135,6 +135,7 @@ def test_bucket_times_by_hand() -> None:
         "to_last_bucket_ms": 20,
         "comm_exposed_ms": 10,
         "comm_total_ms": 21,
+        "comm_span_ms": 28,
         "comm_hidden_ms": 13,
         "last_bucket_at_ns": 30 * MS,
     }

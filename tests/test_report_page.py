@@ -152,6 +152,15 @@ def test_page_tells_the_whole_story(world_sizes: list[int]) -> None:
         assert {len(row) for row in table.rows} == {len(table.header)}
 
 
+def test_page_has_a_line_on_ddps_own_log_where_there_is_one() -> None:
+    measured = results([1, 2])
+    text = to_markdown(page(measured, find(measured)))
+    assert "20.5 ms and 70.5 ms by DDP's own log, 21.5 ms and 70.0 ms by" in text
+    for part in measured.timing["gloo-2"]["ddp_says"].values():
+        part["difference_pct"] = None
+    assert "own log" not in to_markdown(page(measured, find(measured)))
+
+
 def test_page_shows_unknown_rungs_by_name() -> None:
     extra = {"gloo-2": ladder_of(2) | {"float64": {"verdict": "within tolerance"}}}
     extra["gloo-2"]["float64"]["max_abs_diff"] = 2e-14

@@ -6,10 +6,12 @@ Each fault is a real data-parallel bug, injected without touching the code under
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from tiny import (
     NUM_STEPS,
+    Fault,
     Outcome,
     one_process_tiny,
     replay_tiny,
@@ -19,8 +21,10 @@ from tiny import (
     with_factory,
 )
 
+from minitrain.account import DDP_SAYS, ddp_says
 from minitrain.batches import Batch, JoinedBatches
 from minitrain.buffers import untouched_buffers
+from minitrain.clock import Row
 from minitrain.equivalence import (
     Rung,
     bits_rung,
@@ -35,7 +39,7 @@ from minitrain.launcher import launch
 from minitrain.one_process import nudged_state
 from minitrain.randomness import untouched_random_state
 from minitrain.sync import DEFAULTS
-from minitrain.sync.stock import StockDDP
+from minitrain.sync.stock import LOGGED, StockDDP
 from minitrain.tolerances import (
     early_state_rung,
     final_state_rung,
@@ -293,6 +297,57 @@ def test_timing_hook_has_the_bits_of_stock_ddp(shards: Path) -> None:
     stock = train_tiny(params, shards, 3, without_hook)
     assert not any(row["kind"] == "buckets" for row in stock.rows)
     assert bits_rung(hooked.states[0], stock.states[0]).verdict == "equal"
+
+
+def logged(rows: list[Row]) -> list[str]:
+    """The names of what DDP logged, in any of the steps."""
+    return sorted({name for row in rows for name in row if name.startswith("ddp_")})
+
+
+def test_ddp_logs_every_step_and_its_times_lie_within_ours(shards: Path) -> None:
+    run = train_tiny(tiny_params(), shards, 2)
+    # torch reads a clock that may be adjusted meanwhile
+    slack = 0.1
+    for row in [row for result in run.results for row in result.timings]:
+        assert logged([row]) == sorted(f"ddp_{name}" for name in DDP_SAYS)
+        ddp = {name: row[f"ddp_{name}"] for name in DDP_SAYS}
+        assert min(ddp.values()) > 0
+        assert max(ddp["backward_compute_ms"], ddp["comm_ms"]) <= ddp["backward_ms"]
+        assert ddp["forward_ms"] <= row["forward_ms"] + slack
+        # there is a barrier between
+        if row["kind"] != "bracketed":
+            both = ddp["forward_ms"] + ddp["backward_ms"]
+            assert both <= row["forward_ms"] + row["backward_ms"] + slack
+            assert row["comm_total_ms"] <= ddp["comm_ms"] + slack
+
+
+def without_log(rank: int, sync: StockDDP, batches: JoinedBatches) -> None:
+    del type(sync._ddp)._get_ddp_logging_data
+
+
+def with_other_keys(rank: int, sync: StockDDP, batches: JoinedBatches) -> None:
+    sync._ddp._get_ddp_logging_data = lambda: {"forward_compute": 1}
+
+
+def with_nothing_timed(rank: int, sync: StockDDP, batches: JoinedBatches) -> None:
+    sync._ddp._get_ddp_logging_data = lambda: dict.fromkeys(LOGGED, 0)
+
+
+@pytest.mark.parametrize("change", [without_log, with_other_keys, with_nothing_timed])
+def test_a_torch_without_ddps_log_has_nothing_beside_the_clock(
+    shards: Path, change: Fault
+) -> None:
+    run = train_tiny(tiny_params(), shards, 2, change)
+    rows = run.results[0].timings
+    assert logged(rows) == []
+    says = ddp_says(pd.DataFrame(rows).assign(recorded=False), 1)
+    assert {part["difference_pct"] for part in says.values()} == {None}
+    assert says["forward_ms"]["ours"] > 0
+
+
+def test_of_several_passes_ddp_logs_none(shards: Path) -> None:
+    run = train_tiny(tiny_params(grad_accumulation_steps=2), shards, 2)
+    assert logged(run.results[0].timings) == []
 
 
 def test_calibration_leaves_no_trace(shards: Path) -> None:

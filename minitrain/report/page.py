@@ -16,7 +16,7 @@ from minitrain.report.blocks import (
 from minitrain.report.glossary import GLOSSARY, RUNGS
 from minitrain.report.ladder import equivalence_sentences, rungs, verdict_in_words
 from minitrain.report.manifest import manifest
-from minitrain.report.numbers import percent, plural, thousands, times
+from minitrain.report.numbers import ms, percent, plural, thousands, times
 from minitrain.report.results import Results
 from minitrain.report.studied import studied_ladder
 from minitrain.report.words import (
@@ -157,7 +157,25 @@ def _time(results: Results, finding: Finding) -> list[Block]:
             f"{percent(cost.noise_floor)}): {cost.verdict}. These runs were made one "
             "after the other; comparisons of speed come from the rounds above alone."
         ),
+        *_ddp_says(results),
         Table(["run", *TIMING_COLUMNS.values()], timings),
+    ]
+
+
+def _ddp_says(results: Results) -> list[Block]:
+    """DDP's own log beside the clock; nothing where this torch has none."""
+    says = results.timing[results.largest]["ddp_says"]
+    parts = [says["forward_ms"], says["backward_ms"]]
+    if any(part["difference_pct"] is None for part in parts):
+        return []
+    ddp, ours = (
+        " and ".join(ms(part[who]) for part in parts) for who in ("ddp", "ours")
+    )
+    return [
+        Paragraph(
+            f"Forward and backward of a step of {results.largest} without instruments "
+            f"take {ddp} by DDP's own log, {ours} by the clock of this report."
+        )
     ]
 
 

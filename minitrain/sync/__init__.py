@@ -177,6 +177,12 @@ class Strategy:
         """
         return {}
 
+    def logged(self) -> dict[str, float]:
+        """The times of the last step as torch's own log has them, in milliseconds;
+        empty where there is none. It is called while the clock does not run.
+        """
+        return {}
+
     def close(self) -> None:
         """Free what the process group does not; call it on all ranks."""
 

@@ -22,6 +22,13 @@ from minitrain.sync import (
 )
 
 Reduced = torch.futures.Future[Tensor]
+# nanoseconds of the last step; the averages beside them begin with the first step
+LOGGED = (
+    "forward_compute_time",
+    "backward_compute_time",
+    "backward_comm_time",
+    "backward_compute_comm_overlap_time",
+)
 
 
 class StockDDP(Strategy):
@@ -96,6 +103,31 @@ class StockDDP(Strategy):
                 len(self.trace.events),
                 num_bytes(trained(self.model).values()),
             )
+        }
+
+    def logged(self) -> dict[str, float]:
+        """DDP's own log of the last step; empty where this torch does not have it."""
+        # on a GPU there is nothing to hold it against
+        if not self.timed or self.trace.computed_ns is None:
+            return {}
+        ddp: Any = self._ddp
+        try:
+            # private to torch. Unasked, DDP logs ten steps, then every hundredth
+            ddp._set_ddp_runtime_logging_sample_rate(1)
+            # what the next forward pass would do: take the times of this step
+            ddp.logger.set_runtime_stats_and_log()
+            data = ddp._get_ddp_logging_data()
+            forward, compute, comm, overlap = (data[key] / 1e6 for key in LOGGED)
+        except (AttributeError, KeyError, TypeError):
+            return {}
+        # torch's zero is a time that it did not take
+        if not (forward and compute and comm):
+            return {}
+        return {
+            "ddp_forward_ms": forward,
+            "ddp_backward_ms": compute + comm - overlap,
+            "ddp_backward_compute_ms": compute,
+            "ddp_comm_ms": comm,
         }
 
     def _reduce(self, _: Any, bucket: GradBucket) -> Reduced:
