@@ -1,0 +1,56 @@
+"""Write which buckets each setting made, and what was seen of its speed."""
+
+from pathlib import Path
+
+import pandas as pd
+
+from minitrain.baseline import Rounds
+from minitrain.errors import run_stage
+from minitrain.files import open_atomic, read_json
+from minitrain.report.numbers import percent, plural
+
+STUDY = Path(__file__).resolve().parent
+DEFAULT, CEILING = "torch's default", "no communication"
+STOCK, AGAIN = f"ddp, {DEFAULT}", "ddp again"
+
+
+def main() -> None:
+    measured = read_json(STUDY / "buckets.json")
+    num_bytes, machine = measured["num_bytes"], measured["machine"]
+    rows = pd.read_csv(STUDY / "rounds.csv")
+    rounds = Rounds(rows, list(rows["arm"].unique()), (STOCK, AGAIN), "rounds.csv")
+    where = (
+        f"Measured on {measured['measured_at'][:10]}: {machine['cpu']}, "
+        f"{plural(machine['cores'], 'core')}, torch {machine['torch']}; "
+        f"{rounds.num_rounds} rounds, noise floor {percent(rounds.noise_floor())}."
+    )
+    lines = [*layout(num_bytes), "", where, "", *speeds(rounds, [*num_bytes]), ""]
+    with open_atomic(STUDY / "table.md") as file:
+        file.write("\n".join(lines))
+
+
+def layout(num_bytes: dict[str, list[int]]) -> list[str]:
+    head = "| bucket cap | buckets | bytes of each, in the order handed over |"
+    lines = [head, "|---" * 3 + "|"]
+    for cap, sizes in num_bytes.items():
+        each = " ".join(f"{size:,}" for size in sizes)
+        lines.append(f"| {cap} | {len(sizes)} | {each} |")
+    return lines
+
+
+def speeds(rounds: Rounds, caps: list[str]) -> list[str]:
+    # Each line differs from what it is compared with in one thing.
+    pairs = [(CEILING, STOCK), (AGAIN, STOCK)]
+    pairs += [(f"ddp, {cap}", STOCK) for cap in caps if cap != DEFAULT]
+    pairs += [(f"watched, {cap}", f"ddp, {cap}") for cap in caps]
+    pairs += [(f"no overlap, {cap}", f"watched, {cap}") for cap in caps]
+    head = "| speed of | in terms of | ratio | 5-95 % | verdict |"
+    lines = [head, "|---" * 5 + "|"]
+    for one in [rounds.compare(*pair) for pair in pairs]:
+        ratio = f"{one.ratio:.3f} | {one.low:.3f} to {one.high:.3f}"
+        lines.append(f"| {one.arm_a} | {one.arm_b} | {ratio} | {one.verdict} |")
+    return lines
+
+
+if __name__ == "__main__":
+    run_stage(main)

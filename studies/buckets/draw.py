@@ -1,0 +1,80 @@
+"""Draw how fast DDP is with buckets of several sizes, with and without overlap."""
+
+from pathlib import Path
+
+import pandas as pd
+
+from minitrain.baseline import Rounds
+from minitrain.errors import run_stage
+from minitrain.files import atomic_path, read_json
+from minitrain.report.canvas import BLACK, BLUE, GREEN, GREY, ORANGE, canvas, save
+from minitrain.report.numbers import percent, plural, times
+
+STUDY = Path(__file__).resolve().parent
+DEFAULT, CEILING = "torch's default", "no communication"
+STOCK, AGAIN = f"ddp, {DEFAULT}", "ddp again"
+# how each series of arms is drawn, and what the legend calls it
+SERIES = {
+    "ddp": (BLUE, "o", "DDP itself"),
+    "watched": (GREEN, "s", "with a hook"),
+    "no overlap": (ORANGE, "D", "with a hook, no overlap"),
+}
+UNSEEN = "no difference seen"
+
+
+def main() -> None:
+    rows = pd.read_csv(STUDY / "rounds.csv")
+    num_bytes = read_json(STUDY / "buckets.json")["num_bytes"]
+    rounds = Rounds(rows, list(rows["arm"].unique()), (STOCK, AGAIN), "rounds.csv")
+    buckets = {cap: len(sizes) for cap, sizes in num_bytes.items()}
+    draw(rounds, buckets)
+
+
+def headline(rounds: Rounds, caps: list[str]) -> str:
+    found = {c: rounds.compare(f"ddp, {c}", STOCK) for c in caps if c != DEFAULT}
+    seen = [
+        f"{cap} {one.verdict} ({times(one.ratio)[0]} times)"
+        for cap, one in found.items()
+        if one.verdict != UNSEEN
+    ]
+    sizes = ", ".join(seen) or f"{UNSEEN} at any bucket size"
+    arms = [(f"watched, {cap}", f"no overlap, {cap}") for cap in caps]
+    gains = [rounds.compare(*pair).verdict for pair in arms]
+    gain = " and ".join(
+        f"{verdict} at {gains.count(verdict)} of {len(caps)} sizes"
+        for verdict in ("faster", "slower")
+        if verdict in gains
+    )
+    floor = percent(rounds.noise_floor())
+    overlap = f"overlap: {gain or UNSEEN} (noise floor {floor})"
+    return f"Against {DEFAULT}: {sizes}; {overlap}"
+
+
+def draw(rounds: Rounds, buckets: dict[str, int]) -> None:
+    figure, axes = canvas(4.1, headline(rounds, [*buckets]), right=0.97, head=0.6)
+    floor = 1 + rounds.noise_floor()
+    axes.axhspan(1 / floor, floor, color="#e4e4e4", linewidth=0, label="noise floor")
+    ceiling = rounds.compare(CEILING, STOCK).ratio
+    axes.axhline(ceiling, color=GREY, linestyle="--", label=CEILING)
+    axes.axhline(1, color=BLACK, linewidth=0.8)
+    for shift, (series, (colour, shape, name)) in enumerate(SERIES.items(), -1):
+        for x, cap in enumerate(buckets):
+            arm, known, inside = f"{series}, {cap}", "" if x else name, colour
+            # in terms of itself it would be 1: its twin says more
+            if arm == STOCK:
+                arm, known, inside = AGAIN, "the default again", "white"
+            one, at = rounds.compare(arm, STOCK), x + 0.2 * shift
+            axes.vlines(at, one.low, one.high, color=colour, linewidth=2)
+            axes.plot(at, one.ratio, shape, color=colour, label=known, mfc=inside)
+    counts = [f"{cap}\n{plural(n, 'bucket')}" for cap, n in buckets.items()]
+    axes.set_xticks(range(len(buckets)), counts)
+    axes.set_ylabel(f"speed in terms of {DEFAULT}\n(bars: 5-95 % interval)")
+    axes.legend(
+        loc="lower left", bbox_to_anchor=(-0.02, 1), ncols=3, frameon=False, fontsize=9
+    )
+    with atomic_path(STUDY / "buckets.png") as path:
+        save(figure, path)
+
+
+if __name__ == "__main__":
+    run_stage(main)

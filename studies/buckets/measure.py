@@ -1,0 +1,88 @@
+"""Measure DDP with buckets of several sizes, with and without overlap, in turn.
+
+Beside them the ceiling (no communication) and the default once more (A/A). The buckets
+are noted in the very processes that are timed.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from ruamel.yaml import YAML
+
+from minitrain.arms import Arm, Row, close, enter, silent_arm, take_turns
+from minitrain.ddp import distributed, is_main_process
+from minitrain.errors import UserError, run_stage
+from minitrain.files import open_atomic, write_json
+from minitrain.launcher import launch
+from minitrain.params import Params, load_params
+from minitrain.progress import progress
+from minitrain.provenance import provenance
+
+STUDY = Path(__file__).resolve().parent
+ROOT = STUDY.parents[1]
+DEFAULT = "torch's default"
+# To hold buckets back takes a hook of Python's. "watched" has that hook and overlap, so
+# that "no overlap" differs from it in one thing.
+SERIES: dict[str, tuple[bool, bool]] = {
+    "ddp": (True, False),
+    "watched": (True, True),
+    "no overlap": (False, True),
+}
+
+
+def main() -> None:
+    study = YAML(typ="safe").load((STUDY / "params.yaml").read_text())["buckets"]
+    caps = {label(cap): cap for cap in study["bucket_caps_mb"]}
+    if DEFAULT not in caps:
+        raise UserError(f"params.yaml: bucket_caps_mb = {[*caps.values()]}: needs null")
+    params = load_params(ROOT / "params.yaml").at(ROOT)
+    params = params.with_train(global_batch_size=study["global_batch_size"])
+    run = partial(compete, params, study, caps)
+    rows, num_bytes = launch(run, study["world_size"], timeout_s=3600)[0]
+    with open_atomic(STUDY / "rounds.csv") as file:
+        pd.DataFrame(rows).to_csv(file, index=False)
+    write_json(STUDY / "buckets.json", {"num_bytes": num_bytes, **provenance()})
+
+
+def label(cap: Any) -> str:
+    if cap is None:
+        return DEFAULT
+    if not isinstance(cap, int | float) or not cap > 0:
+        allowed = "must be above 0, or null"
+        raise UserError(f"params.yaml: bucket_caps_mb: {cap!r}: {allowed}")
+    return f"{cap} MiB"
+
+
+def compete(
+    params: Params, study: dict[str, Any], caps: dict[str, float | None]
+) -> tuple[list[Row], dict[str, list[int]]]:
+    count = study["num_rounds"]
+    with distributed(timeout_s=600):
+        arms = list(arms_of(study["world_size"], caps))
+        rounds = progress(range(count), "rounds", total=count, show=is_main_process())
+        contestants: list[Any] = [*enter(params, ROOT / "data/shards", arms)]
+        rows = take_turns(contestants, rounds, study["steps_per_round"])
+        by_name = {one.arm.name: one.sync.trace.events for one in contestants}
+        events = {cap: by_name[f"watched, {cap}"] for cap in caps}
+        close(contestants)
+    return rows, {cap: [e.num_bytes for e in found] for cap, found in events.items()}
+
+
+def arms_of(world_size: int, caps: dict[str, float | None]) -> Iterator[Arm]:
+    # The first and the last have two turns in a row, where rounds turn round: not the
+    # A/A pair, which speaks for those in between.
+    yield silent_arm("no communication", world_size, 1)
+    for series, (overlap, timed) in SERIES.items():
+        for cap, mb in caps.items():
+            changes = (("sync", "ddp"), ("bucket_cap_mb", mb), ("overlap", overlap))
+            yield Arm(f"{series}, {cap}", world_size, 1, changes, timed)
+        if series == "watched":
+            again = (("sync", "ddp"), ("bucket_cap_mb", None), ("overlap", True))
+            yield Arm("ddp again", world_size, 1, again)
+
+
+if __name__ == "__main__":
+    run_stage(main)
