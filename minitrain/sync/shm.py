@@ -23,6 +23,9 @@ class SharedMemory(StockDDP):
     """
 
     bucket_views: ClassVar[bool] = True
+    # the rank adds by itself, so nothing is hidden: it waits once a step, not once a
+    # bucket
+    overlaps: ClassVar[bool] = False
     on_one_host: ClassVar[bool] = True
 
     def __init__(

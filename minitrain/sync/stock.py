@@ -43,6 +43,8 @@ class StockDDP(Strategy):
     has_buckets: ClassVar[bool] = True
     # whether gradients live in the buckets, which spares copies in and out
     bucket_views: ClassVar[bool] = False
+    # whether a bucket is reduced as soon as it is there, if ``overlap`` allows it
+    overlaps: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -138,7 +140,7 @@ class StockDDP(Strategy):
         self.trace.events.append(event)
         if bucket.is_last():
             self.trace.computed_ns = now
-        if self.tuning.overlap:
+        if self.overlaps and self.tuning.overlap:
             return self._start(bucket, event)
         later: Reduced = torch.futures.Future()
         self._late.append((bucket, event, later))
