@@ -99,7 +99,9 @@ def ddp_says(timings: pd.DataFrame, num_warmup_steps: int) -> dict[str, Any]:
     plain = summarised(timings, num_warmup_steps).query("kind == 'plain'")
     says = {}
     for name, column in DDP_SAYS.items():
-        ddp, ours = _mean(_column(plain, f"ddp_{name}")), _mean(_column(plain, column))
+        both = [_column(plain, f"ddp_{name}"), _column(plain, column)]
+        known = both[0].index.intersection(both[1].index)
+        ddp, ours = (_mean(values[known]) for values in both)
         more = 100 * (ddp / ours - 1) if ddp is not None and ours else None
         says[name] = {"ddp": ddp, "ours": ours, "difference_pct": more}
     return says

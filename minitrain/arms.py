@@ -1,8 +1,9 @@
 """The arms of the speed comparison, taking turns in one set of processes.
 
 Speeds of a machine drift, so only what was measured side by side is compared: in each
-round every arm trains a few steps, in alternating order, while ranks that it does not
-need wait without using a core.
+round every arm trains a few steps, while ranks that it does not need wait without using
+a core. Every second round goes backwards. Where rounds turn round one arm has two turns
+in a row; each two rounds begin with another arm, so that it is not always the same.
 """
 
 import time
@@ -55,6 +56,20 @@ class Arm:
 def silent_arm(name: str, processes: int, threads: int) -> Arm:
     """Processes that train alone, each on its part of the batch: the ceiling."""
     return Arm(name, processes, threads, (("sync", PLAIN),))
+
+
+def only_ddp(params: Params) -> Params:
+    """``params`` that train with stock DDP and nothing else: what studies begin with,
+    whatever params.yaml says.
+    """
+    return params.with_train(
+        sync="ddp",
+        grad_accumulation_steps=1,
+        precision="float32",
+        bucket_cap_mb=None,
+        overlap=True,
+        find_unused_parameters=False,
+    )
 
 
 def arms_of(params: Params) -> list[Arm]:
@@ -193,8 +208,9 @@ def take_turns(
     """The rounds of :func:`measure`, with ``num_steps`` timed steps in each turn."""
     rows: list[Row] = []
     for number in rounds:
-        forward = number % 2 == 0
-        for contestant in contestants if forward else reversed(contestants):
+        first = number // 2 % len(contestants)
+        order = [*contestants[first:], *contestants[:first]]
+        for contestant in order if number % 2 == 0 else reversed(order):
             dist.barrier()
             if contestant is None:
                 continue

@@ -36,7 +36,7 @@ class StepClock:
 
     ``synchronize`` is called before a stamp of a step that is not plain, and at the
     end of every step: on a GPU it waits for the device. ``kind_of_step`` says which
-    steps are plain.
+    steps are plain; ``watches`` whether any is not.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class StepClock:
     ) -> None:
         self._synchronize = synchronize
         self._kind_of_step = kind_of_step
+        self.watches = kind_of_step is not always_plain
         self._last = time.perf_counter_ns()
         self._step_ns = 0
         self.row: Row = {}

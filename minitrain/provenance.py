@@ -56,6 +56,15 @@ def provenance(gpu: str | None = None) -> dict[str, Any]:
     }
 
 
+def measured_where(origin: Mapping[str, Any]) -> str:
+    """A sentence made of :func:`provenance`: when, and on what machine."""
+    machine = origin["machine"]
+    device = machine["gpu"] or f"{machine['cpu']}, {machine['cores']} cores"
+    return (
+        f"Measured on {origin['measured_at'][:10]}: {device}, torch {machine['torch']}."
+    )
+
+
 def require_one_machine(measurements: Mapping[str, Mapping[str, Any]]) -> None:
     """Raise UserError when measurements (by name) come from several machines.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from minitrain.errors import EvidenceError
+from minitrain.errors import EvidenceError, UserError
 from minitrain.launcher import launch
 from minitrain.sweep_rank import COPY, NUM_WARMUP, Backend, Trial, backends, be_a_rank
 
@@ -17,7 +17,11 @@ Row = dict[str, Any]
 
 
 def powers_of_4(smallest: int, largest: int) -> list[int]:
-    """``smallest``, and each four times the one before as far as ``largest``."""
+    """``smallest``, and each four times the one before as far as ``largest``; UserError
+    unless it is a number of float32.
+    """
+    if smallest < 4 or smallest % 4:
+        raise UserError(f"smallest size = {smallest} bytes: must be a multiple of 4")
     sizes = [smallest]
     while 4 * sizes[-1] <= largest:
         sizes.append(4 * sizes[-1])
@@ -45,11 +49,14 @@ def sweep(
         for name in (*subjects, COPY):
             trials = [rank[index][name] for rank in ranks]
             _require_right(trials, f"{name}, {num_bytes} bytes, {world_size} processes")
-            # a trial is over when its last rank is done
-            of_ranks = [[trial.seconds for trial in rank] for rank in trials]
-            slowest = [max(times) for times in zip(*of_ranks, strict=True)]
-            rows.append(statistics(name, world_size, num_bytes, slowest[NUM_WARMUP:]))
+            seconds = [_from_first_to_last(each) for each in zip(*trials, strict=True)]
+            rows.append(statistics(name, world_size, num_bytes, seconds[NUM_WARMUP:]))
     return rows
+
+
+def _from_first_to_last(ranks: Sequence[Trial]) -> float:
+    """Seconds in which a trial is under way on any rank: they share one clock."""
+    return max(trial.end for trial in ranks) - min(trial.start for trial in ranks)
 
 
 def _require_right(trials: Sequence[Sequence[Trial]], what: str) -> None:

@@ -123,7 +123,7 @@ def train(
         if clock.kind == "bracketed":
             passes = [partial(forward, part) for part in parts]
             row["backward_compute_ms"] = _silent_backward_ms(sync, passes, clock)
-        result.add(row | _logged(sync, parts), parts, losses)
+        result.add(row | _logged(sync, parts, clock), parts, losses)
         clock.restart()
     return result
 
@@ -169,9 +169,9 @@ def _silent_backward_ms(
     return total / NS_PER_MS
 
 
-def _logged(sync: Strategy, parts: Sequence[Batch]) -> Row:
+def _logged(sync: Strategy, parts: Sequence[Batch], clock: StepClock) -> Row:
     # of several passes DDP times the last one alone
-    return sync.logged() if len(parts) == 1 else {}
+    return sync.logged() if clock.watches and len(parts) == 1 else {}
 
 
 def _share_of_loss(loss: Tensor, batch: Batch) -> float:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch.distributed as dist
@@ -19,12 +19,14 @@ from minitrain.arms import (
     close,
     enter,
     measure,
+    only_ddp,
     silent_arm,
     take_turns,
 )
 from minitrain.launcher import launch
 from minitrain.params import Params
 from minitrain.sync import Strategy
+from minitrain.sync.stock import StockDDP
 from minitrain.sync.strategies import PLAIN, find_strategy
 
 STEPS = 2
@@ -60,6 +62,12 @@ def test_arms_of_two_world_sizes() -> None:
         "gloo-4-again": ("ddp", 4, False),
     }
     assert find_strategy(PLAIN) is Strategy
+
+
+def test_studies_begin_with_ddp_alone() -> None:
+    other = params(2).with_train(sync="shm", precision="bf16", overlap=False)
+    assert only_ddp(other).train == only_ddp(params(2)).train
+    assert only_ddp(other).train.sync == "ddp"
 
 
 def test_one_process_alone_still_has_a_twin() -> None:
@@ -147,18 +155,38 @@ def counted(folder: Path) -> tuple[list[dict[str, Any]], list[list[int]]]:
     with distributed():
         both = [silent_arm("own", 2, 1), Foreign("foreign", 2, 1)]
         contestants = enter(params(1, 2), folder, both)
-        rows = take_turns(contestants, range(2), STEPS)
+        rows = take_turns(contestants, range(4), STEPS)
         close(contestants)
         foreign = contestants[1]
         assert isinstance(foreign, Counting)
         return rows, foreign.asked
 
 
+def turns_without_log(folder: Path) -> list[dict[str, Any]]:
+    from minitrain.ddp import distributed
+
+    def logged(_: StockDDP) -> NoReturn:
+        raise AssertionError("a turn asked for DDP's log")
+
+    # in this rank's process alone
+    StockDDP.logged = logged  # type: ignore[method-assign]
+    with distributed():
+        arm = Arm("timed", 2, 1, timed=True)
+        return measure(params(1, 2), folder, range(1), [arm])
+
+
+def test_nobody_asks_for_ddps_log_in_a_turn(shards: Path) -> None:
+    rows = launch(turns_without_log, 2, shards, timeout_s=120)[0]
+    assert [row["arm"] for row in rows] == ["timed"]
+
+
 def test_a_foreign_loop_takes_the_same_turns(shards: Path) -> None:
     rows, asked = launch(counted, 2, shards, timeout_s=120)[0]
-    # one step that is not timed, then STEPS that are, in both rounds
-    assert asked == [[0], [1, 2], [3], [4, 5]]
-    assert [row["arm"] for row in rows] == ["own", "foreign", "foreign", "own"]
+    # one step that is not timed, then STEPS that are, in every round
+    assert asked[:4] == [[0], [1, 2], [3], [4, 5]]
+    there, back = ["own", "foreign"], ["foreign", "own"]
+    # every second round goes back, and after two rounds the other one begins
+    assert [row["arm"] for row in rows] == there + back + back + there
     tokens = [row["tokens"] for row in rows]
     assert tokens[0] == tokens[1]
     assert tokens[2] == tokens[3]

@@ -15,6 +15,7 @@ from minitrain.errors import UserError
 from minitrain.provenance import (
     installed_torch,
     machine,
+    measured_where,
     peak_memory_mb,
     provenance,
     require_one_machine,
@@ -74,6 +75,15 @@ def test_provenance() -> None:
     assert found["machine"] == machine("Example GPU")
     made = datetime.fromisoformat(found["measured_at"])
     assert timedelta() <= datetime.now(UTC) - made < timedelta(seconds=60)
+
+
+def test_where_in_words() -> None:
+    here: dict[str, Any] = {"gpu": None, "cpu": "Abacus", "cores": 2, "torch": "2.13.0"}
+    origin = {"measured_at": "2026-11-21T10:00:00", "machine": here}
+    words = "Measured on 2026-11-21: Abacus, 2 cores, torch 2.13.0."
+    assert measured_where(origin) == words
+    here["gpu"] = "Counter"
+    assert measured_where(origin) == words.replace("Abacus, 2 cores", "Counter")
 
 
 def test_commit_of_the_project(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,7 +156,12 @@ def test_page_has_a_line_on_ddps_own_log_where_there_is_one() -> None:
     measured = results([1, 2])
     text = to_markdown(page(measured, find(measured)))
     assert "20.5 ms and 70.5 ms by DDP's own log, 21.5 ms and 70.0 ms by" in text
-    for part in measured.timing["gloo-2"]["ddp_says"].values():
+    says = measured.timing["gloo-2"]["ddp_says"]
+    for difference, verdict in ((4.9, "agree"), (-5.1, "do not agree")):
+        says["forward_ms"]["difference_pct"] = difference
+        text = to_markdown(page(measured, find(measured)))
+        assert f"they {verdict} within" in text
+    for part in says.values():
         part["difference_pct"] = None
     assert "own log" not in to_markdown(page(measured, find(measured)))
 

@@ -12,7 +12,7 @@ from project import ROOT
 from torch import Tensor
 
 from minitrain import sweep_rank
-from minitrain.errors import EvidenceError
+from minitrain.errors import EvidenceError, UserError
 from minitrain.sweep import powers_of_4, statistics, sweep
 from minitrain.sweep_rank import MIN_TRIALS, NUM_WARMUP, AllReduce, Backend, backends
 
@@ -25,6 +25,12 @@ def test_sizes_by_hand() -> None:
     assert powers_of_4(16, 16) == [16]
     # 4 B to 256 MiB
     assert len(powers_of_4(4, 2**28)) == 14
+
+
+@pytest.mark.parametrize("smallest", [-4, 0, 2, 6])
+def test_sizes_are_whole_numbers_of_float32(smallest: int) -> None:
+    with pytest.raises(UserError, match=f"smallest size = {smallest} bytes"):
+        powers_of_4(smallest, 1024)
 
 
 # 2 (n - 1) / n: 1 for two ranks, 6 / 4 for four
@@ -197,8 +203,9 @@ def test_page_says_where_processes_crowd_and_how_far_the_copy_is(study: Any) -> 
     _, describe = study
     # the limit: a copy of 4 kB is 4 and 2 times as fast as gloo and shared memory
     measured = table((2, 4000, 4e-6, 2e-6, 1e-6), (4, 4000, 4e-6, 2e-6, 1e-6))
-    machine = {"cpu": "A CPU", "cores": 2, "torch": "9"}
-    page = list(describe.page(measured, {4000: 3}, machine))
+    machine = {"gpu": None, "cpu": "A CPU", "cores": 2, "torch": "9"}
+    origin = {"measured_at": "2026-11-21T10:00:00", "machine": machine}
+    page = list(describe.page(measured, {4000: 3}, origin))
     heads = [line for line in page if line.startswith("## ")]
     assert heads[1:] == ["## 2 processes", "## 4 processes on 2 cores: oversubscribed"]
     assert page.count("| 4 kB | 4.0 µs | 2.0 µs | 1.0 µs | 2.0 | 4.0 | 2.0 |") == 2

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from minitrain.account import CLOSED_WITHIN
 from minitrain.baseline import AGAIN, ALL_CORES, ONE_PROCESS, SILENT, TIMED
 from minitrain.report.blocks import (
     Block,
@@ -171,10 +172,12 @@ def _ddp_says(results: Results) -> list[Block]:
     ddp, ours = (
         " and ".join(ms(part[who]) for part in parts) for who in ("ddp", "ours")
     )
+    agree = all(abs(part["difference_pct"]) <= 100 * CLOSED_WITHIN for part in parts)
     return [
         Paragraph(
             f"Forward and backward of a step of {results.largest} without instruments "
-            f"take {ddp} by DDP's own log, {ours} by the clock of this report."
+            f"take {ddp} by DDP's own log, {ours} by the clock of this report: they "
+            f"{'agree' if agree else 'do not agree'} within {percent(CLOSED_WITHIN)}."
         )
     ]
 

@@ -23,8 +23,8 @@ class SharedMemory(StockDDP):
     """
 
     bucket_views: ClassVar[bool] = True
-    # the rank adds by itself, so nothing is hidden: it waits once a step, not once a
-    # bucket
+    # the rank adds by itself, so nothing is hidden: the slower one is better waited for
+    # once a step than once a bucket
     overlaps: ClassVar[bool] = False
     on_one_host: ClassVar[bool] = True
 

@@ -82,6 +82,8 @@ class StockDDP(Strategy):
 
     @contextmanager
     def part(self, shard: int, is_last: bool) -> Iterator[None]:
+        # those of a step that somebody gave up
+        self._late.clear()
         if is_last:
             yield
         else:
@@ -120,7 +122,7 @@ class StockDDP(Strategy):
             ddp.logger.set_runtime_stats_and_log()
             data = ddp._get_ddp_logging_data()
             forward, compute, comm, overlap = (data[key] / 1e6 for key in LOGGED)
-        except (AttributeError, KeyError, TypeError):
+        except (AttributeError, KeyError, TypeError, RuntimeError):
             return {}
         # torch's zero is a time that it did not take
         if not (forward and compute and comm):

@@ -7,7 +7,8 @@ import pandas as pd
 from minitrain.baseline import Rounds
 from minitrain.errors import run_stage
 from minitrain.files import open_atomic, read_json
-from minitrain.report.numbers import percent, plural
+from minitrain.provenance import measured_where
+from minitrain.report.numbers import percent
 
 STUDY = Path(__file__).resolve().parent
 DEFAULT, CEILING = "torch's default", "no communication"
@@ -16,13 +17,12 @@ STOCK, AGAIN = f"ddp, {DEFAULT}", "ddp again"
 
 def main() -> None:
     measured = read_json(STUDY / "buckets.json")
-    num_bytes, machine = measured["num_bytes"], measured["machine"]
+    num_bytes = measured["num_bytes"]
     rows = pd.read_csv(STUDY / "rounds.csv")
     rounds = Rounds(rows, list(rows["arm"].unique()), (STOCK, AGAIN), "rounds.csv")
+    floor = percent(rounds.noise_floor())
     where = (
-        f"Measured on {measured['measured_at'][:10]}: {machine['cpu']}, "
-        f"{plural(machine['cores'], 'core')}, torch {machine['torch']}; "
-        f"{rounds.num_rounds} rounds, noise floor {percent(rounds.noise_floor())}."
+        f"{measured_where(measured)} {rounds.num_rounds} rounds, noise floor {floor}."
     )
     lines = [*layout(num_bytes), "", where, "", *speeds(rounds, [*num_bytes]), ""]
     with open_atomic(STUDY / "table.md") as file:

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 from ruamel.yaml import YAML
 
-from minitrain.arms import Arm, Row, close, enter, silent_arm, take_turns
+from minitrain.arms import Arm, Row, close, enter, only_ddp, silent_arm, take_turns
 from minitrain.ddp import distributed, is_main_process
 from minitrain.errors import UserError, run_stage
 from minitrain.files import open_atomic, write_json
@@ -38,7 +38,7 @@ def main() -> None:
     caps = {label(cap): cap for cap in study["bucket_caps_mb"]}
     if DEFAULT not in caps:
         raise UserError(f"params.yaml: bucket_caps_mb = {[*caps.values()]}: needs null")
-    params = load_params(ROOT / "params.yaml").at(ROOT)
+    params = only_ddp(load_params(ROOT / "params.yaml").at(ROOT))
     params = params.with_train(global_batch_size=study["global_batch_size"])
     run = partial(compete, params, study, caps)
     rows, num_bytes = launch(run, study["world_size"], timeout_s=3600)[0]
@@ -72,8 +72,6 @@ def compete(
 
 
 def arms_of(world_size: int, caps: dict[str, float | None]) -> Iterator[Arm]:
-    # The first and the last have two turns in a row, where rounds turn round: not the
-    # A/A pair, which speaks for those in between.
     yield silent_arm("no communication", world_size, 1)
     for series, (overlap, timed) in SERIES.items():
         for cap, mb in caps.items():

@@ -10,6 +10,7 @@ from ruamel.yaml import YAML
 
 from minitrain.errors import run_stage
 from minitrain.files import open_atomic, read_json
+from minitrain.provenance import measured_where
 from minitrain.report.numbers import capitalised
 
 STUDY = Path(__file__).resolve().parent
@@ -20,22 +21,21 @@ LIMITED = ("gloo", "shm")
 def main() -> None:
     study = YAML(typ="safe").load((STUDY / "params.yaml").read_text())["collectives"]
     table = pd.read_csv(STUDY / "collectives.csv")
-    machine = read_json(STUDY / "provenance.json")["machine"]
+    origin = read_json(STUDY / "provenance.json")
     with open_atomic(STUDY / "table.md") as file:
-        file.writelines(f"{line}\n" for line in page(table, study["goals"], machine))
+        file.writelines(f"{line}\n" for line in page(table, study["goals"], origin))
 
 
 def page(
-    table: pd.DataFrame, goals: Mapping[int, float], machine: Mapping[str, Any]
+    table: pd.DataFrame, goals: Mapping[int, float], origin: Mapping[str, Any]
 ) -> Iterator[str]:
     first, *_ = world_sizes = sorted(table["world_size"].unique())
-    where = f"{machine['cpu']}, {machine['cores']} cores, torch {machine['torch']}"
-    yield f"Measured on {where}. Times are medians of trials."
+    cores = origin["machine"]["cores"]
+    yield f"{measured_where(origin)} Times are medians of trials."
     yield from ("", f"## Shared memory against gloo, {first} processes", "")
     yield from goals_table(medians(table, first), goals)
     for world_size in world_sizes:
-        crowded = world_size > machine["cores"]
-        aside = f" on {machine['cores']} cores: oversubscribed" if crowded else ""
+        aside = f" on {cores} cores: oversubscribed" if world_size > cores else ""
         yield from ("", f"## {world_size} processes{aside}", "")
         yield from sentences(table, world_size)
         yield ""

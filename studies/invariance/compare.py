@@ -1,24 +1,22 @@
-"""Train with 1, 2, 4 and 8 processes under `invariant`, and compare the files' bytes.
-
-Each run is the training stage's own, with its states, losses and hashes.
-"""
+"""Train with 1, 2, 4 and 8 processes under `invariant`, and compare what they wrote."""
 
 import hashlib
 import itertools
 import json
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
 
+from minitrain.arms import only_ddp
 from minitrain.data import tokenize_corpus, write_shards
-from minitrain.errors import EvidenceError, run_stage
+from minitrain.errors import EvidenceError, UserError, run_stage
 from minitrain.files import read_jsonl, sha256_file, write_json
 from minitrain.launcher import launch
-from minitrain.params import Params, load_params
+from minitrain.params import Params, Train, load_params
 from minitrain.progress import progress
+from minitrain.provenance import provenance
 from minitrain.run import Job, train_rank
 
 STUDY = Path(__file__).resolve().parent
@@ -28,16 +26,15 @@ STRATEGIES = ("invariant", "invariant_shm")
 
 def main() -> None:
     study = YAML(typ="safe").load((STUDY / "params.yaml").read_text())["invariance"]
-    params = load_params(ROOT / "params.yaml").at(ROOT)
+    params = only_ddp(load_params(ROOT / "params.yaml").at(ROOT))
     steps = {"num_steps": study["num_steps"], "num_epochs": None}
     epochs = {"num_steps": None, "num_epochs": study["num_epochs"]}
+    sgd = {**epochs, "optimizer": "sgd", "grad_accumulation_steps": 2}
+    few = study["num_samples"]
     cases = {
         "adamw, default data": (steps, None),
-        "adamw, epochs with an uneven tail": (epochs, study["num_samples"]),
-        "sgd and accumulation, the same epochs": (
-            {**epochs, "optimizer": "sgd", "grad_accumulation_steps": 2},
-            study["num_samples"],
-        ),
+        "adamw, epochs with an uneven tail": (epochs, few),
+        "sgd and accumulation, the same epochs": (sgd, few),
     }
     result: dict[str, Any] = {}
     for case, (changes, num_samples) in cases.items():
@@ -46,11 +43,20 @@ def main() -> None:
             sizes = progress(study["world_sizes"], f"{case}, {sync}")
             found = {size: fingerprint(changed, size, num_samples) for size in sizes}
             result.setdefault(case, {})[sync] = found
-    write_json(STUDY / "invariance.json", result)
     for case, by_sync in result.items():
         prints = [p["sha256"] for found in by_sync.values() for p in found.values()]
         if any(p != prints[0] for p in prints):
             raise EvidenceError(f"invariance: {case}: not the same bytes: {prints}")
+    write_json(STUDY / "invariance.json", {"cases": result, **provenance()})
+
+
+def require_empty_shards(num_samples: int, train: Train) -> None:
+    tail = num_samples % train.global_batch_size
+    if not 0 < tail < train.logical_shards:
+        raise UserError(
+            f"params.yaml: num_samples gives a last batch of {tail} samples: must be "
+            f"1 to {train.logical_shards - 1}, so that a logical shard has none"
+        )
 
 
 def fingerprint(params: Params, world_size: int, num_samples: int | None) -> Any:
@@ -60,11 +66,12 @@ def fingerprint(params: Params, world_size: int, num_samples: int | None) -> Any
         with open(ROOT / "data/corpus.jsonl", encoding="utf-8") as lines:
             kept = itertools.islice(lines, num_samples)
             samples, _ = tokenize_corpus(kept, params.model.block_size, "split")
+        if num_samples is not None:
+            require_empty_shards(len(samples), params.train)
         write_shards(folder / "shards", samples, world_size)
         job = Job(params, "gloo", world_size, folder / "shards", folder / "run")
-        start = time.perf_counter()
+        # the training stage's own run, with its states, losses and hashes
         launch(train_rank, world_size, job, "launch", timeout_s=1200)
-        seconds = time.perf_counter() - start
         states = sorted((folder / "run" / "states").iterdir())
         rows = read_jsonl(folder / "run" / "hashes.jsonl")
         tensors = [r for r in rows if r["kind"] == "tensors" and r["rank"] == 0]
@@ -76,7 +83,6 @@ def fingerprint(params: Params, world_size: int, num_samples: int | None) -> Any
                 "gradients": hashlib.sha256(gradients.encode()).hexdigest(),
             },
             "ranks": len(states),
-            "seconds": round(seconds, 1),
         }
 
 

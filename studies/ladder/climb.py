@@ -15,6 +15,7 @@ from torch import nn
 
 from minitrain.check import examine
 from minitrain.equivalence import bits_rung
+from minitrain.errors import run_stage
 from minitrain.files import open_atomic
 from minitrain.params import load_params
 from minitrain.progress import progress
@@ -62,4 +63,4 @@ def dropped(factory: Callable[[], nn.Module]) -> nn.Module:
 
 
 if __name__ == "__main__":
-    main()
+    run_stage(main)

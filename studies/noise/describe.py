@@ -6,7 +6,8 @@ import pandas as pd
 
 from minitrain.errors import run_stage
 from minitrain.files import open_atomic, read_json
-from minitrain.report.numbers import percent, plural
+from minitrain.provenance import measured_where
+from minitrain.report.numbers import percent
 
 STUDY = Path(__file__).resolve().parent
 COLUMNS = (
@@ -24,12 +25,7 @@ COLUMNS = (
 
 def main() -> None:
     found = pd.read_csv(STUDY / "noise.csv")
-    measured = read_json(STUDY / "machine.json")
-    machine = measured["machine"]
-    where = (
-        f"Measured on {measured['measured_at'][:10]}: {machine['cpu']}, "
-        f"{plural(machine['cores'], 'core')}, torch {machine['torch']}."
-    )
+    where = measured_where(read_json(STUDY / "machine.json"))
     lines = [where, "", f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
     for (name, count), rows in found.groupby(["strategy", "rounds"], sort=False):
         own = rows[rows["pair"] == "all"].iloc[0]

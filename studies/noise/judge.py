@@ -45,14 +45,14 @@ def main() -> None:
         table.reset_index().to_csv(file, index=False, float_format="%.5f")
 
 
-def choices(
-    rows: pd.DataFrame, count: int, study: dict[str, Any]
-) -> Iterator[pd.DataFrame]:
-    # The same choices whatever other numbers of rounds are asked for.
+def choices(rows: pd.DataFrame, count: int, study: Any) -> Iterator[pd.DataFrame]:
     random = np.random.default_rng([study["seed"], count])
     every = rows["round"].unique()
+    # half of them go backwards, as in a study of so many rounds
+    ways = [every[every % 2 == way] for way in (0, 1)]
     for _ in range(study["num_choices"] if count < len(every) else 1):
-        yield rows[rows["round"].isin(random.permutation(every)[:count])]
+        chosen = [random.permutation(way)[: count // 2] for way in ways]
+        yield rows[rows["round"].isin(np.concatenate(chosen))]
 
 
 def judge(rows: pd.DataFrame, name: str, copies: int) -> Iterator[dict[str, Any]]:

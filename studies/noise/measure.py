@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 from ruamel.yaml import YAML
 
-from minitrain.arms import Arm, Row, close, enter, take_turns
+from minitrain.arms import Arm, Row, close, enter, only_ddp, take_turns
 from minitrain.ddp import distributed, is_main_process
 from minitrain.errors import UserError, run_stage
 from minitrain.files import open_atomic, write_json
@@ -26,7 +26,7 @@ def main() -> None:
     if study["copies"] < MIN_COPIES:
         allowed = f"at least {MIN_COPIES}, a pair to compare and another for its floor"
         raise UserError(f"params.yaml: noise.copies = {study['copies']}: {allowed}")
-    params = load_params(ROOT / "params.yaml").at(ROOT)
+    params = only_ddp(load_params(ROOT / "params.yaml").at(ROOT))
     params = params.with_train(global_batch_size=study["global_batch_size"])
     run = partial(compete, params, study)
     rows = launch(run, study["world_size"], timeout_s=3600)[0]

@@ -77,10 +77,10 @@ class HandWritten(Contestant):
 
 
 def arms_of(world_size: int) -> Iterator[Arm]:
+    yield silent_arm(SILENT, world_size, 1)
     yield Peer(RAW, world_size, 1)
     yield Arm("minitrain, ddp", world_size, 1, (("sync", "ddp"),))
-    yield Arm("minitrain, shm", world_size, 1, (("sync", "shm"),))
     yield Peer("Accelerate", world_size, 1, wrap=with_accelerate)
     yield Peer("Lightning Fabric", world_size, 1, wrap=with_fabric)
     yield Peer(AGAIN, world_size, 1)
-    yield silent_arm(SILENT, world_size, 1)
+    yield Arm("minitrain, shm", world_size, 1, (("sync", "shm"),))

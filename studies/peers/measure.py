@@ -15,9 +15,9 @@ import pandas as pd
 from loops import RAW, SILENT, arms_of
 from ruamel.yaml import YAML
 
-from minitrain.arms import Contestant, Row, close, enter, take_turns
+from minitrain.arms import Contestant, Row, close, enter, only_ddp, take_turns
 from minitrain.ddp import distributed, is_main_process
-from minitrain.errors import EvidenceError, run_stage
+from minitrain.errors import EvidenceError, UserError, run_stage
 from minitrain.files import open_atomic, write_json
 from minitrain.hashes import sha256_tensor
 from minitrain.launcher import launch
@@ -28,19 +28,14 @@ from minitrain.provenance import provenance
 STUDY = Path(__file__).resolve().parent
 ROOT = STUDY.parents[1]
 LIBRARIES = ("torch", "accelerate", "lightning-fabric")
-# what the hand-written loops know nothing of, whatever params.yaml says
-PLAIN: dict[str, Any] = {
-    "grad_accumulation_steps": 1,
-    "precision": "float32",
-    "bucket_cap_mb": None,
-    "overlap": True,
-    "find_unused_parameters": False,
-}
 
 
 def main() -> None:
     study = YAML(typ="safe").load((STUDY / "params.yaml").read_text())["peers"]
-    params = load_params(ROOT / "params.yaml").at(ROOT).with_train(**PLAIN)
+    if study["world_size"] != 2:
+        allowed = "must be 2: with more, shm adds in another order than DDP"
+        raise UserError(f"params.yaml: world_size = {study['world_size']}: {allowed}")
+    params = only_ddp(load_params(ROOT / "params.yaml").at(ROOT))
     rows: list[Row] = []
     states: dict[str, Any] = {}
     for size in study["global_batch_sizes"]:
@@ -49,16 +44,16 @@ def main() -> None:
         rows += [row | {"global_batch_size": size} for row in ranks[0][0]]
         names = ranks[0][1]
         states[str(size)] = {name: [rank[1][name] for rank in ranks] for name in names}
+    for size, arms in states.items():
+        others = [name for name, ranks in arms.items() if {*ranks} != {arms[RAW][0]}]
+        if others != [SILENT]:
+            raise EvidenceError(f"batch {size}: other bits than {RAW}: {others}")
     with open_atomic(STUDY / "rounds.csv") as file:
         pd.DataFrame(rows).to_csv(file, index=False)
     steps = study["num_rounds"] * (1 + study["steps_per_round"])
     versions = {name: version(name) for name in LIBRARIES}
     proof = {"steps": steps, "libraries": versions, "states_sha256_of_ranks": states}
     write_json(STUDY / "proof.json", {**proof, **provenance()})
-    for size, arms in states.items():
-        others = [name for name, ranks in arms.items() if {*ranks} != {arms[RAW][0]}]
-        if others != [SILENT]:
-            raise EvidenceError(f"batch {size}: other bits than {RAW}: {others}")
 
 
 def compete(params: Params, study: dict[str, Any]) -> tuple[list[Row], dict[str, str]]:

@@ -3,19 +3,30 @@
 from pathlib import Path
 from typing import Any
 
+from minitrain.errors import run_stage
 from minitrain.files import open_atomic, read_json
+from minitrain.provenance import measured_where
 from minitrain.report.numbers import ms, percent
 from minitrain.report.words import PARTS, shares_of_step
 
 STUDY = Path(__file__).resolve().parent
-COLUMNS = ("strategy", "2 processes", "4 processes", "calls", "bytes", "peak memory")
+COLUMNS = (
+    "strategy",
+    "2 processes",
+    "4 processes",
+    "torch's collectives",
+    "their bytes",
+    "peak memory",
+)
 
 
 def main() -> None:
-    runs = read_json(STUDY / "runs.json")
-    lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
+    measured = read_json(STUDY / "runs.json")
+    runs = measured["runs"]
+    lines = [measured_where(measured), ""]
+    lines += [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
     for name, run in runs.items():
-        cells = [f"`{name}`", *map(kept, run["verdicts"].values()), *sent(run)]
+        cells = [f"`{name}`", *map(kept, run["verdicts"].values()), *sent(name, run)]
         cells.append(f"{run['peak_memory_mb']:.0f} MB")
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", *(f"- `{name}`: {time_goes(run)}" for name, run in runs.items()), ""]
@@ -34,15 +45,20 @@ def kept(verdicts: dict[str, str]) -> str:
     return "loss" if verdicts.get("loss") == "within tolerance" else "nothing"
 
 
-def sent(run: dict[str, Any]) -> list[str]:
+def sent(name: str, run: dict[str, Any]) -> list[str]:
     counted, expected = run["traffic"]["counted"], run["traffic"]["expected"]
-    calls = " + ".join(f"{n} {name}" for name, (n, _) in counted.items()) or "none"
-    size = sum(size for _, size in counted.values())
-    # PowerSGD sends from threads of its own, where nobody counts: torch's figure.
-    if counted != expected:
+    calls, size = in_words(counted), sum(size for _, size in counted.values())
+    if counted == expected:
+        return [calls, f"{size:,}"]
+    if name == "powersgd":
+        # it sends from threads of its own, where nobody counts: torch's figure
         size = sum(size for _, size in expected.values())
         return [f"not counted ({calls} seen)", f"{size:,} (as torch says)"]
-    return [calls, f"{size:,}"]
+    return [f"breach: {calls}, not {in_words(expected)}", f"{size:,}"]
+
+
+def in_words(traffic: dict[str, Any]) -> str:
+    return " + ".join(f"{n} {name}" for name, (n, _) in traffic.items()) or "none"
 
 
 def time_goes(run: dict[str, Any]) -> str:
@@ -60,4 +76,4 @@ def time_goes(run: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run_stage(main)

@@ -7,7 +7,9 @@ import pandas as pd
 from ruamel.yaml import YAML
 
 from minitrain.baseline import Comparison, Rounds
+from minitrain.errors import run_stage
 from minitrain.files import atomic_path, open_atomic, read_json
+from minitrain.provenance import measured_where
 from minitrain.report.canvas import BLUE, ORANGE, canvas, save
 from minitrain.report.plots import draw_account
 from minitrain.sync.strategies import STRATEGIES
@@ -20,23 +22,21 @@ COLUMNS = ("strategy", "of the ceiling", "times ddp", "verdict on times ddp")
 def main() -> None:
     study = YAML(typ="safe").load((STUDY / "params.yaml").read_text())["strategies"]
     rows = pd.read_csv(STUDY / "rounds.csv")
-    runs = read_json(STUDY / "runs.json")
+    measured = read_json(STUDY / "runs.json")
+    runs = {name: run["account"] for name, run in measured["runs"].items()}
+    every = list(rows["arm"].unique())
     speeds = {
-        size: Rounds(
-            of_size, list(rows["arm"].unique()), (AGAIN, STOCK), f"rounds.csv, {size}"
-        )
+        size: Rounds(of_size, every, (AGAIN, STOCK), f"rounds.csv, {size}")
         for size in study["global_batch_sizes"]
         for of_size in [rows[rows["global_batch_size"] == size]]
     }
-    arms = [arm for arm in rows["arm"].unique() if arm != CEILING]
+    arms = [arm for arm in every if arm != CEILING]
     draw_speed(speeds, arms)
-    accounts = {
-        n: run["account"] for n, run in runs.items() if run["account"]["sum_ms"]
-    }
+    accounts = {name: account for name, account in runs.items() if account["sum_ms"]}
     with atomic_path(STUDY / "account.png") as path:
         draw_account(accounts, account_title(accounts), path)
     with open_atomic(STUDY / "table.md") as file:
-        file.write(table(speeds, arms))
+        file.write(f"{measured_where(measured)}\n\n{table(speeds, arms)}")
 
 
 def draw_speed(speeds: dict[int, Rounds], arms: list[str]) -> None:
@@ -86,4 +86,4 @@ def interval(found: Comparison) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run_stage(main)

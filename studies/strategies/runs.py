@@ -10,12 +10,14 @@ import pandas as pd
 from ruamel.yaml import YAML
 
 from minitrain.account import account, summarise
+from minitrain.arms import only_ddp
 from minitrain.check import examine
 from minitrain.errors import run_stage
 from minitrain.files import read_json, write_json
 from minitrain.launcher import launch
 from minitrain.params import Params, load_params
 from minitrain.progress import progress
+from minitrain.provenance import provenance
 from minitrain.run import Job, train_rank
 from minitrain.sync.strategies import STRATEGIES
 from minitrain.traffic import count_step
@@ -24,12 +26,13 @@ from minitrain.trial import trial_of
 STUDY = Path(__file__).resolve().parent
 ROOT = STUDY.parents[1]
 SHARDS = ROOT / "data/shards"
-STEPS_OF_LADDER = 10
+# PowerSGD compresses from step 10 on
+STEPS_OF_LADDER = 20
 
 
 def main() -> None:
     study = YAML(typ="safe").load((STUDY / "params.yaml").read_text())["strategies"]
-    params = load_params(ROOT / "params.yaml").at(ROOT)
+    params = only_ddp(load_params(ROOT / "params.yaml").at(ROOT))
     params = params.with_train(num_steps=study["num_steps"])
     found = {}
     for name in progress(list(STRATEGIES), "strategies", total=len(STRATEGIES)):
@@ -51,7 +54,7 @@ def main() -> None:
             "traffic": {"counted": counted, "expected": expected},
             "verdicts": verdicts,
         }
-    write_json(STUDY / "runs.json", found)
+    write_json(STUDY / "runs.json", {"runs": found, **provenance()})
 
 
 def timed(params: Params, world_size: int) -> dict[str, Any]:

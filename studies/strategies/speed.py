@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 from ruamel.yaml import YAML
 
-from minitrain.arms import Arm, measure, silent_arm
+from minitrain.arms import Arm, measure, only_ddp, silent_arm
 from minitrain.ddp import distributed, is_main_process
 from minitrain.errors import run_stage
 from minitrain.files import open_atomic
@@ -24,20 +24,19 @@ from minitrain.sync.strategies import PLAIN, STRATEGIES
 STUDY = Path(__file__).resolve().parent
 ROOT = STUDY.parents[1]
 VARIANTS: dict[str, dict[str, Any]] = {
-    "ddp, no overlap": {"overlap": False},
-    "ddp, 16 buckets": {"bucket_cap_mb": 0.2},
+    "ddp again": {},
+    "ddp, 0.2 MiB buckets": {"bucket_cap_mb": 0.2},
     "ddp, accumulation of 2": {"grad_accumulation_steps": 2},
     "ddp, accumulation of 4": {"grad_accumulation_steps": 4},
     "invariant_shm, 4 shards": {"sync": "invariant_shm", "logical_shards": 4},
     # what 8 logical shards cost 2 processes before a single byte is sent
     "silent, 4 parts": {"sync": PLAIN, "grad_accumulation_steps": 4},
-    "ddp again": {},
 }
 
 
 def main() -> None:
     study = YAML(typ="safe").load((STUDY / "params.yaml").read_text())["strategies"]
-    params = load_params(ROOT / "params.yaml").at(ROOT)
+    params = only_ddp(load_params(ROOT / "params.yaml").at(ROOT))
     rows = []
     for size in study["global_batch_sizes"]:
         run = partial(rounds, params, study, size)
