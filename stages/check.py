@@ -20,9 +20,12 @@ from minitrain.sync.strategies import find_strategy
 def main() -> None:
     params = load_params(Path("params.yaml"))
     require_torch(params.environment.torch)
-    strategy = find_strategy(params.train.sync)
-    for world_size in params.all_world_sizes():
-        strategy.require(params.train, world_size, params.train.precision)
+    try:
+        strategy = find_strategy(params.train.sync)
+        for world_size in params.all_world_sizes():
+            strategy.require(params.train, world_size, params.train.precision)
+    except UserError as error:
+        raise UserError(f"params.yaml: {error}") from None
     if params.nccl.world_sizes:
         if strategy.on_one_host:
             raise UserError(

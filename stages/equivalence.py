@@ -9,12 +9,10 @@ can be read; nothing downstream runs.
 from functools import partial
 from pathlib import Path
 
-import pandas as pd
-
 from minitrain.equivalence import Rung, breaches, not_run
 from minitrain.errors import EvidenceError, run_stage
-from minitrain.files import read_json, read_jsonl, write_json
-from minitrain.hashes import load_tensors
+from minitrain.evidence import across_world_sizes, evidence_of
+from minitrain.files import read_json, write_json
 from minitrain.one_process import nudged_state, one_process
 from minitrain.params import Params, load_params
 from minitrain.promises import not_promised, unproven
@@ -35,6 +33,7 @@ def main() -> None:
     for run in params.runs():
         evidence = read_json(EVIDENCE / run / "evidence.json")
         compared = against_one_process(run, params, one)
+        compared |= across_world_sizes(run, params, EVIDENCE)
         rungs = evidence["rungs"] | {n: rung.as_dict() for n, rung in compared.items()}
         refused += [f"{run}: {line}" for line in breaches(rungs)]
         verdicts[run] = {**rungs, "state_sha256": evidence["state_sha256"]}
@@ -52,18 +51,7 @@ def reference(params: Params) -> Compared | None:
     # it would share what is to be found out, so a plain process is trained here.
     if not is_stock(params):
         return one_process(params, SHARDS)
-    return evidence_of(ONE_PROCESS) if ONE_PROCESS in params.runs() else None
-
-
-def evidence_of(run: str) -> Compared:
-    folder = EVIDENCE / run
-    return Compared(
-        rows=read_jsonl(folder / "hashes.jsonl"),
-        gradients=load_tensors(folder / "gradients.pt"),
-        early=load_tensors(folder / "early.pt"),
-        state=load_tensors(folder / "state.pt"),
-        losses=list(pd.read_csv(folder / "losses.csv")["loss"]),
-    )
+    return evidence_of(ONE_PROCESS, EVIDENCE) if ONE_PROCESS in params.runs() else None
 
 
 def against_one_process(
@@ -76,7 +64,7 @@ def against_one_process(
     # trains one process more, but only where the final state is beyond tolerance
     nudged = partial(nudged_state, params, SHARDS)
     limits = (params.train, params.equivalence.atol)
-    found = one_process_rungs(evidence_of(run), one, *limits, nudged)
+    found = one_process_rungs(evidence_of(run, EVIDENCE), one, *limits, nudged)
     strategy = find_strategy(params.train.sync)
     if "loss" not in strategy.promises:
         del found["loss"]

@@ -35,7 +35,7 @@ def main() -> None:
     # Pictures, each titled with what it shows on this machine.
     scaling = results.baseline.scaling()
     with atomic_path(METRICS / SCALING_PNG) as path:
-        draw_scaling(scaling, headline(finding), path)
+        draw_scaling(scaling, headline(finding), path, finding.strategy)
     with atomic_path(METRICS / ACCOUNT_PNG) as path:
         draw_account(results.accounts, account_headline(finding), path)
     with atomic_path(METRICS / LOSSES_PNG) as path:

@@ -1,6 +1,7 @@
 """Which files a stage script imports, directly or not: what its deps must be."""
 
 import ast
+from itertools import pairwise
 from pathlib import Path
 
 
@@ -24,8 +25,16 @@ def _imports(root: Path, path: Path) -> set[str]:
             names = [node.module, *(f"{node.module}.{a.name}" for a in node.names)]
         elif isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.List):
+            # a module that a new process is started with: [python, "-m", ...]
+            words = [getattr(word, "value", None) for word in node.elts]
+            names = [b for a, b in pairwise(words) if a == "-m" and isinstance(b, str)]
         for name in names:
             files |= _files(root, name)
+            # a study's own: what lies beside the script
+            beside = path.with_name(f"{name}.py")
+            if path.parts[0] == "studies" and (root / beside).is_file():
+                files.add(beside.as_posix())
     return files
 
 

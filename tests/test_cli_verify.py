@@ -62,6 +62,8 @@ def test_other_names(
         (["verify", "nowhere.pt", "nowhere.pt"], 2, "error: nowhere.pt: No such file"),
         (["verify", "."], 2, "minitrain verify: error: the following arguments are"),
         (["verify", ".", "."], 2, "error: .: is no training run, it has no hashes"),
+        (["verify", ".", "nowhere"], 2, "error: nowhere: does not exist; . is a run"),
+        (["verify", __file__, "."], 2, f"error: {__file__}: is a file; . is a run"),
         (["prove"], 2, "minitrain: error: argument COMMAND: invalid choice: 'prove'"),
     ],
 )

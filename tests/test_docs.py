@@ -87,7 +87,7 @@ def result_block(read: Read) -> str:
             same = {True: "yes", False: "no", None: "not run"}[verdict]
             reduced = f"{timing[run]['allreduce_p50_ms']:.1f} ms"
         table.append(
-            f"| {arm_in_words(run)} | {row['processes']} | {row['threads']} "
+            f"| {arm_in_words(run, 'DDP')} | {row['processes']} | {row['threads']} "
             f"| {row['tokens_per_s_p50']:,.0f} | {same} | {reduced} |"
         )
     return "\n".join([*table, "", *caption(manifest, equivalence)]) + "\n"

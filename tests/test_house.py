@@ -20,7 +20,7 @@ FLOORS = [
     {"clock", "hashes", "precision", "traffic", "training", "replay", "run", "arms"},
     {"ulp", "equivalence", "tolerances", "promises", "one_process", "account"}
     | {"baseline", "states", "compare", "compare_runs", "collectives", "doctor", "walk"}
-    | {"locator", "trial", "check", "zoo", "sweep", "sweep_rank"},
+    | {"locator", "trial", "check", "zoo", "sweep", "sweep_rank", "evidence"},
     {"report", "cli"},
 ]
 

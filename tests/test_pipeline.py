@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,29 @@ def test_deps_are_what_the_script_imports(name: str) -> None:
     script = re.search(r"-m stages\.(\w+)", stage["cmd"])[1]
     code = {dep for dep in stage["deps"] if dep.endswith(".py")}
     assert code == import_closure(ROOT, Path(f"stages/{script}.py"))
+
+
+def stages_of_studies() -> Iterator[tuple[str, str]]:
+    for file in sorted(ROOT.glob("studies/*/dvc.yaml")):
+        for stage in YAML(typ="safe").load(file.read_text())["stages"]:
+            yield file.parent.name, stage
+
+
+@pytest.mark.parametrize(("study", "name"), [*stages_of_studies()])
+def test_deps_of_a_study_cover_what_its_scripts_import(study: str, name: str) -> None:
+    """Files or their folders: so that a result is never older than its code."""
+    folder = ROOT / "studies" / study
+    stage = YAML(typ="safe").load((folder / "dvc.yaml").read_text())["stages"][name]
+    deps = {(folder / dep).resolve() for dep in stage["deps"]}
+    script = folder / re.search(r"(\w+\.py)$", stage["cmd"])[1]
+    scripts = {dep for dep in deps if dep.suffix == ".py" and dep.parent == folder}
+    assert script in scripts
+    for one in scripts:
+        code = import_closure(ROOT, one.relative_to(ROOT))
+        # params.yaml names it
+        code |= {"minitrain/model.py"} if "minitrain/factory.py" in code else set()
+        for path in code:
+            assert deps & {ROOT / path, *(ROOT / path).parents}, f"{path} is no dep"
 
 
 @pytest.mark.parametrize("name", STAGES)

@@ -175,9 +175,9 @@ def test_page_shows_unknown_rungs_by_name() -> None:
 
 
 def test_arms_in_words() -> None:
-    assert arm_in_words("gloo-2") == "2 processes, DDP"
-    assert arm_in_words("gloo-1-timed") == "1 process, DDP with timing hook"
-    assert arm_in_words("gloo-4-silent").startswith("4 processes, no communication")
+    assert arm_in_words("gloo-2", "DDP") == "2 processes, DDP"
+    assert arm_in_words("gloo-1-timed", "shm") == "1 process, shm with timing hook"
+    assert arm_in_words("gloo-4-silent", "shm").startswith("4 processes, no comm")
 
 
 def test_cells() -> None:

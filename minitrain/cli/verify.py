@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minitrain.cli.answer import Answer
+from minitrain.errors import UserError
 from minitrain.report.numbers import plural
 
 if TYPE_CHECKING:
@@ -36,6 +37,10 @@ def answer(options: argparse.Namespace) -> Answer:
     """Read both sides and compare them."""
     if options.a.is_dir() and options.b.is_dir():
         return _answer_for_runs(options.a, options.b)
+    for mine, other in ((options.a, options.b), (options.b, options.a)):
+        if mine.is_dir():
+            what = "is a file" if other.exists() else "does not exist"
+            raise UserError(f"{other}: {what}; {mine} is a run, so it must be one too")
     # torch takes seconds to import: not for --help
     from minitrain.compare import compare_states
     from minitrain.states import read_state

@@ -13,6 +13,7 @@ RUNGS = {
     "one_process_early": "state after the third step, against that one process",
     "one_process_gradients": "gradients of the first step, against that one process",
     "data": "samples of every batch, against the replay",
+    "world_sizes": "final state, against that of the fewest processes",
 }
 
 GLOSSARY = [

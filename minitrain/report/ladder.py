@@ -69,4 +69,6 @@ def equivalence_sentences(results: Results) -> str:
             f"{results.world_size} processes computed, to the last bit, what one "
             "process computes that takes their shards in turn. "
         )
+    if any(run.endswith(" world_sizes") for run in by_verdict.get("equal", {})):
+        lead += "The bits do not depend on the number of processes. "
     return f"{lead}No breach was found: of {total}, {', '.join(counts)}."

@@ -75,14 +75,14 @@ def _result(results: Results, finding: Finding) -> list[Block]:
         ),
         Picture(SCALING_PNG, headline(finding)),
         Paragraph(lesson_notes(finding)),
-        _scaling_table(results),
+        _scaling_table(results, finding.strategy),
     ]
 
 
-def _scaling_table(results: Results) -> Table:
+def _scaling_table(results: Results, strategy: str) -> Table:
     rows = [
         [
-            arm_in_words(row["arm"]),
+            arm_in_words(row["arm"], strategy),
             *(str(row[name]) for name in ("processes", "threads")),
             *(thousands(row[f"tokens_per_s_{p}"]) for p in ("p5", "p50", "p95")),
         ]
@@ -92,17 +92,17 @@ def _scaling_table(results: Results) -> Table:
     return Table([*columns, "p50", "p95"], rows)
 
 
-def arm_in_words(arm: str) -> str:
-    """What an arm of the baseline is."""
+def arm_in_words(arm: str, strategy: str) -> str:
+    """What an arm of the baseline is; ``strategy`` is how gradients become one."""
     alone = {ONE_PROCESS: "one process", ALL_CORES: "one process on all cores"}
     if arm in alone:
         return alone[arm]
     _, count, *rest = arm.split("-")
     what = {
-        "": "DDP",
+        "": strategy,
         SILENT: "no communication (the ceiling)",
-        AGAIN: "DDP, measured again (A/A)",
-        TIMED: "DDP with timing hook",
+        AGAIN: f"{strategy}, measured again (A/A)",
+        TIMED: f"{strategy} with timing hook",
     }["".join(f"-{word}" for word in rest)]
     return f"{plural(int(count), 'process', 'processes')}, {what}"
 

@@ -35,17 +35,20 @@ class Series:
     reference: bool = False
 
 
-def draw_scaling(scaling: pd.DataFrame, title: str, path: Path) -> None:
+def draw_scaling(
+    scaling: pd.DataFrame, title: str, path: Path, strategy: str = "DDP"
+) -> None:
     """Draw processes against tokens per second.
 
-    ``scaling`` is what :meth:`minitrain.baseline.Baseline.scaling` returns.
+    ``scaling`` is what :meth:`minitrain.baseline.Baseline.scaling` returns;
+    ``strategy`` is how the processes synchronised.
     """
     arms = scaling.set_index("arm")
     top = int(arms["processes"].max())
     figure, axes = canvas(4.6, title, right=0.67)
     axes.set_xlim(1 - 0.2 * max(top - 1, 0.5), top + 0.1 * max(top - 1, 0.5))
     axes.set_ylim(0, 1.06 * _highest(arms, top))
-    lines = [*_alone(arms), *_together(arms, top)]
+    lines = [*_alone(arms), *_together(arms, top, strategy)]
     for line in lines:
         axes.plot(line.processes, line.medians, color=line.colour, **line.style)
         measured = line.processes[len(line.processes) - len(line.low) :]
@@ -82,17 +85,19 @@ def _alone(arms: pd.DataFrame) -> list[Series]:
     return [replace(line, reference=True) for line in lines]
 
 
-def _together(arms: pd.DataFrame, top: int) -> list[Series]:
+def _together(arms: pd.DataFrame, top: int, strategy: str) -> list[Series]:
     ddp = [arm for arm in arms.index if re.fullmatch(r"gloo-\d+", arm)]
     if top == 1:
-        return [_measured("one process, DDP", arms.loc[ddp], BLUE, DOT, dodge=1)]
+        return [
+            _measured(f"one process, {strategy}", arms.loc[ddp], BLUE, DOT, dodge=1)
+        ]
     silent = [arm + SILENT for arm in ddp]
     one: Any = arms.loc[ONE_PROCESS]
     start = (1.0, float(one.tokens_per_s_p50))
     ideal = {"linestyle": ":", "linewidth": 1.5, "zorder": 1}
     hollow = DOT | {"markerfacecolor": "white", "linestyle": "--"}
     return [
-        _measured("DDP", arms.loc[ddp], BLUE, DOT, start, dodge=-1),
+        _measured(strategy, arms.loc[ddp], BLUE, DOT, start, dodge=-1),
         _measured("no communication", arms.loc[silent], GREEN, hollow, start, dodge=1),
         Series(
             f"ideal: {top} times one process",

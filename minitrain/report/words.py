@@ -62,7 +62,8 @@ class Finding:
         """The processes that are judged, as the subject of a sentence."""
         if self.world_size == 1:
             return f"one process under {self.strategy}"
-        return f"{self.world_size} processes"
+        under = "" if self.sync == "ddp" else f" under {self.sync}"
+        return f"{self.world_size} processes{under}"
 
 
 def find(results: Results) -> Finding:
