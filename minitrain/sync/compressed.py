@@ -57,6 +57,9 @@ class PowerSGD(StockDDP):
     """
 
     promises = frozenset({"reduced_once", "loss"})
+    # Torch's hook starts its second collective in a callback of the first. With two
+    # buckets under way ranks may start them in different orders: gloo aborts.
+    overlaps: ClassVar[bool] = False
 
     def __init__(
         self,
