@@ -36,7 +36,9 @@ def draw_account(
     (interference is a difference) is hatched and drawn to the left of zero.
     """
     height = 0.7 + 0.85 * len(accounts)
-    figure, axes = canvas(height, title, right=0.97, left=0.1, head=0.65)
+    # room for the longest name, about a hundredth of the width for each letter
+    left = max(0.1, 0.02 + 0.0105 * max(map(len, accounts), default=0))
+    figure, axes = canvas(height, title, right=0.97, left=left, head=0.65)
     widest = max(map(_extent, accounts.values()), default=1.0)
     for row, account in enumerate(accounts.values()):
         _stack(axes, row, account, widest)
