@@ -102,8 +102,8 @@ def test_bug_in_a_torchrun_rank_keeps_its_traceback(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
-    script = TORCHRUN.replace("barrier()\n", "__import__('time').sleep(60)\n")
-    (tmp_path / "ranks.py").write_text(script)
+    here = "open(f'joined-{rank}', 'w').close(); __import__('time').sleep(60)\n"
+    (tmp_path / "ranks.py").write_text(TORCHRUN.replace("barrier()\n", here))
     process = subprocess.Popen(
         [sys.executable, "-m", "ranks", "well"],
         cwd=tmp_path,
@@ -111,8 +111,7 @@ def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
         text=True,
         start_new_session=True,
     )
-    wait_for(lambda: psutil.Process(process.pid).children(), count=2)
-    time.sleep(4)  # long enough for the ranks to have joined
+    wait_for(lambda: list(tmp_path.glob("joined-*")), count=2)
     # as a terminal does: to the whole group
     os.killpg(process.pid, signal.SIGINT)
     _, stderr = process.communicate(timeout=60)
