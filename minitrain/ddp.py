@@ -4,6 +4,7 @@ Under torchrun (or :func:`minitrain.launcher.launch`) the environment says who t
 process is; without one, it is a world of one.
 """
 
+import itertools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,13 +13,15 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, PrefixStore
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from minitrain.errors import UserError
 
 ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 BACKENDS = ("gloo", "nccl")
+_joined = itertools.count()
 
 
 def default_backend() -> str:
@@ -57,12 +60,17 @@ def init_distributed(backend: str = "gloo", *, timeout_s: int = 120) -> tuple[in
         )
         return 0, 1
     try:
-        dist.init_process_group(backend, timeout=timeout)
+        store, rank, world_size = next(rendezvous("env://", timeout=timeout))
     except dist.DistNetworkError as error:
         if "EADDRINUSE" not in str(error):
             raise
         raise UserError(port_in_use(os.environ["MASTER_PORT"])) from None
-    return dist.get_rank(), dist.get_world_size()
+    # a second group must not find the addresses that the first left in the store
+    store = PrefixStore(f"minitrain {next(_joined)}", store)
+    dist.init_process_group(
+        backend, timeout=timeout, store=store, rank=rank, world_size=world_size
+    )
+    return rank, world_size
 
 
 def require_gpus(count: int) -> None:
@@ -97,13 +105,18 @@ def wrap_for_ddp(
     None) during backward. ``bucket_cap_mb`` in MiB; None is torch's default, with a
     smaller first bucket. All other settings of torch are at their defaults.
     """
-    return DistributedDataParallel(
+    wrapped = DistributedDataParallel(
         model,
         process_group=process_group,
         bucket_cap_mb=bucket_cap_mb,
         find_unused_parameters=find_unused_parameters,
         gradient_as_bucket_view=gradient_as_bucket_view,
     )
+    # If torch's Reducer is the last owner of a group that was left, it joins gloo's
+    # threads while it holds the GIL, and a thread that still needs the GIL never ends.
+    # This owner gives the GIL up, and goes after the Reducer: attributes go in order.
+    object.__setattr__(wrapped, "group_outlives_reducer", wrapped.process_group)
+    return wrapped
 
 
 def unwrap(model: nn.Module) -> nn.Module:

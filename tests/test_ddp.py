@@ -83,6 +83,20 @@ def test_gradients_are_averaged_and_weights_start_from_rank_0() -> None:
     assert launch(average_of_two_gradients, 2) == [(2.0, True, 5.0), (2.0, False, 5.0)]
 
 
+def leave_before_the_wrapper_goes(rounds: int) -> int:
+    for _ in range(rounds):
+        with ddp.distributed():
+            wrapped = ddp.wrap_for_ddp(nn.Linear(1, 1))
+            wrapped(torch.ones(1, 1)).sum().backward()
+        del wrapped
+    return rounds
+
+
+def test_leaving_the_group_before_the_wrapper_goes_does_not_hang() -> None:
+    # one round in five or so hung when the Reducer was the group's last owner
+    assert launch(leave_before_the_wrapper_goes, 2, 20, timeout_s=60) == [20, 20]
+
+
 def wait_for_a_rank_that_never_comes() -> None:
     rank, _ = ddp.init_distributed(timeout_s=3)
     if rank == 0:
