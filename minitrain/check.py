@@ -194,6 +194,11 @@ def _refuse_what_cannot_be(trial: Trial, world_size: int) -> None:
     if trial.steps < 2:
         raise UserError(f"steps = {trial.steps}: must be at least 2")
     for index, batch in enumerate(trial.batches):
+        if trial.loss is causal_lm_loss and not isinstance(batch, Mapping):
+            raise UserError(
+                f"loss: is not given, and batches[{index}] is a "
+                f"{type(batch).__name__}: must be a mapping for model(**batch).loss"
+            )
         lengths = {len(t) if t.dim() else 0 for t in tensors_of(batch)}
         if len(lengths) != 1:
             found = ", ".join(map(str, sorted(lengths))) or "no tensor"

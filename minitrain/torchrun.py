@@ -152,8 +152,9 @@ def _torchrun_rank() -> Iterator[None]:
     """
     logs = _logs_of_torchrun()
     end_with_parent(remove=logs)
-    # Ctrl-C reaches every process of a terminal; the launcher ends its ranks
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Ctrl-C reaches every process of a terminal: a rank that dies of it at once prints
+    # no traceback, and torchrun does not wait half a minute for it
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         yield
     except Exception as error:

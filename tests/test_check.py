@@ -106,6 +106,12 @@ def test_random_numbers_of_the_caller_are_left_alone() -> None:
         (PAIRS, {"world_size": 1}, "world_size = 1: must be at least 2"),
         (
             PAIRS,
+            {"loss": None},
+            "loss: is not given, and batches[0] is a tuple: must be a mapping for "
+            "model(**batch).loss",
+        ),
+        (
+            PAIRS,
             {"sync": "horovod"},
             "train.sync = 'horovod': must be one of ddp, per_parameter, flat, "
             "reduce_scatter, fp16_compress, bf16_compress, powersgd, zero1, fsdp, "
@@ -136,7 +142,7 @@ def test_arguments_that_cannot_be(
     batches: Any, options: dict[str, Any], expected: str
 ) -> None:
     with pytest.raises(UserError) as raised:
-        check_data_parallel(line, batches, loss=squares, **options)
+        check_data_parallel(line, batches, **{"loss": squares, **options})
     assert the_line(raised) == expected
 
 

@@ -9,7 +9,8 @@ from project import ROOT, set_params
 from ruamel.yaml import YAML
 
 from minitrain.errors import UserError
-from minitrain.params import Params, Section, load_params
+from minitrain.params import Params, load_params
+from minitrain.schema import Section
 
 TEXT = (ROOT / "params.yaml").read_text(encoding="utf-8")
 

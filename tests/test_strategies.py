@@ -435,24 +435,24 @@ def test_strategy_from_outside_that_is_wrong() -> None:
             Defaults(bucket_cap_mb=2.0),
             2,
             "float32",
-            "train.bucket_cap_mb = 2.0: must be None with Flat, which has no buckets "
-            "of DDP",
+            "train.bucket_cap_mb = 2.0: must be null where train.sync names a strategy "
+            "without DDP's buckets",
         ),
         (
             "fsdp",
             Defaults(overlap=False),
             2,
             "float32",
-            "train.overlap = False: must be True with FSDP, which has no buckets of "
-            "DDP",
+            "train.overlap = false: must be true where train.sync names a strategy "
+            "without DDP's buckets",
         ),
         (
             "per_parameter",
             Defaults(find_unused_parameters=True),
             2,
             "float32",
-            "train.find_unused_parameters = True: must be False with PerParameter, "
-            "which has no buckets of DDP",
+            "train.find_unused_parameters = true: must be false where train.sync names "
+            "a strategy without DDP's buckets",
         ),
         (
             "fsdp",

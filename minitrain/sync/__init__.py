@@ -1,5 +1,6 @@
 """How the gradients of the ranks become one: one file per family of strategies."""
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -138,8 +139,8 @@ class Strategy:
         for key, (value, neutral) in changed.items():
             if not cls.has_buckets and value != neutral:
                 raise UserError(
-                    f"train.{key} = {value}: must be {neutral} with {cls.__name__}, "
-                    "which has no buckets of DDP"
+                    f"train.{key} = {json.dumps(value)}: must be {json.dumps(neutral)} "
+                    "where train.sync names a strategy without DDP's buckets"
                 )
 
     @contextmanager

@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from ruamel.yaml import YAML
 
 from minitrain.arms import Arm, Row, close, enter, only_ddp, silent_arm, take_turns
 from minitrain.ddp import distributed, is_main_process
-from minitrain.errors import UserError, run_stage
+from minitrain.errors import run_stage
 from minitrain.files import open_atomic, write_json
 from minitrain.launcher import launch
 from minitrain.params import Params, load_params
 from minitrain.progress import progress
 from minitrain.provenance import provenance
+from minitrain.studies import Buckets, load_study
 
 STUDY = Path(__file__).resolve().parent
 ROOT = STUDY.parents[1]
@@ -34,37 +34,30 @@ SERIES: dict[str, tuple[bool, bool]] = {
 
 
 def main() -> None:
-    study = YAML(typ="safe").load((STUDY / "params.yaml").read_text())["buckets"]
-    caps = {label(cap): cap for cap in study["bucket_caps_mb"]}
-    if DEFAULT not in caps:
-        raise UserError(f"params.yaml: bucket_caps_mb = {[*caps.values()]}: needs null")
+    study = load_study(STUDY, Buckets)
+    caps = {label(cap): cap for cap in study.bucket_caps_mb}
     params = only_ddp(load_params(ROOT / "params.yaml").at(ROOT))
-    params = params.with_train(global_batch_size=study["global_batch_size"])
+    params = params.with_train(global_batch_size=study.global_batch_size)
     run = partial(compete, params, study, caps)
-    rows, num_bytes = launch(run, study["world_size"], timeout_s=3600)[0]
+    rows, num_bytes = launch(run, study.world_size, timeout_s=3600)[0]
     with open_atomic(STUDY / "rounds.csv") as file:
         pd.DataFrame(rows).to_csv(file, index=False)
     write_json(STUDY / "buckets.json", {"num_bytes": num_bytes, **provenance()})
 
 
-def label(cap: Any) -> str:
-    if cap is None:
-        return DEFAULT
-    if not isinstance(cap, int | float) or not cap > 0:
-        allowed = "must be above 0, or null"
-        raise UserError(f"params.yaml: bucket_caps_mb: {cap!r}: {allowed}")
-    return f"{cap} MiB"
+def label(cap: float | None) -> str:
+    return DEFAULT if cap is None else f"{cap:g} MiB"
 
 
 def compete(
-    params: Params, study: dict[str, Any], caps: dict[str, float | None]
+    params: Params, study: Buckets, caps: dict[str, float | None]
 ) -> tuple[list[Row], dict[str, list[int]]]:
-    count = study["num_rounds"]
+    count = study.num_rounds
     with distributed(timeout_s=600):
-        arms = list(arms_of(study["world_size"], caps))
+        arms = list(arms_of(study.world_size, caps))
         rounds = progress(range(count), "rounds", total=count, show=is_main_process())
         contestants: list[Any] = [*enter(params, ROOT / "data/shards", arms)]
-        rows = take_turns(contestants, rounds, study["steps_per_round"])
+        rows = take_turns(contestants, rounds, study.steps_per_round)
         by_name = {one.arm.name: one.sync.trace.events for one in contestants}
         events = {cap: by_name[f"watched, {cap}"] for cap in caps}
         close(contestants)

@@ -6,12 +6,12 @@ from typing import Any
 
 import pandas as pd
 from findings import NAMES, against_gloo, duration, medians, short, size
-from ruamel.yaml import YAML
 
 from minitrain.errors import run_stage
 from minitrain.files import open_atomic, read_json
 from minitrain.provenance import measured_where
 from minitrain.report.numbers import capitalised
+from minitrain.studies import Collectives, load_study
 
 STUDY = Path(__file__).resolve().parent
 # NCCL adds in the memory of GPUs, for which a copy on the CPU is no limit
@@ -19,11 +19,11 @@ LIMITED = ("gloo", "shm")
 
 
 def main() -> None:
-    study = YAML(typ="safe").load((STUDY / "params.yaml").read_text())["collectives"]
+    study = load_study(STUDY, Collectives)
     table = pd.read_csv(STUDY / "collectives.csv")
     origin = read_json(STUDY / "provenance.json")
     with open_atomic(STUDY / "table.md") as file:
-        file.writelines(f"{line}\n" for line in page(table, study["goals"], origin))
+        file.writelines(f"{line}\n" for line in page(table, study.goals, origin))
 
 
 def page(

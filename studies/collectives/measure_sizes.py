@@ -3,24 +3,24 @@
 from pathlib import Path
 
 import pandas as pd
-from ruamel.yaml import YAML
 
 from minitrain.errors import run_stage
 from minitrain.files import open_atomic, write_json
 from minitrain.provenance import provenance
+from minitrain.studies import Collectives, load_study
 from minitrain.sweep import powers_of_4, sweep
 
 STUDY = Path(__file__).resolve().parent
 
 
 def main() -> None:
-    study = YAML(typ="safe").load((STUDY / "params.yaml").read_text())["collectives"]
-    powers = powers_of_4(study["smallest_bytes"], study["largest_bytes"])
-    sizes = sorted({*powers, *study["goals"]})
+    study = load_study(STUDY, Collectives)
+    powers = powers_of_4(study.smallest_bytes, study.largest_bytes)
+    sizes = sorted({*powers, *study.goals})
     where = provenance()
     rows = []
-    for world_size in study["world_sizes"]:
-        rows += sweep(world_size, sizes, study["seconds_per_size"])
+    for world_size in study.world_sizes:
+        rows += sweep(world_size, sizes, study.seconds_per_size)
     with open_atomic(STUDY / "collectives.csv") as file:
         pd.DataFrame(rows).to_csv(file, index=False)
     write_json(STUDY / "provenance.json", where)

@@ -7,8 +7,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML
-
 from minitrain.arms import only_ddp
 from minitrain.data import tokenize_corpus, write_shards
 from minitrain.errors import EvidenceError, UserError, run_stage
@@ -18,6 +16,7 @@ from minitrain.params import Params, Train, load_params
 from minitrain.progress import progress
 from minitrain.provenance import provenance
 from minitrain.run import Job, train_rank
+from minitrain.studies import Invariance, load_study
 
 STUDY = Path(__file__).resolve().parent
 ROOT = STUDY.parents[1]
@@ -25,12 +24,12 @@ STRATEGIES = ("invariant", "invariant_shm")
 
 
 def main() -> None:
-    study = YAML(typ="safe").load((STUDY / "params.yaml").read_text())["invariance"]
+    study = load_study(STUDY, Invariance)
     params = only_ddp(load_params(ROOT / "params.yaml").at(ROOT))
-    steps = {"num_steps": study["num_steps"], "num_epochs": None}
-    epochs = {"num_steps": None, "num_epochs": study["num_epochs"]}
+    steps: dict[str, Any] = {"num_steps": study.num_steps, "num_epochs": None}
+    epochs: dict[str, Any] = {"num_steps": None, "num_epochs": study.num_epochs}
     sgd = {**epochs, "optimizer": "sgd", "grad_accumulation_steps": 2}
-    few = study["num_samples"]
+    few = study.num_samples
     cases = {
         "adamw, default data": (steps, None),
         "adamw, epochs with an uneven tail": (epochs, few),
@@ -40,7 +39,7 @@ def main() -> None:
     for case, (changes, num_samples) in cases.items():
         for sync in STRATEGIES:
             changed = params.with_train(**changes, sync=sync, num_warmup_steps=1)
-            sizes = progress(study["world_sizes"], f"{case}, {sync}")
+            sizes = progress(study.world_sizes, f"{case}, {sync}")
             found = {size: fingerprint(changed, size, num_samples) for size in sizes}
             result.setdefault(case, {})[sync] = found
     for case, by_sync in result.items():

@@ -10,7 +10,6 @@ from typing import Any
 
 import pandas as pd
 import torch
-from ruamel.yaml import YAML
 from torch import nn
 
 from minitrain.check import examine
@@ -19,6 +18,7 @@ from minitrain.errors import run_stage
 from minitrain.files import open_atomic
 from minitrain.params import load_params
 from minitrain.progress import progress
+from minitrain.studies import Ladder, load_study
 from minitrain.trial import run_one_process, run_ranks, trial_of
 
 STUDY = Path(__file__).resolve().parent
@@ -27,9 +27,9 @@ DROPOUT = 0.1
 
 
 def main() -> None:
-    study = YAML(typ="safe").load((STUDY / "params.yaml").read_text())["ladder"]
+    study = load_study(STUDY, Ladder)
     params = load_params(ROOT / "params.yaml").at(ROOT)
-    plain = trial_of(params, ROOT / "data/shards/world-1", study["num_steps"])
+    plain = trial_of(params, ROOT / "data/shards/world-1", study.num_steps)
     single, double = plain.factory, lambda: plain.factory().double()
     cases = {
         "AdamW": plain,
@@ -40,7 +40,7 @@ def main() -> None:
     rows = []
     for name, trial in cases.items():
         one = run_one_process(trial)
-        for world_size in progress(study["world_sizes"], name):
+        for world_size in progress(study.world_sizes, name):
             run, again = (run_ranks(trial, world_size) for _ in range(2))
             rungs = examine(trial, world_size, run=run, one=one).rungs
             rungs["again"] = bits_rung(run.states[0], again.states[0])

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from ruamel.yaml import YAML
 
 from minitrain.baseline import Comparison, Rounds
 from minitrain.errors import run_stage
 from minitrain.files import open_atomic
 from minitrain.progress import progress
+from minitrain.studies import Noise, load_study
 
 STUDY = Path(__file__).resolve().parent
 FLOORS = {"floor_p5": 0.05, "floor_p50": 0.5, "floor_p95": 0.95}
@@ -24,15 +24,15 @@ Pair = tuple[str, str]
 
 
 def main() -> None:
-    study = YAML(typ="safe").load((STUDY / "params.yaml").read_text())["noise"]
+    study = load_study(STUDY, Noise)
     rows = pd.read_csv(STUDY / "rounds.csv")
-    asked = [n for n in study["numbers_of_rounds"] if n <= rows["round"].nunique()]
+    asked = [n for n in study.numbers_of_rounds if n <= rows["round"].nunique()]
     found = pd.DataFrame(
         judged
         for count in progress(asked, "judging", total=len(asked))
         for chosen in choices(rows, count, study)
-        for name in study["strategies"]
-        for judged in judge(chosen, name, study["copies"])
+        for name in study.strategies
+        for judged in judge(chosen, name, study.copies)
     )
     # all pairs together, then each
     keys = ["strategy", "rounds", "pair"]
@@ -46,11 +46,11 @@ def main() -> None:
 
 
 def choices(rows: pd.DataFrame, count: int, study: Any) -> Iterator[pd.DataFrame]:
-    random = np.random.default_rng([study["seed"], count])
+    random = np.random.default_rng([study.seed, count])
     every = rows["round"].unique()
     # half of them go backwards, as in a study of so many rounds
     ways = [every[every % 2 == way] for way in (0, 1)]
-    for _ in range(study["num_choices"] if count < len(every) else 1):
+    for _ in range(study.num_choices if count < len(every) else 1):
         chosen = [random.permutation(way)[: count // 2] for way in ways]
         yield rows[rows["round"].isin(np.concatenate(chosen))]
 

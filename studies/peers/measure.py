@@ -13,17 +13,17 @@ from typing import Any
 
 import pandas as pd
 from loops import RAW, SILENT, arms_of
-from ruamel.yaml import YAML
 
 from minitrain.arms import Contestant, Row, close, enter, only_ddp, take_turns
 from minitrain.ddp import distributed, is_main_process
-from minitrain.errors import EvidenceError, UserError, run_stage
+from minitrain.errors import EvidenceError, run_stage
 from minitrain.files import open_atomic, write_json
 from minitrain.hashes import sha256_tensor
 from minitrain.launcher import launch
 from minitrain.params import Params, load_params
 from minitrain.progress import progress
 from minitrain.provenance import provenance
+from minitrain.studies import Peers, load_study
 
 STUDY = Path(__file__).resolve().parent
 ROOT = STUDY.parents[1]
@@ -31,40 +31,37 @@ LIBRARIES = ("torch", "accelerate", "lightning-fabric")
 
 
 def main() -> None:
-    study = YAML(typ="safe").load((STUDY / "params.yaml").read_text())["peers"]
-    if study["world_size"] != 2:
-        allowed = "must be 2: with more, shm adds in another order than DDP"
-        raise UserError(f"params.yaml: world_size = {study['world_size']}: {allowed}")
+    study = load_study(STUDY, Peers)
     params = only_ddp(load_params(ROOT / "params.yaml").at(ROOT))
     rows: list[Row] = []
     states: dict[str, Any] = {}
-    for size in study["global_batch_sizes"]:
+    for size in study.global_batch_sizes:
         run = partial(compete, params.with_train(global_batch_size=size), study)
-        ranks = launch(run, study["world_size"], timeout_s=3600)
+        ranks = launch(run, study.world_size, timeout_s=3600)
         rows += [row | {"global_batch_size": size} for row in ranks[0][0]]
         names = ranks[0][1]
         states[str(size)] = {name: [rank[1][name] for rank in ranks] for name in names}
-    for size, arms in states.items():
+    for batch, arms in states.items():
         others = [name for name, ranks in arms.items() if {*ranks} != {arms[RAW][0]}]
         if others != [SILENT]:
-            raise EvidenceError(f"batch {size}: other bits than {RAW}: {others}")
+            raise EvidenceError(f"batch {batch}: other bits than {RAW}: {others}")
     with open_atomic(STUDY / "rounds.csv") as file:
         pd.DataFrame(rows).to_csv(file, index=False)
-    steps = study["num_rounds"] * (1 + study["steps_per_round"])
+    steps = study.num_rounds * (1 + study.steps_per_round)
     versions = {name: version(name) for name in LIBRARIES}
     proof = {"steps": steps, "libraries": versions, "states_sha256_of_ranks": states}
     write_json(STUDY / "proof.json", {**proof, **provenance()})
 
 
-def compete(params: Params, study: dict[str, Any]) -> tuple[list[Row], dict[str, str]]:
-    numbers, size = study["num_rounds"], params.train.global_batch_size
+def compete(params: Params, study: Peers) -> tuple[list[Row], dict[str, str]]:
+    numbers, size = study.num_rounds, params.train.global_batch_size
     with distributed(timeout_s=600):
         rounds = progress(
             range(numbers), f"batch {size}", total=numbers, show=is_main_process()
         )
-        arms = list(arms_of(study["world_size"]))
+        arms = list(arms_of(study.world_size))
         contestants = enter(params, ROOT / "data/shards", arms)
-        rows = take_turns(contestants, rounds, study["steps_per_round"])
+        rows = take_turns(contestants, rounds, study.steps_per_round)
         states = {one.arm.name: state_sha256(one) for one in contestants if one}
         close(contestants)
     return rows, states

@@ -17,19 +17,20 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from minitrain.files import write_json
+from minitrain.studies import Scale, load_study
 
 STUDY = Path(__file__).resolve().parent
 ROOT = STUDY.parent.parent
 
 
 def main() -> None:
-    study = YAML(typ="safe").load((STUDY / "params.yaml").read_text())["scale"]
+    study = load_study(STUDY, Scale)
     with tempfile.TemporaryDirectory() as temporary:
-        folders = {n: Path(temporary, str(n)) for n in study["num_sentences"]}
+        folders = {n: Path(temporary, str(n)) for n in study.num_sentences}
         results: dict[int, Any] = {n: build(f, n) for n, f in folders.items()}
         # The allocator alone makes runs of one size differ, so sizes take turns.
         memory: dict[int, list[float]] = {count: [] for count in folders}
-        for _ in range(study["num_repeats"]):
+        for _ in range(study.num_repeats):
             for count, folder in folders.items():
                 memory[count].append(training_memory_mb(folder))
     for count, values in memory.items():

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from ruamel.yaml import YAML
 
 from minitrain.baseline import Comparison, Rounds
 from minitrain.errors import run_stage
@@ -12,6 +11,7 @@ from minitrain.files import atomic_path, open_atomic, read_json
 from minitrain.provenance import measured_where
 from minitrain.report.canvas import BLUE, ORANGE, canvas, save
 from minitrain.report.plots import draw_account
+from minitrain.studies import Strategies, load_study
 from minitrain.sync.strategies import STRATEGIES
 
 STUDY = Path(__file__).resolve().parent
@@ -20,14 +20,14 @@ COLUMNS = ("strategy", "of the ceiling", "times ddp", "verdict on times ddp")
 
 
 def main() -> None:
-    study = YAML(typ="safe").load((STUDY / "params.yaml").read_text())["strategies"]
+    study = load_study(STUDY, Strategies)
     rows = pd.read_csv(STUDY / "rounds.csv")
     measured = read_json(STUDY / "runs.json")
     runs = {name: run["account"] for name, run in measured["runs"].items()}
     every = list(rows["arm"].unique())
     speeds = {
         size: Rounds(of_size, every, (AGAIN, STOCK), f"rounds.csv, {size}")
-        for size in study["global_batch_sizes"]
+        for size in study.global_batch_sizes
         for of_size in [rows[rows["global_batch_size"] == size]]
     }
     arms = [arm for arm in every if arm != CEILING]

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from ruamel.yaml import YAML
 
 from minitrain.account import account, summarise
 from minitrain.arms import only_ddp
@@ -19,6 +18,7 @@ from minitrain.params import Params, load_params
 from minitrain.progress import progress
 from minitrain.provenance import provenance
 from minitrain.run import Job, train_rank
+from minitrain.studies import Strategies, load_study
 from minitrain.sync.strategies import STRATEGIES
 from minitrain.traffic import count_step
 from minitrain.trial import trial_of
@@ -31,13 +31,13 @@ STEPS_OF_LADDER = 20
 
 
 def main() -> None:
-    study = YAML(typ="safe").load((STUDY / "params.yaml").read_text())["strategies"]
+    study = load_study(STUDY, Strategies)
     params = only_ddp(load_params(ROOT / "params.yaml").at(ROOT))
-    params = params.with_train(num_steps=study["num_steps"])
+    params = params.with_train(num_steps=study.num_steps)
     found = {}
     for name in progress(list(STRATEGIES), "strategies", total=len(STRATEGIES)):
         chosen = params.with_train(sync=name)
-        world_size = study["world_size"]
+        world_size = study.world_size
         counted, expected = launch(
             count_step, world_size, chosen, SHARDS, timeout_s=300
         )[0]

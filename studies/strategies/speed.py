@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from ruamel.yaml import YAML
 
 from minitrain.arms import Arm, measure, only_ddp, silent_arm
 from minitrain.ddp import distributed, is_main_process
@@ -19,6 +18,7 @@ from minitrain.files import open_atomic
 from minitrain.launcher import launch
 from minitrain.params import Params, load_params
 from minitrain.progress import progress
+from minitrain.studies import Strategies, load_study
 from minitrain.sync.strategies import PLAIN, STRATEGIES
 
 STUDY = Path(__file__).resolve().parent
@@ -35,30 +35,30 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
-    study = YAML(typ="safe").load((STUDY / "params.yaml").read_text())["strategies"]
+    study = load_study(STUDY, Strategies)
     params = only_ddp(load_params(ROOT / "params.yaml").at(ROOT))
     rows = []
-    for size in study["global_batch_sizes"]:
+    for size in study.global_batch_sizes:
         run = partial(rounds, params, study, size)
-        rows += launch(run, study["world_size"], timeout_s=3600)[0]
+        rows += launch(run, study.world_size, timeout_s=3600)[0]
     with open_atomic(STUDY / "rounds.csv") as file:
         pd.DataFrame(rows).to_csv(file, index=False)
 
 
-def rounds(params: Params, study: dict[str, Any], size: int) -> list[dict[str, Any]]:
+def rounds(params: Params, study: Strategies, size: int) -> list[dict[str, Any]]:
     baseline = params.baseline.model_copy(
-        update={"steps_per_round": study["steps_per_round"]}
+        update={"steps_per_round": study.steps_per_round}
     )
     params = params.with_train(global_batch_size=size)
     params = params.model_copy(update={"baseline": baseline})
     with distributed(timeout_s=600):
         numbers = progress(
-            range(study["num_rounds"]),
+            range(study.num_rounds),
             f"global batch {size}",
-            total=study["num_rounds"],
+            total=study.num_rounds,
             show=is_main_process(),
         )
-        arms = list(arms_of(study["world_size"]))
+        arms = list(arms_of(study.world_size))
         rows = measure(params, ROOT / "data/shards", numbers, arms)
     return [row | {"global_batch_size": size} for row in rows]
 

@@ -5,11 +5,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML
-
 from minitrain.check import Ladder, examine
 from minitrain.files import write_json
 from minitrain.progress import progress
+from minitrain.studies import Zoo, load_study
 from minitrain.sync import Defaults
 from minitrain.training import mean_losses
 from minitrain.trial import Plant, run_ranks
@@ -21,10 +20,10 @@ WORLD_SIZE = 2
 
 
 def main() -> None:
-    study = YAML(typ="safe").load((STUDY / "params.yaml").read_text())["zoo"]
-    steps = study["num_loss_steps"]
+    study = load_study(STUDY, Zoo)
+    steps = study.num_loss_steps
     # Models of other seeds show how far apart curves lie that no bug has touched.
-    seeds = range(study["num_seeds"])
+    seeds = range(study.num_seeds)
     clean_losses: dict[str, list[list[float]]] = {model: [] for model in MODELS}
     pairs = list(itertools.product(MODELS, seeds))
     for model, seed in progress(pairs, "clean losses", total=len(pairs)):
@@ -44,7 +43,7 @@ def main() -> None:
         }
 
     clean = []
-    runs = [*itertools.product(seeds, study["world_sizes"], ("adamw", "sgd"))]
+    runs = [*itertools.product(seeds, study.world_sizes, ("adamw", "sgd"))]
     for seed, world_size, optimizer in progress(runs, "clean runs", total=len(runs)):
         ladder = examine(make_trial("plain", optimizer, seed), world_size)
         run = {"seed": seed, "world_size": world_size, "optimizer": optimizer}
