@@ -33,6 +33,7 @@ STEPS_OF_LADDER = 20
 def main() -> None:
     study = load_study(STUDY, Strategies)
     params = only_ddp(load_params(ROOT / "params.yaml").at(ROOT))
+    params.train.check_warmup(study.num_steps)
     params = params.with_train(num_steps=study.num_steps)
     found = {}
     for name in progress(list(STRATEGIES), "strategies", total=len(STRATEGIES)):
