@@ -168,8 +168,6 @@ def stages_touched(folder: Path) -> set[str]:
         status = repo.status()
     touched = set()
     for target, causes in status.items():
-        if "dvc.yaml" in target:  # of a study
-            continue
         kinds = {key for cause in causes if isinstance(cause, dict) for key in cause}
         if "changed deps" in kinds:
             touched.add(re.sub("@.*", "", target))
