@@ -115,8 +115,18 @@ def wrap_for_ddp(
     # If torch's Reducer is the last owner of a group that was left, it joins gloo's
     # threads while it holds the GIL, and a thread that still needs the GIL never ends.
     # This owner gives the GIL up, and goes after the Reducer: attributes go in order.
-    object.__setattr__(wrapped, "group_outlives_reducer", wrapped.process_group)
+    wrapped.group_outlives_reducer = _Owner(wrapped.process_group)
     return wrapped
+
+
+class _Owner:
+    """Holds a process group, which can be neither copied nor pickled; a wrapper can."""
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self._group = group
+
+    def __reduce__(self) -> tuple[type["_Owner"], tuple[()]]:
+        return _Owner, ()
 
 
 def unwrap(model: nn.Module) -> nn.Module:

@@ -7,7 +7,6 @@ back as an exception instead of a page of text.
 import importlib.util
 import logging
 import os
-import signal
 import socket
 import sys
 import tempfile
@@ -27,6 +26,9 @@ from minitrain.launcher import (
 )
 
 LOGS_PREFIX = "minitrain-torchrun-"
+# Not SIGINT, which torchrun would pass on: each rank would print a traceback and be
+# waited for. So Ctrl-C is an exception here, and the ranks get SIGTERM.
+SIGNALS = "SIGTERM,SIGHUP,SIGQUIT"
 
 
 def torchrun(
@@ -48,6 +50,7 @@ def torchrun(
         tempfile.TemporaryDirectory(prefix=LOGS_PREFIX) as logs,
     ):
         ranks = [f"--nproc-per-node={world_size}", f"--log-dir={logs}"]
+        ranks.append(f"--signals-to-handle={SIGNALS}")
         program = ["--module", module, *arguments]
         try:
             run.run(run.parse_args([*_rendezvous(), *ranks, *program]))
@@ -152,9 +155,6 @@ def _torchrun_rank() -> Iterator[None]:
     """
     logs = _logs_of_torchrun()
     end_with_parent(remove=logs)
-    # Ctrl-C reaches every process of a terminal: a rank that dies of it at once prints
-    # no traceback, and torchrun does not wait half a minute for it
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         yield
     except Exception as error:

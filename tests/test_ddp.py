@@ -1,5 +1,6 @@
 """The five verbs of minitrain.ddp."""
 
+import copy
 import os
 import socket
 import time
@@ -81,6 +82,14 @@ def average_of_two_gradients() -> tuple[float, bool, float]:
 
 def test_gradients_are_averaged_and_weights_start_from_rank_0() -> None:
     assert launch(average_of_two_gradients, 2) == [(2.0, True, 5.0), (2.0, False, 5.0)]
+
+
+def test_a_wrapper_can_be_copied() -> None:
+    with ddp.distributed():
+        wrapped = ddp.wrap_for_ddp(nn.Linear(1, 1))
+        copied = copy.deepcopy(wrapped)
+        copied(torch.ones(1, 1)).sum().backward()
+    assert torch.equal(copied.module.weight, wrapped.module.weight)
 
 
 def leave_before_the_wrapper_goes(rounds: int) -> int:

@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -101,9 +102,22 @@ def test_bug_in_a_torchrun_rank_keeps_its_traceback(tmp_path: Path) -> None:
     assert done.stderr.endswith("\nerror: rank 1: ValueError: a bug\n")
 
 
-def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
-    here = "open(f'joined-{rank}', 'w').close(); __import__('time').sleep(60)\n"
-    (tmp_path / "ranks.py").write_text(TORCHRUN.replace("barrier()\n", here))
+WAIT = """
+import os, time
+if "RANK" in os.environ:
+    open(f"here-{os.getpid()}", "w").close()
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("busy", ["imports", "trains"])
+def test_ctrl_c_is_one_line_at_once(busy: str, tmp_path: Path) -> None:
+    in_body = textwrap.indent(WAIT, 8 * " ")
+    script = {
+        "imports": WAIT + TORCHRUN,
+        "trains": TORCHRUN.replace("        barrier()\n", in_body),
+    }
+    (tmp_path / "ranks.py").write_text(script[busy])
     process = subprocess.Popen(
         [sys.executable, "-m", "ranks", "well"],
         cwd=tmp_path,
@@ -111,10 +125,11 @@ def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
         text=True,
         start_new_session=True,
     )
-    wait_for(lambda: list(tmp_path.glob("joined-*")), count=2)
+    wait_for(lambda: list(tmp_path.glob("here-*")), count=2)
     # as a terminal does: to the whole group
     os.killpg(process.pid, signal.SIGINT)
-    _, stderr = process.communicate(timeout=60)
+    # a rank that gets SIGINT itself is waited for, for half a minute
+    _, stderr = process.communicate(timeout=15)
     assert (process.returncode, stderr) == (130, "error: interrupted\n")
 
 
