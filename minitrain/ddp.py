@@ -115,7 +115,8 @@ def wrap_for_ddp(
     # If torch's Reducer is the last owner of a group that was left, it joins gloo's
     # threads while it holds the GIL, and a thread that still needs the GIL never ends.
     # This owner gives the GIL up, and goes after the Reducer: attributes go in order.
-    wrapped.group_outlives_reducer = _Owner(wrapped.process_group)
+    owner = _Owner(wrapped.process_group)
+    object.__setattr__(wrapped, "group_outlives_reducer", owner)
     return wrapped
 
 

@@ -7,7 +7,16 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from minitrain.errors import UserError
-from minitrain.schema import Count, PositiveFloat, Problem, Section, Seed, load
+from minitrain.schema import (
+    Count,
+    Distinct,
+    PositiveFloat,
+    Problem,
+    Section,
+    Seed,
+    Some,
+    load,
+)
 
 SOURCE_SUFFIXES = (".csv", ".txt", ".jsonl")
 MIN_BLOCK_SIZE = 8
@@ -94,11 +103,11 @@ class Train(Section):
 
 
 class Gloo(Section):
-    world_sizes: Annotated[list[Count], Field(min_length=1)]
+    world_sizes: Some[Count]
 
 
 class Nccl(Section):
-    world_sizes: list[Count]
+    world_sizes: Distinct[Count]
 
 
 class Baseline(Section):
@@ -131,9 +140,6 @@ class Params(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         for name, sizes in self._world_sizes_by_section().items():
-            if len(set(sizes)) < len(sizes):
-                key = f"{name}.world_sizes"
-                raise Problem(key, sizes, "a list that holds each number once")
             for world_size in sizes:
                 self._check_batch(name, world_size)
         return self

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError
@@ -20,6 +20,22 @@ from minitrain.errors import UserError
 Count = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+V = TypeVar("V")
+
+
+def each_once(values: list[V]) -> list[V]:
+    """``values``, for pydantic: ValueError where one stands twice."""
+    if any(values.count(value) > 1 for value in values):
+        raise ValueError("must be a list that holds each value once")
+    return values
+
+
+# use: Distinct[Count]
+Distinct = Annotated[list[V], AfterValidator(each_once)]
+# the same, of at least one value
+Some = Annotated[Distinct[V], Field(min_length=1)]
 
 
 class Section(BaseModel):
@@ -83,7 +99,8 @@ def _first_line(path: Path, schema: type[Section], error: ValidationError) -> st
 
 
 def _one_error(schema: type[Section], detail: ErrorDetails) -> str:
-    parts = [str(part) for part in detail["loc"]]
+    # pydantic marks what is wrong with a key, and not with its value
+    parts = [str(part) for part in detail["loc"] if part != "[key]"]
     key = ".".join(parts)
     if detail["type"] == "extra_forbidden":
         return f"{key}: unknown key{_suggestion(schema, parts)}"
@@ -92,7 +109,8 @@ def _one_error(schema: type[Section], detail: ErrorDetails) -> str:
     problem = detail.get("ctx", {}).get("error")
     if isinstance(problem, Problem):
         return f"{key}.{problem}" if key else str(problem)
-    message = re.sub("^(Input|List) should", "must", detail["msg"])
+    message = re.sub("^(Input|List|Value) should", "must", detail["msg"])
+    message = message.removeprefix("Value error, ")
     return f"{key} = {_shown(detail['input'])}: {message}"
 
 
@@ -106,5 +124,12 @@ def _suggestion(schema: type[Section], parts: list[str]) -> str:
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
+    # as YAML spells it
+    if isinstance(value, list):
+        return _short(f"[{', '.join(map(_shown, value))}]")
+    words = {"None": "null", "True": "true", "False": "false"}
+    return _short(words.get(repr(value), repr(value)))
+
+
+def _short(text: str) -> str:
     return text if len(text) <= 60 else text[:57] + "..."

@@ -17,7 +17,8 @@ FLOORS = [
     | {"randomness", "buffers", "schema", "studies"},
     {"corpus", "data", "order", "batches", "cut", "grammar", "model", "factory"},
     {"ddp", "links", "shared_memory", "sync", "launcher", "launched_rank", "torchrun"},
-    {"clock", "hashes", "precision", "traffic", "training", "replay", "run", "arms"},
+    {"clock", "hashes", "precision", "traffic", "training", "replay", "run", "arms"}
+    | {"turns"},
     {"ulp", "equivalence", "tolerances", "promises", "one_process", "account"}
     | {"baseline", "states", "compare", "compare_runs", "collectives", "doctor", "walk"}
     | {"locator", "trial", "check", "zoo", "sweep", "sweep_rank", "evidence"},
@@ -42,6 +43,15 @@ def test_library_files_have_at_most_300_lines(path: Path) -> None:
 @pytest.mark.parametrize("path", STAGES, ids=relative)
 def test_stage_scripts_have_at_most_90_lines(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 90
+
+
+@pytest.mark.parametrize("path", STAGES, ids=relative)
+def test_scripts_end_in_one_line_where_a_user_is_wrong(path: Path) -> None:
+    """A traceback is for a bug: see minitrain.errors.run_stage."""
+    text = path.read_text()
+    # a process of its own, whose parent says it
+    if "__main__" in text and path.name != "train_memory.py":
+        assert "    run_stage(main)\n" in text
 
 
 @pytest.mark.parametrize("path", [*LIBRARY, *STAGES], ids=relative)

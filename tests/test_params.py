@@ -137,7 +137,7 @@ MISTAKES = {
     ),
     "bool for an integer": (
         {"train.num_steps": True},
-        "train.num_steps = True: must be a valid integer",
+        "train.num_steps = true: must be a valid integer",
     ),
     "float for an integer": (
         {"train.num_steps": 10.0},
@@ -149,7 +149,7 @@ MISTAKES = {
     ),
     "bool for a number": (
         {"equivalence.atol": True},
-        "equivalence.atol = True: must be a valid number",
+        "equivalence.atol = true: must be a valid number",
     ),
     "number for text": (
         {"environment.torch": 2.13},
@@ -157,11 +157,11 @@ MISTAKES = {
     ),
     "nothing for text": (
         {"corpus.source": None},
-        "corpus.source = None: must be a valid string",
+        "corpus.source = null: must be a valid string",
     ),
     "nothing for an integer": (
         {"train.hash_every": None},
-        "train.hash_every = None: must be a valid integer",
+        "train.hash_every = null: must be a valid integer",
     ),
     "list for an integer": (
         {"train.seed": [1]},
@@ -173,7 +173,7 @@ MISTAKES = {
     ),
     "empty section": (
         {"train": None},
-        "train = None: must be",
+        "train = null: must be",
     ),
     "NaN": (
         {"train.learning_rate": float("nan")},
@@ -241,7 +241,7 @@ MISTAKES = {
     ),
     "neither steps nor epochs": (
         {"train.num_steps": None},
-        "train.num_steps = None: must be",
+        "train.num_steps = null: must be",
     ),
     "both steps and epochs": (
         {"train.num_epochs": 2},
@@ -273,11 +273,11 @@ MISTAKES = {
     ),
     "doubled world size": (
         {"gloo.world_sizes": [1, 2, 2]},
-        "gloo.world_sizes = [1, 2, 2]: must be a list that holds each number once",
+        "gloo.world_sizes = [1, 2, 2]: must be a list that holds each value once",
     ),
     "doubled world size, nccl": (
         {"nccl.world_sizes": [2, 2]},
-        "nccl.world_sizes = [2, 2]: must be a list that holds each number once",
+        "nccl.world_sizes = [2, 2]: must be a list that holds each value once",
     ),
     "scalar world sizes": (
         {"gloo.world_sizes": 2},
@@ -285,7 +285,7 @@ MISTAKES = {
     ),
     "no world sizes": (
         {"gloo.world_sizes": None},
-        "gloo.world_sizes = None: must be a valid list",
+        "gloo.world_sizes = null: must be a valid list",
     ),
     "world size of zero": (
         {"gloo.world_sizes": [1, 0]},

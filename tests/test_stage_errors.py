@@ -59,7 +59,7 @@ CHECK = {
     "NaN": ({"train.learning_rate": float("nan")}, "learning_rate = nan", "finite"),
     "other torch": ({"environment.torch": "1.0.0"}, "environment.torch = '1.0.0'"),
     "empty world sizes": ({"gloo.world_sizes": []}, "gloo.world_sizes = []"),
-    "doubled world sizes": ({"gloo.world_sizes": [2, 2]}, "[2, 2]", "each number once"),
+    "doubled world sizes": ({"gloo.world_sizes": [2, 2]}, "[2, 2]", "each value once"),
     "scalar world sizes": ({"gloo.world_sizes": 2}, "gloo.world_sizes = 2", "list"),
     "no such GPUs": ({"nccl.world_sizes": [8]}, "nccl.world_sizes: 8", "GPUs"),
 }

@@ -1,8 +1,10 @@
 """Every strategy keeps what it promises, and what it promises shows a fault in it."""
 
+import gc
 import os
 import signal
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -11,11 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 
 from minitrain.batches import Batch
 from minitrain.check import Ladder, check_data_parallel, examine
+from minitrain.ddp import distributed
 from minitrain.equivalence import precision_rung
 from minitrain.errors import EvidenceError, RankError, UserError
 from minitrain.hashes import Row
@@ -297,6 +300,22 @@ def test_without_overlap_nothing_is_sent_before_the_last_gradient() -> None:
 @pytest.mark.parametrize("name", ["powersgd", "shm"])
 def test_some_take_one_bucket_after_the_other(name: str) -> None:
     assert set(hidden_communication(overlap=True, name=name)) == {0}
+
+
+def is_freed(name: str) -> bool:
+    with distributed():
+        sync = find_strategy(name)(nn.Linear(1, 1), Defaults())
+        sync.module(torch.ones(1, 1)).sum().backward()
+        sync.close()
+        seen = weakref.ref(sync)
+        del sync
+        gc.collect()
+        return seen() is None
+
+
+@pytest.mark.parametrize("name", ["ddp", "powersgd", "shm"])
+def test_strategy_and_its_ddp_do_not_keep_each_other_for_ever(name: str) -> None:
+    assert launch(is_freed, 1, name) == [True]
 
 
 def test_silent_passes_are_not_made_where_they_would_count_as_use() -> None:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
+from weakref import WeakMethod
 
 import torch
 import torch.distributed as dist
@@ -29,6 +30,14 @@ LOGGED = (
     "backward_comm_time",
     "backward_compute_comm_overlap_time",
 )
+
+
+def _call(method: WeakMethod[Any], bucket: GradBucket) -> Reduced:
+    # DDP keeps its hook where no collector of garbage sees it: a hook that kept the
+    # strategy, which keeps DDP, would keep all of them for ever
+    reduce = method()
+    assert reduce is not None, "the strategy is gone"
+    return reduce(bucket)
 
 
 class StockDDP(Strategy):
@@ -69,7 +78,7 @@ class StockDDP(Strategy):
         self.has_account = not tuning.find_unused_parameters
         self._late: list[tuple[GradBucket, BucketEvent, Reduced]] = []
         if self._needs_hook():
-            self._ddp.register_comm_hook(None, self._reduce)
+            self._ddp.register_comm_hook(WeakMethod(self._reduce), _call)
 
     def _needs_hook(self) -> bool:
         return self.timed or not self.tuning.overlap
@@ -134,7 +143,7 @@ class StockDDP(Strategy):
             "ddp_comm_ms": comm,
         }
 
-    def _reduce(self, _: Any, bucket: GradBucket) -> Reduced:
+    def _reduce(self, bucket: GradBucket) -> Reduced:
         buffer = bucket.buffer()
         now = None if buffer.is_cuda else time.perf_counter_ns()
         names = tuple(self._names[id(p)] for p in bucket.parameters())

@@ -147,9 +147,9 @@ def redundant_sync(seat: Seat) -> None:
     def twice(state: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         def again(future: torch.futures.Future[Any]) -> Tensor:
             bucket.buffer().copy_(future.value())
-            return reduce(state, bucket).wait()
+            return reduce(bucket).wait()
 
-        return reduce(state, bucket).then(again)
+        return reduce(bucket).then(again)
 
     _rewrap(sync, twice)
 
@@ -172,7 +172,7 @@ def mismatched_bucket_order(seat: Seat) -> None:
     def flipped(state: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         if seat.rank == VICTIM:
             bucket.buffer().copy_(bucket.buffer().flip(0))
-        done = reduce(state, bucket)
+        done = reduce(bucket)
         if seat.rank == VICTIM:
             return done.then(lambda future: future.value().flip(0))
         return done
@@ -202,7 +202,7 @@ def low_precision_reduce(seat: Seat) -> None:
     def compressed(state: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         buffer = bucket.buffer()
         buffer.copy_(buffer.bfloat16())
-        return sync._reduce(state, bucket).then(
+        return sync._reduce(bucket).then(
             lambda future: future.value().bfloat16().to(buffer.dtype)
         )
 

@@ -11,15 +11,16 @@ from typing import Any
 
 import pandas as pd
 
-from minitrain.arms import Arm, Row, close, enter, only_ddp, silent_arm, take_turns
+from minitrain.arms import Arm, Row, close, enter, silent_arm, take_turns
 from minitrain.ddp import distributed, is_main_process
 from minitrain.errors import run_stage
 from minitrain.files import open_atomic, write_json
 from minitrain.launcher import launch
-from minitrain.params import Params, load_params
+from minitrain.params import Params
 from minitrain.progress import progress
 from minitrain.provenance import provenance
-from minitrain.studies import Buckets, load_study
+from minitrain.studies.buckets import Buckets
+from minitrain.turns import load_turns
 
 STUDY = Path(__file__).resolve().parent
 ROOT = STUDY.parents[1]
@@ -34,9 +35,8 @@ SERIES: dict[str, tuple[bool, bool]] = {
 
 
 def main() -> None:
-    study = load_study(STUDY, Buckets)
+    study, params = load_turns(STUDY, Buckets)
     caps = {label(cap): cap for cap in study.bucket_caps_mb}
-    params = only_ddp(load_params(ROOT / "params.yaml").at(ROOT))
     params = params.with_train(global_batch_size=study.global_batch_size)
     run = partial(compete, params, study, caps)
     rows, num_bytes = launch(run, study.world_size, timeout_s=3600)[0]

@@ -11,7 +11,8 @@ from minitrain.errors import run_stage
 from minitrain.files import open_atomic, read_json
 from minitrain.provenance import measured_where
 from minitrain.report.numbers import capitalised
-from minitrain.studies import Collectives, load_study
+from minitrain.studies import load_study
+from minitrain.studies.collectives import Collectives
 
 STUDY = Path(__file__).resolve().parent
 # NCCL adds in the memory of GPUs, for which a copy on the CPU is no limit

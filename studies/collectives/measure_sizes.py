@@ -7,7 +7,8 @@ import pandas as pd
 from minitrain.errors import run_stage
 from minitrain.files import open_atomic, write_json
 from minitrain.provenance import provenance
-from minitrain.studies import Collectives, load_study
+from minitrain.studies import load_study
+from minitrain.studies.collectives import Collectives
 from minitrain.sweep import powers_of_4, sweep
 
 STUDY = Path(__file__).resolve().parent

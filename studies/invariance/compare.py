@@ -16,7 +16,8 @@ from minitrain.params import Params, Train, load_params
 from minitrain.progress import progress
 from minitrain.provenance import provenance
 from minitrain.run import Job, train_rank
-from minitrain.studies import Invariance, load_study
+from minitrain.studies import load_study
+from minitrain.studies.invariance import Invariance
 
 STUDY = Path(__file__).resolve().parent
 ROOT = STUDY.parents[1]
@@ -53,8 +54,8 @@ def require_empty_shards(num_samples: int, train: Train) -> None:
     tail = num_samples % train.global_batch_size
     if not 0 < tail < train.logical_shards:
         raise UserError(
-            f"params.yaml: num_samples gives a last batch of {tail} samples: must be "
-            f"1 to {train.logical_shards - 1}, so that a logical shard has none"
+            f"{STUDY / 'params.yaml'}: invariance.num_samples: its last batch has {tail}: "
+            f"must be 1 to {train.logical_shards - 1}, so that a logical shard has none"
         )
 
 

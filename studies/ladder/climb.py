@@ -18,7 +18,8 @@ from minitrain.errors import run_stage
 from minitrain.files import open_atomic
 from minitrain.params import load_params
 from minitrain.progress import progress
-from minitrain.studies import Ladder, load_study
+from minitrain.studies import load_study
+from minitrain.studies.ladder import Ladder
 from minitrain.trial import run_one_process, run_ranks, trial_of
 
 STUDY = Path(__file__).resolve().parent

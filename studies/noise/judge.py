@@ -15,7 +15,8 @@ from minitrain.baseline import Comparison, Rounds
 from minitrain.errors import run_stage
 from minitrain.files import open_atomic
 from minitrain.progress import progress
-from minitrain.studies import Noise, load_study
+from minitrain.studies import load_study
+from minitrain.studies.noise import Noise
 
 STUDY = Path(__file__).resolve().parent
 FLOORS = {"floor_p5": 0.05, "floor_p50": 0.5, "floor_p95": 0.95}
@@ -35,9 +36,8 @@ def main() -> None:
         for judged in judge(chosen, name, study.copies)
     )
     # all pairs together, then each
-    keys = ["strategy", "rounds", "pair"]
     found = pd.concat([found.assign(pair="all"), found])
-    groups = found.groupby(keys, sort=False)
+    groups = found.groupby(["strategy", "rounds", "pair"], sort=False)
     floors = {name: groups["floor"].quantile(q) for name, q in FLOORS.items()}
     table = pd.DataFrame(floors).join(groups[SHARES].mean())
     table.insert(0, "judged", groups.size())
@@ -45,7 +45,7 @@ def main() -> None:
         table.reset_index().to_csv(file, index=False, float_format="%.5f")
 
 
-def choices(rows: pd.DataFrame, count: int, study: Any) -> Iterator[pd.DataFrame]:
+def choices(rows: pd.DataFrame, count: int, study: Noise) -> Iterator[pd.DataFrame]:
     random = np.random.default_rng([study.seed, count])
     every = rows["round"].unique()
     # half of them go backwards, as in a study of so many rounds
@@ -73,7 +73,7 @@ def judge(rows: pd.DataFrame, name: str, copies: int) -> Iterator[dict[str, Any]
         yield {
             "strategy": name,
             "rounds": one.num_rounds,
-            "pair": f"{pair[0]}, {pair[1]}",
+            "pair": ", ".join(pair),
             "floor": one.noise_floor,
             "interval_excludes_1": float(one.excludes_one),
             "alarms_apart": alarms(one, floors[False]),

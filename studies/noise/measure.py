@@ -5,24 +5,31 @@ from pathlib import Path
 
 import pandas as pd
 
-from minitrain.arms import Arm, Row, close, enter, only_ddp, take_turns
+from minitrain.arms import Arm, Row, close, enter, take_turns
 from minitrain.ddp import distributed, is_main_process
-from minitrain.errors import run_stage
+from minitrain.errors import UserError, run_stage
 from minitrain.files import open_atomic, write_json
 from minitrain.launcher import launch
-from minitrain.params import Params, load_params
+from minitrain.params import Params
 from minitrain.progress import progress
 from minitrain.provenance import provenance
-from minitrain.studies import Noise, load_study
+from minitrain.studies.noise import Noise
+from minitrain.sync.strategies import find_strategy
+from minitrain.turns import load_turns
 
 STUDY = Path(__file__).resolve().parent
 ROOT = STUDY.parents[1]
 
 
 def main() -> None:
-    study = load_study(STUDY, Noise)
-    params = only_ddp(load_params(ROOT / "params.yaml").at(ROOT))
+    study, params = load_turns(STUDY, Noise)
     params = params.with_train(global_batch_size=study.global_batch_size)
+    for name in study.strategies:
+        try:
+            find_strategy(name)
+        except UserError as error:
+            where = f"{STUDY / 'params.yaml'}: noise.strategies"
+            raise UserError(f"{where}: {error}") from None
     run = partial(compete, params, study)
     rows = launch(run, study.world_size, timeout_s=3600)[0]
     with open_atomic(STUDY / "rounds.csv") as file:

@@ -14,16 +14,17 @@ from typing import Any
 import pandas as pd
 from loops import RAW, SILENT, arms_of
 
-from minitrain.arms import Contestant, Row, close, enter, only_ddp, take_turns
+from minitrain.arms import Contestant, Row, close, enter, take_turns
 from minitrain.ddp import distributed, is_main_process
 from minitrain.errors import EvidenceError, run_stage
 from minitrain.files import open_atomic, write_json
 from minitrain.hashes import sha256_tensor
 from minitrain.launcher import launch
-from minitrain.params import Params, load_params
+from minitrain.params import Params
 from minitrain.progress import progress
 from minitrain.provenance import provenance
-from minitrain.studies import Peers, load_study
+from minitrain.studies.peers import Peers
+from minitrain.turns import load_turns
 
 STUDY = Path(__file__).resolve().parent
 ROOT = STUDY.parents[1]
@@ -31,8 +32,7 @@ LIBRARIES = ("torch", "accelerate", "lightning-fabric")
 
 
 def main() -> None:
-    study = load_study(STUDY, Peers)
-    params = only_ddp(load_params(ROOT / "params.yaml").at(ROOT))
+    study, params = load_turns(STUDY, Peers)
     rows: list[Row] = []
     states: dict[str, Any] = {}
     for size in study.global_batch_sizes:

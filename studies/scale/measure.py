@@ -7,17 +7,20 @@ params.yaml of its own, and asks the operating system what each took.
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from subprocess import PIPE, Popen
 from typing import Any
 
 from ruamel.yaml import YAML
 
+from minitrain.errors import UserError, run_stage
 from minitrain.files import write_json
-from minitrain.studies import Scale, load_study
+from minitrain.params import load_params
+from minitrain.studies import load_study
+from minitrain.studies.scale import Scale
 
 STUDY = Path(__file__).resolve().parent
 ROOT = STUDY.parent.parent
@@ -25,6 +28,7 @@ ROOT = STUDY.parent.parent
 
 def main() -> None:
     study = load_study(STUDY, Scale)
+    load_params(ROOT / "params.yaml")
     with tempfile.TemporaryDirectory() as temporary:
         folders = {n: Path(temporary, str(n)) for n in study.num_sentences}
         results: dict[int, Any] = {n: build(f, n) for n, f in folders.items()}
@@ -44,7 +48,7 @@ def main() -> None:
 
 
 def build(folder: Path, count: int) -> dict[str, float]:
-    # A project of its own, with all that the stages read.
+    # a project of its own, with all that the stages read
     for name in ("data/verbs.csv", "minitrain/model.py", "params.yaml"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
@@ -54,8 +58,8 @@ def build(folder: Path, count: int) -> dict[str, float]:
     YAML().dump(params, folder / "params.yaml")
     result = {"build_and_shard_s": 0.0}
     for stage in ("check", "corpus", "shard"):
-        _, imports_mb = run(folder, "-c", f"import stages.{stage}")
-        seconds, peak_mb = run(folder, "-m", f"stages.{stage}")
+        *_, imports_mb = run(folder, "-c", f"import stages.{stage}")
+        _, seconds, peak_mb = run(folder, "-m", f"stages.{stage}")
         result["build_and_shard_s"] += round(seconds, 2)
         result[f"{stage}_s"] = round(seconds, 2)
         result[f"{stage}_above_imports_mb"] = round(peak_mb - imports_mb, 1)
@@ -63,24 +67,24 @@ def build(folder: Path, count: int) -> dict[str, float]:
 
 
 def training_memory_mb(folder: Path) -> float:
-    command = [sys.executable, str(STUDY / "train_memory.py")]
-    return int(subprocess.check_output(command, cwd=folder)) * 1024 / 1e6
+    printed, *_ = run(folder, str(STUDY / "train_memory.py"))
+    return int(printed) * 1024 / 1e6
 
 
-def run(folder: Path, *arguments: str) -> tuple[float, float]:
+def run(folder: Path, *arguments: str) -> tuple[bytes, float, float]:
     # -P: the copied minitrain/ must not hide the real one
     command = [sys.executable, "-P", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     start = time.monotonic()
-    process = subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=subprocess.DEVNULL
-    )
+    process: Any = Popen(command, cwd=folder, env=environment, stdout=PIPE)
+    printed = process.stdout.read()
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        sys.exit(f"error: python {' '.join(arguments)} failed")
-    return time.monotonic() - start, usage.ru_maxrss * 1024 / 1e6
+        # it has said why
+        raise UserError(f"python {' '.join(arguments)}: failed")
+    return printed, time.monotonic() - start, usage.ru_maxrss * 1024 / 1e6
 
 
 if __name__ == "__main__":
-    main()
+    run_stage(main)

@@ -10,21 +10,15 @@ from minitrain.report.numbers import ms, percent
 from minitrain.report.words import PARTS, shares_of_step
 
 STUDY = Path(__file__).resolve().parent
-COLUMNS = (
-    "strategy",
-    "2 processes",
-    "4 processes",
-    "torch's collectives",
-    "their bytes",
-    "peak memory",
-)
 
 
 def main() -> None:
     measured = read_json(STUDY / "runs.json")
     runs = measured["runs"]
+    sizes = [f"{size} processes" for size in next(iter(runs.values()))["verdicts"]]
+    heads = ["strategy", *sizes, "torch's collectives", "their bytes", "peak memory"]
     lines = [measured_where(measured), ""]
-    lines += [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
+    lines += [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for name, run in runs.items():
         cells = [f"`{name}`", *map(kept, run["verdicts"].values()), *sent(name, run)]
         cells.append(f"{run['peak_memory_mb']:.0f} MB")

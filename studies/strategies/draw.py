@@ -8,11 +8,9 @@ import pandas as pd
 from minitrain.baseline import Comparison, Rounds
 from minitrain.errors import run_stage
 from minitrain.files import atomic_path, open_atomic, read_json
-from minitrain.provenance import measured_where
+from minitrain.provenance import measured_where, require_one_machine
 from minitrain.report.canvas import BLUE, ORANGE, canvas, save
 from minitrain.report.plots import draw_account
-from minitrain.studies import Strategies, load_study
-from minitrain.sync.strategies import STRATEGIES
 
 STUDY = Path(__file__).resolve().parent
 CEILING, STOCK, AGAIN = "no communication", "ddp", "ddp again"
@@ -20,32 +18,35 @@ COLUMNS = ("strategy", "of the ceiling", "times ddp", "verdict on times ddp")
 
 
 def main() -> None:
-    study = load_study(STUDY, Strategies)
     rows = pd.read_csv(STUDY / "rounds.csv")
     measured = read_json(STUDY / "runs.json")
+    where = read_json(STUDY / "machine.json")
+    require_one_machine({"runs.json": measured, "machine.json": where})
     runs = {name: run["account"] for name, run in measured["runs"].items()}
     every = list(rows["arm"].unique())
     speeds = {
         size: Rounds(of_size, every, (AGAIN, STOCK), f"rounds.csv, {size}")
-        for size in study.global_batch_sizes
+        for size in rows["global_batch_size"].unique()
         for of_size in [rows[rows["global_batch_size"] == size]]
     }
     arms = [arm for arm in every if arm != CEILING]
-    draw_speed(speeds, arms)
+    draw_speed(speeds, arms, list(runs))
     accounts = {name: account for name, account in runs.items() if account["sum_ms"]}
     with atomic_path(STUDY / "account.png") as path:
         draw_account(accounts, account_title(accounts), path)
     with open_atomic(STUDY / "table.md") as file:
-        file.write(f"{measured_where(measured)}\n\n{table(speeds, arms)}")
+        file.write(f"{measured_where(where)}\n\n{table(speeds, arms)}")
 
 
-def draw_speed(speeds: dict[int, Rounds], arms: list[str]) -> None:
+def draw_speed(
+    speeds: dict[int, Rounds], arms: list[str], strategies: list[str]
+) -> None:
     large, small = speeds
-    best = max(STRATEGIES, key=lambda name: speeds[large].compare(name, CEILING).ratio)
+    best = max(strategies, key=lambda name: speeds[large].compare(name, CEILING).ratio)
     share = speeds[large].compare(best, CEILING).ratio
     stock = speeds[large].compare(STOCK, CEILING).ratio
-    title = f"{best} has {share:.0%} of the ceiling's speed at batch {large}, "
-    title += f"ddp {stock:.0%}"
+    of_ceiling = f"of the ceiling's speed at batch {large}"
+    title = f"{best} has {share:.0%} {of_ceiling}, {STOCK} {stock:.0%}"
     figure, axes = canvas(0.32 * len(arms), title, right=0.97, left=0.24, head=0.4)
     for offset, size, colour in ((-0.15, large, BLUE), (0.15, small, ORANGE)):
         for row, arm in enumerate(arms):
@@ -55,8 +56,7 @@ def draw_speed(speeds: dict[int, Rounds], arms: list[str]) -> None:
             axes.plot(found.ratio, row + offset, "o", color=colour, label=label)
     axes.axvline(1, color="#777777", linewidth=0.8)
     axes.set_yticks(range(len(arms)), arms)
-    axes.set_ylim(len(arms) - 0.5, -0.5)
-    axes.set_xlim(0)
+    axes.set(ylim=(len(arms) - 0.5, -0.5), xlim=(0, None))
     axes.set_xlabel("share of the speed without communication (5-95 % interval)")
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False)
     save(figure, STUDY / "speed.png")

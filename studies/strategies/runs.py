@@ -9,19 +9,19 @@ from typing import Any
 import pandas as pd
 
 from minitrain.account import account, summarise
-from minitrain.arms import only_ddp
 from minitrain.check import examine
-from minitrain.errors import run_stage
+from minitrain.errors import UserError, run_stage
 from minitrain.files import read_json, write_json
 from minitrain.launcher import launch
-from minitrain.params import Params, load_params
+from minitrain.params import Params
 from minitrain.progress import progress
 from minitrain.provenance import provenance
 from minitrain.run import Job, train_rank
-from minitrain.studies import Strategies, load_study
+from minitrain.studies.strategies import Strategies
 from minitrain.sync.strategies import STRATEGIES
 from minitrain.traffic import count_step
 from minitrain.trial import trial_of
+from minitrain.turns import load_turns
 
 STUDY = Path(__file__).resolve().parent
 ROOT = STUDY.parents[1]
@@ -31,10 +31,14 @@ STEPS_OF_LADDER = 20
 
 
 def main() -> None:
-    study = load_study(STUDY, Strategies)
-    params = only_ddp(load_params(ROOT / "params.yaml").at(ROOT))
-    params.train.check_warmup(study.num_steps)
-    params = params.with_train(num_steps=study.num_steps)
+    study, params = load_turns(STUDY, Strategies)
+    warmup = params.train.num_warmup_steps
+    if study.num_steps <= warmup:
+        raise UserError(
+            f"{STUDY / 'params.yaml'}: strategies.num_steps = {study.num_steps}: must "
+            f"be above train.num_warmup_steps of params.yaml, {warmup}"
+        )
+    params = params.with_train(num_steps=study.num_steps, num_epochs=None)
     found = {}
     for name in progress(list(STRATEGIES), "strategies", total=len(STRATEGIES)):
         chosen = params.with_train(sync=name)

@@ -11,15 +11,17 @@ from typing import Any
 
 import pandas as pd
 
-from minitrain.arms import Arm, measure, only_ddp, silent_arm
+from minitrain.arms import Arm, measure, silent_arm
 from minitrain.ddp import distributed, is_main_process
 from minitrain.errors import run_stage
-from minitrain.files import open_atomic
+from minitrain.files import open_atomic, write_json
 from minitrain.launcher import launch
-from minitrain.params import Params, load_params
+from minitrain.params import Params
 from minitrain.progress import progress
-from minitrain.studies import Strategies, load_study
+from minitrain.provenance import provenance
+from minitrain.studies.strategies import Strategies
 from minitrain.sync.strategies import PLAIN, STRATEGIES
+from minitrain.turns import load_turns
 
 STUDY = Path(__file__).resolve().parent
 ROOT = STUDY.parents[1]
@@ -32,17 +34,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
     # what 8 logical shards cost 2 processes before a single byte is sent
     "silent, 4 parts": {"sync": PLAIN, "grad_accumulation_steps": 4},
 }
+MOST_PARTS = 4
 
 
 def main() -> None:
-    study = load_study(STUDY, Strategies)
-    params = only_ddp(load_params(ROOT / "params.yaml").at(ROOT))
+    study, params = load_turns(STUDY, Strategies, MOST_PARTS)
     rows = []
     for size in study.global_batch_sizes:
         run = partial(rounds, params, study, size)
         rows += launch(run, study.world_size, timeout_s=3600)[0]
     with open_atomic(STUDY / "rounds.csv") as file:
         pd.DataFrame(rows).to_csv(file, index=False)
+    write_json(STUDY / "machine.json", provenance())
 
 
 def rounds(params: Params, study: Strategies, size: int) -> list[dict[str, Any]]:

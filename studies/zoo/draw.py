@@ -9,6 +9,7 @@ import numpy.typing as npt
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from minitrain.errors import run_stage
 from minitrain.files import read_json
 from minitrain.report.canvas import BLUE, DPI, ORANGE, WIDTH_IN, canvas, save
 
@@ -86,4 +87,4 @@ def hides(mine: npt.NDArray[np.float64], clean: npt.NDArray[np.float64]) -> bool
 
 
 if __name__ == "__main__":
-    main()
+    run_stage(main)

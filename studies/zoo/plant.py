@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from minitrain.check import Ladder, examine
+from minitrain.errors import run_stage
 from minitrain.files import write_json
 from minitrain.progress import progress
-from minitrain.studies import Zoo, load_study
+from minitrain.studies import load_study
+from minitrain.studies.zoo import Zoo
 from minitrain.sync import Defaults
 from minitrain.training import mean_losses
 from minitrain.trial import Plant, run_ranks
@@ -70,4 +72,4 @@ def losses(
 
 
 if __name__ == "__main__":
-    main()
+    run_stage(main)
