@@ -54,8 +54,8 @@ def require_empty_shards(num_samples: int, train: Train) -> None:
     tail = num_samples % train.global_batch_size
     if not 0 < tail < train.logical_shards:
         raise UserError(
-            f"{STUDY / 'params.yaml'}: invariance.num_samples: its last batch has {tail}: "
-            f"must be 1 to {train.logical_shards - 1}, so that a logical shard has none"
+            f"{STUDY / 'params.yaml'}: invariance.num_samples leaves a last batch of "
+            f"{tail}: must be 1 to {train.logical_shards - 1}, so that a shard has none"
         )
 
 
