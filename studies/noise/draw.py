@@ -31,9 +31,8 @@ def headline(together: pd.DataFrame) -> str:
         each = " and ".join(f"{percent(floor)} ({name})" for floor, name in floors)
         said.append(f"{each} after {count} rounds")
     most = together[together["rounds"] == last]
-    judged = most["judged"].sum()
-    rate = percent((most["alarms_apart"] * most["judged"]).sum() / judged)
-    alarms = f"false alarms after {last}: {rate} of {judged:,} pairs"
+    rate = (most["alarms_apart"] * most["judged"]).sum() / most["judged"].sum()
+    alarms = f"{percent(rate)} false alarms after {last}"
     return f"Noise floor: {', '.join(said)}; {alarms}"
 
 
