@@ -22,7 +22,7 @@ from minitrain.params import Params
 from minitrain.precision import make_precision
 from minitrain.provenance import usable_cores
 from minitrain.run import rank_batches, rank_streams, start_model
-from minitrain.sync import timeout_s
+from minitrain.sync import timeout_s, world
 from minitrain.sync.strategies import PLAIN, find_strategy
 from minitrain.training import OPTIMIZERS, train
 
@@ -190,13 +190,16 @@ def measure(
 def enter(params: Params, shards: Path, arms: Sequence[Arm]) -> list[Contestant | None]:
     """The contestant of each arm; None on ranks that it does not need."""
     contestants: list[Contestant | None] = []
+    # not one for each arm: gloo's threads wake now and then, though their group is idle
+    groups = {dist.get_world_size(): world()}
     for arm in arms:
         ranks = list(range(arm.processes))
-        limit = timedelta(seconds=timeout_s(None))
-        group = dist.new_group(ranks, timeout=limit)
+        if arm.processes not in groups:
+            limit = timedelta(seconds=timeout_s(None))
+            groups[arm.processes] = dist.new_group(ranks, timeout=limit)
         if dist.get_rank() in ranks:
             folder = shards / f"world-{arm.processes}"
-            contestants.append(arm.enter(params, folder, group))
+            contestants.append(arm.enter(params, folder, groups[arm.processes]))
         else:
             contestants.append(None)
     return contestants

@@ -250,6 +250,23 @@ def test_ddp_has_other_bits_at_another_world_size() -> None:
     assert not same_bits(*runs)
 
 
+def step_that_leaves_out(without: int) -> None:
+    with distributed():
+        model = nn.ModuleDict({"used": nn.Linear(1, 1), "left_out": nn.Linear(1, 1)})
+        sync = find_strategy("invariant")(model, Defaults(logical_shards=4))
+        for shard in range(4):
+            with sync.part(shard, shard == 3):
+                names = ["used"] if shard == without else ["used", "left_out"]
+                sum(model[name](torch.ones(1, 1)) for name in names).backward()
+        sync.reduce()
+
+
+@pytest.mark.parametrize("without", range(4))
+def test_a_shard_without_a_gradient_is_named(without: int) -> None:
+    with pytest.raises(UserError, match=r"parameter left_out\.\w+ gets no gradient"):
+        step_that_leaves_out(without)
+
+
 def test_shards_of_a_rank_are_ordered_for_the_tree() -> None:
     assert shards_of(0, 1, 8) == [0, 4, 2, 6, 1, 5, 3, 7]
     assert shards_of(0, 2, 8) == [0, 4, 2, 6]

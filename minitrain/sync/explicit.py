@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -82,11 +83,15 @@ class Flat(Strategy):
     def _gradient(self, name: str) -> Tensor:
         gradient = self._trained[name].grad
         if gradient is None:
-            raise UserError(
-                f"model: parameter {name} gets no gradient on a rank; only DDP can "
-                "look for unused parameters"
-            )
+            self._refuse(name)
         return gradient
+
+    @staticmethod
+    def _refuse(name: str) -> NoReturn:
+        raise UserError(
+            f"model: parameter {name} gets no gradient on a rank; only DDP can "
+            "look for unused parameters"
+        )
 
     def finish(self) -> None:
         """Rank 0's buffers go to everybody, as before a forward pass."""

@@ -41,6 +41,9 @@ class Invariant(Flat):
         super().__init__(model, tuning, group=group, timed=timed)
         self._rank = dist.get_rank(group) if dist.is_initialized() else 0
         self._shard: int | None = None
+        self._num_parts = 0
+        # how often each gradient that waits for the next shard's was changed in place
+        self._versions: dict[str, int] = {}
         self._sums: list[tuple[int, list[Tensor]]] = []
         self._start: list[Tensor] = []
         self._first: list[Tensor] = []
@@ -66,15 +69,34 @@ class Invariant(Flat):
         if self._shard is None:
             self._start = [buffer.clone() for buffer in self._buffers]
         elif self._shard != shard:
-            self._close_shard()
+            self._end_shard()
+            # Autograd adds the next shard's gradients to those of this one: the lowest
+            # sum of the tree, made while it is in cache. But a shard that comes in
+            # parts is a sum of its own, made before.
+            if self._num_parts > 1 or self._versions:
+                self._climb()
+            else:
+                self._versions = self._count_additions()
             self._load(self._start)
+            self._num_parts = 0
         self._shard = shard
+        self._num_parts += 1
         yield
 
-    def _close_shard(self) -> None:
-        """Add the gradients of the finished shard to the tree, as far as it is full."""
+    def _end_shard(self) -> None:
         if not self._first:
             self._first = [buffer.clone() for buffer in self._buffers]
+        assert not self._versions or self._num_parts == 1, "parts must be as many"
+        # a gradient to which the second of a pair added nothing is missing there
+        for name, before in self._versions.items():
+            if self._gradient(name)._version == before:
+                self._refuse(name)
+
+    def _count_additions(self) -> dict[str, int]:
+        return {name: self._gradient(name)._version for name in self._trained}
+
+    def _climb(self) -> None:
+        """Add the gradients to the tree, as far as it is full."""
         level, sums = 0, []
         for name, parameter in self._trained.items():
             sums.append(self._gradient(name))
@@ -84,16 +106,18 @@ class Invariant(Flat):
             torch._foreach_add_(before, sums)
             level, sums = level + 1, before
         self._sums.append((level, sums))
+        self._versions = {}
 
     def reduce(self) -> None:
-        self._close_shard()
+        self._end_shard()
+        self._climb()
         ((_, sums),) = self._sums
         for parameter, gradient in zip(self._trained.values(), sums, strict=True):
             parameter.grad = gradient
         super().reduce()
         self._load(self._first)
         broadcast(self._buffers, self.group)
-        self._shard, self._sums, self._first = None, [], []
+        self._shard, self._num_parts, self._sums, self._first = None, 0, [], []
 
     def _load(self, saved: list[Tensor]) -> None:
         for buffer, copy in zip(self._buffers, saved, strict=True):
