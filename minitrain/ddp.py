@@ -121,7 +121,7 @@ def wrap_for_ddp(
 
 
 class _Owner:
-    """Holds a process group, which can be neither copied nor pickled; a wrapper can."""
+    """Holds a group, which cannot be copied; so that a wrapper without a hook can."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self._group = group

@@ -99,8 +99,10 @@ def _first_line(path: Path, schema: type[Section], error: ValidationError) -> st
 
 
 def _one_error(schema: type[Section], detail: ErrorDetails) -> str:
+    parts = [str(part) for part in detail["loc"]]
     # pydantic marks what is wrong with a key, and not with its value
-    parts = [str(part) for part in detail["loc"] if part != "[key]"]
+    if parts[-1:] == ["[key]"] and detail["type"] != "extra_forbidden":
+        parts.pop()
     key = ".".join(parts)
     if detail["type"] == "extra_forbidden":
         return f"{key}: unknown key{_suggestion(schema, parts)}"

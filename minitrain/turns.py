@@ -24,8 +24,8 @@ def load_turns(folder: Path, schema: type[T], parts: int = 1) -> tuple[T, Params
     processes, made = study.world_size, params.all_world_sizes()
     if processes not in made:
         raise UserError(
-            f"{section}.world_size = {processes}: must be one that params.yaml makes "
-            f"shards for: {', '.join(map(str, made))}"
+            f"{section}.world_size = {processes}: must be one of those that the "
+            f"pipeline has shards for ({', '.join(map(str, made))}): gloo.world_sizes"
         )
     for key, size in study.batch_sizes().items():
         if size % (processes * parts):

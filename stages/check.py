@@ -20,6 +20,10 @@ from minitrain.sync.strategies import find_strategy
 def main() -> None:
     params = load_params(Path("params.yaml"))
     require_torch(params.environment.torch)
+    files = {"corpus.source": params.corpus.source, "model.file": params.model.file}
+    for key, name in files.items():
+        if not Path(name).is_file():
+            raise UserError(f"params.yaml: {key} = {name!r}: no such file")
     try:
         strategy = find_strategy(params.train.sync)
         for world_size in params.all_world_sizes():

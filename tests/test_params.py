@@ -115,6 +115,10 @@ MISTAKES = {
         {"train.lerning_rate": 1},
         "train.lerning_rate: unknown key (did you mean learning_rate?)",
     ),
+    "unknown key like a mark of pydantic": (
+        {"shard.[key]": 1},
+        "shard.[key]: unknown key; allowed: long_samples",
+    ),
     "unknown key like none": (
         {"shard.zzz": 1},
         "shard.zzz: unknown key; allowed: long_samples",

@@ -61,6 +61,8 @@ CHECK = {
     "empty world sizes": ({"gloo.world_sizes": []}, "gloo.world_sizes = []"),
     "doubled world sizes": ({"gloo.world_sizes": [2, 2]}, "[2, 2]", "each value once"),
     "scalar world sizes": ({"gloo.world_sizes": 2}, "gloo.world_sizes = 2", "list"),
+    "no source": ({"corpus.source": "mine.txt"}, "corpus.source = 'mine.txt': no such"),
+    "no model": ({"model.file": "mine.py"}, "model.file = 'mine.py': no such file"),
     "no such GPUs": ({"nccl.world_sizes": [8]}, "nccl.world_sizes: 8", "GPUs"),
 }
 

@@ -6,6 +6,7 @@ import signal
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
+from torch.utils.checkpoint import checkpoint
 
 from minitrain.batches import Batch
 from minitrain.check import Ladder, check_data_parallel, examine
@@ -265,6 +267,68 @@ def step_that_leaves_out(without: int) -> None:
 def test_a_shard_without_a_gradient_is_named(without: int) -> None:
     with pytest.raises(UserError, match=r"parameter left_out\.\w+ gets no gradient"):
         step_that_leaves_out(without)
+
+
+class Shared(nn.Module):
+    """One layer, used twice; a checkpoint runs it again, and adds to its gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(2):
+            x = checkpoint(self.layer, x.requires_grad_(), use_reentrant=True)
+        return x
+
+
+def halved() -> nn.Module:
+    """A hook changes every gradient as soon as it is there."""
+    model = nn.Linear(3, 3)
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(halve)
+    return model
+
+
+def halve(parameter: Tensor) -> None:
+    parameter.grad.mul_(0.5)
+
+
+@pytest.mark.parametrize("factory", [Shared, halved])
+def test_same_bits_where_a_gradient_is_touched_more_than_once(
+    factory: Callable[[], nn.Module],
+) -> None:
+    torch.manual_seed(0)
+    batches = [torch.randn(16, 3) for _ in range(4)]
+    ladder = check_data_parallel(
+        factory,
+        batches,
+        loss=lambda model, x: model(x).square().mean(),
+        world_size=2,
+        sync="invariant",
+    )
+    assert ladder.rungs["replay"].verdict == "equal"
+
+
+def give_up_and_go_on(shard: int) -> list[float]:
+    with distributed():
+        model = nn.Linear(1, 1, bias=False)
+        sync = find_strategy("invariant")(model, Defaults(logical_shards=4))
+        for given_up in (True, False):
+            with suppress(ZeroDivisionError):
+                for number in range(4):
+                    with sync.part(number, number == 3):
+                        model(torch.ones(1, 1)).sum().backward()
+                        assert not (given_up and number == shard) or 1 / 0
+                sync.reduce()
+            gradient = model.weight.grad.tolist()
+            model.zero_grad()
+    return gradient
+
+
+@pytest.mark.parametrize("shard", range(4))
+def test_a_step_that_was_given_up_leaves_nothing_behind(shard: int) -> None:
+    assert give_up_and_go_on(shard) == [[4.0]]
 
 
 def test_shards_of_a_rank_are_ordered_for_the_tree() -> None:

@@ -163,9 +163,9 @@ def one_rank_keeps_its_gradients(
 ) -> None:
     reduce = sync._reduce
 
-    def keep(state, bucket):
+    def keep(bucket):
         local = bucket.buffer().clone()
-        return reduce(state, bucket).then(lambda _: local)
+        return reduce(bucket).then(lambda _: local)
 
     if rank == 1:
         # DDP refuses a second hook, so the planted one replaces what the first calls
@@ -173,7 +173,7 @@ def one_rank_keeps_its_gradients(
     from torch._C._distributed_c10d import GradBucket
 
     def hook(state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        return sync._reduce(state, bucket)
+        return sync._reduce(bucket)
 
     rewrap(sync, hook)
 

@@ -16,7 +16,8 @@ class Collectives(Section):
     smallest_bytes: Bytes
     largest_bytes: Bytes
     seconds_per_size: PositiveFloat
-    goals: dict[Bytes, PositiveFloat]
+    # written as text, for DVC
+    goals: dict[Annotated[Bytes, Field(strict=False)], PositiveFloat]
 
     @model_validator(mode="after")
     def _powers_of_two_in_order(self) -> Self:

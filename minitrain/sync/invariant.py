@@ -40,13 +40,15 @@ class Invariant(Flat):
     ) -> None:
         super().__init__(model, tuning, group=group, timed=timed)
         self._rank = dist.get_rank(group) if dist.is_initialized() else 0
-        self._shard: int | None = None
-        self._num_parts = 0
+        self._shard: int | None
+        self._num_parts: int
+        self._pairs: bool
         # how often each gradient that waits for the next shard's was changed in place
-        self._versions: dict[str, int] = {}
-        self._sums: list[tuple[int, list[Tensor]]] = []
+        self._versions: dict[str, int]
+        self._sums: list[tuple[int, list[Tensor]]]
         self._start: list[Tensor] = []
-        self._first: list[Tensor] = []
+        self._first: list[Tensor]
+        self._forget()
 
     @classmethod
     def num_shards(cls, world_size: int, tuning: Tuning) -> int:
@@ -66,34 +68,52 @@ class Invariant(Flat):
 
     @contextmanager
     def part(self, shard: int, is_last: bool) -> Iterator[None]:
+        try:
+            self._begin(shard)
+            yield
+        except BaseException:
+            self._forget()
+            raise
+
+    def _begin(self, shard: int) -> None:
         if self._shard is None:
             self._start = [buffer.clone() for buffer in self._buffers]
         elif self._shard != shard:
             self._end_shard()
-            # Autograd adds the next shard's gradients to those of this one: the lowest
-            # sum of the tree, made while it is in cache. But a shard that comes in
-            # parts is a sum of its own, made before.
-            if self._num_parts > 1 or self._versions:
-                self._climb()
+            if not self._sums and not self._versions:
+                self._pairs = self._num_parts == 1 and self._accumulates_once()
+            if self._pairs and not self._versions:
+                grads = {name: self._gradient(name) for name in self._trained}
+                self._versions = {name: grad._version for name, grad in grads.items()}
             else:
-                self._versions = self._count_additions()
+                self._climb()
             self._load(self._start)
             self._num_parts = 0
         self._shard = shard
         self._num_parts += 1
-        yield
+
+    def _accumulates_once(self) -> bool:
+        """Whether autograd may add the next shard's gradients to those of this one: the
+        lowest sums of the tree, made while they are in cache. Not where a gradient is a
+        sum already (a layer run again by a checkpoint), or what a hook made of it.
+        """
+        return not any(
+            self._gradient(name)._version or parameter._post_accumulate_grad_hooks
+            for name, parameter in self._trained.items()
+        )
 
     def _end_shard(self) -> None:
         if not self._first:
             self._first = [buffer.clone() for buffer in self._buffers]
-        assert not self._versions or self._num_parts == 1, "parts must be as many"
         # a gradient to which the second of a pair added nothing is missing there
         for name, before in self._versions.items():
             if self._gradient(name)._version == before:
                 self._refuse(name)
 
-    def _count_additions(self) -> dict[str, int]:
-        return {name: self._gradient(name)._version for name in self._trained}
+    def _forget(self) -> None:
+        """Nothing of a step that is over, or that somebody gave up."""
+        self._shard, self._num_parts, self._pairs = None, 0, False
+        self._versions, self._sums, self._first = {}, [], []
 
     def _climb(self) -> None:
         """Add the gradients to the tree, as far as it is full."""
@@ -109,15 +129,17 @@ class Invariant(Flat):
         self._versions = {}
 
     def reduce(self) -> None:
-        self._end_shard()
-        self._climb()
-        ((_, sums),) = self._sums
-        for parameter, gradient in zip(self._trained.values(), sums, strict=True):
-            parameter.grad = gradient
-        super().reduce()
-        self._load(self._first)
-        broadcast(self._buffers, self.group)
-        self._shard, self._num_parts, self._sums, self._first = None, 0, [], []
+        try:
+            self._end_shard()
+            self._climb()
+            ((_, sums),) = self._sums
+            for parameter, gradient in zip(self._trained.values(), sums, strict=True):
+                parameter.grad = gradient
+            super().reduce()
+            self._load(self._first)
+            broadcast(self._buffers, self.group)
+        finally:
+            self._forget()
 
     def _load(self, saved: list[Tensor]) -> None:
         for buffer, copy in zip(self._buffers, saved, strict=True):

@@ -36,7 +36,7 @@ def _call(method: WeakMethod[Any], bucket: GradBucket) -> Reduced:
     # DDP keeps its hook where no collector of garbage sees it: a hook that kept the
     # strategy, which keeps DDP, would keep all of them for ever
     reduce = method()
-    assert reduce is not None, "the strategy is gone"
+    assert reduce is not None, "keep the strategy as long as its module"
     return reduce(bucket)
 
 

@@ -32,7 +32,7 @@ def headline(together: pd.DataFrame) -> str:
         said.append(f"{each} after {count} rounds")
     most = together[together["rounds"] == last]
     rate = (most["alarms_apart"] * most["judged"]).sum() / most["judged"].sum()
-    alarms = f"{percent(rate)} false alarms after {last}"
+    alarms = f"on average {percent(rate)} false alarms after {last}"
     return f"Noise floor: {', '.join(said)}; {alarms}"
 
 

@@ -26,7 +26,8 @@ def main() -> None:
     params = params.with_train(global_batch_size=study.global_batch_size)
     for name in study.strategies:
         try:
-            find_strategy(name)
+            strategy = find_strategy(name)
+            strategy.require(params.train, study.world_size, params.train.precision)
         except UserError as error:
             where = f"{STUDY / 'params.yaml'}: noise.strategies"
             raise UserError(f"{where}: {error}") from None

@@ -46,7 +46,7 @@ def draw_speed(
     share = speeds[large].compare(best, CEILING).ratio
     stock = speeds[large].compare(STOCK, CEILING).ratio
     of_ceiling = f"of the ceiling's speed at batch {large}"
-    title = f"{best} has {share:.0%} {of_ceiling}, {STOCK} {stock:.0%}"
+    title = f"{best} has {100 * share:.0f} % {of_ceiling}, {STOCK} {100 * stock:.0f} %"
     figure, axes = canvas(0.32 * len(arms), title, right=0.97, left=0.24, head=0.4)
     for offset, size, colour in ((-0.15, large, BLUE), (0.15, small, ORANGE)):
         for row, arm in enumerate(arms):
@@ -70,8 +70,8 @@ def account_title(accounts: dict[str, Any]) -> str:
 def table(speeds: dict[int, Rounds], arms: list[str]) -> str:
     lines = []
     for size, rounds in speeds.items():
-        floor = f"{rounds.noise_floor():.1%}"
-        lines.append(f"Global batch {size}: {rounds.num_rounds} rounds, noise {floor}.")
+        floor = f"noise floor {100 * rounds.noise_floor():.1f} %"
+        lines.append(f"Global batch {size}: {rounds.num_rounds} rounds, {floor}.")
         lines += ["", f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
         for arm in arms:
             of_ceiling, of_ddp = (rounds.compare(arm, x) for x in (CEILING, STOCK))

@@ -20,7 +20,7 @@ from minitrain.params import Params
 from minitrain.progress import progress
 from minitrain.provenance import provenance
 from minitrain.studies.strategies import Strategies
-from minitrain.sync.strategies import PLAIN, STRATEGIES
+from minitrain.sync.strategies import PLAIN, STRATEGIES, find_strategy
 from minitrain.turns import load_turns
 
 STUDY = Path(__file__).resolve().parent
@@ -39,6 +39,9 @@ MOST_PARTS = 4
 
 def main() -> None:
     study, params = load_turns(STUDY, Strategies, MOST_PARTS)
+    for arm in arms_of(study.world_size):
+        own = arm.params(params).train
+        find_strategy(own.sync).require(own, study.world_size, own.precision)
     rows = []
     for size in study.global_batch_sizes:
         run = partial(rounds, params, study, size)
