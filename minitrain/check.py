@@ -1,6 +1,6 @@
 """``check_data_parallel``: the ladder for any model, from one's own test."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -8,21 +8,13 @@ from torch import Tensor, nn
 
 from minitrain.batches import causal_lm_loss
 from minitrain.cut import count_targets, cut, tensors_of
-from minitrain.equivalence import (
-    Rung,
-    bits_rung,
-    data_rung,
-    precision_rung,
-    ranks_rung,
-    reduced_once_rung,
-    replay_rungs,
-    trained_rung,
-)
+from minitrain.equivalence import Rung
 from minitrain.errors import EvidenceError, UserError
+from minitrain.ladder import ladder
 from minitrain.locator import UNKNOWN, Divergence, Values, What, cause_of, locate
 from minitrain.one_process import nudge
 from minitrain.precision import PRECISIONS, Name
-from minitrain.promises import not_promised, unproven
+from minitrain.promises import not_promised
 from minitrain.randomness import untouched_random_state
 from minitrain.sync import DEFAULTS, Strategy, Tuning, trained
 from minitrain.sync.strategies import find_strategy
@@ -33,12 +25,16 @@ from minitrain.trial import (
     Plant,
     Trial,
     compared,
+    ran,
     run_one_process,
     run_ranks,
     run_replay,
+    witness,
 )
+from minitrain.verdicts import VERDICTS, Verdict, as_dicts, verdict_of
 
 ATOL = 1e-5
+PROVEN: tuple[Verdict, ...] = ("proven",)
 
 
 @dataclass(frozen=True)
@@ -49,9 +45,14 @@ class Ladder:
     divergence: Divergence | None
 
     @property
-    def well(self) -> bool:
-        """No rung is breached."""
-        return not self.breaches
+    def verdict(self) -> Verdict:
+        """``proven``, ``replay only``, ``undecided`` or ``breach``."""
+        return verdict_of(as_dicts(self.rungs))[0]
+
+    @property
+    def rests_on(self) -> str:
+        """What the verdict rests on, in a sentence."""
+        return verdict_of(as_dicts(self.rungs))[1]
 
     @property
     def breaches(self) -> list[str]:
@@ -64,6 +65,7 @@ class Ladder:
             f"{name:<{width}}  {rung.verdict:<16}  {rung.detail}".rstrip()
             for name, rung in self.rungs.items()
         ]
+        lines.append(f"{self.verdict}: {self.rests_on}")
         if self.divergence is not None:
             lines.append(f"first difference: {self.divergence}")
         return "\n".join(lines)
@@ -85,6 +87,7 @@ def check_data_parallel(
     steps: int | None = None,
     seed: int = 0,
     timeout_s: float = 300,
+    accept: Collection[Verdict] = PROVEN,
 ) -> Ladder:
     """Train ``factory()`` with ``world_size`` processes and prove that it is right.
 
@@ -96,7 +99,10 @@ def check_data_parallel(
     promises. ``steps`` is one for each batch unless told otherwise.
 
     Returns the ladder. Raises EvidenceError with the ladder and the first difference
-    where a rung is breached, UserError for arguments that cannot be.
+    unless its verdict is one of ``accept``: ``proven`` (the bits of a replay, and a
+    witness that shares no code with the run), ``replay only``, ``undecided`` (what
+    strategies come to that promise no bits), ``breach``. Raises UserError for arguments
+    that cannot be.
     """
     trial = Trial(
         factory=factory,
@@ -113,10 +119,14 @@ def check_data_parallel(
         precision=precision,
     )
     _refuse_what_cannot_be(trial, world_size)
-    ladder = examine(trial, world_size, timeout_s=timeout_s)
-    if not ladder.well:
-        raise EvidenceError(f"{', '.join(ladder.breaches)} breached\n{ladder}")
-    return ladder
+    unknown = [verdict for verdict in accept if verdict not in VERDICTS]
+    if isinstance(accept, str) or unknown:
+        allowed = ", ".join(VERDICTS)
+        raise UserError(f"accept = {accept!r}: must hold some of {allowed}")
+    found = examine(trial, world_size, timeout_s=timeout_s)
+    if found.verdict not in accept:
+        raise EvidenceError(f"{found.verdict}: {found.rests_on}\n{found}")
+    return found
 
 
 def examine(
@@ -135,18 +145,12 @@ def examine(
     run = run or run_ranks(trial, world_size, plant, timeout_s=timeout_s)
     replay = run_replay(trial, run, world_size)
     one = one or run_one_process(trial)
-    rungs = {
-        "trained": trained_rung(run.rows),
-        "ranks": ranks_rung(run.states),
-        "precision": precision_rung(run.rows, replay.rows, trial.precision),
-        "data": data_rung(run.rows, replay.rows),
-        "reduced_once": reduced_once_rung(run.rows),
-        **replay_rungs(run.rows, replay.rows, world_size),
-        "replay": bits_rung(run.states[0], replay.states[0]),
-        **_against_one_process(trial, run, one),
-    }
+    shards = trial.num_shards(world_size)
+    testimony = witness(trial, run, world_size)
+    both = ran(run), ran(replay)
+    rungs = ladder(*both, trial.sync, shards, trial.precision, testimony)
+    rungs |= _against_one_process(trial, run, one)
     rungs |= not_promised(rungs, trial.sync, trial.precision)
-    rungs |= unproven(rungs, trial.sync)
 
     def values(step: int) -> Values:
         again = run_ranks(trial, world_size, plant, keep=step, timeout_s=timeout_s)

@@ -19,10 +19,13 @@ from minitrain.clock import StepClock, always_plain
 from minitrain.corpus import VOCAB_SIZE
 from minitrain.cut import CutBatches, count_targets
 from minitrain.factory import build_model
-from minitrain.hashes import Recorder, Row, Tensors, recorded_steps
+from minitrain.hashes import Recorder, Row, Tensors, recorded_steps, sampled_steps
+from minitrain.ladder import Ran
 from minitrain.launcher import launch
 from minitrain.params import Params
 from minitrain.precision import Name, make_precision
+from minitrain.probe import add_probes, unwatched_gradients
+from minitrain.promises import is_exact
 from minitrain.randomness import Stream, seed_everything, untouched_random_state
 from minitrain.replay import BucketLayout, replay
 from minitrain.run import rows_of, shard_batches
@@ -31,6 +34,8 @@ from minitrain.sync.invariant import shards_of
 from minitrain.sync.strategies import PLAIN, find_strategy
 from minitrain.tolerances import Compared
 from minitrain.training import OPTIMIZERS, TrainResult, mean_losses, train
+from minitrain.witness.examine import examine_batches
+from minitrain.witness.record import Record, Task
 
 
 @dataclass(frozen=True)
@@ -110,7 +115,8 @@ class Keeper(Recorder):
     """Records steps of ``trial``, and keeps the values of ``step`` for the locator."""
 
     def __init__(self, model: nn.Module, trial: Trial, step: int | None) -> None:
-        super().__init__(model, recorded_steps(trial.steps, trial.hash_every))
+        recorded = recorded_steps(trial.steps, trial.hash_every)
+        super().__init__(model, recorded, sampled_steps(recorded))
         self._keep = step
         self.values: dict[str, Any] = {}
 
@@ -142,6 +148,7 @@ class Outcome:
     results: list[TrainResult]
     states: list[Tensors]
     values: list[dict[str, Any]] = field(default_factory=list)
+    start: Tensors = field(default_factory=dict)
 
     @cached_property
     def rows(self) -> list[Row]:
@@ -170,7 +177,34 @@ def compared(outcome: Outcome) -> Compared:
         early=kept["early"],
         state=outcome.states[0],
         losses=mean_losses(outcome.results),
+        start=outcome.start,
     )
+
+
+def ran(outcome: Outcome) -> Ran:
+    """What the ladder looks at."""
+    return Ran(outcome.rows, mean_losses(outcome.results), outcome.states)
+
+
+def witness(trial: Trial, run: Outcome, world_size: int) -> dict[str, Any]:
+    """The rungs of the witness, which is given nothing but what the caller gave."""
+    task = Task(
+        build=lambda: trial.start(0),
+        loss=trial.loss,
+        count=trial.count,
+        world_size=world_size,
+        num_steps=trial.steps,
+        hash_every=trial.hash_every,
+        optimizer=trial.optimizer,
+        learning_rate=trial.learning_rate,
+        precision=trial.precision,
+        wire=trial.sync.wire,
+    )
+    sampled = run.results[0].kept["sampled"]
+    record = Record(run.rows, mean_losses(run.results), sampled, run.states[0])
+    with _one_thread(), untouched_random_state():
+        exact = is_exact(trial.sync)
+        return examine_batches(task, trial.batches, record, exact=exact)
 
 
 Plant = Callable[[Seat], None]
@@ -201,6 +235,13 @@ def _be_a_rank(
         count = trial.num_shards(world_size)
         mine = shards_of(rank, world_size, count)
         streams = trial.streams(count) if count != world_size else None
+        unwatched = unwatched_gradients(
+            lambda: trial.start(rank),
+            trial.sync,
+            trial.tuning,
+            trial.cut(mine, count),
+            make_precision(trial.precision),
+        )
         model = trial.start(rank)
         sync = trial.sync(model, trial.tuning)
         batches = trial.cut(mine, count)
@@ -209,6 +250,8 @@ def _be_a_rank(
         if plant is not None:
             plant(seat)
         recorder = Keeper(model, trial, keep)
+        precision = make_precision(trial.precision)
+        own = None if streams is None else {shard: streams[shard] for shard in mine}
         result = train(
             seat.sync,
             seat.batches,
@@ -216,12 +259,19 @@ def _be_a_rank(
             range(trial.steps),
             recorder,
             StepClock(kind_of_step=always_plain),
-            make_precision(trial.precision),
-            None if streams is None else {shard: streams[shard] for shard in mine},
+            precision,
+            own,
         )
         seat.sync.finish()
-        state = seat.sync.state_dict()
+        # copies: what follows may change buffers
+        state = {name: t.clone() for name, t in seat.sync.state_dict().items()}
+        last = trial.steps - 1
+        add_probes(result, seat.sync, seat.batches, last, precision, own)
+        result.hashes += [unwatched] if unwatched else []
         seat.sync.close()
+        if rank != 0:
+            # the same everywhere, as their hashes say
+            result.kept = {}
         return result, state, recorder.values
 
 

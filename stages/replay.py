@@ -22,6 +22,7 @@ from minitrain.run import (
     start_model,
     start_streams,
     write_hashes,
+    write_losses,
 )
 from minitrain.sync.strategies import find_strategy
 from minitrain.training import steps_to_train
@@ -63,6 +64,7 @@ def main() -> None:
     out = Path(f"data/runs/replay-{world_size}")
     save_tensors(out / "state.pt", model.state_dict())
     write_hashes(out / "hashes.jsonl", results)
+    write_losses(out / "losses.csv", results)
 
 
 if __name__ == "__main__":
