@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -14,24 +15,26 @@ from minitrain.ladder import ladder
 from minitrain.locator import UNKNOWN, Divergence, Values, What, cause_of, locate
 from minitrain.one_process import nudge
 from minitrain.precision import PRECISIONS, Name
-from minitrain.promises import not_promised
+from minitrain.promises import is_exact, not_promised
 from minitrain.randomness import untouched_random_state
 from minitrain.sync import DEFAULTS, Strategy, Tuning, trained
 from minitrain.sync.strategies import find_strategy
-from minitrain.tolerances import one_process_rungs
-from minitrain.training import OPTIMIZERS
+from minitrain.tolerances import Compared, one_process_rungs
+from minitrain.training import OPTIMIZERS, mean_losses
 from minitrain.trial import (
     Outcome,
     Plant,
     Trial,
     compared,
+    one_thread,
     ran,
     run_one_process,
     run_ranks,
     run_replay,
-    witness,
 )
 from minitrain.verdicts import VERDICTS, Verdict, as_dicts, verdict_of
+from minitrain.witness.examine import examine_batches
+from minitrain.witness.record import Record, Task
 
 ATOL = 1e-5
 PROVEN: tuple[Verdict, ...] = ("proven",)
@@ -170,11 +173,33 @@ def examine(
     return Ladder(rungs, locate(run.rows, replay.rows, explain) if promised else None)
 
 
-def _against_one_process(trial: Trial, run: Outcome, one: Outcome) -> dict[str, Rung]:
-    def nudged() -> Mapping[str, Tensor]:
-        return run_one_process(trial, nudge).states[0]
+def witness(trial: Trial, run: Outcome, world_size: int) -> dict[str, Any]:
+    """The rungs of the witness, which is given nothing but what the caller gave."""
+    task = Task(
+        build=lambda: trial.start(0),
+        loss=trial.loss,
+        count=trial.count,
+        world_size=world_size,
+        num_steps=trial.steps,
+        hash_every=trial.hash_every,
+        optimizer=trial.optimizer,
+        learning_rate=trial.learning_rate,
+        precision=trial.precision,
+        wire=trial.sync.wire,
+    )
+    sampled = run.results[0].kept["sampled"]
+    record = Record(run.rows, mean_losses(run.results), sampled, run.states[0])
+    with one_thread(), untouched_random_state():
+        exact = is_exact(trial.sync)
+        return examine_batches(task, trial.batches, record, exact=exact)
 
-    rungs = one_process_rungs(compared(run), compared(one), trial, ATOL, nudged)
+
+def _against_one_process(trial: Trial, run: Outcome, one: Outcome) -> dict[str, Rung]:
+    @cache
+    def twin(most_steps: int | None) -> Compared:
+        return compared(run_one_process(trial, nudge, most_steps))
+
+    rungs = one_process_rungs(compared(run), compared(one), trial, ATOL, twin)
     del rungs["one_process_data"]
     return rungs
 

@@ -19,13 +19,13 @@ from minitrain.clock import StepClock, always_plain
 from minitrain.corpus import VOCAB_SIZE
 from minitrain.cut import CutBatches, count_targets
 from minitrain.factory import build_model
-from minitrain.hashes import Recorder, Row, Tensors, recorded_steps, sampled_steps
+from minitrain.hashes import Row, Tensors, recorded_steps
+from minitrain.keeper import Keeper
 from minitrain.ladder import Ran
 from minitrain.launcher import launch
 from minitrain.params import Params
 from minitrain.precision import Name, make_precision
 from minitrain.probe import add_probes, unwatched_gradients
-from minitrain.promises import is_exact
 from minitrain.randomness import Stream, seed_everything, untouched_random_state
 from minitrain.replay import BucketLayout, replay
 from minitrain.run import rows_of, shard_batches
@@ -34,8 +34,6 @@ from minitrain.sync.invariant import shards_of
 from minitrain.sync.strategies import PLAIN, find_strategy
 from minitrain.tolerances import Compared
 from minitrain.training import OPTIMIZERS, TrainResult, mean_losses, train
-from minitrain.witness.examine import examine_batches
-from minitrain.witness.record import Record, Task
 
 
 @dataclass(frozen=True)
@@ -70,6 +68,11 @@ class Trial:
     def make_optimizer(self, sync: Strategy) -> torch.optim.Optimizer:
         """The optimizer, all but the learning rate as torch has it."""
         return sync.optimizer(OPTIMIZERS[self.optimizer], self.learning_rate)
+
+    @property
+    def recorded(self) -> set[int]:
+        """The steps whose tensors are hashed."""
+        return recorded_steps(self.steps, self.hash_every)
 
     def num_shards(self, world_size: int) -> int:
         """Into how many shards its strategy cuts a batch."""
@@ -109,34 +112,6 @@ def trial_of(params: Params, folder: Path, num_steps: int) -> Trial:
         precision=train.precision,
         hash_every=train.hash_every,
     )
-
-
-class Keeper(Recorder):
-    """Records steps of ``trial``, and keeps the values of ``step`` for the locator."""
-
-    def __init__(self, model: nn.Module, trial: Trial, step: int | None) -> None:
-        recorded = recorded_steps(trial.steps, trial.hash_every)
-        super().__init__(model, recorded, sampled_steps(recorded))
-        self._keep = step
-        self.values: dict[str, Any] = {}
-
-    def own_gradients(self, step: int, gradients: Sequence[Tensors]) -> None:
-        if step == self._keep:
-            self.values["own"] = [dict(own) for own in gradients]
-
-    def gradients(self, step: int) -> None:
-        super().gradients(step)
-        if step == self._keep:
-            named = list(self._model.named_parameters())
-            grads = {n: p.grad.clone() for n, p in named if p.grad is not None}
-            self.values["gradients"] = grads
-            self.values["before"] = {n: p.detach().clone() for n, p in named}
-
-    def state(self, step: int, precision: Row | None = None) -> None:
-        super().state(step, precision)
-        if step == self._keep:
-            named = self._model.named_parameters()
-            self.values["after"] = {n: p.detach().clone() for n, p in named}
 
 
 @dataclass
@@ -186,27 +161,6 @@ def ran(outcome: Outcome) -> Ran:
     return Ran(outcome.rows, mean_losses(outcome.results), outcome.states)
 
 
-def witness(trial: Trial, run: Outcome, world_size: int) -> dict[str, Any]:
-    """The rungs of the witness, which is given nothing but what the caller gave."""
-    task = Task(
-        build=lambda: trial.start(0),
-        loss=trial.loss,
-        count=trial.count,
-        world_size=world_size,
-        num_steps=trial.steps,
-        hash_every=trial.hash_every,
-        optimizer=trial.optimizer,
-        learning_rate=trial.learning_rate,
-        precision=trial.precision,
-        wire=trial.sync.wire,
-    )
-    sampled = run.results[0].kept["sampled"]
-    record = Record(run.rows, mean_losses(run.results), sampled, run.states[0])
-    with _one_thread(), untouched_random_state():
-        exact = is_exact(trial.sync)
-        return examine_batches(task, trial.batches, record, exact=exact)
-
-
 Plant = Callable[[Seat], None]
 
 
@@ -249,7 +203,7 @@ def _be_a_rank(
         seat = Seat(rank, world_size, model, sync, batches, optimizer)
         if plant is not None:
             plant(seat)
-        recorder = Keeper(model, trial, keep)
+        recorder = Keeper(model, trial.recorded, keep)
         precision = make_precision(trial.precision)
         own = None if streams is None else {shard: streams[shard] for shard in mine}
         result = train(
@@ -279,11 +233,11 @@ def run_replay(
     trial: Trial, run: Outcome, world_size: int, keep: int | None = None
 ) -> Outcome:
     """Repeat ``run`` in this process, rank after rank."""
-    with _one_thread(), untouched_random_state():
+    with one_thread(), untouched_random_state():
         count = trial.num_shards(world_size)
         streams = trial.streams(count)
         model = trial.start(0)
-        recorder = Keeper(model, trial, keep)
+        recorder = Keeper(model, trial.recorded, keep)
         results = replay(
             model,
             [trial.cut([shard], count) for shard in range(count)],
@@ -300,29 +254,35 @@ def run_replay(
 
 
 def run_one_process(
-    trial: Trial, prepare: Callable[[nn.Module], None] | None = None
+    trial: Trial,
+    prepare: Callable[[nn.Module], None] | None = None,
+    most_steps: int | None = None,
 ) -> Outcome:
-    """Train in this process on the whole batches; ``prepare`` changes the start."""
-    with _one_thread(), untouched_random_state():
+    """Train in this process on the whole batches; ``prepare`` changes the start,
+    ``most_steps`` ends it early.
+    """
+    with one_thread(), untouched_random_state():
         model = trial.start(0)
         if prepare is not None:
             prepare(model)
-        recorder = Keeper(model, trial, None)
+        start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        recorder = Keeper(model, trial.recorded, None)
         sync = Strategy(model, trial.tuning)
         result = train(
             sync,
             replace(trial, grad_accumulation_steps=1).cut([0], 1),
             trial.make_optimizer(sync),
-            range(trial.steps),
+            range(min(trial.steps, most_steps or trial.steps)),
             recorder,
             StepClock(kind_of_step=always_plain),
             make_precision(trial.precision),
         )
-        return Outcome([result], [dict(model.state_dict())])
+        return Outcome([result], [dict(model.state_dict())], start=start)
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
+    """Compute with the one thread that each rank has."""
     # bits depend on the number of threads, and the ranks have one each
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -54,6 +54,10 @@ class ZeRO1(StockDDP):
         return optimizer
 
     def moments(self, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        if not isinstance(optimizer, ZeroRedundancyOptimizer):
+            return super().moments(optimizer)
         zero: Any = optimizer
         zero.consolidate_state_dict(to=0)
         if dist.get_rank(self.group) != 0:
