@@ -107,6 +107,9 @@ def train(
         for part in parts:
             random = nullcontext() if streams is None else streams[part.shard]
             with sync.part(part.shard, part is parts[-1]), random:
+                if losses:
+                    # a strategy may add up gradients where one part follows another
+                    clock.mark("backward")
                 with recorder.watch_forward():
                     losses.append(forward(part))
                 clock.mark("forward")
