@@ -2,8 +2,8 @@
 
     python -m stages.baseline
 
-All arms live in one set of processes, as many as the largest world size. One of them
-stands twice (A/A): what differs between twins is the noise floor.
+All arms live in one set of processes, as many as the largest world size. Some of them
+stand twice (A/A): what differs between twins is the noise floor.
 """
 
 from functools import partial

@@ -178,6 +178,11 @@ def test_arms_in_words() -> None:
     assert arm_in_words("gloo-2", "DDP") == "2 processes, DDP"
     assert arm_in_words("gloo-1-timed", "shm") == "1 process, shm with timing hook"
     assert arm_in_words("gloo-4-silent", "shm").startswith("4 processes, no comm")
+    again = ", measured again (A/A)"
+    assert arm_in_words("one_process-again", "DDP") == f"one process{again}"
+    assert arm_in_words("gloo-2-again", "DDP") == f"2 processes, DDP{again}"
+    silent = arm_in_words("gloo-2-silent", "DDP")
+    assert arm_in_words("gloo-2-silent-again", "DDP") == silent + again
 
 
 def test_cells() -> None:

@@ -94,6 +94,9 @@ def _scaling_table(results: Results, strategy: str) -> Table:
 
 def arm_in_words(arm: str, strategy: str) -> str:
     """What an arm of the baseline is; ``strategy`` is how gradients become one."""
+    if arm.endswith(AGAIN):
+        once = arm_in_words(arm.removesuffix(AGAIN), strategy)
+        return f"{once}, measured again (A/A)"
     alone = {ONE_PROCESS: "one process", ALL_CORES: "one process on all cores"}
     if arm in alone:
         return alone[arm]
@@ -101,7 +104,6 @@ def arm_in_words(arm: str, strategy: str) -> str:
     what = {
         "": strategy,
         SILENT: "no communication (the ceiling)",
-        AGAIN: f"{strategy}, measured again (A/A)",
         TIMED: f"{strategy} with timing hook",
     }["".join(f"-{word}" for word in rest)]
     return f"{plural(int(count), 'process', 'processes')}, {what}"

@@ -8,7 +8,14 @@ import pandas as pd
 
 from minitrain.account import CLOSED_WITHIN
 from minitrain.baseline import ALL_CORES, ONE_PROCESS, SILENT, Comparison
-from minitrain.report.numbers import capitalised, ms, percent, plural, thousands, times
+from minitrain.report.numbers import (
+    capitalised,
+    ms,
+    percent,
+    plural,
+    thousands,
+    times,
+)
 from minitrain.report.results import Results
 
 # parts of the step account in the order of a step, and what to call them
@@ -118,7 +125,7 @@ def lesson_notes(finding: Finding) -> str:
     one = finding.against_one
     sentences = [
         f"Measured in {one.num_rounds} rounds; a difference below the noise floor of "
-        f"{percent(one.noise_floor)} counts as none.",
+        f"{percent(one.noise_floor)} counts as none: {floor_in_words(one.num_pairs)}.",
         _speed(subject, same, one),
         _speed(subject, all_cores, finding.against_all_cores),
     ]
@@ -128,6 +135,14 @@ def lesson_notes(finding: Finding) -> str:
     if one.verdict == "no difference seen":
         return " ".join([*sentences, "So no reason is given."])
     return " ".join([*sentences, *_ceiling(finding), *_account(finding)])
+
+
+def floor_in_words(num_pairs: int) -> str:
+    """What a noise floor from so many A/A pairs is, and what it is not."""
+    pairs = f"the largest that {num_pairs} A/A pairs showed in this run"
+    if num_pairs == 1:
+        pairs = "what the one A/A pair showed in this run"
+    return f"{pairs} (in another, identical arms may differ by more)"
 
 
 def _speed(subject: str, other: str, compared: Comparison) -> str:
