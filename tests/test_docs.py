@@ -110,6 +110,9 @@ def caption(
         "The all-reduce is that of a step of the training run (median), from handing",
         "over to reduced, waiting included, hidden behind computing or not.",
     ]
+    # a manifest of an earlier version does not say
+    if busy := manifest.get("machine_busy"):
+        lines.insert(2, f"The machine was busy, so no speed is judged: {busy}.")
     if whole["max_abs_diff"] is not None:
         lines += [
             f"The final state of {largest} and that of one process with the whole",
@@ -163,6 +166,7 @@ def test_result_block_holds_the_numbers_of_its_files() -> None:
         "model_params": 1234,
         "steps": 100,
         "num_rounds": 20,
+        "machine_busy": None,
         "noise_floor": 0.012,
         "baseline_measured_at": "2026-01-02T03:04:05+00:00",
         "machine": machine,
@@ -182,6 +186,13 @@ def test_result_block_holds_the_numbers_of_its_files() -> None:
     assert "Identical arms (1 pair) differed by up to 1.2 %" in block
     assert "from handing\nover to reduced, waiting included" in block
     assert "batch are 7.1e-07 apart: within tolerance.*" in block
+    assert "busy" not in block
+    crowded = json.dumps(manifest | {"machine_busy": "others took 40 % of its cores"})
+    files["metrics/manifest.json"] = crowded
+    line = (
+        "The machine was busy, so no speed is judged: others took 40 % of its cores.\n"
+    )
+    assert line in result_block(files.__getitem__)
 
 
 def test_scale_in_the_reference_is_that_of_the_study() -> None:

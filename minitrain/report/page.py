@@ -65,7 +65,7 @@ def _result(results: Results, finding: Finding) -> list[Block]:
         Title(
             "Does training with several processes compute the same, and is it faster?"
         ),
-        Paragraph(f"{headline(finding)}.", lead=True),
+        Paragraph(f"{headline(finding)}.", lead=not finding.busy),
         Paragraph(
             f"One model of {thousands(made['model_params'])} parameters was trained "
             f"for {plural(made['num_steps'], 'step')} on the same data in each run: "
@@ -146,6 +146,7 @@ def _equivalence(results: Results) -> list[Block]:
 def _time(results: Results, finding: Finding) -> list[Block]:
     cost = results.baseline.instrumentation_cost()
     ratio, low, high = times(cost.ratio, cost.low, cost.high)
+    verdict = "not judged" if finding.busy else cost.verdict
     timings = [
         [run, *(cell(timing.get(key), ",.1f") for key in TIMING_COLUMNS)]
         for run, timing in results.timing.items()
@@ -157,7 +158,7 @@ def _time(results: Results, finding: Finding) -> list[Block]:
         Paragraph(
             f"Runs are timed by a hook; {results.largest} with it ran at {ratio} times "
             f"the speed without (5-95 % interval {low} to {high}, noise floor "
-            f"{percent(cost.noise_floor)}): {cost.verdict}. These runs were made one "
+            f"{percent(cost.noise_floor)}): {verdict}. These runs were made one "
             "after the other; comparisons of speed come from the rounds above alone."
         ),
         *_ddp_says(results),
