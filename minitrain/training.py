@@ -1,8 +1,8 @@
 """The training loop, readable top to bottom: it does not know how ranks synchronise."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -113,8 +113,7 @@ def train(
         losses = []
         sync.trace.clear()
         for part in parts:
-            random = nullcontext() if streams is None else streams[part.shard]
-            with sync.part(part.shard, part is parts[-1]), random:
+            with _part(sync, parts, part, streams, clock):
                 with recorder.watch_forward():
                     losses.append(forward(part))
                 clock.mark("forward")
@@ -135,6 +134,22 @@ def train(
         recorder.fed(step, parts)
         clock.restart()
     return result
+
+
+@contextmanager
+def _part(
+    sync: Strategy,
+    parts: Sequence[Batch],
+    part: Batch,
+    streams: Mapping[int, Stream] | None,
+    clock: StepClock,
+) -> Iterator[None]:
+    random = nullcontext() if streams is None else streams[part.shard]
+    with sync.part(part.shard, part is parts[-1]), random:
+        if part is not parts[0]:
+            # between two parts a strategy may add up gradients
+            clock.mark("backward")
+        yield
 
 
 def _forward(

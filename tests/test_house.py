@@ -13,7 +13,7 @@ STAGES = sorted([*(ROOT / "stages").glob("*.py"), *(ROOT / "studies").rglob("*.p
 
 # a module may import from its own floor or from below
 FLOORS = [
-    {"errors", "files", "params", "progress", "provenance", "ring", "tree"}
+    {"errors", "files", "load", "params", "progress", "provenance", "ring", "tree"}
     | {"randomness", "buffers", "schema", "studies"},
     {"corpus", "data", "order", "batches", "cut", "grammar", "model", "factory"},
     {"ddp", "links", "shared_memory", "sync", "launcher", "launched_rank", "torchrun"},
