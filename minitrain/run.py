@@ -35,13 +35,14 @@ from minitrain.training import (
 
 @dataclass(frozen=True)
 class Job:
-    """One run: its parameters, and the folders that it reads and writes."""
+    """One run: its parameters, the folders that it reads and writes, its script."""
 
     params: Params
     backend: str
     world_size: int
     shards: Path
     out: Path
+    script: Path
 
 
 def num_shards(params: Params, world_size: int) -> int:
@@ -164,7 +165,7 @@ def train_rank(job: Job, launcher: str) -> None:
             "sync": params.sync,
             "model_params": sum(p.numel() for p in model.parameters()),
         }
-        _write_together(job.out, result, facts, device)
+        _write_together(job, result, facts, device)
 
 
 def rank_streams(
@@ -183,7 +184,7 @@ def _synchronizer(device: torch.device) -> Any:
 
 
 def _write_together(
-    out: Path, result: TrainResult, facts: dict[str, Any], device: torch.device
+    job: Job, result: TrainResult, facts: dict[str, Any], device: torch.device
 ) -> None:
     """Gather what every rank knows; rank 0 writes it."""
     mine = (result, peak_memory_mb())
@@ -193,6 +194,7 @@ def _write_together(
         return
     results = [one for one, _ in everyone]
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    out = job.out
     write_losses(out / "losses.csv", results)
     write_hashes(out / "hashes.jsonl", results)
     for name, tensors in result.kept.items():
@@ -202,9 +204,8 @@ def _write_together(
     ]
     write_jsonl(out / "timings.jsonl", timings)
     peaks = [peak for _, peak in everyone]
-    write_json(
-        out / "provenance.json", {**facts, "peak_memory_mb": peaks, **provenance(gpu)}
-    )
+    origin = provenance(job.script, gpu)
+    write_json(out / "provenance.json", {**facts, "peak_memory_mb": peaks, **origin})
 
 
 def write_losses(path: Path, results: list[TrainResult]) -> None:

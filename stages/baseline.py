@@ -48,7 +48,9 @@ def be_a_rank(params: Params, launcher: str) -> None:
     out = Path("data/baseline")
     with open_atomic(out / "rounds.csv") as file:
         pd.DataFrame(rows).to_csv(file, index=False)
-    write_json(out / "provenance.json", {"launcher": launcher, **provenance()})
+    write_json(
+        out / "provenance.json", {"launcher": launcher, **provenance(Path(__file__))}
+    )
 
 
 if __name__ == "__main__":
