@@ -26,7 +26,12 @@ from minitrain.params import Params, Train
 from minitrain.precision import make_precision
 from minitrain.probe import add_probes, unwatched_gradients
 from minitrain.progress import progress
-from minitrain.provenance import peak_memory_mb, provenance, require_torch
+from minitrain.provenance import (
+    bits_depend_on,
+    peak_memory_mb,
+    provenance,
+    require_torch,
+)
 from minitrain.randomness import Stream, seed_everything
 from minitrain.sync import Strategy
 from minitrain.sync.invariant import shards_of
@@ -43,13 +48,14 @@ from minitrain.training import (
 
 @dataclass(frozen=True)
 class Job:
-    """One run: its parameters, and the folders that it reads and writes."""
+    """One run: its parameters, the folders that it reads and writes, its script."""
 
     params: Params
     backend: str
     world_size: int
     shards: Path
     out: Path
+    script: Path
 
 
 def num_shards(params: Params, world_size: int) -> int:
@@ -184,7 +190,7 @@ def train_rank(job: Job, launcher: str) -> None:
             "sync": params.sync,
             "model_params": sum(p.numel() for p in model.parameters()),
         }
-        _write_together(job.out, result, facts, device)
+        _write_together(job, result, facts, device)
 
 
 def rank_streams(
@@ -203,7 +209,7 @@ def _synchronizer(device: torch.device) -> Any:
 
 
 def _write_together(
-    out: Path, result: TrainResult, facts: dict[str, Any], device: torch.device
+    job: Job, result: TrainResult, facts: dict[str, Any], device: torch.device
 ) -> None:
     """Gather what every rank knows; rank 0 writes it."""
     mine = (result, peak_memory_mb())
@@ -213,6 +219,7 @@ def _write_together(
         return
     results = [one for one, _ in everyone]
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    out = job.out
     write_losses(out / "losses.csv", results)
     write_hashes(out / "hashes.jsonl", results)
     for name, tensors in result.kept.items():
@@ -222,9 +229,10 @@ def _write_together(
     ]
     write_jsonl(out / "timings.jsonl", timings)
     peaks = [peak for _, peak in everyone]
-    write_json(
-        out / "provenance.json", {**facts, "peak_memory_mb": peaks, **provenance(gpu)}
-    )
+    origin = provenance(job.script, gpu)
+    write_json(out / "provenance.json", {**facts, "peak_memory_mb": peaks, **origin})
+    threads = job.params.train.threads_per_process
+    write_json(out / "machine.json", bits_depend_on(threads))
 
 
 def write_losses(path: Path, results: list[TrainResult]) -> None:

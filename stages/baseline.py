@@ -55,7 +55,7 @@ def be_a_rank(params: Params, launcher: str) -> None:
     out = Path("data/baseline")
     with open_atomic(out / "rounds.csv") as file:
         pd.DataFrame(rows).to_csv(file, index=False)
-    origin = {"launcher": launcher, **provenance(), "load": load_of(used)}
+    origin = {"launcher": launcher, **provenance(Path(__file__)), "load": load_of(used)}
     write_json(out / "provenance.json", origin)
 
 

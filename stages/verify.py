@@ -14,17 +14,25 @@ import pandas as pd
 import torch
 
 from minitrain.errors import run_stage
-from minitrain.files import atomic_path, read_jsonl, sha256_file, write_json
+from minitrain.files import (
+    atomic_path,
+    read_json,
+    read_jsonl,
+    sha256_file,
+    write_json,
+)
 from minitrain.hashes import load_tensors
 from minitrain.ladder import Ran, ladder
 from minitrain.params import load_params
 from minitrain.promises import is_exact, not_promised
+from minitrain.provenance import require_same_build
 from minitrain.sync.strategies import find_strategy
 from minitrain.verdicts import as_dicts
 from minitrain.witness.examine import examine_run
 from minitrain.witness.record import Record
 
 PARAMS, CORPUS = Path("params.yaml"), Path("data/corpus.jsonl")
+KEPT = ("gradients.pt", "early.pt", "hashes.jsonl", "losses.csv", "machine.json")
 
 
 def main() -> None:
@@ -44,6 +52,8 @@ def main() -> None:
     if backend == "gloo":
         replay = Path(f"data/runs/replay-{world_size}")
         replayed = ran(replay, [replay / "state.pt"])
+        machines = [path / "machine.json" for path in (folder, replay)]
+        require_same_build({str(path): read_json(path) for path in machines})
 
     # The witness reads corpus and parameters itself: it has only the run's own word.
     sampled = load_tensors(folder / "sampled.pt")
@@ -62,7 +72,7 @@ def main() -> None:
     with atomic_path(Path("data/evidence") / folder.name) as out:
         out.mkdir()
         shutil.copy(files[0], out / "state.pt")
-        for name in ("gradients.pt", "early.pt", "hashes.jsonl", "losses.csv"):
+        for name in KEPT:
             shutil.copy(folder / name, out / name)
         hashes_of_states = [sha256_file(file) for file in files]
         evidence = {"rungs": as_dicts(rungs), "state_sha256": hashes_of_states}
