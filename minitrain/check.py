@@ -49,7 +49,10 @@ class Ladder:
 
     @property
     def verdict(self) -> Verdict:
-        """``proven``, ``replay only``, ``undecided`` or ``breach``."""
+        """``proven`` (the bits of a replay, and a witness that shares no code with the
+        run), ``replay only``, ``undecided`` (what strategies come to that promise no
+        bits) or ``breach``.
+        """
         return verdict_of(as_dicts(self.rungs))[0]
 
     @property
@@ -102,10 +105,8 @@ def check_data_parallel(
     promises. ``steps`` is one for each batch unless told otherwise.
 
     Returns the ladder. Raises EvidenceError with the ladder and the first difference
-    unless its verdict is one of ``accept``: ``proven`` (the bits of a replay, and a
-    witness that shares no code with the run), ``replay only``, ``undecided`` (what
-    strategies come to that promise no bits), ``breach``. Raises UserError for arguments
-    that cannot be.
+    unless its verdict is one that you ``accept``, UserError for arguments that cannot
+    be.
     """
     trial = Trial(
         factory=factory,
@@ -122,10 +123,7 @@ def check_data_parallel(
         precision=precision,
     )
     _refuse_what_cannot_be(trial, world_size)
-    unknown = [verdict for verdict in accept if verdict not in VERDICTS]
-    if isinstance(accept, str) or unknown:
-        allowed = ", ".join(VERDICTS)
-        raise UserError(f"accept = {accept!r}: must hold some of {allowed}")
+    _refuse_unknown(accept)
     found = examine(trial, world_size, timeout_s=timeout_s)
     if found.verdict not in accept:
         raise EvidenceError(f"{found.verdict}: {found.rests_on}\n{found}")
@@ -243,6 +241,12 @@ def _refuse_what_cannot_be(trial: Trial, world_size: int) -> None:
     _refuse_parts_without_targets(trial, world_size)
     if not trial.tuning.find_unused_parameters:
         _refuse_unused_parameters(trial, world_size)
+
+
+def _refuse_unknown(accept: Collection[str]) -> None:
+    if isinstance(accept, str) or not {*accept} <= {*VERDICTS}:
+        allowed = ", ".join(VERDICTS)
+        raise UserError(f"accept = {accept!r}: must hold some of {allowed}")
 
 
 def _refuse_parts_without_targets(trial: Trial, world_size: int) -> None:

@@ -160,8 +160,10 @@ def data_rung(run: Rows, other: Rows) -> Rung:
     """
     ours, theirs = (_rows(rows, "batch") for rows in (run, other))
     for step, (a, b) in enumerate(zip(ours, theirs, strict=False)):
-        ranks = len(a["ranks"]) == len(b["ranks"]) and a["ranks"] != b["ranks"]
-        if a["sha256"] != b["sha256"] or ranks:
+        ours_by_rank, theirs_by_rank = a.get("ranks", ()), b.get("ranks", ())
+        comparable = len(ours_by_rank) == len(theirs_by_rank)
+        swapped = comparable and ours_by_rank != theirs_by_rank
+        if a["sha256"] != b["sha256"] or swapped:
             return Rung(False, None, None, "breach", f"first at step {step}")
     if len(ours) != len(theirs) or not ours:
         detail = f"{len(ours)} steps against {len(theirs)}"

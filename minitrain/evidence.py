@@ -1,5 +1,6 @@
 """The evidence on each run, as the verify stage left it, and runs beside each other."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -7,11 +8,21 @@ import pandas as pd
 from minitrain.equivalence import Rung, bits_rung, not_run
 from minitrain.files import read_jsonl
 from minitrain.hashes import load_tensors
+from minitrain.ladder import Ran
 from minitrain.one_process import start_of
 from minitrain.params import Params
 from minitrain.sync.invariant import Invariant
 from minitrain.sync.strategies import find_strategy
 from minitrain.tolerances import Compared
+
+
+def ran_in(folder: Path, states: Sequence[Path]) -> Ran:
+    """What a run or a replay left in its folder; ``states`` are those of the ranks."""
+    return Ran(
+        rows=read_jsonl(folder / "hashes.jsonl"),
+        losses=list(pd.read_csv(folder / "losses.csv")["loss"]),
+        states=[load_tensors(file) for file in states],
+    )
 
 
 def evidence_of(run: str, params: Params, evidence: Path) -> Compared:

@@ -139,7 +139,7 @@ def state_limits(one: Tensors, start: Tensors, train: Tuning, atol: float) -> Li
         return Limits(dict.fromkeys(one, STATE_FLOAT64))
     units = {name: UNITS * _unit(t) * _size(t) for name, t in one.items()}
     if train.optimizer == "sgd":
-        moved = {n: _size(t.double() - start[n].double()) for n, t in one.items()}
+        moved = {name: _apart(t, start[name]) for name, t in one.items()}
         return Limits({name: units[name] + SGD_SHARE * moved[name] for name in one})
     rate = train.learning_rate
     common = atol * rate / ADAMW_RATE_OF_ATOL
@@ -182,7 +182,7 @@ def _by_twin(
     beyond: Mapping[str, float], one: Tensors, twin: Tensors
 ) -> tuple[Verdict, str]:
     """On tensors that are ``beyond`` the quick limits by so much."""
-    far = {name: _size(twin[name].double() - one[name].double()) for name in beyond}
+    far = {name: _apart(twin[name], one[name]) for name in beyond}
     worst = max(beyond, key=lambda name: beyond[name] / (far[name] + 1e-300))
     within = all(gap <= TIMES_TWIN * far[name] for name, gap in beyond.items())
     named = f"tensor {worst} is {beyond[worst]:.3g} off"
@@ -212,7 +212,13 @@ def loss_rung(losses: Sequence[float], one_process: Sequence[float]) -> Rung:
 
 
 def _size(tensor: Tensor) -> float:
-    return float(tensor.abs().max()) if tensor.numel() else 0.0
+    # a mask of infinities has no size
+    finite = tensor.double().nan_to_num(0.0, 0.0, 0.0).abs()
+    return float(finite.max()) if tensor.numel() else 0.0
+
+
+def _apart(a: Tensor, b: Tensor) -> float:
+    return float(gaps(a, b).max()) if a.numel() else 0.0
 
 
 def _unit(tensor: Tensor) -> float:

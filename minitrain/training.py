@@ -106,10 +106,7 @@ def train(
         clock.begin(step)
         parts = batches.parts(step)
         clock.mark("data")
-        if clock.kind == "instrumented":
-            barrier()
-            clock.mark("wait")
-
+        _meet(clock)
         losses = []
         sync.trace.clear()
         for part in parts:
@@ -150,6 +147,12 @@ def _part(
             # between two parts a strategy may add up gradients
             clock.mark("backward")
         yield
+
+
+def _meet(clock: StepClock) -> None:
+    if clock.kind == "instrumented":
+        barrier()
+        clock.mark("wait")
 
 
 def _forward(

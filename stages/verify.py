@@ -10,19 +10,18 @@ import argparse
 import shutil
 from pathlib import Path
 
-import pandas as pd
 import torch
 
 from minitrain.errors import run_stage
+from minitrain.evidence import ran_in
 from minitrain.files import (
     atomic_path,
     read_json,
-    read_jsonl,
     sha256_file,
     write_json,
 )
 from minitrain.hashes import load_tensors
-from minitrain.ladder import Ran, ladder
+from minitrain.ladder import ladder
 from minitrain.params import load_params
 from minitrain.promises import is_exact, not_promised
 from minitrain.provenance import require_same_build
@@ -47,11 +46,11 @@ def main() -> None:
     torch.set_num_threads(train.threads_per_process)
 
     files = [folder / f"states/state-rank-{rank}.pt" for rank in range(world_size)]
-    run = ran(folder, files)
+    run = ran_in(folder, files)
     replayed = None
     if backend == "gloo":
         replay = Path(f"data/runs/replay-{world_size}")
-        replayed = ran(replay, [replay / "state.pt"])
+        replayed = ran_in(replay, [replay / "state.pt"])
         machines = [path / "machine.json" for path in (folder, replay)]
         require_same_build({str(path): read_json(path) for path in machines})
 
@@ -77,14 +76,6 @@ def main() -> None:
         hashes_of_states = [sha256_file(file) for file in files]
         evidence = {"rungs": as_dicts(rungs), "state_sha256": hashes_of_states}
         write_json(out / "evidence.json", evidence)
-
-
-def ran(folder: Path, states: list[Path]) -> Ran:
-    return Ran(
-        rows=read_jsonl(folder / "hashes.jsonl"),
-        losses=list(pd.read_csv(folder / "losses.csv")["loss"]),
-        states=[load_tensors(file) for file in states],
-    )
 
 
 if __name__ == "__main__":

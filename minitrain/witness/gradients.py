@@ -145,7 +145,7 @@ class Judge:
         fit = torch.linalg.lstsq(matrix, wanted[:, None]).solution
         rest = (matrix @ fit)[:, 0] - wanted
         if float(rest.norm() / wanted.norm()) > CLOSE[self.type]:
-            why = "in eval mode too a sample's loss depends on others of its batch"
+            why = "in eval mode too a sample's loss depends on more than the sample"
             return rung("not run", why, apart)
         counts = [self.task.count(half) for half in halves]
         said = " and ".join(f"{count / sum(counts):.4g}" for count in counts)
