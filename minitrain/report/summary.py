@@ -30,6 +30,7 @@ def _of_run(results: Results, run: str) -> dict[str, Any]:
         "step_p50_ms": _rounded(timing["step_p50_ms"], 2),
         "allreduce_p50_ms": _rounded(timing["allreduce_p50_ms"], 2),
         "loss": _rounded(float(results.losses[run]["loss"].iloc[-1]), 6),
+        "verdict": results.verdict(run),
         "bits_equal": byte_equivalent(rungs),
         "one_process_gap_1e_9": None if gap is None else round(gap * 1e9, 1),
     }
