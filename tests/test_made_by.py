@@ -17,6 +17,8 @@ from studies.label import labels
 
 STUDIES = sorted(file.parent for file in ROOT.glob("studies/*/dvc.yaml"))
 PLACES = [ROOT, *STUDIES]
+# the only folders that hold code
+CODE = {"minitrain", "stages"}
 MACHINE = {"cpu": "Abacus", "gpu": None, "cores": 2, "torch": "2.13.0"}
 ORIGIN = {"measured_at": "2026-01-02T03:04:05Z", "machine": MACHINE}
 
@@ -34,11 +36,10 @@ def code_in_lock(made: Made) -> str:
     stages = YAML(typ="safe").load((folder / "dvc.lock").read_text())["stages"]
     names = {made.script.name, f"stages.{made.script.stem}"}
     lock = next(s for s in stages.values() if names & {*s["cmd"].split()})
-    # the only folders that hold code are those of the library
     md5s = {
         (folder / dep["path"]).resolve().relative_to(ROOT).as_posix(): dep["md5"]
         for dep in lock["deps"]
-        if dep["path"].endswith(".py") or "minitrain/" in dep["path"]
+        if dep["path"].endswith(".py") or CODE & {*Path(dep["path"]).parts}
     }
     lines = [f"{md5s[name]}  {name}\n" for name in sorted(md5s)]
     return sha256("".join(lines).encode()).hexdigest()
@@ -65,6 +66,16 @@ def test_readme_says_which_code_made_the_result(folder: Path) -> None:
 def test_label_warns_exactly_where_the_code_is_not_that_of_today(folder: Path) -> None:
     today = all(made.code == code_sha256(made.script) for made in made_in(folder))
     assert ("Newer code may give other numbers" in labels()[folder]) != today
+
+
+def test_page_shows_no_study_that_other_code_made() -> None:
+    """The report does not run again where only code of the study changes."""
+    page = (ROOT / "metrics/report.md").read_text()
+    texts = labels()
+    known = "Newer code" in texts[ROOT]
+    if "The study studies/ladder trained" in page and not known:
+        again = "run .venv/bin/dvc repro --force --single-item report"
+        assert "Newer code" not in texts[ROOT / "studies/ladder"], again
 
 
 def test_every_study_has_a_result_with_a_script() -> None:

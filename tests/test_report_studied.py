@@ -91,8 +91,8 @@ def test_what_is_foreign_is_left_out(
     (said,) = studied_ladder(studied(**changes), MACHINE | machine)
     assert isinstance(said, Paragraph)
     assert said.text == (
-        f"More processes, other optimizers and number types are left out: {why}. `make "
-        "study-ladder` climbs that ladder, `make` then shows it."
+        f"More processes, other optimizers and number types are left out: {why}. make "
+        "study-ladder climbs that ladder, make then shows it."
     )
 
 

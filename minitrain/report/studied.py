@@ -79,7 +79,7 @@ def studied_ladder(studied: Studied, machine: Mapping[str, Any]) -> list[Block]:
         return [
             Paragraph(
                 "More processes, other optimizers and number types are left out: "
-                f"{why}. `make study-ladder` climbs that ladder, `make` then shows it."
+                f"{why}. make study-ladder climbs that ladder, make then shows it."
             )
         ]
     return [
