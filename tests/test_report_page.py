@@ -240,7 +240,34 @@ def test_summary_holds_what_branches_can_be_compared_by() -> None:
         "bits_equal": True,
         "one_process_gap_1e_9": 3100.0,
     }
-    assert told["gloo-1"]["verdict"] is None
+    assert told["gloo-1"]["verdict"] == "undecided"
+
+
+def test_every_run_has_its_verdict_and_what_it_rests_on() -> None:
+    ladders = {f"gloo-{size}": ladder_of(size) for size in (1, 2)}
+    rests = "equal bits, and the witness"
+    ladders["gloo-2"] |= {"verdict": "proven", "rests_on": rests}
+    measured = results([1, 2], equivalence=ladders)
+    published = manifest(measured, find(measured))
+    assert published["verdict"] == "proven"
+    assert published["verdicts"] == {
+        "gloo-1": {"verdict": "undecided", "rests_on": None},
+        "gloo-2": {"verdict": "proven", "rests_on": rests},
+    }
+    numbers = summary(measured, find(measured))
+    assert numbers["gloo-1"]["verdict"] == "undecided"
+    assert numbers["gloo-2"]["verdict"] == "proven"
+    text = to_markdown(page(measured, find(measured)))
+    assert f"| gloo-2 | proven | {rests} |" in text
+    assert "| gloo-1 | undecided | - |" in text
+
+
+def test_manifest_names_the_code_of_both_measurements() -> None:
+    there = provenance_of(1, code_sha256="cd" * 32)
+    measured = results([1, 2], baseline_provenance=there)
+    published = manifest(measured, find(measured))
+    assert published["code_sha256"] == "ab" * 32
+    assert published["baseline_code_sha256"] == "cd" * 32
 
 
 def test_only_runs() -> None:
@@ -251,6 +278,17 @@ def test_only_runs() -> None:
     }
     with pytest.raises(UserError, match=r"f\.json: no run nccl-1; it holds gloo-4, "):
         only_runs(found, ["nccl-1"], "f.json")
+
+
+MARKED = """# Mine
+
+<!-- result -->
+old
+<!-- /result -->
+
+<!-- made-by -->
+<!-- /made-by -->
+"""
 
 
 def write(path: Path, content: Any) -> None:
@@ -281,7 +319,11 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     timings = {run: timing_of(size) for run, size in sizes.items()}
     write(metrics / "timing.json", timings)
     measured.account.to_csv(metrics / "account.csv", index=False)
-    measured.studied_ladder.to_csv(metrics / "ladder.csv", index=False)
+    measured.studied.rungs.to_csv(metrics / "ladder.csv", index=False)
+    write(metrics / "ladder.json", measured.studied.origin)
+    (tmp_path / "minitrain").mkdir()
+    shutil.copy(PARAMS.parent / "minitrain/model.py", tmp_path / "minitrain")
+    (tmp_path / "README.md").write_text(MARKED)
     return tmp_path
 
 
@@ -294,6 +336,7 @@ def test_stage_writes_every_file(project: Path) -> None:
         "timing.json",
         "account.csv",
         "ladder.csv",
+        "ladder.json",
         "scaling.csv",
         "scaling.png",
         "account.png",
@@ -308,6 +351,10 @@ def test_stage_writes_every_file(project: Path) -> None:
     assert len(linked) == 3
     assert set(linked) <= made
     assert "gloo-4" not in markdown
+    readme = (project / "README.md").read_text()
+    assert "| 2 processes, DDP | 2 | 1 | " in readme
+    assert "old" not in readme
+    assert "- `train.py`: made by code " in readme
     assert "Text 1." in markdown
     read = Reader((metrics / "report.html").read_text())
     assert read.tags.count("img") == 3
@@ -322,6 +369,15 @@ def test_stage_repeats_itself(project: Path) -> None:
         return {path.name: path.read_bytes() for path in Path("metrics").iterdir()}
 
     assert content() == content()
+
+
+def test_a_readme_of_ones_own_is_left_alone(project: Path) -> None:
+    (project / "README.md").write_text("# Mine\n")
+    report.main()
+    assert (project / "README.md").read_text() == "# Mine\n"
+    (project / "README.md").unlink()
+    report.main()
+    assert not (project / "README.md").exists()
 
 
 def test_stage_refuses_a_run_that_was_not_measured(project: Path) -> None:

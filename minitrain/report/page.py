@@ -32,6 +32,8 @@ from minitrain.report.words import (
 SCALING_PNG, ACCOUNT_PNG, LOSSES_PNG = "scaling.png", "account.png", "losses.png"
 UNDEFINED = "-"
 LONGEST_TEXT = 80
+# what the page has said before it comes to the manifest
+TOLD = ("lesson_notes", "verdicts")
 TIMING_COLUMNS = {
     "tokens_per_s": "tokens per second",
     "step_mean_ms": "step, mean (ms)",
@@ -49,7 +51,7 @@ def page(results: Results, finding: Finding) -> list[Block]:
     return [
         *_result(results, finding),
         *_equivalence(results),
-        *studied_ladder(results.studied_ladder),
+        *studied_ladder(results.studied, results.machine),
         *_time(results, finding),
         Heading("Did they learn the same?"),
         Picture(LOSSES_PNG, losses_headline(results.losses)),
@@ -131,9 +133,14 @@ def _equivalence(results: Results) -> list[Block]:
             zip(texts, results.equivalence[run]["state_sha256"], strict=True)
         )
     ]
+    verdicts = [
+        [run, results.verdict(run), cell(results.rests_on(run), "")]
+        for run in results.equivalence
+    ]
     return [
         Heading("Did they compute the same?"),
         Paragraph(equivalence_sentences(results)),
+        Table(["run", "verdict", "rests on"], verdicts),
         Table(header, rows),
         Paragraph(
             "Every rank reads other samples, and every rank of a run must end with the "
@@ -212,7 +219,7 @@ def _provenance(results: Results, finding: Finding) -> list[Block]:
     summary = manifest(results, finding)
     shown: dict[str, Any] = {
         **summary.pop("machine"),
-        **{key: value for key, value in summary.items() if key != "lesson_notes"},
+        **{key: value for key, value in summary.items() if key not in TOLD},
     }
     rows = [[key, cell(value, ",.6g")] for key, value in shown.items()]
     return [
