@@ -78,8 +78,9 @@ def read_results() -> Results:
         timing=metrics["timing"],
         account=pd.read_csv(METRICS / "account.csv"),
         losses={run: pd.read_csv(RUNS / run / "losses.csv") for run in runs},
-        # made by the study, kept in git
+        # made by studies, kept in git
         studied_ladder=pd.read_csv(METRICS / "ladder.csv"),
+        studied_collectives=pd.read_csv(METRICS / "collectives.csv"),
     )
 
 

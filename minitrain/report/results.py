@@ -33,6 +33,7 @@ class Results:
     account: pd.DataFrame
     losses: Mapping[str, pd.DataFrame]
     studied_ladder: pd.DataFrame
+    studied_collectives: pd.DataFrame
 
     def __post_init__(self) -> None:
         named = {"baseline": self.baseline_provenance, **self.provenance}
