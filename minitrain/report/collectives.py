@@ -43,7 +43,7 @@ def all_reduce_sentences(
     nearest = mine.iloc[apart.index(min(apart))]
     size, took = f"{nearest['num_bytes'] / 1e6:.1f} MB", ms(nearest["p50_us"] / 1e3)
     return (
-        f"{text} By itself, one of {size} among {world_size} processes takes {took} over "
-        "gloo (the study collectives, on this kind of machine); a step's gradients are "
-        f"{num_bytes / 1e6:.1f} MB."
+        f"{text} By itself, one of {size} among {world_size} processes takes {took} "
+        "over gloo (the study collectives, on this kind of machine); the gradients of "
+        f"a step are {num_bytes / 1e6:.1f} MB."
     )
