@@ -83,6 +83,7 @@ def read_results() -> Results:
         account=pd.read_csv(METRICS / "account.csv"),
         losses={run: pd.read_csv(RUNS / run / "losses.csv") for run in runs},
         studied=read_studied(METRICS, params.model, LADDER),
+        studied_collectives=pd.read_csv(METRICS / "collectives.csv"),
     )
 
 

@@ -188,6 +188,19 @@ def studied(**changes: Any) -> Studied:
     return Studied(**{**fields, "code": "ef" * 32, **changes})
 
 
+def studied_collectives(**machine: Any) -> pd.DataFrame:
+    """Medians of a sweep on the same machine: a microsecond for each kB, shm half."""
+    where = {key: MACHINE[key] for key in ("cpu", "cores", "torch")} | machine
+    rows = [
+        (backend, world_size, size, size / 1e3 * factor)
+        for backend, factor in (("gloo", 1.0), ("shm", 0.5))
+        for world_size in (2, 4)
+        for size in (4, 1_048_576, 4_000_000, 16_777_216)
+    ]
+    columns = ["backend", "world_size", "num_bytes", "p50_us"]
+    return pd.DataFrame(rows, columns=columns).assign(**where)
+
+
 def results(world_sizes: list[int], **changes: Any) -> Results:
     """Results of gloo runs; ``speeds`` (of :func:`arms`) and any field can be given."""
     speeds = changes.pop("speeds", {})
@@ -224,5 +237,6 @@ def results(world_sizes: list[int], **changes: Any) -> Results:
             for run, size in runs.items()
         },
         "studied": studied(),
+        "studied_collectives": studied_collectives(),
     }
     return Results(**fields | changes)

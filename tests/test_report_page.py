@@ -9,14 +9,17 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from report_inputs import (
     MACHINE,
+    account_of,
     arms,
     ladder_of,
     provenance_of,
     results,
     rounds,
+    studied_collectives,
     timing_of,
 )
 
@@ -227,6 +230,49 @@ def test_manifest_is_null_where_nothing_was_run(
     assert summary["byte_equivalent"] is (None if world_sizes == [1] else True)
 
 
+BY_ITSELF = "By itself, one of 4.0 MB among 2 processes takes 4.0 ms over gloo"
+
+
+@pytest.mark.parametrize(
+    ("studied", "sync", "shown"),
+    [
+        # 870,000 parameters are 3.48 MB: 4 MB is nearest, at a microsecond for each kB
+        (studied_collectives(), "ddp", True),
+        (studied_collectives(), "fp16_compress", False),
+        (studied_collectives(cpu="Another CPU"), "ddp", False),
+        (studied_collectives(cores=4), "ddp", False),
+        (studied_collectives(torch="2.12.0+cpu"), "ddp", False),
+        (studied_collectives().query("num_bytes == 4"), "ddp", False),
+        (studied_collectives().query("world_size == 4"), "ddp", False),
+        (studied_collectives().query("backend == 'shm'"), "ddp", False),
+    ],
+)
+def test_all_reduce_by_itself_stands_beside_that_of_a_step(
+    studied: pd.DataFrame, sync: str, shown: bool
+) -> None:
+    """Only where it was measured on this machine, for as much as a step sends."""
+    made = {"gloo-2": provenance_of(2, sync=sync)}
+    measured = results([2], provenance=made, studied_collectives=studied)
+    text = to_markdown(page(measured, find(measured)))
+    assert "it holds waiting for the other ranks, and for a core." in text
+    assert (BY_ITSELF in text) is shown
+    assert ("By itself" in text) is shown
+
+
+@pytest.mark.parametrize(("world_sizes", "said"), [([1, 2], True), ([2, 4], False)])
+def test_wait_of_one_process_is_no_straggler(
+    world_sizes: list[int], said: bool
+) -> None:
+    measured = results(world_sizes)
+    alone = account_of(2) | {"wait_ms": 0.27}
+    for run, timing in measured.timing.items():
+        timing["account"] = alone
+        assert run in measured.accounts
+    text = to_markdown(page(measured, find(measured)))
+    line = "One process (gloo-1) has nobody to wait for: its wait is what a barrier"
+    assert (line in text) is said
+
+
 def test_summary_holds_what_branches_can_be_compared_by() -> None:
     """No speeds of runs that were made one after the other."""
     ladders = {"gloo-1": ladder_of(1), "gloo-2": ladder_of(2) | {"verdict": "proven"}}
@@ -324,6 +370,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "minitrain").mkdir()
     shutil.copy(PARAMS.parent / "minitrain/model.py", tmp_path / "minitrain")
     (tmp_path / "README.md").write_text(MARKED)
+    measured.studied_collectives.to_csv(metrics / "collectives.csv", index=False)
     return tmp_path
 
 
@@ -335,6 +382,7 @@ def test_stage_writes_every_file(project: Path) -> None:
         "equivalence.json",
         "timing.json",
         "account.csv",
+        "collectives.csv",
         "ladder.csv",
         "ladder.json",
         "scaling.csv",

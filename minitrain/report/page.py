@@ -14,6 +14,7 @@ from minitrain.report.blocks import (
     Table,
     Title,
 )
+from minitrain.report.collectives import all_reduce_sentences
 from minitrain.report.glossary import GLOSSARY, RUNGS
 from minitrain.report.ladder import equivalence_sentences, rungs, verdict_in_words
 from minitrain.report.manifest import manifest
@@ -162,6 +163,7 @@ def _time(results: Results, finding: Finding) -> list[Block]:
         Heading("Where did the time go?"),
         Picture(ACCOUNT_PNG, account_headline(finding)),
         _account_table(results),
+        *_alone(results),
         Paragraph(
             f"Runs are timed by a hook; {results.largest} with it ran at {ratio} times "
             f"the speed without (5-95 % interval {low} to {high}, noise floor "
@@ -170,7 +172,21 @@ def _time(results: Results, finding: Finding) -> list[Block]:
         ),
         *_ddp_says(results),
         Table(["run", *TIMING_COLUMNS.values()], timings),
+        *_all_reduce(results, finding),
     ]
+
+
+def _all_reduce(results: Results, finding: Finding) -> list[Block]:
+    if finding.world_size == 1:
+        return []
+    text = all_reduce_sentences(
+        results.studied_collectives,
+        results.machine,
+        finding.sync,
+        finding.world_size,
+        4 * results.provenance[finding.run]["model_params"],
+    )
+    return [Paragraph(text)]
 
 
 def _ddp_says(results: Results) -> list[Block]:
@@ -207,6 +223,16 @@ def _account_table(results: Results) -> Table:
     gaps = (f"{account['gap_pct']:.1f} %" for account in accounts.values())
     rows += [["gap", *gaps], ["closed", *closed]]
     return Table(["mean ms of a step (5-95 % interval)", *accounts], rows)
+
+
+def _alone(results: Results) -> list[Block]:
+    """What the wait of one process is, where an account shows one."""
+    made = results.provenance
+    alone = [run for run in results.accounts if made[run]["world_size"] == 1]
+    if not alone:
+        return []
+    barrier = "has nobody to wait for: its wait is what a barrier itself costs."
+    return [Paragraph(f"One process ({', '.join(alone)}) {barrier}")]
 
 
 def _part(results: Results, run: str, account: Mapping[str, Any], part: str) -> str:
