@@ -453,7 +453,7 @@ MEASURING = [
     mutant(
         "padding_counted_in_a_run",
         "tokens of a step count padding",
-        "tests/test_training.py",
+        "tests/test_training.py::test_epochs_with_an_uneven_tail_repeat_to_the_bit",
         "minitrain/training.py",
         "sum(part.num_targets for part in parts)",
         'sum(part.inputs["input_ids"].numel() for part in parts)',
@@ -461,7 +461,7 @@ MEASURING = [
     mutant(
         "padding_counted_in_a_turn",
         "tokens of a turn in the speed comparison count padding",
-        "tests/test_arms.py",
+        "tests/test_arms.py::test_every_arm_has_a_row_for_every_round",
         "minitrain/arms.py",
         "self.batches.parts(s)[0].global_targets for s",
         'self.batches.parts(s)[0].inputs["input_ids"].numel() for s',
@@ -469,7 +469,7 @@ MEASURING = [
     mutant(
         "ceiling_communicates",
         "the arm without communication trains with DDP",
-        "tests/test_arms.py",
+        "tests/test_arms.py::test_arms_of_two_world_sizes",
         "minitrain/arms.py",
         '(("sync", PLAIN),))',
         '(("sync", "ddp"),))',
@@ -477,7 +477,7 @@ MEASURING = [
     mutant(
         "mean_for_median_of_ratios",
         "the ratio of two arms is a mean, not a median",
-        "tests/test_baseline.py",
+        "tests/test_baseline.py::test_ratio_is_a_median_within_its_interval",
         "minitrain/baseline.py",
         "ratio=math.exp(np.median(logs))",
         "ratio=math.exp(np.mean(logs))",
@@ -485,7 +485,7 @@ MEASURING = [
     mutant(
         "mean_for_median_of_steps",
         "the step time is a mean where the median is promised",
-        "tests/test_account.py",
+        "tests/test_account.py::test_typical_step_and_skew_are_medians",
         "minitrain/account.py",
         '"step_p50_ms": _quantile(steps["ms"], 0.50)',
         '"step_p50_ms": _mean(steps["ms"])',
@@ -493,7 +493,7 @@ MEASURING = [
     mutant(
         "interval_without_width",
         "both ends of the bootstrap interval are the median",
-        "tests/test_baseline.py",
+        "tests/test_baseline.py::test_ratio_is_a_median_within_its_interval",
         "minitrain/baseline.py",
         "axis=1), [0.05, 0.95])",
         "axis=1), [0.5, 0.5])",
