@@ -45,16 +45,20 @@ def summarise(timings: pd.DataFrame, num_warmup_steps: int) -> dict[str, Any]:
     """A run's numbers, in milliseconds and tokens per second; None where undefined.
 
     Step times, all-reduce times and throughput come from plain steps. A step takes as
-    long as its slowest rank. ``allreduce`` is the time per step in which at least one
-    bucket was being reduced (``comm_total``), over all ranks and steps.
+    long as its slowest rank, and all steps together as long as the rank that took the
+    longest for them. ``allreduce`` is the time per step in which at least one bucket
+    was on its way, from handing over to reduced (``comm_total``), waiting for other
+    ranks included; over all ranks and steps.
     """
     plain = summarised(timings, num_warmup_steps).query("kind == 'plain'")
     steps = plain.groupby("step").agg(ms=("step_ms", "max"), tokens=("tokens", "sum"))
-    seconds = steps["ms"].sum() / 1e3
+    # rank by rank: who is slow in one step may be ahead in the next, so that the sum of
+    # the slowest of each step is more than any rank took
+    seconds = plain.groupby("rank")["step_ms"].sum().max() / 1e3
     communication = _column(plain, "comm_total_ms")
     return {
         "num_steps_summarised": len(steps),
-        "tokens_per_s": float(steps["tokens"].sum() / seconds) if seconds else None,
+        "tokens_per_s": float(steps["tokens"].sum() / seconds) if seconds > 0 else None,
         "step_mean_ms": _mean(steps["ms"]),
         "step_p50_ms": _quantile(steps["ms"], 0.50),
         "step_p95_ms": _quantile(steps["ms"], 0.95),

@@ -8,7 +8,7 @@ in a row; each two rounds begin with another arm, so that it is not always the s
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,9 @@ def only_ddp(params: Params) -> Params:
 
 
 def arms_of(params: Params) -> list[Arm]:
-    """The arms that ``params`` ask for; the largest world size has an A/A twin."""
+    """The arms that ``params`` ask for, some with a twin for the noise floor (A/A): the
+    largest world size, the same in silence, and one process.
+    """
     threads = params.train.threads_per_process
     sizes = [size for size in sorted(params.gloo.world_sizes) if size > 1] or [1]
     arms = [
@@ -85,10 +87,11 @@ def arms_of(params: Params) -> list[Arm]:
         if size > 1:
             arms.append(silent_arm(f"gloo-{size}-silent", size, threads))
     largest = sizes[-1]
+    twins = ("one_process", f"gloo-{largest}", f"gloo-{largest}-silent")
     return [
         *arms,
         Arm(f"gloo-{largest}-timed", largest, threads, timed=True),
-        Arm(f"gloo-{largest}-again", largest, threads),
+        *(replace(a, name=f"{a.name}-again") for a in arms if a.name in twins),
     ]
 
 

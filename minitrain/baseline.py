@@ -1,9 +1,10 @@
 """The comparison of speed: all arms took turns in one run, round by round.
 
 Two arms are compared pair by pair within a round, so that what slows the machine for
-a while slows both of them. The same arm measured twice (A/A) gives the noise floor,
-below which no difference is reported. Ratios are handled as logarithms: swapping the
-arms of a comparison gives exactly the inverse ratio and the opposite verdict.
+a while slows both of them. Arms measured twice (A/A) give the noise floor, below which
+no difference is reported: the largest over all such pairs, since identical arms can
+differ systematically. Ratios are handled as logarithms: swapping the arms of a
+comparison gives exactly the inverse ratio and the opposite verdict.
 """
 
 import math
@@ -42,7 +43,14 @@ def expected_arms(world_sizes: Sequence[int]) -> list[str]:
         arms += [ddp_arm(world_size), ddp_arm(world_size) + SILENT]
     largest = ddp_arm(max(world_sizes))
     arms += [largest] if largest not in arms else []
-    return [*arms, largest + AGAIN, largest + TIMED]
+    return [*arms, *(again for _, again in twins_of(world_sizes)), largest + TIMED]
+
+
+def twins_of(world_sizes: Sequence[int]) -> list[tuple[str, str]]:
+    """The A/A pairs when these gloo world sizes are asked for: arm, and its twin."""
+    largest = ddp_arm(max(world_sizes))
+    silent = [largest + SILENT] if max(world_sizes) > 1 else []
+    return [(arm, arm + AGAIN) for arm in (largest, *silent, ONE_PROCESS)]
 
 
 @dataclass(frozen=True)
@@ -52,7 +60,8 @@ class Comparison:
     ``ratio`` is the median over the rounds of A's tokens per second over B's of the
     same round (geometric mean of the middle two where their number is even), ``low``
     and ``high`` its 5 % and 95 % bootstrap bounds. ``noise_floor`` is relative: 0.01
-    means that a difference below 1 % is not worth reporting.
+    means that a difference below 1 % is not worth reporting; it is the largest that
+    ``num_pairs`` pairs of identical arms showed.
     """
 
     arm_a: str
@@ -63,6 +72,7 @@ class Comparison:
     low: float
     high: float
     noise_floor: float
+    num_pairs: int
     num_rounds: int
 
     @property
@@ -88,7 +98,7 @@ class Rounds:
 
     ``rounds`` has one row per round and arm with the columns of ``COLUMNS``: tokens
     are real target tokens, seconds wall time. Arms that are not among ``arms`` are
-    left out. ``twins`` are the A/A pair: an arm, and the same once more. Raises
+    left out. ``twins`` are the A/A pairs: an arm, and the same once more. Raises
     UserError, naming ``source``, where a column, a round of an arm or a positive time
     is missing, an arm is doubled, or rounds are too few.
     """
@@ -97,7 +107,7 @@ class Rounds:
         self,
         rounds: pd.DataFrame,
         arms: Sequence[str],
-        twins: tuple[str, str],
+        twins: Sequence[tuple[str, str]],
         source: str,
     ) -> None:
         self.twins, self.source = twins, source
@@ -127,18 +137,19 @@ class Rounds:
         return shape.loc[spread.index].join(spread).rename_axis("arm").reset_index()
 
     def noise_floor(self) -> float:
-        """Smallest relative difference worth reporting, from the A/A pair.
+        """Smallest relative difference worth reporting: the largest over the A/A pairs.
 
-        The larger distance from 1 of the two bounds of the 5-95 % bootstrap interval
-        of the A/A ratio; at the least the standard error of the mean A/A difference
-        (root mean square over the square root of the number of rounds), so that a
-        disturbed round, which a median does not notice, still counts.
+        Of a pair, the larger distance from 1 of the two bounds of the 5-95 % bootstrap
+        interval of the A/A ratio; at the least the standard error of the mean A/A
+        difference (root mean square over the square root of the number of rounds), so
+        that a disturbed round, which a median does not notice, still counts.
         """
-        arm, again = self.twins
-        logs = self._log_ratios(again, arm)
-        low, high = _bootstrap(logs)
-        standard_error = math.sqrt(np.mean(logs**2) / len(logs))
-        return math.expm1(max(abs(low), abs(high), standard_error))
+        return max(self._floor(again, arm) for arm, again in self.twins)
+
+    def spread(self) -> float:
+        """How far rounds of one arm lie apart: p95 / p5 - 1, the median over arms."""
+        low, high = self._speeds.quantile([0.05, 0.95]).to_numpy()
+        return float(np.median(high / low - 1))
 
     def compare(self, arm_a: str, arm_b: str) -> Comparison:
         """Compare two arms round by round; UserError where one was not measured."""
@@ -153,8 +164,15 @@ class Rounds:
             low=math.exp(low),
             high=math.exp(high),
             noise_floor=self.noise_floor(),
+            num_pairs=len(self.twins),
             num_rounds=self.num_rounds,
         )
+
+    def _floor(self, again: str, arm: str) -> float:
+        logs = self._log_ratios(again, arm)
+        low, high = _bootstrap(logs)
+        standard_error = math.sqrt(np.mean(logs**2) / len(logs))
+        return math.expm1(max(abs(low), abs(high), standard_error))
 
     def _arm(self, arm: str) -> "pd.Series[float]":
         if arm not in self._speeds:
@@ -176,7 +194,7 @@ class Baseline(Rounds):
         self, rounds: pd.DataFrame, world_sizes: Sequence[int], source: str
     ) -> None:
         self.subject = ddp_arm(max(world_sizes))
-        twins = self.subject, self.subject + AGAIN
+        twins = twins_of(world_sizes)
         super().__init__(rounds, expected_arms(world_sizes), twins, source)
 
     def instrumentation_cost(self) -> Comparison:

@@ -1,44 +1,43 @@
 """``check_data_parallel``: the ladder for any model, from one's own test."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 from torch import Tensor, nn
 
 from minitrain.batches import causal_lm_loss
 from minitrain.cut import count_targets, cut, tensors_of
-from minitrain.equivalence import (
-    Rung,
-    bits_rung,
-    data_rung,
-    precision_rung,
-    ranks_rung,
-    reduced_once_rung,
-    replay_rungs,
-    trained_rung,
-)
+from minitrain.equivalence import Rung
 from minitrain.errors import EvidenceError, UserError
+from minitrain.ladder import ladder
 from minitrain.locator import UNKNOWN, Divergence, Values, What, cause_of, locate
 from minitrain.one_process import nudge
 from minitrain.precision import PRECISIONS, Name
-from minitrain.promises import not_promised, unproven
+from minitrain.promises import is_exact, not_promised
 from minitrain.randomness import untouched_random_state
 from minitrain.sync import DEFAULTS, Strategy, Tuning, trained
 from minitrain.sync.strategies import find_strategy
-from minitrain.tolerances import one_process_rungs
-from minitrain.training import OPTIMIZERS
+from minitrain.tolerances import Compared, one_process_rungs
+from minitrain.training import OPTIMIZERS, mean_losses
 from minitrain.trial import (
     Outcome,
     Plant,
     Trial,
     compared,
+    one_thread,
+    ran,
     run_one_process,
     run_ranks,
     run_replay,
 )
+from minitrain.verdicts import VERDICTS, Verdict, as_dicts, verdict_of
+from minitrain.witness.examine import examine_batches
+from minitrain.witness.record import Record, Task
 
 ATOL = 1e-5
+PROVEN: tuple[Verdict, ...] = ("proven",)
 
 
 @dataclass(frozen=True)
@@ -49,9 +48,17 @@ class Ladder:
     divergence: Divergence | None
 
     @property
-    def well(self) -> bool:
-        """No rung is breached."""
-        return not self.breaches
+    def verdict(self) -> Verdict:
+        """``proven`` (the bits of a replay, and a witness that shares no code with the
+        run), ``replay only``, ``undecided`` (what strategies come to that promise no
+        bits) or ``breach``.
+        """
+        return verdict_of(as_dicts(self.rungs))[0]
+
+    @property
+    def rests_on(self) -> str:
+        """What the verdict rests on, in a sentence."""
+        return verdict_of(as_dicts(self.rungs))[1]
 
     @property
     def breaches(self) -> list[str]:
@@ -64,6 +71,7 @@ class Ladder:
             f"{name:<{width}}  {rung.verdict:<16}  {rung.detail}".rstrip()
             for name, rung in self.rungs.items()
         ]
+        lines.append(f"{self.verdict}: {self.rests_on}")
         if self.divergence is not None:
             lines.append(f"first difference: {self.divergence}")
         return "\n".join(lines)
@@ -85,6 +93,7 @@ def check_data_parallel(
     steps: int | None = None,
     seed: int = 0,
     timeout_s: float = 300,
+    accept: Collection[Verdict] = PROVEN,
 ) -> Ladder:
     """Train ``factory()`` with ``world_size`` processes and prove that it is right.
 
@@ -96,7 +105,8 @@ def check_data_parallel(
     promises. ``steps`` is one for each batch unless told otherwise.
 
     Returns the ladder. Raises EvidenceError with the ladder and the first difference
-    where a rung is breached, UserError for arguments that cannot be.
+    unless its verdict is one that you ``accept``, UserError for arguments that cannot
+    be.
     """
     trial = Trial(
         factory=factory,
@@ -113,10 +123,11 @@ def check_data_parallel(
         precision=precision,
     )
     _refuse_what_cannot_be(trial, world_size)
-    ladder = examine(trial, world_size, timeout_s=timeout_s)
-    if not ladder.well:
-        raise EvidenceError(f"{', '.join(ladder.breaches)} breached\n{ladder}")
-    return ladder
+    _refuse_unknown(accept)
+    found = examine(trial, world_size, timeout_s=timeout_s)
+    if found.verdict not in accept:
+        raise EvidenceError(f"{found.verdict}: {found.rests_on}\n{found}")
+    return found
 
 
 def examine(
@@ -135,18 +146,12 @@ def examine(
     run = run or run_ranks(trial, world_size, plant, timeout_s=timeout_s)
     replay = run_replay(trial, run, world_size)
     one = one or run_one_process(trial)
-    rungs = {
-        "trained": trained_rung(run.rows),
-        "ranks": ranks_rung(run.states),
-        "precision": precision_rung(run.rows, replay.rows, trial.precision),
-        "data": data_rung(run.rows, replay.rows),
-        "reduced_once": reduced_once_rung(run.rows),
-        **replay_rungs(run.rows, replay.rows, world_size),
-        "replay": bits_rung(run.states[0], replay.states[0]),
-        **_against_one_process(trial, run, one),
-    }
+    shards = trial.num_shards(world_size)
+    testimony = witness(trial, run, world_size)
+    both = ran(run), ran(replay)
+    rungs = ladder(*both, trial.sync, shards, trial.precision, testimony)
+    rungs |= _against_one_process(trial, run, one)
     rungs |= not_promised(rungs, trial.sync, trial.precision)
-    rungs |= unproven(rungs, trial.sync)
 
     def values(step: int) -> Values:
         again = run_ranks(trial, world_size, plant, keep=step, timeout_s=timeout_s)
@@ -166,11 +171,33 @@ def examine(
     return Ladder(rungs, locate(run.rows, replay.rows, explain) if promised else None)
 
 
-def _against_one_process(trial: Trial, run: Outcome, one: Outcome) -> dict[str, Rung]:
-    def nudged() -> Mapping[str, Tensor]:
-        return run_one_process(trial, nudge).states[0]
+def witness(trial: Trial, run: Outcome, world_size: int) -> dict[str, Any]:
+    """The rungs of the witness, which is given nothing but what the caller gave."""
+    task = Task(
+        build=lambda: trial.start(0),
+        loss=trial.loss,
+        count=trial.count,
+        world_size=world_size,
+        num_steps=trial.steps,
+        hash_every=trial.hash_every,
+        optimizer=trial.optimizer,
+        learning_rate=trial.learning_rate,
+        precision=trial.precision,
+        wire=trial.sync.wire,
+    )
+    sampled = run.results[0].kept["sampled"]
+    record = Record(run.rows, mean_losses(run.results), sampled, run.states[0])
+    with one_thread(), untouched_random_state():
+        exact = is_exact(trial.sync)
+        return examine_batches(task, trial.batches, record, exact=exact)
 
-    rungs = one_process_rungs(compared(run), compared(one), trial, ATOL, nudged)
+
+def _against_one_process(trial: Trial, run: Outcome, one: Outcome) -> dict[str, Rung]:
+    @cache
+    def twin(most_steps: int | None) -> Compared:
+        return compared(run_one_process(trial, nudge, most_steps))
+
+    rungs = one_process_rungs(compared(run), compared(one), trial, ATOL, twin)
     del rungs["one_process_data"]
     return rungs
 
@@ -214,6 +241,12 @@ def _refuse_what_cannot_be(trial: Trial, world_size: int) -> None:
     _refuse_parts_without_targets(trial, world_size)
     if not trial.tuning.find_unused_parameters:
         _refuse_unused_parameters(trial, world_size)
+
+
+def _refuse_unknown(accept: Collection[str]) -> None:
+    if isinstance(accept, str) or not {*accept} <= {*VERDICTS}:
+        allowed = ", ".join(VERDICTS)
+        raise UserError(f"accept = {accept!r}: must hold some of {allowed}")
 
 
 def _refuse_parts_without_targets(trial: Trial, world_size: int) -> None:

@@ -1,7 +1,7 @@
 """Global batches in memory, cut for the ranks along their first dimension."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -47,7 +47,7 @@ class CutBatches:
             inputs=inputs,
             num_targets=self._count(inputs),
             global_targets=global_targets,
-            digests=tuple(_digests(inputs)),
+            digests=tuple(map(content_digest, zip(*tensors_of(inputs), strict=True))),
             shard=shard,
         )
 
@@ -86,10 +86,10 @@ def count_targets(batch: Any) -> int:
     return len(tensors_of(batch)[0])
 
 
-def _digests(part: Any) -> Iterator[int]:
-    for sample in zip(*tensors_of(part), strict=True):
-        digest = hashlib.sha256()
-        for tensor in sample:
-            flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-            digest.update(flat.numpy().tobytes())
-        yield int.from_bytes(digest.digest())
+def content_digest(sample: Iterable[Tensor]) -> int:
+    """SHA-256 of the bytes of a sample's tensors, as a number."""
+    digest = hashlib.sha256()
+    for tensor in sample:
+        flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        digest.update(flat.numpy().tobytes())
+    return int.from_bytes(digest.digest())

@@ -92,6 +92,34 @@ def hashes_rung(
     return Rung(True, None, None, "equal", "")
 
 
+def losses_rung(run: Sequence[float], other: Sequence[float]) -> Rung:
+    """The reduced loss of every step against ``other``'s: equal bits."""
+    if len(run) != len(other) or not run:
+        detail = f"{len(run)} steps against {len(other)}"
+        return Rung(False, None, None, "breach", detail)
+    for step, (ours, theirs) in enumerate(zip(run, other, strict=True)):
+        if ours != theirs:
+            detail = f"first at step {step}: {ours!r} against {theirs!r}"
+            return Rung(False, None, abs(ours - theirs), "breach", detail)
+    return Rung(True, None, 0.0, "equal", "")
+
+
+def unwatched_rung(run: Rows) -> Rung:
+    """Gradients of step 0 against those of DDP without our hook, as torch has it."""
+    bare = {row["rank"]: row["gradients"] for row in _rows(run, "unwatched")}
+    if not bare:
+        return not_run("the strategy is another thing without its hook")
+    hooked = [row for row in _rows(run, "tensors") if row["step"] == 0]
+    if bare.keys() != {row["rank"] for row in hooked}:
+        return Rung(False, None, None, "breach", "not every rank tried")
+    for row in hooked:
+        for name, wanted in bare[row["rank"]].items():
+            if row["gradients"].get(name) != wanted:
+                where = f"rank {row['rank']}, tensor {name}"
+                return Rung(False, None, None, "breach", f"first at {where}")
+    return Rung(True, None, None, "equal", "")
+
+
 def replay_rungs(run: Rows, replay: Rows, world_size: int) -> dict[str, Rung]:
     """:func:`hashes_rung` of everything that is hashed, by name."""
     return {
@@ -127,10 +155,15 @@ def own_to_each_rank(run: Rows) -> str | None:
 
 
 def data_rung(run: Rows, other: Rows) -> Rung:
-    """The hash of every step's global batch against ``other``'s: the same samples."""
-    ours, theirs = ([r["sha256"] for r in _rows(x, "batch")] for x in (run, other))
+    """The hash of every step's global batch against ``other``'s: the same samples, and
+    on the same ranks where both have as many.
+    """
+    ours, theirs = (_rows(rows, "batch") for rows in (run, other))
     for step, (a, b) in enumerate(zip(ours, theirs, strict=False)):
-        if a != b:
+        ours_by_rank, theirs_by_rank = a.get("ranks", ()), b.get("ranks", ())
+        comparable = len(ours_by_rank) == len(theirs_by_rank)
+        swapped = comparable and ours_by_rank != theirs_by_rank
+        if a["sha256"] != b["sha256"] or swapped:
             return Rung(False, None, None, "breach", f"first at step {step}")
     if len(ours) != len(theirs) or not ours:
         detail = f"{len(ours)} steps against {len(theirs)}"
@@ -152,6 +185,9 @@ def trained_rung(run: Rows) -> Rung:
     trained = first["gradients"]
     moved = [name for name in trained if first["parameters"][name] != last[name]]
     detail = f"{len(moved)} of {len(trained)} tensors changed"
+    if moved and len(moved) < len(trained):
+        still = [name for name in trained if name not in moved]
+        detail += f", not {', '.join(still[:3])}{', ...' if still[3:] else ''}"
     return Rung(None, None, None, "equal" if moved else "breach", detail)
 
 

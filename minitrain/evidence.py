@@ -1,5 +1,6 @@
 """The evidence on each run, as the verify stage left it, and runs beside each other."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -7,13 +8,24 @@ import pandas as pd
 from minitrain.equivalence import Rung, bits_rung, not_run
 from minitrain.files import read_jsonl
 from minitrain.hashes import load_tensors
+from minitrain.ladder import Ran
+from minitrain.one_process import start_of
 from minitrain.params import Params
 from minitrain.sync.invariant import Invariant
 from minitrain.sync.strategies import find_strategy
 from minitrain.tolerances import Compared
 
 
-def evidence_of(run: str, evidence: Path) -> Compared:
+def ran_in(folder: Path, states: Sequence[Path]) -> Ran:
+    """What a run or a replay left in its folder; ``states`` are those of the ranks."""
+    return Ran(
+        rows=read_jsonl(folder / "hashes.jsonl"),
+        losses=list(pd.read_csv(folder / "losses.csv")["loss"]),
+        states=[load_tensors(file) for file in states],
+    )
+
+
+def evidence_of(run: str, params: Params, evidence: Path) -> Compared:
     """What runs are compared by, of ``gloo-W`` or ``nccl-W``; ``evidence`` is a folder
     with one for each run.
     """
@@ -24,6 +36,7 @@ def evidence_of(run: str, evidence: Path) -> Compared:
         early=load_tensors(folder / "early.pt"),
         state=load_tensors(folder / "state.pt"),
         losses=list(pd.read_csv(folder / "losses.csv")["loss"]),
+        start=start_of(params),
     )
 
 
@@ -38,5 +51,5 @@ def across_world_sizes(run: str, params: Params, evidence: Path) -> dict[str, Ru
         return {"world_sizes": not_run("the others are held to it")}
     if not run.startswith("gloo-"):
         return {"world_sizes": not_run("a GPU computes other bits")}
-    states = (evidence_of(one, evidence).state for one in (fewest, run))
+    states = (load_tensors(evidence / one / "state.pt") for one in (fewest, run))
     return {"world_sizes": bits_rung(*states)}

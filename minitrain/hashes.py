@@ -1,9 +1,10 @@
 """Fingerprints of what a run computed, taken outside of timed regions.
 
-Four kinds of rows: ``batch`` (every step: hash of the global batch), ``tensors``
-(recorded steps: hash of every gradient before the optimizer, of every parameter and
-buffer after it, on each rank), ``buckets`` (where DDP's layout changes), and
-``forward`` (once: whether the forward pass depends on its samples alone).
+Six kinds of rows: ``batch`` (every step: hash of the global batch), ``fed`` (every
+step: what each rank gave to its model), ``tensors`` (recorded steps: hash of every
+gradient before the optimizer, of every parameter and buffer after it, on each rank),
+``buckets`` (where DDP's layout changes), ``forward`` (once: whether the forward pass
+depends on its samples alone), and ``probe`` (:mod:`minitrain.probe`).
 """
 
 import hashlib
@@ -15,7 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from minitrain.batches import Batch
 from minitrain.buffers import Buffers, copy_buffers, same_buffers
+from minitrain.cut import content_digest, tensors_of
 from minitrain.ddp import barrier
 from minitrain.files import open_atomic
 from minitrain.randomness import random_state, same_random_state
@@ -38,6 +41,14 @@ def recorded_steps(num_steps: int, hash_every: int) -> set[int]:
     """The first three steps, every ``hash_every``-th, and the last."""
     first = range(min(3, num_steps))
     return {*first, *range(0, num_steps, hash_every), num_steps - 1}
+
+
+def sampled_steps(recorded: Iterable[int]) -> set[int]:
+    """Of the recorded steps the first, one in the middle and the last: the tensors of
+    these are kept for the witness.
+    """
+    steps = sorted(recorded)
+    return {steps[0], steps[len(steps) // 2], steps[-1]} if steps else set()
 
 
 def ledger_entry(digests: Sequence[Sequence[int]]) -> Row:
@@ -64,21 +75,47 @@ def _sum_of(digests: Iterable[int]) -> str:
 class Recorder:
     """Collects the rows of one rank while it trains, at ``steps``.
 
-    Of two things it keeps the tensors themselves, in ``kept``: ``gradients`` of step 0,
-    and ``early``, the model after the third step. Both are empty if not recorded.
+    Of some things it keeps the tensors themselves, in ``kept``: ``gradients`` of step
+    0, ``early``, the model after the third step, and ``sampled``, of the steps of that
+    name, by ``STEP/KIND/NAME``: state ``before``, ``gradients``, ``moments`` of the
+    optimizer before its step, and parameters ``after``. What is not recorded is empty.
     """
 
-    def __init__(self, model: nn.Module, steps: Iterable[int]) -> None:
+    def __init__(
+        self, model: nn.Module, steps: Iterable[int], sampled: Iterable[int] = ()
+    ) -> None:
         self._model = model
         self._steps = frozenset(steps)
+        self._sampled = frozenset(sampled)
         self._layout: list[Row] = []
         self._watched = False
         self.rows: list[Row] = []
-        self.kept: dict[str, Tensors] = {"gradients": {}, "early": {}}
+        self.kept: dict[str, Tensors] = {"gradients": {}, "early": {}, "sampled": {}}
 
     def wants(self, step: int) -> bool:
         """Whether ``step`` is a recorded one."""
         return step in self._steps
+
+    def begin(self, step: int, moments: Callable[[], Tensors]) -> None:
+        """Keep what a sampled step starts from; ``moments`` are the optimizer's."""
+        if step in self._sampled:
+            self._sample(step, "before", self._model.state_dict())
+            self._sample(step, "moments", moments())
+
+    def fed(self, step: int, parts: Sequence[Batch]) -> None:
+        """Note what the model was given: each sample by its content, and the targets
+        that count. A part without targets is there for its rank to take part.
+        """
+        if self._steps:
+            counted = [part for part in parts if part.num_targets]
+            names = [name for part in counted for name in sample_names(part.inputs)]
+            targets = sum(part.num_targets for part in counted)
+            row = {"kind": "fed", "step": step, "samples": names, "targets": targets}
+            self.rows.append(row)
+
+    def _sample(self, step: int, kind: str, tensors: Mapping[str, Tensor]) -> None:
+        for name, tensor in _copy(tensors).items():
+            self.kept["sampled"][f"{step}/{kind}/{name}"] = tensor
 
     @contextmanager
     def step(
@@ -118,6 +155,8 @@ class Recorder:
         self.rows.append({"kind": "tensors", "step": step, "gradients": hashes})
         if step == 0:
             self.kept["gradients"] = _copy(gradients)
+        if step in self._sampled:
+            self._sample(step, "gradients", gradients)
 
     def own_gradients(self, step: int, gradients: Sequence[Tensors]) -> None:
         """A replay tells what each rank adds to the sum; nothing is kept of it here."""
@@ -127,13 +166,16 @@ class Recorder:
 
         ``precision`` is the state of a loss scaler, where there is one.
         """
-        parameters = self._model.named_parameters()
-        self.rows[-1]["parameters"] = {n: sha256_tensor(p) for n, p in parameters}
+        parameters = dict(self._model.named_parameters())
+        hashes = {name: sha256_tensor(p) for name, p in parameters.items()}
+        self.rows[-1]["parameters"] = hashes
         self.rows[-1]["buffers"] = self._buffer_hashes(list(self._model.buffers()))
         if precision:
             self.rows[-1]["precision"] = precision
         if step == EARLY_STEP:
             self.kept["early"] = _copy(self._model.state_dict())
+        if step in self._sampled:
+            self._sample(step, "after", parameters)
 
     def state_of_ranks(
         self, step: int, buffers: Sequence[Buffers], precision: Row | None = None
@@ -169,7 +211,13 @@ class Recorder:
 
 
 def _copy(tensors: Mapping[str, Tensor]) -> Tensors:
-    return {name: whole(tensor).clone() for name, tensor in tensors.items()}
+    return {name: whole(tensor).cpu().clone() for name, tensor in tensors.items()}
+
+
+def sample_names(inputs: Any) -> list[str]:
+    """The start of the SHA-256 of each sample, over all tensors of ``inputs``."""
+    rows = zip(*tensors_of(inputs), strict=True)
+    return [f"{content_digest(row):064x}"[:16] for row in rows]
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -6,6 +6,7 @@ process measures whether it does.
 """
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -26,16 +27,20 @@ from minitrain.run import (
 )
 from minitrain.sync import Strategy
 from minitrain.sync.strategies import PLAIN
-from minitrain.tolerances import Compared
+from minitrain.tolerances import Compared, Twin
 from minitrain.training import mean_losses, steps_to_train
 
 
 def one_process(
-    params: Params, shards: Path, prepare: Callable[[nn.Module], None] | None = None
+    params: Params,
+    shards: Path,
+    prepare: Callable[[nn.Module], None] | None = None,
+    most_steps: int | None = None,
 ) -> Compared:
     """Train as ``params`` say, but alone, and each batch at once.
 
-    ``shards`` is a folder world-1; ``prepare`` changes the start.
+    ``shards`` is a folder world-1; ``prepare`` changes the start; ``most_steps`` ends
+    it early.
     """
     params = params.with_train(sync=PLAIN, grad_accumulation_steps=1)
     train = params.train
@@ -45,7 +50,9 @@ def one_process(
     model = start_model(params, 0)
     if prepare is not None:
         prepare(model)
+    start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     num_steps = steps_to_train(train, len(batches[0].order))
+    num_steps = min(num_steps, most_steps or num_steps)
     (result,) = replay(
         model,
         batches,
@@ -64,12 +71,23 @@ def one_process(
         early=result.kept["early"],
         state=dict(model.state_dict()),
         losses=mean_losses([result]),
+        start=start,
     )
 
 
-def nudged_state(params: Params, shards: Path) -> Tensors:
-    """Final state of :func:`one_process` from a start one ULP away."""
-    return one_process(params, shards, nudge).state
+def twin_of(params: Params, shards: Path) -> Twin:
+    """:func:`one_process` from a start one ULP away, of as many steps as asked."""
+
+    @cache
+    def twin(most_steps: int | None) -> Compared:
+        return one_process(params, shards, nudge, most_steps)
+
+    return twin
+
+
+def start_of(params: Params) -> Tensors:
+    """The state that every run starts from."""
+    return dict(start_model(params, 0).state_dict())
 
 
 def nudge(model: nn.Module) -> None:

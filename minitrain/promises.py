@@ -1,6 +1,6 @@
 """What a strategy can be held to, and what it cannot."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from minitrain.equivalence import Rung, not_run
 from minitrain.sync import Promise, Strategy
@@ -10,6 +10,7 @@ NEEDS: dict[str, Promise] = {
     "replay_gradients": "replay",
     "replay_parameters": "replay",
     "replay_buffers": "replay",
+    "replay_losses": "replay",
     "replay": "replay",
     "one_process_gradients": "one_process",
     "one_process_early": "one_process",
@@ -41,16 +42,8 @@ def not_promised(
     return skipped
 
 
-def unproven(rungs: Mapping[str, Rung], strategy: type[Strategy]) -> dict[str, Rung]:
-    """A verdict for a strategy that promises no bits and was asked for nothing else.
-
-    Dropout, batch norm or 16 bits leave nothing to compare with one process: then
-    nobody has proven the run right, and it must not look as if.
+def is_exact(strategy: type[Strategy]) -> bool:
+    """Whether its gradients are the right ones but for rounding, so that the witness
+    can be asked for them.
     """
-    if "replay" in strategy.promises:
-        return {}
-    asked = [rungs[name] for name in ("one_process", "loss") if name in rungs]
-    if any(rung.verdict != "not run" for rung in asked):
-        return {}
-    why = f"nothing that {strategy.__name__} promises could be asked"
-    return {"proven": Rung(None, None, None, "undecided", why)}
+    return bool({"replay", "one_process"} & strategy.promises)

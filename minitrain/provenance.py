@@ -1,7 +1,10 @@
-"""Where and when a measurement was made: stored beside every file of timings."""
+"""Where, when and by which code a measurement was made: stored beside every result."""
 
+import hashlib
+import json
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -9,7 +12,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from ruamel.yaml import YAML
+
 from minitrain.errors import UserError
+
+# what decides a result and is kept in git; DVC removes its outputs before a stage runs,
+# so that any other file may differ from the commit
+CODE = ("*.py", "*params.yaml", "*dvc.yaml", "requirements.lock")
 
 
 def installed_torch() -> str:
@@ -47,13 +56,61 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def provenance(gpu: str | None = None) -> dict[str, Any]:
-    """Machine, time (UTC) and git commit of a measurement that is being made."""
+def provenance(script: Path, gpu: str | None = None) -> dict[str, Any]:
+    """Machine, time (UTC) and code of a measurement that ``script`` is making."""
     return {
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "git_commit": _git_commit(),
+        "git_commit": _git_commit(script),
+        "code_sha256": code_sha256(script),
         "machine": machine(gpu),
     }
+
+
+def code_sha256(script: Path) -> str | None:
+    """One hash for all code that the DVC stage of ``script`` depends on.
+
+    SHA-256 of a line ``md5  path`` for each, sorted by path, which is seen from the
+    project's root; all of it stands in dvc.lock. None where no stage runs ``script``.
+    """
+    script = script.resolve()
+    root = _project(script)
+    folder = next((p for p in script.parents if (p / "dvc.yaml").is_file()), None)
+    if root is None or folder is None:
+        return None
+    md5s = {}
+    for dep in _deps(script, folder):
+        path = Path(os.path.normpath(folder / dep))
+        if md5 := _md5_of_code(path):
+            md5s[Path(os.path.relpath(path, root)).as_posix()] = md5
+    lines = [f"{md5}  {path}\n" for path, md5 in sorted(md5s.items())]
+    return hashlib.sha256("".join(lines).encode()).hexdigest() if lines else None
+
+
+def bits_depend_on(threads: int) -> dict[str, Any]:
+    """What the bits of a run with ``threads`` per process depend on, but for its code:
+    on equal machines it is equal, whenever it is asked.
+    """
+    return {
+        "cpu": _cpu_name(),
+        "torch": installed_torch(),
+        "threads_per_process": threads,
+    }
+
+
+def require_same_build(named: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise UserError unless all of ``named`` (by file) say the same: the first two
+    files that do not, with what differs. They hold :func:`bits_depend_on`.
+    """
+    names = list(named)
+    for name in names[1:]:
+        first, other = named[names[0]], named[name]
+        for key in {**first, **other}:
+            if first.get(key) != other.get(key):
+                raise UserError(
+                    f"{name}: {key} = {other.get(key)!r}, but {first.get(key)!r} in "
+                    f"{names[0]}: bits of unlike machines are not compared; make both "
+                    "here with dvc repro --force"
+                )
 
 
 def measured_where(origin: Mapping[str, Any]) -> str:
@@ -107,10 +164,67 @@ def _memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _git_commit() -> str | None:
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+def _project(script: Path) -> Path | None:
+    return next((p for p in script.parents if (p / ".dvc").is_dir()), None)
+
+
+def _git_commit(script: Path) -> str | None:
+    """The commit, with ``-dirty`` where code differs from it or is not in it."""
+    folder = _project(script.resolve()) or script.resolve().parent
+    commit = _git(folder, "rev-parse", "HEAD")
+    changed = _git(folder, "status", "--porcelain", "--", *CODE)
+    return f"{commit}-dirty" if commit and changed else commit
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    command = ["git", "-C", str(folder), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() or None
+    return None if done.returncode else done.stdout.strip()
+
+
+def _deps(script: Path, folder: Path) -> list[str]:
+    """What the stage that runs ``script`` depends on, by the dvc.yaml in ``folder``."""
+    yaml = YAML(typ="safe")
+    params = folder / "params.yaml"
+    values = yaml.load(params.read_text("utf-8")) if params.is_file() else {}
+    inside = script.relative_to(folder)
+    names = {inside.as_posix(), ".".join(inside.with_suffix("").parts)}
+    stages = yaml.load((folder / "dvc.yaml").read_text("utf-8"))["stages"]
+    for stage in stages.values():
+        if names & {*stage["cmd"].split()}:
+            return [_filled(dep, values) for dep in stage["deps"]]
+    return []
+
+
+def _filled(dep: str, values: Mapping[str, Any]) -> str:
+    """``dep`` with what params.yaml says in the place of ``${section.key}``."""
+
+    def value(match: re.Match[str]) -> str:
+        section, _, key = match[1].partition(".")
+        return str(values.get(section, {}).get(key, match[0]))
+
+    return re.sub(r"\$\{([\w.]+)\}", value, dep)
+
+
+def _md5_of_code(path: Path) -> str | None:
+    """The MD5 in dvc.lock of a Python file, or of a folder with one; else None."""
+    if path.suffix == ".py":
+        return _md5(path.read_bytes())
+    files = [p for p in path.rglob("*") if p.is_file()]
+    inside = {p.relative_to(path).as_posix(): p for p in files}
+    if not any(name.endswith(".py") for name in inside):
+        return None
+    # as DVC lists a folder, without what .dvcignore names
+    listed = [
+        {"md5": _md5(inside[name].read_bytes()), "relpath": name}
+        for name in sorted(inside)
+        if "__pycache__" not in inside[name].parts
+    ]
+    return f"{_md5(json.dumps(listed).encode())}.dir"
+
+
+def _md5(content: bytes) -> str:
+    return hashlib.md5(content, usedforsecurity=False).hexdigest()

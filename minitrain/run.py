@@ -15,11 +15,23 @@ from minitrain.corpus import VOCAB_SIZE
 from minitrain.ddp import distributed, local_device, require_gpus
 from minitrain.factory import build_model, try_model
 from minitrain.files import open_atomic, write_json, write_jsonl
-from minitrain.hashes import Recorder, ledger_entry, recorded_steps, save_tensors
+from minitrain.hashes import (
+    Recorder,
+    ledger_entry,
+    recorded_steps,
+    sampled_steps,
+    save_tensors,
+)
 from minitrain.params import Params, Train
 from minitrain.precision import make_precision
+from minitrain.probe import add_probes, unwatched_gradients
 from minitrain.progress import progress
-from minitrain.provenance import peak_memory_mb, provenance, require_torch
+from minitrain.provenance import (
+    bits_depend_on,
+    peak_memory_mb,
+    provenance,
+    require_torch,
+)
 from minitrain.randomness import Stream, seed_everything
 from minitrain.sync import Strategy
 from minitrain.sync.invariant import shards_of
@@ -27,6 +39,7 @@ from minitrain.sync.strategies import find_strategy
 from minitrain.training import (
     OPTIMIZERS,
     TrainResult,
+    mean_loss,
     mean_losses,
     steps_to_train,
     train,
@@ -35,13 +48,14 @@ from minitrain.training import (
 
 @dataclass(frozen=True)
 class Job:
-    """One run: its parameters, and the folders that it reads and writes."""
+    """One run: its parameters, the folders that it reads and writes, its script."""
 
     params: Params
     backend: str
     world_size: int
     shards: Path
     out: Path
+    script: Path
 
 
 def num_shards(params: Params, world_size: int) -> int:
@@ -138,22 +152,34 @@ def train_rank(job: Job, launcher: str) -> None:
         num_steps = steps_to_train(params, batches.steps_per_epoch)
         title = f"{job.backend}-{world_size}"
         streams = rank_streams(job.params, rank, world_size)
+        strategy = find_strategy(params.sync)
+        unwatched = unwatched_gradients(
+            lambda: start_model(job.params, rank).to(device),
+            strategy,
+            params,
+            batches,
+            make_precision(params.precision, device.type),
+        )
         model = start_model(job.params, rank).to(device)
-        sync = find_strategy(params.sync)(model, params)
+        sync = strategy(model, params)
+        recorded = recorded_steps(num_steps, params.hash_every)
+        precision = make_precision(params.precision, device.type)
         kinds = kind_of_step if sync.has_account else always_plain
         result = train(
             sync,
             batches,
             sync.optimizer(OPTIMIZERS[params.optimizer], params.learning_rate),
             progress(range(num_steps), title, total=num_steps, show=rank == 0),
-            Recorder(model, recorded_steps(num_steps, params.hash_every)),
+            Recorder(model, recorded, sampled_steps(recorded)),
             StepClock(_synchronizer(device), kinds),
-            make_precision(params.precision, device.type),
+            precision,
             streams,
         )
         sync.finish()
         states = job.out / "states"
         save_tensors(states / f"state-rank-{rank}.pt", sync.state_dict())
+        add_probes(result, sync, batches, num_steps - 1, precision, streams)
+        result.hashes += [unwatched] if unwatched else []
         sync.close()
         facts = {
             "launcher": launcher,
@@ -164,7 +190,7 @@ def train_rank(job: Job, launcher: str) -> None:
             "sync": params.sync,
             "model_params": sum(p.numel() for p in model.parameters()),
         }
-        _write_together(job.out, result, facts, device)
+        _write_together(job, result, facts, device)
 
 
 def rank_streams(
@@ -183,7 +209,7 @@ def _synchronizer(device: torch.device) -> Any:
 
 
 def _write_together(
-    out: Path, result: TrainResult, facts: dict[str, Any], device: torch.device
+    job: Job, result: TrainResult, facts: dict[str, Any], device: torch.device
 ) -> None:
     """Gather what every rank knows; rank 0 writes it."""
     mine = (result, peak_memory_mb())
@@ -193,6 +219,7 @@ def _write_together(
         return
     results = [one for one, _ in everyone]
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    out = job.out
     write_losses(out / "losses.csv", results)
     write_hashes(out / "hashes.jsonl", results)
     for name, tensors in result.kept.items():
@@ -202,9 +229,10 @@ def _write_together(
     ]
     write_jsonl(out / "timings.jsonl", timings)
     peaks = [peak for _, peak in everyone]
-    write_json(
-        out / "provenance.json", {**facts, "peak_memory_mb": peaks, **provenance(gpu)}
-    )
+    origin = provenance(job.script, gpu)
+    write_json(out / "provenance.json", {**facts, "peak_memory_mb": peaks, **origin})
+    threads = job.params.train.threads_per_process
+    write_json(out / "machine.json", bits_depend_on(threads))
 
 
 def write_losses(path: Path, results: list[TrainResult]) -> None:
@@ -221,7 +249,9 @@ def write_hashes(path: Path, results: list[TrainResult]) -> None:
 
 
 def rows_of(results: list[TrainResult]) -> list[dict[str, Any]]:
-    """The data ledger (a row for every step's global batch), then each rank's rows."""
+    """The data ledger (a row for every step's global batch), then each rank's rows and
+    the losses of the probes.
+    """
     by_step = zip(*(result.digests for result in results), strict=True)
     batches = [
         {"kind": "batch", "step": step, **ledger_entry(digests)}
@@ -230,4 +260,10 @@ def rows_of(results: list[TrainResult]) -> list[dict[str, Any]]:
     tensors = [
         {"rank": r, **row} for r, one in enumerate(results) for row in one.hashes
     ]
-    return batches + tensors
+    last = len(results[0].losses) - 1
+    probes = [
+        {"kind": "probe", "name": name, "step": last, "loss": mean_loss(shares)}
+        for name in results[0].probes
+        for shares in [[result.probes[name] for result in results]]
+    ]
+    return batches + tensors + probes

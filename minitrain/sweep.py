@@ -11,7 +11,7 @@ import numpy as np
 
 from minitrain.errors import EvidenceError, UserError
 from minitrain.launcher import launch
-from minitrain.sweep_rank import COPY, NUM_WARMUP, Backend, Trial, backends, be_a_rank
+from minitrain.sweep_rank import COPY, Backend, Trial, backends, be_a_rank
 
 Row = dict[str, Any]
 
@@ -49,14 +49,25 @@ def sweep(
         for name in (*subjects, COPY):
             trials = [rank[index][name] for rank in ranks]
             _require_right(trials, f"{name}, {num_bytes} bytes, {world_size} processes")
-            seconds = [_from_first_to_last(each) for each in zip(*trials, strict=True)]
-            rows.append(statistics(name, world_size, num_bytes, seconds[NUM_WARMUP:]))
+            seconds = [
+                slowest(each) if name == COPY else _from_first_to_last(each)
+                for each in zip(*trials, strict=True)
+                if each[0].timed
+            ]
+            rows.append(statistics(name, world_size, num_bytes, seconds))
     return rows
 
 
 def _from_first_to_last(ranks: Sequence[Trial]) -> float:
     """Seconds in which a trial is under way on any rank: they share one clock."""
     return max(trial.end for trial in ranks) - min(trial.start for trial in ranks)
+
+
+def slowest(ranks: Sequence[Trial]) -> float:
+    """Seconds of the slowest rank. Copies need nobody else: what lies between their
+    starts is how late a rank left the barrier, ten times as long as a small copy.
+    """
+    return max(trial.end - trial.start for trial in ranks)
 
 
 def _require_right(trials: Sequence[Sequence[Trial]], what: str) -> None:

@@ -2,13 +2,17 @@
 
 Speeds of a machine drift, so backends take turns trial by trial, in one set of
 processes, beside a plain copy of the same bytes that all ranks make at once: the limit
-that the memory of the machine sets. Numbers are small and whole, so their sum is exact,
-and they differ from trial to trial: what an earlier one left behind is wrong.
+that the memory of the machine sets. What drifts slowly must not look like an effect of
+the size, so each size is visited several times, in another order each time.
+
+Numbers are small and whole, so their sum is exact, and they differ from trial to trial:
+what an earlier one left behind is wrong.
 """
 
 import itertools
 import math
 import mmap
+import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -25,7 +29,10 @@ from minitrain.progress import progress
 from minitrain.shared_memory import SharedMemoryGroup
 
 COPY = "copy"
-NUM_WARMUP, MIN_TRIALS, MAX_TRIALS = 2, 7, 1000
+# trials of a size and backend: NUM_WARMUP more at the start of each visit
+NUM_WARMUP, MIN_TRIALS, MAX_TRIALS = 2, 9, 999
+NUM_VISITS = 3
+SEED = 35000
 TIMEOUT_S = 300
 # of the numbers that are sent; a prime, so that it fits no power of two
 PERIOD = 251
@@ -44,12 +51,14 @@ class Backend(NamedTuple):
 
 class Trial(NamedTuple):
     """One rank's part in one all-reduce or copy: from when to when, in seconds of
-    ``time.perf_counter``, which the processes of a host share.
+    ``time.perf_counter``, which the processes of a host share. What is not ``timed``
+    warms up, but must be right all the same.
     """
 
     start: float
     end: float
     is_right: bool
+    timed: bool
 
 
 # a trial of each backend, and of the copy, by name
@@ -123,8 +132,8 @@ class _Payload:
 def be_a_rank(
     subjects: Mapping[str, Backend], sizes: Sequence[int], seconds_per_size: float
 ) -> list[dict[str, list[Trial]]]:
-    """For each of ``sizes`` the trials of each backend and of the copy, warm-up first;
-    call in every rank's process.
+    """For each of ``sizes`` the trials of each backend and of the copy; call in every
+    rank's process.
     """
     with distributed(timeout_s=TIMEOUT_S) as (_, world_size), ExitStack() as stack:
         # ranks leave it closer together than gloo's barrier
@@ -137,38 +146,48 @@ def be_a_rank(
         devices = {name: backend.device for name, backend in subjects.items()}
         devices[COPY] = "cpu"
         numbers = itertools.count()
+        order = visits(len(sizes))
         title = f"all-reduce, {world_size} processes"
-        found = []
-        for num_bytes in progress(
-            sizes, title, total=len(sizes), show=is_main_process()
-        ):
-            made = {
-                device: _Payload(num_bytes, device) for device in {*devices.values()}
-            }
+        found: list[dict[str, list[Trial]]] = [{n: [] for n in reduce} for _ in sizes]
+        for index in progress(order, title, total=len(order), show=is_main_process()):
+            made = {d: _Payload(sizes[index], d) for d in {*devices.values()}}
             payloads = {name: made[device] for name, device in devices.items()}
             turns = partial(_take_turns, reduce, payloads, links.barrier)
-            rounds = _rounds(turns, numbers, seconds_per_size)
-            found.append({name: [trials[name] for trials in rounds] for name in reduce})
+            for trials in _rounds(turns, numbers, seconds_per_size / NUM_VISITS):
+                for name, trial in trials.items():
+                    found[index][name].append(trial)
         return found
 
 
+def visits(num_sizes: int) -> list[int]:
+    """The order in which sizes are measured, by their index: each NUM_VISITS times, all
+    of them before any comes again; the same on every rank.
+    """
+    rng = random.Random(SEED)
+    return [
+        i for _ in range(NUM_VISITS) for i in rng.sample(range(num_sizes), num_sizes)
+    ]
+
+
 def _rounds(
-    turns: Callable[[int], Round], numbers: Iterator[int], seconds: float
+    turns: Callable[[int, bool], Round], numbers: Iterator[int], seconds: float
 ) -> list[Round]:
-    """As many rounds as fit in ``seconds``, the same number on every rank."""
+    """As many rounds as fit in ``seconds``, the same number on every rank; warm-up
+    first.
+    """
     rounds, fastest = [], math.inf
     for _ in range(NUM_WARMUP):
         start = time.perf_counter()
-        rounds.append(turns(next(numbers)))
+        rounds.append(turns(next(numbers), False))
         fastest = min(fastest, time.perf_counter() - start)
     count = _same_for_all(seconds / fastest)
-    return rounds + [turns(next(numbers)) for _ in range(count)]
+    return rounds + [turns(next(numbers), True) for _ in range(count)]
 
 
 def _same_for_all(count: float) -> int:
     least = torch.tensor(count, dtype=torch.float64)
     dist.all_reduce(least, dist.ReduceOp.MIN)
-    return min(max(int(least), MIN_TRIALS), MAX_TRIALS)
+    return min(max(int(least), MIN_TRIALS // NUM_VISITS), MAX_TRIALS // NUM_VISITS)
 
 
 def _take_turns(
@@ -176,6 +195,7 @@ def _take_turns(
     payloads: Mapping[str, _Payload],
     barrier: Callable[[], None],
     number: int,
+    timed: bool,
 ) -> Round:
     trials = {}
     for name in reduce if number % 2 == 0 else reversed(list(reduce)):
@@ -189,5 +209,5 @@ def _take_turns(
         act()
         end = time.perf_counter()
         is_right = payload.is_sum(number) if all_reduce else payload.is_copied()
-        trials[name] = Trial(start, end, is_right)
+        trials[name] = Trial(start, end, is_right, timed)
     return trials

@@ -1,14 +1,17 @@
 """The rungs that compare with one process which computes the whole batch at once.
 
-Its sums have other shapes, so bits cannot be expected: each tolerance states where it
-comes from (docs/reference.md), and rounding is told from error.
+Its sums have other shapes, so bits cannot be expected. What rounding may do is first
+held to a quick limit, which costs nothing; what is beyond that is held to a twin: the
+same process from a start one unit in the last place away, which shows how far rounding
+alone carries each tensor (docs/reference.md).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from minitrain.equivalence import (
     Rows,
@@ -22,15 +25,20 @@ from minitrain.equivalence import (
 )
 from minitrain.ulp import distance, gaps
 
-GRADIENT_TOLERANCE = 1e-5
-# where all is float64, rounding is 2^29 times finer, and so are the limits
-GRADIENT_TOLERANCE_FLOAT64 = 1e-13
-STATE_TOLERANCE_FLOAT64 = 1e-11
-SGD_TOLERANCE = 1e-6
-LOSS_TOLERANCE = 0.05
+# the quick limits: of the largest gradient; of how far SGD moved a tensor; for AdamW of
+# the rate (``atol`` is for a rate of 3e-4); and where all is float64
+GRADIENT_SHARE = 1e-5
+GRADIENT_SHARE_FLOAT64 = 1e-13
+SGD_SHARE = 1e-4
 ADAMW_RATE_OF_ATOL = 3e-4
 ADAMW_SHARE_WITHIN_ATOL = 0.999
-MUCH_FARTHER = 10
+STATE_FLOAT64 = 1e-11
+# units in the last place that a value itself may be off
+UNITS = 4
+# beyond the quick limit: so many times as far as the twin
+TIMES_TWIN = 10
+EXPLAINED = "rounding explains it"
+LOSS_SHARE = 0.05
 
 
 class Tuning(Protocol):
@@ -46,7 +54,7 @@ class Tuning(Protocol):
 @dataclass(frozen=True)
 class Compared:
     """What is compared of a run: its hash rows, synchronised gradients of step 0, state
-    after the third step, final state, and the loss of every step.
+    after the third step, final state, the loss of every step, and where it started.
     """
 
     rows: Rows
@@ -54,26 +62,47 @@ class Compared:
     early: Tensors
     state: Tensors
     losses: Sequence[float]
+    start: Tensors
+
+
+# a one-process run from a start one ULP away, of so many steps (None: of all)
+Twin = Callable[[int | None], Compared]
+EARLY = 3
 
 
 def one_process_rungs(
-    run: Compared,
-    one: Compared,
-    train: Tuning,
-    atol: float,
-    nudged: Callable[[], Tensors],
+    run: Compared, one: Compared, train: Tuning, atol: float, twin: Twin
 ) -> dict[str, Rung]:
     """All rungs of ``run`` against ``one`` process, by name.
 
     A forward pass that depends on more than its samples is not compared but for its
-    data and its loss.
+    data and its loss. ``twin`` is asked only for what is beyond the quick limits.
     """
-    limits = (train, atol)
     why = own_to_each_rank(run.rows)
-    rungs: dict[str, Callable[[], Rung]] = {
-        "one_process_gradients": lambda: gradients_rung(run.gradients, one.gradients),
-        "one_process_early": lambda: early_state_rung(run.early, one.early, *limits),
-        "one_process": lambda: final_state_rung(run.state, one.state, *limits, nudged),
+
+    def gradients() -> Rung:
+        limits = gradient_limits(one.gradients)
+        return close_rung(
+            run.gradients, one.gradients, limits, lambda: twin(EARLY).gradients
+        )
+
+    def early() -> Rung:
+        if not run.early:
+            return not_run("fewer than three steps")
+        limits = state_limits(one.early, one.start, train, atol)
+        return close_rung(run.early, one.early, limits, lambda: twin(EARLY).early)
+
+    def final() -> Rung:
+        limits = state_limits(one.state, one.start, train, atol)
+        rung = close_rung(run.state, one.state, limits, lambda: twin(None).state)
+        # training that is unstable at its rate amplifies rounding without bound, and a
+        # fault could hide in it
+        return replace(rung, verdict="undecided") if by_twin_alone(rung) else rung
+
+    rungs = {
+        "one_process_gradients": gradients,
+        "one_process_early": early,
+        "one_process": final,
     }
     return {
         "one_process_data": data_rung(run.rows, one.rows),
@@ -82,110 +111,118 @@ def one_process_rungs(
     }
 
 
-def gradients_rung(run: Tensors, one_process: Tensors) -> Rung:
-    """Step-0 gradients against one process with the whole batch.
-
-    Equal weights, other summation shapes: within 1e-5 of the model's largest gradient,
-    in float64 1e-13 of it.
+@dataclass(frozen=True)
+class Limits:
+    """The quick limits, by tensor: for every element, and for 99.9 % of all elements
+    together where that is less.
     """
-    sizes = [float(g.abs().max()) for g in one_process.values() if g.numel()]
-    largest = max(sizes, default=0.0)
-    double = _all_float64(one_process)
-    share = GRADIENT_TOLERANCE_FLOAT64 if double else GRADIENT_TOLERANCE
-    return _tolerance_rung(run, one_process, share * largest)
+
+    every: Mapping[str, float]
+    common: Mapping[str, float] | None = None
 
 
-def early_state_rung(
-    run: Tensors, one_process: Tensors, train: Tuning, atol: float
-) -> Rung:
-    """State after the third step against one process with the whole batch.
-
-    The limits of :func:`state_rung`; so early, rounding has had no time to grow.
+def gradient_limits(one: Tensors) -> Limits:
+    """Of step-0 gradients, where weights are equal and sums have other shapes: 1e-5 of
+    the model's largest gradient, in float64 1e-13 of it.
     """
-    if not run:
-        return not_run("fewer than three steps")
-    return state_rung(run, one_process, train, atol)
+    largest = max((_size(gradient) for gradient in one.values()), default=0.0)
+    share = GRADIENT_SHARE_FLOAT64 if _all_float64(one) else GRADIENT_SHARE
+    return Limits(dict.fromkeys(one, share * largest))
 
 
-def final_state_rung(
-    run: Tensors,
-    one_process: Tensors,
-    train: Tuning,
-    atol: float,
-    nudged: Callable[[], Tensors],
-) -> Rung:
-    """Final state against one process with the whole batch.
-
-    Training that is unstable at its learning rate amplifies rounding without bound. So
-    a state beyond tolerance is compared with how far ``nudged()`` went: one process
-    that started one unit in the last place away. Where that is beyond tolerance too,
-    and not much nearer, rounding alone explains the gap: it is undecided.
+def state_limits(one: Tensors, start: Tensors, train: Tuning, atol: float) -> Limits:
+    """Of a state. SGD: 1e-4 of how far training moved the tensor from its ``start``.
+    AdamW: the learning rate, and for 99.9 % of the elements ``atol`` times rate / 3e-4.
+    Beside it some units in the last place of the values. Where all is float64: 1e-11.
     """
-    rung = state_rung(run, one_process, train, atol)
-    if rung.verdict != "breach" or rung.max_abs_diff is None:
-        return rung
-    drift = state_rung(nudged(), one_process, train, atol)
-    if drift.verdict != "breach" or drift.max_abs_diff is None:
-        return rung
-    if rung.max_abs_diff > MUCH_FARTHER * drift.max_abs_diff:
-        return rung
-    unstable = f"a start one ULP away ends {drift.max_abs_diff:.3g} away"
-    detail = f"{rung.detail}, but {unstable}: this training is unstable"
-    return replace(rung, verdict="undecided", detail=detail)
-
-
-def state_rung(run: Tensors, one_process: Tensors, train: Tuning, atol: float) -> Rung:
-    """A state against one process with the whole batch.
-
-    SGD: every element within 1e-6. AdamW: 99.9 % of the elements within ``atol`` times
-    learning rate / 3e-4 and every element within the learning rate, because AdamW
-    turns rounding noise in a vanishing gradient into steps of the rate's size. Where
-    all is float64: every element within 1e-11.
-    """
-    if _all_float64(one_process):
-        return _tolerance_rung(run, one_process, STATE_TOLERANCE_FLOAT64)
+    if _all_float64(one):
+        return Limits(dict.fromkeys(one, STATE_FLOAT64))
+    units = {name: UNITS * _unit(t) * _size(t) for name, t in one.items()}
     if train.optimizer == "sgd":
-        return _tolerance_rung(run, one_process, SGD_TOLERANCE)
+        moved = {name: _apart(t, start[name]) for name, t in one.items()}
+        return Limits({name: units[name] + SGD_SHARE * moved[name] for name in one})
     rate = train.learning_rate
     common = atol * rate / ADAMW_RATE_OF_ATOL
-    return _tolerance_rung(run, one_process, max(rate, common), common)
+    every = {name: max(rate, common) + units[name] for name in one}
+    return Limits(every, {name: common + units[name] for name in one})
 
 
-def _tolerance_rung(
-    run: Tensors, other: Tensors, every: float, most: float | None = None
+def close_rung(
+    run: Tensors, one: Tensors, limits: Limits, twin: Callable[[], Tensors]
 ) -> Rung:
-    apart = distance(run, other)
+    """``run`` within the quick limits of ``one``, or where it is not, in no tensor ten
+    times as far as the ``twin``, which is asked for only then.
+    """
+    apart = distance(run, one)
     if apart.max_abs_diff is None or first_nan(run):
         tensor = first_nan(run) or apart.tensor
         detail = f"tensor {tensor} cannot be compared (NaN, shape or dtype)"
         return Rung(False, None, None, "breach", detail)
-    apart_by = {n: gaps(run[n], other[n]) for n in run if run[n].numel()}
-    every_gap = torch.cat(list(apart_by.values()))
-    share = float((every_gap <= most).double().mean()) if most is not None else 1.0
-    within = apart.max_abs_diff <= every and share >= ADAMW_SHARE_WITHIN_ATOL
-    detail = f"allowed: {every:.3g}"
-    if most is not None:
-        detail += f", for 99.9 % of the elements {most:.3g} (here {100 * share:.5g} %)"
-    if not within:
-        worst = max(apart_by, key=lambda n: float(apart_by[n].max()))
-        detail += f"; tensor {worst} is {apart.max_abs_diff:.3g} off"
-    verdict: Verdict = "within tolerance" if within else "breach"
+    found = {name: gaps(run[name], one[name]) for name in run if run[name].numel()}
+    most = {name: float(gap.max()) for name, gap in found.items()}
+    within = all(gap <= limits.every[name] for name, gap in most.items())
+    detail = f"allowed: {max(limits.every.values(), default=0.0):.3g}"
+    if limits.common is not None and found:
+        near = [gap <= limits.common[name] for name, gap in found.items()]
+        share = float(torch.cat(near).double().mean())
+        within = within and share >= ADAMW_SHARE_WITHIN_ATOL
+        usual = max(limits.common.values())
+        detail += f", for 99.9 % of the elements {usual:.3g} (here {100 * share:.5g} %)"
+    verdict: Verdict = "within tolerance"
     if apart.bytes_equal:
         verdict = "equal"
+    elif not within:
+        usual_limits = limits.common or limits.every
+        beyond = {n: gap for n, gap in most.items() if not gap <= usual_limits[n]}
+        verdict, detail = _by_twin(beyond, one, twin())
     return Rung(apart.bytes_equal, apart.max_ulp, apart.max_abs_diff, verdict, detail)
 
 
+def _by_twin(
+    beyond: Mapping[str, float], one: Tensors, twin: Tensors
+) -> tuple[Verdict, str]:
+    """On tensors that are ``beyond`` the quick limits by so much."""
+    far = {name: _apart(twin[name], one[name]) for name in beyond}
+    worst = max(beyond, key=lambda name: beyond[name] / (far[name] + 1e-300))
+    within = all(gap <= TIMES_TWIN * far[name] for name, gap in beyond.items())
+    named = f"tensor {worst} is {beyond[worst]:.3g} off"
+    carried = f"a start one ULP away carries it {far[worst]:.3g}"
+    if within:
+        return "within tolerance", f"{EXPLAINED}: {named}, {carried}"
+    return "breach", f"{named}, {carried}"
+
+
+def by_twin_alone(rung: Rung) -> bool:
+    """Whether a rung is within tolerance by its twin alone."""
+    return rung.verdict == "within tolerance" and rung.detail.startswith(EXPLAINED)
+
+
 def loss_rung(losses: Sequence[float], one_process: Sequence[float]) -> Rung:
-    """Mean loss of the last quarter of the steps: at most 5 % above one process's.
+    """Mean loss of the last quarter of the steps: above one process's by at most 5 % of
+    that.
 
     For strategies that approximate gradients: they may learn otherwise, not worse.
     """
     last = max(1, len(losses) // 4)
     ours, theirs = (sum(x[-last:]) / last for x in (losses, one_process))
-    detail = f"{ours:.4g} against {theirs:.4g}, allowed {LOSS_TOLERANCE:.0%} above"
-    within = ours <= theirs * (1 + LOSS_TOLERANCE)
+    detail = f"{ours:.4g} against {theirs:.4g}, allowed {LOSS_SHARE:.0%} above"
+    within = ours <= theirs + LOSS_SHARE * abs(theirs)
     verdict: Verdict = "within tolerance" if within else "breach"
     return Rung(None, None, abs(ours - theirs), verdict, detail)
+
+
+def _size(tensor: Tensor) -> float:
+    # a mask of infinities has no size
+    finite = tensor.double().nan_to_num(0.0, 0.0, 0.0).abs()
+    return float(finite.max()) if tensor.numel() else 0.0
+
+
+def _apart(a: Tensor, b: Tensor) -> float:
+    return float(gaps(a, b).max()) if a.numel() else 0.0
+
+
+def _unit(tensor: Tensor) -> float:
+    return torch.finfo(tensor.dtype).eps if tensor.is_floating_point() else 0.0
 
 
 def _all_float64(tensors: Tensors) -> bool:

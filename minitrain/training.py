@@ -1,8 +1,8 @@
 """The training loop, readable top to bottom: it does not know how ranks synchronise."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -35,6 +35,7 @@ class TrainResult:
     one for each part of this rank: their sum over all ranks is that mean. ``digests``
     name the samples. ``timings`` and ``hashes`` are rows as :mod:`~minitrain.clock` and
     :mod:`~minitrain.hashes` describe them, and so are the tensors that are ``kept``.
+    ``probes`` has the losses of :mod:`~minitrain.probe` by name.
     """
 
     losses: list[list[float]] = field(default_factory=list)
@@ -42,6 +43,7 @@ class TrainResult:
     timings: list[Row] = field(default_factory=list)
     hashes: list[Row] = field(default_factory=list)
     kept: dict[str, Tensors] = field(default_factory=dict)
+    probes: dict[str, list[float]] = field(default_factory=dict)
 
     def add(self, row: Row, parts: Sequence[Batch], losses: Iterable[Tensor]) -> None:
         """Note a step of ``parts``, which had these ``losses``."""
@@ -54,8 +56,13 @@ class TrainResult:
 def mean_losses(results: Iterable[TrainResult]) -> list[float]:
     """The loss of every step over all ranks, whatever the order of its shares."""
     by_step = zip(*(result.losses for result in results), strict=True)
-    # the exactly rounded sum does not depend on how the batch was cut over ranks
-    return [math.fsum(share for rank in step for share in rank) for step in by_step]
+    return [mean_loss(step) for step in by_step]
+
+
+def mean_loss(shares: Iterable[Sequence[float]]) -> float:
+    """Of the shares that each rank computed, the sum."""
+    # exactly rounded, it does not depend on how the batch was cut over ranks
+    return math.fsum(share for rank in shares for share in rank)
 
 
 def weighted_loss(loss: Tensor, batch: Batch, divisor: int) -> Tensor:
@@ -95,18 +102,15 @@ def train(
     result = TrainResult(hashes=recorder.rows, kept=recorder.kept)
     forward = partial(_forward, sync, batches, precision)
     for step in steps:
+        recorder.begin(step, partial(sync.moments, optimizer))
         clock.begin(step)
         parts = batches.parts(step)
         clock.mark("data")
-        if clock.kind == "instrumented":
-            barrier()
-            clock.mark("wait")
-
+        _meet(clock)
         losses = []
         sync.trace.clear()
         for part in parts:
-            random = nullcontext() if streams is None else streams[part.shard]
-            with sync.part(part.shard, part is parts[-1]), random:
+            with _part(sync, parts, part, streams, clock):
                 with recorder.watch_forward():
                     losses.append(forward(part))
                 clock.mark("forward")
@@ -124,8 +128,31 @@ def train(
             passes = [partial(forward, part) for part in parts]
             row["backward_compute_ms"] = _silent_backward_ms(sync, passes, clock)
         result.add(row | _logged(sync, parts, clock), parts, losses)
+        recorder.fed(step, parts)
         clock.restart()
     return result
+
+
+@contextmanager
+def _part(
+    sync: Strategy,
+    parts: Sequence[Batch],
+    part: Batch,
+    streams: Mapping[int, Stream] | None,
+    clock: StepClock,
+) -> Iterator[None]:
+    random = nullcontext() if streams is None else streams[part.shard]
+    with sync.part(part.shard, part is parts[-1]), random:
+        if part is not parts[0]:
+            # between two parts a strategy may add up gradients
+            clock.mark("backward")
+        yield
+
+
+def _meet(clock: StepClock) -> None:
+    if clock.kind == "instrumented":
+        barrier()
+        clock.mark("wait")
 
 
 def _forward(

@@ -19,10 +19,13 @@ from minitrain.clock import StepClock, always_plain
 from minitrain.corpus import VOCAB_SIZE
 from minitrain.cut import CutBatches, count_targets
 from minitrain.factory import build_model
-from minitrain.hashes import Recorder, Row, Tensors, recorded_steps
+from minitrain.hashes import Row, Tensors, recorded_steps
+from minitrain.keeper import Keeper
+from minitrain.ladder import Ran
 from minitrain.launcher import launch
 from minitrain.params import Params
 from minitrain.precision import Name, make_precision
+from minitrain.probe import add_probes, unwatched_gradients
 from minitrain.randomness import Stream, seed_everything, untouched_random_state
 from minitrain.replay import BucketLayout, replay
 from minitrain.run import rows_of, shard_batches
@@ -66,6 +69,11 @@ class Trial:
         """The optimizer, all but the learning rate as torch has it."""
         return sync.optimizer(OPTIMIZERS[self.optimizer], self.learning_rate)
 
+    @property
+    def recorded(self) -> set[int]:
+        """The steps whose tensors are hashed."""
+        return recorded_steps(self.steps, self.hash_every)
+
     def num_shards(self, world_size: int) -> int:
         """Into how many shards its strategy cuts a batch."""
         return self.sync.num_shards(world_size, self.tuning)
@@ -106,33 +114,6 @@ def trial_of(params: Params, folder: Path, num_steps: int) -> Trial:
     )
 
 
-class Keeper(Recorder):
-    """Records steps of ``trial``, and keeps the values of ``step`` for the locator."""
-
-    def __init__(self, model: nn.Module, trial: Trial, step: int | None) -> None:
-        super().__init__(model, recorded_steps(trial.steps, trial.hash_every))
-        self._keep = step
-        self.values: dict[str, Any] = {}
-
-    def own_gradients(self, step: int, gradients: Sequence[Tensors]) -> None:
-        if step == self._keep:
-            self.values["own"] = [dict(own) for own in gradients]
-
-    def gradients(self, step: int) -> None:
-        super().gradients(step)
-        if step == self._keep:
-            named = list(self._model.named_parameters())
-            grads = {n: p.grad.clone() for n, p in named if p.grad is not None}
-            self.values["gradients"] = grads
-            self.values["before"] = {n: p.detach().clone() for n, p in named}
-
-    def state(self, step: int, precision: Row | None = None) -> None:
-        super().state(step, precision)
-        if step == self._keep:
-            named = self._model.named_parameters()
-            self.values["after"] = {n: p.detach().clone() for n, p in named}
-
-
 @dataclass
 class Outcome:
     """What a way of computing left: of each rank what it knows, its final state, and
@@ -142,6 +123,7 @@ class Outcome:
     results: list[TrainResult]
     states: list[Tensors]
     values: list[dict[str, Any]] = field(default_factory=list)
+    start: Tensors = field(default_factory=dict)
 
     @cached_property
     def rows(self) -> list[Row]:
@@ -170,7 +152,13 @@ def compared(outcome: Outcome) -> Compared:
         early=kept["early"],
         state=outcome.states[0],
         losses=mean_losses(outcome.results),
+        start=outcome.start,
     )
+
+
+def ran(outcome: Outcome) -> Ran:
+    """What the ladder looks at."""
+    return Ran(outcome.rows, mean_losses(outcome.results), outcome.states)
 
 
 Plant = Callable[[Seat], None]
@@ -201,6 +189,13 @@ def _be_a_rank(
         count = trial.num_shards(world_size)
         mine = shards_of(rank, world_size, count)
         streams = trial.streams(count) if count != world_size else None
+        unwatched = unwatched_gradients(
+            lambda: trial.start(rank),
+            trial.sync,
+            trial.tuning,
+            trial.cut(mine, count),
+            make_precision(trial.precision),
+        )
         model = trial.start(rank)
         sync = trial.sync(model, trial.tuning)
         batches = trial.cut(mine, count)
@@ -208,7 +203,9 @@ def _be_a_rank(
         seat = Seat(rank, world_size, model, sync, batches, optimizer)
         if plant is not None:
             plant(seat)
-        recorder = Keeper(model, trial, keep)
+        recorder = Keeper(model, trial.recorded, keep)
+        precision = make_precision(trial.precision)
+        own = None if streams is None else {shard: streams[shard] for shard in mine}
         result = train(
             seat.sync,
             seat.batches,
@@ -216,12 +213,19 @@ def _be_a_rank(
             range(trial.steps),
             recorder,
             StepClock(kind_of_step=always_plain),
-            make_precision(trial.precision),
-            None if streams is None else {shard: streams[shard] for shard in mine},
+            precision,
+            own,
         )
         seat.sync.finish()
-        state = seat.sync.state_dict()
+        # copies: what follows may change buffers
+        state = {name: t.clone() for name, t in seat.sync.state_dict().items()}
+        last = trial.steps - 1
+        add_probes(result, seat.sync, seat.batches, last, precision, own)
+        result.hashes += [unwatched] if unwatched else []
         seat.sync.close()
+        if rank != 0:
+            # the same everywhere, as their hashes say
+            result.kept = {}
         return result, state, recorder.values
 
 
@@ -229,11 +233,11 @@ def run_replay(
     trial: Trial, run: Outcome, world_size: int, keep: int | None = None
 ) -> Outcome:
     """Repeat ``run`` in this process, rank after rank."""
-    with _one_thread(), untouched_random_state():
+    with one_thread(), untouched_random_state():
         count = trial.num_shards(world_size)
         streams = trial.streams(count)
         model = trial.start(0)
-        recorder = Keeper(model, trial, keep)
+        recorder = Keeper(model, trial.recorded, keep)
         results = replay(
             model,
             [trial.cut([shard], count) for shard in range(count)],
@@ -250,29 +254,35 @@ def run_replay(
 
 
 def run_one_process(
-    trial: Trial, prepare: Callable[[nn.Module], None] | None = None
+    trial: Trial,
+    prepare: Callable[[nn.Module], None] | None = None,
+    most_steps: int | None = None,
 ) -> Outcome:
-    """Train in this process on the whole batches; ``prepare`` changes the start."""
-    with _one_thread(), untouched_random_state():
+    """Train in this process on the whole batches; ``prepare`` changes the start,
+    ``most_steps`` ends it early.
+    """
+    with one_thread(), untouched_random_state():
         model = trial.start(0)
         if prepare is not None:
             prepare(model)
-        recorder = Keeper(model, trial, None)
+        start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        recorder = Keeper(model, trial.recorded, None)
         sync = Strategy(model, trial.tuning)
         result = train(
             sync,
             replace(trial, grad_accumulation_steps=1).cut([0], 1),
             trial.make_optimizer(sync),
-            range(trial.steps),
+            range(min(trial.steps, most_steps or trial.steps)),
             recorder,
             StepClock(kind_of_step=always_plain),
             make_precision(trial.precision),
         )
-        return Outcome([result], [dict(model.state_dict())])
+        return Outcome([result], [dict(model.state_dict())], start=start)
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
+    """Compute with the one thread that each rank has."""
     # bits depend on the number of threads, and the ranks have one each
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

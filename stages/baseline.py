@@ -2,19 +2,21 @@
 
     python -m stages.baseline
 
-All arms live in one set of processes, as many as the largest world size. One of them
-stands twice (A/A): what differs between twins is the noise floor.
+All arms live in one set of processes, as many as the largest world size. Some of them
+stand twice (A/A): what differs between twins is the noise floor.
 """
 
 from functools import partial
 from pathlib import Path
 
 import pandas as pd
+import torch.distributed as dist
 
 from minitrain.arms import arms_of, measure
 from minitrain.ddp import distributed, is_main_process
 from minitrain.errors import run_stage
 from minitrain.files import open_atomic, write_json
+from minitrain.load import Usage, load_of
 from minitrain.params import Params, load_params
 from minitrain.progress import progress
 from minitrain.provenance import provenance, require_torch
@@ -42,13 +44,19 @@ def be_a_rank(params: Params, launcher: str) -> None:
         rounds = progress(
             range(num_rounds), "baseline", total=num_rounds, show=is_main_process()
         )
+        before = Usage.now()
         rows = measure(params, Path("data/shards"), rounds, arms_of(params))
+        # what the machine did meanwhile, beside what these ranks did
+        mine = Usage.now().since(before)
+        used = [mine] * dist.get_world_size()
+        dist.all_gather_object(used, mine)
         if not is_main_process():
             return
     out = Path("data/baseline")
     with open_atomic(out / "rounds.csv") as file:
         pd.DataFrame(rows).to_csv(file, index=False)
-    write_json(out / "provenance.json", {"launcher": launcher, **provenance()})
+    origin = {"launcher": launcher, **provenance(Path(__file__)), "load": load_of(used)}
+    write_json(out / "provenance.json", origin)
 
 
 if __name__ == "__main__":

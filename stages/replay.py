@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 
 from minitrain.errors import run_stage
-from minitrain.files import read_jsonl
+from minitrain.files import read_jsonl, write_json
 from minitrain.hashes import Recorder, recorded_steps, save_tensors
 from minitrain.params import load_params
 from minitrain.precision import make_precision
 from minitrain.progress import progress
-from minitrain.provenance import require_torch
+from minitrain.provenance import bits_depend_on, require_torch
 from minitrain.replay import BucketLayout, replay
 from minitrain.run import (
     optimizer_of,
@@ -22,6 +22,7 @@ from minitrain.run import (
     start_model,
     start_streams,
     write_hashes,
+    write_losses,
 )
 from minitrain.sync.strategies import find_strategy
 from minitrain.training import steps_to_train
@@ -63,6 +64,9 @@ def main() -> None:
     out = Path(f"data/runs/replay-{world_size}")
     save_tensors(out / "state.pt", model.state_dict())
     write_hashes(out / "hashes.jsonl", results)
+    write_losses(out / "losses.csv", results)
+    threads = params.train.threads_per_process
+    write_json(out / "machine.json", bits_depend_on(threads))
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ def main() -> None:
         world_size=world_size,
         shards=Path(f"data/shards/world-{world_size}"),
         out=Path(f"data/runs/{arguments.backend}-{world_size}"),
+        script=Path(__file__),
     )
 
     # Mistakes are found before the launch, where they cost one line and not W.

@@ -1,4 +1,4 @@
-"""Collect the evidence on one run: its ranks, its replay, its data.
+"""Collect the evidence on one run: its ranks, its replay, the witness.
 
     python -m stages.verify --backend gloo --world-size 2
 
@@ -10,22 +10,28 @@ import argparse
 import shutil
 from pathlib import Path
 
-from minitrain.equivalence import (
-    bits_rung,
-    data_rung,
-    not_run,
-    precision_rung,
-    ranks_rung,
-    reduced_once_rung,
-    replay_rungs,
-    trained_rung,
-)
+import torch
+
 from minitrain.errors import run_stage
-from minitrain.files import atomic_path, read_jsonl, sha256_file, write_json
+from minitrain.evidence import ran_in
+from minitrain.files import (
+    atomic_path,
+    read_json,
+    sha256_file,
+    write_json,
+)
 from minitrain.hashes import load_tensors
+from minitrain.ladder import ladder
 from minitrain.params import load_params
-from minitrain.promises import not_promised
+from minitrain.promises import is_exact, not_promised
+from minitrain.provenance import require_same_build
 from minitrain.sync.strategies import find_strategy
+from minitrain.verdicts import as_dicts
+from minitrain.witness.examine import examine_run
+from minitrain.witness.record import Record
+
+PARAMS, CORPUS = Path("params.yaml"), Path("data/corpus.jsonl")
+KEPT = ("gradients.pt", "early.pt", "hashes.jsonl", "losses.csv", "machine.json")
 
 
 def main() -> None:
@@ -34,42 +40,41 @@ def main() -> None:
     parser.add_argument("--world-size", type=int, required=True)
     options = parser.parse_args()
     backend, world_size = options.backend, options.world_size
-    run = f"{backend}-{world_size}"
-    folder, replay = Path(f"data/runs/{run}"), Path(f"data/runs/replay-{world_size}")
-    state_files = [
-        folder / f"states/state-rank-{rank}.pt" for rank in range(world_size)
-    ]
-    states = [load_tensors(file) for file in state_files]
-    hashes = read_jsonl(folder / "hashes.jsonl")
-
-    train = load_params(Path("params.yaml")).train
-    rungs = {
-        "trained": trained_rung(hashes),
-        "reduced_once": reduced_once_rung(hashes),
-        "ranks": ranks_rung(states),
-    }
-    if backend == "gloo":
-        expected = read_jsonl(replay / "hashes.jsonl")
-        rungs["data"] = data_rung(hashes, expected)
-        if train.precision == "fp16":
-            rungs["precision"] = precision_rung(hashes, expected, train.precision)
-        rungs |= replay_rungs(hashes, expected, world_size)
-        rungs["replay"] = bits_rung(states[0], load_tensors(replay / "state.pt"))
-    else:
-        # its kernels add in an order of their own, so a CPU cannot repeat its bits
-        rungs["replay"] = not_run(f"{backend} computes on another device")
-
+    folder = Path(f"data/runs/{backend}-{world_size}")
+    train = load_params(PARAMS).train
     strategy = find_strategy(train.sync)
+    torch.set_num_threads(train.threads_per_process)
+
+    files = [folder / f"states/state-rank-{rank}.pt" for rank in range(world_size)]
+    run = ran_in(folder, files)
+    replayed = None
+    if backend == "gloo":
+        replay = Path(f"data/runs/replay-{world_size}")
+        replayed = ran_in(replay, [replay / "state.pt"])
+        machines = [path / "machine.json" for path in (folder, replay)]
+        require_same_build({str(path): read_json(path) for path in machines})
+
+    # The witness reads corpus and parameters itself: it has only the run's own word.
+    sampled = load_tensors(folder / "sampled.pt")
+    witness = examine_run(
+        CORPUS,
+        PARAMS,
+        Record(run.rows, run.losses, sampled, run.states[0]),
+        world_size,
+        wire=strategy.wire,
+        exact=is_exact(strategy),
+    )
+    num_shards = strategy.num_shards(world_size, train)
+    rungs = ladder(run, replayed, strategy, num_shards, train.precision, witness)
     rungs |= not_promised(rungs, strategy, train.precision)
 
-    with atomic_path(Path(f"data/evidence/{run}")) as out:
+    with atomic_path(Path("data/evidence") / folder.name) as out:
         out.mkdir()
-        shutil.copy(state_files[0], out / "state.pt")
-        for name in ("gradients.pt", "early.pt", "hashes.jsonl", "losses.csv"):
+        shutil.copy(files[0], out / "state.pt")
+        for name in KEPT:
             shutil.copy(folder / name, out / name)
-        verdicts = {name: rung.as_dict() for name, rung in rungs.items()}
-        hashes_of_states = [sha256_file(file) for file in state_files]
-        evidence = {"rungs": verdicts, "state_sha256": hashes_of_states}
+        hashes_of_states = [sha256_file(file) for file in files]
+        evidence = {"rungs": as_dicts(rungs), "state_sha256": hashes_of_states}
         write_json(out / "evidence.json", evidence)
 
 

@@ -74,10 +74,9 @@ def arms(world_sizes: list[int], **speeds: float) -> dict[str, float]:
             names += [f"gloo-{world_size}", f"gloo-{world_size}-silent"]
     largest = f"gloo-{max(world_sizes)}"
     found = {name: known[name] for name in [*names, largest]}
-    return found | {
-        f"{largest}-again": known[largest],
-        f"{largest}-timed": known[largest],
-    }
+    twins = [largest, f"{largest}-silent", "one_process"]
+    again = {f"{name}-again": found[name] for name in twins if name in found}
+    return found | again | {f"{largest}-timed": known[largest]}
 
 
 def account_of(world_size: int) -> dict[str, Any]:

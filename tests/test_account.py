@@ -196,8 +196,9 @@ def test_summary_by_hand() -> None:
     summary = summarise(timings(), WARMUP)
     expected = {
         "num_steps_summarised": 2,
-        # a step lasts as long as its slowest rank: 100 and 98 ms; 100 tokens in each
-        "tokens_per_s": 200 / 0.198,
+        # rank 0 took 90 + 98, rank 1 100 + 96 ms; 100 tokens in each step
+        "tokens_per_s": 200 / 0.196,
+        # a step lasts as long as its slowest rank: 100 and 98 ms
         "step_mean_ms": 99.0,
         "step_p50_ms": 99.0,
         "step_p95_ms": 98 + 0.95 * 2,
@@ -213,6 +214,31 @@ def test_summary_by_hand() -> None:
         "backward_bracketed_p50_ms": 75.0,
     }
     assert summary == pytest.approx(expected)
+
+
+def test_no_rank_took_the_sum_of_the_slowest() -> None:
+    """Ranks that are slow in turn: 90 and 110 ms, so both took 400 ms in four steps."""
+    rows = [
+        plain(10 + 2 * step, rank, 90 if (step + rank) % 2 else 110)
+        for step in range(4)
+        for rank in (0, 1)
+    ]
+    summary = summarise(pd.DataFrame([*rows, bracketed(11, 0)]), WARMUP)
+    # 4 steps of 2 x 50 tokens
+    assert summary["tokens_per_s"] == pytest.approx(400 / 0.4)
+    assert summary["step_p50_ms"] == 110
+
+
+def test_typical_step_and_skew_are_medians() -> None:
+    """One step in three was disturbed, which a mean would show."""
+    rows = []
+    for step, ms, apart in ((10, 98, 2), (12, 100, 4), (14, 130, 30)):
+        rows.append(plain(step, 0, ms))
+        rows.append(plain(step, 1, 90, last_bucket_at_ns=10**9 + apart * MS))
+    summary = summarise(pd.DataFrame([*rows, bracketed(11, 0)]), WARMUP)
+    assert (summary["step_p50_ms"], summary["skew_p50_ms"]) == (100, 4)
+    # 98 + 100 + 130 over 3
+    assert summary["step_mean_ms"] == pytest.approx(328 / 3)
 
 
 def test_hashed_steps_keep_their_bracketed_backward() -> None:

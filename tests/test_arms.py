@@ -60,6 +60,8 @@ def test_arms_of_two_world_sizes() -> None:
         "gloo-4-silent": (PLAIN, 4, False),
         "gloo-4-timed": ("ddp", 4, True),
         "gloo-4-again": ("ddp", 4, False),
+        "gloo-4-silent-again": (PLAIN, 4, False),
+        "one_process-again": (PLAIN, 1, False),
     }
     assert find_strategy(PLAIN) is Strategy
 
@@ -76,6 +78,7 @@ def test_one_process_alone_still_has_a_twin() -> None:
         "one_process_all_cores",
         "gloo-1",
         "gloo-1-timed",
+        "one_process-again",
         "gloo-1-again",
     ]
 
@@ -114,7 +117,7 @@ def test_every_arm_has_a_row_for_every_round(shards: Path) -> None:
     names = [arm.name for arm in arms_of(params(1, 2))]
     # the second round goes the other way
     assert [row["arm"] for row in rows] == names + names[::-1]
-    alone = ("one_process", "one_process_all_cores")
+    alone = ("one_process", "one_process_all_cores", "one_process-again")
     assert {row["arm"] for row in others} == {*names} - {*alone}
     by_round = {row["round"]: row["tokens"] for row in rows}
     # all arms train on the same global batches, so on as many real tokens

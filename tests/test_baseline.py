@@ -7,7 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 from report_inputs import arms, rounds
+from tiny import tiny_params
 
+from minitrain.arms import arms_of
 from minitrain.baseline import Baseline, Comparison, Rounds, expected_arms
 from minitrain.errors import UserError
 
@@ -23,11 +25,13 @@ def exact(num_rounds: int = 5, **speeds: float) -> pd.DataFrame:
     return rounds(arms([1, 2], **speeds), num_rounds=num_rounds, noise=0)
 
 
-def twin_seconds(table: pd.DataFrame, factors: list[float]) -> pd.DataFrame:
-    """Let the A/A twin take ``factors`` times the seconds of gloo-2, round by round."""
+def twin_seconds(
+    table: pd.DataFrame, factors: list[float], arm: str = "gloo-2"
+) -> pd.DataFrame:
+    """Let an A/A twin take ``factors`` times the seconds of ``arm``, round by round."""
     table = table.copy()
-    subject = table.loc[table["arm"] == "gloo-2", "seconds"].to_numpy()
-    table.loc[table["arm"] == "gloo-2-again", "seconds"] = subject * np.array(factors)
+    subject = table.loc[table["arm"] == arm, "seconds"].to_numpy()
+    table.loc[table["arm"] == f"{arm}-again", "seconds"] = subject * np.array(factors)
     return table
 
 
@@ -38,9 +42,50 @@ def test_expected_arms() -> None:
         "gloo-2",
         "gloo-2-silent",
         "gloo-2-again",
+        "gloo-2-silent-again",
+        "one_process-again",
         "gloo-2-timed",
     ]
-    assert expected_arms([1])[2:] == ["gloo-1", "gloo-1-again", "gloo-1-timed"]
+    assert expected_arms([1])[2:] == [
+        "gloo-1",
+        "gloo-1-again",
+        "one_process-again",
+        "gloo-1-timed",
+    ]
+
+
+@pytest.mark.parametrize("world_sizes", [[1], [1, 2], [2, 4]])
+def test_arms_that_are_expected_are_those_that_take_turns(
+    world_sizes: list[int],
+) -> None:
+    tiny = tiny_params()
+    gloo = tiny.gloo.model_copy(update={"world_sizes": world_sizes})
+    measured = {arm.name for arm in arms_of(tiny.model_copy(update={"gloo": gloo}))}
+    assert measured == set(expected_arms(world_sizes))
+
+
+@pytest.mark.parametrize("pair", ["gloo-2", "gloo-2-silent", "one_process"])
+def test_noise_floor_is_that_of_the_worst_pair(pair: str) -> None:
+    """Identical arms can differ systematically, and one pair may happen not to."""
+    table = twin_seconds(exact(), [1.03] * 5, pair)
+    measured = baseline(table)
+    assert measured.noise_floor() == pytest.approx(0.03)
+    assert measured.compare("gloo-2", "one_process").num_pairs == 3
+
+
+def test_spread_is_the_median_over_arms() -> None:
+    table = exact()
+    speeds = {
+        "one_process": [100, 100, 100, 100, 100],
+        "gloo-2": [100, 200, 300, 400, 500],
+        "gloo-2-silent": [100, 110, 120, 130, 140],
+    }
+    for arm, values in speeds.items():
+        table.loc[table["arm"] == arm, "seconds"] = [4_000 / v for v in values]
+    arms_ = [*speeds]
+    measured = Rounds(table, arms_, [("gloo-2", "gloo-2")], "rounds.csv")
+    # of the third arm p5 is 100 + 0.2 x 10, p95 140 - 0.2 x 10
+    assert measured.spread() == pytest.approx(138 / 102 - 1)
 
 
 def test_scaling_interpolates_linearly() -> None:
@@ -65,6 +110,21 @@ def test_ratio_is_paired_so_that_drift_cancels() -> None:
     assert compared.high == pytest.approx(1.6)
     assert compared.num_rounds == 5
     assert compared.verdict == "faster"
+
+
+def test_ratio_is_a_median_within_its_interval() -> None:
+    """One disturbed round of five moves neither; the bounds lie on both sides of it."""
+    factors = [1.1, 1.2, 1.3, 1.4, 4.0]
+    table = exact(gloo_2=10_000, one_process=10_000)
+    mine = table["arm"] == "gloo-2"
+    table.loc[mine, "seconds"] = table.loc[mine, "seconds"].to_numpy() / factors
+    compared = baseline(table).compare("gloo-2", "one_process")
+    # the mean would be 1.8, the geometric mean 1.57
+    assert compared.ratio == pytest.approx(1.3)
+    # at least three of five draws are the smallest in 5.8 % of the cases, and so for
+    # the largest
+    assert compared.low == pytest.approx(1.1)
+    assert compared.high == pytest.approx(4.0)
 
 
 def test_swapping_the_arms_flips_the_verdict() -> None:
@@ -114,7 +174,7 @@ def test_a_difference_below_the_floor_is_never_called_faster() -> None:
 def test_verdict_needs_interval_and_floor(
     ratio: float, low: float, high: float, floor: float, verdict: str
 ) -> None:
-    compared = Comparison("a", "b", 1.0, 1.0, ratio, low, high, floor, 20)
+    compared = Comparison("a", "b", 1.0, 1.0, ratio, low, high, floor, 1, 20)
     assert compared.verdict == verdict
 
 
@@ -158,7 +218,7 @@ def test_arms_of_any_names_are_compared_with_a_twin_of_their_own() -> None:
     }
     spoilt["arm"] = spoilt["arm"].replace(names)
     twins = "mine", "mine once more"
-    measured = Rounds(spoilt, [*names.values()], twins, "rounds.csv")
+    measured = Rounds(spoilt, [*names.values()], [twins], "rounds.csv")
     compared = measured.compare("theirs", "mine")
     # 20 / 16; the twin is 1 / 1.1 as fast in every round, so the floor is 0.1
     assert compared.ratio == pytest.approx(1.25)

@@ -1,14 +1,21 @@
 """Stamps of a step, with a clock that the test sets."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor, nn
 
 from minitrain import clock
+from minitrain.batches import Batch
 from minitrain.clock import StepClock, bucket_times, kind_of_step, union_length
-from minitrain.sync import BucketEvent, SyncTrace
+from minitrain.hashes import Recorder
+from minitrain.sync import DEFAULTS, BucketEvent, Strategy, SyncTrace
+from minitrain.training import train
 
 MS = 1_000_000
 
@@ -183,6 +190,45 @@ def test_part_that_comes_twice_is_added_up(watch: Watch) -> None:
         watch.wait(ms)
         stamps.mark(part)
     assert stamps.finish()["forward_ms"] == 3
+
+
+class ThreeParts:
+    """A step of three shards, each with a forward pass of two milliseconds."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.watch = watch
+
+    def parts(self, step: int) -> list[Batch]:
+        return [Batch(step, None, 1, 3, (), shard) for shard in range(3)]
+
+    def loss(self, model: nn.Module, inputs: None) -> Tensor:
+        self.watch.wait(2)
+        return next(model.parameters()).sum()
+
+
+def test_work_between_the_parts_of_a_step_is_no_forward(watch: Watch) -> None:
+    """As `invariant` adds gradients up: before the next part begins, or after one."""
+
+    class Adding(Strategy):
+        @contextmanager
+        def part(self, shard: int, is_last: bool) -> Iterator[None]:
+            if shard > 0:
+                watch.wait(7)
+            yield
+            watch.wait(11)
+
+    model = nn.Linear(1, 1)
+    result = train(
+        Adding(model, DEFAULTS),
+        ThreeParts(watch),
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        range(1),
+        Recorder(model, ()),
+        StepClock(),
+    )
+    (row,) = result.timings
+    # three passes of 2 ms; 7 ms before the second and third part, 11 after each
+    assert (row["forward_ms"], row["backward_ms"]) == (6, 47)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ import minitrain
 from minitrain.baseline import AGAIN, TIMED
 from minitrain.cli.explain import in_words
 from minitrain.report.ladder import byte_equivalent
+from minitrain.report.numbers import plural
 from minitrain.report.page import arm_in_words
 from minitrain.walk import walk
 from minitrain.zoo.bugs import BUGS, Bug
@@ -74,6 +75,7 @@ def result_block(read: Read) -> str:
     arms = pd.read_csv(io.StringIO(read("metrics/scaling.csv")))
     # the twins serve the noise floor and the cost of the hook, not the result
     rows = arms[~arms["arm"].str.endswith((AGAIN, TIMED))].to_dict("records")
+    pairs = int(arms["arm"].str.endswith(AGAIN).sum())
     table = [
         "| what ran | processes | threads each | tokens per second "
         "| same bits as its replay | all-reduce per step |",
@@ -90,10 +92,12 @@ def result_block(read: Read) -> str:
             f"| {arm_in_words(run, 'DDP')} | {row['processes']} | {row['threads']} "
             f"| {row['tokens_per_s_p50']:,.0f} | {same} | {reduced} |"
         )
-    return "\n".join([*table, "", *caption(manifest, equivalence)]) + "\n"
+    return "\n".join([*table, "", *caption(manifest, equivalence, pairs)]) + "\n"
 
 
-def caption(manifest: dict[str, Any], equivalence: dict[str, Any]) -> list[str]:
+def caption(
+    manifest: dict[str, Any], equivalence: dict[str, Any], num_pairs: int
+) -> list[str]:
     machine, largest = manifest["machine"], f"gloo-{manifest['world_size']}"
     whole = equivalence[largest]["one_process"]
     lines = [
@@ -101,10 +105,14 @@ def caption(manifest: dict[str, Any], equivalence: dict[str, Any]) -> list[str]:
         f"{machine['cores']} cores, torch {machine['torch']}.",
         f"{manifest['model_params']:,} parameters, {manifest['steps']} steps.",
         f"Speeds are medians of {manifest['num_rounds']} rounds in which all arms took",
-        f"turns; differences below {100 * manifest['noise_floor']:.1f} % do not count.",
-        "The all-reduce is the time in a step of the training run (median) in which",
-        "gradients travel, hidden behind computing or not.",
+        f"turns. Identical arms ({plural(num_pairs, 'pair')}) differed by up to "
+        f"{100 * manifest['noise_floor']:.1f} %: less counts as none.",
+        "The all-reduce is that of a step of the training run (median), from handing",
+        "over to reduced, waiting included, hidden behind computing or not.",
     ]
+    # a manifest of an earlier version does not say
+    if busy := manifest.get("machine_busy"):
+        lines.insert(2, f"The machine was busy, so no speed is judged: {busy}.")
     if whole["max_abs_diff"] is not None:
         lines += [
             f"The final state of {largest} and that of one process with the whole",
@@ -158,6 +166,7 @@ def test_result_block_holds_the_numbers_of_its_files() -> None:
         "model_params": 1234,
         "steps": 100,
         "num_rounds": 20,
+        "machine_busy": None,
         "noise_floor": 0.012,
         "baseline_measured_at": "2026-01-02T03:04:05+00:00",
         "machine": machine,
@@ -174,8 +183,16 @@ def test_result_block_holds_the_numbers_of_its_files() -> None:
     assert "| 2 processes, DDP | 2 | 1 | 1,500 | yes | 4.2 ms |" in block
     assert "1,499" not in block
     assert "2026-01-02: A CPU, 2 cores" in block
-    assert "below 1.2 % do not count" in block
+    assert "Identical arms (1 pair) differed by up to 1.2 %" in block
+    assert "from handing\nover to reduced, waiting included" in block
     assert "batch are 7.1e-07 apart: within tolerance.*" in block
+    assert "busy" not in block
+    crowded = json.dumps(manifest | {"machine_busy": "others took 40 % of its cores"})
+    files["metrics/manifest.json"] = crowded
+    line = (
+        "The machine was busy, so no speed is judged: others took 40 % of its cores.\n"
+    )
+    assert line in result_block(files.__getitem__)
 
 
 def test_scale_in_the_reference_is_that_of_the_study() -> None:

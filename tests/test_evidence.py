@@ -11,7 +11,6 @@ from minitrain import evidence as evidence_module
 from minitrain.evidence import across_world_sizes
 from minitrain.params import Params
 from minitrain.report.ladder import equivalence_sentences
-from minitrain.tolerances import Compared
 
 
 def runs_of(sync: str) -> Params:
@@ -27,10 +26,11 @@ def evidence(monkeypatch: pytest.MonkeyPatch) -> None:
     one = torch.ones(3)
     states = {"gloo-1": one, "gloo-2": one.clone(), "gloo-4": one.nextafter(2 * one)}
 
-    def evidence_of(run: str, _: Path) -> Compared:
-        return Compared([], {}, {}, {"weight": states[run]}, [])
+    def load_tensors(path: Path) -> dict[str, torch.Tensor]:
+        assert path.name == "state.pt"
+        return {"weight": states[path.parent.name]}
 
-    monkeypatch.setattr(evidence_module, "evidence_of", evidence_of)
+    monkeypatch.setattr(evidence_module, "load_tensors", load_tensors)
 
 
 @pytest.mark.usefixtures("evidence")

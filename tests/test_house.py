@@ -13,15 +13,17 @@ STAGES = sorted([*(ROOT / "stages").glob("*.py"), *(ROOT / "studies").rglob("*.p
 
 # a module may import from its own floor or from below
 FLOORS = [
-    {"errors", "files", "params", "progress", "provenance", "ring", "tree"}
+    {"errors", "files", "load", "params", "progress", "provenance", "ring", "tree"}
     | {"randomness", "buffers", "schema", "studies"},
     {"corpus", "data", "order", "batches", "cut", "grammar", "model", "factory"},
     {"ddp", "links", "shared_memory", "sync", "launcher", "launched_rank", "torchrun"},
     {"clock", "hashes", "precision", "traffic", "training", "replay", "run", "arms"}
+    | {"probe"}
     | {"turns"},
     {"ulp", "equivalence", "tolerances", "promises", "one_process", "account"}
     | {"baseline", "states", "compare", "compare_runs", "collectives", "doctor", "walk"}
-    | {"locator", "trial", "check", "zoo", "sweep", "sweep_rank", "evidence"},
+    | {"locator", "trial", "check", "zoo", "sweep", "sweep_rank", "evidence"}
+    | {"ladder", "reference", "verdicts", "witness", "keeper"},
     {"report", "cli"},
 ]
 

@@ -1,24 +1,31 @@
 """Where a measurement was made, and that only one machine's are compared."""
 
+import hashlib
 import os
 import re
+import subprocess
+from contextlib import chdir
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from dvc.repo import Repo
 from one_line import the_line
 
 from minitrain import provenance as module
 from minitrain.errors import UserError
 from minitrain.provenance import (
+    bits_depend_on,
+    code_sha256,
     installed_torch,
     machine,
     measured_where,
     peak_memory_mb,
     provenance,
     require_one_machine,
+    require_same_build,
     require_torch,
 )
 
@@ -70,11 +77,15 @@ def test_machine() -> None:
     assert machine("Example GPU") == found | {"gpu": "Example GPU"}
 
 
+SCRIPT = Path(__file__).parents[1] / "stages" / "train.py"
+
+
 def test_provenance() -> None:
-    found = provenance("Example GPU")
+    found = provenance(SCRIPT, "Example GPU")
     assert found["machine"] == machine("Example GPU")
     made = datetime.fromisoformat(found["measured_at"])
     assert timedelta() <= datetime.now(UTC) - made < timedelta(seconds=60)
+    assert re.fullmatch(r"[0-9a-f]{64}", found["code_sha256"])
 
 
 def test_where_in_words() -> None:
@@ -86,23 +97,178 @@ def test_where_in_words() -> None:
     assert measured_where(origin) == words.replace("Abacus, 2 cores", "Counter")
 
 
-def test_commit_of_the_project(monkeypatch: pytest.MonkeyPatch) -> None:
-    commit = provenance()["git_commit"]
-    # None in a source archive
-    assert commit is None or re.fullmatch(r"[0-9a-f]{40}(-dirty)?", commit)
+def git(folder: Path, *arguments: str) -> None:
+    command = ["git", "-C", str(folder), "-c", "user.name=A", "-c", "user.email=a@b"]
+    subprocess.run([*command, *arguments], check=True, capture_output=True)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project of one stage and one study, committed."""
+    for name, text in {
+        ".dvc/config": "",
+        "dvc.yaml": STAGES,
+        "params.yaml": "model: {file: mine/net.py}\n",
+        "requirements.lock": "torch\n",
+        "stages/train.py": "import library.loop\n",
+        "library/loop.py": "steps = 1\n",
+        "mine/net.py": "width = 1\n",
+        "data/rows.csv": "1\n",
+        "metrics.json": "{}\n",
+        "studies/peers/dvc.yaml": STUDY,
+        "studies/peers/measure.py": "import library\n",
+    }.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "add", "--all")
+    git(tmp_path, "commit", "--quiet", "--message", "All")
+    return tmp_path
+
+
+STAGES = """
+stages:
+  other: {cmd: python -m stages.other, deps: [library/other.py]}
+  train:
+    matrix: {world_size: [1, 2]}
+    cmd: stages/python -m stages.train --world-size ${item.world_size}
+    deps:
+      - data
+      - data/world-${item.world_size}
+      - ${model.file}
+      - stages/train.py
+      - library/loop.py
+      - params.yaml
+"""
+STUDY = """
+stages:
+  measure:
+    cmd: MINITRAIN_VENV=.venv-peers ../../stages/python measure.py
+    deps: [measure.py, ../../library, ../../params.yaml]
+"""
+
+
+def md5sums(folder: Path, *names: str) -> str:
+    """SHA-256 of what ``md5sum`` prints for files, in the order of their names."""
+    md5 = [hashlib.md5((folder / name).read_bytes()).hexdigest() for name in names]
+    lines = [f"{one}  {name}\n" for one, name in zip(md5, names, strict=True)]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def test_code_is_what_the_stage_of_the_script_depends_on(project: Path) -> None:
+    train = project / "stages/train.py"
+    names = ["library/loop.py", "mine/net.py", "stages/train.py"]
+    assert code_sha256(train) == md5sums(project, *names)
+    (project / "mine/net.py").write_text("width = 2\n")
+    assert code_sha256(train) == md5sums(project, *names)
+
+
+def test_code_of_a_folder_is_the_md5_that_dvc_gives_it(project: Path) -> None:
+    measure = project / "studies/peers/measure.py"
+    (project / "library/inner").mkdir()
+    for name in ("inner/b.py", "inner.py", "inner-c.txt"):
+        (project / "library" / name).write_text(name)
+    (project / ".dvcignore").write_text("__pycache__\n")
+    before = code_sha256(measure)
+    (project / "library/__pycache__").mkdir()
+    (project / "library/__pycache__/loop.py").write_text("compiled")
+    assert code_sha256(measure) == before
+    with Repo(str(project)) as repo:
+        (stage,) = repo.stage.load_all(str(project / "studies/peers/dvc.yaml"))
+        stage.save_deps()
+        folder = next(d for d in stage.deps if d.def_path.endswith("library"))
+        md5s = {"library": folder.hash_info.value}
+    own = (project / "studies/peers/measure.py").read_bytes()
+    md5s["studies/peers/measure.py"] = hashlib.md5(own).hexdigest()
+    lines = "".join(f"{md5}  {name}\n" for name, md5 in md5s.items())
+    assert md5s["library"].endswith(".dir")
+    assert before == hashlib.sha256(lines.encode()).hexdigest()
+
+
+def test_a_script_of_no_stage_has_no_code(project: Path, tmp_path: Path) -> None:
+    assert code_sha256(project / "stages/unknown.py") is None
+    (project / "dvc.yaml").unlink()
+    assert code_sha256(project / "stages/train.py") is None
+    # outside of a project
+    assert code_sha256(Path("/nowhere/train.py")) is None
+
+
+def test_commit_is_dirty_only_where_code_differs(project: Path) -> None:
+    train = project / "stages/train.py"
+    commit = provenance(train)["git_commit"]
+    assert re.fullmatch(r"[0-9a-f]{40}", commit)
+    # what DVC removes before a stage runs, and what is edited at any time
+    (project / "metrics.json").unlink()
+    (project / "data/rows.csv").write_text("2\n")
+    (project / "notes.txt").write_text("new")
+    assert provenance(train)["git_commit"] == commit
+    code = ["params.yaml", "requirements.lock", "dvc.yaml", "mine/net.py"]
+    code += ["studies/peers/dvc.yaml", "mine/new.py"]
+    for name in code:
+        path = project / name
+        before = path.read_text() if path.exists() else None
+        path.write_text(f"{before or ''}# changed\n")
+        assert provenance(train)["git_commit"] == f"{commit}-dirty", name
+        path.unlink() if before is None else path.write_text(before)
+        assert provenance(train)["git_commit"] == commit, name
+
+
+def test_commit_is_that_of_the_script_wherever_it_runs(
+    project: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    with chdir(elsewhere):
+        found = provenance(project / "studies/peers/measure.py")
+    assert found["git_commit"]
+    assert found["code_sha256"]
 
 
 def test_outside_of_git_there_is_no_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert provenance()["git_commit"] is None
+    assert provenance(tmp_path / "train.py")["git_commit"] is None
 
 
 def test_without_git_there_is_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    assert provenance()["git_commit"] is None
+    assert provenance(SCRIPT)["git_commit"] is None
+
+
+def test_bits_depend_on_the_machine_and_not_on_the_time() -> None:
+    found = bits_depend_on(3)
+    assert found == bits_depend_on(3)
+    assert found == {
+        "cpu": machine()["cpu"],
+        "torch": installed_torch(),
+        "threads_per_process": 3,
+    }
+
+
+def test_states_of_one_build_may_be_compared() -> None:
+    require_same_build({})
+    require_same_build({"run/machine.json": bits_depend_on(1)})
+    require_same_build({name: bits_depend_on(1) for name in "abc"})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("cpu", "Another CPU"), ("torch", "2.0.0+cpu"), ("threads_per_process", 2)],
+)
+def test_states_of_unlike_machines_are_refused(key: str, value: object) -> None:
+    here = bits_depend_on(1)
+    with pytest.raises(UserError) as raised:
+        require_same_build({"run.json": here, "replay.json": here | {key: value}})
+    line = the_line(raised)
+    assert line.startswith(f"replay.json: {key} = {value!r}, but {here[key]!r} in run.")
+    assert "dvc repro --force" in line
+
+
+def test_a_machine_that_says_less_is_refused() -> None:
+    here = bits_depend_on(1)
+    with pytest.raises(UserError, match=r"b\.json: cpu = None, but "):
+        require_same_build({"a.json": here, "b.json": {"torch": here["torch"]}})
 
 
 def measured(**changes: Any) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from minitrain.report.blocks import (
 from minitrain.report.manifest import manifest
 from minitrain.report.page import arm_in_words, cell, page, shortened
 from minitrain.report.results import only_runs
+from minitrain.report.summary import summary
 from minitrain.report.words import find, lesson_notes
 from stages import report
 
@@ -178,6 +179,11 @@ def test_arms_in_words() -> None:
     assert arm_in_words("gloo-2", "DDP") == "2 processes, DDP"
     assert arm_in_words("gloo-1-timed", "shm") == "1 process, shm with timing hook"
     assert arm_in_words("gloo-4-silent", "shm").startswith("4 processes, no comm")
+    again = ", measured again (A/A)"
+    assert arm_in_words("one_process-again", "DDP") == f"one process{again}"
+    assert arm_in_words("gloo-2-again", "DDP") == f"2 processes, DDP{again}"
+    silent = arm_in_words("gloo-2-silent", "DDP")
+    assert arm_in_words("gloo-2-silent-again", "DDP") == silent + again
 
 
 def test_cells() -> None:
@@ -219,6 +225,22 @@ def test_manifest_is_null_where_nothing_was_run(
     assert (summary["tokens_per_sec_2proc"] is not None) == two
     assert (summary["allreduce_p95_ms"] is None) == (world_sizes == [1])
     assert summary["byte_equivalent"] is (None if world_sizes == [1] else True)
+
+
+def test_summary_holds_what_branches_can_be_compared_by() -> None:
+    """No speeds of runs that were made one after the other."""
+    ladders = {"gloo-1": ladder_of(1), "gloo-2": ladder_of(2) | {"verdict": "proven"}}
+    measured = results([1, 2], equivalence=ladders)
+    told = summary(measured, find(measured))
+    assert list(told) == ["gloo-2_over_one_process", "gloo-1", "gloo-2"]
+    loss = measured.losses["gloo-2"]["loss"].iloc[-1]
+    assert told["gloo-2"] == {
+        "verdict": "proven",
+        "loss": round(loss, 6),
+        "bits_equal": True,
+        "one_process_gap_1e_9": 3100.0,
+    }
+    assert told["gloo-1"]["verdict"] is None
 
 
 def test_only_runs() -> None:

@@ -5,11 +5,15 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from report_inputs import ACCOUNT, results
+from report_inputs import ACCOUNT, provenance_of, results
 
 from minitrain.baseline import Comparison
 from minitrain.errors import UserError
+from minitrain.report.blocks import Paragraph, to_markdown
+from minitrain.report.manifest import manifest
 from minitrain.report.numbers import plural, times
+from minitrain.report.page import page
+from minitrain.report.summary import summary
 from minitrain.report.words import (
     Finding,
     account_headline,
@@ -25,7 +29,7 @@ def compared(
 ) -> Comparison:
     ratio = a / b
     low, high = ratio - spread, ratio + spread
-    return Comparison("a", "b", a, b, ratio, low, high, floor, 20)
+    return Comparison("a", "b", a, b, ratio, low, high, floor, 3, 20)
 
 
 def finding(**changes: Any) -> Finding:
@@ -42,6 +46,7 @@ def finding(**changes: Any) -> Finding:
         "of_ceiling": compared(16_000, 19_000),
         "account": dict(ACCOUNT),
         "interference_ms": (3.5, 4.5),
+        "busy": None,
     }
     return Finding(**fields | changes)
 
@@ -53,7 +58,10 @@ def test_faster() -> None:
         "16,000 against 10,000 tokens per second in the median, round by round "
         "1.60 times the speed (5-95 % interval 1.59 to 1.61)."
     ) in notes
-    assert "noise floor of 1.2 %" in notes
+    assert (
+        "a difference below the noise floor of 1.2 % counts as none: the largest that "
+        "3 A/A pairs showed in this run (in another, identical arms may differ by"
+    ) in notes
     # 16,000 / 12,500
     assert "one process that uses all 2 cores: 16,000 against 12,500" in notes
     assert "1.28 times the speed" in notes
@@ -119,6 +127,55 @@ def test_undecided_gives_no_reason(comparison: Comparison, reason: str) -> None:
     assert headline(undecided).startswith(
         "2 processes: no difference seen from one process, faster than one process on"
     )
+
+
+BUSY = "others took 40 % of its cores"
+
+
+@pytest.mark.parametrize(
+    "speeds", [{}, {"gloo_2": 69_400}, {"gloo_2": 5_000}, {"gloo_2": 10_000}]
+)
+def test_busy_machine_judges_no_speed(speeds: dict[str, float]) -> None:
+    """Whatever was measured: on one, 6.94 times the speed was a disturbance."""
+    load = {"others_share": 0.35, "steal_share": 0.05}
+    origin = provenance_of(1) | {"load": load}
+    measured = results([1, 2], speeds=speeds, baseline_provenance=origin)
+    found = find(measured)
+    assert found.busy == BUSY
+    assert headline(found) == "2 processes: the machine was busy, no speed judged"
+    notes = lesson_notes(found)
+    assert notes.startswith(f"The machine was busy during the 20 rounds: {BUSY}. ")
+    blocks = page(measured, found)
+    text = headline(found) + notes + to_markdown(blocks)
+    for verdict in ("faster than", "slower than", "no difference seen", "times the"):
+        assert verdict not in text.replace("times the speed without", "")
+    assert not any(isinstance(block, Paragraph) and block.lead for block in blocks)
+    speed = summary(measured, found)["gloo-2_over_one_process"]
+    assert (speed["speedup"], speed["machine_busy"]) == (None, True)
+    assert manifest(measured, found)["machine_busy"] == BUSY
+
+
+def test_quiet_machine_has_a_headline() -> None:
+    load = {"others_share": 0.03, "steal_share": 0.01}
+    origin = provenance_of(1) | {"load": load}
+    measured = results([1, 2], baseline_provenance=origin)
+    found = find(measured)
+    assert "faster than one process" in headline(found)
+    blocks = page(measured, found)
+    assert any(isinstance(block, Paragraph) and block.lead for block in blocks)
+    speed = summary(measured, found)["gloo-2_over_one_process"]
+    assert speed == {
+        "speedup": round(found.against_one.ratio, 3),
+        "noise_floor": round(found.against_one.noise_floor, 3),
+        "machine_busy": False,
+    }
+    assert manifest(measured, found)["machine_busy"] is None
+
+
+def test_rounds_that_scatter_are_a_busy_machine_where_nothing_else_is_known() -> None:
+    quiet, disturbed = (results([1, 2], noise=noise) for noise in (0.05, 1.0))
+    assert find(quiet).busy is None
+    assert str(find(disturbed).busy).startswith("rounds of the same arm lie")
 
 
 def test_account_that_does_not_close_is_refused() -> None:

@@ -32,7 +32,7 @@ from minitrain.sync.stock import StockDDP
 from minitrain.sync.strategies import STRATEGIES, find_strategy
 from minitrain.training import mean_losses
 from minitrain.trial import Outcome, Seat, Trial, run_ranks
-from minitrain.zoo.subjects import MODELS, make_trial
+from minitrain.zoo.subjects import MODELS, make_trial, plain
 
 INVARIANT = ("invariant", "invariant_shm")
 # at two ranks a sum has one order, so all of these are DDP to the bit
@@ -69,6 +69,11 @@ def worlds(*sizes: int) -> list[Any]:
     ]
 
 
+def expected(name: str) -> str:
+    """Who promises no bits proves nothing."""
+    return "proven" if "replay" in STRATEGIES[name].promises else "undecided"
+
+
 def asked(ladder: Ladder) -> set[str]:
     """The rungs that were not left out."""
     return {name for name, rung in ladder.rungs.items() if rung.verdict != "not run"}
@@ -77,7 +82,7 @@ def asked(ladder: Ladder) -> set[str]:
 @pytest.mark.parametrize(("name", "world_size"), worlds(2, 3, 4))
 def test_strategy_keeps_its_promises(name: str, world_size: int) -> None:
     ladder = examine(trial_of(name), world_size, timeout_s=60)
-    assert ladder.well, str(ladder)
+    assert ladder.verdict == expected(name), str(ladder)
     promises = STRATEGIES[name].promises
     for promise in ("replay", "one_process", "loss"):
         assert (promise in asked(ladder)) == (promise in promises)
@@ -88,7 +93,7 @@ def test_strategy_keeps_its_promises(name: str, world_size: int) -> None:
 def test_accumulation(name: str, world_size: int) -> None:
     trial = large_batches(trial_of(name, grad_accumulation_steps=2))
     ladder = examine(trial, world_size, timeout_s=60)
-    assert ladder.well, str(ladder)
+    assert ladder.verdict == expected(name), str(ladder)
     promised = {"replay", "one_process", "loss"} & STRATEGIES[name].promises
     assert promised <= asked(ladder)
 
@@ -98,21 +103,40 @@ def test_a_logical_shard_for_each_rank(name: str) -> None:
     """Then ranks are shards, but for their buffers: all have the first shard's."""
     tuning = Defaults(logical_shards=2)
     ladder = examine(trial_of(name, "batch_norm", tuning=tuning), 2, timeout_s=60)
-    assert ladder.well, str(ladder)
+    assert ladder.verdict == expected(name), str(ladder)
 
 
-def test_nothing_proven_is_said() -> None:
-    trial = large_batches(trial_of("fsdp", factory=with_dropout))
+@pytest.mark.parametrize("factory", [plain, with_dropout])
+def test_who_promises_no_bits_is_undecided(factory: Callable[[], nn.Module]) -> None:
+    """Even where a witness has the same gradients; and that is no reason to pass."""
+    trial = large_batches(trial_of("fsdp", factory=factory))
     ladder = examine(trial, 2, timeout_s=60)
-    assert ladder.rungs["proven"].verdict == "undecided"
-    assert "proven" not in examine(trial_of("fsdp"), 2, timeout_s=60).rungs
+    assert ladder.verdict == "undecided"
+    assert "a witness computed the gradients" in ladder.rests_on
+    options: Any = {"loss": trial.loss, "sync": "fsdp"}
+    with pytest.raises(EvidenceError, match="undecided: no bits were promised"):
+        check_data_parallel(trial.factory, trial.batches, **options)
+    accepted = check_data_parallel(
+        trial.factory, trial.batches, accept=["proven", "undecided"], **options
+    )
+    assert accepted.verdict == "undecided"
+
+
+def test_who_promises_nothing_proves_nothing() -> None:
+    class Promises(STRATEGIES["flat"]):  # type: ignore[misc, name-defined]
+        promises = frozenset()
+
+    trial = replace(trial_of("ddp"), sync=Promises)
+    ladder = examine(trial, 2, timeout_s=60)
+    assert ladder.verdict == "undecided"
+    assert ladder.rests_on == "neither bits nor a witness support it"
 
 
 @pytest.mark.parametrize(("name", "world_size"), worlds(2, 4))
 def test_buffers_dropout_and_accumulation(name: str, world_size: int) -> None:
     trial = trial_of(name, factory=with_dropout, grad_accumulation_steps=2)
     ladder = examine(large_batches(trial), world_size, timeout_s=60)
-    assert ladder.well, str(ladder)
+    assert ladder.verdict == expected(name), str(ladder)
     if "replay" in STRATEGIES[name].promises:
         assert ladder.rungs["replay_buffers"].verdict == "equal"
 
@@ -197,7 +221,8 @@ def test_fault_is_caught(name: str, fault: Callable[[Seat], None], rung: str) ->
 def test_another_tree_is_told_by_its_last_bits(name: str) -> None:
     """Right within every tolerance, and still not what was promised."""
     trial = trial_of(name)
-    assert not examine(trial, 1, shards_in_another_order, timeout_s=60).well
+    ladder = examine(trial, 1, shards_in_another_order, timeout_s=60)
+    assert ladder.verdict == "breach"
 
 
 @pytest.mark.parametrize("name", DDP_AT_TWO)
@@ -353,7 +378,7 @@ def test_shards_of_a_rank_are_ordered_for_the_tree() -> None:
 def test_settings_of_ddps_buckets(name: str, tuning: Defaults) -> None:
     model = "spare_parameter" if tuning.find_unused_parameters else "plain"
     ladder = examine(trial_of(name, model, tuning=tuning), 3, timeout_s=60)
-    assert ladder.well, str(ladder)
+    assert ladder.verdict == expected(name), str(ladder)
 
 
 def test_smaller_buckets_are_more() -> None:
@@ -428,7 +453,7 @@ def test_buffer_with_gaps_is_broadcast_as_it_is() -> None:
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_sixteen_bits_repeat_to_the_bit(precision: str, world_size: int) -> None:
     ladder = examine(trial_of("ddp", precision=precision), world_size, timeout_s=60)
-    assert ladder.well, str(ladder)
+    assert ladder.verdict == "proven", str(ladder)
     assert ladder.rungs["replay"].verdict == "equal"
     scaled = ladder.rungs["precision"].verdict
     assert scaled == ("equal" if precision == "fp16" else "not run")

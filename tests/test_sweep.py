@@ -13,8 +13,17 @@ from torch import Tensor
 
 from minitrain import sweep_rank
 from minitrain.errors import EvidenceError, UserError
-from minitrain.sweep import powers_of_4, statistics, sweep
-from minitrain.sweep_rank import MIN_TRIALS, NUM_WARMUP, AllReduce, Backend, backends
+from minitrain.sweep import powers_of_4, slowest, statistics, sweep
+from minitrain.sweep_rank import (
+    MIN_TRIALS,
+    NUM_VISITS,
+    NUM_WARMUP,
+    AllReduce,
+    Backend,
+    Trial,
+    backends,
+    visits,
+)
 
 SIZES = [4, 4096]
 
@@ -78,6 +87,39 @@ def test_small_sweep_measures_all_in_turn() -> None:
         assert (row["busbw_gb_per_s"] is None) == (row["backend"] == "copy")
     # side by side: each size has as many trials of one as of another
     assert len({(row["num_bytes"], row["num_trials"]) for row in rows}) == len(SIZES)
+
+
+def test_sizes_come_again_in_another_order() -> None:
+    """What slows the first seconds of a sweep is no effect of the smallest sizes."""
+    order = visits(14)
+    passes = [order[i : i + 14] for i in range(0, len(order), 14)]
+    assert len(passes) == NUM_VISITS
+    assert all(sorted(each) == list(range(14)) for each in passes)
+    assert len({tuple(each) for each in [range(14), *passes]}) == 1 + NUM_VISITS
+    assert visits(14) == order
+
+
+def test_sweep_goes_by_those_visits() -> None:
+    seen: list[int] = []
+
+    def watched(_: ExitStack) -> AllReduce:
+        return lambda tensor: seen.append(tensor.nbytes)
+
+    sizes = [4 * 4**i for i in range(5)]
+    found = sweep_rank.be_a_rank({"watched": Backend(watched)}, sizes, 0.0)
+    each = NUM_WARMUP + MIN_TRIALS // NUM_VISITS
+    assert seen[::each] == [sizes[index] for index in visits(5)]
+    for trials in found:
+        timed = [trial.timed for trial in trials["watched"]]
+        assert timed == NUM_VISITS * (
+            [False] * NUM_WARMUP + [True] * (each - NUM_WARMUP)
+        )
+
+
+def test_copy_takes_as_long_as_the_slowest_rank_copies() -> None:
+    # 2 and 3 microseconds; rank 1 left the barrier 20 later
+    ranks = [Trial(0.0, 2e-6, True, True), Trial(20e-6, 23e-6, True, True)]
+    assert slowest(ranks) == pytest.approx(3e-6)
 
 
 def honest(_: ExitStack) -> AllReduce:
@@ -148,7 +190,7 @@ def test_wrong_once_is_enough() -> None:
 
         return all_reduce
 
-    total = NUM_WARMUP + MIN_TRIALS
+    total = NUM_VISITS * NUM_WARMUP + MIN_TRIALS
     with pytest.raises(EvidenceError, match=f"wrong result in 1 of {total} trials"):
         sweep(2, SIZES, 0.0, {"once": Backend(once)})
 

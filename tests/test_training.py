@@ -3,8 +3,10 @@
 Each fault is a real data-parallel bug, injected without touching the code under test.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -20,6 +22,7 @@ from tiny import (
     train_tiny,
     with_factory,
 )
+from torch import Tensor
 
 from minitrain.account import DDP_SAYS, ddp_says
 from minitrain.batches import Batch, JoinedBatches
@@ -36,15 +39,16 @@ from minitrain.equivalence import (
 )
 from minitrain.errors import UserError
 from minitrain.launcher import launch
-from minitrain.one_process import nudged_state
+from minitrain.one_process import start_of, twin_of
+from minitrain.params import Params
 from minitrain.randomness import untouched_random_state
 from minitrain.sync import DEFAULTS
 from minitrain.sync.stock import LOGGED, StockDDP
 from minitrain.tolerances import (
-    early_state_rung,
-    final_state_rung,
-    gradients_rung,
-    state_rung,
+    Compared,
+    close_rung,
+    one_process_rungs,
+    state_limits,
 )
 from minitrain.training import mean_losses
 
@@ -56,8 +60,10 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def ladder(run: Outcome, expected: Outcome, one: Outcome) -> dict[str, Rung]:
     """Every rung of the pipeline for a run, its replay and the one-process run."""
-    limits = (tiny_params().train, 1e-5)
-    kept, kept_by_one = run.results[0].kept, one.results[0].kept
+    ours, theirs = compared(run), compared(one)
+    params = tiny_params().train
+    # as stable as can be: no gap is excused
+    rungs = one_process_rungs(ours, theirs, params, 1e-5, lambda most_steps: theirs)
     return {
         "trained": trained_rung(run.rows),
         "ranks": ranks_rung(run.states),
@@ -66,17 +72,31 @@ def ladder(run: Outcome, expected: Outcome, one: Outcome) -> dict[str, Rung]:
         "replay_parameters": hashes_rung(run.rows, expected.rows, "parameters"),
         "replay_buffers": hashes_rung(run.rows, expected.rows, "buffers"),
         "replay": bits_rung(run.states[0], expected.states[0]),
-        "one_process_gradients": gradients_rung(
-            kept["gradients"], kept_by_one["gradients"]
-        ),
-        "one_process_early": early_state_rung(
-            kept["early"], kept_by_one["early"], *limits
-        ),
-        # as stable as can be: no gap is excused
-        "one_process": final_state_rung(
-            run.states[0], one.states[0], *limits, lambda: one.states[0]
-        ),
+        **{name: rungs[name] for name in ONE_PROCESS},
     }
+
+
+ONE_PROCESS = ("one_process_gradients", "one_process_early", "one_process")
+
+
+def compared(outcome: Outcome) -> Compared:
+    result = outcome.results[0]
+    return Compared(
+        rows=outcome.rows,
+        gradients=result.kept["gradients"],
+        early=result.kept["early"],
+        state=outcome.states[0],
+        losses=mean_losses(outcome.results),
+        start=start_of(tiny_params()),
+    )
+
+
+def state_rung(
+    run: Mapping[str, Tensor], one: Mapping[str, Tensor], params: Params, **more: Any
+) -> Rung:
+    """Without an excuse, unless a twin is given."""
+    limits = state_limits(one, start_of(params), params.train, 1e-5)
+    return close_rung(run, one, limits, lambda: more.get("twin", one))
 
 
 def verdicts(run: Outcome, expected: Outcome, one: Outcome) -> dict[str, str]:
@@ -390,7 +410,7 @@ def test_no_false_alarm_over_seeds(shards: Path, learning_rate: float) -> None:
         one, replayed = one_process_tiny(params, shards), None
         ranks = [start_replay(params, shards, one, w) for w in (2, 4)]
         for replayed in ranks:
-            rung = state_rung(replayed.states[0], one.states[0], params.train, 1e-5)
+            rung = state_rung(replayed.states[0], one.states[0], params)
             assert rung.verdict != "breach", (seed, rung)
 
 
@@ -398,10 +418,13 @@ def test_training_that_is_unstable_is_told_from_a_fault(shards: Path) -> None:
     """At a rate where one process itself does not repeat from a start one ULP away."""
     params = tiny_params(learning_rate=3.0)
     one, run = one_process_tiny(params, shards), train_tiny(params, shards, 2)
+    twin = twin_of(params, shards / "world-1")
+    # limits as of a rate that is a thousandth of this one
     limits = (tiny_params().train, 1e-5)
-    nudged = nudged_state(params, shards / "world-1")
-    assert state_rung(nudged, one.states[0], *limits).verdict == "breach"
-    rung = final_state_rung(run.states[0], one.states[0], *limits, lambda: nudged)
+    nudged = state_limits(one.states[0], start_of(params), *limits)
+    far = close_rung(twin(None).state, one.states[0], nudged, lambda: one.states[0])
+    assert far.verdict == "breach"
+    rung = one_process_rungs(compared(run), compared(one), *limits, twin)["one_process"]
     assert rung.verdict == "undecided"
     # the bits of the replay hold all the same
     expected = replay_tiny(params, shards, run, 2)
@@ -410,10 +433,9 @@ def test_training_that_is_unstable_is_told_from_a_fault(shards: Path) -> None:
 
 def test_training_is_stable_at_the_default_rate(shards: Path) -> None:
     params = tiny_params()
-    nudged = nudged_state(params, shards / "world-1")
+    twin = twin_of(params, shards / "world-1")(None).state
     one = one_process_tiny(params, shards).states[0]
-    rung = state_rung(nudged, one, params.train, 1e-5)
-    assert rung.verdict == "within tolerance"
+    assert state_rung(twin, one, params).verdict == "within tolerance"
 
 
 def equal_weights_in_the_tail(rank: int, sync: object, batches: JoinedBatches) -> None:
@@ -436,11 +458,9 @@ def test_fault_that_ranks_and_replay_share_is_caught(shards: Path) -> None:
     # one process with the whole batch is the only one that can tell
     broken = [name for name, rung in found.items() if rung.verdict == "breach"]
     assert broken == ["one_process"]
-    nudged = nudged_state(params, shards / "world-1")
-    limits = (params.train, 1e-5)
+    twin = twin_of(params, shards / "world-1")(None).state
     one = one_process_tiny(params, shards).states[0]
-    rung = final_state_rung(run.states[0], one, *limits, lambda: nudged)
-    assert rung.verdict == "breach"
+    assert state_rung(run.states[0], one, params, twin=twin).verdict == "breach"
 
 
 def start_replay(params, shards: Path, one: Outcome, world_size: int) -> Outcome:

@@ -57,5 +57,5 @@ def test_clean_run_is_no_false_alarm(model: str, world_size: int) -> None:
     tuning = Defaults(find_unused_parameters=model == "spare_parameter")
     trial = replace(trial, tuning=tuning)
     ladder = examine(trial, world_size, timeout_s=120)
-    assert ladder.well, str(ladder)
+    assert ladder.verdict == "proven", str(ladder)
     assert ladder.divergence is None

@@ -25,7 +25,12 @@ GLOSSARY = [
     ),
     ("Rank, world size", "The number of a process, from 0, and how many there are."),
     ("gloo, nccl", "Libraries that carry the data: between CPUs, and between GPUs."),
-    ("All-reduce", "Adding up numbers over all ranks so that each gets the sum."),
+    (
+        "All-reduce",
+        "Adding up numbers over all ranks so that each gets the sum. Its time in a "
+        "step reaches from handing gradients over until they are reduced: it holds "
+        "waiting for the other ranks, and for a core.",
+    ),
     (
         "Tokens per second",
         "Bytes of text learned from in a second, over all ranks, without padding.",
@@ -36,8 +41,9 @@ GLOSSARY = [
     ),
     (
         "Noise floor",
-        "The same arm measured twice, in turns, differs a little. A difference between "
-        "two arms below that is not worth reporting.",
+        "Identical arms, measured in turns, differ a little (A/A). The largest "
+        "difference among the pairs of this run is the floor: one below it is not "
+        "worth reporting. In another run identical arms may differ by more.",
     ),
     (
         "5-95 % interval",
@@ -63,7 +69,11 @@ GLOSSARY = [
         "Not the same bits: a whole batch is summed in another order than its parts, "
         "and rounding differs. The limit is set from how large that rounding can grow.",
     ),
-    ("Data, wait", "Getting the next batch ready; waiting for the slowest rank."),
+    (
+        "Data, wait",
+        "Getting the next batch ready; waiting for the slowest rank. Where there is "
+        "one rank, wait is what a barrier itself costs.",
+    ),
     (
         "Interference",
         "How much longer computing the gradients takes while they are being sent: a "

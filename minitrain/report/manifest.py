@@ -36,6 +36,7 @@ def manifest(results: Results, finding: Finding) -> dict[str, Any]:
         "lesson_notes": lesson_notes(finding),
         "launcher": made["launcher"],
         "threads_per_process": made["threads_per_process"],
+        "machine_busy": finding.busy,
         "noise_floor": round(finding.against_one.noise_floor, 5),
         "num_rounds": baseline.num_rounds,
         "torch": results.machine["torch"],

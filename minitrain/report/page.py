@@ -65,7 +65,7 @@ def _result(results: Results, finding: Finding) -> list[Block]:
         Title(
             "Does training with several processes compute the same, and is it faster?"
         ),
-        Paragraph(f"{headline(finding)}.", lead=True),
+        Paragraph(f"{headline(finding)}.", lead=not finding.busy),
         Paragraph(
             f"One model of {thousands(made['model_params'])} parameters was trained "
             f"for {plural(made['num_steps'], 'step')} on the same data in each run: "
@@ -94,6 +94,9 @@ def _scaling_table(results: Results, strategy: str) -> Table:
 
 def arm_in_words(arm: str, strategy: str) -> str:
     """What an arm of the baseline is; ``strategy`` is how gradients become one."""
+    if arm.endswith(AGAIN):
+        once = arm_in_words(arm.removesuffix(AGAIN), strategy)
+        return f"{once}, measured again (A/A)"
     alone = {ONE_PROCESS: "one process", ALL_CORES: "one process on all cores"}
     if arm in alone:
         return alone[arm]
@@ -101,7 +104,6 @@ def arm_in_words(arm: str, strategy: str) -> str:
     what = {
         "": strategy,
         SILENT: "no communication (the ceiling)",
-        AGAIN: f"{strategy}, measured again (A/A)",
         TIMED: f"{strategy} with timing hook",
     }["".join(f"-{word}" for word in rest)]
     return f"{plural(int(count), 'process', 'processes')}, {what}"
@@ -144,6 +146,7 @@ def _equivalence(results: Results) -> list[Block]:
 def _time(results: Results, finding: Finding) -> list[Block]:
     cost = results.baseline.instrumentation_cost()
     ratio, low, high = times(cost.ratio, cost.low, cost.high)
+    verdict = "not judged" if finding.busy else cost.verdict
     timings = [
         [run, *(cell(timing.get(key), ",.1f") for key in TIMING_COLUMNS)]
         for run, timing in results.timing.items()
@@ -155,7 +158,7 @@ def _time(results: Results, finding: Finding) -> list[Block]:
         Paragraph(
             f"Runs are timed by a hook; {results.largest} with it ran at {ratio} times "
             f"the speed without (5-95 % interval {low} to {high}, noise floor "
-            f"{percent(cost.noise_floor)}): {cost.verdict}. These runs were made one "
+            f"{percent(cost.noise_floor)}): {verdict}. These runs were made one "
             "after the other; comparisons of speed come from the rounds above alone."
         ),
         *_ddp_says(results),

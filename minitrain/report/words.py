@@ -8,7 +8,15 @@ import pandas as pd
 
 from minitrain.account import CLOSED_WITHIN
 from minitrain.baseline import ALL_CORES, ONE_PROCESS, SILENT, Comparison
-from minitrain.report.numbers import capitalised, ms, percent, plural, thousands, times
+from minitrain.load import why_busy
+from minitrain.report.numbers import (
+    capitalised,
+    ms,
+    percent,
+    plural,
+    thousands,
+    times,
+)
 from minitrain.report.results import Results
 
 # parts of the step account in the order of a step, and what to call them
@@ -38,6 +46,7 @@ class Finding:
     ``silent_against_one`` and ``of_ceiling`` compare the same processes without
     communication (the ceiling); both are None for one process. ``account`` has the
     keys of metrics/timing.json; ``interference_ms`` is its 5-95 % interval, if known.
+    ``busy`` says why the machine was too busy to judge any speed, if it was.
     """
 
     run: str
@@ -51,6 +60,7 @@ class Finding:
     of_ceiling: Comparison | None
     account: Mapping[str, Any] | None
     interference_ms: tuple[float, float] | None
+    busy: str | None
 
     @property
     def strategy(self) -> str:
@@ -82,11 +92,14 @@ def find(results: Results) -> Finding:
         of_ceiling=baseline.compare(run, silent) if silent else None,
         account=results.accounts.get(run),
         interference_ms=results.interval(run, "interference_ms"),
+        busy=why_busy(results.baseline_provenance.get("load"), baseline.spread()),
     )
 
 
 def headline(finding: Finding) -> str:
     """The finding in one line: the title of the scaling picture."""
+    if finding.busy:
+        return f"{capitalised(finding.subject)}: the machine was busy, no speed judged"
     one = "one without" if finding.world_size == 1 else "one process"
     all_cores = f"one process on all {plural(finding.cores, 'core')}"
     return (
@@ -106,8 +119,16 @@ def lesson_notes(finding: Finding) -> str:
     """Why N processes are faster, or slower, here: a paragraph of measured numbers.
 
     Without a decided verdict it gives no reason, and an account that does not close,
-    or disagrees with the ceiling, is not used as one; it says so instead.
+    or disagrees with the ceiling, is not used as one; it says so instead. Of a busy
+    machine it says nothing else.
     """
+    if finding.busy:
+        return (
+            f"The machine was busy during the {finding.against_one.num_rounds} rounds: "
+            f"{finding.busy}. That disturbs some arms more than others, so no speed is "
+            "judged. On a quiet machine, dvc repro --force --single-item baseline and "
+            "then dvc repro measure again."
+        )
     alone = finding.world_size == 1
     threads = plural(finding.threads, "thread")
     subject = finding.subject if alone else f"{finding.subject} with {threads} each"
@@ -118,7 +139,7 @@ def lesson_notes(finding: Finding) -> str:
     one = finding.against_one
     sentences = [
         f"Measured in {one.num_rounds} rounds; a difference below the noise floor of "
-        f"{percent(one.noise_floor)} counts as none.",
+        f"{percent(one.noise_floor)} counts as none: {floor_in_words(one.num_pairs)}.",
         _speed(subject, same, one),
         _speed(subject, all_cores, finding.against_all_cores),
     ]
@@ -128,6 +149,14 @@ def lesson_notes(finding: Finding) -> str:
     if one.verdict == "no difference seen":
         return " ".join([*sentences, "So no reason is given."])
     return " ".join([*sentences, *_ceiling(finding), *_account(finding)])
+
+
+def floor_in_words(num_pairs: int) -> str:
+    """What a noise floor from so many A/A pairs is, and what it is not."""
+    pairs = f"the largest that {num_pairs} A/A pairs showed in this run"
+    if num_pairs == 1:
+        pairs = "what the one A/A pair showed in this run"
+    return f"{pairs} (in another, identical arms may differ by more)"
 
 
 def _speed(subject: str, other: str, compared: Comparison) -> str:

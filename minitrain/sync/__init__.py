@@ -93,7 +93,9 @@ class Strategy:
     ``has_account``: a backward pass can be made without communication, so that the
     time of a step can be told apart. ``has_buckets``: DDP's, with their settings.
     ``own_buffers``: after a step each rank has those of its own samples.
-    ``on_one_host``: all ranks must be, and compute on the CPU.
+    ``on_one_host``: all ranks must be, and compute on the CPU. ``wire``: the type that
+    gradients are rounded to on their way, where it is coarser than their own.
+    ``only_watches``: without ``timed`` it is torch's own DDP and nothing else.
     """
 
     promises: ClassVar[frozenset[Promise]] = EXACT
@@ -102,6 +104,8 @@ class Strategy:
     has_buckets: ClassVar[bool] = False
     own_buffers: ClassVar[bool] = True
     on_one_host: ClassVar[bool] = False
+    wire: ClassVar[torch.dtype | None] = None
+    only_watches: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -164,6 +168,17 @@ class Strategy:
         make: Any = kind
         made: torch.optim.Optimizer = make(self.model.parameters(), lr=learning_rate)
         return made
+
+    def moments(self, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+        """What ``optimizer`` keeps of each parameter, by ``NAME/KEY``: whole tensors.
+        Call it on all ranks; only rank 0's answer counts.
+        """
+        return {
+            f"{name}/{key}": whole(value)
+            for name, parameter in self.model.named_parameters()
+            for key, value in optimizer.state.get(parameter, {}).items()
+            if isinstance(value, Tensor)
+        }
 
     def finish(self) -> None:
         """Bring the ranks to one state after the last step; call it on all of them."""

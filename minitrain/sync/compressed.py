@@ -22,6 +22,8 @@ class Float16Compress(StockDDP):
     """Averaged and summed in float16: half the bytes, rounded at every hop."""
 
     dtype: ClassVar[torch.dtype] = torch.float16
+    wire = dtype
+    only_watches: ClassVar[bool] = False
     # rounding to 16 bits is far coarser than any tolerance of the ladder
     promises: ClassVar[frozenset[Promise]] = frozenset({"reduced_once", "replay"})
 
@@ -48,6 +50,7 @@ class BFloat16Compress(Float16Compress):
     """The same in bfloat16: less precise, with the range of float32."""
 
     dtype = torch.bfloat16
+    wire = dtype
 
 
 class PowerSGD(StockDDP):
@@ -57,6 +60,7 @@ class PowerSGD(StockDDP):
     """
 
     promises = frozenset({"reduced_once", "loss"})
+    only_watches: ClassVar[bool] = False
     # Torch's hook starts its second collective in a callback of the first. With two
     # buckets under way ranks may start them in different orders: gloo aborts.
     overlaps: ClassVar[bool] = False

@@ -53,6 +53,24 @@ class ZeRO1(StockDDP):
         optimizer._sync_params = timed
         return optimizer
 
+    def moments(self, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        if not isinstance(optimizer, ZeroRedundancyOptimizer):
+            return super().moments(optimizer)
+        zero: Any = optimizer
+        zero.consolidate_state_dict(to=0)
+        if dist.get_rank(self.group) != 0:
+            return {}
+        kept = zero.state_dict()["state"]
+        names = [name for name, _ in self.model.named_parameters()]
+        return {
+            f"{names[index]}/{key}": value
+            for index, values in kept.items()
+            for key, value in values.items()
+            if isinstance(value, Tensor)
+        }
+
     def traffic(self) -> Traffic:
         parameters = list(trained(self.model).values())
         handed_out = (len(parameters), num_bytes(parameters))

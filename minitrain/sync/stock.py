@@ -50,6 +50,7 @@ class StockDDP(Strategy):
     """
 
     has_buckets: ClassVar[bool] = True
+    only_watches: ClassVar[bool] = True
     # whether gradients live in the buckets, which spares copies in and out
     bucket_views: ClassVar[bool] = False
     # whether a bucket is reduced as soon as it is there, if ``overlap`` allows it

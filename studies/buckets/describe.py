@@ -19,7 +19,7 @@ def main() -> None:
     measured = read_json(STUDY / "buckets.json")
     num_bytes = measured["num_bytes"]
     rows = pd.read_csv(STUDY / "rounds.csv")
-    rounds = Rounds(rows, list(rows["arm"].unique()), (STOCK, AGAIN), "rounds.csv")
+    rounds = Rounds(rows, list(rows["arm"].unique()), [(STOCK, AGAIN)], "rounds.csv")
     floor = percent(rounds.noise_floor())
     where = (
         f"{measured_where(measured)} {rounds.num_rounds} rounds, noise floor {floor}."

@@ -25,7 +25,7 @@ UNSEEN = "no difference seen"
 def main() -> None:
     rows = pd.read_csv(STUDY / "rounds.csv")
     num_bytes = read_json(STUDY / "buckets.json")["num_bytes"]
-    rounds = Rounds(rows, list(rows["arm"].unique()), (STOCK, AGAIN), "rounds.csv")
+    rounds = Rounds(rows, list(rows["arm"].unique()), [(STOCK, AGAIN)], "rounds.csv")
     buckets = {cap: len(sizes) for cap, sizes in num_bytes.items()}
     draw(rounds, buckets)
 

@@ -42,7 +42,8 @@ def main() -> None:
     rows, num_bytes = launch(run, study.world_size, timeout_s=3600)[0]
     with open_atomic(STUDY / "rounds.csv") as file:
         pd.DataFrame(rows).to_csv(file, index=False)
-    write_json(STUDY / "buckets.json", {"num_bytes": num_bytes, **provenance()})
+    origin = provenance(Path(__file__))
+    write_json(STUDY / "buckets.json", {"num_bytes": num_bytes, **origin})
 
 
 def label(cap: float | None) -> str:

@@ -18,7 +18,7 @@ def main() -> None:
     study = load_study(STUDY, Collectives)
     powers = powers_of_4(study.smallest_bytes, study.largest_bytes)
     sizes = sorted({*powers, *study.goals})
-    where = provenance()
+    where = provenance(Path(__file__))
     rows = []
     for world_size in study.world_sizes:
         rows += sweep(world_size, sizes, study.seconds_per_size)

@@ -19,8 +19,8 @@ from minitrain.run import Job, train_rank
 from minitrain.studies import load_study
 from minitrain.studies.invariance import Invariance
 
-STUDY = Path(__file__).resolve().parent
-ROOT = STUDY.parents[1]
+SCRIPT = Path(__file__).resolve()
+STUDY, ROOT = SCRIPT.parent, SCRIPT.parents[2]
 STRATEGIES = ("invariant", "invariant_shm")
 
 
@@ -47,7 +47,7 @@ def main() -> None:
         prints = [p["sha256"] for found in by_sync.values() for p in found.values()]
         if any(p != prints[0] for p in prints):
             raise EvidenceError(f"invariance: {case}: not the same bytes: {prints}")
-    write_json(STUDY / "invariance.json", {"cases": result, **provenance()})
+    write_json(STUDY / "invariance.json", {"cases": result, **provenance(SCRIPT)})
 
 
 def require_empty_shards(num_samples: int, train: Train) -> None:
@@ -62,24 +62,24 @@ def require_empty_shards(num_samples: int, train: Train) -> None:
 def fingerprint(params: Params, world_size: int, num_samples: int | None) -> Any:
     # Files of one run, in a folder that is gone afterwards: only their hashes stay.
     with tempfile.TemporaryDirectory(prefix="minitrain-invariance-") as name:
-        folder = Path(name)
+        shards, run = Path(name, "shards"), Path(name, "run")
         with open(ROOT / "data/corpus.jsonl", encoding="utf-8") as lines:
             kept = itertools.islice(lines, num_samples)
             samples, _ = tokenize_corpus(kept, params.model.block_size, "split")
         if num_samples is not None:
             require_empty_shards(len(samples), params.train)
-        write_shards(folder / "shards", samples, world_size)
-        job = Job(params, "gloo", world_size, folder / "shards", folder / "run")
+        write_shards(shards, samples, world_size)
+        job = Job(params, "gloo", world_size, shards, run, SCRIPT)
         # the training stage's own run, with its states, losses and hashes
         launch(train_rank, world_size, job, "launch", timeout_s=1200)
-        states = sorted((folder / "run" / "states").iterdir())
-        rows = read_jsonl(folder / "run" / "hashes.jsonl")
+        states = sorted((run / "states").iterdir())
+        rows = read_jsonl(run / "hashes.jsonl")
         tensors = [r for r in rows if r["kind"] == "tensors" and r["rank"] == 0]
         gradients = json.dumps([r["gradients"] for r in tensors])
         return {
             "sha256": {
                 "states": sorted({sha256_file(state) for state in states}),
-                "losses": sha256_file(folder / "run" / "losses.csv"),
+                "losses": sha256_file(run / "losses.csv"),
                 "gradients": hashlib.sha256(gradients.encode()).hexdigest(),
             },
             "ranks": len(states),

@@ -58,7 +58,7 @@ def dropped(factory: Callable[[], nn.Module]) -> nn.Module:
     # Noise on the embeddings, drawn by each rank from its own random numbers.
     model: Any = factory()
     model.token_embedding.register_forward_hook(
-        lambda module, inputs, output: torch.dropout(output, DROPOUT, True)
+        lambda module, inputs, output: torch.dropout(output, DROPOUT, module.training)
     )
     return model
 

@@ -59,11 +59,11 @@ def judge(rows: pd.DataFrame, name: str, copies: int) -> Iterator[dict[str, Any]
     arms = [f"{name} {copy}" for copy in range(1, copies + 1)]
     rows = rows[rows["arm"].isin(arms)]
     pairs = list(combinations(arms, 2))
-    rounds = Rounds(rows, arms, pairs[0], "rounds.csv")
+    rounds = Rounds(rows, arms, pairs[:1], "rounds.csv")
     found: dict[Pair, Comparison] = {}
     for pair in pairs:
         # the floor of the pair itself, which alone would judge it in a circle
-        rounds.twins = pair
+        rounds.twins = [pair]
         found[pair] = rounds.compare(*pair)
     for pair, one in found.items():
         floors: dict[bool, list[float]] = {False: [], True: []}

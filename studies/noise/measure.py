@@ -35,7 +35,7 @@ def main() -> None:
     rows = launch(run, study.world_size, timeout_s=3600)[0]
     with open_atomic(STUDY / "rounds.csv") as file:
         pd.DataFrame(rows).to_csv(file, index=False)
-    write_json(STUDY / "machine.json", provenance())
+    write_json(STUDY / "machine.json", provenance(Path(__file__)))
 
 
 def compete(params: Params, study: Noise) -> list[Row]:

@@ -31,7 +31,7 @@ def main() -> None:
 
 def compare(table: pd.DataFrame) -> list[Comparison]:
     arms = table.sort_values("round", kind="stable")["arm"].drop_duplicates().tolist()
-    rounds = Rounds(table, arms, (RAW, AGAIN), "rounds.csv")
+    rounds = Rounds(table, arms, [(RAW, AGAIN)], "rounds.csv")
     return [rounds.compare(arm, RAW) for arm in arms]
 
 

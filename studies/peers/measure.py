@@ -50,7 +50,7 @@ def main() -> None:
     steps = study.num_rounds * (1 + study.steps_per_round)
     versions = {name: version(name) for name in LIBRARIES}
     proof = {"steps": steps, "libraries": versions, "states_sha256_of_ranks": states}
-    write_json(STUDY / "proof.json", {**proof, **provenance()})
+    write_json(STUDY / "proof.json", {**proof, **provenance(Path(__file__))})
 
 
 def compete(params: Params, study: Peers) -> tuple[list[Row], dict[str, str]]:

@@ -1,7 +1,6 @@
 """Build, shard and train on corpora of growing size; record seconds and memory.
 
-Runs the stages of the root pipeline as they are, in a temporary folder with a
-params.yaml of its own, and asks the operating system what each took.
+Runs the stages of the root pipeline in a temporary project of its own.
 """
 
 import os
@@ -19,11 +18,12 @@ from ruamel.yaml import YAML
 from minitrain.errors import UserError, run_stage
 from minitrain.files import write_json
 from minitrain.params import load_params
+from minitrain.provenance import provenance
 from minitrain.studies import load_study
 from minitrain.studies.scale import Scale
 
-STUDY = Path(__file__).resolve().parent
-ROOT = STUDY.parent.parent
+SCRIPT = Path(__file__).resolve()
+STUDY, ROOT = SCRIPT.parent, SCRIPT.parents[2]
 
 
 def main() -> None:
@@ -41,10 +41,10 @@ def main() -> None:
         spread = {"p50": statistics.median(values), "min": min(values)}
         for name, value in {**spread, "max": max(values)}.items():
             results[count][f"train_rss_anon_{name}_mb"] = round(value, 1)
+    named: Any = {f"{count}_sentences": result for count, result in results.items()}
     medians = [result["train_rss_anon_p50_mb"] for result in results.values()]
-    named = {f"{count}_sentences": result for count, result in results.items()}
-    growth = {"train_rss_anon_growth_mb": round(medians[-1] - medians[0], 1)}
-    write_json(STUDY / "scale.json", named | growth)
+    named["train_rss_anon_growth_mb"] = round(medians[-1] - medians[0], 1)
+    write_json(STUDY / "scale.json", {**named, **provenance(SCRIPT)})
 
 
 def build(folder: Path, count: int) -> dict[str, float]:

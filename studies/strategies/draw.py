@@ -25,7 +25,7 @@ def main() -> None:
     runs = {name: run["account"] for name, run in measured["runs"].items()}
     every = list(rows["arm"].unique())
     speeds = {
-        size: Rounds(of_size, every, (AGAIN, STOCK), f"rounds.csv, {size}")
+        size: Rounds(of_size, every, [(AGAIN, STOCK)], f"rounds.csv, {size}")
         for size in rows["global_batch_size"].unique()
         for of_size in [rows[rows["global_batch_size"] == size]]
     }

@@ -59,7 +59,7 @@ def main() -> None:
             "traffic": {"counted": counted, "expected": expected},
             "verdicts": verdicts,
         }
-    write_json(STUDY / "runs.json", {"runs": found, **provenance()})
+    write_json(STUDY / "runs.json", {"runs": found, **provenance(Path(__file__))})
 
 
 def timed(params: Params, world_size: int) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def timed(params: Params, world_size: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="minitrain-strategies-") as name:
         folder = Path(name)
         shards = SHARDS / f"world-{world_size}"
-        job = Job(params, "gloo", world_size, shards, folder)
+        job = Job(params, "gloo", world_size, shards, folder, Path(__file__))
         launch(train_rank, world_size, job, "launch", timeout_s=600)
         timings = pd.read_json(folder / "timings.jsonl", lines=True)
         warmup = params.train.num_warmup_steps

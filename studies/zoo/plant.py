@@ -9,6 +9,7 @@ from minitrain.check import Ladder, examine
 from minitrain.errors import run_stage
 from minitrain.files import write_json
 from minitrain.progress import progress
+from minitrain.provenance import provenance
 from minitrain.studies import load_study
 from minitrain.studies.zoo import Zoo
 from minitrain.sync import Defaults
@@ -51,7 +52,7 @@ def main() -> None:
         run = {"seed": seed, "world_size": world_size, "optimizer": optimizer}
         clean.append({**run, "breaches": ladder.breaches})
     result = {"bugs": bugs, "clean": clean, "clean_losses": clean_losses}
-    write_json(STUDY / "zoo.json", result)
+    write_json(STUDY / "zoo.json", {**result, **provenance(Path(__file__))})
 
 
 def described(ladder: Ladder) -> dict[str, Any]:

@@ -1,0 +1,59 @@
+"""Batches as the witness handles them: cut, in float64, and each sample by name."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def cuts(batch: Any, count: int) -> list[Any]:
+    """A batch in so many parts: every ``count``-th sample of all its tensors."""
+    sizes = [len(tensor) for tensor in tensors_of(batch)]
+    return [part_of(batch, index, count) for index in range(min([count, *sizes]))]
+
+
+def part_of(batch: Any, index: int, count: int) -> Any:
+    """Every ``count``-th sample of a batch, from ``index`` on."""
+    return mapped(batch, lambda tensor: tensor[index::count].contiguous())
+
+
+def doubled(batch: Any) -> Any:
+    """A batch with its real numbers in float64."""
+    return mapped(batch, lambda t: t.double() if t.is_floating_point() else t)
+
+
+def names_of(batch: Any) -> list[str]:
+    """Of each sample the start of the SHA-256 of all its tensors' bytes."""
+    names = []
+    for rows in zip(*tensors_of(batch), strict=True):
+        digest = hashlib.sha256()
+        for row in rows:
+            flat = row.detach().contiguous().reshape(-1).view(torch.uint8)
+            digest.update(flat.numpy().tobytes())
+        names.append(digest.hexdigest()[:16])
+    return names
+
+
+def tensors_of(batch: Any) -> list[Tensor]:
+    """All tensors in a batch."""
+    found: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    mapped(batch, note)
+    return found
+
+
+def mapped(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """A batch with all its tensors changed."""
+    if isinstance(batch, Tensor):
+        return change(batch)
+    if isinstance(batch, Mapping):
+        return {key: mapped(value, change) for key, value in batch.items()}
+    if isinstance(batch, list | tuple):
+        return type(batch)([mapped(value, change) for value in batch])
+    return batch

@@ -1,0 +1,50 @@
+"""The optimizer's step, from a recorded state and gradient."""
+
+import torch
+from torch import Tensor
+
+from minitrain.witness.record import Record, Rung, Task, Tensors, Worst
+
+# torch's defaults (torch.optim.AdamW)
+BETA1, BETA2, EPSILON, WEIGHT_DECAY = 0.9, 0.999, 1e-8, 1e-2
+
+
+def step_rung(task: Task, record: Record) -> Rung:
+    """Of the recorded state and gradient the optimizer makes the recorded next state.
+
+    A parameter is rounded twice in a step, the terms of the step at most eight times:
+    that many units in the last place of each are allowed.
+    """
+    worst = Worst()
+    for step in record.steps():
+        before, moments = record.of(step, "before"), record.of(step, "moments")
+        gradients = record.of(step, "gradients")
+        finite = all(bool(g.isfinite().all()) for g in gradients.values())
+        for name, after in record.of(step, "after").items():
+            wanted, terms = before[name].double(), torch.zeros(())
+            # a scaler leaves out a step that has overflowed
+            if name in gradients and (finite or task.precision != "fp16"):
+                wanted, terms = next_value(task, wanted, gradients[name], moments, name)
+            unit = torch.finfo(after.dtype).eps
+            allowed = unit * (2 * before[name].double().abs() + 8 * terms)
+            worst.add(after, wanted, allowed, f"step {step}, tensor {name}")
+    return worst.rung()
+
+
+def next_value(
+    task: Task, w: Tensor, gradient: Tensor, moments: Tensors, name: str
+) -> tuple[Tensor, Tensor]:
+    """A parameter after the step, and the size of the terms that make up its step.
+
+    Of a parameter w with gradient g (Loshchilov and Hutter 2019, torch.optim.AdamW).
+    """
+    g, rate, zero = gradient.double(), task.learning_rate, torch.zeros(())
+    if task.optimizer == "sgd":
+        return w - rate * g, rate * g.abs()
+    m = moments.get(f"{name}/exp_avg", zero).double()
+    v = moments.get(f"{name}/exp_avg_sq", zero).double()
+    t = float(moments.get(f"{name}/step", zero)) + 1
+    terms = BETA1 * m.abs() + (1 - BETA1) * g.abs()
+    m, v = BETA1 * m + (1 - BETA1) * g, BETA2 * v + (1 - BETA2) * g * g
+    scale = rate / (1 - BETA1**t) / ((v / (1 - BETA2**t)).sqrt() + EPSILON)
+    return w * (1 - rate * WEIGHT_DECAY) - scale * m, scale * terms
