@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from mutated import ADDRESS, Server
 from zygote import Zygote, start_by_fork
 
 from minitrain import launcher
@@ -30,6 +31,20 @@ def zygote() -> Iterator[Zygote]:
     zygotes.add(zygote.process.pid)
     yield zygote
     zygote.stop()
+
+
+@pytest.fixture(scope="session")
+def stages_by_fork() -> Iterator[str]:
+    """The address of a server that runs stages: a test of a copy shares that of the
+    test that runs it.
+    """
+    if ADDRESS in os.environ:
+        yield os.environ[ADDRESS]
+        return
+    server = Server()
+    zygotes.add(server.process.pid)
+    yield server.address
+    server.stop()
 
 
 @pytest.fixture(autouse=True)

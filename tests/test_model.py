@@ -8,9 +8,11 @@ from samples_of_text import batch_of
 from tiny import tiny_params
 from torch import nn
 
-from minitrain.model import MiniGPT, mini_gpt
+from minitrain.model import Block, MiniGPT, mini_gpt
 
 ROWS = [[5, 3, 9, 1, 0, 2], [7, 7, 4]]
+# float64 rounds at 1e-16; sums of a few hundred terms lose some digits
+ROUNDING = 1e-12
 
 
 @pytest.fixture
@@ -18,6 +20,102 @@ def model() -> MiniGPT:
     """Two layers, two heads, ten tokens, blocks of six."""
     torch.manual_seed(0)
     return MiniGPT(vocab_size=10, block_size=6, n_layer=2, n_head=2, n_embd=8)
+
+
+def naive_gpt(
+    state: dict[str, torch.Tensor], ids: torch.Tensor, labels: torch.Tensor, heads: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Loss and logits by the textbook: one sequence, one head, one query at a time.
+
+    Uses tensors and their arithmetic, nothing of ``torch.nn``.
+    """
+    layers = 1 + max(int(n.split(".")[1]) for n in state if n.startswith("blocks."))
+    everyone = []
+    for row in ids:
+        x = state["token_embedding.weight"][row]
+        x = x + state["position_embedding.weight"][: len(row)]
+        for layer in range(layers):
+            own = {
+                name.removeprefix(f"blocks.{layer}."): value
+                for name, value in state.items()
+            }
+            x = x + naive_attention(own, naive_norm(own, "norm1", x), heads)
+            x = x + naive_feed_forward(own, naive_norm(own, "norm2", x))
+        everyone.append(naive_norm(state, "norm", x) @ state["head.weight"].T)
+    logits = torch.stack(everyone)
+    losses = []
+    for row, scores in zip(labels, logits, strict=True):
+        for place, target in enumerate(row[1:].tolist()):
+            if target != -100:
+                exps = torch.exp(scores[place])
+                losses.append(-torch.log(exps[target] / exps.sum()))
+    return sum(losses, torch.zeros(())) / len(losses), logits
+
+
+def naive_norm(
+    state: dict[str, torch.Tensor], name: str, x: torch.Tensor
+) -> torch.Tensor:
+    mean = x.mean(dim=1, keepdim=True)
+    # the variance of all elements, not of a sample of them
+    variance = ((x - mean) ** 2).mean(dim=1, keepdim=True)
+    scaled = (x - mean) / torch.sqrt(variance + 1e-5)
+    return scaled * state[f"{name}.weight"] + state[f"{name}.bias"]
+
+
+def naive_attention(
+    state: dict[str, torch.Tensor], x: torch.Tensor, heads: int
+) -> torch.Tensor:
+    width = x.shape[1]
+    size = width // heads
+    weight = state["attention.qkv.weight"]
+    query, key, value = (x @ weight[i * width : (i + 1) * width].T for i in range(3))
+    rows = []
+    for place in range(len(x)):
+        found = []
+        for head in range(heads):
+            cut = slice(head * size, (head + 1) * size)
+            scores = [
+                (query[place, cut] * key[before, cut]).sum() / math.sqrt(size)
+                for before in range(place + 1)
+            ]
+            exps = [torch.exp(score) for score in scores]
+            weighted = [e * value[i, cut] for i, e in enumerate(exps)]
+            found.append(sum(weighted) / sum(exps))
+        rows.append(torch.cat(found))
+    out = torch.stack(rows)
+    return out @ state["attention.proj.weight"].T + state["attention.proj.bias"]
+
+
+def naive_feed_forward(state: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    hidden = x @ state["mlp.0.weight"].T + state["mlp.0.bias"]
+    hidden = hidden * (1 + torch.erf(hidden / math.sqrt(2))) / 2
+    return hidden @ state["mlp.2.weight"].T + state["mlp.2.bias"]
+
+
+def differs_from_naive(model: MiniGPT) -> list[str]:
+    """What of loss, logits and gradients a naive model with the same state has not."""
+    model = model.double()
+    with torch.no_grad():
+        # biases start at 0 and norms at 1: nobody would see that they are left out
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    inputs = batch_of(ROWS, 6).inputs
+    state = {
+        name: value.clone().requires_grad_()
+        for name, value in model.state_dict().items()
+    }
+    loss, logits = naive_gpt(state, inputs["input_ids"], inputs["labels"], heads=2)
+    output = model(**inputs)
+    loss.backward()
+    output.loss.backward()
+    pairs = {"loss": (output.loss, loss), "logits": (output.logits, logits)}
+    for name, parameter in model.named_parameters():
+        pairs[name] = parameter.grad, state[name].grad
+    return [name for name, pair in pairs.items() if far_apart(*pair)]
+
+
+def far_apart(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return bool((a - b).abs().max() > ROUNDING * b.abs().max())
 
 
 def logits_of(model: MiniGPT, ids: torch.Tensor) -> torch.Tensor:
@@ -29,6 +127,35 @@ def test_shapes(model: MiniGPT) -> None:
     output = model(**batch.inputs)
     assert output.logits.shape == (2, 6, 10)
     assert output.loss.shape == ()
+
+
+def test_against_an_independent_implementation(model: MiniGPT) -> None:
+    assert differs_from_naive(model) == []
+
+
+def without_residual(self: Block, x: torch.Tensor) -> torch.Tensor:
+    x = self.attention(self.norm1(x))
+    return x + self.mlp(self.norm2(x))
+
+
+def norm_after(self: Block, x: torch.Tensor) -> torch.Tensor:
+    x = self.norm1(x + self.attention(x))
+    return self.norm2(x + self.mlp(x))
+
+
+@pytest.mark.parametrize("forward", [without_residual, norm_after])
+def test_another_block_is_seen(
+    model: MiniGPT, monkeypatch: pytest.MonkeyPatch, forward
+) -> None:
+    monkeypatch.setattr(Block, "forward", forward)
+    found = differs_from_naive(model)
+    assert {"loss", "logits", "blocks.0.attention.qkv.weight"} <= {*found}
+
+
+def test_one_gradient_is_seen(model: MiniGPT) -> None:
+    """One that leaves loss and logits as they are."""
+    model.blocks[1].mlp[0].weight.register_hook(lambda gradient: 1.001 * gradient)
+    assert differs_from_naive(model) == ["blocks.1.mlp.0.weight"]
 
 
 def test_shorter_sequences_than_the_block(model: MiniGPT) -> None:

@@ -1,9 +1,10 @@
 """Compare two state files, or two training runs, bit by bit.
 
 Files are .pt (torch.save) or .safetensors, ours or not; none is trusted to run code. Of
-two runs (folders such as data/runs/gloo-2) it finds the first recorded step that
-differs, and names the probable cause. Exit code 0: equal, 1: they differ, 2: one of
-them cannot be read.
+two runs (folders such as data/runs/gloo-2) it compares the recorded steps of every
+rank, losses and final states, finds the first step that differs and names the probable
+cause; what only one of them has is a difference. Exit code 0: equal, 1: they differ,
+2: one of them cannot be read.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from minitrain.report.numbers import plural
 
 if TYPE_CHECKING:
     from minitrain.compare import Comparison
+    from minitrain.compare_runs import RunsCompared
 
 NAMES_SHOWN = 5
 
@@ -54,12 +56,43 @@ def _answer_for_runs(a: Path, b: Path) -> Answer:
     from minitrain.compare_runs import compare_runs
 
     found = compare_runs(a, b)
-    if found is None:
-        text = "equal: every recorded step that both have, on every rank that both have"
-        return Answer(True, {"equal": True, "first": None}, text)
-    return Answer(
-        False, {"equal": False, "first": asdict(found)}, f"different at {found}"
+    facts = {
+        "equal": found.equal,
+        "first": found.first and asdict(found.first),
+        "losses": found.losses,
+        "states": {name: found.states[name].as_dict() for name in found.unlike_states},
+        "only_in_a": found.only_in_a,
+        "only_in_b": found.only_in_b,
+    }
+    return Answer(found.equal, facts, runs_in_words(found))
+
+
+def runs_in_words(found: "RunsCompared") -> str:
+    """What differs between two runs; a line each."""
+    compared = ", ".join(
+        [
+            plural(found.num_recorded, "recorded step") + " of a rank",
+            plural(found.num_losses, "loss", "losses"),
+            plural(found.num_states, "final state"),
+        ]
     )
+    if found.equal:
+        return f"equal: {compared}"
+    alike = found.first is None and not (found.losses or found.unlike_states)
+    at = f"different at {found.first}" if found.first else "different"
+    lines = [f"{at}: what only one of them has" if alike else at]
+    if found.losses:
+        lines.append(f"losses: first at {found.losses}")
+    for name in found.unlike_states:
+        what_and_where = in_words(found.states[name]).splitlines()[:2]
+        lines.append(f"{name}: {'; '.join(what_and_where)}")
+    if found.only_in_a:
+        lines.append(f"only in A: {_some(found.only_in_a)}")
+    if found.only_in_b:
+        lines.append(f"only in B: {_some(found.only_in_b)}")
+    if alike:
+        lines.append(f"equal is what both have: {compared}")
+    return "\n".join(lines)
 
 
 def in_words(found: "Comparison") -> str:
