@@ -15,7 +15,7 @@ from minitrain.ladder import ladder
 from minitrain.locator import UNKNOWN, Divergence, Values, What, cause_of, locate
 from minitrain.one_process import nudge
 from minitrain.precision import PRECISIONS, Name
-from minitrain.promises import is_exact, not_promised
+from minitrain.promises import is_exact, not_comparable, not_promised
 from minitrain.randomness import untouched_random_state
 from minitrain.sync import DEFAULTS, Strategy, Tuning, trained
 from minitrain.sync.strategies import find_strategy
@@ -151,6 +151,7 @@ def examine(
     both = ran(run), ran(replay)
     rungs = ladder(*both, trial.sync, shards, trial.precision, testimony)
     rungs |= _against_one_process(trial, run, one)
+    rungs |= not_comparable(rungs)
     rungs |= not_promised(rungs, trial.sync, trial.precision)
 
     def values(step: int) -> Values:

@@ -1,6 +1,6 @@
 """What a strategy can be held to, and what it cannot."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from minitrain.equivalence import Rung, not_run
 from minitrain.sync import Promise, Strategy
@@ -40,6 +40,18 @@ def not_promised(
             why = f"{precision} rounds more coarsely than the tolerances know"
             skipped[name] = not_run(why)
     return skipped
+
+
+def not_comparable(rungs: Mapping[str, Rung]) -> dict[str, Rung]:
+    """The rungs against one process, where the witness finds that the loss of a sample
+    depends on the others of its batch: there a whole batch is another thing than its
+    parts by design.
+    """
+    mean = rungs.get("witness_mean")
+    if mean is None or mean.verdict != "not run":
+        return {}
+    names = [name for name, promise in NEEDS.items() if promise == "one_process"]
+    return {name: not_run(mean.detail) for name in names if name in rungs}
 
 
 def is_exact(strategy: type[Strategy]) -> bool:

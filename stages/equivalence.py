@@ -14,12 +14,12 @@ from minitrain.evidence import across_world_sizes, evidence_of
 from minitrain.files import read_json, write_json
 from minitrain.one_process import one_process, twin_of
 from minitrain.params import Params, load_params
-from minitrain.promises import not_promised
+from minitrain.promises import not_comparable, not_promised
 from minitrain.provenance import require_same_build
 from minitrain.report.refused import breach_line, refuse
 from minitrain.sync.strategies import find_strategy
 from minitrain.tolerances import Compared, one_process_rungs
-from minitrain.verdicts import verdict_of
+from minitrain.verdicts import as_dicts, verdict_of
 
 EVIDENCE = Path("data/evidence")
 SHARDS = Path("data/shards/world-1")
@@ -40,14 +40,16 @@ def main() -> None:
     verdicts = {}
     for run in params.runs():
         evidence = read_json(EVIDENCE / run / "evidence.json")
-        compared = against_one_process(run, params, one)
-        compared |= across_world_sizes(run, params, EVIDENCE)
-        rungs = evidence["rungs"] | {n: rung.as_dict() for n, rung in compared.items()}
-        verdict, rests_on = verdict_of(rungs)
+        rungs = {name: Rung(**rung) for name, rung in evidence["rungs"].items()}
+        rungs |= against_one_process(run, params, one)
+        rungs |= across_world_sizes(run, params, EVIDENCE)
+        rungs |= not_comparable(rungs)
+        described = as_dicts(rungs)
+        verdict, rests_on = verdict_of(described)
         verdicts[run] = {
             "verdict": verdict,
             "rests_on": rests_on,
-            **rungs,
+            **described,
             "state_sha256": evidence["state_sha256"],
         }
     write_json(METRICS / "equivalence.json", verdicts)
