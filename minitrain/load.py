@@ -45,11 +45,10 @@ class Usage:
 
     def since(self, before: "Usage") -> "Usage":
         """What was used from ``before`` on; ``at_s`` is the time that passed."""
-        known = self.busy_s is not None and before.busy_s is not None
         return Usage(
             self.at_s - before.at_s,
-            _less(self.busy_s, before.busy_s) if known else None,
-            _less(self.steal_s, before.steal_s) if known else None,
+            _less(self.busy_s, before.busy_s),
+            _less(self.steal_s, before.steal_s),
             self.own_s - before.own_s,
             self.switches - before.switches,
         )

@@ -313,7 +313,8 @@ def test_metrics_and_params_diff_are_readable(
     folder = Path(shutil.copytree(twins[1], tmp_path / "copy", symlinks=True))
     code, output = run_dvc(folder, "metrics", "show")
     assert code == 0
-    assert "speedup" in output
+    # a busy machine has no speedup
+    assert "over_one_process.noise_floor" in output
     code, output = run_dvc(folder, "plots", "show", "--json")
     assert code == 0, output
     assert "scaling" in output

@@ -35,6 +35,7 @@ from minitrain.report.blocks import (
     to_html,
     to_markdown,
 )
+from minitrain.report.collectives import all_reduce_sentences
 from minitrain.report.manifest import manifest
 from minitrain.report.page import arm_in_words, cell, page, shortened
 from minitrain.report.results import only_runs
@@ -257,6 +258,13 @@ def test_all_reduce_by_itself_stands_beside_that_of_a_step(
     assert "it holds waiting for the other ranks, and for a core." in text
     assert (BY_ITSELF in text) is shown
     assert ("By itself" in text) is shown
+
+
+def test_small_all_reduce_is_told_in_its_unit() -> None:
+    studied = studied_collectives().replace({"num_bytes": {4: 50_000}})
+    text = all_reduce_sentences(studied, MACHINE, "ddp", 2, 49_920)
+    assert "one of 50.0 kB" in text
+    assert text.endswith("the gradients of a step are 49.9 kB.")
 
 
 @pytest.mark.parametrize(("world_sizes", "said"), [([1, 2], True), ([2, 4], False)])

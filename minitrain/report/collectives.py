@@ -41,9 +41,14 @@ def all_reduce_sentences(
     if min(apart) > math.log(NEAR):
         return text
     nearest = mine.iloc[apart.index(min(apart))]
-    size, took = f"{nearest['num_bytes'] / 1e6:.1f} MB", ms(nearest["p50_us"] / 1e3)
+    size, took = _size(nearest["num_bytes"]), ms(nearest["p50_us"] / 1e3)
     return (
         f"{text} By itself, one of {size} among {world_size} processes takes {took} "
         "over gloo (the study collectives, on this kind of machine); the gradients of "
-        f"a step are {num_bytes / 1e6:.1f} MB."
+        f"a step are {_size(num_bytes)}."
     )
+
+
+def _size(num_bytes: float) -> str:
+    unit, name = (1e6, "MB") if num_bytes >= 1e6 else (1e3, "kB")
+    return f"{num_bytes / unit:.1f} {name}"
