@@ -23,6 +23,7 @@ studies: $(STUDIES:%=study-%)
 
 study-%: .venv/installed
 	@$(BIN)/dvc repro studies/$*/dvc.yaml
+	@$(BIN)/python studies/label.py
 
 # the libraries that minitrain is compared with are installed for that study alone
 study-peers: .venv-peers/installed

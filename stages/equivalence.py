@@ -2,13 +2,13 @@
 
     python -m stages.equivalence
 
-The verdicts are written before a breach ends the stage with exit code 1, so that they
-can be read; nothing downstream runs.
+A breach is written, and put in the place of the last result, before it ends the stage
+with exit code 1; nothing downstream runs.
 """
 
 from pathlib import Path
 
-from minitrain.equivalence import Rung, breaches, not_run
+from minitrain.equivalence import Rung, not_run
 from minitrain.errors import EvidenceError, run_stage
 from minitrain.evidence import across_world_sizes, evidence_of
 from minitrain.files import read_json, write_json
@@ -16,12 +16,14 @@ from minitrain.one_process import one_process, twin_of
 from minitrain.params import Params, load_params
 from minitrain.promises import not_promised
 from minitrain.provenance import require_same_build
+from minitrain.report.refused import breach_line, refuse
 from minitrain.sync.strategies import find_strategy
 from minitrain.tolerances import Compared, one_process_rungs
 from minitrain.verdicts import verdict_of
 
 EVIDENCE = Path("data/evidence")
 SHARDS = Path("data/shards/world-1")
+METRICS = Path("metrics")
 ONE_PROCESS = "gloo-1"
 NAMES = ("", "_data", "_gradients", "_early")
 RUNGS = [f"one_process{name}" for name in NAMES]
@@ -35,13 +37,12 @@ def main() -> None:
     require_same_build({str(file): read_json(file) for file in files})
 
     one = reference(params)
-    verdicts, refused = {}, []
+    verdicts = {}
     for run in params.runs():
         evidence = read_json(EVIDENCE / run / "evidence.json")
         compared = against_one_process(run, params, one)
         compared |= across_world_sizes(run, params, EVIDENCE)
         rungs = evidence["rungs"] | {n: rung.as_dict() for n, rung in compared.items()}
-        refused += [f"{run}: {line}" for line in breaches(rungs)]
         verdict, rests_on = verdict_of(rungs)
         verdicts[run] = {
             "verdict": verdict,
@@ -49,9 +50,11 @@ def main() -> None:
             **rungs,
             "state_sha256": evidence["state_sha256"],
         }
-    write_json(Path("metrics/equivalence.json"), verdicts)
-    if refused:
-        raise EvidenceError(f"equivalence: {'; '.join(refused)}")
+    write_json(METRICS / "equivalence.json", verdicts)
+    if line := breach_line(verdicts):
+        # nothing downstream runs, so what it published last time would stay
+        refuse(verdicts, params, METRICS, Path("README.md"))
+        raise EvidenceError(f"equivalence: {line}")
 
 
 def is_stock(params: Params) -> bool:

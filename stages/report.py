@@ -16,8 +16,10 @@ from minitrain.report.blocks import to_html, to_markdown
 from minitrain.report.manifest import manifest
 from minitrain.report.page import ACCOUNT_PNG, LOSSES_PNG, SCALING_PNG, page
 from minitrain.report.plots import draw_account, draw_losses
+from minitrain.report.result import write_result
 from minitrain.report.results import Results, only_runs
 from minitrain.report.scaling_plot import draw_scaling
+from minitrain.report.studied import read_studied
 from minitrain.report.summary import summary
 from minitrain.report.words import account_headline, find, headline, losses_headline
 
@@ -25,6 +27,7 @@ PARAMS = Path("params.yaml")
 RUNS = Path("data/runs")
 BASELINE = Path("data/baseline")
 METRICS = Path("metrics")
+LADDER = Path("studies/ladder/climb.py")
 
 
 def main() -> None:
@@ -33,7 +36,7 @@ def main() -> None:
     finding = find(results)
 
     # Pictures, each titled with what it shows on this machine.
-    scaling = results.baseline.scaling()
+    scaling = results.baseline.scaling().round(1)
     with atomic_path(METRICS / SCALING_PNG) as path:
         draw_scaling(scaling, headline(finding), path, finding.strategy)
     with atomic_path(METRICS / ACCOUNT_PNG) as path:
@@ -43,14 +46,16 @@ def main() -> None:
 
     # Numbers for other programs, then the page: the same blocks rendered twice.
     with open_atomic(METRICS / "scaling.csv") as file:
-        scaling.round(1).to_csv(file, index=False)
-    write_json(METRICS / "manifest.json", manifest(results, finding))
+        scaling.to_csv(file, index=False)
+    published = manifest(results, finding)
+    write_json(METRICS / "manifest.json", published)
     write_json(METRICS / "summary.json", summary(results, finding))
     blocks = page(results, finding)
     with open_atomic(METRICS / "report.md") as file:
         file.write(to_markdown(blocks))
     with open_atomic(METRICS / "report.html") as file:
         file.write(to_html(blocks, METRICS))
+    write_result(Path("README.md"), results, published, scaling)
 
 
 def read_results() -> Results:
@@ -58,11 +63,10 @@ def read_results() -> Results:
     params = load_params(PARAMS)
     runs = params.runs()
     rounds = BASELINE / "rounds.csv"
-    metrics = {
-        name: only_runs(read_json(path), list(runs), str(path))
-        for name in ("equivalence", "timing")
-        for path in [METRICS / f"{name}.json"]
-    }
+    equivalence, timing = (
+        only_runs(read_json(path), list(runs), str(path))
+        for path in (METRICS / "equivalence.json", METRICS / "timing.json")
+    )
     return Results(
         seed=params.train.seed,
         params_sha256=sha256_file(PARAMS),
@@ -74,12 +78,12 @@ def read_results() -> Results:
             run: first_texts(Path(f"data/shards/world-{world_size}"))
             for run, world_size in runs.items()
         },
-        equivalence=metrics["equivalence"],
-        timing=metrics["timing"],
+        equivalence=equivalence,
+        timing=timing,
         account=pd.read_csv(METRICS / "account.csv"),
         losses={run: pd.read_csv(RUNS / run / "losses.csv") for run in runs},
-        # made by the study, kept in git
-        studied_ladder=pd.read_csv(METRICS / "ladder.csv"),
+        studied=read_studied(METRICS, params.model, LADDER),
+        studied_collectives=pd.read_csv(METRICS / "collectives.csv"),
     )
 
 

@@ -7,7 +7,7 @@ import pandas as pd
 
 from minitrain.baseline import Baseline
 from minitrain.report.results import Results
-from minitrain.report.studied import BYTES, GAPS
+from minitrain.report.studied import BYTES, GAPS, Studied
 from minitrain.report.words import PARTS
 
 MACHINE = {
@@ -153,6 +153,7 @@ def provenance_of(world_size: int, **changes: Any) -> dict[str, Any]:
         "threads_per_process": 1,
         "measured_at": "2026-01-02T03:04:05Z",
         "git_commit": "0123456789abcdef",
+        "code_sha256": "ab" * 32,
         "peak_memory_mb": [310.0] * world_size,
         "machine": MACHINE,
     } | changes
@@ -170,6 +171,34 @@ def studied_ladder(**verdicts: str) -> pd.DataFrame:
             rows.append((case, 3, rung, verdict, gap))
     columns = ["case", "world_size", "rung", "verdict", "max_abs_diff"]
     return pd.DataFrame(rows, columns=columns)
+
+
+MODEL = {"n_layer": 4, "n_embd": 128, "sha256": "12" * 32}
+
+
+def studied(**changes: Any) -> Studied:
+    """The study's ladder, made by the code, model and machine that are here."""
+    made = {"measured_at": "2026-01-01T02:03:04Z", "code_sha256": "ef" * 32}
+    origin = {
+        "model": MODEL,
+        "train": {"learning_rate": 0.0003},
+        "provenance": {**made, "machine": MACHINE},
+    }
+    fields = {"rungs": studied_ladder(), "origin": origin, "model": MODEL}
+    return Studied(**{**fields, "code": "ef" * 32, **changes})
+
+
+def studied_collectives(**machine: Any) -> pd.DataFrame:
+    """Medians of a sweep on the same machine: a microsecond for each kB, shm half."""
+    where = {key: MACHINE[key] for key in ("cpu", "cores", "torch")} | machine
+    rows = [
+        (backend, world_size, size, size / 1e3 * factor)
+        for backend, factor in (("gloo", 1.0), ("shm", 0.5))
+        for world_size in (2, 4)
+        for size in (4, 1_048_576, 4_000_000, 16_777_216)
+    ]
+    columns = ["backend", "world_size", "num_bytes", "p50_us"]
+    return pd.DataFrame(rows, columns=columns).assign(**where)
 
 
 def results(world_sizes: list[int], **changes: Any) -> Results:
@@ -207,6 +236,7 @@ def results(world_sizes: list[int], **changes: Any) -> Results:
             )
             for run, size in runs.items()
         },
-        "studied_ladder": studied_ladder(),
+        "studied": studied(),
+        "studied_collectives": studied_collectives(),
     }
     return Results(**fields | changes)

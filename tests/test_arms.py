@@ -1,5 +1,7 @@
 """The arms of the speed comparison: which there are, and what a turn's time holds."""
 
+import hashlib
+import json
 import os
 import time
 from collections.abc import Iterable
@@ -9,7 +11,8 @@ from typing import Any, NoReturn
 
 import pytest
 import torch.distributed as dist
-from tiny import tiny_params, tiny_shards
+from tiny import tiny_params, tiny_samples, tiny_shards
+from torch import Tensor
 
 from minitrain import arms
 from minitrain.arms import (
@@ -24,10 +27,14 @@ from minitrain.arms import (
     take_turns,
 )
 from minitrain.launcher import launch
+from minitrain.load import Usage, load_of
+from minitrain.order import GlobalOrder
 from minitrain.params import Params
+from minitrain.run import start_model
 from minitrain.sync import Strategy
 from minitrain.sync.stock import StockDDP
 from minitrain.sync.strategies import PLAIN, find_strategy
+from minitrain.traffic import CollectiveLedger
 
 STEPS = 2
 
@@ -122,6 +129,11 @@ def test_every_arm_has_a_row_for_every_round(shards: Path) -> None:
     by_round = {row["round"]: row["tokens"] for row in rows}
     # all arms train on the same global batches, so on as many real tokens
     assert all(row["tokens"] == by_round[row["round"]] for row in rows)
+    # steps 1 and 2, after one that is not timed; nobody predicts a first token
+    own, samples = params(1, 2).train, tiny_samples()
+    order = GlobalOrder(50, own.global_batch_size, own.seed)
+    batches = [order.batch(step) for step in (1, 2)]
+    assert by_round[0] == sum(len(samples[i]) - 1 for b in batches for i in b)
     assert all(row["seconds"] > 0 for row in rows)
 
 
@@ -129,6 +141,67 @@ def test_time_of_a_turn_begins_when_all_ranks_are_ready(shards: Path) -> None:
     rows, _ = launch(measured, 2, shards, True, timeout_s=120)
     late = [row["seconds"] for row in rows if row["processes"] == 2]
     assert max(late) < 0.8
+
+
+def sent(folder: Path) -> dict[str, tuple[int, str]]:
+    """Per arm of two processes: bytes that a step of a turn hands to collectives, and a
+    hash of the parameters after it.
+    """
+    from minitrain.ddp import distributed
+
+    with distributed():
+        small = params(2)
+        both = [arm for arm in arms_of(small) if arm.processes == 2]
+        found = {}
+        for contestant in enter(small, folder, both):
+            assert contestant is not None
+            # after two steps DDP has settled its buckets
+            contestant.train(range(2))
+            with CollectiveLedger() as ledger:
+                contestant.train(range(2, 3))
+            size = sum(size for _, size in ledger.traffic.values())
+            found[contestant.arm.name] = size, digest(contestant.state_dict())
+            contestant.close()
+        return found
+
+
+def digest(state: dict[str, Tensor]) -> str:
+    whole = b"".join(tensor.numpy().tobytes() for tensor in state.values())
+    return hashlib.sha256(whole).hexdigest()
+
+
+def test_arms_communicate_or_do_not_as_their_names_say(shards: Path) -> None:
+    ranks = launch(sent, 2, shards, timeout_s=120)
+    model = start_model(params(2), 0)
+    gradients = sum(4 * p.numel() for p in model.parameters())
+    names = [arm.name for arm in arms_of(params(2)) if arm.processes == 2]
+    assert len(names) == 5
+    for name in names:
+        (size, state), (_, other) = (rank[name] for rank in ranks)
+        silent = "silent" in name
+        assert size == (0 if silent else gradients), name
+        # each rank on its own part of the batch, or all on the mean of them
+        assert (state != other) is silent, name
+
+
+def be_the_stage(folder: Path) -> None:
+    from stages.baseline import be_a_rank
+
+    os.chdir(folder)
+    be_a_rank(params(1), "test")
+
+
+def test_stage_notes_what_the_machine_did_meanwhile(tmp_path: Path) -> None:
+    tiny_shards(tmp_path / "data/shards", 1)
+    launch(be_the_stage, 1, tmp_path, timeout_s=120)
+    origin = json.loads((tmp_path / "data/baseline/provenance.json").read_text())
+    assert origin["launcher"] == "test"
+    load = origin["load"]
+    assert load.keys() == load_of([Usage.now().since(Usage.now())]).keys()
+    for share in (load["others_share"], load["steal_share"]):
+        assert share is None or 0 <= share <= 1
+    assert load["involuntary_switches_per_s"] >= 0
+    assert (tmp_path / "data/baseline/rounds.csv").exists()
 
 
 class Counting(Contestant):

@@ -127,6 +127,15 @@ def test_ratio_is_a_median_within_its_interval() -> None:
     assert compared.high == pytest.approx(4.0)
 
 
+def test_speed_of_an_arm_is_a_median() -> None:
+    table = exact()
+    mine = table["arm"] == "gloo-2"
+    speeds = [100, 200, 400, 500, 4_000]
+    table.loc[mine, "seconds"] = [4_000 / speed for speed in speeds]
+    # the mean would be 1,040
+    assert baseline(table).tokens_per_s("gloo-2") == pytest.approx(400)
+
+
 def test_swapping_the_arms_flips_the_verdict() -> None:
     measured = baseline(rounds(arms([1, 2])))
     there = measured.compare("gloo-2", "one_process")

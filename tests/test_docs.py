@@ -21,11 +21,8 @@ from project import ROOT
 from ruamel.yaml import YAML
 
 import minitrain
-from minitrain.baseline import AGAIN, TIMED
 from minitrain.cli.explain import in_words
-from minitrain.report.ladder import byte_equivalent
-from minitrain.report.numbers import plural
-from minitrain.report.page import arm_in_words
+from minitrain.report.result import result_block
 from minitrain.walk import walk
 from minitrain.zoo.bugs import BUGS, Bug
 
@@ -66,59 +63,13 @@ def refuse(page: str, name: str, block: str) -> None:
     pytest.fail(f"{page}, {between}, paste:\n\n{block}", pytrace=False)
 
 
-def result_block(read: Read) -> str:
+def result_of(read: Read) -> str:
     """The result in README.md, made of the files in metrics/."""
-    manifest, timing, equivalence = (
+    files = (
         json.loads(read(f"metrics/{name}.json"))
         for name in ("manifest", "timing", "equivalence")
     )
-    arms = pd.read_csv(io.StringIO(read("metrics/scaling.csv")))
-    # the twins serve the noise floor and the cost of the hook, not the result
-    rows = arms[~arms["arm"].str.endswith((AGAIN, TIMED))].to_dict("records")
-    pairs = int(arms["arm"].str.endswith(AGAIN).sum())
-    table = [
-        "| what ran | processes | threads each | tokens per second "
-        "| same bits as its replay | all-reduce per step |",
-        "|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        run = str(row["arm"])
-        same = reduced = "-"
-        if run in timing:
-            verdict = byte_equivalent(equivalence[run])
-            same = {True: "yes", False: "no", None: "not run"}[verdict]
-            reduced = f"{timing[run]['allreduce_p50_ms']:.1f} ms"
-        table.append(
-            f"| {arm_in_words(run, 'DDP')} | {row['processes']} | {row['threads']} "
-            f"| {row['tokens_per_s_p50']:,.0f} | {same} | {reduced} |"
-        )
-    return "\n".join([*table, "", *caption(manifest, equivalence, pairs)]) + "\n"
-
-
-def caption(
-    manifest: dict[str, Any], equivalence: dict[str, Any], num_pairs: int
-) -> list[str]:
-    machine, largest = manifest["machine"], f"gloo-{manifest['world_size']}"
-    whole = equivalence[largest]["one_process"]
-    lines = [
-        f"*Measured on {manifest['baseline_measured_at'][:10]}: {machine['cpu']}, "
-        f"{machine['cores']} cores, torch {machine['torch']}.",
-        f"{manifest['model_params']:,} parameters, {manifest['steps']} steps.",
-        f"Speeds are medians of {manifest['num_rounds']} rounds in which all arms took",
-        f"turns. Identical arms ({plural(num_pairs, 'pair')}) differed by up to "
-        f"{100 * manifest['noise_floor']:.1f} %: less counts as none.",
-        "The all-reduce is that of a step of the training run (median), from handing",
-        "over to reduced, waiting included, hidden behind computing or not.",
-    ]
-    # a manifest of an earlier version does not say
-    if busy := manifest.get("machine_busy"):
-        lines.insert(2, f"The machine was busy, so no speed is judged: {busy}.")
-    if whole["max_abs_diff"] is not None:
-        lines += [
-            f"The final state of {largest} and that of one process with the whole",
-            f"batch are {whole['max_abs_diff']:.1e} apart: {whole['verdict']}.",
-        ]
-    return [*lines[:-1], f"{lines[-1]}*"]
+    return result_block(*files, pd.read_csv(io.StringIO(read("metrics/scaling.csv"))))
 
 
 def test_walk_in_the_tutorial_is_what_the_command_prints() -> None:
@@ -146,53 +97,14 @@ def summary(bug: Bug) -> str:
 def test_result_in_the_readme_is_that_of_the_metrics() -> None:
     """Of those at hand, or of those committed: whoever runs make has other times."""
     shown = marked("README.md", "result")
-    expected = result_block(in_working_tree)
+    expected = result_of(in_working_tree)
     if shown == expected:
         return
     committed = None
     with suppress(subprocess.CalledProcessError, FileNotFoundError):
-        committed = result_block(in_last_commit)
+        committed = result_of(in_last_commit)
     if shown != committed:
         refuse("README.md", "result", expected)
-
-
-def test_result_block_holds_the_numbers_of_its_files() -> None:
-    rungs = ["ranks", "replay", "replay_gradients", "replay_parameters"]
-    verdicts: dict[str, Any] = {rung: {"bytes_equal": True} for rung in rungs}
-    whole = {"one_process": {"max_abs_diff": 7.1e-7, "verdict": "within tolerance"}}
-    machine = {"cpu": "A CPU", "cores": 2, "torch": "2.13.0"}
-    manifest = {
-        "world_size": 2,
-        "model_params": 1234,
-        "steps": 100,
-        "num_rounds": 20,
-        "machine_busy": None,
-        "noise_floor": 0.012,
-        "baseline_measured_at": "2026-01-02T03:04:05+00:00",
-        "machine": machine,
-    }
-    files = {
-        "metrics/manifest.json": json.dumps(manifest),
-        "metrics/timing.json": '{"gloo-2": {"allreduce_p50_ms": 4.25}}',
-        "metrics/equivalence.json": json.dumps({"gloo-2": verdicts | whole}),
-        "metrics/scaling.csv": "arm,processes,threads,tokens_per_s_p50\n"
-        "one_process,1,1,1000.4\ngloo-2,2,1,1500\ngloo-2-again,2,1,1499\n",
-    }
-    block = result_block(files.__getitem__)
-    assert "| one process | 1 | 1 | 1,000 | - | - |" in block
-    assert "| 2 processes, DDP | 2 | 1 | 1,500 | yes | 4.2 ms |" in block
-    assert "1,499" not in block
-    assert "2026-01-02: A CPU, 2 cores" in block
-    assert "Identical arms (1 pair) differed by up to 1.2 %" in block
-    assert "from handing\nover to reduced, waiting included" in block
-    assert "batch are 7.1e-07 apart: within tolerance.*" in block
-    assert "busy" not in block
-    crowded = json.dumps(manifest | {"machine_busy": "others took 40 % of its cores"})
-    files["metrics/manifest.json"] = crowded
-    line = (
-        "The machine was busy, so no speed is judged: others took 40 % of its cores.\n"
-    )
-    assert line in result_block(files.__getitem__)
 
 
 def test_scale_in_the_reference_is_that_of_the_study() -> None:

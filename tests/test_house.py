@@ -14,7 +14,7 @@ STAGES = sorted([*(ROOT / "stages").glob("*.py"), *(ROOT / "studies").rglob("*.p
 # a module may import from its own floor or from below
 FLOORS = [
     {"errors", "files", "load", "params", "progress", "provenance", "ring", "tree"}
-    | {"randomness", "buffers", "schema", "studies"},
+    | {"randomness", "buffers", "schema", "studies", "made_by"},
     {"corpus", "data", "order", "batches", "cut", "grammar", "model", "factory"},
     {"ddp", "links", "shared_memory", "sync", "launcher", "launched_rank", "torchrun"},
     {"clock", "hashes", "precision", "traffic", "training", "replay", "run", "arms"}

@@ -230,17 +230,54 @@ def change(folder: Path, key: str) -> Any:
 def test_breach_stops_the_pipeline_and_is_named(
     twins: list[Path], tmp_path: Path
 ) -> None:
-    """One bit of one state file, and nothing downstream of the evidence runs."""
+    """Nothing shows the old success; the next good run clears it."""
     folder = Path(shutil.copytree(twins[1], tmp_path / "copy", symlinks=True))
+    success = shown(folder)
+    assert "speedup" in success["metrics"]
+    assert "2 processes, DDP" in success["readme"]
+    assert all("Breach" not in str(text) for text in success.values())
+
     evidence = folder / "data/evidence/gloo-2/evidence.json"
-    damaged = json.loads(evidence.read_text())
+    good = evidence.read_bytes()
+    damaged = json.loads(good)
     damaged["rungs"]["ranks"] |= {"verdict": "breach", "detail": "tensor x differs"}
     evidence.unlink()
     evidence.write_text(json.dumps(damaged))
     code, output = run_dvc(folder, "repro", "--single-item", "equivalence")
     assert code != 0
-    assert "error: equivalence: gloo-2: ranks: tensor x differs" in output
+    line = "gloo-2: ranks: tensor x differs"
+    assert f"error: equivalence: {line}" in output
     assert "Traceback" not in output
+    after = shown(folder)
+    for place in ("metrics", "report.md", "report.html", "manifest.json", "readme"):
+        assert line in after[place], place
+    assert "speedup" not in after["metrics"]
+    assert json.loads(after["manifest.json"])["byte_equivalent"] is False
+    assert "2 processes, DDP" not in after["readme"]
+    assert after["picture"] != success["picture"]
+    assert not (folder / "metrics/losses.png").exists()
+
+    evidence.write_bytes(good)
+    code, output = run_dvc(folder, "repro")
+    assert code == 0, output
+    assert shown(folder) == success
+    assert (folder / "metrics/losses.png").exists()
+    code, output = run_dvc(folder, "repro")
+    assert "Running stage" not in output
+
+
+def shown(folder: Path) -> dict[str, Any]:
+    """What a reader meets: the table of DVC, the files, README, the picture."""
+    code, output = run_dvc(folder, "metrics", "show", "--json")
+    assert code == 0, output
+    metrics = folder / "metrics"
+    names = ("report.md", "report.html", "manifest.json")
+    return {
+        **{name: (metrics / name).read_text() for name in names},
+        "metrics": output,
+        "readme": (folder / "README.md").read_text(),
+        "picture": (metrics / "scaling.png").read_bytes(),
+    }
 
 
 @pytest.mark.pipeline

@@ -9,14 +9,17 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from report_inputs import (
     MACHINE,
+    account_of,
     arms,
     ladder_of,
     provenance_of,
     results,
     rounds,
+    studied_collectives,
     timing_of,
 )
 
@@ -227,6 +230,49 @@ def test_manifest_is_null_where_nothing_was_run(
     assert summary["byte_equivalent"] is (None if world_sizes == [1] else True)
 
 
+BY_ITSELF = "By itself, one of 4.0 MB among 2 processes takes 4.0 ms over gloo"
+
+
+@pytest.mark.parametrize(
+    ("studied", "sync", "shown"),
+    [
+        # 870,000 parameters are 3.48 MB: 4 MB is nearest, at a microsecond for each kB
+        (studied_collectives(), "ddp", True),
+        (studied_collectives(), "fp16_compress", False),
+        (studied_collectives(cpu="Another CPU"), "ddp", False),
+        (studied_collectives(cores=4), "ddp", False),
+        (studied_collectives(torch="2.12.0+cpu"), "ddp", False),
+        (studied_collectives().query("num_bytes == 4"), "ddp", False),
+        (studied_collectives().query("world_size == 4"), "ddp", False),
+        (studied_collectives().query("backend == 'shm'"), "ddp", False),
+    ],
+)
+def test_all_reduce_by_itself_stands_beside_that_of_a_step(
+    studied: pd.DataFrame, sync: str, shown: bool
+) -> None:
+    """Only where it was measured on this machine, for as much as a step sends."""
+    made = {"gloo-2": provenance_of(2, sync=sync)}
+    measured = results([2], provenance=made, studied_collectives=studied)
+    text = to_markdown(page(measured, find(measured)))
+    assert "it holds waiting for the other ranks, and for a core." in text
+    assert (BY_ITSELF in text) is shown
+    assert ("By itself" in text) is shown
+
+
+@pytest.mark.parametrize(("world_sizes", "said"), [([1, 2], True), ([2, 4], False)])
+def test_wait_of_one_process_is_no_straggler(
+    world_sizes: list[int], said: bool
+) -> None:
+    measured = results(world_sizes)
+    alone = account_of(2) | {"wait_ms": 0.27}
+    for run, timing in measured.timing.items():
+        timing["account"] = alone
+        assert run in measured.accounts
+    text = to_markdown(page(measured, find(measured)))
+    line = "One process (gloo-1) has nobody to wait for: its wait is what a barrier"
+    assert (line in text) is said
+
+
 def test_summary_holds_what_branches_can_be_compared_by() -> None:
     """No speeds of runs that were made one after the other."""
     ladders = {"gloo-1": ladder_of(1), "gloo-2": ladder_of(2) | {"verdict": "proven"}}
@@ -240,7 +286,34 @@ def test_summary_holds_what_branches_can_be_compared_by() -> None:
         "bits_equal": True,
         "one_process_gap_1e_9": 3100.0,
     }
-    assert told["gloo-1"]["verdict"] is None
+    assert told["gloo-1"]["verdict"] == "undecided"
+
+
+def test_every_run_has_its_verdict_and_what_it_rests_on() -> None:
+    ladders = {f"gloo-{size}": ladder_of(size) for size in (1, 2)}
+    rests = "equal bits, and the witness"
+    ladders["gloo-2"] |= {"verdict": "proven", "rests_on": rests}
+    measured = results([1, 2], equivalence=ladders)
+    published = manifest(measured, find(measured))
+    assert published["verdict"] == "proven"
+    assert published["verdicts"] == {
+        "gloo-1": {"verdict": "undecided", "rests_on": None},
+        "gloo-2": {"verdict": "proven", "rests_on": rests},
+    }
+    numbers = summary(measured, find(measured))
+    assert numbers["gloo-1"]["verdict"] == "undecided"
+    assert numbers["gloo-2"]["verdict"] == "proven"
+    text = to_markdown(page(measured, find(measured)))
+    assert f"| gloo-2 | proven | {rests} |" in text
+    assert "| gloo-1 | undecided | - |" in text
+
+
+def test_manifest_names_the_code_of_both_measurements() -> None:
+    there = provenance_of(1, code_sha256="cd" * 32)
+    measured = results([1, 2], baseline_provenance=there)
+    published = manifest(measured, find(measured))
+    assert published["code_sha256"] == "ab" * 32
+    assert published["baseline_code_sha256"] == "cd" * 32
 
 
 def test_only_runs() -> None:
@@ -251,6 +324,17 @@ def test_only_runs() -> None:
     }
     with pytest.raises(UserError, match=r"f\.json: no run nccl-1; it holds gloo-4, "):
         only_runs(found, ["nccl-1"], "f.json")
+
+
+MARKED = """# Mine
+
+<!-- result -->
+old
+<!-- /result -->
+
+<!-- made-by -->
+<!-- /made-by -->
+"""
 
 
 def write(path: Path, content: Any) -> None:
@@ -281,7 +365,12 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     timings = {run: timing_of(size) for run, size in sizes.items()}
     write(metrics / "timing.json", timings)
     measured.account.to_csv(metrics / "account.csv", index=False)
-    measured.studied_ladder.to_csv(metrics / "ladder.csv", index=False)
+    measured.studied.rungs.to_csv(metrics / "ladder.csv", index=False)
+    write(metrics / "ladder.json", measured.studied.origin)
+    (tmp_path / "minitrain").mkdir()
+    shutil.copy(PARAMS.parent / "minitrain/model.py", tmp_path / "minitrain")
+    (tmp_path / "README.md").write_text(MARKED)
+    measured.studied_collectives.to_csv(metrics / "collectives.csv", index=False)
     return tmp_path
 
 
@@ -293,7 +382,9 @@ def test_stage_writes_every_file(project: Path) -> None:
         "equivalence.json",
         "timing.json",
         "account.csv",
+        "collectives.csv",
         "ladder.csv",
+        "ladder.json",
         "scaling.csv",
         "scaling.png",
         "account.png",
@@ -308,6 +399,10 @@ def test_stage_writes_every_file(project: Path) -> None:
     assert len(linked) == 3
     assert set(linked) <= made
     assert "gloo-4" not in markdown
+    readme = (project / "README.md").read_text()
+    assert "| 2 processes, DDP | 2 | 1 | " in readme
+    assert "old" not in readme
+    assert "- `train.py`: made by code " in readme
     assert "Text 1." in markdown
     read = Reader((metrics / "report.html").read_text())
     assert read.tags.count("img") == 3
@@ -322,6 +417,15 @@ def test_stage_repeats_itself(project: Path) -> None:
         return {path.name: path.read_bytes() for path in Path("metrics").iterdir()}
 
     assert content() == content()
+
+
+def test_a_readme_of_ones_own_is_left_alone(project: Path) -> None:
+    (project / "README.md").write_text("# Mine\n")
+    report.main()
+    assert (project / "README.md").read_text() == "# Mine\n"
+    (project / "README.md").unlink()
+    report.main()
+    assert not (project / "README.md").exists()
 
 
 def test_stage_refuses_a_run_that_was_not_measured(project: Path) -> None:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from project import ROOT
 from torch import Tensor
 
+from minitrain import sweep as sweeping
 from minitrain import sweep_rank
 from minitrain.errors import EvidenceError, UserError
 from minitrain.sweep import powers_of_4, slowest, statistics, sweep
@@ -114,6 +115,23 @@ def test_sweep_goes_by_those_visits() -> None:
         assert timed == NUM_VISITS * (
             [False] * NUM_WARMUP + [True] * (each - NUM_WARMUP)
         )
+
+
+def test_statistics_are_of_timed_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks, a size: 2 and 3 us of computing, rank 1 begins 20 us late."""
+
+    def of_rank(start: float, took: float) -> list[dict[str, list[Trial]]]:
+        warm_up = Trial(0.0, 1.0, True, False)
+        trial = Trial(start, start + took, True, True)
+        return [{name: [warm_up, *[trial] * 3] for name in ("gloo", "copy")}]
+
+    ranks = [of_rank(0.0, 2e-6), of_rank(20e-6, 3e-6)]
+    monkeypatch.setattr(sweeping, "launch", lambda *_, **__: ranks)
+    gloo, copy = sweep(2, [4], 1.0, {"gloo": Backend(honest)})
+    assert (gloo["num_trials"], copy["num_trials"]) == (3, 3)
+    # an all-reduce is under way from the first start to the last end
+    assert gloo["p95_us"] == pytest.approx(23)
+    assert copy["p95_us"] == pytest.approx(3)
 
 
 def test_copy_takes_as_long_as_the_slowest_rank_copies() -> None:

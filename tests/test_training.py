@@ -27,7 +27,8 @@ from torch import Tensor
 from minitrain.account import DDP_SAYS, ddp_says
 from minitrain.batches import Batch, JoinedBatches
 from minitrain.buffers import untouched_buffers
-from minitrain.clock import Row
+from minitrain.clock import Row, StepClock
+from minitrain.ddp import distributed
 from minitrain.equivalence import (
     Rung,
     bits_rung,
@@ -38,18 +39,22 @@ from minitrain.equivalence import (
     trained_rung,
 )
 from minitrain.errors import UserError
+from minitrain.hashes import Recorder
 from minitrain.launcher import launch
 from minitrain.one_process import start_of, twin_of
 from minitrain.params import Params
 from minitrain.randomness import untouched_random_state
-from minitrain.sync import DEFAULTS
+from minitrain.run import optimizer_of
+from minitrain.sync import DEFAULTS, Traffic
 from minitrain.sync.stock import LOGGED, StockDDP
+from minitrain.sync.strategies import find_strategy
 from minitrain.tolerances import (
     Compared,
     close_rung,
     one_process_rungs,
     state_limits,
 )
+from minitrain.traffic import CollectiveLedger
 from minitrain.training import mean_losses
 
 
@@ -378,6 +383,45 @@ def test_calibration_leaves_no_trace(shards: Path) -> None:
     assert "bracketed" in kinds
     expected = replay_tiny(params, shards, with_calibration, 2)
     assert bits_rung(with_calibration.states[0], expected.states[0]).bytes_equal
+
+
+def silent_traffic(shards: Path, name: str) -> tuple[list[Traffic], list[Row]]:
+    """What each calibration of a run sends, and the rows of its steps."""
+    from minitrain import training
+    from minitrain.run import rank_batches, start_model
+
+    silent_backward_ms = training._silent_backward_ms
+    sends: list[Traffic] = []
+
+    def watched(*rest):
+        with CollectiveLedger() as ledger:
+            took = silent_backward_ms(*rest)
+        sends.append(ledger.traffic)
+        return took
+
+    # in this rank's process alone
+    training._silent_backward_ms = watched
+    params = tiny_params(sync=name)
+    with distributed() as (rank, world_size):
+        model = start_model(params, rank)
+        sync = find_strategy(name)(model, params.train)
+        batches = rank_batches(params, shards / "world-2", rank, world_size)
+        optimizer = optimizer_of(model, params.train)
+        steps = range(NUM_STEPS)
+        result = training.train(
+            sync, batches, optimizer, steps, Recorder(model, ()), StepClock()
+        )
+        sync.close()
+        return sends, result.timings
+
+
+@pytest.mark.parametrize("name", ["ddp", "flat"])
+def test_silent_backward_sends_nothing(shards: Path, name: str) -> None:
+    """Else the account would subtract communication from communication."""
+    for sends, timings in launch(silent_traffic, 2, shards, name, timeout_s=60):
+        bracketed = [row for row in timings if row["kind"] == "bracketed"]
+        assert len(sends) == len(bracketed) > 0
+        assert sends == [{}] * len(sends)
 
 
 def test_calibration_puts_buffers_and_random_numbers_back() -> None:

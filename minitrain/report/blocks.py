@@ -12,6 +12,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from minitrain.files import open_atomic
+
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 52rem; margin: 2rem auto;
        padding: 0 1rem; color: #222; background: #fff; }
@@ -96,6 +98,21 @@ def to_html(blocks: Sequence[Block], folder: Path) -> str:
         f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n"
         f"<body>\n{body}\n</body>\n</html>\n"
     )
+
+
+def write_marked(path: Path, name: str, text: str) -> None:
+    """Put ``text`` between the comments of ``path`` that bear ``name``.
+
+    A file that has none, or is not there, is left alone.
+    """
+    start, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+    before = path.read_text(encoding="utf-8") if path.is_file() else ""
+    head, opened, rest = before.partition(start)
+    _, closed, tail = rest.partition(end)
+    after = "".join([head, opened, text, closed, tail])
+    if opened and closed and after != before:
+        with open_atomic(path) as file:
+            file.write(after)
 
 
 def _md(text: str) -> str:

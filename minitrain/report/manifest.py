@@ -35,6 +35,12 @@ def manifest(results: Results, finding: Finding) -> dict[str, Any]:
         "byte_equivalent": byte_equivalent(results.equivalence[run]),
         "lesson_notes": lesson_notes(finding),
         "launcher": made["launcher"],
+        "verdict": results.verdict(run),
+        "verdicts": {
+            name: {"verdict": results.verdict(name), "rests_on": results.rests_on(name)}
+            for name in results.equivalence
+        },
+        "sync": made["sync"],
         "threads_per_process": made["threads_per_process"],
         "machine_busy": finding.busy,
         "noise_floor": round(finding.against_one.noise_floor, 5),
@@ -42,6 +48,8 @@ def manifest(results: Results, finding: Finding) -> dict[str, Any]:
         "torch": results.machine["torch"],
         "machine": dict(results.machine),
         "git_commit": made["git_commit"],
+        "code_sha256": made.get("code_sha256"),
+        "baseline_code_sha256": results.baseline_provenance.get("code_sha256"),
         "measured_at": made["measured_at"],
         "baseline_measured_at": results.baseline_provenance["measured_at"],
         "params_sha256": results.params_sha256,

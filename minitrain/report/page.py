@@ -14,6 +14,7 @@ from minitrain.report.blocks import (
     Table,
     Title,
 )
+from minitrain.report.collectives import all_reduce_sentences
 from minitrain.report.glossary import GLOSSARY, RUNGS
 from minitrain.report.ladder import equivalence_sentences, rungs, verdict_in_words
 from minitrain.report.manifest import manifest
@@ -32,6 +33,8 @@ from minitrain.report.words import (
 SCALING_PNG, ACCOUNT_PNG, LOSSES_PNG = "scaling.png", "account.png", "losses.png"
 UNDEFINED = "-"
 LONGEST_TEXT = 80
+# what the page has said before it comes to the manifest
+TOLD = ("lesson_notes", "verdicts")
 TIMING_COLUMNS = {
     "tokens_per_s": "tokens per second",
     "step_mean_ms": "step, mean (ms)",
@@ -49,7 +52,7 @@ def page(results: Results, finding: Finding) -> list[Block]:
     return [
         *_result(results, finding),
         *_equivalence(results),
-        *studied_ladder(results.studied_ladder),
+        *studied_ladder(results.studied, results.machine),
         *_time(results, finding),
         Heading("Did they learn the same?"),
         Picture(LOSSES_PNG, losses_headline(results.losses)),
@@ -131,9 +134,14 @@ def _equivalence(results: Results) -> list[Block]:
             zip(texts, results.equivalence[run]["state_sha256"], strict=True)
         )
     ]
+    verdicts = [
+        [run, results.verdict(run), cell(results.rests_on(run), "")]
+        for run in results.equivalence
+    ]
     return [
         Heading("Did they compute the same?"),
         Paragraph(equivalence_sentences(results)),
+        Table(["run", "verdict", "rests on"], verdicts),
         Table(header, rows),
         Paragraph(
             "Every rank reads other samples, and every rank of a run must end with the "
@@ -155,6 +163,7 @@ def _time(results: Results, finding: Finding) -> list[Block]:
         Heading("Where did the time go?"),
         Picture(ACCOUNT_PNG, account_headline(finding)),
         _account_table(results),
+        *_alone(results),
         Paragraph(
             f"Runs are timed by a hook; {results.largest} with it ran at {ratio} times "
             f"the speed without (5-95 % interval {low} to {high}, noise floor "
@@ -163,7 +172,21 @@ def _time(results: Results, finding: Finding) -> list[Block]:
         ),
         *_ddp_says(results),
         Table(["run", *TIMING_COLUMNS.values()], timings),
+        *_all_reduce(results, finding),
     ]
+
+
+def _all_reduce(results: Results, finding: Finding) -> list[Block]:
+    if finding.world_size == 1:
+        return []
+    text = all_reduce_sentences(
+        results.studied_collectives,
+        results.machine,
+        finding.sync,
+        finding.world_size,
+        4 * results.provenance[finding.run]["model_params"],
+    )
+    return [Paragraph(text)]
 
 
 def _ddp_says(results: Results) -> list[Block]:
@@ -202,6 +225,16 @@ def _account_table(results: Results) -> Table:
     return Table(["mean ms of a step (5-95 % interval)", *accounts], rows)
 
 
+def _alone(results: Results) -> list[Block]:
+    """What the wait of one process is, where an account shows one."""
+    made = results.provenance
+    alone = [run for run in results.accounts if made[run]["world_size"] == 1]
+    if not alone:
+        return []
+    barrier = "has nobody to wait for: its wait is what a barrier itself costs."
+    return [Paragraph(f"One process ({', '.join(alone)}) {barrier}")]
+
+
 def _part(results: Results, run: str, account: Mapping[str, Any], part: str) -> str:
     bounds = results.interval(run, part)
     value = cell(account.get(part), ",.2f")
@@ -212,7 +245,7 @@ def _provenance(results: Results, finding: Finding) -> list[Block]:
     summary = manifest(results, finding)
     shown: dict[str, Any] = {
         **summary.pop("machine"),
-        **{key: value for key, value in summary.items() if key != "lesson_notes"},
+        **{key: value for key, value in summary.items() if key not in TOLD},
     }
     rows = [[key, cell(value, ",.6g")] for key, value in shown.items()]
     return [

@@ -9,6 +9,7 @@ import pandas as pd
 from minitrain.baseline import Baseline, ddp_arm
 from minitrain.errors import UserError
 from minitrain.provenance import require_one_machine
+from minitrain.report.studied import Studied
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,8 @@ class Results:
     timing: Mapping[str, Mapping[str, Any]]
     account: pd.DataFrame
     losses: Mapping[str, pd.DataFrame]
-    studied_ladder: pd.DataFrame
+    studied: Studied
+    studied_collectives: pd.DataFrame
 
     def __post_init__(self) -> None:
         named = {"baseline": self.baseline_provenance, **self.provenance}
@@ -59,6 +61,14 @@ class Results:
         """The step account of every run in which no part is missing."""
         accounts = {run: timing["account"] for run, timing in self.timing.items()}
         return {run: of for run, of in accounts.items() if of["closed"] is not None}
+
+    def verdict(self, run: str) -> str:
+        """What the evidence says of ``run``, as metrics/equivalence.json has it."""
+        return str(self.equivalence[run].get("verdict", "undecided"))
+
+    def rests_on(self, run: str) -> str | None:
+        """The sentence on what that verdict rests on."""
+        return self.equivalence[run].get("rests_on")
 
     def interval(self, run: str, part: str) -> tuple[float, float] | None:
         """5-95 % interval of a part's mean in ms; None where there is none."""

@@ -34,7 +34,7 @@ def _of_run(results: Results, run: str) -> dict[str, Any]:
     rungs = results.equivalence[run]
     gap = rungs["one_process"]["max_abs_diff"]
     return {
-        "verdict": rungs.get("verdict"),
+        "verdict": results.verdict(run),
         "loss": round(float(results.losses[run]["loss"].iloc[-1]), 6),
         "bits_equal": byte_equivalent(rungs),
         "one_process_gap_1e_9": None if gap is None else round(gap * 1e9, 1),

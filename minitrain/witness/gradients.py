@@ -231,16 +231,20 @@ class Judge:
         model.load_state_dict(state)
         for module, mode in zip(model.modules(), self.modes, strict=True):
             module.training = mode and not evaluate
-        model.zero_grad()
         counts = [self.task.count(part) for part in parts]
         total = 0.0
+        found: Tensors = {}
         for part, count in zip(parts, counts, strict=True):
-            if count:
-                loss = self.task.loss(model, part) * (count / sum(counts))
-                loss.backward()
-                total += loss.item()
-        named = model.named_parameters()
-        found = {n: p.grad.double() for n, p in named if p.grad is not None}
+            if not count:
+                continue
+            model.zero_grad()
+            loss = self.task.loss(model, part) * (count / sum(counts))
+            loss.backward()
+            total += loss.item()
+            for name, parameter in model.named_parameters():
+                if parameter.grad is not None:
+                    own = parameter.grad.double()
+                    found[name] = found[name] + own if name in found else own.clone()
         return Pass(total, found)
 
 

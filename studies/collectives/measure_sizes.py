@@ -1,6 +1,8 @@
 """Measure all-reduces of all sizes; a wrong result ends the study with one line."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -12,6 +14,9 @@ from minitrain.studies.collectives import Collectives
 from minitrain.sweep import powers_of_4, sweep
 
 STUDY = Path(__file__).resolve().parent
+ROOT = STUDY.parents[1]
+WHERE = ("cpu", "cores", "torch")
+WHAT = ["backend", "world_size", "num_bytes", "p50_us"]
 
 
 def main() -> None:
@@ -22,9 +27,20 @@ def main() -> None:
     rows = []
     for world_size in study.world_sizes:
         rows += sweep(world_size, sizes, study.seconds_per_size)
+    table = pd.DataFrame(rows)
     with open_atomic(STUDY / "collectives.csv") as file:
-        pd.DataFrame(rows).to_csv(file, index=False)
+        table.to_csv(file, index=False)
     write_json(STUDY / "provenance.json", where)
+    publish(table, where)
+
+
+def publish(table: pd.DataFrame, where: Mapping[str, Any]) -> None:
+    """Medians for the report of the pipeline, as no output of this stage: else `dvc
+    repro` of the pipeline would run the study.
+    """
+    machine = {key: where["machine"][key] for key in WHERE}
+    with open_atomic(ROOT / "metrics" / "collectives.csv") as file:
+        table[WHAT].assign(**machine).to_csv(file, index=False)
 
 
 if __name__ == "__main__":

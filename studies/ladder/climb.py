@@ -15,9 +15,10 @@ from torch import nn
 from minitrain.check import examine
 from minitrain.equivalence import bits_rung
 from minitrain.errors import run_stage
-from minitrain.files import open_atomic
+from minitrain.files import open_atomic, sha256_file, write_json
 from minitrain.params import load_params
 from minitrain.progress import progress
+from minitrain.provenance import provenance
 from minitrain.studies import load_study
 from minitrain.studies.ladder import Ladder
 from minitrain.trial import run_one_process, run_ranks, trial_of
@@ -29,7 +30,8 @@ DROPOUT = 0.1
 
 def main() -> None:
     study = load_study(STUDY, Ladder)
-    params = load_params(ROOT / "params.yaml").at(ROOT)
+    stated = load_params(ROOT / "params.yaml")
+    params = stated.at(ROOT)
     plain = trial_of(params, ROOT / "data/shards/world-1", study.num_steps)
     single, double = plain.factory, lambda: plain.factory().double()
     cases = {
@@ -47,11 +49,18 @@ def main() -> None:
             rungs["again"] = bits_rung(run.states[0], again.states[0])
             where = {"case": name, "world_size": world_size}
             rows += [where | {"rung": r} | asdict(rung) for r, rung in rungs.items()]
+    origin = {
+        "model": stated.model.model_dump(mode="json")
+        | {"sha256": sha256_file(ROOT / stated.model.file)},
+        "train": stated.train.model_dump(mode="json"),
+        "provenance": provenance(Path(__file__)),
+    }
     # The report of the pipeline shows it too, but as no output of this stage: else
     # `dvc repro` of the pipeline would run the study.
-    for path in (STUDY / "ladder.csv", ROOT / "metrics" / "ladder.csv"):
-        with open_atomic(path) as file:
+    for folder, name in ((STUDY, "origin"), (ROOT / "metrics", "ladder")):
+        with open_atomic(folder / "ladder.csv") as file:
             pd.DataFrame(rows).to_csv(file, index=False)
+        write_json(folder / f"{name}.json", origin)
 
 
 def dropped(factory: Callable[[], nn.Module]) -> nn.Module:

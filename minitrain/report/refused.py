@@ -1,0 +1,185 @@
+"""What a breach puts in the place of the last result, so that nobody reads the old one.
+
+The stage that found it writes this: nothing downstream of it runs.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from minitrain.files import atomic_path, open_atomic, write_json
+from minitrain.params import Params
+from minitrain.report.blocks import (
+    Block,
+    Heading,
+    Paragraph,
+    Table,
+    Title,
+    to_html,
+    to_markdown,
+    write_marked,
+)
+
+Verdicts = Mapping[str, Mapping[str, Any]]
+
+# with "error: equivalence: " in front of it, a line stays below 240 characters
+LONGEST_LINE = 215
+# what is wrong in a step makes all that follows in it wrong: parts of rungs' names, in
+# the order of a step; parameters and states come last
+ORDER = (
+    ("data", "sample", "batch", "token"),
+    ("_loss",),
+    ("gradient", "reduced", "reference"),
+)
+HINT = (
+    "; only one_process rungs breach: the loss may not be the mean over the counted "
+    "targets"
+)
+# what a manifest says, in this order; nothing that was measured is known
+MANIFEST = (
+    "seed",
+    "lab",
+    "backend",
+    "world_size",
+    "model_params",
+    "steps",
+    "allreduce_p50_ms",
+    "allreduce_p95_ms",
+    "tokens_per_sec_1proc",
+    "tokens_per_sec_2proc",
+    "byte_equivalent",
+    "lesson_notes",
+    "launcher",
+)
+# made of the speeds, account and losses of runs that are refused
+REMOVED = ("scaling.csv", "account.png", "losses.png")
+
+
+def breach_line(verdicts: Verdicts) -> str:
+    """The first breach by its cause, and how many more are where; "" without any.
+
+    ``verdicts`` is what metrics/equivalence.json holds: per run, rungs by name.
+    """
+    found = _breaches(verdicts)
+    if not found:
+        return ""
+    (run, name, detail), more = found[0], found[1:]
+    start = f"{run}: {name}: "
+    hint = HINT if all(name.startswith("one_process") for _, name, _ in found) else ""
+    count = f"; and {len(more)} more" if more else ""
+    room = LONGEST_LINE - len(start) - len(hint) - len(count)
+    line = start + _cut(detail, room)
+    names: dict[str, list[str]] = {}
+    for one, other, _ in more:
+        names.setdefault(one, []).append(other)
+    where = ", ".join(f"{one} ({', '.join(names[one])})" for one in names)
+    room = LONGEST_LINE - len(line) - len(hint) - len(count) - len(": ")
+    # a few letters of a name would say nothing
+    if more and (len(where) <= room or room > 20):
+        count += f": {_cut(where, room)}"
+    return line + hint + count
+
+
+def refuse(verdicts: Verdicts, params: Params, metrics: Path, readme: Path) -> None:
+    """Replace the result in the folder ``metrics`` and in ``readme`` by the breach."""
+    # only a breach draws
+    from minitrain.report.canvas import canvas, save
+
+    line = breach_line(verdicts)
+    said = f"Breach: {line}."
+    write_json(metrics / "summary.json", _summary(verdicts, line))
+    write_json(metrics / "manifest.json", _manifest(verdicts, params, said))
+    blocks = _page(verdicts, said)
+    with open_atomic(metrics / "report.md") as file:
+        file.write(to_markdown(blocks))
+    with open_atomic(metrics / "report.html") as file:
+        file.write(to_html(blocks, metrics))
+    for name in REMOVED:
+        (metrics / name).unlink(missing_ok=True)
+    write_marked(readme, "result", refused_block(said))
+    write_marked(readme, "made-by", "")
+    # a dollar sign would start a formula
+    figure, axes = canvas(1.2, said.replace("$", r"\$"), right=0.97)
+    axes.set_axis_off()
+    with atomic_path(metrics / "scaling.png") as path:
+        save(figure, path)
+
+
+def refused_block(breach: str) -> str:
+    """README's result after a breach, in the words of the manifest."""
+    text = "Nothing was published: metrics/report.md says what differs."
+    return to_markdown([Paragraph(breach, lead=True), Paragraph(text)])
+
+
+def _breaches(verdicts: Verdicts) -> list[tuple[str, str, str]]:
+    found = [
+        (run, name, " ".join(str(rung.get("detail") or "no detail").split()))
+        for run, rungs in verdicts.items()
+        for name, rung in rungs.items()
+        if isinstance(rung, Mapping) and rung.get("verdict") == "breach"
+    ]
+    # stable: run by run, and in a run as the ladder has them
+    return sorted(found, key=lambda breach: _cause(breach[1]))
+
+
+def _cause(name: str) -> int:
+    for number, parts in enumerate(ORDER):
+        if any(part in name for part in parts):
+            return number
+    return len(ORDER)
+
+
+def _cut(text: str, room: int) -> str:
+    return text if len(text) <= room else f"{text[: max(room - 3, 0)]}..."
+
+
+def _verdict(run: str, verdicts: Verdicts) -> str:
+    if any(breached == run for breached, _, _ in _breaches(verdicts)):
+        return "breach"
+    return str(verdicts[run].get("verdict", "undecided"))
+
+
+def _summary(verdicts: Verdicts, line: str) -> dict[str, Any]:
+    runs = {run: {"verdict": _verdict(run, verdicts)} for run in verdicts}
+    return {"breach": line, **runs}
+
+
+def _manifest(verdicts: Verdicts, params: Params, said: str) -> dict[str, Any]:
+    known = {
+        "seed": params.train.seed,
+        "lab": "minitrain",
+        "backend": "gloo",
+        "world_size": max(params.gloo.world_sizes),
+        "steps": params.train.num_steps,
+        "byte_equivalent": False,
+        "lesson_notes": said,
+    }
+    runs = {
+        run: {"verdict": _verdict(run, verdicts), "rests_on": rungs.get("rests_on")}
+        for run, rungs in verdicts.items()
+    }
+    nulls: dict[str, Any] = dict.fromkeys(MANIFEST)
+    return {**nulls, **known, "verdict": "breach", "verdicts": runs}
+
+
+def _page(verdicts: Verdicts, said: str) -> list[Block]:
+    runs = [
+        [run, _verdict(run, verdicts), str(rungs.get("rests_on") or "")]
+        for run, rungs in verdicts.items()
+    ]
+    return [
+        Title("The runs are not equivalent: no result"),
+        Paragraph(said, lead=True),
+        Paragraph(
+            "The evidence refuses what was trained, so nothing else is published: no "
+            "speed, no account of time, no losses. Every breach, in the order in which "
+            "to look for its cause:"
+        ),
+        Table(["run", "rung", "what differs"], _breaches(verdicts)),
+        Paragraph(
+            "All rungs stand in metrics/equivalence.json. The next run without a "
+            "breach replaces this page."
+        ),
+        Heading("Verdicts"),
+        Table(["run", "verdict", "rests on"], runs),
+    ]
