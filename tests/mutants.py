@@ -158,7 +158,7 @@ DATA = [
     mutant(
         "block_cut_short",
         "the last token of each sample is not trained on",
-        "equivalence: witness_loss",
+        "equivalence: witness_data",
         BATCHES,
         "torch.from_numpy(tokens.astype(np.int64))",
         "torch.from_numpy(tokens[:-1].astype(np.int64))",
@@ -166,7 +166,7 @@ DATA = [
     mutant(
         "labels_shifted_twice",
         "the batches shift the labels, and the model shifts them again",
-        "equivalence: witness_loss",
+        "equivalence: witness_data",
         BATCHES,
         "labels[row, : len(values)] = values",
         "labels[row, : len(values) - 1] = values[1:]",
@@ -174,7 +174,7 @@ DATA = [
     mutant(
         "padding_trained_on",
         "labels of padding are token 0, and the loss is a mean over them too",
-        "equivalence: witness_loss",
+        "equivalence: witness_data",
         BATCHES,
         "torch.full_like(input_ids, IGNORE_INDEX)",
         "torch.full_like(input_ids, 0)",
@@ -363,16 +363,16 @@ STAGES = [
         "verify compares the run's state with itself, not with the replay's",
         STAGE_FAULTS + "test_state_of_the_replay",
         VERIFY,
-        'bits_rung(states[0], load_tensors(replay / "state.pt"))',
-        "bits_rung(states[0], states[0])",
+        'ran_in(replay, [replay / "state.pt"])',
+        "ran_in(replay, files[:1])",
     ),
     mutant(
         "verify_hashes_with_themselves",
         "verify compares the run's hashes with themselves",
         STAGE_FAULTS + "test_hash",
         VERIFY,
-        'expected = read_jsonl(replay / "hashes.jsonl")',
-        "expected = hashes",
+        'ran_in(replay, [replay / "state.pt"])',
+        'ran_in(folder, [replay / "state.pt"])',
     ),
     mutant(
         "verify_reads_rank_0_for_all",
@@ -387,7 +387,7 @@ STAGES = [
         "equivalence compares the run of one process with itself",
         STAGE_FAULTS + "test_evidence_far_from_one_process",
         EQUIVALENCE,
-        "one_process_rungs(evidence_of(run, EVIDENCE), one,",
+        "one_process_rungs(evidence_of(run, params, EVIDENCE), one,",
         "one_process_rungs(one, one,",
     ),
     mutant(
@@ -429,8 +429,24 @@ STAGES = [
         "the tolerance for gradients is a million times too wide",
         STAGE_FAULTS + "test_evidence_far_from_one_process",
         "minitrain/tolerances.py",
-        "GRADIENT_TOLERANCE = 1e-5",
-        "GRADIENT_TOLERANCE = 1e1",
+        "GRADIENT_SHARE = 1e-5",
+        "GRADIENT_SHARE = 1e1",
+    ),
+    mutant(
+        "witness_a_million_times",
+        "what the witness allows rounding is a million times too wide",
+        STAGE_FAULTS + "test_loss_of_one_step",
+        "minitrain/witness/gradients.py",
+        "FACTOR = 16",
+        "FACTOR = 16e6",
+    ),
+    mutant(
+        "witness_not_heard",
+        "the ladder leaves out what the witness found",
+        STAGE_FAULTS + "test_loss_of_one_step",
+        "minitrain/ladder.py",
+        "return rungs | testimony",
+        "return rungs",
     ),
 ]
 MEASURING = [

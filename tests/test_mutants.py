@@ -18,7 +18,7 @@ from minitrain.files import read_json
 
 PAGE = "docs/mutants.md"
 # several epochs, the last batch of each smaller, and samples longer than the block
-PARAMS = {"corpus.num_sentences": 60, "model.block_size": 48}
+PARAMS = {"corpus.num_sentences": 29, "model.block_size": 48}
 HEALTHY = "healthy"
 # what the precisions and optimizers that mutants need must do without them
 SETTINGS = {str(mutant.params): mutant.params for mutant in MUTANTS}

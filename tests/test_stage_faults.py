@@ -142,6 +142,15 @@ def test_batch_of_other_samples(after, copy: Path, where: str) -> None:
     assert_refused(after(*VERIFY, EQUIVALENCE), copy, "data")
 
 
+def test_loss_of_one_step(after, copy: Path) -> None:
+    """By a hundredth, at a step that the witness computes itself."""
+    path = copy / RUN / "losses.csv"
+    head, first, *rest = path.read_text().splitlines()
+    loss = float(first.partition(",")[2]) + 0.05
+    path.write_text("\n".join([head, f"0,{loss!r}", *rest]) + "\n")
+    assert_refused(after(*VERIFY, EQUIVALENCE), copy, "witness_loss")
+
+
 def test_breach_that_verify_found(after, copy: Path) -> None:
     path = copy / EVIDENCE / "evidence.json"
     evidence = read_json(path)
