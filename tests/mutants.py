@@ -403,8 +403,8 @@ STAGES = [
         "equivalence writes a breach and ends well",
         STAGE_FAULTS + "test_breach_that_verify_found",
         EQUIVALENCE,
-        "    if refused:",
-        "    if False:",
+        'raise EvidenceError(f"equivalence: {line}")',
+        "print(line)",
     ),
     mutant(
         "replay_copies_the_state",
