@@ -59,7 +59,8 @@ class CutBatches:
 def cut(batch: Any, index: int, count: int) -> Any:
     """Every ``count``-th sample of all tensors in ``batch``, from ``index`` on."""
     if isinstance(batch, Tensor):
-        return batch[index::count]
+        # a model may want to view it
+        return batch[index::count].contiguous()
     if isinstance(batch, Mapping):
         return {key: cut(value, index, count) for key, value in batch.items()}
     if isinstance(batch, list | tuple):
@@ -86,10 +87,17 @@ def count_targets(batch: Any) -> int:
     return len(tensors_of(batch)[0])
 
 
+def bytes_of(tensor: Tensor) -> memoryview:
+    """All bytes of a tensor, row after row, without a copy where they lie so."""
+    whole = tensor.detach().cpu().contiguous()
+    # one element counts as contiguous whatever its stride, and cannot be viewed then
+    flat = whole.as_strided((whole.numel(),), (1,))
+    return flat.view(torch.uint8).numpy().data
+
+
 def content_digest(sample: Iterable[Tensor]) -> int:
     """SHA-256 of the bytes of a sample's tensors, as a number."""
     digest = hashlib.sha256()
     for tensor in sample:
-        flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        digest.update(flat.numpy().tobytes())
+        digest.update(bytes_of(tensor))
     return int.from_bytes(digest.digest())

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from minitrain.batches import Batch
 from minitrain.buffers import Buffers, copy_buffers, same_buffers
-from minitrain.cut import content_digest, tensors_of
+from minitrain.cut import bytes_of, content_digest, tensors_of
 from minitrain.ddp import barrier
 from minitrain.files import open_atomic
 from minitrain.randomness import random_state, same_random_state
@@ -33,22 +33,21 @@ EARLY_STEP = 2
 
 def sha256_tensor(tensor: Tensor) -> str:
     """SHA-256 of a tensor's bytes in row-major order, in hex; any dtype and shape."""
-    flat = whole(tensor).cpu().contiguous().reshape(-1)
-    return hashlib.sha256(flat.view(torch.uint8).numpy().data).hexdigest()
+    return hashlib.sha256(bytes_of(whole(tensor))).hexdigest()
 
 
 def recorded_steps(num_steps: int, hash_every: int) -> set[int]:
-    """The first three steps, every ``hash_every``-th, and the last."""
-    first = range(min(3, num_steps))
-    return {*first, *range(0, num_steps, hash_every), num_steps - 1}
+    """The first three steps, every ``hash_every``-th, and the last two."""
+    first, last = range(min(3, num_steps)), num_steps - 1
+    return {*first, *range(0, num_steps, hash_every), max(0, last - 1), last}
 
 
 def sampled_steps(recorded: Iterable[int]) -> set[int]:
-    """Of the recorded steps the first, one in the middle and the last: the tensors of
-    these are kept for the witness.
+    """Of the recorded steps the first two and the last: the tensors of these are kept
+    for the witness.
     """
     steps = sorted(recorded)
-    return {steps[0], steps[len(steps) // 2], steps[-1]} if steps else set()
+    return {*steps[:2], *steps[-1:]}
 
 
 def ledger_entry(digests: Sequence[Sequence[int]]) -> Row:
@@ -107,11 +106,15 @@ class Recorder:
         that count. A part without targets is there for its rank to take part.
         """
         if self._steps:
-            counted = [part for part in parts if part.num_targets]
-            names = [name for part in counted for name in sample_names(part.inputs)]
-            targets = sum(part.num_targets for part in counted)
-            row = {"kind": "fed", "step": step, "samples": names, "targets": targets}
-            self.rows.append(row)
+            named = [
+                {
+                    "shard": part.shard,
+                    "targets": part.num_targets,
+                    "samples": sample_names(part.inputs) if part.num_targets else [],
+                }
+                for part in parts
+            ]
+            self.rows.append({"kind": "fed", "step": step, "parts": named})
 
     def _sample(self, step: int, kind: str, tensors: Mapping[str, Tensor]) -> None:
         for name, tensor in _copy(tensors).items():

@@ -138,8 +138,10 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 def _flat(tensor: Tensor) -> Tensor:
     """One dimension, real numbers; no copy where the tensor is contiguous."""
-    whole = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return torch.view_as_real(whole).reshape(-1) if whole.is_complex() else whole
+    whole = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    # one element counts as contiguous whatever its stride, and cannot be viewed then
+    flat = whole.as_strided((whole.numel(),), (1,))
+    return torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
 
 
 def _bytes(flat: Tensor) -> npt.NDArray[np.unsignedinteger]:

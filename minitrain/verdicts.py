@@ -12,7 +12,7 @@ VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 # equal bits: of the ranks with each other, of the run with its replay
 BITS = ("replay", "replay_gradients", "replay_parameters", "replay_losses")
 # code that shares nothing with the run: data and step always, of the others one
-WITNESS_DATA = ("witness_data", "witness_hashes", "witness_step")
+WITNESS_DATA = ("witness_data", "witness_hashes", "witness_step", "witness_mean")
 WITNESS_GRADIENTS = {
     "witness_gradients": "of its steps",
     "witness_probe": "in eval mode",

@@ -176,3 +176,33 @@ def test_parts_have_the_samples_of_the_whole() -> None:
     assert trial.cut([0], 1).parts(6)[0].digests == (
         trial.cut([0], 1).parts(0)[0].digests
     )
+
+
+def test_commonest_loss_of_all() -> None:
+    """It views logits and labels, which a strided cut of a batch would refuse."""
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        x, y = batch
+        return nn.functional.cross_entropy(model(x).view(-1, 5), y.view(-1))
+
+    batches = [(torch.randint(7, (8, 3)), torch.randint(5, (8, 3))) for _ in range(3)]
+    ladder = check_data_parallel(lambda: nn.Embedding(7, 5), batches, loss=loss)
+    assert ladder.verdict == "proven"
+
+
+def test_column_of_a_table() -> None:
+    """Each of its rows is one element with a stride that is not 1."""
+    table = torch.randn(8, 4)
+    batches = [(table[:, :3], table[:, 3:]) for _ in range(3)]
+    assert check_data_parallel(line, batches, loss=squares).verdict == "proven"
+
+
+def test_one_element_with_any_stride() -> None:
+    from minitrain.hashes import sha256_tensor
+    from minitrain.ulp import distance
+    from minitrain.witness.hashes import sha256
+
+    one = torch.arange(5.0)[::5]
+    assert one.stride() == (5,)
+    assert sha256_tensor(one) == sha256_tensor(torch.zeros(1)) == sha256(one)
+    assert distance({"w": one}, {"w": torch.ones(1)}).max_abs_diff == 1.0

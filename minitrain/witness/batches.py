@@ -19,6 +19,11 @@ def part_of(batch: Any, index: int, count: int) -> Any:
     return mapped(batch, lambda tensor: tensor[index::count].contiguous())
 
 
+def chosen(batch: Any, rows: list[int]) -> Any:
+    """Those samples of a batch, in that order."""
+    return mapped(batch, lambda tensor: tensor[rows].contiguous())
+
+
 def doubled(batch: Any) -> Any:
     """A batch with its real numbers in float64."""
     return mapped(batch, lambda t: t.double() if t.is_floating_point() else t)
@@ -30,10 +35,15 @@ def names_of(batch: Any) -> list[str]:
     for rows in zip(*tensors_of(batch), strict=True):
         digest = hashlib.sha256()
         for row in rows:
-            flat = row.detach().contiguous().reshape(-1).view(torch.uint8)
-            digest.update(flat.numpy().tobytes())
+            digest.update(bytes_of(row))
         names.append(digest.hexdigest()[:16])
     return names
+
+
+def bytes_of(tensor: Tensor) -> bytes:
+    """Of all elements, row after row."""
+    dense = torch.empty(tensor.numel(), dtype=tensor.dtype)
+    return bytes(dense.copy_(tensor.detach().reshape(-1)).view(torch.uint8).numpy())
 
 
 def tensors_of(batch: Any) -> list[Tensor]:
@@ -55,5 +65,7 @@ def mapped(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(batch, Mapping):
         return {key: mapped(value, change) for key, value in batch.items()}
     if isinstance(batch, list | tuple):
-        return type(batch)([mapped(value, change) for value in batch])
+        changed = [mapped(value, change) for value in batch]
+        named = hasattr(batch, "_fields")
+        return type(batch)(*changed) if named else type(batch)(changed)
     return batch

@@ -8,7 +8,9 @@ SHA-256 of the row of ids and the row of labels that a model must be given.
 import hashlib
 import importlib
 import importlib.util
+import itertools
 import json
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,7 +22,14 @@ import torch
 from ruamel.yaml import YAML
 from torch import Tensor, nn
 
-from minitrain.witness.record import Record, Rung, Task, rung
+from minitrain.witness.record import (
+    Record,
+    Rung,
+    Task,
+    fed_names,
+    fed_targets,
+    rung,
+)
 
 BOUNDARY, PADDING, VOCABULARY = b"\xff", -100, 256
 Batch = dict[str, Tensor]
@@ -44,7 +53,7 @@ class Corpus:
         """Every sample, in order."""
         split = self.params["shard"]["long_samples"] == "split"
         with open(self.path, encoding="utf-8") as lines:
-            for line in lines:
+            for line in filter(str.strip, lines):
                 rest = BOUNDARY + json.loads(line)["text"].encode() + BOUNDARY
                 yield rest[: self.block]
                 while split and len(rest) > self.block:
@@ -74,7 +83,7 @@ class Corpus:
         fed: dict[int, list[int]] = {step: [] for step in record.steps()}
         for row in record.kind("fed"):
             if row["step"] in fed:
-                fed[row["step"]] += [int(name, 16) for name in row["samples"]]
+                fed[row["step"]] += [int(name, 16) for name in fed_names(row)]
         wanted = {name for names in fed.values() for name in names}
         pairs = zip(self.names.tolist(), self.samples(), strict=True)
         found = {name: sample for name, sample in pairs if name in wanted}
@@ -109,34 +118,48 @@ class Corpus:
             return rung("breach", "not every rank says what it read at every step")
         # how often a content is in the corpus, for each rank, less what was read
         left = np.zeros((task.world_size, len(self.known)), np.int64)
-        orders: list[list[str]] = [[], []]
+        owner = np.arange(count) % task.world_size
+        epochs: list[list[str]] = []
         for step in range(task.num_steps):
             if step % per_epoch == 0:
                 left[:] = 0
-                owner = np.arange(count) % task.world_size
                 np.add.at(left, (owner, self.place), 1)
-                orders = [orders[1], []]
+                epochs.append([])
             rows = [fed[step, rank] for rank in range(task.world_size)]
-            wrong = self.step_is_wrong(rows, left)
-            total = sum(len(row["samples"]) for row in rows)
+            everyone = sorted(name for row in rows for name in fed_names(row))
+            epochs[-1].append(" ".join(everyone))
             last = step % per_epoch == per_epoch - 1
-            if not wrong and total != ((count - 1) % size + 1 if last else size):
-                wrong = f"a batch of {total} samples"
-            orders[1].append(
-                " ".join(sorted(n for row in rows for n in row["samples"]))
-            )
+            wrong = self.step_is_wrong(rows, left)
+            if not wrong and len(everyone) != (
+                (count - 1) % size + 1 if last else size
+            ):
+                wrong = f"a batch of {len(everyone)} samples"
             if not wrong and last and left.any():
                 wrong = "the epoch left samples out"
-            if not wrong and last and per_epoch > 1 and orders[0] == orders[1]:
-                wrong = "the order of the epoch before"
             if wrong:
                 return rung("breach", f"step {step}: {wrong}")
+        if self.comes_again(epochs, size):
+            return rung("breach", "an epoch has the order of one before it")
         return rung("equal", f"{task.num_steps} batches")
+
+    def comes_again(self, epochs: list[list[str]], size: int) -> bool:
+        """Whether the last epoch begins as another did, where that is no chance: of
+        less than 2^-64, and not of a corpus that says the same again and again.
+        """
+        *before, latest = epochs
+        if 2 * len(self.known) < len(self.names):
+            return False
+        total = len(before[0]) if before else 0
+        orders = math.lgamma(total + 1) - math.lgamma(total - len(latest) + 1)
+        if orders * min(size, len(self.names)) < 64 * math.log(2):
+            return False
+        pairs = itertools.combinations(epochs, 2)
+        return any(one[: len(other)] == other for one, other in pairs)
 
     def step_is_wrong(self, rows: list[Mapping[str, Any]], left: Any) -> str:
         """What is wrong with what the ranks read, if so; it is taken from ``left``."""
         for row in rows:
-            names = np.array([int(name, 16) for name in row["samples"]], np.uint64)
+            names = np.array([int(name, 16) for name in fed_names(row)], np.uint64)
             where = np.searchsorted(self.known, names).clip(max=len(self.known) - 1)
             rank = f"rank {row['rank']}"
             if (self.known[where] != names).any():
@@ -144,8 +167,8 @@ class Corpus:
             np.subtract.at(left[row["rank"]], where, 1)
             if (left[row["rank"]][where] < 0).any():
                 return f"{rank} read a sample again, or one that is not its own"
-            if self.targets[self.first[where]].sum() != row["targets"]:
-                return f"{rank} counts {row['targets']} targets"
+            if self.targets[self.first[where]].sum() != fed_targets(row):
+                return f"{rank} counts {fed_targets(row)} targets"
         return ""
 
 

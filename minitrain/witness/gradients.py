@@ -1,4 +1,4 @@
-"""The loss of a whole batch and the gradient of the mean over all its targets.
+"""The run's losses and gradients against those of the mean over a whole batch.
 
 What rounding may do is measured and not guessed: the same gradient in the run's own
 precision, from states one unit in the last place away and with the batch cut otherwise,
@@ -6,262 +6,266 @@ is so far from float64 in each tensor. ``FACTOR`` times that is allowed, and a w
 gradient is off by thousands.
 """
 
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from minitrain.witness.batches import cuts, doubled
-from minitrain.witness.record import Record, Rung, Task, Tensors, Worst, rung
+from minitrain.witness.batches import cuts
+from minitrain.witness.passes import (
+    SIXTEEN_BITS,
+    BatchOf,
+    Computer,
+    Groups,
+    GroupsOf,
+    Pass,
+    size,
+)
+from minitrain.witness.record import Record, Rung, Task, Worst, rung
 
 FACTOR = 16
 NUM_PASSES = 3
-SIXTEEN_BITS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # what is no mean, or no function of its samples, is farther from one; a model that
 # computes partly in float32 comes as near as 2e-7
 CLOSE = {torch.float64: 1e-6, torch.float32: 1e-3}
-BatchOf = Callable[[int], Any]
-
-
-@dataclass(frozen=True)
-class Pass:
-    """A loss and its gradient; or how far rounding carries them, per tensor."""
-
-    loss: float
-    gradients: Tensors
-
-    def of(self, name: str, like: Tensor) -> Tensor:
-        """A gradient; that of a parameter which was not used is zero."""
-        return self.gradients.get(name, torch.zeros_like(like))
-
-    def largest(self) -> float:
-        """The largest element of all gradients."""
-        return max((size(g) for g in self.gradients.values()), default=0.0)
-
-    def far_from(self, other: "Pass") -> float:
-        """The largest difference, relative to the largest gradient."""
-        named = other.gradients.items()
-        apart = max((size(self.of(n, g) - g) for n, g in named), default=0.0)
-        loss = abs(self.loss - other.loss) / (abs(other.loss) + 1e-300)
-        return max(loss, apart / (other.largest() + 1e-300))
-
-    def flat(self) -> Tensor:
-        """All gradients, one after the other."""
-        return torch.cat([g.flatten() for g in self.gradients.values()])
-
-
-def size(tensor: Tensor) -> float:
-    """The largest absolute value."""
-    return float(tensor.abs().max()) if tensor.numel() else 0.0
+# more noise than this share of the gradient judges nothing
+NOISE = 0.5
+# of the largest gradient, where numbers have 16 bits: of a true zero something is left
+SIXTEEN_BIT_FLOOR = 1e-4
+# where training draws random numbers: so many draws, so many standard deviations
+NUM_DRAWS, DEVIATIONS = 16, 8
+State = Mapping[str, Tensor]
 
 
 class Judge:
-    """Computes losses and gradients, and what rounding does to them."""
+    """Holds what a run recorded against what it should have computed."""
 
-    def __init__(self, task: Task) -> None:
-        self.task, self.own, self.fine = task, task.build(), task.build()
-        self.modes = [module.training for module in self.own.modules()]
-        self.type = torch.float64
+    def __init__(
+        self, task: Task, record: Record, batch_of: BatchOf, groups_of: GroupsOf
+    ) -> None:
+        self.task, self.record = task, record
+        self.batch_of, self.groups_of = batch_of, groups_of
+        self.computer = Computer(task)
+        self.steps = record.steps()
 
-    def probe(self, record: Record, batch_of: BatchOf) -> dict[str, Rung]:
+    def losses_only(self) -> dict[str, Rung]:
+        """Where gradients are approximations by design: the losses of the steps."""
+        return {"witness_loss": self.training()["witness_loss"]}
+
+    def probe(self) -> dict[str, Rung]:
         """In eval mode, where the loss of a sample depends on no random number and on
         no other sample: a batch is the mean of its parts, and the run's gradient its.
         """
-        rows = {row["name"]: row for row in record.kind("probe")}
-        last = record.steps()[-1]
-        batch, state = batch_of(last), record.state
+        rows = {row["name"]: row for row in self.record.kind("probe")}
+        last, state = self.steps[-1], self.record.state
         try:
-            whole = self.exact(state, [batch], evaluate=True)
+            whole = self.computer.exact(state, [[self.batch_of(last)]], evaluate=True)
         except Exception as error:
             why = f"in eval mode {type(error).__name__}: {str(error)[:100]}"
-            return {"witness_probe": rung("not run", why)}
-        wanted = {
-            "probe",
-            *(["rounded"] if self.task.precision in SIXTEEN_BITS else []),
-        }
-        if rows.keys() != wanted or {row["step"] for row in rows.values()} != {last}:
+            mean = self.mean_rung(self.record.of(0, "before"), evaluate=False)
+            return {"witness_mean": mean, "witness_probe": rung("not run", why)}
+        rounded = {"rounded"} if self.task.precision in SIXTEEN_BITS else set()
+        if rows.keys() != {"probe"} | rounded or any(
+            row["step"] != last or not self.record.of(name, "gradients")
+            for name, row in rows.items()
+        ):
             return {"witness_probe": rung("breach", "no probe was recorded")}
-        mean = self.mean_rung(state, batch, whole)
-        found = {"witness_mean": mean}
+        found = {"witness_mean": self.mean_rung(state, evaluate=True)}
         for name, row in rows.items():
             key = "witness_precision" if name == "rounded" else "witness_probe"
-            bits = self.task.precision if name == "rounded" else "float32"
-            claim = Pass(row["loss"], record.of(name, "gradients"))
-            if mean["verdict"] != "within tolerance":
+            claim = Pass(row["loss"], self.record.of(name, "gradients"))
+            if found["witness_mean"]["verdict"] == "breach":
                 found[key] = rung("not run", "see witness_mean")
             else:
-                found[key] = self.probed(name, claim, batch, whole, bits, state)
+                bits = self.task.precision if name == "rounded" else "float32"
+                found[key] = self.probed(f"the {name}", claim, whole, bits)
         return found
 
-    def probed(
-        self,
-        name: str,
-        claim: Pass,
-        batch: Any,
-        whole: Pass,
-        bits: str,
-        state: Mapping[str, Tensor],
-    ) -> Rung:
+    def probed(self, where: str, claim: Pass, whole: Pass, bits: str) -> Rung:
         """One probe of the run against the right loss and gradient."""
-        noise = self.rounding(state, batch, whole, bits, evaluate=True)
-        if name == "rounded" and claim.far_from(whole) < noise_share(noise, whole) / 99:
-            return rung("breach", f"this is finer than {bits} can be")
+        last, state = self.steps[-1], self.record.state
+        if self.draws(state, last, evaluate=True):
+            return rung(
+                "not run", "in eval mode too the loss depends on random numbers"
+            )
         worst = Worst()
-        self.compare(worst, worst, claim, whole, noise, f"the {name}")
-        return worst.rung()
+        shares = self.computer.exact(state, self.groups_of(last), evaluate=True)
+        alone = shares.far_from(whole) <= CLOSE[self.computer.type]
+        right, both = whole if alone else shares, (worst, worst)
+        why = self.compare(where, claim, right, state, last, bits, alone, both)
+        return rung(*why) if why else worst.rung()
 
-    def training(self, record: Record, batch_of: BatchOf) -> dict[str, Rung]:
-        """The sampled steps themselves, where also in training the loss of a sample
-        depends on nothing else.
+    def training(self) -> dict[str, Rung]:
+        """The sampled steps themselves. Where the loss of a sample depends on nothing
+        else, against the whole batch; where it depends on its part of the batch (batch
+        norm), against the parts; where on random numbers, only how far those carry it.
         """
-        losses, gradients = Worst(), Worst()
-        bits = self.task.precision
-        for step in record.steps():
-            batch, state = batch_of(step), record.of(step, "before")
-            whole = self.exact(state, [batch], evaluate=False, seed=1)
-            if step == 0:
-                parts = self.exact(state, cuts(batch, 2), evaluate=False, seed=2)
-                if parts.far_from(whole) > CLOSE[self.type]:
-                    why = "in training a sample's loss depends on more than the sample"
-                    names = ("witness_gradients", "witness_loss")
-                    return {name: rung("not run", why) for name in names}
-            noise = self.rounding(state, batch, whole, bits, evaluate=False)
-            claim = Pass(record.losses[step], record.of(step, "gradients"))
-            self.compare(losses, gradients, claim, whole, noise, f"step {step}")
+        names = ("witness_gradients", "witness_loss")
+        start = self.record.of(0, "before")
+        if self.draws(start, 0, evaluate=False):
+            random = "in training the loss depends on random numbers"
+            spread = {"witness_spread": self.spread_rung()}
+            return {name: rung("not run", random) for name in names} | spread
+        right = self.computer.exact(start, [[self.batch_of(0)]], evaluate=False)
+        shares = self.computer.exact(start, self.groups_of(0), evaluate=False)
+        alone = shares.far_from(right) <= CLOSE[self.computer.type]
+        found = (Worst(), Worst())
+        for step in self.steps:
+            claim = Pass(self.record.losses[step], self.record.of(step, "gradients"))
+            if self.task.precision == "fp16" and not claim.is_finite():
+                # the scaler leaves such a step out, as step_rung has seen
+                continue
+            state, bits = self.record.of(step, "before"), self.task.precision
+            groups = [[self.batch_of(step)]] if alone else self.groups_of(step)
+            right = self.computer.exact(state, groups, evaluate=False)
+            where = f"step {step}"
+            why = self.compare(where, claim, right, state, step, bits, alone, found)
+            if why:
+                return {name: rung(*why) for name in names}
+        losses, gradients = found
         return {"witness_gradients": gradients.rung(), "witness_loss": losses.rung()}
 
-    def mean_rung(self, state: Mapping[str, Tensor], batch: Any, whole: Pass) -> Rung:
+    def draws(self, state: State, step: int, evaluate: bool) -> bool:
+        """Whether loss or gradient depend on random numbers."""
+        bits, groups = self.task.precision, self.groups_of(step)
+        one, other = (
+            self.computer.own_precision(state, groups, bits, evaluate, seed)
+            for seed in (1, 2)
+        )
+        return one.far_from(other) > 0
+
+    def mean_rung(self, state: State, evaluate: bool) -> Rung:
         """A batch's loss and gradient are the mean of its halves', by their targets."""
+        step = max(self.steps, key=lambda one: len(cuts(self.batch_of(one), 2)))
+        batch, close = self.batch_of(step), CLOSE[self.computer.type]
         halves = cuts(batch, 2)
-        together = self.exact(state, halves, evaluate=True)
-        apart = together.far_from(whole)
-        if apart <= CLOSE[self.type]:
+        if len(halves) < 2:
+            return rung("not run", "no batch has two samples")
+        each = [self.computer.exact(state, [[half]], evaluate) for half in halves]
+        whole = self.computer.exact(state, [[batch]], evaluate)
+        if not all(one.is_finite() for one in (whole, *each)):
+            return rung("breach", "the loss or its gradient is not finite")
+        counts = torch.tensor([float(self.task.count(half)) for half in halves])
+        shares = (counts / counts.sum()).double()
+        matrix = torch.stack([half.flat(whole) for half in each], 1)
+        wanted, losses = whole.flat(whole), [half.loss for half in each]
+        together = Pass(
+            float(torch.tensor(losses, dtype=torch.float64) @ shares),
+            {"all": matrix @ shares},
+        )
+        apart = together.far_from(Pass(whole.loss, {"all": wanted}))
+        if apart <= close:
             return rung("within tolerance", "a batch is the mean of its halves", apart)
-        each = [self.exact(state, [half], evaluate=True) for half in halves]
-        matrix, wanted = torch.stack([half.flat() for half in each], 1), whole.flat()
-        fit = torch.linalg.lstsq(matrix, wanted[:, None]).solution
-        rest = (matrix @ fit)[:, 0] - wanted
-        if float(rest.norm() / wanted.norm()) > CLOSE[self.type]:
-            why = "in eval mode too a sample's loss depends on more than the sample"
+        fit = torch.linalg.lstsq(matrix, wanted[:, None]).solution[:, 0]
+        rest = float((matrix @ fit - wanted).norm() / (wanted.norm() + 1e-300))
+        if rest > close or float((fit - shares).abs().max()) <= close:
+            mode = "in eval mode too" if evaluate else "in training"
+            why = f"{mode} a sample's loss depends on more than the sample"
             return rung("not run", why, apart)
-        counts = [self.task.count(half) for half in halves]
-        said = " and ".join(f"{count / sum(counts):.4g}" for count in counts)
-        has = " and ".join(f"{float(share):.4g}" for share in fit)
+        has, said = (" and ".join(f"{x:.4g}" for x in w) for w in (fit, shares))
         why = f"halves of a batch have the weights {has}, by their targets {said}"
         return rung("breach", f"the loss is no mean over the targets: {why}", apart)
 
-    def exact(
-        self,
-        state: Mapping[str, Tensor],
-        parts: list[Any],
-        evaluate: bool,
-        seed: int = 0,
-    ) -> Pass:
-        """In float64; in the model's own type where it cannot compute in that."""
-        if self.type == torch.float64:
-            kept = torch.get_default_dtype()
-            torch.set_default_dtype(torch.float64)
-            try:
-                fine = [doubled(part) for part in parts]
-                return self.gradient(self.fine.double(), state, fine, evaluate, seed)
-            except RuntimeError:
-                self.type, self.fine = torch.float32, self.own
-            finally:
-                torch.set_default_dtype(kept)
-        return self.gradient(self.fine, state, parts, evaluate, seed)
+    def spread_rung(self) -> Rung:
+        """Where training draws random numbers: the loss, and the gradient along its
+        mean over many draws, within what draws do to them. This refutes and proves not.
+        """
+        worst = Worst()
+        for step in sorted({self.steps[0], self.steps[-1]}):
+            state, groups = self.record.of(step, "before"), self.groups_of(step)
+            bits = self.task.precision
+            draws = [
+                self.computer.own_precision(state, groups, bits, False, seed)
+                for seed in range(NUM_DRAWS)
+            ]
+            claim = Pass(self.record.losses[step], self.record.of(step, "gradients"))
+            if bits == "fp16" and not claim.is_finite():
+                continue
+            flat = torch.stack([draw.flat(draws[0]) for draw in draws])
+            along = flat.mean(0)
+            projected = flat @ along
+            found = torch.dot(claim.flat(draws[0]).double(), along)
+            losses = torch.tensor([draw.loss for draw in draws], dtype=torch.float64)
+            loss = torch.tensor(claim.loss, dtype=torch.float64)
+            for what, values, said in (
+                ("loss", losses, loss),
+                ("gradient along its mean", projected, found),
+            ):
+                allowed = DEVIATIONS * float(values.std()) + 1e-3 * size(values)
+                worst.add(said, values.mean(), allowed, f"step {step}: {what}")
+        return worst.rung()
 
     def rounding(
         self,
-        state: Mapping[str, Tensor],
-        batch: Any,
-        whole: Pass,
+        state: State,
+        step: int,
+        right: Pass,
         bits: str,
         evaluate: bool,
+        alone: bool,
     ) -> Pass:
-        """How far from ``whole`` the run's own precision is, one unit away."""
-        loss, far = 0.0, dict.fromkeys(whole.gradients, 0.0)
-        dtype = SIXTEEN_BITS.get(bits)
+        """How far from ``right`` the run's own precision is, one unit away."""
+        loss, far = 0.0, dict.fromkeys(right.gradients, 0.0)
         for seed in range(NUM_PASSES):
-            parts = cuts(batch, (1, 2, self.task.world_size)[seed % 3])
-            with torch.autocast("cpu", dtype) if dtype else nullcontext():
-                start = nudged(state, seed)
-                one = self.gradient(self.own, start, parts, evaluate, seed)
-            loss = max(loss, abs(one.loss - whole.loss))
-            for name, wanted in whole.gradients.items():
+            groups: Groups = self.groups_of(step)
+            if alone:
+                number = (1, 2, self.task.world_size)[seed % 3]
+                groups = [[part] for part in cuts(self.batch_of(step), number)]
+            start = self.computer.nudged(state, seed)
+            one = self.computer.own_precision(start, groups, bits, evaluate)
+            loss = max(loss, abs(one.loss - right.loss))
+            for name, wanted in right.gradients.items():
                 far[name] = max(far[name], size(one.of(name, wanted) - wanted))
         return Pass(loss, {name: torch.tensor(apart) for name, apart in far.items()})
 
     def compare(
         self,
-        losses: Worst,
-        gradients: Worst,
-        claim: Pass,
-        whole: Pass,
-        noise: Pass,
         where: str,
-    ) -> None:
-        """Hold a recorded loss and gradient against the right ones."""
-        unit = max(torch.finfo(g.dtype).eps for g in claim.gradients.values())
-        allowed = FACTOR * (noise.loss + unit * abs(whole.loss))
-        said, right = torch.tensor([claim.loss, whole.loss], dtype=torch.float64)
-        losses.add(said, right, allowed, f"{where}: loss {claim.loss:.6g}")
-        for name, one in {**claim.gradients, **whole.gradients}.items():
-            wanted, found = whole.of(name, one), claim.of(name, one)
-            carried = float(noise.of(name, torch.zeros(())))
-            allowed = FACTOR * (carried + unit * size(wanted))
-            if self.task.wire is not None:
-                # each rank's share is rounded, then the sum at each hop
-                wire, times = torch.finfo(self.task.wire), 2 * self.task.world_size
-                allowed += times * (wire.eps * size(wanted) + wire.smallest_normal)
-            gradients.add(found, wanted, allowed, f"{where}: gradient of {name}")
+        claim: Pass,
+        right: Pass,
+        state: State,
+        step: int,
+        bits: str,
+        alone: bool,
+        found: tuple[Worst, Worst],
+    ) -> tuple[str, str] | None:
+        """Hold a recorded loss and gradient against the right ones; or a verdict with
+        its reason, where nothing can be compared.
+        """
+        if not right.is_finite():
+            return "breach", f"{where}: the loss or its gradient is not finite"
+        evaluate = not where.startswith("step")
+        try:
+            noise = self.rounding(state, step, right, bits, evaluate, alone)
+        except RuntimeError as error:
+            return "not run", f"in {bits} {str(error)[:100]}"
+        share = noise.largest() / (right.largest() + 1e-300)
+        if not FACTOR * share <= NOISE:
+            return "not run", f"{where}: rounding is as large as the gradient"
+        if bits in SIXTEEN_BITS and claim.far_from(right) < share / 99:
+            return "breach", f"{where} is finer than {bits} can be"
+        losses, gradients = found
+        said, wanted = torch.tensor([claim.loss, right.loss], dtype=torch.float64)
+        allowed = FACTOR * (noise.loss + self.computer.loss_unit * abs(right.loss))
+        losses.add(said, wanted, allowed, f"{where}: loss {claim.loss:.6g}")
+        for name, one in {**claim.gradients, **right.gradients}.items():
+            allowed = self.allowed(claim.of(name, one), right, noise, bits, name)
+            label = f"{where}: gradient of {name}"
+            gradients.add(claim.of(name, one), right.of(name, one), allowed, label)
+        return None
 
-    def gradient(
-        self,
-        model: nn.Module,
-        state: Mapping[str, Tensor],
-        parts: list[Any],
-        evaluate: bool,
-        seed: int,
-    ) -> Pass:
-        """Of the mean over the targets of all parts, naively."""
-        torch.manual_seed(seed)
-        model.load_state_dict(state)
-        for module, mode in zip(model.modules(), self.modes, strict=True):
-            module.training = mode and not evaluate
-        counts = [self.task.count(part) for part in parts]
-        total = 0.0
-        found: Tensors = {}
-        for part, count in zip(parts, counts, strict=True):
-            if not count:
-                continue
-            model.zero_grad()
-            loss = self.task.loss(model, part) * (count / sum(counts))
-            loss.backward()
-            total += loss.item()
-            for name, parameter in model.named_parameters():
-                if parameter.grad is not None:
-                    own = parameter.grad.double()
-                    found[name] = found[name] + own if name in found else own.clone()
-        return Pass(total, found)
-
-
-def noise_share(noise: Pass, whole: Pass) -> float:
-    """The largest rounding of all, relative to the largest gradient."""
-    return noise.largest() / (whole.largest() + 1e-300)
-
-
-def nudged(state: Mapping[str, Tensor], seed: int) -> Tensors:
-    """A state with every number one unit in the last place up or down; 0: as it is."""
-    if seed == 0:
-        return dict(state)
-    chance = torch.Generator().manual_seed(seed)
-    moved = dict(state)
-    for name, tensor in state.items():
-        if tensor.is_floating_point():
-            sign = torch.randint(0, 2, tensor.shape, generator=chance) * 2.0 - 1
-            unit = torch.finfo(tensor.dtype).eps
-            moved[name] = (tensor.double() * (1 + unit * sign)).to(tensor.dtype)
-    return moved
+    def allowed(
+        self, said: Tensor, right: Pass, noise: Pass, bits: str, name: str
+    ) -> float:
+        """How far a tensor's gradient may be off."""
+        largest = size(right.of(name, said))
+        unit = torch.finfo(said.dtype).eps
+        carried = float(noise.of(name, torch.zeros(())))
+        allowed = FACTOR * (carried + unit * largest)
+        if bits in SIXTEEN_BITS:
+            allowed += SIXTEEN_BIT_FLOOR * right.largest()
+        if self.task.wire is not None:
+            # each rank's share is rounded, then the sum at each hop
+            wire, times = torch.finfo(self.task.wire), 2 * self.task.world_size
+            allowed += times * wire.eps * (largest + wire.smallest_normal)
+        return allowed

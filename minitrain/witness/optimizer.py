@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from minitrain.witness.record import Record, Rung, Task, Tensors, Worst
+from minitrain.witness.record import Record, Rung, Task, Tensors, Worst, rung
 
 # torch's defaults (torch.optim.AdamW)
 BETA1, BETA2, EPSILON, WEIGHT_DECAY = 0.9, 0.999, 1e-8, 1e-2
@@ -20,6 +20,13 @@ def step_rung(task: Task, record: Record) -> Rung:
         before, moments = record.of(step, "before"), record.of(step, "moments")
         gradients = record.of(step, "gradients")
         finite = all(bool(g.isfinite().all()) for g in gradients.values())
+        counts = [float(t) for key, t in moments.items() if key.endswith("/step")]
+        # of a scaler nobody knows how many steps it has left out
+        if task.optimizer == "adamw" and task.precision != "fp16":
+            if max(counts, default=0.0) != step:
+                why = f"the optimizer has taken {max(counts, default=0.0):.0f} steps"
+                return rung("breach", f"step {step}: {why}")
+            add_moments(worst, record, step)
         for name, after in record.of(step, "after").items():
             wanted, terms = before[name].double(), torch.zeros(())
             # a scaler leaves out a step that has overflowed
@@ -29,6 +36,25 @@ def step_rung(task: Task, record: Record) -> Rung:
             allowed = unit * (2 * before[name].double().abs() + 8 * terms)
             worst.add(after, wanted, allowed, f"step {step}, tensor {name}")
     return worst.rung()
+
+
+def add_moments(worst: Worst, record: Record, step: int) -> None:
+    """Where the next step is sampled too: its moments are those that this one left."""
+    gradients, moments = record.of(step, "gradients"), record.of(step, "moments")
+    later = record.of(step + 1, "moments")
+    for name, gradient in gradients.items() if later else ():
+        g, zero = gradient.double(), torch.zeros(())
+        for key, beta, new in (("exp_avg", BETA1, g), ("exp_avg_sq", BETA2, g * g)):
+            if f"{name}/{key}" not in later:
+                continue
+            found = later[f"{name}/{key}"]
+            old = moments.get(f"{name}/{key}", zero).double()
+            unit = torch.finfo(found.dtype)
+            terms = beta * old.abs() + (1 - beta) * new.abs()
+            allowed = 4 * unit.eps * (terms + unit.smallest_normal)
+            wanted = beta * old + (1 - beta) * new
+            where = f"{key} after step {step}, tensor {name}"
+            worst.add(found, wanted, allowed, where)
 
 
 def next_value(
