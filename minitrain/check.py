@@ -105,8 +105,7 @@ def check_data_parallel(
     promises. ``steps`` is one for each batch unless told otherwise.
 
     Returns the ladder. Raises EvidenceError with the ladder and the first difference
-    unless its verdict is one that you ``accept``, UserError for arguments that cannot
-    be.
+    unless you ``accept`` its verdict, UserError for arguments that cannot be.
     """
     trial = Trial(
         factory=factory,

@@ -63,10 +63,8 @@ def read_results() -> Results:
     params = load_params(PARAMS)
     runs = params.runs()
     rounds = BASELINE / "rounds.csv"
-    equivalence, timing = (
-        only_runs(read_json(path), list(runs), str(path))
-        for path in (METRICS / "equivalence.json", METRICS / "timing.json")
-    )
+    both = (METRICS / f"{name}.json" for name in ("equivalence", "timing"))
+    equivalence, timing = (only_runs(read_json(p), list(runs), str(p)) for p in both)
     return Results(
         seed=params.train.seed,
         params_sha256=sha256_file(PARAMS),

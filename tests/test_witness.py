@@ -166,8 +166,57 @@ def probe_loss(record: dict[str, Any]) -> None:
     rows_of(record, "probe")[0]["loss"] *= 1.0001
 
 
+def targets_counted_twice(record: dict[str, Any]) -> None:
+    rows_of(record, "fed")[2]["parts"][0]["targets"] *= 2
+
+
+def a_parameter_is_left_out(record: dict[str, Any]) -> None:
+    for key in [k for k in record["tensors"] if k.endswith("/after/hidden.bias")]:
+        del record["tensors"][key]
+    for row in rows_of(record, "tensors"):
+        del row["parameters"]["hidden.bias"]
+
+
+def step_starts_elsewhere(record: dict[str, Any]) -> None:
+    key = "1/before/hidden.bias"
+    record["tensors"][key] = 0.9 * record["tensors"][key]
+
+
+def optimizer_made_anew(record: dict[str, Any]) -> None:
+    for key in [k for k in record["tensors"] if k.startswith("5/moments/")]:
+        del record["tensors"][key]
+
+
+def moments_not_kept(record: dict[str, Any]) -> None:
+    for key in [k for k in record["tensors"] if k.endswith("/exp_avg")]:
+        record["tensors"][key] = torch.zeros_like(record["tensors"][key])
+
+
+def rank_has_other_hashes(record: dict[str, Any]) -> None:
+    row = next(
+        r for r in rows_of(record, "tensors") if (r["step"], r["rank"]) == (2, 1)
+    )
+    row["gradients"]["hidden.bias"] = "0" * 64
+
+
+def row_that_is_there_twice(record: dict[str, Any]) -> None:
+    record["rows"].append(rows_of(record, "tensors")[0])
+
+
+def loss_is_nan(record: dict[str, Any]) -> None:
+    record["losses"][3] = float("nan")
+
+
 FAULTS = {
     swap_ranks: "witness_data",
+    targets_counted_twice: "witness_data",
+    a_parameter_is_left_out: "witness_hashes",
+    step_starts_elsewhere: "witness_hashes",
+    optimizer_made_anew: "witness_step",
+    moments_not_kept: "witness_step",
+    rank_has_other_hashes: "witness_hashes",
+    row_that_is_there_twice: "witness_hashes",
+    loss_is_nan: "witness_hashes",
     a_sample_twice: "witness_data",
     rank_is_silent: "witness_data",
     step_not_recorded: "witness_hashes",
@@ -478,3 +527,64 @@ def test_accept_is_one_of_the_verdicts() -> None:
 
     with pytest.raises(UserError, match="must hold some of proven, replay only"):
         check_data_parallel(mlp, pairs(0), loss=squares, accept=["well"])
+
+
+def noisy_record(seed: int = 0) -> tuple[Trial, dict[str, Any]]:
+    trial = replace(make_trial(seed=seed), factory=lambda: Noisy("dropout"))
+    return trial, record_of(run_ranks(trial, 2, timeout_s=60))
+
+
+def test_training_with_dropout_is_not_left_alone() -> None:
+    """Nobody knows what was drawn; but how far draws carry a loss and a gradient."""
+    trial, record = noisy_record()
+    rungs = asked(trial, record)
+    assert rungs["witness_gradients"]["verdict"] == "not run"
+    assert rungs["witness_spread"]["verdict"] == "within tolerance"
+    for factor in (0.0, 2.0, -1.0):
+        spoilt = copy.deepcopy(record)
+        for key in [k for k in spoilt["tensors"] if k.startswith("0/gradients/")]:
+            rehashed(spoilt, key, factor * spoilt["tensors"][key])
+        assert "witness_spread" in breached(asked(trial, spoilt))
+    spoilt = copy.deepcopy(record)
+    spoilt["losses"] = [2 * loss for loss in spoilt["losses"]]
+    assert "witness_spread" in breached(asked(trial, spoilt))
+
+
+def test_batch_norm_is_compared_part_by_part() -> None:
+    trial = make_trial("batch_norm")
+    record = record_of(run_ranks(trial, 2, timeout_s=60))
+    rungs = asked(trial, record)
+    assert rungs["witness_gradients"]["verdict"] == "within tolerance"
+    for key in [k for k in record["tensors"] if k.startswith("0/gradients/")]:
+        rehashed(record, key, 1.01 * record["tensors"][key])
+    assert "witness_gradients" in breached(asked(trial, record))
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_sixteen_bits_that_were_not_computed_with(precision: str) -> None:
+    """The record of a run in float32 that says it was in 16 bits."""
+    trial = make_trial()
+    record = record_of(run_ranks(trial, 2, timeout_s=60))
+    probe = rows_of(record, "probe")[0]
+    record["rows"].append(probe | {"name": "rounded"})
+    for key in [k for k in record["tensors"] if k.startswith("probe/")]:
+        record["tensors"][key.replace("probe/", "rounded/")] = record["tensors"][key]
+    rungs = asked(trial, record, precision=precision)
+    finer = f"is finer than {precision} can be"
+    assert rungs["witness_precision"]["detail"] == f"the rounded {finer}"
+    assert rungs["witness_gradients"]["detail"] == f"step 0 {finer}"
+
+
+def test_steps_with_equal_targets_cannot_tell_a_mean_of_means() -> None:
+    trial = make_trial()
+    alike = [
+        {key: tensor[[0] * len(tensor)] for key, tensor in batch.items()}
+        if step in (0, 1, 5)
+        else batch
+        for step, batch in enumerate(trial.batches)
+    ]
+    trial = replace(trial, batches=alike)
+    record = record_of(run_ranks(trial, 2, timeout_s=60))
+    rungs = asked(trial, record)
+    assert rungs["witness_gradients"]["verdict"] == "not run"
+    assert "equal targets in every sampled step" in rungs["witness_gradients"]["detail"]
