@@ -322,6 +322,22 @@ def test_strategy_of_the_tutorial_is_the_one_that_is_tested() -> None:
     assert toy == f"```python\n{tested}```\n"
 
 
+def test_verdicts_of_the_strategies_page_are_those_of_its_code() -> None:
+    text = (ROOT / "docs" / "strategies.md").read_text().split("<!-- /toy -->")[1]
+    code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+    (expected,) = re.findall(r"```text\n(.*?)```", text, re.DOTALL)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        # where toy_strategy.py is
+        cwd=ROOT / "tests",
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout.endswith(f"\n{expected}"), done.stderr
+    assert "\nproven: " in done.stdout
+
+
 def test_every_strategy_is_documented() -> None:
     from minitrain.sync.strategies import STRATEGIES
 
