@@ -22,7 +22,9 @@ from ruamel.yaml import YAML
 
 import minitrain
 from minitrain.cli.explain import in_words
+from minitrain.report.glossary import RUNGS
 from minitrain.report.result import result_block
+from minitrain.verdicts import VERDICTS
 from minitrain.walk import walk
 from minitrain.zoo.bugs import BUGS, Bug
 
@@ -238,6 +240,14 @@ def test_reference_names_every_parameter_in_the_order_of_the_file() -> None:
 
 def test_reference_names_every_stage_in_the_order_of_the_pipeline() -> None:
     assert first_column("docs/reference.md", "Stages") == list(STAGES)
+
+
+def test_reference_names_every_verdict_and_every_rung() -> None:
+    named = first_column("docs/reference.md", "The equivalence ladder")
+    assert named[: len(VERDICTS)] == list(VERDICTS)
+    rungs = named[len(VERDICTS) :]
+    assert len(rungs) == len(set(rungs))
+    assert set(rungs) == RUNGS.keys()
 
 
 def test_reference_names_every_output() -> None:
