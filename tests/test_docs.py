@@ -22,7 +22,9 @@ from ruamel.yaml import YAML
 
 import minitrain
 from minitrain.cli.explain import in_words
+from minitrain.report.glossary import RUNGS
 from minitrain.report.result import result_block
+from minitrain.verdicts import VERDICTS
 from minitrain.walk import walk
 from minitrain.zoo.bugs import BUGS, Bug
 
@@ -240,6 +242,14 @@ def test_reference_names_every_stage_in_the_order_of_the_pipeline() -> None:
     assert first_column("docs/reference.md", "Stages") == list(STAGES)
 
 
+def test_reference_names_every_verdict_and_every_rung() -> None:
+    named = first_column("docs/reference.md", "The equivalence ladder")
+    assert named[: len(VERDICTS)] == list(VERDICTS)
+    rungs = named[len(VERDICTS) :]
+    assert len(rungs) == len(set(rungs))
+    assert set(rungs) == RUNGS.keys()
+
+
 def test_reference_names_every_output() -> None:
     paths = [p.rstrip("/") for p in first_column("docs/reference.md", "Files")]
     for out in outputs():
@@ -320,6 +330,22 @@ def test_strategy_of_the_tutorial_is_the_one_that_is_tested() -> None:
     toy = text.split("<!-- toy -->\n")[1].split("<!-- /toy -->")[0]
     tested = (ROOT / "tests" / "toy_strategy.py").read_text()
     assert toy == f"```python\n{tested}```\n"
+
+
+def test_verdicts_of_the_strategies_page_are_those_of_its_code() -> None:
+    text = (ROOT / "docs" / "strategies.md").read_text().split("<!-- /toy -->")[1]
+    code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+    (expected,) = re.findall(r"```text\n(.*?)```", text, re.DOTALL)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        # where toy_strategy.py is
+        cwd=ROOT / "tests",
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout.endswith(f"\n{expected}"), done.stderr
+    assert "\nproven: " in done.stdout
 
 
 def test_every_strategy_is_documented() -> None:

@@ -1,16 +1,25 @@
 """What was proven, in words."""
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from project import ROOT
 from report_inputs import ladder_of, results
 
+from minitrain.check import examine
+from minitrain.evidence import across_world_sizes
+from minitrain.params import load_params
+from minitrain.report.glossary import RUNGS
 from minitrain.report.ladder import (
     byte_equivalent,
     equivalence_sentences,
     rungs,
     verdict_in_words,
 )
+from minitrain.zoo.subjects import make_trial
+from stages.equivalence import RUNGS as ONE_PROCESS
 
 
 def changed(rung: str, **fields: Any) -> dict[str, Any]:
@@ -49,10 +58,12 @@ def test_rungs_leave_out_what_is_not_one() -> None:
 def test_sentences_count_the_verdicts() -> None:
     # gloo-2: 5 equal, 2 within tolerance; gloo-1: 4 equal, 3 without a peer; whether
     # anything was trained compares no bits
-    text = equivalence_sentences(results([1, 2]))
-    assert text.startswith("2 processes computed, to the last bit, what one process")
-    assert "of 14 comparisons, 9 equal to the last bit, 2 within" in text
-    assert "largest difference 3.1e-06" in text
+    why = "the bits are those of a replay, and a witness computed the gradients"
+    proven = {"verdict": "proven", "rests_on": why}
+    runs = {"gloo-1": ladder_of(1), "gloo-2": ladder_of(2) | proven}
+    text = equivalence_sentences(results([1, 2], equivalence=runs))
+    assert text.startswith(f"The verdict on gloo-2 is proven: {why}. No breach")
+    assert "of 14 comparisons, 9 equal to the last bit, 2 within their tol" in text
     skipped = "gloo-1 ranks, gloo-1 one_process_gradients, gloo-1 one_process"
     assert f"3 not run ({skipped})" in text
 
@@ -68,7 +79,18 @@ def test_no_claim_of_equal_bits_from_a_replay_within_tolerance() -> None:
     text = equivalence_sentences(
         results([2], equivalence={"gloo-2": changed("replay", **near)})
     )
-    assert text.startswith("No breach was found: of 7 comparisons, 4 equal")
+    assert "No breach was found: of 7 comparisons, 4 equal" in text
+
+
+@pytest.mark.parametrize("verdict", ["replay only", "undecided"])
+def test_what_is_not_proven_is_called_what_it_is(verdict: str) -> None:
+    """The rungs of the bits are equal, and say nothing of what nobody supports."""
+    why = "no witness supports it"
+    ladder = ladder_of(2) | {"verdict": verdict, "rests_on": why}
+    assert byte_equivalent(ladder) is True
+    text = equivalence_sentences(results([2], equivalence={"gloo-2": ladder}))
+    assert text.startswith(f"The verdict on gloo-2 is {verdict}: {why}. No breach")
+    assert "what one process" not in text
 
 
 def test_being_trained_is_passed_not_equal() -> None:
@@ -79,6 +101,19 @@ def test_being_trained_is_passed_not_equal() -> None:
     only = {"trained": ladder["trained"], "state_sha256": ["ab"] * 2}
     text = equivalence_sentences(results([2], equivalence={"gloo-2": only}))
     assert text == "Nothing was compared, so nothing is proven."
+
+
+def test_every_rung_has_a_phrase_and_every_phrase_a_rung(tmp_path: Path) -> None:
+    """Of the ladder in fp16 with DDP, which has all that any other has, and of what
+    only the stage asks.
+    """
+    trial = replace(make_trial(), precision="fp16")
+    climbed = set(examine(trial, 2, timeout_s=60).rungs)
+    params = load_params(ROOT / "params.yaml").with_train(sync="invariant")
+    beside = set(across_world_sizes("gloo-1", params, tmp_path))
+    assert climbed | beside | {*ONE_PROCESS} == RUNGS.keys()
+    phrases = list(RUNGS.values())
+    assert len(phrases) == len(set(phrases))
 
 
 def test_nothing_compared_is_nothing_proven() -> None:

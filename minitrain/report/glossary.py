@@ -3,16 +3,29 @@
 RUNGS = {
     "trained": "parameters after training, against before: they must differ",
     "reduced_once": "buckets of every step: each tensor is in one, and in one only",
+    "reference": "the order that the replay adds in, against a sum in float64",
+    "unwatched": "gradients of the first step, against DDP without the timing hook",
     "ranks": "final state of every rank, against rank 0",
+    "data": "samples of every batch, against the replay",
+    "precision": "the factor by which the loss is scaled, against the replay",
     "replay": "final state, against one process that takes the shards in turn",
     "replay_gradients": "gradients at the recorded steps, against the same replay",
-    "replay_buffers": "buffers at the recorded steps, against the same replay",
     "replay_parameters": "parameters at the recorded steps, against the same replay",
+    "replay_buffers": "buffers at the recorded steps, against the same replay",
+    "replay_losses": "the loss of every step, against the same replay",
+    "witness_data": "who computed which samples, against the text: by the witness",
+    "witness_hashes": "hashes that were recorded, against those of the tensors",
+    "witness_step": "parameters after sampled steps, against the witness's optimizer",
+    "witness_mean": "the loss of a batch, against its halves' by their targets",
+    "witness_probe": "gradients in eval mode at the end, against the witness's",
+    "witness_precision": "the same in 16 bits: as close as these are, and no closer",
+    "witness_gradients": "gradients of sampled steps, against the witness's",
+    "witness_loss": "losses of sampled steps, against the witness's",
     "one_process": "final state, against one process that takes the whole batch",
     "one_process_data": "samples of every batch, against the one-process run",
     "one_process_early": "state after the third step, against that one process",
     "one_process_gradients": "gradients of the first step, against that one process",
-    "data": "samples of every batch, against the replay",
+    "loss": "mean loss of the last quarter of the steps, against one process",
     "world_sizes": "final state, against that of the fewest processes",
 }
 
@@ -60,14 +73,27 @@ GLOSSARY = [
         "gradients in the order in which the ranks did.",
     ),
     (
+        "Witness",
+        "A small computation that shares no code with the run: it reads the text and "
+        "the parameters itself, and works out in float64 which samples form a batch, "
+        "their loss, its gradient and the optimizer's step.",
+    ),
+    (
+        "Proven, replay only, undecided, breach",
+        "The verdict on a run. Proven: it has the bits of its replay, and the witness "
+        "agrees. Replay only: it has these bits, but what run and replay share nobody "
+        "else has computed. Undecided: its bits were not promised or not compared. "
+        "Breach: some comparison says no.",
+    ),
+    (
         "ULP",
         "Unit in the last place: how many steps from one representable number to the "
         "next lie between two values. 0 means the same number.",
     ),
     (
         "Within tolerance",
-        "Not the same bits: a whole batch is summed in another order than its parts, "
-        "and rounding differs. The limit is set from how large that rounding can grow.",
+        "Not the same bits: the same sums in another order or precision, so that "
+        "rounding differs. The limit is set from how far rounding alone goes.",
     ),
     (
         "Data, wait",

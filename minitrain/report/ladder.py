@@ -42,7 +42,7 @@ def verdict_in_words(rung: Mapping[str, Any]) -> str:
 
 
 def equivalence_sentences(results: Results) -> str:
-    """Whether the runs computed the same thing: what was proven, and what was not."""
+    """The verdict on the largest run and what it rests on; what all runs' rungs say."""
     by_verdict: dict[str, dict[str, Mapping[str, Any]]] = {}
     for run, ladder in results.equivalence.items():
         for name, rung in rungs(ladder).items():
@@ -55,20 +55,15 @@ def equivalence_sentences(results: Results) -> str:
         return "Nothing was compared, so nothing is proven."
     counts = [f"{len(by_verdict.get('equal', {}))} equal to the last bit"]
     if near := by_verdict.get("within tolerance"):
-        widest = max(rung["max_abs_diff"] or 0.0 for rung in near.values())
-        gap = f"largest difference {widest:.1e}"
-        counts.append(f"{len(near)} within their tolerance ({gap})")
+        counts.append(f"{len(near)} within their tolerance")
     if undecided := by_verdict.get("undecided"):
         counts.append(f"{len(undecided)} undecided ({', '.join(undecided)})")
     if skipped := by_verdict.get("not run"):
         counts.append(f"{len(skipped)} not run ({', '.join(skipped)})")
     total = plural(sum(map(len, by_verdict.values())), "comparison")
-    lead = ""
-    if results.world_size > 1 and byte_equivalent(results.equivalence[results.largest]):
-        lead = (
-            f"{results.world_size} processes computed, to the last bit, what one "
-            "process computes that takes their shards in turn. "
-        )
+    run = results.largest
+    rests_on = results.rests_on(run) or "nobody recorded what it rests on"
+    lead = f"The verdict on {run} is {results.verdict(run)}: {rests_on}. "
     if any(run.endswith(" world_sizes") for run in by_verdict.get("equal", {})):
         lead += "The bits do not depend on the number of processes. "
     return f"{lead}No breach was found: of {total}, {', '.join(counts)}."

@@ -143,18 +143,18 @@ class Corpus:
         return rung("equal", f"{task.num_steps} batches")
 
     def comes_again(self, epochs: list[list[str]], size: int) -> bool:
-        """Whether the last epoch begins as another did, where that is no chance: of
-        less than 2^-64, and not of a corpus that says the same again and again.
+        """Whether an epoch goes as one before it, where that is no chance: of less than
+        2^-64, and not of a corpus that says the same again and again.
         """
-        *before, latest = epochs
         if 2 * len(self.known) < len(self.names):
             return False
-        total = len(before[0]) if before else 0
-        orders = math.lgamma(total + 1) - math.lgamma(total - len(latest) + 1)
-        if orders * min(size, len(self.names)) < 64 * math.log(2):
-            return False
-        pairs = itertools.combinations(epochs, 2)
-        return any(one[: len(other)] == other for one, other in pairs)
+        for one, other in itertools.combinations(epochs, 2):
+            # each column of a batch is shuffled by itself
+            orders = math.lgamma(len(one) + 1) - math.lgamma(len(one) - len(other) + 1)
+            likely = orders * min(size, len(self.names)) < 64 * math.log(2)
+            if not likely and one[: len(other)] == other:
+                return True
+        return False
 
     def step_is_wrong(self, rows: list[Mapping[str, Any]], left: Any) -> str:
         """What is wrong with what the ranks read, if so; it is taken from ``left``."""
