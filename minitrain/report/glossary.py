@@ -21,6 +21,7 @@ RUNGS = {
     "witness_precision": "the same in 16 bits: as close as these are, and no closer",
     "witness_gradients": "gradients of sampled steps, against the witness's",
     "witness_loss": "losses of sampled steps, against the witness's",
+    "witness_spread": "sampled steps with random numbers, against other draws",
     "one_process": "final state, against one process that takes the whole batch",
     "one_process_data": "samples of every batch, against the one-process run",
     "one_process_early": "state after the third step, against that one process",

@@ -130,9 +130,8 @@ class Corpus:
             epochs[-1].append(" ".join(everyone))
             last = step % per_epoch == per_epoch - 1
             wrong = self.step_is_wrong(rows, left)
-            if not wrong and len(everyone) != (
-                (count - 1) % size + 1 if last else size
-            ):
+            expected = (count - 1) % size + 1 if last else size
+            if not wrong and len(everyone) != expected:
                 wrong = f"a batch of {len(everyone)} samples"
             if not wrong and last and left.any():
                 wrong = "the epoch left samples out"
@@ -144,14 +143,14 @@ class Corpus:
 
     def comes_again(self, epochs: list[list[str]], size: int) -> bool:
         """Whether an epoch goes as one before it, where that is no chance: of less than
-        2^-64, and not of a corpus that says the same again and again.
+        2^-40, and not of a corpus that says the same again and again.
         """
         if 2 * len(self.known) < len(self.names):
             return False
         for one, other in itertools.combinations(epochs, 2):
             # each column of a batch is shuffled by itself
             orders = math.lgamma(len(one) + 1) - math.lgamma(len(one) - len(other) + 1)
-            likely = orders * min(size, len(self.names)) < 64 * math.log(2)
+            likely = orders * min(size, len(self.names)) < 40 * math.log(2)
             if not likely and one[: len(other)] == other:
                 return True
         return False
