@@ -67,7 +67,8 @@ class Computer:
         self.task = task
         self.own, self.fine = built(task), built(task)
         self.modes = [module.training for module in self.own.modules()]
-        self.parameters = {name for name, _ in self.own.named_parameters()}
+        # in their order: what is drawn for each must not depend on that of a set
+        self.parameters = [name for name, _ in self.own.named_parameters()]
         self.type = torch.float64
         # of the loss, as the model computes it
         self.loss_unit = torch.finfo(torch.float32).eps
