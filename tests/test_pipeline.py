@@ -233,7 +233,7 @@ def test_breach_stops_the_pipeline_and_is_named(
     """Nothing shows the old success; the next good run clears it."""
     folder = Path(shutil.copytree(twins[1], tmp_path / "copy", symlinks=True))
     success = shown(folder)
-    assert "speedup" in success["metrics"]
+    assert "noise_floor" in success["metrics"]
     assert "2 processes, DDP" in success["readme"]
     assert all("Breach" not in str(text) for text in success.values())
 
@@ -251,7 +251,7 @@ def test_breach_stops_the_pipeline_and_is_named(
     after = shown(folder)
     for place in ("metrics", "report.md", "report.html", "manifest.json", "readme"):
         assert line in after[place], place
-    assert "speedup" not in after["metrics"]
+    assert "noise_floor" not in after["metrics"]
     assert json.loads(after["manifest.json"])["byte_equivalent"] is False
     assert "2 processes, DDP" not in after["readme"]
     assert after["picture"] != success["picture"]
