@@ -235,7 +235,7 @@ def test_breach_stops_the_pipeline_and_is_named(
     success = shown(folder)
     assert "noise_floor" in success["metrics"]
     assert "2 processes, DDP" in success["readme"]
-    assert all("Breach" not in str(text) for text in success.values())
+    assert all("Breach: gloo" not in str(text) for text in success.values())
 
     evidence = folder / "data/evidence/gloo-2/evidence.json"
     good = evidence.read_bytes()
