@@ -96,14 +96,23 @@ def numbers(
 
     with torch.random.fork_rng(devices=[]):
         judge = Judge(task, record, batch_of, groups_of)
+        if not judge.repeats():
+            why = "the same pass twice differs: a state that state_dict does not have?"
+            return found | {"witness_gradients": rung("not run", why)}
         if not exact:
             why = "gradients are approximations by design"
             found["witness_gradients"] = rung("not run", why)
             return found | judge.losses_only()
-        if not tells_apart(record):
-            why = "ranks have equal targets in every sampled step, but not in all"
+        why = "parts have equal targets in every step that is compared, but not in all"
+        if not tells_apart(record, record.steps()):
             return found | {"witness_gradients": rung("not run", why)}
-        return found | judge.probe() | judge.training()
+        found |= judge.probe() | judge.training()
+        if "witness_spread" in found and not tells_apart(record, record.steps()[-1:]):
+            # of such a run the probe alone is compared, and that is of the last step
+            for name in ("witness_probe", "witness_precision"):
+                if found.get(name, {}).get("verdict") == "within tolerance":
+                    found[name] = rung("not run", why)
+        return found
 
 
 def grouped(batch: Any, record: Record, step: int) -> list[list[Any]]:
@@ -122,10 +131,34 @@ def grouped(batch: Any, record: Record, step: int) -> list[list[Any]]:
     return list(groups.values())
 
 
-def tells_apart(record: Record) -> bool:
-    """Whether the sampled steps would show a mean of means, if any step would."""
-    by_step: dict[int, set[int]] = {}
+def tells_apart(record: Record, steps: list[int]) -> bool:
+    """Whether those steps would show a mean of means, if any step would: of ranks, of
+    shards or of the parts of one.
+    """
+    uneven = set()
+    for step, rows in by_step(record).items():
+        parts = [(row["rank"], part) for row in rows for part in row["parts"]]
+        for level in (
+            [fed_targets(row) for row in rows],
+            sums((rank, part["shard"], part["targets"]) for rank, part in parts),
+            [part["targets"] for _, part in parts if part["samples"]],
+        ):
+            if len({*level} - {0}) > 1:
+                uneven.add(step)
+    return not uneven or bool(uneven & {*steps})
+
+
+def by_step(record: Record) -> dict[int, list[Any]]:
+    """The rows of what was fed, by step."""
+    found: dict[int, list[Any]] = {}
     for row in record.kind("fed"):
-        by_step.setdefault(row["step"], set()).add(fed_targets(row))
-    uneven = {step for step, targets in by_step.items() if len(targets) > 1}
-    return not uneven or bool(uneven & {*record.steps()})
+        found.setdefault(row["step"], []).append(row)
+    return found
+
+
+def sums(parts: Any) -> list[int]:
+    """The targets of each shard."""
+    found: dict[tuple[int, int], int] = {}
+    for rank, shard, targets in parts:
+        found[rank, shard] = found.get((rank, shard), 0) + targets
+    return list(found.values())

@@ -7,6 +7,7 @@ gradient is off by thousands.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from minitrain.witness.passes import (
     size,
 )
 from minitrain.witness.record import Record, Rung, Task, Worst, rung
+from minitrain.witness.spread import spread_rung
 
 FACTOR = 16
 NUM_PASSES = 3
@@ -30,10 +32,10 @@ NUM_PASSES = 3
 CLOSE = {torch.float64: 1e-6, torch.float32: 1e-3}
 # more noise than this share of the gradient judges nothing
 NOISE = 0.5
+# up to this much it must still be about the right one along it
+ALONG_NOISE, ALONG = 8.0, 0.4
 # of the largest gradient, where numbers have 16 bits: of a true zero something is left
 SIXTEEN_BIT_FLOOR = 1e-4
-# where training draws random numbers: so many draws, so many standard deviations
-NUM_DRAWS, DEVIATIONS = 16, 8
 State = Mapping[str, Tensor]
 
 
@@ -51,6 +53,18 @@ class Judge:
     def losses_only(self) -> dict[str, Rung]:
         """Where gradients are approximations by design: the losses of the steps."""
         return {"witness_loss": self.training()["witness_loss"]}
+
+    def repeats(self) -> bool:
+        """Whether the same pass from the same state gives the same again."""
+        state, groups = self.record.of(0, "before"), self.groups_of(0)
+        bits = self.task.precision
+        try:
+            one = self.computer.own_precision(state, groups, bits, evaluate=False)
+            other = self.computer.own_precision(state, groups, bits, evaluate=False)
+        except RuntimeError:
+            # who asks for the gradients says why not
+            return True
+        return not one.far_from(other) > 0
 
     def probe(self) -> dict[str, Rung]:
         """In eval mode, where the loss of a sample depends on no random number and on
@@ -84,12 +98,15 @@ class Judge:
     def probed(self, where: str, claim: Pass, whole: Pass, bits: str) -> Rung:
         """One probe of the run against the right loss and gradient."""
         last, state = self.steps[-1], self.record.state
-        if self.draws(state, last, evaluate=True):
-            return rung(
-                "not run", "in eval mode too the loss depends on random numbers"
-            )
+        groups, own = self.groups_of(last), self.computer.own_precision
+        try:
+            one, other = (own(state, groups, bits, True, seed) for seed in (1, 2))
+        except RuntimeError as error:
+            return rung("not run", f"in {bits} {str(error)[:100]}")
+        if one.far_from(other) > 0:
+            return rung("not run", "in eval mode too the loss is a random number")
         worst = Worst()
-        shares = self.computer.exact(state, self.groups_of(last), evaluate=True)
+        shares = self.computer.exact(state, groups, evaluate=True)
         alone = shares.far_from(whole) <= CLOSE[self.computer.type]
         right, both = whole if alone else shares, (worst, worst)
         why = self.compare(where, claim, right, state, last, bits, alone, both)
@@ -101,46 +118,61 @@ class Judge:
         norm), against the parts; where on random numbers, only how far those carry it.
         """
         names = ("witness_gradients", "witness_loss")
-        start = self.record.of(0, "before")
-        if self.draws(start, 0, evaluate=False):
-            random = "in training the loss depends on random numbers"
-            spread = {"witness_spread": self.spread_rung()}
-            return {name: rung("not run", random) for name in names} | spread
-        right = self.computer.exact(start, [[self.batch_of(0)]], evaluate=False)
-        shares = self.computer.exact(start, self.groups_of(0), evaluate=False)
-        alone = shares.far_from(right) <= CLOSE[self.computer.type]
+        try:
+            random = any(map(self.draws, self.steps))
+        except RuntimeError as error:
+            why = f"in {self.task.precision} {str(error)[:100]}"
+            return {name: rung("not run", why) for name in names}
+        if random:
+            why = "in training the loss depends on random numbers"
+            not_run = {name: rung("not run", why) for name in names}
+            spread = spread_rung(self.computer, self.record, self.groups_of)
+            return not_run | {"witness_spread": spread}
         found = (Worst(), Worst())
+        left_out: tuple[str, str] | None = None
         for step in self.steps:
             claim = Pass(self.record.losses[step], self.record.of(step, "gradients"))
             if self.task.precision == "fp16" and not claim.is_finite():
                 # the scaler leaves such a step out, as step_rung has seen
                 continue
             state, bits = self.record.of(step, "before"), self.task.precision
-            groups = [[self.batch_of(step)]] if alone else self.groups_of(step)
-            right = self.computer.exact(state, groups, evaluate=False)
+            right = self.computer.exact(state, [[self.batch_of(step)]], evaluate=False)
+            shares = self.computer.exact(state, self.groups_of(step), evaluate=False)
+            alone = shares.far_from(right) <= CLOSE[self.computer.type]
+            right = right if alone else shares
             where = f"step {step}"
-            why = self.compare(where, claim, right, state, step, bits, alone, found)
-            if why:
-                return {name: rung(*why) for name in names}
+            refused = self.compare(where, claim, right, state, step, bits, alone, found)
+            if refused and refused[0] == "breach":
+                return {name: rung(*refused) for name in names}
+            left_out = left_out or refused
         losses, gradients = found
-        return {"witness_gradients": gradients.rung(), "witness_loss": losses.rung()}
+        rungs = dict(zip(names, (gradients.rung(), losses.rung()), strict=True))
+        if left_out and not any(
+            r["verdict"] == "breach" and r["max_abs_diff"] is not None
+            for r in rungs.values()
+        ):
+            return {name: rung(*left_out) for name in names}
+        if losses.share < 0:
+            left_out = "not run", "every sampled step has overflowed"
+            return {name: rung(*left_out) for name in names}
+        return rungs
 
-    def draws(self, state: State, step: int, evaluate: bool) -> bool:
-        """Whether loss or gradient depend on random numbers."""
-        bits, groups = self.task.precision, self.groups_of(step)
-        one, other = (
-            self.computer.own_precision(state, groups, bits, evaluate, seed)
-            for seed in (1, 2)
-        )
-        return one.far_from(other) > 0
+    def draws(self, step: int) -> bool:
+        """Whether training draws a random number at a step, used or not: one that did
+        not matter this time may the next.
+        """
+        state, groups = self.record.of(step, "before"), self.groups_of(step)
+        bits = self.task.precision
+        self.computer.own_precision(state, groups, bits, evaluate=False)
+        return self.computer.drew
 
     def mean_rung(self, state: State, evaluate: bool) -> Rung:
         """A batch's loss and gradient are the mean of its halves', by their targets."""
-        step = max(self.steps, key=lambda one: len(cuts(self.batch_of(one), 2)))
+        step = max(self.steps, key=lambda one: self.least(cuts(self.batch_of(one), 2)))
         batch, close = self.batch_of(step), CLOSE[self.computer.type]
         halves = cuts(batch, 2)
-        if len(halves) < 2:
-            return rung("not run", "no batch has two samples")
+        if len(halves) < 2 or not all(self.task.count(half) for half in halves):
+            return rung("not run", "no batch has two halves with targets")
         each = [self.computer.exact(state, [[half]], evaluate) for half in halves]
         whole = self.computer.exact(state, [[batch]], evaluate)
         if not all(one.is_finite() for one in (whole, *each)):
@@ -166,34 +198,9 @@ class Judge:
         why = f"halves of a batch have the weights {has}, by their targets {said}"
         return rung("breach", f"the loss is no mean over the targets: {why}", apart)
 
-    def spread_rung(self) -> Rung:
-        """Where training draws random numbers: the loss, and the gradient along its
-        mean over many draws, within what draws do to them. This refutes and proves not.
-        """
-        worst = Worst()
-        for step in sorted({self.steps[0], self.steps[-1]}):
-            state, groups = self.record.of(step, "before"), self.groups_of(step)
-            bits = self.task.precision
-            draws = [
-                self.computer.own_precision(state, groups, bits, False, seed)
-                for seed in range(NUM_DRAWS)
-            ]
-            claim = Pass(self.record.losses[step], self.record.of(step, "gradients"))
-            if bits == "fp16" and not claim.is_finite():
-                continue
-            flat = torch.stack([draw.flat(draws[0]) for draw in draws])
-            along = flat.mean(0)
-            projected = flat @ along
-            found = torch.dot(claim.flat(draws[0]).double(), along)
-            losses = torch.tensor([draw.loss for draw in draws], dtype=torch.float64)
-            loss = torch.tensor(claim.loss, dtype=torch.float64)
-            for what, values, said in (
-                ("loss", losses, loss),
-                ("gradient along its mean", projected, found),
-            ):
-                allowed = DEVIATIONS * float(values.std()) + 1e-3 * size(values)
-                worst.add(said, values.mean(), allowed, f"step {step}: {what}")
-        return worst.rung()
+    def least(self, halves: list[Any]) -> int:
+        """The targets of the poorer half."""
+        return min(map(self.task.count, halves)) if len(halves) == 2 else 0
 
     def rounding(
         self,
@@ -241,6 +248,10 @@ class Judge:
             return "not run", f"in {bits} {str(error)[:100]}"
         share = noise.largest() / (right.largest() + 1e-300)
         if not FACTOR * share <= NOISE:
+            if share * FACTOR < ALONG_NOISE:
+                turned = self.turned(claim, right)
+                if turned:
+                    return "breach", f"{where}: {turned}"
             return "not run", f"{where}: rounding is as large as the gradient"
         if bits in SIXTEEN_BITS and claim.far_from(right) < share / 99:
             return "breach", f"{where} is finer than {bits} can be"
@@ -253,6 +264,14 @@ class Judge:
             label = f"{where}: gradient of {name}"
             gradients.add(claim.of(name, one), right.of(name, one), allowed, label)
         return None
+
+    def turned(self, claim: Pass, right: Pass) -> str:
+        """Whether a gradient is not even about the right one along it."""
+        wanted = right.flat(right)
+        along = float(claim.flat(right).double() @ wanted / (wanted @ wanted))
+        if 1 - ALONG <= along <= 1 + ALONG:
+            return ""
+        return f"along the right gradient it is {along:.3g} of it"
 
     def allowed(
         self, said: Tensor, right: Pass, noise: Pass, bits: str, name: str

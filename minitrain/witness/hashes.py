@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from minitrain.witness.batches import bytes_of
@@ -36,7 +37,7 @@ def hashes_rung(task: Task, record: Record) -> Rung:
         return rung("breach", "not every loss is a finite number")
     for step, rank in sorted(wanted):
         for key in HASHED.values():
-            if rows[step, rank][key] != rows[step, 0][key]:
+            if rows[step, rank].get(key) != rows[step, 0].get(key):
                 return rung("breach", f"step {step}: rank {rank} has other {key}")
     wrong = state_is_wrong(task, record)
     for step in sampled:
@@ -57,17 +58,32 @@ def state_is_wrong(task: Task, record: Record) -> str:
             return f"step {step}: another state than the model has"
     if record.state.keys() != model.state_dict().keys():
         return "the final state is of another model"
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    for key, tensor in record.tensors.items():
+        if not fits(key, tensor, shapes):
+            return f"{key} has another shape or type than the model's"
     for name, tensor in record.of(record.steps()[-1], "after").items():
         if sha256(record.state[name]) != sha256(tensor):
             return "the final state is not that of the last step"
     return ""
 
 
+def fits(key: str, tensor: Tensor, shapes: Mapping[str, torch.Size]) -> bool:
+    """Whether a recorded tensor is one of the model's."""
+    _, kind, name = key.split("/", 2)
+    if kind == "moments":
+        name, _, moment = name.rpartition("/")
+        if moment == "step":
+            return tensor.numel() == 1
+    whole = tensor.is_floating_point() or tensor.is_complex() or kind == "before"
+    return whole and tensor.shape == shapes.get(name)
+
+
 def step_is_wrong(step: int, rows: Rows, record: Record) -> str:
     """What a sampled step has other hashes of, or where it did not start."""
     for kind, key in HASHED.items():
         own = {name: sha256(t) for name, t in record.of(step, kind).items()}
-        if not own or own != rows[step, 0][key]:
+        if not own or own != rows[step, 0].get(key):
             return f"step {step}: hashes of other {key}"
     before = record.of(step, "before")
     for name, digest in rows.get((step - 1, 0), {}).get("parameters", {}).items():

@@ -22,11 +22,18 @@ def step_rung(task: Task, record: Record) -> Rung:
         finite = all(bool(g.isfinite().all()) for g in gradients.values())
         counts = [float(t) for key, t in moments.items() if key.endswith("/step")]
         # of a scaler nobody knows how many steps it has left out
-        if task.optimizer == "adamw" and task.precision != "fp16":
-            if max(counts, default=0.0) != step:
+        if task.optimizer == "adamw":
+            if task.precision != "fp16" and max(counts, default=0.0) != step:
                 why = f"the optimizer has taken {max(counts, default=0.0):.0f} steps"
                 return rung("breach", f"step {step}: {why}")
-            add_moments(worst, record, step)
+            if finite or task.precision != "fp16":
+                add_moments(worst, record, step)
+            for name in gradients:
+                count = float(moments.get(f"{name}/step", torch.zeros(())))
+                least = steps_seen(record, name, step, task.precision)
+                if not least <= count <= step:
+                    why = f"{name} has taken {count:.0f} steps, at least {least} seen"
+                    return rung("breach", f"step {step}: {why}")
         for name, after in record.of(step, "after").items():
             wanted, terms = before[name].double(), torch.zeros(())
             # a scaler leaves out a step that has overflowed
@@ -38,16 +45,28 @@ def step_rung(task: Task, record: Record) -> Rung:
     return worst.rung()
 
 
+def steps_seen(record: Record, name: str, step: int, precision: str) -> int:
+    """The steps before ``step`` that were surely taken of a parameter: with a scaler,
+    those after which it was another.
+    """
+    rows = {row["step"]: row for row in record.kind("tensors") if row["rank"] == 0}
+    seen = 0
+    for one, row in rows.items():
+        if one < step and name in row["gradients"]:
+            before = rows.get(one - 1, {}).get("parameters", {}).get(name)
+            moved = before is not None and before != row["parameters"][name]
+            seen += precision != "fp16" or moved
+    return seen
+
+
 def add_moments(worst: Worst, record: Record, step: int) -> None:
     """Where the next step is sampled too: its moments are those that this one left."""
     gradients, moments = record.of(step, "gradients"), record.of(step, "moments")
     later = record.of(step + 1, "moments")
-    for name, gradient in gradients.items() if later else ():
+    for name, gradient in gradients.items() if step + 1 in record.steps() else ():
         g, zero = gradient.double(), torch.zeros(())
         for key, beta, new in (("exp_avg", BETA1, g), ("exp_avg_sq", BETA2, g * g)):
-            if f"{name}/{key}" not in later:
-                continue
-            found = later[f"{name}/{key}"]
+            found = later.get(f"{name}/{key}", torch.zeros_like(gradient))
             old = moments.get(f"{name}/{key}", zero).double()
             unit = torch.finfo(found.dtype)
             terms = beta * old.abs() + (1 - beta) * new.abs()

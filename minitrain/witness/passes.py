@@ -1,10 +1,12 @@
 """Losses and gradients, computed naively: forward and backward for each part."""
 
+import random
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -70,6 +72,8 @@ class Computer:
         # in their order: what is drawn for each must not depend on that of a set
         self.parameters = [name for name, _ in self.own.named_parameters()]
         self.type = torch.float64
+        # whether the last pass drew random numbers
+        self.drew = False
         # of the loss, as the model computes it
         self.loss_unit = torch.finfo(torch.float32).eps
 
@@ -101,9 +105,11 @@ class Computer:
         evaluate: bool,
         seed: int = 0,
     ) -> Pass:
-        """As the run computes, in fp16 with a loss that is scaled as far as it goes."""
+        """As the run computes, in fp16 with a loss that is scaled as far as it goes;
+        a probe's is not.
+        """
         dtype, scale = SIXTEEN_BITS.get(bits), 1.0
-        if bits == "fp16":
+        if bits == "fp16" and not evaluate:
             scale = LARGEST_SCALE
         for _ in range(HALVINGS):
             with torch.autocast("cpu", dtype) if dtype else nullcontext():
@@ -135,9 +141,10 @@ class Computer:
         scale: float = 1.0,
     ) -> Pass:
         """Of the mean over the targets of all parts; ``scale`` is taken out again."""
-        torch.manual_seed(seed)
+        seed_everything(seed)
         for module, mode in zip(model.modules(), self.modes, strict=True):
             module.training = mode and not evaluate
+        before = random_state()
         every = sum(self.task.count(part) for group in groups for part in group)
         total = 0.0
         found: Tensors = {}
@@ -147,6 +154,7 @@ class Computer:
                 share = self.task.count(part) / every
                 if share:
                     total += share * self.one_part(model, part, share * scale, found)
+        self.drew = before != random_state()
         return Pass(total, {name: g / scale for name, g in found.items()})
 
     def one_part(
@@ -167,8 +175,21 @@ class Computer:
 
 def built(task: Task) -> nn.Module:
     """The model, with whatever it draws outside its state alike each time."""
-    torch.manual_seed(0)
+    seed_everything(0)
     return task.build()
+
+
+def seed_everything(seed: int) -> None:
+    """Python, NumPy and torch."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def random_state() -> tuple[str, bytes]:
+    """Where their generators stand."""
+    numpy = random.getstate(), [str(part) for part in np.random.get_state()]
+    return str(numpy), bytes(torch.get_rng_state().numpy())
 
 
 BatchOf = Callable[[int], Any]
