@@ -189,6 +189,19 @@ DATA = [
     ),
 ]
 COMPUTING = [
+    Mutant(
+        "local_token_counts_alone",
+        "the same, and no run with one process is asked for",
+        "equivalence: one_process_gradients",
+        (
+            Edit(
+                BATCHES,
+                "global_targets = int(self.targets[everyone].sum())",
+                "global_targets = int(self.targets[mine].sum()) * self.num_shards",
+            ),
+        ),
+        {"gloo.world_sizes": [2]},
+    ),
     mutant(
         "logged_loss_plus_3",
         "the losses in losses.csv are 3 too high",
@@ -489,6 +502,30 @@ MEASURING = [
         "minitrain/arms.py",
         '(("sync", PLAIN),))',
         '(("sync", "ddp"),))',
+    ),
+    mutant(
+        "ddp_does_not_communicate",
+        "the arm with DDP trains without communication",
+        "tests/test_arms.py::test_arms_communicate_or_do_not_as_their_names_say",
+        "minitrain/arms.py",
+        "self.sync = find_strategy(own.sync)(",
+        "self.sync = find_strategy(PLAIN)(",
+    ),
+    mutant(
+        "silent_backward_communicates",
+        "the backward pass that is timed for computing alone communicates",
+        "tests/test_training.py::test_silent_backward_sends_nothing",
+        "minitrain/training.py",
+        "untouched_random_state(), sync.silent():",
+        "untouched_random_state(), nullcontext():",
+    ),
+    mutant(
+        "mean_for_median_of_skew",
+        "the skew of ranks is a mean where the median is promised",
+        "tests/test_account.py::test_typical_step_and_skew_are_medians",
+        "minitrain/account.py",
+        "return _quantile((at.max() - at.min()) / 1e6, 0.50)",
+        "return _mean((at.max() - at.min()) / 1e6)",
     ),
     mutant(
         "mean_for_median_of_ratios",

@@ -1,7 +1,7 @@
 """No false alarm: honest runs of many kinds, each called what it is.
 
 ``MINITRAIN_CLEAN_RUNS=200 pytest tests/test_clean_runs.py`` makes as many; the suite
-makes a few, always the same. docs/reference.md says what the last large count found.
+makes a few, always the same. docs/mutants.md says what the last large count found.
 """
 
 import itertools

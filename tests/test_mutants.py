@@ -125,7 +125,7 @@ def test_mutant_can_be_planted(mutant: Mutant) -> None:
 def test_there_are_enough_and_none_twice() -> None:
     assert len(MUTANTS) >= 30
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
-    assert len({mutant.edits for mutant in MUTANTS}) == len(MUTANTS)
+    assert len({(m.edits, str(m.params)) for m in MUTANTS}) == len(MUTANTS)
 
 
 def test_table_in_the_docs_is_that_of_the_list() -> None:
