@@ -244,7 +244,8 @@ def _refuse_what_cannot_be(trial: Trial, world_size: int) -> None:
 
 
 def _refuse_unknown(accept: Collection[str]) -> None:
-    if isinstance(accept, str) or not {*accept} <= {*VERDICTS}:
+    wrong = isinstance(accept, str) or not isinstance(accept, Collection)
+    if wrong or not accept or not {*accept} <= {*VERDICTS}:
         allowed = ", ".join(VERDICTS)
         raise UserError(f"accept = {accept!r}: must hold some of {allowed}")
 

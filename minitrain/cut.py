@@ -64,7 +64,9 @@ def cut(batch: Any, index: int, count: int) -> Any:
     if isinstance(batch, Mapping):
         return {key: cut(value, index, count) for key, value in batch.items()}
     if isinstance(batch, list | tuple):
-        return type(batch)([cut(value, index, count) for value in batch])
+        values = [cut(value, index, count) for value in batch]
+        named = hasattr(batch, "_fields")
+        return type(batch)(*values) if named else type(batch)(values)
     return batch
 
 

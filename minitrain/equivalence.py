@@ -12,6 +12,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from minitrain.ulp import distance
+from minitrain.verdicts import ALONE
 
 Verdict = Literal["equal", "within tolerance", "breach", "undecided", "not run"]
 Tensors = Mapping[str, Tensor]
@@ -41,7 +42,7 @@ def not_run(why: str) -> Rung:
 def ranks_rung(states: Sequence[Tensors]) -> Rung:
     """Every rank's final state against rank 0's: equal bits."""
     if len(states) < 2:
-        return not_run("one rank has nobody to agree with")
+        return not_run(ALONE)
     for rank, state in enumerate(states[1:], start=1):
         rung = bits_rung(states[0], state)
         if rung.verdict == "breach":

@@ -1,10 +1,11 @@
 """Fingerprints of what a run computed, taken outside of timed regions.
 
-Six kinds of rows: ``batch`` (every step: hash of the global batch), ``fed`` (every
+Kinds of rows: ``batch`` (every step: hash of the global batch), ``fed`` (every
 step: what each rank gave to its model), ``tensors`` (recorded steps: hash of every
 gradient before the optimizer, of every parameter and buffer after it, on each rank),
 ``buckets`` (where DDP's layout changes), ``forward`` (once: whether the forward pass
-depends on its samples alone), and ``probe`` (:mod:`minitrain.probe`).
+depends on its samples alone), and ``probe``, ``no probe`` and ``unwatched``
+(:mod:`minitrain.probe`).
 """
 
 import hashlib

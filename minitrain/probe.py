@@ -12,14 +12,16 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from minitrain.batches import Batches
+from minitrain.buffers import untouched_buffers
 from minitrain.clock import StepClock, always_plain
 from minitrain.hashes import Recorder, Row
 from minitrain.precision import Precision
-from minitrain.randomness import Stream
-from minitrain.sync import Strategy, Tuning
+from minitrain.randomness import Stream, untouched_random_state
+from minitrain.sync import Strategy, Tuning, trained
 from minitrain.training import TrainResult, train
 
 Streams = Mapping[int, Stream] | None
@@ -47,6 +49,16 @@ class OnlyAutocast(Precision):
         return self._precision.autocast()
 
 
+class OnlyGradients(Recorder):
+    """Keeps the gradients of its steps, and nothing else."""
+
+    def begin(self, step: int, moments: Any) -> None:
+        """Nothing is kept of what the step starts from."""
+
+    def state(self, step: int, precision: Row | None = None) -> None:
+        """Nothing comes of it."""
+
+
 def add_probes(
     result: TrainResult,
     sync: Strategy,
@@ -55,26 +67,60 @@ def add_probes(
     precision: Precision,
     streams: Streams,
 ) -> None:
-    """Add to ``result`` the losses and gradients of ``step`` in eval mode.
+    """Add to ``result`` the losses and gradients of ``step`` in eval mode, or a row
+    that says why some rank cannot.
 
-    Call it on all ranks, when the states have been saved: buffers may change.
+    Call it on all ranks, when the states have been saved.
     """
     passes = {"probe": Precision()}
     if type(precision) is not Precision:
         passes["rounded"] = OnlyAutocast(precision)
     sync.module.eval()
+    if reason := _first(_why_not(sync, batches, step)):
+        result.hashes.append({"kind": "no probe", "step": step, "reason": reason})
+        return
     for name, own in passes.items():
         sync.model.zero_grad()
-        try:
+        with untouched_buffers(sync.model), untouched_random_state():
             once, recorder = _once(sync, batches, step, own, streams)
-        except Exception:
-            # no model has to work in eval mode; the witness tries whether it does
-            return
         result.probes[name] = once.losses[0]
         for key, tensor in recorder.kept["sampled"].items():
-            _, kind, parameter = key.split("/", 2)
-            if kind == "gradients":
-                result.kept["sampled"][f"{name}/gradients/{parameter}"] = tensor
+            _, _, parameter = key.split("/", 2)
+            result.kept["sampled"][f"{name}/gradients/{parameter}"] = tensor
+
+
+def _why_not(sync: Strategy, batches: Batches, step: int) -> str:
+    """Why this rank cannot compute in eval mode, found out without the others; empty
+    where it can. A collective that a rank does not reach would hang the rest.
+    """
+    # who cannot go without collectives has them in this pass too
+    if not type(sync).has_account:
+        return ""
+    part = batches.parts(step)[0]
+    sync.model.zero_grad()
+    try:
+        with untouched_buffers(sync.model), untouched_random_state(), sync.silent():
+            loss = batches.loss(sync.module, part.inputs)
+            loss.backward()
+    except Exception as error:
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:100]}"
+    finally:
+        unused = [n for n, p in trained(sync.model).items() if p.grad is None]
+        sync.model.zero_grad()
+    if not bool(loss.isfinite()):
+        return f"the loss is {loss.item()}"
+    if unused and not sync.tuning.find_unused_parameters:
+        return f"parameter {unused[0]} is not used"
+    return ""
+
+
+def _first(reason: str) -> str:
+    """The reason of the first rank that has one; the same on all of them."""
+    if not dist.is_initialized():
+        return reason
+    reasons: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(reasons, reason)
+    return next(filter(None, reasons), "")
 
 
 def unwatched_gradients(
@@ -90,7 +136,7 @@ def unwatched_gradients(
     ``make`` builds the model as a rank starts it, and leaves the random numbers where
     training finds them. Call it on all ranks, before the model that is trained is made.
     """
-    if not (strategy.only_watches and tuning.overlap):
+    if not (strategy.only_watches() and tuning.overlap):
         return None
     model = make()
     sync = strategy(model, tuning, timed=False)
@@ -109,7 +155,7 @@ def _once(
     streams: Streams,
     optimizer: Any = None,
 ) -> tuple[TrainResult, Recorder]:
-    recorder = Recorder(sync.model, [step], [step])
+    recorder = OnlyGradients(sync.model, [step], [step])
     clock = StepClock(kind_of_step=always_plain)
     optimizer = optimizer or NoStep()
     args = (sync, batches, optimizer, [step], recorder, clock, precision, streams)

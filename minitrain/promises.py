@@ -48,7 +48,8 @@ def not_comparable(rungs: Mapping[str, Rung]) -> dict[str, Rung]:
     parts by design.
     """
     mean = rungs.get("witness_mean")
-    if mean is None or mean.verdict != "not run":
+    # without a distance nothing was compared, and nothing is known
+    if mean is None or mean.verdict != "not run" or mean.max_abs_diff is None:
         return {}
     names = [name for name, promise in NEEDS.items() if promise == "one_process"]
     return {name: not_run(mean.detail) for name in names if name in rungs}

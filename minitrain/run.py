@@ -1,6 +1,6 @@
 """A training run from the inside of one rank: set up, train, write the evidence."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -212,7 +212,9 @@ def _write_together(
     job: Job, result: TrainResult, facts: dict[str, Any], device: torch.device
 ) -> None:
     """Gather what every rank knows; rank 0 writes it."""
-    mine = (result, peak_memory_mb())
+    kept, peak = result.kept, peak_memory_mb()
+    # tensors are many times the model, and the same everywhere, as their hashes say
+    mine = (replace(result, kept={}), peak)
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.gather_object(mine, everyone if dist.get_rank() == 0 else None)
     if dist.get_rank() != 0:
@@ -222,7 +224,7 @@ def _write_together(
     out = job.out
     write_losses(out / "losses.csv", results)
     write_hashes(out / "hashes.jsonl", results)
-    for name, tensors in result.kept.items():
+    for name, tensors in kept.items():
         save_tensors(out / f"{name}.pt", tensors)
     timings = [
         {**row, "rank": r} for r, one in enumerate(results) for row in one.timings

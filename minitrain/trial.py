@@ -189,13 +189,8 @@ def _be_a_rank(
         count = trial.num_shards(world_size)
         mine = shards_of(rank, world_size, count)
         streams = trial.streams(count) if count != world_size else None
-        unwatched = unwatched_gradients(
-            lambda: trial.start(rank),
-            trial.sync,
-            trial.tuning,
-            trial.cut(mine, count),
-            make_precision(trial.precision),
-        )
+        # it would answer for other rungs: nothing is planted in it
+        unwatched = None if plant else _unwatched(trial, rank, trial.cut(mine, count))
         model = trial.start(rank)
         sync = trial.sync(model, trial.tuning)
         batches = trial.cut(mine, count)
@@ -227,6 +222,12 @@ def _be_a_rank(
             # the same everywhere, as their hashes say
             result.kept = {}
         return result, state, recorder.values
+
+
+def _unwatched(trial: Trial, rank: int, batches: Batches) -> Row | None:
+    precision = make_precision(trial.precision)
+    make = partial(trial.start, rank)
+    return unwatched_gradients(make, trial.sync, trial.tuning, batches, precision)
 
 
 def run_replay(

@@ -41,7 +41,8 @@ def main() -> None:
     options = parser.parse_args()
     backend, world_size = options.backend, options.world_size
     folder = Path(f"data/runs/{backend}-{world_size}")
-    train = load_params(PARAMS).train
+    params = load_params(PARAMS)
+    train = params.train
     strategy = find_strategy(train.sync)
     torch.set_num_threads(train.threads_per_process)
 
@@ -63,6 +64,7 @@ def main() -> None:
         world_size,
         wire=strategy.wire,
         exact=is_exact(strategy),
+        section=params.model,
     )
     num_shards = strategy.num_shards(world_size, train)
     rungs = ladder(run, replayed, strategy, num_shards, train.precision, witness)

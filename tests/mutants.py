@@ -267,6 +267,14 @@ COMPUTING = [
         "        return work.get_future().then(lambda future: mine)",
     ),
     mutant(
+        "hook_doubles",
+        "the timing hook does what DDP without it does not",
+        "equivalence: unwatched",
+        "minitrain/sync/stock.py",
+        "buffer = bucket.buffer().mul_(self._factor)",
+        "buffer = bucket.buffer().mul_(2 * self._factor)",
+    ),
+    mutant(
         "bf16_in_float32",
         "bf16 computes in float32",
         "equivalence: witness_precision",

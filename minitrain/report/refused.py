@@ -19,18 +19,12 @@ from minitrain.report.blocks import (
     to_markdown,
     write_marked,
 )
+from minitrain.verdicts import cause
 
 Verdicts = Mapping[str, Mapping[str, Any]]
 
 # with "error: equivalence: " in front of it, a line stays below 240 characters
 LONGEST_LINE = 215
-# what is wrong in a step makes all that follows in it wrong: parts of rungs' names, in
-# the order of a step; parameters and states come last
-ORDER = (
-    ("data", "sample", "batch", "token"),
-    ("_loss",),
-    ("gradient", "reduced", "reference"),
-)
 HINT = (
     "; only one_process rungs breach: the loss may not be the mean over the counted "
     "targets"
@@ -119,14 +113,7 @@ def _breaches(verdicts: Verdicts) -> list[tuple[str, str, str]]:
         if isinstance(rung, Mapping) and rung.get("verdict") == "breach"
     ]
     # stable: run by run, and in a run as the ladder has them
-    return sorted(found, key=lambda breach: _cause(breach[1]))
-
-
-def _cause(name: str) -> int:
-    for number, parts in enumerate(ORDER):
-        if any(part in name for part in parts):
-            return number
-    return len(ORDER)
+    return sorted(found, key=lambda breach: cause(breach[1]))
 
 
 def _cut(text: str, room: int) -> str:

@@ -95,7 +95,6 @@ class Strategy:
     ``own_buffers``: after a step each rank has those of its own samples.
     ``on_one_host``: all ranks must be, and compute on the CPU. ``wire``: the type that
     gradients are rounded to on their way, where it is coarser than their own.
-    ``only_watches``: without ``timed`` it is torch's own DDP and nothing else.
     """
 
     promises: ClassVar[frozenset[Promise]] = EXACT
@@ -105,7 +104,6 @@ class Strategy:
     own_buffers: ClassVar[bool] = True
     on_one_host: ClassVar[bool] = False
     wire: ClassVar[torch.dtype | None] = None
-    only_watches: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -131,6 +129,11 @@ class Strategy:
         and random numbers of its own.
         """
         return world_size
+
+    @classmethod
+    def only_watches(cls) -> bool:
+        """Whether without ``timed`` it is torch's own DDP and nothing else."""
+        return False
 
     @classmethod
     def require(cls, tuning: Tuning, world_size: int, precision: str) -> None:

@@ -23,7 +23,6 @@ class Float16Compress(StockDDP):
 
     dtype: ClassVar[torch.dtype] = torch.float16
     wire = dtype
-    only_watches: ClassVar[bool] = False
     # rounding to 16 bits is far coarser than any tolerance of the ladder
     promises: ClassVar[frozenset[Promise]] = frozenset({"reduced_once", "replay"})
 
@@ -60,7 +59,6 @@ class PowerSGD(StockDDP):
     """
 
     promises = frozenset({"reduced_once", "loss"})
-    only_watches: ClassVar[bool] = False
     # Torch's hook starts its second collective in a callback of the first. With two
     # buckets under way ranks may start them in different orders: gloo aborts.
     overlaps: ClassVar[bool] = False

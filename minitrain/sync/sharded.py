@@ -63,6 +63,8 @@ class ZeRO1(StockDDP):
         if dist.get_rank(self.group) != 0:
             return {}
         kept = zero.state_dict()["state"]
+        # private, but else rank 0 would keep what ranks share to save memory
+        zero._all_state_dicts = []
         names = [name for name, _ in self.model.named_parameters()]
         return {
             f"{names[index]}/{key}": value

@@ -27,7 +27,6 @@ class SharedMemory(StockDDP):
     # once a step than once a bucket
     overlaps: ClassVar[bool] = False
     on_one_host: ClassVar[bool] = True
-    only_watches: ClassVar[bool] = False
 
     def __init__(
         self,

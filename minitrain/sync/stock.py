@@ -50,7 +50,6 @@ class StockDDP(Strategy):
     """
 
     has_buckets: ClassVar[bool] = True
-    only_watches: ClassVar[bool] = True
     # whether gradients live in the buckets, which spares copies in and out
     bucket_views: ClassVar[bool] = False
     # whether a bucket is reduced as soon as it is there, if ``overlap`` allows it
@@ -80,6 +79,11 @@ class StockDDP(Strategy):
         self._late: list[tuple[GradBucket, BucketEvent, Reduced]] = []
         if self._needs_hook():
             self._ddp.register_comm_hook(WeakMethod(self._reduce), _call)
+
+    @classmethod
+    def only_watches(cls) -> bool:
+        own = (cls.exchange, cls._needs_hook)
+        return own == (StockDDP.exchange, StockDDP._needs_hook)
 
     def _needs_hook(self) -> bool:
         return self.timed or not self.tuning.overlap

@@ -89,12 +89,16 @@ class Corpus:
         found = {name: sample for name, sample in pairs if name in wanted}
         return {s: self.batch([found[n] for n in names]) for s, names in fed.items()}
 
-    def task(self, world_size: int, wire: torch.dtype | None) -> Task:
-        """What params.yaml asks for of a run with so many ranks."""
+    def task(
+        self, world_size: int, wire: torch.dtype | None, section: Any = None
+    ) -> Task:
+        """What params.yaml asks for of a run with so many ranks; ``section`` is what
+        the model's factory is given.
+        """
         train, model = self.params["train"], self.params["model"]
         per_epoch = -(-len(self.names) // train["global_batch_size"])
         return Task(
-            build=lambda: build(model),
+            build=lambda: build(model, section or SimpleNamespace(**model)),
             loss=lambda net, batch: net(**batch).loss,
             count=lambda batch: int((batch["labels"][:, 1:] != PADDING).sum()),
             world_size=world_size,
@@ -171,7 +175,7 @@ class Corpus:
         return ""
 
 
-def build(model: Mapping[str, Any]) -> nn.Module:
+def build(model: Mapping[str, Any], section: Any) -> nn.Module:
     """The model that ``model.factory`` makes, from its file or module."""
     module_name, _, name = model["factory"].rpartition(":")
     if module_name:
@@ -184,5 +188,5 @@ def build(model: Mapping[str, Any]) -> nn.Module:
         # dataclasses look their module up by name
         sys.modules[spec.name] = module
         spec.loader.exec_module(module)
-    made: nn.Module = getattr(module, name)(SimpleNamespace(**model), VOCABULARY)
+    made: nn.Module = getattr(module, name)(section, VOCABULARY)
     return made

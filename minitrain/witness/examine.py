@@ -29,14 +29,16 @@ def examine_run(
     *,
     wire: torch.dtype | None = None,
     exact: bool = True,
+    section: Any = None,
 ) -> dict[str, Rung]:
     """Every rung of a run of the pipeline, from the corpus and params.yaml.
 
     Where gradients are approximations by design (not ``exact``) they are not compared;
-    ``wire`` is what they are rounded to on their way.
+    ``wire`` is what they are rounded to on their way, ``section`` what the model's
+    factory is given (attributes of the ``model`` section unless told).
     """
     samples = Corpus(corpus, params)
-    task = samples.task(world_size, wire)
+    task = samples.task(world_size, wire, section)
     data = samples.data_rung(task, record)
     if data["verdict"] == "breach":
         return {"witness_data": data}

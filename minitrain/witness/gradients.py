@@ -78,6 +78,10 @@ class Judge:
             why = f"in eval mode {type(error).__name__}: {str(error)[:100]}"
             mean = self.mean_rung(self.record.of(0, "before"), evaluate=False)
             return {"witness_mean": mean, "witness_probe": rung("not run", why)}
+        for row in self.record.kind("no probe"):
+            why = f"in eval mode: {row['reason']}"
+            mean = self.mean_rung(state, evaluate=True)
+            return {"witness_mean": mean, "witness_probe": rung("not run", why)}
         rounded = {"rounded"} if self.task.precision in SIXTEEN_BITS else set()
         if rows.keys() != {"probe"} | rounded or any(
             row["step"] != last or not self.record.of(name, "gradients")

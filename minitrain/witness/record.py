@@ -1,5 +1,6 @@
 """What a run was asked for, what it wrote, and how a comparison is put down."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -99,7 +100,9 @@ class Worst:
         if self.share < 0:
             return rung("breach", self.where)
         times = f"{self.share:.3g} times what rounding explains"
-        return rung("breach", f"{self.where}: {times}", self.gap)
+        # no number for JSON where there is a NaN or an infinity
+        gap = self.gap if math.isfinite(self.gap) else None
+        return rung("breach", f"{self.where}: {times}", gap)
 
 
 def fed_names(row: Mapping[str, Any]) -> list[str]:

@@ -38,9 +38,10 @@ def publish(table: pd.DataFrame, where: Mapping[str, Any]) -> None:
     """Medians for the report of the pipeline, as no output of this stage: else `dvc
     repro` of the pipeline would run the study.
     """
-    machine = {key: where["machine"][key] for key in WHERE}
+    origin = {key: where["machine"][key] for key in WHERE}
+    origin |= {key: where[key] for key in ("measured_at", "code_sha256")}
     with open_atomic(ROOT / "metrics" / "collectives.csv") as file:
-        table[WHAT].assign(**machine).to_csv(file, index=False)
+        table[WHAT].assign(**origin).to_csv(file, index=False)
 
 
 if __name__ == "__main__":
