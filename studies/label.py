@@ -2,7 +2,7 @@
 
 python studies/label.py
 
-Where there is newer code, it says that too; tests/test_studies.py wants it to be so.
+Where there is newer code, it says that too; tests/test_made_by.py wants it to be so.
 """
 
 from pathlib import Path
