@@ -111,7 +111,7 @@ def check_data_parallel(
         factory=factory,
         batches=batches,
         loss=loss or causal_lm_loss,
-        count=count or count_targets,
+        count=_number(count or count_targets),
         sync=find_strategy(sync) if isinstance(sync, str) else sync,
         optimizer=optimizer,
         learning_rate=learning_rate,
@@ -124,8 +124,7 @@ def check_data_parallel(
     _refuse_what_cannot_be(trial, world_size)
     _refuse_unknown(accept)
     found = examine(trial, world_size, timeout_s=timeout_s)
-    if found.verdict not in accept:
-        raise EvidenceError(f"{found.verdict}: {found.rests_on}\n{found}")
+    _refuse_verdict(found, accept)
     return found
 
 
@@ -243,6 +242,20 @@ def _refuse_what_cannot_be(trial: Trial, world_size: int) -> None:
         _refuse_unused_parameters(trial, world_size)
 
 
+def _number(count: Callable[[Any], Any]) -> Callable[[Any], int]:
+    # many a count is a tensor
+    return lambda batch: int(count(batch))
+
+
+def _refuse_verdict(found: Ladder, accept: Collection[Verdict]) -> None:
+    if found.verdict in accept:
+        return
+    line = f"{found.verdict}: {found.rests_on}"
+    if found.verdict != "breach":
+        line += f" (accept=('proven', '{found.verdict}') lets this pass)"
+    raise EvidenceError(f"{line}\n{found}")
+
+
 def _refuse_unknown(accept: Collection[str]) -> None:
     wrong = isinstance(accept, str) or not isinstance(accept, Collection)
     if wrong or not accept or not {*accept} <= {*VERDICTS}:
@@ -255,6 +268,13 @@ def _refuse_parts_without_targets(trial: Trial, world_size: int) -> None:
     shards = trial.num_shards(world_size)
     every = trial.cut(range(shards), shards)
     for step in range(min(trial.steps, len(trial.batches))):
+        counted = [part.num_targets for part in every.parts(step)]
+        whole = trial.count(trial.batches[step])
+        if sum(counted) != whole:
+            raise UserError(
+                f"count(batches[{step}]) = {whole}: must be the sum of its parts' "
+                f"counts, {' + '.join(map(str, counted))}"
+            )
         for part in every.parts(step):
             if part.num_targets == 0:
                 raise UserError(

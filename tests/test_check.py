@@ -89,7 +89,9 @@ def test_mean_of_means_of_ones_own_is_found() -> None:
         "breach: witness_mean: the loss is no mean over the targets: halves of a batch "
         "have the weights "
     )
-    assert line.endswith("by their targets 0.5 and 0.5")
+    assert line.endswith(
+        "by their targets 0.5 and 0.5; is it a mean over what is counted?"
+    )
     told = check_data_parallel(
         ByWords, words(), count=lambda batch: int(batch["mask"].sum())
     )
@@ -206,3 +208,33 @@ def test_one_element_with_any_stride() -> None:
     assert one.stride() == (5,)
     assert sha256_tensor(one) == sha256_tensor(torch.zeros(1)) == sha256(one)
     assert distance({"w": one}, {"w": torch.ones(1)}).max_abs_diff == 1.0
+
+
+def test_count_that_does_not_add_up() -> None:
+    with pytest.raises(UserError) as raised:
+        check_data_parallel(line, PAIRS, loss=squares, count=lambda batch: 7)
+    assert the_line(raised) == (
+        "count(batches[0]) = 7: must be the sum of its parts' counts, 7 + 7"
+    )
+
+
+def test_count_may_be_a_tensor() -> None:
+    def count(batch: Any) -> Any:
+        return (batch[1] < torch.inf).sum()
+
+    ladder = check_data_parallel(line, PAIRS, loss=squares, count=count)
+    assert ladder.verdict == "proven"
+
+
+def test_loss_that_is_a_sum_is_called_one() -> None:
+    def total(model: nn.Module, batch: Any) -> Tensor:
+        inputs, targets = batch
+        return (model(inputs) - targets).square().sum()
+
+    with pytest.raises(EvidenceError, match=r"targets 0\.5 and 0\.5: it is a sum"):
+        check_data_parallel(line, PAIRS, loss=total)
+
+
+def test_who_cannot_be_proven_is_told_how_to_go_on() -> None:
+    with pytest.raises(EvidenceError, match=r"accept=\('proven', 'undecided'\) lets"):
+        check_data_parallel(line, PAIRS, loss=squares, sync="fsdp")

@@ -200,6 +200,9 @@ class Judge:
             return rung("not run", why, apart)
         has, said = (" and ".join(f"{x:.4g}" for x in w) for w in (fit, shares))
         why = f"halves of a batch have the weights {has}, by their targets {said}"
+        if float((fit - 1).abs().max()) <= close:
+            why += ": it is a sum"
+        why += "; is it a mean over what is counted?"
         return rung("breach", f"the loss is no mean over the targets: {why}", apart)
 
     def least(self, halves: list[Any]) -> int:
