@@ -5,13 +5,38 @@ text or tables start in a fraction of a second.
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from minitrain.core.errors import EvidenceError, RankError, UserError
+    from minitrain.distributed.launcher import launch
+    from minitrain.testing.check import Ladder, check_data_parallel
 
 __version__ = "0.1.0"
-__all__ = ["check_data_parallel"]
+__all__ = [
+    "EvidenceError",
+    "Ladder",
+    "RankError",
+    "UserError",
+    "check_data_parallel",
+    "launch",
+]
+
+_HOMES = {
+    "EvidenceError": "core.errors",
+    "Ladder": "testing.check",
+    "RankError": "core.errors",
+    "UserError": "core.errors",
+    "check_data_parallel": "testing.check",
+    "launch": "distributed.launcher",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(import_module("minitrain.check"), name)
+    if name in _HOMES:
+        return getattr(import_module(f"minitrain.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -12,15 +12,15 @@ from pathlib import Path
 import pandas as pd
 import torch.distributed as dist
 
-from minitrain.arms import arms_of, measure
-from minitrain.ddp import distributed, is_main_process
-from minitrain.errors import run_stage
-from minitrain.files import open_atomic, write_json
-from minitrain.load import Usage, load_of
-from minitrain.params import Params, load_params
-from minitrain.progress import progress
-from minitrain.provenance import provenance, require_torch
-from minitrain.torchrun import run_as_ranks, under_torchrun
+from minitrain.bench.arms import arms_of, measure
+from minitrain.bench.load import Usage, load_of
+from minitrain.core.errors import run_stage
+from minitrain.core.files import open_atomic, write_json
+from minitrain.core.params import Params, load_params
+from minitrain.core.progress import progress
+from minitrain.core.provenance import provenance, require_torch
+from minitrain.distributed.groups import distributed, is_main_process
+from minitrain.distributed.torchrun import run_as_ranks, under_torchrun
 
 
 def main() -> None:

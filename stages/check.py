@@ -9,12 +9,12 @@ it rebuilds nothing.
 
 from pathlib import Path
 
-from minitrain.ddp import require_gpus
-from minitrain.errors import UserError, run_stage
-from minitrain.files import open_atomic
-from minitrain.params import load_params
-from minitrain.provenance import require_torch
-from minitrain.sync.strategies import find_strategy
+from minitrain.core.errors import UserError, run_stage
+from minitrain.core.files import open_atomic
+from minitrain.core.params import load_params
+from minitrain.core.provenance import require_torch
+from minitrain.distributed.groups import require_gpus
+from minitrain.sync.catalog import find_strategy
 
 
 def main() -> None:

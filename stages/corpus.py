@@ -7,12 +7,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from minitrain.corpus import read_corpus
-from minitrain.errors import run_stage
-from minitrain.files import write_jsonl
-from minitrain.grammar import generate_sentences, load_verbs
-from minitrain.params import load_params
-from minitrain.progress import progress
+from minitrain.core.errors import run_stage
+from minitrain.core.files import write_jsonl
+from minitrain.core.params import load_params
+from minitrain.core.progress import progress
+from minitrain.data.text import read_corpus
+from minitrain.grammar.sentences import generate_sentences
+from minitrain.grammar.verbs import load_verbs
 
 
 def main() -> None:

@@ -8,18 +8,18 @@ with exit code 1; nothing downstream runs.
 
 from pathlib import Path
 
-from minitrain.equivalence import Rung, not_run
-from minitrain.errors import EvidenceError, run_stage
-from minitrain.evidence import across_world_sizes, evidence_of
-from minitrain.files import read_json, write_json
-from minitrain.one_process import one_process, twin_of
-from minitrain.params import Params, load_params
-from minitrain.promises import not_comparable, not_promised
-from minitrain.provenance import require_same_build
+from minitrain.analysis.verdicts import as_dicts, verdict_of
+from minitrain.core.errors import EvidenceError, run_stage
+from minitrain.core.files import read_json, write_json
+from minitrain.core.params import Params, load_params
+from minitrain.core.provenance import require_same_build
+from minitrain.proof.bits import Rung, not_run
+from minitrain.proof.evidence import across_world_sizes, evidence_of
+from minitrain.proof.promises import not_comparable, not_promised
+from minitrain.proof.single_process import one_process, twin_of
+from minitrain.proof.tolerances import Compared, one_process_rungs
 from minitrain.report.refused import breach_line, refuse
-from minitrain.sync.strategies import find_strategy
-from minitrain.tolerances import Compared, one_process_rungs
-from minitrain.verdicts import as_dicts, verdict_of
+from minitrain.sync.catalog import find_strategy
 
 EVIDENCE = Path("data/evidence")
 SHARDS = Path("data/shards/world-1")

@@ -8,15 +8,17 @@ from pathlib import Path
 
 import torch
 
-from minitrain.errors import run_stage
-from minitrain.files import read_jsonl, write_json
-from minitrain.hashes import Recorder, recorded_steps, save_tensors
-from minitrain.params import load_params
-from minitrain.precision import make_precision
-from minitrain.progress import progress
-from minitrain.provenance import bits_depend_on, require_torch
-from minitrain.replay import BucketLayout, replay
-from minitrain.run import (
+from minitrain.core.errors import run_stage
+from minitrain.core.files import read_jsonl, write_json
+from minitrain.core.params import load_params
+from minitrain.core.progress import progress
+from minitrain.core.provenance import bits_depend_on, require_torch
+from minitrain.proof.replay import BucketLayout, replay
+from minitrain.sync.catalog import find_strategy
+from minitrain.train.loop import steps_to_train
+from minitrain.train.precision import make_precision
+from minitrain.train.recorder import Recorder, recorded_steps, save_tensors
+from minitrain.train.run import (
     optimizer_of,
     shard_batches,
     start_model,
@@ -24,8 +26,6 @@ from minitrain.run import (
     write_hashes,
     write_losses,
 )
-from minitrain.sync.strategies import find_strategy
-from minitrain.training import steps_to_train
 
 
 def main() -> None:

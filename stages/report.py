@@ -7,11 +7,17 @@ from pathlib import Path
 
 import pandas as pd
 
-from minitrain.baseline import Baseline
-from minitrain.data import first_texts
-from minitrain.errors import run_stage
-from minitrain.files import atomic_path, open_atomic, read_json, sha256_file, write_json
-from minitrain.params import load_params
+from minitrain.analysis.comparison import Baseline
+from minitrain.core.errors import run_stage
+from minitrain.core.files import (
+    atomic_path,
+    open_atomic,
+    read_json,
+    sha256_file,
+    write_json,
+)
+from minitrain.core.params import load_params
+from minitrain.data.shards import first_texts
 from minitrain.report.blocks import to_html, to_markdown
 from minitrain.report.manifest import manifest
 from minitrain.report.page import ACCOUNT_PNG, LOSSES_PNG, SCALING_PNG, page
@@ -23,10 +29,8 @@ from minitrain.report.studied import read_studied
 from minitrain.report.summary import summary
 from minitrain.report.words import account_headline, find, headline, losses_headline
 
-PARAMS = Path("params.yaml")
-RUNS = Path("data/runs")
-BASELINE = Path("data/baseline")
-METRICS = Path("metrics")
+PARAMS, METRICS = Path("params.yaml"), Path("metrics")
+RUNS, BASELINE = Path("data/runs"), Path("data/baseline")
 LADDER = Path("studies/ladder/climb.py")
 
 

@@ -8,11 +8,11 @@ its shards together are the corpus, without overlap.
 
 from pathlib import Path
 
-from minitrain.data import tokenize_corpus, write_shards
-from minitrain.errors import run_stage
-from minitrain.files import atomic_path
-from minitrain.params import load_params
-from minitrain.progress import progress
+from minitrain.core.errors import run_stage
+from minitrain.core.files import atomic_path
+from minitrain.core.params import load_params
+from minitrain.core.progress import progress
+from minitrain.data.shards import tokenize_corpus, write_shards
 
 
 def main() -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from minitrain.account import account, account_intervals, ddp_says, summarise
-from minitrain.errors import run_stage
-from minitrain.files import open_atomic, read_json, write_json
-from minitrain.params import load_params
-from minitrain.provenance import require_one_machine
+from minitrain.analysis.account import account, account_intervals, ddp_says, summarise
+from minitrain.core.errors import run_stage
+from minitrain.core.files import open_atomic, read_json, write_json
+from minitrain.core.params import load_params
+from minitrain.core.provenance import require_one_machine
 
 
 def main() -> None:

@@ -10,10 +10,10 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-from minitrain.errors import run_stage
-from minitrain.params import load_params
-from minitrain.run import Job, preflight, train_rank
-from minitrain.torchrun import run_as_ranks, under_torchrun
+from minitrain.core.errors import run_stage
+from minitrain.core.params import load_params
+from minitrain.distributed.torchrun import run_as_ranks, under_torchrun
+from minitrain.train.run import Job, preflight, train_rank
 
 
 def main() -> None:

@@ -12,23 +12,23 @@ from pathlib import Path
 
 import torch
 
-from minitrain.errors import run_stage
-from minitrain.evidence import ran_in
-from minitrain.files import (
+from minitrain.analysis.verdicts import as_dicts
+from minitrain.core.errors import run_stage
+from minitrain.core.files import (
     atomic_path,
     read_json,
     sha256_file,
     write_json,
 )
-from minitrain.hashes import load_tensors
-from minitrain.ladder import ladder
-from minitrain.params import load_params
-from minitrain.promises import is_exact, not_promised
-from minitrain.provenance import require_same_build
-from minitrain.sync.strategies import find_strategy
-from minitrain.verdicts import as_dicts
-from minitrain.witness.examine import examine_run
-from minitrain.witness.record import Record
+from minitrain.core.params import load_params
+from minitrain.core.provenance import require_same_build
+from minitrain.proof.evidence import ran_in
+from minitrain.proof.ladder import ladder
+from minitrain.proof.promises import is_exact, not_promised
+from minitrain.proof.witness.examine import examine_run
+from minitrain.proof.witness.record import Record
+from minitrain.sync.catalog import find_strategy
+from minitrain.train.recorder import load_tensors
 
 PARAMS, CORPUS = Path("params.yaml"), Path("data/corpus.jsonl")
 KEPT = ("gradients.pt", "early.pt", "hashes.jsonl", "losses.csv", "machine.json")

@@ -10,10 +10,10 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from fork_server import Zygote, start_by_fork
 from mutated import ADDRESS, Server
-from zygote import Zygote, start_by_fork
 
-from minitrain import launcher
+from minitrain.distributed import launcher
 
 NEEDS_GPU = "needs a GPU"
 CACHE_OF_TORCH = f"torchinductor_{getpass.getuser()}"

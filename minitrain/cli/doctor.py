@@ -14,8 +14,8 @@ from minitrain.cli.answer import Answer
 from minitrain.report.numbers import plural
 
 if TYPE_CHECKING:
-    from minitrain.collectives import Probe
-    from minitrain.doctor import Examination
+    from minitrain.cli.checks.collectives import Probe
+    from minitrain.cli.checks.machine import Examination
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def answer(options: argparse.Namespace) -> Answer:
     """Examine, and say what was found."""
     # torch takes seconds to import: not for --help
-    from minitrain.doctor import examine
+    from minitrain.cli.checks.machine import examine
 
     found = examine()
     return Answer(found.well, {"well": found.well, **asdict(found)}, in_words(found))

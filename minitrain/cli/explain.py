@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from minitrain.cli.answer import Answer
 
 if TYPE_CHECKING:
-    from minitrain.walk import Rank, Walk
+    from minitrain.cli.walk import Rank, Walk
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def answer(options: argparse.Namespace) -> Answer:
     """Take the walk; it is well where ranks and one process end at the same weight."""
     # torch takes seconds to import: not for --help
-    from minitrain.walk import walk
+    from minitrain.cli.walk import walk
 
     taken = walk()
     ends = {taken.one_process_after, *(rank.after for rank in taken.ranks)}

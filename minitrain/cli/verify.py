@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minitrain.cli.answer import Answer
-from minitrain.errors import UserError
+from minitrain.core.errors import UserError
 from minitrain.report.numbers import plural
 
 if TYPE_CHECKING:
-    from minitrain.compare import Comparison
-    from minitrain.compare_runs import RunsCompared
+    from minitrain.diff.run_diff import RunsCompared
+    from minitrain.diff.state_diff import Comparison
 
 NAMES_SHOWN = 5
 
@@ -44,8 +44,8 @@ def answer(options: argparse.Namespace) -> Answer:
             what = "is a file" if other.exists() else "does not exist"
             raise UserError(f"{other}: {what}; {mine} is a run, so it must be one too")
     # torch takes seconds to import: not for --help
-    from minitrain.compare import compare_states
-    from minitrain.states import read_state
+    from minitrain.diff.state_diff import compare_states
+    from minitrain.diff.states import read_state
 
     a, b = (read_state(path, options.strip_prefix) for path in (options.a, options.b))
     found = compare_states(a, b)
@@ -53,7 +53,7 @@ def answer(options: argparse.Namespace) -> Answer:
 
 
 def _answer_for_runs(a: Path, b: Path) -> Answer:
-    from minitrain.compare_runs import compare_runs
+    from minitrain.diff.run_diff import compare_runs
 
     found = compare_runs(a, b)
     facts = {

@@ -4,8 +4,3 @@
 ``phrases`` and ``complements`` the words around the verb, ``clauses`` the auxiliaries
 and their agreement, ``sentences`` draws sentences without repeating one.
 """
-
-from minitrain.grammar.sentences import Sentence, generate_sentences
-from minitrain.grammar.verbs import Verb, load_verbs
-
-__all__ = ["Sentence", "Verb", "generate_sentences", "load_verbs"]

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
-from minitrain.errors import UserError
+from minitrain.core.errors import UserError
 from minitrain.grammar.clauses import Frame, Kind, build_frames, kind_of
 from minitrain.grammar.complements import COMPLEMENTS
 from minitrain.grammar.phrases import PERSONS

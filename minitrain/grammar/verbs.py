@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from minitrain.errors import UserError
+from minitrain.core.errors import UserError
 from minitrain.grammar.complements import COMPLEMENTS
 
 COLUMNS = (

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from minitrain.baseline import ONE_PROCESS, ddp_arm
+from minitrain.analysis.comparison import ONE_PROCESS, ddp_arm
 from minitrain.report.ladder import byte_equivalent
 from minitrain.report.results import Results
 from minitrain.report.words import Finding, lesson_notes

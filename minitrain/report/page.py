@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from minitrain.account import CLOSED_WITHIN
-from minitrain.baseline import AGAIN, ALL_CORES, ONE_PROCESS, SILENT, TIMED
+from minitrain.analysis.account import CLOSED_WITHIN
+from minitrain.analysis.comparison import AGAIN, ALL_CORES, ONE_PROCESS, SILENT, TIMED
 from minitrain.report.blocks import (
     Block,
     Definitions,

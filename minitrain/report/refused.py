@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from minitrain.files import atomic_path, open_atomic, write_json
-from minitrain.params import Params
+from minitrain.analysis.verdicts import cause
+from minitrain.core.files import atomic_path, open_atomic, write_json
+from minitrain.core.params import Params
 from minitrain.report.blocks import (
     Block,
     Heading,
@@ -19,7 +20,6 @@ from minitrain.report.blocks import (
     to_markdown,
     write_marked,
 )
-from minitrain.verdicts import cause
 
 Verdicts = Mapping[str, Mapping[str, Any]]
 

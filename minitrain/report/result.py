@@ -6,8 +6,8 @@ from typing import Any
 
 import pandas as pd
 
-from minitrain.baseline import AGAIN, TIMED
-from minitrain.made_by import label, made_by_pipeline
+from minitrain.analysis.comparison import AGAIN, TIMED
+from minitrain.analysis.made_by import label, made_by_pipeline
 from minitrain.report.blocks import write_marked
 from minitrain.report.numbers import plural
 from minitrain.report.page import arm_in_words

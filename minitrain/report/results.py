@@ -6,9 +6,9 @@ from typing import Any
 
 import pandas as pd
 
-from minitrain.baseline import Baseline, ddp_arm
-from minitrain.errors import UserError
-from minitrain.provenance import require_one_machine
+from minitrain.analysis.comparison import Baseline, ddp_arm
+from minitrain.core.errors import UserError
+from minitrain.core.provenance import require_one_machine
 from minitrain.report.studied import Studied
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import StrMethodFormatter
 
-from minitrain.baseline import ALL_CORES, ONE_PROCESS, SILENT
+from minitrain.analysis.comparison import ALL_CORES, ONE_PROCESS, SILENT
 from minitrain.report.canvas import BLACK, BLUE, GREEN, GREY, ORANGE, canvas, save
 from minitrain.report.numbers import plural, thousands
 
@@ -40,7 +40,7 @@ def draw_scaling(
 ) -> None:
     """Draw processes against tokens per second.
 
-    ``scaling`` is what :meth:`minitrain.baseline.Baseline.scaling` returns;
+    ``scaling`` is what :meth:`minitrain.analysis.comparison.Baseline.scaling` returns;
     ``strategy`` is how the processes synchronised.
     """
     arms = scaling.set_index("arm")

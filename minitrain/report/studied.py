@@ -10,9 +10,9 @@ from typing import Any
 
 import pandas as pd
 
-from minitrain.files import read_json, sha256_file
-from minitrain.params import Model
-from minitrain.provenance import code_sha256, measured_where
+from minitrain.core.files import read_json, sha256_file
+from minitrain.core.params import Model
+from minitrain.core.provenance import code_sha256, measured_where
 from minitrain.report.blocks import Block, Heading, Paragraph, Table
 from minitrain.report.numbers import plural
 

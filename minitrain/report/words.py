@@ -6,9 +6,9 @@ from typing import Any
 
 import pandas as pd
 
-from minitrain.account import CLOSED_WITHIN
-from minitrain.baseline import ALL_CORES, ONE_PROCESS, SILENT, Comparison
-from minitrain.load import why_busy
+from minitrain.analysis.account import CLOSED_WITHIN
+from minitrain.analysis.busy import why_busy
+from minitrain.analysis.comparison import ALL_CORES, ONE_PROCESS, SILENT, Comparison
 from minitrain.report.numbers import (
     capitalised,
     ms,

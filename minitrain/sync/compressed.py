@@ -8,10 +8,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 
-from minitrain.errors import UserError
-from minitrain.ring import ring_sum
-from minitrain.sync import Promise, Traffic, Tuning, num_bytes, trained, world
+from minitrain.core.errors import UserError
+from minitrain.distributed.ring import ring_sum
 from minitrain.sync.stock import Reduced, StockDDP
+from minitrain.sync.strategy import Promise, Traffic, Tuning, num_bytes, trained, world
 
 RANK_OF_APPROXIMATION = 2
 # torch: from step 2 on at the earliest, since DDP rebuilds its buckets after step 0

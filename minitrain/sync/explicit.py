@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from minitrain.errors import UserError
-from minitrain.sync import (
+from minitrain.core.errors import UserError
+from minitrain.sync.strategy import (
     BucketEvent,
     Strategy,
     Traffic,

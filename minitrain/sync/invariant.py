@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from minitrain.errors import UserError
-from minitrain.shared_memory import SharedMemoryGroup
-from minitrain.sync import Traffic, Tuning, broadcast, num_bytes, timeout_s
+from minitrain.core.errors import UserError
+from minitrain.distributed.shared_memory import SharedMemoryGroup
+from minitrain.distributed.tree import tree_sum
 from minitrain.sync.explicit import Flat
-from minitrain.tree import tree_sum
+from minitrain.sync.strategy import Traffic, Tuning, broadcast, num_bytes, timeout_s
 
 
 class Invariant(Flat):

@@ -9,8 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from minitrain.errors import UserError
-from minitrain.sync import (
+from minitrain.core.errors import UserError
+from minitrain.sync.stock import StockDDP
+from minitrain.sync.strategy import (
     Promise,
     Strategy,
     Traffic,
@@ -21,7 +22,6 @@ from minitrain.sync import (
     whole,
     world,
 )
-from minitrain.sync.stock import StockDDP
 
 
 class ZeRO1(StockDDP):

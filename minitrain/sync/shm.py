@@ -8,10 +8,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 
-from minitrain.shared_memory import SharedMemoryGroup
-from minitrain.sync import Traffic, Tuning, timeout_s
+from minitrain.distributed.shared_memory import SharedMemoryGroup
+from minitrain.distributed.tree import tree_sum
 from minitrain.sync.stock import Reduced, StockDDP
-from minitrain.tree import tree_sum
+from minitrain.sync.strategy import Traffic, Tuning, timeout_s
 
 
 class SharedMemory(StockDDP):

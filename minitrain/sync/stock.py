@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 
-from minitrain.ddp import wrap_for_ddp
-from minitrain.sync import (
+from minitrain.distributed.groups import wrap_for_ddp
+from minitrain.sync.strategy import (
     BucketEvent,
     Strategy,
     Traffic,

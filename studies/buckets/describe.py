@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from minitrain.baseline import Rounds
-from minitrain.errors import run_stage
-from minitrain.files import open_atomic, read_json
-from minitrain.provenance import measured_where
+from minitrain.analysis.comparison import Rounds
+from minitrain.core.errors import run_stage
+from minitrain.core.files import open_atomic, read_json
+from minitrain.core.provenance import measured_where
 from minitrain.report.numbers import percent
 
 STUDY = Path(__file__).resolve().parent

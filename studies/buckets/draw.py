@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from minitrain.baseline import Rounds
-from minitrain.errors import run_stage
-from minitrain.files import atomic_path, read_json
+from minitrain.analysis.comparison import Rounds
+from minitrain.core.errors import run_stage
+from minitrain.core.files import atomic_path, read_json
 from minitrain.report.canvas import BLACK, BLUE, GREEN, GREY, ORANGE, canvas, save
 from minitrain.report.numbers import percent, plural, times
 

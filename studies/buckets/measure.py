@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from buckets_settings import Buckets
 
-from minitrain.arms import Arm, Row, close, enter, silent_arm, take_turns
-from minitrain.ddp import distributed, is_main_process
-from minitrain.errors import run_stage
-from minitrain.files import open_atomic, write_json
-from minitrain.launcher import launch
-from minitrain.params import Params
-from minitrain.progress import progress
-from minitrain.provenance import provenance
-from minitrain.studies.buckets import Buckets
-from minitrain.turns import load_turns
+from minitrain.bench.arms import Arm, Row, close, enter, silent_arm, take_turns
+from minitrain.bench.turns import load_turns
+from minitrain.core.errors import run_stage
+from minitrain.core.files import open_atomic, write_json
+from minitrain.core.params import Params
+from minitrain.core.progress import progress
+from minitrain.core.provenance import provenance
+from minitrain.distributed.groups import distributed, is_main_process
+from minitrain.distributed.launcher import launch
 
 STUDY = Path(__file__).resolve().parent
 ROOT = STUDY.parents[1]

@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from collectives_settings import Collectives
 from findings import NAMES, against_gloo, duration, medians, short, size
 
-from minitrain.errors import run_stage
-from minitrain.files import open_atomic, read_json
-from minitrain.provenance import measured_where
+from minitrain.core.errors import run_stage
+from minitrain.core.files import open_atomic, read_json
+from minitrain.core.provenance import measured_where
+from minitrain.core.study import load_study
 from minitrain.report.numbers import capitalised
-from minitrain.studies import load_study
-from minitrain.studies.collectives import Collectives
 
 STUDY = Path(__file__).resolve().parent
 # NCCL adds in the memory of GPUs, for which a copy on the CPU is no limit

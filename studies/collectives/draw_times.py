@@ -9,7 +9,7 @@ from findings import NAMES, against_gloo, duration, size
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from minitrain.errors import run_stage
+from minitrain.core.errors import run_stage
 from minitrain.report.canvas import BLUE, GREEN, GREY, ORANGE, canvas, save
 from minitrain.report.scaling_plot import spread
 

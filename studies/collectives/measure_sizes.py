@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from collectives_settings import Collectives
 
-from minitrain.errors import run_stage
-from minitrain.files import open_atomic, write_json
-from minitrain.provenance import provenance
-from minitrain.studies import load_study
-from minitrain.studies.collectives import Collectives
-from minitrain.sweep import powers_of_4, sweep
+from minitrain.bench.sweep import powers_of_4, sweep
+from minitrain.core.errors import run_stage
+from minitrain.core.files import open_atomic, write_json
+from minitrain.core.provenance import provenance
+from minitrain.core.study import load_study
 
 STUDY = Path(__file__).resolve().parent
 ROOT = STUDY.parents[1]

@@ -7,17 +7,18 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from minitrain.arms import only_ddp
-from minitrain.data import tokenize_corpus, write_shards
-from minitrain.errors import EvidenceError, UserError, run_stage
-from minitrain.files import read_jsonl, sha256_file, write_json
-from minitrain.launcher import launch
-from minitrain.params import Params, Train, load_params
-from minitrain.progress import progress
-from minitrain.provenance import provenance
-from minitrain.run import Job, train_rank
-from minitrain.studies import load_study
-from minitrain.studies.invariance import Invariance
+from invariance_settings import Invariance
+
+from minitrain.bench.arms import only_ddp
+from minitrain.core.errors import EvidenceError, UserError, run_stage
+from minitrain.core.files import read_jsonl, sha256_file, write_json
+from minitrain.core.params import Params, Train, load_params
+from minitrain.core.progress import progress
+from minitrain.core.provenance import provenance
+from minitrain.core.study import load_study
+from minitrain.data.shards import tokenize_corpus, write_shards
+from minitrain.distributed.launcher import launch
+from minitrain.train.run import Job, train_rank
 
 SCRIPT = Path(__file__).resolve()
 STUDY, ROOT = SCRIPT.parent, SCRIPT.parents[2]

@@ -10,18 +10,18 @@ from typing import Any
 
 import pandas as pd
 import torch
+from ladder_settings import Ladder
 from torch import nn
 
-from minitrain.check import examine
-from minitrain.equivalence import bits_rung
-from minitrain.errors import run_stage
-from minitrain.files import open_atomic, sha256_file, write_json
-from minitrain.params import load_params
-from minitrain.progress import progress
-from minitrain.provenance import provenance
-from minitrain.studies import load_study
-from minitrain.studies.ladder import Ladder
-from minitrain.trial import run_one_process, run_ranks, trial_of
+from minitrain.core.errors import run_stage
+from minitrain.core.files import open_atomic, sha256_file, write_json
+from minitrain.core.params import load_params
+from minitrain.core.progress import progress
+from minitrain.core.provenance import provenance
+from minitrain.core.study import load_study
+from minitrain.proof.bits import bits_rung
+from minitrain.testing.check import examine
+from minitrain.testing.trial import run_one_process, run_ranks, trial_of
 
 STUDY = Path(__file__).resolve().parent
 ROOT = STUDY.parents[1]

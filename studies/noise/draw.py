@@ -5,8 +5,8 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.ticker import LogLocator, NullLocator
 
-from minitrain.errors import run_stage
-from minitrain.files import atomic_path
+from minitrain.core.errors import run_stage
+from minitrain.core.files import atomic_path
 from minitrain.report.canvas import BLUE, GREEN, ORANGE, PURPLE, canvas, save
 from minitrain.report.numbers import percent
 

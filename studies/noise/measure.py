@@ -4,18 +4,18 @@ from functools import partial
 from pathlib import Path
 
 import pandas as pd
+from noise_settings import Noise
 
-from minitrain.arms import Arm, Row, close, enter, take_turns
-from minitrain.ddp import distributed, is_main_process
-from minitrain.errors import UserError, run_stage
-from minitrain.files import open_atomic, write_json
-from minitrain.launcher import launch
-from minitrain.params import Params
-from minitrain.progress import progress
-from minitrain.provenance import provenance
-from minitrain.studies.noise import Noise
-from minitrain.sync.strategies import find_strategy
-from minitrain.turns import load_turns
+from minitrain.bench.arms import Arm, Row, close, enter, take_turns
+from minitrain.bench.turns import load_turns
+from minitrain.core.errors import UserError, run_stage
+from minitrain.core.files import open_atomic, write_json
+from minitrain.core.params import Params
+from minitrain.core.progress import progress
+from minitrain.core.provenance import provenance
+from minitrain.distributed.groups import distributed, is_main_process
+from minitrain.distributed.launcher import launch
+from minitrain.sync.catalog import find_strategy
 
 STUDY = Path(__file__).resolve().parent
 ROOT = STUDY.parents[1]

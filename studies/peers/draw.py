@@ -5,9 +5,9 @@ from typing import Any
 
 import pandas as pd
 
-from minitrain.baseline import Comparison, Rounds
-from minitrain.errors import run_stage
-from minitrain.files import open_atomic, read_json
+from minitrain.analysis.comparison import Comparison, Rounds
+from minitrain.core.errors import run_stage
+from minitrain.core.files import open_atomic, read_json
 from minitrain.report.canvas import BLACK, BLUE, GREY, canvas, save
 
 STUDY = Path(__file__).resolve().parent

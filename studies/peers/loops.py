@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from minitrain.arms import Arm, Contestant, silent_arm
-from minitrain.params import Params
-from minitrain.run import optimizer_of
+from minitrain.bench.arms import Arm, Contestant, silent_arm
+from minitrain.core.params import Params
+from minitrain.train.run import optimizer_of
 
 RAW, AGAIN = "raw DDP loop", "raw DDP loop again"
 SILENT = "no communication"

@@ -13,18 +13,18 @@ from typing import Any
 
 import pandas as pd
 from loops import RAW, SILENT, arms_of
+from peers_settings import Peers
 
-from minitrain.arms import Contestant, Row, close, enter, take_turns
-from minitrain.ddp import distributed, is_main_process
-from minitrain.errors import EvidenceError, run_stage
-from minitrain.files import open_atomic, write_json
-from minitrain.hashes import sha256_tensor
-from minitrain.launcher import launch
-from minitrain.params import Params
-from minitrain.progress import progress
-from minitrain.provenance import provenance
-from minitrain.studies.peers import Peers
-from minitrain.turns import load_turns
+from minitrain.bench.arms import Contestant, Row, close, enter, take_turns
+from minitrain.bench.turns import load_turns
+from minitrain.core.errors import EvidenceError, run_stage
+from minitrain.core.files import open_atomic, write_json
+from minitrain.core.params import Params
+from minitrain.core.progress import progress
+from minitrain.core.provenance import provenance
+from minitrain.distributed.groups import distributed, is_main_process
+from minitrain.distributed.launcher import launch
+from minitrain.train.recorder import sha256_tensor
 
 STUDY = Path(__file__).resolve().parent
 ROOT = STUDY.parents[1]

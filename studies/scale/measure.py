@@ -14,13 +14,13 @@ from subprocess import PIPE, Popen
 from typing import Any
 
 from ruamel.yaml import YAML
+from scale_settings import Scale
 
-from minitrain.errors import UserError, run_stage
-from minitrain.files import write_json
-from minitrain.params import load_params
-from minitrain.provenance import provenance
-from minitrain.studies import load_study
-from minitrain.studies.scale import Scale
+from minitrain.core.errors import UserError, run_stage
+from minitrain.core.files import write_json
+from minitrain.core.params import load_params
+from minitrain.core.provenance import provenance
+from minitrain.core.study import load_study
 
 SCRIPT = Path(__file__).resolve()
 STUDY, ROOT = SCRIPT.parent, SCRIPT.parents[2]
@@ -49,7 +49,7 @@ def main() -> None:
 
 def build(folder: Path, count: int) -> dict[str, float]:
     # a project of its own, with all that the stages read
-    for name in ("data/verbs.csv", "minitrain/model.py", "params.yaml"):
+    for name in ("data/verbs.csv", "minitrain/model/gpt.py", "params.yaml"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
     params = YAML().load((folder / "params.yaml").read_text())

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import torch
 
-from minitrain.clock import StepClock
-from minitrain.ddp import distributed
-from minitrain.hashes import Recorder
-from minitrain.params import load_params
-from minitrain.run import optimizer_of, rank_batches, start_model
+from minitrain.core.params import load_params
+from minitrain.distributed.groups import distributed
 from minitrain.sync.stock import StockDDP
-from minitrain.training import train
+from minitrain.train.clock import StepClock
+from minitrain.train.loop import train
+from minitrain.train.recorder import Recorder
+from minitrain.train.run import optimizer_of, rank_batches, start_model
 
 
 def main() -> None:

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from minitrain.errors import run_stage
-from minitrain.files import open_atomic, read_json
-from minitrain.provenance import measured_where
+from minitrain.core.errors import run_stage
+from minitrain.core.files import open_atomic, read_json
+from minitrain.core.provenance import measured_where
 from minitrain.report.numbers import ms, percent
 from minitrain.report.words import PARTS, shares_of_step
 

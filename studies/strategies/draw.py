@@ -5,10 +5,10 @@ from typing import Any
 
 import pandas as pd
 
-from minitrain.baseline import Comparison, Rounds
-from minitrain.errors import run_stage
-from minitrain.files import atomic_path, open_atomic, read_json
-from minitrain.provenance import measured_where, require_one_machine
+from minitrain.analysis.comparison import Comparison, Rounds
+from minitrain.core.errors import run_stage
+from minitrain.core.files import atomic_path, open_atomic, read_json
+from minitrain.core.provenance import measured_where, require_one_machine
 from minitrain.report.canvas import BLUE, ORANGE, canvas, save
 from minitrain.report.plots import draw_account
 

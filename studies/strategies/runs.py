@@ -7,21 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from strategies_settings import Strategies
 
-from minitrain.account import account, summarise
-from minitrain.check import examine
-from minitrain.errors import UserError, run_stage
-from minitrain.files import read_json, write_json
-from minitrain.launcher import launch
-from minitrain.params import Params
-from minitrain.progress import progress
-from minitrain.provenance import provenance
-from minitrain.run import Job, train_rank
-from minitrain.studies.strategies import Strategies
-from minitrain.sync.strategies import STRATEGIES
-from minitrain.traffic import count_step
-from minitrain.trial import trial_of
-from minitrain.turns import load_turns
+from minitrain.analysis.account import account, summarise
+from minitrain.bench.ledger import count_step
+from minitrain.bench.turns import load_turns
+from minitrain.core.errors import UserError, run_stage
+from minitrain.core.files import read_json, write_json
+from minitrain.core.params import Params
+from minitrain.core.progress import progress
+from minitrain.core.provenance import provenance
+from minitrain.distributed.launcher import launch
+from minitrain.sync.catalog import STRATEGIES
+from minitrain.testing.check import examine
+from minitrain.testing.trial import trial_of
+from minitrain.train.run import Job, train_rank
 
 STUDY = Path(__file__).resolve().parent
 ROOT = STUDY.parents[1]

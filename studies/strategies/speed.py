@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from strategies_settings import Strategies
 
-from minitrain.arms import Arm, measure, silent_arm
-from minitrain.ddp import distributed, is_main_process
-from minitrain.errors import run_stage
-from minitrain.files import open_atomic, write_json
-from minitrain.launcher import launch
-from minitrain.params import Params
-from minitrain.progress import progress
-from minitrain.provenance import provenance
-from minitrain.studies.strategies import Strategies
-from minitrain.sync.strategies import PLAIN, STRATEGIES, find_strategy
-from minitrain.turns import load_turns
+from minitrain.bench.arms import Arm, measure, silent_arm
+from minitrain.bench.turns import load_turns
+from minitrain.core.errors import run_stage
+from minitrain.core.files import open_atomic, write_json
+from minitrain.core.params import Params
+from minitrain.core.progress import progress
+from minitrain.core.provenance import provenance
+from minitrain.distributed.groups import distributed, is_main_process
+from minitrain.distributed.launcher import launch
+from minitrain.sync.catalog import PLAIN, STRATEGIES, find_strategy
 
 STUDY = Path(__file__).resolve().parent
 ROOT = STUDY.parents[1]

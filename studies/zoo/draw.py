@@ -9,8 +9,8 @@ import numpy.typing as npt
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from minitrain.errors import run_stage
-from minitrain.files import read_json
+from minitrain.core.errors import run_stage
+from minitrain.core.files import read_json
 from minitrain.report.canvas import BLUE, DPI, ORANGE, WIDTH_IN, canvas, save
 
 STUDY = Path(__file__).resolve().parent

@@ -5,18 +5,19 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from minitrain.check import Ladder, examine
-from minitrain.errors import run_stage
-from minitrain.files import write_json
-from minitrain.progress import progress
-from minitrain.provenance import provenance
-from minitrain.studies import load_study
-from minitrain.studies.zoo import Zoo
-from minitrain.sync import Defaults
-from minitrain.training import mean_losses
-from minitrain.trial import Plant, run_ranks
-from minitrain.zoo.bugs import BUGS
-from minitrain.zoo.subjects import MODELS, NUM_STEPS, make_trial
+from zoo_settings import Zoo
+
+from minitrain.core.errors import run_stage
+from minitrain.core.files import write_json
+from minitrain.core.progress import progress
+from minitrain.core.provenance import provenance
+from minitrain.core.study import load_study
+from minitrain.sync.strategy import Defaults
+from minitrain.testing.check import Ladder, examine
+from minitrain.testing.faults import BUGS
+from minitrain.testing.subjects import MODELS, NUM_STEPS, make_trial
+from minitrain.testing.trial import Plant, run_ranks
+from minitrain.train.loop import mean_losses
 
 STUDY = Path(__file__).resolve().parent
 WORLD_SIZE = 2

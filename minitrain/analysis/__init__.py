@@ -1,0 +1,1 @@
+"""What measurements and rungs come to: comparisons, accounts, verdicts."""

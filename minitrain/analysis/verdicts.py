@@ -1,0 +1,73 @@
+"""What a ladder of rungs comes to: proven, replay only, undecided, or a breach."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+if TYPE_CHECKING:
+    # it would import torch, which the report does without
+    from minitrain.proof.bits import Rung
+
+Verdict = Literal["proven", "replay only", "undecided", "breach"]
+ALONE = "one rank has nobody to agree with"
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+
+# equal bits: of the ranks with each other, of the run with its replay
+BITS = ("replay", "replay_gradients", "replay_parameters", "replay_losses", "data")
+# and what bits would prove nothing without: that something changed, that what was
+# replayed is a sum
+MEANING = ("trained", "reference")
+# code that shares nothing with the run: data and step always, of the others one
+WITNESS_DATA = ("witness_data", "witness_hashes", "witness_step", "witness_mean")
+WITNESS_GRADIENTS = {
+    "witness_gradients": "of its steps",
+    "witness_probe": "in eval mode",
+}
+FINE = ("equal", "within tolerance")
+# what is wrong in a step makes all that follows in it wrong: parts of rungs' names, in
+# the order of a step; parameters and states come last
+ORDER = (
+    ("data", "sample", "batch", "token"),
+    ("_mean", "_loss"),
+    ("gradient", "reduced", "reference"),
+)
+
+
+def verdict_of(rungs: Mapping[str, Mapping[str, Any]]) -> tuple[Verdict, str]:
+    """The verdict on a run by its rungs (as dictionaries), and what it rests on. A rung
+    that is missing supports nothing.
+    """
+    verdicts = {name: rung["verdict"] for name, rung in rungs.items()}
+    broken = [name for name, verdict in verdicts.items() if verdict == "breach"]
+    if broken:
+        first = min(broken, key=cause)
+        return "breach", f"{first}: {rungs[first]['detail']}"
+    alone = rungs.get("ranks", {}).get("detail") == ALONE
+    bits = alone or verdicts.get("ranks") == "equal"
+    bits = bits and all(verdicts.get(name) == "equal" for name in BITS)
+    bits = bits and all(verdicts.get(name) in FINE for name in MEANING)
+    shown = [
+        words for name, words in WITNESS_GRADIENTS.items() if verdicts.get(name) in FINE
+    ]
+    known = all(verdicts.get(name) in FINE for name in WITNESS_DATA)
+    seen = f"a witness computed the gradients {' and '.join(shown)}"
+    if bits and known and shown:
+        return "proven", f"the bits are those of a replay, and {seen}"
+    if bits:
+        return "replay only", "the bits are those of a replay; no witness supports it"
+    if known and shown:
+        return "undecided", f"no bits were promised or compared, but {seen}"
+    return "undecided", "neither bits nor a witness support it"
+
+
+def cause(name: str) -> int:
+    """Where in a step a rung looks: what comes first explains what follows."""
+    for number, parts in enumerate(ORDER):
+        if any(part in name for part in parts):
+            return number
+    return len(ORDER)
+
+
+def as_dicts(rungs: "Mapping[str, Rung]") -> dict[str, dict[str, Any]]:
+    """Rungs for JSON, and for :func:`verdict_of`."""
+    return {name: asdict(rung) for name, rung in rungs.items()}

@@ -1,0 +1,97 @@
+"""How busy a machine is with other things while something is measured on it.
+
+Linux tells; elsewhere the shares are None. What follows from them is judged in
+:mod:`minitrain.analysis.busy`.
+"""
+
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from minitrain.core.provenance import usable_cores
+
+PROC_STAT = Path("/proc/stat")
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Readings of one process: a moment, and what was used up to it, in seconds.
+
+    ``busy_s`` and ``steal_s`` are of all cores that the process may run on: computing
+    (for whomever), and waiting for a hypervisor that runs others. ``own_s`` is the
+    process's own computing, in all threads; ``switches`` how often one of them had to
+    give up its core.
+    """
+
+    at_s: float
+    busy_s: float | None
+    steal_s: float | None
+    own_s: float
+    switches: int
+
+    @classmethod
+    def now(cls) -> Self:
+        """The readings at this moment."""
+        busy, steal = _cores_s()
+        at = time.perf_counter()
+        return cls(at, busy, steal, time.process_time(), _switches())
+
+    def since(self, before: "Usage") -> "Usage":
+        """What was used from ``before`` on; ``at_s`` is the time that passed."""
+        return Usage(
+            self.at_s - before.at_s,
+            _less(self.busy_s, before.busy_s),
+            _less(self.steal_s, before.steal_s),
+            self.own_s - before.own_s,
+            self.switches - before.switches,
+        )
+
+
+def load_of(ranks: Iterable[Usage]) -> dict[str, Any]:
+    """The load of a machine while ``ranks`` measured; each is what one used.
+
+    ``others_share`` and ``steal_share`` are shares of the time of all cores: of
+    processes that are no rank, and of the hypervisor. ``load_average`` is that of the
+    last minute, ranks included. ``involuntary_switches_per_s`` is of all ranks; ranks
+    that share a core make some themselves.
+    """
+    used = list(ranks)
+    seconds, whole = used[0].at_s, used[0].at_s * usable_cores()
+    busy, steal = used[0].busy_s, used[0].steal_s
+    own = sum(rank.own_s for rank in used)
+    return {
+        "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        # counted in hundredths of a second, so that nothing can look like less
+        "others_share": None if busy is None else max(0.0, busy - own) / whole,
+        "steal_share": None if steal is None else steal / whole,
+        "involuntary_switches_per_s": sum(rank.switches for rank in used) / seconds,
+    }
+
+
+def _cores_s() -> tuple[float | None, float | None]:
+    """Seconds that the usable cores were computing, and that they were stolen."""
+    if not PROC_STAT.exists():
+        return None, None
+    mine = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+    lines = [line.split() for line in PROC_STAT.read_text().splitlines()]
+    cores = [[int(x) for x in line[1:]] for line in lines if line[0] in mine]
+    # user, nice, system; interrupts are left out: nobody knows whose they are
+    busy = sum(sum(core[:3]) for core in cores)
+    steal = sum(core[7] for core in cores)
+    ticks = os.sysconf("SC_CLK_TCK")
+    return busy / ticks, steal / ticks
+
+
+def _switches() -> int:
+    try:
+        import resource
+    except ImportError:
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+
+
+def _less(after: float | None, before: float | None) -> float | None:
+    return None if after is None or before is None else after - before

@@ -1,0 +1,37 @@
+"""What arms that take turns begin with: their study, and the pipeline it measures."""
+
+from pathlib import Path
+from typing import TypeVar
+
+from minitrain.bench.arms import only_ddp
+from minitrain.core.errors import UserError
+from minitrain.core.params import Params, load_params
+from minitrain.core.study import Turns, load_study
+
+T = TypeVar("T", bound=Turns)
+
+
+def load_turns(folder: Path, schema: type[T], parts: int = 1) -> tuple[T, Params]:
+    """The study in ``folder``, and params.yaml of the project, with stock DDP alone.
+
+    ``parts``: the most that a process cuts its share of a global batch into. Raises
+    UserError for what does not fit its schema, or the shards that the pipeline makes.
+    """
+    study = load_study(folder, schema)
+    root = folder.parents[1]
+    params = only_ddp(load_params(root / "params.yaml").at(root))
+    section = f"{folder / 'params.yaml'}: {folder.name}"
+    processes, made = study.world_size, params.all_world_sizes()
+    if processes not in made:
+        raise UserError(
+            f"{section}.world_size = {processes}: must be one of those that the "
+            f"pipeline has shards for ({', '.join(map(str, made))}): gloo.world_sizes"
+        )
+    for key, size in study.batch_sizes().items():
+        if size % (processes * parts):
+            raise UserError(
+                f"{section}.{key} = {size}: must be a multiple of {processes * parts}, "
+                f"for {processes} processes"
+                + (f" with {parts} parts each" if parts > 1 else "")
+            )
+    return study, params

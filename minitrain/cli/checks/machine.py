@@ -1,0 +1,171 @@
+"""Is this machine fit for data-parallel training, and does its torch add correctly?"""
+
+import os
+import socket
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+
+from minitrain.cli.checks.collectives import Probe, probe_all, worst
+from minitrain.core.errors import UserError
+from minitrain.core.provenance import usable_cores
+from minitrain.distributed.groups import distributed
+from minitrain.distributed.launcher import LOOPBACK, launch
+from minitrain.distributed.torchrun import require_free_port
+
+WORLD_SIZES = (2, 3, 4)
+GROUP_TIMEOUT_S = 10
+SHARED_MEMORY = Path("/dev/shm")
+PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+ENOUGH_PORTS = 1000
+ENOUGH_SHARED_MEMORY_MB = 64
+
+
+@dataclass(frozen=True)
+class Check:
+    """A fact about the machine; ``trouble`` is worth a look, ``wrong`` must change."""
+
+    name: str
+    verdict: Literal["fine", "trouble", "wrong"]
+    detail: str
+
+
+@dataclass(frozen=True)
+class Examination:
+    """All that was looked at."""
+
+    checks: list[Check]
+    probes: list[Probe]
+
+    @property
+    def well(self) -> bool:
+        """Something was probed, and nothing is wrong."""
+        verdicts = [check.verdict for check in self.checks]
+        answers = [probe.verdict for probe in self.probes]
+        return bool(answers) and "wrong" not in [*verdicts, *answers]
+
+
+def examine(
+    plant: Callable[[], None] | None = None, timeout_s: float = 60
+) -> Examination:
+    """Look at the machine, then try every collective at 2, 3 and 4 ranks over gloo.
+
+    ``plant`` runs in every rank beforehand: a test spoils a collective with it.
+    """
+    checks = [check() for check in CHECKS]
+    try:
+        by_rank = launch(_probe, max(WORLD_SIZES), plant, timeout_s=timeout_s)
+    except Exception as error:
+        failed = Check("collectives", "wrong", f"the ranks failed: {error}")
+        return Examination([*checks, failed], [])
+    by_probe: dict[tuple[str, str, str, int], list[Probe]] = {}
+    for probe in (probe for rank in by_rank for probe in rank):
+        key = (probe.collective, probe.op, probe.dtype, probe.world_size)
+        by_probe.setdefault(key, []).append(probe)
+    return Examination(checks, [worst(probes) for probes in by_probe.values()])
+
+
+def _probe(plant: Callable[[], None] | None) -> list[Probe]:
+    import warnings
+
+    # names that torch is about to change are still what people call
+    warnings.simplefilter("ignore", FutureWarning)
+    if plant is not None:
+        plant()
+    found: list[Probe] = []
+    limit = timedelta(seconds=GROUP_TIMEOUT_S)
+    with distributed() as (rank, _):
+        for size in WORLD_SIZES:
+            group = dist.new_group(list(range(size)), timeout=limit)
+            if rank < size:
+                found += probe_all(group)
+    return found
+
+
+def check_torch() -> Check:
+    """Which torch this is, and what it can communicate with."""
+    backends = [b for b in ("gloo", "nccl") if dist.is_backend_available(b)]
+    gpus = torch.cuda.device_count()
+    detail = (
+        f"{torch.__version__}, backends: {', '.join(backends) or 'none'}, GPUs: {gpus}"
+    )
+    return Check("torch", "fine" if "gloo" in backends else "wrong", detail)
+
+
+def check_threads() -> Check:
+    """Threads against the cores that this process may use."""
+    cores = usable_cores()
+    threads, asked = torch.get_num_threads(), os.environ.get("OMP_NUM_THREADS")
+    detail = f"{threads} in torch, OMP_NUM_THREADS={asked or 'unset'}, {cores} cores"
+    return Check("threads", "trouble" if threads > cores else "fine", detail)
+
+
+def check_interface() -> Check:
+    """gloo listens where GLOO_SOCKET_IFNAME says, else at the host name's address."""
+    named = os.environ.get("GLOO_SOCKET_IFNAME")
+    present = [name for _, name in socket.if_nameindex()]
+    if named is not None:
+        missing = [name for name in named.split(",") if name not in present]
+        detail = f"GLOO_SOCKET_IFNAME={named}; interfaces here: {', '.join(present)}"
+        return Check("network", "wrong" if missing else "fine", detail)
+    host = socket.gethostname()
+    try:
+        address = socket.gethostbyname(host)
+        with socket.socket() as probe:
+            probe.bind((address, 0))
+    except OSError as error:
+        detail = f"host name {host} leads to no address of this host ({error}); gloo "
+        detail += (
+            f"falls back to loopback, or set GLOO_SOCKET_IFNAME to one of {present}"
+        )
+        return Check("network", "trouble", detail)
+    return Check("network", "fine", f"host name {host} is {address}")
+
+
+def check_ports() -> Check:
+    """Free ports to choose from, and MASTER_PORT where it is set."""
+    first, last = (
+        map(int, PORT_RANGE.read_text().split()) if PORT_RANGE.exists() else (0, 0)
+    )
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+    asked = os.environ.get("MASTER_PORT")
+    if asked is not None:
+        try:
+            require_free_port(asked)
+        except UserError as error:
+            return Check("ports", "wrong", str(error))
+    few = last > 0 and last - first < ENOUGH_PORTS
+    detail = f"{first} to {last}, MASTER_PORT={asked or 'unset'}"
+    return Check("ports", "trouble" if few else "fine", detail)
+
+
+def check_shared_memory() -> Check:
+    """Shared memory can be had, and how much of it."""
+    if not SHARED_MEMORY.is_dir():
+        return Check("shared memory", "trouble", f"{SHARED_MEMORY} is not there")
+    try:
+        with tempfile.TemporaryFile(dir=SHARED_MEMORY) as file:
+            file.write(bytes(1 << 20))
+    except OSError as error:
+        return Check("shared memory", "trouble", f"{SHARED_MEMORY}: {error.strerror}")
+    space = os.statvfs(SHARED_MEMORY)
+    free_mb = space.f_bavail * space.f_frsize / 1e6
+    little = free_mb < ENOUGH_SHARED_MEMORY_MB
+    detail = f"{free_mb:,.0f} MB free in {SHARED_MEMORY}"
+    return Check("shared memory", "trouble" if little else "fine", detail)
+
+
+CHECKS: list[Callable[[], Any]] = [
+    check_torch,
+    check_threads,
+    check_interface,
+    check_ports,
+    check_shared_memory,
+]

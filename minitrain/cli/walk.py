@@ -1,0 +1,106 @@
+"""Data parallelism by hand: four ranks in one process, one weight, whole numbers.
+
+The model is y = weight * x. Sample i is x = i + 1 with the answer 2 x, so at weight 1 a
+sample's gradient is that of (x - 2 x)^2: minus 2 x^2. Order, cut, loss weights, sum and
+optimizer are those of the real runs.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from minitrain.data.order import GlobalOrder, rank_part
+from minitrain.distributed.ring import ring_sum
+
+WORLD_SIZE = 4
+NUM_SAMPLES = 16
+GLOBAL_BATCH_SIZE = 8
+LEARNING_RATE = 0.001
+START = 1.0
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One rank's share of a step. ``alone`` is its weight if nobody synchronized."""
+
+    rank: int
+    shard: list[int]
+    samples: list[int]
+    gradient: float
+    scaled: float
+    after: float
+    alone: float
+
+
+@dataclass(frozen=True)
+class Walk:
+    """A step of four ranks, the same step of one process, and two classic mistakes."""
+
+    batches: list[list[int]]
+    next_epoch: list[list[int]]
+    ranks: list[Rank]
+    average: float
+    one_process_gradient: float
+    one_process_after: float
+    summed_gradient: float
+    summed_after: float
+
+
+def walk() -> Walk:
+    """Take the first step of the first epoch."""
+    order = GlobalOrder(NUM_SAMPLES, GLOBAL_BATCH_SIZE, seed=0)
+    batches = [order.batch(step).tolist() for step in range(len(order))]
+    batch = order.batch(0)
+    order.set_epoch(1)
+    next_epoch = [order.batch(step).tolist() for step in range(len(order))]
+
+    cuts = [rank_part(batch, rank, WORLD_SIZE).tolist() for rank in range(WORLD_SIZE)]
+    gradients = [_gradient(samples) for samples in cuts]
+    scaled = [gradient / WORLD_SIZE for gradient in gradients]
+    average = ring_sum(scaled)
+    whole = _gradient(batch.tolist())
+    summed = ring_sum(gradients)
+    ranks = [
+        Rank(
+            rank=rank,
+            shard=list(range(rank, NUM_SAMPLES, WORLD_SIZE)),
+            samples=cuts[rank],
+            gradient=gradients[rank].item(),
+            scaled=scaled[rank].item(),
+            after=_stepped(average),
+            alone=_stepped(gradients[rank]),
+        )
+        for rank in range(WORLD_SIZE)
+    ]
+    return Walk(
+        batches=batches,
+        next_epoch=next_epoch,
+        ranks=ranks,
+        average=average.item(),
+        one_process_gradient=whole.item(),
+        one_process_after=_stepped(whole),
+        summed_gradient=summed.item(),
+        summed_after=_stepped(summed),
+    )
+
+
+def _model() -> nn.Linear:
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(model.weight, START)
+    return model
+
+
+def _gradient(samples: list[int]) -> Tensor:
+    model = _model()
+    x = torch.tensor(samples, dtype=torch.float32)[:, None] + 1
+    nn.functional.mse_loss(model(x), 2 * x).backward()
+    assert model.weight.grad is not None
+    return model.weight.grad.flatten()
+
+
+def _stepped(gradient: Tensor) -> float:
+    model = _model()
+    model.weight.grad = gradient.view_as(model.weight)
+    torch.optim.SGD(model.parameters(), lr=LEARNING_RATE).step()
+    return model.weight.item()

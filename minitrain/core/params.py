@@ -1,0 +1,188 @@
+"""params.yaml as frozen, validated objects: one class per section."""
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from minitrain.core.errors import UserError
+from minitrain.core.schema import (
+    Count,
+    Distinct,
+    PositiveFloat,
+    Problem,
+    Section,
+    Seed,
+    Some,
+    load,
+)
+
+SOURCE_SUFFIXES = (".csv", ".txt", ".jsonl")
+MIN_BLOCK_SIZE = 8
+MAX_THREADS = 1024
+
+
+class Environment(Section):
+    torch: str
+
+
+class Corpus(Section):
+    source: str
+    seed: Seed
+    num_sentences: Count
+
+    @model_validator(mode="after")
+    def _known_suffix(self) -> Self:
+        if "\0" in self.source or Path(self.source).suffix not in SOURCE_SUFFIXES:
+            raise Problem("source", self.source, "a .csv, .txt or .jsonl file")
+        return self
+
+
+class Shard(Section):
+    long_samples: Literal["split", "cut"]
+
+
+class Model(Section):
+    file: str
+    factory: str
+    n_layer: Count
+    n_head: Count
+    n_embd: Count
+    block_size: Annotated[int, Field(ge=MIN_BLOCK_SIZE)]
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.n_embd % self.n_head:
+            allowed = f"a multiple of model.n_head = {self.n_head}"
+            raise Problem("n_embd", self.n_embd, allowed)
+        if not re.fullmatch(r"[\w.]+:\w+|[^\W\d]\w*", self.factory):
+            allowed = "a name in model.file, or package.module:callable"
+            raise Problem("factory", self.factory, allowed)
+        return self
+
+
+class Train(Section):
+    seed: Seed
+    num_steps: Count | None
+    num_epochs: Count | None
+    num_warmup_steps: Count
+    global_batch_size: Count
+    grad_accumulation_steps: Count
+    optimizer: Literal["adamw", "sgd"]
+    learning_rate: PositiveFloat
+    precision: Literal["float32", "bf16", "fp16"]
+    sync: str
+    logical_shards: Count
+    bucket_cap_mb: PositiveFloat | None
+    overlap: bool
+    find_unused_parameters: bool
+    threads_per_process: Annotated[int, Field(ge=1, le=MAX_THREADS)]
+    hash_every: Count
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if (self.num_steps is None) == (self.num_epochs is None):
+            allowed = f"null, or else num_epochs = {self.num_epochs} must be"
+            raise Problem("num_steps", self.num_steps, allowed)
+        if self.num_steps is not None:
+            self._check_warmup(self.num_steps)
+        return self
+
+    def check_warmup(self, num_steps: int) -> None:
+        """Refuse (UserError) a warm-up that leaves none of ``num_steps`` to time."""
+        try:
+            self._check_warmup(num_steps)
+        except Problem as problem:
+            raise UserError(f"params.yaml: train.{problem}") from None
+
+    def _check_warmup(self, num_steps: int) -> None:
+        if self.num_warmup_steps >= num_steps:
+            allowed = f"below the number of steps, {num_steps}"
+            raise Problem("num_warmup_steps", self.num_warmup_steps, allowed)
+
+
+class Gloo(Section):
+    world_sizes: Some[Count]
+
+
+class Nccl(Section):
+    world_sizes: Distinct[Count]
+
+
+class Baseline(Section):
+    num_rounds: Annotated[int, Field(ge=5)]
+    steps_per_round: Count
+
+
+class Equivalence(Section):
+    atol: PositiveFloat
+
+
+class Launch(Section):
+    timeout_s: Count
+
+
+class Params(Section):
+    """All of params.yaml."""
+
+    environment: Environment
+    corpus: Corpus
+    shard: Shard
+    model: Model
+    train: Train
+    gloo: Gloo
+    nccl: Nccl
+    baseline: Baseline
+    equivalence: Equivalence
+    launch: Launch
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        for name, sizes in self._world_sizes_by_section().items():
+            for world_size in sizes:
+                self._check_batch(name, world_size)
+        return self
+
+    def with_train(self, **changes: Any) -> "Params":
+        """The same but for ``changes`` to ``train``, which are not validated."""
+        return self.model_copy(update={"train": self.train.model_copy(update=changes)})
+
+    def at(self, folder: Path) -> "Params":
+        """The same seen from elsewhere: paths begin with ``folder``."""
+        model = self.model.model_copy(update={"file": str(folder / self.model.file)})
+        return self.model_copy(update={"model": model})
+
+    def _check_batch(self, section: str, world_size: int) -> None:
+        size, parts = self.train.global_batch_size, self.train.grad_accumulation_steps
+        if size % world_size:
+            allowed = f"a multiple of {world_size}, from {section}.world_sizes"
+            raise Problem("train.global_batch_size", size, allowed)
+        if size // world_size % parts:
+            allowed = (
+                f"a divisor of {size // world_size}, the samples of each of "
+                f"{world_size} processes in a step"
+            )
+            raise Problem("train.grad_accumulation_steps", parts, allowed)
+
+    def _world_sizes_by_section(self) -> dict[str, list[int]]:
+        return {"gloo": self.gloo.world_sizes, "nccl": self.nccl.world_sizes}
+
+    def all_world_sizes(self) -> list[int]:
+        """1, the measure of all others, and those of every backend, ascending."""
+        return sorted({1, *self.runs().values()})
+
+    def runs(self) -> dict[str, int]:
+        """Every training run that is asked for: name -> world size."""
+        return {
+            f"{backend}-{size}": size
+            for backend, sizes in self._world_sizes_by_section().items()
+            for size in sizes
+        }
+
+
+def load_params(path: Path) -> Params:
+    """Read and validate ``path``: UserError as :func:`minitrain.core.schema.load` has
+    it.
+    """
+    return load(path, Params)

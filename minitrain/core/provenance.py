@@ -1,0 +1,230 @@
+"""Where, when and by which code a measurement was made: stored beside every result."""
+
+import hashlib
+import json
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from minitrain.core.errors import UserError
+
+# what decides a result and is kept in git; DVC removes its outputs before a stage runs,
+# so that any other file may differ from the commit
+CODE = ("*.py", "*params.yaml", "*dvc.yaml", "requirements.lock")
+
+
+def installed_torch() -> str:
+    """Version of the installed torch with its build, such as ``2.13.0+cpu``."""
+    return version("torch")
+
+
+def require_torch(pinned: str) -> None:
+    """Raise UserError unless the installed torch release is ``pinned`` (any build)."""
+    installed = installed_torch()
+    if installed.split("+")[0] != pinned:
+        raise UserError(
+            f"params.yaml: environment.torch = {pinned!r}: must be the release that is "
+            f"installed, {installed.split('+')[0]!r}"
+        )
+
+
+def machine(gpu: str | None = None) -> dict[str, Any]:
+    """What a measurement depends on: equal for two measurements worth comparing."""
+    return {
+        "cpu": _cpu_name(),
+        "gpu": gpu,
+        "cores": usable_cores(),
+        "memory_gib": round(_memory_bytes() / 2**30),
+        "kernel": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "torch": installed_torch(),
+    }
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on, which can be fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def provenance(script: Path, gpu: str | None = None) -> dict[str, Any]:
+    """Machine, time (UTC) and code of a measurement that ``script`` is making."""
+    return {
+        "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "git_commit": _git_commit(script),
+        "code_sha256": code_sha256(script),
+        "machine": machine(gpu),
+    }
+
+
+def code_sha256(script: Path) -> str | None:
+    """One hash for all code that the DVC stage of ``script`` depends on.
+
+    SHA-256 of a line ``md5  path`` for each, sorted by path, which is seen from the
+    project's root; all of it stands in dvc.lock. None where no stage runs ``script``.
+    """
+    script = script.resolve()
+    root = _project(script)
+    folder = next((p for p in script.parents if (p / "dvc.yaml").is_file()), None)
+    if root is None or folder is None:
+        return None
+    md5s = {}
+    for dep in _deps(script, folder):
+        path = Path(os.path.normpath(folder / dep))
+        if md5 := _md5_of_code(path):
+            md5s[Path(os.path.relpath(path, root)).as_posix()] = md5
+    lines = [f"{md5}  {path}\n" for path, md5 in sorted(md5s.items())]
+    return hashlib.sha256("".join(lines).encode()).hexdigest() if lines else None
+
+
+def bits_depend_on(threads: int) -> dict[str, Any]:
+    """What the bits of a run with ``threads`` per process depend on, but for its code:
+    on equal machines it is equal, whenever it is asked.
+    """
+    return {
+        "cpu": _cpu_name(),
+        "torch": installed_torch(),
+        "threads_per_process": threads,
+    }
+
+
+def require_same_build(named: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise UserError unless all of ``named`` (by file) say the same: the first two
+    files that do not, with what differs. They hold :func:`bits_depend_on`.
+    """
+    names = list(named)
+    for name in names[1:]:
+        first, other = named[names[0]], named[name]
+        for key in {**first, **other}:
+            if first.get(key) != other.get(key):
+                raise UserError(
+                    f"{name}: {key} = {other.get(key)!r}, but {first.get(key)!r} in "
+                    f"{names[0]}: bits of unlike machines are not compared; make both "
+                    "here with dvc repro --force"
+                )
+
+
+def measured_where(origin: Mapping[str, Any]) -> str:
+    """A sentence made of :func:`provenance`: when, and on what machine."""
+    machine = origin["machine"]
+    device = machine["gpu"] or f"{machine['cpu']}, {machine['cores']} cores"
+    return (
+        f"Measured on {origin['measured_at'][:10]}: {device}, torch {machine['torch']}."
+    )
+
+
+def require_one_machine(measurements: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise UserError when measurements (by name) come from several machines.
+
+    DVC's run cache can bring back old timings; this is where that would show.
+    """
+    names = list(measurements)
+    for name in names[1:]:
+        first, other = measurements[names[0]]["machine"], measurements[name]["machine"]
+        for key in first:
+            if first[key] != other[key]:
+                raise UserError(
+                    f"{name}: measured on another machine than {names[0]} ({key}: "
+                    f"{other[key]!r}, not {first[key]!r}); measure again with "
+                    "dvc repro --force"
+                )
+
+
+def peak_memory_mb() -> float:
+    """Largest resident memory of this process so far, in MB (10^6 bytes)."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        # ru_maxrss would count what the parent used before this process was started
+        line = next(x for x in status.read_text().splitlines() if x[:6] == "VmHWM:")
+        return int(line.split()[1]) * 1024 / 1e6
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _project(script: Path) -> Path | None:
+    return next((p for p in script.parents if (p / ".dvc").is_dir()), None)
+
+
+def _git_commit(script: Path) -> str | None:
+    """The commit, with ``-dirty`` where code differs from it or is not in it."""
+    folder = _project(script.resolve()) or script.resolve().parent
+    commit = _git(folder, "rev-parse", "HEAD")
+    changed = _git(folder, "status", "--porcelain", "--", *CODE)
+    return f"{commit}-dirty" if commit and changed else commit
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    command = ["git", "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return None if done.returncode else done.stdout.strip()
+
+
+def _deps(script: Path, folder: Path) -> list[str]:
+    """What the stage that runs ``script`` depends on, by the dvc.yaml in ``folder``."""
+    yaml = YAML(typ="safe")
+    params = folder / "params.yaml"
+    values = yaml.load(params.read_text("utf-8")) if params.is_file() else {}
+    inside = script.relative_to(folder)
+    names = {inside.as_posix(), ".".join(inside.with_suffix("").parts)}
+    stages = yaml.load((folder / "dvc.yaml").read_text("utf-8"))["stages"]
+    for stage in stages.values():
+        if names & {*stage["cmd"].split()}:
+            return [_filled(dep, values) for dep in stage["deps"]]
+    return []
+
+
+def _filled(dep: str, values: Mapping[str, Any]) -> str:
+    """``dep`` with what params.yaml says in the place of ``${section.key}``."""
+
+    def value(match: re.Match[str]) -> str:
+        section, _, key = match[1].partition(".")
+        return str(values.get(section, {}).get(key, match[0]))
+
+    return re.sub(r"\$\{([\w.]+)\}", value, dep)
+
+
+def _md5_of_code(path: Path) -> str | None:
+    """The MD5 in dvc.lock of a Python file, or of a folder with one; else None."""
+    if path.suffix == ".py":
+        return _md5(path.read_bytes())
+    files = [p for p in path.rglob("*") if p.is_file()]
+    inside = {p.relative_to(path).as_posix(): p for p in files}
+    if not any(name.endswith(".py") for name in inside):
+        return None
+    # as DVC lists a folder, without what .dvcignore names
+    listed = [
+        {"md5": _md5(inside[name].read_bytes()), "relpath": name}
+        for name in sorted(inside)
+        if "__pycache__" not in inside[name].parts
+    ]
+    return f"{_md5(json.dumps(listed).encode())}.dir"
+
+
+def _md5(content: bytes) -> str:
+    return hashlib.md5(content, usedforsecurity=False).hexdigest()

@@ -1,0 +1,137 @@
+"""YAML files as frozen, validated objects.
+
+Unknown keys are refused. A mistake raises :class:`~minitrain.core.errors.UserError`
+with one line that names the file, the key, the value and what is allowed.
+"""
+
+import difflib
+import re
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError
+from ruamel.yaml.reader import ReaderError
+
+from minitrain.core.errors import UserError
+
+Count = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+V = TypeVar("V")
+
+
+def each_once(values: list[V]) -> list[V]:
+    """``values``, for pydantic: ValueError where one stands twice."""
+    if any(values.count(value) > 1 for value in values):
+        raise ValueError("must be a list that holds each value once")
+    return values
+
+
+# use: Distinct[Count]
+Distinct = Annotated[list[V], AfterValidator(each_once)]
+# the same, of at least one value
+Some = Annotated[Distinct[V], Field(min_length=1)]
+
+
+class Section(BaseModel):
+    """A mapping of keys: frozen, no unknown keys, no silent conversions."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, protected_namespaces=()
+    )
+
+
+S = TypeVar("S", bound=Section)
+
+
+class Problem(UserError, ValueError):
+    """A UserError that pydantic carries as a validation error of a section."""
+
+    def __init__(self, key: str, value: object, allowed: str) -> None:
+        self.key = key
+        super().__init__(f"{key} = {_shown(value)}: must be {allowed}")
+
+
+def load(path: Path, schema: type[S]) -> S:
+    """Read and validate ``path``, a YAML file of sections.
+
+    Raises UserError (one line: file, key, value, what is allowed) when the file is
+    missing, is not YAML, or does not fit the schema.
+    """
+    text = ""
+    try:
+        text = path.read_text(encoding="utf-8")
+        document = YAML(typ="safe", pure=True).load(text)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 at byte {error.start}") from None
+    except MarkedYAMLError as error:
+        mark = error.problem_mark
+        line = f":{mark.line + 1}" if mark else ""
+        raise UserError(f"{path}{line}: not valid YAML: {error.problem}") from None
+    except ReaderError as error:
+        number = text.count("\n", 0, error.position) + 1
+        problem = f"character U+{error.character:04X}"
+        raise UserError(f"{path}:{number}: not valid YAML: {problem}") from None
+    except (ValueError, LookupError, RecursionError) as error:
+        # from ruamel's constructors: a date in month 13, !!bool maybe, 5000 digits
+        raise UserError(f"{path}: a value cannot be read: {error}") from None
+    if not isinstance(document, dict):
+        raise UserError(f"{path}: must hold sections, each a mapping of keys")
+    try:
+        return schema.model_validate(document)
+    except ValidationError as error:
+        raise UserError(_first_line(path, schema, error)) from None
+
+
+def _first_line(path: Path, schema: type[Section], error: ValidationError) -> str:
+    details = error.errors()
+    # an unknown key is usually the cause of the missing one beside it
+    first = min(details, key=lambda detail: detail["type"] != "extra_forbidden")
+    more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
+    return f"{path}: {_one_error(schema, first)}{more}"
+
+
+def _one_error(schema: type[Section], detail: ErrorDetails) -> str:
+    parts = [str(part) for part in detail["loc"]]
+    # pydantic marks what is wrong with a key, and not with its value
+    if parts[-1:] == ["[key]"] and detail["type"] != "extra_forbidden":
+        parts.pop()
+    key = ".".join(parts)
+    if detail["type"] == "extra_forbidden":
+        return f"{key}: unknown key{_suggestion(schema, parts)}"
+    if detail["type"] == "missing":
+        return f"{key}: is missing"
+    problem = detail.get("ctx", {}).get("error")
+    if isinstance(problem, Problem):
+        return f"{key}.{problem}" if key else str(problem)
+    message = re.sub("^(Input|List|Value) should", "must", detail["msg"])
+    message = message.removeprefix("Value error, ")
+    return f"{key} = {_shown(detail['input'])}: {message}"
+
+
+def _suggestion(schema: type[Section], parts: list[str]) -> str:
+    section: Any = schema
+    for part in parts[:-1]:
+        section = section.model_fields[part].annotation
+    close = difflib.get_close_matches(parts[-1], section.model_fields, n=1)
+    allowed = ", ".join(section.model_fields)
+    return f" (did you mean {close[0]}?)" if close else f"; allowed: {allowed}"
+
+
+def _shown(value: object) -> str:
+    # as YAML spells it
+    if isinstance(value, list):
+        return _short(f"[{', '.join(map(_shown, value))}]")
+    words = {"None": "null", "True": "true", "False": "false"}
+    return _short(words.get(repr(value), repr(value)))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,155 @@
+"""Batches as a rank trains on them: padded tensors and their weight in the loss."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from minitrain.core.errors import UserError
+from minitrain.data.order import GlobalOrder, SampleIds, rank_part
+from minitrain.data.shards import Samples, Tokens, open_shard, open_targets
+
+# what torch.nn.functional.cross_entropy ignores by default
+IGNORE_INDEX = -100
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one rank computes at once: its part of a global batch, or a part of that.
+
+    ``inputs`` is what the model's loss is computed from. ``num_targets`` of the
+    ``global_targets`` real targets of the global batch are here. ``digests`` are the
+    SHA-256 of the samples, as numbers. ``step`` counts from 0 over all epochs;
+    ``shard`` says whose part it is.
+    """
+
+    step: int
+    inputs: Any
+    num_targets: int
+    global_targets: int
+    digests: tuple[int, ...]
+    shard: int
+
+
+class Batches(Protocol):
+    """What the training loop and its replay know of a rank's data."""
+
+    def parts(self, step: int) -> list[Batch]:
+        """What this rank computes at ``step``, one after the other: the same whenever
+        it is asked for.
+        """
+        ...
+
+    def loss(self, model: nn.Module, inputs: Any) -> Tensor:
+        """Mean loss over the real targets of ``inputs``."""
+        ...
+
+
+def causal_lm_loss(model: nn.Module, inputs: Any) -> Tensor:
+    """Mean loss over the real targets of ``inputs``: the output's 0-dim ``loss``."""
+    loss: Tensor = model(**inputs).loss
+    return loss
+
+
+class ShardBatches:
+    """The batches of one shard of ``num_shards``, read from a folder of files.
+
+    ``inputs`` are ``input_ids`` and ``labels``, int64 of shape (B, block_size); padding
+    is -100 in the labels. A sample's digest is that of its corpus position and tokens.
+    Each batch is cut into ``num_parts``, to be computed one after the other.
+
+    A part that holds no sample, at the smaller last batch of an epoch, gets one of the
+    shard's with a ``num_targets`` of 0, so that it still takes part in the
+    synchronisation. ``num_files`` is a divisor of ``num_shards``.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        shard: int,
+        num_shards: int,
+        *,
+        block_size: int,
+        global_batch_size: int,
+        seed: int,
+        num_files: int | None = None,
+        num_parts: int = 1,
+        device: torch.device | None = None,
+    ) -> None:
+        self.shard, self.num_shards, self.num_parts = shard, num_shards, num_parts
+        self.block_size, self.device = block_size, device
+        self.num_files = num_files or num_shards
+        self.samples: Samples = open_shard(folder, shard % self.num_files)
+        self.targets = open_targets(folder)
+        if num_shards > len(self.targets):
+            raise UserError(
+                f"{folder}: {len(self.targets)} samples cannot be cut into "
+                f"{num_shards} shards"
+            )
+        self.order = GlobalOrder(len(self.targets), global_batch_size, seed)
+
+    def parts(self, step: int) -> list[Batch]:
+        """The parts of the batch at ``step``, counted from 0 over all epochs."""
+        epoch, step_of_epoch = divmod(step, len(self.order))
+        if epoch != self.order.epoch:
+            self.order.set_epoch(epoch)
+        everyone = self.order.batch(step_of_epoch)
+        mine = rank_part(everyone, self.shard, self.num_shards)
+        global_targets = int(self.targets[everyone].sum())
+        cuts = [mine[part :: self.num_parts] for part in range(self.num_parts)]
+        return [self._batch(step, cut, global_targets) for cut in cuts]
+
+    def _batch(self, step: int, mine: SampleIds, global_targets: int) -> Batch:
+        present = mine if len(mine) else np.array([self.shard], np.int64)
+        samples = [self.samples[i // self.num_files] for i in present]
+        input_ids = torch.full((len(samples), self.block_size), 0, dtype=torch.int64)
+        labels = torch.full_like(input_ids, IGNORE_INDEX)
+        for row, tokens in enumerate(samples):
+            values = torch.from_numpy(tokens.astype(np.int64))
+            input_ids[row, : len(values)] = values
+            labels[row, : len(values)] = values
+        return Batch(
+            step=step,
+            inputs={
+                "input_ids": input_ids.to(self.device),
+                "labels": labels.to(self.device),
+            },
+            num_targets=int(self.targets[mine].sum()),
+            global_targets=global_targets,
+            digests=tuple(map(_digest, mine, samples)),
+            shard=self.shard,
+        )
+
+    def loss(self, model: nn.Module, inputs: Any) -> Tensor:
+        """See :func:`causal_lm_loss`."""
+        return causal_lm_loss(model, inputs)
+
+
+class JoinedBatches:
+    """The batches of several shards that one process computes in turn."""
+
+    def __init__(self, shards: Sequence[ShardBatches]) -> None:
+        self.shards = shards
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps in which every sample is computed once."""
+        return len(self.shards[0].order)
+
+    def parts(self, step: int) -> list[Batch]:
+        """See :class:`Batches`."""
+        return [part for shard in self.shards for part in shard.parts(step)]
+
+    def loss(self, model: nn.Module, inputs: Any) -> Tensor:
+        """See :class:`Batches`."""
+        return self.shards[0].loss(model, inputs)
+
+
+def _digest(sample_id: int, tokens: Tokens) -> int:
+    name = int(sample_id).to_bytes(8, "little")
+    return int.from_bytes(hashlib.sha256(name + tokens.tobytes()).digest())

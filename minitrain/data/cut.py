@@ -1,0 +1,105 @@
+"""Global batches in memory, cut for the ranks along their first dimension."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from minitrain.data.batches import IGNORE_INDEX, Batch
+
+
+class CutBatches:
+    """The batches of ``shards``: of each global batch every N-th sample, from s on.
+
+    ``batches`` are taken again from the first when they end. Each shard is computed in
+    ``num_parts``. ``loss`` gives the mean over the targets of such a part, ``count``
+    how many these are.
+    """
+
+    def __init__(
+        self,
+        batches: Sequence[Any],
+        shards: Sequence[int],
+        num_shards: int,
+        num_parts: int,
+        loss: Callable[[nn.Module, Any], Tensor],
+        count: Callable[[Any], int],
+    ) -> None:
+        self._batches, self._shards, self._num_shards = batches, shards, num_shards
+        self._num_parts, self._loss, self._count = num_parts, loss, count
+
+    def parts(self, step: int) -> list[Batch]:
+        """See :class:`~minitrain.data.batches.Batches`."""
+        whole = self._batches[step % len(self._batches)]
+        global_targets = self._count(whole)
+        return [
+            self._batch(step, shard, cut(mine, part, self._num_parts), global_targets)
+            for shard in self._shards
+            for mine in [cut(whole, shard, self._num_shards)]
+            for part in range(self._num_parts)
+        ]
+
+    def _batch(self, step: int, shard: int, inputs: Any, global_targets: int) -> Batch:
+        return Batch(
+            step=step,
+            inputs=inputs,
+            num_targets=self._count(inputs),
+            global_targets=global_targets,
+            digests=tuple(map(content_digest, zip(*tensors_of(inputs), strict=True))),
+            shard=shard,
+        )
+
+    def loss(self, model: nn.Module, inputs: Any) -> Tensor:
+        """See :class:`~minitrain.data.batches.Batches`."""
+        return self._loss(model, inputs)
+
+
+def cut(batch: Any, index: int, count: int) -> Any:
+    """Every ``count``-th sample of all tensors in ``batch``, from ``index`` on."""
+    if isinstance(batch, Tensor):
+        # a model may want to view it
+        return batch[index::count].contiguous()
+    if isinstance(batch, Mapping):
+        return {key: cut(value, index, count) for key, value in batch.items()}
+    if isinstance(batch, list | tuple):
+        values = [cut(value, index, count) for value in batch]
+        named = hasattr(batch, "_fields")
+        return type(batch)(*values) if named else type(batch)(values)
+    return batch
+
+
+def tensors_of(batch: Any) -> list[Tensor]:
+    """All tensors in ``batch``."""
+    if isinstance(batch, Tensor):
+        return [batch]
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    if isinstance(batch, list | tuple):
+        return [tensor for value in batch for tensor in tensors_of(value)]
+    return []
+
+
+def count_targets(batch: Any) -> int:
+    """Labels that are not -100, the first of each row left out; else the samples."""
+    if isinstance(batch, Mapping) and "labels" in batch:
+        labels: Tensor = batch["labels"]
+        return int((labels[:, 1:] != IGNORE_INDEX).sum())
+    return len(tensors_of(batch)[0])
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """All bytes of a tensor, row after row, without a copy where they lie so."""
+    whole = tensor.detach().cpu().contiguous()
+    # one element counts as contiguous whatever its stride, and cannot be viewed then
+    flat = whole.as_strided((whole.numel(),), (1,))
+    return flat.view(torch.uint8).numpy().data
+
+
+def content_digest(sample: Iterable[Tensor]) -> int:
+    """SHA-256 of the bytes of a sample's tensors, as a number."""
+    digest = hashlib.sha256()
+    for tensor in sample:
+        digest.update(bytes_of(tensor))
+    return int.from_bytes(digest.digest())

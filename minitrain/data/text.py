@@ -1,0 +1,92 @@
+"""Samples as text: reading one's own corpus, turning text into tokens.
+
+Tokens are the UTF-8 bytes themselves, so any language works and there is no
+vocabulary to train. Byte 0xFF never occurs in UTF-8; it marks both ends of a sample.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from minitrain.core.errors import UserError
+
+VOCAB_SIZE = 256
+BOUNDARY = b"\xff"
+
+LongSamples = Literal["split", "cut"]
+
+
+def read_corpus(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield one object with a ``text`` per sample of a .txt or .jsonl file.
+
+    A .txt file holds one sample a line, blank lines are skipped; a .jsonl file holds
+    objects whose ``text`` is a string that is not blank, other keys are labels and are
+    kept. Raises UserError naming file and line for bytes that are not UTF-8, lines
+    that are not such objects, and a file without samples.
+    """
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; corpus.source must name one")
+    parse = _parse_object if path.suffix == ".jsonl" else _parse_text
+    empty = True
+    with open(path, "rb") as file:
+        for number, raw in enumerate(file, start=1):
+            where = f"{path}:{number}"
+            if number == 1:
+                raw = raw.removeprefix(b"\xef\xbb\xbf")
+            line = _decoded(raw, where).strip()
+            if line:
+                empty = False
+                yield parse(line, where)
+    if empty:
+        raise UserError(f"{path}: holds no samples; at least one line is needed")
+
+
+def _decoded(raw: bytes, where: str) -> str:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        byte = raw[error.start]
+        raise UserError(f"{where}: byte 0x{byte:02x} is not UTF-8") from None
+
+
+def _parse_text(line: str, where: str) -> dict[str, Any]:
+    return {"text": line}
+
+
+def _parse_object(line: str, where: str) -> dict[str, Any]:
+    try:
+        sample = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where}: not JSON: {error.msg}") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where}: not readable: {error}") from None
+    if not isinstance(sample, dict) or not isinstance(sample.get("text"), str):
+        raise UserError(f'{where}: must be an object with a string under "text"')
+    if not sample["text"].strip():
+        raise UserError(f'{where}: "text" is blank; it must hold a sample')
+    try:
+        json.dumps(sample, allow_nan=False, ensure_ascii=False).encode("utf-8")
+    except ValueError as error:
+        raise UserError(f"{where}: cannot be written again: {error}") from None
+    return sample
+
+
+def tokenize(text: str) -> bytes:
+    """One token a byte: boundary, UTF-8 bytes of ``text``, boundary."""
+    return BOUNDARY + text.encode("utf-8") + BOUNDARY
+
+
+def fit_to_block(tokens: bytes, block_size: int, policy: LongSamples) -> list[bytes]:
+    """Pieces of ``tokens`` of at most ``block_size`` tokens, as samples of their own.
+
+    ``cut`` keeps the first piece. ``split`` keeps them all: a piece starts with the
+    last token of the one before, so that every token but the first is a target
+    exactly once.
+    """
+    if len(tokens) <= block_size:
+        return [tokens]
+    if policy == "cut":
+        return [tokens[:block_size]]
+    starts = range(0, len(tokens) - 1, block_size - 1)
+    return [tokens[start : start + block_size] for start in starts]

@@ -1,0 +1,1 @@
+"""Where two states, or two runs, part, and why."""

@@ -1,0 +1,165 @@
+"""Process groups in five verbs: set up, wrap, ask, wait, clean up.
+
+Under torchrun (or :func:`minitrain.distributed.launcher.launch`) the environment says
+who this process is; without one, it is a world of one.
+"""
+
+import itertools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import HashStore, PrefixStore
+from torch.distributed.rendezvous import rendezvous
+from torch.nn.parallel import DistributedDataParallel
+
+from minitrain.core.errors import UserError
+
+ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+BACKENDS = ("gloo", "nccl")
+_joined = itertools.count()
+
+
+def default_backend() -> str:
+    """``nccl`` where CUDA is available, else ``gloo``."""
+    return "nccl" if torch.cuda.is_available() else "gloo"
+
+
+def local_device(backend: str) -> torch.device:
+    """The device of this rank: the GPU of its local rank for nccl, else the CPU."""
+    if backend != "nccl":
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def init_distributed(backend: str = "gloo", *, timeout_s: int = 120) -> tuple[int, int]:
+    """Join the process group that the environment describes -> (rank, world_size).
+
+    Every later wait for another rank ends with an error after ``timeout_s`` seconds.
+    Raises UserError for an unknown backend, an incomplete environment, nccl without
+    enough GPUs, and a MASTER_PORT that is in use.
+    """
+    if backend not in BACKENDS:
+        raise UserError(f"backend = {backend!r}: must be one of {', '.join(BACKENDS)}")
+    missing = [name for name in ENVIRONMENT if name not in os.environ]
+    if missing and len(missing) < len(ENVIRONMENT):
+        raise UserError(f"environment: {missing[0]} is missing; torchrun sets it")
+    device = local_device(backend)
+    if device.type == "cuda":
+        require_gpus(device.index + 1)
+        torch.cuda.set_device(device)
+    timeout = timedelta(seconds=timeout_s)
+    if missing:
+        # a world of one needs no port
+        dist.init_process_group(
+            backend, timeout=timeout, store=HashStore(), rank=0, world_size=1
+        )
+        return 0, 1
+    try:
+        store, rank, world_size = next(rendezvous("env://", timeout=timeout))
+    except dist.DistNetworkError as error:
+        if "EADDRINUSE" not in str(error):
+            raise
+        raise UserError(port_in_use(os.environ["MASTER_PORT"])) from None
+    # a second group must not find the addresses that the first left in the store
+    store = PrefixStore(f"minitrain {next(_joined)}", store)
+    dist.init_process_group(
+        backend, timeout=timeout, store=store, rank=rank, world_size=world_size
+    )
+    return rank, world_size
+
+
+def require_gpus(count: int) -> None:
+    """Raise UserError unless this machine has ``count`` GPUs: nccl needs one a rank."""
+    available = torch.cuda.device_count()
+    if count > available:
+        raise UserError(
+            f"nccl.world_sizes: {count} processes need {count} GPUs, one each; "
+            f"this machine has {available}"
+        )
+
+
+def port_in_use(port: str | int) -> str:
+    """The line that a user reads when MASTER_PORT is taken."""
+    return (
+        f"environment: MASTER_PORT = {port} is in use; "
+        "unset it or choose a free port from 1 to 65535"
+    )
+
+
+def wrap_for_ddp(
+    model: nn.Module,
+    process_group: dist.ProcessGroup | None = None,
+    *,
+    bucket_cap_mb: float | None = None,
+    find_unused_parameters: bool = False,
+    gradient_as_bucket_view: bool = False,
+) -> DistributedDataParallel:
+    """``model`` under stock DDP: rank 0's weights and buffers everywhere.
+
+    Gradients are averaged over the ranks of ``process_group`` (all of them when it is
+    None) during backward. ``bucket_cap_mb`` in MiB; None is torch's default, with a
+    smaller first bucket. All other settings of torch are at their defaults.
+    """
+    wrapped = DistributedDataParallel(
+        model,
+        process_group=process_group,
+        bucket_cap_mb=bucket_cap_mb,
+        find_unused_parameters=find_unused_parameters,
+        gradient_as_bucket_view=gradient_as_bucket_view,
+    )
+    # If torch's Reducer is the last owner of a group that was left, it joins gloo's
+    # threads while it holds the GIL, and a thread that still needs the GIL never ends.
+    # This owner gives the GIL up, and goes after the Reducer: attributes go in order.
+    owner = _Owner(wrapped.process_group)
+    object.__setattr__(wrapped, "group_outlives_reducer", owner)
+    return wrapped
+
+
+class _Owner:
+    """Holds a group, which cannot be copied; so that a wrapper without a hook can."""
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self._group = group
+
+    def __reduce__(self) -> tuple[type["_Owner"], tuple[()]]:
+        return _Owner, ()
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The module inside a DDP wrapper: its state dict has no ``module.`` prefix."""
+    inner = model.module if isinstance(model, DistributedDataParallel) else model
+    assert isinstance(inner, nn.Module)
+    return inner
+
+
+def is_main_process() -> bool:
+    """True on rank 0, and where there is no process group."""
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def barrier() -> None:
+    """Wait for all ranks; no process group, no wait."""
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def cleanup() -> None:
+    """Leave the process group, if there is one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@contextmanager
+def distributed(
+    backend: str = "gloo", *, timeout_s: int = 120
+) -> Iterator[tuple[int, int]]:
+    """:func:`init_distributed` and, however the body ends, :func:`cleanup`."""
+    try:
+        yield init_distributed(backend, timeout_s=timeout_s)
+    finally:
+        cleanup()

@@ -1,0 +1,176 @@
+"""Starting ranks from plain Python, scripts and notebooks; torchrun has its own module.
+
+Whichever way, ranks meet through a store on a port that the system chose, a failure
+comes back as one exception that names the rank, and nobody is left behind: a rank
+ends itself when the process that started it is gone, even after kill -9.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import cloudpickle
+from torch._C._distributed_c10d import TCPStore
+
+from minitrain.core.errors import EXIT_USER, RankError, UserError
+
+LOOPBACK = "127.0.0.1"
+RANK_PROGRAM = "minitrain.distributed.launched_rank"
+PARENT_POLL_S = 0.5
+LAUNCHER_PID = "MINITRAIN_LAUNCHER_PID"
+# how gloo says that another rank went away
+LOST_PEER = ("closed by peer", "reset by peer", "Broken pipe")
+
+
+def rank_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
+    """What torchrun would set for a rank of one host whose store is at ``port``."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": LOOPBACK,
+        "MASTER_PORT": str(port),
+        # the launcher serves the store, so no rank has to
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        LAUNCHER_PID: str(os.getpid()),
+    }
+
+
+def launch(
+    fn: Callable[..., Any],
+    world_size: int,
+    *args: Any,
+    threads_per_process: int = 1,
+    timeout_s: float = 300,
+) -> list[Any]:
+    """Run ``fn(*args)`` in ``world_size`` new processes -> their results, by rank.
+
+    Functions of a notebook cell, and of a script without a main guard, work: they
+    travel by value (cloudpickle). ``fn`` joins the others with
+    :func:`minitrain.ddp.distributed`. Raises RankError (a rank's UserError as such)
+    for the first rank that fails, and when ``timeout_s`` seconds have passed; no
+    process is left in any case.
+    """
+    if world_size < 1:
+        raise UserError(f"world_size = {world_size}: must be at least 1")
+    store = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
+    payload = cloudpickle.dumps((fn, args))
+    with _Ranks() as ranks:
+        for rank in range(world_size):
+            environment = rank_environment(rank, world_size, store.port)
+            environment["OMP_NUM_THREADS"] = str(threads_per_process)
+            ranks.start(payload, environment)
+        return ranks.collect(timeout_s)
+
+
+class _Ranks:
+    """Child processes and the pipe from each; leaving the context ends them all."""
+
+    def __init__(self) -> None:
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.pipes: list[Connection[Any, Any]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for process in self.processes:
+            process.kill()
+        for process, pipe in zip(self.processes, self.pipes, strict=True):
+            process.wait()
+            pipe.close()
+
+    def start(self, payload: bytes, environment: Mapping[str, str]) -> None:
+        ours, theirs = Pipe()
+        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+        process = subprocess.Popen(
+            [sys.executable, "-m", RANK_PROGRAM, str(theirs.fileno())],
+            env={**os.environ, **environment, "PYTHONPATH": path},
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+        )
+        self.processes.append(process)
+        self.pipes.append(ours)
+        theirs.close()
+        ours.send_bytes(payload)
+
+    def collect(self, timeout_s: float) -> list[Any]:
+        deadline = time.monotonic() + timeout_s
+        results: dict[int, Any] = {}
+        failures: list[Exception] = []
+        silent = dict(enumerate(self.pipes))
+        while silent:
+            ready = wait(list(silent.values()), max(0.0, deadline - time.monotonic()))
+            if not ready:
+                break
+            for rank in [rank for rank, pipe in silent.items() if pipe in ready]:
+                del silent[rank]
+                try:
+                    results[rank] = self._receive(rank)
+                except (RankError, UserError) as error:
+                    failures.append(error)
+                    # the others fail of this one's absence: a moment to say so
+                    deadline = min(deadline, time.monotonic() + 2)
+        if failures:
+            raise root_cause(failures)
+        if silent:
+            late = ", ".join(map(str, silent))
+            raise RankError(f"rank {late}: no answer within {timeout_s:g} s")
+        return [results[rank] for rank in range(len(self.pipes))]
+
+    def _receive(self, rank: int) -> Any:
+        try:
+            ok, value = cloudpickle.loads(self.pipes[rank].recv_bytes())
+        except (EOFError, ConnectionResetError):
+            code = self.processes[rank].wait()
+            raise RankError(f"rank {rank}: ended with exit code {code}") from None
+        if ok:
+            return value
+        if isinstance(value, UserError):
+            raise value
+        error = RankError(f"rank {rank}: {value[0]}")
+        error.add_note(value[1])
+        raise error
+
+
+def root_cause(failures: list[Exception]) -> Exception:
+    """The failure to report: a user's mistake first, a rank that lost a peer last."""
+
+    def collateral(error: Exception) -> int:
+        if isinstance(error, UserError):
+            return 0
+        return 2 if any(sign in str(error) for sign in LOST_PEER) else 1
+
+    return min(failures, key=collateral)
+
+
+def end_with_parent(remove: Path | None = None) -> None:
+    """End this process soon after its parent has gone, however that came about.
+
+    ``remove`` is a folder that the parent can then no longer remove itself.
+    """
+    # told by the launcher: while this process started, its parent may have gone already
+    parent = int(os.environ.get(LAUNCHER_PID, os.getppid()))
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(PARENT_POLL_S)
+        if remove is not None:
+            shutil.rmtree(remove, ignore_errors=True)
+        os._exit(EXIT_USER)
+
+    threading.Thread(target=watch, name="end_with_parent", daemon=True).start()

@@ -1,0 +1,1 @@
+"""The small GPT, and the factory for any other model."""

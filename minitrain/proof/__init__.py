@@ -1,0 +1,1 @@
+"""What a run is held to: bits of a replay, tolerances, the witness."""

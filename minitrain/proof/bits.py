@@ -1,0 +1,227 @@
+"""The ladder of evidence: its verdicts, and the rungs that expect equal bits.
+
+A rung compares two things and gives a verdict. Bits are expected where the order of
+every sum is the same; :mod:`~minitrain.proof.tolerances` has the other rungs.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from torch import Tensor
+
+from minitrain.analysis.verdicts import ALONE
+from minitrain.proof.ulp import distance
+
+Verdict = Literal["equal", "within tolerance", "breach", "undecided", "not run"]
+Tensors = Mapping[str, Tensor]
+Rows = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One comparison. ``detail`` says what differs, or why it was not run."""
+
+    bytes_equal: bool | None
+    max_ulp: int | None
+    max_abs_diff: float | None
+    verdict: Verdict
+    detail: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def not_run(why: str) -> Rung:
+    """A rung that would prove nothing here: the reason instead of a verdict."""
+    return Rung(None, None, None, "not run", why)
+
+
+def ranks_rung(states: Sequence[Tensors]) -> Rung:
+    """Every rank's final state against rank 0's: equal bits."""
+    if len(states) < 2:
+        return not_run(ALONE)
+    for rank, state in enumerate(states[1:], start=1):
+        rung = bits_rung(states[0], state)
+        if rung.verdict == "breach":
+            return replace(rung, detail=f"rank {rank}: {rung.detail}")
+    return Rung(True, 0, 0.0, "equal", "")
+
+
+def bits_rung(a: Tensors, b: Tensors) -> Rung:
+    """Two sets of tensors: equal bits, and no NaN, which is equal to nothing."""
+    apart = distance(a, b)
+    if apart.bytes_equal and (nan := first_nan(a)):
+        return Rung(True, None, None, "breach", f"tensor {nan} holds NaN")
+    verdict: Verdict = "equal" if apart.bytes_equal else "breach"
+    detail = "" if apart.bytes_equal else f"tensor {apart.tensor} differs"
+    return Rung(apart.bytes_equal, apart.max_ulp, apart.max_abs_diff, verdict, detail)
+
+
+def hashes_rung(
+    run: Rows,
+    other: Rows,
+    what: Literal["gradients", "parameters", "buffers"],
+    world_size: int | None = None,
+) -> Rung:
+    """Recorded hashes of every rank of ``run`` against the same of ``other``: equal.
+
+    Given ``world_size``, each of its ranks must have recorded some.
+
+    Names the first step and tensor that differ. Hashes know equal or not, no distance.
+    """
+    ours, theirs = (
+        {(row["step"], row["rank"]): row[what] for row in _rows(rows, "tensors")}
+        for rows in (run, other)
+    )
+    present = {rank for _, rank in ours}
+    silent = [r for r in range(world_size or 0) if r not in present]
+    if silent:
+        return Rung(False, None, None, "breach", f"rank {silent[0]} recorded nothing")
+    if not ours or ours.keys() != theirs.keys():
+        return Rung(False, None, None, "breach", "other steps were recorded")
+    if what == "buffers" and not any([*ours.values(), *theirs.values()]):
+        return not_run("the model has no buffers")
+    for step, rank in sorted(ours):
+        hashes, wanted = ours[step, rank], theirs[step, rank]
+        for name in [*hashes, *(wanted.keys() - hashes.keys())]:
+            if hashes.get(name) != wanted.get(name):
+                where = f"step {step}, tensor {name}, rank {rank}"
+                return Rung(False, None, None, "breach", f"first at {where}")
+    return Rung(True, None, None, "equal", "")
+
+
+def losses_rung(run: Sequence[float], other: Sequence[float]) -> Rung:
+    """The reduced loss of every step against ``other``'s: equal bits."""
+    if len(run) != len(other) or not run:
+        detail = f"{len(run)} steps against {len(other)}"
+        return Rung(False, None, None, "breach", detail)
+    for step, (ours, theirs) in enumerate(zip(run, other, strict=True)):
+        if ours != theirs:
+            detail = f"first at step {step}: {ours!r} against {theirs!r}"
+            return Rung(False, None, abs(ours - theirs), "breach", detail)
+    return Rung(True, None, 0.0, "equal", "")
+
+
+def unwatched_rung(run: Rows) -> Rung:
+    """Gradients of step 0 against those of DDP without our hook, as torch has it."""
+    bare = {row["rank"]: row["gradients"] for row in _rows(run, "unwatched")}
+    if not bare:
+        return not_run("the strategy is another thing without its hook")
+    hooked = [row for row in _rows(run, "tensors") if row["step"] == 0]
+    if bare.keys() != {row["rank"] for row in hooked}:
+        return Rung(False, None, None, "breach", "not every rank tried")
+    for row in hooked:
+        for name, wanted in bare[row["rank"]].items():
+            if row["gradients"].get(name) != wanted:
+                where = f"rank {row['rank']}, tensor {name}"
+                return Rung(False, None, None, "breach", f"first at {where}")
+    return Rung(True, None, None, "equal", "")
+
+
+def replay_rungs(run: Rows, replay: Rows, world_size: int) -> dict[str, Rung]:
+    """:func:`hashes_rung` of everything that is hashed, by name."""
+    return {
+        f"replay_{what}": hashes_rung(run, replay, what, world_size)
+        for what in ("gradients", "parameters", "buffers")
+    }
+
+
+def precision_rung(run: Rows, replay: Rows, precision: str) -> Rung:
+    """The state of the loss scaler at every recorded step, with the replay's."""
+    if precision != "fp16":
+        return not_run("the loss is not scaled")
+    wanted = {row["step"]: row.get("precision") for row in _rows(replay, "tensors")}
+    rows = _rows(run, "tensors")
+    for row in rows:
+        state = row.get("precision")
+        if not state or state != wanted.get(row["step"]):
+            detail = f"step {row['step']}: rank {row['rank']} has {state}"
+            return Rung(False, None, None, "breach", detail)
+    if not rows:
+        return Rung(False, None, None, "breach", "nothing was recorded")
+    return Rung(True, None, None, "equal", "")
+
+
+def own_to_each_rank(run: Rows) -> str | None:
+    """Why one process with the whole batch computes something else by design, if so."""
+    forward = _rows(run, "forward")
+    if any(row["draws_random_numbers"] for row in forward):
+        return "the forward pass draws random numbers, each rank its own"
+    if any(row["changes_buffers"] for row in forward):
+        return "the forward pass changes buffers, each rank by its own samples"
+    return None
+
+
+def data_rung(run: Rows, other: Rows) -> Rung:
+    """The hash of every step's global batch against ``other``'s: the same samples, and
+    on the same ranks where both have as many.
+    """
+    ours, theirs = (_rows(rows, "batch") for rows in (run, other))
+    for step, (a, b) in enumerate(zip(ours, theirs, strict=False)):
+        ours_by_rank, theirs_by_rank = a.get("ranks", ()), b.get("ranks", ())
+        comparable = len(ours_by_rank) == len(theirs_by_rank)
+        swapped = comparable and ours_by_rank != theirs_by_rank
+        if a["sha256"] != b["sha256"] or swapped:
+            return Rung(False, None, None, "breach", f"first at step {step}")
+    if len(ours) != len(theirs) or not ours:
+        detail = f"{len(ours)} steps against {len(theirs)}"
+        return Rung(False, None, None, "breach", detail)
+    return Rung(True, None, None, "equal", "")
+
+
+def trained_rung(run: Rows) -> Rung:
+    """Trained parameters changed between the first and the last recorded step.
+
+    Guards every other rung: things that never changed are equal for no reason. A
+    buffer that counts steps does not count here.
+    """
+    tensors = _rows(run, "tensors")
+    if not tensors:
+        return Rung(None, None, None, "breach", "nothing was recorded")
+    first = min(tensors, key=lambda row: row["step"])
+    last = max(tensors, key=lambda row: row["step"])["parameters"]
+    trained = first["gradients"]
+    moved = [name for name in trained if first["parameters"][name] != last[name]]
+    detail = f"{len(moved)} of {len(trained)} tensors changed"
+    if moved and len(moved) < len(trained):
+        still = [name for name in trained if name not in moved]
+        detail += f", not {', '.join(still[:3])}{', ...' if still[3:] else ''}"
+    return Rung(None, None, None, "equal" if moved else "breach", detail)
+
+
+def reduced_once_rung(run: Rows) -> Rung:
+    """Every trained parameter is in exactly one bucket of a step: reduced once."""
+    layouts = _rows(run, "buckets")
+    trained = {n for row in _rows(run, "tensors") for n in row["gradients"]}
+    if not layouts:
+        return Rung(None, None, None, "breach", "nothing was reduced")
+    for row in layouts:
+        names = [name for bucket in row["buckets"] for name in bucket["parameters"]]
+        often = [name for name, count in Counter(names).items() if count > 1]
+        never = sorted(trained - {*names})
+        if often or never:
+            what = "reduced more than once" if often else "never reduced"
+            detail = f"step {row['step']}: {(often or never)[0]} is {what}"
+            return Rung(None, None, None, "breach", detail)
+    return Rung(None, None, None, "equal", f"{len(trained)} tensors")
+
+
+def breaches(rungs: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """One line for each rung (by name) that the evidence refuses."""
+    return [
+        f"{name}: {rung['detail']}"
+        for name, rung in rungs.items()
+        if rung["verdict"] == "breach"
+    ]
+
+
+def _rows(rows: Iterable[Mapping[str, Any]], kind: str) -> list[Mapping[str, Any]]:
+    return [row for row in rows if row["kind"] == kind]
+
+
+def first_nan(tensors: Tensors) -> str | None:
+    """The name of the first tensor that holds one."""
+    return next((name for name, t in tensors.items() if bool(t.isnan().any())), None)

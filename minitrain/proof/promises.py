@@ -1,0 +1,62 @@
+"""What a strategy can be held to, and what it cannot."""
+
+from collections.abc import Iterable, Mapping
+
+from minitrain.proof.bits import Rung, not_run
+from minitrain.sync.strategy import Promise, Strategy
+
+NEEDS: dict[str, Promise] = {
+    "reduced_once": "reduced_once",
+    "replay_gradients": "replay",
+    "replay_parameters": "replay",
+    "replay_buffers": "replay",
+    "replay_losses": "replay",
+    "replay": "replay",
+    "one_process_gradients": "one_process",
+    "one_process_early": "one_process",
+    "one_process": "one_process",
+    "loss": "loss",
+}
+WHY_NOT: dict[Promise, str] = {
+    "reduced_once": "does not show its buckets",
+    "replay": "does not promise the bits of a replay",
+    "one_process": "does not promise to stay close to one process",
+    "loss": "is held to more than its loss",
+}
+
+
+def not_promised(
+    rungs: Iterable[str], strategy: type[Strategy], precision: str
+) -> dict[str, Rung]:
+    """Of ``rungs`` those that ``strategy`` does not promise, each with the reason."""
+    skipped = {}
+    for name in rungs:
+        promise = NEEDS.get(name)
+        if promise is None:
+            continue
+        if promise not in strategy.promises:
+            skipped[name] = not_run(f"{strategy.__name__} {WHY_NOT[promise]}")
+        elif promise == "one_process" and precision != "float32":
+            why = f"{precision} rounds more coarsely than the tolerances know"
+            skipped[name] = not_run(why)
+    return skipped
+
+
+def not_comparable(rungs: Mapping[str, Rung]) -> dict[str, Rung]:
+    """The rungs against one process, where the witness finds that the loss of a sample
+    depends on the others of its batch: there a whole batch is another thing than its
+    parts by design.
+    """
+    mean = rungs.get("witness_mean")
+    # without a distance nothing was compared, and nothing is known
+    if mean is None or mean.verdict != "not run" or mean.max_abs_diff is None:
+        return {}
+    names = [name for name, promise in NEEDS.items() if promise == "one_process"]
+    return {name: not_run(mean.detail) for name in names if name in rungs}
+
+
+def is_exact(strategy: type[Strategy]) -> bool:
+    """Whether its gradients are the right ones but for rounding, so that the witness
+    can be asked for them.
+    """
+    return bool({"replay", "one_process"} & strategy.promises)

@@ -1,0 +1,48 @@
+"""Whether a strategy's own word on how it adds is a sum at all.
+
+A replay repeats what :meth:`~minitrain.sync.strategy.Strategy.reference` says, so a
+reference that forgets a rank, and a strategy that forgets it too, would agree to the
+last bit.
+"""
+
+from collections.abc import Iterable
+
+import torch
+
+from minitrain.proof.bits import Rung
+from minitrain.sync.strategy import Strategy
+
+# odd ones beside those of the run: chunks of a ring come out unequal
+SIZES = (1, 7, 1000)
+# elements, for the memory that many shards of a large model would take
+MOST = 1 << 20
+
+
+def reference_rung(
+    strategy: type[Strategy], num_shards: int, sizes: Iterable[int], dtype: torch.dtype
+) -> Rung:
+    """The reference of a strategy against a float64 sum of random gradients, for
+    buckets of ``sizes`` elements.
+
+    Adding n numbers rounds at most n times, each time by at most half a unit in the
+    last place of the sum of absolute values so far; twice that is allowed.
+    """
+    chance = torch.Generator().manual_seed(0)
+    coarse = strategy.wire or dtype
+    unit, smallest = torch.finfo(coarse).eps, torch.finfo(coarse).smallest_normal
+    worst, where = 0.0, ""
+    for size in sorted({*SIZES, *(min(size, MOST) for size in sizes)}):
+        shards = [
+            torch.randn(size, generator=chance).to(dtype) for _ in range(num_shards)
+        ]
+        found = strategy.reference([shard.clone() for shard in shards])
+        right = torch.stack(shards).double()
+        allowed = (num_shards + 1) * (unit * right.abs().sum(0) + smallest)
+        share = float(((found.double() - right.sum(0)).abs() / allowed).max())
+        if not share <= worst:
+            worst, where = share, f"{num_shards} shards of {size} elements"
+    if not worst <= 1:
+        detail = f"{where}: {worst:.3g} times what rounding explains"
+        return Rung(None, None, None, "breach", f"the reference is no sum: {detail}")
+    detail = f"at most {worst:.2g} of what rounding may do"
+    return Rung(None, None, None, "within tolerance", detail)

@@ -1,0 +1,230 @@
+"""The rungs that compare with one process which computes the whole batch at once.
+
+Its sums have other shapes, so bits cannot be expected. What rounding may do is first
+held to a quick limit, which costs nothing; what is beyond that is held to a twin: the
+same process from a start one unit in the last place away, which shows how far rounding
+alone carries each tensor (docs/reference.md).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from minitrain.proof.bits import (
+    Rows,
+    Rung,
+    Tensors,
+    Verdict,
+    data_rung,
+    first_nan,
+    not_run,
+    own_to_each_rank,
+)
+from minitrain.proof.ulp import distance, gaps
+
+# the quick limits: of the largest gradient; of how far SGD moved a tensor; for AdamW of
+# the rate (``atol`` is for a rate of 3e-4); and where all is float64
+GRADIENT_SHARE = 1e-5
+GRADIENT_SHARE_FLOAT64 = 1e-13
+SGD_SHARE = 1e-4
+ADAMW_RATE_OF_ATOL = 3e-4
+ADAMW_SHARE_WITHIN_ATOL = 0.999
+STATE_FLOAT64 = 1e-11
+# units in the last place that a value itself may be off
+UNITS = 4
+# beyond the quick limit: so many times as far as the twin
+TIMES_TWIN = 10
+EXPLAINED = "rounding explains it"
+LOSS_SHARE = 0.05
+
+
+class Tuning(Protocol):
+    """What a tolerance depends on: ``train`` of params.yaml has it."""
+
+    @property
+    def optimizer(self) -> str: ...
+
+    @property
+    def learning_rate(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What is compared of a run: its hash rows, synchronised gradients of step 0, state
+    after the third step, final state, the loss of every step, and where it started.
+    """
+
+    rows: Rows
+    gradients: Tensors
+    early: Tensors
+    state: Tensors
+    losses: Sequence[float]
+    start: Tensors
+
+
+# a one-process run from a start one ULP away, of so many steps (None: of all)
+Twin = Callable[[int | None], Compared]
+EARLY = 3
+
+
+def one_process_rungs(
+    run: Compared, one: Compared, train: Tuning, atol: float, twin: Twin
+) -> dict[str, Rung]:
+    """All rungs of ``run`` against ``one`` process, by name.
+
+    A forward pass that depends on more than its samples is not compared but for its
+    data and its loss. ``twin`` is asked only for what is beyond the quick limits.
+    """
+    why = own_to_each_rank(run.rows)
+
+    def gradients() -> Rung:
+        limits = gradient_limits(one.gradients)
+        return close_rung(
+            run.gradients, one.gradients, limits, lambda: twin(EARLY).gradients
+        )
+
+    def early() -> Rung:
+        if not run.early:
+            return not_run("fewer than three steps")
+        limits = state_limits(one.early, one.start, train, atol)
+        return close_rung(run.early, one.early, limits, lambda: twin(EARLY).early)
+
+    def final() -> Rung:
+        limits = state_limits(one.state, one.start, train, atol)
+        rung = close_rung(run.state, one.state, limits, lambda: twin(None).state)
+        # training that is unstable at its rate amplifies rounding without bound, and a
+        # fault could hide in it
+        return replace(rung, verdict="undecided") if by_twin_alone(rung) else rung
+
+    rungs = {
+        "one_process_gradients": gradients,
+        "one_process_early": early,
+        "one_process": final,
+    }
+    return {
+        "one_process_data": data_rung(run.rows, one.rows),
+        **{name: not_run(why) if why else rung() for name, rung in rungs.items()},
+        "loss": loss_rung(run.losses, one.losses),
+    }
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The quick limits, by tensor: for every element, and for 99.9 % of all elements
+    together where that is less.
+    """
+
+    every: Mapping[str, float]
+    common: Mapping[str, float] | None = None
+
+
+def gradient_limits(one: Tensors) -> Limits:
+    """Of step-0 gradients, where weights are equal and sums have other shapes: 1e-5 of
+    the model's largest gradient, in float64 1e-13 of it.
+    """
+    largest = max((_size(gradient) for gradient in one.values()), default=0.0)
+    share = GRADIENT_SHARE_FLOAT64 if _all_float64(one) else GRADIENT_SHARE
+    return Limits(dict.fromkeys(one, share * largest))
+
+
+def state_limits(one: Tensors, start: Tensors, train: Tuning, atol: float) -> Limits:
+    """Of a state. SGD: 1e-4 of how far training moved the tensor from its ``start``.
+    AdamW: the learning rate, and for 99.9 % of the elements ``atol`` times rate / 3e-4.
+    Beside it some units in the last place of the values. Where all is float64: 1e-11.
+    """
+    if _all_float64(one):
+        return Limits(dict.fromkeys(one, STATE_FLOAT64))
+    units = {name: UNITS * _unit(t) * _size(t) for name, t in one.items()}
+    if train.optimizer == "sgd":
+        moved = {name: _apart(t, start[name]) for name, t in one.items()}
+        return Limits({name: units[name] + SGD_SHARE * moved[name] for name in one})
+    rate = train.learning_rate
+    common = atol * rate / ADAMW_RATE_OF_ATOL
+    every = {name: max(rate, common) + units[name] for name in one}
+    return Limits(every, {name: common + units[name] for name in one})
+
+
+def close_rung(
+    run: Tensors, one: Tensors, limits: Limits, twin: Callable[[], Tensors]
+) -> Rung:
+    """``run`` within the quick limits of ``one``, or where it is not, in no tensor ten
+    times as far as the ``twin``, which is asked for only then.
+    """
+    apart = distance(run, one)
+    if apart.max_abs_diff is None or first_nan(run):
+        tensor = first_nan(run) or apart.tensor
+        detail = f"tensor {tensor} cannot be compared (NaN, shape or dtype)"
+        return Rung(False, None, None, "breach", detail)
+    found = {name: gaps(run[name], one[name]) for name in run if run[name].numel()}
+    most = {name: float(gap.max()) for name, gap in found.items()}
+    within = all(gap <= limits.every[name] for name, gap in most.items())
+    detail = f"allowed: {max(limits.every.values(), default=0.0):.3g}"
+    if limits.common is not None and found:
+        near = [gap <= limits.common[name] for name, gap in found.items()]
+        share = float(torch.cat(near).double().mean())
+        within = within and share >= ADAMW_SHARE_WITHIN_ATOL
+        usual = max(limits.common.values())
+        detail += f", for 99.9 % of the elements {usual:.3g} (here {100 * share:.5g} %)"
+    verdict: Verdict = "within tolerance"
+    if apart.bytes_equal:
+        verdict = "equal"
+    elif not within:
+        usual_limits = limits.common or limits.every
+        beyond = {n: gap for n, gap in most.items() if not gap <= usual_limits[n]}
+        verdict, detail = _by_twin(beyond, one, twin())
+    return Rung(apart.bytes_equal, apart.max_ulp, apart.max_abs_diff, verdict, detail)
+
+
+def _by_twin(
+    beyond: Mapping[str, float], one: Tensors, twin: Tensors
+) -> tuple[Verdict, str]:
+    """On tensors that are ``beyond`` the quick limits by so much."""
+    far = {name: _apart(twin[name], one[name]) for name in beyond}
+    worst = max(beyond, key=lambda name: beyond[name] / (far[name] + 1e-300))
+    within = all(gap <= TIMES_TWIN * far[name] for name, gap in beyond.items())
+    named = f"tensor {worst} is {beyond[worst]:.3g} off"
+    carried = f"a start one ULP away carries it {far[worst]:.3g}"
+    if within:
+        return "within tolerance", f"{EXPLAINED}: {named}, {carried}"
+    return "breach", f"{named}, {carried}"
+
+
+def by_twin_alone(rung: Rung) -> bool:
+    """Whether a rung is within tolerance by its twin alone."""
+    return rung.verdict == "within tolerance" and rung.detail.startswith(EXPLAINED)
+
+
+def loss_rung(losses: Sequence[float], one_process: Sequence[float]) -> Rung:
+    """Mean loss of the last quarter of the steps: above one process's by at most 5 % of
+    that.
+
+    For strategies that approximate gradients: they may learn otherwise, not worse.
+    """
+    last = max(1, len(losses) // 4)
+    ours, theirs = (sum(x[-last:]) / last for x in (losses, one_process))
+    detail = f"{ours:.4g} against {theirs:.4g}, allowed {LOSS_SHARE:.0%} above"
+    within = ours <= theirs + LOSS_SHARE * abs(theirs)
+    verdict: Verdict = "within tolerance" if within else "breach"
+    return Rung(None, None, abs(ours - theirs), verdict, detail)
+
+
+def _size(tensor: Tensor) -> float:
+    # a mask of infinities has no size
+    finite = tensor.double().nan_to_num(0.0, 0.0, 0.0).abs()
+    return float(finite.max()) if tensor.numel() else 0.0
+
+
+def _apart(a: Tensor, b: Tensor) -> float:
+    return float(gaps(a, b).max()) if a.numel() else 0.0
+
+
+def _unit(tensor: Tensor) -> float:
+    return torch.finfo(tensor.dtype).eps if tensor.is_floating_point() else 0.0
+
+
+def _all_float64(tensors: Tensors) -> bool:
+    floating = [t.dtype for t in tensors.values() if t.is_floating_point()]
+    return bool(floating) and set(floating) == {torch.float64}

@@ -1,0 +1,192 @@
+"""Which samples form a batch and whose they are, read from the corpus itself.
+
+A sample is a boundary byte, its text in UTF-8, a boundary byte; what is longer than a
+block is split or cut. The witness knows a sample by its content: the start of the
+SHA-256 of the row of ids and the row of labels that a model must be given.
+"""
+
+import hashlib
+import importlib
+import importlib.util
+import itertools
+import json
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from ruamel.yaml import YAML
+from torch import Tensor, nn
+
+from minitrain.proof.witness.record import (
+    Record,
+    Rung,
+    Task,
+    fed_names,
+    fed_targets,
+    rung,
+)
+
+BOUNDARY, PADDING, VOCABULARY = b"\xff", -100, 256
+Batch = dict[str, Tensor]
+
+
+class Corpus:
+    """The samples of a corpus.jsonl, as params.yaml says they are cut."""
+
+    def __init__(self, corpus: Path, params: Path) -> None:
+        self.path, self.params = corpus, YAML(typ="safe").load(params)
+        self.block = self.params["model"]["block_size"]
+        named = [(self.name(sample), len(sample) - 1) for sample in self.samples()]
+        self.names = np.array([name for name, _ in named], np.uint64)
+        self.targets = np.array([targets for _, targets in named])
+        # contents that occur, where each is first, and which one each sample has
+        self.known, self.first, self.place = np.unique(
+            self.names, return_index=True, return_inverse=True
+        )
+
+    def samples(self) -> Iterator[bytes]:
+        """Every sample, in order."""
+        split = self.params["shard"]["long_samples"] == "split"
+        with open(self.path, encoding="utf-8") as lines:
+            for line in filter(str.strip, lines):
+                rest = BOUNDARY + json.loads(line)["text"].encode() + BOUNDARY
+                yield rest[: self.block]
+                while split and len(rest) > self.block:
+                    # the last token of a piece is the first of the next
+                    rest = rest[self.block - 1 :]
+                    yield rest[: self.block]
+
+    def name(self, sample: bytes) -> int:
+        """The start of the SHA-256 of its row of ids and its row of labels."""
+        tokens = np.frombuffer(sample, np.uint8)
+        rows = np.zeros((2, self.block), np.int64)
+        rows[1] = PADDING
+        rows[:, : len(tokens)] = tokens
+        return int.from_bytes(hashlib.sha256(rows.tobytes()).digest()[:8])
+
+    def batch(self, samples: list[bytes]) -> Batch:
+        """What a model must be given: ids padded with 0, labels with -100."""
+        ids = torch.zeros(len(samples), self.block, dtype=torch.int64)
+        labels = torch.full_like(ids, PADDING)
+        for row, sample in enumerate(samples):
+            ids[row, : len(sample)] = torch.tensor(list(sample))
+            labels[row, : len(sample)] = torch.tensor(list(sample))
+        return {"input_ids": ids, "labels": labels}
+
+    def batches(self, record: Record) -> dict[int, Batch]:
+        """The batches of the sampled steps, by the names of their samples."""
+        fed: dict[int, list[int]] = {step: [] for step in record.steps()}
+        for row in record.kind("fed"):
+            if row["step"] in fed:
+                fed[row["step"]] += [int(name, 16) for name in fed_names(row)]
+        wanted = {name for names in fed.values() for name in names}
+        pairs = zip(self.names.tolist(), self.samples(), strict=True)
+        found = {name: sample for name, sample in pairs if name in wanted}
+        return {s: self.batch([found[n] for n in names]) for s, names in fed.items()}
+
+    def task(
+        self, world_size: int, wire: torch.dtype | None, section: Any = None
+    ) -> Task:
+        """What params.yaml asks for of a run with so many ranks; ``section`` is what
+        the model's factory is given.
+        """
+        train, model = self.params["train"], self.params["model"]
+        per_epoch = -(-len(self.names) // train["global_batch_size"])
+        return Task(
+            build=lambda: build(model, section or SimpleNamespace(**model)),
+            loss=lambda net, batch: net(**batch).loss,
+            count=lambda batch: int((batch["labels"][:, 1:] != PADDING).sum()),
+            world_size=world_size,
+            num_steps=train["num_steps"] or train["num_epochs"] * per_epoch,
+            hash_every=train["hash_every"],
+            optimizer=train["optimizer"],
+            learning_rate=train["learning_rate"],
+            precision=train["precision"],
+            wire=wire,
+        )
+
+    def data_rung(self, task: Task, record: Record) -> Rung:
+        """Each sample once an epoch, sample i at rank i % W, batches of the right size
+        with the right number of targets, and in each epoch another order.
+        """
+        count, size = len(self.names), self.params["train"]["global_batch_size"]
+        per_epoch = -(-count // size)
+        fed = {(row["step"], row["rank"]): row for row in record.kind("fed")}
+        every = {(s, r) for s in range(task.num_steps) for r in range(task.world_size)}
+        if fed.keys() != every or len(record.kind("fed")) != len(every):
+            return rung("breach", "not every rank says what it read at every step")
+        # how often a content is in the corpus, for each rank, less what was read
+        left = np.zeros((task.world_size, len(self.known)), np.int64)
+        owner = np.arange(count) % task.world_size
+        epochs: list[list[str]] = []
+        for step in range(task.num_steps):
+            if step % per_epoch == 0:
+                left[:] = 0
+                np.add.at(left, (owner, self.place), 1)
+                epochs.append([])
+            rows = [fed[step, rank] for rank in range(task.world_size)]
+            everyone = sorted(name for row in rows for name in fed_names(row))
+            epochs[-1].append(" ".join(everyone))
+            last = step % per_epoch == per_epoch - 1
+            wrong = self.step_is_wrong(rows, left)
+            expected = (count - 1) % size + 1 if last else size
+            if not wrong and len(everyone) != expected:
+                wrong = f"a batch of {len(everyone)} samples"
+            if not wrong and last and left.any():
+                wrong = "the epoch left samples out"
+            if wrong:
+                return rung("breach", f"step {step}: {wrong}")
+        if self.comes_again(epochs, size):
+            return rung("breach", "an epoch has the order of one before it")
+        return rung("equal", f"{task.num_steps} batches")
+
+    def comes_again(self, epochs: list[list[str]], size: int) -> bool:
+        """Whether an epoch goes as one before it, where that is no chance: of less than
+        2^-40, and not of a corpus that says the same again and again.
+        """
+        if 2 * len(self.known) < len(self.names):
+            return False
+        for one, other in itertools.combinations(epochs, 2):
+            # each column of a batch is shuffled by itself
+            orders = math.lgamma(len(one) + 1) - math.lgamma(len(one) - len(other) + 1)
+            likely = orders * min(size, len(self.names)) < 40 * math.log(2)
+            if not likely and one[: len(other)] == other:
+                return True
+        return False
+
+    def step_is_wrong(self, rows: list[Mapping[str, Any]], left: Any) -> str:
+        """What is wrong with what the ranks read, if so; it is taken from ``left``."""
+        for row in rows:
+            names = np.array([int(name, 16) for name in fed_names(row)], np.uint64)
+            where = np.searchsorted(self.known, names).clip(max=len(self.known) - 1)
+            rank = f"rank {row['rank']}"
+            if (self.known[where] != names).any():
+                return f"{rank} computed what is no sample of the corpus"
+            np.subtract.at(left[row["rank"]], where, 1)
+            if (left[row["rank"]][where] < 0).any():
+                return f"{rank} read a sample again, or one that is not its own"
+            if self.targets[self.first[where]].sum() != fed_targets(row):
+                return f"{rank} counts {fed_targets(row)} targets"
+        return ""
+
+
+def build(model: Mapping[str, Any], section: Any) -> nn.Module:
+    """The model that ``model.factory`` makes, from its file or module."""
+    module_name, _, name = model["factory"].rpartition(":")
+    if module_name:
+        module = importlib.import_module(module_name)
+    else:
+        spec = importlib.util.spec_from_file_location("witnessed", model["file"])
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        # dataclasses look their module up by name
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+    made: nn.Module = getattr(module, name)(section, VOCABULARY)
+    return made

@@ -1,0 +1,297 @@
+"""The run's losses and gradients against those of the mean over a whole batch.
+
+What rounding may do is measured and not guessed: the same gradient in the run's own
+precision, from states one unit in the last place away and with the batch cut otherwise,
+is so far from float64 in each tensor. ``FACTOR`` times that is allowed, and a wrong
+gradient is off by thousands.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minitrain.proof.witness.batches import cuts
+from minitrain.proof.witness.passes import (
+    SIXTEEN_BITS,
+    BatchOf,
+    Computer,
+    Groups,
+    GroupsOf,
+    Pass,
+    size,
+)
+from minitrain.proof.witness.record import Record, Rung, Task, Worst, rung
+from minitrain.proof.witness.spread import spread_rung
+
+FACTOR = 16
+NUM_PASSES = 3
+# what is no mean, or no function of its samples, is farther from one; a model that
+# computes partly in float32 comes as near as 2e-7
+CLOSE = {torch.float64: 1e-6, torch.float32: 1e-3}
+# more noise than this share of the gradient judges nothing
+NOISE = 0.5
+# up to this much it must still be about the right one along it
+ALONG_NOISE, ALONG = 8.0, 0.4
+# of the largest gradient, where numbers have 16 bits: of a true zero something is left
+SIXTEEN_BIT_FLOOR = 1e-4
+State = Mapping[str, Tensor]
+
+
+class Judge:
+    """Holds what a run recorded against what it should have computed."""
+
+    def __init__(
+        self, task: Task, record: Record, batch_of: BatchOf, groups_of: GroupsOf
+    ) -> None:
+        self.task, self.record = task, record
+        self.batch_of, self.groups_of = batch_of, groups_of
+        self.computer = Computer(task)
+        self.steps = record.steps()
+
+    def losses_only(self) -> dict[str, Rung]:
+        """Where gradients are approximations by design: the losses of the steps."""
+        return {"witness_loss": self.training()["witness_loss"]}
+
+    def repeats(self) -> bool:
+        """Whether the same pass from the same state gives the same again."""
+        state, groups = self.record.of(0, "before"), self.groups_of(0)
+        bits = self.task.precision
+        try:
+            one = self.computer.own_precision(state, groups, bits, evaluate=False)
+            other = self.computer.own_precision(state, groups, bits, evaluate=False)
+        except RuntimeError:
+            # who asks for the gradients says why not
+            return True
+        return not one.far_from(other) > 0
+
+    def probe(self) -> dict[str, Rung]:
+        """In eval mode, where the loss of a sample depends on no random number and on
+        no other sample: a batch is the mean of its parts, and the run's gradient its.
+        """
+        rows = {row["name"]: row for row in self.record.kind("probe")}
+        last, state = self.steps[-1], self.record.state
+        try:
+            whole = self.computer.exact(state, [[self.batch_of(last)]], evaluate=True)
+        except Exception as error:
+            why = f"in eval mode {type(error).__name__}: {str(error)[:100]}"
+            mean = self.mean_rung(self.record.of(0, "before"), evaluate=False)
+            return {"witness_mean": mean, "witness_probe": rung("not run", why)}
+        for row in self.record.kind("no probe"):
+            why = f"in eval mode: {row['reason']}"
+            mean = self.mean_rung(state, evaluate=True)
+            return {"witness_mean": mean, "witness_probe": rung("not run", why)}
+        rounded = {"rounded"} if self.task.precision in SIXTEEN_BITS else set()
+        if rows.keys() != {"probe"} | rounded or any(
+            row["step"] != last or not self.record.of(name, "gradients")
+            for name, row in rows.items()
+        ):
+            return {"witness_probe": rung("breach", "no probe was recorded")}
+        found = {"witness_mean": self.mean_rung(state, evaluate=True)}
+        for name, row in rows.items():
+            key = "witness_precision" if name == "rounded" else "witness_probe"
+            claim = Pass(row["loss"], self.record.of(name, "gradients"))
+            if found["witness_mean"]["verdict"] == "breach":
+                found[key] = rung("not run", "see witness_mean")
+            else:
+                bits = self.task.precision if name == "rounded" else "float32"
+                found[key] = self.probed(f"the {name}", claim, whole, bits)
+        return found
+
+    def probed(self, where: str, claim: Pass, whole: Pass, bits: str) -> Rung:
+        """One probe of the run against the right loss and gradient."""
+        last, state = self.steps[-1], self.record.state
+        groups, own = self.groups_of(last), self.computer.own_precision
+        try:
+            one, other = (own(state, groups, bits, True, seed) for seed in (1, 2))
+        except RuntimeError as error:
+            return rung("not run", f"in {bits} {str(error)[:100]}")
+        if one.far_from(other) > 0:
+            return rung("not run", "in eval mode too the loss is a random number")
+        worst = Worst()
+        shares = self.computer.exact(state, groups, evaluate=True)
+        alone = shares.far_from(whole) <= CLOSE[self.computer.type]
+        right, both = whole if alone else shares, (worst, worst)
+        why = self.compare(where, claim, right, state, last, bits, alone, both)
+        return rung(*why) if why else worst.rung()
+
+    def training(self) -> dict[str, Rung]:
+        """The sampled steps themselves. Where the loss of a sample depends on nothing
+        else, against the whole batch; where it depends on its part of the batch (batch
+        norm), against the parts; where on random numbers, only how far those carry it.
+        """
+        names = ("witness_gradients", "witness_loss")
+        try:
+            random = any(map(self.draws, self.steps))
+        except RuntimeError as error:
+            why = f"in {self.task.precision} {str(error)[:100]}"
+            return {name: rung("not run", why) for name in names}
+        if random:
+            why = "in training the loss depends on random numbers"
+            not_run = {name: rung("not run", why) for name in names}
+            spread = spread_rung(self.computer, self.record, self.groups_of)
+            return not_run | {"witness_spread": spread}
+        found = (Worst(), Worst())
+        left_out: tuple[str, str] | None = None
+        for step in self.steps:
+            claim = Pass(self.record.losses[step], self.record.of(step, "gradients"))
+            if self.task.precision == "fp16" and not claim.is_finite():
+                # the scaler leaves such a step out, as step_rung has seen
+                continue
+            state, bits = self.record.of(step, "before"), self.task.precision
+            right = self.computer.exact(state, [[self.batch_of(step)]], evaluate=False)
+            shares = self.computer.exact(state, self.groups_of(step), evaluate=False)
+            alone = shares.far_from(right) <= CLOSE[self.computer.type]
+            right = right if alone else shares
+            where = f"step {step}"
+            refused = self.compare(where, claim, right, state, step, bits, alone, found)
+            if refused and refused[0] == "breach":
+                return {name: rung(*refused) for name in names}
+            left_out = left_out or refused
+        losses, gradients = found
+        rungs = dict(zip(names, (gradients.rung(), losses.rung()), strict=True))
+        if left_out and not any(
+            r["verdict"] == "breach" and r["max_abs_diff"] is not None
+            for r in rungs.values()
+        ):
+            return {name: rung(*left_out) for name in names}
+        if losses.share < 0:
+            left_out = "not run", "every sampled step has overflowed"
+            return {name: rung(*left_out) for name in names}
+        return rungs
+
+    def draws(self, step: int) -> bool:
+        """Whether training draws a random number at a step, used or not: one that did
+        not matter this time may the next.
+        """
+        state, groups = self.record.of(step, "before"), self.groups_of(step)
+        bits = self.task.precision
+        self.computer.own_precision(state, groups, bits, evaluate=False)
+        return self.computer.drew
+
+    def mean_rung(self, state: State, evaluate: bool) -> Rung:
+        """A batch's loss and gradient are the mean of its halves', by their targets."""
+        step = max(self.steps, key=lambda one: self.least(cuts(self.batch_of(one), 2)))
+        batch, close = self.batch_of(step), CLOSE[self.computer.type]
+        halves = cuts(batch, 2)
+        if len(halves) < 2 or not all(self.task.count(half) for half in halves):
+            return rung("not run", "no batch has two halves with targets")
+        each = [self.computer.exact(state, [[half]], evaluate) for half in halves]
+        whole = self.computer.exact(state, [[batch]], evaluate)
+        if not all(one.is_finite() for one in (whole, *each)):
+            return rung("breach", "the loss or its gradient is not finite")
+        counts = torch.tensor([float(self.task.count(half)) for half in halves])
+        shares = (counts / counts.sum()).double()
+        matrix = torch.stack([half.flat(whole) for half in each], 1)
+        wanted, losses = whole.flat(whole), [half.loss for half in each]
+        together = Pass(
+            float(torch.tensor(losses, dtype=torch.float64) @ shares),
+            {"all": matrix @ shares},
+        )
+        apart = together.far_from(Pass(whole.loss, {"all": wanted}))
+        if apart <= close:
+            return rung("within tolerance", "a batch is the mean of its halves", apart)
+        fit = torch.linalg.lstsq(matrix, wanted[:, None]).solution[:, 0]
+        rest = float((matrix @ fit - wanted).norm() / (wanted.norm() + 1e-300))
+        if rest > close or float((fit - shares).abs().max()) <= close:
+            mode = "in eval mode too" if evaluate else "in training"
+            why = f"{mode} a sample's loss depends on more than the sample"
+            return rung("not run", why, apart)
+        has, said = (" and ".join(f"{x:.4g}" for x in w) for w in (fit, shares))
+        why = f"halves of a batch have the weights {has}, by their targets {said}"
+        if float((fit - 1).abs().max()) <= close:
+            why += ": it is a sum"
+        why += "; is it a mean over what is counted?"
+        return rung("breach", f"the loss is no mean over the targets: {why}", apart)
+
+    def least(self, halves: list[Any]) -> int:
+        """The targets of the poorer half."""
+        return min(map(self.task.count, halves)) if len(halves) == 2 else 0
+
+    def rounding(
+        self,
+        state: State,
+        step: int,
+        right: Pass,
+        bits: str,
+        evaluate: bool,
+        alone: bool,
+    ) -> Pass:
+        """How far from ``right`` the run's own precision is, one unit away."""
+        loss, far = 0.0, dict.fromkeys(right.gradients, 0.0)
+        for seed in range(NUM_PASSES):
+            groups: Groups = self.groups_of(step)
+            if alone:
+                number = (1, 2, self.task.world_size)[seed % 3]
+                groups = [[part] for part in cuts(self.batch_of(step), number)]
+            start = self.computer.nudged(state, seed)
+            one = self.computer.own_precision(start, groups, bits, evaluate)
+            loss = max(loss, abs(one.loss - right.loss))
+            for name, wanted in right.gradients.items():
+                far[name] = max(far[name], size(one.of(name, wanted) - wanted))
+        return Pass(loss, {name: torch.tensor(apart) for name, apart in far.items()})
+
+    def compare(
+        self,
+        where: str,
+        claim: Pass,
+        right: Pass,
+        state: State,
+        step: int,
+        bits: str,
+        alone: bool,
+        found: tuple[Worst, Worst],
+    ) -> tuple[str, str] | None:
+        """Hold a recorded loss and gradient against the right ones; or a verdict with
+        its reason, where nothing can be compared.
+        """
+        if not right.is_finite():
+            return "breach", f"{where}: the loss or its gradient is not finite"
+        evaluate = not where.startswith("step")
+        try:
+            noise = self.rounding(state, step, right, bits, evaluate, alone)
+        except RuntimeError as error:
+            return "not run", f"in {bits} {str(error)[:100]}"
+        share = noise.largest() / (right.largest() + 1e-300)
+        if not FACTOR * share <= NOISE:
+            if share * FACTOR < ALONG_NOISE:
+                turned = self.turned(claim, right)
+                if turned:
+                    return "breach", f"{where}: {turned}"
+            return "not run", f"{where}: rounding is as large as the gradient"
+        if bits in SIXTEEN_BITS and claim.far_from(right) < share / 99:
+            return "breach", f"{where} is finer than {bits} can be"
+        losses, gradients = found
+        said, wanted = torch.tensor([claim.loss, right.loss], dtype=torch.float64)
+        allowed = FACTOR * (noise.loss + self.computer.loss_unit * abs(right.loss))
+        losses.add(said, wanted, allowed, f"{where}: loss {claim.loss:.6g}")
+        for name, one in {**claim.gradients, **right.gradients}.items():
+            allowed = self.allowed(claim.of(name, one), right, noise, bits, name)
+            label = f"{where}: gradient of {name}"
+            gradients.add(claim.of(name, one), right.of(name, one), allowed, label)
+        return None
+
+    def turned(self, claim: Pass, right: Pass) -> str:
+        """Whether a gradient is not even about the right one along it."""
+        wanted = right.flat(right)
+        along = float(claim.flat(right).double() @ wanted / (wanted @ wanted))
+        if 1 - ALONG <= along <= 1 + ALONG:
+            return ""
+        return f"along the right gradient it is {along:.3g} of it"
+
+    def allowed(
+        self, said: Tensor, right: Pass, noise: Pass, bits: str, name: str
+    ) -> float:
+        """How far a tensor's gradient may be off."""
+        largest = size(right.of(name, said))
+        unit = torch.finfo(said.dtype).eps
+        carried = float(noise.of(name, torch.zeros(())))
+        allowed = FACTOR * (carried + unit * largest)
+        if bits in SIXTEEN_BITS:
+            allowed += SIXTEEN_BIT_FLOOR * right.largest()
+        if self.task.wire is not None:
+            # each rank's share is rounded, then the sum at each hop
+            wire, times = torch.finfo(self.task.wire), 2 * self.task.world_size
+            allowed += times * wire.eps * (largest + wire.smallest_normal)
+        return allowed

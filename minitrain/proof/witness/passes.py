@@ -1,0 +1,196 @@
+"""Losses and gradients, computed naively: forward and backward for each part."""
+
+import random
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from minitrain.proof.witness.batches import doubled
+from minitrain.proof.witness.record import Task, Tensors
+
+SIXTEEN_BITS = {"bf16": torch.bfloat16, "fp16": torch.float16}
+# what GradScaler starts from; it halves until nothing overflows
+LARGEST_SCALE, HALVINGS = 65536.0, 24
+# parts that start from the same buffers and follow each other on one rank
+Groups = list[list[Any]]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A loss and its gradient; or how far rounding carries them, per tensor."""
+
+    loss: float
+    gradients: Tensors
+
+    def of(self, name: str, like: Tensor) -> Tensor:
+        """A gradient; that of a parameter which was not used is zero."""
+        return self.gradients.get(name, torch.zeros_like(like))
+
+    def largest(self) -> float:
+        """The largest element of all gradients."""
+        return max((size(g) for g in self.gradients.values()), default=0.0)
+
+    def far_from(self, other: "Pass") -> float:
+        """The largest difference, relative to the largest gradient; of losses relative
+        to both, since a loss may cancel to zero.
+        """
+        named = other.gradients.items()
+        apart = max((size(self.of(n, g) - g) for n, g in named), default=0.0)
+        largest = other.largest() + 1e-300
+        loss = abs(self.loss - other.loss) / (abs(other.loss) + largest)
+        return max(loss, apart / largest)
+
+    def flat(self, like: "Pass") -> Tensor:
+        """All gradients, one after the other, in the order of another's."""
+        named = like.gradients.items()
+        return torch.cat([self.of(name, g).flatten() for name, g in named])
+
+    def is_finite(self) -> bool:
+        """Whether there is neither a NaN nor an infinity."""
+        return bool(torch.tensor(self.loss).isfinite()) and all(
+            bool(g.isfinite().all()) for g in self.gradients.values()
+        )
+
+
+def size(tensor: Tensor) -> float:
+    """The largest absolute value."""
+    return float(tensor.abs().max()) if tensor.numel() else 0.0
+
+
+class Computer:
+    """The model of a task, in float64 and in its own precision."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.own, self.fine = built(task), built(task)
+        self.modes = [module.training for module in self.own.modules()]
+        # in their order: what is drawn for each must not depend on that of a set
+        self.parameters = [name for name, _ in self.own.named_parameters()]
+        self.type = torch.float64
+        # whether the last pass drew random numbers
+        self.drew = False
+        # of the loss, as the model computes it
+        self.loss_unit = torch.finfo(torch.float32).eps
+
+    def exact(
+        self,
+        state: Mapping[str, Tensor],
+        groups: Groups,
+        evaluate: bool,
+        seed: int = 0,
+    ) -> Pass:
+        """In float64; in the model's own type where it cannot compute in that."""
+        if self.type == torch.float64:
+            kept = torch.get_default_dtype()
+            torch.set_default_dtype(torch.float64)
+            try:
+                fine = [[doubled(part) for part in group] for group in groups]
+                return self.compute(self.fine.double(), state, fine, evaluate, seed)
+            except Exception:
+                self.type, self.fine = torch.float32, self.own
+            finally:
+                torch.set_default_dtype(kept)
+        return self.compute(self.fine, state, groups, evaluate, seed)
+
+    def own_precision(
+        self,
+        state: Mapping[str, Tensor],
+        groups: Groups,
+        bits: str,
+        evaluate: bool,
+        seed: int = 0,
+    ) -> Pass:
+        """As the run computes, in fp16 with a loss that is scaled as far as it goes;
+        a probe's is not.
+        """
+        dtype, scale = SIXTEEN_BITS.get(bits), 1.0
+        if bits == "fp16" and not evaluate:
+            scale = LARGEST_SCALE
+        for _ in range(HALVINGS):
+            with torch.autocast("cpu", dtype) if dtype else nullcontext():
+                one = self.compute(self.own, state, groups, evaluate, seed, scale)
+            if bits != "fp16" or one.is_finite():
+                break
+            scale /= 2
+        return one
+
+    def nudged(self, state: Mapping[str, Tensor], seed: int) -> Tensors:
+        """A state with every parameter one unit in the last place up or down; 0: as it
+        is.
+        """
+        chance, moved = torch.Generator().manual_seed(seed), dict(state)
+        for name in self.parameters if seed else ():
+            tensor = state[name]
+            sign = torch.randint(0, 2, tensor.shape, generator=chance) * 2.0 - 1
+            unit = torch.finfo(tensor.dtype).eps
+            moved[name] = (tensor.double() * (1 + unit * sign)).to(tensor.dtype)
+        return moved
+
+    def compute(
+        self,
+        model: nn.Module,
+        state: Mapping[str, Tensor],
+        groups: Groups,
+        evaluate: bool,
+        seed: int,
+        scale: float = 1.0,
+    ) -> Pass:
+        """Of the mean over the targets of all parts; ``scale`` is taken out again."""
+        seed_everything(seed)
+        for module, mode in zip(model.modules(), self.modes, strict=True):
+            module.training = mode and not evaluate
+        before = random_state()
+        every = sum(self.task.count(part) for group in groups for part in group)
+        total = 0.0
+        found: Tensors = {}
+        for group in groups:
+            model.load_state_dict(state)
+            for part in group:
+                share = self.task.count(part) / every
+                if share:
+                    total += share * self.one_part(model, part, share * scale, found)
+        self.drew = before != random_state()
+        return Pass(total, {name: g / scale for name, g in found.items()})
+
+    def one_part(
+        self, model: nn.Module, part: Any, weight: float, found: Tensors
+    ) -> float:
+        """Add the weighted gradient of a part to those ``found``; gives its loss."""
+        model.zero_grad()
+        loss = self.task.loss(model, part)
+        if model is self.own and loss.is_floating_point():
+            self.loss_unit = torch.finfo(loss.dtype).eps
+        (loss * weight).backward()
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None:
+                own = parameter.grad.double()
+                found[name] = found[name] + own if name in found else own.clone()
+        return loss.item()
+
+
+def built(task: Task) -> nn.Module:
+    """The model, with whatever it draws outside its state alike each time."""
+    seed_everything(0)
+    return task.build()
+
+
+def seed_everything(seed: int) -> None:
+    """Python, NumPy and torch."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def random_state() -> tuple[str, bytes]:
+    """Where their generators stand."""
+    numpy = random.getstate(), [str(part) for part in np.random.get_state()]
+    return str(numpy), bytes(torch.get_rng_state().numpy())
+
+
+BatchOf = Callable[[int], Any]
+GroupsOf = Callable[[int], Groups]

@@ -1,8 +1,0 @@
-"""What studies/scale/params.yaml may say."""
-
-from minitrain.schema import Count, Section, Some
-
-
-class Scale(Section):
-    num_sentences: Some[Count]
-    num_repeats: Count

@@ -1,0 +1,93 @@
+"""What the bugs are planted in: two tiny models, and batches of unequal lengths."""
+
+import torch
+from torch import Tensor, nn
+
+from minitrain.data.batches import IGNORE_INDEX, causal_lm_loss
+from minitrain.data.cut import count_targets
+from minitrain.model.gpt import CausalOutput
+from minitrain.sync.stock import StockDDP
+from minitrain.testing.trial import Trial
+
+VOCAB_SIZE = 61
+WIDTH = 16
+BLOCK_SIZE = 12
+GLOBAL_BATCH_SIZE = 12
+NUM_STEPS = 6
+
+
+class Bigrams(nn.Module):
+    """Predicts a token from the one before it, in the convention of causal models."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCAB_SIZE, WIDTH)
+        self.hidden = nn.Linear(WIDTH, WIDTH)
+        self.norm = norm
+        self.head = nn.Linear(WIDTH, VOCAB_SIZE, bias=False)
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> CausalOutput:
+        """``loss``: the mean over the labels that are not -100."""
+        hidden = self.embedding(input_ids[:, :-1]).flatten(0, 1)
+        logits = self.head(self.norm(torch.tanh(self.hidden(hidden))))
+        targets = labels[:, 1:].flatten()
+        loss = nn.functional.cross_entropy(logits, targets, ignore_index=IGNORE_INDEX)
+        return CausalOutput(loss, logits)
+
+
+def plain() -> nn.Module:
+    """Without buffers."""
+    return Bigrams(nn.LayerNorm(WIDTH))
+
+
+def spare_parameter() -> nn.Module:
+    """With a parameter that the loss does not depend on."""
+    model = Bigrams(nn.LayerNorm(WIDTH))
+    model.register_parameter("spare", nn.Parameter(torch.zeros(WIDTH)))
+    return model
+
+
+def batch_norm() -> nn.Module:
+    """With running statistics."""
+    return Bigrams(nn.BatchNorm1d(WIDTH))
+
+
+MODELS = {
+    "plain": plain,
+    "batch_norm": batch_norm,
+    "spare_parameter": spare_parameter,
+}
+
+
+def make_batches(seed: int, count: int = NUM_STEPS) -> list[dict[str, Tensor]]:
+    """Global batches of random tokens, 3 to 12 in a row, padded with -100."""
+    generator = torch.Generator().manual_seed(seed)
+    batches = []
+    for _ in range(count):
+        shape = (GLOBAL_BATCH_SIZE, BLOCK_SIZE)
+        ids = torch.randint(VOCAB_SIZE, shape, generator=generator)
+        lengths = torch.randint(3, BLOCK_SIZE + 1, shape[:1], generator=generator)
+        padding = torch.arange(BLOCK_SIZE) >= lengths[:, None]
+        labels = ids.masked_fill(padding, IGNORE_INDEX)
+        batches.append({"input_ids": ids.masked_fill(padding, 0), "labels": labels})
+    return batches
+
+
+def make_trial(
+    model: str = "plain",
+    optimizer: str = "adamw",
+    seed: int = 0,
+    steps: int = NUM_STEPS,
+) -> Trial:
+    """A trial of ``model`` with stock DDP."""
+    return Trial(
+        factory=MODELS[model],
+        batches=make_batches(seed),
+        loss=causal_lm_loss,
+        count=count_targets,
+        sync=StockDDP,
+        optimizer="sgd" if optimizer == "sgd" else "adamw",
+        learning_rate=1e-3,
+        steps=steps,
+        seed=seed,
+    )

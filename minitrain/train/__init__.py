@@ -1,0 +1,1 @@
+"""One rank: what it is made of, the loop, and what it writes down."""

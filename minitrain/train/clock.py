@@ -1,0 +1,130 @@
+"""Where the time of a step goes, on one rank: stamps in order, one row a step.
+
+The clock is ``time.perf_counter_ns``. Times are in milliseconds, as measured; nothing
+is summarised here.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+
+from minitrain.sync.strategy import SyncTrace
+
+Kind = Literal["plain", "instrumented", "bracketed"]
+Row = dict[str, Any]
+NS_PER_MS = 1e6
+
+
+def kind_of_step(step: int) -> Kind:
+    """Every second step runs as it would without a clock; the others take turns.
+
+    Before an ``instrumented`` step the ranks meet at a barrier, so that its parts
+    hold no waiting; the backward pass of a ``bracketed`` step lies between barriers.
+    """
+    if step < 2 or step % 2 == 0:
+        return "plain"
+    return "instrumented" if step % 4 == 1 else "bracketed"
+
+
+def always_plain(step: int) -> Kind:
+    """No step is watched."""
+    return "plain"
+
+
+class StepClock:
+    """Stamps the parts of a step, one after the other.
+
+    ``synchronize`` is called before a stamp of a step that is not plain, and at the
+    end of every step: on a GPU it waits for the device. ``kind_of_step`` says which
+    steps are plain; ``watches`` whether any is not.
+    """
+
+    def __init__(
+        self,
+        synchronize: Callable[[], None] = lambda: None,
+        kind_of_step: Callable[[int], Kind] = kind_of_step,
+    ) -> None:
+        self._synchronize = synchronize
+        self._kind_of_step = kind_of_step
+        self.watches = kind_of_step is not always_plain
+        self._last = time.perf_counter_ns()
+        self._step_ns = 0
+        self.row: Row = {}
+        self.kind: Kind = "plain"
+
+    def begin(self, step: int) -> None:
+        """Start the row of ``step``; its first part began where the last one ended."""
+        self.kind = self._kind_of_step(step)
+        self.row = {"step": step, "kind": self.kind}
+        self._step_ns = 0
+
+    def restart(self) -> None:
+        """Leave out what happened since the last stamp."""
+        self._synchronize()
+        self._last = time.perf_counter_ns()
+
+    def mark(self, part: str) -> None:
+        """Add to ``part``: all time since the last stamp belongs to it."""
+        if self.kind != "plain" or part == "optimizer":
+            self._synchronize()
+        now = time.perf_counter_ns()
+        name = f"{part}_ms"
+        self.row[name] = self.row.get(name, 0.0) + (now - self._last) / NS_PER_MS
+        self._step_ns += now - self._last
+        self._last = now
+
+    def carve(self, part: str, out_of_it: str, length_ns: int | None) -> None:
+        """Give ``length_ns`` of ``part`` a name of its own; None: there is nothing."""
+        if length_ns is not None:
+            self.row[f"{part}_ms"] -= length_ns / NS_PER_MS
+            self.row[f"{out_of_it}_ms"] = length_ns / NS_PER_MS
+
+    @property
+    def now_ns(self) -> int:
+        """The last stamp."""
+        return self._last
+
+    def finish(self) -> Row:
+        """The row of the step; ``step_ms`` is the sum of its parts."""
+        return {**self.row, "step_ms": self._step_ns / NS_PER_MS}
+
+
+def bucket_times(trace: SyncTrace, backward_ms: float, end_ns: int) -> Row:
+    """What the buckets tell of a step's ``backward_ms``, which end at ``end_ns``.
+
+    ``comm_exposed_ms``: from the last gradient to the end, when nothing hides
+    communication; ``to_last_bucket_ms``: the rest; ``comm_total_ms``: length of the
+    union of all [handed over, reduced], of which ``comm_hidden_ms`` lies before the
+    last gradient; ``comm_span_ms``: from the first bucket handed over to the end.
+    ``last_bucket_at_ns`` is on the clock that all ranks of a host share.
+    Empty for a trace without buckets, or without times (GPU).
+    """
+    spans = [
+        (event.called_ns, event.done_ns)
+        for event in trace.events
+        if event.called_ns is not None and event.done_ns is not None
+    ]
+    last = trace.computed_ns
+    if not spans or last is None:
+        return {}
+    hidden = [(begin, min(end, last)) for begin, end in spans if begin < last]
+    exposed = (end_ns - last) / NS_PER_MS
+    return {
+        "to_last_bucket_ms": backward_ms - exposed,
+        "comm_exposed_ms": exposed,
+        "comm_total_ms": union_length(spans) / NS_PER_MS,
+        "comm_span_ms": (end_ns - min(spans)[0]) / NS_PER_MS,
+        "comm_hidden_ms": union_length(hidden) / NS_PER_MS,
+        "last_bucket_at_ns": last,
+    }
+
+
+def union_length(spans: list[tuple[int, int]]) -> int:
+    """Length of the union of intervals; what overlaps counts once."""
+    total, reached = 0, 0
+    for begin, end in sorted(spans):
+        begin = max(begin, reached)
+        if end > begin:
+            total += end - begin
+            reached = end
+    return total

@@ -1,0 +1,241 @@
+"""Fingerprints of what a run computed, taken outside of timed regions.
+
+Kinds of rows: ``batch`` (every step: hash of the global batch), ``fed`` (every
+step: what each rank gave to its model), ``tensors`` (recorded steps: hash of every
+gradient before the optimizer, of every parameter and buffer after it, on each rank),
+``buckets`` (where DDP's layout changes), ``forward`` (once: whether the forward pass
+depends on its samples alone), and ``probe``, ``no probe`` and ``unwatched``
+(:mod:`minitrain.train.probe`).
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from minitrain.core.files import open_atomic
+from minitrain.data.batches import Batch
+from minitrain.data.cut import bytes_of, content_digest, tensors_of
+from minitrain.distributed.groups import barrier
+from minitrain.sync.strategy import SyncTrace, whole
+from minitrain.train.buffers import Buffers, copy_buffers, same_buffers
+from minitrain.train.rng import random_state, same_random_state
+
+Row = dict[str, Any]
+Tensors = dict[str, Tensor]
+DIGEST_MODULUS = 2**256
+# late enough for the optimizer to matter, early enough for rounding to be small
+EARLY_STEP = 2
+
+
+def sha256_tensor(tensor: Tensor) -> str:
+    """SHA-256 of a tensor's bytes in row-major order, in hex; any dtype and shape."""
+    return hashlib.sha256(bytes_of(whole(tensor))).hexdigest()
+
+
+def recorded_steps(num_steps: int, hash_every: int) -> set[int]:
+    """The first three steps, every ``hash_every``-th, and the last two."""
+    first, last = range(min(3, num_steps)), num_steps - 1
+    return {*first, *range(0, num_steps, hash_every), max(0, last - 1), last}
+
+
+def sampled_steps(recorded: Iterable[int]) -> set[int]:
+    """Of the recorded steps the first two and the last: the tensors of these are kept
+    for the witness.
+    """
+    steps = sorted(recorded)
+    return {*steps[:2], *steps[-1:]}
+
+
+def ledger_entry(digests: Sequence[Sequence[int]]) -> Row:
+    """What the data ledger knows of a global batch, from the samples of each rank.
+
+    ``sha256`` is the sum of the samples' SHA-256 modulo 2^256, in hex: it does not
+    depend on how the samples are cut over ranks, and a sample that is missing or there
+    twice changes it. ``ranks`` are the same of each rank, shortened; ``repeated``
+    counts samples that were there before.
+    """
+    everyone = [digest for rank in digests for digest in rank]
+    return {
+        "sha256": _sum_of(everyone),
+        "samples": len(everyone),
+        "repeated": len(everyone) - len(set(everyone)),
+        "ranks": [_sum_of(rank)[:16] for rank in digests],
+    }
+
+
+def _sum_of(digests: Iterable[int]) -> str:
+    return f"{sum(digests) % DIGEST_MODULUS:064x}"
+
+
+class Recorder:
+    """Collects the rows of one rank while it trains, at ``steps``.
+
+    Of some things it keeps the tensors themselves, in ``kept``: ``gradients`` of step
+    0, ``early``, the model after the third step, and ``sampled``, of the steps of that
+    name, by ``STEP/KIND/NAME``: state ``before``, ``gradients``, ``moments`` of the
+    optimizer before its step, and parameters ``after``. What is not recorded is empty.
+    """
+
+    def __init__(
+        self, model: nn.Module, steps: Iterable[int], sampled: Iterable[int] = ()
+    ) -> None:
+        self._model = model
+        self._steps = frozenset(steps)
+        self._sampled = frozenset(sampled)
+        self._layout: list[Row] = []
+        self._watched = False
+        self.rows: list[Row] = []
+        self.kept: dict[str, Tensors] = {"gradients": {}, "early": {}, "sampled": {}}
+
+    def wants(self, step: int) -> bool:
+        """Whether ``step`` is a recorded one."""
+        return step in self._steps
+
+    def begin(self, step: int, moments: Callable[[], Tensors]) -> None:
+        """Keep what a sampled step starts from; ``moments`` are the optimizer's."""
+        if step in self._sampled:
+            self._sample(step, "before", self._model.state_dict())
+            self._sample(step, "moments", moments())
+
+    def fed(self, step: int, parts: Sequence[Batch]) -> None:
+        """Note what the model was given: each sample by its content, and the targets
+        that count. A part without targets is there for its rank to take part.
+        """
+        if self._steps:
+            named = [
+                {
+                    "shard": part.shard,
+                    "targets": part.num_targets,
+                    "samples": sample_names(part.inputs) if part.num_targets else [],
+                }
+                for part in parts
+            ]
+            self.rows.append({"kind": "fed", "step": step, "parts": named})
+
+    def _sample(self, step: int, kind: str, tensors: Mapping[str, Tensor]) -> None:
+        for name, tensor in _copy(tensors).items():
+            self.kept["sampled"][f"{step}/{kind}/{name}"] = tensor
+
+    @contextmanager
+    def step(
+        self,
+        step: int,
+        trace: SyncTrace,
+        precision: Callable[[], Row],
+        restart_clock: Callable[[], None],
+    ) -> Iterator[None]:
+        """Around the optimizer's step, after the gradients are synchronised."""
+        if not self.wants(step):
+            yield
+            return
+        self.layout(step, trace)
+        self.gradients(step)
+        restart_clock()
+        yield
+        self.state(step, precision())
+        # hashing at unlike pace must not become the next step's wait
+        barrier()
+
+    def layout(self, step: int, trace: SyncTrace) -> None:
+        """Note DDP's buckets where they differ from those of the step before."""
+        layout = [
+            {"num_bytes": event.num_bytes, "parameters": list(event.parameters)}
+            for event in trace.events
+        ]
+        if layout and layout != self._layout:
+            self._layout = layout
+            self.rows.append({"kind": "buckets", "step": step, "buckets": layout})
+
+    def gradients(self, step: int) -> None:
+        """Hash every gradient; call between synchronisation and optimizer."""
+        named = self._model.named_parameters()
+        gradients = {name: p.grad for name, p in named if p.grad is not None}
+        hashes = {name: sha256_tensor(grad) for name, grad in gradients.items()}
+        self.rows.append({"kind": "tensors", "step": step, "gradients": hashes})
+        if step == 0:
+            self.kept["gradients"] = _copy(gradients)
+        if step in self._sampled:
+            self._sample(step, "gradients", gradients)
+
+    def own_gradients(self, step: int, gradients: Sequence[Tensors]) -> None:
+        """A replay tells what each rank adds to the sum; nothing is kept of it here."""
+
+    def state(self, step: int, precision: Row | None = None) -> None:
+        """Hash every parameter and buffer; call after the optimizer.
+
+        ``precision`` is the state of a loss scaler, where there is one.
+        """
+        parameters = dict(self._model.named_parameters())
+        hashes = {name: sha256_tensor(p) for name, p in parameters.items()}
+        self.rows[-1]["parameters"] = hashes
+        self.rows[-1]["buffers"] = self._buffer_hashes(list(self._model.buffers()))
+        if precision:
+            self.rows[-1]["precision"] = precision
+        if step == EARLY_STEP:
+            self.kept["early"] = _copy(self._model.state_dict())
+        if step in self._sampled:
+            self._sample(step, "after", parameters)
+
+    def state_of_ranks(
+        self, step: int, buffers: Sequence[Buffers], precision: Row | None = None
+    ) -> None:
+        """The same for a replay: a row for each rank, alike but for its ``buffers``."""
+        self.state(step, precision)
+        row = self.rows.pop()
+        self.rows += [
+            {**row, "rank": rank, "buffers": self._buffer_hashes(own)}
+            for rank, own in enumerate(buffers)
+        ]
+
+    def _buffer_hashes(self, buffers: Buffers) -> dict[str, str]:
+        names = [name for name, _ in self._model.named_buffers()]
+        return dict(zip(names, map(sha256_tensor, buffers), strict=True))
+
+    @contextmanager
+    def watch_forward(self) -> Iterator[None]:
+        """Note whether the first forward pass depends on its samples alone."""
+        if self._watched:
+            yield
+            return
+        self._watched = True
+        numbers, buffers = random_state(), copy_buffers(self._model)
+        yield
+        self.rows.append(
+            {
+                "kind": "forward",
+                "draws_random_numbers": not same_random_state(numbers, random_state()),
+                "changes_buffers": not same_buffers(buffers, copy_buffers(self._model)),
+            }
+        )
+
+
+def _copy(tensors: Mapping[str, Tensor]) -> Tensors:
+    return {name: whole(tensor).cpu().clone() for name, tensor in tensors.items()}
+
+
+def sample_names(inputs: Any) -> list[str]:
+    """The start of the SHA-256 of each sample, over all tensors of ``inputs``."""
+    rows = zip(*tensors_of(inputs), strict=True)
+    return [f"{content_digest(row):064x}"[:16] for row in rows]
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Save so that the bytes of the file depend on the tensors' content alone."""
+    copies = {
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
+    }
+    with open_atomic(path, "wb") as file:
+        # through a file object: given a path, torch stores the file's name inside
+        torch.save(copies, file)
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """Load what :func:`save_tensors` wrote; never runs code from the file."""
+    tensors: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
+    return tensors

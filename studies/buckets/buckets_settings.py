@@ -1,0 +1,19 @@
+"""What studies/buckets/params.yaml may say."""
+
+from typing import Self
+
+from pydantic import model_validator
+
+from minitrain.core.schema import PositiveFloat, Problem, Some
+from minitrain.core.study import TurnsAtOneSize
+
+
+class Buckets(TurnsAtOneSize):
+    bucket_caps_mb: Some[PositiveFloat | None]
+
+    @model_validator(mode="after")
+    def _has_default(self) -> Self:
+        if None not in self.bucket_caps_mb:
+            allowed = "a list with null, torch's default, in it"
+            raise Problem("bucket_caps_mb", self.bucket_caps_mb, allowed)
+        return self

@@ -1,0 +1,10 @@
+"""What studies/invariance/params.yaml may say."""
+
+from minitrain.core.schema import Count, Section, Some
+
+
+class Invariance(Section):
+    world_sizes: Some[Count]
+    num_steps: Count
+    num_epochs: Count
+    num_samples: Count

@@ -1,0 +1,12 @@
+"""What studies/peers/params.yaml may say."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from minitrain.core.study import TurnsAtSizes
+
+
+class Peers(TurnsAtSizes):
+    # with more, shm adds in another order than DDP
+    world_size: Annotated[int, Field(ge=2, le=2)]

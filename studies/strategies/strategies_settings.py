@@ -1,0 +1,14 @@
+"""What studies/strategies/params.yaml may say."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from minitrain.core.schema import Count, Some
+from minitrain.core.study import TurnsAtSizes
+
+
+class Strategies(TurnsAtSizes):
+    # the picture has a place for each
+    global_batch_sizes: Annotated[Some[Count], Field(min_length=2, max_length=2)]
+    num_steps: Annotated[int, Field(ge=2)]

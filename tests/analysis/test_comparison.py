@@ -1,0 +1,258 @@
+"""The comparison of arms: expected figures are worked out by hand."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from report_inputs import arms, rounds
+from tiny import tiny_params
+
+from minitrain.analysis.comparison import Baseline, Comparison, Rounds, expected_arms
+from minitrain.bench.arms import arms_of
+from minitrain.core.errors import UserError
+
+UNDECIDED = "no difference seen"
+
+
+def baseline(table: pd.DataFrame, world_sizes: tuple[int, ...] = (1, 2)) -> Baseline:
+    return Baseline(table, world_sizes, "rounds.csv")
+
+
+def exact(num_rounds: int = 5, **speeds: float) -> pd.DataFrame:
+    """Rounds without noise of their own; only the machine's drift is left."""
+    return rounds(arms([1, 2], **speeds), num_rounds=num_rounds, noise=0)
+
+
+def twin_seconds(
+    table: pd.DataFrame, factors: list[float], arm: str = "gloo-2"
+) -> pd.DataFrame:
+    """Let an A/A twin take ``factors`` times the seconds of ``arm``, round by round."""
+    table = table.copy()
+    subject = table.loc[table["arm"] == arm, "seconds"].to_numpy()
+    table.loc[table["arm"] == f"{arm}-again", "seconds"] = subject * np.array(factors)
+    return table
+
+
+def test_expected_arms() -> None:
+    assert expected_arms([2, 1]) == [
+        "one_process",
+        "one_process_all_cores",
+        "gloo-2",
+        "gloo-2-silent",
+        "gloo-2-again",
+        "gloo-2-silent-again",
+        "one_process-again",
+        "gloo-2-timed",
+    ]
+    assert expected_arms([1])[2:] == [
+        "gloo-1",
+        "gloo-1-again",
+        "one_process-again",
+        "gloo-1-timed",
+    ]
+
+
+@pytest.mark.parametrize("world_sizes", [[1], [1, 2], [2, 4]])
+def test_arms_that_are_expected_are_those_that_take_turns(
+    world_sizes: list[int],
+) -> None:
+    tiny = tiny_params()
+    gloo = tiny.gloo.model_copy(update={"world_sizes": world_sizes})
+    measured = {arm.name for arm in arms_of(tiny.model_copy(update={"gloo": gloo}))}
+    assert measured == set(expected_arms(world_sizes))
+
+
+@pytest.mark.parametrize("pair", ["gloo-2", "gloo-2-silent", "one_process"])
+def test_noise_floor_is_that_of_the_worst_pair(pair: str) -> None:
+    """Identical arms can differ systematically, and one pair may happen not to."""
+    table = twin_seconds(exact(), [1.03] * 5, pair)
+    measured = baseline(table)
+    assert measured.noise_floor() == pytest.approx(0.03)
+    assert measured.compare("gloo-2", "one_process").num_pairs == 3
+
+
+def test_spread_is_the_median_over_arms() -> None:
+    table = exact()
+    speeds = {
+        "one_process": [100, 100, 100, 100, 100],
+        "gloo-2": [100, 200, 300, 400, 500],
+        "gloo-2-silent": [100, 110, 120, 130, 140],
+    }
+    for arm, values in speeds.items():
+        table.loc[table["arm"] == arm, "seconds"] = [4_000 / v for v in values]
+    arms_ = [*speeds]
+    measured = Rounds(table, arms_, [("gloo-2", "gloo-2")], "rounds.csv")
+    # of the third arm p5 is 100 + 0.2 x 10, p95 140 - 0.2 x 10
+    assert measured.spread() == pytest.approx(138 / 102 - 1)
+
+
+def test_scaling_interpolates_linearly() -> None:
+    table = exact()
+    mine = table["arm"] == "gloo-2"
+    table.loc[mine, "tokens"] = 600
+    table.loc[mine, "seconds"] = [6.0, 3.0, 2.0, 1.5, 1.2]
+    row = baseline(table).scaling().set_index("arm").loc["gloo-2"]
+    # speeds 100, 200, 300, 400, 500: the 5 % quantile lies 0.05 x 4 = 0.2 of the way
+    # from the first to the second, 100 + 0.2 x 100
+    assert row["tokens_per_s_p5"] == pytest.approx(120)
+    assert row["tokens_per_s_p50"] == pytest.approx(300)
+    assert row["tokens_per_s_p95"] == pytest.approx(480)
+    assert (row["processes"], row["threads"]) == (2, 1)
+
+
+def test_ratio_is_paired_so_that_drift_cancels() -> None:
+    table = exact(one_process=10_000, gloo_2=16_000)
+    compared = baseline(table).compare("gloo-2", "one_process")
+    assert compared.ratio == pytest.approx(1.6)
+    assert compared.low == pytest.approx(1.6)
+    assert compared.high == pytest.approx(1.6)
+    assert compared.num_rounds == 5
+    assert compared.verdict == "faster"
+
+
+def test_ratio_is_a_median_within_its_interval() -> None:
+    """One disturbed round of five moves neither; the bounds lie on both sides of it."""
+    factors = [1.1, 1.2, 1.3, 1.4, 4.0]
+    table = exact(gloo_2=10_000, one_process=10_000)
+    mine = table["arm"] == "gloo-2"
+    table.loc[mine, "seconds"] = table.loc[mine, "seconds"].to_numpy() / factors
+    compared = baseline(table).compare("gloo-2", "one_process")
+    # the mean would be 1.8, the geometric mean 1.57
+    assert compared.ratio == pytest.approx(1.3)
+    # at least three of five draws are the smallest in 5.8 % of the cases, and so for
+    # the largest
+    assert compared.low == pytest.approx(1.1)
+    assert compared.high == pytest.approx(4.0)
+
+
+def test_speed_of_an_arm_is_a_median() -> None:
+    table = exact()
+    mine = table["arm"] == "gloo-2"
+    speeds = [100, 200, 400, 500, 4_000]
+    table.loc[mine, "seconds"] = [4_000 / speed for speed in speeds]
+    # the mean would be 1,040
+    assert baseline(table).tokens_per_s("gloo-2") == pytest.approx(400)
+
+
+def test_swapping_the_arms_flips_the_verdict() -> None:
+    measured = baseline(rounds(arms([1, 2])))
+    there = measured.compare("gloo-2", "one_process")
+    back = measured.compare("one_process", "gloo-2")
+    assert (there.verdict, back.verdict) == ("faster", "slower")
+    assert back.ratio == pytest.approx(1 / there.ratio)
+    assert (back.low, back.high) == pytest.approx((1 / there.high, 1 / there.low))
+
+
+def test_noise_floor_is_the_farther_end_of_the_a_a_interval() -> None:
+    table = twin_seconds(exact(), [1 / 1.02] * 5)
+    assert baseline(table).noise_floor() == pytest.approx(0.02)
+    slower_twin = twin_seconds(exact(), [1.02] * 5)
+    assert baseline(slower_twin).noise_floor() == pytest.approx(0.02)
+
+
+def test_noise_floor_counts_a_disturbed_round() -> None:
+    # 19 twins are equal, so every bootstrap median is 1; one took half as long again:
+    # sqrt(log(1.5)^2 / 20 / 20) = log(1.5) / 20
+    table = twin_seconds(exact(num_rounds=20), [1.0] * 19 + [1.5])
+    assert baseline(table).noise_floor() == pytest.approx(1.5 ** (1 / 20) - 1)
+
+
+def test_a_difference_below_the_floor_is_never_called_faster() -> None:
+    table = twin_seconds(exact(one_process=10_000, gloo_2=10_150), [1.02] * 5)
+    compared = baseline(table).compare("gloo-2", "one_process")
+    assert compared.low > 1
+    assert compared.ratio == pytest.approx(1.015)
+    assert compared.noise_floor == pytest.approx(0.02)
+    assert compared.verdict == UNDECIDED
+
+
+@pytest.mark.parametrize(
+    ("ratio", "low", "high", "floor", "verdict"),
+    [
+        (1.05, 1.03, 1.07, 0.02, "faster"),
+        (1.05, 0.99, 1.07, 0.02, UNDECIDED),
+        (1.05, 1.03, 1.07, 0.06, UNDECIDED),
+        (0.95, 0.93, 0.97, 0.02, "slower"),
+        # 1 / 0.95 - 1 = 0.0526: the other arm leads by less than the floor
+        (0.95, 0.93, 0.97, 0.053, UNDECIDED),
+        (1.0, 1.0, 1.0, 0.0, UNDECIDED),
+    ],
+)
+def test_verdict_needs_interval_and_floor(
+    ratio: float, low: float, high: float, floor: float, verdict: str
+) -> None:
+    compared = Comparison("a", "b", 1.0, 1.0, ratio, low, high, floor, 1, 20)
+    assert compared.verdict == verdict
+
+
+def test_an_arm_against_its_twin_is_undecided() -> None:
+    measured = baseline(rounds(arms([1, 2]), noise=0.03))
+    assert measured.compare("gloo-2-again", "gloo-2").verdict == UNDECIDED
+
+
+def test_instrumentation_cost() -> None:
+    table = exact(gloo_2=16_000)
+    table.loc[table["arm"] == "gloo-2-timed", "seconds"] *= 1.25
+    cost = baseline(table).instrumentation_cost()
+    assert (cost.arm_a, cost.arm_b) == ("gloo-2-timed", "gloo-2")
+    assert cost.ratio == pytest.approx(0.8)
+    assert cost.verdict == "slower"
+
+
+def test_same_rounds_give_the_same_figures() -> None:
+    table = rounds(arms([1, 2]))
+    first, second = (
+        dataclasses.astuple(baseline(table).compare("gloo-2", "one_process"))
+        for _ in range(2)
+    )
+    assert first == second
+
+
+def test_arms_of_an_earlier_setting_are_left_out() -> None:
+    table = rounds(arms([1, 2, 4]) | arms([1, 2]))
+    assert "gloo-4" not in set(baseline(table).scaling()["arm"])
+    with pytest.raises(UserError, match=r"no arm gloo-4; it holds one_process, "):
+        baseline(table).compare("gloo-4", "one_process")
+
+
+def test_arms_of_any_names_are_compared_with_a_twin_of_their_own() -> None:
+    table = exact(gloo_2=16_000, one_process=20_000)
+    spoilt = twin_seconds(table, [1.1] * 5)
+    names = {
+        "gloo-2": "mine",
+        "gloo-2-again": "mine once more",
+        "one_process": "theirs",
+    }
+    spoilt["arm"] = spoilt["arm"].replace(names)
+    twins = "mine", "mine once more"
+    measured = Rounds(spoilt, [*names.values()], [twins], "rounds.csv")
+    compared = measured.compare("theirs", "mine")
+    # 20 / 16; the twin is 1 / 1.1 as fast in every round, so the floor is 0.1
+    assert compared.ratio == pytest.approx(1.25)
+    assert compared.noise_floor == pytest.approx(0.1)
+    assert compared.verdict == "faster"
+
+
+def without(table: pd.DataFrame, number: int, arm: str) -> pd.DataFrame:
+    return table[~((table["round"] == number) & (table["arm"] == arm))]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda t: t.drop(columns="seconds"), "rounds.csv: no column seconds"),
+        (lambda t: t[t["arm"] != "one_process"], "rounds.csv: no arm one_process;"),
+        (lambda t: t[t["arm"] != "gloo-2-again"], "no arm gloo-2-again;"),
+        (lambda t: without(t, 3, "gloo-2"), "round 3 has no arm gloo-2"),
+        (lambda t: pd.concat([t, t.head(1)]), "round 0 holds one_process twice"),
+        (lambda t: t.assign(seconds=0.0), "round 0, arm one_process: seconds = 0.0"),
+        (lambda t: t.assign(tokens=math.nan), "arm one_process: tokens = nan"),
+        (lambda t: t[t["round"] < 4], "4 rounds; at least 5 are needed"),
+    ],
+)
+def test_refuses(spoil: object, message: str) -> None:
+    assert callable(spoil)
+    with pytest.raises(UserError, match=message):
+        baseline(spoil(exact()))

@@ -1,0 +1,175 @@
+"""What every README says of the code that made its result: true, and no more."""
+
+import json
+import re
+import shutil
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+from project import ROOT
+from ruamel.yaml import YAML
+
+from minitrain.analysis.made_by import Made, label, made_by_pipeline, made_in_study
+from minitrain.core.provenance import code_sha256
+from studies.label import labels
+
+STUDIES = sorted(file.parent for file in ROOT.glob("studies/*/dvc.yaml"))
+PLACES = [ROOT, *STUDIES]
+# the only folders that hold code
+CODE = {"minitrain", "stages"}
+MACHINE = {"cpu": "Abacus", "gpu": None, "cores": 2, "torch": "2.13.0"}
+ORIGIN = {"measured_at": "2026-01-02T03:04:05Z", "machine": MACHINE}
+
+
+def made_in(folder: Path) -> list[Made]:
+    if folder != ROOT:
+        return made_in_study(folder)
+    manifest = json.loads((ROOT / "metrics/manifest.json").read_text())
+    return made_by_pipeline(ROOT, manifest)
+
+
+def code_in_lock(made: Made) -> str:
+    """The hash once more, from what stands in dvc.lock alone."""
+    folder = next(p for p in made.script.parents if (p / "dvc.lock").exists())
+    stages = YAML(typ="safe").load((folder / "dvc.lock").read_text())["stages"]
+    names = {made.script.name, f"stages.{made.script.stem}"}
+    lock = next(s for s in stages.values() if names & {*s["cmd"].split()})
+    md5s = {
+        (folder / dep["path"]).resolve().relative_to(ROOT).as_posix(): dep["md5"]
+        for dep in lock["deps"]
+        if dep["path"].endswith(".py") or CODE & {*Path(dep["path"]).parts}
+    }
+    lines = [f"{md5s[name]}  {name}\n" for name in sorted(md5s)]
+    return sha256("".join(lines).encode()).hexdigest()
+
+
+@pytest.mark.parametrize("folder", PLACES, ids=lambda folder: folder.name)
+def test_lock_names_the_code_that_made_the_result(folder: Path) -> None:
+    """`dvc commit` over an old result would make it look new."""
+    for made in made_in(folder):
+        if made.code is not None:
+            assert made.code == code_in_lock(made), made.script
+
+
+@pytest.mark.parametrize("folder", PLACES, ids=lambda folder: folder.name)
+def test_readme_says_which_code_made_the_result(folder: Path) -> None:
+    text = (folder / "README.md").read_text()
+    (shown,) = re.findall("<!-- made-by -->\n(.*?)<!-- /made-by -->", text, re.DOTALL)
+    if shown != labels()[folder]:
+        line = "run .venv/bin/python studies/label.py"
+        pytest.fail(f"{folder}/README.md: {line}", pytrace=False)
+
+
+@pytest.mark.parametrize("folder", PLACES, ids=lambda folder: folder.name)
+def test_label_warns_exactly_where_the_code_is_not_that_of_today(folder: Path) -> None:
+    today = all(made.code == code_sha256(made.script) for made in made_in(folder))
+    assert ("Newer code may give other numbers" in labels()[folder]) != today
+
+
+def test_page_shows_no_study_that_other_code_made() -> None:
+    """The report does not run again where only code of the study changes."""
+    page = (ROOT / "metrics/report.md").read_text()
+    texts = labels()
+    known = "Newer code" in texts[ROOT]
+    if "The study studies/ladder trained" in page and not known:
+        again = "run .venv/bin/dvc repro --force --single-item report"
+        assert "Newer code" not in texts[ROOT / "studies/ladder"], again
+
+
+def test_every_study_has_a_result_with_a_script() -> None:
+    found = {study.name: made_in_study(study) for study in STUDIES}
+    assert {len(made) for made in found.values()} == {1, 2}
+    assert [one.script.name for one in found["strategies"]] == ["speed.py", "runs.py"]
+    for study, made in found.items():
+        for one in made:
+            assert one.script.is_file()
+            # its own stage writes what is recorded
+            assert "provenance(" in one.script.read_text(), study
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    """A study of one measurement and a picture, in a project."""
+    folder = tmp_path / "studies/mine"
+    folder.mkdir(parents=True)
+    (tmp_path / ".dvc").mkdir()
+    (folder / "measure.py").write_text("print(1)\n")
+    (folder / "dvc.yaml").write_text("""
+stages:
+  measure:
+    cmd: ../../stages/python measure.py
+    deps: [measure.py]
+    outs: [{rows.csv: {cache: false}}, {mine.json: {cache: false}}]
+  draw:
+    cmd: ../../stages/python draw.py
+    deps: [draw.py, rows.csv]
+    outs: [{mine.png: {cache: false}}]
+""")
+    return folder
+
+
+def record(study: Path, **changes: Any) -> list[Made]:
+    code = code_sha256(study / "measure.py")
+    content = {**ORIGIN, "code_sha256": code, **changes}
+    (study / "mine.json").write_text(json.dumps(content))
+    return made_in_study(study)
+
+
+def test_result_of_the_code_of_today(study: Path) -> None:
+    (made,) = record(study)
+    assert not made.outdated
+    assert label([made], "make study-mine") == (
+        f"- `measure.py`: made by code {str(made.code)[:12]}. Measured on 2026-01-02: "
+        "Abacus, 2 cores, torch 2.13.0.\n"
+    )
+
+
+def test_result_of_older_code(study: Path) -> None:
+    record(study)
+    (study / "measure.py").write_text("print(2)\n")
+    (made,) = made_in_study(study)
+    assert made.outdated
+    warning = "- Newer code may give other numbers: `make study-mine` measures again.\n"
+    assert label([made], "make study-mine").endswith(f"torch 2.13.0.\n{warning}")
+
+
+def test_result_of_code_that_nobody_recorded(study: Path) -> None:
+    (made,) = record(study, code_sha256=None)
+    assert made.outdated
+    assert "made by code that nobody recorded. Measured on 2026-01-02" in label(
+        [made], "make"
+    )
+    (study / "mine.json").unlink()
+    (made,) = made_in_study(study)
+    assert label([made], "make") == (
+        "- `measure.py`: made by code that nobody recorded.\n"
+        "- Newer code may give other numbers: `make` measures again.\n"
+    )
+
+
+def test_record_may_stand_in_a_section_of_its_own(study: Path) -> None:
+    code = code_sha256(study / "measure.py")
+    content = {"model": {}, "provenance": {**ORIGIN, "code_sha256": code}}
+    (study / "mine.json").write_text(json.dumps(content))
+    assert not made_in_study(study)[0].outdated
+
+
+def test_one_outdated_part_warns_of_all(study: Path) -> None:
+    made = record(study)
+    other = Made(study / "measure.py", "0" * 64, ORIGIN)
+    assert "Newer code" in label([*made, other], "make")
+
+
+def test_pipeline_has_two_measurements(study: Path) -> None:
+    root = study.parents[1]
+    shutil.copytree(ROOT / "stages", root / "stages")
+    manifest = {**ORIGIN, "baseline_measured_at": "2026-01-09T03:04:05Z"}
+    manifest |= {"code_sha256": "1" * 64, "baseline_code_sha256": "2" * 64}
+    train, baseline = made_by_pipeline(root, manifest)
+    assert (train.script.name, train.code) == ("train.py", "1" * 64)
+    assert (baseline.script.name, baseline.code) == ("baseline.py", "2" * 64)
+    said = label([train, baseline], "make")
+    assert "code 111111111111. Measured on 2026-01-02" in said
+    assert "code 222222222222. Measured on 2026-01-09" in said

@@ -1,0 +1,80 @@
+"""What a ladder comes to: a rung that is missing makes no verdict better."""
+
+from typing import Any
+
+import pytest
+
+from minitrain.analysis.verdicts import ALONE, BITS, MEANING, WITNESS_DATA, verdict_of
+
+Rungs = dict[str, dict[str, Any]]
+
+
+def rung(verdict: str, detail: str = "") -> dict[str, Any]:
+    return {"verdict": verdict, "detail": detail}
+
+
+def proven() -> Rungs:
+    names = ["ranks", *BITS, *MEANING, *WITNESS_DATA]
+    names += ["witness_probe", "witness_gradients"]
+    return {name: rung("equal") for name in names}
+
+
+def test_all_that_is_needed() -> None:
+    verdict, rests_on = verdict_of(proven())
+    assert verdict == "proven"
+    assert rests_on == (
+        "the bits are those of a replay, and a witness computed the gradients of its "
+        "steps and in eval mode"
+    )
+
+
+@pytest.mark.parametrize("verdict", ["missing", "not run", "undecided", "breach"])
+@pytest.mark.parametrize("name", ["ranks", *BITS, *MEANING, *WITNESS_DATA])
+def test_nothing_is_proven_without_one_of_them(name: str, verdict: str) -> None:
+    rungs = proven()
+    rungs[name] = rung(verdict, "why")
+    if verdict == "missing":
+        del rungs[name]
+    found, rests_on = verdict_of(rungs)
+    if verdict == "breach":
+        assert (found, rests_on) == ("breach", f"{name}: why")
+    elif name in WITNESS_DATA:
+        assert found == "replay only"
+    else:
+        assert found == "undecided"
+
+
+@pytest.mark.parametrize("one", ["witness_probe", "witness_gradients"])
+def test_one_of_the_witnesss_gradients_will_do(one: str) -> None:
+    rungs = proven()
+    del rungs[one]
+    assert verdict_of(rungs)[0] == "proven"
+    rungs |= {"witness_probe": rung("not run"), "witness_gradients": rung("not run")}
+    verdict, rests_on = verdict_of(rungs)
+    assert verdict == "replay only"
+    assert rests_on.endswith("no witness supports it")
+
+
+def test_one_rank_has_nobody_to_agree_with() -> None:
+    assert verdict_of(proven() | {"ranks": rung("not run", ALONE)})[0] == "proven"
+    assert verdict_of(proven() | {"ranks": rung("not run", "")})[0] == "undecided"
+
+
+def test_a_witness_without_bits_is_undecided() -> None:
+    bits = {name: rung("not run") for name in BITS}
+    verdict, rests_on = verdict_of(proven() | bits)
+    assert verdict == "undecided"
+    assert "no bits were promised or compared, but a witness" in rests_on
+
+
+def test_nothing_is_undecided() -> None:
+    assert verdict_of({}) == ("undecided", "neither bits nor a witness support it")
+
+
+def test_the_cause_is_named_and_not_what_follows_from_it() -> None:
+    wrong = {
+        "replay": rung("breach", "state"),
+        "witness_gradients": rung("breach", "gradient"),
+        "witness_data": rung("breach", "samples"),
+    }
+    assert verdict_of(proven() | wrong) == ("breach", "witness_data: samples")

@@ -1,0 +1,268 @@
+"""The arms of the speed comparison: which there are, and what a turn's time holds."""
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+import torch.distributed as dist
+from tiny import tiny_params, tiny_samples, tiny_shards
+from torch import Tensor
+
+from minitrain.bench import arms
+from minitrain.bench.arms import (
+    Arm,
+    Contestant,
+    arms_of,
+    close,
+    enter,
+    measure,
+    only_ddp,
+    silent_arm,
+    take_turns,
+)
+from minitrain.bench.ledger import CollectiveLedger
+from minitrain.bench.load import Usage, load_of
+from minitrain.core.params import Params
+from minitrain.data.order import GlobalOrder
+from minitrain.distributed.launcher import launch
+from minitrain.sync.catalog import PLAIN, find_strategy
+from minitrain.sync.stock import StockDDP
+from minitrain.sync.strategy import Strategy
+from minitrain.train.run import start_model
+
+STEPS = 2
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_shards(tmp_path_factory.mktemp("shards"), 1, 2)
+
+
+def params(*world_sizes: int) -> Params:
+    """A tiny model; turns of two timed steps."""
+    tiny = tiny_params()
+    gloo = tiny.gloo.model_copy(update={"world_sizes": list(world_sizes)})
+    baseline = tiny.baseline.model_copy(update={"steps_per_round": STEPS})
+    return tiny.model_copy(update={"gloo": gloo, "baseline": baseline})
+
+
+def test_arms_of_two_world_sizes() -> None:
+    small = params(1, 2, 4)
+    found = {
+        arm.name: (arm.params(small).train.sync, arm.processes, arm.timed)
+        for arm in arms_of(small)
+    }
+    assert found == {
+        "one_process": (PLAIN, 1, False),
+        "one_process_all_cores": (PLAIN, 1, False),
+        "gloo-2": ("ddp", 2, False),
+        "gloo-2-silent": (PLAIN, 2, False),
+        "gloo-4": ("ddp", 4, False),
+        "gloo-4-silent": (PLAIN, 4, False),
+        "gloo-4-timed": ("ddp", 4, True),
+        "gloo-4-again": ("ddp", 4, False),
+        "gloo-4-silent-again": (PLAIN, 4, False),
+        "one_process-again": (PLAIN, 1, False),
+    }
+    assert find_strategy(PLAIN) is Strategy
+
+
+def test_studies_begin_with_ddp_alone() -> None:
+    other = params(2).with_train(sync="shm", precision="bf16", overlap=False)
+    assert only_ddp(other).train == only_ddp(params(2)).train
+    assert only_ddp(other).train.sync == "ddp"
+
+
+def test_one_process_alone_still_has_a_twin() -> None:
+    assert [arm.name for arm in arms_of(params(1))] == [
+        "one_process",
+        "one_process_all_cores",
+        "gloo-1",
+        "gloo-1-timed",
+        "one_process-again",
+        "gloo-1-again",
+    ]
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="Linux only")
+def test_all_cores_are_those_that_may_be_used() -> None:
+    allowed = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(allowed)})
+        assert arms_of(params(1))[1].threads == 1
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+def measured(folder: Path, slow_start: bool) -> list[dict[str, Any]]:
+    """The rows of this rank; rank 1's untimed first step takes a second longer."""
+    from minitrain.distributed.groups import distributed
+
+    train = arms.train
+
+    def slow_train(*rest: Any) -> Any:
+        steps: Iterable[int] = rest[3]
+        if slow_start and len(list(steps)) == 1:
+            time.sleep(1)
+        return train(*rest)
+
+    with distributed() as (rank, _):
+        if rank == 1:
+            arms.train = slow_train
+        small = params(1, 2)
+        return measure(small, folder, range(2), arms_of(small))
+
+
+def test_every_arm_has_a_row_for_every_round(shards: Path) -> None:
+    rows, others = launch(measured, 2, shards, False, timeout_s=120)
+    names = [arm.name for arm in arms_of(params(1, 2))]
+    # the second round goes the other way
+    assert [row["arm"] for row in rows] == names + names[::-1]
+    alone = ("one_process", "one_process_all_cores", "one_process-again")
+    assert {row["arm"] for row in others} == {*names} - {*alone}
+    by_round = {row["round"]: row["tokens"] for row in rows}
+    # all arms train on the same global batches, so on as many real tokens
+    assert all(row["tokens"] == by_round[row["round"]] for row in rows)
+    # steps 1 and 2, after one that is not timed; nobody predicts a first token
+    own, samples = params(1, 2).train, tiny_samples()
+    order = GlobalOrder(50, own.global_batch_size, own.seed)
+    batches = [order.batch(step) for step in (1, 2)]
+    assert by_round[0] == sum(len(samples[i]) - 1 for b in batches for i in b)
+    assert all(row["seconds"] > 0 for row in rows)
+
+
+def test_time_of_a_turn_begins_when_all_ranks_are_ready(shards: Path) -> None:
+    rows, _ = launch(measured, 2, shards, True, timeout_s=120)
+    late = [row["seconds"] for row in rows if row["processes"] == 2]
+    assert max(late) < 0.8
+
+
+def sent(folder: Path) -> dict[str, tuple[int, str]]:
+    """Per arm of two processes: bytes that a step of a turn hands to collectives, and a
+    hash of the parameters after it.
+    """
+    from minitrain.distributed.groups import distributed
+
+    with distributed():
+        small = params(2)
+        both = [arm for arm in arms_of(small) if arm.processes == 2]
+        found = {}
+        for contestant in enter(small, folder, both):
+            assert contestant is not None
+            # after two steps DDP has settled its buckets
+            contestant.train(range(2))
+            with CollectiveLedger() as ledger:
+                contestant.train(range(2, 3))
+            size = sum(size for _, size in ledger.traffic.values())
+            found[contestant.arm.name] = size, digest(contestant.state_dict())
+            contestant.close()
+        return found
+
+
+def digest(state: dict[str, Tensor]) -> str:
+    whole = b"".join(tensor.numpy().tobytes() for tensor in state.values())
+    return hashlib.sha256(whole).hexdigest()
+
+
+def test_arms_communicate_or_do_not_as_their_names_say(shards: Path) -> None:
+    ranks = launch(sent, 2, shards, timeout_s=120)
+    model = start_model(params(2), 0)
+    gradients = sum(4 * p.numel() for p in model.parameters())
+    names = [arm.name for arm in arms_of(params(2)) if arm.processes == 2]
+    assert len(names) == 5
+    for name in names:
+        (size, state), (_, other) = (rank[name] for rank in ranks)
+        silent = "silent" in name
+        assert size == (0 if silent else gradients), name
+        # each rank on its own part of the batch, or all on the mean of them
+        assert (state != other) is silent, name
+
+
+def be_the_stage(folder: Path) -> None:
+    from stages.baseline import be_a_rank
+
+    os.chdir(folder)
+    be_a_rank(params(1), "test")
+
+
+def test_stage_notes_what_the_machine_did_meanwhile(tmp_path: Path) -> None:
+    tiny_shards(tmp_path / "data/shards", 1)
+    launch(be_the_stage, 1, tmp_path, timeout_s=120)
+    origin = json.loads((tmp_path / "data/baseline/provenance.json").read_text())
+    assert origin["launcher"] == "test"
+    load = origin["load"]
+    assert load.keys() == load_of([Usage.now().since(Usage.now())]).keys()
+    for share in (load["others_share"], load["steal_share"]):
+        assert share is None or 0 <= share <= 1
+    assert load["involuntary_switches_per_s"] >= 0
+    assert (tmp_path / "data/baseline/rounds.csv").exists()
+
+
+class Counting(Contestant):
+    """Trains nothing, and knows which steps it was asked for."""
+
+    def __init__(self, *rest: Any) -> None:
+        super().__init__(*rest)
+        self.asked: list[list[int]] = []
+
+    def train(self, steps: Iterable[int]) -> None:
+        self.asked.append(list(steps))
+
+
+@dataclass(frozen=True)
+class Foreign(Arm):
+    """An arm with a loop that is not this library's."""
+
+    def enter(
+        self, params: Params, shards: Path, group: dist.ProcessGroup
+    ) -> Contestant:
+        return Counting(self, params, shards, group)
+
+
+def counted(folder: Path) -> tuple[list[dict[str, Any]], list[list[int]]]:
+    from minitrain.distributed.groups import distributed
+
+    with distributed():
+        both = [silent_arm("own", 2, 1), Foreign("foreign", 2, 1)]
+        contestants = enter(params(1, 2), folder, both)
+        rows = take_turns(contestants, range(4), STEPS)
+        close(contestants)
+        foreign = contestants[1]
+        assert isinstance(foreign, Counting)
+        return rows, foreign.asked
+
+
+def turns_without_log(folder: Path) -> list[dict[str, Any]]:
+    from minitrain.distributed.groups import distributed
+
+    def logged(_: StockDDP) -> NoReturn:
+        raise AssertionError("a turn asked for DDP's log")
+
+    # in this rank's process alone
+    StockDDP.logged = logged  # type: ignore[method-assign]
+    with distributed():
+        arm = Arm("timed", 2, 1, timed=True)
+        return measure(params(1, 2), folder, range(1), [arm])
+
+
+def test_nobody_asks_for_ddps_log_in_a_turn(shards: Path) -> None:
+    rows = launch(turns_without_log, 2, shards, timeout_s=120)[0]
+    assert [row["arm"] for row in rows] == ["timed"]
+
+
+def test_a_foreign_loop_takes_the_same_turns(shards: Path) -> None:
+    rows, asked = launch(counted, 2, shards, timeout_s=120)[0]
+    # one step that is not timed, then STEPS that are, in every round
+    assert asked[:4] == [[0], [1, 2], [3], [4, 5]]
+    there, back = ["own", "foreign"], ["foreign", "own"]
+    # every second round goes back, and after two rounds the other one begins
+    assert [row["arm"] for row in rows] == there + back + back + there
+    tokens = [row["tokens"] for row in rows]
+    assert tokens[0] == tokens[1]
+    assert tokens[2] == tokens[3]

@@ -1,0 +1,78 @@
+"""The collective ledger: what is counted is what a strategy expects of itself."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from tiny import tiny_params, tiny_shards
+
+from minitrain.bench.ledger import CollectiveLedger, count_step
+from minitrain.distributed.launcher import launch
+from minitrain.sync.catalog import STRATEGIES
+from minitrain.sync.strategy import Traffic
+
+# its hook sends from callbacks on threads of their own, which nothing here sees
+UNCOUNTED = ("powersgd",)
+
+
+def counted_and_expected(
+    name: str, shards: Path, redundant: bool = False
+) -> tuple[Traffic, Traffic]:
+    model = tiny_params().model.model_copy(update={"n_layer": 2})
+    params = tiny_params(sync=name).model_copy(update={"model": model})
+    if redundant:
+        step = torch.optim.AdamW.step
+
+        def again(optimizer: Any, *rest: Any) -> Any:
+            dist.all_reduce(optimizer.param_groups[0]["params"][0].grad)
+            return step(optimizer, *rest)
+
+        # in a process of its own, which ends with this
+        torch.optim.AdamW.step = again  # type: ignore[method-assign, assignment]
+    return count_step(params, shards)
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_shards(tmp_path_factory.mktemp("shards"), 1, 2, 4)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("name", [n for n in STRATEGIES if n not in UNCOUNTED])
+def test_counted_is_expected(name: str, world_size: int, shards: Path) -> None:
+    for counted, expected in launch(counted_and_expected, world_size, name, shards):
+        assert counted == expected
+        if "shm" not in name and world_size > 1:
+            assert sum(size for _, size in counted.values()) > 0
+
+
+def test_redundant_collective_is_counted(shards: Path) -> None:
+    for counted, expected in launch(counted_and_expected, 2, "ddp", shards, True):
+        ((calls, size),) = counted.values()
+        assert calls == expected["all_reduce"][0] + 1
+        assert size > expected["all_reduce"][1]
+
+
+def test_bytes_by_hand() -> None:
+    """10 floats in all: 40 bytes, 20 in 16 bits; halves of 5 need no padding."""
+
+    def ledger() -> Traffic:
+        from minitrain.distributed.groups import distributed
+
+        with distributed(), CollectiveLedger() as found:
+            dist.all_reduce(torch.ones(10))
+            dist.all_reduce(torch.ones(10, dtype=torch.bfloat16))
+            dist.reduce_scatter_single(torch.ones(5), torch.ones(10))
+            dist.all_gather_single(torch.ones(10), torch.ones(5))
+            dist.broadcast(torch.ones(3, dtype=torch.float64), 0)
+            dist.barrier()
+        return found.traffic
+
+    assert launch(ledger, 2)[0] == {
+        "all_reduce": (2, 60),
+        "reduce_scatter": (1, 40),
+        "all_gather": (1, 40),
+        "broadcast": (1, 24),
+    }

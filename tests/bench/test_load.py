@@ -1,0 +1,124 @@
+"""How busy the machine was: planted readings, and a machine that really is."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from minitrain.analysis.busy import MAX_SPREAD, MAX_TAKEN, why_busy
+from minitrain.bench import load
+from minitrain.bench.load import Usage, load_of
+
+QUIET = {"others_share": 0.02, "steal_share": 0.01}
+
+
+def stat(*cores: tuple[int, int]) -> str:
+    """A /proc/stat in which each core computed, and was stolen, so many seconds."""
+    rows = [
+        f"cpu{number} {50 * busy} {30 * busy} {20 * busy} 7 7 7 7 {100 * steal} 0 0"
+        for number, (busy, steal) in enumerate(cores)
+    ]
+    return "\n".join(["cpu  1 1 1 1 1 1 1 1 1 1", *rows, "intr 5", "ctxt 9"])
+
+
+@pytest.fixture
+def proc_stat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The readings of three cores, of which this process may use the first two."""
+    path = tmp_path / "stat"
+    path.write_text(stat((10, 1), (20, 2), (90, 90)))
+    monkeypatch.setattr(load, "PROC_STAT", path)
+    monkeypatch.setattr(load.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    monkeypatch.setattr(load.os, "sysconf", lambda _: 100)
+    monkeypatch.setattr(load, "usable_cores", lambda: 2)
+    return path
+
+
+def test_readings_are_of_the_cores_that_may_be_used(proc_stat: Path) -> None:
+    before = Usage.now()
+    # user, nice and system of two cores
+    assert (before.busy_s, before.steal_s) == (30, 3)
+    proc_stat.write_text(stat((16, 1), (24, 4), (999, 999)))
+    used = Usage.now().since(before)
+    assert (used.busy_s, used.steal_s) == (10, 2)
+    assert used.at_s > 0
+
+
+def test_load_by_hand(proc_stat: Path) -> None:
+    # in 10 s two cores have 20 s: 12 were computed, 9 of them by the two ranks
+    ranks = [Usage(10.0, 12.0, 1.0, 5.0, 30), Usage(10.0, 11.5, 1.0, 4.0, 20)]
+    found = load_of(ranks)
+    assert found["others_share"] == pytest.approx(3 / 20)
+    assert found["steal_share"] == pytest.approx(1 / 20)
+    assert found["involuntary_switches_per_s"] == pytest.approx(5)
+    # readings are coarse: ranks alone may seem to compute more than all
+    assert load_of([Usage(10.0, 12.0, 0.0, 12.01, 0)])["others_share"] == 0
+
+
+def test_what_cannot_be_read_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load, "PROC_STAT", tmp_path / "none")
+    found = load_of([Usage.now().since(Usage.now())])
+    assert (found["others_share"], found["steal_share"]) == (None, None)
+    assert why_busy(found, 0.1) is None
+    assert why_busy(found, 0.6) == "rounds of the same arm lie 60 % apart"
+
+
+@pytest.mark.parametrize(
+    ("others", "steal", "spread", "why"),
+    [
+        (0.02, 0.01, 0.10, None),
+        (MAX_TAKEN - 0.001, 0.0, MAX_SPREAD - 0.001, None),
+        (MAX_TAKEN + 0.001, 0.0, 0.10, "others took 10 % of its cores"),
+        (0.02, MAX_TAKEN, 0.10, "others took 12 % of its cores"),
+        (0.06, 0.06, 0.10, "others took 12 % of its cores"),
+        (0.0, 0.0, MAX_SPREAD + 0.1, "rounds of the same arm lie 60 % apart"),
+    ],
+)
+def test_limits(others: float, steal: float, spread: float, why: str | None) -> None:
+    found = {"others_share": others, "steal_share": steal}
+    assert why_busy(found, spread) == why
+
+
+def test_measurements_without_a_load_are_judged_by_their_spread() -> None:
+    assert why_busy(None, 0.1) is None
+    assert why_busy(None, 0.6) is not None
+
+
+def measured_s(seconds: float) -> Usage:
+    """What this process uses, and sees, while it computes for some time."""
+    before = Usage.now()
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        sum(range(1000))
+    return Usage.now().since(before)
+
+
+@pytest.mark.skipif(not load.PROC_STAT.exists(), reason="Linux only")
+def test_machine_whose_cores_are_taken_is_named() -> None:
+    """A process for each core that does nothing but compute, for at most a minute."""
+    burn = "import time\nend = time.time() + 60\nwhile time.time() < end: pass"
+    count = load.usable_cores()
+    burning = [subprocess.Popen([sys.executable, "-c", burn]) for _ in range(count)]
+    try:
+        time.sleep(0.3)
+        found = load_of([measured_s(1.5)])
+    finally:
+        for process in burning:
+            process.kill()
+            process.wait()
+    # one process computes beside as many as there are cores: they get most of the time
+    assert found["others_share"] > 0.3
+    assert "others took" in str(why_busy(found, 0.0))
+
+
+@pytest.mark.skipif(not load.PROC_STAT.exists(), reason="Linux only")
+def test_own_computing_is_not_that_of_others() -> None:
+    used = measured_s(1.0)
+    assert used.busy_s is not None
+    # whatever others do: these are apart by what this process computed
+    others = load_of([used])["others_share"] * used.at_s * load.usable_cores()
+    assert others == pytest.approx(max(0.0, used.busy_s - used.own_s), abs=1e-6)
+    assert used.own_s > 0

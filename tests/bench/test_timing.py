@@ -1,0 +1,94 @@
+"""The stage that summarises: whose steps it counts."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from project import ROOT, set_params
+from report_inputs import provenance_of
+
+from minitrain.analysis.account import account, account_intervals, ddp_says, summarise
+from minitrain.train.clock import kind_of_step
+from stages import timing
+
+NUM_STEPS, WARMUP = 30, 12
+RUNS = {"gloo-1": 1, "gloo-2": 2}
+
+
+def step(number: int, rank: int) -> dict[str, Any]:
+    """A step; before the warm-up is over everything takes 100 times as long."""
+    slow = 100 if number < WARMUP else 1
+    row = {
+        "data_ms": 1.0,
+        "wait_ms": 2.0,
+        "forward_ms": 20.0 + number % 3,
+        "backward_ms": 70.0 + number % 5,
+        "backward_compute_ms": 55.0 + number % 5,
+        "to_last_bucket_ms": 60.0,
+        "comm_exposed_ms": 10.0,
+        "comm_total_ms": 12.0,
+        "comm_hidden_ms": 2.0,
+        "comm_span_ms": 15.0,
+        "optimizer_ms": 4.0,
+        "step_ms": 97.0 + number % 3,
+        "ddp_forward_ms": 19.0,
+        "ddp_backward_ms": 69.0,
+        "ddp_backward_compute_ms": 58.0,
+        "ddp_comm_ms": 14.0 * slow,
+    }
+    times = {name: slow * value for name, value in row.items()}
+    return {
+        **times,
+        "step": number,
+        "rank": rank,
+        "kind": kind_of_step(number),
+        "recorded": number in (0, 1, 2, 20),
+        "tokens": 50,
+        "last_bucket_at_ns": 10**9 * (number + 1) + slow * rank * 1000,
+    }
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with everything that the stage reads."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(ROOT / "params.yaml", tmp_path)
+    steps = {"train.num_steps": NUM_STEPS, "train.num_warmup_steps": WARMUP}
+    set_params(tmp_path, steps)
+    (tmp_path / "metrics").mkdir()
+    for run, world_size in RUNS.items():
+        folder = tmp_path / "data/runs" / run
+        folder.mkdir(parents=True)
+        origin = provenance_of(world_size, num_steps=NUM_STEPS)
+        (folder / "provenance.json").write_text(json.dumps(origin))
+        rows = [step(n, rank) for n in range(NUM_STEPS) for rank in range(world_size)]
+        lines = [json.dumps(row) + "\n" for row in rows]
+        (folder / "timings.jsonl").write_text("".join(lines))
+    return tmp_path
+
+
+def test_no_step_of_the_warm_up_is_in_any_number(project: Path) -> None:
+    timing.main()
+    written = json.loads((project / "metrics/timing.json").read_text())
+    intervals = pd.read_csv(project / "metrics/account.csv")
+    for run, world_size in RUNS.items():
+        rows = [step(n, rank) for n in range(NUM_STEPS) for rank in range(world_size)]
+        # as if the warm-up had not been
+        late = pd.DataFrame([row for row in rows if row["step"] >= WARMUP])
+        assert written[run] == {
+            **summarise(late, 0),
+            "peak_memory_mb": 310.0,
+            "account": account(late, 0),
+            "ddp_says": ddp_says(late, 0),
+        }
+        # plain steps 12, 14, ..., 28 without the hashed one
+        assert written[run]["num_steps_summarised"] == 8
+        assert written[run]["step_p95_ms"] < 100
+        assert written[run]["account"]["forward_ms"] < 30
+        mine = intervals[intervals["run"] == run].drop(columns="run")
+        expected = account_intervals(late, 0)
+        pd.testing.assert_frame_equal(mine.reset_index(drop=True), expected)
+        assert mine["high_ms"].max() < 100

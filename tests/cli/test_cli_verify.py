@@ -1,0 +1,87 @@
+"""``minitrain verify``: words, JSON and exit codes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from minitrain.cli.main import run
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[str, str]:
+    """Two states that differ in one bit; the second has a prefix."""
+    w = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    other = w.clone()
+    other[1, 0] = torch.nextafter(other[1, 0], torch.tensor(9.0))
+    torch.save({"v": torch.ones(2), "w": w}, tmp_path / "a.pt")
+    torch.save({"module.v": torch.ones(2), "module.w": other}, tmp_path / "b.pt")
+    return str(tmp_path / "a.pt"), str(tmp_path / "b.pt")
+
+
+def test_equal_files(
+    files: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["verify", files[0], files[0]]) == 0
+    assert capsys.readouterr().out == "equal: 2 tensors, every bit\n"
+
+
+def test_one_bit(files: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["verify", *files, "--strip-prefix", "module."]) == 1
+    assert capsys.readouterr().out == (
+        "different: 1 of 2 tensors, 1 element in all\n"
+        "first difference: w[1, 0]\n"
+        "  A: 3 (0x40400000)\n"
+        "  B: 3.00000024 (0x40400001)\n"
+        "max ULP: 1\n"
+        "max |A - B|: 2.38419e-07 in w\n"
+    )
+
+
+def test_json(files: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["verify", *files, "--strip-prefix", "module.", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["equal"], found["max_ulp"]) == (False, 1)
+    assert found["first"]["index"] == [1, 0]
+
+
+def test_other_names(
+    files: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["verify", *files]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1:] == ["only in A: v, w", "only in B: module.v, module.w"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "line"),
+    [
+        (["verify", "nowhere.pt", "nowhere.pt"], 2, "error: nowhere.pt: No such file"),
+        (["verify", "."], 2, "minitrain verify: error: the following arguments are"),
+        (["verify", ".", "."], 2, "error: .: is no training run, it has no hashes"),
+        (["verify", ".", "nowhere"], 2, "error: nowhere: does not exist; . is a run"),
+        (["verify", __file__, "."], 2, f"error: {__file__}: is a file; . is a run"),
+        (["prove"], 2, "minitrain: error: argument COMMAND: invalid choice: 'prove'"),
+    ],
+)
+def test_mistakes_are_one_line(arguments: list[str], code: int, line: str) -> None:
+    command = [sys.executable, "-c", "from minitrain.cli.main import main; main()"]
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True)
+    assert done.returncode == code
+    assert done.stderr.splitlines()[-1].startswith(line)
+    assert "Traceback" not in done.stderr
+
+
+def test_help_starts_without_torch() -> None:
+    code = (
+        "import sys; from minitrain.cli.main import run\n"
+        "try: run(['verify', '--help'])\n"
+        "except SystemExit: print('torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.endswith("False\n")

@@ -1,0 +1,124 @@
+"""Exit codes and error lines of stages."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from minitrain.core.errors import (
+    EvidenceError,
+    RankError,
+    UserError,
+    describe_os_error,
+    run_stage,
+)
+
+
+def raising(error: BaseException) -> Callable[[], NoReturn]:
+    def main() -> NoReturn:
+        raise error
+
+    return main
+
+
+def outcome(
+    main: Callable[[], None], capsys: pytest.CaptureFixture[str]
+) -> tuple[object, str]:
+    """Exit code and stderr of a stage that fails."""
+    with pytest.raises(SystemExit) as raised:
+        run_stage(main)
+    return raised.value.code, capsys.readouterr().err
+
+
+def test_success_goes_on_to_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    run_stage(lambda: print("done"))
+    assert capsys.readouterr() == ("done\n", "")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        pytest.param(UserError("a: b = 1"), 2, "a: b = 1", id="user"),
+        pytest.param(EvidenceError("ranks differ"), 1, "ranks differ", id="evidence"),
+        pytest.param(
+            PermissionError(13, "Permission denied", "metrics/a.json"),
+            2,
+            "metrics/a.json: Permission denied",
+            id="permission",
+        ),
+        pytest.param(
+            OSError(28, "No space left on device", "data/corpus.jsonl"),
+            2,
+            "data/corpus.jsonl: No space left on device",
+            id="full disk",
+        ),
+        pytest.param(
+            OSError("something odd"),
+            2,
+            "the operating system: something odd",
+            id="without number or path",
+        ),
+        pytest.param(KeyboardInterrupt(), 130, "interrupted", id="interrupt"),
+    ],
+)
+def test_one_line_and_an_exit_code(
+    error: BaseException, code: int, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert outcome(raising(error), capsys) == (code, f"error: {line}\n")
+
+
+def test_missing_file_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = tmp_path / "corpus.jsonl"
+    code, err = outcome(lambda: print(missing.read_text()), capsys)
+    assert (code, err) == (2, f"error: {missing}: No such file or directory\n")
+
+
+def test_message_of_several_lines_becomes_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, err = outcome(raising(UserError("one\n  two\n\nthree\n")), capsys)
+    assert (code, err) == (2, "error: one two three\n")
+
+
+def test_cause_is_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    def main() -> None:
+        try:
+            raise ValueError("inside")
+        except ValueError as error:
+            raise UserError("outside") from error
+
+    assert outcome(main, capsys) == (2, "error: outside\n")
+
+
+def test_rank_that_failed_shows_its_own_traceback_and_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    killed = RankError("rank 1: ended with exit code -9")
+    assert outcome(raising(killed), capsys) == (2, f"error: {killed}\n")
+    failed = RankError("rank 1: ZeroDivisionError: division by zero")
+    failed.add_note("Traceback ...\n  model.py, line 3\n")
+    expected = f"Traceback ...\n  model.py, line 3\nerror: {failed}\n"
+    assert outcome(raising(failed), capsys) == (2, expected)
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("a bug"), KeyError("x"), AssertionError()]
+)
+def test_bug_keeps_its_traceback(error: Exception) -> None:
+    with pytest.raises(type(error)) as raised:
+        run_stage(raising(error))
+    assert raised.value is error
+    assert raised.value.__traceback__ is not None
+
+
+def test_user_and_evidence_are_told_apart() -> None:
+    assert not issubclass(UserError, EvidenceError)
+    assert not issubclass(EvidenceError, UserError)
+
+
+def test_operating_system_error_with_two_paths_names_the_first() -> None:
+    error = OSError(18, "Invalid cross-device link", "from", None, "to")
+    assert describe_os_error(error) == "from: Invalid cross-device link"

@@ -1,0 +1,189 @@
+"""Writing files: all or nothing, whatever happens in between."""
+
+import math
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minitrain.core.files import (
+    atomic_path,
+    open_atomic,
+    read_json,
+    read_jsonl,
+    sha256_file,
+    write_json,
+    write_jsonl,
+)
+
+NOBODY = 65534
+
+
+class Interrupted(Exception):
+    """Stands for whatever goes wrong while a file is being written."""
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Every file below ``folder`` with its text, hidden ones too."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_text() for path in files}
+
+
+def test_nothing_is_there_until_all_is_written(tmp_path: Path) -> None:
+    with open_atomic(tmp_path / "a.txt") as file:
+        file.write("new")
+        assert not (tmp_path / "a.txt").exists()
+    assert contents(tmp_path) == {"a.txt": "new"}
+
+
+def test_parents_are_made(tmp_path: Path) -> None:
+    with open_atomic(tmp_path / "b" / "c" / "a.txt") as file:
+        file.write("new")
+    assert contents(tmp_path) == {"b/c/a.txt": "new"}
+
+
+def test_bytes_are_written_as_they_are(tmp_path: Path) -> None:
+    with open_atomic(tmp_path / "a.bin", "wb") as file:
+        file.write(b"\xff\r\n")
+    assert (tmp_path / "a.bin").read_bytes() == b"\xff\r\n"
+
+
+def write_half(path: Path) -> None:
+    with open_atomic(path) as file:
+        file.write("half")
+        file.flush()
+        raise Interrupted
+
+
+def test_exception_leaves_no_file(tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        write_half(tmp_path / "a.txt")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_exception_leaves_the_old_file(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("old")
+    with pytest.raises(Interrupted):
+        write_half(tmp_path / "a.txt")
+    assert contents(tmp_path) == {"a.txt": "old"}
+
+
+def fill_folder(path: Path, name: str, *, fail: bool = False) -> None:
+    with atomic_path(path) as folder:
+        folder.mkdir()
+        (folder / name).write_text("new")
+        if fail:
+            raise Interrupted
+
+
+def test_folder_replaces_a_folder_with_all_that_was_in_it(tmp_path: Path) -> None:
+    fill_folder(tmp_path / "shards", "first")
+    fill_folder(tmp_path / "shards", "second")
+    assert contents(tmp_path) == {"shards/second": "new"}
+
+
+def test_exception_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        fill_folder(tmp_path / "shards", "first", fail=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_exception_leaves_the_old_folder(tmp_path: Path) -> None:
+    fill_folder(tmp_path / "shards", "first")
+    with pytest.raises(Interrupted):
+        fill_folder(tmp_path / "shards", "second", fail=True)
+    assert contents(tmp_path) == {"shards/first": "new"}
+
+
+def test_body_that_writes_nothing_leaves_the_old_folder(tmp_path: Path) -> None:
+    fill_folder(tmp_path / "shards", "first")
+    with pytest.raises(FileNotFoundError), atomic_path(tmp_path / "shards"):
+        pass
+    assert contents(tmp_path) == {"shards/first": "new"}
+
+
+@pytest.mark.parametrize(
+    "value", [math.nan, math.inf, -math.inf], ids=["nan", "inf", "-inf"]
+)
+@pytest.mark.parametrize("write", [write_json, write_jsonl])
+def test_json_without_a_number_for_it_is_refused(
+    tmp_path: Path, write: Any, value: float
+) -> None:
+    (tmp_path / "a.json").write_text("old")
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write(tmp_path / "a.json", [{"fine": 1.5}, {"loss": value}])
+    assert contents(tmp_path) == {"a.json": "old"}
+
+
+def test_json_is_readable_text(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", {"naïve": [1, None]})
+    expected = '{\n  "naïve": [\n    1,\n    null\n  ]\n}\n'
+    assert (tmp_path / "a.json").read_text(encoding="utf-8") == expected
+    assert read_json(tmp_path / "a.json") == {"naïve": [1, None]}
+
+
+def test_jsonl_is_one_object_a_line(tmp_path: Path) -> None:
+    rows = [{"text": "two\nlines\u2028"}, {"text": "naïve"}]
+    write_jsonl(tmp_path / "a.jsonl", iter(rows))
+    assert (tmp_path / "a.jsonl").read_bytes().count(b"\n") == 2
+    assert read_jsonl(tmp_path / "a.jsonl") == rows
+
+
+def test_rows_that_fail_half_way_leave_nothing(tmp_path: Path) -> None:
+    def rows() -> Iterator[dict[str, int]]:
+        yield {"first": 1}
+        raise Interrupted
+
+    with pytest.raises(Interrupted):
+        write_jsonl(tmp_path / "a.jsonl", rows())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_sha256_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "abc").write_bytes(b"abc")
+    # the first example of FIPS 180-2
+    expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert sha256_file(tmp_path / "abc") == expected
+
+
+@contextmanager
+def not_root() -> Iterator[None]:
+    """Root may write everywhere: be somebody else for a while."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.fixture
+def read_only_folder() -> Iterator[Path]:
+    """A folder that everybody may enter and nobody but root may write to."""
+    # tmp_path lies below folders that only their owner may enter
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        folder = Path(name)
+        (folder / "a.json").write_text("old")
+        folder.chmod(0o555)
+        yield folder
+        folder.chmod(0o755)
+
+
+def test_folder_without_write_permission(read_only_folder: Path) -> None:
+    with not_root(), pytest.raises(PermissionError) as raised:
+        write_json(read_only_folder / "a.json", {})
+    # not the temporary name, which says nothing to a user
+    assert raised.value.filename == str(read_only_folder / "a.json")
+    assert contents(read_only_folder) == {"a.json": "old"}
+
+
+def test_parent_that_cannot_be_made(read_only_folder: Path) -> None:
+    with not_root(), pytest.raises(PermissionError) as raised:
+        write_json(read_only_folder / "metrics" / "a.json", {})
+    assert raised.value.filename == str(read_only_folder / "metrics")

@@ -1,0 +1,404 @@
+"""params.yaml: what is read, and the one line that each mistake gives."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from one_line import the_line
+from project import ROOT, set_params
+from ruamel.yaml import YAML
+
+from minitrain.core.errors import UserError
+from minitrain.core.params import Params, load_params
+from minitrain.core.schema import Section
+
+TEXT = (ROOT / "params.yaml").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A copy of the project's params.yaml."""
+    path = tmp_path / "params.yaml"
+    path.write_text(TEXT, encoding="utf-8")
+    return path
+
+
+def changed(path: Path, **changes: Any) -> Params:
+    """Load ``path`` with ``section__key=value`` changed in it."""
+    dotted = {key.replace("__", "."): value for key, value in changes.items()}
+    set_params(path.parent, dotted)
+    return load_params(path)
+
+
+def sections() -> dict[str, type[Section]]:
+    found = {name: field.annotation for name, field in Params.model_fields.items()}
+    assert all(isinstance(section, type) for section in found.values())
+    return found  # type: ignore[return-value]
+
+
+def test_keys_of_the_file_are_those_of_the_schema_in_order() -> None:
+    document = YAML(typ="safe", pure=True).load(TEXT)
+    expected = {
+        name: list(section.model_fields) for name, section in sections().items()
+    }
+    assert {name: list(section) for name, section in document.items()} == expected
+    assert list(document) == list(expected)
+
+
+def test_every_key_of_the_file_has_a_comment_above_it() -> None:
+    lines = TEXT.splitlines()
+    keys = [i for i, line in enumerate(lines) if line.startswith("  ") and ":" in line]
+    keys = [i for i in keys if not lines[i].lstrip().startswith(("#", "-"))]
+    assert len(keys) == sum(
+        len(section.model_fields) for section in sections().values()
+    )
+    assert [lines[i] for i in keys if not lines[i - 1].startswith("  # ")] == []
+
+
+def test_the_project_file_is_read_and_frozen() -> None:
+    params = load_params(ROOT / "params.yaml")
+    assert params.train.num_steps == 100
+    with pytest.raises(ValueError, match="frozen"):
+        params.train.num_steps = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("written", ["3e-4", "3E-4", "3.0e-4", "0.0003", ".0003"])
+def test_every_way_to_write_a_number_is_read_as_one(path: Path, written: str) -> None:
+    """YAML 1.1 readers take 3e-4 for text."""
+    path.write_text(TEXT.replace("learning_rate: 0.0003", f"learning_rate: {written}"))
+    assert load_params(path).train.learning_rate == 0.0003
+
+
+def test_whole_number_is_a_learning_rate(path: Path) -> None:
+    assert changed(path, train__learning_rate=1).train.learning_rate == 1.0
+
+
+def test_runs_are_named_by_backend_and_size(path: Path) -> None:
+    params = changed(path, gloo__world_sizes=[4, 2], nccl__world_sizes=[8, 2])
+    assert params.runs() == {"gloo-4": 4, "gloo-2": 2, "nccl-8": 8, "nccl-2": 2}
+
+
+def test_all_world_sizes_hold_one_and_each_size_once(path: Path) -> None:
+    params = changed(path, gloo__world_sizes=[4, 2], nccl__world_sizes=[8, 2])
+    assert params.all_world_sizes() == [1, 2, 4, 8]
+
+
+def test_epochs_instead_of_steps(path: Path) -> None:
+    params = changed(path, train__num_steps=None, train__num_epochs=2)
+    assert (params.train.num_steps, params.train.num_epochs) == (None, 2)
+
+
+def test_warmup_is_checked_when_epochs_have_become_steps(path: Path) -> None:
+    train = changed(path, train__num_steps=None, train__num_epochs=2).train
+    train.check_warmup(51)
+    with pytest.raises(
+        UserError, match="num_warmup_steps = 50: must be below the number"
+    ):
+        train.check_warmup(50)
+
+
+@pytest.mark.parametrize(
+    "factory", ["mini_gpt", "_private", "GPT2", "package:make", "a.b_c.d:make"]
+)
+def test_factory_names(path: Path, factory: str) -> None:
+    assert changed(path, model__factory=factory).model.factory == factory
+
+
+@pytest.mark.parametrize("source", ["a.csv", "my.texts/b.txt", "/tmp/c.jsonl"])
+def test_source_suffixes(path: Path, source: str) -> None:
+    assert changed(path, corpus__source=source).corpus.source == source
+
+
+# what is changed in the file, and what the line must say after the file's name
+MISTAKES = {
+    "unknown key": (
+        {"train.lerning_rate": 1},
+        "train.lerning_rate: unknown key (did you mean learning_rate?)",
+    ),
+    "unknown key like a mark of pydantic": (
+        {"shard.[key]": 1},
+        "shard.[key]: unknown key; allowed: long_samples",
+    ),
+    "unknown key like none": (
+        {"shard.zzz": 1},
+        "shard.zzz: unknown key; allowed: long_samples",
+    ),
+    "unknown section": (
+        {"trian": {}},
+        "trian: unknown key (did you mean train?)",
+    ),
+    "misspelt extra key counts the others": (
+        {"train.num_step": 1, "train.num_epoch": 1},
+        "train.num_step: unknown key (did you mean num_steps?) (and 1 more)",
+    ),
+    "text for an integer": (
+        {"train.num_steps": "ten"},
+        "train.num_steps = 'ten': must be a valid integer",
+    ),
+    "number in quotes for an integer": (
+        {"train.num_steps": "10"},
+        "train.num_steps = '10': must be a valid integer",
+    ),
+    "bool for an integer": (
+        {"train.num_steps": True},
+        "train.num_steps = true: must be a valid integer",
+    ),
+    "float for an integer": (
+        {"train.num_steps": 10.0},
+        "train.num_steps = 10.0: must be a valid integer",
+    ),
+    "text for a number": (
+        {"train.learning_rate": "fast"},
+        "train.learning_rate = 'fast': must be a valid number",
+    ),
+    "bool for a number": (
+        {"equivalence.atol": True},
+        "equivalence.atol = true: must be a valid number",
+    ),
+    "number for text": (
+        {"environment.torch": 2.13},
+        "environment.torch = 2.13: must be a valid string",
+    ),
+    "nothing for text": (
+        {"corpus.source": None},
+        "corpus.source = null: must be a valid string",
+    ),
+    "nothing for an integer": (
+        {"train.hash_every": None},
+        "train.hash_every = null: must be a valid integer",
+    ),
+    "list for an integer": (
+        {"train.seed": [1]},
+        "train.seed = [1]: must be a valid integer",
+    ),
+    "list for a section": (
+        {"train": [1]},
+        "train = [1]: must be",
+    ),
+    "empty section": (
+        {"train": None},
+        "train = null: must be",
+    ),
+    "NaN": (
+        {"train.learning_rate": float("nan")},
+        "train.learning_rate = nan: must be a finite number",
+    ),
+    "infinity": (
+        {"equivalence.atol": float("inf")},
+        "equivalence.atol = inf: must be a finite number",
+    ),
+    "zero learning rate": (
+        {"train.learning_rate": 0},
+        "train.learning_rate = 0: must be greater than 0",
+    ),
+    "negative learning rate": (
+        {"train.learning_rate": -0.1},
+        "train.learning_rate = -0.1: must be greater than 0",
+    ),
+    "negative seed": (
+        {"train.seed": -1},
+        "train.seed = -1: must be greater than or equal to 0",
+    ),
+    "seed beyond 32 bits": (
+        {"train.seed": 2**32},
+        "train.seed = 4294967296: must be less than or equal to 4294967295",
+    ),
+    "width that heads do not divide": (
+        {"model.n_embd": 130},
+        "model.n_embd = 130: must be a multiple of model.n_head = 4",
+    ),
+    "block too small": (
+        {"model.block_size": 7},
+        "model.block_size = 7: must be greater than or equal to 8",
+    ),
+    "factory with a space": (
+        {"model.factory": "mini gpt"},
+        "model.factory = 'mini gpt': must be a name in model.file, or package.module:",
+    ),
+    "factory with two colons": (
+        {"model.factory": "a:b:c"},
+        "model.factory = 'a:b:c': must be a name in model.file, or package.module:",
+    ),
+    "factory that starts with a digit": (
+        {"model.factory": "2gpt"},
+        "model.factory = '2gpt': must be a name in model.file, or package.module:",
+    ),
+    "empty factory": (
+        {"model.factory": ""},
+        "model.factory = '': must be a name in model.file, or package.module:",
+    ),
+    "source suffix": (
+        {"corpus.source": "texts.xml"},
+        "corpus.source = 'texts.xml': must be a .csv, .txt or .jsonl file",
+    ),
+    "source without suffix": (
+        {"corpus.source": "texts"},
+        "corpus.source = 'texts': must be a .csv, .txt or .jsonl file",
+    ),
+    "optimizer": (
+        {"train.optimizer": "adam"},
+        "train.optimizer = 'adam': must be 'adamw' or 'sgd'",
+    ),
+    "long samples": (
+        {"shard.long_samples": "drop"},
+        "shard.long_samples = 'drop': must be 'split' or 'cut'",
+    ),
+    "neither steps nor epochs": (
+        {"train.num_steps": None},
+        "train.num_steps = null: must be",
+    ),
+    "both steps and epochs": (
+        {"train.num_epochs": 2},
+        "train.num_steps = 100: must be null",
+    ),
+    "warm-up not below steps": (
+        {"train.num_warmup_steps": 100},
+        "train.num_warmup_steps = 100: must be below the number of steps, 100",
+    ),
+    "too few rounds": (
+        {"baseline.num_rounds": 4},
+        "baseline.num_rounds = 4: must be greater than or equal to 5",
+    ),
+    "world size that does not divide the batch, gloo": (
+        {"gloo.world_sizes": [1, 3]},
+        "train.global_batch_size = 32: must be a multiple of 3, from gloo.world_sizes",
+    ),
+    "world size that does not divide the batch, nccl": (
+        {"nccl.world_sizes": [2, 5]},
+        "train.global_batch_size = 32: must be a multiple of 5, from nccl.world_sizes",
+    ),
+    "world size above the batch": (
+        {"gloo.world_sizes": [64]},
+        "train.global_batch_size = 32: must be a multiple of 64, from gloo.world_sizes",
+    ),
+    "empty world sizes": (
+        {"gloo.world_sizes": []},
+        "gloo.world_sizes = []: must have at least 1 item",
+    ),
+    "doubled world size": (
+        {"gloo.world_sizes": [1, 2, 2]},
+        "gloo.world_sizes = [1, 2, 2]: must be a list that holds each value once",
+    ),
+    "doubled world size, nccl": (
+        {"nccl.world_sizes": [2, 2]},
+        "nccl.world_sizes = [2, 2]: must be a list that holds each value once",
+    ),
+    "scalar world sizes": (
+        {"gloo.world_sizes": 2},
+        "gloo.world_sizes = 2: must be a valid list",
+    ),
+    "no world sizes": (
+        {"gloo.world_sizes": None},
+        "gloo.world_sizes = null: must be a valid list",
+    ),
+    "world size of zero": (
+        {"gloo.world_sizes": [1, 0]},
+        "gloo.world_sizes.1 = 0: must be greater than or equal to 1",
+    ),
+    "world size as text": (
+        {"gloo.world_sizes": ["two"]},
+        "gloo.world_sizes.0 = 'two': must be a valid integer",
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "line"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_mistake_gives_one_line(path: Path, changes: dict[str, Any], line: str) -> None:
+    set_params(path.parent, changes)
+    with pytest.raises(UserError) as raised:
+        load_params(path)
+    assert the_line(raised).startswith(f"{path}: {line}")
+
+
+POSITIVE = [
+    "corpus.num_sentences",
+    "model.n_layer",
+    "model.n_head",
+    "model.n_embd",
+    "train.num_steps",
+    "train.num_warmup_steps",
+    "train.global_batch_size",
+    "train.threads_per_process",
+    "train.hash_every",
+    "baseline.steps_per_round",
+    "launch.timeout_s",
+]
+
+
+@pytest.mark.parametrize("value", [0, -3])
+@pytest.mark.parametrize("key", POSITIVE)
+def test_zero_and_below_where_positive_is_needed(
+    path: Path, key: str, value: int
+) -> None:
+    set_params(path.parent, {key: value})
+    with pytest.raises(UserError) as raised:
+        load_params(path)
+    line = f"{path}: {key} = {value}: must be greater than or equal to 1"
+    assert the_line(raised) == line
+
+
+def test_long_value_is_shortened(path: Path) -> None:
+    with pytest.raises(UserError) as raised:
+        changed(path, train__seed="x" * 1000)
+    assert the_line(raised).endswith("xxx...: must be a valid integer")
+
+
+def test_missing_key_is_named(path: Path) -> None:
+    path.write_text(TEXT.replace("  threads_per_process: 1\n", ""))
+    with pytest.raises(UserError) as raised:
+        load_params(path)
+    assert the_line(raised) == f"{path}: train.threads_per_process: is missing"
+
+
+def test_misspelt_key_comes_before_the_one_it_leaves_missing(path: Path) -> None:
+    path.write_text(TEXT.replace("  hash_every:", "  hash_evry:"))
+    with pytest.raises(UserError) as raised:
+        load_params(path)
+    expected = f"{path}: train.hash_evry: unknown key (did you mean hash_every?)"
+    assert the_line(raised).startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [
+        pytest.param(
+            b"train:\n  a: [1\n  b: 2\n", ":3: not valid YAML: ", id="bracket"
+        ),
+        pytest.param(b"train:\n\ta: 1\n", ":2: not valid YAML: ", id="tab"),
+        pytest.param(b"a: 1\nb: 2\na: 3\n", ":3: not valid YAML: ", id="duplicate key"),
+        pytest.param(b"a: *b\n", ":1: not valid YAML: ", id="unknown alias"),
+        pytest.param(b"a: !!python/object 1\n", ":1: not valid YAML: ", id="tag"),
+        pytest.param(b"a: 1\n---\nb: 1\n", ":2: not valid YAML: ", id="two documents"),
+        pytest.param(
+            b"a: 1\nb: \x01\n", ":2: not valid YAML: ", id="control character"
+        ),
+        pytest.param(b"a: \xff\n", ": not UTF-8 at byte 3", id="not UTF-8"),
+        pytest.param(b"- 1\n- 2\n", ": must hold sections", id="list"),
+        pytest.param(b"torch\n", ": must hold sections", id="text"),
+        pytest.param(b"", ": must hold sections", id="empty"),
+    ],
+)
+def test_file_that_is_no_set_of_sections(path: Path, data: bytes, line: str) -> None:
+    path.write_bytes(data)
+    with pytest.raises(UserError) as raised:
+        load_params(path)
+    assert the_line(raised).startswith(f"{path}{line}")
+
+
+def test_duplicate_key_is_named(path: Path) -> None:
+    path.write_text(TEXT.replace("  n_layer: 4\n", "  n_layer: 4\n  n_layer: 5\n"))
+    with pytest.raises(UserError, match='duplicate key "n_layer"'):
+        load_params(path)
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as raised:
+        load_params(tmp_path / "params.yaml")
+    assert the_line(raised) == f"{tmp_path / 'params.yaml'}: no such file"
+
+
+@pytest.mark.parametrize("value", ["2020-13-45", "!!bool maybe", "9" * 5000])
+def test_value_that_yaml_cannot_read(path: Path, value: str) -> None:
+    path.write_text(path.read_text().replace("seed: 35000", f"seed: {value}", 1))
+    with pytest.raises(UserError, match=r"params\.yaml: a value cannot be read: "):
+        load_params(path)

@@ -1,0 +1,128 @@
+"""Progress on stderr: a bar on a terminal, seldom a line elsewhere."""
+
+import io
+import sys
+from collections.abc import Iterator
+
+import pytest
+import tqdm.std
+
+from minitrain.core.progress import SECONDS_BETWEEN_LINES, progress
+
+
+class Terminal(io.StringIO):
+    """A stderr that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+class Clock:
+    """A clock that only work moves on."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def work(self, num_items: int, seconds_each: float) -> Iterator[int]:
+        """Items that take their time."""
+        for item in range(num_items):
+            self.now += seconds_each
+            yield item
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock that bars read."""
+    clock = Clock()
+    monkeypatch.setattr(tqdm.std, "time", lambda: clock.now)
+    return clock
+
+
+def lines_of(items: Iterator[int], capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """What stderr holds after all ``items`` are done."""
+    for _ in items:
+        pass
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "\r" not in err
+    assert err == "" or err.endswith("\n")
+    return err.splitlines()
+
+
+@pytest.mark.parametrize("seconds_each", [0.01, 0.1, 1.0, 4.0])
+def test_at_most_one_line_an_interval(
+    clock: Clock, capsys: pytest.CaptureFixture[str], seconds_each: float
+) -> None:
+    num_items = 1000
+    items = progress(clock.work(num_items, seconds_each), "train", total=num_items)
+    lines = lines_of(items, capsys)
+    # one more, for the end
+    most = num_items * seconds_each / SECONDS_BETWEEN_LINES + 1
+    assert 1 <= len(lines) <= most
+    assert all(line.startswith("train: ") for line in lines)
+
+
+def test_lines_say_how_far_it_is(
+    clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = lines_of(progress(clock.work(33, 1.0), "gloo-2", total=33), capsys)
+    done = [int(line.removeprefix("gloo-2: ").split("/")[0]) for line in lines]
+    # an item a second, a line every five, and one for the end
+    assert done == [5, 10, 15, 20, 25, 30, 33]
+    assert all("/33 " in line for line in lines)
+
+
+def test_items_that_take_longer_than_the_interval(
+    clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = lines_of(progress(clock.work(3, 60.0), "slow", total=3), capsys)
+    assert len(lines) <= 4
+
+
+def test_items_that_become_slow(
+    clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After many fast items a bar must not wait for as many slow ones."""
+
+    def work() -> Iterator[int]:
+        yield from clock.work(100_000, 0.0001)
+        yield from clock.work(60, 1.0)
+
+    # the slow ones take a minute: a line every five seconds
+    assert len(lines_of(progress(work(), "tail"), capsys)) >= 12
+
+
+def test_short_work_is_silent(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    assert lines_of(progress(clock.work(40, 0.1), "short", total=40), capsys) == []
+
+
+def test_other_ranks_are_silent(
+    clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    items = progress(clock.work(1000, 1.0), "train", total=1000, show=False)
+    assert lines_of(items, capsys) == []
+
+
+def test_items_come_through(clock: Clock) -> None:
+    for show in (True, False):
+        assert list(progress("abc", "letters", show=show)) == ["a", "b", "c"]
+
+
+def test_without_a_total(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = lines_of(progress(clock.work(20, 1.0), "corpus"), capsys)
+    assert lines[-1].startswith("corpus: 20/? ")
+
+
+def test_bar_on_a_terminal(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    list(progress(clock.work(10, 1.0), "train", total=10))
+    assert "\rtrain: 100%|" in terminal.getvalue()
+    assert "10/10" in terminal.getvalue()
+
+
+def test_no_bar_for_other_ranks(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    list(progress(clock.work(10, 1.0), "train", total=10, show=False))
+    assert terminal.getvalue() == ""

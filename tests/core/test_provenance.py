@@ -1,0 +1,329 @@
+"""Where a measurement was made, and that only one machine's are compared."""
+
+import hashlib
+import os
+import re
+import subprocess
+from contextlib import chdir
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from dvc.repo import Repo
+from one_line import the_line
+
+from minitrain.core import provenance as module
+from minitrain.core.errors import UserError
+from minitrain.core.provenance import (
+    bits_depend_on,
+    code_sha256,
+    installed_torch,
+    machine,
+    measured_where,
+    peak_memory_mb,
+    provenance,
+    require_one_machine,
+    require_same_build,
+    require_torch,
+)
+
+BUILDS = ["2.13.0", "2.13.0+cpu", "2.13.0+cu130"]
+
+
+def install(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    """Let this torch be the installed one."""
+    monkeypatch.setattr(module, "installed_torch", lambda: version)
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_any_build_of_the_release_will_do(
+    monkeypatch: pytest.MonkeyPatch, build: str
+) -> None:
+    install(monkeypatch, build)
+    require_torch("2.13.0")
+
+
+@pytest.mark.parametrize("build", ["2.12.0", "2.13.1+cpu", "2.13.0a0", "12.13.0"])
+def test_another_release_is_refused(
+    monkeypatch: pytest.MonkeyPatch, build: str
+) -> None:
+    install(monkeypatch, build)
+    with pytest.raises(UserError) as raised:
+        require_torch("2.13.0")
+    assert the_line(raised) == (
+        "params.yaml: environment.torch = '2.13.0': must be the release that is "
+        f"installed, {build.split('+')[0]!r}"
+    )
+
+
+def test_installed_torch_is_the_one_that_is_imported() -> None:
+    import torch
+
+    assert installed_torch().split("+")[0] == torch.__version__.split("+")[0]
+    require_torch(installed_torch().split("+")[0])
+
+
+def test_machine() -> None:
+    found = machine()
+    keys = ["cpu", "gpu", "cores", "memory_gib", "kernel", "python", "torch"]
+    assert list(found) == keys
+    assert found["gpu"] is None
+    assert found["cpu"]
+    assert found["cores"] >= 1
+    assert found["memory_gib"] >= 1
+    assert found["torch"] == installed_torch()
+    assert machine("Example GPU") == found | {"gpu": "Example GPU"}
+
+
+SCRIPT = Path(__file__).parents[2] / "stages" / "train.py"
+
+
+def test_provenance() -> None:
+    found = provenance(SCRIPT, "Example GPU")
+    assert found["machine"] == machine("Example GPU")
+    made = datetime.fromisoformat(found["measured_at"])
+    assert timedelta() <= datetime.now(UTC) - made < timedelta(seconds=60)
+    assert re.fullmatch(r"[0-9a-f]{64}", found["code_sha256"])
+
+
+def test_where_in_words() -> None:
+    here: dict[str, Any] = {"gpu": None, "cpu": "Abacus", "cores": 2, "torch": "2.13.0"}
+    origin = {"measured_at": "2026-11-21T10:00:00", "machine": here}
+    words = "Measured on 2026-11-21: Abacus, 2 cores, torch 2.13.0."
+    assert measured_where(origin) == words
+    here["gpu"] = "Counter"
+    assert measured_where(origin) == words.replace("Abacus, 2 cores", "Counter")
+
+
+def git(folder: Path, *arguments: str) -> None:
+    command = ["git", "-C", str(folder), "-c", "user.name=A", "-c", "user.email=a@b"]
+    subprocess.run([*command, *arguments], check=True, capture_output=True)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project of one stage and one study, committed."""
+    for name, text in {
+        ".dvc/config": "",
+        "dvc.yaml": STAGES,
+        "params.yaml": "model: {file: mine/net.py}\n",
+        "requirements.lock": "torch\n",
+        "stages/train.py": "import library.loop\n",
+        "library/loop.py": "steps = 1\n",
+        "mine/net.py": "width = 1\n",
+        "data/rows.csv": "1\n",
+        "metrics.json": "{}\n",
+        "studies/peers/dvc.yaml": STUDY,
+        "studies/peers/measure.py": "import library\n",
+    }.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "add", "--all")
+    git(tmp_path, "commit", "--quiet", "--message", "All")
+    return tmp_path
+
+
+STAGES = """
+stages:
+  other: {cmd: python -m stages.other, deps: [library/other.py]}
+  train:
+    matrix: {world_size: [1, 2]}
+    cmd: stages/python -m stages.train --world-size ${item.world_size}
+    deps:
+      - data
+      - data/world-${item.world_size}
+      - ${model.file}
+      - stages/train.py
+      - library/loop.py
+      - params.yaml
+"""
+STUDY = """
+stages:
+  measure:
+    cmd: MINITRAIN_VENV=.venv-peers ../../stages/python measure.py
+    deps: [measure.py, ../../library, ../../params.yaml]
+"""
+
+
+def md5sums(folder: Path, *names: str) -> str:
+    """SHA-256 of what ``md5sum`` prints for files, in the order of their names."""
+    md5 = [hashlib.md5((folder / name).read_bytes()).hexdigest() for name in names]
+    lines = [f"{one}  {name}\n" for one, name in zip(md5, names, strict=True)]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def test_code_is_what_the_stage_of_the_script_depends_on(project: Path) -> None:
+    train = project / "stages/train.py"
+    names = ["library/loop.py", "mine/net.py", "stages/train.py"]
+    assert code_sha256(train) == md5sums(project, *names)
+    (project / "mine/net.py").write_text("width = 2\n")
+    assert code_sha256(train) == md5sums(project, *names)
+
+
+def test_code_of_a_folder_is_the_md5_that_dvc_gives_it(project: Path) -> None:
+    measure = project / "studies/peers/measure.py"
+    (project / "library/inner").mkdir()
+    for name in ("inner/b.py", "inner.py", "inner-c.txt"):
+        (project / "library" / name).write_text(name)
+    (project / ".dvcignore").write_text("__pycache__\n")
+    before = code_sha256(measure)
+    (project / "library/__pycache__").mkdir()
+    (project / "library/__pycache__/loop.py").write_text("compiled")
+    assert code_sha256(measure) == before
+    with Repo(str(project)) as repo:
+        (stage,) = repo.stage.load_all(str(project / "studies/peers/dvc.yaml"))
+        stage.save_deps()
+        folder = next(d for d in stage.deps if d.def_path.endswith("library"))
+        md5s = {"library": folder.hash_info.value}
+    own = (project / "studies/peers/measure.py").read_bytes()
+    md5s["studies/peers/measure.py"] = hashlib.md5(own).hexdigest()
+    lines = "".join(f"{md5}  {name}\n" for name, md5 in md5s.items())
+    assert md5s["library"].endswith(".dir")
+    assert before == hashlib.sha256(lines.encode()).hexdigest()
+
+
+def test_a_script_of_no_stage_has_no_code(project: Path, tmp_path: Path) -> None:
+    assert code_sha256(project / "stages/unknown.py") is None
+    (project / "dvc.yaml").unlink()
+    assert code_sha256(project / "stages/train.py") is None
+    # outside of a project
+    assert code_sha256(Path("/nowhere/train.py")) is None
+
+
+def test_commit_is_dirty_only_where_code_differs(project: Path) -> None:
+    train = project / "stages/train.py"
+    commit = provenance(train)["git_commit"]
+    assert re.fullmatch(r"[0-9a-f]{40}", commit)
+    # what DVC removes before a stage runs, and what is edited at any time
+    (project / "metrics.json").unlink()
+    (project / "data/rows.csv").write_text("2\n")
+    (project / "notes.txt").write_text("new")
+    assert provenance(train)["git_commit"] == commit
+    code = ["params.yaml", "requirements.lock", "dvc.yaml", "mine/net.py"]
+    code += ["studies/peers/dvc.yaml", "mine/new.py"]
+    for name in code:
+        path = project / name
+        before = path.read_text() if path.exists() else None
+        path.write_text(f"{before or ''}# changed\n")
+        assert provenance(train)["git_commit"] == f"{commit}-dirty", name
+        path.unlink() if before is None else path.write_text(before)
+        assert provenance(train)["git_commit"] == commit, name
+
+
+def test_commit_is_that_of_the_script_wherever_it_runs(
+    project: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    with chdir(elsewhere):
+        found = provenance(project / "studies/peers/measure.py")
+    assert found["git_commit"]
+    assert found["code_sha256"]
+
+
+def test_outside_of_git_there_is_no_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert provenance(tmp_path / "train.py")["git_commit"] is None
+
+
+def test_without_git_there_is_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert provenance(SCRIPT)["git_commit"] is None
+
+
+def test_bits_depend_on_the_machine_and_not_on_the_time() -> None:
+    found = bits_depend_on(3)
+    assert found == bits_depend_on(3)
+    assert found == {
+        "cpu": machine()["cpu"],
+        "torch": installed_torch(),
+        "threads_per_process": 3,
+    }
+
+
+def test_states_of_one_build_may_be_compared() -> None:
+    require_same_build({})
+    require_same_build({"run/machine.json": bits_depend_on(1)})
+    require_same_build({name: bits_depend_on(1) for name in "abc"})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("cpu", "Another CPU"), ("torch", "2.0.0+cpu"), ("threads_per_process", 2)],
+)
+def test_states_of_unlike_machines_are_refused(key: str, value: object) -> None:
+    here = bits_depend_on(1)
+    with pytest.raises(UserError) as raised:
+        require_same_build({"run.json": here, "replay.json": here | {key: value}})
+    line = the_line(raised)
+    assert line.startswith(f"replay.json: {key} = {value!r}, but {here[key]!r} in run.")
+    assert "dvc repro --force" in line
+
+
+def test_a_machine_that_says_less_is_refused() -> None:
+    here = bits_depend_on(1)
+    with pytest.raises(UserError, match=r"b\.json: cpu = None, but "):
+        require_same_build({"a.json": here, "b.json": {"torch": here["torch"]}})
+
+
+def measured(**changes: Any) -> dict[str, Any]:
+    """A measurement on a machine that is like this one but for ``changes``."""
+    return {"machine": machine() | changes, "measured_at": "2026-01-02T03:04:05Z"}
+
+
+def test_measurements_of_one_machine() -> None:
+    require_one_machine({})
+    require_one_machine({"gloo-1": measured()})
+    later = measured() | {"measured_at": "2026-02-03T04:05:06Z"}
+    require_one_machine({"gloo-1": measured(), "gloo-2": later})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("cpu", "Another CPU"),
+        ("gpu", "Another GPU"),
+        ("cores", 999),
+        ("memory_gib", 99_999),
+        ("kernel", "Linux 0.1"),
+        ("python", "3.0.0"),
+        ("torch", "2.0.0+cpu"),
+    ],
+)
+def test_measurements_of_two_machines(key: str, value: object) -> None:
+    several = {
+        "gloo-1": measured(),
+        "gloo-2": measured(),
+        "gloo-4": measured(**{key: value}),
+    }
+    with pytest.raises(UserError) as raised:
+        require_one_machine(several)
+    line = the_line(raised)
+    assert line.startswith("gloo-4: measured on another machine than gloo-1")
+    assert f"({key}: {value!r}, not {machine()[key]!r})" in line
+
+
+def test_peak_memory_holds_what_was_allocated_and_stays() -> None:
+    before = peak_memory_mb()
+    block = np.ones(8_000_000)  # 64 MB
+    with_block = peak_memory_mb()
+    del block
+    assert before > 10
+    assert with_block >= 64
+    # the kernel counts pages in batches: the figure may waver by less than a megabyte
+    assert peak_memory_mb() > with_block - 1
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="Linux only")
+def test_cores_are_those_that_the_process_may_use() -> None:
+    allowed = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(allowed)})
+        assert machine()["cores"] == 1
+    finally:
+        os.sched_setaffinity(0, allowed)

@@ -1,0 +1,202 @@
+"""What a rank trains on: padded tensors, weights, and the name of the global batch."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from samples_of_text import ELEVEN, rank_batches
+
+from minitrain.data.batches import IGNORE_INDEX, Batch, causal_lm_loss
+from minitrain.train.recorder import ledger_entry
+
+
+def everyone(
+    folder: Path, world_size: int, step: int, texts: list[str] = ELEVEN
+) -> list[Batch]:
+    """The batch of every rank at ``step``; four samples in all."""
+    return [
+        rank_batches(folder, rank, world_size, texts).parts(step)[0]
+        for rank in range(world_size)
+    ]
+
+
+def name_of(batches: list[Batch]) -> str:
+    return str(ledger_entry([batch.digests for batch in batches])["sha256"])
+
+
+def texts_of(batch: Batch) -> list[str]:
+    """The texts behind the real tokens of a batch."""
+    rows = zip(batch.inputs["input_ids"], batch.inputs["labels"], strict=True)
+    kept = [ids[labels != IGNORE_INDEX].tolist() for ids, labels in rows]
+    return [bytes(row[1:-1]).decode() for row in kept]
+
+
+def test_padding_by_hand(tmp_path: Path) -> None:
+    batch = rank_batches(tmp_path, 0, 1, ["ab"], global_batch_size=1).parts(0)[0]
+    # one sample, block of eight: boundary a b boundary, then padding
+    assert batch.inputs["input_ids"].tolist() == [[255, 97, 98, 255, 0, 0, 0, 0]]
+    assert batch.inputs["labels"].tolist() == [[255, 97, 98, 255, *[-100] * 4]]
+    assert (batch.num_targets, batch.global_targets) == (3, 3)
+    assert (
+        batch.inputs["input_ids"].dtype == batch.inputs["labels"].dtype == torch.int64
+    )
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("step", [0, 1, 2, 3])
+def test_counted_targets_are_those_in_the_labels(
+    tmp_path: Path, world_size: int, step: int
+) -> None:
+    batches = everyone(tmp_path, world_size, step)
+    for batch in batches:
+        # the first token of a sample is no target
+        real = int((batch.inputs["labels"][:, 1:] != IGNORE_INDEX).sum())
+        assert batch.num_targets in (real, 0)
+    total = sum(batch.num_targets for batch in batches)
+    assert {batch.global_targets for batch in batches} == {total}
+    assert {batch.step for batch in batches} == {step}
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_epoch_holds_every_text_once(tmp_path: Path, world_size: int) -> None:
+    # eleven samples in batches of four: three steps
+    for epoch in range(2):
+        steps = [everyone(tmp_path, world_size, 3 * epoch + s) for s in range(3)]
+        seen = [
+            text
+            for batches in steps
+            for batch in batches
+            if batch.num_targets
+            for text in texts_of(batch)
+        ]
+        assert sorted(seen) == sorted(ELEVEN)
+
+
+@pytest.mark.parametrize("step", range(7))
+def test_every_world_size_has_the_same_global_batch(tmp_path: Path, step: int) -> None:
+    """Two whole epochs and the start of a third, uneven tails included."""
+    names = {name_of(everyone(tmp_path, w, step)) for w in (1, 2, 4)}
+    assert len(names) == 1
+    targets = {everyone(tmp_path, w, step)[0].global_targets for w in (1, 2, 4)}
+    assert len(targets) == 1
+
+
+def test_steps_have_names_of_their_own(tmp_path: Path) -> None:
+    names = [name_of(everyone(tmp_path, 2, step)) for step in range(6)]
+    # no two steps of an epoch share a sample; the second epoch is shuffled anew
+    assert len(set(names[:3])) == 3
+    assert names[:3] != names[3:]
+
+
+def test_step_can_be_asked_for_in_any_order(tmp_path: Path) -> None:
+    batches = rank_batches(tmp_path, 1, 2, ELEVEN)
+    forwards = [batches.parts(step)[0].digests for step in range(7)]
+    backwards = [batches.parts(step)[0].digests for step in reversed(range(7))]
+    assert backwards == forwards[::-1]
+
+
+def test_rank_without_samples_still_takes_part(tmp_path: Path) -> None:
+    # the third batch of an epoch has the samples of columns 0, 1, 2 only: rank 3 of
+    # four, who owns column 3, has none
+    *others, idle = everyone(tmp_path, 4, 2)
+    assert all(batch.num_targets > 0 for batch in others)
+    assert (idle.num_targets, idle.digests) == (0, ())
+    assert idle.inputs["input_ids"].shape == (1, 8)
+    # its own first sample: with a weight of 0 its finite loss counts for nothing
+    assert texts_of(idle) == ["dddd"]
+    assert idle.global_targets == sum(batch.num_targets for batch in others)
+
+
+def test_doubled_sample_changes_the_name(tmp_path: Path) -> None:
+    zero, one = everyone(tmp_path, 2, 0)
+    clean = everyone(tmp_path, 1, 0)
+    assert name_of([zero, one]) == name_of(clean)
+    # rank 1 computes what rank 0 computed
+    assert name_of([zero, zero]) != name_of(clean)
+    assert name_of([zero, one, one]) != name_of(clean)
+
+
+def test_missing_rank_changes_the_name(tmp_path: Path) -> None:
+    zero, _ = everyone(tmp_path, 2, 0)
+    assert name_of([zero]) != name_of(everyone(tmp_path, 1, 0))
+
+
+def test_text_of_another_sample_changes_the_name(tmp_path: Path) -> None:
+    # all of one length, so that only tokens can tell
+    clean = everyone(tmp_path / "clean", 1, 0, ["aa", "bb", "cc", "dd"])
+    altered = everyone(tmp_path / "altered", 1, 0, ["aa", "bb", "cc", "de"])
+    assert name_of(clean) != name_of(altered)
+
+
+def test_same_texts_at_other_places_change_the_name(tmp_path: Path) -> None:
+    clean = everyone(tmp_path / "clean", 1, 0, ["aa", "bb", "cc", "dd"])
+    swapped = everyone(tmp_path / "swapped", 1, 0, ["bb", "aa", "cc", "dd"])
+    assert name_of(clean) != name_of(swapped)
+
+
+def test_another_seed_gives_other_batches(tmp_path: Path) -> None:
+    first = rank_batches(tmp_path, 0, 1, ELEVEN, seed=1).parts(0)[0]
+    second = rank_batches(tmp_path, 0, 1, ELEVEN, seed=2).parts(0)[0]
+    assert first.digests != second.digests
+
+
+def test_names_add_up_modulo_two_to_the_256() -> None:
+    # (2^256 - 1) + 3 = 2^256 + 2
+    assert ledger_entry([[2**256 - 1], [3]])["sha256"] == f"{2:064x}"
+
+
+def test_ledger_counts_samples_and_those_that_come_twice() -> None:
+    entry = ledger_entry([[1, 2], [2, 4 << 192]])
+    assert (entry["samples"], entry["repeated"]) == (4, 1)
+    # the first 16 of 64 hex digits of each rank's sum
+    assert entry["ranks"] == ["0" * 16, "0" * 15 + "4"]
+    assert ledger_entry([[], []]) == {
+        "sha256": "0" * 64,
+        "samples": 0,
+        "repeated": 0,
+        "ranks": ["0" * 16] * 2,
+    }
+
+
+def test_device_is_that_of_the_tensors(tmp_path: Path) -> None:
+    batches = rank_batches(tmp_path, 0, 1, ELEVEN)
+    batches.device = torch.device("meta")
+    batch = batches.parts(0)[0]
+    assert batch.inputs["input_ids"].is_meta
+    assert batch.inputs["labels"].is_meta
+
+
+def test_loss_is_the_one_of_the_output() -> None:
+    def model(input_ids: torch.Tensor, labels: torch.Tensor) -> SimpleNamespace:
+        return SimpleNamespace(loss=(input_ids - labels).sum())
+
+    inputs = {"input_ids": torch.tensor(5), "labels": torch.tensor(3)}
+    assert causal_lm_loss(model, inputs).item() == 2
+
+
+def test_parts_of_a_batch_are_its_samples_in_turn(tmp_path: Path) -> None:
+    (whole,) = rank_batches(tmp_path, 0, 2, ELEVEN).parts(0)
+    parts = rank_batches(tmp_path, 0, 2, ELEVEN, num_parts=2).parts(0)
+    assert [part.digests for part in parts] == [whole.digests[::2], whole.digests[1::2]]
+    assert {part.global_targets for part in parts} == {whole.global_targets}
+    assert sum(part.num_targets for part in parts) == whole.num_targets
+
+
+def test_part_without_samples_still_takes_part(tmp_path: Path) -> None:
+    # the smaller last batch leaves rank 0 of two with two samples, for three parts
+    parts = rank_batches(tmp_path, 0, 2, ELEVEN, num_parts=3).parts(2)
+    assert [len(part.digests) for part in parts] == [1, 1, 0]
+    assert [part.num_targets > 0 for part in parts] == [True, True, False]
+
+
+@pytest.mark.parametrize("num_files", [1, 2, 4])
+def test_shards_are_the_same_whoever_reads_them(tmp_path: Path, num_files: int) -> None:
+    """Four shards out of the files of one, two and four ranks."""
+    read = [
+        rank_batches(tmp_path / "files", s, 4, ELEVEN, num_files=num_files).parts(1)[0]
+        for s in range(4)
+    ]
+    own = [rank_batches(tmp_path / "own", s, 4, ELEVEN).parts(1)[0] for s in range(4)]
+    assert [batch.digests for batch in read] == [batch.digests for batch in own]
+    assert [batch.shard for batch in read] == [0, 1, 2, 3]

@@ -1,0 +1,107 @@
+"""The order of samples: every one once an epoch, the same for every world size."""
+
+from itertools import chain
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minitrain.data.order import GlobalOrder, rank_part
+
+NUM_SAMPLES = st.integers(1, 60)
+BATCH_SIZE = st.integers(1, 16)
+SEED = st.integers(0, 2**32 - 1)
+EPOCH = st.integers(0, 100)
+
+
+def epoch_of(order: GlobalOrder, epoch: int = 0) -> list[list[int]]:
+    """The global batches of an epoch."""
+    order.set_epoch(epoch)
+    return [order.batch(step).tolist() for step in range(len(order))]
+
+
+@given(NUM_SAMPLES, BATCH_SIZE, SEED, EPOCH)
+def test_every_sample_once_an_epoch(
+    num_samples: int, batch_size: int, seed: int, epoch: int
+) -> None:
+    batches = epoch_of(GlobalOrder(num_samples, batch_size, seed), epoch)
+    assert sorted(chain.from_iterable(batches)) == list(range(num_samples))
+
+
+@given(NUM_SAMPLES, BATCH_SIZE, SEED)
+def test_all_batches_are_full_but_the_last(
+    num_samples: int, batch_size: int, seed: int
+) -> None:
+    sizes = [
+        len(batch) for batch in epoch_of(GlobalOrder(num_samples, batch_size, seed))
+    ]
+    full, rest = divmod(num_samples, batch_size)
+    assert sizes == [batch_size] * full + [rest] * (rest > 0)
+
+
+@given(NUM_SAMPLES, st.integers(1, 4), st.integers(1, 4), SEED)
+def test_parts_of_the_ranks_partition_the_batch(
+    num_samples: int, per_rank: int, world_size: int, seed: int
+) -> None:
+    order = GlobalOrder(num_samples, per_rank * world_size, seed)
+    for step in range(len(order)):
+        batch = order.batch(step)
+        parts = [rank_part(batch, rank, world_size) for rank in range(world_size)]
+        assert sorted(np.concatenate(parts)) == sorted(batch)
+        for rank, part in enumerate(parts):
+            assert [i for i in batch if i % world_size == rank] == part.tolist()
+        if len(batch) == order.global_batch_size:
+            assert [len(part) for part in parts] == [per_rank] * world_size
+
+
+@given(NUM_SAMPLES, st.integers(1, 4), st.integers(1, 4), SEED)
+def test_epoch_of_a_rank_is_its_shard(
+    num_samples: int, per_rank: int, world_size: int, seed: int
+) -> None:
+    batches = epoch_of(GlobalOrder(num_samples, per_rank * world_size, seed))
+    for rank in range(world_size):
+        seen = [rank_part(np.array(batch), rank, world_size) for batch in batches]
+        shard = list(range(rank, num_samples, world_size))
+        assert sorted(np.concatenate(seen)) == shard
+
+
+def test_columns_hold_the_samples_that_are_dealt_to_them() -> None:
+    # ten samples in four columns: 0 4 8 | 1 5 9 | 2 6 | 3 7
+    order = GlobalOrder(10, 4, seed=0)
+    batches = epoch_of(order)
+    assert len(order) == 3
+    assert [[i % 4 for i in batch] for batch in batches] == [
+        [0, 1, 2, 3],
+        [0, 1, 2, 3],
+        [0, 1],
+    ]
+
+
+def test_batch_larger_than_the_corpus_holds_it_once() -> None:
+    (batch,) = epoch_of(GlobalOrder(3, 8, seed=0))
+    assert sorted(batch) == [0, 1, 2]
+
+
+def test_same_seed_and_epoch_give_the_same_order() -> None:
+    first, second = GlobalOrder(50, 8, seed=1), GlobalOrder(50, 8, seed=1)
+    epoch_of(second, 7)
+    assert epoch_of(first, 3) == epoch_of(second, 3)
+
+
+@pytest.mark.parametrize(("seed", "epoch"), [(1, 1), (2, 0)], ids=["epoch", "seed"])
+def test_another_order(seed: int, epoch: int) -> None:
+    assert epoch_of(GlobalOrder(50, 8, seed), epoch) != epoch_of(GlobalOrder(50, 8, 1))
+
+
+def test_every_order_of_a_column_occurs() -> None:
+    """A shuffle that left some orders out would show: 3! of them in 200 epochs."""
+    order = GlobalOrder(3, 1, seed=0)
+    seen = {tuple(chain.from_iterable(epoch_of(order, epoch))) for epoch in range(200)}
+    assert len(seen) == 6
+
+
+def test_columns_are_shuffled_apart() -> None:
+    order = GlobalOrder(200, 2, seed=0)
+    batches = np.array(epoch_of(order))
+    assert (batches[:, 0] // 2 != batches[:, 1] // 2).any()

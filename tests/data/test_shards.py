@@ -1,0 +1,279 @@
+"""Shards: every sample in exactly one, proven from what lies on disk."""
+
+import json
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from one_line import the_line
+from samples_of_text import ELEVEN, samples_of
+
+from minitrain.core.errors import EvidenceError, UserError
+from minitrain.core.files import read_json, sha256_file
+from minitrain.data import shards as data
+from minitrain.data.shards import (
+    Samples,
+    deal_back,
+    decode,
+    first_texts,
+    make_shard,
+    open_shard,
+    open_targets,
+    tokenize_corpus,
+    write_shards,
+)
+
+
+def shard_texts(shard: Samples) -> list[str]:
+    return [decode(shard[index]) for index in range(len(shard))]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Shards of eleven texts for three ranks."""
+    write_shards(tmp_path / "world-3", samples_of(ELEVEN), 3)
+    return tmp_path / "world-3"
+
+
+@pytest.mark.parametrize(
+    ("samples", "shard"),
+    [
+        pytest.param(list("abcdefg"), list("be"), id="list"),
+        pytest.param("abcdefg", "be", id="text"),
+        pytest.param(range(10, 17), range(11, 17, 3), id="range"),
+    ],
+)
+def test_make_shard_of_a_sequence(samples: Any, shard: Any) -> None:
+    # indices 1 and 4: those with i % 3 == 1
+    assert make_shard(1, 3, samples)[:2] == shard
+
+
+def test_make_shard_of_an_array_is_a_view() -> None:
+    array = np.arange(7)
+    shard = make_shard(2, 3, array)
+    assert shard.tolist() == [2, 5]
+    assert np.shares_memory(shard, array)
+
+
+@given(st.integers(1, 12), st.integers(0, 40))
+def test_make_shard_deals_every_sample_once(world_size: int, extra: int) -> None:
+    samples = range(world_size + extra)
+    shards = [list(make_shard(r, world_size, samples)) for r in range(world_size)]
+    assert sorted(chain.from_iterable(shards)) == list(samples)
+    assert all(i % world_size == rank for rank, s in enumerate(shards) for i in s)
+    # no two ranks are more than one sample apart
+    assert len(shards[0]) - len(shards[-1]) in (0, 1)
+
+
+@pytest.mark.parametrize("rank", [-1, 3, 4])
+def test_rank_outside_the_world(rank: int) -> None:
+    with pytest.raises(UserError) as raised:
+        make_shard(rank, 3, range(10))
+    assert the_line(raised) == f"rank = {rank}: must be from 0 to 2"
+
+
+def test_more_ranks_than_samples(tmp_path: Path) -> None:
+    line = "world size = 4: must be at most the number of samples, 3"
+    with pytest.raises(UserError) as raised:
+        make_shard(0, 4, range(3))
+    assert the_line(raised) == line
+    with pytest.raises(UserError) as raised:
+        write_shards(tmp_path / "world-4", samples_of(["a", "b", "c"]), 4)
+    assert the_line(raised) == line
+
+
+def test_as_many_ranks_as_samples(tmp_path: Path) -> None:
+    write_shards(tmp_path / "world-3", samples_of(["a", "b", "c"]), 3)
+    assert first_texts(tmp_path / "world-3") == ["a", "b", "c"]
+
+
+def test_shards_on_disk_hold_every_third_sample(folder: Path) -> None:
+    shards = [shard_texts(open_shard(folder, rank)) for rank in range(3)]
+    assert shards == [ELEVEN[0::3], ELEVEN[1::3], ELEVEN[2::3]]
+
+
+def test_shards_are_memory_mapped(folder: Path) -> None:
+    shard = open_shard(folder, 1)
+    assert isinstance(shard.tokens, np.memmap)
+    assert isinstance(shard.offsets, np.memmap)
+    assert isinstance(open_targets(folder), np.memmap)
+    assert isinstance(shard[0], np.memmap), "one sample is a view, not a copy"
+    assert not shard.tokens.flags.writeable
+
+
+def test_targets_are_those_of_the_corpus_in_order(folder: Path) -> None:
+    # n letters between two boundaries are n + 2 tokens: n + 1 targets
+    expected = [len(text) + 1 for text in ELEVEN]
+    assert open_targets(folder).tolist() == expected
+
+
+def test_index_counts_by_hand(folder: Path) -> None:
+    index = read_json(folder / "index.json")
+    ranks = index["ranks"]
+    assert [rank["samples"] for rank in ranks] == [4, 4, 3]
+    # letters: a dddd ggg jj = 10; bb e hhhhh kkk = 11; ccc ff i = 6; one more each
+    assert [rank["targets"] for rank in ranks] == [14, 15, 9]
+    assert (index["world_size"], index["samples"], index["targets"]) == (3, 11, 38)
+    assert [rank["rank"] for rank in ranks] == [0, 1, 2]
+
+
+def test_first_texts(folder: Path) -> None:
+    assert first_texts(folder) == ["a", "bb", "ccc"]
+
+
+def test_index_names_the_bytes_of_every_file(folder: Path) -> None:
+    ranks = read_json(folder / "index.json")["ranks"]
+    listed = {name: sha for rank in ranks for name, sha in rank["sha256"].items()}
+    assert listed == {path.name: sha256_file(path) for path in folder.glob("rank-*")}
+    assert len(listed) == 6
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 11])
+def test_every_world_size_has_the_same_samples(tmp_path: Path, world_size: int) -> None:
+    write_shards(tmp_path / "shards", samples_of(ELEVEN), world_size)
+    index = read_json(tmp_path / "shards" / "index.json")
+    assert index["samples_sha256"] == samples_of(ELEVEN).sha256()
+
+
+@given(st.lists(st.text("abc", max_size=4), min_size=5, max_size=20), st.integers(1, 5))
+def test_dealing_back_undoes_dealing(texts: list[str], world_size: int) -> None:
+    shards = [samples_of(make_shard(r, world_size, texts)) for r in range(world_size)]
+    assert deal_back(shards) == samples_of(texts).sha256()
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        pytest.param([*ELEVEN[:10], "kkl"], id="one token"),
+        pytest.param(ELEVEN[:10], id="one sample less"),
+        pytest.param([*ELEVEN, "a"], id="one sample more"),
+        pytest.param(["bb", "a", *ELEVEN[2:]], id="order"),
+        pytest.param(["ab", "b", *ELEVEN[2:]], id="boundary between samples"),
+    ],
+)
+def test_hash_of_samples_knows_content_and_order(texts: list[str]) -> None:
+    assert samples_of(texts).sha256() != samples_of(ELEVEN).sha256()
+
+
+def test_hash_of_samples_needs_the_lengths_too() -> None:
+    # the same tokens, cut elsewhere
+    tokens = samples_of(["aa", "a"]).tokens
+    one = Samples(tokens, np.array([0, 4, 7]))
+    other = Samples(tokens, np.array([0, 3, 7]))
+    assert one.sha256() != other.sha256()
+
+
+Reader = Callable[[Path, int], Samples]
+
+
+def overlapping(read: Reader, folder: Path, rank: int) -> Samples:
+    """Both ranks read the shard of rank 0."""
+    return read(folder, 0)
+
+
+def swapped(read: Reader, folder: Path, rank: int) -> Samples:
+    """Each rank reads the other's shard."""
+    return read(folder, 1 - rank)
+
+
+def doubled(read: Reader, folder: Path, rank: int) -> Samples:
+    """Rank 1 reads its first sample twice, and so as many as rank 0."""
+    texts = shard_texts(read(folder, rank))
+    return samples_of(texts[:1] + texts if rank == 1 else texts)
+
+
+def repeated(read: Reader, folder: Path, rank: int) -> Samples:
+    """Rank 1 reads its first sample again instead of its second."""
+    texts = shard_texts(read(folder, rank))
+    return samples_of([texts[0], texts[0], *texts[2:]] if rank == 1 else texts)
+
+
+def shortened(read: Reader, folder: Path, rank: int) -> Samples:
+    """Rank 0 lacks its last sample."""
+    texts = shard_texts(read(folder, rank))
+    return samples_of(texts[:-1] if rank == 0 else texts)
+
+
+def altered(read: Reader, folder: Path, rank: int) -> Samples:
+    """One token of rank 1 is another."""
+    shard = read(folder, rank)
+    tokens = np.array(shard.tokens)
+    tokens[1] ^= rank
+    return Samples(tokens, shard.offsets)
+
+
+def truncated(read: Reader, folder: Path, rank: int) -> Samples:
+    """The last token of each shard is missing."""
+    shard = read(folder, rank)
+    return Samples(shard.tokens[:-1], shard.offsets)
+
+
+FAULTS = [overlapping, swapped, doubled, repeated, shortened, altered, truncated]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_shards_on_disk_that_are_not_the_corpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Callable[..., Samples]
+) -> None:
+    read = open_shard
+    monkeypatch.setattr(data, "open_shard", lambda *args: fault(read, *args))
+    with pytest.raises(EvidenceError, match="the shards together are not the corpus"):
+        write_shards(tmp_path / "world-2", samples_of(ELEVEN), 2)
+    assert not (tmp_path / "world-2" / "index.json").exists()
+
+
+@pytest.mark.parametrize(
+    "deal",
+    [
+        pytest.param(
+            lambda r, w, x: x[len(x) * r // w : len(x) * (r + 1) // w], id="cut"
+        ),
+        pytest.param(lambda r, w, x: x[w - 1 - r :: w], id="other rank"),
+        pytest.param(lambda r, w, x: x[r:], id="overlap"),
+        pytest.param(lambda r, w, x: np.append(x[r::w], x[r]), id="doubled"),
+        pytest.param(lambda r, w, x: x[r::w][:-1], id="last one dropped"),
+    ],
+)
+def test_dealing_that_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deal: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(data, "make_shard", deal)
+    with pytest.raises(EvidenceError, match="the shards together are not the corpus"):
+        write_shards(tmp_path / "world-2", samples_of(ELEVEN), 2)
+
+
+def lines(*texts: str) -> list[str]:
+    return [json.dumps({"text": text, "tense": "past"}) + "\n" for text in texts]
+
+
+def test_tokenize_corpus_lays_samples_end_to_end() -> None:
+    samples, num_long = tokenize_corpus(lines("ab", "c"), 8, "split")
+    assert samples.tokens.tolist() == [255, 97, 98, 255, 255, 99, 255]
+    assert samples.offsets.tolist() == [0, 4, 7]
+    assert num_long == 0
+
+
+# "abcdefghi" is 11 tokens, 10 targets. Blocks of 8 split it into 8 tokens (7 targets)
+# and 4 (3 targets); "abcdef" is 8 tokens, just the block
+def test_long_samples_are_split_and_counted() -> None:
+    samples, num_long = tokenize_corpus(lines("abcdefghi", "abcdef", "x"), 8, "split")
+    assert samples.lengths().tolist() == [8, 4, 8, 3]
+    assert num_long == 1
+    assert shard_texts(samples) == ["abcdefg", "ghi", "abcdef", "x"]
+
+
+def test_long_samples_are_cut_and_counted() -> None:
+    samples, num_long = tokenize_corpus(lines("abcdefghi", "abcdef", "x"), 8, "cut")
+    assert samples.lengths().tolist() == [8, 8, 3]
+    assert num_long == 1
+
+
+def test_sample_cut_inside_a_letter_can_be_shown() -> None:
+    # é is two bytes; the first text of a rank may be a piece that ends inside one
+    samples, _ = tokenize_corpus(lines("abcdefé"), 8, "cut")
+    assert decode(samples[0]) == "abcdef\ufffd"

@@ -1,0 +1,151 @@
+"""One's own text as samples: what is read, what is refused, how long ones are cut."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from one_line import the_line
+
+from minitrain.core.errors import UserError
+from minitrain.core.files import write_jsonl
+from minitrain.data.text import (
+    BOUNDARY,
+    VOCAB_SIZE,
+    fit_to_block,
+    read_corpus,
+    tokenize,
+)
+
+
+def texts(folder: Path, data: bytes, name: str = "mine.txt") -> list[str]:
+    """The texts of a file that holds ``data``."""
+    (folder / name).write_bytes(data)
+    return [sample["text"] for sample in read_corpus(folder / name)]
+
+
+def test_lines_of_text_are_samples(tmp_path: Path) -> None:
+    data = "One.\n\n  Zwölf Boxkämpfer.  \r\n \t\n三".encode()
+    assert texts(tmp_path, data) == ["One.", "Zwölf Boxkämpfer.", "三"]
+
+
+def test_byte_order_mark_is_no_part_of_the_first_sample(tmp_path: Path) -> None:
+    assert texts(tmp_path, b"\xef\xbb\xbfOne.\nTwo.\n") == ["One.", "Two."]
+    data = b'\xef\xbb\xbf{"text": "One."}\n'
+    assert texts(tmp_path, data, "mine.jsonl") == ["One."]
+
+
+def test_objects_keep_their_labels(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"text": "One.", "mood": "question"}\n\n{"text": " a b "}\n')
+    assert list(read_corpus(path)) == [
+        {"text": "One.", "mood": "question"},
+        {"text": " a b "},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "line"),
+    [
+        pytest.param("a.txt", b"", ": holds no samples", id="empty"),
+        pytest.param("a.txt", b"\n  \n\t\n", ": holds no samples", id="blank"),
+        pytest.param("a.jsonl", b"\n\n", ": holds no samples", id="blank objects"),
+        pytest.param("a.txt", b"\xef\xbb\xbf", ": holds no samples", id="only a mark"),
+        pytest.param("a.txt", b"ok\n\xe9t\xe9\n", ":2: byte 0xe9 is not", id="latin-1"),
+        pytest.param("a.txt", "ok\n".encode("utf-16"), ":1: byte 0xff is", id="UTF-16"),
+        pytest.param(
+            "a.jsonl", b'{"text": "a"}\n{"text": "\xff"}\n', ":2: byte 0xff", id="bytes"
+        ),
+        pytest.param(
+            "a.jsonl", b'{"text": "a"}\n{"text": \n', ":2: not JSON: ", id="malformed"
+        ),
+        pytest.param("a.jsonl", b'\n\n["a"]\n', ":3: must be an object", id="list"),
+        pytest.param("a.jsonl", b'"a"\n', ":1: must be an object", id="string"),
+        pytest.param("a.jsonl", b'{"txt": "a"}\n', ":1: must be an object", id="key"),
+        pytest.param("a.jsonl", b'{"text": 5}\n', ":1: must be an object", id="number"),
+        pytest.param("a.jsonl", b'{"text": null}\n', ":1: must be an obj", id="null"),
+        pytest.param("a.jsonl", b'{"text": ""}\n', ':1: "text" is blank', id="no text"),
+        pytest.param("a.jsonl", b'{"text": " "}\n', ':1: "text" is blank', id="space"),
+        pytest.param("a.jsonl", b'{"text": "\\ud800"}\n', ":1: ", id="lone surrogate"),
+        pytest.param("a.jsonl", b'{"text": "a", "b": NaN}\n', ":1: ", id="NaN label"),
+        pytest.param("a.jsonl", b'{"text": "a", "b": 1e999}\n', ":1: ", id="infinity"),
+    ],
+)
+def test_file_that_is_refused(
+    tmp_path: Path, name: str, data: bytes, line: str
+) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(UserError) as raised:
+        # written as the corpus stage writes it: what is read must be writable
+        write_jsonl(tmp_path / "corpus.jsonl", read_corpus(tmp_path / name))
+    assert the_line(raised).startswith(f"{tmp_path / name}{line}")
+    assert not (tmp_path / "corpus.jsonl").exists()
+
+
+@pytest.mark.parametrize("name", ["nowhere.txt", "folder.txt"])
+def test_source_that_is_no_file(tmp_path: Path, name: str) -> None:
+    (tmp_path / "folder.txt").mkdir()
+    with pytest.raises(UserError) as raised:
+        next(read_corpus(tmp_path / name))
+    expected = f"{tmp_path / name}: no such file; corpus.source must name one"
+    assert the_line(raised) == expected
+
+
+def test_tokens_are_bytes_between_boundaries() -> None:
+    # ö is 0xC3 0xB6 in UTF-8
+    assert list(tokenize("hö")) == [255, 104, 195, 182, 255]
+
+
+@given(st.text())
+def test_boundary_never_occurs_inside(text: str) -> None:
+    tokens = tokenize(text.encode("utf-8", "replace").decode())
+    assert BOUNDARY not in tokens[1:-1]
+    assert tokens[:1] == tokens[-1:] == BOUNDARY
+    assert max(tokens) < VOCAB_SIZE
+
+
+def test_split_by_hand() -> None:
+    # targets are bcd, efg, hi: each piece starts with the last token of the one before
+    assert fit_to_block(b"abcdefghi", 4, "split") == [b"abcd", b"defg", b"ghi"]
+
+
+def test_cut_by_hand() -> None:
+    assert fit_to_block(b"abcdefghi", 4, "cut") == [b"abcd"]
+
+
+@pytest.mark.parametrize("policy", ["split", "cut"])
+def test_sample_of_the_block_s_length_stays_whole(policy: str) -> None:
+    assert fit_to_block(b"abcd", 4, policy) == [b"abcd"]  # type: ignore[arg-type]
+
+
+def test_one_token_more_gives_a_piece_with_one_target() -> None:
+    assert fit_to_block(b"abcde", 4, "split") == [b"abcd", b"de"]
+
+
+@given(st.binary(min_size=2, max_size=60), st.integers(2, 20))
+@example(b"abcde", 4)
+def test_split_makes_every_token_but_the_first_a_target_once(
+    tokens: bytes, block_size: int
+) -> None:
+    pieces = fit_to_block(tokens, block_size, "split")
+    assert all(2 <= len(piece) <= block_size for piece in pieces)
+    assert b"".join(piece[1:] for piece in pieces) == tokens[1:]
+    # and each target follows the token that it followed in the text
+    pairs = [pair for piece in pieces for pair in pairwise(piece)]
+    assert pairs == list(pairwise(tokens))
+
+
+@given(st.binary(min_size=2, max_size=60), st.integers(2, 20))
+def test_cut_keeps_the_beginning(tokens: bytes, block_size: int) -> None:
+    (piece,) = fit_to_block(tokens, block_size, "cut")
+    assert piece == tokens[: min(len(tokens), block_size)]
+
+
+def test_every_language_survives(tmp_path: Path) -> None:
+    words = ["naïve", "עברית", "日本語", "🙂"]
+    path = tmp_path / "mine.jsonl"
+    path.write_text("".join(json.dumps({"text": word}) + "\n" for word in words))
+    read = [tokenize(sample["text"]) for sample in read_corpus(path)]
+    assert [tokens[1:-1].decode() for tokens in read] == words

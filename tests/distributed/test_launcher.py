@@ -1,0 +1,171 @@
+"""Ranks from plain Python: results, failures, time limits, and nobody left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import nbclient
+import nbformat
+import psutil
+import pytest
+from waiting import wait_for
+
+from minitrain.core.errors import RankError, UserError
+from minitrain.distributed.launcher import launch, rank_environment, root_cause
+
+pytestmark = pytest.mark.real_launch
+
+
+def rank_and_sum(value: int) -> tuple[int, int, float]:
+    import torch
+    import torch.distributed as dist
+
+    from minitrain.distributed.groups import distributed
+
+    with distributed() as (rank, world_size):
+        total = torch.tensor(float(value * (rank + 1)))
+        dist.all_reduce(total)
+        return rank, world_size, total.item()
+
+
+def test_results_come_back_by_rank() -> None:
+    # 5 x (1 + 2 + 3) = 30
+    assert launch(rank_and_sum, 3, 5) == [(0, 3, 30.0), (1, 3, 30.0), (2, 3, 30.0)]
+
+
+def test_threads_are_set_in_every_rank_even_a_single_one() -> None:
+    def threads() -> int:
+        import torch
+
+        return torch.get_num_threads()
+
+    assert launch(threads, 1, threads_per_process=1) == [1]
+
+
+def fail_on_rank_1(how: str) -> None:
+    import torch.distributed as dist
+
+    from minitrain.distributed.groups import distributed
+
+    with distributed() as (rank, _):
+        if rank == 1 and how == "raise":
+            raise ValueError("no such luck")
+        if rank == 1 and how == "user":
+            raise UserError("params.yaml: a = 1: must be 2")
+        if rank == 1 and how == "exit":
+            os._exit(7)
+        if rank == 1 and how == "hang":
+            time.sleep(60)
+        dist.barrier()
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "line"),
+    [
+        ("raise", RankError, "rank 1: ValueError: no such luck"),
+        ("user", UserError, "params.yaml: a = 1: must be 2"),
+        ("exit", RankError, "rank 1: ended with exit code 7"),
+        ("hang", RankError, "no answer within 6 s"),
+    ],
+)
+def test_one_rank_fails_and_is_named(
+    how: str, kind: type[Exception], line: str
+) -> None:
+    # a failure is reported when it happens, not when the time is up
+    limit = 6 if how == "hang" else 100
+    start = time.monotonic()
+    with pytest.raises(kind, match=line):
+        launch(fail_on_rank_1, 2, how, timeout_s=limit)
+    assert time.monotonic() - start < 50
+
+
+def test_traceback_of_the_rank_is_kept() -> None:
+    with pytest.raises(RankError) as caught:
+        launch(fail_on_rank_1, 2, "raise")
+    assert "fail_on_rank_1" in caught.value.__notes__[0]
+
+
+def test_root_cause_prefers_users_mistake_then_the_rank_that_did_not_lose_a_peer() -> (
+    None
+):
+    lost = RankError("rank 0: RuntimeError: Connection closed by peer")
+    cause = RankError("rank 1: ValueError: x")
+    mistake = UserError("params.yaml")
+    assert root_cause([lost, cause]) is cause
+    assert root_cause([lost, cause, mistake]) is mistake
+
+
+def test_world_size_must_be_positive() -> None:
+    with pytest.raises(UserError, match="world_size = 0: must be at least 1"):
+        launch(rank_and_sum, 0, 1)
+
+
+SCRIPT = """
+import sys
+from minitrain.distributed.launcher import launch
+
+FACTOR = 10
+
+def ten_times_rank(offset):
+    from minitrain.distributed.groups import distributed
+    with distributed() as (rank, _):
+        return FACTOR * rank + offset
+
+print(launch(ten_times_rank, 2, 1))
+"""
+
+
+def test_script_without_main_guard(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "[1, 11]\n", done.stderr
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_function_of_a_notebook_cell() -> None:
+    notebook = nbformat.v4.new_notebook()
+    notebook.cells = [nbformat.v4.new_code_cell(SCRIPT)]
+    nbclient.NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
+    assert notebook.cells[0].outputs[0].text == "[1, 11]\n"
+
+
+@pytest.mark.parametrize("seconds", [0, 5])
+def test_ranks_end_when_the_launching_process_is_killed(
+    tmp_path: Path, seconds: float
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            from minitrain.distributed.launcher import launch
+            def sleep():
+                import time
+                time.sleep(60)
+            launch(sleep, 2)
+            """
+        )
+    )
+    process = subprocess.Popen([sys.executable, script])
+    ranks = wait_for(lambda: psutil.Process(process.pid).children(), count=2)
+    # once while the ranks are still starting, once when they run
+    time.sleep(seconds)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    gone, alive = psutil.wait_procs(ranks, timeout=30)
+    for rank in alive:
+        rank.kill()
+    assert len(gone) == 2
+
+
+def test_rank_environment_is_complete() -> None:
+    environment = rank_environment(1, 4, 1234)
+    assert environment["RANK"] == environment["LOCAL_RANK"] == "1"
+    assert environment["WORLD_SIZE"] == "4"
+    assert environment["MASTER_PORT"] == "1234"

@@ -1,0 +1,208 @@
+"""Shared memory against the tree in one process; then what happens when a rank fails.
+
+What runs in the ranks comes first, as few launches as possible.
+"""
+
+import os
+import signal
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from minitrain.core.errors import RankError, UserError
+from minitrain.distributed.launcher import launch
+from minitrain.distributed.tree import tree_sum
+
+FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+SPECIAL = [0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1e-40, -65504.0]
+SIZES = [0, 1, 2, 3, 5, 17, 1000]
+# of float32: around the switch to shared work, one row, several
+LARGE = [65_536, 65_537, 524_288, 600_003]
+
+
+def inputs(size: int, dtype: torch.dtype, world_size: int) -> list[Tensor]:
+    """What every rank brings: known to all, so each can work out the sum."""
+    generator = torch.Generator().manual_seed(size)
+    if not dtype.is_floating_point:
+        shape = (world_size, size)
+        return list(torch.randint(-(2**62), 2**62, shape, generator=generator))
+    values = torch.randn(world_size, size, generator=generator, dtype=torch.float64)
+    special = torch.tensor(SPECIAL, dtype=torch.float64)
+    which = torch.randint(0, 9 * len(SPECIAL), values.shape, generator=generator)
+    values = torch.where(which < len(special), special[which % len(special)], values)
+    return list(values.to(dtype))
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Equal to the bit, with one NaN as good as another."""
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    nan = a.isnan()
+    as_integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
+    bits = [x.masked_fill(nan, 0).view(as_integer) for x in (a, b)]
+    return torch.equal(nan, b.isnan()) and torch.equal(*bits)
+
+
+def is_right(shared: Any, size: int, dtype: torch.dtype) -> bool:
+    buffers = inputs(size, dtype, shared.world_size)
+    mine = buffers[shared.rank].clone()
+    shared.all_reduce(mine)
+    return same_bits(mine, tree_sum(buffers))
+
+
+def traces() -> list[str]:
+    """What this process holds of the kind that a group does: sockets and memory."""
+    sockets = Path("/proc/net/unix").read_text().splitlines()[1:]
+    inodes = {line.split()[6] for line in sockets}
+    files = []
+    for link in Path("/proc/self/fd").iterdir():
+        # the one that lists this folder has gone by now
+        with suppress(FileNotFoundError):
+            files.append(os.readlink(link))
+    found = [file for file in files if "memfd" in file or file[8:-1] in inodes]
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    return sorted(found) + [line for line in maps if "memfd" in line]
+
+
+def wrong_sums() -> list[Any]:
+    from minitrain.distributed import shared_memory
+    from minitrain.distributed.groups import distributed
+
+    wrong: list[Any] = []
+    with distributed():
+        before = traces()
+        with shared_memory.SharedMemoryGroup() as shared:
+            assert traces() != before
+            for size in SIZES:
+                for dtype in [*FLOATS, torch.int64]:
+                    if not is_right(shared, size, dtype):
+                        wrong.append((size, dtype))
+            wrong += [n for n in LARGE if not is_right(shared, n, torch.float32)]
+        # rows so short that every tensor passes in many pieces, one right after another
+        shared_memory.ROW_BYTES, shared_memory.SMALL_BYTES = 1024, 256
+        with shared_memory.SharedMemoryGroup() as shared:
+            for size in torch.randint(0, 2000, (80,), generator=torch.Generator()):
+                if not is_right(shared, int(size), FLOATS[int(size) % 4]):
+                    wrong.append(("short rows", int(size)))
+        assert traces() == before
+    return wrong
+
+
+def test_same_bits_as_the_tree_alone() -> None:
+    assert wrong_sums() == []
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_same_bits_as_the_tree(world_size: int) -> None:
+    assert launch(wrong_sums, world_size) == [[]] * world_size
+
+
+def one_rank_is_killed(folder: Path) -> None:
+    from minitrain.distributed.groups import distributed
+    from minitrain.distributed.shared_memory import SharedMemoryGroup
+
+    with distributed() as (rank, _):
+        before = traces()
+        shared = SharedMemoryGroup()
+        tensor = torch.zeros(200_000)
+        if rank == 1:
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        try:
+            while True:
+                shared.all_reduce(tensor)
+        except RankError as error:
+            message = str(error)
+        left = len(traces()) - len(before)
+        (folder / f"rank {rank}").write_text(f"{message}; {left} left")
+
+
+def test_rank_that_is_killed_is_named_at_once_and_nothing_remains(
+    tmp_path: Path,
+) -> None:
+    # the others answer within the 2 s that launch leaves them
+    with pytest.raises(RankError, match="rank 1: ended with exit code -9"):
+        launch(one_rank_is_killed, 3, tmp_path)
+    line = "rank 1 is lost: connection closed by peer; 0 left"
+    answers = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert answers == {f"rank {rank}": line for rank in (0, 2)}
+
+
+def one_rank_is_silent() -> list[str]:
+    import torch.distributed as dist
+
+    from minitrain.distributed.groups import distributed
+    from minitrain.distributed.shared_memory import SharedMemoryGroup
+
+    with distributed() as (rank, _):
+        # in a group of some ranks, errors call them by their names in the whole
+        some = dist.new_group([0, 2])
+        messages: list[str] = []
+        if rank != 1:
+            with SharedMemoryGroup(some, timeout_s=0.5) as shared:
+                shared.all_reduce(torch.zeros(1))
+                if rank == 2:
+                    time.sleep(1)
+                for _ in range(2):
+                    try:
+                        shared.all_reduce(torch.zeros(100_000))
+                    except (RankError, ValueError) as error:
+                        messages.append(str(error))
+        dist.barrier()
+        return messages
+
+
+def test_rank_that_is_silent_is_named_and_the_group_is_closed() -> None:
+    messages = launch(one_rank_is_silent, 3)
+    closed = "all_reduce: the SharedMemoryGroup is closed"
+    silent = ["rank 2 is lost: no answer within 0.5 s", closed]
+    # the silent one still finds what rank 0 had sent, and then hears of it
+    assert messages == [silent, [], ["rank 2 is lost: says rank 0"]]
+
+
+def two_hosts_and_a_rank_that_does_not_wait() -> tuple[list[bool], str, list[bool]]:
+    from minitrain.distributed import sockets as links
+    from minitrain.distributed.groups import distributed
+    from minitrain.distributed.shared_memory import SharedMemoryGroup
+
+    with distributed() as (rank, _):
+        together = [links.on_one_host()]
+        real = links._host
+        if rank == 1:
+            links._host = lambda: ("elsewhere",)
+        together.append(links.on_one_host())
+        try:
+            SharedMemoryGroup()
+        except UserError as error:
+            message = str(error)
+        links._host = real
+        with SharedMemoryGroup() as shared:
+            right = [is_right(shared, 1000, torch.float32)]
+            barrier = shared._links.barrier
+            if rank == 0:
+                time.sleep(0.5)
+            else:
+                shared._links.barrier = lambda: None
+            right.append(is_right(shared, 1000, torch.float32))
+            # the skipped barrier, so that the other rank can leave
+            if rank == 1:
+                barrier()
+    return together, message, right
+
+
+def test_ranks_on_two_hosts_and_a_fault_that_the_comparison_sees() -> None:
+    answers = launch(two_hosts_and_a_rank_that_does_not_wait, 2)
+    together, messages, right = zip(*answers, strict=True)
+    assert together == ([True, False], [True, False])
+    line = (
+        "shared memory: rank 1 is on another host than rank 0, or in a container of "
+        "its own; it needs all ranks on one"
+    )
+    assert messages == (line, line)
+    # rank 1 did not wait and added what was there before
+    assert right == ([True, True], [True, False])

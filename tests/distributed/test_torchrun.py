@@ -1,0 +1,155 @@
+"""Ranks under torchrun: ports, one line for a mistake, and nothing left behind."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from waiting import wait_for
+
+from minitrain.core.errors import UserError
+from minitrain.distributed.torchrun import LOGS_PREFIX, require_free_port
+
+
+def test_occupied_master_port_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=f"MASTER_PORT = {port} is in use"):
+            require_free_port(str(port))
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "-1", "http", ""])
+def test_master_port_must_be_a_port(port: str) -> None:
+    with pytest.raises(UserError, match="must be a port from 1 to 65535"):
+        require_free_port(port)
+
+
+TORCHRUN = """
+import sys
+from minitrain.core.errors import UserError, run_stage
+from minitrain.distributed.torchrun import run_as_ranks
+
+def body(launcher):
+    from minitrain.distributed.groups import barrier, distributed
+    with distributed() as (rank, world_size):
+        if rank == 1 and sys.argv[1] == "user":
+            raise UserError("params.yaml: b = 3: must be 4")
+        if rank == 1 and sys.argv[1] == "bug":
+            raise ValueError("a bug")
+        barrier()
+        if rank == 0:
+            print(launcher, world_size, flush=True)
+
+def main():
+    run_as_ranks("ranks", body, 2, threads_per_process=1)
+
+if __name__ == "__main__":
+    run_stage(main)
+"""
+
+
+def run_torchrun_script(tmp_path: Path, how: str) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "ranks.py").write_text(TORCHRUN)
+    return subprocess.run(
+        [sys.executable, "-m", "ranks", how],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_module_starts_itself_under_torchrun(tmp_path: Path) -> None:
+    done = run_torchrun_script(tmp_path, "well")
+    assert (done.returncode, done.stdout) == (0, "torchrun 2\n"), done.stderr
+
+
+def test_without_torchrun_the_ranks_are_launched(tmp_path: Path) -> None:
+    hide = (
+        "import importlib.util as u\n"
+        "find = u.find_spec\n"
+        "u.find_spec = lambda n: None if n.endswith('distributed.run') else find(n)\n"
+    )
+    (tmp_path / "ranks.py").write_text(hide + TORCHRUN)
+    done = subprocess.run(
+        [sys.executable, "-m", "ranks", "well"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stdout) == (0, "launch 2\n"), done.stderr
+
+
+def test_users_mistake_in_a_torchrun_rank_is_one_line(tmp_path: Path) -> None:
+    done = run_torchrun_script(tmp_path, "user")
+    assert done.returncode == 2
+    assert done.stderr == "error: params.yaml: b = 3: must be 4\n"
+
+
+def test_bug_in_a_torchrun_rank_keeps_its_traceback(tmp_path: Path) -> None:
+    done = run_torchrun_script(tmp_path, "bug")
+    assert done.returncode == 2
+    assert 'raise ValueError("a bug")' in done.stderr
+    assert done.stderr.endswith("\nerror: rank 1: ValueError: a bug\n")
+
+
+WAIT = """
+import os, time
+if "RANK" in os.environ:
+    open(f"here-{os.getpid()}", "w").close()
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("busy", ["imports", "trains"])
+def test_ctrl_c_is_one_line_at_once(busy: str, tmp_path: Path) -> None:
+    in_body = textwrap.indent(WAIT, 8 * " ")
+    script = {
+        "imports": WAIT + TORCHRUN,
+        "trains": TORCHRUN.replace("        barrier()\n", in_body),
+    }
+    (tmp_path / "ranks.py").write_text(script[busy])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ranks", "well"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    wait_for(lambda: list(tmp_path.glob("here-*")), count=2)
+    # as a terminal does: to the whole group
+    os.killpg(process.pid, signal.SIGINT)
+    # a rank that gets SIGINT itself is waited for, for half a minute
+    _, stderr = process.communicate(timeout=15)
+    assert (process.returncode, stderr) == (130, "error: interrupted\n")
+
+
+def test_torchrun_ranks_and_logs_go_when_it_is_killed(tmp_path: Path) -> None:
+    script = TORCHRUN.replace("barrier()\n", "__import__('time').sleep(60)\n")
+    (tmp_path / "ranks.py").write_text(script)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ranks", "well"],
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(temporary)},
+    )
+    ranks = wait_for(lambda: psutil.Process(process.pid).children(), count=2)
+    wait_for(lambda: list(temporary.glob(f"{LOGS_PREFIX}*")), count=1)
+    time.sleep(4)  # long enough for the ranks to have started their watch
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    gone, alive = psutil.wait_procs(ranks, timeout=10)
+    for rank in alive:
+        rank.kill()
+    assert len(gone) == 2
+    assert not list(temporary.glob(f"{LOGS_PREFIX}*"))

@@ -1,0 +1,125 @@
+"""Hand-written sentences: each must be made, with its labels, or must never be."""
+
+import pytest
+
+from minitrain.grammar.sentences import Sentence, count_sentences, generate_sentences
+from minitrain.grammar.verbs import Verb
+
+TRICKY = {
+    "be": Verb("be", "is", "was", "been", "being", "behavior"),
+    "have": Verb("have", "has", "had", "had", "having", "meal_time"),
+    "do": Verb("do", "does", "did", "done", "doing", "task"),
+    "go": Verb("go", "goes", "went", "gone", "going", "destination"),
+    "lie": Verb("lie", "lies", "lay", "lain", "lying", "posture"),
+    "put": Verb("put", "puts", "put", "put", "putting", "putting"),
+    "know": Verb("know", "knows", "knew", "known", "knowing", "fact"),
+    "win": Verb("win", "wins", "won", "won", "winning", "contest"),
+}
+
+
+@pytest.fixture(scope="module")
+def made() -> dict[str, dict[str, Sentence]]:
+    return {
+        lemma: {
+            sentence.text: sentence
+            for sentence in generate_sentences([verb], 1, count_sentences([verb]))
+        }
+        for lemma, verb in TRICKY.items()
+    }
+
+
+FIRST, SECOND, THIRD = "first_singular", "second", "third_singular"
+WE, THEY = "first_plural", "third_plural"
+YES, NO = "affirmative", "negative"
+SAID, ASKED = "statement", "question"
+
+EXPECTED = [
+    ("be", "I am kind every day.", "present_simple", FIRST, YES, SAID),
+    ("be", "I'm kind every day.", "present_simple", FIRST, YES, SAID),
+    ("be", "I'm not rude.", "present_simple", FIRST, NO, SAID),
+    ("be", "Am I not careful?", "present_simple", FIRST, NO, ASKED),
+    ("be", "You two aren't patient.", "present_simple", SECOND, NO, SAID),
+    ("be", "They're being polite now.", "present_progressive", THEY, YES, SAID),
+    ("be", "I was brave yesterday.", "past_simple", FIRST, YES, SAID),
+    ("be", "Weren't Ben and I polite?", "past_simple", WE, NO, ASKED),
+    ("be", "Was she rude last night?", "past_simple", THIRD, YES, ASKED),
+    ("be", "He's been patient today.", "present_perfect", THIRD, YES, SAID),
+    ("be", "Will the girls be kind tomorrow?", "future_simple", THEY, YES, ASKED),
+    ("have", "She has lunch every day.", "present_simple", THIRD, YES, SAID),
+    ("have", "Doesn't she have lunch?", "present_simple", THIRD, NO, ASKED),
+    ("have", "They'd had breakfast by noon.", "past_perfect", THEY, YES, SAID),
+    ("have", "We've had lunch already.", "present_perfect", WE, YES, SAID),
+    ("have", "Have you had lunch yet?", "present_perfect", SECOND, YES, ASKED),
+    ("do", "I don't do research.", "present_simple", FIRST, NO, SAID),
+    ("do", "Did Zoë do research?", "past_simple", THIRD, YES, ASKED),
+    ("go", "José went home yesterday.", "past_simple", THIRD, YES, SAID),
+    ("go", "Didn't you and Sam go home?", "past_simple", SECOND, NO, ASKED),
+    ("go", "I won't go home tomorrow.", "future_simple", FIRST, NO, SAID),
+    ("go", "She'll be going home tonight.", "future_progressive", THIRD, YES, SAID),
+    ("lie", "It lay in the sun yesterday.", "past_simple", THIRD, YES, SAID),
+    ("lie", "Her father had lain by the fire.", "past_perfect", THIRD, YES, SAID),
+    (
+        "lie",
+        "Hasn't the cat been lying on the grass all day?",
+        "present_perfect_progressive",
+        THIRD,
+        NO,
+        ASKED,
+    ),
+    (
+        "put",
+        "My wife and I will have been putting cups on the table for hours.",
+        "future_perfect_progressive",
+        WE,
+        YES,
+        SAID,
+    ),
+    ("know", "I've known the truth for years.", "present_perfect", FIRST, YES, SAID),
+    ("win", "My sister is winning games.", "present_progressive", THIRD, YES, SAID),
+]
+
+NEVER = [
+    ("be", "I do not be kind."),
+    ("be", "I amn't kind."),
+    ("be", "I'm."),
+    ("be", "She has been being kind."),
+    ("have", "I've lunch every day."),
+    ("have", "Has she lunch?"),
+    ("go", "It goes to work every day."),
+    ("put", "They put cups on the table."),
+    ("know", "She is knowing the truth now."),
+    ("know", "She knows the truth every day."),
+    ("win", "She has been winning games for hours."),
+    ("go", "She'dn't gone home."),
+    ("go", "Anna's gone home."),
+]
+
+
+@pytest.mark.parametrize(
+    ("lemma", "text", "labels"),
+    [(lemma, text, labels) for lemma, text, *labels in EXPECTED],
+)
+def test_sentence_is_made_with_its_labels(
+    made: dict[str, dict[str, Sentence]], lemma: str, text: str, labels: list[str]
+) -> None:
+    assert made[lemma][text] == Sentence(text, lemma, *labels)
+
+
+@pytest.mark.parametrize(("lemma", "text"), NEVER)
+def test_sentence_is_never_made(
+    made: dict[str, dict[str, Sentence]], lemma: str, text: str
+) -> None:
+    assert text not in made[lemma]
+
+
+def test_be_without_a_class_still_says_something() -> None:
+    bare = Verb("be", "is", "was", "been", "being")
+    texts = {s.text for s in generate_sentences([bare], 0, count_sentences([bare]))}
+    assert "She is kind every day." in texts
+
+
+def test_a_verb_without_objects_stands_alone() -> None:
+    hum = Verb("hum", "hums", "hummed", "hummed", "humming")
+    texts = {s.text for s in generate_sentences([hum], 0, count_sentences([hum]))}
+    assert "She hums every day." in texts
+    assert "They haven't hummed yet." in texts

@@ -1,0 +1,313 @@
+"""The user's own model: found and tried, or refused in one line that says why."""
+
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from one_line import the_line
+from samples_of_text import batch_of
+from tiny import tiny_params
+from torch import Tensor, nn
+
+from minitrain.core.errors import UserError
+from minitrain.core.params import Model
+from minitrain.model.factory import build_model, try_model
+from minitrain.model.gpt import MiniGPT
+
+VOCAB_SIZE = 256
+BATCH = batch_of([[1, 2, 3, 4], [5, 6]], 4)
+
+
+def section(file: Path | str = "nowhere.py", factory: str = "make") -> Model:
+    """The ``model`` section that names this file and factory."""
+    return tiny_params().model.model_copy(
+        update={"file": str(file), "factory": factory}
+    )
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str], Path]:
+    """Write a model file."""
+
+    def write_file(source: str) -> Path:
+        path = tmp_path / "my_model.py"
+        path.write_text(textwrap.dedent(source))
+        return path
+
+    return write_file
+
+
+Write = Callable[[str], Path]
+
+# with annotations as text, dataclasses look their module up by its name
+WORKING = """
+    from __future__ import annotations
+
+    from dataclasses import dataclass
+    from torch import Tensor, nn
+
+    @dataclass
+    class Output:
+        loss: Tensor
+
+    class Mine(nn.Module):
+        def __init__(self, vocab_size, width):
+            super().__init__()
+            self.table = nn.Embedding(vocab_size, width)
+
+        def forward(self, input_ids, labels):
+            return Output(self.table(input_ids).square().mean())
+
+    def make(params, vocab_size):
+        return Mine(vocab_size, params.n_embd)
+"""
+
+
+def test_model_file_with_a_dataclass(write: Write) -> None:
+    model = build_model(section(write(WORKING)), VOCAB_SIZE)
+    assert model.table.weight.shape == (VOCAB_SIZE, tiny_params().model.n_embd)
+    try_model(model, BATCH)
+
+
+def test_class_as_a_factory(write: Write) -> None:
+    path = write(
+        WORKING + "\n    class Small(Mine):\n"
+        "        def __init__(self, params, vocab_size):\n"
+        "            super().__init__(vocab_size, 2)\n"
+    )
+    model = build_model(section(path, "Small"), VOCAB_SIZE)
+    assert type(model).__name__ == "Small"
+
+
+def test_package_and_callable() -> None:
+    # model.file is not looked at
+    model = build_model(section(factory="minitrain.model.gpt:mini_gpt"), VOCAB_SIZE)
+    assert type(model) is MiniGPT
+
+
+def test_default_model_can_be_tried() -> None:
+    model = build_model(tiny_params().model, VOCAB_SIZE)
+    try_model(model, BATCH)
+
+
+@pytest.mark.parametrize(
+    ("source", "line", "cause"),
+    [
+        pytest.param(
+            "x = 1\n",
+            "model.factory = 'make': {path} has no function 'make'",
+            "",
+            id="name that is not there",
+        ),
+        pytest.param(
+            "make = 3\n",
+            "model.factory = 'make': {path} has no function 'make'",
+            "",
+            id="name of something else",
+        ),
+        pytest.param(
+            "def make(:\n    pass\n",
+            "model.file {path}: SyntaxError: ",
+            "line 1",
+            id="syntax error",
+        ),
+        pytest.param(
+            "\n\nimport nowhere_at_all\n",
+            "model.file {path}: ModuleNotFoundError: No module named 'nowhere_at_all'",
+            "{path}:3",
+            id="import that is not there",
+        ),
+        pytest.param(
+            "def make(params, vocab_size):\n    return params.n_heads\n",
+            "model.factory make: AttributeError: ",
+            "{path}:2",
+            id="factory that raises",
+        ),
+        pytest.param(
+            "def make(params, vocab_size):\n    raise ValueError('one\\ntwo')\n",
+            "model.factory make: ValueError: one two",
+            "{path}:2",
+            id="factory that raises several lines",
+        ),
+        pytest.param(
+            "def make():\n    pass\n",
+            "model.factory make: TypeError: make() takes 0 positional arguments but 2",
+            "",
+            id="factory without parameters",
+        ),
+        pytest.param(
+            "def make(params, vocab_size):\n    return [params]\n",
+            "model.factory make: returned list, must return a torch.nn.Module",
+            "",
+            id="factory that returns a list",
+        ),
+        pytest.param(
+            "def make(params, vocab_size):\n    pass\n",
+            "model.factory make: returned NoneType, must return a torch.nn.Module",
+            "",
+            id="factory that returns nothing",
+        ),
+        pytest.param(
+            "from torch import nn\n\nmake = lambda params, vocab_size: nn.Linear\n",
+            "model.factory make: returned type, must return a torch.nn.Module",
+            "",
+            id="factory that returns a class",
+        ),
+    ],
+)
+def test_model_file_that_is_refused(
+    write: Write, source: str, line: str, cause: str
+) -> None:
+    path = write(source)
+    with pytest.raises(UserError) as raised:
+        build_model(section(path), VOCAB_SIZE)
+    told = the_line(raised)
+    assert told.startswith(line.format(path=path))
+    assert cause.format(path=path) in told
+
+
+def test_missing_file() -> None:
+    with pytest.raises(UserError) as raised:
+        build_model(section("nowhere.py"), VOCAB_SIZE)
+    assert the_line(raised) == "model.file = 'nowhere.py': no such file"
+
+
+def test_file_that_is_not_python(tmp_path: Path) -> None:
+    (tmp_path / "model.txt").write_text("x = 1")
+    with pytest.raises(UserError) as raised:
+        build_model(section(tmp_path / "model.txt"), VOCAB_SIZE)
+    assert the_line(raised).endswith("model.txt': must be a Python file")
+
+
+@pytest.mark.parametrize(
+    ("factory", "line"),
+    [
+        pytest.param(
+            "nowhere_at_all:make",
+            "model.factory: nowhere_at_all: ModuleNotFoundError: ",
+            id="package",
+        ),
+        pytest.param(
+            "minitrain.model.gpt:giant_gpt",
+            "model.factory = 'minitrain.model.gpt:giant_gpt': minitrain.model.gpt has",
+            id="callable",
+        ),
+    ],
+)
+def test_package_that_is_refused(factory: str, line: str) -> None:
+    with pytest.raises(UserError) as raised:
+        build_model(section(factory=factory), VOCAB_SIZE)
+    assert the_line(raised).startswith(line)
+
+
+class Scripted(nn.Module):
+    """A model with one parameter, whose output a test gives."""
+
+    def __init__(self, output: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2, 3))
+        self.output = output
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> Any:
+        return self.output(self.weight)
+
+
+class FailsBackward(torch.autograd.Function):
+    """An identity whose backward pass fails."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        raise RuntimeError("no way back")
+
+
+def having(loss: Any) -> SimpleNamespace:
+    return SimpleNamespace(loss=loss)
+
+
+NO_LOSS = "model: the output has no .loss; it must hold the mean over real targets"
+NOTHING_TO_TRAIN = "model: no parameter of it can be trained by its .loss"
+REFUSED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
+    "no loss": (lambda w: SimpleNamespace(logits=w), NO_LOSS),
+    "tuple": (lambda w: (w.sum(),), NO_LOSS),
+    "dict": (lambda w: {"loss": w.sum()}, NO_LOSS),
+    "nothing": (lambda w: None, NO_LOSS),
+    "loss of None": (lambda w: having(None), "model: .loss is None; it must be one"),
+    "plain number": (lambda w: having(1.5), "model: .loss is 1.5; it must be one"),
+    "NaN": (lambda w: having(w.sum() * float("nan")), "model: .loss is tensor(nan"),
+    "infinity": (lambda w: having(w.sum() / 0), "model: .loss is tensor(inf"),
+    "one element, not 0-dim": (lambda w: having(w[0, :1]), "model: .loss is "),
+    "a loss for each token": (lambda w: having(w.repeat(50, 1)), "model: .loss is "),
+    "loss that no parameter moves": (
+        lambda w: having(torch.tensor(1.0)),
+        NOTHING_TO_TRAIN,
+    ),
+    "attribute error of its own": (
+        lambda w: having(w.nowhere),
+        "model: AttributeError: 'Parameter' object has no attribute 'nowhere'",
+    ),
+    "forward that fails": (
+        lambda w: having(w @ w),
+        "model: RuntimeError: mat1 and mat2 shapes cannot be multiplied",
+    ),
+    "backward that gives NaN": (
+        lambda w: having((w - w).norm(2, dim=(0, 1)) + (w * 0).sqrt().sum()),
+        "model: the gradient of weight holds NaN or infinity at a finite .loss",
+    ),
+    "forward that ends the process": (
+        lambda w: sys.exit("no GPU"),
+        "model: SystemExit: no GPU",
+    ),
+    "backward that fails": (
+        lambda w: having(FailsBackward.apply(w).sum()),
+        "model: RuntimeError: no way back",
+    ),
+}
+
+
+@pytest.mark.parametrize(("output", "line"), REFUSED.values(), ids=REFUSED.keys())
+def test_model_that_is_refused(output: Callable[[Tensor], Any], line: str) -> None:
+    with pytest.raises(UserError) as raised:
+        try_model(Scripted(output), BATCH)
+    assert the_line(raised).startswith(line)
+
+
+def test_model_of_one_parameter_is_fine() -> None:
+    try_model(Scripted(lambda w: having(w.sum())), BATCH)
+
+
+def test_parameter_without_gradient_is_named() -> None:
+    model = Scripted(lambda w: having(w.sum()))
+    model.spare = nn.Linear(2, 2)
+    with pytest.raises(UserError) as raised:
+        try_model(model, BATCH)
+    assert the_line(raised) == (
+        "model: parameter spare.weight (2 in all) gets no gradient; "
+        "use it in the loss, set requires_grad to False, or "
+        "train.find_unused_parameters to true"
+    )
+
+
+def test_parameter_that_is_frozen_needs_no_gradient() -> None:
+    model = Scripted(lambda w: having(w.sum()))
+    model.spare = nn.Linear(2, 2).requires_grad_(False)
+    try_model(model, BATCH)
+
+
+def test_model_that_is_all_frozen() -> None:
+    model = Scripted(lambda w: having(w.sum())).requires_grad_(False)
+    with pytest.raises(UserError) as raised:
+        try_model(model, BATCH)
+    assert the_line(raised) == NOTHING_TO_TRAIN
+
+
+def test_gradient_of_zero_is_a_gradient() -> None:
+    try_model(Scripted(lambda w: having((w * 0).sum())), BATCH)

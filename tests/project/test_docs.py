@@ -1,0 +1,355 @@
+"""The docs say what is there: numbers, links, names, commands.
+
+Words are checked by reading. Everything here is cheap but for the code of the tutorial,
+which starts two ranks.
+"""
+
+import importlib
+import io
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+import pandas as pd
+import pytest
+from project import ROOT
+from ruamel.yaml import YAML
+
+import minitrain
+from minitrain.analysis.verdicts import VERDICTS
+from minitrain.cli.explain import in_words
+from minitrain.cli.walk import walk
+from minitrain.report.glossary import RUNGS
+from minitrain.report.result import result_block
+from minitrain.testing.faults import BUGS, Bug
+
+PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+PAGES += sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
+TEXT = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
+README = TEXT["README.md"]
+STAGES: dict[str, dict[str, Any]] = YAML(typ="safe").load(
+    (ROOT / "dvc.yaml").read_text()
+)["stages"]
+PARAMS = YAML(typ="safe").load((ROOT / "params.yaml").read_text())
+KEYS = {f"{section}.{key}" for section in PARAMS for key in PARAMS[section]}
+
+Read = Callable[[str], str]
+
+
+def in_working_tree(path: str) -> str:
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
+def in_last_commit(path: str) -> str:
+    """Raises CalledProcessError where there is no such file, commit or repository."""
+    show = ["git", "show", f"HEAD:./{path}"]
+    return subprocess.run(
+        show, cwd=ROOT, capture_output=True, check=True, encoding="utf-8"
+    ).stdout
+
+
+def marked(page: str, name: str) -> str:
+    """What stands between the comments that bear ``name``."""
+    pattern = f"<!-- {name} -->\n(.*?)<!-- /{name} -->"
+    (block,) = re.findall(pattern, TEXT[page], re.DOTALL)
+    return str(block)
+
+
+def refuse(page: str, name: str, block: str) -> None:
+    between = f"between <!-- {name} --> and <!-- /{name} -->"
+    pytest.fail(f"{page}, {between}, paste:\n\n{block}", pytrace=False)
+
+
+def result_of(read: Read) -> str:
+    """The result in README.md, made of the files in metrics/."""
+    files = (
+        json.loads(read(f"metrics/{name}.json"))
+        for name in ("manifest", "timing", "equivalence")
+    )
+    return result_block(*files, pd.read_csv(io.StringIO(read("metrics/scaling.csv"))))
+
+
+def test_walk_in_the_tutorial_is_what_the_command_prints() -> None:
+    expected = f"```text\n$ minitrain explain\n{in_words(walk())}\n```\n"
+    if marked("docs/tutorial.md", "explain") != expected:
+        refuse("docs/tutorial.md", "explain", expected)
+
+
+def test_zoo_in_the_reference_is_the_one_of_the_library() -> None:
+    rows = [
+        f"| `{bug.name}` | {summary(bug)} | {bug.met_in} | `{bug.check}` "
+        f"| {bug.step} | {bug.cause or '(alters nothing)'} |"
+        for bug in BUGS
+    ]
+    head = "| bug | what | met in | caught by | at step | cause holds |"
+    expected = "\n".join([head, "|---|---|---|---|---|---|", *rows]) + "\n"
+    if marked("docs/reference.md", "zoo") != expected:
+        refuse("docs/reference.md", "zoo", expected)
+
+
+def summary(bug: Bug) -> str:
+    return str(bug.plant.__doc__).rstrip(".")
+
+
+def test_result_in_the_readme_is_that_of_the_metrics() -> None:
+    """Of those at hand, or of those committed: whoever runs make has other times."""
+    shown = marked("README.md", "result")
+    expected = result_of(in_working_tree)
+    if shown == expected:
+        return
+    committed = None
+    with suppress(subprocess.CalledProcessError, FileNotFoundError):
+        committed = result_of(in_last_commit)
+    if shown != committed:
+        refuse("README.md", "result", expected)
+
+
+def test_scale_in_the_reference_is_that_of_the_study() -> None:
+    study = json.loads(in_working_tree("studies/scale/scale.json"))
+    sizes = [int(key.partition("_")[0]) for key in study if key.endswith("_sentences")]
+    rows = {
+        "check, corpus and shard together": ("build_and_shard_s", "s"),
+        "memory of corpus": ("corpus_above_imports_mb", "MB"),
+        "memory of shard": ("shard_above_imports_mb", "MB"),
+        "memory of training": ("train_rss_anon_p50_mb", "MB"),
+    }
+    table = [f"| | {' | '.join(f'{size:,} sentences' for size in sizes)} |"]
+    table += [f"|---{'|---' * len(sizes)}|"]
+    for name, (key, unit) in rows.items():
+        cells = [f"{study[f'{size}_sentences'][key]:,.1f} {unit}" for size in sizes]
+        table.append(f"| {name} | {' | '.join(cells)} |")
+    expected = "\n".join(table) + "\n"
+    if marked("docs/reference.md", "scale") != expected:
+        refuse("docs/reference.md", "scale", expected)
+
+
+def anchor(heading: str) -> str:
+    """How a heading is linked to on GitHub."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", TEXT[page]):
+        if link.startswith(("http:", "https:")):
+            continue
+        name, _, section = link.partition("#")
+        path = (ROOT / page).parent / name if name else ROOT / page
+        assert path.exists(), f"{page}: {link}"
+        if section:
+            headings = re.findall(r"^#+ (.+)$", path.read_text(), re.MULTILINE)
+            assert section in map(anchor, headings), f"{page}: {link}"
+
+
+def test_files_in_the_annotated_tree_are_there() -> None:
+    tree = README.partition("## Where things are")[2].split("```")[1]
+    names = [line.split()[0] for line in tree.splitlines()[1:] if line.strip()]
+    assert "minitrain/data/order.py" in names
+    assert [name for name in names if not (ROOT / name).exists()] == []
+
+
+@cache
+def outputs() -> list[str]:
+    """The paths that the stages write; W stands for a number of processes."""
+    paths = []
+    for stage in STAGES.values():
+        for kind in ("outs", "metrics", "plots"):
+            for out in stage.get(kind, []):
+                path = out if isinstance(out, str) else next(iter(out))
+                paths.append(re.sub(r"\$\{.*?\}", "W", path))
+    return paths
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_paths_in_backticks_are_sources_or_outputs(page: str) -> None:
+    rooms = "minitrain|stages|studies|tests|docs|data|metrics"
+    for path in re.findall(rf"`((?:{rooms})/[\w./-]*)`", TEXT[page]):
+        inside = re.sub(r"-\d+\b", "-W", path).rstrip("/") + "/"
+        built = [f"{out}/" for out in outputs()]
+        known = any(out.startswith(inside) or inside.startswith(out) for out in built)
+        assert known or (ROOT / path).exists(), f"{page}: {path}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_names_of_the_library_exist(page: str) -> None:
+    for dotted in set(re.findall(r"\bminitrain(?:\.[A-Za-z]\w*)+", TEXT[page])):
+        thing: Any = minitrain
+        module = "minitrain"
+        for name in dotted.split(".")[1:]:
+            module = f"{module}.{name}"
+            if not hasattr(thing, name):
+                importlib.import_module(module)
+            thing = getattr(thing, name)
+
+
+def commands(page: str) -> list[str]:
+    """Lines of shell blocks, and backticks that start with a tool of ours."""
+    blocks = re.findall(r"```sh\n(.*?)```", TEXT[page], re.DOTALL)
+    lines = [line.partition("#")[0].strip() for b in blocks for line in b.splitlines()]
+    inline = re.findall(r"`((?:\w+=\S+ )?(?:make|dvc)(?: [^`]*)?)`", TEXT[page])
+    return [re.sub(r"^\.venv/bin/", "", line) for line in [*lines, *inline] if line]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_name_targets_stages_and_parameters(page: str) -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    (targets,) = re.findall(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
+    studies = {f"study-{path.parent.name}" for path in ROOT.glob("studies/*/dvc.yaml")}
+    known = {*targets.split(), *studies}
+    for command in commands(page):
+        words = command.split()
+        if words[0] == "make":
+            assert set(words[1:]) <= known, f"{page}: {command}"
+        if words[:2] == ["dvc", "repro"]:
+            stages = {w.partition("@")[0] for w in words[2:] if w[0] != "-"}
+            assert stages <= STAGES.keys(), f"{page}: {command}"
+        for key in re.findall(r"-S '?([a-z_]+\.\w+)=", command):
+            assert key in KEYS, f"{page}: {command}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_members_of_a_matrix_belong_to_a_stage(page: str) -> None:
+    for stage in re.findall(r"`(\w+)@\w+`", TEXT[page]):
+        assert "matrix" in STAGES[stage], f"{page}: {stage}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_keys_of_parameters_in_backticks_exist(page: str) -> None:
+    # CHANGELOG.md may name what is *not* a parameter
+    sections = "|".join(PARAMS)
+    found = set(re.findall(rf"`((?:{sections})\.[a-z]\w*)`", TEXT[page]))
+    files = {name for name in found if name.endswith(("_path", ".py", ".md"))}
+    unknown = found - KEYS - files
+    assert page == "CHANGELOG.md" or not unknown, f"{page}: {unknown}"
+
+
+def first_column(page: str, heading: str) -> list[str]:
+    section = TEXT[page].partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    return re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE)
+
+
+def test_reference_names_every_parameter_in_the_order_of_the_file() -> None:
+    keys = [f"{section}.{key}" for section in PARAMS for key in PARAMS[section]]
+    assert first_column("docs/reference.md", "Parameters") == keys
+
+
+def test_reference_names_every_stage_in_the_order_of_the_pipeline() -> None:
+    assert first_column("docs/reference.md", "Stages") == list(STAGES)
+
+
+def test_reference_names_every_verdict_and_every_rung() -> None:
+    named = first_column("docs/reference.md", "The equivalence ladder")
+    assert named[: len(VERDICTS)] == list(VERDICTS)
+    rungs = named[len(VERDICTS) :]
+    assert len(rungs) == len(set(rungs))
+    assert set(rungs) == RUNGS.keys()
+
+
+def test_reference_names_every_output() -> None:
+    paths = [p.rstrip("/") for p in first_column("docs/reference.md", "Files")]
+    for out in outputs():
+        # runs with NCCL have the files of runs with gloo
+        named = out.replace("nccl", "gloo")
+        assert any(f"{path}/".startswith(f"{named}/") for path in paths), out
+
+
+def edges() -> set[tuple[str, str]]:
+    """Stage a comes before b: b depends on a path that a writes, or on one around."""
+    written = {
+        name: [
+            out if isinstance(out, str) else next(iter(out))
+            for kind in ("outs", "metrics", "plots")
+            for out in stage.get(kind, [])
+        ]
+        for name, stage in STAGES.items()
+    }
+    return {
+        (a, b)
+        for b, stage in STAGES.items()
+        for dep in stage["deps"]
+        for a, outs in written.items()
+        for out in outs
+        if f"{out}/".startswith(f"{dep}/") or f"{dep}/".startswith(f"{out}/")
+    }
+
+
+def test_diagram_is_the_pipeline_without_arrows_that_others_imply() -> None:
+    every = edges()
+    reach = set(every)
+    for middle in STAGES:
+        into = {a for a, b in reach if b == middle}
+        out_of = {b for a, b in reach if a == middle}
+        reach |= {(a, b) for a in into for b in out_of}
+    implied = {(a, c) for a, b in every for c in STAGES if (b, c) in reach}
+    diagram = README.partition("```mermaid")[2].partition("```")[0]
+    drawn = set(re.findall(r"^  (\w+) --> (\w+)$", diagram, re.MULTILINE))
+    assert drawn == every - implied
+
+
+def test_code_of_the_tutorial_prints_what_stands_below_it() -> None:
+    pattern = r"```python\n(.*?)```\n\n```text\n(.*?)```"
+    pairs = re.findall(pattern, TEXT["docs/tutorial.md"], re.DOTALL)
+    assert len(pairs) == TEXT["docs/tutorial.md"].count("```python")
+    for code, expected in pairs:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.stdout == expected, done.stderr
+
+
+def test_version_is_the_same_everywhere() -> None:
+    citation = YAML(typ="safe").load((ROOT / "CITATION.cff").read_text())
+    assert citation["cff-version"] == "1.2.0"
+    assert {"message", "title", "authors"} <= citation.keys()
+    assert citation["version"] == minitrain.__version__
+    newest = re.findall(r"^## (\S+) - (\S+)$", TEXT["CHANGELOG.md"], re.MULTILINE)[0]
+    assert newest == (minitrain.__version__, citation["date-released"])
+
+
+def test_hooks_and_ci_run_the_tools_of_make_test() -> None:
+    recipe = (ROOT / "Makefile").read_text()
+    hooks = YAML(typ="safe").load((ROOT / ".pre-commit-config.yaml").read_text())
+    for hook in hooks["repos"][0]["hooks"]:
+        tool = hook["entry"].removeprefix(".venv/bin/")
+        assert f"$(BIN)/{tool}" in recipe
+    workflow = (ROOT / ".github/workflows/ci.yml").read_text()
+    assert "bash .ci/run" in workflow
+
+
+def test_strategy_of_the_tutorial_is_the_one_that_is_tested() -> None:
+    text = (ROOT / "docs" / "strategies.md").read_text()
+    toy = text.split("<!-- toy -->\n")[1].split("<!-- /toy -->")[0]
+    tested = (ROOT / "tests" / "toy_strategy.py").read_text()
+    assert toy == f"```python\n{tested}```\n"
+
+
+def test_verdicts_of_the_strategies_page_are_those_of_its_code() -> None:
+    text = (ROOT / "docs" / "strategies.md").read_text().split("<!-- /toy -->")[1]
+    code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+    (expected,) = re.findall(r"```text\n(.*?)```", text, re.DOTALL)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        # where toy_strategy.py is
+        cwd=ROOT / "tests",
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout.endswith(f"\n{expected}"), done.stderr
+    assert "\nproven: " in done.stdout
+
+
+def test_every_strategy_is_documented() -> None:
+    from minitrain.sync.catalog import STRATEGIES
+
+    text = (ROOT / "docs" / "strategies.md").read_text()
+    assert all(f"`{name}`" in text for name in STRATEGIES)

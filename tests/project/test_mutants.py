@@ -1,0 +1,152 @@
+"""Every planted fault is caught, by what it is said to be caught by.
+
+They run side by side, two at a time; the first test of a session starts them all.
+"""
+
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from mutants import MUTANTS, Mutant
+from mutated import PIPELINE, Outcome, run_stages, run_test
+from project import ROOT, copy_project, set_params
+from test_docs import marked, refuse
+
+from minitrain.core.files import read_json
+
+PAGE = "docs/mutants.md"
+# several epochs, the last batch of each smaller, and samples longer than the block
+PARAMS = {"corpus.num_sentences": 29, "model.block_size": 48}
+HEALTHY = "healthy"
+# what the precisions and optimizers that mutants need must do without them
+SETTINGS = {str(mutant.params): mutant.params for mutant in MUTANTS}
+SIDE_BY_SIDE = 2
+Outcomes = dict[str, Future[tuple[Outcome, set[str]]]]
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> None:
+    """Of several that run at once a test cannot tell what it left behind: instead of
+    the fixture of all others, :func:`outcomes` waits for the end of all.
+    """
+
+
+@pytest.fixture(scope="module")
+def outcomes(
+    request: pytest.FixtureRequest,
+    stages_by_fork: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Outcomes]:
+    """What became of the mutants that were asked for, by the name of the test."""
+    folder = tmp_path_factory.mktemp("mutants")
+    base = copy_project(folder / "base", PARAMS)
+    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+        started: Outcomes = {}
+        for item in request.session.items:
+            if "outcomes" in getattr(item, "fixturenames", ()):
+                name = item.callspec.id
+                args = (stages_by_fork, base, folder / name, BY_NAME[name])
+                started[name] = pool.submit(outcome_of, *args)
+        yield started
+        for future in started.values():
+            future.cancel()
+
+
+def outcome_of(
+    address: str, base: Path, folder: Path, mutant: Mutant
+) -> tuple[Outcome, set[str]]:
+    """How it ended, and the rungs that are a breach, with the mutant planted."""
+    copy = Path(shutil.copytree(base, folder / "project"))
+    set_params(copy, mutant.params)
+    mutant.plant(copy)
+    if mutant.is_for_a_test:
+        return run_test(address, copy, mutant.caught_by), set()
+    outcome = run_stages(address, copy, PIPELINE)
+    rungs = breached(copy) if outcome.place == "equivalence" else set()
+    shutil.rmtree(copy)
+    return outcome, rungs
+
+
+def breached(copy: Path) -> set[str]:
+    path = copy / "metrics/equivalence.json"
+    return {
+        name
+        for run in (read_json(path) if path.exists() else {}).values()
+        for name, rung in run.items()
+        if isinstance(rung, dict) and rung["verdict"] == "breach"
+    }
+
+
+def healthy(name: str, params: dict[str, object]) -> Mutant:
+    """Nothing planted: caught by nobody."""
+    return Mutant(name, "", "", (), params)
+
+
+UNHARMED = [
+    healthy(f"{HEALTHY}-{number}", params)
+    for number, params in enumerate(SETTINGS.values())
+]
+BY_NAME = {mutant.name: mutant for mutant in [*UNHARMED, *MUTANTS]}
+
+
+@pytest.mark.parametrize("mutant", UNHARMED, ids=lambda mutant: mutant.name)
+def test_healthy_project_passes(outcomes: Outcomes, mutant: Mutant) -> None:
+    """With every setting that a mutant needs, or its refusal would prove nothing."""
+    outcome, rungs = outcomes[mutant.name].result()
+    assert (outcome.place, outcome.code) == ("equivalence", 0), outcome.output
+    assert rungs == set()
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_mutant_is_caught(outcomes: Outcomes, mutant: Mutant) -> None:
+    outcome, rungs = outcomes[mutant.name].result()
+    stage, _, rung = mutant.caught_by.partition(": ")
+    assert (outcome.place, outcome.code) == (stage, 1), outcome.output[-2000:]
+    if mutant.is_for_a_test:
+        # it failed, and not while it was collected or set up
+        assert "\nFAILED " in outcome.output, outcome.output[-2000:]
+    else:
+        assert outcome.line
+        assert not rung or rung in rungs, f"{sorted(rungs)}: {outcome.line}"
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_mutant_can_be_planted(mutant: Mutant) -> None:
+    """Its old texts stand in their files once: this is quick, so it comes with every
+    change of a line that a mutant spoils.
+    """
+    for edit in mutant.edits:
+        assert (ROOT / edit.file).read_text().count(edit.old) == 1, edit
+        assert edit.old != edit.new
+
+
+def test_there_are_enough_and_none_twice() -> None:
+    assert len(MUTANTS) >= 30
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
+    assert len({(m.edits, str(m.params)) for m in MUTANTS}) == len(MUTANTS)
+
+
+def test_table_in_the_docs_is_that_of_the_list() -> None:
+    """Who caught them is what the tests above have found."""
+    rows = [
+        f"| `{mutant.name}` | {mutant.what} | {places(mutant)} | {catcher(mutant)} |"
+        for mutant in MUTANTS
+    ]
+    head = "| mutant | what it does | planted in | caught by |"
+    expected = "\n".join([head, "|---|---|---|---|", *rows]) + "\n"
+    if marked(PAGE, "mutants") != expected:
+        refuse(PAGE, "mutants", expected)
+
+
+def places(mutant: Mutant) -> str:
+    return ", ".join(f"`{edit.file}`" for edit in mutant.edits)
+
+
+def catcher(mutant: Mutant) -> str:
+    if mutant.is_for_a_test:
+        file, _, test = mutant.caught_by.partition("::")
+        return f"`{file}`" + (f", `{test}`" if test else "")
+    stage, _, rung = mutant.caught_by.partition(": ")
+    return f"stage `{stage}`" + (f", rung `{rung}`" if rung else "")

@@ -1,0 +1,371 @@
+"""The pipeline as DVC runs it: what it depends on, what reruns, what repeats."""
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dvc.repo import Repo
+from imports import as_deps, imported_by
+from project import ROOT, copy_project, run_dvc, set_params, start_dvc
+from ruamel.yaml import YAML
+
+# DVC starts a process for every stage, and looks at every file for every question
+pytestmark = pytest.mark.timeout(600)
+
+STAGES: dict[str, dict[str, Any]] = YAML(typ="safe").load(
+    (ROOT / "dvc.yaml").read_text()
+)["stages"]
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_deps_are_what_the_script_imports(name: str) -> None:
+    """DVC does not follow imports: dvc.yaml names all packages, and no others."""
+    stage = STAGES[name]
+    script = re.search(r"-m stages\.(\w+)", stage["cmd"])[1]
+    code = {dep for dep in stage["deps"] if dep.startswith(("stages/", "minitrain/"))}
+    assert code == as_deps(imported_by(ROOT, Path(f"stages/{script}.py")))
+
+
+def stages_of_studies() -> Iterator[tuple[str, str]]:
+    for file in sorted(ROOT.glob("studies/*/dvc.yaml")):
+        for stage in YAML(typ="safe").load(file.read_text())["stages"]:
+            yield file.parent.name, stage
+
+
+@pytest.mark.parametrize(("study", "name"), [*stages_of_studies()])
+def test_deps_of_a_study_cover_what_its_scripts_import(study: str, name: str) -> None:
+    """Files or their folders: so that a result is never older than its code."""
+    folder = ROOT / "studies" / study
+    stage = YAML(typ="safe").load((folder / "dvc.yaml").read_text())["stages"][name]
+    deps = {(folder / dep).resolve() for dep in stage["deps"]}
+    script = folder / re.search(r"(\w+\.py)$", stage["cmd"])[1]
+    # its own, and stages that it runs
+    homes = (folder, ROOT / "stages")
+    scripts = {dep for dep in deps if dep.suffix == ".py" and dep.parent in homes}
+    assert script in scripts
+    for one in scripts:
+        code = imported_by(ROOT, one.relative_to(ROOT))
+        # params.yaml names it
+        code |= (
+            {"minitrain/model/gpt.py"}
+            if "minitrain/model/factory.py" in code
+            else set()
+        )
+        for path in code:
+            assert deps & {ROOT / path, *(ROOT / path).parents}, f"{path} is no dep"
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_stage_is_described_and_its_command_is_one_line(name: str) -> None:
+    assert STAGES[name]["desc"]
+    assert re.fullmatch(r"stages/python -m stages\.\w+[\w ${}.-]*", STAGES[name]["cmd"])
+
+
+DETERMINISTIC = [
+    "data/corpus.jsonl",
+    "data/shards",
+    "data/runs/gloo-1/states",
+    "data/runs/gloo-1/losses.csv",
+    "data/runs/gloo-1/hashes.jsonl",
+    "data/runs/gloo-2/states",
+    "data/runs/gloo-2/gradients.pt",
+    "data/runs/gloo-2/losses.csv",
+    "data/runs/gloo-2/hashes.jsonl",
+    "data/runs/replay-1",
+    "data/runs/replay-2",
+    "data/evidence",
+    "metrics/equivalence.json",
+]
+
+
+@pytest.fixture(scope="module")
+def twins(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two copies of the project, built by `dvc repro` at the same time."""
+    make = tmp_path_factory.mktemp
+    folders = [copy_project(make(name)) for name in ("first", "second")]
+    running = [start_dvc(folder, "repro") for folder in folders]
+    for process in running:
+        output, _ = process.communicate(timeout=280)
+        assert process.returncode == 0, output
+    return folders
+
+
+def files_below(path: Path) -> dict[str, bytes]:
+    if path.is_file():
+        return {"": path.read_bytes()}
+    files = sorted(p for p in path.rglob("*") if p.is_file())
+    return {p.relative_to(path).as_posix(): p.read_bytes() for p in files}
+
+
+@pytest.mark.pipeline
+@pytest.mark.parametrize("path", DETERMINISTIC)
+def test_two_copies_at_once_give_the_same_bytes(twins: list[Path], path: str) -> None:
+    first, second = (files_below(folder / path) for folder in twins)
+    assert first
+    assert first.keys() == second.keys()
+    assert [name for name in first if first[name] != second[name]] == []
+
+
+@pytest.mark.pipeline
+def test_every_file_of_the_contract_is_there(twins: list[Path]) -> None:
+    paths = [
+        "data/verbs.csv",
+        "data/shards/world-2/index.json",
+        "data/runs/gloo-2/states/state-rank-1.pt",
+        "data/runs/gloo-2/timings.jsonl",
+        "data/runs/replay-2/state.pt",
+        "data/runs/replay-2/hashes.jsonl",
+        "metrics/timing.json",
+        "metrics/scaling.csv",
+        "metrics/scaling.png",
+        "metrics/manifest.json",
+        "metrics/report.html",
+        "metrics/report.md",
+    ]
+    folder = twins[0]
+    assert [p for p in DETERMINISTIC + paths if not (folder / p).exists()] == []
+    manifest = json.loads((folder / "metrics/manifest.json").read_text())
+    assert manifest["launcher"] == "torchrun"
+    assert manifest["byte_equivalent"] is True
+    assert not (folder / "data/runs/nccl-1").exists()
+
+
+@pytest.mark.pipeline
+def test_second_repro_runs_nothing(twins: list[Path]) -> None:
+    code, output = run_dvc(twins[0], "repro")
+    assert code == 0
+    assert "Running stage" not in output
+    assert "up to date" in output
+
+
+# what may change without a run being trained or measured again
+TRAINS = {"train", "train_nccl", "replay", "baseline"}
+LEAVES_TRAINING_ALONE = ("analysis", "report", "cli", "diff", "testing")
+
+
+@pytest.mark.parametrize("package", LEAVES_TRAINING_ALONE)
+def test_what_is_no_part_of_training_trains_nothing(package: str) -> None:
+    assert (ROOT / "minitrain" / package).is_dir()
+    for name in TRAINS:
+        assert f"minitrain/{package}" not in STAGES[name]["deps"]
+
+
+def test_what_measures_trains_nothing() -> None:
+    depend = {name for name in STAGES if "minitrain/bench" in STAGES[name]["deps"]}
+    assert depend == {"baseline"}
+
+
+NCCL_STAGES = {"train_nccl", "verify_nccl"}
+CHANGED_PARAMS = {
+    # what doubling leaves as it is
+    "train.bucket_cap_mb": 2.0,
+    "train.find_unused_parameters": True,
+    "environment.torch": "9.9.9",
+    "corpus.source": "other.csv",
+    "model.file": "other.py",
+    "model.factory": "other",
+    "shard.long_samples": "cut",
+    "train.num_epochs": 3,
+    "train.optimizer": "sgd",
+    "gloo.world_sizes": [1],
+    "nccl.world_sizes": [1],
+}
+
+
+def table() -> dict[str, list[str]]:
+    """docs/what-reruns.md: a parameter or file -> the stages it touches directly."""
+    text = (ROOT / "docs/what-reruns.md").read_text()
+    rows = re.findall(r"^\| `([^`]+)` \| ([^|]*) \|$", text, flags=re.MULTILINE)
+    return {key: re.findall(r"\w+", stages) for key, stages in rows}
+
+
+def stages_touched(folder: Path) -> set[str]:
+    """Stages with a changed dependency or parameter of their own, matrix folded."""
+    with Repo(str(folder)) as repo:
+        status = repo.status()
+    touched = set()
+    for target, causes in status.items():
+        kinds = {key for cause in causes if isinstance(cause, dict) for key in cause}
+        if "changed deps" in kinds:
+            touched.add(re.sub("@.*", "", target))
+    return touched
+
+
+def test_table_names_every_parameter_and_every_source_file() -> None:
+    params = YAML(typ="safe").load((ROOT / "params.yaml").read_text())
+    keys = {f"{section}.{key}" for section in params for key in params[section]}
+    sources = {dep for stage in STAGES.values() for dep in stage["deps"]}
+    code = ("stages/", "minitrain/", "params.yaml", "requirements.lock")
+    sources = {source for source in sources if source.startswith(code)}
+    assert set(table()) == keys | sources | {"data/verbs.csv"}
+
+
+@pytest.mark.pipeline
+def test_what_reruns_is_what_the_table_says(
+    twins: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(shutil.copytree(twins[1], tmp_path / "copy", symlinks=True))
+    # DVC names stages relative to the working folder
+    monkeypatch.chdir(folder)
+    expected = table()
+    original = (folder / "params.yaml").read_bytes()
+    wrong = {}
+    for key, stages in expected.items():
+        restore = change(folder, key)
+        touched = stages_touched(folder)
+        restore()
+        # NCCL stages exist only where the list is not empty, and are new then
+        listed = set(stages) - NCCL_STAGES
+        if touched != listed | (NCCL_STAGES if key == "nccl.world_sizes" else set()):
+            wrong[key] = sorted(touched)
+    assert (folder / "params.yaml").read_bytes() == original
+    assert wrong == {}
+
+
+def change(folder: Path, key: str) -> Any:
+    """Change a parameter or a file; returns what puts it back."""
+    path = folder / (key if "/" in key or key.endswith(".lock") else "params.yaml")
+    if path.is_dir():
+        path /= "__init__.py"
+    before = path.read_bytes()
+    if path.name != "params.yaml" or key == "params.yaml":
+        path.write_bytes(before + b"\n# changed\n")
+    else:
+        if key == "corpus.source":
+            shutil.copy(folder / "data/verbs.csv", folder / "other.csv")
+        if key == "model.file":
+            shutil.copy(folder / "minitrain/model/gpt.py", folder / "other.py")
+        section, _, name = key.partition(".")
+        old = YAML(typ="safe").load(before.decode())[section][name]
+        new = CHANGED_PARAMS.get(key, None if old is None else old * 2)
+        set_params(folder, {key: new})
+    return partial(path.write_bytes, before)
+
+
+@pytest.mark.pipeline
+def test_breach_stops_the_pipeline_and_is_named(
+    twins: list[Path], tmp_path: Path
+) -> None:
+    """Nothing shows the old success; the next good run clears it."""
+    folder = Path(shutil.copytree(twins[1], tmp_path / "copy", symlinks=True))
+    success = shown(folder)
+    assert "noise_floor" in success["metrics"]
+    assert "2 processes, DDP" in success["readme"]
+    assert all("Breach: gloo" not in str(text) for text in success.values())
+
+    evidence = folder / "data/evidence/gloo-2/evidence.json"
+    good = evidence.read_bytes()
+    damaged = json.loads(good)
+    damaged["rungs"]["ranks"] |= {"verdict": "breach", "detail": "tensor x differs"}
+    evidence.unlink()
+    evidence.write_text(json.dumps(damaged))
+    code, output = run_dvc(folder, "repro", "--single-item", "equivalence")
+    assert code != 0
+    line = "gloo-2: ranks: tensor x differs"
+    assert f"error: equivalence: {line}" in output
+    assert "Traceback" not in output
+    after = shown(folder)
+    for place in ("metrics", "report.md", "report.html", "manifest.json", "readme"):
+        assert line in after[place], place
+    assert "noise_floor" not in after["metrics"]
+    assert json.loads(after["manifest.json"])["byte_equivalent"] is False
+    assert "2 processes, DDP" not in after["readme"]
+    assert after["picture"] != success["picture"]
+    assert not (folder / "metrics/losses.png").exists()
+
+    evidence.write_bytes(good)
+    code, output = run_dvc(folder, "repro")
+    assert code == 0, output
+    assert shown(folder) == success
+    assert (folder / "metrics/losses.png").exists()
+    code, output = run_dvc(folder, "repro")
+    assert "Running stage" not in output
+
+
+def shown(folder: Path) -> dict[str, Any]:
+    """What a reader meets: the table of DVC, the files, README, the picture."""
+    code, output = run_dvc(folder, "metrics", "show", "--json")
+    assert code == 0, output
+    metrics = folder / "metrics"
+    names = ("report.md", "report.html", "manifest.json")
+    return {
+        **{name: (metrics / name).read_text() for name in names},
+        "metrics": output,
+        "readme": (folder / "README.md").read_text(),
+        "picture": (metrics / "scaling.png").read_bytes(),
+    }
+
+
+@pytest.mark.pipeline
+def test_one_flipped_bit_in_a_state_file_is_found(
+    twins: list[Path], tmp_path: Path
+) -> None:
+    import torch
+
+    from minitrain.train.recorder import load_tensors, save_tensors
+
+    folder = Path(shutil.copytree(twins[1], tmp_path / "copy", symlinks=True))
+    path = folder / "data/runs/gloo-2/states/state-rank-1.pt"
+    state = load_tensors(path)
+    state["head.weight"].view(torch.int32)[0, 0] ^= 1
+    path.unlink()
+    save_tensors(path, state)
+    script = ["stages/python", "-m", "stages.verify"]
+    script += ["--backend", "gloo", "--world-size", "2"]
+    from project import environment
+
+    subprocess.run(script, cwd=folder, env=environment(), check=True)
+    evidence = json.loads((folder / "data/evidence/gloo-2/evidence.json").read_text())
+    ranks = evidence["rungs"]["ranks"]
+    assert ranks["verdict"] == "breach"
+    assert ranks["detail"] == "rank 1: tensor head.weight differs"
+    assert ranks["max_ulp"] == 1
+
+
+@pytest.mark.pipeline
+def test_metrics_and_params_diff_are_readable(
+    twins: list[Path], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(twins[1], tmp_path / "copy", symlinks=True))
+    code, output = run_dvc(folder, "metrics", "show")
+    assert code == 0
+    # a busy machine has no speedup
+    assert "over_one_process.noise_floor" in output
+    code, output = run_dvc(folder, "plots", "show", "--json")
+    assert code == 0, output
+    assert "scaling" in output
+
+
+@pytest.mark.pipeline
+def test_strategies_that_promise_other_things_than_ddp(tmp_path: Path) -> None:
+    """Logical shards, no buckets to be seen, no bits promised: through the stages."""
+    project = copy_project(tmp_path)
+    found = {}
+    for sync in ("invariant_shm", "fsdp", "powersgd"):
+        set_params(project, {"train.sync": sync})
+        code, output = run_dvc(project, "repro", "equivalence")
+        assert code == 0, output
+        found[sync] = json.loads((project / "metrics/equivalence.json").read_text())
+
+    def verdicts(sync: str) -> dict[str, str]:
+        rungs = found[sync]["gloo-2"]
+        return {n: rung["verdict"] for n, rung in rungs.items() if "verdict" in rung}
+
+    states = [found["invariant_shm"][run]["state_sha256"][0] for run in RUNS]
+    assert states[0] == states[1]
+    assert verdicts("invariant_shm")["replay"] == "equal"
+    # the reference is a plain process, not gloo-1
+    assert found["invariant_shm"]["gloo-1"]["one_process"]["verdict"] != "not run"
+    assert verdicts("fsdp")["replay"] == verdicts("fsdp")["reduced_once"] == "not run"
+    assert verdicts("fsdp")["one_process"] == "within tolerance"
+    assert verdicts("powersgd")["one_process"] == "not run"
+    assert verdicts("powersgd")["loss"] == "within tolerance"
+
+
+RUNS = ("gloo-1", "gloo-2")

@@ -1,0 +1,271 @@
+"""Every mistake a user can make: one line, exit code 2, nothing half-written."""
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from project import copy_project, run_dvc, run_stage, set_params
+
+from minitrain.grammar.verbs import load_verbs
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small copy with a corpus and shards."""
+    folder = copy_project(tmp_path_factory.mktemp("project"))
+    for stage in ("check", "corpus", "shard"):
+        assert run_stage(folder, stage).returncode == 0
+    return folder
+
+
+@pytest.fixture
+def copy(project: Path, tmp_path: Path) -> Path:
+    """A copy of the copy that a test may spoil."""
+    import shutil
+
+    return Path(shutil.copytree(project, tmp_path / "copy"))
+
+
+def assert_one_line(done: Any, *parts: str) -> None:
+    assert done.returncode == 2, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line]
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("error: ")
+    for part in parts:
+        assert part in lines[0], lines[0]
+
+
+def half_written(folder: Path) -> list[Path]:
+    return [*(folder / "data").rglob("*.tmp"), *(folder / "metrics").rglob("*.tmp")]
+
+
+CHECK = {
+    "unknown key": ({"train.lr": 1}, "train.lr", "unknown key"),
+    "misspelt extra key": ({"train.sede": 1}, "train.sede", "did you mean seed?"),
+    "unknown section": ({"trian": {"a": 1}}, "trian", "did you mean train?"),
+    "wrong type": ({"train.num_steps": 1.5}, "train.num_steps = 1.5", "integer"),
+    "text for a number": ({"model.n_layer": "four"}, "n_layer = 'four'", "integer"),
+    "negative": ({"train.seed": -1}, "train.seed = -1", "greater than or equal to 0"),
+    "zero": ({"corpus.num_sentences": 0}, "num_sentences = 0", "equal to 1"),
+    "indivisible batch": (
+        {"gloo.world_sizes": [1, 3]},
+        "train.global_batch_size = 8",
+        "multiple of 3",
+    ),
+    "indivisible width": ({"model.n_head": 3}, "model.n_embd = 16", "n_head = 3"),
+    "block too small": ({"model.block_size": 2}, "model.block_size = 2", "8"),
+    "warm-up": ({"train.num_warmup_steps": 14}, "num_warmup_steps = 14", "below"),
+    "NaN": ({"train.learning_rate": float("nan")}, "learning_rate = nan", "finite"),
+    "other torch": ({"environment.torch": "1.0.0"}, "environment.torch = '1.0.0'"),
+    "empty world sizes": ({"gloo.world_sizes": []}, "gloo.world_sizes = []"),
+    "doubled world sizes": ({"gloo.world_sizes": [2, 2]}, "[2, 2]", "each value once"),
+    "scalar world sizes": ({"gloo.world_sizes": 2}, "gloo.world_sizes = 2", "list"),
+    "no source": ({"corpus.source": "mine.txt"}, "corpus.source = 'mine.txt': no such"),
+    "no model": ({"model.file": "mine.py"}, "model.file = 'mine.py': no such file"),
+    "no such GPUs": ({"nccl.world_sizes": [8]}, "nccl.world_sizes: 8", "GPUs"),
+}
+
+
+@pytest.mark.parametrize("name", CHECK)
+def test_check_stage(copy: Path, name: str) -> None:
+    changes, *parts = CHECK[name]
+    set_params(copy, changes)
+    (copy / "data/check.txt").unlink()
+    assert_one_line(run_stage(copy, "check"), *parts)
+    assert not (copy / "data/check.txt").exists()
+
+
+SOURCES = {
+    "missing": ("mine.txt", None, "mine.txt", "no such file"),
+    "empty": ("mine.txt", b"", "mine.txt", "no samples"),
+    "not UTF-8": ("mine.txt", b"good\nbad \xff byte\n", "mine.txt:2", "UTF-8"),
+    "not JSON": ("mine.jsonl", b'{"text": "a"}\n{"text"\n', "mine.jsonl:2", "JSON"),
+    "no text": ("mine.jsonl", b'{"text": "a"}\n{"txt": "b"}\n', "mine.jsonl:2", "text"),
+    "doubled verb": (
+        "mine.csv",
+        b"lemma,third_person,past,past_participle,present_participle\n"
+        b"go,goes,went,gone,going\ngo,goes,went,gone,going\n",
+        "mine.csv",
+        "go",
+    ),
+    "absent column": (
+        "mine.csv",
+        b"lemma,third_person,past,past_participle\ngo,goes,went,gone\n",
+        "mine.csv",
+        "present_participle",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_corpus_stage(copy: Path, name: str) -> None:
+    file, content, *parts = SOURCES[name]
+    if content is not None:
+        (copy / file).write_bytes(content)
+    set_params(copy, {"corpus.source": file})
+    (copy / "data/corpus.jsonl").unlink()
+    assert_one_line(run_stage(copy, "corpus"), *parts)
+    assert not (copy / "data/corpus.jsonl").exists()
+    assert not half_written(copy)
+
+
+def test_more_sentences_than_the_grammar_holds(copy: Path) -> None:
+    verbs = copy / "data/verbs.csv"
+    verbs.write_text("\n".join(verbs.read_text().splitlines()[:2]) + "\n")
+    assert len(load_verbs(verbs)) == 1
+    set_params(copy, {"corpus.num_sentences": 10**9})
+    assert_one_line(run_stage(copy, "corpus"), "corpus.num_sentences", "1000000000")
+
+
+def test_more_ranks_than_samples(copy: Path) -> None:
+    (copy / "mine.txt").write_text("one\ntwo\n")
+    set_params(copy, {"corpus.source": "mine.txt", "gloo.world_sizes": [4]})
+    assert run_stage(copy, "corpus").returncode == 0
+    done = run_stage(copy, "shard")
+    assert_one_line(done, "world size = 4", "at most the number of samples, 2")
+    assert not half_written(copy)
+
+
+MODELS = {
+    "missing file": (None, "mine", "model.file = 'mine.py': no such file"),
+    "missing factory": ("x = 1", "mine", "model.factory = 'mine': mine.py has no"),
+    "missing module": ("", "no.such:factory", "model.factory: no.such: ModuleNotFound"),
+    "no loss": (
+        "class M(torch.nn.Module):\n"
+        "    def forward(self, input_ids, labels):\n"
+        "        return SimpleNamespace(logits=input_ids)\n"
+        "def mine(params, vocab_size): return M()\n",
+        "mine",
+        "the output has no .loss",
+    ),
+    "no gradient": (
+        "class M(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.used = torch.nn.Parameter(torch.ones(()))\n"
+        "        self.left_out = torch.nn.Parameter(torch.ones(()))\n"
+        "    def forward(self, input_ids, labels):\n"
+        "        return SimpleNamespace(loss=self.used * 1.0)\n"
+        "def mine(params, vocab_size): return M()\n",
+        "mine",
+        "parameter left_out (1 in all) gets no gradient",
+    ),
+    "exit while imported": ("raise SystemExit(0)", "mine", "mine.py: SystemExit: 0"),
+    "exit in the factory": (
+        "def mine(params, vocab_size): raise SystemExit(0)",
+        "mine",
+        "model.factory mine: SystemExit: 0",
+    ),
+    "lazy": (
+        "def mine(params, vocab_size): return torch.nn.LazyLinear(1)",
+        "mine",
+        "weight has no shape yet",
+    ),
+    "sparse gradient": (
+        "class M(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.e = torch.nn.Embedding(256, 1, sparse=True)\n"
+        "    def forward(self, input_ids, labels):\n"
+        "        return SimpleNamespace(loss=self.e(input_ids).mean())\n"
+        "def mine(params, vocab_size): return M()\n",
+        "mine",
+        "the gradient of e.weight is sparse, must be dense",
+    ),
+    "gradient of NaN": (
+        "class M(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.w = torch.nn.Parameter(torch.zeros(()))\n"
+        "    def forward(self, input_ids, labels):\n"
+        "        return SimpleNamespace(loss=torch.sqrt(self.w * 0))\n"
+        "def mine(params, vocab_size): return M()\n",
+        "mine",
+        "the gradient of w holds NaN or infinity",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_own_model(copy: Path, name: str) -> None:
+    source, factory, part = MODELS[name]
+    if source is not None:
+        header = "import torch\nfrom types import SimpleNamespace\n"
+        (copy / "mine.py").write_text(header + source)
+    set_params(copy, {"model.file": "mine.py", "model.factory": factory})
+    done = run_stage(copy, "train", "--backend", "gloo", "--world-size", "2")
+    assert_one_line(done, part)
+    assert not (copy / "data/runs").exists()
+
+
+def test_loss_that_becomes_nan_in_a_rank(copy: Path) -> None:
+    set_params(copy, {"train.learning_rate": 1e30})
+    done = run_stage(copy, "train", "--backend", "gloo", "--world-size", "2")
+    assert_one_line(done, "train: the loss is", "a smaller train.learning_rate")
+    assert not (copy / "data/runs").exists()
+
+
+def test_warm_up_of_all_epochs(copy: Path) -> None:
+    # 200 sentences, 8 a batch: an epoch is at least 25 steps
+    changes = {"train.num_steps": None, "train.num_epochs": 1}
+    set_params(copy, {**changes, "train.num_warmup_steps": 60})
+    done = run_stage(copy, "train", "--backend", "gloo", "--world-size", "1")
+    assert_one_line(
+        done, "params.yaml: train.num_warmup_steps = 60", "below the number"
+    )
+
+
+def test_largest_seed_trains_on_every_rank(copy: Path) -> None:
+    set_params(copy, {"train.seed": 2**32 - 1})
+    done = run_stage(copy, "train", "--backend", "gloo", "--world-size", "2")
+    assert done.returncode == 0, done.stderr
+
+
+def test_occupied_master_port(copy: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        arguments = ("train", "--backend", "gloo", "--world-size", "2")
+        done = run_stage(copy, *arguments, MASTER_PORT=port)
+    assert_one_line(done, f"MASTER_PORT = {port} is in use")
+
+
+def test_no_gpus_for_nccl(copy: Path) -> None:
+    done = run_stage(copy, "train", "--backend", "nccl", "--world-size", "2")
+    assert_one_line(done, "nccl.world_sizes: 2 processes need 2 GPUs")
+
+
+def test_unwritable_folder(copy: Path) -> None:
+    # a file where a folder must be: holds for root, too
+    import shutil
+
+    shutil.rmtree(copy / "data")
+    (copy / "data").write_text("in the way")
+    assert_one_line(run_stage(copy, "check"), "data")
+
+
+@pytest.mark.pipeline
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"train.lr": 1}, "error: params.yaml: train.lr: unknown key"),
+        ({"corpus.source": "mine.txt"}, "error: mine.txt:2: byte 0xff is not UTF-8"),
+        (
+            {"model.file": "mine.py"},
+            "error: model.factory = 'mini_gpt': mine.py has no function 'mini_gpt'",
+        ),
+        ({"train.learning_rate": 1e30}, "error: train: the loss is"),
+    ],
+    ids=["check", "corpus", "train", "rank"],
+)
+def test_through_dvc_the_same_line(copy: Path, changes: dict, line: str) -> None:
+    (copy / "mine.txt").write_bytes(b"good\n\xff\n")
+    (copy / "mine.py").write_text("x = 1\n")
+    set_params(copy, changes)
+    code, output = run_dvc(copy, "repro", "train")
+    assert code == 255
+    assert line in output
+    assert "Traceback" not in output
+    assert "torch.distributed" not in output

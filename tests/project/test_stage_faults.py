@@ -1,0 +1,224 @@
+"""A fault in the files between two stages, and the next stage must refuse it.
+
+On healthy data a stage that compares a file with itself looks like one that compares.
+All share one small run; each spoils a copy of it and runs only what comes after.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from mutated import JUDGE, PIPELINE, REPLAY, VERIFY, Outcome, run_stages
+from project import copy_project
+
+from minitrain.core.files import read_json, read_jsonl, write_json, write_jsonl
+from minitrain.train.recorder import load_tensors, save_tensors
+
+PARAMS = {"corpus.num_sentences": 40, "train.num_steps": 6}
+RUN = "data/runs/gloo-2"
+REPLAYED = "data/runs/replay-2"
+EVIDENCE = "data/evidence/gloo-2"
+EQUIVALENCE = ["equivalence"]
+TIMING = ["timing"]
+
+
+@pytest.fixture(scope="module")
+def run(stages_by_fork: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the project whose runs of one and two processes were found equal."""
+    folder = copy_project(tmp_path_factory.mktemp("project") / "run", PARAMS)
+    outcome = run_stages(stages_by_fork, folder, [*PIPELINE, TIMING])
+    assert outcome.code == 0, outcome.output
+    return folder
+
+
+@pytest.fixture
+def copy(run: Path, tmp_path: Path) -> Path:
+    """The same, to be spoilt."""
+    return Path(shutil.copytree(run, tmp_path / "copy", symlinks=True))
+
+
+@pytest.fixture
+def after(stages_by_fork: str, copy: Path) -> Callable[..., Outcome]:
+    """Run these stages on the spoilt copy."""
+
+    def run_these(*stages: list[str]) -> Outcome:
+        return run_stages(stages_by_fork, copy, stages)
+
+    return run_these
+
+
+def flip_a_bit(path: Path, tensor: str = "norm.bias") -> None:
+    """The lowest bit of the last element."""
+    state = load_tensors(path)
+    flat = state[tensor].view(-1).view(torch.int32)
+    flat[-1] ^= 1
+    save_tensors(path, state)
+
+
+def alter_hash(path: Path, what: str, rank: int, step: int = 2) -> None:
+    rows = read_jsonl(path)
+    (row,) = (
+        row
+        for row in rows
+        if (row["kind"], row.get("rank"), row.get("step")) == ("tensors", rank, step)
+    )
+    name = next(iter(row[what]))
+    row[what][name] = row[what][name][::-1]
+    write_jsonl(path, rows)
+
+
+def breached(copy: Path, name: str = "gloo-2") -> set[str]:
+    """Rungs of that run which equivalence calls a breach."""
+    rungs = read_json(copy / "metrics/equivalence.json")[name]
+    return {
+        rung
+        for rung, found in rungs.items()
+        if isinstance(found, dict) and found["verdict"] == "breach"
+    }
+
+
+def assert_refused(outcome: Outcome, copy: Path, *rungs: str) -> None:
+    assert (outcome.place, outcome.code) == ("equivalence", 1), outcome.output
+    assert "gloo-2" in outcome.line
+    assert {*rungs} <= breached(copy)
+
+
+def test_nothing_is_refused_where_nothing_was_changed(after, copy: Path) -> None:
+    outcome = after(*JUDGE)
+    assert outcome.code == 0, outcome.output
+    assert breached(copy) == set()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_state_of_one_rank(after, copy: Path, rank: int) -> None:
+    flip_a_bit(copy / RUN / f"states/state-rank-{rank}.pt")
+    rungs = ["ranks", "replay"] if rank == 0 else ["ranks"]
+    assert_refused(after(*VERIFY, EQUIVALENCE), copy, *rungs)
+
+
+def test_state_of_the_replay(after, copy: Path) -> None:
+    flip_a_bit(copy / REPLAYED / "state.pt")
+    assert_refused(after(*VERIFY, EQUIVALENCE), copy, "replay")
+
+
+@pytest.mark.parametrize("what", ["gradients", "parameters"])
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("where", [RUN, REPLAYED])
+def test_hash(after, copy: Path, where: str, rank: int, what: str) -> None:
+    alter_hash(copy / where / "hashes.jsonl", what, rank)
+    assert_refused(after(*VERIFY, EQUIVALENCE), copy, f"replay_{what}")
+
+
+@pytest.mark.parametrize("where", [RUN, REPLAYED])
+def test_rows_of_one_rank_are_not_there(after, copy: Path, where: str) -> None:
+    path = copy / where / "hashes.jsonl"
+    rows = [row for row in read_jsonl(path) if row.get("rank") != 1]
+    write_jsonl(path, rows)
+    found = after(*VERIFY, EQUIVALENCE)
+    assert_refused(found, copy, "replay_gradients", "replay_parameters")
+
+
+@pytest.mark.parametrize("where", [RUN, REPLAYED])
+def test_recorded_step_is_not_there(after, copy: Path, where: str) -> None:
+    path = copy / where / "hashes.jsonl"
+    rows = read_jsonl(path)
+    kept = [r for r in rows if (r["kind"], r.get("step")) != ("tensors", 2)]
+    assert len(kept) == len(rows) - 2
+    write_jsonl(path, kept)
+    assert_refused(after(*VERIFY, EQUIVALENCE), copy, "replay_gradients")
+
+
+@pytest.mark.parametrize("where", [RUN, REPLAYED])
+def test_batch_of_other_samples(after, copy: Path, where: str) -> None:
+    path = copy / where / "hashes.jsonl"
+    rows = read_jsonl(path)
+    batch = next(row for row in rows if (row["kind"], row.get("step")) == ("batch", 4))
+    batch["sha256"] = batch["sha256"][::-1]
+    write_jsonl(path, rows)
+    assert_refused(after(*VERIFY, EQUIVALENCE), copy, "data")
+
+
+def test_loss_of_one_step(after, copy: Path) -> None:
+    """By a hundredth, at a step that the witness computes itself."""
+    path = copy / RUN / "losses.csv"
+    head, first, *rest = path.read_text().splitlines()
+    loss = float(first.partition(",")[2]) + 0.05
+    path.write_text("\n".join([head, f"0,{loss!r}", *rest]) + "\n")
+    assert_refused(after(*VERIFY, EQUIVALENCE), copy, "witness_loss")
+
+
+def test_breach_that_verify_found(after, copy: Path) -> None:
+    path = copy / EVIDENCE / "evidence.json"
+    evidence = read_json(path)
+    planted = {"bytes_equal": False, "max_ulp": 7, "max_abs_diff": 0.5}
+    planted |= {"verdict": "breach", "detail": "planted"}
+    evidence["rungs"]["ranks"] = planted
+    write_json(path, evidence)
+    outcome = after(EQUIVALENCE)
+    assert_refused(outcome, copy, "ranks")
+    assert "planted" in outcome.line
+    assert read_json(copy / "metrics/equivalence.json")["gloo-2"]["ranks"] == planted
+
+
+@pytest.mark.parametrize(
+    ("file", "rung"),
+    [
+        ("gradients.pt", "one_process_gradients"),
+        ("early.pt", "one_process_early"),
+        ("state.pt", "one_process"),
+    ],
+)
+def test_evidence_far_from_one_process(after, copy: Path, file: str, rung: str) -> None:
+    tensors = load_tensors(copy / EVIDENCE / file)
+    # a hundredth, and of all elements: no rounding does that
+    save_tensors(copy / EVIDENCE / file, {n: 1.01 * t for n, t in tensors.items()})
+    assert_refused(after(EQUIVALENCE), copy, rung)
+
+
+def test_replay_does_not_copy_the_state(after, copy: Path) -> None:
+    """What the run says of its state must not reach the replay's."""
+    flip_a_bit(copy / RUN / "states/state-rank-0.pt")
+    flip_a_bit(copy / RUN / "states/state-rank-1.pt")
+    before = (copy / REPLAYED / "state.pt").read_bytes()
+    assert_refused(after(*REPLAY, *VERIFY, EQUIVALENCE), copy, "replay")
+    assert (copy / REPLAYED / "state.pt").read_bytes() == before
+
+
+def test_replay_does_not_copy_the_hashes(after, copy: Path) -> None:
+    for rank in (0, 1):
+        alter_hash(copy / RUN / "hashes.jsonl", "parameters", rank)
+    before = (copy / REPLAYED / "hashes.jsonl").read_bytes()
+    outcome = after(*REPLAY, *VERIFY, EQUIVALENCE)
+    assert_refused(outcome, copy, "replay_parameters")
+    assert (copy / REPLAYED / "hashes.jsonl").read_bytes() == before
+
+
+def test_breach_of_one_run_is_not_hidden_by_the_other(after, copy: Path) -> None:
+    flip_a_bit(copy / "data/runs/replay-1/state.pt")
+    outcome = after(*VERIFY, EQUIVALENCE)
+    assert (outcome.place, outcome.code) == ("equivalence", 1)
+    assert breached(copy, "gloo-1") == {"replay"}
+    assert breached(copy, "gloo-2") == set()
+
+
+def test_slow_warm_up_is_not_summarized(after, copy: Path) -> None:
+    """Steps before num_warmup_steps (2) leave no trace in the summary."""
+    clean = json.loads((copy / "metrics/timing.json").read_text())
+    for name in ("gloo-1", "gloo-2"):
+        path = copy / f"data/runs/{name}/timings.jsonl"
+        write_jsonl(path, [slower(row) for row in read_jsonl(path)])
+    outcome = after(TIMING)
+    assert outcome.code == 0, outcome.output
+    assert json.loads((copy / "metrics/timing.json").read_text()) == clean
+
+
+def slower(row: dict[str, Any]) -> dict[str, Any]:
+    if row["step"] >= 2:
+        return row
+    times = {key: 1000 * row[key] for key in row if key.endswith("_ms")}
+    # hashed steps are left out anyway
+    return {**row, **times, "recorded": False}

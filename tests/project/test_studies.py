@@ -1,0 +1,184 @@
+"""The params.yaml of every study: what stands there fits, what does not is one line."""
+
+import re
+import shutil
+from functools import cache
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from minitrain.bench.turns import load_turns
+from minitrain.core.errors import UserError
+from minitrain.core.schema import Section
+from minitrain.core.study import Turns, load_study
+
+ROOT = Path(__file__).parents[2]
+STUDIES = sorted(file.parent.name for file in ROOT.glob("studies/*/params.yaml"))
+
+
+@cache
+def schema_of(name: str) -> type[Section]:
+    path = ROOT / "studies" / name / f"{name}_settings.py"
+    spec = spec_from_file_location(path.stem, path)
+    assert spec
+    assert spec.loader
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    schema: type[Section] = getattr(module, name.capitalize())
+    return schema
+
+
+def with_changes(name: str, changes: dict[str, Any], project: Path) -> Path:
+    """The folder of a study with ``changes``, in a project with our params.yaml."""
+    yaml = YAML(typ="safe")
+    stated = yaml.load((ROOT / f"studies/{name}/params.yaml").read_text())
+    stated[name] |= changes
+    folder = project / "studies" / name
+    folder.mkdir(parents=True)
+    with open(folder / "params.yaml", "w") as file:
+        yaml.dump(stated, file)
+    shutil.copy(ROOT / "params.yaml", project / "params.yaml")
+    return folder
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_study_fits_its_schema(name: str) -> None:
+    settings = load_study(ROOT / "studies" / name, schema_of(name))
+    stated = YAML(typ="safe").load((ROOT / f"studies/{name}/params.yaml").read_text())
+    assert settings.model_dump(mode="json") == stated[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "expected"),
+    [
+        ("strategies", "world_size", 1, "world_size = 1: must be greater than or"),
+        ("strategies", "num_rounds", 14, "num_rounds = 14: must be greater than or"),
+        ("strategies", "num_round", 16, "num_round: unknown key (did you mean num_r"),
+        ("strategies", "steps_per_round", None, "steps_per_round = null: must be a"),
+        ("strategies", "global_batch_sizes", [8], "global_batch_sizes = [8]: must h"),
+        ("strategies", "global_batch_sizes", [8, 8], "global_batch_sizes = [8, 8]: m"),
+        ("buckets", "bucket_caps_mb", [0, None], "bucket_caps_mb.0 = 0: must be gr"),
+        ("buckets", "bucket_caps_mb", [1], "bucket_caps_mb = [1.0]: must be a list w"),
+        (
+            "buckets",
+            "bucket_caps_mb",
+            [None, 1, 1],
+            "bucket_caps_mb = [null, 1, 1]: mus",
+        ),
+        ("collectives", "smallest_bytes", 6, "smallest_bytes = 6: must be a multip"),
+        ("collectives", "smallest_bytes", 12, "smallest_bytes = 12: must be a power"),
+        ("collectives", "largest_bytes", 0, "largest_bytes = 0: must be greater th"),
+        ("collectives", "smallest_bytes", 2**30, "largest_bytes = 268435456: must be "),
+        ("collectives", "goals", {"4k": 3}, "goals.4k = '4k': must be a valid"),
+        ("ladder", "world_sizes", [], "world_sizes = []: must have at least 1 item"),
+        ("noise", "copies", 3, "copies = 3: must be greater than or equal to 4"),
+        ("noise", "strategies", ["ddp", "ddp"], "strategies = ['ddp', 'ddp']: must b"),
+        ("noise", "strategies", [*"abcde"], "strategies = ['a', 'b', 'c', 'd', 'e']:"),
+        ("noise", "numbers_of_rounds", [22, 24], "numbers_of_rounds = [22, 24]: mus"),
+        ("peers", "world_size", 3, "world_size = 3: must be less than or equal to 2"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(
+    name: str, key: str, value: Any, expected: str, tmp_path: Path
+) -> None:
+    folder = with_changes(name, {key: value}, tmp_path)
+    with pytest.raises(UserError) as caught:
+        load_study(folder, schema_of(name))
+    line = str(caught.value)
+    assert line.startswith(f"{folder}/params.yaml: {name}.{expected}")
+    assert "\n" not in line
+
+
+def test_a_section_of_another_name_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "ladder"
+    folder.mkdir()
+    (folder / "params.yaml").write_text("leiter: {num_steps: 3, world_sizes: [2]}\n")
+    with pytest.raises(UserError, match=r"params\.yaml: leiter: unknown key"):
+        load_study(folder, schema_of("ladder"))
+
+
+TURNS = [name for name in STUDIES if issubclass(schema_of(name), Turns)]
+
+
+@pytest.mark.parametrize("name", TURNS)
+def test_turns_begin_with_the_pipeline_and_stock_ddp(name: str) -> None:
+    study, params = load_turns(ROOT / "studies" / name, schema_of(name))
+    assert study.batch_sizes()
+    assert params.train.sync == "ddp"
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "expected"),
+    [
+        ("buckets", {"world_size": 8}, "world_size = 8: must be one of those that th"),
+        ("noise", {"global_batch_size": 31}, "global_batch_size = 31: must be a mult"),
+        ("peers", {"global_batch_sizes": [32, 9]}, "global_batch_sizes.1 = 9: must b"),
+    ],
+)
+def test_turns_that_the_pipeline_cannot_give_are_one_line(
+    name: str, changes: dict[str, Any], expected: str, tmp_path: Path
+) -> None:
+    folder = with_changes(name, changes, tmp_path)
+    line = f"{folder}/params.yaml: {name}.{expected}"
+    with pytest.raises(UserError, match=f"^{re.escape(line)}"):
+        load_turns(folder, schema_of(name))
+
+
+def test_parts_must_divide_too(tmp_path: Path) -> None:
+    folder = with_changes("strategies", {"global_batch_sizes": [32, 4]}, tmp_path)
+    load_turns(folder, schema_of("strategies"), parts=2)
+    with pytest.raises(UserError, match=r"_sizes\.1 = 4: must be a multiple of 8, for"):
+        load_turns(folder, schema_of("strategies"), parts=4)
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.rglob("params.yaml")), ids=str)
+def test_names_of_parameters_are_text(path: Path) -> None:
+    """Else `dvc params diff` fails on all of them."""
+
+    def names(value: Any) -> list[Any]:
+        inner = value.items() if isinstance(value, dict) else []
+        return [name for key, below in inner for name in (key, *names(below))]
+
+    found = names(YAML(typ="safe").load(path.read_text()))
+    assert found
+    assert [name for name in found if not isinstance(name, str)] == []
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_mistake_costs_no_result(name: str) -> None:
+    """DVC removes what does not persist before a stage runs, and so before it fails."""
+    stages = YAML(typ="safe").load((ROOT / f"studies/{name}/dvc.yaml").read_text())
+    for stage in stages["stages"].values():
+        for out in stage["outs"]:
+            ((_, options),) = out.items()
+            assert options == {"cache": False, "persist": True}
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_setting_is_tracked_by_a_stage(name: str) -> None:
+    stages = YAML(typ="safe").load((ROOT / f"studies/{name}/dvc.yaml").read_text())
+    tracked = {key for s in stages["stages"].values() for key in s.get("params", [])}
+    for key in schema_of(name).model_fields:
+        assert tracked & {name, f"{name}.{key}"}, key
+
+
+def test_no_study_writes_what_another_writes_or_the_pipeline_reads() -> None:
+    """Else `dvc repro` of one would run the other."""
+    written: list[Path] = []
+    read: set[Path] = set()
+    for file in [ROOT / "dvc.yaml", *sorted(ROOT.glob("studies/*/dvc.yaml"))]:
+        stages = YAML(typ="safe").load(file.read_text())["stages"].values()
+        for stage in [stage.get("do", stage) for stage in stages]:
+            outs = [*stage.get("outs", []), *stage.get("metrics", [])]
+            outs += stage.get("plots", [])
+            names = [out if isinstance(out, str) else next(iter(out)) for out in outs]
+            written += [(file.parent / name).resolve() for name in names]
+            if file.parent == ROOT:
+                read |= {(ROOT / dep).resolve() for dep in stage["deps"]}
+    of_studies = {path for path in written if path.is_relative_to(ROOT / "studies")}
+    assert len(of_studies) > len(STUDIES)
+    assert not of_studies & read
+    assert sorted(set(written)) == sorted(written)

@@ -1,0 +1,683 @@
+"""The ladder: equal on clean input, a breach on every planted fault."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+import torch
+from tiny import tiny_params
+from torch import Tensor
+
+from minitrain.core.params import Train
+from minitrain.proof.bits import (
+    Rung,
+    bits_rung,
+    breaches,
+    data_rung,
+    hashes_rung,
+    not_run,
+    own_to_each_rank,
+    ranks_rung,
+    reduced_once_rung,
+    trained_rung,
+)
+from minitrain.proof.tolerances import (
+    Compared,
+    close_rung,
+    gradient_limits,
+    loss_rung,
+    one_process_rungs,
+    state_limits,
+)
+
+State = dict[str, Tensor]
+DEFAULT_RATE = 3e-4
+DEFAULT_ATOL = 1e-5
+
+
+def state() -> State:
+    """Two tensors, the second without dimensions."""
+    return {"a": torch.tensor([1.0, -2.0, 0.5]), "b": torch.tensor(3.0)}
+
+
+def flipped() -> State:
+    """The last bit of one element of b is another."""
+    return state() | {"b": torch.nextafter(torch.tensor(3.0), torch.tensor(4.0))}
+
+
+def with_nan() -> State:
+    return state() | {"a": torch.tensor([1.0, math.nan, 0.5])}
+
+
+def without_b() -> State:
+    return {"a": state()["a"]}
+
+
+def reshaped() -> State:
+    return state() | {"a": state()["a"].reshape(3, 1)}
+
+
+def retyped() -> State:
+    return state() | {"b": state()["b"].double()}
+
+
+FAULTS = {
+    "one bit": (flipped(), "b", 1),
+    "NaN": (with_nan(), "a", None),
+    "missing tensor": (without_b(), "b", None),
+    "another shape": (reshaped(), "a", None),
+    "another dtype": (retyped(), "b", None),
+}
+faults = pytest.mark.parametrize(
+    ("fault", "tensor", "max_ulp"), FAULTS.values(), ids=FAULTS.keys()
+)
+
+
+def test_equal_bits() -> None:
+    assert bits_rung(state(), state()) == Rung(True, 0, 0.0, "equal", "")
+
+
+@faults
+def test_unequal_bits(fault: State, tensor: str, max_ulp: int | None) -> None:
+    rung = bits_rung(fault, state())
+    assert (rung.verdict, rung.bytes_equal) == ("breach", False)
+    assert rung.max_ulp == max_ulp
+    assert rung.detail == f"tensor {tensor} differs"
+    assert bits_rung(state(), fault) == rung
+
+
+def test_ranks_that_agree() -> None:
+    assert ranks_rung([state(), state(), state()]) == bits_rung(state(), state())
+
+
+@faults
+@pytest.mark.parametrize("rank", [1, 2])
+def test_rank_that_differs(
+    fault: State, tensor: str, max_ulp: int | None, rank: int
+) -> None:
+    states = [state(), state(), state()]
+    states[rank] = fault
+    rung = ranks_rung(states)
+    assert (rung.verdict, rung.bytes_equal) == ("breach", False)
+    assert rung.detail == f"rank {rank}: tensor {tensor} differs"
+
+
+def test_one_rank_proves_nothing() -> None:
+    rung = ranks_rung([state()])
+    assert rung == not_run("one rank has nobody to agree with")
+    assert (rung.verdict, rung.bytes_equal) == ("not run", None)
+
+
+def hashes(step: int, rank: int, **parameters: str) -> dict[str, Any]:
+    """A row of tensors' hashes; those of gradients end in ', those of buffers in +."""
+    named = {"a": f"a{step}", "b": f"b{step}"} | parameters
+    row: dict[str, Any] = {"kind": "tensors", "step": step, "rank": rank}
+    row["parameters"] = named
+    row["gradients"] = {name: f"{value}'" for name, value in named.items()}
+    row["buffers"] = {name: f"{value}+{rank}" for name, value in named.items()}
+    return row
+
+
+def run_rows(**changed: Any) -> list[dict[str, Any]]:
+    """Two ranks, steps 0 and 10; ``r1s10={...}`` changes those of rank 1 at step 10."""
+    rows: list[dict[str, Any]] = [{"kind": "buckets", "step": 0, "buckets": []}]
+    rows += [
+        {"kind": "batch", "step": step, "sha256": f"d{step}"} for step in range(11)
+    ]
+    for rank in (0, 1):
+        for step in (0, 10):
+            rows.append(hashes(step, rank, **changed.get(f"r{rank}s{step}", {})))
+    return rows
+
+
+def replay_rows() -> list[dict[str, Any]]:
+    """The same, without buckets."""
+    return run_rows()[1:]
+
+
+each = pytest.mark.parametrize("what", ["gradients", "parameters", "buffers"])
+
+
+@each
+def test_equal_hashes(what: Any) -> None:
+    assert hashes_rung(run_rows(), replay_rows(), what) == Rung(
+        True, None, None, "equal", ""
+    )
+
+
+@each
+@pytest.mark.parametrize(
+    ("changed", "place"),
+    [
+        pytest.param({"r0s0": {"b": "x"}}, "step 0, tensor b, rank 0", id="rank 0"),
+        pytest.param({"r1s0": {"a": "x"}}, "step 0, tensor a, rank 1", id="rank 1"),
+        pytest.param(
+            {"r0s10": {"a": "x"}, "r1s0": {"b": "x"}},
+            "step 0, tensor b, rank 1",
+            id="earlier step of a later rank",
+        ),
+        pytest.param(
+            {"r0s10": {"b": "x"}, "r1s10": {"a": "x"}},
+            "step 10, tensor b, rank 0",
+            id="both ranks",
+        ),
+        pytest.param(
+            {"r1s10": {"c": "x"}}, "step 10, tensor c, rank 1", id="tensor too many"
+        ),
+    ],
+)
+def test_first_difference_of_hashes(what: Any, changed: Any, place: str) -> None:
+    rung = hashes_rung(run_rows(**changed), replay_rows(), what)
+    expected = Rung(False, None, None, "breach", f"first at {place}")
+    assert rung == expected
+
+
+@each
+def test_tensor_without_a_hash(what: Any) -> None:
+    rows = run_rows()
+    del rows[-1][what]["b"]
+    detail = hashes_rung(rows, replay_rows(), what).detail
+    assert detail == "first at step 10, tensor b, rank 1"
+
+
+def drop(rows: list[dict[str, Any]], **where: Any) -> list[dict[str, Any]]:
+    """``rows`` without the hashes that match."""
+    return [
+        row
+        for row in rows
+        if row["kind"] != "tensors" or any(row.get(k) != v for k, v in where.items())
+    ]
+
+
+@each
+@pytest.mark.parametrize(
+    ("run", "other"),
+    [
+        pytest.param(drop(run_rows(), step=10), replay_rows(), id="run lacks a step"),
+        pytest.param(
+            drop(run_rows(), step=10, rank=1), replay_rows(), id="rank lacks a step"
+        ),
+        pytest.param(run_rows(), drop(replay_rows(), step=0), id="replay lacks one"),
+        pytest.param(drop(run_rows()), drop(replay_rows()), id="nothing recorded"),
+    ],
+)
+def test_steps_that_were_not_recorded(what: Any, run: Any, other: Any) -> None:
+    rung = hashes_rung(run, other, what)
+    assert (rung.verdict, rung.bytes_equal) == ("breach", False)
+
+
+def test_model_without_buffers() -> None:
+    rows = [row | {"buffers": {}} for row in run_rows()]
+    assert hashes_rung(rows, rows, "buffers") == not_run("the model has no buffers")
+    # but one side alone cannot do without
+    assert hashes_rung(rows, replay_rows(), "buffers").verdict == "breach"
+    assert hashes_rung(run_rows(), rows, "buffers").verdict == "breach"
+
+
+def test_buffers_are_those_of_the_same_rank() -> None:
+    swapped = [row | {"rank": 1 - row["rank"]} for row in run_rows() if "rank" in row]
+    assert hashes_rung(swapped, replay_rows(), "parameters").verdict == "equal"
+    rung = hashes_rung(swapped, replay_rows(), "buffers")
+    assert rung.detail == "first at step 0, tensor a, rank 0"
+
+
+@pytest.mark.parametrize(
+    ("draws", "changes", "why"),
+    [
+        (False, False, None),
+        (True, False, "the forward pass draws random numbers, each rank its own"),
+        (
+            False,
+            True,
+            "the forward pass changes buffers, each rank by its own samples",
+        ),
+    ],
+)
+def test_what_each_rank_has_of_its_own(
+    draws: bool, changes: bool, why: str | None
+) -> None:
+    row = {"draws_random_numbers": draws, "changes_buffers": changes}
+    rows = [*run_rows(), {"kind": "forward", "rank": 0, **row}]
+    assert own_to_each_rank(rows) == why
+
+
+def test_equal_data() -> None:
+    assert data_rung(run_rows(), replay_rows()).verdict == "equal"
+
+
+def test_first_step_with_other_data() -> None:
+    rows = run_rows()
+    for row in rows:
+        if row["kind"] == "batch" and row["step"] in (4, 7):
+            row["sha256"] = "x"
+    rung = data_rung(rows, replay_rows())
+    assert rung == Rung(False, None, None, "breach", "first at step 4")
+
+
+def test_runs_of_unequal_length() -> None:
+    shorter = [row for row in run_rows() if row["step"] < 8]
+    for pair, detail in [
+        ((shorter, replay_rows()), "8 steps against 11"),
+        ((replay_rows(), shorter), "11 steps against 8"),
+        (([], []), "0 steps against 0"),
+    ]:
+        assert data_rung(*pair) == Rung(False, None, None, "breach", detail)
+
+
+def test_parameters_that_changed() -> None:
+    rung = trained_rung(run_rows())
+    assert (rung.verdict, rung.detail) == ("equal", "2 of 2 tensors changed")
+
+
+def test_some_parameters_changed() -> None:
+    rung = trained_rung(run_rows(r0s10={"a": "a0"}, r1s10={"a": "a0"}))
+    assert (rung.verdict, rung.detail) == ("equal", "1 of 2 tensors changed, not a")
+
+
+def test_nothing_was_trained() -> None:
+    stuck = {"a": "a0", "b": "b0"}
+    rung = trained_rung(run_rows(r0s10=stuck, r1s10=stuck))
+    assert (rung.verdict, rung.detail) == ("breach", "0 of 2 tensors changed")
+
+
+def test_a_buffer_that_counts_is_not_training() -> None:
+    rows = [
+        {"kind": "tensors", "step": step, "rank": 0}
+        | {"gradients": {"a": "g"}, "parameters": {"a": "a0", "count": str(step)}}
+        for step in (0, 10)
+    ]
+    rung = trained_rung(rows)
+    assert (rung.verdict, rung.detail) == ("breach", "0 of 1 tensors changed")
+
+
+def train(**changes: Any) -> Train:
+    return tiny_params(**({"learning_rate": DEFAULT_RATE} | changes)).train
+
+
+# numbers are written exactly in float64; this keeps the limits those of float32
+FLOAT32 = {"f": torch.zeros(0)}
+
+
+def zeros(count: int = 1000) -> State:
+    return FLOAT32 | {"w": torch.zeros(count, dtype=torch.float64)}
+
+
+def off_by(*gaps: float, count: int = 1000) -> State:
+    """Zeros, but the first elements are off by ``gaps``."""
+    tensor = torch.zeros(count, dtype=torch.float64)
+    tensor[: len(gaps)] = torch.tensor(gaps, dtype=torch.float64)
+    return FLOAT32 | {"w": tensor}
+
+
+def above(value: float) -> float:
+    return math.nextafter(value, math.inf)
+
+
+def never() -> State:
+    raise AssertionError("nobody needs a twin to judge this")
+
+
+def gradients_rung(run: State, one: State) -> Rung:
+    return close_rung(run, one, gradient_limits(one), lambda: one)
+
+
+def state_rung(
+    run: State, one: State, params: Train, start: State | None = None
+) -> Rung:
+    """With a twin that ends where one process does, so that it excuses nothing."""
+    limits = state_limits(one, start or zeros(), params, DEFAULT_ATOL)
+    return close_rung(run, one, limits, lambda: one)
+
+
+@pytest.mark.parametrize(
+    ("gap", "verdict"),
+    [
+        pytest.param(0.0, "equal", id="none"),
+        pytest.param(1e-6, "within tolerance", id="at the limit"),
+        pytest.param(-1e-6, "within tolerance", id="at the limit below"),
+        pytest.param(2e-6, "breach", id="beyond"),
+        pytest.param(math.inf, "breach", id="infinite"),
+        pytest.param(math.nan, "breach", id="NaN"),
+    ],
+)
+@pytest.mark.parametrize("size", [1.0, 1e-6, 1e6])
+def test_sgd_within_1e_4_of_what_training_did(
+    gap: float, verdict: str, size: float
+) -> None:
+    """Whatever the rate, the scale and atol: a loss in the thousands is no breach, and
+    a tiny rate allows nothing.
+    """
+    one, start = off_by(0.0), off_by(0.01 * size)
+    # rounding of the product aside
+    run = off_by(0.999 * gap * size)
+    params = train(optimizer="sgd", learning_rate=1.0)
+    assert state_rung(run, one, params, start).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("gaps", "verdict"),
+    [
+        pytest.param([], "equal", id="none"),
+        pytest.param([1e-5] * 1000, "within tolerance", id="all at atol"),
+        pytest.param([2e-5], "within tolerance", id="999 of 1000 within atol"),
+        pytest.param([2e-5, 2e-5], "breach", id="998 of 1000 within atol"),
+        pytest.param([3e-4], "within tolerance", id="one at the rate"),
+        pytest.param([above(3e-4)], "breach", id="one beyond the rate"),
+    ],
+)
+def test_adamw_at_the_rate_of_atol(gaps: list[float], verdict: str) -> None:
+    assert state_rung(off_by(*gaps), zeros(), train()).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("rate", "gap", "verdict"),
+    [
+        # 1e-5 at 3e-4 is 1e-4 at 3e-3, and 3.33e-6 at 1e-4
+        pytest.param(3e-3, 0.99e-4, "within tolerance", id="larger rate"),
+        pytest.param(3e-3, 1.01e-4, "breach", id="beyond at a larger rate"),
+        pytest.param(1e-4, 3.3e-6, "within tolerance", id="smaller rate"),
+        pytest.param(1e-4, 3.4e-6, "breach", id="beyond at a smaller rate"),
+    ],
+)
+def test_adamw_scales_with_the_rate(rate: float, gap: float, verdict: str) -> None:
+    rung = state_rung(off_by(*[gap] * 1000), zeros(), train(learning_rate=rate))
+    assert rung.verdict == verdict
+
+
+def test_adamw_says_what_was_allowed_and_what_was_found() -> None:
+    rung = state_rung(off_by(2e-5), zeros(), train())
+    # 999 of 1000 are within atol
+    assert rung.detail.startswith("allowed: 0.0003, ")
+    assert "1e-05" in rung.detail
+    assert "99.9 %)" in rung.detail
+    rung = state_rung(off_by(2e-5, 4e-4), zeros(), train())
+    assert rung.max_abs_diff == 4e-4
+    assert rung.detail == ("tensor w is 0.0004 off, a start one ULP away carries it 0")
+
+
+def test_values_may_be_some_units_in_the_last_place_off() -> None:
+    """Of weights in the thousands one unit is more than a step of AdamW."""
+    one = {"w": torch.full((8,), 5000.0)}
+    run = {"w": torch.nextafter(one["w"], torch.tensor(torch.inf))}
+    limits = state_limits(one, one, train(), DEFAULT_ATOL)
+    assert close_rung(run, one, limits, never).verdict == "within tolerance"
+
+
+def against(run: State, state: State, twin: State, **changes: Any) -> dict[str, Rung]:
+    """All rungs of a run that ends in ``run``, where one process ends in ``state``."""
+
+    def made(state: State) -> Compared:
+        losses = [1.0, 0.9, 0.8]
+        rows = [{"kind": "forward"} | forward(False, False)]
+        return Compared(rows, zeros(), state, state, losses, start=zeros())
+
+    asked: list[int | None] = []
+
+    def ask(most_steps: int | None) -> Compared:
+        asked.append(most_steps)
+        return made(twin)
+
+    return one_process_rungs(made(run), made(state), train(**changes), 1e-5, ask)
+
+
+def forward(random: bool, buffers: bool) -> dict[str, bool]:
+    return {"draws_random_numbers": random, "changes_buffers": buffers}
+
+
+@pytest.mark.parametrize(
+    ("drift", "early", "final"),
+    [
+        pytest.param(0.6, "within tolerance", "undecided", id="as far"),
+        pytest.param(0.051, "within tolerance", "undecided", id="a tenth as far"),
+        pytest.param(0.049, "breach", "breach", id="less than a tenth as far"),
+        pytest.param(1e-6, "breach", "breach", id="stable"),
+        pytest.param(math.nan, "breach", "breach", id="NaN"),
+    ],
+)
+def test_what_a_twin_explains(drift: float, early: str, final: str) -> None:
+    """One process from a start one ULP away: where it drifts as far, rounding does it.
+    After a few steps that is within tolerance, after many a fault could hide in it.
+    """
+    rungs = against(off_by(0.5), zeros(), off_by(drift))
+    assert rungs["one_process_early"].verdict == early
+    assert rungs["one_process"].verdict == final
+    assert rungs["one_process"].max_abs_diff == 0.5
+    assert "tensor w is 0.5 off" in rungs["one_process"].detail
+
+
+def test_a_twin_excuses_only_the_tensors_that_it_carries() -> None:
+    run = {"a": off_by(0.5)["w"], "b": off_by(0.5)["w"]} | FLOAT32
+    one = {"a": zeros()["w"], "b": zeros()["w"]} | FLOAT32
+    twin = one | {"a": off_by(0.5)["w"]}
+    limits = state_limits(one, one, train(), DEFAULT_ATOL)
+    rung = close_rung(run, one, limits, lambda: twin)
+    assert rung.verdict == "breach"
+    assert "tensor b is 0.5 off" in rung.detail
+    # and what is near enough needs no excuse
+    near = run | {"b": zeros()["w"]}
+    assert close_rung(near, one, limits, lambda: twin).verdict == "within tolerance"
+
+
+def test_run_too_short_for_an_early_state() -> None:
+    rungs = against({}, {}, {})
+    assert rungs["one_process_early"] == not_run("fewer than three steps")
+
+
+@pytest.mark.parametrize("gap", [0.0, 1e-6])
+def test_what_is_within_the_quick_limits_needs_no_twin(gap: float) -> None:
+    limits = state_limits(zeros(), zeros(), train(), DEFAULT_ATOL)
+    assert close_rung(off_by(gap), zeros(), limits, never).verdict != "breach"
+
+
+def test_state_that_cannot_be_compared_is_no_drift() -> None:
+    limits = state_limits(state(), state(), train(), DEFAULT_ATOL)
+    assert close_rung(with_nan(), state(), limits, never).verdict == "breach"
+
+
+def test_share_is_taken_over_all_tensors_together() -> None:
+    # 2 of 2 elements of a bias are beyond atol, but only 2 of 2002 in all
+    run = {"b": torch.full((2,), 2e-5), "w": torch.zeros(2000)}
+    other = {"b": torch.zeros(2), "w": torch.zeros(2000)}
+    limits = state_limits(other, other, train(), DEFAULT_ATOL)
+    assert close_rung(run, other, limits, never).verdict == "within tolerance"
+
+
+@pytest.mark.parametrize(
+    ("gap", "verdict"),
+    [
+        pytest.param(0.0, "equal", id="none"),
+        # the largest gradient is 4: 1e-5 of it is 4e-5
+        pytest.param(3.99e-5, "within tolerance", id="within"),
+        pytest.param(4.01e-5, "breach", id="beyond"),
+        pytest.param(math.nan, "breach", id="NaN"),
+    ],
+)
+def test_gradients_are_relative_to_the_largest(gap: float, verdict: str) -> None:
+    one = FLOAT32 | {
+        "large": torch.tensor([1.0, -4.0], dtype=torch.float64),
+        "small": torch.tensor([1e-7], dtype=torch.float64),
+    }
+    run = one | {"small": one["small"] + gap}
+    rung = gradients_rung(run, one)
+    assert rung.verdict == verdict
+    if verdict == "breach" and not math.isnan(gap):
+        assert rung.detail.startswith("tensor small is 4.01e-05 off, ")
+
+
+@pytest.mark.parametrize(
+    ("gap", "verdict"),
+    [(0.0, "equal"), (1e-11, "within tolerance"), (above(1e-11), "breach")],
+)
+def test_states_of_float64_are_a_million_times_nearer(gap: float, verdict: str) -> None:
+    run, one = {"w": off_by(gap)["w"]}, {"w": zeros()["w"]}
+    for params in (train(), train(optimizer="sgd")):
+        limits = state_limits(one, one, params, atol=1.0)
+        assert close_rung(run, one, limits, lambda: one).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("gap", "verdict"), [(3.99e-13, "within tolerance"), (4.01e-13, "breach")]
+)
+def test_gradients_of_float64(gap: float, verdict: str) -> None:
+    # the largest is 4: 1e-13 of it is 4e-13
+    one = {"w": torch.tensor([0.0, -4.0], dtype=torch.float64)}
+    run = {"w": one["w"] + torch.tensor([gap, 0.0], dtype=torch.float64)}
+    assert gradients_rung(run, one).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("ours", "verdict"),
+    [(1.04, "within tolerance"), (1.06, "breach"), (-1.0, "within tolerance")],
+)
+def test_loss_may_be_five_percent_above(ours: float, verdict: str) -> None:
+    assert loss_rung([ours], [1.0]).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("ours", "verdict"),
+    [(-1.0, "within tolerance"), (-0.96, "within tolerance"), (-0.94, "breach")],
+)
+def test_negative_losses_too(ours: float, verdict: str) -> None:
+    assert loss_rung([ours], [-1.0]).verdict == verdict
+
+
+def rows_with_buckets(*layouts: tuple[int, list[list[str]]]) -> list[dict[str, Any]]:
+    buckets = [
+        {
+            "kind": "buckets",
+            "step": step,
+            "rank": 0,
+            "buckets": [{"parameters": names} for names in layout],
+        }
+        for step, layout in layouts
+    ]
+    return run_rows()[1:] + buckets
+
+
+@pytest.mark.parametrize(
+    ("rows", "verdict", "detail"),
+    [
+        (rows_with_buckets((0, [["b", "a"]])), "equal", "2 tensors"),
+        (
+            rows_with_buckets((0, [["b", "a"]]), (1, [["b"], ["a"]])),
+            "equal",
+            "2 tensors",
+        ),
+        (rows_with_buckets(), "breach", "nothing was reduced"),
+        (rows_with_buckets((0, [["b"]])), "breach", "step 0: a is never reduced"),
+        (
+            rows_with_buckets((0, [["b", "a"]]), (1, [["b"], ["a"], ["b"]])),
+            "breach",
+            "step 1: b is reduced more than once",
+        ),
+    ],
+    ids=["once", "rebuilt", "not at all", "left out", "twice"],
+)
+def test_every_tensor_is_reduced_once(
+    rows: list[dict[str, Any]], verdict: str, detail: str
+) -> None:
+    rung = reduced_once_rung(rows)
+    assert (rung.verdict, rung.detail) == (verdict, detail)
+
+
+def test_gradients_twice_as_large() -> None:
+    """The sum instead of the mean of two ranks."""
+    one = {"w": torch.tensor([1.0, -4.0])}
+    rung = gradients_rung({"w": 2 * one["w"]}, one)
+    assert (rung.verdict, rung.max_abs_diff) == ("breach", 4.0)
+
+
+def tolerance_rungs(run: State, other: State) -> list[Rung]:
+    return [
+        gradients_rung(run, other),
+        state_rung(run, other, train(), other),
+        state_rung(run, other, train(optimizer="sgd"), other),
+    ]
+
+
+@pytest.mark.parametrize("fault", [n for n in FAULTS if n != "one bit"])
+def test_tolerance_does_not_excuse_what_cannot_be_compared(fault: str) -> None:
+    planted, tensor, _ = FAULTS[fault]
+    for rung in tolerance_rungs(planted, state()):
+        assert (rung.verdict, rung.bytes_equal) == ("breach", False)
+        expected = f"tensor {tensor} cannot be compared (NaN, shape or dtype)"
+        assert rung.detail == expected
+
+
+def test_tensor_that_cannot_be_compared_is_the_one_that_is_named() -> None:
+    # a is off by rounding, which is allowed; b is why there is no verdict
+    run = {"a": torch.tensor([1.0 + 2**-23]), "b": torch.tensor(math.nan)}
+    other = {"a": torch.tensor([1.0]), "b": torch.tensor(1.0)}
+    for rung in tolerance_rungs(run, other):
+        assert rung.detail.startswith("tensor b cannot be compared")
+
+
+BUFFERS = {
+    "integers": torch.tensor([3, 4]),
+    "booleans": torch.tensor([True, False]),
+    "causal mask of infinities": torch.full((64, 64), -math.inf).triu(1),
+    "nothing": torch.zeros(0),
+}
+
+
+@pytest.mark.parametrize("buffer", BUFFERS.values(), ids=BUFFERS.keys())
+def test_buffers_of_any_kind_beside_parameters(buffer: Tensor) -> None:
+    """What models keep in a state besides weights: counters, causal masks."""
+    other = {"mask": buffer, "w": torch.ones(5000)}
+    near = {"mask": buffer.clone(), "w": torch.ones(5000) + 2**-23}
+    far = {"mask": buffer.clone(), "w": torch.ones(5000) + 0.01}
+    for params in (train(), train(optimizer="sgd")):
+        rungs = [state_rung(run, other, params, other) for run in (near, far)]
+        assert [rung.verdict for rung in rungs] == ["within tolerance", "breach"]
+        assert "tensor w is 0.01 off" in rungs[1].detail
+        same = state_rung(other, other, params, other)
+        assert same.verdict == "equal"
+
+
+INFINITE = {"a": torch.tensor([1.0, -2.0, 0.5]), "b": torch.tensor(math.inf)}
+RUNGS = {
+    "not run": not_run("why"),
+    "equal": bits_rung(state(), state()),
+    "one bit": bits_rung(flipped(), state()),
+    "NaN": bits_rung(with_nan(), state()),
+    "infinite": bits_rung(INFINITE, state()),
+    "infinite beyond tolerance": state_rung(INFINITE, state(), train(), state()),
+    "within tolerance": gradients_rung(flipped(), state()),
+}
+
+
+@pytest.mark.parametrize("rung", RUNGS.values(), ids=RUNGS.keys())
+def test_rungs_can_be_written_as_json(rung: Rung) -> None:
+    written = rung.as_dict()
+    assert json.loads(json.dumps(written, allow_nan=False)) == written
+    names = ["bytes_equal", "max_ulp", "max_abs_diff", "verdict", "detail"]
+    assert list(written) == names
+
+
+def test_breaches_are_one_line_each() -> None:
+    rungs = {
+        "ranks": bits_rung(state(), state()),
+        "replay": bits_rung(flipped(), state()),
+        "data": data_rung([], []),
+        "one_process": not_run("it is the one process"),
+        "unstable": against(off_by(0.5), zeros(), off_by(0.5))["one_process"],
+        "gradients": gradients_rung(flipped(), state()),
+    }
+    named = {name: rung.as_dict() for name, rung in rungs.items()}
+    assert breaches(named) == ["replay: tensor b differs", "data: 0 steps against 0"]
+
+
+def test_a_rank_that_recorded_nothing_is_named() -> None:
+    rows = [{"kind": "tensors", "step": 0, "rank": 0, "gradients": {"w": "aa"}}]
+    assert hashes_rung(rows, rows, "gradients", 1).verdict == "equal"
+    rung = hashes_rung(rows, rows, "gradients", 2)
+    assert (rung.verdict, rung.detail) == ("breach", "rank 1 recorded nothing")
+
+
+def test_nan_is_equal_to_nothing_not_even_to_the_same_nan() -> None:
+    state = {"w": torch.tensor([1.0, float("nan")])}
+    for rung in (bits_rung(state, state), ranks_rung([state, state])):
+        assert rung.verdict == "breach"
+        assert "w holds NaN" in rung.detail
+    assert gradients_rung(state, state).verdict == "breach"

@@ -1,0 +1,64 @@
+"""Runs beside each other: what the equivalence stage asks of them together."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from report_inputs import results
+from tiny import tiny_params
+
+from minitrain.core.params import Params
+from minitrain.proof import evidence as evidence_module
+from minitrain.proof.evidence import across_world_sizes
+from minitrain.report.ladder import equivalence_sentences
+
+
+def runs_of(sync: str) -> Params:
+    """The parameters of runs with 2, 1 and 4 processes, and with a GPU."""
+    params = tiny_params(sync=sync)
+    gloo = params.gloo.model_copy(update={"world_sizes": [2, 1, 4]})
+    return params.model_copy(update={"gloo": gloo})
+
+
+@pytest.fixture
+def evidence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of gloo-4 one bit is another."""
+    one = torch.ones(3)
+    states = {"gloo-1": one, "gloo-2": one.clone(), "gloo-4": one.nextafter(2 * one)}
+
+    def load_tensors(path: Path) -> dict[str, torch.Tensor]:
+        assert path.name == "state.pt"
+        return {"weight": states[path.parent.name]}
+
+    monkeypatch.setattr(evidence_module, "load_tensors", load_tensors)
+
+
+@pytest.mark.usefixtures("evidence")
+@pytest.mark.parametrize("sync", ["invariant", "invariant_shm"])
+def test_bits_of_invariant_do_not_depend_on_the_world_size(sync: str) -> None:
+    params = runs_of(sync)
+    found = {
+        run: across_world_sizes(run, params, Path())["world_sizes"]
+        for run in ("gloo-1", "gloo-2", "gloo-4", "nccl-1")
+    }
+    verdicts = {run: rung.verdict for run, rung in found.items()}
+    assert verdicts == {
+        "gloo-1": "not run",
+        "gloo-2": "equal",
+        "gloo-4": "breach",
+        "nccl-1": "not run",
+    }
+    assert found["gloo-4"].detail == "tensor weight differs"
+
+
+def test_of_other_strategies_nobody_asks_it() -> None:
+    assert across_world_sizes("gloo-2", runs_of("ddp"), Path()) == {}
+
+
+def test_report_says_so() -> None:
+    measured = results([1, 2])
+    sentence = "The bits do not depend on the number of processes."
+    assert sentence not in equivalence_sentences(measured)
+    same = {"bytes_equal": True, "max_ulp": 0, "max_abs_diff": 0.0, "verdict": "equal"}
+    measured.equivalence["gloo-2"]["world_sizes"] = same
+    assert sentence in equivalence_sentences(measured)

@@ -1,0 +1,240 @@
+"""Units in the last place: the order of floats, and what has no place in it."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from minitrain.proof.ulp import (
+    CHUNK_ELEMENTS,
+    Distance,
+    Gap,
+    distance,
+    same_bits,
+    tensor_gap,
+    ulp_distance,
+)
+
+DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+finite32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+def ulp(a: float, b: float, dtype: torch.dtype = torch.float32) -> int:
+    (apart,) = ulp_distance(
+        torch.tensor([a], dtype=dtype), torch.tensor([b], dtype=dtype)
+    )
+    return int(apart)
+
+
+def one(
+    value: float | list[float], dtype: torch.dtype = torch.float32
+) -> dict[str, Tensor]:
+    return {"w": torch.tensor(value, dtype=dtype)}
+
+
+@given(finite32, finite32)
+def test_symmetric_and_zero_only_between_equals(a: float, b: float) -> None:
+    assert ulp(a, b) == ulp(b, a)
+    assert (ulp(a, b) == 0) == (a == b)
+
+
+@given(finite32)
+def test_neighbours_are_one_apart(a: float) -> None:
+    for towards in (math.inf, -math.inf):
+        neighbour = torch.nextafter(torch.tensor(a), torch.tensor(towards)).item()
+        assert ulp(a, neighbour) == 1
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_neighbours_are_one_apart_in_float64(a: float) -> None:
+    assert ulp(a, math.nextafter(a, math.inf), torch.float64) == 1
+    assert ulp(a, math.nextafter(a, -math.inf), torch.float64) == 1
+
+
+@given(finite32, finite32, finite32)
+def test_distances_add_up_along_the_line(a: float, b: float, c: float) -> None:
+    low, middle, high = sorted((a, b, c))
+    assert ulp(low, high) == ulp(low, middle) + ulp(middle, high)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bits", "mantissa"),
+    list(zip(DTYPES, (16, 16, 32, 64), (10, 7, 23, 52), strict=True)),
+)
+def test_distances_by_hand(dtype: torch.dtype, bits: int, mantissa: int) -> None:
+    # between 1 and 2 the mantissa takes all its values
+    assert ulp(1, 2, dtype) == 2**mantissa
+    assert ulp(-2, -1, dtype) == 2**mantissa
+    # both zeros are one place
+    assert ulp(-0.0, 0.0, dtype) == 0
+    # the smallest number above zero and the one below
+    smallest = float(np.ldexp(torch.finfo(dtype).tiny, -mantissa))
+    assert ulp(-smallest, smallest, dtype) == 2
+    assert ulp(-0.0, smallest, dtype) == ulp(-smallest, 0.0, dtype) == 1
+    # 1 lies half the exponents above zero: exponent bits 0111...1
+    exponent = bits - 1 - mantissa
+    assert ulp(0, 1, dtype) == (2 ** (exponent - 1) - 1) * 2**mantissa
+    # from one end to the other: every exponent but that of infinity, both signs
+    ends = (2**exponent - 1) * 2**mantissa
+    assert ulp(-math.inf, math.inf, dtype) == 2 * ends
+
+
+def test_largest_number_is_next_to_infinity() -> None:
+    assert ulp(torch.finfo(torch.float32).max, math.inf) == 1
+
+
+def test_each_element_has_a_distance() -> None:
+    a = torch.tensor([[1.0, 2.0], [3.0, -4.0]])
+    b = torch.nextafter(a, torch.tensor([[1.0, 9.0], [9.0, -9.0]]))
+    assert ulp_distance(a, b).tolist() == [0, 1, 1, 1]
+
+
+def test_views_are_read_in_their_own_order() -> None:
+    a = torch.arange(6.0).reshape(2, 3)
+    assert ulp_distance(a.t(), a.t().contiguous()).tolist() == [0] * 6
+
+
+def test_equal_sets() -> None:
+    assert distance(one([1.0, 2.0]), one([1.0, 2.0])) == Distance(True, 0, 0.0, None)
+    assert distance({}, {}) == Distance(True, 0, 0.0, None)
+
+
+def test_largest_distances_and_the_first_tensor() -> None:
+    a = {"v": torch.ones(2), "w": torch.tensor([1.0, 8.0]), "x": torch.tensor([0.25])}
+    b = {"v": torch.ones(2), "w": torch.tensor([1.0, 8.5]), "x": torch.tensor([0.5])}
+    # above 8 the places are 2^-20 apart: 0.5 is 2^19 of them; 0.25 to 0.5 is 2^23
+    assert distance(a, b) == Distance(False, 2**23, 0.5, "w")
+
+
+def test_one_bit() -> None:
+    a = torch.ones(3)
+    b = a.clone()
+    b[1] = torch.nextafter(a[1], torch.tensor(2.0))
+    assert distance({"w": a}, {"w": b}) == Distance(False, 1, 2.0**-23, "w")
+
+
+def test_zeros_of_either_sign_have_other_bits_at_no_distance() -> None:
+    assert distance(one([0.0]), one([-0.0])) == Distance(False, 0, 0.0, "w")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_distance_in_every_floating_type(dtype: torch.dtype) -> None:
+    step = torch.finfo(dtype).eps
+    apart = distance(one([1.0, 1.0], dtype), one([1.0, 1.0 + step], dtype))
+    assert apart == Distance(False, 1, step, "w")
+
+
+def test_without_dimensions() -> None:
+    # 2 to 3 is half of the 2^23 places between 2 and 4
+    assert distance(one(2.0), one(3.0)) == Distance(False, 2**22, 1.0, "w")
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        pytest.param({}, one(1.0), id="missing here"),
+        pytest.param(one(1.0), {}, id="missing there"),
+        pytest.param(one([1.0, 2.0]), one([1.0, math.nan]), id="NaN there"),
+        pytest.param(one([math.nan, 2.0]), one([1.0, 2.0]), id="NaN here"),
+        pytest.param(one([1.0, 2.0]), one([[1.0, 2.0]]), id="shape"),
+        pytest.param(one([1.0]), one(1.0), id="no dimensions"),
+        pytest.param(one([1.0]), one([1.0], torch.float64), id="dtype"),
+        pytest.param(
+            {"w": torch.zeros(0, 2)}, {"w": torch.zeros(2, 0)}, id="empty shapes"
+        ),
+        pytest.param(one([1.0]), {**one([1.0]), "a": torch.ones(1)}, id="one more"),
+    ],
+)
+def test_sets_without_a_distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
+    name = "a" if "a" in b else "w"
+    assert distance(a, b) == Distance(False, None, None, name)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "dtype", "places"),
+    [
+        (1, 3, torch.int64, 2),
+        (-(2**63), 2**63 - 1, torch.int64, 2**64 - 1),
+        (2**62, 2**62 + 1, torch.int64, 1),
+        (-128, 127, torch.int8, 255),
+        (0, 255, torch.uint8, 255),
+        (0, 1, torch.bool, 1),
+    ],
+)
+def test_places_between_integers(
+    a: int, b: int, dtype: torch.dtype, places: int
+) -> None:
+    apart = distance(one([0, a], dtype), one([0, b], dtype))
+    assert (apart.max_ulp, apart.tensor) == (places, "w")
+
+
+@given(st.integers(-(2**31), 2**31 - 1), st.integers(-(2**31), 2**31 - 1))
+def test_integers_are_as_far_apart_as_their_difference(a: int, b: int) -> None:
+    apart = distance(one([a], torch.int32), one([b], torch.int32))
+    assert (apart.max_ulp, apart.max_abs_diff) == (abs(a - b), abs(a - b))
+
+
+def test_complex_numbers_are_compared_part_by_part() -> None:
+    a, b = torch.tensor([1 + 2j, 3 + 4j]), torch.tensor([1 + 2j, 3 + 5j])
+    # 4 to 5 is a quarter of the 2^23 places between 4 and 8
+    assert distance({"w": a}, {"w": b}) == Distance(False, 2**21, 1.0, "w")
+    assert distance({"w": a}, {"w": a.conj().conj()}).bytes_equal
+    assert not distance({"w": a}, {"w": a.conj()}).bytes_equal
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_eight_bits(dtype: torch.dtype) -> None:
+    a, b = (torch.tensor([1.0, x]).to(dtype) for x in (-0.5, 0.5))
+    # from minus a half to a half: twice the bits of a half
+    bits = int(b.view(torch.uint8)[1])
+    assert distance({"w": a}, {"w": b}) == Distance(False, 2 * bits, 1.0, "w")
+
+
+def test_gap_of_a_tensor_longer_than_a_piece() -> None:
+    a = torch.zeros(3, CHUNK_ELEMENTS)
+    b = a.clone()
+    b[1, 5] = 2.0
+    b[2, -1] = -1.0
+    # 1 is 127 * 2^23 places from 0, and 2 is 2^23 further
+    expected = Gap(2, CHUNK_ELEMENTS + 5, 128 * 2**23, 2.0)
+    assert tensor_gap(a, b) == expected
+    assert tensor_gap(b, a) == expected
+    b[0, 0] = math.nan
+    assert tensor_gap(a, b) == Gap(3, 0, None, None)
+
+
+def test_gap_of_equal_tensors() -> None:
+    nan = torch.tensor([math.nan, 1.0])
+    assert tensor_gap(nan, nan.clone()) == Gap(0, None, 0, 0.0)
+    assert tensor_gap(torch.zeros(0), torch.zeros(0)) == Gap(0, None, 0, 0.0)
+
+
+def test_infinity_is_places_but_no_number_away_from_a_number() -> None:
+    largest = torch.finfo(torch.float32).max
+    gap = tensor_gap(torch.tensor([largest]), torch.tensor([math.inf]))
+    assert gap == Gap(1, 0, 1, None)
+
+
+def test_empty_tensors_are_equal() -> None:
+    assert distance({"w": torch.zeros(0)}, {"w": torch.zeros(0)}).bytes_equal
+
+
+def test_equal_infinities_are_no_distance_apart() -> None:
+    # a causal mask may hold them; what differs is elsewhere in the tensor
+    apart = distance(one([-math.inf, 1.0]), one([-math.inf, 1.5]))
+    assert apart == Distance(False, 2**22, 0.5, "w")
+
+
+def test_same_bits_knows_nan_and_the_sign_of_zero() -> None:
+    nan = torch.tensor([math.nan])
+    assert same_bits(nan, nan.clone())
+    assert not same_bits(torch.tensor([0.0]), torch.tensor([-0.0]))
+
+
+def test_tensor_that_requires_a_gradient() -> None:
+    weight = torch.ones(2, requires_grad=True)
+    assert distance({"w": weight}, {"w": weight + 1}).max_abs_diff == 1

@@ -1,0 +1,591 @@
+"""The witness: it shares nothing with a run, and what is wrong in a record is seen.
+
+One honest run of two ranks is made; every test plants one fault in what it recorded.
+"""
+
+import ast
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from project import ROOT
+from torch import Tensor, nn
+
+from minitrain.core.errors import EvidenceError
+from minitrain.proof import replay
+from minitrain.proof.witness.examine import examine_batches
+from minitrain.proof.witness.record import Record, Task
+from minitrain.sync.catalog import STRATEGIES
+from minitrain.testing.check import check_data_parallel, examine
+from minitrain.testing.faults import mean_of_means
+from minitrain.testing.subjects import Bigrams, make_trial
+from minitrain.testing.trial import Outcome, Trial, run_ranks
+from minitrain.train.loop import mean_losses
+
+ALLOWED = {"torch", "numpy", "ruamel"}
+Spoil = Callable[[dict[str, Any]], None]
+
+
+def test_it_imports_nothing_of_what_it_examines() -> None:
+    import sys
+
+    for path in (ROOT / "minitrain/proof/witness").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = []
+            if isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            elif isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            for name in names:
+                own = name.startswith("minitrain.proof.witness.")
+                root = name.partition(".")[0]
+                assert own or root in ALLOWED | sys.stdlib_module_names, (path, name)
+
+
+def task_of(trial: Trial, **changes: Any) -> Task:
+    return replace(
+        Task(
+            build=lambda: trial.start(0),
+            loss=trial.loss,
+            count=trial.count,
+            world_size=2,
+            num_steps=trial.steps,
+            hash_every=trial.hash_every,
+            optimizer=trial.optimizer,
+            learning_rate=trial.learning_rate,
+            precision=trial.precision,
+        ),
+        **changes,
+    )
+
+
+def record_of(run: Outcome) -> dict[str, Any]:
+    return {
+        "rows": run.rows,
+        "losses": mean_losses(run.results),
+        "tensors": run.results[0].kept["sampled"],
+        "state": run.states[0],
+    }
+
+
+@pytest.fixture(scope="module")
+def honest() -> Callable[[str], tuple[Trial, dict[str, Any]]]:
+    """A run of each optimizer; the record is a copy that may be spoilt."""
+
+    @cache
+    def run(optimizer: str) -> tuple[Trial, Outcome]:
+        trial = make_trial(optimizer=optimizer)
+        return trial, run_ranks(trial, 2, timeout_s=60)
+
+    def fresh(optimizer: str) -> tuple[Trial, dict[str, Any]]:
+        trial, outcome = run(optimizer)
+        return trial, copy.deepcopy(record_of(outcome))
+
+    return fresh
+
+
+def asked(trial: Trial, record: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    task = task_of(trial, **changes)
+    return examine_batches(task, trial.batches, Record(**record))
+
+
+def breached(rungs: dict[str, Any]) -> list[str]:
+    return [name for name, rung in rungs.items() if rung["verdict"] == "breach"]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_honest_run(honest: Any, optimizer: str) -> None:
+    rungs = asked(*honest(optimizer))
+    assert {rung["verdict"] for rung in rungs.values()} == {"equal", "within tolerance"}
+    assert list(rungs) == [
+        "witness_data",
+        "witness_hashes",
+        "witness_step",
+        "witness_mean",
+        "witness_probe",
+        "witness_gradients",
+        "witness_loss",
+    ]
+
+
+def rows_of(record: dict[str, Any], kind: str) -> list[dict[str, Any]]:
+    return [row for row in record["rows"] if row["kind"] == kind]
+
+
+def swap_ranks(record: dict[str, Any]) -> None:
+    for row in rows_of(record, "fed"):
+        row["rank"] = 1 - row["rank"]
+
+
+def a_sample_twice(record: dict[str, Any]) -> None:
+    samples = rows_of(record, "fed")[3]["parts"][0]["samples"]
+    samples[0] = samples[1]
+
+
+def rank_is_silent(record: dict[str, Any]) -> None:
+    gone = rows_of(record, "fed")[-1]
+    record["rows"] = [row for row in record["rows"] if row is not gone]
+
+
+def step_not_recorded(record: dict[str, Any]) -> None:
+    gone = rows_of(record, "tensors")[1]
+    record["rows"] = [row for row in record["rows"] if row is not gone]
+
+
+def other_hash(record: dict[str, Any]) -> None:
+    name = next(iter(rows_of(record, "tensors")[-1]["parameters"]))
+    rows_of(record, "tensors")[-1]["parameters"][name] = "0" * 64
+
+
+def other_final_state(record: dict[str, Any]) -> None:
+    record["state"] = {name: t + 1 for name, t in record["state"].items()}
+
+
+def loss_plus_3(record: dict[str, Any]) -> None:
+    record["losses"] = [loss + 3 for loss in record["losses"]]
+
+
+def loss_of_the_last_step(record: dict[str, Any]) -> None:
+    record["losses"][-1] *= 1.0001
+
+
+def missing_loss(record: dict[str, Any]) -> None:
+    record["losses"].pop()
+
+
+def no_probe(record: dict[str, Any]) -> None:
+    record["rows"] = [row for row in record["rows"] if row["kind"] != "probe"]
+
+
+def probe_loss(record: dict[str, Any]) -> None:
+    rows_of(record, "probe")[0]["loss"] *= 1.0001
+
+
+def targets_counted_twice(record: dict[str, Any]) -> None:
+    rows_of(record, "fed")[2]["parts"][0]["targets"] *= 2
+
+
+def a_parameter_is_left_out(record: dict[str, Any]) -> None:
+    for key in [k for k in record["tensors"] if k.endswith("/after/hidden.bias")]:
+        del record["tensors"][key]
+    for row in rows_of(record, "tensors"):
+        del row["parameters"]["hidden.bias"]
+
+
+def step_starts_elsewhere(record: dict[str, Any]) -> None:
+    key = "1/before/hidden.bias"
+    record["tensors"][key] = 0.9 * record["tensors"][key]
+
+
+def optimizer_made_anew(record: dict[str, Any]) -> None:
+    for key in [k for k in record["tensors"] if k.startswith("5/moments/")]:
+        del record["tensors"][key]
+
+
+def moments_not_kept(record: dict[str, Any]) -> None:
+    for key in [k for k in record["tensors"] if k.endswith("/exp_avg")]:
+        record["tensors"][key] = torch.zeros_like(record["tensors"][key])
+
+
+def rank_has_other_hashes(record: dict[str, Any]) -> None:
+    row = next(
+        r for r in rows_of(record, "tensors") if (r["step"], r["rank"]) == (2, 1)
+    )
+    row["gradients"]["hidden.bias"] = "0" * 64
+
+
+def row_that_is_there_twice(record: dict[str, Any]) -> None:
+    record["rows"].append(rows_of(record, "tensors")[0])
+
+
+def loss_is_nan(record: dict[str, Any]) -> None:
+    record["losses"][3] = float("nan")
+
+
+FAULTS = {
+    swap_ranks: "witness_data",
+    targets_counted_twice: "witness_data",
+    a_parameter_is_left_out: "witness_hashes",
+    step_starts_elsewhere: "witness_hashes",
+    optimizer_made_anew: "witness_step",
+    moments_not_kept: "witness_step",
+    rank_has_other_hashes: "witness_hashes",
+    row_that_is_there_twice: "witness_hashes",
+    loss_is_nan: "witness_hashes",
+    a_sample_twice: "witness_data",
+    rank_is_silent: "witness_data",
+    step_not_recorded: "witness_hashes",
+    other_hash: "witness_hashes",
+    other_final_state: "witness_hashes",
+    missing_loss: "witness_hashes",
+    loss_plus_3: "witness_loss",
+    loss_of_the_last_step: "witness_loss",
+    no_probe: "witness_probe",
+    probe_loss: "witness_probe",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_fault_in_the_record(honest: Any, fault: Spoil) -> None:
+    trial, record = honest("adamw")
+    fault(record)
+    assert breached(asked(trial, record)) == [FAULTS[fault]]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("times", [10.0, 1.001])
+def test_another_learning_rate(honest: Any, optimizer: str, times: float) -> None:
+    trial, record = honest(optimizer)
+    rungs = asked(trial, record, learning_rate=trial.learning_rate * times)
+    assert breached(rungs) == ["witness_step"]
+
+
+@pytest.mark.parametrize(("ran", "said"), [("adamw", "sgd"), ("sgd", "adamw")])
+def test_another_optimizer(honest: Any, ran: str, said: str) -> None:
+    trial, record = honest(ran)
+    assert breached(asked(trial, record, optimizer=said)) == ["witness_step"]
+
+
+def rehashed(record: dict[str, Any], key: str, tensor: Tensor) -> None:
+    """Spoil a sampled tensor so that its hashes are those of it."""
+    from minitrain.proof.witness.hashes import sha256
+
+    step, kind, name = key.split("/", 2)
+    record["tensors"][key] = tensor
+    what = {"gradients": "gradients", "after": "parameters"}[kind]
+    for row in rows_of(record, "tensors"):
+        if row["step"] == int(step):
+            row[what][name] = sha256(tensor)
+
+
+@pytest.mark.parametrize("step", [0, 1, 5])
+def test_gradient_off_by_more_than_rounding(honest: Any, step: int) -> None:
+    """A hundred times what rounding does to this tensor, no more than a ten-thousandth
+    of it: neither a tolerance that is a million times too wide lets it pass, nor one
+    that knows only the largest tensor.
+    """
+    trial, record = honest("adamw")
+    key = f"{step}/gradients/hidden.bias"
+    right = record["tensors"][key]
+    spoilt = right + 1e-4 * right.abs().max()
+    rehashed(record, key, spoilt)
+    rungs = asked(trial, record)
+    assert "witness_gradients" in breached(rungs)
+    assert (
+        f"step {step}: gradient of hidden.bias" in rungs["witness_gradients"]["detail"]
+    )
+
+
+def test_rounding_is_what_the_run_itself_does(honest: Any) -> None:
+    """The last bit of one element is within tolerance, everywhere."""
+    trial, record = honest("adamw")
+    key = "0/gradients/hidden.bias"
+    right = record["tensors"][key]
+    rehashed(record, key, torch.nextafter(right, right + 1))
+    assert "witness_gradients" not in breached(asked(trial, record))
+
+
+def test_weight_decay_forgotten(honest: Any) -> None:
+    trial, record = honest("adamw")
+    last = trial.steps - 1
+    for key in [k for k in record["tensors"] if k.startswith(f"{last}/after/")]:
+        before = record["tensors"][key.replace("/after/", "/before/")]
+        tensor = record["tensors"][key] + 1e-2 * trial.learning_rate * before
+        rehashed(record, key, tensor)
+        record["state"][key.split("/", 2)[2]] = tensor
+    assert "witness_step" in breached(asked(trial, record))
+
+
+# ---- runs that are wrong in a way that the run and its replay share
+
+
+class Noisy(Bigrams):
+    """Dropout, a random draw that nobody uses, or a buffer that counts steps."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(nn.LayerNorm(16))
+        self.kind = kind
+        self.register_buffer("steps", torch.zeros(()))
+        self.dropout = nn.Dropout(0.1 if kind == "dropout" else 0.0)
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> Any:
+        if self.kind == "unused draw":
+            torch.rand(1)
+        if self.kind == "counter":
+            self.steps += 1
+        hidden = self.dropout(self.embedding(input_ids[:, :-1]).flatten(0, 1))
+        logits = self.head(self.norm(torch.tanh(self.hidden(hidden))))
+        loss = nn.functional.cross_entropy(logits, labels[:, 1:].flatten())
+        return SimpleNamespace(loss=loss)
+
+
+@pytest.fixture
+def every_mean_counts_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The replay makes a mean of means, as the ranks do."""
+    right = replay._compute
+
+    def compute(model: nn.Module, batches: Any, step: int, divisor: int, *more: Any):
+        parts = [
+            replace(part, num_targets=1, global_targets=divisor)
+            for part in batches.parts(step)
+        ]
+        alike = SimpleNamespace(parts=lambda step: parts, loss=batches.loss)
+        right(model, alike, step, divisor, *more)
+
+    monkeypatch.setattr(replay, "_compute", compute)
+
+
+@pytest.mark.usefixtures("every_mean_counts_alike")
+@pytest.mark.parametrize("kind", ["dropout", "unused draw", "counter"])
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_mean_of_means_that_the_replay_shares(kind: str, precision: str) -> None:
+    """Once it passed: one process with the whole batch was not compared here."""
+    trial = replace(make_trial(), factory=lambda: Noisy(kind), precision=precision)
+    ladder = examine(trial, 2, mean_of_means, timeout_s=60)
+    assert ladder.rungs["replay_gradients"].verdict == "equal"
+    assert ladder.rungs["replay"].verdict == "equal"
+    assert ladder.verdict == "breach"
+    assert "witness_probe" in ladder.breaches
+
+
+def test_reference_that_drops_the_last_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With dropout too: run and reference agree to the last bit."""
+
+    class Drops(STRATEGIES["flat"]):  # type: ignore[misc, name-defined]
+        def exchange(self, flat: Tensor) -> None:
+            import torch.distributed as dist
+
+            if dist.get_rank() == self.world_size - 1:
+                flat.zero_()
+            super().exchange(flat)
+
+        @staticmethod
+        def reference(gradients: Any) -> Tensor:
+            zero = torch.zeros_like(gradients[-1])
+            return STRATEGIES["flat"].reference([*gradients[:-1], zero])
+
+    trial = replace(make_trial(), factory=lambda: Noisy("dropout"), sync=Drops)
+    ladder = examine(trial, 3, timeout_s=60)
+    assert ladder.rungs["replay"].verdict == "equal"
+    assert {"reference", "witness_probe"} <= {*ladder.breaches}
+
+
+# ---- right models that fixed tolerances took for wrong
+
+
+class Images(nn.Module):
+    """Convolutions whose biases have a true gradient of zero."""
+
+    def __init__(self, norm: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Conv2d(1, 4, 3), norm(4), nn.ReLU(), nn.Conv2d(4, 4, 3), norm(4)
+        )
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.net(images).mean((2, 3)))
+
+
+def encoder() -> nn.Module:
+    """Key biases have a true gradient of zero."""
+    layer = nn.TransformerEncoderLayer(
+        16, 2, 32, 0.0, batch_first=True, norm_first=True
+    )
+    layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    return nn.Sequential(layers, nn.Linear(16, 3))
+
+
+def images(seed: int) -> list[Any]:
+    chance = torch.Generator().manual_seed(seed)
+    shape = (8, 1, 9, 9)
+    return [
+        (torch.randn(shape, generator=chance), torch.arange(8) % 3) for _ in range(4)
+    ]
+
+
+def sequences(seed: int) -> list[Any]:
+    chance = torch.Generator().manual_seed(seed)
+    return [
+        (torch.randn(8, 5, 16, generator=chance), torch.arange(8) % 3) for _ in range(4)
+    ]
+
+
+def classified(model: nn.Module, batch: Any) -> Tensor:
+    inputs, labels = batch
+    logits = model(inputs)
+    logits = logits.mean(1) if logits.dim() == 3 else logits
+    return nn.functional.cross_entropy(logits, labels)
+
+
+def squares(model: nn.Module, batch: Any) -> Tensor:
+    inputs, targets = batch
+    return nn.functional.mse_loss(model(inputs), targets)
+
+
+def negative(model: nn.Module, batch: Any) -> Tensor:
+    return -squares(model, batch) - 5
+
+
+def thousands(seed: int) -> list[Any]:
+    chance = torch.Generator().manual_seed(seed)
+    inputs = [torch.randn(8, 4, generator=chance) for _ in range(4)]
+    return [(x, 3000 + 1000 * x.sum(1, keepdim=True)) for x in inputs]
+
+
+def halves(seed: int) -> list[Any]:
+    return [tuple(x.bfloat16() for x in pair) for pair in pairs(seed)]
+
+
+def pairs(seed: int) -> list[Any]:
+    chance = torch.Generator().manual_seed(seed)
+    return [
+        (torch.randn(8, 4, generator=chance), torch.randn(8, 1, generator=chance))
+        for _ in range(4)
+    ]
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1))
+
+
+RIGHT: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
+    "InstanceNorm": (lambda: Images(nn.InstanceNorm2d), images, classified, {}),
+    "GroupNorm": (lambda: Images(lambda n: nn.GroupNorm(n, n)), images, classified, {}),
+    "pre-norm encoder": (encoder, sequences, classified, {}),
+    "bfloat16 parameters": (lambda: mlp().bfloat16(), halves, squares, {}),
+    "targets in the thousands": (
+        lambda: nn.Linear(4, 1),
+        thousands,
+        squares,
+        {"optimizer": "sgd", "learning_rate": 0.01},
+    ),
+    "a tiny rate": (mlp, pairs, squares, {"optimizer": "sgd", "learning_rate": 1e-6}),
+    "a negative loss": (mlp, pairs, negative, {}),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+@pytest.mark.parametrize("seed", range(2))
+def test_right_model_is_no_breach(name: str, seed: int) -> None:
+    factory, batches, loss, options = RIGHT[name]
+    ladder = check_data_parallel(
+        factory, batches(seed), loss=loss, seed=seed, timeout_s=60, **options
+    )
+    assert ladder.verdict == "proven"
+
+
+class Masked(nn.Module):
+    """The mean over half of what the labels say are targets: a masked-language loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Bigrams(nn.LayerNorm(16))
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> Any:
+        kept = labels.masked_fill(labels % 3 == 0, -100)
+        return self.model(input_ids, kept)
+
+
+def test_loss_that_is_no_mean_over_the_targets_is_explained() -> None:
+    with pytest.raises(EvidenceError) as raised:
+        check_data_parallel(Masked, make_trial().batches, timeout_s=60)
+    line = str(raised.value).splitlines()[0]
+    assert line.startswith("breach: witness_mean: the loss is no mean over the targets")
+    assert "halves of a batch have the weights 0." in line
+
+
+class Coupled(nn.Module):
+    """Each sample less the mean of its batch, in eval mode too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 1)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.linear(inputs - inputs.mean(0))
+
+
+def test_who_depends_on_its_batch_is_replayed_only() -> None:
+    """One process computes something else, and nobody can say which is right."""
+    options: Any = {"loss": squares, "timeout_s": 60}
+    with pytest.raises(EvidenceError, match="replay only: the bits are those of a"):
+        check_data_parallel(Coupled, pairs(0), **options)
+    ladder = check_data_parallel(Coupled, pairs(0), accept=["replay only"], **options)
+    why = "in eval mode too a sample's loss depends on more than the sample"
+    assert ladder.rungs["witness_mean"].detail == why
+    assert ladder.rungs["one_process"].verdict == "not run"
+
+
+def test_accept_is_one_of_the_verdicts() -> None:
+    from minitrain.core.errors import UserError
+
+    with pytest.raises(UserError, match="must hold some of proven, replay only"):
+        check_data_parallel(mlp, pairs(0), loss=squares, accept=["well"])
+
+
+def noisy_record(seed: int = 0) -> tuple[Trial, dict[str, Any]]:
+    trial = replace(make_trial(seed=seed), factory=lambda: Noisy("dropout"))
+    return trial, record_of(run_ranks(trial, 2, timeout_s=60))
+
+
+def test_training_with_dropout_is_not_left_alone() -> None:
+    """Nobody knows what was drawn; but how far draws carry a loss and a gradient."""
+    trial, record = noisy_record()
+    rungs = asked(trial, record)
+    assert rungs["witness_gradients"]["verdict"] == "not run"
+    assert rungs["witness_spread"]["verdict"] == "within tolerance"
+    for factor in (0.0, 2.0, -1.0):
+        spoilt = copy.deepcopy(record)
+        for key in [k for k in spoilt["tensors"] if k.startswith("0/gradients/")]:
+            rehashed(spoilt, key, factor * spoilt["tensors"][key])
+        assert "witness_spread" in breached(asked(trial, spoilt))
+    spoilt = copy.deepcopy(record)
+    spoilt["losses"] = [2 * loss for loss in spoilt["losses"]]
+    assert "witness_spread" in breached(asked(trial, spoilt))
+
+
+def test_batch_norm_is_compared_part_by_part() -> None:
+    trial = make_trial("batch_norm")
+    record = record_of(run_ranks(trial, 2, timeout_s=60))
+    rungs = asked(trial, record)
+    assert rungs["witness_gradients"]["verdict"] == "within tolerance"
+    for key in [k for k in record["tensors"] if k.startswith("0/gradients/")]:
+        rehashed(record, key, 1.01 * record["tensors"][key])
+    assert "witness_gradients" in breached(asked(trial, record))
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_sixteen_bits_that_were_not_computed_with(precision: str) -> None:
+    """The record of a run in float32 that says it was in 16 bits."""
+    trial = make_trial()
+    record = record_of(run_ranks(trial, 2, timeout_s=60))
+    probe = rows_of(record, "probe")[0]
+    record["rows"].append(probe | {"name": "rounded"})
+    for key in [k for k in record["tensors"] if k.startswith("probe/")]:
+        record["tensors"][key.replace("probe/", "rounded/")] = record["tensors"][key]
+    rungs = asked(trial, record, precision=precision)
+    finer = f"is finer than {precision} can be"
+    assert rungs["witness_precision"]["detail"] == f"the rounded {finer}"
+    assert rungs["witness_gradients"]["detail"] == f"step 0 {finer}"
+
+
+def test_steps_with_equal_targets_cannot_tell_a_mean_of_means() -> None:
+    trial = make_trial()
+    alike = [
+        {key: tensor[[0] * len(tensor)] for key, tensor in batch.items()}
+        if step in (0, 1, 5)
+        else batch
+        for step, batch in enumerate(trial.batches)
+    ]
+    trial = replace(trial, batches=alike)
+    record = record_of(run_ranks(trial, 2, timeout_s=60))
+    rungs = asked(trial, record)
+    assert rungs["witness_gradients"]["verdict"] == "not run"
+    detail = rungs["witness_gradients"]["detail"]
+    assert detail.startswith("parts have equal targets in every step that is compared")

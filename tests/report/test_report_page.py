@@ -1,0 +1,447 @@
+"""The page, the manifest, and the stage that writes them."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from report_inputs import (
+    MACHINE,
+    account_of,
+    arms,
+    ladder_of,
+    provenance_of,
+    results,
+    rounds,
+    studied_collectives,
+    timing_of,
+)
+
+from minitrain.core.errors import UserError
+from minitrain.report.blocks import (
+    Block,
+    Definitions,
+    Heading,
+    Paragraph,
+    Picture,
+    Table,
+    Title,
+    to_html,
+    to_markdown,
+)
+from minitrain.report.collectives import all_reduce_sentences
+from minitrain.report.manifest import manifest
+from minitrain.report.page import arm_in_words, cell, page, shortened
+from minitrain.report.results import only_runs
+from minitrain.report.summary import summary
+from minitrain.report.words import find, lesson_notes
+from stages import report
+
+PARAMS = Path(__file__).parents[2] / "params.yaml"
+CONTRACT = [
+    "seed",
+    "lab",
+    "backend",
+    "world_size",
+    "model_params",
+    "steps",
+    "allreduce_p50_ms",
+    "allreduce_p95_ms",
+    "tokens_per_sec_1proc",
+    "tokens_per_sec_2proc",
+    "byte_equivalent",
+    "lesson_notes",
+    "launcher",
+]
+NASTY = '<script>alert(1)</script> & a | b *c* _d_ `e` [f](g) "h"\nnext'
+
+
+def every_block(text: str) -> list[Block]:
+    """Each kind of block with ``text`` wherever text goes."""
+    return [
+        Title(text),
+        Heading(text),
+        Paragraph(text, lead=True),
+        Paragraph(text),
+        Table([text], [[text]]),
+        Definitions([(text, text)]),
+        Picture("picture.png", text),
+    ]
+
+
+class Reader(HTMLParser):
+    """Collects the tags and the text of a page, and checks that tags are paired."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.texts: list[str] = []
+        self.attributes: list[dict[str, str | None]] = []
+        self.open: list[str] = []
+        self.feed(page)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes.append(dict(attrs))
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+def test_html_escapes_everything(tmp_path: Path) -> None:
+    (tmp_path / "picture.png").write_bytes(b"pixels")
+    read = Reader(to_html(every_block(NASTY), tmp_path))
+    assert "script" not in read.tags
+    # the title stands in <title> and <h1>, a table and a definition hold two texts
+    assert read.texts.count(NASTY) == 9
+    assert any(attributes.get("alt") == NASTY for attributes in read.attributes)
+
+
+def test_html_carries_its_pictures(tmp_path: Path) -> None:
+    (tmp_path / "picture.png").write_bytes(b"pixels")
+    html = to_html(every_block("text"), tmp_path)
+    # base64 of the six bytes
+    assert 'src="data:image/png;base64,cGl4ZWxz"' in html
+    assert 'name="viewport"' in html
+    assert "@media print" in html
+    assert "http" not in html
+
+
+def test_markdown_escapes_everything() -> None:
+    markdown = to_markdown(every_block(NASTY))
+    assert not re.search(r"(?<!\\)<", markdown)
+    assert r"a \| b \*c\* \_d\_ \`e\` \[f\](g)" in markdown
+    assert "![" in markdown
+    assert "](picture.png)" in markdown
+    header, rule, row = (line for line in markdown.splitlines() if line[:1] == "|")
+    assert header == row
+    assert rule == "| --- |"
+
+
+def test_markdown_leaves_names_alone() -> None:
+    text = "one_process ran gloo-2"
+    assert to_markdown([Paragraph(text)]) == f"{text}\n"
+
+
+@pytest.mark.parametrize("world_sizes", [[1], [2, 4], [1, 2, 4]])
+def test_page_tells_the_whole_story(world_sizes: list[int]) -> None:
+    measured = results(world_sizes)
+    blocks = page(measured, find(measured))
+    text = to_markdown(blocks)
+    assert [block.text for block in blocks if isinstance(block, Heading)] == [
+        "Did they compute the same?",
+        "And with more processes, other optimizers, other numbers?",
+        "Where did the time go?",
+        "Did they learn the same?",
+        "What the words mean",
+        "Machine and origin",
+    ]
+    assert lesson_notes(find(measured)) in [
+        block.text for block in blocks if isinstance(block, Paragraph)
+    ]
+    for run in measured.provenance:
+        assert f"| {run} |" in text
+    for table in (block for block in blocks if isinstance(block, Table)):
+        assert {len(row) for row in table.rows} == {len(table.header)}
+
+
+def test_page_has_a_line_on_ddps_own_log_where_there_is_one() -> None:
+    measured = results([1, 2])
+    text = to_markdown(page(measured, find(measured)))
+    assert "20.5 ms and 70.5 ms by DDP's own log, 21.5 ms and 70.0 ms by" in text
+    says = measured.timing["gloo-2"]["ddp_says"]
+    for difference, verdict in ((4.9, "agree"), (-5.1, "do not agree")):
+        says["forward_ms"]["difference_pct"] = difference
+        text = to_markdown(page(measured, find(measured)))
+        assert f"they {verdict} within" in text
+    for part in says.values():
+        part["difference_pct"] = None
+    assert "own log" not in to_markdown(page(measured, find(measured)))
+
+
+def test_page_shows_unknown_rungs_by_name() -> None:
+    extra = {"gloo-2": ladder_of(2) | {"float64": {"verdict": "within tolerance"}}}
+    extra["gloo-2"]["float64"]["max_abs_diff"] = 2e-14
+    measured = results([2], equivalence=extra)
+    text = to_markdown(page(measured, find(measured)))
+    assert "| gloo-2 | float64 | - | - | 2e-14 | within tolerance |  |" in text
+
+
+def test_arms_in_words() -> None:
+    assert arm_in_words("gloo-2", "DDP") == "2 processes, DDP"
+    assert arm_in_words("gloo-1-timed", "shm") == "1 process, shm with timing hook"
+    assert arm_in_words("gloo-4-silent", "shm").startswith("4 processes, no comm")
+    again = ", measured again (A/A)"
+    assert arm_in_words("one_process-again", "DDP") == f"one process{again}"
+    assert arm_in_words("gloo-2-again", "DDP") == f"2 processes, DDP{again}"
+    silent = arm_in_words("gloo-2-silent", "DDP")
+    assert arm_in_words("gloo-2-silent-again", "DDP") == silent + again
+
+
+def test_cells() -> None:
+    assert cell(None, ".1f") == "-"
+    assert cell(0, ".1f") == "0"
+    assert cell(1234.56, ",.1f") == "1,234.6"
+    assert cell([310.0, None], ".1f") == "310.0, -"
+    assert shortened("x" * 81) == "x" * 77 + "..."
+    assert shortened("x" * 80) == "x" * 80
+
+
+def test_manifest_keeps_the_contract() -> None:
+    measured = results([1, 2])
+    summary = manifest(measured, find(measured))
+    assert list(summary)[: len(CONTRACT)] == CONTRACT
+    assert summary["world_size"] == 2
+    assert summary["model_params"] == 870_000
+    assert summary["allreduce_p50_ms"] == 12.5
+    assert summary["byte_equivalent"] is True
+    one, two = summary["tokens_per_sec_1proc"], summary["tokens_per_sec_2proc"]
+    assert one == round(measured.baseline.tokens_per_s("one_process"), 1)
+    assert two == round(measured.baseline.tokens_per_s("gloo-2"), 1)
+    assert summary["lesson_notes"] == lesson_notes(find(measured))
+    assert f"{two:,.0f} against {one:,.0f}" in summary["lesson_notes"]
+    assert summary["machine"] == MACHINE
+    json.dumps(summary, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("world_sizes", "one", "two"),
+    [([1], True, False), ([2], False, True), ([1, 4], True, False)],
+)
+def test_manifest_is_null_where_nothing_was_run(
+    world_sizes: list[int], one: bool, two: bool
+) -> None:
+    measured = results(world_sizes)
+    summary = manifest(measured, find(measured))
+    assert (summary["tokens_per_sec_1proc"] is not None) == one
+    assert (summary["tokens_per_sec_2proc"] is not None) == two
+    assert (summary["allreduce_p95_ms"] is None) == (world_sizes == [1])
+    assert summary["byte_equivalent"] is (None if world_sizes == [1] else True)
+
+
+BY_ITSELF = "By itself, one of 4.0 MB among 2 processes takes 4.0 ms over gloo"
+
+
+@pytest.mark.parametrize(
+    ("studied", "sync", "shown"),
+    [
+        # 870,000 parameters are 3.48 MB: 4 MB is nearest, at a microsecond for each kB
+        (studied_collectives(), "ddp", True),
+        (studied_collectives(), "fp16_compress", False),
+        (studied_collectives(cpu="Another CPU"), "ddp", False),
+        (studied_collectives(cores=4), "ddp", False),
+        (studied_collectives(torch="2.12.0+cpu"), "ddp", False),
+        (studied_collectives().query("num_bytes == 4"), "ddp", False),
+        (studied_collectives().query("world_size == 4"), "ddp", False),
+        (studied_collectives().query("backend == 'shm'"), "ddp", False),
+    ],
+)
+def test_all_reduce_by_itself_stands_beside_that_of_a_step(
+    studied: pd.DataFrame, sync: str, shown: bool
+) -> None:
+    """Only where it was measured on this machine, for as much as a step sends."""
+    made = {"gloo-2": provenance_of(2, sync=sync)}
+    measured = results([2], provenance=made, studied_collectives=studied)
+    text = to_markdown(page(measured, find(measured)))
+    assert "it holds waiting for the other ranks, and for a core." in text
+    assert (BY_ITSELF in text) is shown
+    assert ("By itself" in text) is shown
+
+
+def test_small_all_reduce_is_told_in_its_unit() -> None:
+    studied = studied_collectives().replace({"num_bytes": {4: 50_000}})
+    text = all_reduce_sentences(studied, MACHINE, "ddp", 2, 49_920)
+    assert "one of 50.0 kB" in text
+    assert text.endswith("the gradients of a step are 49.9 kB.")
+
+
+@pytest.mark.parametrize(("world_sizes", "said"), [([1, 2], True), ([2, 4], False)])
+def test_wait_of_one_process_is_no_straggler(
+    world_sizes: list[int], said: bool
+) -> None:
+    measured = results(world_sizes)
+    alone = account_of(2) | {"wait_ms": 0.27}
+    for run, timing in measured.timing.items():
+        timing["account"] = alone
+        assert run in measured.accounts
+    text = to_markdown(page(measured, find(measured)))
+    line = "One process (gloo-1) has nobody to wait for: its wait is what a barrier"
+    assert (line in text) is said
+
+
+def test_summary_holds_what_branches_can_be_compared_by() -> None:
+    """No speeds of runs that were made one after the other."""
+    ladders = {"gloo-1": ladder_of(1), "gloo-2": ladder_of(2) | {"verdict": "proven"}}
+    measured = results([1, 2], equivalence=ladders)
+    told = summary(measured, find(measured))
+    assert list(told) == ["gloo-2_over_one_process", "gloo-1", "gloo-2"]
+    loss = measured.losses["gloo-2"]["loss"].iloc[-1]
+    assert told["gloo-2"] == {
+        "verdict": "proven",
+        "loss": round(loss, 6),
+        "bits_equal": True,
+        "one_process_gap_1e_9": 3100.0,
+    }
+    assert told["gloo-1"]["verdict"] == "undecided"
+
+
+def test_every_run_has_its_verdict_and_what_it_rests_on() -> None:
+    ladders = {f"gloo-{size}": ladder_of(size) for size in (1, 2)}
+    rests = "equal bits, and the witness"
+    ladders["gloo-2"] |= {"verdict": "proven", "rests_on": rests}
+    measured = results([1, 2], equivalence=ladders)
+    published = manifest(measured, find(measured))
+    assert published["verdict"] == "proven"
+    assert published["verdicts"] == {
+        "gloo-1": {"verdict": "undecided", "rests_on": None},
+        "gloo-2": {"verdict": "proven", "rests_on": rests},
+    }
+    numbers = summary(measured, find(measured))
+    assert numbers["gloo-1"]["verdict"] == "undecided"
+    assert numbers["gloo-2"]["verdict"] == "proven"
+    text = to_markdown(page(measured, find(measured)))
+    assert f"| gloo-2 | proven | {rests} |" in text
+    assert "| gloo-1 | undecided | - |" in text
+
+
+def test_manifest_names_the_code_of_both_measurements() -> None:
+    there = provenance_of(1, code_sha256="cd" * 32)
+    measured = results([1, 2], baseline_provenance=there)
+    published = manifest(measured, find(measured))
+    assert published["code_sha256"] == "ab" * 32
+    assert published["baseline_code_sha256"] == "cd" * 32
+
+
+def test_only_runs() -> None:
+    found = {"gloo-4": 4, "gloo-2": 2, "gloo-1": 1}
+    assert only_runs(found, ["gloo-1", "gloo-2"], "f.json") == {
+        "gloo-1": 1,
+        "gloo-2": 2,
+    }
+    with pytest.raises(UserError, match=r"f\.json: no run nccl-1; it holds gloo-4, "):
+        only_runs(found, ["nccl-1"], "f.json")
+
+
+MARKED = """# Mine
+
+<!-- result -->
+old
+<!-- /result -->
+
+<!-- made-by -->
+<!-- /made-by -->
+"""
+
+
+def write(path: Path, content: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content))
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with everything that the stage reads, for the default parameters."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(PARAMS, tmp_path)
+    write(tmp_path / "data/baseline/provenance.json", provenance_of(1))
+    rounds(arms([1, 2])).to_csv(tmp_path / "data/baseline/rounds.csv", index=False)
+    measured = results([1, 2])
+    for run, world_size in (("gloo-1", 1), ("gloo-2", 2)):
+        folder = tmp_path / "data/runs" / run
+        write(folder / "provenance.json", provenance_of(world_size))
+        measured.losses[run].to_csv(folder / "losses.csv", index=False)
+        ranks = [{"first_text": f"Text {rank}."} for rank in range(world_size)]
+        shards = tmp_path / f"data/shards/world-{world_size}"
+        write(shards / "index.json", {"ranks": ranks})
+    # gloo-4 is left over from an earlier setting
+    sizes = {"gloo-1": 1, "gloo-2": 2, "gloo-4": 4}
+    metrics = tmp_path / "metrics"
+    ladders = {run: ladder_of(size) for run, size in sizes.items()}
+    write(metrics / "equivalence.json", ladders)
+    timings = {run: timing_of(size) for run, size in sizes.items()}
+    write(metrics / "timing.json", timings)
+    measured.account.to_csv(metrics / "account.csv", index=False)
+    measured.studied.rungs.to_csv(metrics / "ladder.csv", index=False)
+    write(metrics / "ladder.json", measured.studied.origin)
+    (tmp_path / "minitrain/model").mkdir(parents=True)
+    shutil.copy(PARAMS.parent / "minitrain/model/gpt.py", tmp_path / "minitrain/model")
+    (tmp_path / "README.md").write_text(MARKED)
+    measured.studied_collectives.to_csv(metrics / "collectives.csv", index=False)
+    return tmp_path
+
+
+def test_stage_writes_every_file(project: Path) -> None:
+    report.main()
+    metrics = project / "metrics"
+    made = {path.name for path in metrics.iterdir()}
+    assert made == {
+        "equivalence.json",
+        "timing.json",
+        "account.csv",
+        "collectives.csv",
+        "ladder.csv",
+        "ladder.json",
+        "scaling.csv",
+        "scaling.png",
+        "account.png",
+        "losses.png",
+        "manifest.json",
+        "summary.json",
+        "report.md",
+        "report.html",
+    }
+    markdown = (metrics / "report.md").read_text()
+    linked = re.findall(r"^!\[.*\]\((.+)\)$", markdown, flags=re.MULTILINE)
+    assert len(linked) == 3
+    assert set(linked) <= made
+    assert "gloo-4" not in markdown
+    readme = (project / "README.md").read_text()
+    assert "| 2 processes, DDP | 2 | 1 | " in readme
+    assert "old" not in readme
+    assert "- `train.py`: made by code " in readme
+    assert "Text 1." in markdown
+    read = Reader((metrics / "report.html").read_text())
+    assert read.tags.count("img") == 3
+    header = (metrics / "scaling.csv").read_text().partition("\n")[0]
+    speeds = "tokens_per_s_p5,tokens_per_s_p50,tokens_per_s_p95"
+    assert header == f"arm,processes,threads,{speeds}"
+
+
+def test_stage_repeats_itself(project: Path) -> None:
+    def content() -> dict[str, bytes]:
+        report.main()
+        return {path.name: path.read_bytes() for path in Path("metrics").iterdir()}
+
+    assert content() == content()
+
+
+def test_a_readme_of_ones_own_is_left_alone(project: Path) -> None:
+    (project / "README.md").write_text("# Mine\n")
+    report.main()
+    assert (project / "README.md").read_text() == "# Mine\n"
+    (project / "README.md").unlink()
+    report.main()
+    assert not (project / "README.md").exists()
+
+
+def test_stage_refuses_a_run_that_was_not_measured(project: Path) -> None:
+    write(project / "metrics/timing.json", {"gloo-1": timing_of(1)})
+    with pytest.raises(UserError, match=r"metrics/timing\.json: no run gloo-2"):
+        report.main()
+
+
+def test_report_is_cheap_to_import() -> None:
+    code = "import sys, stages.report; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=PARAMS.parent)

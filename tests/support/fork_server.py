@@ -1,0 +1,156 @@
+"""Ranks for tests by forking: a process that has imported torch once starts them all.
+
+A rank that imports torch takes two seconds to begin, and tests start hundreds. Those
+of the launcher itself start real ones (``pytestmark = pytest.mark.real_launch``).
+"""
+
+import ctypes
+import importlib
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Pipe
+from typing import Any
+
+PR_SET_CHILD_SUBREAPER = 36
+LIMIT = 1 << 20
+# the library, and what torch imports when a model is first wrapped or sharded
+SLOW_TO_IMPORT = [
+    "minitrain.testing.faults",
+    "minitrain.testing.check",
+    "torch._dynamo",
+    "torch._inductor.config",
+    "torch.distributed.fsdp",
+    "torch.distributed.optim",
+]
+
+
+class Forked:
+    """What the launcher knows of a process: a part of subprocess.Popen."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def kill(self) -> None:
+        if self.returncode is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            _, status = os.waitpid(self.pid, 0)
+            self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+
+class Zygote:
+    """The process that forks; ended with :meth:`stop`."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, __file__, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+
+    def fork(self, environment: Mapping[str, str], fd: int) -> Forked:
+        """Start a rank that is a child of this process and talks through ``fd``."""
+        request = pickle.dumps((dict(environment), os.getcwd()))
+        with subreaper():
+            socket.send_fds(self._socket, [request], [fd])
+            pid = int(self._socket.recv(LIMIT))
+            # only now is the one between us gone, and the rank ours
+            self._socket.recv(LIMIT)
+        return Forked(pid)
+
+    def stop(self) -> None:
+        self._socket.close()
+        self.process.wait(10)
+
+
+@contextmanager
+def subreaper():
+    """Orphans become children of this process."""
+    prctl = ctypes.CDLL(None).prctl
+    prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+def start_by_fork(
+    zygote: Zygote, ranks: Any, payload: bytes, environment: Mapping[str, str]
+) -> None:
+    """What ``launcher._Ranks.start`` does, without a new interpreter."""
+    ours, theirs = Pipe()
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    everything = {**os.environ, **environment, "PYTHONPATH": path}
+    ranks.processes.append(zygote.fork(everything, theirs.fileno()))
+    ranks.pipes.append(ours)
+    theirs.close()
+    ours.send_bytes(payload)
+
+
+def main() -> None:
+    for module in SLOW_TO_IMPORT:
+        importlib.import_module(module)
+    requests = socket.socket(fileno=int(sys.argv[1]))
+    while True:
+        message, fds, _, _ = socket.recv_fds(requests, LIMIT, 1)
+        if not message:
+            return
+        child = os.fork()
+        if child == 0:
+            be_a_rank(requests, message, fds[0])
+        os.waitpid(child, 0)
+        requests.send(b"orphaned")
+        os.close(fds[0])
+
+
+def be_a_rank(requests: socket.socket, message: bytes, fd: int) -> None:
+    """Fork once more, so that the rank becomes a child of who asked for it."""
+    rank = os.fork()
+    if rank:
+        requests.send(str(rank).encode())
+        os._exit(0)
+    code = 1
+    try:
+        from minitrain.distributed.launched_rank import main as run
+
+        requests.close()
+        environment, folder = pickle.loads(message)
+        # until orphaned, the parent is the one that forked
+        deadline = time.monotonic() + 10
+        while os.getppid() != int(environment["MINITRAIN_LAUNCHER_PID"]):
+            assert time.monotonic() < deadline, "who asked for this rank has gone"
+            os.sched_yield()
+        os.environ.clear()
+        os.environ.update(environment)
+        os.chdir(folder)
+        sys.path[:] = environment["PYTHONPATH"].split(os.pathsep)
+        sys.argv = ["rank", str(fd)]
+        run()
+        code = 0
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

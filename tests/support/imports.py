@@ -1,0 +1,72 @@
+"""The import graph of the project: what a script runs with, and so must depend on."""
+
+import ast
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+
+def imported_by(root: Path, script: Path) -> set[str]:
+    """Files of the project that ``script`` (relative to ``root``) runs with, itself
+    included.
+    """
+    found: set[str] = set()
+    waiting = {script.as_posix()}
+    while waiting:
+        path = waiting.pop()
+        found.add(path)
+        waiting |= direct_imports(root, Path(path)) - found
+    return found
+
+
+def as_deps(files: set[str]) -> set[str]:
+    """The same as dependencies: of the library whole packages, else files."""
+    return {_package(Path(file)) for file in files}
+
+
+def _package(path: Path) -> str:
+    in_package = path.parts[0] == "minitrain" and len(path.parts) > 2
+    return Path(*path.parts[:2] if in_package else path.parts).as_posix()
+
+
+def direct_imports(root: Path, path: Path) -> set[str]:
+    """Files of the project that ``path`` imports, or starts as a process."""
+    files = set()
+    for name in _names(ast.parse((root / path).read_text()), path):
+        files |= _files(root, name)
+        # a study's own: what lies beside the script
+        beside = path.with_name(f"{name}.py")
+        if path.parts[0] == "studies" and (root / beside).is_file():
+            files.add(beside.as_posix())
+    return files
+
+
+def _names(tree: ast.AST, path: Path) -> Iterator[str]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
+            continue
+        if isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{path}: relative import"
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.List):
+            # a module that a new process is started with: [python, "-m", ...]
+            words = [getattr(word, "value", None) for word in node.elts]
+            yield from (
+                b for a, b in pairwise(words) if a == "-m" and isinstance(b, str)
+            )
+        yield from _names(node, path)
+
+
+def _files(root: Path, module: str) -> set[str]:
+    """The module's file, and the __init__ of every package around it."""
+    parts = module.split(".")
+    if parts[0] not in ("minitrain", "stages"):
+        return set()
+    candidates = [Path(*parts).with_suffix(".py")]
+    candidates += [
+        Path(*parts[:depth], "__init__.py") for depth in range(1, len(parts) + 1)
+    ]
+    return {c.as_posix() for c in candidates if (root / c).is_file()}

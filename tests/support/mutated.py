@@ -1,0 +1,270 @@
+"""A copy of the project, spoilt or not, through its stages or one of its tests.
+
+It is quick. A server has imported torch and what else is not ours. It forks a worker
+for each copy, which finds minitrain there, forks for every stage, and a stage's ranks
+are forks too. Nothing of the copy is replaced but torchrun, whose work the forks do.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+ADDRESS = "MINITRAIN_MUTATED"
+LIMIT_S = 100
+CRASH = 70
+# none of them ours: the copy's own minitrain is imported by its worker
+SLOW_TO_IMPORT = [
+    "cloudpickle",
+    "pandas",
+    "psutil",
+    "pydantic",
+    "pytest",
+    "ruamel.yaml",
+    "safetensors",
+    "torch",
+    "torch._dynamo",
+    "torch._inductor.config",
+    "torch.distributed.fsdp",
+    "torch.distributed.optim",
+    "tqdm",
+]
+PREPARE = [["corpus"], ["shard"]]
+TRAIN = [["train", "--backend", "gloo", "--world-size", str(w)] for w in (1, 2)]
+REPLAY = [["replay", "--world-size", str(w)] for w in (1, 2)]
+VERIFY = [["verify", "--backend", "gloo", "--world-size", str(w)] for w in (1, 2)]
+JUDGE = [*REPLAY, *VERIFY, ["equivalence"]]
+PIPELINE = [*PREPARE, *TRAIN, *JUDGE]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Where it ended: the last stage (or test), its exit code, all that it printed."""
+
+    place: str
+    code: int
+    output: str
+
+    @property
+    def line(self) -> str:
+        """The first that says why: a rank's before that of who waits for it."""
+        lines = self.output.splitlines()
+        return next((line for line in lines if line.startswith("error: ")), "")
+
+
+class Server:
+    """The process that forks workers. Tests of a copy find it by the environment."""
+
+    def __init__(self) -> None:
+        self.folder = tempfile.mkdtemp(prefix="minitrain-mutated-")
+        self.address = str(Path(self.folder, "socket"))
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, self.address],
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(10)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.address)
+        os.rmdir(self.folder)
+
+
+def run_stages(address: str, folder: Path, stages: Sequence[Sequence[str]]) -> Outcome:
+    """Run ``stages`` (name and arguments) in ``folder`` until one does not end well."""
+    return _ask(address, {"folder": str(folder), "stages": list(stages)})
+
+
+def run_test(address: str, folder: Path, name: str) -> Outcome:
+    """Run a test of the copy in ``folder`` with its own minitrain."""
+    return _ask(address, {"folder": str(folder), "test": name})
+
+
+def _ask(address: str, request: dict[str, Any]) -> Outcome:
+    with socket.socket(socket.AF_UNIX) as ours:
+        _connect(ours, address)
+        ours.settimeout(LIMIT_S + 20)
+        ours.sendall(json.dumps(request).encode() + b"\n")
+        # the end comes when the worker and all that it started have gone
+        answer = b"".join(iter(lambda: ours.recv(1 << 16), b""))
+    lines = answer.decode().splitlines()
+    _wait_until_gone(int(lines[0]))
+    if len(lines) < 2:
+        return Outcome("worker", CRASH, "it ended without a word, or took too long")
+    return Outcome(**json.loads(lines[1]))
+
+
+def _connect(ours: socket.socket, address: str) -> None:
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            return ours.connect(address)
+        except (FileNotFoundError, ConnectionRefusedError):
+            # it still imports
+            assert time.monotonic() < deadline, "the server of mutants did not start"
+            time.sleep(0.05)
+
+
+def _wait_until_gone(pid: int) -> None:
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+
+def serve(address: str) -> None:
+    parent = os.getppid()
+    for module in SLOW_TO_IMPORT:
+        importlib.import_module(module)
+    import torch
+
+    torch.set_num_threads(1)
+    # nobody waits for a worker but who asked for it
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(address)
+        listening.listen()
+        listening.settimeout(0.5)
+        while os.getppid() == parent:
+            with contextlib.suppress(TimeoutError):
+                connection, _ = listening.accept()
+                with connection:
+                    if os.fork() == 0:
+                        listening.close()
+                        _be_a_worker(connection)
+
+
+def _be_a_worker(connection: socket.socket) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    signal.signal(signal.SIGALRM, lambda *_: os.killpg(0, signal.SIGKILL))
+    signal.alarm(LIMIT_S)
+    try:
+        connection.setblocking(True)
+        connection.sendall(f"{os.getpid()}\n".encode())
+        request = json.loads(connection.makefile().readline())
+        os.chdir(request["folder"])
+        sys.path[:] = [p for p in sys.path if p != str(Path(__file__).parent)]
+        sys.path.insert(0, request["folder"])
+        os.environ["PYTHONPATH"] = request["folder"]
+        os.environ[ADDRESS] = sys.argv[1]
+        outcome = _test(request) if "test" in request else _stages(request["stages"])
+        connection.sendall(json.dumps(outcome.__dict__).encode() + b"\n")
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(0)
+
+
+def _test(request: dict[str, Any]) -> Outcome:
+    import pytest
+
+    name = request["test"]
+    base = f"--basetemp={request['folder']}/../tmp-of-tests"
+    options = ["-p", "no:cacheprovider", "-x", "-q", "--tb=short", base, name]
+    code, output = _forked(lambda: int(pytest.main(options)))
+    return Outcome(name, code, output)
+
+
+def _stages(stages: Sequence[Sequence[str]]) -> Outcome:
+    for name, *arguments in stages:
+        code, output = _forked(lambda n=name, a=arguments: _stage(n, a))
+        if code:
+            break
+    return Outcome(name, code, output)
+
+
+def _stage(name: str, arguments: list[str]) -> int:
+    module = importlib.import_module("minitrain.distributed.torchrun")
+    module.torchrun = _launch
+    return _run_module(f"stages.{name}", arguments)
+
+
+def _run_module(name: str, arguments: list[str]) -> int:
+    sys.argv = [name, *arguments]
+    try:
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        # of the project's own exceptions, each stage makes a line
+        traceback.print_exc()
+        return CRASH
+    return 0
+
+
+def _launch(
+    module: str, arguments: list[str], world_size: int, *, threads_per_process: int
+) -> None:
+    """What ``distributed.torchrun.torchrun`` does, with forks for processes."""
+    from torch._C._distributed_c10d import TCPStore
+
+    from minitrain.core.errors import UserError
+    from minitrain.distributed.launcher import rank_environment
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    ranks = set()
+    for rank in range(world_size):
+        variables = rank_environment(rank, world_size, store.port)
+        ranks.add(_fork(lambda e=variables: _rank(module, arguments, e)))
+    failed = False
+    for _ in range(world_size):
+        pid, status = os.wait()
+        ranks.remove(pid)
+        failed = failed or status != 0
+        # the others would wait for it in vain
+        for other in ranks if failed else ():
+            os.kill(other, signal.SIGKILL)
+    if failed:
+        raise UserError("a rank failed")
+
+
+def _rank(module: str, arguments: list[str], variables: dict[str, str]) -> int:
+    os.environ.update(variables, TORCHELASTIC_RUN_ID="forked")
+    return _run_module(module, arguments)
+
+
+def _forked(body: Callable[[], int]) -> tuple[int, str]:
+    with tempfile.TemporaryFile() as output:
+        _, status = os.waitpid(_fork(body, output), 0)
+        output.seek(0)
+        printed = output.read().decode(errors="replace")
+        return os.waitstatus_to_exitcode(status), printed
+
+
+def _fork(body: Callable[[], int], output: IO[bytes] | None = None) -> int:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = CRASH
+    try:
+        if output is not None:
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+        code = body()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])

@@ -1,0 +1,94 @@
+"""Copies of the project to run stages and DVC in, with parameters small enough."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+ROOT = Path(__file__).parents[2]
+
+SMALL = {
+    "corpus.num_sentences": 200,
+    "model.n_layer": 1,
+    "model.n_head": 2,
+    "model.n_embd": 16,
+    "train.num_steps": 14,
+    "train.num_warmup_steps": 2,
+    "train.global_batch_size": 8,
+    "train.hash_every": 5,
+    "baseline.num_rounds": 5,
+    "baseline.steps_per_round": 1,
+}
+
+
+def copy_project(folder: Path, changes: dict[str, Any] | None = None) -> Path:
+    """The project's own files in ``folder``, as a git repository, small parameters."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    for name in listed.stdout.splitlines():
+        # DVC reads the studies' files for whatever it is asked
+        left_out = name == "dvc.lock" or Path(name).match("studies/*/dvc.*")
+        if (ROOT / name).is_file() and not left_out:
+            target = folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, target)
+    subprocess.run(["git", "init", "--quiet"], cwd=folder, check=True)
+    set_params(folder, {**SMALL, **(changes or {})})
+    return folder
+
+
+def set_params(folder: Path, changes: dict[str, Any]) -> None:
+    """Set dotted keys of ``folder``'s params.yaml, new ones included."""
+    yaml, path = YAML(), folder / "params.yaml"
+    document = yaml.load(path.read_text())
+    for key, value in changes.items():
+        section, _, name = key.partition(".")
+        if name:
+            document.setdefault(section, {})[name] = value
+        else:
+            document[section] = value
+    with open(path, "w") as file:
+        yaml.dump(document, file)
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """This process's environment with its own Python first on the path."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, **variables}
+
+
+def run_stage(
+    folder: Path, *arguments: str, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run ``python -m stages.NAME ...`` in a copy of the project."""
+    return subprocess.run(
+        [sys.executable, "-m", f"stages.{arguments[0]}", *arguments[1:]],
+        cwd=folder,
+        env=environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def start_dvc(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Start ``dvc ...`` in a copy of the project; stderr comes with stdout."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "dvc", *arguments],
+        cwd=folder,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def run_dvc(folder: Path, *arguments: str, timeout_s: float = 280) -> tuple[int, str]:
+    """Exit code and output of ``dvc ...`` in a copy of the project."""
+    process = start_dvc(folder, *arguments)
+    output, _ = process.communicate(timeout=timeout_s)
+    return process.returncode, output

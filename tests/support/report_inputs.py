@@ -1,0 +1,244 @@
+"""Made-up measurements in the formats of the stages, for the tests of the report."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from minitrain.analysis.comparison import Baseline
+from minitrain.report.results import Results
+from minitrain.report.studied import BYTES, GAPS, Studied
+from minitrain.report.words import PARTS
+
+MACHINE = {
+    "cpu": "Example CPU",
+    "gpu": None,
+    "cores": 2,
+    "memory_gib": 24,
+    "kernel": "6.1.0",
+    "python": "3.11.7",
+    "torch": "2.13.0+cpu",
+}
+SPEEDS = {
+    "one_process": 10_000,
+    "one_process_all_cores": 13_000,
+    "gloo-1": 9_900,
+    "gloo-2": 16_400,
+    "gloo-2-silent": 19_000,
+    "gloo-4": 15_500,
+    "gloo-4-silent": 19_300,
+}
+ACCOUNT = {
+    "data_ms": 0.5,
+    "wait_ms": 1.5,
+    "forward_ms": 20.0,
+    "backward_compute_ms": 60.0,
+    "interference_ms": 4.0,
+    "comm_exposed_ms": 10.0,
+    "optimizer_ms": 4.0,
+    "sum_ms": 100.0,
+    "plain_step_ms": 98.0,
+    "gap_pct": 2.0,
+    "closed": True,
+}
+
+
+def rounds(
+    speeds: dict[str, float], num_rounds: int = 20, noise: float = 0.01
+) -> pd.DataFrame:
+    """Rounds in which every arm has its speed, apart from noise and a common drift."""
+    rng = np.random.default_rng(1)
+    rows = []
+    for number in range(num_rounds):
+        drift = rng.uniform(0.8, 1.2)
+        for arm, speed in speeds.items():
+            seconds = 4_000 / (speed * drift * np.exp(rng.normal(0, noise)))
+            world_size = int(arm.split("-")[1]) if arm.startswith("gloo") else 1
+            threads = 2 if arm == "one_process_all_cores" else 1
+            shape = (world_size, threads, world_size)
+            rows.append((number, arm, *shape, 4_000, seconds))
+    columns = ["round", "arm", "processes", "threads", "world_size"]
+    return pd.DataFrame(rows, columns=[*columns, "tokens", "seconds"])
+
+
+def arms(world_sizes: list[int], **speeds: float) -> dict[str, float]:
+    """Speed of every arm that ``world_sizes`` ask for; ``gloo_2=...`` overrides one."""
+    given = {
+        name.replace("_", "-") if name.startswith("gloo") else name: speed
+        for name, speed in speeds.items()
+    }
+    known = SPEEDS | given
+    names = ["one_process", "one_process_all_cores"]
+    for world_size in world_sizes:
+        if world_size > 1:
+            names += [f"gloo-{world_size}", f"gloo-{world_size}-silent"]
+    largest = f"gloo-{max(world_sizes)}"
+    found = {name: known[name] for name in [*names, largest]}
+    twins = [largest, f"{largest}-silent", "one_process"]
+    again = {f"{name}-again": found[name] for name in twins if name in found}
+    return found | again | {f"{largest}-timed": known[largest]}
+
+
+def account_of(world_size: int) -> dict[str, Any]:
+    """An account that closes; one process has no communication in it."""
+    if world_size > 1:
+        return dict(ACCOUNT)
+    alone = dict.fromkeys(("interference_ms", "comm_exposed_ms"))
+    return ACCOUNT | alone | {"sum_ms": 86.0, "plain_step_ms": 86.0, "gap_pct": 0.0}
+
+
+def ladder_of(world_size: int) -> dict[str, Any]:
+    """Every rung that can be climbed; one rank, and the one process, lack peers."""
+    near = rung("within tolerance", 812, 3.1e-06, "allowed: 0.0003")
+    alone = rung("not run", detail="it has no peer")
+    several = world_size > 1
+    return {
+        "trained": rung("equal", detail="50 of 50 tensors changed"),
+        "ranks": rung("equal", 0, 0.0) if several else alone,
+        "data": rung("equal") | {"bytes_equal": True},
+        "replay_gradients": rung("equal") | {"bytes_equal": True},
+        "replay_parameters": rung("equal") | {"bytes_equal": True},
+        "replay": rung("equal", 0, 0.0),
+        "one_process_gradients": near if several else alone,
+        "one_process": near if several else alone,
+        "state_sha256": ["ab" * 32] * world_size,
+    }
+
+
+def rung(
+    verdict: str,
+    max_ulp: int | None = None,
+    max_abs_diff: float | None = None,
+    detail: str = "",
+) -> dict[str, Any]:
+    """One rung; its bits are equal where the distance is 0, unknown without one."""
+    return {
+        "bytes_equal": None if max_ulp is None else max_ulp == 0,
+        "max_ulp": max_ulp,
+        "max_abs_diff": max_abs_diff,
+        "verdict": verdict,
+        "detail": detail,
+    }
+
+
+def timing_of(world_size: int) -> dict[str, Any]:
+    """One run's entry of timing.json; one process has no all-reduce."""
+    reduces = world_size > 1
+    return {
+        "tokens_per_s": 16_000.5,
+        "step_mean_ms": 98.0,
+        "step_p50_ms": 97.0,
+        "step_p95_ms": 110.0,
+        "allreduce_p50_ms": 12.5 if reduces else None,
+        "allreduce_p95_ms": 19.5 if reduces else None,
+        "peak_memory_mb": 310.0,
+        "num_steps_summarised": 45,
+        "account": account_of(world_size),
+        "ddp_says": {
+            "forward_ms": {"ddp": 20.5, "ours": 21.5, "difference_pct": -4.7},
+            "backward_ms": {"ddp": 70.5, "ours": 70.0, "difference_pct": 0.7},
+        },
+    }
+
+
+def provenance_of(world_size: int, **changes: Any) -> dict[str, Any]:
+    """One run's provenance.json."""
+    return {
+        "launcher": "torchrun",
+        "sync": "ddp",
+        "backend": "gloo",
+        "world_size": world_size,
+        "model_params": 870_000,
+        "num_steps": 100,
+        "threads_per_process": 1,
+        "measured_at": "2026-01-02T03:04:05Z",
+        "git_commit": "0123456789abcdef",
+        "code_sha256": "ab" * 32,
+        "peak_memory_mb": [310.0] * world_size,
+        "machine": MACHINE,
+    } | changes
+
+
+def studied_ladder(**verdicts: str) -> pd.DataFrame:
+    """Two runs of the study, one without a comparison with one process."""
+    rows = []
+    for case in ("AdamW", "AdamW, dropout"):
+        of_run = dict.fromkeys(BYTES, "equal")
+        gaps = "within tolerance" if case == "AdamW" else "not run"
+        of_run |= dict.fromkeys(GAPS, gaps)
+        for rung, verdict in (of_run | verdicts).items():
+            gap = 2.5e-7 if verdict == "within tolerance" else None
+            rows.append((case, 3, rung, verdict, gap))
+    columns = ["case", "world_size", "rung", "verdict", "max_abs_diff"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+MODEL = {"n_layer": 4, "n_embd": 128, "sha256": "12" * 32}
+
+
+def studied(**changes: Any) -> Studied:
+    """The study's ladder, made by the code, model and machine that are here."""
+    made = {"measured_at": "2026-01-01T02:03:04Z", "code_sha256": "ef" * 32}
+    origin = {
+        "model": MODEL,
+        "train": {"learning_rate": 0.0003},
+        "provenance": {**made, "machine": MACHINE},
+    }
+    fields = {"rungs": studied_ladder(), "origin": origin, "model": MODEL}
+    return Studied(**{**fields, "code": "ef" * 32, **changes})
+
+
+def studied_collectives(**machine: Any) -> pd.DataFrame:
+    """Medians of a sweep on the same machine: a microsecond for each kB, shm half."""
+    where = {key: MACHINE[key] for key in ("cpu", "cores", "torch")}
+    where |= {"measured_at": "2026-01-01T02:03:04Z", "code_sha256": "cd" * 32}
+    where |= machine
+    rows = [
+        (backend, world_size, size, size / 1e3 * factor)
+        for backend, factor in (("gloo", 1.0), ("shm", 0.5))
+        for world_size in (2, 4)
+        for size in (4, 1_048_576, 4_000_000, 16_777_216)
+    ]
+    columns = ["backend", "world_size", "num_bytes", "p50_us"]
+    return pd.DataFrame(rows, columns=columns).assign(**where)
+
+
+def results(world_sizes: list[int], **changes: Any) -> Results:
+    """Results of gloo runs; ``speeds`` (of :func:`arms`) and any field can be given."""
+    speeds = changes.pop("speeds", {})
+    noise = changes.pop("noise", 0.01)
+    runs = {f"gloo-{world_size}": world_size for world_size in world_sizes}
+    table = rounds(arms(world_sizes, **speeds), noise=noise)
+    steps = np.arange(100)
+    fields: dict[str, Any] = {
+        "seed": 35000,
+        "params_sha256": "cd" * 32,
+        "gloo_world_sizes": world_sizes,
+        "baseline": Baseline(table, world_sizes, "rounds.csv"),
+        "baseline_provenance": provenance_of(1),
+        "provenance": {run: provenance_of(size) for run, size in runs.items()},
+        "first_texts": {
+            run: [f"Rank {rank} <b>reads</b> a | this." for rank in range(size)]
+            for run, size in runs.items()
+        },
+        "equivalence": {run: ladder_of(size) for run, size in runs.items()},
+        "timing": {run: timing_of(size) for run, size in runs.items()},
+        "account": pd.DataFrame(
+            [
+                (run, part, value, value - 0.5, value + 0.5)
+                for run, size in runs.items()
+                for part in PARTS
+                if (value := account_of(size).get(part)) is not None
+            ],
+            columns=["run", "part", "mean_ms", "low_ms", "high_ms"],
+        ),
+        "losses": {
+            run: pd.DataFrame(
+                {"step": steps, "loss": 5.5 * np.exp(-steps / 40) + 2e-7 * size}
+            )
+            for run, size in runs.items()
+        },
+        "studied": studied(),
+        "studied_collectives": studied_collectives(),
+    }
+    return Results(**fields | changes)

@@ -1,0 +1,240 @@
+"""check_data_parallel: for models, batches and losses of one's own."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from one_line import the_line
+from torch import Tensor, nn
+
+import minitrain
+from minitrain.core.errors import EvidenceError, UserError
+from minitrain.data.cut import cut, tensors_of
+from minitrain.testing.check import check_data_parallel, count_targets
+from minitrain.testing.subjects import make_batches, make_trial, plain
+
+PAIRS = [(torch.randn(8, 3), torch.randn(8, 1)) for _ in range(4)]
+
+
+def line() -> nn.Module:
+    return nn.Linear(3, 1)
+
+
+def squares(model: nn.Module, batch: Any) -> Tensor:
+    inputs, targets = batch
+    return nn.functional.mse_loss(model(inputs), targets)
+
+
+def test_it_is_what_the_package_offers() -> None:
+    assert minitrain.check_data_parallel is check_data_parallel
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_model_and_loss_of_ones_own(world_size: int) -> None:
+    ladder = check_data_parallel(line, PAIRS, loss=squares, world_size=world_size)
+    assert ladder.verdict == "proven"
+    assert ladder.rungs["replay"].verdict == "equal"
+    assert ladder.rungs["one_process"].verdict in ("equal", "within tolerance")
+    # rows do not divide by three: the weights make up for it
+    assert ladder.rungs["one_process_gradients"].verdict in (
+        "equal",
+        "within tolerance",
+    )
+
+
+def test_causal_model_by_its_convention() -> None:
+    ladder = check_data_parallel(plain, make_batches(0, 3), optimizer="sgd")
+    assert "replay_gradients       equal" in str(ladder)
+
+
+def test_float64_is_held_to_finer_limits() -> None:
+    pairs = [(x.double(), y.double()) for x, y in PAIRS]
+    ladder = check_data_parallel(lambda: line().double(), pairs, loss=squares)
+    gap = ladder.rungs["one_process"].max_abs_diff
+    assert gap is not None
+    assert gap <= 1e-11
+
+
+class ByWords(nn.Module):
+    """A mean over words, of which samples have unequal numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 1)
+
+    def forward(self, inputs: Tensor, mask: Tensor) -> SimpleNamespace:
+        each = self.linear(inputs)[..., 0].square()
+        return SimpleNamespace(loss=(each * mask).sum() / mask.sum())
+
+
+def words() -> list[dict[str, Tensor]]:
+    torch.manual_seed(0)
+    lengths = torch.tensor([[1, 9, 2, 8], [9, 1, 9, 1], [3, 4, 5, 9]])
+    return [
+        {
+            "inputs": torch.randn(4, 9, 2),
+            "mask": (torch.arange(9) < row[:, None]).float(),
+        }
+        for row in lengths
+    ]
+
+
+def test_mean_of_means_of_ones_own_is_found() -> None:
+    """Nobody said over how many words the loss is a mean, so samples count alike."""
+    with pytest.raises(EvidenceError) as raised:
+        check_data_parallel(ByWords, words())
+    line = str(raised.value).splitlines()[0]
+    assert line.startswith(
+        "breach: witness_mean: the loss is no mean over the targets: halves of a batch "
+        "have the weights "
+    )
+    assert line.endswith(
+        "by their targets 0.5 and 0.5; is it a mean over what is counted?"
+    )
+    told = check_data_parallel(
+        ByWords, words(), count=lambda batch: int(batch["mask"].sum())
+    )
+    assert told.verdict == "proven"
+
+
+def test_random_numbers_of_the_caller_are_left_alone() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    check_data_parallel(line, PAIRS, loss=squares)
+    assert torch.equal(torch.rand(1), expected)
+
+
+@pytest.mark.parametrize(
+    ("batches", "options", "expected"),
+    [
+        (PAIRS, {"world_size": 1}, "world_size = 1: must be at least 2"),
+        (
+            PAIRS,
+            {"loss": None},
+            "loss: is not given, and batches[0] is a tuple: must be a mapping for "
+            "model(**batch).loss",
+        ),
+        (
+            PAIRS,
+            {"sync": "horovod"},
+            "train.sync = 'horovod': must be one of ddp, per_parameter, flat, "
+            "reduce_scatter, fp16_compress, bf16_compress, powersgd, zero1, fsdp, "
+            "invariant, shm, invariant_shm, or package.module:Class",
+        ),
+        (PAIRS, {"optimizer": "lion"}, "optimizer = 'lion': must be one of adamw, sgd"),
+        (PAIRS, {"steps": 1}, "steps = 1: must be at least 2"),
+        ([], {}, "steps = 0: must be at least 2"),
+        (
+            PAIRS,
+            {"world_size": 9},
+            "batches[0]: 8 samples cannot be cut into 9 parts (processes or logical "
+            "shards, times grad_accumulation_steps)",
+        ),
+        (
+            [*PAIRS, (torch.ones(2), torch.ones(3))],
+            {},
+            "batches[4]: all tensors must have one length, found 2, 3",
+        ),
+        (
+            [*PAIRS, "text"],
+            {},
+            "batches[4]: all tensors must have one length, found no tensor",
+        ),
+    ],
+)
+def test_arguments_that_cannot_be(
+    batches: Any, options: dict[str, Any], expected: str
+) -> None:
+    with pytest.raises(UserError) as raised:
+        check_data_parallel(line, batches, **{"loss": squares, **options})
+    assert the_line(raised) == expected
+
+
+def test_cut_takes_every_wth_sample_of_everything() -> None:
+    batch = {"a": torch.arange(5), "b": [torch.arange(10).reshape(5, 2)], "c": "text"}
+    part = cut(batch, 1, 2)
+    assert part["a"].tolist() == [1, 3]
+    assert part["b"][0].tolist() == [[2, 3], [6, 7]]
+    assert part["c"] == "text"
+    assert [len(tensor) for tensor in tensors_of(batch)] == [5, 5]
+
+
+def test_targets_are_counted_without_the_first_of_a_row() -> None:
+    labels = torch.tensor([[1, 2, 3], [4, 5, -100]])
+    assert count_targets({"labels": labels}) == 3
+    assert count_targets((torch.ones(7, 2), torch.ones(7))) == 7
+
+
+def test_parts_have_the_samples_of_the_whole() -> None:
+    trial = make_trial()
+    whole = trial.cut([0], 1).parts(3)[0]
+    parts = [trial.cut([rank], 3).parts(3)[0] for rank in range(3)]
+    digests = [digest for part in parts for digest in part.digests]
+    assert sorted(digests) == sorted(whole.digests)
+    assert sum(part.num_targets for part in parts) == whole.num_targets
+    # after the last batch comes the first again
+    assert trial.cut([0], 1).parts(6)[0].digests == (
+        trial.cut([0], 1).parts(0)[0].digests
+    )
+
+
+def test_commonest_loss_of_all() -> None:
+    """It views logits and labels, which a strided cut of a batch would refuse."""
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        x, y = batch
+        return nn.functional.cross_entropy(model(x).view(-1, 5), y.view(-1))
+
+    batches = [(torch.randint(7, (8, 3)), torch.randint(5, (8, 3))) for _ in range(3)]
+    ladder = check_data_parallel(lambda: nn.Embedding(7, 5), batches, loss=loss)
+    assert ladder.verdict == "proven"
+
+
+def test_column_of_a_table() -> None:
+    """Each of its rows is one element with a stride that is not 1."""
+    table = torch.randn(8, 4)
+    batches = [(table[:, :3], table[:, 3:]) for _ in range(3)]
+    assert check_data_parallel(line, batches, loss=squares).verdict == "proven"
+
+
+def test_one_element_with_any_stride() -> None:
+    from minitrain.proof.ulp import distance
+    from minitrain.proof.witness.hashes import sha256
+    from minitrain.train.recorder import sha256_tensor
+
+    one = torch.arange(5.0)[::5]
+    assert one.stride() == (5,)
+    assert sha256_tensor(one) == sha256_tensor(torch.zeros(1)) == sha256(one)
+    assert distance({"w": one}, {"w": torch.ones(1)}).max_abs_diff == 1.0
+
+
+def test_count_that_does_not_add_up() -> None:
+    with pytest.raises(UserError) as raised:
+        check_data_parallel(line, PAIRS, loss=squares, count=lambda batch: 7)
+    assert the_line(raised) == (
+        "count(batches[0]) = 7: must be the sum of its parts' counts, 7 + 7"
+    )
+
+
+def test_count_may_be_a_tensor() -> None:
+    def count(batch: Any) -> Any:
+        return (batch[1] < torch.inf).sum()
+
+    ladder = check_data_parallel(line, PAIRS, loss=squares, count=count)
+    assert ladder.verdict == "proven"
+
+
+def test_loss_that_is_a_sum_is_called_one() -> None:
+    def total(model: nn.Module, batch: Any) -> Tensor:
+        inputs, targets = batch
+        return (model(inputs) - targets).square().sum()
+
+    with pytest.raises(EvidenceError, match=r"targets 0\.5 and 0\.5: it is a sum"):
+        check_data_parallel(line, PAIRS, loss=total)
+
+
+def test_who_cannot_be_proven_is_told_how_to_go_on() -> None:
+    with pytest.raises(EvidenceError, match=r"accept=\('proven', 'undecided'\) lets"):
+        check_data_parallel(line, PAIRS, loss=squares, sync="fsdp")

@@ -1,0 +1,256 @@
+"""Stamps of a step, with a clock that the test sets."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from minitrain.data.batches import Batch
+from minitrain.sync.strategy import DEFAULTS, BucketEvent, Strategy, SyncTrace
+from minitrain.train import clock
+from minitrain.train.clock import StepClock, bucket_times, kind_of_step, union_length
+from minitrain.train.loop import train
+from minitrain.train.recorder import Recorder
+
+MS = 1_000_000
+
+
+class Watch:
+    """A clock that stands still until ``wait``; counts the synchronisations."""
+
+    def __init__(self) -> None:
+        self.now_ns = 5 * MS
+        self.synchronised = 0
+
+    def wait(self, ms: float) -> None:
+        self.now_ns += int(ms * MS)
+
+    def synchronize(self) -> None:
+        """What a GPU still has to do takes two milliseconds."""
+        self.synchronised += 1
+        self.wait(2)
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
+    """The only clock that minitrain.train.clock sees."""
+    watch = Watch()
+    time = SimpleNamespace(perf_counter_ns=lambda: watch.now_ns)
+    monkeypatch.setattr(clock, "time", time)
+    return watch
+
+
+def test_every_second_step_is_plain_and_the_others_take_turns() -> None:
+    assert [kind_of_step(step) for step in range(10)] == [
+        "plain",
+        "plain",
+        "plain",
+        "bracketed",
+        "plain",
+        "instrumented",
+        "plain",
+        "bracketed",
+        "plain",
+        "instrumented",
+    ]
+
+
+def test_parts_add_up_to_the_step(watch: Watch) -> None:
+    stamps = StepClock()
+    stamps.begin(4)
+    for part, ms in [("data", 1.5), ("forward", 3.0), ("optimizer", 0.25)]:
+        watch.wait(ms)
+        stamps.mark(part)
+    assert stamps.finish() == {
+        "step": 4,
+        "kind": "plain",
+        "data_ms": 1.5,
+        "forward_ms": 3.0,
+        "optimizer_ms": 0.25,
+        "step_ms": 4.75,
+    }
+
+
+def test_restart_leaves_time_out(watch: Watch) -> None:
+    stamps = StepClock()
+    stamps.begin(0)
+    watch.wait(1)
+    stamps.mark("data")
+    watch.wait(100)
+    stamps.restart()
+    watch.wait(2)
+    stamps.mark("forward")
+    row = stamps.finish()
+    assert (row["data_ms"], row["forward_ms"], row["step_ms"]) == (1, 2, 3)
+
+
+def test_first_part_begins_where_the_step_before_ended(watch: Watch) -> None:
+    stamps = StepClock()
+    stamps.begin(0)
+    watch.wait(1)
+    stamps.mark("optimizer")
+    watch.wait(7)
+    stamps.begin(1)
+    stamps.mark("data")
+    assert stamps.finish()["step_ms"] == 7
+
+
+@pytest.mark.parametrize(
+    ("step", "times", "forward"),
+    [
+        # only at the end of the step, where 2 ms of work were left
+        pytest.param(4, 1, 1, id="plain"),
+        # at every stamp: the 2 ms are seen where they belong
+        pytest.param(5, 2, 3, id="instrumented"),
+    ],
+)
+def test_plain_steps_wait_for_the_device_once(
+    watch: Watch, step: int, times: int, forward: float
+) -> None:
+    stamps = StepClock(watch.synchronize)
+    stamps.begin(step)
+    watch.wait(1)
+    stamps.mark("forward")
+    stamps.mark("optimizer")
+    row = stamps.finish()
+    assert watch.synchronised == times
+    assert (row["forward_ms"], row["optimizer_ms"]) == (forward, 2)
+
+
+def test_kinds_can_be_chosen(watch: Watch) -> None:
+    stamps = StepClock(kind_of_step=lambda step: "bracketed")
+    stamps.begin(0)
+    assert stamps.kind == "bracketed"
+    assert stamps.now_ns == 5 * MS
+
+
+def trace_of(*spans: tuple[int, int], last: int) -> SyncTrace:
+    events = [BucketEvent(("w",), 4, call * MS, done * MS) for call, done in spans]
+    return SyncTrace(events, computed_ns=last * MS)
+
+
+def test_bucket_times_by_hand() -> None:
+    # 30 ms of backward, until 40; buckets 12-20, 18-25 and, the last, 30-38.
+    # Union: 12-25 is 13, 30-38 is 8, together 21; before 30: 13. Exposed: 40 - 30
+    trace = trace_of((12, 20), (18, 25), (30, 38), last=30)
+    assert bucket_times(trace, 30, 40 * MS) == {
+        "to_last_bucket_ms": 20,
+        "comm_exposed_ms": 10,
+        "comm_total_ms": 21,
+        "comm_span_ms": 28,
+        "comm_hidden_ms": 13,
+        "last_bucket_at_ns": 30 * MS,
+    }
+
+
+def test_bucket_that_is_still_under_way_is_hidden_in_part() -> None:
+    # 12-35 is hidden until 30, when the last bucket is handed over; the union is 12-38
+    times = bucket_times(trace_of((12, 35), (30, 38), last=30), 30, 40 * MS)
+    assert (times["comm_total_ms"], times["comm_hidden_ms"]) == (26, 18)
+
+
+def test_one_bucket_hides_nothing() -> None:
+    times = bucket_times(trace_of((30, 38), last=30), 30, 40 * MS)
+    assert (times["comm_total_ms"], times["comm_hidden_ms"]) == (8, 0)
+
+
+def test_no_buckets_no_times() -> None:
+    assert bucket_times(SyncTrace(), 30, 40 * MS) == {}
+
+
+def test_buckets_of_several_backward_passes_hide_nothing_before_the_last() -> None:
+    """Accumulation: 30 ms in all, of which the last pass is only a part."""
+    times = bucket_times(trace_of((50, 58), last=50), 30, 60 * MS)
+    assert (times["to_last_bucket_ms"], times["comm_exposed_ms"]) == (20, 10)
+
+
+def test_part_of_a_part_gets_a_name_of_its_own(watch: Watch) -> None:
+    stamps = StepClock(kind_of_step=lambda step: "plain")
+    stamps.begin(0)
+    watch.wait(9)
+    stamps.mark("optimizer")
+    stamps.carve("optimizer", "optimizer_comm", 4 * MS)
+    stamps.carve("optimizer", "nothing", None)
+    row = stamps.finish()
+    assert (row["optimizer_ms"], row["optimizer_comm_ms"]) == (5, 4)
+    # the step is as long as before
+    assert row["step_ms"] == 9
+    assert "nothing_ms" not in row
+
+
+def test_part_that_comes_twice_is_added_up(watch: Watch) -> None:
+    stamps = StepClock(kind_of_step=lambda step: "plain")
+    stamps.begin(0)
+    for ms, part in [(2, "forward"), (3, "backward"), (1, "forward")]:
+        watch.wait(ms)
+        stamps.mark(part)
+    assert stamps.finish()["forward_ms"] == 3
+
+
+class ThreeParts:
+    """A step of three shards, each with a forward pass of two milliseconds."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.watch = watch
+
+    def parts(self, step: int) -> list[Batch]:
+        return [Batch(step, None, 1, 3, (), shard) for shard in range(3)]
+
+    def loss(self, model: nn.Module, inputs: None) -> Tensor:
+        self.watch.wait(2)
+        return next(model.parameters()).sum()
+
+
+def test_work_between_the_parts_of_a_step_is_no_forward(watch: Watch) -> None:
+    """As `invariant` adds gradients up: before the next part begins, or after one."""
+
+    class Adding(Strategy):
+        @contextmanager
+        def part(self, shard: int, is_last: bool) -> Iterator[None]:
+            if shard > 0:
+                watch.wait(7)
+            yield
+            watch.wait(11)
+
+    model = nn.Linear(1, 1)
+    result = train(
+        Adding(model, DEFAULTS),
+        ThreeParts(watch),
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        range(1),
+        Recorder(model, ()),
+        StepClock(),
+    )
+    (row,) = result.timings
+    # three passes of 2 ms; 7 ms before the second and third part, 11 after each
+    assert (row["forward_ms"], row["backward_ms"]) == (6, 47)
+
+
+@pytest.mark.parametrize(
+    ("spans", "length"),
+    [
+        pytest.param([], 0, id="none"),
+        pytest.param([(3, 8)], 5, id="one"),
+        pytest.param([(3, 8), (10, 11)], 6, id="apart"),
+        pytest.param([(3, 8), (8, 11)], 8, id="touching"),
+        pytest.param([(3, 8), (5, 11)], 8, id="overlapping"),
+        pytest.param([(3, 20), (5, 11), (19, 21)], 18, id="one inside another"),
+        pytest.param([(5, 11), (3, 8)], 8, id="out of order"),
+        pytest.param([(9, 0)], 0, id="never reduced"),
+    ],
+)
+def test_union_by_hand(spans: list[tuple[int, int]], length: int) -> None:
+    assert union_length(spans) == length
+
+
+places = st.integers(0, 50)
+
+
+@given(st.lists(st.tuples(places, places), max_size=12))
+def test_union_counts_every_place_once(spans: list[tuple[int, int]]) -> None:
+    assert union_length(spans) == len({i for a, b in spans for i in range(a, b)})
