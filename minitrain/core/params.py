@@ -45,6 +45,7 @@ class Shard(Section):
 
 class Model(Section):
     file: str
+    deps: str
     factory: str
     n_layer: Count
     n_head: Count
@@ -150,8 +151,10 @@ class Params(Section):
 
     def at(self, folder: Path) -> "Params":
         """The same seen from elsewhere: paths begin with ``folder``."""
-        model = self.model.model_copy(update={"file": str(folder / self.model.file)})
-        return self.model_copy(update={"model": model})
+        paths = {
+            key: str(folder / getattr(self.model, key)) for key in ("file", "deps")
+        }
+        return self.model_copy(update={"model": self.model.model_copy(update=paths)})
 
     def _check_batch(self, section: str, world_size: int) -> None:
         size, parts = self.train.global_batch_size, self.train.grad_accumulation_steps

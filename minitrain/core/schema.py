@@ -52,9 +52,13 @@ S = TypeVar("S", bound=Section)
 class Problem(UserError, ValueError):
     """A UserError that pydantic carries as a validation error of a section."""
 
+    # nothing but what it is made from, so that it can travel from a rank
     def __init__(self, key: str, value: object, allowed: str) -> None:
-        self.key = key
-        super().__init__(f"{key} = {_shown(value)}: must be {allowed}")
+        super().__init__(key, value, allowed)
+
+    def __str__(self) -> str:
+        key, value, allowed = self.args
+        return f"{key} = {_shown(value)}: must be {allowed}"
 
 
 def load(path: Path, schema: type[S]) -> S:

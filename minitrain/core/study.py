@@ -10,7 +10,7 @@ from pydantic import Field, create_model
 
 from minitrain.core.schema import Count, Section, Some, load
 
-# one process synchronises with nobody
+# one process synchronizes with nobody
 WorldSize = Annotated[int, Field(ge=2)]
 # below, the interval of a comparison says little
 Rounds = Annotated[int, Field(ge=15)]

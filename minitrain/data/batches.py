@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,7 +13,8 @@ from torch import Tensor, nn
 
 from minitrain.core.errors import UserError
 from minitrain.data.order import GlobalOrder, SampleIds, rank_part
-from minitrain.data.shards import Samples, Tokens, open_shard, open_targets
+from minitrain.data.samples import Samples, Tokens
+from minitrain.data.shards import open_shard, open_targets
 
 # what torch.nn.functional.cross_entropy ignores by default
 IGNORE_INDEX = -100
@@ -39,7 +41,7 @@ class Batch:
 class Batches(Protocol):
     """What the training loop and its replay know of a rank's data."""
 
-    def parts(self, step: int) -> list[Batch]:
+    def micro_batches(self, step: int) -> list[Batch]:
         """What this rank computes at ``step``, one after the other: the same whenever
         it is asked for.
         """
@@ -49,6 +51,10 @@ class Batches(Protocol):
         """Mean loss over the real targets of ``inputs``."""
         ...
 
+    def by_shard(self) -> "Sequence[Batches]":
+        """Each shard's batches alone."""
+        ...
+
 
 def causal_lm_loss(model: nn.Module, inputs: Any) -> Tensor:
     """Mean loss over the real targets of ``inputs``: the output's 0-dim ``loss``."""
@@ -56,35 +62,38 @@ def causal_lm_loss(model: nn.Module, inputs: Any) -> Tensor:
     return loss
 
 
-class ShardBatches:
-    """The batches of one shard of ``num_shards``, read from a folder of files.
+class RankBatches:
+    """The batches of those ``shards`` of ``num_shards`` that one process computes.
 
-    ``inputs`` are ``input_ids`` and ``labels``, int64 of shape (B, block_size); padding
-    is -100 in the labels. A sample's digest is that of its corpus position and tokens.
-    Each batch is cut into ``num_parts``, to be computed one after the other.
+    They are computed in turn, each batch cut into ``num_micro_batches``. ``inputs`` are
+    ``input_ids`` and ``labels``, int64 of shape (B, block_size); padding is -100 in the
+    labels. A sample's digest is that of its corpus position and tokens.
 
     A part that holds no sample, at the smaller last batch of an epoch, gets one of the
     shard's with a ``num_targets`` of 0, so that it still takes part in the
-    synchronisation. ``num_files`` is a divisor of ``num_shards``.
+    synchronization. ``folder`` holds the files of ``num_files`` ranks, a divisor of
+    ``num_shards``; only those that hold the shards are opened.
     """
 
     def __init__(
         self,
         folder: Path,
-        shard: int,
+        shards: Sequence[int],
         num_shards: int,
         *,
         block_size: int,
         global_batch_size: int,
         seed: int,
         num_files: int | None = None,
-        num_parts: int = 1,
+        num_micro_batches: int = 1,
         device: torch.device | None = None,
     ) -> None:
-        self.shard, self.num_shards, self.num_parts = shard, num_shards, num_parts
+        self.shards, self.num_shards = shards, num_shards
+        self.num_micro_batches = num_micro_batches
         self.block_size, self.device = block_size, device
         self.num_files = num_files or num_shards
-        self.samples: Samples = open_shard(folder, shard % self.num_files)
+        needed = {shard % self.num_files for shard in self.shards}
+        self.files: dict[int, Samples] = {f: open_shard(folder, f) for f in needed}
         self.targets = open_targets(folder)
         if num_shards > len(self.targets):
             raise UserError(
@@ -93,20 +102,40 @@ class ShardBatches:
             )
         self.order = GlobalOrder(len(self.targets), global_batch_size, seed)
 
-    def parts(self, step: int) -> list[Batch]:
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps in which every sample is computed once."""
+        return len(self.order)
+
+    def by_shard(self) -> "list[RankBatches]":
+        """Each shard's batches alone; they share the files and the shuffle."""
+        alone = [copy(self) for _ in self.shards]
+        for one, shard in zip(alone, self.shards, strict=True):
+            one.shards = [shard]
+        return alone
+
+    def micro_batches(self, step: int) -> list[Batch]:
         """The parts of the batch at ``step``, counted from 0 over all epochs."""
         epoch, step_of_epoch = divmod(step, len(self.order))
         if epoch != self.order.epoch:
             self.order.set_epoch(epoch)
         everyone = self.order.batch(step_of_epoch)
-        mine = rank_part(everyone, self.shard, self.num_shards)
         global_targets = int(self.targets[everyone].sum())
-        cuts = [mine[part :: self.num_parts] for part in range(self.num_parts)]
-        return [self._batch(step, cut, global_targets) for cut in cuts]
+        return [
+            self._batch(
+                step, shard, mine[part :: self.num_micro_batches], global_targets
+            )
+            for shard in self.shards
+            for mine in [rank_part(everyone, shard, self.num_shards)]
+            for part in range(self.num_micro_batches)
+        ]
 
-    def _batch(self, step: int, mine: SampleIds, global_targets: int) -> Batch:
-        present = mine if len(mine) else np.array([self.shard], np.int64)
-        samples = [self.samples[i // self.num_files] for i in present]
+    def _batch(
+        self, step: int, shard: int, mine: SampleIds, global_targets: int
+    ) -> Batch:
+        present = mine if len(mine) else np.array([shard], np.int64)
+        file = self.files[shard % self.num_files]
+        samples = [file[i // self.num_files] for i in present]
         input_ids = torch.full((len(samples), self.block_size), 0, dtype=torch.int64)
         labels = torch.full_like(input_ids, IGNORE_INDEX)
         for row, tokens in enumerate(samples):
@@ -122,32 +151,12 @@ class ShardBatches:
             num_targets=int(self.targets[mine].sum()),
             global_targets=global_targets,
             digests=tuple(map(_digest, mine, samples)),
-            shard=self.shard,
+            shard=shard,
         )
 
     def loss(self, model: nn.Module, inputs: Any) -> Tensor:
         """See :func:`causal_lm_loss`."""
         return causal_lm_loss(model, inputs)
-
-
-class JoinedBatches:
-    """The batches of several shards that one process computes in turn."""
-
-    def __init__(self, shards: Sequence[ShardBatches]) -> None:
-        self.shards = shards
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Steps in which every sample is computed once."""
-        return len(self.shards[0].order)
-
-    def parts(self, step: int) -> list[Batch]:
-        """See :class:`Batches`."""
-        return [part for shard in self.shards for part in shard.parts(step)]
-
-    def loss(self, model: nn.Module, inputs: Any) -> Tensor:
-        """See :class:`Batches`."""
-        return self.shards[0].loss(model, inputs)
 
 
 def _digest(sample_id: int, tokens: Tokens) -> int:

@@ -2,6 +2,8 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,12 +12,39 @@ from torch import Tensor, nn
 from minitrain.data.batches import IGNORE_INDEX, Batch
 
 
+@dataclass(frozen=True)
+class InMemory:
+    """Global batches in memory, step by step, taken again from the first when they
+    end: tensors, or lists, tuples and mappings of tensors that are cut along their
+    first dimension. ``loss`` gives the mean over the targets of such a (part of a)
+    batch, ``count`` how many these are.
+    """
+
+    batches: Sequence[Any]
+    loss: Callable[[nn.Module, Any], Tensor]
+    count: Callable[[Any], int]
+
+    def open(
+        self,
+        shards: Sequence[int],
+        num_shards: int,
+        num_micro_batches: int,
+        device: torch.device | None = None,
+    ) -> "CutBatches":
+        """The batches of those ``shards`` of ``num_shards``, each in
+        ``num_micro_batches``.
+        """
+        return CutBatches(
+            self.batches, shards, num_shards, num_micro_batches, self.loss, self.count
+        )
+
+
 class CutBatches:
     """The batches of ``shards``: of each global batch every N-th sample, from s on.
 
     ``batches`` are taken again from the first when they end. Each shard is computed in
-    ``num_parts``. ``loss`` gives the mean over the targets of such a part, ``count``
-    how many these are.
+    ``num_micro_batches``. ``loss`` gives the mean over the targets of such a part,
+    ``count`` how many these are.
     """
 
     def __init__(
@@ -23,14 +52,14 @@ class CutBatches:
         batches: Sequence[Any],
         shards: Sequence[int],
         num_shards: int,
-        num_parts: int,
+        num_micro_batches: int,
         loss: Callable[[nn.Module, Any], Tensor],
         count: Callable[[Any], int],
     ) -> None:
         self._batches, self._shards, self._num_shards = batches, shards, num_shards
-        self._num_parts, self._loss, self._count = num_parts, loss, count
+        self._num_parts, self._loss, self._count = num_micro_batches, loss, count
 
-    def parts(self, step: int) -> list[Batch]:
+    def micro_batches(self, step: int) -> list[Batch]:
         """See :class:`~minitrain.data.batches.Batches`."""
         whole = self._batches[step % len(self._batches)]
         global_targets = self._count(whole)
@@ -40,6 +69,13 @@ class CutBatches:
             for mine in [cut(whole, shard, self._num_shards)]
             for part in range(self._num_parts)
         ]
+
+    def by_shard(self) -> "list[CutBatches]":
+        """Each shard's batches alone."""
+        alone = [copy(self) for _ in self._shards]
+        for one, shard in zip(alone, self._shards, strict=True):
+            one._shards = [shard]
+        return alone
 
     def _batch(self, step: int, shard: int, inputs: Any, global_targets: int) -> Batch:
         return Batch(
@@ -82,10 +118,13 @@ def tensors_of(batch: Any) -> list[Tensor]:
 
 
 def count_targets(batch: Any) -> int:
-    """Labels that are not -100, the first of each row left out; else the samples."""
+    """Labels that are not -100, the first of each row left out, since the others are
+    predicted from it; of labels of shape (B,) none is. Without labels, the samples.
+    """
     if isinstance(batch, Mapping) and "labels" in batch:
         labels: Tensor = batch["labels"]
-        return int((labels[:, 1:] != IGNORE_INDEX).sum())
+        predicted = labels if labels.dim() == 1 else labels[:, 1:]
+        return int((predicted != IGNORE_INDEX).sum())
     return len(tensors_of(batch)[0])
 
 

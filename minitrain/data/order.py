@@ -28,7 +28,7 @@ class GlobalOrder:
 
     def __len__(self) -> int:
         """Steps in an epoch."""
-        return -(-self.num_samples // self.global_batch_size)
+        return steps_per_epoch(self.num_samples, self.global_batch_size)
 
     def set_epoch(self, epoch: int) -> None:
         """Shuffle for ``epoch``; the same epoch always gives the same order."""
@@ -46,6 +46,11 @@ class GlobalOrder:
         """Sample ids of the global batch at ``step`` of the current epoch."""
         ids = [column[step] for column in self._columns if step < len(column)]
         return np.array(ids, np.int64)
+
+
+def steps_per_epoch(num_samples: int, global_batch_size: int) -> int:
+    """Steps in which every sample is computed once."""
+    return -(-num_samples // global_batch_size)
 
 
 def rank_part(batch: SampleIds, rank: int, world_size: int) -> SampleIds:

@@ -1,25 +1,27 @@
 """Shards: which samples a rank reads, and how they lie on disk.
 
 Sample i belongs to rank ``i % world_size``. A shard is a pair of .npy files that are
-memory-mapped, so that a training process does not grow with the corpus.
+memory-mapped, so that a training process does not grow with the corpus. Nor does
+dealing: it goes block by block.
 """
 
 import hashlib
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from tempfile import TemporaryFile
+from typing import IO, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from minitrain.core.errors import EvidenceError, UserError
-from minitrain.core.files import read_json, sha256_file, write_json
+from minitrain.core.files import open_atomic, read_json, sha256_file, write_json
+from minitrain.data.samples import BLOCK_TOKENS, Samples, Tokens
 from minitrain.data.text import LongSamples, fit_to_block, tokenize
 
-Tokens = npt.NDArray[np.uint8]
-Offsets = npt.NDArray[np.int64]
 SliceableT = TypeVar("SliceableT", bound=Any)
 
 
@@ -39,55 +41,58 @@ def make_shard(rank: int, world_size: int, samples: SliceableT) -> SliceableT:
     return samples[rank::world_size]
 
 
-@dataclass(frozen=True)
-class Samples:
-    """Token sequences laid end to end: sample i is ``tokens[offsets[i]:offsets[i+1]]``.
-
-    ``tokens`` is uint8 of shape (total,), ``offsets`` int64 of shape (samples + 1,).
-    """
-
-    tokens: Tokens
-    offsets: Offsets
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    def __getitem__(self, index: int) -> Tokens:
-        return self.tokens[self.offsets[index] : self.offsets[index + 1]]
-
-    def lengths(self) -> npt.NDArray[np.int64]:
-        """Tokens in each sample, shape (samples,)."""
-        return np.diff(self.offsets)
-
-    def sha256(self) -> str:
-        """SHA-256 over lengths and tokens: equal exactly for equal samples in order."""
-        digest = hashlib.sha256(self.lengths().tobytes())
-        digest.update(np.ascontiguousarray(self.tokens).data)
-        return digest.hexdigest()
-
-
 def tokenize_corpus(
-    lines: Iterable[str], block_size: int, policy: LongSamples
+    lines: Iterable[str],
+    block_size: int,
+    policy: LongSamples,
+    spool: Path | None = None,
 ) -> tuple[Samples, int]:
     """Tokens of the texts in a corpus.jsonl, and how many were longer than the block.
 
     ``lines`` are JSON objects with a ``text``. Longer samples are handled by
-    ``policy``, see :func:`~minitrain.data.text.fit_to_block`.
+    ``policy``, see :func:`~minitrain.data.text.fit_to_block`. The samples lie in files
+    without a name in the folder ``spool`` (None: that for temporary files).
     """
-    tokens, lengths, num_long = bytearray(), [], 0
-    for line in lines:
-        sample = tokenize(json.loads(line)["text"])
-        num_long += len(sample) > block_size
-        for piece in fit_to_block(sample, block_size, policy):
-            tokens += piece
-            lengths.append(len(piece))
-    return Samples(np.frombuffer(tokens, np.uint8), _offsets(lengths)), num_long
+    end = num_long = 0
+    with TemporaryFile(dir=spool) as tokens, TemporaryFile(dir=spool) as offsets:
+        offsets.write(end.to_bytes(8, sys.byteorder))
+        for line in lines:
+            sample = tokenize(json.loads(line)["text"])
+            num_long += len(sample) > block_size
+            for piece in fit_to_block(sample, block_size, policy):
+                end += len(piece)
+                tokens.write(piece)
+                offsets.write(end.to_bytes(8, sys.byteorder))
+        return Samples(_mapped(tokens, np.uint8), _mapped(offsets, np.int64)), num_long
 
 
-def _offsets(lengths: Any) -> Offsets:
-    offsets = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return offsets
+def _mapped(file: IO[bytes], dtype: Any) -> Any:
+    file.flush()
+    # nothing cannot be mapped
+    return np.memmap(file, dtype, "r") if file.tell() else np.empty(0, dtype)
+
+
+@contextmanager
+def _growing_array(path: Path, dtype: Any) -> Iterator[Callable[[Any], None]]:
+    """A one-dimensional .npy file, by what appends to it."""
+    count = 0
+    with open_atomic(path, "wb") as file:
+
+        def header() -> None:
+            # NumPy leaves room for the number to grow
+            descr = np.lib.format.dtype_to_descr(np.dtype(dtype))
+            fields = {"descr": descr, "fortran_order": False, "shape": (count,)}
+            np.lib.format.write_array_header_1_0(file, fields)
+
+        def append(values: Any) -> None:
+            nonlocal count
+            count += len(values)
+            file.write(np.ascontiguousarray(values, dtype).data)
+
+        header()
+        yield append
+        file.seek(0)
+        header()
 
 
 def write_shards(folder: Path, samples: Samples, world_size: int) -> None:
@@ -100,14 +105,16 @@ def write_shards(folder: Path, samples: Samples, world_size: int) -> None:
     """
     folder.mkdir(parents=True)
     ranks = _write_ranks(folder, samples, world_size)
-    np.save(folder / "targets.npy", (samples.lengths() - 1).astype(np.uint32))
+    with _growing_array(folder / "targets.npy", np.uint32) as append:
+        for block in samples.blocks():
+            append(block.lengths() - 1)
     rebuilt = deal_back([open_shard(folder, rank) for rank in range(world_size)])
     if rebuilt != samples.sha256():
         raise EvidenceError(f"{folder}: the shards together are not the corpus")
     index = {
         "world_size": world_size,
         "samples": len(samples),
-        "targets": int(samples.lengths().sum()) - len(samples),
+        "targets": int(samples.offsets[-1]) - len(samples),
         "samples_sha256": rebuilt,
         "ranks": ranks,
     }
@@ -117,39 +124,77 @@ def write_shards(folder: Path, samples: Samples, world_size: int) -> None:
 def _write_ranks(
     folder: Path, samples: Samples, world_size: int
 ) -> list[dict[str, Any]]:
-    owner = _owner_of_tokens(samples.lengths(), world_size)
     ranks = []
     for rank in range(world_size):
-        lengths = make_shard(rank, world_size, samples.lengths())
-        tokens_path, offsets_path = _shard_paths(folder, rank)
-        np.save(tokens_path, samples.tokens[owner == rank])
-        np.save(offsets_path, _offsets(lengths))
+        paths = _shard_paths(folder, rank)
+        num_samples, num_tokens = _write_rank(*paths, samples, rank, world_size)
         ranks.append(
             {
                 "rank": rank,
-                "samples": len(lengths),
-                "targets": int(lengths.sum()) - len(lengths),
+                "samples": num_samples,
+                "targets": num_tokens - num_samples,
                 "first_text": decode(samples[rank]),
-                "sha256": {p.name: sha256_file(p) for p in (tokens_path, offsets_path)},
+                "sha256": {path.name: sha256_file(path) for path in paths},
             }
         )
     return ranks
 
 
+def _write_rank(
+    tokens_path: Path, offsets_path: Path, samples: Samples, rank: int, world_size: int
+) -> tuple[int, int]:
+    num_samples = end = 0
+    with (
+        _growing_array(tokens_path, np.uint8) as add_tokens,
+        _growing_array(offsets_path, np.int64) as add_offsets,
+    ):
+        add_offsets([end])
+        for block in samples.blocks(world_size):
+            lengths = block.lengths()
+            mine = make_shard(rank, world_size, lengths)
+            add_tokens(block.tokens[_owner_of_tokens(lengths, world_size) == rank])
+            add_offsets(end + np.cumsum(mine))
+            num_samples += len(mine)
+            end += int(mine.sum())
+    return num_samples, end
+
+
 def deal_back(shards: list[Samples]) -> str:
     """SHA-256 of the samples that ``shards`` hold, taken from the ranks in turn."""
-    world_size = len(shards)
-    lengths = np.full(sum(len(shard) for shard in shards), -1, np.int64)
+    total = sum(map(len, shards))
     for rank, shard in enumerate(shards):
-        target = lengths[rank::world_size]
-        if len(target) != len(shard) or shard.offsets[-1] != len(shard.tokens):
+        fair = len(range(rank, total, len(shards)))
+        if len(shard) != fair or shard.offsets[-1] != len(shard.tokens):
             return "unequal shards"
-        target[:] = shard.lengths()
-    owner = _owner_of_tokens(lengths, world_size)
-    tokens = np.empty(int(lengths.sum()), np.uint8)
-    for rank, shard in enumerate(shards):
-        tokens[owner == rank] = shard.tokens
-    return Samples(tokens, _offsets(lengths)).sha256()
+    # as Samples.sha256 does it
+    digest = hashlib.sha256()
+    for pieces in _rounds(shards):
+        digest.update(_lengths_of(pieces).tobytes())
+    for pieces in _rounds(shards):
+        owner = _owner_of_tokens(_lengths_of(pieces), len(pieces))
+        tokens = np.empty(len(owner), np.uint8)
+        for rank, piece in enumerate(pieces):
+            tokens[owner == rank] = piece.tokens
+        digest.update(tokens.data)
+    return digest.hexdigest()
+
+
+def _rounds(shards: list[Samples]) -> Iterator[list[Samples]]:
+    """Pieces of all shards: of each the same samples, some BLOCK_TOKENS together."""
+    first, limit = 0, BLOCK_TOKENS // len(shards)
+    while first < len(shards[0]):
+        stop = max(first + 1, min(shard.stop(first, limit) for shard in shards))
+        yield [shard.piece(first, stop) for shard in shards]
+        for shard in shards:
+            shard.release()
+        first = stop
+
+
+def _lengths_of(pieces: list[Samples]) -> npt.NDArray[np.int64]:
+    lengths = np.empty(sum(map(len, pieces)), np.int64)
+    for rank, piece in enumerate(pieces):
+        lengths[rank :: len(pieces)] = piece.lengths()
+    return lengths
 
 
 def open_shard(folder: Path, rank: int) -> Samples:
@@ -175,9 +220,7 @@ def decode(tokens: Tokens) -> str:
 
 
 def _owner_of_tokens(lengths: Any, world_size: int) -> npt.NDArray[Any]:
-    # the corpus may have tens of millions of tokens: as few bytes for each as will do
-    owner = np.arange(len(lengths), dtype=np.uint32) % world_size
-    return np.repeat(owner.astype(np.min_scalar_type(world_size - 1)), lengths)
+    return np.repeat(np.arange(len(lengths)) % world_size, lengths)
 
 
 def _shard_paths(folder: Path, rank: int) -> tuple[Path, Path]:

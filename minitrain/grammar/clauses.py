@@ -22,9 +22,6 @@ from minitrain.grammar.phrases import (
 # Forms of a verb, as indices; NO_FORM where the auxiliary be is the verb itself.
 BASE, THIRD, PAST, PARTICIPLE, ING, NO_FORM = range(6)
 
-POLARITIES = ("affirmative", "negative")
-MOODS = ("statement", "question")
-
 
 class Tense(NamedTuple):
     """Finite auxiliary, the auxiliaries behind it, and the form of the verb."""

@@ -3,7 +3,7 @@
 For each verb and person the grammar holds a finite list of sentences: frames times
 complements. Every draw picks one such list at random and takes its next sentence.
 Each list is walked once from a random start in steps of about the golden ratio of
-its length, which scatters neighbours and repeats nothing before the list is used
+its length, which scatters neighbors and repeats nothing before the list is used
 up; a used-up list drops out. Verbs and persons therefore stay balanced while their
 lists last. Only ``random.Random.random`` is used, whose numbers are the same in
 every version of Python.

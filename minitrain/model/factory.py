@@ -9,6 +9,8 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,8 +22,13 @@ from torch.nn.parameter import is_lazy
 from minitrain.core.errors import UserError
 from minitrain.core.params import Model
 from minitrain.data.batches import Batch, causal_lm_loss
+from minitrain.model.neighbors import neighbors_of
 
+Loss = Callable[[nn.Module, Any], Tensor]
+# how a loss that is given is called
+GIVEN = "loss(model, batch)"
 _LIBRARIES = ("<", sysconfig.get_path("stdlib"))
+_HERE = Path(__file__).parent
 # a model that calls sys.exit(0) must not pass for a stage that went well
 _FAILURES = (Exception, SystemExit)
 
@@ -29,18 +36,28 @@ _FAILURES = (Exception, SystemExit)
 def build_model(params: Model, vocab_size: int) -> nn.Module:
     """Call the factory with the ``model`` section and the vocabulary size.
 
+    While its file is loaded and the factory called, what lies beside the file can be
+    imported.
     Raises UserError naming ``model.file`` or ``model.factory`` when it cannot be
     found, fails, or returns something else than a torch.nn.Module.
     """
-    factory = _find_factory(params)
+    of_file = ":" not in params.factory
+    with neighbors_of(Path(params.file)) if of_file else nullcontext():
+        factory = partial(_find_factory(params), params, vocab_size)
+        return make_model(factory, f"model.factory {params.factory}")
+
+
+def make_model(factory: Callable[[], Any], name: str) -> nn.Module:
+    """What ``factory()`` returns; a UserError that begins with ``name`` where it fails,
+    or returns something else than a torch.nn.Module.
+    """
     try:
-        model = factory(params, vocab_size)
+        model = factory()
     except _FAILURES as error:
-        raise UserError(f"model.factory {params.factory}: {_cause(error)}") from error
+        raise UserError(f"{name}: {_cause(error)}") from error
     if not isinstance(model, nn.Module):
         raise UserError(
-            f"model.factory {params.factory}: returned {type(model).__name__}, "
-            "must return a torch.nn.Module"
+            f"{name}: returned {type(model).__name__}, must return a torch.nn.Module"
         )
     return model
 
@@ -81,50 +98,63 @@ def _load_file(path: Path) -> ModuleType:
 
 
 def _cause(error: BaseException) -> str:
-    # the user's own lines, not those of the libraries that they called
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(_LIBRARIES)
-        and "site-packages" not in frame.filename
-        and frame.filename != __file__
-    ]
-    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    message = " ".join(str(error).split())
-    return f"{type(error).__name__}: {message}{place}"
+    root = error
+    while below := root.__cause__ or _context(root):
+        root = below
+    file, line = _place(error)
+    told = _described(error) + (f" ({file}:{line})" if file else "")
+    if root is error:
+        return told
+    root_file, line = _place(root)
+    place = f"line {line}" if root_file == file else f"{root_file}:{line}"
+    return f"{told}, caused by {_described(root)}" + (f" ({place})" if line else "")
+
+
+def _context(error: BaseException) -> BaseException | None:
+    return None if error.__suppress_context__ else error.__context__
+
+
+def _described(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _place(error: BaseException) -> tuple[str, int | None]:
+    frames = traceback.extract_tb(error.__traceback__)
+    users = [frame for frame in frames if _is_users(frame.filename)]
+    return (users[-1].filename, users[-1].lineno) if users else ("", None)
+
+
+def _is_users(file: str) -> bool:
+    """Whether a user may have written it: no library, and of ours only a model."""
+    if file.startswith(_LIBRARIES) or "site-packages" in file or file == __file__:
+        return False
+    return _HERE in Path(file).parents or _HERE.parent not in Path(file).parents
 
 
 def try_model(
-    model: nn.Module, batch: Batch, *, may_leave_unused: bool = False
+    model: nn.Module,
+    batch: Batch,
+    *,
+    loss: Loss | None = None,
+    may_leave_unused: bool = False,
 ) -> None:
     """One forward and backward pass; leaves gradients behind, so give it a spare.
 
-    Raises UserError for a model that fails, whose state is no plain tensors, whose
-    output has no finite 0-dim ``loss``, that has nothing to train, or that leaves a
-    parameter without a finite dense gradient: stock DDP would let step 0 pass and fail
-    at step 1. With ``may_leave_unused`` a parameter may have none.
+    ``loss(model, inputs)`` is the output's ``.loss`` unless it is given. Raises
+    UserError for a model that fails, whose state is no plain tensors, whose loss is no
+    finite 0-dim tensor, that has nothing to train, or that leaves a parameter without a
+    finite dense gradient: stock DDP would let step 0 pass and fail at step 1. With
+    ``may_leave_unused`` a parameter may have none.
     """
     _check_state(model)
-    try:
-        loss = causal_lm_loss(model, batch.inputs)
-    except AttributeError as error:
-        if error.name != "loss":
-            raise UserError(f"model: {_cause(error)}") from error
-        raise UserError(
-            "model: the output has no .loss; it must hold the mean over real targets"
-        ) from None
-    except _FAILURES as error:
-        raise UserError(f"model: {_cause(error)}") from error
-    if isinstance(loss, Tensor) and loss.dim() != 0:
-        shape = tuple(loss.shape)
-        raise UserError(f"model: .loss is a tensor of shape {shape}; it must be 0-dim")
-    if not isinstance(loss, Tensor) or not torch.isfinite(loss):
-        raise UserError(f"model: .loss is {loss!r}; it must be one finite number")
+    value = _computed_loss(model, batch, loss)
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    if not trained or not loss.requires_grad:
-        raise UserError("model: no parameter of it can be trained by its .loss")
+    if not trained or not value.requires_grad:
+        by = "its .loss" if loss is None else GIVEN
+        why = ", which has no grad_fn" if trained else ""
+        raise UserError(f"model: no parameter of it can be trained by {by}{why}")
     try:
-        loss.backward()
+        value.backward()
     except _FAILURES as error:
         raise UserError(f"model: {_cause(error)}") from error
     unused = [name for name, p in trained.items() if p.grad is None]
@@ -144,6 +174,29 @@ def try_model(
             raise UserError(
                 f"model: the gradient of {name} holds NaN or infinity at a finite .loss"
             )
+
+
+def _computed_loss(model: nn.Module, batch: Batch, loss: Loss | None) -> Tensor:
+    called, value = ("model", "model: .loss") if loss is None else (GIVEN, GIVEN)
+    try:
+        found: Any = (loss or causal_lm_loss)(model, batch.inputs)
+    except _FAILURES as error:
+        lacks = isinstance(error, AttributeError) and error.name == "loss"
+        if loss is not None or not lacks:
+            raise UserError(f"{called}: {_cause(error)}") from error
+        raise UserError(
+            "model: the output has no .loss; it must hold the mean over real targets"
+        ) from None
+    if isinstance(found, Tensor) and found.dim() != 0:
+        shape = tuple(found.shape)
+        raise UserError(f"{value} is a tensor of shape {shape}; it must be 0-dim")
+    if isinstance(found, Tensor) and not found.is_floating_point():
+        raise UserError(f"{value} is of {found.dtype}; it must be floating point")
+    if not isinstance(found, Tensor) or not torch.isfinite(found):
+        plain = found is None or isinstance(found, float | int | Tensor)
+        shown = repr(found) if plain else f"a {type(found).__name__}"
+        raise UserError(f"{value} is {shown}; it must be one finite 0-dim tensor")
+    return found
 
 
 def _check_state(model: nn.Module) -> None:

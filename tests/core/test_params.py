@@ -1,23 +1,24 @@
 """params.yaml: what is read, and the one line that each mistake gives."""
 
+import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 from one_line import the_line
-from project import ROOT, set_params
-from ruamel.yaml import YAML
+from project import PARAMS_FILE, set_params
 
 from minitrain.core.errors import UserError
 from minitrain.core.params import Params, load_params
-from minitrain.core.schema import Section
+from minitrain.core.schema import Problem
+from minitrain.distributed.launcher import launch
 
-TEXT = (ROOT / "params.yaml").read_text(encoding="utf-8")
+TEXT = PARAMS_FILE.read_text(encoding="utf-8")
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A copy of the project's params.yaml."""
+    """A copy of the parameters of the tests."""
     path = tmp_path / "params.yaml"
     path.write_text(TEXT, encoding="utf-8")
     return path
@@ -30,33 +31,8 @@ def changed(path: Path, **changes: Any) -> Params:
     return load_params(path)
 
 
-def sections() -> dict[str, type[Section]]:
-    found = {name: field.annotation for name, field in Params.model_fields.items()}
-    assert all(isinstance(section, type) for section in found.values())
-    return found  # type: ignore[return-value]
-
-
-def test_keys_of_the_file_are_those_of_the_schema_in_order() -> None:
-    document = YAML(typ="safe", pure=True).load(TEXT)
-    expected = {
-        name: list(section.model_fields) for name, section in sections().items()
-    }
-    assert {name: list(section) for name, section in document.items()} == expected
-    assert list(document) == list(expected)
-
-
-def test_every_key_of_the_file_has_a_comment_above_it() -> None:
-    lines = TEXT.splitlines()
-    keys = [i for i, line in enumerate(lines) if line.startswith("  ") and ":" in line]
-    keys = [i for i in keys if not lines[i].lstrip().startswith(("#", "-"))]
-    assert len(keys) == sum(
-        len(section.model_fields) for section in sections().values()
-    )
-    assert [lines[i] for i in keys if not lines[i - 1].startswith("  # ")] == []
-
-
-def test_the_project_file_is_read_and_frozen() -> None:
-    params = load_params(ROOT / "params.yaml")
+def test_what_is_read_is_frozen() -> None:
+    params = load_params(PARAMS_FILE)
     assert params.train.num_steps == 100
     with pytest.raises(ValueError, match="frozen"):
         params.train.num_steps = 3  # type: ignore[misc]
@@ -402,3 +378,16 @@ def test_value_that_yaml_cannot_read(path: Path, value: str) -> None:
     path.write_text(path.read_text().replace("seed: 35000", f"seed: {value}", 1))
     with pytest.raises(UserError, match=r"params\.yaml: a value cannot be read: "):
         load_params(path)
+
+
+def test_problem_of_a_rank_comes_back_as_it_was() -> None:
+    problem = Problem("sizes", [1, None], "a list of numbers")
+    line = "sizes = [1, null]: must be a list of numbers"
+    assert str(pickle.loads(pickle.dumps(problem))) == str(problem) == line
+
+    def rank() -> None:
+        raise problem
+
+    with pytest.raises(Problem) as raised:
+        launch(rank, 2)
+    assert the_line(raised) == line

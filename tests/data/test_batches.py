@@ -5,9 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from samples_of_text import ELEVEN, rank_batches
+from samples_of_text import ELEVEN, dealt, rank_batches
 
-from minitrain.data.batches import IGNORE_INDEX, Batch, causal_lm_loss
+from minitrain.data import batches as module
+from minitrain.data.batches import IGNORE_INDEX, Batch, RankBatches, causal_lm_loss
+from minitrain.data.order import GlobalOrder
+from minitrain.data.samples import Samples
 from minitrain.train.recorder import ledger_entry
 
 
@@ -16,7 +19,7 @@ def everyone(
 ) -> list[Batch]:
     """The batch of every rank at ``step``; four samples in all."""
     return [
-        rank_batches(folder, rank, world_size, texts).parts(step)[0]
+        rank_batches(folder, rank, world_size, texts).micro_batches(step)[0]
         for rank in range(world_size)
     ]
 
@@ -33,7 +36,8 @@ def texts_of(batch: Batch) -> list[str]:
 
 
 def test_padding_by_hand(tmp_path: Path) -> None:
-    batch = rank_batches(tmp_path, 0, 1, ["ab"], global_batch_size=1).parts(0)[0]
+    batches = rank_batches(tmp_path, 0, 1, ["ab"], global_batch_size=1)
+    (batch,) = batches.micro_batches(0)
     # one sample, block of eight: boundary a b boundary, then padding
     assert batch.inputs["input_ids"].tolist() == [[255, 97, 98, 255, 0, 0, 0, 0]]
     assert batch.inputs["labels"].tolist() == [[255, 97, 98, 255, *[-100] * 4]]
@@ -91,8 +95,8 @@ def test_steps_have_names_of_their_own(tmp_path: Path) -> None:
 
 def test_step_can_be_asked_for_in_any_order(tmp_path: Path) -> None:
     batches = rank_batches(tmp_path, 1, 2, ELEVEN)
-    forwards = [batches.parts(step)[0].digests for step in range(7)]
-    backwards = [batches.parts(step)[0].digests for step in reversed(range(7))]
+    forwards = [batches.micro_batches(step)[0].digests for step in range(7)]
+    backwards = [batches.micro_batches(step)[0].digests for step in reversed(range(7))]
     assert backwards == forwards[::-1]
 
 
@@ -136,8 +140,8 @@ def test_same_texts_at_other_places_change_the_name(tmp_path: Path) -> None:
 
 
 def test_another_seed_gives_other_batches(tmp_path: Path) -> None:
-    first = rank_batches(tmp_path, 0, 1, ELEVEN, seed=1).parts(0)[0]
-    second = rank_batches(tmp_path, 0, 1, ELEVEN, seed=2).parts(0)[0]
+    first = rank_batches(tmp_path, 0, 1, ELEVEN, seed=1).micro_batches(0)[0]
+    second = rank_batches(tmp_path, 0, 1, ELEVEN, seed=2).micro_batches(0)[0]
     assert first.digests != second.digests
 
 
@@ -162,7 +166,7 @@ def test_ledger_counts_samples_and_those_that_come_twice() -> None:
 def test_device_is_that_of_the_tensors(tmp_path: Path) -> None:
     batches = rank_batches(tmp_path, 0, 1, ELEVEN)
     batches.device = torch.device("meta")
-    batch = batches.parts(0)[0]
+    batch = batches.micro_batches(0)[0]
     assert batch.inputs["input_ids"].is_meta
     assert batch.inputs["labels"].is_meta
 
@@ -176,8 +180,8 @@ def test_loss_is_the_one_of_the_output() -> None:
 
 
 def test_parts_of_a_batch_are_its_samples_in_turn(tmp_path: Path) -> None:
-    (whole,) = rank_batches(tmp_path, 0, 2, ELEVEN).parts(0)
-    parts = rank_batches(tmp_path, 0, 2, ELEVEN, num_parts=2).parts(0)
+    (whole,) = rank_batches(tmp_path, 0, 2, ELEVEN).micro_batches(0)
+    parts = rank_batches(tmp_path, 0, 2, ELEVEN, num_micro_batches=2).micro_batches(0)
     assert [part.digests for part in parts] == [whole.digests[::2], whole.digests[1::2]]
     assert {part.global_targets for part in parts} == {whole.global_targets}
     assert sum(part.num_targets for part in parts) == whole.num_targets
@@ -185,7 +189,7 @@ def test_parts_of_a_batch_are_its_samples_in_turn(tmp_path: Path) -> None:
 
 def test_part_without_samples_still_takes_part(tmp_path: Path) -> None:
     # the smaller last batch leaves rank 0 of two with two samples, for three parts
-    parts = rank_batches(tmp_path, 0, 2, ELEVEN, num_parts=3).parts(2)
+    parts = rank_batches(tmp_path, 0, 2, ELEVEN, num_micro_batches=3).micro_batches(2)
     assert [len(part.digests) for part in parts] == [1, 1, 0]
     assert [part.num_targets > 0 for part in parts] == [True, True, False]
 
@@ -194,9 +198,97 @@ def test_part_without_samples_still_takes_part(tmp_path: Path) -> None:
 def test_shards_are_the_same_whoever_reads_them(tmp_path: Path, num_files: int) -> None:
     """Four shards out of the files of one, two and four ranks."""
     read = [
-        rank_batches(tmp_path / "files", s, 4, ELEVEN, num_files=num_files).parts(1)[0]
+        rank_batches(
+            tmp_path / "files", s, 4, ELEVEN, num_files=num_files
+        ).micro_batches(1)[0]
         for s in range(4)
     ]
-    own = [rank_batches(tmp_path / "own", s, 4, ELEVEN).parts(1)[0] for s in range(4)]
+    own = [
+        rank_batches(tmp_path / "own", s, 4, ELEVEN).micro_batches(1)[0]
+        for s in range(4)
+    ]
     assert [batch.digests for batch in read] == [batch.digests for batch in own]
     assert [batch.shard for batch in read] == [0, 1, 2, 3]
+
+
+def shards_of_one_process(
+    folder: Path, shards: list[int], num_files: int, num_micro_batches: int = 1
+) -> RankBatches:
+    """Some of four shards."""
+    return RankBatches(
+        dealt(folder, num_files, ELEVEN),
+        shards,
+        4,
+        block_size=8,
+        global_batch_size=4,
+        seed=3,
+        num_files=num_files,
+        num_micro_batches=num_micro_batches,
+    )
+
+
+@pytest.mark.parametrize("num_files", [1, 2, 4])
+@pytest.mark.parametrize("num_micro_batches", [1, 2])
+def test_shards_of_a_process_come_in_turn(
+    tmp_path: Path, num_files: int, num_micro_batches: int
+) -> None:
+    batches = shards_of_one_process(tmp_path, [1, 3], num_files, num_micro_batches)
+    apart = [
+        rank_batches(tmp_path, shard, 4, ELEVEN, num_micro_batches=num_micro_batches)
+        for shard in (1, 3)
+    ]
+    views = batches.by_shard()
+    assert batches.steps_per_epoch == 3
+    for step in (0, 5, 2, 1):
+        found = batches.micro_batches(step)
+        expected = [part for one in apart for part in one.micro_batches(step)]
+        in_turn = [1] * num_micro_batches + [3] * num_micro_batches
+        assert [part.shard for part in found] == in_turn
+        assert [part.digests for part in found] == [part.digests for part in expected]
+        assert [texts_of(p) for p in found] == [texts_of(p) for p in expected]
+        again = [part.digests for view in views for part in view.micro_batches(step)]
+        assert again == [part.digests for part in found]
+
+
+@pytest.mark.parametrize(
+    ("num_files", "shards", "files"),
+    [(4, [1], {1}), (4, [2, 3], {2, 3}), (2, [1, 3], {1}), (1, [2, 3], {0})],
+)
+def test_files_of_other_shards_stay_closed(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    num_files: int,
+    shards: list[int],
+    files: set[int],
+) -> None:
+    opened: list[int] = []
+    read = module.open_shard
+
+    def spy(folder: Path, rank: int) -> Samples:
+        opened.append(rank)
+        return read(folder, rank)
+
+    monkeypatch.setattr(module, "open_shard", spy)
+    shards_of_one_process(tmp_path, shards, num_files).micro_batches(0)
+    assert sorted(opened) == sorted(files)
+
+
+def test_one_shuffle_serves_all_shards_of_a_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shuffled: list[int] = []
+    shuffle = GlobalOrder.set_epoch
+
+    def spy(order: GlobalOrder, epoch: int) -> None:
+        shuffled.append(epoch)
+        shuffle(order, epoch)
+
+    monkeypatch.setattr(GlobalOrder, "set_epoch", spy)
+    batches = shards_of_one_process(tmp_path, [0, 1, 2, 3], 2)
+    views = batches.by_shard()
+    for step in range(7):
+        batches.micro_batches(step)
+        for view in views:
+            view.micro_batches(step)
+    # seven steps of three an epoch
+    assert shuffled == [0, 1, 2]

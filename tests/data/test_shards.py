@@ -1,6 +1,10 @@
 """Shards: every sample in exactly one, proven from what lies on disk."""
 
+import io
 import json
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
@@ -11,13 +15,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from one_line import the_line
+from project import ROOT, environment
 from samples_of_text import ELEVEN, samples_of
 
 from minitrain.core.errors import EvidenceError, UserError
 from minitrain.core.files import read_json, sha256_file
+from minitrain.data import samples as in_blocks
 from minitrain.data import shards as data
+from minitrain.data.samples import Samples
 from minitrain.data.shards import (
-    Samples,
     deal_back,
     decode,
     first_texts,
@@ -144,6 +150,70 @@ def test_every_world_size_has_the_same_samples(tmp_path: Path, world_size: int) 
 def test_dealing_back_undoes_dealing(texts: list[str], world_size: int) -> None:
     shards = [samples_of(make_shard(r, world_size, texts)) for r in range(world_size)]
     assert deal_back(shards) == samples_of(texts).sha256()
+
+
+def saved(array: Any, dtype: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.array(array, dtype))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("block_tokens", [1, 7, 20, 10**6])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5, 11])
+def test_bytes_do_not_depend_on_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_tokens: int, world_size: int
+) -> None:
+    """They are those that NumPy writes for whole arrays."""
+    for module in (in_blocks, data):
+        monkeypatch.setattr(module, "BLOCK_TOKENS", block_tokens)
+    folder = tmp_path / "shards"
+    write_shards(folder, samples_of(ELEVEN), world_size)
+    for rank in range(world_size):
+        own = [f"\xff{text}\xff".encode("latin-1") for text in ELEVEN[rank::world_size]]
+        tokens, offsets = (
+            folder / f"rank-{rank}.{x}.npy" for x in ("tokens", "offsets")
+        )
+        assert tokens.read_bytes() == saved([*b"".join(own)], np.uint8)
+        ends = [0, *np.cumsum([len(text) for text in own])]
+        assert offsets.read_bytes() == saved(ends, np.int64)
+    targets = saved([len(text) + 1 for text in ELEVEN], np.uint32)
+    assert (folder / "targets.npy").read_bytes() == targets
+    assert read_json(folder / "index.json")["targets"] == 38
+    # no temporary name is left
+    assert len(list(folder.iterdir())) == 2 * world_size + 2
+
+
+WHOLE_STAGE = """
+from pathlib import Path
+from minitrain.data.shards import tokenize_corpus, write_shards
+
+def peak():
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024 / 1e6
+
+text = "x" * 500
+before = peak()
+lines = ('{"text": "%s"}' % text for _ in range(128_000))
+samples, _ = tokenize_corpus(lines, 512, "split", Path())
+write_shards(Path("world-2"), samples, 2)
+print(f"{len(samples.tokens) / 1e6} MB of tokens, {peak() - before} MB of memory")
+"""
+
+
+def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WHOLE_STAGE],
+        cwd=tmp_path,
+        env=environment(PYTHONPATH=str(ROOT)),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    tokens, memory = map(float, re.findall(r"[\d.]+", done.stdout))
+    # some arrays of a block, and buffers
+    assert tokens > 64
+    assert memory < 16
+    assert [path.name for path in tmp_path.iterdir()] == ["world-2"]
 
 
 @pytest.mark.parametrize(

@@ -206,7 +206,7 @@ def test_same_seed_same_sentences_other_seed_others(sample: list[Sentence]) -> N
     assert len(other & {sentence.text for sentence in sample[:500]}) < 10
 
 
-def test_hash_randomisation_changes_nothing(sample: list[Sentence]) -> None:
+def test_hash_randomization_changes_nothing(sample: list[Sentence]) -> None:
     program = (
         "import hashlib, pathlib\n"
         "from minitrain.grammar.sentences import generate_sentences\n"

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import lemminflect
 import pytest
+import spelling
 
-from minitrain.grammar import spelling
 from minitrain.grammar.verbs import Verb, load_verbs
 
 TABLE = Path(__file__).parents[2] / "data" / "verbs.csv"

@@ -16,8 +16,10 @@ from torch import Tensor, nn
 
 from minitrain.core.errors import UserError
 from minitrain.core.params import Model
+from minitrain.distributed.launcher import launch
 from minitrain.model.factory import build_model, try_model
 from minitrain.model.gpt import MiniGPT
+from minitrain.proof.witness.corpus import build as build_again
 
 VOCAB_SIZE = 256
 BATCH = batch_of([[1, 2, 3, 4], [5, 6]], 4)
@@ -123,6 +125,29 @@ def test_default_model_can_be_tried() -> None:
             id="import that is not there",
         ),
         pytest.param(
+            "try:\n    import fast_one\nexcept ImportError:\n    import slow_one\n",
+            "model.file {path}: ModuleNotFoundError: No module named 'slow_one' "
+            "({path}:4), caused by ModuleNotFoundError: No module named 'fast_one'",
+            "(line 2)",
+            id="import with a second choice",
+        ),
+        pytest.param(
+            "try:\n    try:\n        1 / 0\n    except ArithmeticError as error:\n"
+            "        raise ValueError('halfway') from error\nexcept ValueError:\n"
+            "    raise ImportError('could not be loaded')\n",
+            "model.file {path}: ImportError: could not be loaded ({path}:7), "
+            "caused by ZeroDivisionError: ",
+            "(line 3)",
+            id="cause of the cause",
+        ),
+        pytest.param(
+            "try:\n    1 / 0\nexcept ArithmeticError:\n"
+            "    raise ValueError('all that is to know') from None\n",
+            "model.file {path}: ValueError: all that is to know ({path}:4)",
+            "",
+            id="cause that the author hides",
+        ),
+        pytest.param(
             "def make(params, vocab_size):\n    return params.n_heads\n",
             "model.factory make: AttributeError: ",
             "{path}:2",
@@ -169,6 +194,72 @@ def test_model_file_that_is_refused(
     told = the_line(raised)
     assert told.startswith(line.format(path=path))
     assert cause.format(path=path) in told
+
+
+def write_with_neighbor(folder: Path, width: int) -> Path:
+    """A model file that imports a module and, in its factory, a package beside it."""
+    (folder / "sizes").mkdir(parents=True)
+    (folder / "sizes" / "__init__.py").write_text("from sizes.rows import ROWS\n")
+    (folder / "sizes" / "rows.py").write_text("ROWS = 5\n")
+    (folder / "layers.py").write_text(
+        f"from torch import nn\ndef layer(rows): return nn.Embedding(rows, {width})\n"
+    )
+    # like a folder that some tool left behind
+    (folder / "hypothesis").mkdir()
+    (folder / "my_model.py").write_text(
+        "import hypothesis\nfrom layers import layer\nassert hypothesis.given\n"
+        "def make(params, vocab_size):\n    from sizes import ROWS\n"
+        "    return layer(ROWS)\n"
+    )
+    return folder / "my_model.py"
+
+
+def test_file_imports_its_neighbors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_with_neighbor(tmp_path / "narrow", 2)
+    write_with_neighbor(tmp_path / "wide", 7)
+    paths, finders = [*sys.path], [*sys.meta_path]
+    monkeypatch.chdir(tmp_path)
+    for folder, width in (("narrow", 2), ("wide", 7), ("narrow", 2)):
+        # seen from the working folder, as params.yaml names it
+        path = Path(folder, "my_model.py")
+        model = build_model(section(path), VOCAB_SIZE)
+        assert model.weight.shape == (5, width)
+        witnessed = build_again({"file": str(path), "factory": "make"}, None)
+        assert witnessed.weight.shape == (5, width)
+    assert (sys.path, sys.meta_path) == (paths, finders)
+
+
+def test_neighbor_is_loaded_once(write: Write) -> None:
+    """It may register what can be registered but once."""
+    path = write("import sys, once\ndef make(params, vocab_size): return once.model\n")
+    (path.parent / "once.py").write_text("from torch import nn\nmodel = nn.ReLU()\n")
+    first, second = (build_model(section(path), VOCAB_SIZE) for _ in range(2))
+    assert first is second
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_neighbor_that_fails(write: Write, lazy: bool) -> None:
+    body = "def make(params, vocab_size):\n    import broken\n"
+    path = write(body if lazy else "import broken\n")
+    broken = path.parent / "broken.py"
+    broken.write_text("\n\nwidth = 1 / 0\n")
+    finders = [*sys.meta_path]
+    with pytest.raises(UserError) as raised:
+        build_model(section(path), VOCAB_SIZE)
+    assert "ZeroDivisionError" in the_line(raised)
+    assert f"{broken}:3" in the_line(raised)
+    assert sys.meta_path == finders
+
+
+def test_ranks_import_the_neighbor(tmp_path: Path) -> None:
+    params = section(write_with_neighbor(tmp_path / "mine", 3))
+
+    def rank() -> tuple[int, ...]:
+        return tuple(build_model(params, VOCAB_SIZE).weight.shape)
+
+    assert launch(rank, 2) == [(5, 3)] * 2
 
 
 def test_missing_file() -> None:
@@ -278,6 +369,24 @@ def test_model_that_is_refused(output: Callable[[Tensor], Any], line: str) -> No
     with pytest.raises(UserError) as raised:
         try_model(Scripted(output), BATCH)
     assert the_line(raised).startswith(line)
+
+
+def test_place_of_an_error_is_none_of_ours() -> None:
+    """Where no line of the user's failed, there is no place to name."""
+    model = nn.Linear(2, 2)
+    with pytest.raises(UserError) as raised:
+        try_model(model, BATCH)
+    line = the_line(raised)
+    assert line.startswith("model: TypeError: ")
+    assert "unexpected keyword argument" in line
+    assert ".py:" not in line
+
+
+def test_place_in_the_default_model_is_named() -> None:
+    """It is there to be changed."""
+    with pytest.raises(UserError) as raised:
+        try_model(build_model(tiny_params().model, 2), BATCH)
+    assert "minitrain/model/gpt.py:" in the_line(raised)
 
 
 def test_model_of_one_parameter_is_fine() -> None:

@@ -1,0 +1,51 @@
+"""The settings that studies share; those of each are in tests/project."""
+
+from pathlib import Path
+
+import pytest
+
+from minitrain.core.errors import UserError
+from minitrain.core.study import Turns, TurnsAtOneSize, TurnsAtSizes, load_study
+
+SHARED = "world_size: 2, num_rounds: 15, steps_per_round: 1"
+
+
+def written(folder: Path, text: str, name: str = "mine") -> Path:
+    study = folder / name
+    study.mkdir()
+    (study / "params.yaml").write_text(text)
+    return study
+
+
+def test_sizes_are_named_by_the_key_that_says_them(tmp_path: Path) -> None:
+    one = f"one: {{{SHARED}, global_batch_size: 8}}\n"
+    study = load_study(written(tmp_path, one, "one"), TurnsAtOneSize)
+    assert study.batch_sizes() == {"global_batch_size": 8}
+    both = f"both: {{{SHARED}, global_batch_sizes: [8, 4]}}\n"
+    several = load_study(written(tmp_path, both, "both"), TurnsAtSizes)
+    assert several.batch_sizes() == {
+        "global_batch_sizes.0": 8,
+        "global_batch_sizes.1": 4,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (f"mine: {{{SHARED}}}", ""),
+        (f"others: {{{SHARED}}}", "others: unknown key"),
+        (f"mine: {{{SHARED}}}\nalso: {{}}", "also: unknown key"),
+        (f"mine: {{{SHARED.replace('2', '1')}}}", "mine.world_size = 1: must be gr"),
+        (f"mine: {{{SHARED.replace('15', '14')}}}", "mine.num_rounds = 14: must be"),
+    ],
+)
+def test_section_bears_the_name_of_the_folder(
+    text: str, line: str, tmp_path: Path
+) -> None:
+    study = written(tmp_path, text)
+    if not line:
+        assert load_study(study, Turns).num_rounds == 15
+        return
+    with pytest.raises(UserError) as caught:
+        load_study(study, Turns)
+    assert str(caught.value).startswith(f"{study}/params.yaml: {line}")
