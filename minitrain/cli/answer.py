@@ -6,8 +6,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Answer:
-    """``well``: the evidence says yes. ``facts`` for JSON, ``text`` for a terminal."""
+    """``ok``: the evidence says yes. ``facts`` for JSON, ``text`` for a terminal."""
 
-    well: bool
+    ok: bool
     facts: dict[str, Any]
     text: str

@@ -1,11 +1,13 @@
 """Probe this machine and its torch: every collective against known answers.
 
-Tries each collective with each type and reduce operation over gloo at 2, 3 and 4 ranks,
-and looks at network, ports, shared memory and threads. Exit code 0: nothing is wrong,
-1: something is.
+Tries each collective over gloo at 2, 3 and 4 ranks, with each reduce operation, in
+float64, 32, 16 and 8 (e4m3fn), bfloat16, complex64, bool and the integers; and looks at
+network, ports and threads. Exit code 0: nothing is wrong, though some may be
+unsupported, 1: something is wrong.
 """
 
 import argparse
+import sys
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from minitrain.cli.checks.collectives import Probe
     from minitrain.cli.checks.machine import Examination
 
+EXAMPLE = "minitrain doctor"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """There are none of its own."""
@@ -24,11 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def answer(options: argparse.Namespace) -> Answer:
     """Examine, and say what was found."""
+    print("trying every collective, about ten seconds ...", file=sys.stderr, flush=True)
     # torch takes seconds to import: not for --help
     from minitrain.cli.checks.machine import examine
 
     found = examine()
-    return Answer(found.well, {"well": found.well, **asdict(found)}, in_words(found))
+    return Answer(found.ok, {"ok": found.ok, **asdict(found)}, in_words(found))
 
 
 def in_words(found: "Examination") -> str:
@@ -38,25 +43,29 @@ def in_words(found: "Examination") -> str:
         f"{check.verdict:<8}{check.name:<{width}}  {check.detail}"
         for check in found.checks
     ]
-    right = sum(probe.verdict == "right" for probe in found.probes)
-    if found.probes:
-        total = plural(len(found.probes), "probe")
-        lines.append(f"collectives: {right} of {total} gave the known answer")
+    verdicts = [probe.verdict for probe in found.probes]
+    if verdicts:
+        right = f"{verdicts.count('right')} of {plural(len(verdicts), 'probe')}"
+        odd = [f"{verdicts.count(v)} {v}" for v in ("unsupported", "wrong")]
+        lines.append(f"collectives: {right} gave the known answer, {', '.join(odd)}")
     lines += _odd(found.probes)
     return "\n".join(lines)
 
 
 def _odd(probes: Iterable["Probe"]) -> list[str]:
-    """What is wrong or unsupported: a line for all types and world sizes of a call."""
-    kinds: dict[tuple[str, str, str], list[Probe]] = {}
+    """A line for each call that is wrong, in all types and world sizes; one for all
+    calls that do not support the same types.
+    """
+    calls: dict[tuple[str, str], list[Probe]] = {}
     for probe in probes:
         if probe.verdict != "right":
-            call = (probe.verdict, probe.collective, probe.op)
-            kinds.setdefault(call, []).append(probe)
-    lines = []
-    for (verdict, collective, op), odd in sorted(kinds.items(), reverse=True):
+            name = f"{probe.collective} {probe.op}".strip()
+            calls.setdefault((probe.verdict, name), []).append(probe)
+    names: dict[tuple[str, str], list[str]] = {}
+    for (verdict, name), odd in calls.items():
         sizes = ", ".join(str(size) for size in sorted({p.world_size for p in odd}))
         types = ", ".join(dict.fromkeys(probe.dtype for probe in odd))
-        name = f"{collective} {op}".strip()
-        lines.append(f"{verdict}: {name} of {types} at {sizes} ranks: {odd[0].detail}")
-    return lines
+        said = f"of {types} at {sizes} ranks: {odd[0].detail}"
+        names.setdefault((verdict, said), []).append(name)
+    wrong_first = sorted(names, key=lambda line: line[0], reverse=True)
+    return [f"{line[0]}: {', '.join(names[line])} {line[1]}" for line in wrong_first]

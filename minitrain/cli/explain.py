@@ -14,13 +14,15 @@ from minitrain.cli.answer import Answer
 if TYPE_CHECKING:
     from minitrain.cli.walk import Rank, Walk
 
+EXAMPLE = "minitrain explain"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """There are none of its own."""
 
 
 def answer(options: argparse.Namespace) -> Answer:
-    """Take the walk; it is well where ranks and one process end at the same weight."""
+    """Take the walk; it is ok where ranks and one process end at the same weight."""
     # torch takes seconds to import: not for --help
     from minitrain.cli.walk import walk
 

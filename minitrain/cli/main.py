@@ -10,11 +10,13 @@ import json
 import sys
 from collections.abc import Sequence
 
-from minitrain.cli import doctor, explain, verify
+from minitrain import __version__
+from minitrain.cli import doctor, explain, report, verify
 from minitrain.cli.answer import Answer
 from minitrain.core.errors import EXIT_EVIDENCE, run_stage
 
-COMMANDS = {"verify": verify, "doctor": doctor, "explain": explain}
+COMMANDS = {"verify": verify, "doctor": doctor, "explain": explain, "report": report}
+EXIT_CODES = "exit codes: 0 all well, 1 the evidence says no, 2 bad input"
 
 
 def main() -> None:
@@ -24,22 +26,36 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command -> its exit code."""
+    as_written = argparse.RawDescriptionHelpFormatter
+    examples = [command.EXAMPLE for command in (doctor, explain, verify)]
     parser = argparse.ArgumentParser(
         prog="minitrain",
         description="Instruments for data-parallel training.",
-        epilog="exit codes: 0 all well, 1 the evidence says no, 2 bad input",
+        epilog="\n  ".join(["examples:", *examples]) + f"\n\n{EXIT_CODES}",
+        formatter_class=as_written,
     )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    version = f"minitrain {__version__}"
+    parser.add_argument("--version", action="version", version=version)
+    commands = parser.add_subparsers(metavar="COMMAND")
     for name, command in COMMANDS.items():
         summary, _, description = (command.__doc__ or "").partition("\n\n")
-        added = commands.add_parser(name, help=summary, description=description)
+        added = commands.add_parser(
+            name,
+            help=summary,
+            description=f"{summary}\n\n{description}",
+            epilog=f"example:\n  {command.EXAMPLE}\n\n{EXIT_CODES}",
+            formatter_class=as_written,
+        )
         added.add_argument("--json", action="store_true", help="print JSON")
         command.add_arguments(added)
         added.set_defaults(answer=command.answer)
     options = parser.parse_args(arguments)
+    if "answer" not in options:
+        parser.print_help()
+        return 0
     answer: Answer = options.answer(options)
     if options.json:
         print(json.dumps(answer.facts, indent=2, allow_nan=False))
     else:
         print(answer.text)
-    return 0 if answer.well else EXIT_EVIDENCE
+    return 0 if answer.ok else EXIT_EVIDENCE

@@ -20,13 +20,15 @@ if TYPE_CHECKING:
     from minitrain.diff.run_diff import RunsCompared
     from minitrain.diff.state_diff import Comparison
 
+EXAMPLE = "minitrain verify mine.pt other.pt --strip-prefix module."
 NAMES_SHOWN = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the two sides and what to take off names."""
-    parser.add_argument("a", type=Path, metavar="A")
-    parser.add_argument("b", type=Path, metavar="B")
+    sort = "a state file (.pt or .safetensors), or the folder of a training run"
+    parser.add_argument("a", type=Path, metavar="A", help=sort)
+    parser.add_argument("b", type=Path, metavar="B", help="another of the same kind")
     parser.add_argument(
         "--strip-prefix",
         default="",

@@ -1,7 +1,7 @@
-"""What the pictures have in common: size, colours, title, and bytes that do not vary.
+"""What the pictures have in common: size, colors, title, and bytes that do not vary.
 
-A picture is a PNG file 1280 pixels wide, made to be read at 800. Colours are those of
-Okabe and Ito, which stay apart for the colour-blind.
+A picture is a PNG file 1280 pixels wide, made to be read at 800. Colors are those of
+Okabe and Ito, which stay apart for the color-blind.
 """
 
 import textwrap
@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 WIDTH_IN, DPI = 8.0, 160
-GREY, BLACK = "#777777", "#222222"
+GRAY, BLACK = "#777777", "#222222"
 BLUE, GREEN, ORANGE, PURPLE = "#0072B2", "#009E73", "#D55E00", "#CC79A7"
 
 

@@ -6,7 +6,7 @@ def plural(count: int, noun: str, nouns: str | None = None) -> str:
     return f"{count} {noun if count == 1 else nouns or noun + 's'}"
 
 
-def capitalised(text: str) -> str:
+def capitalized(text: str) -> str:
     """``text`` as the start of a sentence."""
     return text[:1].upper() + text[1:]
 

@@ -4,21 +4,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from minitrain.analysis.account import CLOSED_WITHIN
-from minitrain.analysis.comparison import AGAIN, ALL_CORES, ONE_PROCESS, SILENT, TIMED
-from minitrain.report.blocks import (
-    Block,
-    Definitions,
-    Heading,
-    Paragraph,
-    Picture,
-    Table,
-    Title,
-)
+from minitrain.analysis.comparison import AGAIN, ALL_CORES, NO_SYNC, ONE_PROCESS, TIMED
 from minitrain.report.collectives import all_reduce_sentences
-from minitrain.report.glossary import GLOSSARY, RUNGS
+from minitrain.report.glossary import RUNGS
 from minitrain.report.ladder import equivalence_sentences, rungs, verdict_in_words
 from minitrain.report.manifest import manifest
 from minitrain.report.numbers import ms, percent, plural, thousands, times
+from minitrain.report.render import Markdown, markdown, table
 from minitrain.report.results import Results
 from minitrain.report.studied import studied_ladder
 from minitrain.report.words import (
@@ -43,56 +35,55 @@ TIMING_COLUMNS = {
     "allreduce_p50_ms": "all-reduce, p50 (ms)",
     "allreduce_p95_ms": "all-reduce, p95 (ms)",
     "peak_memory_mb": "peak memory (MB)",
-    "num_steps_summarised": "steps counted",
+    "num_steps_summarized": "steps counted",
 }
 
 
-def page(results: Results, finding: Finding) -> list[Block]:
-    """The report as blocks; it expects its pictures under the three ``*_PNG`` names."""
-    return [
-        *_result(results, finding),
-        *_equivalence(results),
-        *studied_ladder(results.studied, results.machine),
-        *_time(results, finding),
-        Heading("Did they learn the same?"),
-        Picture(LOSSES_PNG, losses_headline(results.losses)),
-        Heading("What the words mean"),
-        Definitions(GLOSSARY),
-        *_provenance(results, finding),
-    ]
+def page(results: Results, finding: Finding) -> Markdown:
+    """The report; it expects its pictures under the three ``*_PNG`` names."""
+    made, run = results.provenance[results.largest], results.largest
+    return markdown(
+        "report.md",
+        busy=finding.busy,
+        headline=headline(finding),
+        num_parameters=thousands(made["model_params"]),
+        steps=plural(made["num_steps"], "step"),
+        runs=results.provenance,
+        largest=run,
+        scaling_png=SCALING_PNG,
+        lesson_notes=lesson_notes(finding),
+        scaling=_scaling_table(results, finding.strategy),
+        equivalence=equivalence_sentences(results),
+        verdicts=_verdict_table(results),
+        rungs=_rung_table(results),
+        ranks=_rank_table(results),
+        studied=studied_ladder(results.studied, made),
+        account_headline=account_headline(finding),
+        account_png=ACCOUNT_PNG,
+        accounts=_account_table(results),
+        alone=[r for r in results.accounts if results.provenance[r]["world_size"] == 1],
+        hook_cost=_hook_cost(results, finding),
+        ddp_says=_ddp_says(results),
+        timings=_timing_table(results),
+        all_reduce=_all_reduce(results, finding),
+        losses_headline=losses_headline(results.losses),
+        losses_png=LOSSES_PNG,
+        origin=_origin_table(results, finding),
+    )
 
 
-def _result(results: Results, finding: Finding) -> list[Block]:
-    made = results.provenance[results.largest]
-    return [
-        Title(
-            "Does training with several processes compute the same, and is it faster?"
-        ),
-        Paragraph(f"{headline(finding)}.", lead=not finding.busy),
-        Paragraph(
-            f"One model of {thousands(made['model_params'])} parameters was trained "
-            f"for {plural(made['num_steps'], 'step')} on the same data in each run: "
-            f"{', '.join(results.provenance)}. The number is that of processes, which "
-            "share every batch and average their gradients. This page says how fast "
-            "they were, whether they computed the same thing, and where the time went."
-        ),
-        Picture(SCALING_PNG, headline(finding)),
-        Paragraph(lesson_notes(finding)),
-        _scaling_table(results, finding.strategy),
-    ]
-
-
-def _scaling_table(results: Results, strategy: str) -> Table:
+def _scaling_table(results: Results, strategy: str) -> Markdown:
     rows = [
         [
             arm_in_words(row["arm"], strategy),
-            *(str(row[name]) for name in ("processes", "threads")),
+            row["processes"],
+            row["threads"],
             *(thousands(row[f"tokens_per_s_{p}"]) for p in ("p5", "p50", "p95")),
         ]
         for row in results.baseline.scaling().to_dict("records")
     ]
     columns = "what ran", "processes", "threads each", "tokens per second, p5"
-    return Table([*columns, "p50", "p95"], rows)
+    return table([*columns, "p50", "p95"], rows)
 
 
 def arm_in_words(arm: str, strategy: str) -> str:
@@ -106,13 +97,21 @@ def arm_in_words(arm: str, strategy: str) -> str:
     _, count, *rest = arm.split("-")
     what = {
         "": strategy,
-        SILENT: "no communication (the ceiling)",
+        NO_SYNC: "no communication (the ceiling)",
         TIMED: f"{strategy} with timing hook",
     }["".join(f"-{word}" for word in rest)]
     return f"{plural(int(count), 'process', 'processes')}, {what}"
 
 
-def _equivalence(results: Results) -> list[Block]:
+def _verdict_table(results: Results) -> Markdown:
+    rows = [
+        [run, results.verdict(run), cell(results.rests_on(run), "")]
+        for run in results.equivalence
+    ]
+    return table(["run", "verdict", "rests on"], rows)
+
+
+def _rung_table(results: Results) -> Markdown:
     rows = [
         [
             run,
@@ -126,89 +125,67 @@ def _equivalence(results: Results) -> list[Block]:
         for name, rung in rungs(ladder).items()
     ]
     figures = "bits equal", "max ULP", "max difference"
-    header = ["run", "compared", *figures, "verdict", "detail"]
-    ranks = [
-        [run, str(rank), shortened(text), digest[:16]]
+    return table(["run", "compared", *figures, "verdict", "detail"], rows)
+
+
+def _rank_table(results: Results) -> Markdown:
+    rows = [
+        [run, rank, shortened(text), digest[:16]]
         for run, texts in results.first_texts.items()
         for rank, (text, digest) in enumerate(
             zip(texts, results.equivalence[run]["state_sha256"], strict=True)
         )
     ]
-    verdicts = [
-        [run, results.verdict(run), cell(results.rests_on(run), "")]
-        for run in results.equivalence
-    ]
-    return [
-        Heading("Did they compute the same?"),
-        Paragraph(equivalence_sentences(results)),
-        Table(["run", "verdict", "rests on"], verdicts),
-        Table(header, rows),
-        Paragraph(
-            "Every rank reads other samples, and every rank of a run must end with the "
-            "same state:"
-        ),
-        Table(["run", "rank", "first sample in its shard", "state (SHA-256)"], ranks),
-    ]
+    return table(["run", "rank", "first sample in its shard", "state (SHA-256)"], rows)
 
 
-def _time(results: Results, finding: Finding) -> list[Block]:
+def _hook_cost(results: Results, finding: Finding) -> str:
     cost = results.baseline.instrumentation_cost()
     ratio, low, high = times(cost.ratio, cost.low, cost.high)
     verdict = "not judged" if finding.busy else cost.verdict
-    timings = [
+    return (
+        f"{ratio} times the speed without (5-95 % interval {low} to {high}, noise "
+        f"floor {percent(cost.noise_floor)}): {verdict}"
+    )
+
+
+def _timing_table(results: Results) -> Markdown:
+    rows = [
         [run, *(cell(timing.get(key), ",.1f") for key in TIMING_COLUMNS)]
         for run, timing in results.timing.items()
     ]
-    return [
-        Heading("Where did the time go?"),
-        Picture(ACCOUNT_PNG, account_headline(finding)),
-        _account_table(results),
-        *_alone(results),
-        Paragraph(
-            f"Runs are timed by a hook; {results.largest} with it ran at {ratio} times "
-            f"the speed without (5-95 % interval {low} to {high}, noise floor "
-            f"{percent(cost.noise_floor)}): {verdict}. These runs were made one "
-            "after the other; comparisons of speed come from the rounds above alone."
-        ),
-        *_ddp_says(results),
-        Table(["run", *TIMING_COLUMNS.values()], timings),
-        *_all_reduce(results, finding),
-    ]
+    return table(["run", *TIMING_COLUMNS.values()], rows)
 
 
-def _all_reduce(results: Results, finding: Finding) -> list[Block]:
+def _all_reduce(results: Results, finding: Finding) -> str:
     if finding.world_size == 1:
-        return []
-    text = all_reduce_sentences(
+        return ""
+    return all_reduce_sentences(
         results.studied_collectives,
         results.machine,
         finding.sync,
         finding.world_size,
         4 * results.provenance[finding.run]["model_params"],
     )
-    return [Paragraph(text)]
 
 
-def _ddp_says(results: Results) -> list[Block]:
+def _ddp_says(results: Results) -> str:
     """DDP's own log beside the clock; nothing where this torch has none."""
     says = results.timing[results.largest]["ddp_says"]
     parts = [says["forward_ms"], says["backward_ms"]]
     if any(part["difference_pct"] is None for part in parts):
-        return []
+        return ""
     ddp, ours = (
         " and ".join(ms(part[who]) for part in parts) for who in ("ddp", "ours")
     )
     agree = all(abs(part["difference_pct"]) <= 100 * CLOSED_WITHIN for part in parts)
-    return [
-        Paragraph(
-            f"Forward and backward of a step of {results.largest} without instruments "
-            f"take {ddp} by DDP's own log, {ours} by the clock of this report: they "
-            f"{'agree' if agree else 'do not agree'} within {percent(CLOSED_WITHIN)}."
-        )
-    ]
+    return (
+        f"{ddp} by DDP's own log, {ours} by the clock of this report: they "
+        f"{'agree' if agree else 'do not agree'} within {percent(CLOSED_WITHIN)}"
+    )
 
 
-def _account_table(results: Results) -> Table:
+def _account_table(results: Results) -> Markdown:
     accounts = results.accounts
     totals = {"sum_ms": "sum", "plain_step_ms": "step without instruments"}
     rows = [
@@ -222,17 +199,7 @@ def _account_table(results: Results) -> Table:
     closed = ("yes" if account["closed"] else "no" for account in accounts.values())
     gaps = (f"{account['gap_pct']:.1f} %" for account in accounts.values())
     rows += [["gap", *gaps], ["closed", *closed]]
-    return Table(["mean ms of a step (5-95 % interval)", *accounts], rows)
-
-
-def _alone(results: Results) -> list[Block]:
-    """What the wait of one process is, where an account shows one."""
-    made = results.provenance
-    alone = [run for run in results.accounts if made[run]["world_size"] == 1]
-    if not alone:
-        return []
-    barrier = "has nobody to wait for: its wait is what a barrier itself costs."
-    return [Paragraph(f"One process ({', '.join(alone)}) {barrier}")]
+    return table(["mean ms of a step (5-95 % interval)", *accounts], rows)
 
 
 def _part(results: Results, run: str, account: Mapping[str, Any], part: str) -> str:
@@ -241,20 +208,14 @@ def _part(results: Results, run: str, account: Mapping[str, Any], part: str) -> 
     return f"{value} ({bounds[0]:,.2f} to {bounds[1]:,.2f})" if bounds else value
 
 
-def _provenance(results: Results, finding: Finding) -> list[Block]:
+def _origin_table(results: Results, finding: Finding) -> Markdown:
     summary = manifest(results, finding)
     shown: dict[str, Any] = {
         **summary.pop("machine"),
         **{key: value for key, value in summary.items() if key not in TOLD},
     }
     rows = [[key, cell(value, ",.6g")] for key, value in shown.items()]
-    return [
-        Heading("Machine and origin"),
-        Paragraph(
-            f"Everything was measured on one machine; {results.largest} is meant."
-        ),
-        Table(["what", "value"], rows),
-    ]
+    return table(["what", "value"], rows)
 
 
 def cell(value: Any, spec: str) -> str:

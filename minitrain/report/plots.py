@@ -13,7 +13,7 @@ from minitrain.report.canvas import BLACK, BLUE, GREEN, ORANGE, PURPLE, canvas, 
 from minitrain.report.numbers import ms
 from minitrain.report.words import PARTS
 
-PART_COLOURS = {
+PART_COLORS = {
     "data_ms": "#999999",
     "wait_ms": "#F0E442",
     "forward_ms": "#56B4E9",
@@ -24,7 +24,7 @@ PART_COLOURS = {
     "optimizer_comm_ms": PURPLE,
 }
 DARK_PARTS = ("backward_compute_ms", "comm_exposed_ms", "optimizer_ms")
-RUN_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, BLACK)
+RUN_COLORS = (BLUE, ORANGE, GREEN, PURPLE, BLACK)
 
 
 def draw_account(
@@ -81,7 +81,7 @@ def _stack(axes: Axes, row: int, account: Mapping[str, Any], widest: float) -> N
             value,
             left=start,
             height=0.52,
-            color=PART_COLOURS[part],
+            color=PART_COLORS[part],
             edgecolor="white",
             linewidth=0.8,
             hatch="////" if value < 0 else None,
@@ -95,7 +95,7 @@ def _stack(axes: Axes, row: int, account: Mapping[str, Any], widest: float) -> N
 
 def _part_legend(accounts: Mapping[str, Mapping[str, Any]]) -> list[Patch]:
     return [
-        Patch(color=PART_COLOURS[part], label=PARTS[part])
+        Patch(color=PART_COLORS[part], label=PARTS[part])
         for part in PARTS
         if any(account.get(part) is not None for account in accounts.values())
     ]
@@ -109,8 +109,8 @@ def draw_losses(losses: Mapping[str, pd.DataFrame], title: str, path: Path) -> N
     figure, axes = canvas(3.6, title, right=0.97)
     for index, (run, loss) in enumerate(losses.items()):
         width = 1.5 + 2.5 * (len(losses) - 1 - index)
-        colour = RUN_COLOURS[index % len(RUN_COLOURS)]
-        axes.plot(loss["step"], loss["loss"], color=colour, linewidth=width, label=run)
+        color = RUN_COLORS[index % len(RUN_COLORS)]
+        axes.plot(loss["step"], loss["loss"], color=color, linewidth=width, label=run)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("step")
     axes.set_ylabel("loss (nats per token)")

@@ -10,14 +10,12 @@ from typing import Any
 from minitrain.analysis.verdicts import cause
 from minitrain.core.files import atomic_path, open_atomic, write_json
 from minitrain.core.params import Params
-from minitrain.report.blocks import (
-    Block,
-    Heading,
-    Paragraph,
-    Table,
-    Title,
+from minitrain.report.render import (
+    Markdown,
+    escaped,
+    markdown,
+    table,
     to_html,
-    to_markdown,
     write_marked,
 )
 
@@ -83,11 +81,11 @@ def refuse(verdicts: Verdicts, params: Params, metrics: Path, readme: Path) -> N
     said = f"Breach: {line}."
     write_json(metrics / "summary.json", _summary(verdicts, line))
     write_json(metrics / "manifest.json", _manifest(verdicts, params, said))
-    blocks = _page(verdicts, said)
+    page = _page(verdicts, said)
     with open_atomic(metrics / "report.md") as file:
-        file.write(to_markdown(blocks))
+        file.write(page)
     with open_atomic(metrics / "report.html") as file:
-        file.write(to_html(blocks, metrics))
+        file.write(to_html(page, metrics))
     for name in REMOVED:
         (metrics / name).unlink(missing_ok=True)
     write_marked(readme, "result", refused_block(said))
@@ -102,7 +100,7 @@ def refuse(verdicts: Verdicts, params: Params, metrics: Path, readme: Path) -> N
 def refused_block(breach: str) -> str:
     """README's result after a breach, in the words of the manifest."""
     text = "Nothing was published: metrics/report.md says what differs."
-    return to_markdown([Paragraph(breach, lead=True), Paragraph(text)])
+    return f"**{escaped(breach)}**\n\n{text}\n"
 
 
 def _breaches(verdicts: Verdicts) -> list[tuple[str, str, str]]:
@@ -149,24 +147,14 @@ def _manifest(verdicts: Verdicts, params: Params, said: str) -> dict[str, Any]:
     return {**nulls, **known, "verdict": "breach", "verdicts": runs}
 
 
-def _page(verdicts: Verdicts, said: str) -> list[Block]:
+def _page(verdicts: Verdicts, said: str) -> Markdown:
     runs = [
-        [run, _verdict(run, verdicts), str(rungs.get("rests_on") or "")]
+        [run, _verdict(run, verdicts), rungs.get("rests_on") or ""]
         for run, rungs in verdicts.items()
     ]
-    return [
-        Title("The runs are not equivalent: no result"),
-        Paragraph(said, lead=True),
-        Paragraph(
-            "The evidence refuses what was trained, so nothing else is published: no "
-            "speed, no account of time, no losses. Every breach, in the order in which "
-            "to look for its cause:"
-        ),
-        Table(["run", "rung", "what differs"], _breaches(verdicts)),
-        Paragraph(
-            "All rungs stand in metrics/equivalence.json. The next run without a "
-            "breach replaces this page."
-        ),
-        Heading("Verdicts"),
-        Table(["run", "verdict", "rests on"], runs),
-    ]
+    return markdown(
+        "refused.md",
+        said=said,
+        breaches=table(["run", "rung", "what differs"], _breaches(verdicts)),
+        verdicts=table(["run", "verdict", "rests on"], runs),
+    )

@@ -8,17 +8,20 @@ import pandas as pd
 
 from minitrain.analysis.comparison import AGAIN, TIMED
 from minitrain.analysis.made_by import label, made_by_pipeline
-from minitrain.report.blocks import write_marked
-from minitrain.report.numbers import plural
+from minitrain.report.numbers import ms, percent, plural, thousands
 from minitrain.report.page import arm_in_words
 from minitrain.report.refused import refused_block
+from minitrain.report.render import markdown, table, write_marked
 from minitrain.report.results import Results
 
 HEAD = (
-    "| what ran | processes | threads each | tokens per second | verdict "
-    "| all-reduce per step |"
+    "what ran",
+    "processes",
+    "threads each",
+    "tokens per second",
+    "verdict",
+    "all-reduce per step",
 )
-
 
 Files = Mapping[str, Any]
 
@@ -42,44 +45,29 @@ def result_block(
     if manifest.get("verdict") == "breach":
         return refused_block(manifest["lesson_notes"])
     # the twins serve the noise floor and the cost of the hook, not the result
-    rows = scaling[~scaling["arm"].str.endswith((AGAIN, TIMED))].to_dict("records")
+    arms = scaling[~scaling["arm"].str.endswith((AGAIN, TIMED))].to_dict("records")
     sync = manifest.get("sync", "ddp")
-    strategy = "DDP" if sync == "ddp" else sync
-    table = [HEAD, "|---|---|---|---|---|---|"]
-    for row in rows:
-        run = str(row["arm"])
+    rows = []
+    for arm in arms:
+        run = str(arm["arm"])
         verdict = reduced = "-"
         if run in timing:
             verdict = equivalence[run].get("verdict", "undecided")
-            ms = timing[run]["allreduce_p50_ms"]
-            reduced = "-" if ms is None else f"{ms:.1f} ms"
-        table.append(
-            f"| {arm_in_words(run, strategy)} | {row['processes']} | {row['threads']} "
-            f"| {row['tokens_per_s_p50']:,.0f} | {verdict} | {reduced} |"
-        )
-    pairs = int(scaling["arm"].str.endswith(AGAIN).sum())
-    return "\n".join([*table, "", *_caption(manifest, equivalence, pairs)]) + "\n"
-
-
-def _caption(manifest: Files, equivalence: Files, num_pairs: int) -> list[str]:
-    machine, largest = manifest["machine"], f"gloo-{manifest['world_size']}"
-    whole = equivalence[largest]["one_process"]
-    lines = [
-        f"*Measured on {manifest['baseline_measured_at'][:10]}: {machine['cpu']}, "
-        f"{machine['cores']} cores, torch {machine['torch']}.",
-        f"{manifest['model_params']:,} parameters, {manifest['steps']} steps.",
-        f"Speeds are medians of {manifest['num_rounds']} rounds in which all arms took",
-        f"turns. Identical arms ({plural(num_pairs, 'pair')}) differed by up to "
-        f"{100 * manifest['noise_floor']:.1f} %: less counts as none.",
-        "The all-reduce is the time from handing gradients over to having them reduced",
-        "in a step of the training run (median), waiting for the other rank included.",
-    ]
-    # a manifest of an earlier version does not say
-    if busy := manifest.get("machine_busy"):
-        lines.insert(2, f"The machine was busy, so no speed is judged: {busy}.")
-    if whole["max_abs_diff"] is not None:
-        lines += [
-            f"The final state of {largest} and that of one process with the whole",
-            f"batch are {whole['max_abs_diff']:.1e} apart: {whole['verdict']}.",
-        ]
-    return [*lines[:-1], f"{lines[-1]}*"]
+            p50 = timing[run]["allreduce_p50_ms"]
+            reduced = "-" if p50 is None else ms(p50)
+        what = arm_in_words(run, "DDP" if sync == "ddp" else sync)
+        speed = thousands(arm["tokens_per_s_p50"])
+        rows.append([what, arm["processes"], arm["threads"], speed, verdict, reduced])
+    largest = f"gloo-{manifest['world_size']}"
+    return markdown(
+        "result.md",
+        table=table(HEAD, rows),
+        made=manifest,
+        # a manifest of an earlier version does not say
+        busy=manifest.get("machine_busy"),
+        num_parameters=thousands(manifest["model_params"]),
+        pairs=plural(int(scaling["arm"].str.endswith(AGAIN).sum()), "pair"),
+        noise_floor=percent(manifest["noise_floor"]),
+        largest=largest,
+        whole=equivalence[largest]["one_process"],
+    )

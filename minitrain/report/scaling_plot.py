@@ -10,8 +10,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import StrMethodFormatter
 
-from minitrain.analysis.comparison import ALL_CORES, ONE_PROCESS, SILENT
-from minitrain.report.canvas import BLACK, BLUE, GREEN, GREY, ORANGE, canvas, save
+from minitrain.analysis.comparison import ALL_CORES, NO_SYNC, ONE_PROCESS
+from minitrain.report.canvas import BLACK, BLUE, GRAY, GREEN, ORANGE, canvas, save
 from minitrain.report.numbers import plural, thousands
 
 DOT: dict[str, Any] = {"marker": "o", "markersize": 7, "linewidth": 2}
@@ -28,7 +28,7 @@ class Series:
     label: str
     processes: Sequence[float]
     medians: Sequence[float]
-    colour: str
+    color: str
     style: Mapping[str, Any]
     low: Sequence[float] = ()
     high: Sequence[float] = ()
@@ -41,7 +41,7 @@ def draw_scaling(
     """Draw processes against tokens per second.
 
     ``scaling`` is what :meth:`minitrain.analysis.comparison.Baseline.scaling` returns;
-    ``strategy`` is how the processes synchronised.
+    ``strategy`` is how the processes synchronized.
     """
     arms = scaling.set_index("arm")
     top = int(arms["processes"].max())
@@ -50,11 +50,11 @@ def draw_scaling(
     axes.set_ylim(0, 1.06 * _highest(arms, top))
     lines = [*_alone(arms), *_together(arms, top, strategy)]
     for line in lines:
-        axes.plot(line.processes, line.medians, color=line.colour, **line.style)
+        axes.plot(line.processes, line.medians, color=line.color, **line.style)
         measured = line.processes[len(line.processes) - len(line.low) :]
-        axes.vlines(measured, line.low, line.high, line.colour, linewidth=2, alpha=0.7)
+        axes.vlines(measured, line.low, line.high, line.color, linewidth=2, alpha=0.7)
         if line.reference:
-            axes.axhline(line.medians[0], color=line.colour, linewidth=0.8, alpha=0.6)
+            axes.axhline(line.medians[0], color=line.color, linewidth=0.8, alpha=0.6)
     axes.set_xticks(sorted({1, *arms["processes"]}))
     axes.set_xlabel("processes")
     axes.set_ylabel("tokens per second")
@@ -63,7 +63,7 @@ def draw_scaling(
     axes.set_axisbelow(True)
     _label_ends(axes, lines)
     note = "dots: medians; vertical lines: 5-95 % of the rounds"
-    figure.text(0.99, 0.015, note, ha="right", fontsize=9.5, color=GREY)
+    figure.text(0.99, 0.015, note, ha="right", fontsize=9.5, color=GRAY)
     save(figure, path)
 
 
@@ -91,7 +91,7 @@ def _together(arms: pd.DataFrame, top: int, strategy: str) -> list[Series]:
         return [
             _measured(f"one process, {strategy}", arms.loc[ddp], BLUE, DOT, dodge=1)
         ]
-    silent = [arm + SILENT for arm in ddp]
+    silent = [arm + NO_SYNC for arm in ddp]
     one: Any = arms.loc[ONE_PROCESS]
     start = (1.0, float(one.tokens_per_s_p50))
     ideal = {"linestyle": ":", "linewidth": 1.5, "zorder": 1}
@@ -103,7 +103,7 @@ def _together(arms: pd.DataFrame, top: int, strategy: str) -> list[Series]:
             f"ideal: {top} times one process",
             [1, top],
             [start[1], top * start[1]],
-            GREY,
+            GRAY,
             ideal,
         ),
     ]
@@ -112,7 +112,7 @@ def _together(arms: pd.DataFrame, top: int, strategy: str) -> list[Series]:
 def _measured(
     label: str,
     rows: pd.DataFrame,
-    colour: str,
+    color: str,
     style: Mapping[str, Any],
     start: tuple[float, float] | None = None,
     *,
@@ -129,7 +129,7 @@ def _measured(
     if start is not None:
         style = {**style, "markevery": slice(1, None)}
         processes, medians = [start[0], *processes], [start[1], *medians]
-    return Series(label, processes, medians, colour, style, low, high)
+    return Series(label, processes, medians, color, style, low, high)
 
 
 def _label_ends(axes: Axes, series: Sequence[Series]) -> None:
@@ -143,12 +143,12 @@ def _label_ends(axes: Axes, series: Sequence[Series]) -> None:
             xy=(end, line.medians[-1]),
             xytext=(1.05, height),
             textcoords=axes.get_yaxis_transform(),
-            color=line.colour,
+            color=line.color,
             va="center",
             linespacing=1.05,
             arrowprops={
                 "arrowstyle": "-",
-                "color": line.colour,
+                "color": line.color,
                 "linewidth": 0.7,
                 "alpha": 0.6,
                 "relpos": (0, 0.5),
@@ -160,7 +160,7 @@ def _label_ends(axes: Axes, series: Sequence[Series]) -> None:
 def spread(heights: Sequence[float], gap: float) -> list[float]:
     """Move ascending ``heights`` apart to at least ``gap``, each as little as can be.
 
-    Least squares: neighbours that would overlap form a block around their mean (the
+    Least squares: neighbors that would overlap form a block around their mean (the
     pool-adjacent-violators algorithm).
     """
     blocks: list[tuple[float, int]] = []

@@ -5,16 +5,13 @@ It was climbed at another time, so it is shown only where what made it is what i
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from minitrain.core.files import read_json, sha256_file
-from minitrain.core.params import Model
-from minitrain.core.provenance import code_sha256, measured_where
-from minitrain.report.blocks import Block, Heading, Paragraph, Table
+from minitrain.core.provenance import measured_where
 from minitrain.report.numbers import plural
+from minitrain.report.render import table
 
 # in the order of the columns, what the study calls each byte rung, and what we do
 BYTES = {
@@ -39,54 +36,54 @@ MACHINE = ("cpu", "cores", "torch")
 
 @dataclass(frozen=True)
 class Studied:
-    """``rungs``, a row each, and what made them: the sections ``model`` and ``train``
-    of params.yaml and ``provenance``, each None where nobody recorded it; ``model`` and
-    ``code`` (its hash) are those that are here now.
+    """``rungs``, a row each, and their ``origin``: ``provenance``, the sections
+    ``model`` and ``train`` of params.yaml, and ``train_code_sha256``, the code of the
+    stage ``train``; null where nobody recorded it. ``model`` is what params say now.
     """
 
     rungs: pd.DataFrame
     origin: Mapping[str, Any]
     model: Mapping[str, Any]
-    code: str | None
 
-    def foreign(self, machine: Mapping[str, Any]) -> str | None:
-        """Why the rungs do not speak of what is here; None where they do."""
-        made = self.origin["provenance"]
-        if made is None or self.origin["model"] is None or made["code_sha256"] is None:
+    def foreign(self, run: Mapping[str, Any]) -> str | None:
+        """Why the rungs do not speak of what made ``run``, by its provenance; None
+        where they do.
+        """
+        made, code = self.origin["provenance"], self.origin.get("train_code_sha256")
+        if made is None or self.origin["model"] is None or code is None:
             return "nobody recorded what made its result"
-        if made["code_sha256"] != self.code:
+        if code != run.get("code_sha256"):
             return "other code made its result"
         there, here = (
-            {key: of[key] for key in MACHINE} for of in (made["machine"], machine)
+            {key: of["machine"][key] for key in MACHINE} for of in (made, run)
         )
         other_model = _another("model", self.origin["model"], self.model)
         return other_model or _another("machine", there, here)
 
 
-def read_studied(folder: Path, model: Model, script: Path) -> Studied:
-    """What the study left in ``folder``, beside ``model`` and ``script`` of today."""
-    return Studied(
-        rungs=pd.read_csv(folder / "ladder.csv"),
-        origin=read_json(folder / "ladder.json"),
-        model=model.model_dump(mode="json") | {"sha256": sha256_file(Path(model.file))},
-        code=code_sha256(script),
-    )
-
-
-def studied_ladder(studied: Studied, machine: Mapping[str, Any]) -> list[Block]:
-    """The section; where it would be foreign to ``machine``, a line that says so."""
-    if why := studied.foreign(machine):
-        return [
-            Paragraph(
-                "More processes, other optimizers and number types are left out: "
-                f"{why}. make study-ladder climbs that ladder, make then shows it."
-            )
-        ]
-    return [
-        Heading("And with more processes, other optimizers, other numbers?"),
-        *_section(studied.rungs),
-        Paragraph(" ".join(_made_by(studied))),
+def studied_ladder(studied: Studied, run: Mapping[str, Any]) -> dict[str, Any]:
+    """What the section says beside ``run``, or ``foreign``: why there is none."""
+    if why := studied.foreign(run):
+        return {"foreign": why}
+    rungs = studied.rungs
+    breaches = int((rungs["verdict"] == "breach").sum())
+    byte_rungs = rungs[rungs["rung"].isin(BYTES)]
+    equal = int((byte_rungs["verdict"] == "equal").sum())
+    bits = [f"bits: {name}" for name in BYTES.values()]
+    gaps = [f"from one process: {name}" for name in GAPS.values()]
+    rows = [
+        [*of, *_cells(of_run)]
+        for of, of_run in rungs.groupby(["case", "world_size"], sort=False)
     ]
+    return {
+        "foreign": None,
+        "outcome": (
+            f"{equal} of {plural(len(byte_rungs), 'comparison')} of bits are equal, "
+            f"and {plural(breaches, 'rung') if breaches else 'nothing'} breached."
+        ),
+        "table": table(["what", "processes", *bits, *gaps], rows),
+        "made_by": " ".join(_made_by(studied)),
+    }
 
 
 def _another(
@@ -106,30 +103,6 @@ def _made_by(studied: Studied) -> Iterator[str]:
     for section in ("model", "train"):
         values = studied.origin[section].items()
         yield f"{section}: {', '.join(f'{key} {value}' for key, value in values)}."
-
-
-def _section(rungs: pd.DataFrame) -> list[Block]:
-    rows = [
-        [*map(str, run), *_cells(of_run)]
-        for run, of_run in rungs.groupby(["case", "world_size"], sort=False)
-    ]
-    breaches = int((rungs["verdict"] == "breach").sum())
-    byte_rungs = rungs[rungs["rung"].isin(BYTES)]
-    equal = int((byte_rungs["verdict"] == "equal").sum())
-    outcome = (
-        f"{equal} of {plural(len(byte_rungs), 'comparison')} of bits are equal, and "
-        f"{plural(breaches, 'rung') if breaches else 'nothing'} breached."
-    )
-    bits = [f"bits: {name}" for name in BYTES.values()]
-    gaps = [f"from one process: {name}" for name in GAPS.values()]
-    return [
-        Paragraph(
-            f"The study studies/ladder trained the same model otherwise: {outcome} "
-            "An equals sign means equal to the last bit; a number is the largest "
-            "difference from one process that computes the whole batch at once."
-        ),
-        Table(["what", "processes", *bits, *gaps], rows),
-    ]
 
 
 def _cells(of_run: pd.DataFrame) -> Iterable[str]:

@@ -8,9 +8,9 @@ import pandas as pd
 
 from minitrain.analysis.account import CLOSED_WITHIN
 from minitrain.analysis.busy import why_busy
-from minitrain.analysis.comparison import ALL_CORES, ONE_PROCESS, SILENT, Comparison
+from minitrain.analysis.comparison import ALL_CORES, NO_SYNC, ONE_PROCESS, Comparison
 from minitrain.report.numbers import (
-    capitalised,
+    capitalized,
     ms,
     percent,
     plural,
@@ -43,7 +43,7 @@ COMMUNICATION = (
 class Finding:
     """What is known about the speed of the largest gloo run, ``run``.
 
-    ``silent_against_one`` and ``of_ceiling`` compare the same processes without
+    ``no_sync_against_one`` and ``of_ceiling`` compare the same processes without
     communication (the ceiling); both are None for one process. ``account`` has the
     keys of metrics/timing.json; ``interference_ms`` is its 5-95 % interval, if known.
     ``busy`` says why the machine was too busy to judge any speed, if it was.
@@ -56,7 +56,7 @@ class Finding:
     sync: str
     against_one: Comparison
     against_all_cores: Comparison
-    silent_against_one: Comparison | None
+    no_sync_against_one: Comparison | None
     of_ceiling: Comparison | None
     account: Mapping[str, Any] | None
     interference_ms: tuple[float, float] | None
@@ -64,7 +64,7 @@ class Finding:
 
     @property
     def strategy(self) -> str:
-        """How gradients were synchronised, as a word of a sentence."""
+        """How gradients were synchronized, as a word of a sentence."""
         return "DDP" if self.sync == "ddp" else self.sync
 
     @property
@@ -79,7 +79,7 @@ class Finding:
 def find(results: Results) -> Finding:
     """Compare the arms that the finding is about; UserError where one is missing."""
     run, baseline = results.largest, results.baseline
-    silent = run + SILENT if results.world_size > 1 else None
+    silent = run + NO_SYNC if results.world_size > 1 else None
     return Finding(
         run=run,
         world_size=results.world_size,
@@ -88,7 +88,7 @@ def find(results: Results) -> Finding:
         sync=results.provenance[run]["sync"],
         against_one=baseline.compare(run, ONE_PROCESS),
         against_all_cores=baseline.compare(run, ALL_CORES),
-        silent_against_one=baseline.compare(silent, ONE_PROCESS) if silent else None,
+        no_sync_against_one=baseline.compare(silent, ONE_PROCESS) if silent else None,
         of_ceiling=baseline.compare(run, silent) if silent else None,
         account=results.accounts.get(run),
         interference_ms=results.interval(run, "interference_ms"),
@@ -99,11 +99,11 @@ def find(results: Results) -> Finding:
 def headline(finding: Finding) -> str:
     """The finding in one line: the title of the scaling picture."""
     if finding.busy:
-        return f"{capitalised(finding.subject)}: the machine was busy, no speed judged"
+        return f"{capitalized(finding.subject)}: the machine was busy, no speed judged"
     one = "one without" if finding.world_size == 1 else "one process"
     all_cores = f"one process on all {plural(finding.cores, 'core')}"
     return (
-        f"{capitalised(finding.subject)}: {_clause(finding.against_one, one)}, "
+        f"{capitalized(finding.subject)}: {_clause(finding.against_one, one)}, "
         f"{_clause(finding.against_all_cores, all_cores)}"
     )
 
@@ -167,7 +167,7 @@ def _speed(subject: str, other: str, compared: Comparison) -> str:
         f"by round {ratio} times the speed (5-95 % interval {low} to {high})"
     )
     if compared.verdict != "no difference seen":
-        return f"{capitalised(subject)} ran {compared.verdict} than {other}: {numbers}."
+        return f"{capitalized(subject)} ran {compared.verdict} than {other}: {numbers}."
     reason = (
         "the difference is below the noise floor"
         if compared.excludes_one
@@ -180,7 +180,7 @@ def _speed(subject: str, other: str, compared: Comparison) -> str:
 
 
 def _ceiling(finding: Finding) -> list[str]:
-    silent, reached = finding.silent_against_one, finding.of_ceiling
+    silent, reached = finding.no_sync_against_one, finding.of_ceiling
     if silent is None or reached is None:
         return []
     busy = finding.world_size * finding.threads

@@ -9,6 +9,9 @@ import pytest
 import torch
 
 from minitrain.cli.main import run
+from minitrain.cli.verify import in_words
+from minitrain.diff.state_diff import compare_states
+from minitrain.diff.states import State
 
 
 @pytest.fixture
@@ -85,3 +88,13 @@ def test_help_starts_without_torch() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert done.stdout.endswith("False\n")
+
+
+def test_of_many_names_five_are_shown() -> None:
+    names = "abcdefg"
+    some = State({name: torch.zeros(1) for name in names}, {})
+    found = compare_states(some, State({"a": torch.zeros(1)}, {}))
+    assert in_words(found).splitlines() == [
+        "different: 0 of 1 tensor, 0 elements in all",
+        "only in A: b, c, d, e, f and 1 more",
+    ]

@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from project import ROOT
+from project import PARAMS_FILE
 from report_inputs import ladder_of, results
 
 from minitrain.core.params import load_params
-from minitrain.proof.evidence import across_world_sizes
+from minitrain.proof.ladder import ONE_PROCESS
+from minitrain.proof.runs import across_world_sizes
 from minitrain.report.glossary import RUNGS
 from minitrain.report.ladder import (
     byte_equivalent,
@@ -18,8 +19,8 @@ from minitrain.report.ladder import (
     verdict_in_words,
 )
 from minitrain.testing.check import examine
-from minitrain.testing.subjects import make_trial
-from stages.equivalence import RUNGS as ONE_PROCESS
+from minitrain.testing.subjects import make_run
+from minitrain.train.config import config_of
 
 
 def changed(rung: str, **fields: Any) -> dict[str, Any]:
@@ -107,12 +108,16 @@ def test_every_rung_has_a_phrase_and_every_phrase_a_rung(tmp_path: Path) -> None
     """Of the ladder in fp16 with DDP, which has all that any other has, and of what
     only the stage asks.
     """
-    trial = replace(make_trial(), precision="fp16")
+    trial = replace(make_run(), precision="fp16")
     climbed = set(examine(trial, 2, timeout_s=60).rungs)
-    params = load_params(ROOT / "params.yaml").with_train(sync="invariant")
-    beside = set(across_world_sizes("gloo-1", params, tmp_path))
+    params = load_params(PARAMS_FILE).with_train(sync="invariant")
+    beside = set(
+        across_world_sizes("gloo-1", params, config_of(params, tmp_path, 1), tmp_path)
+    )
     # where training draws random numbers, in place of two others
     beside |= {"witness_spread"}
+    # asked where gradients are approximated on purpose
+    beside |= {"loss"}
     assert climbed | beside | {*ONE_PROCESS} == RUNGS.keys()
     phrases = list(RUNGS.values())
     assert len(phrases) == len(set(phrases))

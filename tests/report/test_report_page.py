@@ -11,6 +11,9 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from project import PARAMS_FILE, ROOT
 from report_inputs import (
     MACHINE,
     account_of,
@@ -19,31 +22,22 @@ from report_inputs import (
     provenance_of,
     results,
     rounds,
+    rung,
     studied_collectives,
     timing_of,
 )
 
-from minitrain.core.errors import UserError
-from minitrain.report.blocks import (
-    Block,
-    Definitions,
-    Heading,
-    Paragraph,
-    Picture,
-    Table,
-    Title,
-    to_html,
-    to_markdown,
-)
-from minitrain.report.collectives import all_reduce_sentences
+from minitrain.cli.main import run as minitrain
+from minitrain.core.errors import EvidenceError, UserError
 from minitrain.report.manifest import manifest
 from minitrain.report.page import arm_in_words, cell, page, shortened
+from minitrain.report.publish import FILES
+from minitrain.report.render import escaped, markdown, table, to_html
 from minitrain.report.results import only_runs
 from minitrain.report.summary import summary
 from minitrain.report.words import find, lesson_notes
 from stages import report
 
-PARAMS = Path(__file__).parents[2] / "params.yaml"
 CONTRACT = [
     "seed",
     "lab",
@@ -62,17 +56,13 @@ CONTRACT = [
 NASTY = '<script>alert(1)</script> & a | b *c* _d_ `e` [f](g) "h"\nnext'
 
 
-def every_block(text: str) -> list[Block]:
-    """Each kind of block with ``text`` wherever text goes."""
-    return [
-        Title(text),
-        Heading(text),
-        Paragraph(text, lead=True),
-        Paragraph(text),
-        Table([text], [[text]]),
-        Definitions([(text, text)]),
-        Picture("picture.png", text),
-    ]
+SHOWN = " ".join(NASTY.split())
+
+
+def refusal(text: str) -> str:
+    """A page with ``text`` in a paragraph and in two tables."""
+    one = table([text], [[text]])
+    return markdown("refused.md", said=text, breaches=one, verdicts=one)
 
 
 class Reader(HTMLParser):
@@ -90,7 +80,7 @@ class Reader(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
         self.attributes.append(dict(attrs))
-        if tag not in ("meta", "img"):
+        if tag not in ("meta", "img", "br"):
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
@@ -100,47 +90,77 @@ class Reader(HTMLParser):
         self.texts.append(data)
 
 
+def pictures(folder: Path) -> Path:
+    for name in ("scaling.png", "account.png", "losses.png"):
+        (folder / name).write_bytes(b"pixels")
+    return folder
+
+
+def nasty_page() -> str:
+    """The page with a nasty text wherever one can come from people or machines."""
+    ladder = ladder_of(2) | {"verdict": "proven", "rests_on": NASTY}
+    ladder[NASTY] = rung("equal", detail=NASTY)
+    machine = MACHINE | {"cpu": NASTY}
+    measured = results(
+        [2],
+        equivalence={"gloo-2": ladder},
+        first_texts={"gloo-2": [NASTY, NASTY]},
+        provenance={"gloo-2": provenance_of(2, machine=machine, sync=NASTY)},
+        baseline_provenance=provenance_of(1, machine=machine),
+    )
+    return page(measured, find(measured))
+
+
 def test_html_escapes_everything(tmp_path: Path) -> None:
-    (tmp_path / "picture.png").write_bytes(b"pixels")
-    read = Reader(to_html(every_block(NASTY), tmp_path))
-    assert "script" not in read.tags
-    # the title stands in <title> and <h1>, a table and a definition hold two texts
-    assert read.texts.count(NASTY) == 9
-    assert any(attributes.get("alt") == NASTY for attributes in read.attributes)
+    read = Reader(to_html(nasty_page(), pictures(tmp_path)))
+    assert not {"script", "a", "em", "code"} & {*read.tags}
+    # of the verdict, a rung's name and detail, two ranks, machine and strategy
+    assert read.texts.count(SHOWN) == 7
+    # the headline names the strategy
+    assert any(SHOWN in str(attributes.get("alt")) for attributes in read.attributes)
+    read = Reader(to_html(refusal(NASTY), tmp_path))
+    assert not {"script", "a", "em", "code"} & {*read.tags}
+    assert read.texts.count(SHOWN) == 5
+
+
+@given(st.text(st.characters(exclude_categories=["Cs", "Cc"])))
+def test_a_cell_shows_any_text(text: str) -> None:
+    html = to_html(table(["x"], [[text]]), Path())
+    shown = [one for one in Reader(html).texts if one.strip()]
+    assert shown[-1:] == [" ".join(text.split()) or "x"]
 
 
 def test_html_carries_its_pictures(tmp_path: Path) -> None:
-    (tmp_path / "picture.png").write_bytes(b"pixels")
-    html = to_html(every_block("text"), tmp_path)
+    measured = results([1, 2])
+    html = to_html(page(measured, find(measured)), pictures(tmp_path))
     # base64 of the six bytes
-    assert 'src="data:image/png;base64,cGl4ZWxz"' in html
+    assert html.count('src="data:image/png;base64,cGl4ZWxz"') == 3
     assert 'name="viewport"' in html
     assert "@media print" in html
     assert "http" not in html
+    title = "Does training with several processes compute the same, and is it faster?"
+    assert f"<title>{title}</title>" in html
+    assert f"<h1>{title}</h1>" in html
 
 
 def test_markdown_escapes_everything() -> None:
-    markdown = to_markdown(every_block(NASTY))
-    assert not re.search(r"(?<!\\)<", markdown)
-    assert r"a \| b \*c\* \_d\_ \`e\` \[f\](g)" in markdown
-    assert "![" in markdown
-    assert "](picture.png)" in markdown
-    header, rule, row = (line for line in markdown.splitlines() if line[:1] == "|")
+    written = refusal(NASTY)
+    assert not re.search(r"(?<!\\)<", written)
+    assert r"a \| b \*c\* \_d\_ \`e\` \[f\](g)" in written
+    header, rule, row = table([NASTY], [[NASTY]]).splitlines()
     assert header == row
-    assert rule == "| --- |"
+    assert rule == "|---|"
 
 
 def test_markdown_leaves_names_alone() -> None:
-    text = "one_process ran gloo-2"
-    assert to_markdown([Paragraph(text)]) == f"{text}\n"
+    assert escaped("one_process ran gloo-2") == "one_process ran gloo-2"
 
 
 @pytest.mark.parametrize("world_sizes", [[1], [2, 4], [1, 2, 4]])
 def test_page_tells_the_whole_story(world_sizes: list[int]) -> None:
     measured = results(world_sizes)
-    blocks = page(measured, find(measured))
-    text = to_markdown(blocks)
-    assert [block.text for block in blocks if isinstance(block, Heading)] == [
+    text = page(measured, find(measured))
+    assert re.findall(r"^## (.+)$", text, flags=re.MULTILINE) == [
         "Did they compute the same?",
         "And with more processes, other optimizers, other numbers?",
         "Where did the time go?",
@@ -148,46 +168,44 @@ def test_page_tells_the_whole_story(world_sizes: list[int]) -> None:
         "What the words mean",
         "Machine and origin",
     ]
-    assert lesson_notes(find(measured)) in [
-        block.text for block in blocks if isinstance(block, Paragraph)
-    ]
+    assert lesson_notes(find(measured)) in text.splitlines()
     for run in measured.provenance:
         assert f"| {run} |" in text
-    for table in (block for block in blocks if isinstance(block, Table)):
-        assert {len(row) for row in table.rows} == {len(table.header)}
+    for rows in re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE):
+        assert len({len(re.findall(r"(?<!\\)\|", r)) for r in rows.splitlines()}) == 1
 
 
 def test_page_has_a_line_on_ddps_own_log_where_there_is_one() -> None:
     measured = results([1, 2])
-    text = to_markdown(page(measured, find(measured)))
+    text = page(measured, find(measured))
     assert "20.5 ms and 70.5 ms by DDP's own log, 21.5 ms and 70.0 ms by" in text
     says = measured.timing["gloo-2"]["ddp_says"]
     for difference, verdict in ((4.9, "agree"), (-5.1, "do not agree")):
         says["forward_ms"]["difference_pct"] = difference
-        text = to_markdown(page(measured, find(measured)))
+        text = page(measured, find(measured))
         assert f"they {verdict} within" in text
     for part in says.values():
         part["difference_pct"] = None
-    assert "own log" not in to_markdown(page(measured, find(measured)))
+    assert "own log" not in page(measured, find(measured))
 
 
 def test_page_shows_unknown_rungs_by_name() -> None:
     extra = {"gloo-2": ladder_of(2) | {"float64": {"verdict": "within tolerance"}}}
     extra["gloo-2"]["float64"]["max_abs_diff"] = 2e-14
     measured = results([2], equivalence=extra)
-    text = to_markdown(page(measured, find(measured)))
+    text = page(measured, find(measured))
     assert "| gloo-2 | float64 | - | - | 2e-14 | within tolerance |  |" in text
 
 
 def test_arms_in_words() -> None:
     assert arm_in_words("gloo-2", "DDP") == "2 processes, DDP"
     assert arm_in_words("gloo-1-timed", "shm") == "1 process, shm with timing hook"
-    assert arm_in_words("gloo-4-silent", "shm").startswith("4 processes, no comm")
+    assert arm_in_words("gloo-4-no-sync", "shm").startswith("4 processes, no comm")
     again = ", measured again (A/A)"
     assert arm_in_words("one_process-again", "DDP") == f"one process{again}"
     assert arm_in_words("gloo-2-again", "DDP") == f"2 processes, DDP{again}"
-    silent = arm_in_words("gloo-2-silent", "DDP")
-    assert arm_in_words("gloo-2-silent-again", "DDP") == silent + again
+    silent = arm_in_words("gloo-2-no-sync", "DDP")
+    assert arm_in_words("gloo-2-no-sync-again", "DDP") == silent + again
 
 
 def test_cells() -> None:
@@ -254,17 +272,10 @@ def test_all_reduce_by_itself_stands_beside_that_of_a_step(
     """Only where it was measured on this machine, for as much as a step sends."""
     made = {"gloo-2": provenance_of(2, sync=sync)}
     measured = results([2], provenance=made, studied_collectives=studied)
-    text = to_markdown(page(measured, find(measured)))
+    text = page(measured, find(measured))
     assert "it holds waiting for the other ranks, and for a core." in text
     assert (BY_ITSELF in text) is shown
     assert ("By itself" in text) is shown
-
-
-def test_small_all_reduce_is_told_in_its_unit() -> None:
-    studied = studied_collectives().replace({"num_bytes": {4: 50_000}})
-    text = all_reduce_sentences(studied, MACHINE, "ddp", 2, 49_920)
-    assert "one of 50.0 kB" in text
-    assert text.endswith("the gradients of a step are 49.9 kB.")
 
 
 @pytest.mark.parametrize(("world_sizes", "said"), [([1, 2], True), ([2, 4], False)])
@@ -276,25 +287,9 @@ def test_wait_of_one_process_is_no_straggler(
     for run, timing in measured.timing.items():
         timing["account"] = alone
         assert run in measured.accounts
-    text = to_markdown(page(measured, find(measured)))
+    text = page(measured, find(measured))
     line = "One process (gloo-1) has nobody to wait for: its wait is what a barrier"
     assert (line in text) is said
-
-
-def test_summary_holds_what_branches_can_be_compared_by() -> None:
-    """No speeds of runs that were made one after the other."""
-    ladders = {"gloo-1": ladder_of(1), "gloo-2": ladder_of(2) | {"verdict": "proven"}}
-    measured = results([1, 2], equivalence=ladders)
-    told = summary(measured, find(measured))
-    assert list(told) == ["gloo-2_over_one_process", "gloo-1", "gloo-2"]
-    loss = measured.losses["gloo-2"]["loss"].iloc[-1]
-    assert told["gloo-2"] == {
-        "verdict": "proven",
-        "loss": round(loss, 6),
-        "bits_equal": True,
-        "one_process_gap_1e_9": 3100.0,
-    }
-    assert told["gloo-1"]["verdict"] == "undecided"
 
 
 def test_every_run_has_its_verdict_and_what_it_rests_on() -> None:
@@ -311,7 +306,7 @@ def test_every_run_has_its_verdict_and_what_it_rests_on() -> None:
     numbers = summary(measured, find(measured))
     assert numbers["gloo-1"]["verdict"] == "undecided"
     assert numbers["gloo-2"]["verdict"] == "proven"
-    text = to_markdown(page(measured, find(measured)))
+    text = page(measured, find(measured))
     assert f"| gloo-2 | proven | {rests} |" in text
     assert "| gloo-1 | undecided | - |" in text
 
@@ -352,9 +347,11 @@ def write(path: Path, content: Any) -> None:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with everything that the stage reads, for the default parameters."""
+    """A folder with the data that are deps of the stage, for the default parameters;
+    nothing else, no code of other stages or studies.
+    """
     monkeypatch.chdir(tmp_path)
-    shutil.copy(PARAMS, tmp_path)
+    shutil.copy(PARAMS_FILE, tmp_path)
     write(tmp_path / "data/baseline/provenance.json", provenance_of(1))
     rounds(arms([1, 2])).to_csv(tmp_path / "data/baseline/rounds.csv", index=False)
     measured = results([1, 2])
@@ -375,8 +372,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     measured.account.to_csv(metrics / "account.csv", index=False)
     measured.studied.rungs.to_csv(metrics / "ladder.csv", index=False)
     write(metrics / "ladder.json", measured.studied.origin)
-    (tmp_path / "minitrain/model").mkdir(parents=True)
-    shutil.copy(PARAMS.parent / "minitrain/model/gpt.py", tmp_path / "minitrain/model")
     (tmp_path / "README.md").write_text(MARKED)
     measured.studied_collectives.to_csv(metrics / "collectives.csv", index=False)
     return tmp_path
@@ -442,6 +437,60 @@ def test_stage_refuses_a_run_that_was_not_measured(project: Path) -> None:
         report.main()
 
 
+def test_command_does_what_the_stage_does(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report.main()
+    made = {path: path.read_bytes() for path in project.rglob("*") if path.is_file()}
+    for path in (project / "metrics").glob("*.png"):
+        path.unlink()
+    (project / "README.md").write_text(MARKED)
+    capsys.readouterr()
+    assert minitrain(["report", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    measured = json.loads((project / "metrics/manifest.json").read_text())
+    assert told["headline"].startswith("2 processes: faster than one process")
+    assert measured["lesson_notes"]
+    assert {Path(file).name for file in told["files"]} == {*FILES}
+    again = {path: path.read_bytes() for path in project.rglob("*") if path.is_file()}
+    assert again == made
+    assert minitrain(["report"]) == 0
+    assert capsys.readouterr().out.splitlines() == [told["headline"], *told["files"]]
+
+
+def test_command_takes_other_folders(project: Path) -> None:
+    (project / "data").rename(project / "built")
+    (project / "metrics").rename(project / "results")
+    assert minitrain(["report", "--data", "built", "--metrics", "results"]) == 0
+    assert (project / "results/report.html").is_file()
+
+
+def test_command_publishes_a_breach(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = ladder_of(2) | {"ranks": rung("breach", detail="tensor x differs")}
+    ladders = {"gloo-1": ladder_of(1), "gloo-2": broken}
+    write(project / "metrics/equivalence.json", ladders)
+    line = "gloo-2: ranks: tensor x differs"
+    assert minitrain(["report", "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["headline"] == f"Breach: {line}"
+    assert "metrics/report.md" in told["files"]
+    assert "metrics/losses.png" not in told["files"]
+    assert line in (project / "metrics/report.md").read_text()
+    assert line in (project / "README.md").read_text()
+    with pytest.raises(EvidenceError, match=line):
+        report.main()
+
+
+def test_command_outside_of_a_project_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((UserError, OSError), match=r"params\.yaml"):
+        minitrain(["report"])
+
+
 def test_report_is_cheap_to_import() -> None:
     code = "import sys, stages.report; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=PARAMS.parent)
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

@@ -59,7 +59,11 @@ def test_scaling(world_sizes: list[int], tmp_path: Path, drawn: list[Figure]) ->
 def test_scaling_labels_carry_the_medians_and_do_not_overlap(
     tmp_path: Path, drawn: list[Figure]
 ) -> None:
-    speeds = {"gloo_2": 10_000, "gloo_2_silent": 10_010, "one_process_all_cores": 9_990}
+    speeds = {
+        "gloo_2": 10_000,
+        "gloo_2_no_sync": 10_010,
+        "one_process_all_cores": 9_990,
+    }
     baseline = results([2], speeds=speeds).baseline
     draw_scaling(baseline.scaling(), "t", tmp_path / "scaling.png")
     labels = drawn[0].axes[0].texts

@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from project import PARAMS_FILE
 from report_inputs import ladder_of, rung
 
 from minitrain.core.params import load_params
-from minitrain.report.blocks import write_marked
 from minitrain.report.refused import HINT, breach_line, refuse
+from minitrain.report.render import write_marked
 
-ROOT = Path(__file__).parents[2]
-PARAMS = load_params(ROOT / "params.yaml")
+PARAMS = load_params(PARAMS_FILE)
 PREFIX = "error: equivalence: "
 CONTRACT = [
     "seed",

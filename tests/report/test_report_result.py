@@ -16,7 +16,7 @@ SCALING = pd.DataFrame(
     [
         ("one_process", 1, 1, 1000.4),
         ("gloo-2", 2, 1, 1500.0),
-        ("gloo-2-silent", 2, 1, 1700.0),
+        ("gloo-2-no-sync", 2, 1, 1700.0),
         ("gloo-2-again", 2, 1, 1499.0),
         ("gloo-2-timed", 2, 1, 1498.0),
     ],

@@ -1,7 +1,8 @@
 """What each collective must give, known beforehand, and whether this torch build does.
 
-The answer is worked out in Python's integers, from numbers that differ between up to
-four ranks and fit all types without rounding, their sums, products and averages too.
+The answer is worked out in Python's numbers, from whole ones that differ between up to
+four ranks and fit all types without rounding, their sums, products and averages too. A
+type that a collective refuses is unsupported, which is not wrong.
 """
 
 import math
@@ -21,8 +22,12 @@ DTYPES = (
     torch.bfloat16,
     torch.int64,
     torch.int32,
+    torch.int16,
     torch.int8,
     torch.uint8,
+    torch.bool,
+    torch.complex64,
+    torch.float8_e4m3fn,
 )
 OPS: dict[str, Any] = {
     "sum": dist.ReduceOp.SUM,
@@ -57,28 +62,35 @@ class Seat:
     dtype: torch.dtype
     op: str
 
-    def sent(self, count: int, rank: int | None = None) -> list[int]:
+    def sent(self, count: int, rank: int | None = None) -> list[Any]:
         """What ``rank`` (this one by default) sends, ``count`` elements."""
         rank = self.rank if rank is None else rank
         # multiples of 12 have whole averages; small numbers have small products
-        factor = 12 if self.op == "avg" else 1
-        return [factor * (1 + (rank + i) % 5) for i in range(count)]
+        period = 3 if self.op == "avg" else 5
+        places = [(rank + i) % period for i in range(count)]
+        if self.dtype == torch.bool:
+            return [place < 2 for place in places]
+        numbers = [12 * p if self.op == "avg" else 1 + p for p in places]
+        if self.dtype.is_complex:
+            return [complex(number, -number) for number in numbers]
+        return numbers
 
-    def tensor(self, values: Sequence[int]) -> Tensor:
+    def tensor(self, values: Sequence[Any]) -> Tensor:
         """``values`` in the type that is probed."""
         return torch.tensor(values, dtype=self.dtype)
 
-    def reduced(self, count: int) -> list[int]:
-        """Every rank's elements combined, one by one."""
+    def reduced(self, count: int) -> list[Any]:
+        """Every rank's elements combined, one by one; bools stay bools."""
         by_element = zip(*(self.sent(count, r) for r in range(self.size)), strict=True)
-        return [COMBINE[self.op](values) for values in by_element]
+        answers = [COMBINE[self.op](values) for values in by_element]
+        return [*map(bool, answers)] if self.dtype == torch.bool else answers
 
-    def gathered(self, count: int) -> list[int]:
+    def gathered(self, count: int) -> list[Any]:
         """Every rank's elements one after the other."""
         return [v for r in range(self.size) for v in self.sent(count, r)]
 
     def empty(self, count: int) -> Tensor:
-        """Where an answer goes, filled with what no answer is."""
+        """Where an answer goes, filled with what no answer is (but for bool)."""
         return torch.full((count,), 99, dtype=self.dtype)
 
     @property
@@ -87,16 +99,16 @@ class Seat:
         return dist.get_global_rank(self.group, ROOT)
 
 
-COMBINE: dict[str, Callable[[Sequence[int]], int]] = {
+COMBINE: dict[str, Callable[[Sequence[Any]], Any]] = {
     "sum": sum,
-    "avg": lambda values: sum(values) // len(values),
+    "avg": lambda values: sum(values) / len(values),
     "product": math.prod,
     "min": min,
     "max": max,
 }
 
 # what a rank got, and what it should have got
-Outcome = tuple[Tensor, list[int]]
+Outcome = tuple[Tensor, list[Any]]
 
 
 def all_reduce(seat: Seat) -> Outcome:
@@ -212,8 +224,6 @@ def probe_all(group: Any) -> Iterator[Probe]:
     calls += [(call, "") for call in MOVING]
     for call, op in calls:
         for dtype in DTYPES:
-            if op == "avg" and not dtype.is_floating_point:
-                continue  # integers have no average to expect
             rank, size = dist.get_rank(group), dist.get_world_size(group)
             verdict, detail = _try(call, Seat(group, rank, size, dtype, op))
             name = str(dtype).removeprefix("torch.")

@@ -2,7 +2,6 @@
 
 import os
 import socket
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -21,10 +20,8 @@ from minitrain.distributed.torchrun import require_free_port
 
 WORLD_SIZES = (2, 3, 4)
 GROUP_TIMEOUT_S = 10
-SHARED_MEMORY = Path("/dev/shm")
 PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 ENOUGH_PORTS = 1000
-ENOUGH_SHARED_MEMORY_MB = 64
 
 
 @dataclass(frozen=True)
@@ -44,7 +41,7 @@ class Examination:
     probes: list[Probe]
 
     @property
-    def well(self) -> bool:
+    def ok(self) -> bool:
         """Something was probed, and nothing is wrong."""
         verdicts = [check.verdict for check in self.checks]
         answers = [probe.verdict for probe in self.probes]
@@ -52,15 +49,15 @@ class Examination:
 
 
 def examine(
-    plant: Callable[[], None] | None = None, timeout_s: float = 60
+    inject: Callable[[], None] | None = None, timeout_s: float = 60
 ) -> Examination:
     """Look at the machine, then try every collective at 2, 3 and 4 ranks over gloo.
 
-    ``plant`` runs in every rank beforehand: a test spoils a collective with it.
+    ``inject`` runs in every rank beforehand: a test spoils a collective with it.
     """
     checks = [check() for check in CHECKS]
     try:
-        by_rank = launch(_probe, max(WORLD_SIZES), plant, timeout_s=timeout_s)
+        by_rank = launch(_probe, max(WORLD_SIZES), inject, timeout_s=timeout_s)
     except Exception as error:
         failed = Check("collectives", "wrong", f"the ranks failed: {error}")
         return Examination([*checks, failed], [])
@@ -71,13 +68,13 @@ def examine(
     return Examination(checks, [worst(probes) for probes in by_probe.values()])
 
 
-def _probe(plant: Callable[[], None] | None) -> list[Probe]:
+def _probe(inject: Callable[[], None] | None) -> list[Probe]:
     import warnings
 
     # names that torch is about to change are still what people call
     warnings.simplefilter("ignore", FutureWarning)
-    if plant is not None:
-        plant()
+    if inject is not None:
+        inject()
     found: list[Probe] = []
     limit = timedelta(seconds=GROUP_TIMEOUT_S)
     with distributed() as (rank, _):
@@ -146,26 +143,9 @@ def check_ports() -> Check:
     return Check("ports", "trouble" if few else "fine", detail)
 
 
-def check_shared_memory() -> Check:
-    """Shared memory can be had, and how much of it."""
-    if not SHARED_MEMORY.is_dir():
-        return Check("shared memory", "trouble", f"{SHARED_MEMORY} is not there")
-    try:
-        with tempfile.TemporaryFile(dir=SHARED_MEMORY) as file:
-            file.write(bytes(1 << 20))
-    except OSError as error:
-        return Check("shared memory", "trouble", f"{SHARED_MEMORY}: {error.strerror}")
-    space = os.statvfs(SHARED_MEMORY)
-    free_mb = space.f_bavail * space.f_frsize / 1e6
-    little = free_mb < ENOUGH_SHARED_MEMORY_MB
-    detail = f"{free_mb:,.0f} MB free in {SHARED_MEMORY}"
-    return Check("shared memory", "trouble" if little else "fine", detail)
-
-
 CHECKS: list[Callable[[], Any]] = [
     check_torch,
     check_threads,
     check_interface,
     check_ports,
-    check_shared_memory,
 ]

@@ -1,0 +1,129 @@
+"""From what the stages measured to pictures, manifest, page and README's result."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from minitrain.analysis.comparison import Baseline
+from minitrain.core.errors import EvidenceError
+from minitrain.core.files import (
+    atomic_path,
+    open_atomic,
+    read_json,
+    sha256_file,
+    write_json,
+)
+from minitrain.core.params import Params, load_params
+from minitrain.data.shards import first_texts
+from minitrain.report.manifest import manifest
+from minitrain.report.page import ACCOUNT_PNG, LOSSES_PNG, SCALING_PNG, page
+from minitrain.report.plots import draw_account, draw_losses
+from minitrain.report.refused import breach_line, refuse
+from minitrain.report.render import to_html
+from minitrain.report.result import write_result
+from minitrain.report.results import Results, only_runs
+from minitrain.report.scaling_plot import draw_scaling
+from minitrain.report.studied import Studied
+from minitrain.report.summary import summary
+from minitrain.report.words import account_headline, find, headline, losses_headline
+
+# what is published, in the folder of the results; after a breach not all of it
+FILES = (
+    "report.html",
+    "report.md",
+    "manifest.json",
+    "summary.json",
+    "scaling.csv",
+    SCALING_PNG,
+    ACCOUNT_PNG,
+    LOSSES_PNG,
+)
+
+
+@dataclass(frozen=True)
+class Project:
+    """Where the files are: folders of what was built, the folder of what is published
+    and read there, and ``params`` and ``readme``, which are files.
+    """
+
+    params: Path
+    shards: Path
+    runs: Path
+    baseline: Path
+    metrics: Path
+    readme: Path
+
+
+def publish(project: Project) -> str:
+    """Write the result of ``project`` again -> its headline. Nothing is measured.
+
+    Whatever is not in the files is not published. After a breach that is published,
+    and EvidenceError is raised; UserError where a run was not measured.
+    """
+    params, metrics = load_params(project.params), project.metrics
+    equivalence = _of_runs(metrics / "equivalence.json", params)
+    if line := breach_line(equivalence):
+        refuse(equivalence, params, metrics, project.readme)
+        raise EvidenceError(f"Breach: {line}")
+    results = read_results(project, params, equivalence)
+    finding = find(results)
+
+    # Pictures, each titled with what it shows on this machine.
+    scaling = results.baseline.scaling().round(1)
+    with atomic_path(metrics / SCALING_PNG) as path:
+        draw_scaling(scaling, headline(finding), path, finding.strategy)
+    with atomic_path(metrics / ACCOUNT_PNG) as path:
+        draw_account(results.accounts, account_headline(finding), path)
+    with atomic_path(metrics / LOSSES_PNG) as path:
+        draw_losses(results.losses, losses_headline(results.losses), path)
+
+    # Numbers for other programs, then the page.
+    with open_atomic(metrics / "scaling.csv") as file:
+        scaling.to_csv(file, index=False)
+    published = manifest(results, finding)
+    write_json(metrics / "manifest.json", published)
+    write_json(metrics / "summary.json", summary(results, finding))
+    written = page(results, finding)
+    with open_atomic(metrics / "report.md") as file:
+        file.write(written)
+    with open_atomic(metrics / "report.html") as file:
+        file.write(to_html(written, metrics))
+    write_result(project.readme, results, published, scaling)
+    return headline(finding)
+
+
+def read_results(
+    project: Project, params: Params, equivalence: Mapping[str, Any]
+) -> Results:
+    """Read what ``params`` ask for, and nothing that an earlier setting left behind."""
+    runs, metrics, baseline = params.runs(), project.metrics, project.baseline
+    rounds, folders = baseline / "rounds.csv", {run: project.runs / run for run in runs}
+    return Results(
+        seed=params.train.seed,
+        params_sha256=sha256_file(project.params),
+        gloo_world_sizes=params.gloo.world_sizes,
+        baseline=Baseline(pd.read_csv(rounds), params.gloo.world_sizes, str(rounds)),
+        baseline_provenance=read_json(baseline / "provenance.json"),
+        provenance={run: read_json(folders[run] / "provenance.json") for run in runs},
+        first_texts={
+            run: first_texts(project.shards / f"world-{world_size}")
+            for run, world_size in runs.items()
+        },
+        equivalence=equivalence,
+        timing=_of_runs(metrics / "timing.json", params),
+        account=pd.read_csv(metrics / "account.csv"),
+        losses={run: pd.read_csv(folders[run] / "losses.csv") for run in runs},
+        studied=Studied(
+            rungs=pd.read_csv(metrics / "ladder.csv"),
+            origin=read_json(metrics / "ladder.json"),
+            model=params.model.model_dump(mode="json"),
+        ),
+        studied_collectives=pd.read_csv(metrics / "collectives.csv"),
+    )
+
+
+def _of_runs(file: Path, params: Params) -> dict[str, Any]:
+    return only_runs(read_json(file), list(params.runs()), str(file))

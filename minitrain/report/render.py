@@ -1,0 +1,83 @@
+"""Pages: Markdown made by the templates beside this file, and HTML made of that.
+
+Whatever a template is given is plain text, and is escaped unless it is
+:class:`Markdown`. An HTML page has its pictures inside; Markdown links them.
+"""
+
+import base64
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markdown_it import MarkdownIt
+
+from minitrain.core.files import open_atomic
+
+TEMPLATES = FileSystemLoader(Path(__file__).parent / "templates")
+
+
+class Markdown(str):
+    """Text that is Markdown already: nothing in it is escaped."""
+
+
+def escaped(text: Any) -> Markdown:
+    """``text`` as Markdown that shows it, in one line; it may not start a line."""
+    if isinstance(text, Markdown):
+        return text
+    # an underscore inside a word means nothing in Markdown, elsewhere it may
+    special = r"([\\`*~\[\]<>|&]|(?<!\w)_|_(?!\w))"
+    return Markdown(re.sub(special, r"\\\1", " ".join(str(text).split())))
+
+
+def table(header: Sequence[Any], rows: Iterable[Sequence[Any]]) -> Markdown:
+    """A table; every row is as long as ``header``."""
+    head, *lines = (f"| {' | '.join(map(escaped, row))} |" for row in (header, *rows))
+    return Markdown("\n".join([head, "|---" * len(header) + "|", *lines]))
+
+
+def markdown(template: str, **values: Any) -> Markdown:
+    """The page that a template in ``templates`` makes of ``values``."""
+    return Markdown(_MARKDOWN.get_template(template).render(values))
+
+
+def to_html(page: Markdown, folder: Path) -> str:
+    """``page`` as one HTML file; pictures are read from ``folder`` (OSError)."""
+    tokens = _PARSER.parse(page)
+    inline = [token for token in tokens if token.type == "inline"]
+    for one in (child for token in inline for child in token.children or []):
+        if one.type == "image":
+            picture = base64.b64encode((folder / str(one.attrs["src"])).read_bytes())
+            one.attrs["src"] = f"data:image/png;base64,{picture.decode('ascii')}"
+    body = _PARSER.renderer.render(tokens, _PARSER.options, {})
+    title = "".join(one.content for one in inline[0].children or [])
+    return _HTML.get_template("page.html").render(title=title, body=body)
+
+
+def write_marked(path: Path, name: str, text: str) -> None:
+    """Put ``text`` between the comments of ``path`` that bear ``name``.
+
+    A file that has none, or is not there, is left alone.
+    """
+    start, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+    before = path.read_text(encoding="utf-8") if path.is_file() else ""
+    head, opened, rest = before.partition(start)
+    _, closed, tail = rest.partition(end)
+    after = "".join([head, opened, text, closed, tail])
+    if opened and closed and after != before:
+        with open_atomic(path) as file:
+            file.write(after)
+
+
+# HTML in a page is text: only what is escaped here becomes markup
+_PARSER = MarkdownIt("commonmark", {"html": False, "xhtmlOut": False}).enable("table")
+_LAYOUT: dict[str, Any] = {
+    "loader": TEMPLATES,
+    "undefined": StrictUndefined,
+    "trim_blocks": True,
+    "lstrip_blocks": True,
+    "keep_trailing_newline": True,
+}
+_MARKDOWN = Environment(finalize=escaped, **_LAYOUT)
+_HTML = Environment(autoescape=True, **_LAYOUT)

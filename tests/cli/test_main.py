@@ -1,0 +1,63 @@
+"""What all commands have in common: help, version, exit codes, and how to start it."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+import minitrain
+from minitrain.cli.main import COMMANDS, run
+
+
+def shown(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """What a call that ends ok prints."""
+    with pytest.raises(SystemExit) as ended:
+        run(arguments)
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_without_arguments_there_are_examples(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run([]) == 0
+    text = capsys.readouterr().out
+    assert all(f"    {name} " in text for name in COMMANDS)
+    examples = re.findall(r"^  minitrain (\w+)", text, flags=re.MULTILINE)
+    assert len(examples) == 3
+    assert {*examples} <= {*COMMANDS}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_a_command_has_an_example_that_it_takes(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = shown([name, "--help"], capsys)
+    assert "--json" in text
+    assert "exit codes: 0 all well, 1 the evidence says no, 2 bad input" in text
+    (example,) = re.findall(r"^  minitrain (.+)$", text, flags=re.MULTILINE)
+    command, *arguments = example.split()
+    assert command == name
+    # what does not fit ends with 2; help, which comes last, with 0
+    shown([command, *arguments, "--help"], capsys)
+    assert max(map(len, text.splitlines())) <= 88
+
+
+def test_help_of_verify_says_what_its_arguments_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = shown(["verify", "--help"], capsys)
+    (a,) = re.findall(r"^  A +(.+)$", text, flags=re.MULTILINE)
+    assert a.startswith("a state file (.pt or .safetensors), or the folder of a")
+    assert re.search(r"^  B +another of the same kind$", text, flags=re.MULTILINE)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown(["--version"], capsys) == f"minitrain {minitrain.__version__}\n"
+
+
+def test_module_is_the_command() -> None:
+    command = [sys.executable, "-m", "minitrain", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == f"minitrain {minitrain.__version__}\n"
