@@ -1,0 +1,175 @@
+"""A model and a loss, tried before ranks start: sound, repeatable, and a mean."""
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from minitrain.core.errors import UserError
+from minitrain.data.batches import causal_lm_loss
+from minitrain.data.cut import tensors_of
+from minitrain.model.factory import make_model, try_model
+from minitrain.proof.witness.batches import chosen, doubled
+from minitrain.sync.strategy import trained
+from minitrain.testing.trial import in_memory_of, one_thread
+from minitrain.train.buffers import copy_buffers, load_buffers
+from minitrain.train.config import RunConfig
+from minitrain.train.precision import make_precision
+from minitrain.train.rng import seed_everything, untouched_random_state
+
+# pytest leaves these functions out: between the call and the message nothing is told
+__tracebackhide__ = True
+
+# of a loss in float64, of which a part may have been computed in float32
+CLOSE = 1e-6
+# weights that are nearer are left to the witness, which measures rounding
+WEIGHTS_APART = 1e-3
+
+
+def refuse_model(config: RunConfig, world_size: int) -> None:
+    """Raise UserError for a factory, model or loss that no comparison is fit for."""
+    first, second = _made(config), _made(config)
+    both = {id(parameter) for parameter in trained(first).values()}
+    shared = [name for name, p in trained(second).items() if id(p) in both]
+    if first is second or shared:
+        what = "the same module" if first is second else f"the same {shared[0]}"
+        raise UserError(
+            f"factory: returned {what} twice, must make a new one each time"
+        )
+    part = config.batches([0], config.num_shards(world_size)).micro_batches(0)[0]
+    loss = in_memory_of(config).loss
+    with make_precision(config.precision).autocast():
+        try_model(
+            first,
+            part,
+            loss=None if loss is causal_lm_loss else loss,
+            may_leave_unused=config.tuning.find_unused_parameters,
+        )
+    _refuse_state_of_its_own(config, second, part.inputs)
+    _refuse_other_means(config, second)
+
+
+def _made(config: RunConfig) -> nn.Module:
+    if isinstance(config.factory, nn.Module):
+        kind = type(config.factory).__name__
+        raise UserError(f"factory: is a {kind}, must be a function that makes one")
+    seed_everything(config.seed)
+    return make_model(config.factory, "factory")
+
+
+def _refuse_state_of_its_own(config: RunConfig, model: nn.Module, inputs: Any) -> None:
+    """A replay restores random numbers and buffers, and knows of nothing else."""
+    (one, other), changed = _twice(config, model, inputs)
+    if one != other:
+        why = f" and {changed[0]} changes" if changed else ""
+        raise UserError(
+            f"model: the same samples, seed and buffers give a loss of {one:.6g}, then "
+            f"{other:.6g}{why}; what it draws must come from the global generators, "
+            "what it remembers must be a buffer"
+        )
+
+
+def note_on_state(config: RunConfig) -> str:
+    """A line on what a forward pass leaves in the model beside its buffers; or none."""
+    with one_thread(), untouched_random_state():
+        _, changed = _twice(
+            config, config.start_model(0), in_memory_of(config).batches[0]
+        )
+    if not changed:
+        return ""
+    return (
+        f"\nnote: a forward pass changes {', '.join(changed)}, no buffer; a replay, "
+        "which computes all ranks with one model, cannot follow that"
+    )
+
+
+def _twice(
+    config: RunConfig, model: nn.Module, inputs: Any
+) -> tuple[list[float], list[str]]:
+    buffers, before = copy_buffers(model), _own_state(model)
+    losses = []
+    for _ in range(2):
+        load_buffers(model, buffers)
+        seed_everything(config.seed)
+        with torch.no_grad(), make_precision(config.precision).autocast():
+            losses.append(float(in_memory_of(config).loss(model, inputs)))
+    after = _own_state(model)
+    return losses, [name for name in before if before[name] != after.get(name)]
+
+
+def _own_state(model: nn.Module) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for prefix, module in model.named_modules():
+        for key, value in vars(module).items():
+            name = ".".join(filter(None, ("model", prefix, key)))
+            if isinstance(value, int | float | str | None):
+                found[name] = value
+            elif isinstance(value, torch.Generator):
+                found[name] = value.get_state().tolist()
+            elif isinstance(value, random.Random):
+                found[name] = value.getstate()
+            elif isinstance(value, np.random.Generator):
+                found[name] = repr(value.bit_generator.state)
+    return found
+
+
+def _refuse_other_means(config: RunConfig, model: nn.Module) -> None:
+    """Where the loss is a sum, or a mean by other weights than the targets', beyond
+    doubt: what is no mean of its samples at all is left to the witness.
+    """
+    batch = in_memory_of(config).batches[0]
+    rows = list(range(len(tensors_of(batch)[0])))
+    halves = rows[::2], rows[1::2]
+    first, second = (in_memory_of(config).count(chosen(batch, half)) for half in halves)
+    try:
+        a, b, ab, aab, abb = _losses(config, model, halves)
+    except Exception:
+        # not made for eval mode, or for float64
+        return
+    mean = (first * a + second * b) / (first + second)
+    near = CLOSE * max(map(abs, (a, b, ab)))
+    if not abs(ab - mean) > near or a == b:
+        return
+    # what weight a half has, and whether it keeps it when the other is duplicated
+    weight = (ab - b) / (a - b)
+    twice = {aab: (2 * weight, 1 - weight), abb: (weight, 2 * (1 - weight))}
+    if max(abs(ab - a - b), abs(aab - 2 * a - b), abs(abb - a - 2 * b)) <= 3 * near:
+        why = "it is a sum"
+    elif (
+        0 < weight < 1
+        and abs(weight - first / (first + second)) > WEIGHTS_APART
+        and all(
+            abs(loss - (i * a + j * b) / (i + j)) <= near
+            for loss, (i, j) in twice.items()
+        )
+    ):
+        why = f"it weighs them {weight:.3g} to {1 - weight:.3g}"
+    else:
+        return
+    raise UserError(
+        f"loss: is {ab:.4g} over batches[0], {a:.4g} and {b:.4g} over its halves of "
+        f"{first} and {second} targets, whose mean is {mean:.4g}: {why}, and must be a "
+        "mean over what is counted"
+    )
+
+
+def _losses(
+    config: RunConfig, model: nn.Module, halves: Sequence[list[int]]
+) -> list[float]:
+    """In eval mode and float64: of each half, of both, of one twice and the other."""
+    batch, (a, b) = doubled(in_memory_of(config).batches[0]), halves
+    model = model.double().eval()
+    kept = torch.get_default_dtype()
+    # the loss may make tensors of its own
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.no_grad():
+            return [
+                float(in_memory_of(config).loss(model, chosen(batch, rows)))
+                for rows in (a, b, a + b, a + a + b, a + b + b)
+            ]
+    finally:
+        torch.set_default_dtype(kept)
