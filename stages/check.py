@@ -13,8 +13,7 @@ from minitrain.core.errors import UserError, run_stage
 from minitrain.core.files import open_atomic
 from minitrain.core.params import load_params
 from minitrain.core.provenance import require_torch
-from minitrain.distributed.groups import require_gpus
-from minitrain.sync.catalog import find_strategy
+from minitrain.sync.catalog import guarantees_of
 
 
 def main() -> None:
@@ -24,18 +23,25 @@ def main() -> None:
     for key, name in files.items():
         if not Path(name).is_file():
             raise UserError(f"params.yaml: {key} = {name!r}: no such file")
+    if not Path(params.model.deps).exists():
+        raise UserError(
+            f"params.yaml: model.deps = {params.model.deps!r}: no such file or folder"
+        )
     try:
-        strategy = find_strategy(params.train.sync)
+        guarantees = guarantees_of(params.train.sync)
         for world_size in params.all_world_sizes():
-            strategy.require(params.train, world_size, params.train.precision)
+            guarantees.require(params.train, world_size, params.train.precision)
     except UserError as error:
         raise UserError(f"params.yaml: {error}") from None
     if params.nccl.world_sizes:
-        if strategy.on_one_host:
+        if guarantees.on_one_host:
             raise UserError(
                 f"params.yaml: train.sync = {params.train.sync!r}: must be another one "
                 "with nccl.world_sizes, it computes on the CPU"
             )
+        # it imports torch, and nobody else here does
+        from minitrain.distributed.groups import require_gpus
+
         require_gpus(max(params.nccl.world_sizes))
     with open_atomic(Path("data/check.txt")) as file:
         file.write("params.yaml and the machine passed the check\n")

@@ -1,4 +1,4 @@
-"""Summarise the step times of all runs: joins what they measured, measures nothing.
+"""Summarize the step times of all runs: joins what they measured, measures nothing.
 
 python -m stages.timing
 """
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from minitrain.analysis.account import account, account_intervals, ddp_says, summarise
+from minitrain.analysis.account import account, account_intervals, ddp_says, summarize
 from minitrain.core.errors import run_stage
 from minitrain.core.files import open_atomic, read_json, write_json
 from minitrain.core.params import load_params
@@ -32,7 +32,7 @@ def main() -> None:
     for run, folder in folders.items():
         timings = pd.read_json(folder / "timings.jsonl", lines=True)
         summary[run] = {
-            **summarise(timings, warmup),
+            **summarize(timings, warmup),
             "peak_memory_mb": max(origins[run]["peak_memory_mb"]),
             "account": account(timings, warmup),
             "ddp_says": ddp_says(timings, warmup),

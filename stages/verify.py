@@ -14,24 +14,20 @@ import torch
 
 from minitrain.analysis.verdicts import as_dicts
 from minitrain.core.errors import run_stage
-from minitrain.core.files import (
-    atomic_path,
-    read_json,
-    sha256_file,
-    write_json,
-)
+from minitrain.core.files import atomic_path, read_json, sha256_file, write_json
 from minitrain.core.params import load_params
 from minitrain.core.provenance import require_same_build
-from minitrain.proof.evidence import ran_in
-from minitrain.proof.ladder import ladder
-from minitrain.proof.promises import is_exact, not_promised
+from minitrain.proof.evidence import read_evidence
+from minitrain.proof.ladder import own_rungs
 from minitrain.proof.witness.examine import examine_run
 from minitrain.proof.witness.record import Record
-from minitrain.sync.catalog import find_strategy
-from minitrain.train.recorder import load_tensors
+from minitrain.train.config import config_of
+from minitrain.train.recorder import save_tensors
 
 PARAMS, CORPUS = Path("params.yaml"), Path("data/corpus.jsonl")
-KEPT = ("gradients.pt", "early.pt", "hashes.jsonl", "losses.csv", "machine.json")
+KEPT = ("hashes.jsonl", "losses.csv", "machine.json")
+# of what was sampled: the gradients of step 0, the state after the third step
+COMPARED = ("0/gradients/", "early/state/")
 
 
 def main() -> None:
@@ -42,39 +38,39 @@ def main() -> None:
     backend, world_size = options.backend, options.world_size
     folder = Path(f"data/runs/{backend}-{world_size}")
     params = load_params(PARAMS)
-    train = params.train
-    strategy = find_strategy(train.sync)
-    torch.set_num_threads(train.threads_per_process)
+    torch.set_num_threads(params.train.threads_per_process)
 
     files = [folder / f"states/state-rank-{rank}.pt" for rank in range(world_size)]
-    run = ran_in(folder, files)
+    run = read_evidence(folder, files)
     replayed = None
     if backend == "gloo":
         replay = Path(f"data/runs/replay-{world_size}")
-        replayed = ran_in(replay, [replay / "state.pt"])
+        replayed = read_evidence(replay, [replay / "state.pt"], sampled=False)
         machines = [path / "machine.json" for path in (folder, replay)]
         require_same_build({str(path): read_json(path) for path in machines})
 
     # The witness reads corpus and parameters itself: it has only the run's own word.
-    sampled = load_tensors(folder / "sampled.pt")
+    shards = Path(f"data/shards/world-{world_size}")
+    config = config_of(params, shards, world_size, steps=len(run.losses))
+    guarantees = config.sync.guarantees
     witness = examine_run(
         CORPUS,
         PARAMS,
-        Record(run.rows, run.losses, sampled, run.states[0]),
+        Record(run.rows, run.losses, run.sampled, run.state),
         world_size,
-        wire=strategy.wire,
-        exact=is_exact(strategy),
+        wire=getattr(torch, guarantees.wire) if guarantees.wire else None,
+        exact=guarantees.are_exact,
         section=params.model,
     )
-    num_shards = strategy.num_shards(world_size, train)
-    rungs = ladder(run, replayed, strategy, num_shards, train.precision, witness)
-    rungs |= not_promised(rungs, strategy, train.precision)
+    rungs = own_rungs(config, run, replayed, witness)
 
     with atomic_path(Path("data/evidence") / folder.name) as out:
         out.mkdir()
         shutil.copy(files[0], out / "state.pt")
         for name in KEPT:
             shutil.copy(folder / name, out / name)
+        compared = {k: t for k, t in run.sampled.items() if k.startswith(COMPARED)}
+        save_tensors(out / "sampled.pt", compared)
         hashes_of_states = [sha256_file(file) for file in files]
         evidence = {"rungs": as_dicts(rungs), "state_sha256": hashes_of_states}
         write_json(out / "evidence.json", evidence)

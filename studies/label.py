@@ -2,8 +2,8 @@
 
 python studies/label.py
 
-Where there is newer code, it says that too; tests/analysis/test_made_by.py wants it to
-be so.
+Where there is newer code, it says that too; tests/project/test_published.py wants it
+to be so.
 """
 
 from pathlib import Path
@@ -11,7 +11,7 @@ from pathlib import Path
 from minitrain.analysis.made_by import label, made_by_pipeline, made_in_study
 from minitrain.core.errors import run_stage
 from minitrain.core.files import read_json
-from minitrain.report.blocks import write_marked
+from minitrain.report.render import write_marked
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -35,13 +35,13 @@ INTERVAL = (5, 95)
 Number = float | None
 
 
-def summarised(timings: pd.DataFrame, num_warmup_steps: int) -> pd.DataFrame:
+def summarized(timings: pd.DataFrame, num_warmup_steps: int) -> pd.DataFrame:
     """The rows that statistics are made of: after warm-up, not hashed."""
     keep = (timings["step"] >= num_warmup_steps) & ~timings["recorded"].astype(bool)
     return timings[keep]
 
 
-def summarise(timings: pd.DataFrame, num_warmup_steps: int) -> dict[str, Any]:
+def summarize(timings: pd.DataFrame, num_warmup_steps: int) -> dict[str, Any]:
     """A run's numbers, in milliseconds and tokens per second; None where undefined.
 
     Step times, all-reduce times and throughput come from plain steps. A step takes as
@@ -50,14 +50,14 @@ def summarise(timings: pd.DataFrame, num_warmup_steps: int) -> dict[str, Any]:
     was on its way, from handing over to reduced (``comm_total``), waiting for other
     ranks included; over all ranks and steps.
     """
-    plain = summarised(timings, num_warmup_steps).query("kind == 'plain'")
+    plain = summarized(timings, num_warmup_steps).query("kind == 'plain'")
     steps = plain.groupby("step").agg(ms=("step_ms", "max"), tokens=("tokens", "sum"))
     # rank by rank: who is slow in one step may be ahead in the next, so that the sum of
     # the slowest of each step is more than any rank took
     seconds = plain.groupby("rank")["step_ms"].sum().max() / 1e3
     communication = _column(plain, "comm_total_ms")
     return {
-        "num_steps_summarised": len(steps),
+        "num_steps_summarized": len(steps),
         "tokens_per_s": float(steps["tokens"].sum() / seconds) if seconds > 0 else None,
         "step_mean_ms": _mean(steps["ms"]),
         "step_p50_ms": _quantile(steps["ms"], 0.50),
@@ -77,7 +77,7 @@ def account(timings: pd.DataFrame, num_warmup_steps: int) -> dict[str, Any]:
     steps, which no barrier and no calibration disturbed; None where steps of some kind
     are missing.
     """
-    rows = summarised(timings, num_warmup_steps)
+    rows = summarized(timings, num_warmup_steps)
     samples = _samples(rows)
     parts = {name: _mean(values) for name, values in samples.items()}
     plain = _mean(rows.query("kind == 'plain'")["step_ms"])
@@ -100,7 +100,7 @@ def ddp_says(timings: pd.DataFrame, num_warmup_steps: int) -> dict[str, Any]:
     """DDP's own log beside our clock: means over the same plain steps, all ranks, and
     how much larger DDP's is, in percent; None where either is missing.
     """
-    plain = summarised(timings, num_warmup_steps).query("kind == 'plain'")
+    plain = summarized(timings, num_warmup_steps).query("kind == 'plain'")
     says = {}
     for name, column in DDP_SAYS.items():
         both = [_column(plain, f"ddp_{name}"), _column(plain, column)]
@@ -115,7 +115,7 @@ def account_intervals(timings: pd.DataFrame, num_warmup_steps: int) -> pd.DataFr
     """``part``, ``mean_ms``, and the 5-95 % bootstrap interval of the mean."""
     rng = np.random.default_rng(0)
     rows = []
-    for name, values in _samples(summarised(timings, num_warmup_steps)).items():
+    for name, values in _samples(summarized(timings, num_warmup_steps)).items():
         low = high = None
         if len(values):
             draws = rng.choice(values, (BOOTSTRAP_DRAWS, len(values))).mean(axis=1)

@@ -23,7 +23,7 @@ Verdict = Literal["faster", "slower", "no difference seen"]
 COLUMNS = ("round", "arm", "processes", "threads", "world_size", "tokens", "seconds")
 ONE_PROCESS = "one_process"
 ALL_CORES = "one_process_all_cores"
-SILENT, AGAIN, TIMED = "-silent", "-again", "-timed"
+NO_SYNC, AGAIN, TIMED = "-no-sync", "-again", "-timed"
 
 # a bootstrap interval of a median says little below this many pairs
 MIN_ROUNDS = 5
@@ -40,7 +40,7 @@ def expected_arms(world_sizes: Sequence[int]) -> list[str]:
     """Arms that every round must hold when these gloo world sizes are asked for."""
     arms = [ONE_PROCESS, ALL_CORES]
     for world_size in sorted(set(world_sizes) - {1}):
-        arms += [ddp_arm(world_size), ddp_arm(world_size) + SILENT]
+        arms += [ddp_arm(world_size), ddp_arm(world_size) + NO_SYNC]
     largest = ddp_arm(max(world_sizes))
     arms += [largest] if largest not in arms else []
     return [*arms, *(again for _, again in twins_of(world_sizes)), largest + TIMED]
@@ -49,13 +49,13 @@ def expected_arms(world_sizes: Sequence[int]) -> list[str]:
 def twins_of(world_sizes: Sequence[int]) -> list[tuple[str, str]]:
     """The A/A pairs when these gloo world sizes are asked for: arm, and its twin."""
     largest = ddp_arm(max(world_sizes))
-    silent = [largest + SILENT] if max(world_sizes) > 1 else []
+    silent = [largest + NO_SYNC] if max(world_sizes) > 1 else []
     return [(arm, arm + AGAIN) for arm in (largest, *silent, ONE_PROCESS)]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """How fast arm A is in terms of arm B.
+    """How fast arm A is relative to arm B.
 
     ``ratio`` is the median over the rounds of A's tokens per second over B's of the
     same round (geometric mean of the middle two where their number is even), ``low``

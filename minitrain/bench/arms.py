@@ -18,13 +18,13 @@ import torch.distributed as dist
 
 from minitrain.core.params import Params
 from minitrain.core.provenance import usable_cores
-from minitrain.sync.catalog import PLAIN, find_strategy
-from minitrain.sync.strategy import timeout_s, world
-from minitrain.train.clock import StepClock, always_plain
-from minitrain.train.loop import OPTIMIZERS, train
-from minitrain.train.precision import make_precision
-from minitrain.train.recorder import Recorder
-from minitrain.train.run import rank_batches, rank_streams, start_model
+from minitrain.distributed.torch_private import group_timeout_s
+from minitrain.sync.catalog import PLAIN
+from minitrain.sync.strategy import world
+from minitrain.train.config import config_of
+from minitrain.train.loop import train
+from minitrain.train.observer import LastLoss
+from minitrain.train.worker import Worker
 
 Row = dict[str, Any]
 
@@ -50,10 +50,10 @@ class Arm:
         self, params: Params, shards: Path, group: dist.ProcessGroup
     ) -> "Contestant":
         """Make ready to take turns, on one rank of ``group``."""
-        return _OwnLoop(self, self.params(params), shards, group)
+        return Contestant(self, self.params(params), shards, group)
 
 
-def silent_arm(name: str, processes: int, threads: int) -> Arm:
+def no_sync_arm(name: str, processes: int, threads: int) -> Arm:
     """Processes that train alone, each on its part of the batch: the ceiling."""
     return Arm(name, processes, threads, (("sync", PLAIN),))
 
@@ -79,15 +79,15 @@ def arms_of(params: Params) -> list[Arm]:
     threads = params.train.threads_per_process
     sizes = [size for size in sorted(params.gloo.world_sizes) if size > 1] or [1]
     arms = [
-        silent_arm("one_process", 1, threads),
-        silent_arm("one_process_all_cores", 1, usable_cores()),
+        no_sync_arm("one_process", 1, threads),
+        no_sync_arm("one_process_all_cores", 1, usable_cores()),
     ]
     for size in sizes:
         arms.append(Arm(f"gloo-{size}", size, threads))
         if size > 1:
-            arms.append(silent_arm(f"gloo-{size}-silent", size, threads))
+            arms.append(no_sync_arm(f"gloo-{size}-no-sync", size, threads))
     largest = sizes[-1]
-    twins = ("one_process", f"gloo-{largest}", f"gloo-{largest}-silent")
+    twins = ("one_process", f"gloo-{largest}", f"gloo-{largest}-no-sync")
     return [
         *arms,
         Arm(f"gloo-{largest}-timed", largest, threads, timed=True),
@@ -96,29 +96,29 @@ def arms_of(params: Params) -> list[Arm]:
 
 
 class Contestant:
-    """An arm with a model and batches of its own, on one of its ranks.
+    """An arm with a worker of its own, on one of its ranks.
 
-    A subclass brings the loop, and whatever wraps ``model``.
+    A subclass may bring another loop, and another wrapper around the worker's model.
     """
 
     def __init__(
         self, arm: Arm, params: Params, shards: Path, group: dist.ProcessGroup
     ) -> None:
-        rank = dist.get_rank(group)
         self.arm, self.group, self.next_step = arm, group, 0
-        self.model = start_model(params, rank)
-        self.batches = rank_batches(params, shards, rank, arm.processes)
+        config = config_of(params, shards, arm.processes)
+        self.worker = Worker(config, group=group, timed=arm.timed, observer=LastLoss)
 
     def train(self, steps: Iterable[int]) -> None:
-        """Train ``model`` on ``batches`` for ``steps``."""
-        raise NotImplementedError
+        """Train the worker for ``steps``."""
+        train(self.worker, steps)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The whole state of the unwrapped model; call it on all ranks."""
-        return dict(self.model.state_dict())
+        return self.worker.sync.state_dict()
 
     def close(self) -> None:
         """Free what the process group does not; call it on all ranks."""
+        self.worker.close()
 
     def take_turn(self, num_steps: int) -> tuple[float, int]:
         """Seconds of ``num_steps`` steps after one that is not timed, and the real
@@ -133,46 +133,14 @@ class Contestant:
         self.train(range(first + 1, self.next_step))
         dist.barrier(self.group)
         seconds = (time.perf_counter_ns() - start) / 1e9
+        # a loop of one's own may have told the observer nothing
+        if isinstance(self.worker.observer, LastLoss):
+            self.worker.observer.require_finite()
         steps = range(first + 1, self.next_step)
-        tokens = sum(self.batches.parts(s)[0].global_targets for s in steps)
+        tokens = sum(
+            self.worker.batches.micro_batches(s)[0].global_targets for s in steps
+        )
         return seconds, tokens
-
-
-class _OwnLoop(Contestant):
-    """The training loop of this library."""
-
-    def __init__(
-        self, arm: Arm, params: Params, shards: Path, group: dist.ProcessGroup
-    ) -> None:
-        # before the model: they leave the random numbers where the model starts them
-        self.streams = rank_streams(params, dist.get_rank(group), arm.processes)
-        super().__init__(arm, params, shards, group)
-        own = params.train
-        self.sync = find_strategy(own.sync)(
-            self.model, own, group=group, timed=arm.timed
-        )
-        kind = OPTIMIZERS[own.optimizer]
-        self.optimizer = self.sync.optimizer(kind, own.learning_rate)
-        self.recorder = Recorder(self.model, steps=())
-        self.precision = make_precision(own.precision)
-
-    def train(self, steps: Iterable[int]) -> None:
-        train(
-            self.sync,
-            self.batches,
-            self.optimizer,
-            steps,
-            self.recorder,
-            StepClock(kind_of_step=always_plain),
-            self.precision,
-            self.streams,
-        )
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        return self.sync.state_dict()
-
-    def close(self) -> None:
-        self.sync.close()
 
 
 def measure(
@@ -198,7 +166,7 @@ def enter(params: Params, shards: Path, arms: Sequence[Arm]) -> list[Contestant 
     for arm in arms:
         ranks = list(range(arm.processes))
         if arm.processes not in groups:
-            limit = timedelta(seconds=timeout_s(None))
+            limit = timedelta(seconds=group_timeout_s(None))
             groups[arm.processes] = dist.new_group(ranks, timeout=limit)
         if dist.get_rank() in ranks:
             folder = shards / f"world-{arm.processes}"

@@ -12,16 +12,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from minitrain.core.params import Params
 from minitrain.distributed.groups import distributed
-from minitrain.sync.catalog import find_strategy
+from minitrain.distributed.torch_private import TorchDispatchMode, collective_name
 from minitrain.sync.strategy import Traffic
-from minitrain.train.clock import StepClock, always_plain
-from minitrain.train.loop import OPTIMIZERS, train
-from minitrain.train.recorder import Recorder
-from minitrain.train.run import rank_batches, rank_streams, start_model
+from minitrain.train.config import config_of
+from minitrain.train.loop import train
+from minitrain.train.worker import Worker
 
 # which argument holds the payload, as nccl-tests counts it: the larger side
 LARGER_SIDE = {"_reduce_scatter_base_": 1, "reduce_scatter_": 1}
@@ -54,13 +52,12 @@ class CollectiveLedger(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if func.namespace == "c10d":
-            name = func._schema.name.removeprefix("c10d::")
-            if name != "barrier":
-                payload = args[LARGER_SIDE.get(name, 0)]
-                count = self._counts[NAMES.get(name, name)]
-                count[0] += 1
-                count[1] += sum(tensor.nbytes for tensor in _tensors(payload))
+        name = collective_name(func)
+        if name is not None and name != "barrier":
+            payload = args[LARGER_SIDE.get(name, 0)]
+            count = self._counts[NAMES.get(name, name)]
+            count[0] += 1
+            count[1] += sum(tensor.nbytes for tensor in _tensors(payload))
         return func(*args, **(kwargs or {}))
 
 
@@ -81,21 +78,12 @@ def count_step(
     buckets, and for PowerSGD to begin.
     """
     torch.set_num_threads(params.train.threads_per_process)
-    with distributed() as (rank, world_size):
-        own = params.train
-        streams = rank_streams(params, rank, world_size)
-        model = start_model(params, rank)
-        sync = find_strategy(own.sync)(model, own)
-        optimizer = sync.optimizer(OPTIMIZERS[own.optimizer], own.learning_rate)
-        batches = rank_batches(params, shards / f"world-{world_size}", rank, world_size)
-        recorder, clock = Recorder(model, ()), StepClock(kind_of_step=always_plain)
-
-        def run(steps: range) -> None:
-            train(sync, batches, optimizer, steps, recorder, clock, streams=streams)
-
-        run(range(steps_before))
+    with distributed() as (_, world_size):
+        folder = shards / f"world-{world_size}"
+        worker = Worker(config_of(params, folder, world_size))
+        train(worker, range(steps_before))
         with CollectiveLedger() as ledger:
-            run(range(steps_before, steps_before + 1))
-        expected = sync.traffic()
-        sync.close()
+            train(worker, [steps_before])
+        expected = worker.sync.traffic()
+        worker.close()
     return ledger.traffic, expected

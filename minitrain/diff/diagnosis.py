@@ -13,8 +13,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from minitrain.proof.first_difference import Rows, first_difference, of_kind
+
 What = Literal["data", "gradients", "parameters", "buffers"]
-Rows = Sequence[Mapping[str, Any]]
 Tensors = Mapping[str, Tensor]
 
 # the cause, asked for by step, thing and ranks that differ
@@ -63,8 +64,8 @@ def locate(run: Rows, replay: Rows, explain: Explain) -> Divergence | None:
 
     ``explain`` is asked for its cause. None where nothing differs.
     """
-    ours, theirs = (_of_kind(rows, "tensors") for rows in (run, replay))
-    batches, wanted = (_of_kind(rows, "batch") for rows in (run, replay))
+    ours, theirs = (of_kind(rows, "tensors") for rows in (run, replay))
+    batches, wanted = (of_kind(rows, "batch") for rows in (run, replay))
     steps = sorted({row["step"] for row in (*ours, *batches)})
     for step in steps:
         batch, right = (_at(rows, step) for rows in (batches, wanted))
@@ -72,32 +73,14 @@ def locate(run: Rows, replay: Rows, explain: Explain) -> Divergence | None:
             ranks = _ranks_that_differ(batch[0], right[0])
             cause = cause_in_data(batch[0], right[0], batches)
             return Divergence(step, "data", "", ranks, cause)
-        for what in ("gradients", "parameters", "buffers"):
-            found = _first(_at(ours, step), _at(theirs, step), what)
-            if found is not None:
-                tensor, ranks = found
-                cause = explain(step, what, ranks)
-                return Divergence(step, what, tensor, ranks, cause)
+        if found := first_difference(_at(ours, step), _at(theirs, step)):
+            cause = explain(step, found.what, found.ranks)
+            return Divergence(step, found.what, found.tensor, found.ranks, cause)
     return None
-
-
-def _of_kind(rows: Rows, kind: str) -> list[Mapping[str, Any]]:
-    return [row for row in rows if row["kind"] == kind]
 
 
 def _at(rows: Rows, step: int) -> list[Mapping[str, Any]]:
     return [row for row in rows if row["step"] == step]
-
-
-def _first(ours: Rows, theirs: Rows, what: What) -> tuple[str, list[int]] | None:
-    wanted = {row["rank"]: row[what] for row in theirs}
-    names: dict[str, list[int]] = {}
-    for row in sorted(ours, key=lambda row: row["rank"]):
-        right = wanted.get(row["rank"], {})
-        for name in [*right, *(row[what].keys() - right.keys())]:
-            if row[what].get(name) != right.get(name):
-                names.setdefault(name, []).append(row["rank"])
-    return next(iter(names.items()), None)
 
 
 def _ranks_that_differ(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[int]:
@@ -111,7 +94,7 @@ def cause_in_data(
     """Why a global batch has other samples than it should."""
     if ours["repeated"] > theirs["repeated"]:
         count = ours["repeated"] - theirs["repeated"]
-        return f"samples that are there twice ({count})"
+        return f"samples that are duplicated ({count})"
     for before in batches:
         again = before["step"] < ours["step"] and before["sha256"] == ours["sha256"]
         if again:
@@ -137,7 +120,7 @@ def cause_of(what: What, ranks: list[int], values: Values) -> str:
 def cause_in_buffers(ranks: list[int], world_size: int) -> str:
     """Why buffers differ where gradients and parameters do not."""
     if ranks and 0 not in ranks and world_size > 1:
-        return "rank 0's buffers are not handed out before the forward pass"
+        return "rank 0's buffers are not broadcast before the forward pass"
     return UNKNOWN
 
 
@@ -169,7 +152,7 @@ def cause_in_gradients(ranks: list[int], values: Values) -> str:
     ]
     if elsewhere:
         names = ", ".join(map(str, elsewhere))
-        return f"rank {names} starts from other weights: rank 0's were not handed out"
+        return f"rank {names} starts from other weights: rank 0's were not broadcast"
     own = [_flat(one) for one in values.replay["own"]]
     found = {rank: _flat(values.ranks[rank]["gradients"]) for rank in ranks}
     if any(len(gradient) != len(own[0]) for gradient in found.values()):

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from minitrain.core.errors import UserError
 from minitrain.core.files import read_jsonl
 from minitrain.diff.diagnosis import UNKNOWN, Divergence, What, cause_of_pair, locate
@@ -21,7 +23,7 @@ from minitrain.train.recorder import load_tensors
 Row = Mapping[str, Any]
 Key = tuple[str, int, int]
 HASHES = "hashes.jsonl"
-GRADIENTS = "gradients.pt"
+SAMPLED, GRADIENTS = "sampled.pt", "0/gradients/"
 LOSSES = "losses.csv"
 STATES = "states"
 BATCH, TENSORS = "batch", "tensors"
@@ -100,15 +102,20 @@ class _Explain:
     """The cause, as far as the gradients that both runs kept of step 0 tell it."""
 
     def __init__(self, a: Path, b: Path, rows: list[dict[str, Any]]) -> None:
-        self._kept = [folder / GRADIENTS for folder in (a, b)]
+        self._kept = [folder / SAMPLED for folder in (a, b)]
         ranks = [row["rank"] for row in rows if row["kind"] == TENSORS]
         self._world_size = 1 + max(ranks)
 
     def __call__(self, step: int, what: What, ranks: list[int]) -> str:
         if what != "gradients" or step != 0 or not all(map(Path.exists, self._kept)):
             return UNKNOWN
-        gradients = [load_tensors(path) for path in self._kept]
+        gradients = [_gradients(path) for path in self._kept]
         return cause_of_pair(gradients[0], gradients[1], ranks, self._world_size)
+
+
+def _gradients(sampled: Path) -> dict[str, Tensor]:
+    tensors = load_tensors(sampled).items()
+    return {name: t for name, t in tensors if name.startswith(GRADIENTS)}
 
 
 def _read(folder: Path) -> list[dict[str, Any]]:
@@ -127,7 +134,7 @@ def _read(folder: Path) -> list[dict[str, Any]]:
 def _keys(rows: list[dict[str, Any]]) -> set[Key]:
     keys = [_key(row) for row in rows if row["kind"] in (BATCH, TENSORS)]
     if len(keys) != len({*keys}):
-        raise ValueError("a step is there twice")
+        raise ValueError("a step is duplicated")
     return {*keys}
 
 

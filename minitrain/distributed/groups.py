@@ -13,11 +13,11 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import HashStore, PrefixStore
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from minitrain.core.errors import UserError
+from minitrain.distributed.torch_private import HashStore, PrefixStore
 
 ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 BACKENDS = ("gloo", "nccl")
@@ -47,7 +47,11 @@ def init_distributed(backend: str = "gloo", *, timeout_s: int = 120) -> tuple[in
         raise UserError(f"backend = {backend!r}: must be one of {', '.join(BACKENDS)}")
     missing = [name for name in ENVIRONMENT if name not in os.environ]
     if missing and len(missing) < len(ENVIRONMENT):
-        raise UserError(f"environment: {missing[0]} is missing; torchrun sets it")
+        left = [name for name in ENVIRONMENT if name in os.environ]
+        raise UserError(
+            f"environment: {missing[0]} is missing, which torchrun sets beside "
+            f"{left[0]}; without torchrun, unset {', '.join(left)}"
+        )
     device = local_device(backend)
     if device.type == "cuda":
         require_gpus(device.index + 1)

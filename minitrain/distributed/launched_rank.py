@@ -6,6 +6,7 @@ import traceback
 from multiprocessing.connection import Connection
 
 import cloudpickle
+import torch
 
 from minitrain.core.errors import UserError
 from minitrain.distributed.launcher import end_with_parent
@@ -18,7 +19,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     pipe: Connection[bytes, bytes] = Connection(int(sys.argv[1]))
     try:
-        fn, args = cloudpickle.loads(pipe.recv_bytes())
+        dtype, fn, args = cloudpickle.loads(pipe.recv_bytes())
+        torch.set_default_dtype(dtype)
         answer = cloudpickle.dumps((True, fn(*args)))
     except UserError as error:
         answer = cloudpickle.dumps((False, error))

@@ -18,9 +18,10 @@ from types import TracebackType
 from typing import Any, Self
 
 import cloudpickle
-from torch._C._distributed_c10d import TCPStore
+import torch
 
 from minitrain.core.errors import EXIT_USER, RankError, UserError
+from minitrain.distributed.torch_private import TCPStore
 
 LOOPBACK = "127.0.0.1"
 RANK_PROGRAM = "minitrain.distributed.launched_rank"
@@ -55,15 +56,15 @@ def launch(
     """Run ``fn(*args)`` in ``world_size`` new processes -> their results, by rank.
 
     Functions of a notebook cell, and of a script without a main guard, work: they
-    travel by value (cloudpickle). ``fn`` joins the others with
-    :func:`minitrain.ddp.distributed`. Raises RankError (a rank's UserError as such)
-    for the first rank that fails, and when ``timeout_s`` seconds have passed; no
-    process is left in any case.
+    travel by value (cloudpickle), and torch's default dtype with them. ``fn`` joins the
+    others with :func:`minitrain.ddp.distributed`. Raises RankError (a rank's UserError
+    as such) for the first rank that fails, and when ``timeout_s`` seconds have passed;
+    no process is left in any case.
     """
     if world_size < 1:
         raise UserError(f"world_size = {world_size}: must be at least 1")
     store = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
-    payload = cloudpickle.dumps((fn, args))
+    payload = cloudpickle.dumps((torch.get_default_dtype(), fn, args))
     with _Ranks() as ranks:
         for rank in range(world_size):
             environment = rank_environment(rank, world_size, store.port)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from minitrain.core.errors import EXIT_USER, RankError, UserError
-from minitrain.distributed.groups import port_in_use
+from minitrain.distributed.groups import ENVIRONMENT, port_in_use
 from minitrain.distributed.launcher import (
     LAUNCHER_PID,
     LOOPBACK,
@@ -26,6 +26,7 @@ from minitrain.distributed.launcher import (
 )
 
 LOGS_PREFIX = "minitrain-torchrun-"
+STARTED_BY_TORCHRUN = "TORCHELASTIC_RUN_ID"
 # Not SIGINT, which torchrun would pass on: each rank would print a traceback and be
 # waited for. So Ctrl-C is an exception here, and the ranks get SIGTERM.
 SIGNALS = "SIGTERM,SIGHUP,SIGQUIT"
@@ -128,9 +129,11 @@ def run_as_ranks(
 
     In a rank that torchrun started, this runs ``body``. Anywhere else it starts
     ``python -m module`` with the arguments of this process under torchrun, or, on a
-    torch build without torchrun, ``body`` through :func:`launch`.
+    torch build without torchrun, ``body`` through :func:`launch`. Raises UserError for
+    an environment that some other program left behind.
     """
     if under_torchrun():
+        _require_a_rank_of(world_size)
         with _torchrun_rank():
             body("torchrun")
     elif importlib.util.find_spec("torch.distributed.run") is not None:
@@ -142,8 +145,20 @@ def run_as_ranks(
 
 
 def under_torchrun() -> bool:
-    """Whether this process is a rank that torchrun started."""
-    return "TORCHELASTIC_RUN_ID" in os.environ
+    """Whether this process is a rank that torchrun started, by its environment."""
+    return STARTED_BY_TORCHRUN in os.environ
+
+
+def _require_a_rank_of(world_size: int) -> None:
+    known = {"WORLD_SIZE": [str(world_size)], "RANK": [*map(str, range(world_size))]}
+    for name in ENVIRONMENT:
+        value = os.environ.get(name)
+        if value is None or value not in known.get(name, [value]):
+            raise UserError(
+                f"environment: {name} = {value or 'nothing'} does not fit a run of "
+                f"{world_size}; where torchrun did not start this process, unset "
+                f"{STARTED_BY_TORCHRUN}"
+            )
 
 
 @contextmanager

@@ -28,3 +28,16 @@ def tree_sum(buffers: Sequence[Tensor], *, out: Tensor | None = None) -> Tensor:
         sums = [a + b for a, b in zip(terms[:half], terms[half:], strict=False)]
         terms = sums + terms[len(sums) : half]
     return torch.add(*terms, out=out)
+
+
+def shards_of(rank: int, world_size: int, num_shards: int) -> list[int]:
+    """The logical shards that ``rank`` computes, so ordered that neighbors are added
+    first: with 8 shards, rank 0 of 2 computes 0, 4, 2, 6.
+
+    Shard s lies where ``s % world_size`` says, as samples do.
+    """
+    order, step = [rank], world_size
+    while step < num_shards:
+        order = [shard for first in order for shard in (first, first + step)]
+        step *= 2
+    return order

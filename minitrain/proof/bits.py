@@ -5,18 +5,24 @@ every sum is the same; :mod:`~minitrain.proof.tolerances` has the other rungs.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from torch import Tensor
 
 from minitrain.analysis.verdicts import ALONE
+from minitrain.proof.first_difference import (
+    IN_ORDER,
+    Rows,
+    What,
+    first_difference,
+    of_kind,
+)
 from minitrain.proof.ulp import distance
 
 Verdict = Literal["equal", "within tolerance", "breach", "undecided", "not run"]
 Tensors = Mapping[str, Tensor]
-Rows = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -63,7 +69,7 @@ def bits_rung(a: Tensors, b: Tensors) -> Rung:
 def hashes_rung(
     run: Rows,
     other: Rows,
-    what: Literal["gradients", "parameters", "buffers"],
+    what: What,
     world_size: int | None = None,
 ) -> Rung:
     """Recorded hashes of every rank of ``run`` against the same of ``other``: equal.
@@ -73,7 +79,7 @@ def hashes_rung(
     Names the first step and tensor that differ. Hashes know equal or not, no distance.
     """
     ours, theirs = (
-        {(row["step"], row["rank"]): row[what] for row in _rows(rows, "tensors")}
+        {(row["step"], row["rank"]): row[what] for row in of_kind(rows, "tensors")}
         for rows in (run, other)
     )
     present = {rank for _, rank in ours}
@@ -84,12 +90,9 @@ def hashes_rung(
         return Rung(False, None, None, "breach", "other steps were recorded")
     if what == "buffers" and not any([*ours.values(), *theirs.values()]):
         return not_run("the model has no buffers")
-    for step, rank in sorted(ours):
-        hashes, wanted = ours[step, rank], theirs[step, rank]
-        for name in [*hashes, *(wanted.keys() - hashes.keys())]:
-            if hashes.get(name) != wanted.get(name):
-                where = f"step {step}, tensor {name}, rank {rank}"
-                return Rung(False, None, None, "breach", f"first at {where}")
+    if found := first_difference(run, other, [what]):
+        where = f"step {found.step}, tensor {found.tensor}, rank {found.ranks[0]}"
+        return Rung(False, None, None, "breach", f"first at {where}")
     return Rung(True, None, None, "equal", "")
 
 
@@ -107,10 +110,10 @@ def losses_rung(run: Sequence[float], other: Sequence[float]) -> Rung:
 
 def unwatched_rung(run: Rows) -> Rung:
     """Gradients of step 0 against those of DDP without our hook, as torch has it."""
-    bare = {row["rank"]: row["gradients"] for row in _rows(run, "unwatched")}
+    bare = {row["rank"]: row["gradients"] for row in of_kind(run, "unwatched")}
     if not bare:
         return not_run("the strategy is another thing without its hook")
-    hooked = [row for row in _rows(run, "tensors") if row["step"] == 0]
+    hooked = [row for row in of_kind(run, "tensors") if row["step"] == 0]
     if bare.keys() != {row["rank"] for row in hooked}:
         return Rung(False, None, None, "breach", "not every rank tried")
     for row in hooked:
@@ -125,7 +128,7 @@ def replay_rungs(run: Rows, replay: Rows, world_size: int) -> dict[str, Rung]:
     """:func:`hashes_rung` of everything that is hashed, by name."""
     return {
         f"replay_{what}": hashes_rung(run, replay, what, world_size)
-        for what in ("gradients", "parameters", "buffers")
+        for what in IN_ORDER
     }
 
 
@@ -133,8 +136,8 @@ def precision_rung(run: Rows, replay: Rows, precision: str) -> Rung:
     """The state of the loss scaler at every recorded step, with the replay's."""
     if precision != "fp16":
         return not_run("the loss is not scaled")
-    wanted = {row["step"]: row.get("precision") for row in _rows(replay, "tensors")}
-    rows = _rows(run, "tensors")
+    wanted = {row["step"]: row.get("precision") for row in of_kind(replay, "tensors")}
+    rows = of_kind(run, "tensors")
     for row in rows:
         state = row.get("precision")
         if not state or state != wanted.get(row["step"]):
@@ -147,7 +150,7 @@ def precision_rung(run: Rows, replay: Rows, precision: str) -> Rung:
 
 def own_to_each_rank(run: Rows) -> str | None:
     """Why one process with the whole batch computes something else by design, if so."""
-    forward = _rows(run, "forward")
+    forward = of_kind(run, "forward")
     if any(row["draws_random_numbers"] for row in forward):
         return "the forward pass draws random numbers, each rank its own"
     if any(row["changes_buffers"] for row in forward):
@@ -159,7 +162,7 @@ def data_rung(run: Rows, other: Rows) -> Rung:
     """The hash of every step's global batch against ``other``'s: the same samples, and
     on the same ranks where both have as many.
     """
-    ours, theirs = (_rows(rows, "batch") for rows in (run, other))
+    ours, theirs = (of_kind(rows, "batch") for rows in (run, other))
     for step, (a, b) in enumerate(zip(ours, theirs, strict=False)):
         ours_by_rank, theirs_by_rank = a.get("ranks", ()), b.get("ranks", ())
         comparable = len(ours_by_rank) == len(theirs_by_rank)
@@ -178,7 +181,7 @@ def trained_rung(run: Rows) -> Rung:
     Guards every other rung: things that never changed are equal for no reason. A
     buffer that counts steps does not count here.
     """
-    tensors = _rows(run, "tensors")
+    tensors = of_kind(run, "tensors")
     if not tensors:
         return Rung(None, None, None, "breach", "nothing was recorded")
     first = min(tensors, key=lambda row: row["step"])
@@ -194,8 +197,8 @@ def trained_rung(run: Rows) -> Rung:
 
 def reduced_once_rung(run: Rows) -> Rung:
     """Every trained parameter is in exactly one bucket of a step: reduced once."""
-    layouts = _rows(run, "buckets")
-    trained = {n for row in _rows(run, "tensors") for n in row["gradients"]}
+    layouts = of_kind(run, "buckets")
+    trained = {n for row in of_kind(run, "tensors") for n in row["gradients"]}
     if not layouts:
         return Rung(None, None, None, "breach", "nothing was reduced")
     for row in layouts:
@@ -216,10 +219,6 @@ def breaches(rungs: Mapping[str, Mapping[str, Any]]) -> list[str]:
         for name, rung in rungs.items()
         if rung["verdict"] == "breach"
     ]
-
-
-def _rows(rows: Iterable[Mapping[str, Any]], kind: str) -> list[Mapping[str, Any]]:
-    return [row for row in rows if row["kind"] == kind]
 
 
 def first_nan(tensors: Tensors) -> str | None:

@@ -1,55 +1,79 @@
-"""The evidence on each run, as the verify stage left it, and runs beside each other."""
+"""What a run left, or its replay, or one process: all that a ladder looks at."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from minitrain.core.files import read_jsonl
-from minitrain.core.params import Params
-from minitrain.proof.bits import Rung, bits_rung, not_run
-from minitrain.proof.ladder import Ran
-from minitrain.proof.single_process import start_of
-from minitrain.proof.tolerances import Compared
-from minitrain.sync.catalog import find_strategy
-from minitrain.sync.invariant import Invariant
+from minitrain.proof.bits import Tensors
+from minitrain.proof.first_difference import Rows
 from minitrain.train.recorder import load_tensors
+from minitrain.train.result import TrainResult, mean_losses, rows_of
 
 
-def ran_in(folder: Path, states: Sequence[Path]) -> Ran:
-    """What a run or a replay left in its folder; ``states`` are those of the ranks."""
-    return Ran(
+@dataclass(frozen=True)
+class Evidence:
+    """``rows`` of hashes, the loss of every step, the final state of every rank, and
+    what was ``sampled`` by STEP/KIND/NAME; the state that it started from, and of a
+    step that was to be kept the ``values`` of each rank. ``results`` are all that each
+    rank knew, where that is in memory.
+    """
+
+    rows: Rows
+    losses: Sequence[float]
+    states: Sequence[Tensors]
+    sampled: Tensors = field(default_factory=dict)
+    start: Tensors = field(default_factory=dict)
+    values: Sequence[Mapping[str, Any]] = ()
+    results: Sequence[TrainResult] = ()
+
+    @property
+    def state(self) -> Tensors:
+        """The first rank's final state."""
+        return self.states[0]
+
+    @property
+    def gradients(self) -> Tensors:
+        """The synchronized gradients of step 0, before the optimizer."""
+        return self._of("0/gradients/")
+
+    @property
+    def early(self) -> Tensors:
+        """The state after the third step; empty where there were fewer."""
+        return self._of("early/state/")
+
+    def _of(self, prefix: str) -> Tensors:
+        sampled = self.sampled.items()
+        return {k.removeprefix(prefix): t for k, t in sampled if k.startswith(prefix)}
+
+
+def evidence_of(
+    results: Sequence[TrainResult], states: Sequence[Tensors], **more: Any
+) -> Evidence:
+    """What a run in memory left: what each rank knows, and its state."""
+    return Evidence(
+        rows=rows_of(results),
+        losses=mean_losses(results),
+        states=states,
+        sampled=results[0].sampled,
+        results=results,
+        **more,
+    )
+
+
+def read_evidence(
+    folder: Path, states: Sequence[Path], *, sampled: bool = True, **more: Any
+) -> Evidence:
+    """What a run left in ``folder``; ``states`` are those of the ranks. A replay has
+    nothing ``sampled``.
+    """
+    return Evidence(
         rows=read_jsonl(folder / "hashes.jsonl"),
         losses=list(pd.read_csv(folder / "losses.csv")["loss"]),
         states=[load_tensors(file) for file in states],
+        sampled=load_tensors(folder / "sampled.pt") if sampled else {},
+        **more,
     )
-
-
-def evidence_of(run: str, params: Params, evidence: Path) -> Compared:
-    """What runs are compared by, of ``gloo-W`` or ``nccl-W``; ``evidence`` is a folder
-    with one for each run.
-    """
-    folder = evidence / run
-    return Compared(
-        rows=read_jsonl(folder / "hashes.jsonl"),
-        gradients=load_tensors(folder / "gradients.pt"),
-        early=load_tensors(folder / "early.pt"),
-        state=load_tensors(folder / "state.pt"),
-        losses=list(pd.read_csv(folder / "losses.csv")["loss"]),
-        start=start_of(params),
-    )
-
-
-def across_world_sizes(run: str, params: Params, evidence: Path) -> dict[str, Rung]:
-    """What ``invariant`` is there for: the final state of ``run`` has the bits of the
-    gloo run with the fewest processes. Of other strategies nobody asks it.
-    """
-    if not issubclass(find_strategy(params.train.sync), Invariant):
-        return {}
-    fewest = f"gloo-{min(params.gloo.world_sizes)}"
-    if run == fewest:
-        return {"world_sizes": not_run("the others are held to it")}
-    if not run.startswith("gloo-"):
-        return {"world_sizes": not_run("a GPU computes other bits")}
-    states = (load_tensors(evidence / one / "state.pt") for one in (fewest, run))
-    return {"world_sizes": bits_rung(*states)}

@@ -1,16 +1,18 @@
-"""The ladder: which rungs a run is held to, from what it and its replay left."""
+"""The ladder: every rung that a run is held to, from what it and others left.
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+Two steps, because a pipeline collects the evidence on each run before it compares runs:
+:func:`own_rungs` of a run, its replay and the witness, then :func:`ladder` with one
+process beside it. Who asks (the stages, ``check_data_parallel``) only loads and saves.
+"""
+
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from minitrain.proof.bits import (
-    Rows,
     Rung,
-    Tensors,
     bits_rung,
     data_rung,
     losses_rung,
@@ -22,34 +24,32 @@ from minitrain.proof.bits import (
     trained_rung,
     unwatched_rung,
 )
+from minitrain.proof.evidence import Evidence
+from minitrain.proof.promises import not_comparable, not_promised
 from minitrain.proof.reference import reference_rung
-from minitrain.sync.strategy import Strategy
+from minitrain.proof.tolerances import Twin, one_process_rungs
+from minitrain.train.config import RunConfig
+
+Rungs = dict[str, Rung]
+ONE_PROCESS = (
+    "one_process",
+    "one_process_data",
+    "one_process_gradients",
+    "one_process_early",
+)
 
 
-@dataclass(frozen=True)
-class Ran:
-    """What a run, or its replay, left: rows of hashes, the loss of every step, and the
-    final state of every rank.
-    """
-
-    rows: Rows
-    losses: Sequence[float]
-    states: Sequence[Tensors]
-
-
-def ladder(
-    run: Ran,
-    replay: Ran | None,
-    strategy: type[Strategy],
-    num_shards: int,
-    precision: str,
+def own_rungs(
+    config: RunConfig,
+    run: Evidence,
+    replay: Evidence | None,
     witness: Mapping[str, Mapping[str, Any]],
-) -> dict[str, Rung]:
-    """Every rung of ``run`` by name, in the order in which causes come before effects.
+) -> Rungs:
+    """The rungs of ``run`` by name, in the order in which causes come before effects.
 
     Without a ``replay`` (a GPU, whose kernels add in an order of their own) its rungs
-    are not run. ``witness`` are the rungs of :mod:`minitrain.proof.witness`. Rungs that
-    the strategy does not promise are among them.
+    are not run. ``witness`` are the rungs of :mod:`minitrain.proof.witness`. What the
+    strategy does not promise is not run, and says so.
     """
     testimony = {name: Rung(**rung) for name, rung in witness.items()}
     rungs = {
@@ -57,27 +57,61 @@ def ladder(
         "reduced_once": reduced_once_rung(run.rows),
         "witness_data": testimony.pop("witness_data"),
     }
-    if "replay" in strategy.promises:
+    if "replay" in config.sync.guarantees.promises:
+        count = config.num_shards(len(run.states))
+        dtype = dtype_of(run.state)
         rungs["reference"] = reference_rung(
-            strategy, num_shards, bucket_sizes(run), dtype_of(run.states[0])
+            config.sync, count, bucket_sizes(run), dtype
         )
     rungs["unwatched"] = unwatched_rung(run.rows)
     rungs["ranks"] = ranks_rung(run.states)
     if replay is None:
         rungs["replay"] = not_run("computed on another device than a replay could be")
     else:
-        rungs["data"] = data_rung(run.rows, replay.rows)
-        if precision == "fp16":
-            rungs["precision"] = precision_rung(run.rows, replay.rows, precision)
-        rungs |= replay_rungs(run.rows, replay.rows, len(run.states))
-        rungs["replay_losses"] = losses_rung(run.losses, replay.losses)
-        rungs["replay"] = bits_rung(run.states[0], replay.states[0])
-    return rungs | testimony
+        rungs |= _against_replay(run, replay, config.precision)
+    rungs |= testimony
+    return rungs | not_promised(rungs, config)
 
 
-def bucket_sizes(run: Ran) -> set[int]:
+def _against_replay(run: Evidence, replay: Evidence, precision: str) -> Rungs:
+    rungs = {"data": data_rung(run.rows, replay.rows)}
+    if precision == "fp16":
+        rungs["precision"] = precision_rung(run.rows, replay.rows, precision)
+    rungs |= replay_rungs(run.rows, replay.rows, len(run.states))
+    rungs["replay_losses"] = losses_rung(run.losses, replay.losses)
+    rungs["replay"] = bits_rung(run.state, replay.state)
+    return rungs
+
+
+def ladder(
+    own: Mapping[str, Rung],
+    config: RunConfig,
+    run: Evidence,
+    one: Evidence | None,
+    twin: Twin,
+    atol: float,
+    more: Mapping[str, Rung] | None = None,
+) -> Rungs:
+    """All rungs of ``run``: its ``own``, those against ``one`` process, and ``more``.
+
+    ``one`` is None where the run is that process itself. ``twin`` is asked only for
+    what is beyond the quick limits; ``atol`` is one of them.
+    """
+    if one is None:
+        beside = dict.fromkeys(ONE_PROCESS, not_run("it is the one process"))
+    else:
+        beside = one_process_rungs(run, one, config, atol, twin)
+        if "loss" not in config.sync.guarantees.promises:
+            # held to more than its loss
+            del beside["loss"]
+        beside |= not_promised(beside, config)
+    rungs = {**own, **beside, **(more or {})}
+    return rungs | not_comparable(rungs)
+
+
+def bucket_sizes(run: Evidence) -> set[int]:
     """Elements in the buckets that the run reduced."""
-    state = run.states[0]
+    state = run.state
     return {
         sum(state[name].numel() for name in bucket["parameters"] if name in state)
         for row in run.rows

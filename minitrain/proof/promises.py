@@ -3,7 +3,9 @@
 from collections.abc import Iterable, Mapping
 
 from minitrain.proof.bits import Rung, not_run
-from minitrain.sync.strategy import Promise, Strategy
+from minitrain.sync.catalog import name_of
+from minitrain.sync.guarantees import Promise
+from minitrain.train.config import RunConfig
 
 NEEDS: dict[str, Promise] = {
     "reduced_once": "reduced_once",
@@ -17,27 +19,25 @@ NEEDS: dict[str, Promise] = {
     "one_process": "one_process",
     "loss": "loss",
 }
-WHY_NOT: dict[Promise, str] = {
+WHY_NOT: dict[str, str] = {
     "reduced_once": "does not show its buckets",
     "replay": "does not promise the bits of a replay",
     "one_process": "does not promise to stay close to one process",
-    "loss": "is held to more than its loss",
 }
 
 
-def not_promised(
-    rungs: Iterable[str], strategy: type[Strategy], precision: str
-) -> dict[str, Rung]:
-    """Of ``rungs`` those that ``strategy`` does not promise, each with the reason."""
+def not_promised(rungs: Iterable[str], config: RunConfig) -> dict[str, Rung]:
+    """Of ``rungs`` those that the strategy does not promise, each with the reason."""
     skipped = {}
+    promises = config.sync.guarantees.promises
     for name in rungs:
         promise = NEEDS.get(name)
         if promise is None:
             continue
-        if promise not in strategy.promises:
-            skipped[name] = not_run(f"{strategy.__name__} {WHY_NOT[promise]}")
-        elif promise == "one_process" and precision != "float32":
-            why = f"{precision} rounds more coarsely than the tolerances know"
+        if promise not in promises:
+            skipped[name] = not_run(f"{name_of(config.sync)} {WHY_NOT[promise]}")
+        elif promise == "one_process" and config.precision != "float32":
+            why = f"{config.precision} rounds more coarsely than the tolerances know"
             skipped[name] = not_run(why)
     return skipped
 
@@ -53,10 +53,3 @@ def not_comparable(rungs: Mapping[str, Rung]) -> dict[str, Rung]:
         return {}
     names = [name for name, promise in NEEDS.items() if promise == "one_process"]
     return {name: not_run(mean.detail) for name in names if name in rungs}
-
-
-def is_exact(strategy: type[Strategy]) -> bool:
-    """Whether its gradients are the right ones but for rounding, so that the witness
-    can be asked for them.
-    """
-    return bool({"replay", "one_process"} & strategy.promises)

@@ -28,7 +28,8 @@ def reference_rung(
     last place of the sum of absolute values so far; twice that is allowed.
     """
     chance = torch.Generator().manual_seed(0)
-    coarse = strategy.wire or dtype
+    wire = strategy.guarantees.wire
+    coarse = getattr(torch, wire) if wire else dtype
     unit, smallest = torch.finfo(coarse).eps, torch.finfo(coarse).smallest_normal
     worst, where = 0.0, ""
     for size in sorted({*SIZES, *(min(size, MOST) for size in sizes)}):

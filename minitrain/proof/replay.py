@@ -4,19 +4,24 @@ It reads the ranks' shards, adds their gradients in the order of the strategy (g
 ring, a tree) over the buckets that the run recorded, and steps the same optimizer.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from minitrain.core.progress import progress
 from minitrain.data.batches import Batches
-from minitrain.sync.strategy import Strategy, trained
-from minitrain.train.buffers import copy_buffers, load_buffers
-from minitrain.train.loop import TrainResult
-from minitrain.train.precision import Precision
+from minitrain.sync.strategy import trained
+from minitrain.train.buffers import Buffers, copy_buffers, load_buffers
+from minitrain.train.config import RunConfig, plain_optimizer
+from minitrain.train.observer import shares_of_loss
+from minitrain.train.precision import Precision, make_precision
 from minitrain.train.recorder import Recorder
+from minitrain.train.result import TrainResult
 from minitrain.train.rng import Stream
+from minitrain.train.worker import start_streams
 
 Gradients = dict[str, Tensor]
 
@@ -27,7 +32,7 @@ class BucketLayout:
     Where the run shows no buckets, all parameters of ``model`` are one.
     """
 
-    def __init__(self, rows: Iterable[dict[str, Any]], model: nn.Module) -> None:
+    def __init__(self, rows: Iterable[Mapping[str, Any]], model: nn.Module) -> None:
         self._changes = {-1: [list(trained(model))]}
         for row in rows:
             if row["kind"] == "buckets":
@@ -39,40 +44,52 @@ class BucketLayout:
         return self._changes[max(s for s in self._changes if s <= step)]
 
 
-def replay(
-    model: nn.Module,
-    shards: Sequence[Batches],
-    layout: BucketLayout,
-    optimizer: torch.optim.Optimizer,
-    steps: Iterable[int],
-    recorder: Recorder,
-    streams: Sequence[Stream],
-    strategy: type[Strategy],
-    world_size: int,
-    precision: Precision | None = None,
-) -> list[TrainResult]:
-    """Train ``model`` on the batches of all ``shards``, in this process.
-
-    ``model`` must hold rank 0's start, ``streams`` the random numbers of each shard
-    from there on; threads and batch shapes must be those of the run for its bits to be
-    repeated. Every step starts from the first shard's buffers, as under DDP.
-    ``strategy`` says how a bucket of all shards' gradients becomes one, ``world_size``
-    how many ranks record a row. Returns what the rank of each shard
-    would know; the rows of all are in that of the first.
+@dataclass
+class Replayed:
+    """What the rank of each shard would know (the rows of all are in that of the
+    first), the final state, and of a step that was to be kept the values.
     """
-    precision = precision or Precision()
-    divisor = len(shards) if strategy.averages else 1
+
+    results: list[TrainResult]
+    state: dict[str, Tensor]
+    values: dict[str, Any]
+
+
+def replay(
+    config: RunConfig,
+    rows: Iterable[Mapping[str, Any]],
+    world_size: int,
+    *,
+    show: str = "",
+    keep: int | None = None,
+    sampled: Iterable[int] = (),
+) -> Replayed:
+    """Repeat in this process what ``world_size`` ranks did who recorded ``rows``.
+
+    The model starts as rank 0's, which is everybody's; what a rank draws afterwards
+    (dropout) goes on from its own seed. Every step starts from the first shard's
+    buffers, as under DDP. Which gradients were added up together is the one thing that
+    it takes from the run. Threads must be those of the run for its bits to be repeated.
+    ``show`` names a progress bar; ``keep`` is a step whose values are kept, ``sampled``
+    steps whose tensors are.
+    """
+    strategy, guarantees = config.sync, config.sync.guarantees
+    count = config.num_shards(world_size)
+    streams = start_streams(config, count)
+    shards = config.batches(range(count), count).by_shard()
+    model = config.start_model(0)
+    optimizer = plain_optimizer(config, model)
+    layout = BucketLayout(rows, model)
+    recorder = Recorder(model, config.recorded, sampled, keep)
+    precision = make_precision(config.precision)
+    divisor = count if guarantees.averages else 1
     results = [TrainResult() for _ in shards]
-    results[0].hashes, results[0].kept = recorder.rows, recorder.kept
-    for step in steps:
-        gradients: list[Gradients] = []
-        start, after = copy_buffers(model), []
-        for batches, stream, result in zip(shards, streams, results, strict=True):
-            load_buffers(model, start)
-            with stream:
-                _compute(model, batches, step, divisor, precision, result)
-            gradients.append(_scaled_gradients(model, 1.0 / divisor))
-            after.append(copy_buffers(model))
+    results[0].hashes = recorder.rows
+    results[0].sampled = recorder.sampled
+    steps = range(config.steps)
+    for step in progress(steps, show, total=len(steps), show=bool(show)):
+        turns = zip(shards, streams, results, strict=True)
+        gradients, after = _each_shard(model, turns, step, divisor, precision)
         load_buffers(model, after[0])
         _combine(model, gradients, layout.at(step), strategy.reference)
         precision.unscale(optimizer)
@@ -81,9 +98,29 @@ def replay(
             recorder.gradients(step)
         precision.step(optimizer)
         if recorder.wants(step):
-            ranks = after if strategy.own_buffers else [after[0]] * world_size
+            ranks = after if guarantees.own_buffers else [after[0]] * world_size
             recorder.state_of_ranks(step, ranks, precision.state())
-    return results
+    return Replayed(results, dict(model.state_dict()), recorder.values)
+
+
+def _each_shard(
+    model: nn.Module,
+    turns: Iterable[tuple[Batches, Stream, TrainResult]],
+    step: int,
+    divisor: int,
+    precision: Precision,
+) -> tuple[list[Gradients], list[Buffers]]:
+    """What every shard adds to the sum, and the buffers that it ends with; all of them
+    start from the same.
+    """
+    gradients, after, start = [], [], copy_buffers(model)
+    for batches, stream, result in turns:
+        load_buffers(model, start)
+        with stream:
+            _compute(model, batches, step, divisor, precision, result)
+        gradients.append(_scaled_gradients(model, 1.0 / divisor))
+        after.append(copy_buffers(model))
+    return gradients, after
 
 
 def _compute(
@@ -96,14 +133,15 @@ def _compute(
 ) -> None:
     """Leave the gradients of one shard; the parts of its batch add up in turn."""
     model.zero_grad()
-    parts, losses = batches.parts(step), []
+    parts, losses = batches.micro_batches(step), []
     for part in parts:
         with precision.autocast():
             loss = batches.loss(model, part.inputs)
         weight = part.num_targets * divisor / part.global_targets
         precision.scale(loss * weight).backward()
         losses.append(loss)
-    result.add({}, parts, losses)
+    result.digests.append(tuple(d for part in parts for d in part.digests))
+    result.losses.append(shares_of_loss(losses, parts))
 
 
 def _scaled_gradients(model: nn.Module, factor: float) -> Gradients:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from minitrain.proof.bits import (
-    Rows,
     Rung,
     Tensors,
     Verdict,
@@ -23,6 +22,7 @@ from minitrain.proof.bits import (
     not_run,
     own_to_each_rank,
 )
+from minitrain.proof.evidence import Evidence
 from minitrain.proof.ulp import distance, gaps
 
 # the quick limits: of the largest gradient; of how far SGD moved a tensor; for AdamW of
@@ -51,27 +51,13 @@ class Tuning(Protocol):
     def learning_rate(self) -> float: ...
 
 
-@dataclass(frozen=True)
-class Compared:
-    """What is compared of a run: its hash rows, synchronised gradients of step 0, state
-    after the third step, final state, the loss of every step, and where it started.
-    """
-
-    rows: Rows
-    gradients: Tensors
-    early: Tensors
-    state: Tensors
-    losses: Sequence[float]
-    start: Tensors
-
-
 # a one-process run from a start one ULP away, of so many steps (None: of all)
-Twin = Callable[[int | None], Compared]
+Twin = Callable[[int | None], Evidence]
 EARLY = 3
 
 
 def one_process_rungs(
-    run: Compared, one: Compared, train: Tuning, atol: float, twin: Twin
+    run: Evidence, one: Evidence, train: Tuning, atol: float, twin: Twin
 ) -> dict[str, Rung]:
     """All rungs of ``run`` against ``one`` process, by name.
 

@@ -1,44 +1,42 @@
-"""Every strategy by the name that ``train.sync`` knows it by."""
+"""Every strategy by the name that ``train.sync`` has for it; none is loaded unasked."""
 
 import importlib
+from typing import TYPE_CHECKING
 
 from minitrain.core.errors import UserError
-from minitrain.sync.compressed import BFloat16Compress, Float16Compress, PowerSGD
-from minitrain.sync.explicit import Flat, PerParameter, ReduceScatter
-from minitrain.sync.invariant import Invariant, InvariantSharedMemory
-from minitrain.sync.sharded import FSDP, ZeRO1
-from minitrain.sync.shm import SharedMemory
-from minitrain.sync.stock import StockDDP
-from minitrain.sync.strategy import Strategy
+from minitrain.sync.guarantees import GUARANTEES, Guarantees
 
-STRATEGIES: dict[str, type[Strategy]] = {
-    "ddp": StockDDP,
-    "per_parameter": PerParameter,
-    "flat": Flat,
-    "reduce_scatter": ReduceScatter,
-    "fp16_compress": Float16Compress,
-    "bf16_compress": BFloat16Compress,
-    "powersgd": PowerSGD,
-    "zero1": ZeRO1,
-    "fsdp": FSDP,
-    "invariant": Invariant,
-    "shm": SharedMemory,
-    "invariant_shm": InvariantSharedMemory,
+if TYPE_CHECKING:
+    from minitrain.sync.strategy import Strategy
+
+STRATEGIES = {
+    "ddp": "minitrain.sync.stock:StockDDP",
+    "per_parameter": "minitrain.sync.explicit:PerParameter",
+    "flat": "minitrain.sync.explicit:Flat",
+    "reduce_scatter": "minitrain.sync.explicit:ReduceScatter",
+    "fp16_compress": "minitrain.sync.compressed:Float16Compress",
+    "bf16_compress": "minitrain.sync.compressed:BFloat16Compress",
+    "powersgd": "minitrain.sync.compressed:PowerSGD",
+    "zero1": "minitrain.sync.sharded:ZeRO1",
+    "fsdp": "minitrain.sync.sharded:FSDP",
+    "invariant": "minitrain.sync.invariant:Invariant",
+    "shm": "minitrain.sync.shm:SharedMemory",
+    "invariant_shm": "minitrain.sync.invariant:InvariantSharedMemory",
 }
 
 
+# of a strategy for 0.1.0, which would now be held to more than it promises
+WHERE_GUARANTEES_WERE = ("promises", "averages", "num_shards", "require", "wire")
 # the plain module: in one process it trains alone, in several without communication
 PLAIN = "minitrain.sync:Strategy"
 
 
-def find_strategy(name: str) -> type[Strategy]:
+def find_strategy(name: str) -> "type[Strategy]":
     """The strategy of that name, or the class that package.module:Class says.
 
     Raises UserError (one line) where there is none.
     """
-    if name in STRATEGIES:
-        return STRATEGIES[name]
-    module, colon, attribute = name.partition(":")
+    module, colon, attribute = STRATEGIES.get(name, name).partition(":")
     if not colon:
         allowed = ", ".join(STRATEGIES)
         raise UserError(
@@ -48,8 +46,25 @@ def find_strategy(name: str) -> type[Strategy]:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(f"train.sync = {name!r}: {error}") from None
-    if not (isinstance(found, type) and issubclass(found, Strategy)):
+    base = importlib.import_module("minitrain.sync.strategy").Strategy
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise UserError(f"train.sync = {name!r}: must be a minitrain.sync.Strategy")
+    if old := [key for key in WHERE_GUARANTEES_WERE if hasattr(found, key)]:
         raise UserError(
-            f"train.sync = {name!r}: must be a minitrain.sync.strategy.Strategy"
+            f"train.sync = {name!r}: has {old[0]}, which nobody reads: what a strategy "
+            "promises and needs stands in its guarantees"
         )
     return found
+
+
+def guarantees_of(name: str) -> Guarantees:
+    """What the strategy of that name guarantees; loads no torch for one of ours."""
+    if name in GUARANTEES:
+        return GUARANTEES[name]
+    return find_strategy(name).guarantees
+
+
+def name_of(strategy: "type[Strategy]") -> str:
+    """What ``train.sync`` calls it."""
+    home = f"{strategy.__module__}:{strategy.__qualname__}"
+    return next((name for name, path in STRATEGIES.items() if path == home), home)

@@ -3,22 +3,16 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from minitrain.core.errors import UserError
-from minitrain.sync.strategy import (
-    BucketEvent,
-    Strategy,
-    Traffic,
-    Tuning,
-    broadcast,
-    num_bytes,
-    trained,
-)
+from minitrain.sync.guarantees import GUARANTEES, Guarantees
+from minitrain.sync.strategy import Strategy, Traffic, broadcast, num_bytes, trained
+from minitrain.sync.trace import BucketEvent
 
 
 class Flat(Strategy):
@@ -28,18 +22,12 @@ class Flat(Strategy):
     reduced together, :meth:`exchange` how.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        tuning: Tuning,
-        *,
-        group: dist.ProcessGroup | None = None,
-        timed: bool = True,
-    ) -> None:
-        super().__init__(model, tuning, group=group, timed=timed)
-        broadcast(model.state_dict().values(), group)
-        self._trained = trained(model)
-        self._buffers = list(model.buffers())
+    guarantees: ClassVar[Guarantees] = GUARANTEES["flat"]
+
+    def set_up(self) -> None:
+        broadcast(self.model.state_dict().values(), self.group)
+        self._trained = trained(self.model)
+        self._buffers = list(self.model.buffers())
         self._begins = True
 
     def buckets(self) -> list[list[str]]:
@@ -69,7 +57,7 @@ class Flat(Strategy):
             event = BucketEvent(tuple(names), 0, time.perf_counter_ns())
             flat = flatten([self._gradient(name) for name in names])
             event.num_bytes = flat.nbytes
-            if self.averages:
+            if self.guarantees.averages:
                 flat.mul_(1.0 / self.world_size)
             self.exchange(flat)
             unflatten(flat, parameters)

@@ -11,13 +11,19 @@ from typing import ClassVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
-from minitrain.core.errors import UserError
 from minitrain.distributed.shared_memory import SharedMemoryGroup
+from minitrain.distributed.torch_private import (
+    add_all,
+    changes_in_place,
+    group_timeout_s,
+    has_gradient_hooks,
+)
 from minitrain.distributed.tree import tree_sum
 from minitrain.sync.explicit import Flat
-from minitrain.sync.strategy import Traffic, Tuning, broadcast, num_bytes, timeout_s
+from minitrain.sync.guarantees import GUARANTEES, Guarantees
+from minitrain.sync.strategy import Traffic, broadcast, num_bytes
 
 
 class Invariant(Flat):
@@ -27,19 +33,10 @@ class Invariant(Flat):
     (recursive doubling): adding two numbers has one result, whoever adds them.
     """
 
-    averages: ClassVar[bool] = False
-    own_buffers: ClassVar[bool] = False
+    guarantees: ClassVar[Guarantees] = GUARANTEES["invariant"]
 
-    def __init__(
-        self,
-        model: nn.Module,
-        tuning: Tuning,
-        *,
-        group: dist.ProcessGroup | None = None,
-        timed: bool = True,
-    ) -> None:
-        super().__init__(model, tuning, group=group, timed=timed)
-        self._rank = dist.get_rank(group) if dist.is_initialized() else 0
+    def set_up(self) -> None:
+        super().set_up()
         self._shard: int | None
         self._num_parts: int
         self._pairs: bool
@@ -49,22 +46,6 @@ class Invariant(Flat):
         self._start: list[Tensor] = []
         self._first: list[Tensor]
         self._forget()
-
-    @classmethod
-    def num_shards(cls, world_size: int, tuning: Tuning) -> int:
-        return tuning.logical_shards
-
-    @classmethod
-    def require(cls, tuning: Tuning, world_size: int, precision: str) -> None:
-        super().require(tuning, world_size, precision)
-        shards = tuning.logical_shards
-        if shards & (shards - 1):
-            raise UserError(f"train.logical_shards = {shards}: must be a power of two")
-        if shards % world_size:
-            raise UserError(
-                f"train.logical_shards = {shards}: must be a multiple of the world "
-                f"size, which is {world_size}"
-            )
 
     @contextmanager
     def part(self, shard: int, is_last: bool) -> Iterator[None]:
@@ -84,7 +65,9 @@ class Invariant(Flat):
                 self._pairs = self._num_parts == 1 and self._accumulates_once()
             if self._pairs and not self._versions:
                 grads = {name: self._gradient(name) for name in self._trained}
-                self._versions = {name: grad._version for name, grad in grads.items()}
+                self._versions = {
+                    name: changes_in_place(grad) for name, grad in grads.items()
+                }
             else:
                 self._climb()
             self._load(self._start)
@@ -98,7 +81,7 @@ class Invariant(Flat):
         sum already (a layer run again by a checkpoint), or what a hook made of it.
         """
         return not any(
-            self._gradient(name)._version or parameter._post_accumulate_grad_hooks
+            changes_in_place(self._gradient(name)) or has_gradient_hooks(parameter)
             for name, parameter in self._trained.items()
         )
 
@@ -107,7 +90,7 @@ class Invariant(Flat):
             self._first = [buffer.clone() for buffer in self._buffers]
         # a gradient to which the second of a pair added nothing is missing there
         for name, before in self._versions.items():
-            if self._gradient(name)._version == before:
+            if changes_in_place(self._gradient(name)) == before:
                 self._refuse(name)
 
     def _forget(self) -> None:
@@ -123,7 +106,7 @@ class Invariant(Flat):
             parameter.grad = None
         while self._sums and self._sums[-1][0] == level:
             _, before = self._sums.pop()
-            torch._foreach_add_(before, sums)
+            add_all(before, sums)
             level, sums = level + 1, before
         self._sums.append((level, sums))
         self._versions = {}
@@ -149,7 +132,7 @@ class Invariant(Flat):
         theirs = torch.empty_like(flat)
         distance = self.world_size // 2
         while distance:
-            peer = self._rank ^ distance
+            peer = self.rank ^ distance
             swap = [
                 dist.P2POp(dist.isend, flat, group=self.group, group_peer=peer),
                 dist.P2POp(dist.irecv, theirs, group=self.group, group_peer=peer),
@@ -172,18 +155,12 @@ class Invariant(Flat):
 class InvariantSharedMemory(Invariant):
     """The same tree, its upper levels in memory that the processes of a host share."""
 
-    on_one_host: ClassVar[bool] = True
+    guarantees: ClassVar[Guarantees] = GUARANTEES["invariant_shm"]
 
-    def __init__(
-        self,
-        model: nn.Module,
-        tuning: Tuning,
-        *,
-        group: dist.ProcessGroup | None = None,
-        timed: bool = True,
-    ) -> None:
-        super().__init__(model, tuning, group=group, timed=timed)
-        self._memory = SharedMemoryGroup(group, timeout_s=timeout_s(group))
+    def set_up(self) -> None:
+        super().set_up()
+        limit = group_timeout_s(self.group)
+        self._memory = SharedMemoryGroup(self.group, timeout_s=limit)
 
     def exchange(self, flat: Tensor) -> None:
         self._memory.all_reduce(flat)
@@ -193,16 +170,3 @@ class InvariantSharedMemory(Invariant):
 
     def close(self) -> None:
         self._memory.close()
-
-
-def shards_of(rank: int, world_size: int, num_shards: int) -> list[int]:
-    """The logical shards that ``rank`` computes, so ordered that neighbours are added
-    first: with 8 shards, rank 0 of 2 computes 0, 4, 2, 6.
-
-    Shard s lies where ``s % world_size`` says, as samples do.
-    """
-    order, step = [rank], world_size
-    while step < num_shards:
-        order = [shard for first in order for shard in (first, first + step)]
-        step *= 2
-    return order

@@ -1,7 +1,7 @@
 """Ranks that hold a part each: of the optimizer's state, or of the parameters too."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -10,12 +10,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from minitrain.core.errors import UserError
+from minitrain.distributed.torch_private import (
+    around_parameter_broadcast,
+    forget_gathered_state,
+)
+from minitrain.sync.guarantees import GUARANTEES, Guarantees
 from minitrain.sync.stock import StockDDP
 from minitrain.sync.strategy import (
-    Promise,
     Strategy,
     Traffic,
-    Tuning,
     broadcast,
     num_bytes,
     trained,
@@ -27,8 +30,10 @@ from minitrain.sync.strategy import (
 class ZeRO1(StockDDP):
     """DDP with an optimizer whose state is cut over the ranks (Rajbhandari et al. 2020)
 
-    Each rank steps its own parameters, then hands them out: the bits of DDP.
+    Each rank steps its own parameters, then broadcasts them: the bits of DDP.
     """
+
+    guarantees: ClassVar[Guarantees] = GUARANTEES["zero1"]
 
     def optimizer(
         self, kind: type[torch.optim.Optimizer], learning_rate: float
@@ -42,16 +47,13 @@ class ZeRO1(StockDDP):
             process_group=self.group,
             lr=learning_rate,
         )
-        # private, but where all of its communication is
-        hand_out = optimizer._sync_params
-
-        def timed() -> None:
-            start = time.perf_counter_ns()
-            hand_out()
-            self.trace.optimizer_ns = time.perf_counter_ns() - start
-
-        optimizer._sync_params = timed
+        around_parameter_broadcast(optimizer, self._timed)
         return optimizer
+
+    def _timed(self, broadcast: Callable[[], None]) -> None:
+        start = time.perf_counter_ns()
+        broadcast()
+        self.trace.optimizer_ns = time.perf_counter_ns() - start
 
     def moments(self, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
         from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -63,8 +65,7 @@ class ZeRO1(StockDDP):
         if dist.get_rank(self.group) != 0:
             return {}
         kept = zero.state_dict()["state"]
-        # private, but else rank 0 would keep what ranks share to save memory
-        zero._all_state_dicts = []
+        forget_gathered_state(zero)
         names = [name for name, _ in self.model.named_parameters()]
         return {
             f"{names[index]}/{key}": value
@@ -75,8 +76,8 @@ class ZeRO1(StockDDP):
 
     def traffic(self) -> Traffic:
         parameters = list(trained(self.model).values())
-        handed_out = (len(parameters), num_bytes(parameters))
-        return {**super().traffic(), "broadcast": handed_out}
+        sent = (len(parameters), num_bytes(parameters))
+        return {**super().traffic(), "broadcast": sent}
 
 
 class FSDP(Strategy):
@@ -87,25 +88,18 @@ class FSDP(Strategy):
     has no account.
     """
 
-    promises: ClassVar[frozenset[Promise]] = frozenset({"one_process"})
+    guarantees: ClassVar[Guarantees] = GUARANTEES["fsdp"]
     has_account = False
 
-    def __init__(
-        self,
-        model: nn.Module,
-        tuning: Tuning,
-        *,
-        group: dist.ProcessGroup | None = None,
-        timed: bool = True,
-    ) -> None:
+    def set_up(self) -> None:
         # slow to import, and only this strategy needs it
         from torch.distributed.device_mesh import DeviceMesh
         from torch.distributed.fsdp import fully_shard
 
-        super().__init__(model, tuning, group=group, timed=timed)
-        broadcast(model.state_dict().values(), group)
+        model = self.model
+        broadcast(model.state_dict().values(), self.group)
         device = next(model.parameters()).device.type
-        mesh = DeviceMesh.from_group(group or world(), device)
+        mesh = DeviceMesh.from_group(self.group or world(), device)
         layers = list(_layers(model))
         self._layer_bytes = [self._padded_bytes(layer) for layer in layers]
         self._root_bytes = self._padded_bytes(model) - sum(self._layer_bytes)
@@ -133,15 +127,6 @@ class FSDP(Strategy):
             "all_gather": (2 * groups - 1, gathered),
             "reduce_scatter": (groups, self._root_bytes + layers),
         }
-
-    @classmethod
-    def require(cls, tuning: Tuning, world_size: int, precision: str) -> None:
-        super().require(tuning, world_size, precision)
-        if precision == "fp16":
-            raise UserError(
-                "train.precision = 'fp16': must be float32 or bf16 with FSDP, whose "
-                "ranks see an overflow each in its own part"
-            )
 
     @contextmanager
     def part(self, shard: int, is_last: bool) -> Iterator[None]:

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
-from torch._C._distributed_c10d import GradBucket
+from torch import Tensor
 
 from minitrain.distributed.shared_memory import SharedMemoryGroup
+from minitrain.distributed.torch_private import GradBucket, group_timeout_s
 from minitrain.distributed.tree import tree_sum
+from minitrain.sync.guarantees import GUARANTEES, Guarantees
 from minitrain.sync.stock import Reduced, StockDDP
-from minitrain.sync.strategy import Traffic, Tuning, timeout_s
+from minitrain.sync.strategy import Traffic
 
 
 class SharedMemory(StockDDP):
@@ -22,28 +22,22 @@ class SharedMemory(StockDDP):
     tree instead of a ring.
     """
 
+    guarantees: ClassVar[Guarantees] = GUARANTEES["shm"]
     bucket_views: ClassVar[bool] = True
     # the rank adds by itself, so nothing is hidden: the slower one is better waited for
     # once a step than once a bucket
     overlaps: ClassVar[bool] = False
-    on_one_host: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        model: nn.Module,
-        tuning: Tuning,
-        *,
-        group: dist.ProcessGroup | None = None,
-        timed: bool = True,
-    ) -> None:
-        self._memory = SharedMemoryGroup(group, timeout_s=timeout_s(group))
-        super().__init__(model, tuning, group=group, timed=timed)
+    def set_up(self) -> None:
+        limit = group_timeout_s(self.group)
+        self._memory = SharedMemoryGroup(self.group, timeout_s=limit)
+        super().set_up()
 
     def _needs_hook(self) -> bool:
         return True
 
     def exchange(self, bucket: GradBucket) -> Reduced:
-        buffer = bucket.buffer().mul_(self._factor)
+        buffer = bucket.buffer().mul_(self.factor)
         self._memory.all_reduce(buffer)
         done: Reduced = torch.futures.Future()
         done.set_result(buffer)

@@ -1,43 +1,30 @@
 """DistributedDataParallel and what becomes of its buckets."""
 
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar
-from weakref import WeakMethod
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch._C._distributed_c10d import GradBucket
+from torch import Tensor
 
 from minitrain.distributed.groups import wrap_for_ddp
-from minitrain.sync.strategy import (
-    BucketEvent,
-    Strategy,
-    Traffic,
-    Tuning,
-    broadcast,
-    num_bytes,
-    trained,
-)
+from minitrain.distributed.torch_private import GradBucket, ddp_times_ns
+from minitrain.sync.guarantees import GUARANTEES, Guarantees
+from minitrain.sync.strategy import Strategy, Traffic, broadcast, num_bytes, trained
+from minitrain.sync.trace import BucketEvent
 
 Reduced = torch.futures.Future[Tensor]
-# nanoseconds of the last step; the averages beside them begin with the first step
-LOGGED = (
-    "forward_compute_time",
-    "backward_compute_time",
-    "backward_comm_time",
-    "backward_compute_comm_overlap_time",
-)
 
 
-def _call(method: WeakMethod[Any], bucket: GradBucket) -> Reduced:
+def _call(strategy: "weakref.ref[StockDDP]", bucket: GradBucket) -> Reduced:
     # DDP keeps its hook where no collector of garbage sees it: a hook that kept the
     # strategy, which keeps DDP, would keep all of them for ever
-    reduce = method()
-    assert reduce is not None, "keep the strategy as long as its module"
-    return reduce(bucket)
+    alive = strategy()
+    assert alive is not None, "keep the strategy as long as its module"
+    return alive.on_bucket(bucket)
 
 
 class StockDDP(Strategy):
@@ -49,36 +36,29 @@ class StockDDP(Strategy):
     ``overlap`` buckets wait until the last one is there.
     """
 
-    has_buckets: ClassVar[bool] = True
+    guarantees: ClassVar[Guarantees] = GUARANTEES["ddp"]
     # whether gradients live in the buckets, which spares copies in and out
     bucket_views: ClassVar[bool] = False
     # whether a bucket is reduced as soon as it is there, if ``overlap`` allows it
     overlaps: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        model: nn.Module,
-        tuning: Tuning,
-        *,
-        group: dist.ProcessGroup | None = None,
-        timed: bool = True,
-    ) -> None:
-        super().__init__(model, tuning, group=group, timed=timed)
-        self._ddp = wrap_for_ddp(
-            model,
-            group,
-            bucket_cap_mb=tuning.bucket_cap_mb,
-            find_unused_parameters=tuning.find_unused_parameters,
+    def set_up(self) -> None:
+        self.ddp = wrap_for_ddp(
+            self.model,
+            self.group,
+            bucket_cap_mb=self.tuning.bucket_cap_mb,
+            find_unused_parameters=self.tuning.find_unused_parameters,
             gradient_as_bucket_view=self.bucket_views,
         )
-        self.module = self._ddp
-        self._names = {id(p): n for n, p in model.named_parameters()}
-        self._factor = 1.0 / self.world_size
-        # a silent pass would count as use of a parameter
-        self.has_account = not tuning.find_unused_parameters
+        self.module = self.ddp
+        self._names = {id(p): n for n, p in self.model.named_parameters()}
+        # what a bucket is multiplied by before it is summed
+        self.factor = 1.0 / self.world_size
+        # a pass without communication would count as use of a parameter
+        self.has_account = not self.tuning.find_unused_parameters
         self._late: list[tuple[GradBucket, BucketEvent, Reduced]] = []
         if self._needs_hook():
-            self._ddp.register_comm_hook(WeakMethod(self._reduce), _call)
+            self.ddp.register_comm_hook(weakref.ref(self), _call)
 
     @classmethod
     def only_watches(cls) -> bool:
@@ -90,7 +70,7 @@ class StockDDP(Strategy):
 
     def exchange(self, bucket: GradBucket) -> Reduced:
         """Start the reduction of one bucket."""
-        buffer = bucket.buffer().mul_(self._factor)
+        buffer = bucket.buffer().mul_(self.factor)
         work = dist.all_reduce(buffer, group=self.group, async_op=True)
         return work.get_future().then(lambda future: future.value()[0])
 
@@ -101,15 +81,15 @@ class StockDDP(Strategy):
         if is_last:
             yield
         else:
-            with self._ddp.no_sync():
+            with self.ddp.no_sync():
                 yield
 
     @contextmanager
-    def silent(self) -> Iterator[None]:
-        with self._ddp.no_sync():
+    def no_sync(self) -> Iterator[None]:
+        with self.ddp.no_sync():
             yield
         # else the next forward pass would not start from rank 0's buffers
-        self._ddp.require_forward_param_sync = True
+        self.ddp.require_forward_param_sync = True
 
     def finish(self) -> None:
         """What DDP does before a forward pass: rank 0's buffers go to everybody."""
@@ -128,16 +108,10 @@ class StockDDP(Strategy):
         # on a GPU there is nothing to hold it against
         if not self.timed or self.trace.computed_ns is None:
             return {}
-        ddp: Any = self._ddp
-        try:
-            # private to torch. Unasked, DDP logs ten steps, then every hundredth
-            ddp._set_ddp_runtime_logging_sample_rate(1)
-            # what the next forward pass would do: take the times of this step
-            ddp.logger.set_runtime_stats_and_log()
-            data = ddp._get_ddp_logging_data()
-            forward, compute, comm, overlap = (data[key] / 1e6 for key in LOGGED)
-        except (AttributeError, KeyError, TypeError, RuntimeError):
+        times = ddp_times_ns(self.ddp)
+        if times is None:
             return {}
+        forward, compute, comm, overlap = (time_ns / 1e6 for time_ns in times)
         # torch's zero is a time that it did not take
         if not (forward and compute and comm):
             return {}
@@ -148,7 +122,8 @@ class StockDDP(Strategy):
             "ddp_comm_ms": comm,
         }
 
-    def _reduce(self, bucket: GradBucket) -> Reduced:
+    def on_bucket(self, bucket: GradBucket) -> Reduced:
+        """What DDP calls with each bucket as soon as its gradients are there."""
         buffer = bucket.buffer()
         now = None if buffer.is_cuda else time.perf_counter_ns()
         names = tuple(self._names[id(p)] for p in bucket.parameters())

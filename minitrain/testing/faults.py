@@ -1,8 +1,10 @@
-"""Real data-parallel bugs, each planted in a rank without touching the code under test.
+"""Real data-parallel bugs, each injected in a rank without touching what is tested.
 
-A plant is called in every rank before its first step and spoils what that rank trains
-with: its wrapper, its batches, its optimizer. ``BUGS`` says where each was met, which
-check is meant to catch it, and what the locator should say.
+An injection is called in every rank before its first step and spoils its worker at one
+of these points: ``batches`` (what it reads and its loss), ``weighted`` (what a loss
+counts), ``optimizer``, ``sync`` (the strategy), ``sync.module`` (what is called),
+``sync.factor`` and ``sync.on_bucket`` (what DDP does with a bucket). ``BUGS`` says
+where each was met, which check is meant to catch it, and what the locator says.
 """
 
 from collections.abc import Callable
@@ -12,12 +14,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import GradBucket
 
 from minitrain.data.batches import Batch
-from minitrain.distributed.groups import unwrap, wrap_for_ddp
+from minitrain.distributed.groups import unwrap
+from minitrain.distributed.torch_private import GradBucket
 from minitrain.sync.stock import StockDDP
-from minitrain.testing.trial import Plant, Seat
+from minitrain.train.run import Inject
+from minitrain.train.worker import Worker
 
 # from this step on, or at it, where a bug does not begin with the first step
 LATER = 3
@@ -32,7 +35,7 @@ class Bug:
     not an error.
     """
 
-    plant: Plant
+    inject: Inject
     met_in: str
     check: str
     step: int
@@ -42,83 +45,81 @@ class Bug:
 
     @property
     def name(self) -> str:
-        """The plant's."""
-        return self.plant.__name__
+        """The inject's."""
+        return self.inject.__name__
 
     def steps(self, wanted: int) -> int:
         """``wanted``, or as many as come before an error."""
         return wanted if self.last_step is None else self.last_step + 1
 
 
-def wrapper_bypassed(seat: Seat) -> None:
+def wrapper_bypassed(worker: Worker) -> None:
     """The loss is computed with the plain module, so DDP never hears of it."""
-    seat.sync.module = unwrap(seat.sync.module)
+    worker.sync.module = unwrap(worker.sync.module)
 
 
-def sum_for_mean(seat: Seat) -> None:
+def sum_for_mean(worker: Worker) -> None:
     """The all-reduce adds up, and nobody divides."""
-    _stock(seat)._factor = 1.0
+    _stock(worker).factor = 1.0
 
 
-def scaled_loss(seat: Seat) -> None:
+def scaled_loss(worker: Worker) -> None:
     """The loss is multiplied by a constant."""
-    right = seat.batches.loss
+    right = worker.batches.loss
 
     def loss(model: torch.nn.Module, inputs: Any) -> Tensor:
         return right(model, inputs) * 8
 
-    _set(seat.batches, loss=loss)
+    _set(worker.batches, loss=loss)
 
 
-def learning_rate_divided(seat: Seat) -> None:
+def learning_rate_divided(worker: Worker) -> None:
     """The learning rate is divided by the number of processes."""
-    for group in seat.optimizer.param_groups:
-        group["lr"] /= seat.world_size
+    for group in worker.optimizer.param_groups:
+        group["lr"] /= worker.world_size
 
 
-def mean_of_means(seat: Seat) -> None:
+def mean_of_means(worker: Worker) -> None:
     """Each rank's mean counts the same, however many targets it has."""
-    from minitrain.train import loop as training
-
-    _set(training, weighted_loss=lambda loss, batch, world_size: loss)
+    _set(worker, weighted=lambda loss, micro_batch: loss)
 
 
-def group_of_one(seat: Seat) -> None:
+def group_of_one(worker: Worker) -> None:
     """Each rank reduces in a group of its own."""
-    groups = [dist.new_group([rank]) for rank in range(seat.world_size)]
-    tuning = seat.sync.tuning
-    seat.sync = StockDDP(seat.model, tuning, group=groups[seat.rank])
+    groups = [dist.new_group([rank]) for rank in range(worker.world_size)]
+    tuning = worker.sync.tuning
+    worker.sync = StockDDP(worker.model, tuning, group=groups[worker.rank])
 
 
-def missing_broadcast(seat: Seat) -> None:
+def missing_broadcast(worker: Worker) -> None:
     """One rank starts from its own weights."""
-    if seat.rank == VICTIM:
+    if worker.rank == VICTIM:
         with torch.no_grad():
-            for parameter in seat.model.parameters():
+            for parameter in worker.model.parameters():
                 parameter.normal_(std=0.02)
 
 
-def buffers_not_synchronized(seat: Seat) -> None:
-    """Rank 0's buffers are not handed out before the forward pass."""
-    _stock(seat)._ddp.broadcast_buffers = False
+def buffers_not_synchronized(worker: Worker) -> None:
+    """Rank 0's buffers are not broadcast before the forward pass."""
+    _stock(worker).ddp.broadcast_buffers = False
 
 
-def optimizer_state_not_restored(seat: Seat) -> None:
+def optimizer_state_not_restored(worker: Worker) -> None:
     """A resumed run whose optimizer begins anew."""
 
     def clear(step: int, batch: Batch) -> Batch:
         if step == LATER:
-            seat.optimizer.state.clear()
+            worker.optimizer.state.clear()
         return batch
 
-    _change_batches(seat, clear)
+    _change_batches(worker, clear)
 
 
-def duplicate_samples(seat: Seat) -> None:
+def duplicate_samples(worker: Worker) -> None:
     """A sampler that fills up with samples that are there already."""
 
     def double(step: int, batch: Batch) -> Batch:
-        if seat.rank != VICTIM:
+        if worker.rank != VICTIM or len(batch.digests) < 2:
             return batch
         inputs = {name: tensor.clone() for name, tensor in batch.inputs.items()}
         for tensor in inputs.values():
@@ -126,92 +127,93 @@ def duplicate_samples(seat: Seat) -> None:
         digests = (batch.digests[1], *batch.digests[1:])
         return replace(batch, inputs=inputs, digests=digests)
 
-    _change_batches(seat, double)
+    _change_batches(worker, double)
 
 
-def missing_set_epoch(seat: Seat) -> None:
+def missing_set_epoch(worker: Worker) -> None:
     """The order of the first epoch, again and again."""
-    whole = seat.batches.parts
+    whole = worker.batches.micro_batches
 
-    def parts(step: int) -> list[Batch]:
+    def micro_batches(step: int) -> list[Batch]:
         return [replace(part, step=step) for part in whole(step % STEPS_PER_EPOCH)]
 
-    _set(seat.batches, parts=parts)
+    _set(worker.batches, micro_batches=micro_batches)
 
 
-def redundant_sync(seat: Seat) -> None:
+def redundant_sync(worker: Worker) -> None:
     """Gradients that are averaged already are averaged once more."""
-    sync = _stock(seat)
-    reduce = sync._reduce
+    sync = _stock(worker)
+    reduce = sync.on_bucket
 
-    def twice(state: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    def twice(bucket: GradBucket) -> torch.futures.Future[Tensor]:
         def again(future: torch.futures.Future[Any]) -> Tensor:
             bucket.buffer().copy_(future.value())
             return reduce(bucket).wait()
 
         return reduce(bucket).then(again)
 
-    _rewrap(sync, twice)
+    _set(sync, on_bucket=twice)
 
 
-def missing_last_sync(seat: Seat) -> None:
+def missing_last_sync(worker: Worker) -> None:
     """The step at the end of an accumulation does not synchronize."""
 
     def skip(step: int, batch: Batch) -> Batch:
-        _stock(seat)._ddp.require_backward_grad_sync = step != LATER
+        _stock(worker).ddp.require_backward_grad_sync = step != LATER
         return batch
 
-    _change_batches(seat, skip)
+    _change_batches(worker, skip)
 
 
-def mismatched_bucket_order(seat: Seat) -> None:
+def mismatched_bucket_order(worker: Worker) -> None:
     """One rank lays its gradients into the bucket in another order."""
-    sync = _stock(seat)
-    reduce = sync._reduce
+    sync = _stock(worker)
+    reduce = sync.on_bucket
 
-    def flipped(state: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        if seat.rank == VICTIM:
+    def flipped(bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        if worker.rank == VICTIM:
             bucket.buffer().copy_(bucket.buffer().flip(0))
         done = reduce(bucket)
-        if seat.rank == VICTIM:
+        if worker.rank == VICTIM:
             return done.then(lambda future: future.value().flip(0))
         return done
 
-    _rewrap(sync, flipped)
+    _set(sync, on_bucket=flipped)
 
 
-def another_data_seed(seat: Seat) -> None:
+def another_data_seed(worker: Worker) -> None:
     """One rank shuffles with a seed of its own."""
-    whole = seat.batches.parts
+    whole = worker.batches.micro_batches
 
-    def parts(step: int) -> list[Batch]:
+    def micro_batches(step: int) -> list[Batch]:
         return [replace(part, step=step) for part in whole(step + 1)]
 
-    if seat.rank == VICTIM:
-        _set(seat.batches, parts=parts)
+    if worker.rank == VICTIM:
+        _set(worker.batches, micro_batches=micro_batches)
 
 
-def unused_parameter(seat: Seat) -> None:
+def unused_parameter(worker: Worker) -> None:
     """A parameter without gradient: its bucket waits for it, and step 0 passes."""
 
 
-def low_precision_reduce(seat: Seat) -> None:
+def low_precision_reduce(worker: Worker) -> None:
     """Gradients travel in bfloat16."""
-    sync = _stock(seat)
+    sync = _stock(worker)
+    reduce = sync.on_bucket
 
-    def compressed(state: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    def compressed(bucket: GradBucket) -> torch.futures.Future[Tensor]:
         buffer = bucket.buffer()
         buffer.copy_(buffer.bfloat16())
-        return sync._reduce(bucket).then(
+        return reduce(bucket).then(
             lambda future: future.value().bfloat16().to(buffer.dtype)
         )
 
-    _rewrap(sync, compressed)
+    _set(sync, on_bucket=compressed)
 
 
-def _stock(seat: Seat) -> StockDDP:
-    assert isinstance(seat.sync, StockDDP)
-    return seat.sync
+def _stock(worker: Worker) -> StockDDP:
+    assert isinstance(worker.sync, StockDDP)
+    return worker.sync
 
 
 def _set(thing: Any, **values: Any) -> None:
@@ -219,15 +221,12 @@ def _set(thing: Any, **values: Any) -> None:
         setattr(thing, name, value)
 
 
-def _change_batches(seat: Seat, change: Callable[[int, Batch], Batch]) -> None:
-    whole = seat.batches.parts
-    _set(seat.batches, parts=lambda step: [change(step, p) for p in whole(step)])
-
-
-def _rewrap(sync: StockDDP, hook: Callable[[Any, Any], Any]) -> None:
-    # DDP takes one hook only, so the model gets a new wrapper
-    sync._ddp = sync.module = wrap_for_ddp(unwrap(sync.module))
-    sync._ddp.register_comm_hook(None, hook)
+def _change_batches(worker: Worker, change: Callable[[int, Batch], Batch]) -> None:
+    whole = worker.batches.micro_batches
+    _set(
+        worker.batches,
+        micro_batches=lambda step: [change(step, p) for p in whole(step)],
+    )
 
 
 ALONE = "keep their own gradients"
@@ -258,10 +257,10 @@ BUGS = [
         "documented option of DDP",
         "replay_buffers",
         1,
-        "not handed out",
+        "not broadcast",
         model="batch_norm",
     ),
-    Bug(duplicate_samples, "pytorch #25162", "data", 0, "there twice"),
+    Bug(duplicate_samples, "pytorch #25162", "data", 0, "duplicated"),
     Bug(
         missing_set_epoch,
         "documented trap of DistributedSampler",

@@ -1,13 +1,13 @@
-"""What the bugs are planted in: two tiny models, and batches of unequal lengths."""
+"""What the bugs are injected in: two tiny models, and batches of unequal lengths."""
 
 import torch
 from torch import Tensor, nn
 
 from minitrain.data.batches import IGNORE_INDEX, causal_lm_loss
-from minitrain.data.cut import count_targets
+from minitrain.data.cut import InMemory, count_targets
 from minitrain.model.gpt import CausalOutput
 from minitrain.sync.stock import StockDDP
-from minitrain.testing.trial import Trial
+from minitrain.train.config import OptimizerName, RunConfig
 
 VOCAB_SIZE = 61
 WIDTH = 16
@@ -73,21 +73,18 @@ def make_batches(seed: int, count: int = NUM_STEPS) -> list[dict[str, Tensor]]:
     return batches
 
 
-def make_trial(
+def make_run(
     model: str = "plain",
-    optimizer: str = "adamw",
+    optimizer: OptimizerName = "adamw",
     seed: int = 0,
     steps: int = NUM_STEPS,
-) -> Trial:
-    """A trial of ``model`` with stock DDP."""
-    return Trial(
+) -> RunConfig:
+    """A run of ``model`` with stock DDP."""
+    return RunConfig(
         factory=MODELS[model],
-        batches=make_batches(seed),
-        loss=causal_lm_loss,
-        count=count_targets,
+        data=InMemory(make_batches(seed), causal_lm_loss, count_targets),
         sync=StockDDP,
-        optimizer="sgd" if optimizer == "sgd" else "adamw",
-        learning_rate=1e-3,
+        optimizer=optimizer,
         steps=steps,
         seed=seed,
     )

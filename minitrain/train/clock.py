@@ -1,14 +1,14 @@
 """Where the time of a step goes, on one rank: stamps in order, one row a step.
 
 The clock is ``time.perf_counter_ns``. Times are in milliseconds, as measured; nothing
-is summarised here.
+is summarized here.
 """
 
 import time
 from collections.abc import Callable
 from typing import Any, Literal
 
-from minitrain.sync.strategy import SyncTrace
+from minitrain.sync.trace import SyncTrace
 
 Kind = Literal["plain", "instrumented", "bracketed"]
 Row = dict[str, Any]
@@ -78,6 +78,10 @@ class StepClock:
         if length_ns is not None:
             self.row[f"{part}_ms"] -= length_ns / NS_PER_MS
             self.row[f"{out_of_it}_ms"] = length_ns / NS_PER_MS
+
+    def note_buckets(self, trace: SyncTrace) -> None:
+        """Tell what the buckets of the backward pass tell, which ended just now."""
+        self.row |= bucket_times(trace, self.row["backward_ms"], self.now_ns)
 
     @property
     def now_ns(self) -> int:

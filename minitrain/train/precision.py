@@ -25,7 +25,7 @@ class Precision:
         return loss
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Bring synchronised gradients to the scale of the loss."""
+        """Bring synchronized gradients to the scale of the loss."""
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         """The optimizer's step, unless a gradient has overflowed."""
@@ -49,8 +49,8 @@ class BFloat16(Precision):
 class Float16(Precision):
     """Autocast to float16 with a scaled loss (``torch.amp.GradScaler``).
 
-    Where the synchronised gradients hold an infinity or a NaN, the step is left out
-    and the scale halved. Synchronised gradients are alike on all ranks, so all of them
+    Where the synchronized gradients hold an infinity or a NaN, the step is left out
+    and the scale halved. Synchronized gradients are alike on all ranks, so all of them
     leave it out.
     """
 

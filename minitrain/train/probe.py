@@ -7,24 +7,24 @@ reductions, and the gradient that comes out can be held to that of one whole bat
 Where training is in 16 bits it does so twice, with and without them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor
 
-from minitrain.data.batches import Batches
-from minitrain.sync.strategy import Strategy, Tuning, trained
+from minitrain.sync.strategy import trained, whole
 from minitrain.train.buffers import untouched_buffers
-from minitrain.train.clock import StepClock, always_plain
-from minitrain.train.loop import TrainResult, train
+from minitrain.train.config import RunConfig
+from minitrain.train.loop import train
+from minitrain.train.observer import LastLoss
 from minitrain.train.precision import Precision
-from minitrain.train.recorder import Recorder, Row
-from minitrain.train.rng import Stream, untouched_random_state
-
-Streams = Mapping[int, Stream] | None
+from minitrain.train.recorder import sha256_tensor
+from minitrain.train.result import Row, TrainResult
+from minitrain.train.rng import untouched_random_state
+from minitrain.train.worker import Worker
 
 
 class NoStep:
@@ -49,58 +49,57 @@ class OnlyAutocast(Precision):
         return self._precision.autocast()
 
 
-class OnlyGradients(Recorder):
-    """Keeps the gradients of its steps, and nothing else."""
+class GradientObserver(LastLoss):
+    """Keeps synchronized gradients, by name, and the losses of one step."""
 
-    def begin(self, step: int, moments: Any) -> None:
-        """Nothing is kept of what the step starts from."""
+    def __init__(self, worker: Worker) -> None:
+        super().__init__(worker)
+        self.gradients: dict[str, Tensor] = {}
 
-    def state(self, step: int, precision: Row | None = None) -> None:
-        """Nothing comes of it."""
+    def before_step(self) -> None:
+        named = self.worker.model.named_parameters()
+        gradients = {name: p.grad for name, p in named if p.grad is not None}
+        self.gradients = {
+            name: whole(gradient).cpu().clone() for name, gradient in gradients.items()
+        }
 
 
-def add_probes(
-    result: TrainResult,
-    sync: Strategy,
-    batches: Batches,
-    step: int,
-    precision: Precision,
-    streams: Streams,
-) -> None:
+def add_probes(result: TrainResult, worker: Worker, step: int) -> None:
     """Add to ``result`` the losses and gradients of ``step`` in eval mode, or a row
     that says why some rank cannot.
 
     Call it on all ranks, when the states have been saved.
     """
     passes = {"probe": Precision()}
-    if type(precision) is not Precision:
-        passes["rounded"] = OnlyAutocast(precision)
-    sync.module.eval()
-    if reason := _first(_why_not(sync, batches, step)):
+    if type(worker.precision) is not Precision:
+        passes["rounded"] = OnlyAutocast(worker.precision)
+    worker.sync.module.eval()
+    if reason := _first(_why_not(worker, step)):
         result.hashes.append({"kind": "no probe", "step": step, "reason": reason})
         return
-    for name, own in passes.items():
-        sync.model.zero_grad()
-        with untouched_buffers(sync.model), untouched_random_state():
-            once, recorder = _once(sync, batches, step, own, streams)
-        result.probes[name] = once.losses[0]
-        for key, tensor in recorder.kept["sampled"].items():
-            _, _, parameter = key.split("/", 2)
-            result.kept["sampled"][f"{name}/gradients/{parameter}"] = tensor
+    for name, precision in passes.items():
+        worker.model.zero_grad()
+        probe = worker.but(precision=precision, optimizer=NoStep())
+        with untouched_buffers(worker.model), untouched_random_state():
+            seen = _once(probe, step)
+        result.probes[name] = seen.shares()
+        for parameter, gradient in seen.gradients.items():
+            result.sampled[f"{name}/gradients/{parameter}"] = gradient
 
 
-def _why_not(sync: Strategy, batches: Batches, step: int) -> str:
+def _why_not(worker: Worker, step: int) -> str:
     """Why this rank cannot compute in eval mode, found out without the others; empty
     where it can. A collective that a rank does not reach would hang the rest.
     """
+    sync = worker.sync
     # who cannot go without collectives has them in this pass too
     if not type(sync).has_account:
         return ""
-    part = batches.parts(step)[0]
+    part = worker.batches.micro_batches(step)[0]
     sync.model.zero_grad()
     try:
-        with untouched_buffers(sync.model), untouched_random_state(), sync.silent():
-            loss = batches.loss(sync.module, part.inputs)
+        with untouched_buffers(sync.model), untouched_random_state(), sync.no_sync():
+            loss = worker.batches.loss(sync.module, part.inputs)
             loss.backward()
     except Exception as error:
         return f"{type(error).__name__}: {' '.join(str(error).split())[:100]}"
@@ -124,39 +123,25 @@ def _first(reason: str) -> str:
 
 
 def unwatched_gradients(
-    make: Callable[[], nn.Module],
-    strategy: type[Strategy],
-    tuning: Tuning,
-    batches: Batches,
-    precision: Precision,
+    config: RunConfig, device: torch.device | None = None
 ) -> Row | None:
     """Hashes of the gradients of step 0 under DDP as torch has it; None where the
     strategy is another thing without its hook.
 
-    ``make`` builds the model as a rank starts it, and leaves the random numbers where
-    training finds them. Call it on all ranks, before the model that is trained is made.
+    Call it on all ranks, before the worker that trains is made.
     """
-    if not (strategy.only_watches() and tuning.overlap):
+    if not (config.sync.only_watches() and config.tuning.overlap):
         return None
-    model = make()
-    sync = strategy(model, tuning, timed=False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    _, recorder = _once(sync, batches, 0, precision, None, optimizer)
-    sync.close()
-    row = next(row for row in recorder.rows if row["kind"] == "tensors")
-    return {"kind": "unwatched", "step": 0, "gradients": row["gradients"]}
+    worker = Worker(config, device=device, timed=False)
+    seen = _once(worker, 0)
+    worker.close()
+    # each knows the other, and the model would wait for the collector
+    del worker.observer
+    hashes = {name: sha256_tensor(grad) for name, grad in seen.gradients.items()}
+    return {"kind": "unwatched", "step": 0, "gradients": hashes}
 
 
-def _once(
-    sync: Strategy,
-    batches: Batches,
-    step: int,
-    precision: Precision,
-    streams: Streams,
-    optimizer: Any = None,
-) -> tuple[TrainResult, Recorder]:
-    recorder = OnlyGradients(sync.model, [step], [step])
-    clock = StepClock(kind_of_step=always_plain)
-    optimizer = optimizer or NoStep()
-    args = (sync, batches, optimizer, [step], recorder, clock, precision, streams)
-    return train(*args), recorder
+def _once(worker: Worker, step: int) -> GradientObserver:
+    observer = worker.observer = GradientObserver(worker)
+    train(worker, [step])
+    return observer

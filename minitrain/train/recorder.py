@@ -9,8 +9,7 @@ depends on its samples alone), and ``probe``, ``no probe`` and ``unwatched``
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,10 @@ from torch import Tensor, nn
 from minitrain.core.files import open_atomic
 from minitrain.data.batches import Batch
 from minitrain.data.cut import bytes_of, content_digest, tensors_of
-from minitrain.distributed.groups import barrier
-from minitrain.sync.strategy import SyncTrace, whole
+from minitrain.sync.strategy import whole
+from minitrain.sync.trace import SyncTrace
 from minitrain.train.buffers import Buffers, copy_buffers, same_buffers
-from minitrain.train.rng import random_state, same_random_state
+from minitrain.train.rng import RandomState, random_state, same_random_state
 
 Row = dict[str, Any]
 Tensors = dict[str, Tensor]
@@ -75,32 +74,43 @@ def _sum_of(digests: Iterable[int]) -> str:
 class Recorder:
     """Collects the rows of one rank while it trains, at ``steps``.
 
-    Of some things it keeps the tensors themselves, in ``kept``: ``gradients`` of step
-    0, ``early``, the model after the third step, and ``sampled``, of the steps of that
-    name, by ``STEP/KIND/NAME``: state ``before``, ``gradients``, ``moments`` of the
-    optimizer before its step, and parameters ``after``. What is not recorded is empty.
+    Of some it keeps the tensors themselves, in ``sampled``, by ``STEP/KIND/NAME``: of
+    the sampled steps state ``before``, ``gradients``, ``moments`` of the optimizer
+    before its step, and parameters ``after``; and ``early/state/NAME``, the model after
+    the third step. ``values`` has those of the step ``keep``, for whoever looks for a
+    cause: ``before``, ``gradients``, ``after``, and in a replay ``own``.
     """
 
     def __init__(
-        self, model: nn.Module, steps: Iterable[int], sampled: Iterable[int] = ()
+        self,
+        model: nn.Module,
+        steps: Iterable[int],
+        sampled: Iterable[int] = (),
+        keep: int | None = None,
     ) -> None:
         self._model = model
         self._steps = frozenset(steps)
         self._sampled = frozenset(sampled)
+        self._keep = keep
         self._layout: list[Row] = []
+        self._before_first: tuple[RandomState, Buffers] | None = None
         self._watched = False
         self.rows: list[Row] = []
-        self.kept: dict[str, Tensors] = {"gradients": {}, "early": {}, "sampled": {}}
+        self.sampled: Tensors = {}
+        self.values: dict[str, Any] = {}
 
     def wants(self, step: int) -> bool:
         """Whether ``step`` is a recorded one."""
         return step in self._steps
 
-    def begin(self, step: int, moments: Callable[[], Tensors]) -> None:
+    def samples(self, step: int) -> bool:
+        """Whether the tensors of ``step`` are kept for the witness."""
+        return step in self._sampled
+
+    def start(self, step: int, moments: Tensors) -> None:
         """Keep what a sampled step starts from; ``moments`` are the optimizer's."""
-        if step in self._sampled:
-            self._sample(step, "before", self._model.state_dict())
-            self._sample(step, "moments", moments())
+        self._sample(step, "before", self._model.state_dict())
+        self._sample(step, "moments", moments)
 
     def fed(self, step: int, parts: Sequence[Batch]) -> None:
         """Note what the model was given: each sample by its content, and the targets
@@ -117,29 +127,11 @@ class Recorder:
             ]
             self.rows.append({"kind": "fed", "step": step, "parts": named})
 
-    def _sample(self, step: int, kind: str, tensors: Mapping[str, Tensor]) -> None:
+    def _sample(
+        self, step: int | str, kind: str, tensors: Mapping[str, Tensor]
+    ) -> None:
         for name, tensor in _copy(tensors).items():
-            self.kept["sampled"][f"{step}/{kind}/{name}"] = tensor
-
-    @contextmanager
-    def step(
-        self,
-        step: int,
-        trace: SyncTrace,
-        precision: Callable[[], Row],
-        restart_clock: Callable[[], None],
-    ) -> Iterator[None]:
-        """Around the optimizer's step, after the gradients are synchronised."""
-        if not self.wants(step):
-            yield
-            return
-        self.layout(step, trace)
-        self.gradients(step)
-        restart_clock()
-        yield
-        self.state(step, precision())
-        # hashing at unlike pace must not become the next step's wait
-        barrier()
+            self.sampled[f"{step}/{kind}/{name}"] = tensor
 
     def layout(self, step: int, trace: SyncTrace) -> None:
         """Note DDP's buckets where they differ from those of the step before."""
@@ -152,18 +144,21 @@ class Recorder:
             self.rows.append({"kind": "buckets", "step": step, "buckets": layout})
 
     def gradients(self, step: int) -> None:
-        """Hash every gradient; call between synchronisation and optimizer."""
+        """Hash every gradient; call between synchronization and optimizer."""
         named = self._model.named_parameters()
         gradients = {name: p.grad for name, p in named if p.grad is not None}
         hashes = {name: sha256_tensor(grad) for name, grad in gradients.items()}
         self.rows.append({"kind": "tensors", "step": step, "gradients": hashes})
-        if step == 0:
-            self.kept["gradients"] = _copy(gradients)
         if step in self._sampled:
             self._sample(step, "gradients", gradients)
+        if step == self._keep:
+            self.values["gradients"] = _copy(gradients)
+            self.values["before"] = _copy(dict(self._model.named_parameters()))
 
     def own_gradients(self, step: int, gradients: Sequence[Tensors]) -> None:
-        """A replay tells what each rank adds to the sum; nothing is kept of it here."""
+        """A replay tells what each rank adds to the sum."""
+        if step == self._keep:
+            self.values["own"] = [dict(own) for own in gradients]
 
     def state(self, step: int, precision: Row | None = None) -> None:
         """Hash every parameter and buffer; call after the optimizer.
@@ -177,9 +172,11 @@ class Recorder:
         if precision:
             self.rows[-1]["precision"] = precision
         if step == EARLY_STEP:
-            self.kept["early"] = _copy(self._model.state_dict())
+            self._sample("early", "state", self._model.state_dict())
         if step in self._sampled:
             self._sample(step, "after", parameters)
+        if step == self._keep:
+            self.values["after"] = _copy(parameters)
 
     def state_of_ranks(
         self, step: int, buffers: Sequence[Buffers], precision: Row | None = None
@@ -196,15 +193,17 @@ class Recorder:
         names = [name for name, _ in self._model.named_buffers()]
         return dict(zip(names, map(sha256_tensor, buffers), strict=True))
 
-    @contextmanager
-    def watch_forward(self) -> Iterator[None]:
+    def before_forward(self) -> None:
+        """Before the first forward pass, note where generators and buffers stand."""
+        if not self._watched:
+            self._before_first = random_state(), copy_buffers(self._model)
+
+    def after_forward(self) -> None:
         """Note whether the first forward pass depends on its samples alone."""
-        if self._watched:
-            yield
+        if self._before_first is None:
             return
-        self._watched = True
-        numbers, buffers = random_state(), copy_buffers(self._model)
-        yield
+        numbers, buffers = self._before_first
+        self._before_first, self._watched = None, True
         self.rows.append(
             {
                 "kind": "forward",

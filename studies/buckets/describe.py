@@ -44,7 +44,7 @@ def speeds(rounds: Rounds, caps: list[str]) -> list[str]:
     pairs += [(f"ddp, {cap}", STOCK) for cap in caps if cap != DEFAULT]
     pairs += [(f"watched, {cap}", f"ddp, {cap}") for cap in caps]
     pairs += [(f"no overlap, {cap}", f"watched, {cap}") for cap in caps]
-    head = "| speed of | in terms of | ratio | 5-95 % | verdict |"
+    head = "| speed of | relative to | ratio | 5-95 % | verdict |"
     lines = [head, "|---" * 5 + "|"]
     for one in [rounds.compare(*pair) for pair in pairs]:
         ratio = f"{one.ratio:.3f} | {one.low:.3f} to {one.high:.3f}"

@@ -7,7 +7,7 @@ import pandas as pd
 from minitrain.analysis.comparison import Rounds
 from minitrain.core.errors import run_stage
 from minitrain.core.files import atomic_path, read_json
-from minitrain.report.canvas import BLACK, BLUE, GREEN, GREY, ORANGE, canvas, save
+from minitrain.report.canvas import BLACK, BLUE, GRAY, GREEN, ORANGE, canvas, save
 from minitrain.report.numbers import percent, plural, times
 
 STUDY = Path(__file__).resolve().parent
@@ -55,20 +55,20 @@ def draw(rounds: Rounds, buckets: dict[str, int]) -> None:
     floor = 1 + rounds.noise_floor()
     axes.axhspan(1 / floor, floor, color="#e4e4e4", linewidth=0, label="noise floor")
     ceiling = rounds.compare(CEILING, STOCK).ratio
-    axes.axhline(ceiling, color=GREY, linestyle="--", label=CEILING)
+    axes.axhline(ceiling, color=GRAY, linestyle="--", label=CEILING)
     axes.axhline(1, color=BLACK, linewidth=0.8)
-    for shift, (series, (colour, shape, name)) in enumerate(SERIES.items(), -1):
+    for shift, (series, (color, shape, name)) in enumerate(SERIES.items(), -1):
         for x, cap in enumerate(buckets):
-            arm, known, inside = f"{series}, {cap}", "" if x else name, colour
-            # in terms of itself it would be 1: its twin says more
+            arm, known, inside = f"{series}, {cap}", "" if x else name, color
+            # relative to itself it would be 1: its twin says more
             if arm == STOCK:
                 arm, known, inside = AGAIN, "the default again", "white"
             one, at = rounds.compare(arm, STOCK), x + 0.2 * shift
-            axes.vlines(at, one.low, one.high, color=colour, linewidth=2)
-            axes.plot(at, one.ratio, shape, color=colour, label=known, mfc=inside)
+            axes.vlines(at, one.low, one.high, color=color, linewidth=2)
+            axes.plot(at, one.ratio, shape, color=color, label=known, mfc=inside)
     counts = [f"{cap}\n{plural(n, 'bucket')}" for cap, n in buckets.items()]
     axes.set_xticks(range(len(buckets)), counts)
-    axes.set_ylabel(f"speed in terms of {DEFAULT}\n(bars: 5-95 % interval)")
+    axes.set_ylabel(f"speed relative to {DEFAULT}\n(bars: 5-95 % interval)")
     axes.legend(
         loc="lower left", bbox_to_anchor=(-0.02, 1), ncols=3, frameon=False, fontsize=9
     )

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 from buckets_settings import Buckets
 
-from minitrain.bench.arms import Arm, Row, close, enter, silent_arm, take_turns
+from minitrain.bench.arms import Arm, Row, close, enter, no_sync_arm, take_turns
 from minitrain.bench.turns import load_turns
 from minitrain.core.errors import run_stage
 from minitrain.core.files import open_atomic, write_json
@@ -59,14 +59,14 @@ def compete(
         rounds = progress(range(count), "rounds", total=count, show=is_main_process())
         contestants: list[Any] = [*enter(params, ROOT / "data/shards", arms)]
         rows = take_turns(contestants, rounds, study.steps_per_round)
-        by_name = {one.arm.name: one.sync.trace.events for one in contestants}
+        by_name = {one.arm.name: one.worker.sync.trace.events for one in contestants}
         events = {cap: by_name[f"watched, {cap}"] for cap in caps}
         close(contestants)
     return rows, {cap: [e.num_bytes for e in found] for cap, found in events.items()}
 
 
 def arms_of(world_size: int, caps: dict[str, float | None]) -> Iterator[Arm]:
-    yield silent_arm("no communication", world_size, 1)
+    yield no_sync_arm("no communication", world_size, 1)
     for series, (overlap, timed) in SERIES.items():
         for cap, mb in caps.items():
             changes = (("sync", "ddp"), ("bucket_cap_mb", mb), ("overlap", overlap))

@@ -12,7 +12,7 @@ from minitrain.core.errors import run_stage
 from minitrain.core.files import open_atomic, read_json
 from minitrain.core.provenance import measured_where
 from minitrain.core.study import load_study
-from minitrain.report.numbers import capitalised
+from minitrain.report.numbers import capitalized
 
 STUDY = Path(__file__).resolve().parent
 # NCCL adds in the memory of GPUs, for which a copy on the CPU is no limit
@@ -61,7 +61,7 @@ def sentences(table: pd.DataFrame, world_size: int) -> Iterator[str]:
         mine = table[(table["backend"] == name) & (table["world_size"] == world_size)]
         best: Any = mine.nlargest(1, "busbw_gb_per_s").iloc[0]
         rate = f"{short(best.busbw_gb_per_s)} GB/s, at {size(best.num_bytes)}"
-        yield f"- {capitalised(NAMES[name])}: the highest bus bandwidth is {rate}."
+        yield f"- {capitalized(NAMES[name])}: the highest bus bandwidth is {rate}."
         if name in LIMITED:
             limit = short(us.at[most, name] / us.at[most, "copy"])
             yield f"  {size(most)} take {limit} times as long as a plain copy of them."

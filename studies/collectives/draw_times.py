@@ -10,11 +10,11 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from minitrain.core.errors import run_stage
-from minitrain.report.canvas import BLUE, GREEN, GREY, ORANGE, canvas, save
+from minitrain.report.canvas import BLUE, GRAY, GREEN, ORANGE, canvas, save
 from minitrain.report.scaling_plot import spread
 
 STUDY = Path(__file__).resolve().parent
-COLOURS = {"gloo": ORANGE, "shm": BLUE, "nccl": GREEN, "copy": GREY}
+COLORS = {"gloo": ORANGE, "shm": BLUE, "nccl": GREEN, "copy": GRAY}
 STYLES = ("-", "--", ":", "-.")
 
 
@@ -28,20 +28,20 @@ def main() -> None:
     ends = {}
     by_line: Any = powers.groupby(["backend", "world_size"])
     for (name, world_size), rows in by_line:
-        colour, x = COLOURS[name], rows["num_bytes"]
+        color, x = COLORS[name], rows["num_bytes"]
         style = STYLES[world_sizes.index(world_size) % len(STYLES)]
-        axes.plot(x, rows["p50_us"], style, color=colour, linewidth=2)
+        axes.plot(x, rows["p50_us"], style, color=color, linewidth=2)
         if world_size == world_sizes[0]:
             low, high = rows["p5_us"], rows["p95_us"]
-            axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
-        ends[f"{NAMES[name]}, {world_size}"] = rows["p50_us"].iloc[-1], colour
+            axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
+        ends[f"{NAMES[name]}, {world_size}"] = rows["p50_us"].iloc[-1], color
     scale(axes, sorted(powers["num_bytes"].unique()))
     label(axes, ends)
     note = (
         f"numbers: processes; lines: medians; bands: 5-95 % of the trials of "
         f"{world_sizes[0]} processes"
     )
-    figure.text(0.99, 0.015, note, ha="right", fontsize=9.5, color=GREY)
+    figure.text(0.99, 0.015, note, ha="right", fontsize=9.5, color=GRAY)
     save(figure, STUDY / "collectives.png")
 
 

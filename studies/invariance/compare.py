@@ -31,11 +31,10 @@ def main() -> None:
     steps: dict[str, Any] = {"num_steps": study.num_steps, "num_epochs": None}
     epochs: dict[str, Any] = {"num_steps": None, "num_epochs": study.num_epochs}
     sgd = {**epochs, "optimizer": "sgd", "grad_accumulation_steps": 2}
-    few = study.num_samples
     cases = {
         "adamw, default data": (steps, None),
-        "adamw, epochs with an uneven tail": (epochs, few),
-        "sgd and accumulation, the same epochs": (sgd, few),
+        "adamw, epochs with an uneven tail": (epochs, study.num_samples),
+        "sgd and accumulation, the same epochs": (sgd, study.num_samples),
     }
     result: dict[str, Any] = {}
     for case, (changes, num_samples) in cases.items():

@@ -14,14 +14,14 @@ from ladder_settings import Ladder
 from torch import nn
 
 from minitrain.core.errors import run_stage
-from minitrain.core.files import open_atomic, sha256_file, write_json
+from minitrain.core.files import open_atomic, write_json
 from minitrain.core.params import load_params
 from minitrain.core.progress import progress
-from minitrain.core.provenance import provenance
+from minitrain.core.provenance import code_sha256, provenance
 from minitrain.core.study import load_study
 from minitrain.proof.bits import bits_rung
 from minitrain.testing.check import examine
-from minitrain.testing.trial import run_one_process, run_ranks, trial_of
+from minitrain.testing.trial import in_memory, run_alone, run_ranks
 
 STUDY = Path(__file__).resolve().parent
 ROOT = STUDY.parents[1]
@@ -32,7 +32,7 @@ def main() -> None:
     study = load_study(STUDY, Ladder)
     stated = load_params(ROOT / "params.yaml")
     params = stated.at(ROOT)
-    plain = trial_of(params, ROOT / "data/shards/world-1", study.num_steps)
+    plain = in_memory(params, ROOT / "data/shards/world-1", study.num_steps)
     single, double = plain.factory, lambda: plain.factory().double()
     cases = {
         "AdamW": plain,
@@ -42,7 +42,7 @@ def main() -> None:
     }
     rows = []
     for name, trial in cases.items():
-        one = run_one_process(trial)
+        one = run_alone(trial)
         for world_size in progress(study.world_sizes, name):
             run, again = (run_ranks(trial, world_size) for _ in range(2))
             rungs = examine(trial, world_size, run=run, one=one).rungs
@@ -50,9 +50,10 @@ def main() -> None:
             where = {"case": name, "world_size": world_size}
             rows += [where | {"rung": r} | asdict(rung) for r, rung in rungs.items()]
     origin = {
-        "model": stated.model.model_dump(mode="json")
-        | {"sha256": sha256_file(ROOT / stated.model.file)},
+        "model": stated.model.model_dump(mode="json"),
         "train": stated.train.model_dump(mode="json"),
+        # the report shows the ladder beside runs that the same code trained
+        "train_code_sha256": code_sha256(ROOT / "stages/train.py"),
         "provenance": provenance(Path(__file__)),
     }
     # The report of the pipeline shows it too, but as no output of this stage: else

@@ -11,7 +11,7 @@ from minitrain.report.canvas import BLUE, GREEN, ORANGE, PURPLE, canvas, save
 from minitrain.report.numbers import percent
 
 STUDY = Path(__file__).resolve().parent
-# a colour and a shape for each strategy, in the order of the study
+# a color and a shape for each strategy, in the order of the study
 LOOKS = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "D"), (PURPLE, "^"))
 
 
@@ -40,12 +40,12 @@ def draw(together: pd.DataFrame) -> None:
     figure, axes = canvas(3.9, headline(together), right=0.97)
     names = list(together["strategy"].unique())
     counts = sorted(together["rounds"].unique())
-    for row, (name, (colour, shape)) in enumerate(zip(names, LOOKS, strict=False)):
+    for row, (name, (color, shape)) in enumerate(zip(names, LOOKS, strict=False)):
         own = together[together["strategy"] == name].set_index("rounds").loc[counts]
         x = [at + 0.12 * (2 * row - len(names) + 1) for at in range(len(counts))]
         low, high = 100 * own["floor_p5"], 100 * own["floor_p95"]
-        axes.vlines(x, low, high, color=colour, linewidth=2)
-        axes.plot(x, 100 * own["floor_p50"], shape, color=colour, label=name)
+        axes.vlines(x, low, high, color=color, linewidth=2)
+        axes.plot(x, 100 * own["floor_p50"], shape, color=color, label=name)
     rates = together.set_index(["rounds", "strategy"])["alarms_apart"]
     each = [" | ".join(f"{100 * rates[n, name]:.1f}" for name in names) for n in counts]
     ticks = [f"{n}\n{alarms} %" for n, alarms in zip(counts, each, strict=True)]

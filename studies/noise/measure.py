@@ -15,7 +15,7 @@ from minitrain.core.progress import progress
 from minitrain.core.provenance import provenance
 from minitrain.distributed.groups import distributed, is_main_process
 from minitrain.distributed.launcher import launch
-from minitrain.sync.catalog import find_strategy
+from minitrain.sync.catalog import guarantees_of
 
 STUDY = Path(__file__).resolve().parent
 ROOT = STUDY.parents[1]
@@ -26,8 +26,8 @@ def main() -> None:
     params = params.with_train(global_batch_size=study.global_batch_size)
     for name in study.strategies:
         try:
-            strategy = find_strategy(name)
-            strategy.require(params.train, study.world_size, params.train.precision)
+            guarantees = guarantees_of(name)
+            guarantees.require(params.train, study.world_size, params.train.precision)
         except UserError as error:
             where = f"{STUDY / 'params.yaml'}: noise.strategies"
             raise UserError(f"{where}: {error}") from None

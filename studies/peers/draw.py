@@ -1,4 +1,4 @@
-"""Draw and tabulate how fast each arm is in terms of the raw DDP loop."""
+"""Draw and tabulate how fast each arm is relative to the raw DDP loop."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ import pandas as pd
 from minitrain.analysis.comparison import Comparison, Rounds
 from minitrain.core.errors import run_stage
 from minitrain.core.files import open_atomic, read_json
-from minitrain.report.canvas import BLACK, BLUE, GREY, canvas, save
+from minitrain.report.canvas import BLACK, BLUE, GRAY, canvas, save
 
 STUDY = Path(__file__).resolve().parent
 RAW, AGAIN, OWN = "raw DDP loop", "raw DDP loop again", "minitrain, ddp"
@@ -66,7 +66,7 @@ def draw(found: dict[int, list[Comparison]]) -> None:
             y += 1
             names[y] = one.arm_a
             if one.arm_a != RAW:
-                seen = BLUE if one.verdict != "no difference seen" else GREY
+                seen = BLUE if one.verdict != "no difference seen" else GRAY
                 axes.plot([one.low, one.high], [y, y], color=seen, linewidth=2)
                 axes.plot(one.ratio, y, "o", color=seen, markersize=6)
         axes.fill_betweenx([top + 0.4, y + 0.4], 1 / floor, floor, color="#e4e4e4")
@@ -75,7 +75,7 @@ def draw(found: dict[int, list[Comparison]]) -> None:
     axes.set_yticks(list(names), list(names.values()), fontsize=9)
     axes.set_ylim(y - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
-    label = "speed in terms of the raw DDP loop (grey band: noise floor; bars: 5-95 %)"
+    label = "speed relative to the raw DDP loop (gray band: noise floor; bars: 5-95 %)"
     axes.set_xlabel(label, fontsize=9)
     save(figure, STUDY / "peers.png")
 

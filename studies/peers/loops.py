@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from minitrain.bench.arms import Arm, Contestant, silent_arm
+from minitrain.bench.arms import Arm, Contestant, no_sync_arm
 from minitrain.core.params import Params
-from minitrain.train.run import optimizer_of
+from minitrain.sync.catalog import PLAIN
 
 RAW, AGAIN = "raw DDP loop", "raw DDP loop again"
-SILENT = "no communication"
+NO_SYNC = "no communication"
 Wrapped = tuple[nn.Module, Optimizer, Callable[[Tensor], None]]
 
 
@@ -60,14 +60,15 @@ class HandWritten(Contestant):
     def __init__(
         self, arm: Peer, params: Params, shards: Path, group: dist.ProcessGroup
     ) -> None:
-        super().__init__(arm, params, shards, group)
-        optimizer = optimizer_of(self.model, params.train)
-        self.wrapped, self.optimizer, self.backward = arm.wrap(self.model, optimizer)
+        # nothing of ours around the model, so that the library can wrap it
+        super().__init__(arm, params.with_train(sync=PLAIN), shards, group)
+        wrapped = arm.wrap(self.worker.model, self.worker.optimizer)
+        self.wrapped, self.optimizer, self.backward = wrapped
 
     def train(self, steps: Iterable[int]) -> None:
         world_size = dist.get_world_size()
         for step in steps:
-            (batch,) = self.batches.parts(step)
+            (batch,) = self.worker.batches.micro_batches(step)
             loss = self.wrapped(**batch.inputs).loss
             # DDP averages over ranks; what is wanted is the mean over all real targets
             share = batch.num_targets * world_size / batch.global_targets
@@ -77,7 +78,7 @@ class HandWritten(Contestant):
 
 
 def arms_of(world_size: int) -> Iterator[Arm]:
-    yield silent_arm(SILENT, world_size, 1)
+    yield no_sync_arm(NO_SYNC, world_size, 1)
     yield Peer(RAW, world_size, 1)
     yield Arm("minitrain, ddp", world_size, 1, (("sync", "ddp"),))
     yield Peer("Accelerate", world_size, 1, wrap=with_accelerate)

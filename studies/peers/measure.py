@@ -1,7 +1,7 @@
 """minitrain's loop beside a raw DDP loop, Accelerate and Lightning Fabric.
 
 The same model, batches and optimizer in the same processes, taking turns. When all
-have had all turns, every arm's state is hashed: those that synchronise must have the
+have had all turns, every arm's state is hashed: those that synchronize must have the
 same bits, or they did not do the same work.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from loops import RAW, SILENT, arms_of
+from loops import NO_SYNC, RAW, arms_of
 from peers_settings import Peers
 
 from minitrain.bench.arms import Contestant, Row, close, enter, take_turns
@@ -43,7 +43,7 @@ def main() -> None:
         states[str(size)] = {name: [rank[1][name] for rank in ranks] for name in names}
     for batch, arms in states.items():
         others = [name for name, ranks in arms.items() if {*ranks} != {arms[RAW][0]}]
-        if others != [SILENT]:
+        if others != [NO_SYNC]:
             raise EvidenceError(f"batch {batch}: other bits than {RAW}: {others}")
     with open_atomic(STUDY / "rounds.csv") as file:
         pd.DataFrame(rows).to_csv(file, index=False)

@@ -48,12 +48,12 @@ def draw_speed(
     of_ceiling = f"of the ceiling's speed at batch {large}"
     title = f"{best} has {100 * share:.0f} % {of_ceiling}, {STOCK} {100 * stock:.0f} %"
     figure, axes = canvas(0.32 * len(arms), title, right=0.97, left=0.24, head=0.4)
-    for offset, size, colour in ((-0.15, large, BLUE), (0.15, small, ORANGE)):
+    for offset, size, color in ((-0.15, large, BLUE), (0.15, small, ORANGE)):
         for row, arm in enumerate(arms):
             found = speeds[size].compare(arm, CEILING)
             label = f"global batch {size}" if row == 0 else None
-            axes.hlines(row + offset, found.low, found.high, colour, linewidth=2)
-            axes.plot(found.ratio, row + offset, "o", color=colour, label=label)
+            axes.hlines(row + offset, found.low, found.high, color, linewidth=2)
+            axes.plot(found.ratio, row + offset, "o", color=color, label=label)
     axes.axvline(1, color="#777777", linewidth=0.8)
     axes.set_yticks(range(len(arms)), arms)
     axes.set(ylim=(len(arms) - 0.5, -0.5), xlim=(0, None))

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 from strategies_settings import Strategies
 
-from minitrain.analysis.account import account, summarise
+from minitrain.analysis.account import account, summarize
 from minitrain.bench.ledger import count_step
 from minitrain.bench.turns import load_turns
 from minitrain.core.errors import UserError, run_stage
@@ -20,7 +20,7 @@ from minitrain.core.provenance import provenance
 from minitrain.distributed.launcher import launch
 from minitrain.sync.catalog import STRATEGIES
 from minitrain.testing.check import examine
-from minitrain.testing.trial import trial_of
+from minitrain.testing.trial import in_memory
 from minitrain.train.run import Job, train_rank
 
 STUDY = Path(__file__).resolve().parent
@@ -46,11 +46,11 @@ def main() -> None:
         counted, expected = launch(
             count_step, world_size, chosen, SHARDS, timeout_s=300
         )[0]
-        trial = trial_of(chosen, SHARDS / "world-1", STEPS_OF_LADDER)
+        run = in_memory(chosen, SHARDS / "world-1", STEPS_OF_LADDER)
         verdicts = {
             size: {
                 rung: result.verdict
-                for rung, result in examine(trial, size).rungs.items()
+                for rung, result in examine(run, size).rungs.items()
             }
             for size in (world_size, 2 * world_size)
         }
@@ -76,7 +76,7 @@ def timed(params: Params, world_size: int) -> dict[str, Any]:
                 read_json(folder / "provenance.json")["peak_memory_mb"]
             ),
             "final_loss": float(pd.read_csv(folder / "losses.csv")["loss"].iloc[-1]),
-            "summary": summarise(timings, warmup),
+            "summary": summarize(timings, warmup),
             "account": account(timings, warmup),
         }
 

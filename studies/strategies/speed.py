@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 from strategies_settings import Strategies
 
-from minitrain.bench.arms import Arm, measure, silent_arm
+from minitrain.bench.arms import Arm, measure, no_sync_arm
 from minitrain.bench.turns import load_turns
 from minitrain.core.errors import run_stage
 from minitrain.core.files import open_atomic, write_json
@@ -21,7 +21,7 @@ from minitrain.core.progress import progress
 from minitrain.core.provenance import provenance
 from minitrain.distributed.groups import distributed, is_main_process
 from minitrain.distributed.launcher import launch
-from minitrain.sync.catalog import PLAIN, STRATEGIES, find_strategy
+from minitrain.sync.catalog import PLAIN, STRATEGIES, guarantees_of
 
 STUDY = Path(__file__).resolve().parent
 ROOT = STUDY.parents[1]
@@ -41,7 +41,7 @@ def main() -> None:
     study, params = load_turns(STUDY, Strategies, MOST_PARTS)
     for arm in arms_of(study.world_size):
         own = arm.params(params).train
-        find_strategy(own.sync).require(own, study.world_size, own.precision)
+        guarantees_of(own.sync).require(own, study.world_size, own.precision)
     rows = []
     for size in study.global_batch_sizes:
         run = partial(rounds, params, study, size)
@@ -70,7 +70,7 @@ def rounds(params: Params, study: Strategies, size: int) -> list[dict[str, Any]]
 
 
 def arms_of(world_size: int) -> Iterator[Arm]:
-    yield silent_arm("no communication", world_size, 1)
+    yield no_sync_arm("no communication", world_size, 1)
     for name in STRATEGIES:
         yield Arm(name, world_size, 1, (("sync", name),))
     for name, changes in VARIANTS.items():

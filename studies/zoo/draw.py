@@ -72,7 +72,7 @@ def draw_losses(result: dict[str, Any]) -> None:
     figure.supylabel("loss (nats per token)", fontsize=9)
     figure.suptitle(
         f"{len(unseen)} of {len(bugs)} bugs move the loss less than another seed does\n"
-        "(blue: clean, orange: with the bug, grey: clean runs of all seeds)",
+        "(blue: clean, orange: with the bug, gray: clean runs of all seeds)",
         fontsize=11,
         fontweight="bold",
     )

@@ -13,8 +13,8 @@ from minitrain.analysis.account import (
     account,
     account_intervals,
     ddp_says,
-    summarise,
-    summarised,
+    summarize,
+    summarized,
 )
 
 WARMUP = 10
@@ -89,7 +89,7 @@ def timings(*more: dict[str, Any]) -> pd.DataFrame:
 
 
 def test_warmup_and_hashed_steps_are_left_out() -> None:
-    assert set(summarised(timings(), WARMUP)["step"]) == {10, 11, 12, 13}
+    assert set(summarized(timings(), WARMUP)["step"]) == {10, 11, 12, 13}
 
 
 def test_account_by_hand() -> None:
@@ -184,18 +184,18 @@ def test_ddps_own_log_beside_the_clock() -> None:
     assert all(said == missing for said in says.values())
 
 
-def test_nothing_left_to_summarise() -> None:
+def test_nothing_left_to_summarize() -> None:
     result = account(timings(), 1000)
     assert set(result.values()) == {None}
-    summary = summarise(timings(), 1000)
-    assert summary.pop("num_steps_summarised") == 0
+    summary = summarize(timings(), 1000)
+    assert summary.pop("num_steps_summarized") == 0
     assert set(summary.values()) == {None}
 
 
 def test_summary_by_hand() -> None:
-    summary = summarise(timings(), WARMUP)
+    summary = summarize(timings(), WARMUP)
     expected = {
-        "num_steps_summarised": 2,
+        "num_steps_summarized": 2,
         # rank 0 took 90 + 98, rank 1 100 + 96 ms; 100 tokens in each step
         "tokens_per_s": 200 / 0.196,
         # a step lasts as long as its slowest rank: 100 and 98 ms
@@ -223,7 +223,7 @@ def test_no_rank_took_the_sum_of_the_slowest() -> None:
         for step in range(4)
         for rank in (0, 1)
     ]
-    summary = summarise(pd.DataFrame([*rows, bracketed(11, 0)]), WARMUP)
+    summary = summarize(pd.DataFrame([*rows, bracketed(11, 0)]), WARMUP)
     # 4 steps of 2 x 50 tokens
     assert summary["tokens_per_s"] == pytest.approx(400 / 0.4)
     assert summary["step_p50_ms"] == 110
@@ -235,7 +235,7 @@ def test_typical_step_and_skew_are_medians() -> None:
     for step, ms, apart in ((10, 98, 2), (12, 100, 4), (14, 130, 30)):
         rows.append(plain(step, 0, ms))
         rows.append(plain(step, 1, 90, last_bucket_at_ns=10**9 + apart * MS))
-    summary = summarise(pd.DataFrame([*rows, bracketed(11, 0)]), WARMUP)
+    summary = summarize(pd.DataFrame([*rows, bracketed(11, 0)]), WARMUP)
     assert (summary["step_p50_ms"], summary["skew_p50_ms"]) == (100, 4)
     # 98 + 100 + 130 over 3
     assert summary["step_mean_ms"] == pytest.approx(328 / 3)
@@ -246,22 +246,22 @@ def test_hashed_steps_keep_their_bracketed_backward() -> None:
     late = bracketed(30, 0, recorded=True, backward_ms=100)
     table = pd.DataFrame([*clean_rows(), late])
     # 70, 80, 100
-    assert summarise(table, WARMUP)["backward_bracketed_p50_ms"] == 80
+    assert summarize(table, WARMUP)["backward_bracketed_p50_ms"] == 80
 
 
 def test_instrumented_steps_are_no_part_of_the_throughput() -> None:
     slow = instrumented(15, 0, step_ms=9e9, tokens=10**9)
-    assert summarise(timings(slow), WARMUP) == summarise(timings(), WARMUP)
+    assert summarize(timings(slow), WARMUP) == summarize(timings(), WARMUP)
 
 
 def test_one_rank_has_no_skew() -> None:
     table = timings()
-    assert summarise(table[table["rank"] == 0], WARMUP)["skew_p50_ms"] is None
+    assert summarize(table[table["rank"] == 0], WARMUP)["skew_p50_ms"] is None
 
 
 def test_no_communication_no_overlap() -> None:
     columns = ["comm_total_ms", "comm_hidden_ms", "last_bucket_at_ns"]
-    summary = summarise(timings().drop(columns=columns), WARMUP)
+    summary = summarize(timings().drop(columns=columns), WARMUP)
     names = ["allreduce_p50_ms", "allreduce_p95_ms", "overlap", "skew_p50_ms"]
     assert [summary[name] for name in names] == [None] * 4
     assert summary["step_mean_ms"] == 99

@@ -40,9 +40,9 @@ def test_expected_arms() -> None:
         "one_process",
         "one_process_all_cores",
         "gloo-2",
-        "gloo-2-silent",
+        "gloo-2-no-sync",
         "gloo-2-again",
-        "gloo-2-silent-again",
+        "gloo-2-no-sync-again",
         "one_process-again",
         "gloo-2-timed",
     ]
@@ -64,7 +64,7 @@ def test_arms_that_are_expected_are_those_that_take_turns(
     assert measured == set(expected_arms(world_sizes))
 
 
-@pytest.mark.parametrize("pair", ["gloo-2", "gloo-2-silent", "one_process"])
+@pytest.mark.parametrize("pair", ["gloo-2", "gloo-2-no-sync", "one_process"])
 def test_noise_floor_is_that_of_the_worst_pair(pair: str) -> None:
     """Identical arms can differ systematically, and one pair may happen not to."""
     table = twin_seconds(exact(), [1.03] * 5, pair)
@@ -78,7 +78,7 @@ def test_spread_is_the_median_over_arms() -> None:
     speeds = {
         "one_process": [100, 100, 100, 100, 100],
         "gloo-2": [100, 200, 300, 400, 500],
-        "gloo-2-silent": [100, 110, 120, 130, 140],
+        "gloo-2-no-sync": [100, 110, 120, 130, 140],
     }
     for arm, values in speeds.items():
         table.loc[table["arm"] == arm, "seconds"] = [4_000 / v for v in values]

@@ -1,81 +1,19 @@
-"""What every README says of the code that made its result: true, and no more."""
+"""Which code made a result, and whether there is newer code: true, and no more."""
 
 import json
-import re
 import shutil
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 from project import ROOT
-from ruamel.yaml import YAML
 
 from minitrain.analysis.made_by import Made, label, made_by_pipeline, made_in_study
 from minitrain.core.provenance import code_sha256
-from studies.label import labels
 
 STUDIES = sorted(file.parent for file in ROOT.glob("studies/*/dvc.yaml"))
-PLACES = [ROOT, *STUDIES]
-# the only folders that hold code
-CODE = {"minitrain", "stages"}
 MACHINE = {"cpu": "Abacus", "gpu": None, "cores": 2, "torch": "2.13.0"}
 ORIGIN = {"measured_at": "2026-01-02T03:04:05Z", "machine": MACHINE}
-
-
-def made_in(folder: Path) -> list[Made]:
-    if folder != ROOT:
-        return made_in_study(folder)
-    manifest = json.loads((ROOT / "metrics/manifest.json").read_text())
-    return made_by_pipeline(ROOT, manifest)
-
-
-def code_in_lock(made: Made) -> str:
-    """The hash once more, from what stands in dvc.lock alone."""
-    folder = next(p for p in made.script.parents if (p / "dvc.lock").exists())
-    stages = YAML(typ="safe").load((folder / "dvc.lock").read_text())["stages"]
-    names = {made.script.name, f"stages.{made.script.stem}"}
-    lock = next(s for s in stages.values() if names & {*s["cmd"].split()})
-    md5s = {
-        (folder / dep["path"]).resolve().relative_to(ROOT).as_posix(): dep["md5"]
-        for dep in lock["deps"]
-        if dep["path"].endswith(".py") or CODE & {*Path(dep["path"]).parts}
-    }
-    lines = [f"{md5s[name]}  {name}\n" for name in sorted(md5s)]
-    return sha256("".join(lines).encode()).hexdigest()
-
-
-@pytest.mark.parametrize("folder", PLACES, ids=lambda folder: folder.name)
-def test_lock_names_the_code_that_made_the_result(folder: Path) -> None:
-    """`dvc commit` over an old result would make it look new."""
-    for made in made_in(folder):
-        if made.code is not None:
-            assert made.code == code_in_lock(made), made.script
-
-
-@pytest.mark.parametrize("folder", PLACES, ids=lambda folder: folder.name)
-def test_readme_says_which_code_made_the_result(folder: Path) -> None:
-    text = (folder / "README.md").read_text()
-    (shown,) = re.findall("<!-- made-by -->\n(.*?)<!-- /made-by -->", text, re.DOTALL)
-    if shown != labels()[folder]:
-        line = "run .venv/bin/python studies/label.py"
-        pytest.fail(f"{folder}/README.md: {line}", pytrace=False)
-
-
-@pytest.mark.parametrize("folder", PLACES, ids=lambda folder: folder.name)
-def test_label_warns_exactly_where_the_code_is_not_that_of_today(folder: Path) -> None:
-    today = all(made.code == code_sha256(made.script) for made in made_in(folder))
-    assert ("Newer code may give other numbers" in labels()[folder]) != today
-
-
-def test_page_shows_no_study_that_other_code_made() -> None:
-    """The report does not run again where only code of the study changes."""
-    page = (ROOT / "metrics/report.md").read_text()
-    texts = labels()
-    known = "Newer code" in texts[ROOT]
-    if "The study studies/ladder trained" in page and not known:
-        again = "run .venv/bin/dvc repro --force --single-item report"
-        assert "Newer code" not in texts[ROOT / "studies/ladder"], again
 
 
 def test_every_study_has_a_result_with_a_script() -> None:

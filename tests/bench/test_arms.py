@@ -22,19 +22,21 @@ from minitrain.bench.arms import (
     close,
     enter,
     measure,
+    no_sync_arm,
     only_ddp,
-    silent_arm,
     take_turns,
 )
 from minitrain.bench.ledger import CollectiveLedger
 from minitrain.bench.load import Usage, load_of
+from minitrain.core.errors import UserError
 from minitrain.core.params import Params
 from minitrain.data.order import GlobalOrder
+from minitrain.data.text import VOCAB_SIZE
 from minitrain.distributed.launcher import launch
+from minitrain.model.factory import build_model
 from minitrain.sync.catalog import PLAIN, find_strategy
 from minitrain.sync.stock import StockDDP
 from minitrain.sync.strategy import Strategy
-from minitrain.train.run import start_model
 
 STEPS = 2
 
@@ -62,12 +64,12 @@ def test_arms_of_two_world_sizes() -> None:
         "one_process": (PLAIN, 1, False),
         "one_process_all_cores": (PLAIN, 1, False),
         "gloo-2": ("ddp", 2, False),
-        "gloo-2-silent": (PLAIN, 2, False),
+        "gloo-2-no-sync": (PLAIN, 2, False),
         "gloo-4": ("ddp", 4, False),
-        "gloo-4-silent": (PLAIN, 4, False),
+        "gloo-4-no-sync": (PLAIN, 4, False),
         "gloo-4-timed": ("ddp", 4, True),
         "gloo-4-again": ("ddp", 4, False),
-        "gloo-4-silent-again": (PLAIN, 4, False),
+        "gloo-4-no-sync-again": (PLAIN, 4, False),
         "one_process-again": (PLAIN, 1, False),
     }
     assert find_strategy(PLAIN) is Strategy
@@ -107,7 +109,7 @@ def measured(folder: Path, slow_start: bool) -> list[dict[str, Any]]:
     train = arms.train
 
     def slow_train(*rest: Any) -> Any:
-        steps: Iterable[int] = rest[3]
+        steps: Iterable[int] = rest[1]
         if slow_start and len(list(steps)) == 1:
             time.sleep(1)
         return train(*rest)
@@ -172,13 +174,13 @@ def digest(state: dict[str, Tensor]) -> str:
 
 def test_arms_communicate_or_do_not_as_their_names_say(shards: Path) -> None:
     ranks = launch(sent, 2, shards, timeout_s=120)
-    model = start_model(params(2), 0)
+    model = build_model(params(2).model, VOCAB_SIZE)
     gradients = sum(4 * p.numel() for p in model.parameters())
     names = [arm.name for arm in arms_of(params(2)) if arm.processes == 2]
     assert len(names) == 5
     for name in names:
         (size, state), (_, other) = (rank[name] for rank in ranks)
-        silent = "silent" in name
+        silent = "no-sync" in name
         assert size == (0 if silent else gradients), name
         # each rank on its own part of the batch, or all on the mean of them
         assert (state != other) is silent, name
@@ -229,7 +231,7 @@ def counted(folder: Path) -> tuple[list[dict[str, Any]], list[list[int]]]:
     from minitrain.distributed.groups import distributed
 
     with distributed():
-        both = [silent_arm("own", 2, 1), Foreign("foreign", 2, 1)]
+        both = [no_sync_arm("own", 2, 1), Foreign("foreign", 2, 1)]
         contestants = enter(params(1, 2), folder, both)
         rows = take_turns(contestants, range(4), STEPS)
         close(contestants)
@@ -266,3 +268,16 @@ def test_a_foreign_loop_takes_the_same_turns(shards: Path) -> None:
     tokens = [row["tokens"] for row in rows]
     assert tokens[0] == tokens[1]
     assert tokens[2] == tokens[3]
+
+
+def lost_numbers(folder: Path) -> list[dict[str, Any]]:
+    from minitrain.distributed.groups import distributed
+
+    with distributed():
+        arm = Arm("lost", 2, 1, (("learning_rate", 1e30),))
+        return measure(params(1, 2), folder, range(2), [arm])
+
+
+def test_speed_of_what_has_lost_its_numbers_is_not_measured(shards: Path) -> None:
+    with pytest.raises(UserError, match=r"the loss is (nan|inf) at step \d+ on rank"):
+        launch(lost_numbers, 2, shards, timeout_s=60)

@@ -1,4 +1,4 @@
-"""How busy the machine was: planted readings, and a machine that really is."""
+"""How busy the machine was: injected readings, and a machine that really is."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The sweep of all-reduces: statistics by hand, planted faults, a tiny real one."""
+"""The sweep of all-reduces: statistics by hand, injected faults, a tiny real one."""
 
 import importlib
 from contextlib import ExitStack

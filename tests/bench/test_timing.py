@@ -1,4 +1,4 @@
-"""The stage that summarises: whose steps it counts."""
+"""The stage that summarizes: whose steps it counts."""
 
 import json
 import shutil
@@ -7,10 +7,10 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from project import ROOT, set_params
+from project import PARAMS_FILE, set_params
 from report_inputs import provenance_of
 
-from minitrain.analysis.account import account, account_intervals, ddp_says, summarise
+from minitrain.analysis.account import account, account_intervals, ddp_says, summarize
 from minitrain.train.clock import kind_of_step
 from stages import timing
 
@@ -55,7 +55,7 @@ def step(number: int, rank: int) -> dict[str, Any]:
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with everything that the stage reads."""
     monkeypatch.chdir(tmp_path)
-    shutil.copy(ROOT / "params.yaml", tmp_path)
+    shutil.copy(PARAMS_FILE, tmp_path)
     steps = {"train.num_steps": NUM_STEPS, "train.num_warmup_steps": WARMUP}
     set_params(tmp_path, steps)
     (tmp_path / "metrics").mkdir()
@@ -79,13 +79,13 @@ def test_no_step_of_the_warm_up_is_in_any_number(project: Path) -> None:
         # as if the warm-up had not been
         late = pd.DataFrame([row for row in rows if row["step"] >= WARMUP])
         assert written[run] == {
-            **summarise(late, 0),
+            **summarize(late, 0),
             "peak_memory_mb": 310.0,
             "account": account(late, 0),
             "ddp_says": ddp_says(late, 0),
         }
         # plain steps 12, 14, ..., 28 without the hashed one
-        assert written[run]["num_steps_summarised"] == 8
+        assert written[run]["num_steps_summarized"] == 8
         assert written[run]["step_p95_ms"] < 100
         assert written[run]["account"]["forward_ms"] < 30
         mine = intervals[intervals["run"] == run].drop(columns="run")

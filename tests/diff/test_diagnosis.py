@@ -18,6 +18,7 @@ from minitrain.diff.diagnosis import (
     combination,
     locate,
 )
+from minitrain.proof.first_difference import first_difference
 
 # each rank's share of the right gradient, of targets 1 : 3
 OWN = [torch.tensor([1.0, 0.0, 2.0, 0.5]), torch.tensor([0.0, 3.0, -1.0, 0.25])]
@@ -104,7 +105,7 @@ def test_optimizer_state() -> None:
 
 
 def test_buffers_of_the_others() -> None:
-    assert "not handed out" in cause_in_buffers([1, 2], 3)
+    assert "not broadcast" in cause_in_buffers([1, 2], 3)
     assert cause_in_buffers([0, 1, 2], 3) == UNKNOWN
 
 
@@ -126,7 +127,7 @@ def test_causes_in_data() -> None:
     right = batch(4, "r", "a", "b")
     earlier = [batch(0, "x", "a", "c")]
     twice = batch(4, "t", "a", "a", repeated=1)
-    assert "there twice (1)" in cause_in_data(twice, right, earlier)
+    assert "duplicated (1)" in cause_in_data(twice, right, earlier)
     again = batch(4, "x", "a", "c")
     assert "batch of step 0 again" in cause_in_data(again, right, earlier)
     one = batch(4, "y", "a", "z")
@@ -221,3 +222,13 @@ def test_pair_of_which_only_another_rank_differs() -> None:
 def test_pair_without_a_pattern() -> None:
     assert cause_of_pair({"w": RIGHT.flip(0)}, {"w": RIGHT}, BOTH, 2) == UNKNOWN
     assert cause_of_pair({"w": RIGHT[:2]}, {"w": RIGHT}, BOTH, 2) == UNKNOWN
+
+
+def test_the_first_tensor_is_the_same_in_every_process() -> None:
+    """Of names that only the replay has, the first that it recorded; no set decides."""
+    names = [f"layer{number}.weight" for number in range(20)]
+    rows = [{"kind": "tensors", "step": 0, "rank": 0, "gradients": {}}]
+    wanted = [rows[0] | {"gradients": dict.fromkeys(names, "sha")}]
+    found = first_difference(rows, wanted, ["gradients"])
+    assert found is not None
+    assert found.tensor == names[0]

@@ -15,19 +15,19 @@ from minitrain.cli.main import run
 from minitrain.core.errors import UserError
 from minitrain.core.files import read_jsonl, write_jsonl
 from minitrain.diff.run_diff import compare_runs
+from minitrain.proof.evidence import Evidence
 from minitrain.testing import faults as bugs
-from minitrain.testing.subjects import make_trial
-from minitrain.testing.trial import Outcome, run_one_process, run_ranks
+from minitrain.testing.subjects import make_run
+from minitrain.testing.trial import run_alone, run_ranks
+from minitrain.train.outputs import write_records
 from minitrain.train.recorder import load_tensors, save_tensors
-from minitrain.train.run import write_losses
 
 
-def write(folder: Path, outcome: Outcome) -> Path:
+def write(folder: Path, outcome: Evidence) -> Path:
     """The files of a training run that the comparison reads."""
     folder.mkdir()
-    write_jsonl(folder / "hashes.jsonl", outcome.rows)
-    save_tensors(folder / "gradients.pt", outcome.results[0].kept["gradients"])
-    write_losses(folder / "losses.csv", outcome.results)
+    save_tensors(folder / "sampled.pt", outcome.sampled)
+    write_records(folder, outcome.results, threads=1)
     for rank, state in enumerate(outcome.states):
         save_tensors(folder / f"states/state-rank-{rank}.pt", state)
     return folder
@@ -35,7 +35,7 @@ def write(folder: Path, outcome: Outcome) -> Path:
 
 @pytest.fixture(scope="module")
 def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("runs") / "clean", run_ranks(make_trial(), 2))
+    return write(tmp_path_factory.mktemp("runs") / "clean", run_ranks(make_run(), 2))
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def copy(clean: Path, tmp_path: Path) -> Path:
 
 
 def test_run_made_twice(clean: Path, tmp_path: Path, capsys) -> None:
-    again = write(tmp_path / "again", run_ranks(make_trial(), 2))
+    again = write(tmp_path / "again", run_ranks(make_run(), 2))
     assert compare_runs(clean, again).equal
     assert run(["verify", str(clean), str(again)]) == 0
     # six steps on two ranks
@@ -151,11 +151,11 @@ def test_step_that_is_there_twice(clean: Path, copy: Path) -> None:
     write_jsonl(copy / "hashes.jsonl", [*rows, again])
     with pytest.raises(UserError) as raised:
         compare_runs(clean, copy)
-    assert the_line(raised).endswith("not the hashes of a run: a step is there twice")
+    assert the_line(raised).endswith("not the hashes of a run: a step is duplicated")
 
 
 @pytest.mark.parametrize(
-    ("plant", "step", "what", "cause"),
+    ("inject", "step", "what", "cause"),
     [
         (bugs.sum_for_mean, 0, "gradients", "2 times as large: summed"),
         (bugs.another_data_seed, 0, "data", "rank 1 reads other samples"),
@@ -164,9 +164,9 @@ def test_step_that_is_there_twice(clean: Path, copy: Path) -> None:
     ],
 )
 def test_run_with_a_bug(
-    clean: Path, tmp_path: Path, plant, step: int, what: str, cause: str
+    clean: Path, tmp_path: Path, inject, step: int, what: str, cause: str
 ) -> None:
-    spoilt = write(tmp_path / "spoilt", run_ranks(make_trial(), 2, plant))
+    spoilt = write(tmp_path / "spoilt", run_ranks(make_run(), 2, inject))
     found = compare_runs(spoilt, clean).first
     assert found is not None
     assert (found.step, found.what) == (step, what)
@@ -176,7 +176,7 @@ def test_run_with_a_bug(
 def test_two_processes_and_one_differ_by_rounding(
     clean: Path, tmp_path: Path, capsys
 ) -> None:
-    one = write(tmp_path / "one", run_one_process(make_trial()))
+    one = write(tmp_path / "one", run_alone(make_run()))
     found = compare_runs(clean, one).first
     assert found is not None
     assert (found.step, found.what) == (0, "gradients")
@@ -187,7 +187,7 @@ def test_two_processes_and_one_differ_by_rounding(
 
 
 def test_runs_without_a_common_step(clean: Path, tmp_path: Path) -> None:
-    outcome = run_one_process(replace(make_trial(), steps=2))
+    outcome = run_alone(replace(make_run(), steps=2))
     folder = write(tmp_path / "other", outcome)
     rows = [row | {"step": row.get("step", 0) + 50} for row in outcome.rows]
     write_jsonl(folder / "hashes.jsonl", rows)

@@ -43,8 +43,9 @@ def test_unknown_backend_is_named() -> None:
 def test_incomplete_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UserError, match="MASTER_ADDR is missing"):
+    with pytest.raises(UserError, match=r"MASTER_ADDR is missing.*") as caught:
         ddp.init_distributed()
+    assert str(caught.value).endswith("without torchrun, unset RANK, WORLD_SIZE")
 
 
 def test_nccl_without_gpus_is_refused() -> None:

@@ -12,6 +12,7 @@ import nbclient
 import nbformat
 import psutil
 import pytest
+import torch
 from waiting import wait_for
 
 from minitrain.core.errors import RankError, UserError
@@ -35,6 +36,15 @@ def rank_and_sum(value: int) -> tuple[int, int, float]:
 def test_results_come_back_by_rank() -> None:
     # 5 x (1 + 2 + 3) = 30
     assert launch(rank_and_sum, 3, 5) == [(0, 3, 30.0), (1, 3, 30.0), (2, 3, 30.0)]
+
+
+def test_default_dtype_is_the_callers() -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = launch(torch.get_default_dtype, 2)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found == [torch.float64, torch.float64]
 
 
 def test_threads_are_set_in_every_rank_even_a_single_one() -> None:

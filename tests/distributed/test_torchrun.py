@@ -14,7 +14,12 @@ import pytest
 from waiting import wait_for
 
 from minitrain.core.errors import UserError
-from minitrain.distributed.torchrun import LOGS_PREFIX, require_free_port
+from minitrain.distributed.groups import ENVIRONMENT
+from minitrain.distributed.torchrun import (
+    LOGS_PREFIX,
+    require_free_port,
+    run_as_ranks,
+)
 
 
 def test_occupied_master_port_is_named() -> None:
@@ -68,6 +73,55 @@ def run_torchrun_script(tmp_path: Path, how: str) -> subprocess.CompletedProcess
 
 
 def test_module_starts_itself_under_torchrun(tmp_path: Path) -> None:
+    done = run_torchrun_script(tmp_path, "well")
+    assert (done.returncode, done.stdout) == (0, "torchrun 2\n"), done.stderr
+
+
+WHOLE = {
+    "TORCHELASTIC_RUN_ID": "another",
+    "RANK": "1",
+    "WORLD_SIZE": "2",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+}
+
+
+@pytest.mark.parametrize(
+    ("left", "said"),
+    [
+        ({}, "RANK = nothing"),
+        ({"RANK": "1"}, "WORLD_SIZE = nothing"),
+        ({**WHOLE, "RANK": "3", "WORLD_SIZE": "4"}, "RANK = 3"),
+        ({**WHOLE, "WORLD_SIZE": "4"}, "WORLD_SIZE = 4"),
+        ({**WHOLE, "RANK": "one"}, "RANK = one"),
+    ],
+    ids=["id alone", "no world", "rank beyond", "larger world", "no number"],
+)
+def test_what_another_torchrun_left_is_one_line(
+    left: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, such a process took itself for a rank of a world of one, or of four."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "another")
+    for name in ENVIRONMENT:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in left.items():
+        monkeypatch.setenv(name, value)
+    ran: list[str] = []
+    with pytest.raises(UserError) as caught:
+        run_as_ranks("ranks", ran.append, 2, threads_per_process=1)
+    assert not ran
+    assert str(caught.value) == (
+        f"environment: {said} does not fit a run of 2; where torchrun did not start "
+        "this process, unset TORCHELASTIC_RUN_ID"
+    )
+
+
+def test_rank_left_in_the_environment_is_none_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the sign of torchrun it is ignored: ranks get their own."""
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "4")
     done = run_torchrun_script(tmp_path, "well")
     assert (done.returncode, done.stdout) == (0, "torchrun 2\n"), done.stderr
 

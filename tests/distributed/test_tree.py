@@ -64,7 +64,7 @@ def test_eight_slots_give_the_same_bits_for_any_number_of_owners(
 
 
 def test_other_ways_to_share_have_other_bits() -> None:
-    """The test above could not pass by luck: owners of neighbours differ."""
+    """The test above could not pass by luck: owners of neighbors differ."""
     slots = list(torch.randn(8, 1000, generator=torch.Generator().manual_seed(0)))
-    neighbours = [tree_sum(slots[:4]), tree_sum(slots[4:])]
-    assert not torch.equal(tree_sum(neighbours), tree_sum(slots))
+    neighbors = [tree_sum(slots[:4]), tree_sum(slots[4:])]
+    assert not torch.equal(tree_sum(neighbors), tree_sum(slots))

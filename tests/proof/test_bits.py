@@ -1,4 +1,4 @@
-"""The ladder: equal on clean input, a breach on every planted fault."""
+"""The ladder: equal on clean input, a breach on every injected fault."""
 
 import json
 import math
@@ -22,8 +22,8 @@ from minitrain.proof.bits import (
     reduced_once_rung,
     trained_rung,
 )
+from minitrain.proof.evidence import Evidence
 from minitrain.proof.tolerances import (
-    Compared,
     close_rung,
     gradient_limits,
     loss_rung,
@@ -407,14 +407,16 @@ def test_values_may_be_some_units_in_the_last_place_off() -> None:
 def against(run: State, state: State, twin: State, **changes: Any) -> dict[str, Rung]:
     """All rungs of a run that ends in ``run``, where one process ends in ``state``."""
 
-    def made(state: State) -> Compared:
+    def made(state: State) -> Evidence:
         losses = [1.0, 0.9, 0.8]
         rows = [{"kind": "forward"} | forward(False, False)]
-        return Compared(rows, zeros(), state, state, losses, start=zeros())
+        sampled = {f"0/gradients/{name}": tensor for name, tensor in zeros().items()}
+        sampled |= {f"early/state/{name}": tensor for name, tensor in state.items()}
+        return Evidence(rows, losses, [state], sampled, start=zeros())
 
     asked: list[int | None] = []
 
-    def ask(most_steps: int | None) -> Compared:
+    def ask(most_steps: int | None) -> Evidence:
         asked.append(most_steps)
         return made(twin)
 
@@ -598,8 +600,8 @@ def tolerance_rungs(run: State, other: State) -> list[Rung]:
 
 @pytest.mark.parametrize("fault", [n for n in FAULTS if n != "one bit"])
 def test_tolerance_does_not_excuse_what_cannot_be_compared(fault: str) -> None:
-    planted, tensor, _ = FAULTS[fault]
-    for rung in tolerance_rungs(planted, state()):
+    injected, tensor, _ = FAULTS[fault]
+    for rung in tolerance_rungs(injected, state()):
         assert (rung.verdict, rung.bytes_equal) == ("breach", False)
         expected = f"tensor {tensor} cannot be compared (NaN, shape or dtype)"
         assert rung.detail == expected

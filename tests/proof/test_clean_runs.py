@@ -15,10 +15,10 @@ import pytest
 import torch
 from torch import nn
 
-from minitrain.sync.catalog import STRATEGIES
+from minitrain.sync.catalog import find_strategy
 from minitrain.testing.check import examine
-from minitrain.testing.subjects import Bigrams, make_trial
-from minitrain.testing.trial import Trial
+from minitrain.testing.subjects import Bigrams, make_run
+from minitrain.train.config import RunConfig
 
 COUNT = int(os.environ.get("MINITRAIN_CLEAN_RUNS", "8"))
 
@@ -55,13 +55,13 @@ class Kind:
     optimizer: str
     sync: str
 
-    def trial(self) -> Trial:
+    def trial(self) -> RunConfig:
         return replace(
-            make_trial(optimizer=self.optimizer, seed=self.seed),
+            make_run(optimizer=self.optimizer, seed=self.seed),
             learning_rate=self.rate,
             factory=self.model,
             precision=self.precision,
-            sync=STRATEGIES[self.sync],
+            sync=find_strategy(self.sync),
         )
 
 

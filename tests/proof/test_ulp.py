@@ -43,14 +43,14 @@ def test_symmetric_and_zero_only_between_equals(a: float, b: float) -> None:
 
 
 @given(finite32)
-def test_neighbours_are_one_apart(a: float) -> None:
+def test_neighbors_are_one_apart(a: float) -> None:
     for towards in (math.inf, -math.inf):
-        neighbour = torch.nextafter(torch.tensor(a), torch.tensor(towards)).item()
-        assert ulp(a, neighbour) == 1
+        neighbor = torch.nextafter(torch.tensor(a), torch.tensor(towards)).item()
+        assert ulp(a, neighbor) == 1
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
-def test_neighbours_are_one_apart_in_float64(a: float) -> None:
+def test_neighbors_are_one_apart_in_float64(a: float) -> None:
     assert ulp(a, math.nextafter(a, math.inf), torch.float64) == 1
     assert ulp(a, math.nextafter(a, -math.inf), torch.float64) == 1
 

@@ -1,6 +1,6 @@
 """The witness: it shares nothing with a run, and what is wrong in a record is seen.
 
-One honest run of two ranks is made; every test plants one fault in what it recorded.
+One honest run of two ranks is made; every test injects one fault in what it recorded.
 """
 
 import ast
@@ -18,14 +18,15 @@ from torch import Tensor, nn
 
 from minitrain.core.errors import EvidenceError
 from minitrain.proof import replay
+from minitrain.proof.evidence import Evidence
 from minitrain.proof.witness.examine import examine_batches
 from minitrain.proof.witness.record import Record, Task
-from minitrain.sync.catalog import STRATEGIES
+from minitrain.sync.explicit import Flat
 from minitrain.testing.check import check_data_parallel, examine
 from minitrain.testing.faults import mean_of_means
-from minitrain.testing.subjects import Bigrams, make_trial
-from minitrain.testing.trial import Outcome, Trial, run_ranks
-from minitrain.train.loop import mean_losses
+from minitrain.testing.subjects import Bigrams, make_run
+from minitrain.testing.trial import run_ranks
+from minitrain.train.config import RunConfig
 
 ALLOWED = {"torch", "numpy", "ruamel"}
 Spoil = Callable[[dict[str, Any]], None]
@@ -47,12 +48,12 @@ def test_it_imports_nothing_of_what_it_examines() -> None:
                 assert own or root in ALLOWED | sys.stdlib_module_names, (path, name)
 
 
-def task_of(trial: Trial, **changes: Any) -> Task:
+def task_of(trial: RunConfig, **changes: Any) -> Task:
     return replace(
         Task(
-            build=lambda: trial.start(0),
-            loss=trial.loss,
-            count=trial.count,
+            build=lambda: trial.start_model(0),
+            loss=trial.data.loss,
+            count=trial.data.count,
             world_size=2,
             num_steps=trial.steps,
             hash_every=trial.hash_every,
@@ -64,34 +65,34 @@ def task_of(trial: Trial, **changes: Any) -> Task:
     )
 
 
-def record_of(run: Outcome) -> dict[str, Any]:
+def record_of(run: Evidence) -> dict[str, Any]:
     return {
         "rows": run.rows,
-        "losses": mean_losses(run.results),
-        "tensors": run.results[0].kept["sampled"],
+        "losses": run.losses,
+        "tensors": run.sampled,
         "state": run.states[0],
     }
 
 
 @pytest.fixture(scope="module")
-def honest() -> Callable[[str], tuple[Trial, dict[str, Any]]]:
+def honest() -> Callable[[str], tuple[RunConfig, dict[str, Any]]]:
     """A run of each optimizer; the record is a copy that may be spoilt."""
 
     @cache
-    def run(optimizer: str) -> tuple[Trial, Outcome]:
-        trial = make_trial(optimizer=optimizer)
+    def run(optimizer: str) -> tuple[RunConfig, Evidence]:
+        trial = make_run(optimizer=optimizer)
         return trial, run_ranks(trial, 2, timeout_s=60)
 
-    def fresh(optimizer: str) -> tuple[Trial, dict[str, Any]]:
+    def fresh(optimizer: str) -> tuple[RunConfig, dict[str, Any]]:
         trial, outcome = run(optimizer)
         return trial, copy.deepcopy(record_of(outcome))
 
     return fresh
 
 
-def asked(trial: Trial, record: dict[str, Any], **changes: Any) -> dict[str, Any]:
+def asked(trial: RunConfig, record: dict[str, Any], **changes: Any) -> dict[str, Any]:
     task = task_of(trial, **changes)
-    return examine_batches(task, trial.batches, Record(**record))
+    return examine_batches(task, trial.data.batches, Record(**record))
 
 
 def breached(rungs: dict[str, Any]) -> list[str]:
@@ -332,9 +333,9 @@ def every_mean_counts_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     def compute(model: nn.Module, batches: Any, step: int, divisor: int, *more: Any):
         parts = [
             replace(part, num_targets=1, global_targets=divisor)
-            for part in batches.parts(step)
+            for part in batches.micro_batches(step)
         ]
-        alike = SimpleNamespace(parts=lambda step: parts, loss=batches.loss)
+        alike = SimpleNamespace(micro_batches=lambda step: parts, loss=batches.loss)
         right(model, alike, step, divisor, *more)
 
     monkeypatch.setattr(replay, "_compute", compute)
@@ -345,7 +346,7 @@ def every_mean_counts_alike(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 def test_mean_of_means_that_the_replay_shares(kind: str, precision: str) -> None:
     """Once it passed: one process with the whole batch was not compared here."""
-    trial = replace(make_trial(), factory=lambda: Noisy(kind), precision=precision)
+    trial = replace(make_run(), factory=lambda: Noisy(kind), precision=precision)
     ladder = examine(trial, 2, mean_of_means, timeout_s=60)
     assert ladder.rungs["replay_gradients"].verdict == "equal"
     assert ladder.rungs["replay"].verdict == "equal"
@@ -356,7 +357,7 @@ def test_mean_of_means_that_the_replay_shares(kind: str, precision: str) -> None
 def test_reference_that_drops_the_last_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """With dropout too: run and reference agree to the last bit."""
 
-    class Drops(STRATEGIES["flat"]):  # type: ignore[misc, name-defined]
+    class Drops(Flat):  # type: ignore[misc, name-defined]
         def exchange(self, flat: Tensor) -> None:
             import torch.distributed as dist
 
@@ -367,9 +368,9 @@ def test_reference_that_drops_the_last_rank(monkeypatch: pytest.MonkeyPatch) -> 
         @staticmethod
         def reference(gradients: Any) -> Tensor:
             zero = torch.zeros_like(gradients[-1])
-            return STRATEGIES["flat"].reference([*gradients[:-1], zero])
+            return Flat.reference([*gradients[:-1], zero])
 
-    trial = replace(make_trial(), factory=lambda: Noisy("dropout"), sync=Drops)
+    trial = replace(make_run(), factory=lambda: Noisy("dropout"), sync=Drops)
     ladder = examine(trial, 3, timeout_s=60)
     assert ladder.rungs["replay"].verdict == "equal"
     assert {"reference", "witness_probe"} <= {*ladder.breaches}
@@ -493,10 +494,10 @@ class Masked(nn.Module):
 
 
 def test_loss_that_is_no_mean_over_the_targets_is_explained() -> None:
-    with pytest.raises(EvidenceError) as raised:
-        check_data_parallel(Masked, make_trial().batches, timeout_s=60)
-    line = str(raised.value).splitlines()[0]
-    assert line.startswith("breach: witness_mean: the loss is no mean over the targets")
+    ladder = examine(replace(make_run(), factory=Masked), 2, timeout_s=60)
+    assert ladder.verdict == "breach"
+    line = ladder.rests_on
+    assert line.startswith("witness_mean: the loss is no mean over the targets")
     assert "halves of a batch have the weights 0." in line
 
 
@@ -529,8 +530,8 @@ def test_accept_is_one_of_the_verdicts() -> None:
         check_data_parallel(mlp, pairs(0), loss=squares, accept=["well"])
 
 
-def noisy_record(seed: int = 0) -> tuple[Trial, dict[str, Any]]:
-    trial = replace(make_trial(seed=seed), factory=lambda: Noisy("dropout"))
+def noisy_record(seed: int = 0) -> tuple[RunConfig, dict[str, Any]]:
+    trial = replace(make_run(seed=seed), factory=lambda: Noisy("dropout"))
     return trial, record_of(run_ranks(trial, 2, timeout_s=60))
 
 
@@ -551,7 +552,7 @@ def test_training_with_dropout_is_not_left_alone() -> None:
 
 
 def test_batch_norm_is_compared_part_by_part() -> None:
-    trial = make_trial("batch_norm")
+    trial = make_run("batch_norm")
     record = record_of(run_ranks(trial, 2, timeout_s=60))
     rungs = asked(trial, record)
     assert rungs["witness_gradients"]["verdict"] == "within tolerance"
@@ -563,7 +564,7 @@ def test_batch_norm_is_compared_part_by_part() -> None:
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_sixteen_bits_that_were_not_computed_with(precision: str) -> None:
     """The record of a run in float32 that says it was in 16 bits."""
-    trial = make_trial()
+    trial = make_run()
     record = record_of(run_ranks(trial, 2, timeout_s=60))
     probe = rows_of(record, "probe")[0]
     record["rows"].append(probe | {"name": "rounded"})
@@ -576,14 +577,14 @@ def test_sixteen_bits_that_were_not_computed_with(precision: str) -> None:
 
 
 def test_steps_with_equal_targets_cannot_tell_a_mean_of_means() -> None:
-    trial = make_trial()
+    trial = make_run()
     alike = [
         {key: tensor[[0] * len(tensor)] for key, tensor in batch.items()}
         if step in (0, 1, 5)
         else batch
-        for step, batch in enumerate(trial.batches)
+        for step, batch in enumerate(trial.data.batches)
     ]
-    trial = replace(trial, batches=alike)
+    trial = replace(trial, data=replace(trial.data, batches=alike))
     record = record_of(run_ranks(trial, 2, timeout_s=60))
     rungs = asked(trial, record)
     assert rungs["witness_gradients"]["verdict"] == "not run"

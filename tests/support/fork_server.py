@@ -50,7 +50,7 @@ class Forked:
         return self.returncode
 
 
-class Zygote:
+class ForkServer:
     """The process that forks; ended with :meth:`stop`."""
 
     def __init__(self) -> None:
@@ -90,13 +90,13 @@ def subreaper():
 
 
 def start_by_fork(
-    zygote: Zygote, ranks: Any, payload: bytes, environment: Mapping[str, str]
+    fork_server: ForkServer, ranks: Any, payload: bytes, environment: Mapping[str, str]
 ) -> None:
     """What ``launcher._Ranks.start`` does, without a new interpreter."""
     ours, theirs = Pipe()
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     everything = {**os.environ, **environment, "PYTHONPATH": path}
-    ranks.processes.append(zygote.fork(everything, theirs.fileno()))
+    ranks.processes.append(fork_server.fork(everything, theirs.fileno()))
     ranks.pipes.append(ours)
     theirs.close()
     ours.send_bytes(payload)

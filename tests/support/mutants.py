@@ -1,4 +1,4 @@
-"""Faults planted in this project's own source, most of them where run and replay share
+"""Faults injected in this project's own source, most of them where run and replay share
 a line, each with what must see it.
 
 ``caught_by`` is a stage ("shard"), the equivalence stage and a rung that breaches there
@@ -14,7 +14,12 @@ INDEPENDENT_MODEL = (
     "tests/model/test_gpt.py::test_against_an_independent_implementation"
 )
 BATCHES = "minitrain/data/batches.py"
+OWN_TARGETS = (
+    "mine = rank_part(everyone, self.shards[0], self.num_shards)\n"
+    "        global_targets = int(self.targets[mine].sum()) * self.num_shards"
+)
 STRATEGY = "minitrain/sync/strategy.py"
+WORKER = "minitrain/train/worker.py"
 EQUIVALENCE, VERIFY, REPLAY = (
     f"stages/{stage}.py" for stage in ("equivalence", "verify", "replay")
 )
@@ -48,7 +53,7 @@ class Mutant:
         """Whether a named test must see it; else the pipeline."""
         return self.caught_by.startswith("tests/")
 
-    def plant(self, folder: Path) -> None:
+    def inject(self, folder: Path) -> None:
         """Spoil the copy of the project in ``folder``."""
         for edit in self.edits:
             path = folder / edit.file
@@ -106,26 +111,25 @@ DATA = [
         "what is left at the end of an epoch is never trained on",
         "equivalence: witness_data",
         "minitrain/data/order.py",
-        "return -(-self.num_samples // self.global_batch_size)",
-        "return self.num_samples // self.global_batch_size",
+        "return -(-num_samples // global_batch_size)",
+        "return num_samples // global_batch_size",
     ),
     mutant(
         "ranks_swap_shards",
         "the ranks read each other's shard",
         "equivalence: witness_data",
-        "minitrain/train/run.py",
-        "shards_of(rank, world_size, len(shards))\n    return JoinedBatches(",
-        "shards_of(world_size - 1 - rank, world_size, len(shards))\n"
-        "    return JoinedBatches(",
+        WORKER,
+        "mine = shards_of(self.rank, self.world_size, count)",
+        "mine = shards_of(self.world_size - 1 - self.rank, self.world_size, count)",
     ),
     mutant(
         "shards_swapped_for_all",
         "the ranks of the run and of the replay read each other's shard",
         "equivalence: witness_data",
         BATCHES,
-        "        self.shard, self.num_shards, self.num_parts =",
-        "        shard = num_shards - 1 - shard\n"
-        "        self.shard, self.num_shards, self.num_parts =",
+        "        self.shards, self.num_shards = ",
+        "        shards = [num_shards - 1 - shard for shard in shards]\n"
+        "        self.shards, self.num_shards = ",
     ),
     mutant(
         "shards_in_blocks",
@@ -157,8 +161,8 @@ DATA = [
         "targets.npy counts the first token of a sample as a target",
         "equivalence: witness_data",
         "minitrain/data/shards.py",
-        'np.save(folder / "targets.npy", (samples.lengths() - 1)',
-        'np.save(folder / "targets.npy", samples.lengths()',
+        "append(block.lengths() - 1)",
+        "append(block.lengths())",
     ),
     mutant(
         "block_cut_short",
@@ -190,7 +194,7 @@ DATA = [
         "equivalence: witness_gradients",
         BATCHES,
         "global_targets = int(self.targets[everyone].sum())",
-        "global_targets = int(self.targets[mine].sum()) * self.num_shards",
+        OWN_TARGETS,
     ),
 ]
 COMPUTING = [
@@ -202,7 +206,7 @@ COMPUTING = [
             Edit(
                 BATCHES,
                 "global_targets = int(self.targets[everyone].sum())",
-                "global_targets = int(self.targets[mine].sum()) * self.num_shards",
+                OWN_TARGETS,
             ),
         ),
         {"gloo.world_sizes": [2]},
@@ -211,9 +215,9 @@ COMPUTING = [
         "logged_loss_plus_3",
         "the losses in losses.csv are 3 too high",
         "equivalence: witness_loss",
-        "minitrain/train/loop.py",
-        "return value * batch.num_targets / batch.global_targets",
-        "return (value + 3) * batch.num_targets / batch.global_targets",
+        "minitrain/train/observer.py",
+        "return value * part.num_targets / part.global_targets",
+        "return (value + 3) * part.num_targets / part.global_targets",
     ),
     Mutant(
         "summed_for_all",
@@ -222,8 +226,8 @@ COMPUTING = [
         (
             Edit(
                 "minitrain/sync/stock.py",
-                "self._factor = 1.0 / self.world_size",
-                "self._factor = 1.0",
+                "self.factor = 1.0 / self.world_size",
+                "self.factor = 1.0",
             ),
             Edit(
                 "minitrain/proof/replay.py",
@@ -238,9 +242,9 @@ COMPUTING = [
         "equivalence: witness_gradients",
         (
             Edit(
-                "minitrain/train/loop.py",
-                "return loss * (batch.num_targets * divisor",
-                "return loss * (2 * batch.num_targets * divisor",
+                WORKER,
+                "return loss * share",
+                "return loss * (2 * share)",
             ),
             Edit(
                 "minitrain/proof/replay.py",
@@ -276,8 +280,8 @@ COMPUTING = [
         "the timing hook does what DDP without it does not",
         "equivalence: unwatched",
         "minitrain/sync/stock.py",
-        "buffer = bucket.buffer().mul_(self._factor)",
-        "buffer = bucket.buffer().mul_(2 * self._factor)",
+        "buffer = bucket.buffer().mul_(self.factor)",
+        "buffer = bucket.buffer().mul_(2 * self.factor)",
     ),
     mutant(
         "bf16_in_float32",
@@ -325,7 +329,7 @@ COMPUTING = [
         "adam_for_adamw",
         "Adam where AdamW was asked for",
         "equivalence: witness_step",
-        "minitrain/train/loop.py",
+        "minitrain/train/config.py",
         '"adamw": torch.optim.AdamW',
         '"adamw": torch.optim.Adam',
     ),
@@ -333,7 +337,7 @@ COMPUTING = [
         "adamw_for_sgd",
         "AdamW where SGD was asked for",
         "equivalence: witness_step",
-        "minitrain/train/loop.py",
+        "minitrain/train/config.py",
         '"sgd": torch.optim.SGD',
         '"sgd": torch.optim.AdamW',
         optimizer="sgd",
@@ -381,7 +385,7 @@ RECORDING = [
         "return {*first}",
     ),
 ]
-# Healthy data cannot show what a stage would overlook: the tests plant a fault in the
+# Healthy data cannot show what a stage would overlook: the tests inject a fault in the
 # files between two stages, and the stage must refuse it.
 STAGES = [
     mutant(
@@ -389,16 +393,16 @@ STAGES = [
         "verify compares the run's state with itself, not with the replay's",
         STAGE_FAULTS + "test_state_of_the_replay",
         VERIFY,
-        'ran_in(replay, [replay / "state.pt"])',
-        "ran_in(replay, files[:1])",
+        'read_evidence(replay, [replay / "state.pt"], sampled=False)',
+        "read_evidence(replay, files[:1], sampled=False)",
     ),
     mutant(
         "verify_hashes_with_themselves",
         "verify compares the run's hashes with themselves",
         STAGE_FAULTS + "test_hash",
         VERIFY,
-        'ran_in(replay, [replay / "state.pt"])',
-        'ran_in(folder, [replay / "state.pt"])',
+        'read_evidence(replay, [replay / "state.pt"], sampled=False)',
+        'read_evidence(folder, [replay / "state.pt"])',
     ),
     mutant(
         "verify_reads_rank_0_for_all",
@@ -412,16 +416,16 @@ STAGES = [
         "one_process_with_itself",
         "equivalence compares the run of one process with itself",
         STAGE_FAULTS + "test_evidence_far_from_one_process",
-        EQUIVALENCE,
-        "one_process_rungs(evidence_of(run, params, EVIDENCE), one,",
-        "one_process_rungs(one, one,",
+        "minitrain/proof/ladder.py",
+        "one_process_rungs(run, one, config, atol, twin)",
+        "one_process_rungs(one, one, config, atol, twin)",
     ),
     mutant(
         "rungs_of_verify_dropped",
         "equivalence leaves out the rungs that verify wrote",
         STAGE_FAULTS + "test_breach_that_verify_found",
-        EQUIVALENCE,
-        'for name, rung in evidence["rungs"].items()}',
+        "minitrain/proof/runs.py",
+        "for name, rung in recorded.items()}",
         "for name, rung in {}.items()}",
     ),
     mutant(
@@ -437,7 +441,7 @@ STAGES = [
         "the replay writes the run's state as its own",
         STAGE_FAULTS + "test_replay_does_not_copy_the_state",
         REPLAY,
-        'save_tensors(out / "state.pt", model.state_dict())',
+        'save_tensors(out / "state.pt", again.state)',
         'run = Path(f"data/runs/gloo-{world_size}/states/state-rank-0.pt")\n'
         '    save_tensors(out / "state.pt", torch.load(run))',
     ),
@@ -446,8 +450,9 @@ STAGES = [
         "the replay writes the run's hashes as its own",
         STAGE_FAULTS + "test_replay_does_not_copy_the_hashes",
         REPLAY,
-        'write_hashes(out / "hashes.jsonl", results)',
-        'run = Path(f"data/runs/gloo-{world_size}/hashes.jsonl")\n'
+        "write_records(out, again.results, threads)",
+        "write_records(out, again.results, threads)\n"
+        '    run = Path(f"data/runs/gloo-{world_size}/hashes.jsonl")\n'
         '    (out / "hashes.jsonl").write_text(run.read_text())',
     ),
     mutant(
@@ -471,8 +476,8 @@ STAGES = [
         "the ladder leaves out what the witness found",
         STAGE_FAULTS + "test_loss_of_one_step",
         "minitrain/proof/ladder.py",
-        "return rungs | testimony",
-        "return rungs",
+        "rungs |= testimony",
+        "pass",
     ),
 ]
 MEASURING = [
@@ -496,7 +501,7 @@ MEASURING = [
         "padding_counted_in_a_run",
         "tokens of a step count padding",
         "tests/train/test_loop.py::test_epochs_with_an_uneven_tail_repeat_to_the_bit",
-        "minitrain/train/loop.py",
+        "minitrain/train/observer.py",
         "sum(part.num_targets for part in parts)",
         'sum(part.inputs["input_ids"].numel() for part in parts)',
     ),
@@ -505,8 +510,8 @@ MEASURING = [
         "tokens of a turn in the speed comparison count padding",
         "tests/bench/test_arms.py::test_every_arm_has_a_row_for_every_round",
         "minitrain/bench/arms.py",
-        "self.batches.parts(s)[0].global_targets for s",
-        'self.batches.parts(s)[0].inputs["input_ids"].numel() for s',
+        "self.worker.batches.micro_batches(s)[0].global_targets for s",
+        'self.worker.batches.micro_batches(s)[0].inputs["input_ids"].numel() for s',
     ),
     mutant(
         "ceiling_communicates",
@@ -521,16 +526,17 @@ MEASURING = [
         "the arm with DDP trains without communication",
         "tests/bench/test_arms.py::test_arms_communicate_or_do_not_as_their_names_say",
         "minitrain/bench/arms.py",
-        "self.sync = find_strategy(own.sync)(",
-        "self.sync = find_strategy(PLAIN)(",
+        "config = config_of(params, shards, arm.processes)",
+        "params = params.with_train(sync=PLAIN)\n"
+        "        config = config_of(params, shards, arm.processes)",
     ),
     mutant(
-        "silent_backward_communicates",
+        "backward_alone_communicates",
         "the backward pass that is timed for computing alone communicates",
-        "tests/train/test_loop.py::test_silent_backward_sends_nothing",
-        "minitrain/train/loop.py",
-        "untouched_random_state(), sync.silent():",
-        "untouched_random_state(), nullcontext():",
+        "tests/train/test_loop.py::test_backward_alone_sends_nothing",
+        "minitrain/train/observer.py",
+        "with untouched[0], untouched[1], worker.sync.no_sync():",
+        "with untouched[0], untouched[1]:",
     ),
     mutant(
         "mean_for_median_of_skew",

@@ -210,10 +210,9 @@ def _launch(
     module: str, arguments: list[str], world_size: int, *, threads_per_process: int
 ) -> None:
     """What ``distributed.torchrun.torchrun`` does, with forks for processes."""
-    from torch._C._distributed_c10d import TCPStore
-
     from minitrain.core.errors import UserError
     from minitrain.distributed.launcher import rank_environment
+    from minitrain.distributed.torch_private import TCPStore
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ranks = set()

@@ -10,6 +10,8 @@ from typing import Any
 from ruamel.yaml import YAML
 
 ROOT = Path(__file__).parents[2]
+# tests have parameters of their own: those in ROOT are the user's to change
+PARAMS_FILE = Path(__file__).with_name("params.yaml")
 
 SMALL = {
     "corpus.num_sentences": 200,
@@ -26,7 +28,9 @@ SMALL = {
 
 
 def copy_project(folder: Path, changes: dict[str, Any] | None = None) -> Path:
-    """The project's own files in ``folder``, as a git repository, small parameters."""
+    """The project's own files in ``folder``, as a git repository, small parameters
+    in the place of the user's.
+    """
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     for name in listed.stdout.splitlines():
@@ -37,6 +41,7 @@ def copy_project(folder: Path, changes: dict[str, Any] | None = None) -> Path:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, target)
     subprocess.run(["git", "init", "--quiet"], cwd=folder, check=True)
+    shutil.copy(PARAMS_FILE, folder / "params.yaml")
     set_params(folder, {**SMALL, **(changes or {})})
     return folder
 

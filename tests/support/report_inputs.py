@@ -24,9 +24,9 @@ SPEEDS = {
     "one_process_all_cores": 13_000,
     "gloo-1": 9_900,
     "gloo-2": 16_400,
-    "gloo-2-silent": 19_000,
+    "gloo-2-no-sync": 19_000,
     "gloo-4": 15_500,
-    "gloo-4-silent": 19_300,
+    "gloo-4-no-sync": 19_300,
 }
 ACCOUNT = {
     "data_ms": 0.5,
@@ -71,10 +71,10 @@ def arms(world_sizes: list[int], **speeds: float) -> dict[str, float]:
     names = ["one_process", "one_process_all_cores"]
     for world_size in world_sizes:
         if world_size > 1:
-            names += [f"gloo-{world_size}", f"gloo-{world_size}-silent"]
+            names += [f"gloo-{world_size}", f"gloo-{world_size}-no-sync"]
     largest = f"gloo-{max(world_sizes)}"
     found = {name: known[name] for name in [*names, largest]}
-    twins = [largest, f"{largest}-silent", "one_process"]
+    twins = [largest, f"{largest}-no-sync", "one_process"]
     again = {f"{name}-again": found[name] for name in twins if name in found}
     return found | again | {f"{largest}-timed": known[largest]}
 
@@ -132,7 +132,7 @@ def timing_of(world_size: int) -> dict[str, Any]:
         "allreduce_p50_ms": 12.5 if reduces else None,
         "allreduce_p95_ms": 19.5 if reduces else None,
         "peak_memory_mb": 310.0,
-        "num_steps_summarised": 45,
+        "num_steps_summarized": 45,
         "account": account_of(world_size),
         "ddp_says": {
             "forward_ms": {"ddp": 20.5, "ours": 21.5, "difference_pct": -4.7},
@@ -173,7 +173,7 @@ def studied_ladder(**verdicts: str) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
-MODEL = {"n_layer": 4, "n_embd": 128, "sha256": "12" * 32}
+MODEL = {"n_layer": 4, "n_embd": 128}
 
 
 def studied(**changes: Any) -> Studied:
@@ -182,10 +182,11 @@ def studied(**changes: Any) -> Studied:
     origin = {
         "model": MODEL,
         "train": {"learning_rate": 0.0003},
+        "train_code_sha256": "ab" * 32,
         "provenance": {**made, "machine": MACHINE},
     }
     fields = {"rungs": studied_ladder(), "origin": origin, "model": MODEL}
-    return Studied(**{**fields, "code": "ef" * 32, **changes})
+    return Studied(**{**fields, **changes})
 
 
 def studied_collectives(**machine: Any) -> pd.DataFrame:

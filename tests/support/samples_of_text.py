@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from minitrain.data.batches import Batch, ShardBatches
-from minitrain.data.shards import Samples, write_shards
+from minitrain.data.batches import Batch, RankBatches
+from minitrain.data.samples import Samples
+from minitrain.data.shards import write_shards
 from minitrain.data.text import tokenize
 
 # 1 to 5 letters: 2 to 6 targets each, since a sample of n letters has n + 2 tokens
@@ -37,18 +38,18 @@ def rank_batches(
     global_batch_size: int = 4,
     seed: int = 3,
     num_files: int | None = None,
-    num_parts: int = 1,
-) -> ShardBatches:
+    num_micro_batches: int = 1,
+) -> RankBatches:
     """The batches of one rank over ``texts``, padded to eight tokens."""
-    return ShardBatches(
+    return RankBatches(
         dealt(folder, num_files or world_size, texts),
-        rank,
+        [rank],
         world_size,
         block_size=8,
         global_batch_size=global_batch_size,
         seed=seed,
         num_files=num_files,
-        num_parts=num_parts,
+        num_micro_batches=num_micro_batches,
     )
 
 

@@ -15,24 +15,28 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._C._distributed_c10d import GradBucket
 from torch.utils.checkpoint import checkpoint
 
 from minitrain.core.errors import EvidenceError, RankError, UserError
 from minitrain.data.batches import Batch
 from minitrain.distributed.groups import distributed
 from minitrain.distributed.launcher import launch
+from minitrain.distributed.ring import ring_sum
+from minitrain.distributed.torch_private import GradBucket
+from minitrain.distributed.tree import shards_of, tree_sum
 from minitrain.proof.bits import precision_rung
-from minitrain.sync.catalog import STRATEGIES, find_strategy
+from minitrain.proof.evidence import Evidence
+from minitrain.sync.catalog import STRATEGIES, find_strategy, guarantees_of
 from minitrain.sync.explicit import Flat
-from minitrain.sync.invariant import shards_of
+from minitrain.sync.guarantees import Defaults
 from minitrain.sync.stock import StockDDP
-from minitrain.sync.strategy import Defaults, Strategy, broadcast
+from minitrain.sync.strategy import Strategy, broadcast
 from minitrain.testing.check import Ladder, check_data_parallel, examine
-from minitrain.testing.subjects import MODELS, make_trial, plain
-from minitrain.testing.trial import Outcome, Seat, Trial, run_ranks
-from minitrain.train.loop import mean_losses
+from minitrain.testing.subjects import MODELS, make_run, plain
+from minitrain.testing.trial import run_ranks
+from minitrain.train.config import RunConfig
 from minitrain.train.recorder import Row
+from minitrain.train.worker import Worker
 
 INVARIANT = ("invariant", "invariant_shm")
 # at two ranks a sum has one order, so all of these are DDP to the bit
@@ -47,16 +51,16 @@ def with_dropout() -> torch.nn.Module:
     return model
 
 
-def trial_of(name: str, model: str = "plain", **changes: Any) -> Trial:
+def trial_of(name: str, model: str = "plain", **changes: Any) -> RunConfig:
     optimizer = changes.pop("optimizer", "adamw")
-    return replace(make_trial(model, optimizer), sync=STRATEGIES[name], **changes)
+    return replace(make_run(model, optimizer), sync=find_strategy(name), **changes)
 
 
-def large_batches(trial: Trial) -> Trial:
+def large_batches(trial: RunConfig) -> RunConfig:
     """24 samples in a batch, so that each of eight shards has some in both parts."""
-    pairs = zip(trial.batches[::2], trial.batches[1::2], strict=True)
+    pairs = zip(trial.data.batches[::2], trial.data.batches[1::2], strict=True)
     both = [{n: torch.cat([a[n], b[n]]) for n in a} for a, b in pairs]
-    return replace(trial, batches=both)
+    return replace(trial, data=replace(trial.data, batches=both))
 
 
 def worlds(*sizes: int) -> list[Any]:
@@ -71,7 +75,7 @@ def worlds(*sizes: int) -> list[Any]:
 
 def expected(name: str) -> str:
     """Who promises no bits proves nothing."""
-    return "proven" if "replay" in STRATEGIES[name].promises else "undecided"
+    return "proven" if "replay" in guarantees_of(name).promises else "undecided"
 
 
 def asked(ladder: Ladder) -> set[str]:
@@ -83,7 +87,7 @@ def asked(ladder: Ladder) -> set[str]:
 def test_strategy_keeps_its_promises(name: str, world_size: int) -> None:
     ladder = examine(trial_of(name), world_size, timeout_s=60)
     assert ladder.verdict == expected(name), str(ladder)
-    promises = STRATEGIES[name].promises
+    promises = guarantees_of(name).promises
     for promise in ("replay", "one_process", "loss"):
         assert (promise in asked(ladder)) == (promise in promises)
     assert {"trained", "ranks", "data"} <= asked(ladder)
@@ -94,7 +98,7 @@ def test_accumulation(name: str, world_size: int) -> None:
     trial = large_batches(trial_of(name, grad_accumulation_steps=2))
     ladder = examine(trial, world_size, timeout_s=60)
     assert ladder.verdict == expected(name), str(ladder)
-    promised = {"replay", "one_process", "loss"} & STRATEGIES[name].promises
+    promised = {"replay", "one_process", "loss"} & guarantees_of(name).promises
     assert promised <= asked(ladder)
 
 
@@ -113,18 +117,18 @@ def test_who_promises_no_bits_is_undecided(factory: Callable[[], nn.Module]) -> 
     ladder = examine(trial, 2, timeout_s=60)
     assert ladder.verdict == "undecided"
     assert "a witness computed the gradients" in ladder.rests_on
-    options: Any = {"loss": trial.loss, "sync": "fsdp"}
+    options: Any = {"loss": trial.data.loss, "sync": "fsdp"}
     with pytest.raises(EvidenceError, match="undecided: no bits were promised"):
-        check_data_parallel(trial.factory, trial.batches, **options)
+        check_data_parallel(trial.factory, trial.data.batches, **options)
     accepted = check_data_parallel(
-        trial.factory, trial.batches, accept=["proven", "undecided"], **options
+        trial.factory, trial.data.batches, accept=["proven", "undecided"], **options
     )
     assert accepted.verdict == "undecided"
 
 
 def test_who_promises_nothing_proves_nothing() -> None:
-    class Promises(STRATEGIES["flat"]):  # type: ignore[misc, name-defined]
-        promises = frozenset()
+    class Promises(Flat):
+        guarantees = replace(Flat.guarantees, promises=frozenset())
 
     trial = replace(trial_of("ddp"), sync=Promises)
     ladder = examine(trial, 2, timeout_s=60)
@@ -137,15 +141,15 @@ def test_buffers_dropout_and_accumulation(name: str, world_size: int) -> None:
     trial = trial_of(name, factory=with_dropout, grad_accumulation_steps=2)
     ladder = examine(large_batches(trial), world_size, timeout_s=60)
     assert ladder.verdict == expected(name), str(ladder)
-    if "replay" in STRATEGIES[name].promises:
+    if "replay" in guarantees_of(name).promises:
         assert ladder.rungs["replay_buffers"].verdict == "equal"
 
 
-def wrong_on_rank_1(seat: Seat) -> None:
+def wrong_on_rank_1(worker: Worker) -> None:
     """Rank 1 keeps what it has instead of the sum."""
-    if seat.rank != 1:
+    if worker.rank != 1:
         return
-    sync: Any = seat.sync
+    sync: Any = worker.sync
     if isinstance(sync, Flat):
         right: Callable[[Tensor], None] = sync.exchange
 
@@ -164,35 +168,35 @@ def wrong_on_rank_1(seat: Seat) -> None:
     sync.exchange = exchange
 
 
-def twice_on_all_ranks(seat: Seat) -> None:
+def twice_on_all_ranks(worker: Worker) -> None:
     """Every rank doubles the gradient: they agree, and are wrong."""
-    right = seat.batches.loss
-    seat.batches.loss = lambda model, inputs: right(model, inputs) * 2  # type: ignore
+    right = worker.batches.loss
+    worker.batches.loss = lambda model, inputs: right(model, inputs) * 2  # type: ignore
 
 
-def gradients_forgotten(seat: Seat) -> None:
+def gradients_forgotten(worker: Worker) -> None:
     """Every rank throws away what it has computed."""
-    sync: Any = seat.sync
+    sync: Any = worker.sync
     start = sync.exchange
     sync.exchange = lambda bucket: start(bucket).then(lambda f: f.value().zero_())
 
 
-def not_handed_out(seat: Seat) -> None:
+def not_handed_out(worker: Worker) -> None:
     """Each rank keeps to itself the parameters that it has stepped."""
-    seat.optimizer._sync_params = lambda: None  # type: ignore[attr-defined]
+    worker.optimizer._sync_params = lambda: None  # type: ignore[attr-defined]
 
 
-def shards_in_another_order(seat: Seat) -> None:
+def shards_in_another_order(worker: Worker) -> None:
     """The tree has other branches: right but for its rounding."""
-    right = seat.batches.parts
+    right = worker.batches.micro_batches
 
-    def parts(step: int) -> list[Batch]:
+    def micro_batches(step: int) -> list[Batch]:
         return sorted(right(step), key=lambda part: part.shard)
 
-    seat.batches.parts = parts  # type: ignore[method-assign]
+    worker.batches.micro_batches = micro_batches  # type: ignore[method-assign]
 
 
-FAULTS: list[tuple[str, Callable[[Seat], None], str]] = [
+FAULTS: list[tuple[str, Callable[[Worker], None], str]] = [
     *((name, wrong_on_rank_1, "ranks") for name in STRATEGIES if name not in SHARDED),
     # every rank gets what the owner of a parameter made of it: the ranks agree
     ("zero1", wrong_on_rank_1, "replay_gradients"),
@@ -209,7 +213,7 @@ FAULTS: list[tuple[str, Callable[[Seat], None], str]] = [
 @pytest.mark.parametrize(
     ("name", "fault", "rung"), FAULTS, ids=lambda x: getattr(x, "__name__", x)
 )
-def test_fault_is_caught(name: str, fault: Callable[[Seat], None], rung: str) -> None:
+def test_fault_is_caught(name: str, fault: Callable[[Worker], None], rung: str) -> None:
     # learning shows after a while
     slow = {"learning_rate": 1e-2, "steps": 60} if rung == "loss" else {}
     trial = trial_of(name, **slow)
@@ -231,7 +235,7 @@ def test_bits_of_ddp_at_two_ranks(name: str) -> None:
     assert same_bits(ddp, other)
 
 
-def same_bits(a: Outcome, b: Outcome) -> bool:
+def same_bits(a: Evidence, b: Evidence) -> bool:
     """Of rank 0: final state, losses, gradients and parameters of every step."""
     kinds = ("gradients", "parameters", "buffers", "sha256")
     evidence = [
@@ -245,7 +249,7 @@ def same_bits(a: Outcome, b: Outcome) -> bool:
     states = zip(a.states[0].items(), b.states[0].items(), strict=True)
     return (
         evidence[0] == evidence[1]
-        and mean_losses(a.results) == mean_losses(b.results)
+        and a.losses == b.losses
         and all(n == m and torch.equal(x, y) for (n, x), (m, y) in states)
     )
 
@@ -463,21 +467,21 @@ def test_sixteen_bits_repeat_to_the_bit(precision: str, world_size: int) -> None
 OVERFLOW = 3
 
 
-def overflow_on_rank_1(seat: Seat) -> None:
-    if seat.rank != 1:
+def overflow_on_rank_1(worker: Worker) -> None:
+    if worker.rank != 1:
         return
-    parts, loss = seat.batches.parts, seat.batches.loss
+    micro_batches, loss = worker.batches.micro_batches, worker.batches.loss
     now = 0
 
     def remember(step: int) -> Any:
         nonlocal now
         now = step
-        return parts(step)
+        return micro_batches(step)
 
     def spoiled(model: torch.nn.Module, inputs: Any) -> Tensor:
         return loss(model, inputs) * (1e36 if now == OVERFLOW else 1)
 
-    seat.batches.parts, seat.batches.loss = remember, spoiled  # type: ignore
+    worker.batches.micro_batches, worker.batches.loss = remember, spoiled  # type: ignore
 
 
 def test_overflow_on_one_rank_skips_the_step_on_all() -> None:
@@ -491,7 +495,7 @@ def test_overflow_on_one_rank_skips_the_step_on_all() -> None:
     assert precision_rung(run.rows, rows_of_rank_0(run), "fp16").verdict == "equal"
 
 
-def rows_of_rank_0(run: Outcome) -> list[Row]:
+def rows_of_rank_0(run: Evidence) -> list[Row]:
     return [row for row in run.rows if row.get("rank") == 0]
 
 
@@ -513,9 +517,11 @@ def test_scaler_that_differs_between_ranks_is_caught() -> None:
 
 
 def test_strategy_from_outside_the_package() -> None:
-    trial = make_trial()
-    options: Any = {"loss": trial.loss, "sync": "toy_strategy:ThroughRankZero"}
-    ladder = check_data_parallel(trial.factory, trial.batches, world_size=3, **options)
+    trial = make_run()
+    options: Any = {"loss": trial.data.loss, "sync": "toy_strategy:ThroughRankZero"}
+    ladder = check_data_parallel(
+        trial.factory, trial.data.batches, world_size=3, **options
+    )
     assert ladder.rungs["replay"].verdict == "equal"
 
 
@@ -525,9 +531,9 @@ def test_strategy_from_outside_that_is_wrong() -> None:
             super().exchange(flat)
             flat[-1] = 0
 
-    trial = make_trial()
+    trial = make_run()
     with pytest.raises(EvidenceError, match="replay_gradients"):
-        check_data_parallel(trial.factory, trial.batches, sync=Forgets)
+        check_data_parallel(trial.factory, trial.data.batches, sync=Forgets)
 
 
 @pytest.mark.parametrize(
@@ -602,7 +608,7 @@ def test_what_cannot_be_combined(
     name: str, tuning: Defaults, world_size: int, precision: str, line: str
 ) -> None:
     with pytest.raises(UserError) as raised:
-        STRATEGIES[name].require(tuning, world_size, precision)
+        guarantees_of(name).require(tuning, world_size, precision)
     assert str(raised.value) == line
 
 
@@ -611,7 +617,7 @@ def test_what_cannot_be_combined(
     [
         ("no_such_module:Thing", "No module named 'no_such_module'"),
         ("toy_strategy:Missing", "has no attribute 'Missing'"),
-        ("toy_strategy:dist", "must be a minitrain.sync.strategy.Strategy"),
+        ("toy_strategy:dist", "must be a minitrain.sync.Strategy"),
     ],
 )
 def test_strategy_that_is_not_there(name: str, line: str) -> None:
@@ -619,29 +625,24 @@ def test_strategy_that_is_not_there(name: str, line: str) -> None:
         find_strategy(name)
 
 
-def test_names_are_those_of_params_yaml_and_all_are_strategies() -> None:
-    from project import ROOT
-
-    text = (ROOT / "params.yaml").read_text()
-    comment = text[text.index("# How gradients become one") : text.index("sync: ddp")]
-    assert all(name in comment for name in STRATEGIES)
-    assert all(issubclass(strategy, Strategy) for strategy in STRATEGIES.values())
+def test_all_that_have_a_name_are_strategies() -> None:
+    assert all(issubclass(find_strategy(name), Strategy) for name in STRATEGIES)
     assert find_strategy("ddp") is StockDDP
 
 
-def killed_at_step_3(seat: Seat, note: Path) -> None:
+def killed_at_step_3(worker: Worker, note: Path) -> None:
     """Rank 1 is killed before it computes step 3, and leaves a note of when."""
-    if seat.rank != 1:
+    if worker.rank != 1:
         return
-    right = seat.batches.parts
+    right = worker.batches.micro_batches
 
-    def parts(step: int) -> list[Batch]:
+    def micro_batches(step: int) -> list[Batch]:
         if step == 3:
             note.write_text(str(time.monotonic()))
             os.kill(os.getpid(), signal.SIGKILL)
         return right(step)
 
-    seat.batches.parts = parts  # type: ignore[method-assign]
+    worker.batches.micro_batches = micro_batches  # type: ignore[method-assign]
 
 
 # `MINITRAIN_ROUNDS=200 pytest -k killed` for more
@@ -650,12 +651,39 @@ ROUNDS = int(os.environ.get("MINITRAIN_ROUNDS", "3"))
 
 @pytest.mark.parametrize("name", ["shm", "invariant_shm"])
 def test_rounds_that_are_killed_leave_nothing(name: str, tmp_path: Path) -> None:
-    plant = partial(killed_at_step_3, note=tmp_path / "killed")
+    inject = partial(killed_at_step_3, note=tmp_path / "killed")
     memory = set(Path("/dev/shm").iterdir())
     sockets = Path("/proc/net/unix").read_text().count("@minitrain")
     for _ in range(ROUNDS):
         with pytest.raises(RankError, match="rank 1: ended with exit code -9"):
-            run_ranks(trial_of(name), 4, plant, timeout_s=60)
+            run_ranks(trial_of(name), 4, inject, timeout_s=60)
         assert time.monotonic() - float((tmp_path / "killed").read_text()) < 10
         assert set(Path("/dev/shm").iterdir()) <= memory
         assert Path("/proc/net/unix").read_text().count("@minitrain") == sockets
+
+
+class OfAnOlderRelease(Flat):
+    """Says what it promises where nobody reads it."""
+
+    promises = frozenset({"loss"})
+
+
+def test_promises_that_nobody_reads_are_refused() -> None:
+    name = f"{__name__}:{OfAnOlderRelease.__name__}"
+    with pytest.raises(UserError, match="has promises, which nobody reads"):
+        find_strategy(name)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_reference_adds_in_the_order_that_the_table_says(name: str) -> None:
+    """Of five numbers that differ in size, so that the order shows in the bits."""
+    orders = {"ring": ring_sum, "tree": tree_sum}
+    wire = guarantees_of(name).wire
+    sizes = torch.tensor([1e4, 1e-3, 1.0, -1e4, 0.1])
+    shards = [torch.full((7,), float(size)) / 3 for size in sizes]
+    narrow = [s.to(getattr(torch, wire)) if wire else s for s in shards]
+    found = find_strategy(name).reference([shard.clone() for shard in shards])
+    for order, add in orders.items():
+        alike = torch.equal(found, add(narrow).to(found.dtype))
+        if guarantees_of(name).adds_in != "none":
+            assert alike == (order == guarantees_of(name).adds_in), order

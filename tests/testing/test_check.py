@@ -1,5 +1,6 @@
 """check_data_parallel: for models, batches and losses of one's own."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,9 +11,9 @@ from torch import Tensor, nn
 
 import minitrain
 from minitrain.core.errors import EvidenceError, UserError
-from minitrain.data.cut import cut, tensors_of
-from minitrain.testing.check import check_data_parallel, count_targets
-from minitrain.testing.subjects import make_batches, make_trial, plain
+from minitrain.data.cut import count_targets, cut, tensors_of
+from minitrain.testing.check import check_data_parallel, examine
+from minitrain.testing.subjects import make_batches, make_run, plain
 
 PAIRS = [(torch.randn(8, 3), torch.randn(8, 1)) for _ in range(4)]
 
@@ -82,14 +83,18 @@ def words() -> list[dict[str, Tensor]]:
 
 def test_mean_of_means_of_ones_own_is_found() -> None:
     """Nobody said over how many words the loss is a mean, so samples count alike."""
-    with pytest.raises(EvidenceError) as raised:
+    with pytest.raises(UserError) as raised:
         check_data_parallel(ByWords, words())
-    line = str(raised.value).splitlines()[0]
-    assert line.startswith(
-        "breach: witness_mean: the loss is no mean over the targets: halves of a batch "
-        "have the weights "
+    line = the_line(raised)
+    assert "over its halves of 2 and 2 targets, whose mean is " in line
+    assert ": it weighs them 0.15 to 0.85, and must be a mean" in line
+    trial = replace(make_run(steps=3), factory=ByWords)
+    trial = replace(trial, data=replace(trial.data, batches=words()))
+    detail = examine(trial, 2).rungs["witness_mean"].detail
+    assert detail.startswith(
+        "the loss is no mean over the targets: halves of a batch have the weights "
     )
-    assert line.endswith(
+    assert detail.endswith(
         "by their targets 0.5 and 0.5; is it a mean over what is counted?"
     )
     told = check_data_parallel(
@@ -119,13 +124,13 @@ def test_random_numbers_of_the_caller_are_left_alone() -> None:
         (
             PAIRS,
             {"sync": "horovod"},
-            "train.sync = 'horovod': must be one of ddp, per_parameter, flat, "
+            "sync = 'horovod': must be one of ddp, per_parameter, flat, "
             "reduce_scatter, fp16_compress, bf16_compress, powersgd, zero1, fsdp, "
             "invariant, shm, invariant_shm, or package.module:Class",
         ),
         (PAIRS, {"optimizer": "lion"}, "optimizer = 'lion': must be one of adamw, sgd"),
         (PAIRS, {"steps": 1}, "steps = 1: must be at least 2"),
-        ([], {}, "steps = 0: must be at least 2"),
+        ([], {}, "batches: is empty, must hold a global batch or more"),
         (
             PAIRS,
             {"world_size": 9},
@@ -168,15 +173,15 @@ def test_targets_are_counted_without_the_first_of_a_row() -> None:
 
 
 def test_parts_have_the_samples_of_the_whole() -> None:
-    trial = make_trial()
-    whole = trial.cut([0], 1).parts(3)[0]
-    parts = [trial.cut([rank], 3).parts(3)[0] for rank in range(3)]
+    trial = make_run()
+    whole = trial.batches([0], 1).micro_batches(3)[0]
+    parts = [trial.batches([rank], 3).micro_batches(3)[0] for rank in range(3)]
     digests = [digest for part in parts for digest in part.digests]
     assert sorted(digests) == sorted(whole.digests)
     assert sum(part.num_targets for part in parts) == whole.num_targets
     # after the last batch comes the first again
-    assert trial.cut([0], 1).parts(6)[0].digests == (
-        trial.cut([0], 1).parts(0)[0].digests
+    assert trial.batches([0], 1).micro_batches(6)[0].digests == (
+        trial.batches([0], 1).micro_batches(0)[0].digests
     )
 
 
@@ -231,8 +236,13 @@ def test_loss_that_is_a_sum_is_called_one() -> None:
         inputs, targets = batch
         return (model(inputs) - targets).square().sum()
 
-    with pytest.raises(EvidenceError, match=r"targets 0\.5 and 0\.5: it is a sum"):
+    with pytest.raises(UserError, match=r"4 and 4 targets, .*: it is a sum, and must"):
         check_data_parallel(line, PAIRS, loss=total)
+    trial = replace(make_run(), factory=line)
+    trial = replace(trial, data=replace(trial.data, batches=PAIRS, loss=total))
+    mean = examine(trial, 2).rungs["witness_mean"]
+    assert mean.verdict == "breach"
+    assert "by their targets 0.5 and 0.5: it is a sum" in mean.detail
 
 
 def test_who_cannot_be_proven_is_told_how_to_go_on() -> None:

@@ -5,26 +5,27 @@ from functools import cache
 
 import pytest
 
-from minitrain.sync.strategy import Defaults
+from minitrain.proof.evidence import Evidence
+from minitrain.sync.guarantees import Defaults
 from minitrain.testing.check import Ladder, examine
 from minitrain.testing.faults import BUGS, Bug
-from minitrain.testing.subjects import MODELS, NUM_STEPS, make_trial
-from minitrain.testing.trial import Outcome, run_one_process
+from minitrain.testing.subjects import MODELS, NUM_STEPS, make_run
+from minitrain.testing.trial import run_alone
 
 ALTERS_NOTHING = ["redundant_sync"]
 UNKNOWN = ["mismatched_bucket_order"]
 
 
 @cache
-def one_process(model: str, steps: int) -> Outcome:
-    return run_one_process(make_trial(model, steps=steps))
+def one_process(model: str, steps: int) -> Evidence:
+    return run_alone(make_run(model, steps=steps))
 
 
 def ladder_of(bug: Bug) -> Ladder:
     steps = bug.steps(NUM_STEPS)
-    trial = make_trial(bug.model, steps=steps)
+    trial = make_run(bug.model, steps=steps)
     one = one_process(bug.model, steps)
-    return examine(trial, 2, bug.plant, timeout_s=120, one=one)
+    return examine(trial, 2, bug.inject, timeout_s=120, one=one)
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
@@ -53,7 +54,7 @@ def test_ranks_that_agree_are_no_proof() -> None:
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 @pytest.mark.parametrize("model", MODELS)
 def test_clean_run_is_no_false_alarm(model: str, world_size: int) -> None:
-    trial = make_trial(model, optimizer="sgd" if world_size == 3 else "adamw")
+    trial = make_run(model, optimizer="sgd" if world_size == 3 else "adamw")
     tuning = Defaults(find_unused_parameters=model == "spare_parameter")
     trial = replace(trial, tuning=tuning)
     ladder = examine(trial, world_size, timeout_s=120)

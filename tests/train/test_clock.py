@@ -2,37 +2,40 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from minitrain.data.batches import Batch
-from minitrain.sync.strategy import DEFAULTS, BucketEvent, Strategy, SyncTrace
+from minitrain.sync.strategy import Strategy
+from minitrain.sync.trace import BucketEvent, SyncTrace
 from minitrain.train import clock
 from minitrain.train.clock import StepClock, bucket_times, kind_of_step, union_length
+from minitrain.train.config import RunConfig
 from minitrain.train.loop import train
-from minitrain.train.recorder import Recorder
+from minitrain.train.observer import StepObserver
+from minitrain.train.worker import Worker
 
 MS = 1_000_000
 
 
 class Watch:
-    """A clock that stands still until ``wait``; counts the synchronisations."""
+    """A clock that stands still until ``wait``; counts the synchronizations."""
 
     def __init__(self) -> None:
         self.now_ns = 5 * MS
-        self.synchronised = 0
+        self.synchronized = 0
 
     def wait(self, ms: float) -> None:
         self.now_ns += int(ms * MS)
 
     def synchronize(self) -> None:
         """What a GPU still has to do takes two milliseconds."""
-        self.synchronised += 1
+        self.synchronized += 1
         self.wait(2)
 
 
@@ -118,7 +121,7 @@ def test_plain_steps_wait_for_the_device_once(
     stamps.mark("forward")
     stamps.mark("optimizer")
     row = stamps.finish()
-    assert watch.synchronised == times
+    assert watch.synchronized == times
     assert (row["forward_ms"], row["optimizer_ms"]) == (forward, 2)
 
 
@@ -192,13 +195,16 @@ def test_part_that_comes_twice_is_added_up(watch: Watch) -> None:
     assert stamps.finish()["forward_ms"] == 3
 
 
+@dataclass
 class ThreeParts:
     """A step of three shards, each with a forward pass of two milliseconds."""
 
-    def __init__(self, watch: Watch) -> None:
-        self.watch = watch
+    watch: Watch
 
-    def parts(self, step: int) -> list[Batch]:
+    def open(self, *_: object) -> "ThreeParts":
+        return self
+
+    def micro_batches(self, step: int) -> list[Batch]:
         return [Batch(step, None, 1, 3, (), shard) for shard in range(3)]
 
     def loss(self, model: nn.Module, inputs: None) -> Tensor:
@@ -217,16 +223,12 @@ def test_work_between_the_parts_of_a_step_is_no_forward(watch: Watch) -> None:
             yield
             watch.wait(11)
 
-    model = nn.Linear(1, 1)
-    result = train(
-        Adding(model, DEFAULTS),
-        ThreeParts(watch),
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        range(1),
-        Recorder(model, ()),
-        StepClock(),
+    config = RunConfig(
+        factory=lambda: nn.Linear(1, 1), data=ThreeParts(watch), steps=1, sync=Adding
     )
-    (row,) = result.timings
+    worker = Worker(config, observer=StepObserver)
+    train(worker, range(1))
+    (row,) = worker.observer.timings
     # three passes of 2 ms; 7 ms before the second and third part, 11 after each
     assert (row["forward_ms"], row["backward_ms"]) == (6, 47)
 

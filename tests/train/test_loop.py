@@ -1,10 +1,10 @@
-"""Training over gloo: right where nothing is planted, caught where a fault is.
+"""Training over gloo: right where nothing is injected, caught where a fault is.
 
 Each fault is a real data-parallel bug, injected without touching the code under test.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,9 @@ import pytest
 import torch
 from tiny import (
     NUM_STEPS,
-    Fault,
-    Outcome,
     one_process_tiny,
     replay_tiny,
+    tiny_config,
     tiny_params,
     tiny_shards,
     train_tiny,
@@ -28,34 +27,44 @@ from minitrain.analysis.account import DDP_SAYS, ddp_says
 from minitrain.bench.ledger import CollectiveLedger
 from minitrain.core.errors import UserError
 from minitrain.core.params import Params
-from minitrain.data.batches import Batch, JoinedBatches
+from minitrain.data.batches import Batch
+from minitrain.data.cut import InMemory
+from minitrain.data.text import VOCAB_SIZE
 from minitrain.distributed.groups import distributed
 from minitrain.distributed.launcher import launch
+from minitrain.distributed.torch_private import LOGGED
+from minitrain.model.factory import build_model
 from minitrain.proof.bits import (
     Rung,
     bits_rung,
-    data_rung,
     hashes_rung,
+    not_run,
     own_to_each_rank,
-    ranks_rung,
-    trained_rung,
 )
-from minitrain.proof.single_process import start_of, twin_of
-from minitrain.proof.tolerances import (
-    Compared,
-    close_rung,
-    one_process_rungs,
-    state_limits,
+from minitrain.proof.evidence import Evidence
+from minitrain.proof.ladder import ladder as all_rungs
+from minitrain.proof.ladder import own_rungs
+from minitrain.proof.single_process import twin_of
+from minitrain.proof.tolerances import close_rung, one_process_rungs, state_limits
+from minitrain.sync.guarantees import DEFAULTS
+from minitrain.sync.stock import StockDDP
+from minitrain.sync.strategy import Traffic
+from minitrain.testing.faults import (
+    buffers_not_synchronized,
+    duplicate_samples,
+    mean_of_means,
+    sum_for_mean,
+    wrapper_bypassed,
 )
-from minitrain.sync.catalog import find_strategy
-from minitrain.sync.stock import LOGGED, StockDDP
-from minitrain.sync.strategy import DEFAULTS, Traffic
 from minitrain.train.buffers import untouched_buffers
-from minitrain.train.clock import Row, StepClock
-from minitrain.train.loop import mean_losses
-from minitrain.train.recorder import Recorder
-from minitrain.train.rng import untouched_random_state
-from minitrain.train.run import optimizer_of
+from minitrain.train.clock import Row, kind_of_step
+from minitrain.train.config import RunConfig
+from minitrain.train.loop import train
+from minitrain.train.observer import StepObserver
+from minitrain.train.result import mean_losses
+from minitrain.train.rng import seed_everything, untouched_random_state
+from minitrain.train.run import Inject
+from minitrain.train.worker import Worker
 
 
 @pytest.fixture(scope="module")
@@ -63,37 +72,25 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_shards(tmp_path_factory.mktemp("shards"), 1, 2, 3, 4)
 
 
-def ladder(run: Outcome, expected: Outcome, one: Outcome) -> dict[str, Rung]:
+# what these tests do without
+NO_WITNESS = {"witness_data": asdict(not_run("nobody was asked"))}
+
+
+def ladder(run: Evidence, expected: Evidence, one: Evidence) -> dict[str, Rung]:
     """Every rung of the pipeline for a run, its replay and the one-process run."""
-    ours, theirs = compared(run), compared(one)
-    params = tiny_params().train
+    config = RunConfig(
+        factory=torch.nn.Identity,
+        data=InMemory([], torch.nn.functional.mse_loss, len),
+        steps=NUM_STEPS,
+        sync=StockDDP,
+        learning_rate=tiny_params().train.learning_rate,
+    )
+    own = own_rungs(config, run, expected, NO_WITNESS)
     # as stable as can be: no gap is excused
-    rungs = one_process_rungs(ours, theirs, params, 1e-5, lambda most_steps: theirs)
-    return {
-        "trained": trained_rung(run.rows),
-        "ranks": ranks_rung(run.states),
-        "data": data_rung(run.rows, expected.rows),
-        "replay_gradients": hashes_rung(run.rows, expected.rows, "gradients"),
-        "replay_parameters": hashes_rung(run.rows, expected.rows, "parameters"),
-        "replay_buffers": hashes_rung(run.rows, expected.rows, "buffers"),
-        "replay": bits_rung(run.states[0], expected.states[0]),
-        **{name: rungs[name] for name in ONE_PROCESS},
-    }
+    return all_rungs(own, config, run, one, lambda most_steps: one, 1e-5)
 
 
 ONE_PROCESS = ("one_process_gradients", "one_process_early", "one_process")
-
-
-def compared(outcome: Outcome) -> Compared:
-    result = outcome.results[0]
-    return Compared(
-        rows=outcome.rows,
-        gradients=result.kept["gradients"],
-        early=result.kept["early"],
-        state=outcome.states[0],
-        losses=mean_losses(outcome.results),
-        start=start_of(tiny_params()),
-    )
 
 
 def state_rung(
@@ -104,8 +101,27 @@ def state_rung(
     return close_rung(run, one, limits, lambda: more.get("twin", one))
 
 
-def verdicts(run: Outcome, expected: Outcome, one: Outcome) -> dict[str, str]:
-    return {name: rung.verdict for name, rung in ladder(run, expected, one).items()}
+def start_of(params: Params) -> dict[str, Tensor]:
+    seed_everything(params.train.seed)
+    model = build_model(params.model, VOCAB_SIZE)
+    return dict(model.state_dict())
+
+
+ASKED = (
+    "trained",
+    "ranks",
+    "data",
+    "replay_gradients",
+    "replay_parameters",
+    "replay_buffers",
+    "replay",
+    *ONE_PROCESS,
+)
+
+
+def verdicts(run: Evidence, expected: Evidence, one: Evidence) -> dict[str, str]:
+    found = ladder(run, expected, one)
+    return {name: found[name].verdict for name in ASKED}
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
@@ -162,12 +178,11 @@ def test_losses_of_the_ranks_sum_to_the_loss_of_one_process(shards: Path) -> Non
 
 
 def test_each_rank_has_its_own_seed_and_all_start_from_rank_0(shards: Path) -> None:
-    def start_and_wrapped() -> tuple[float, float]:
-        from minitrain.distributed.groups import distributed
-        from minitrain.train.run import start_model
+    config = tiny_config(tiny_params(), shards, 2)
 
+    def start_and_wrapped() -> tuple[float, float]:
         with distributed() as (rank, _):
-            model = start_model(tiny_params(), rank)
+            model = config.start_model(rank)
             before = next(model.parameters()).sum().item()
             StockDDP(model, DEFAULTS, timed=False)
             return before, next(model.parameters()).sum().item()
@@ -183,79 +198,41 @@ def test_state_has_the_names_of_the_unwrapped_module(shards: Path) -> None:
     assert not any(name.startswith("module.") for name in state)
 
 
-def one_rank_keeps_its_gradients(
-    rank: int, sync: StockDDP, batches: JoinedBatches
-) -> None:
-    reduce = sync._reduce
+def one_rank_keeps_its_gradients(worker: Worker) -> None:
+    """Rank 1 reduces with the others, and throws it away."""
+    sync: Any = worker.sync
+    reduce = sync.on_bucket
 
     def keep(bucket):
         local = bucket.buffer().clone()
         return reduce(bucket).then(lambda _: local)
 
-    if rank == 1:
-        # DDP refuses a second hook, so the planted one replaces what the first calls
-        sync._reduce = keep
-    from torch._C._distributed_c10d import GradBucket
-
-    def hook(state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        return sync._reduce(bucket)
-
-    rewrap(sync, hook)
-
-
-def rewrap(sync: StockDDP, hook) -> None:
-    from minitrain.distributed.groups import unwrap, wrap_for_ddp
-
-    sync._ddp = sync.module = wrap_for_ddp(unwrap(sync.module))
-    sync._ddp.register_comm_hook(None, hook)
-
-
-def sum_instead_of_mean(rank: int, sync: StockDDP, batches: JoinedBatches) -> None:
-    sync._factor = 1.0
-
-
-def mean_of_means(rank: int, sync: StockDDP, batches: JoinedBatches) -> None:
-    from minitrain.train import loop as training
-
-    training.weighted_loss = lambda loss, batch, world_size: loss
-
-
-def duplicated_sample(rank: int, sync: StockDDP, batches: JoinedBatches) -> None:
-    whole = batches.shards[0].samples
-
-    class WithDuplicate:
-        def __getitem__(self, index: int):
-            return whole[index - 1 if index % 2 else index]
-
-    if rank == 1:
-        batches.shards[0].samples = WithDuplicate()
-
-
-def wrapper_bypassed(rank: int, sync: StockDDP, batches: JoinedBatches) -> None:
-    sync.module = sync._ddp.module
+    if worker.rank == 1:
+        sync.on_bucket = keep
 
 
 CAUGHT_BY = {
     one_rank_keeps_its_gradients: "ranks",
     wrapper_bypassed: "ranks",
-    sum_instead_of_mean: "replay_gradients",
+    sum_for_mean: "replay_gradients",
     mean_of_means: "replay_gradients",
-    duplicated_sample: "data",
+    duplicate_samples: "data",
 }
 
 
 @pytest.mark.parametrize("fault", CAUGHT_BY, ids=lambda fault: fault.__name__)
-def test_planted_fault_is_caught(shards: Path, fault) -> None:
+def test_injected_fault_is_caught(shards: Path, fault) -> None:
     params = tiny_params()
     run = train_tiny(params, shards, 2, fault)
     if not any(row["kind"] == "buckets" for row in run.rows):
         # nothing was reduced: borrow the layout of a run that does
         layout = train_tiny(params, shards, 2).rows
-        run.rows += [row for row in layout if row["kind"] == "buckets"]
+        borrowed = [row for row in layout if row["kind"] == "buckets"]
+        run = replace(run, rows=[*run.rows, *borrowed])
     expected = replay_tiny(params, shards, run, 2)
     found = verdicts(run, expected, one_process_tiny(params, shards))
     assert found[CAUGHT_BY[fault]] == "breach"
-    if fault in (sum_instead_of_mean, mean_of_means):
+    if fault in (sum_for_mean, mean_of_means):
         # the lesson: the ranks agree with each other all the same
         assert found["ranks"] == "equal"
         assert found["one_process_gradients"] == "breach"
@@ -266,11 +243,8 @@ def test_planted_fault_is_caught(shards: Path, fault) -> None:
 
 
 def test_buffers_that_rank_0_does_not_hand_out(shards: Path) -> None:
-    def not_broadcast(rank: int, sync: StockDDP, batches: JoinedBatches) -> None:
-        sync._ddp.broadcast_buffers = False
-
     params = with_factory(tiny_params(), "other_models:batch_norm")
-    run = train_tiny(params, shards, 2, not_broadcast)
+    run = train_tiny(params, shards, 2, buffers_not_synchronized)
     expected = replay_tiny(params, shards, run, 2)
     found = ladder(run, expected, one_process_tiny(params, shards))
     # the running statistics of rank 1 go their own way from the second step on
@@ -281,7 +255,7 @@ def test_buffers_that_rank_0_does_not_hand_out(shards: Path) -> None:
 
 def test_sum_for_mean_is_named_at_step_0_with_its_tensor(shards: Path) -> None:
     params = tiny_params()
-    run = train_tiny(params, shards, 2, sum_instead_of_mean)
+    run = train_tiny(params, shards, 2, sum_for_mean)
     expected = replay_tiny(params, shards, run, 2)
     rung = hashes_rung(run.rows, expected.rows, "gradients")
     assert rung.detail == "first at step 0, tensor token_embedding.weight, rank 0"
@@ -292,12 +266,12 @@ def test_adam_hides_the_scale_of_gradients_but_the_gradients_do_not(
 ) -> None:
     """Why gradients are compared before the optimizer."""
     params = tiny_params()
-    run = train_tiny(params, shards, 2, sum_instead_of_mean)
+    run = train_tiny(params, shards, 2, sum_for_mean)
     right = train_tiny(params, shards, 2)
     last = NUM_STEPS - 1
     losses = [mean_losses(outcome.results)[last] for outcome in (run, right)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
-    gradients = [outcome.results[0].kept["gradients"] for outcome in (run, right)]
+    gradients = [outcome.gradients for outcome in (run, right)]
     # 2 ranks: the sum is twice the mean, exactly
     for name, gradient in gradients[0].items():
         assert torch.equal(gradient, 2 * gradients[1][name])
@@ -312,10 +286,8 @@ def test_nan_loss_ends_training_with_one_line(shards: Path) -> None:
 def test_timing_hook_has_the_bits_of_stock_ddp(shards: Path) -> None:
     """At 3 ranks, where multiplying by 1/3 and dividing by 3 differ."""
 
-    def without_hook(rank: int, sync: StockDDP, batches: JoinedBatches) -> None:
-        from minitrain.distributed.groups import unwrap, wrap_for_ddp
-
-        sync._ddp = sync.module = wrap_for_ddp(unwrap(sync.module))
+    def without_hook(worker: Worker) -> None:
+        worker.sync = StockDDP(worker.model, DEFAULTS, timed=False)
 
     params = tiny_params()
     hooked = train_tiny(params, shards, 3)
@@ -346,21 +318,21 @@ def test_ddp_logs_every_step_and_its_times_lie_within_ours(shards: Path) -> None
             assert row["comm_total_ms"] <= ddp["comm_ms"] + slack
 
 
-def without_log(rank: int, sync: StockDDP, batches: JoinedBatches) -> None:
-    del type(sync._ddp)._get_ddp_logging_data
+def without_log(worker: Worker) -> None:
+    del type(worker.sync.module)._get_ddp_logging_data
 
 
-def with_other_keys(rank: int, sync: StockDDP, batches: JoinedBatches) -> None:
-    sync._ddp._get_ddp_logging_data = lambda: {"forward_compute": 1}
+def with_other_keys(worker: Worker) -> None:
+    worker.sync.module._get_ddp_logging_data = lambda: {"forward_compute": 1}
 
 
-def with_nothing_timed(rank: int, sync: StockDDP, batches: JoinedBatches) -> None:
-    sync._ddp._get_ddp_logging_data = lambda: dict.fromkeys(LOGGED, 0)
+def with_nothing_timed(worker: Worker) -> None:
+    worker.sync.module._get_ddp_logging_data = lambda: dict.fromkeys(LOGGED, 0)
 
 
 @pytest.mark.parametrize("change", [without_log, with_other_keys, with_nothing_timed])
 def test_a_torch_without_ddps_log_has_nothing_beside_the_clock(
-    shards: Path, change: Fault
+    shards: Path, change: Inject
 ) -> None:
     run = train_tiny(tiny_params(), shards, 2, change)
     rows = run.results[0].timings
@@ -385,40 +357,34 @@ def test_calibration_leaves_no_trace(shards: Path) -> None:
     assert bits_rung(with_calibration.states[0], expected.states[0]).bytes_equal
 
 
-def silent_traffic(shards: Path, name: str) -> tuple[list[Traffic], list[Row]]:
-    """What each calibration of a run sends, and the rows of its steps."""
-    from minitrain.train import loop as training
-    from minitrain.train.run import rank_batches, start_model
+class WatchesCalibration(StepObserver):
+    """Counts what each calibration sends."""
 
-    silent_backward_ms = training._silent_backward_ms
-    sends: list[Traffic] = []
+    def __init__(self, worker: Worker) -> None:
+        super().__init__(worker, kind_of_step)
+        self.sends: list[Traffic] = []
 
-    def watched(*rest):
+    def _backward_alone_ms(self) -> float:
         with CollectiveLedger() as ledger:
-            took = silent_backward_ms(*rest)
-        sends.append(ledger.traffic)
+            took = super()._backward_alone_ms()
+        self.sends.append(ledger.traffic)
         return took
 
-    # in this rank's process alone
-    training._silent_backward_ms = watched
-    params = tiny_params(sync=name)
-    with distributed() as (rank, world_size):
-        model = start_model(params, rank)
-        sync = find_strategy(name)(model, params.train)
-        batches = rank_batches(params, shards / "world-2", rank, world_size)
-        optimizer = optimizer_of(model, params.train)
-        steps = range(NUM_STEPS)
-        result = training.train(
-            sync, batches, optimizer, steps, Recorder(model, ()), StepClock()
-        )
-        sync.close()
-        return sends, result.timings
+
+def calibrations(shards: Path, name: str) -> tuple[list[Traffic], list[Row]]:
+    """What each calibration of a run sends, and the rows of its steps."""
+    with distributed():
+        config = tiny_config(tiny_params(sync=name), shards, 2)
+        worker = Worker(config, observer=WatchesCalibration)
+        train(worker, range(NUM_STEPS))
+        worker.close()
+        return worker.observer.sends, worker.observer.timings
 
 
 @pytest.mark.parametrize("name", ["ddp", "flat"])
-def test_silent_backward_sends_nothing(shards: Path, name: str) -> None:
+def test_backward_alone_sends_nothing(shards: Path, name: str) -> None:
     """Else the account would subtract communication from communication."""
-    for sends, timings in launch(silent_traffic, 2, shards, name, timeout_s=60):
+    for sends, timings in launch(calibrations, 2, shards, name, timeout_s=60):
         bracketed = [row for row in timings if row["kind"] == "bracketed"]
         assert len(sends) == len(bracketed) > 0
         assert sends == [{}] * len(sends)
@@ -462,13 +428,13 @@ def test_training_that_is_unstable_is_told_from_a_fault(shards: Path) -> None:
     """At a rate where one process itself does not repeat from a start one ULP away."""
     params = tiny_params(learning_rate=3.0)
     one, run = one_process_tiny(params, shards), train_tiny(params, shards, 2)
-    twin = twin_of(params, shards / "world-1")
+    twin = twin_of(tiny_config(params, shards, 1))
     # limits as of a rate that is a thousandth of this one
     limits = (tiny_params().train, 1e-5)
     nudged = state_limits(one.states[0], start_of(params), *limits)
     far = close_rung(twin(None).state, one.states[0], nudged, lambda: one.states[0])
     assert far.verdict == "breach"
-    rung = one_process_rungs(compared(run), compared(one), *limits, twin)["one_process"]
+    rung = one_process_rungs(run, one, *limits, twin)["one_process"]
     assert rung.verdict == "undecided"
     # the bits of the replay hold all the same
     expected = replay_tiny(params, shards, run, 2)
@@ -477,41 +443,50 @@ def test_training_that_is_unstable_is_told_from_a_fault(shards: Path) -> None:
 
 def test_training_is_stable_at_the_default_rate(shards: Path) -> None:
     params = tiny_params()
-    twin = twin_of(params, shards / "world-1")(None).state
+    twin = twin_of(tiny_config(params, shards, 1))(None).state
     one = one_process_tiny(params, shards).states[0]
     assert state_rung(twin, one, params).verdict == "within tolerance"
 
 
-def equal_weights_in_the_tail(rank: int, sync: object, batches: JoinedBatches) -> None:
+@dataclass(frozen=True)
+class EqualWeightsInTheTail:
     """A mean of means, but only in the smaller last batch of an epoch."""
-    whole = batches.parts
 
-    def parts(step: int) -> list[Batch]:
-        (right,) = whole(step)
+    right: Any
+
+    def open(self, *arguments: Any) -> "EqualWeightsInTheTail":
+        return EqualWeightsInTheTail(self.right.open(*arguments))
+
+    def by_shard(self) -> "list[EqualWeightsInTheTail]":
+        return [EqualWeightsInTheTail(one) for one in self.right.by_shard()]
+
+    def micro_batches(self, step: int) -> list[Batch]:
+        (right,) = self.right.micro_batches(step)
         share = right.global_targets // 2
         return [replace(right, num_targets=share) if step == 4 else right]
 
-    batches.parts = parts
+    def loss(self, model: torch.nn.Module, inputs: Any) -> Tensor:
+        return self.right.loss(model, inputs)
 
 
 def test_fault_that_ranks_and_replay_share_is_caught(shards: Path) -> None:
     params = tiny_params()
-    run = train_tiny(params, shards, 2, equal_weights_in_the_tail)
-    expected = replay_tiny(params, shards, run, 2, equal_weights_in_the_tail)
+    run = train_tiny(params, shards, 2, spoil=EqualWeightsInTheTail)
+    expected = replay_tiny(params, shards, run, 2, EqualWeightsInTheTail)
     found = ladder(run, expected, one_process_tiny(params, shards))
     # one process with the whole batch is the only one that can tell
     broken = [name for name, rung in found.items() if rung.verdict == "breach"]
     assert broken == ["one_process"]
-    twin = twin_of(params, shards / "world-1")(None).state
+    twin = twin_of(tiny_config(params, shards, 1))(None).state
     one = one_process_tiny(params, shards).states[0]
     assert state_rung(run.states[0], one, params, twin=twin).verdict == "breach"
 
 
-def start_replay(params, shards: Path, one: Outcome, world_size: int) -> Outcome:
+def start_replay(params, shards: Path, one: Evidence, world_size: int) -> Evidence:
     """The replay has the bits of the ranks (tested above) and starts in no time."""
     names = list(one.states[0])
     layout = [{"kind": "buckets", "step": 0, "buckets": [{"parameters": names}]}]
-    whole = Outcome([], [], layout)
+    whole = Evidence(layout, [], [])
     return replay_tiny(params, shards, whole, world_size)
 
 

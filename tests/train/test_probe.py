@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from minitrain.sync.catalog import STRATEGIES
+from minitrain.sync.catalog import find_strategy
 from minitrain.sync.stock import Reduced, StockDDP
 from minitrain.testing.check import examine
-from minitrain.testing.subjects import Bigrams, make_trial
-from minitrain.testing.trial import Seat
+from minitrain.testing.subjects import Bigrams, make_run
+from minitrain.train.worker import Worker
 
 
 class Auxiliary(Bigrams):
@@ -34,7 +34,7 @@ class Auxiliary(Bigrams):
 @pytest.mark.parametrize("sync", ["ddp", "flat", "shm"])
 def test_head_that_eval_mode_does_not_use(sync: str) -> None:
     """DDP would never reduce a bucket that holds an unused parameter."""
-    trial = replace(make_trial(), factory=Auxiliary, sync=STRATEGIES[sync])
+    trial = replace(make_run(), factory=Auxiliary, sync=find_strategy(sync))
     ladder = examine(trial, 2, timeout_s=60)
     assert ladder.rungs["witness_probe"].verdict == "not run"
     unused = "in eval mode: parameter auxiliary.weight is not used"
@@ -55,32 +55,32 @@ class OnlyTrains(Bigrams):
 
 
 def test_model_without_a_loss_in_eval_mode() -> None:
-    trial = replace(make_trial(), factory=OnlyTrains)
+    trial = replace(make_run(), factory=OnlyTrains)
     ladder = examine(trial, 2, timeout_s=60)
     assert ladder.rungs["witness_probe"].verdict == "not run"
     assert ladder.verdict == "proven"
 
 
-def cannot_on_rank_1(seat: Seat) -> None:
-    right = seat.batches.loss
+def cannot_on_rank_1(worker: Worker) -> None:
+    right = worker.batches.loss
 
     def loss(model: nn.Module, inputs: Any) -> Tensor:
-        if seat.rank == 1 and not model.training:
+        if worker.rank == 1 and not model.training:
             raise ValueError("not here")
         return right(model, inputs)
 
-    seat.batches.loss = loss  # type: ignore[method-assign]
+    worker.batches.loss = loss  # type: ignore[method-assign]
 
 
 def test_one_rank_that_cannot_hangs_nobody() -> None:
-    ladder = examine(make_trial(), 2, cannot_on_rank_1, timeout_s=30)
+    ladder = examine(make_run(), 2, cannot_on_rank_1, timeout_s=30)
     why = "in eval mode: ValueError: not here"
     assert ladder.rungs["witness_probe"].detail == why
 
 
 @pytest.mark.parametrize("sync", ["ddp", "zero1"])
 def test_ddp_as_torch_has_it_is_tried(sync: str) -> None:
-    trial = replace(make_trial(), sync=STRATEGIES[sync])
+    trial = replace(make_run(), sync=find_strategy(sync))
     assert examine(trial, 3, timeout_s=60).rungs["unwatched"].verdict == "equal"
 
 
@@ -93,9 +93,9 @@ class AddsInAnotherOrder(StockDDP):
 
 def test_strategy_made_of_ddp_is_not_held_to_it() -> None:
     assert StockDDP.only_watches()
-    assert STRATEGIES["zero1"].only_watches()
+    assert find_strategy("zero1").only_watches()
     for name in ("flat", "shm", "fp16_compress", "powersgd", "fsdp", "invariant"):
-        assert not STRATEGIES[name].only_watches(), name
+        assert not find_strategy(name).only_watches(), name
     assert not AddsInAnotherOrder.only_watches()
 
 

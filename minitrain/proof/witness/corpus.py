@@ -13,6 +13,8 @@ import json
 import math
 import sys
 from collections.abc import Iterator, Mapping
+from importlib.abc import MetaPathFinder
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -180,13 +182,29 @@ def build(model: Mapping[str, Any], section: Any) -> nn.Module:
     module_name, _, name = model["factory"].rpartition(":")
     if module_name:
         module = importlib.import_module(module_name)
-    else:
-        spec = importlib.util.spec_from_file_location("witnessed", model["file"])
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        # dataclasses look their module up by name
-        sys.modules[spec.name] = module
+        return getattr(module, name)(section, VOCABULARY)
+    spec = importlib.util.spec_from_file_location("witnessed", model["file"])
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # dataclasses look their module up by name
+    sys.modules[spec.name] = module
+    beside = _Beside(Path(model["file"]).resolve().parent)
+    sys.meta_path.insert(0, beside)
+    try:
         spec.loader.exec_module(module)
-    made: nn.Module = getattr(module, name)(section, VOCABULARY)
-    return made
+        return getattr(module, name)(section, VOCABULARY)
+    finally:
+        sys.meta_path.remove(beside)
+
+
+class _Beside(MetaPathFinder):
+    """Finds what a model's file imports from beside it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = str(folder)
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
+        spec = None if path else PathFinder.find_spec(fullname, [self.folder])
+        # a mere folder must not hide a package of its name that is installed
+        return spec if spec and spec.loader else None

@@ -75,7 +75,8 @@ def fits(key: str, tensor: Tensor, shapes: Mapping[str, torch.Size]) -> bool:
         name, _, moment = name.rpartition("/")
         if moment == "step":
             return tensor.numel() == 1
-    whole = tensor.is_floating_point() or tensor.is_complex() or kind == "before"
+    whole = tensor.is_floating_point() or tensor.is_complex()
+    whole = whole or kind in ("before", "state")
     return whole and tensor.shape == shapes.get(name)
 
 

@@ -1,4 +1,4 @@
-"""Plant every bug of the zoo, and none in clean runs; record what each check says."""
+"""Inject every bug of the zoo, and none in clean runs; record what each check says."""
 
 import itertools
 from dataclasses import asdict, replace
@@ -12,15 +12,17 @@ from minitrain.core.files import write_json
 from minitrain.core.progress import progress
 from minitrain.core.provenance import provenance
 from minitrain.core.study import load_study
-from minitrain.sync.strategy import Defaults
+from minitrain.sync.guarantees import Defaults
 from minitrain.testing.check import Ladder, examine
 from minitrain.testing.faults import BUGS
-from minitrain.testing.subjects import MODELS, NUM_STEPS, make_trial
-from minitrain.testing.trial import Plant, run_ranks
-from minitrain.train.loop import mean_losses
+from minitrain.testing.subjects import MODELS, NUM_STEPS, make_run
+from minitrain.testing.trial import run_ranks
+from minitrain.train.config import OptimizerName
+from minitrain.train.run import Inject
 
 STUDY = Path(__file__).resolve().parent
 WORLD_SIZE = 2
+OPTIMIZERS: tuple[OptimizerName, ...] = ("adamw", "sgd")
 
 
 def main() -> None:
@@ -35,21 +37,21 @@ def main() -> None:
 
     bugs = {}
     for bug in progress(BUGS, "bugs", total=len(BUGS)):
-        trial = make_trial(bug.model, steps=bug.steps(NUM_STEPS))
-        ladder = examine(trial, WORLD_SIZE, bug.plant)
+        trial = make_run(bug.model, steps=bug.steps(NUM_STEPS))
+        ladder = examine(trial, WORLD_SIZE, bug.inject)
         bugs[bug.name] = {
             "met_in": bug.met_in,
             "model": bug.model,
             "check": bug.check,
             "expected_cause": bug.cause,
             **described(ladder),
-            "losses": losses(bug.model, bug.steps(steps), bug.plant),
+            "losses": losses(bug.model, bug.steps(steps), bug.inject),
         }
 
     clean = []
-    runs = [*itertools.product(seeds, study.world_sizes, ("adamw", "sgd"))]
+    runs = [*itertools.product(seeds, study.world_sizes, OPTIMIZERS)]
     for seed, world_size, optimizer in progress(runs, "clean runs", total=len(runs)):
-        ladder = examine(make_trial("plain", optimizer, seed), world_size)
+        ladder = examine(make_run("plain", optimizer, seed), world_size)
         run = {"seed": seed, "world_size": world_size, "optimizer": optimizer}
         clean.append({**run, "breaches": ladder.breaches})
     result = {"bugs": bugs, "clean": clean, "clean_losses": clean_losses}
@@ -63,14 +65,14 @@ def described(ladder: Ladder) -> dict[str, Any]:
 
 
 def losses(
-    model: str, steps: int, plant: Plant | None = None, seed: int = 0
+    model: str, steps: int, inject: Inject | None = None, seed: int = 0
 ) -> list[float]:
     # The same data for all seeds: only the model's start differs.
     # A clean run lets DDP look for unused parameters, so that it has all its steps.
-    tuning = Defaults(find_unused_parameters=plant is None)
-    trial = replace(make_trial(model, steps=steps), seed=seed, tuning=tuning)
-    run = run_ranks(trial, WORLD_SIZE, plant)
-    return mean_losses(run.results)
+    tuning = Defaults(find_unused_parameters=inject is None)
+    trial = replace(make_run(model, steps=steps), seed=seed, tuning=tuning)
+    run = run_ranks(trial, WORLD_SIZE, inject)
+    return [*run.losses]
 
 
 if __name__ == "__main__":

@@ -8,16 +8,18 @@ from report_inputs import results
 from tiny import tiny_params
 
 from minitrain.core.params import Params
-from minitrain.proof import evidence as evidence_module
-from minitrain.proof.evidence import across_world_sizes
+from minitrain.proof import runs
+from minitrain.proof.runs import across_world_sizes
 from minitrain.report.ladder import equivalence_sentences
+from minitrain.train.config import RunConfig, config_of
 
 
-def runs_of(sync: str) -> Params:
+def runs_of(sync: str) -> tuple[Params, RunConfig]:
     """The parameters of runs with 2, 1 and 4 processes, and with a GPU."""
     params = tiny_params(sync=sync)
     gloo = params.gloo.model_copy(update={"world_sizes": [2, 1, 4]})
-    return params.model_copy(update={"gloo": gloo})
+    config = config_of(params, Path(), 1)
+    return params.model_copy(update={"gloo": gloo}), config
 
 
 @pytest.fixture
@@ -30,15 +32,15 @@ def evidence(monkeypatch: pytest.MonkeyPatch) -> None:
         assert path.name == "state.pt"
         return {"weight": states[path.parent.name]}
 
-    monkeypatch.setattr(evidence_module, "load_tensors", load_tensors)
+    monkeypatch.setattr(runs, "load_tensors", load_tensors)
 
 
 @pytest.mark.usefixtures("evidence")
 @pytest.mark.parametrize("sync", ["invariant", "invariant_shm"])
 def test_bits_of_invariant_do_not_depend_on_the_world_size(sync: str) -> None:
-    params = runs_of(sync)
+    params, config = runs_of(sync)
     found = {
-        run: across_world_sizes(run, params, Path())["world_sizes"]
+        run: across_world_sizes(run, params, config, Path())["world_sizes"]
         for run in ("gloo-1", "gloo-2", "gloo-4", "nccl-1")
     }
     verdicts = {run: rung.verdict for run, rung in found.items()}
@@ -52,7 +54,7 @@ def test_bits_of_invariant_do_not_depend_on_the_world_size(sync: str) -> None:
 
 
 def test_of_other_strategies_nobody_asks_it() -> None:
-    assert across_world_sizes("gloo-2", runs_of("ddp"), Path()) == {}
+    assert across_world_sizes("gloo-2", *runs_of("ddp"), Path()) == {}
 
 
 def test_report_says_so() -> None:

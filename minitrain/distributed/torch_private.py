@@ -1,0 +1,107 @@
+"""Every use of what torch does not document, each with its reason.
+
+Written for torch 2.13; environment.torch in params.yaml pins the release. After an
+upgrade this is the one file to read against torch's source.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+# documented as torch.distributed.X, where type checkers do not find them
+from torch._C._distributed_c10d import GradBucket, HashStore, PrefixStore, TCPStore
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = [
+    "GradBucket",
+    "HashStore",
+    "PrefixStore",
+    "TCPStore",
+    "TorchDispatchMode",
+    "add_all",
+    "around_parameter_broadcast",
+    "changes_in_place",
+    "collective_name",
+    "ddp_times_ns",
+    "forget_gathered_state",
+    "group_timeout_s",
+    "has_gradient_hooks",
+]
+
+# nanoseconds of the last step; the averages beside them begin with the first step
+LOGGED = (
+    "forward_compute_time",
+    "backward_compute_time",
+    "backward_comm_time",
+    "backward_compute_comm_overlap_time",
+)
+
+
+def group_timeout_s(group: dist.ProcessGroup | None) -> float:
+    """The limit of every wait in ``group`` (all ranks when None), in seconds. Torch
+    lets one set it and has no way to ask for it.
+    """
+    found: Any = group or dist.group.WORLD
+    backend = found._get_backend(torch.device("cpu"))
+    return float(backend.options._timeout.total_seconds())
+
+
+def ddp_times_ns(ddp: Any) -> tuple[float, ...] | None:
+    """DDP's own times of the last step, by :data:`LOGGED`; None where this torch does
+    not have them. Unasked, DDP logs ten steps, then every hundredth.
+    """
+    try:
+        ddp._set_ddp_runtime_logging_sample_rate(1)
+        # what the next forward pass would do: take the times of this step
+        ddp.logger.set_runtime_stats_and_log()
+        data = ddp._get_ddp_logging_data()
+        return tuple(data[key] for key in LOGGED)
+    except (AttributeError, KeyError, TypeError, RuntimeError):
+        return None
+
+
+def around_parameter_broadcast(
+    zero: Any, around: Callable[[Callable[[], None]], None]
+) -> None:
+    """Let ``around`` call what broadcasts the parameters after each step of a
+    ZeroRedundancyOptimizer: all of its communication is there, and no hook is.
+    """
+    broadcast = zero._sync_params
+    zero._sync_params = lambda: around(broadcast)
+
+
+def forget_gathered_state(zero: Any) -> None:
+    """Drop what ``consolidate_state_dict`` of a ZeroRedundancyOptimizer gathered: rank
+    0 would keep the state that ranks share to save memory.
+    """
+    zero._all_state_dicts = []
+
+
+def changes_in_place(tensor: Tensor) -> int:
+    """How often ``tensor`` was changed in place; autograd counts, and shows nobody."""
+    return tensor._version
+
+
+def has_gradient_hooks(parameter: Tensor) -> bool:
+    """Whether something runs after its gradient has been added up."""
+    hooks: Any = parameter
+    return bool(hooks._post_accumulate_grad_hooks)
+
+
+def add_all(to: Sequence[Tensor], more: Sequence[Tensor]) -> None:
+    """``to[i] += more[i]`` in one call: a loop takes ten times as long for small ones.
+    Torch's optimizers use it; it has no public name.
+    """
+    torch._foreach_add_(list(to), list(more))
+
+
+def collective_name(func: Any) -> str | None:
+    """The collective that a dispatched operator is, such as ``allreduce_``; None for
+    what is none. Below every strategy only the dispatcher sees them all.
+    """
+    if func.namespace != "c10d":
+        return None
+    return str(func._schema.name.removeprefix("c10d::"))

@@ -1,0 +1,173 @@
+"""What every strategy guarantees and needs: a table that checks, docs and report read.
+
+Nothing here imports torch, so that params.yaml can be checked in a fraction of a
+second. The strategies themselves refer to it as ``guarantees``.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from minitrain.core.errors import UserError
+
+Promise = Literal["reduced_once", "replay", "one_process", "loss"]
+# gloo's ring; a balanced binary tree; several passes that keep no one order
+Order = Literal["ring", "tree", "none"]
+EXACT: frozenset[Promise] = frozenset({"reduced_once", "replay", "one_process"})
+
+
+class Tuning(Protocol):
+    """What the strategies can be told: ``train`` of params.yaml has it."""
+
+    @property
+    def bucket_cap_mb(self) -> float | None: ...
+
+    @property
+    def overlap(self) -> bool: ...
+
+    @property
+    def find_unused_parameters(self) -> bool: ...
+
+    @property
+    def logical_shards(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """A :class:`Tuning` with the defaults of params.yaml."""
+
+    bucket_cap_mb: float | None = None
+    overlap: bool = True
+    find_unused_parameters: bool = False
+    logical_shards: int = 8
+
+
+DEFAULTS = Defaults()
+
+
+@dataclass(frozen=True)
+class Guarantees:
+    """What the ladder may hold a strategy to, and what it needs.
+
+    ``promises``: rungs that may be asked. ``adds_in``: the order in which the ranks'
+    gradients are added. ``sends``: what travels, in words. ``wire``: the type (of
+    torch) that gradients are rounded to on their way, where it is coarser than their
+    own. ``averages``: the sum is divided by the number of ranks, and the loss weighted
+    accordingly. ``has_buckets``: DDP's, with their settings. ``logical_shards``: a
+    batch is cut into ``train.logical_shards`` parts, whatever the world size.
+    ``own_buffers``: after a step each rank has those of its own samples.
+    ``on_one_host``: all ranks must be, and compute on the CPU. ``fp16``: empty where
+    float16 with a scaled loss can be had, else why not.
+    """
+
+    promises: frozenset[Promise] = EXACT
+    adds_in: Order = "ring"
+    sends: str = "gradients"
+    wire: Literal["float16", "bfloat16"] | None = None
+    averages: bool = True
+    has_buckets: bool = False
+    logical_shards: bool = False
+    own_buffers: bool = True
+    on_one_host: bool = False
+    fp16: str = ""
+
+    @property
+    def are_exact(self) -> bool:
+        """Whether its gradients are the right ones but for rounding, so that the
+        witness can be asked for them.
+        """
+        return bool({"replay", "one_process"} & self.promises)
+
+    def num_shards(self, world_size: int, tuning: Tuning) -> int:
+        """Into how many parts a global batch is cut, each with a gradient of its own
+        and random numbers of its own.
+        """
+        return tuning.logical_shards if self.logical_shards else world_size
+
+    def require(self, tuning: Tuning, world_size: int, precision: str) -> None:
+        """Raise UserError for settings that the strategy cannot follow."""
+        neutral = {
+            "bucket_cap_mb": (tuning.bucket_cap_mb, DEFAULTS.bucket_cap_mb),
+            "overlap": (tuning.overlap, DEFAULTS.overlap),
+            "find_unused_parameters": (
+                tuning.find_unused_parameters,
+                DEFAULTS.find_unused_parameters,
+            ),
+        }
+        for key, (value, default) in neutral.items():
+            if not self.has_buckets and value != default:
+                raise UserError(
+                    f"train.{key} = {json.dumps(value)}: must be {json.dumps(default)} "
+                    "where train.sync names a strategy without DDP's buckets"
+                )
+        if self.fp16 and precision == "fp16":
+            raise UserError(
+                f"train.precision = 'fp16': must be float32 or bf16 with {self.fp16}"
+            )
+        if self.logical_shards:
+            _require_tree(tuning.logical_shards, world_size)
+
+
+def _require_tree(shards: int, world_size: int) -> None:
+    if shards & (shards - 1):
+        raise UserError(f"train.logical_shards = {shards}: must be a power of two")
+    if shards % world_size:
+        raise UserError(
+            f"train.logical_shards = {shards}: must be a multiple of the world "
+            f"size, which is {world_size}"
+        )
+
+
+def _compressed(wire: Literal["float16", "bfloat16"]) -> Guarantees:
+    # rounding to 16 bits is far coarser than any tolerance of the ladder
+    return Guarantees(
+        promises=frozenset({"reduced_once", "replay"}),
+        sends=f"gradients in {wire}",
+        wire=wire,
+        has_buckets=True,
+    )
+
+
+DDP = Guarantees(has_buckets=True)
+TREE = Guarantees(
+    adds_in="tree", averages=False, logical_shards=True, own_buffers=False
+)
+GUARANTEES: dict[str, Guarantees] = {
+    "ddp": DDP,
+    "per_parameter": Guarantees(),
+    "flat": Guarantees(),
+    "reduce_scatter": Guarantees(),
+    "fp16_compress": _compressed("float16"),
+    "bf16_compress": _compressed("bfloat16"),
+    "powersgd": Guarantees(
+        promises=frozenset({"reduced_once", "loss"}),
+        adds_in="none",
+        sends="products of low rank",
+        has_buckets=True,
+        fp16="PowerSGD, which carries an overflow on in its error memory",
+    ),
+    "zero1": Guarantees(
+        sends="gradients, and each rank's parameters", has_buckets=True
+    ),
+    "fsdp": Guarantees(
+        promises=frozenset({"one_process"}),
+        adds_in="none",
+        sends="parts of parameters, parts of gradients",
+        fp16="FSDP, whose ranks see an overflow each in its own part",
+    ),
+    "invariant": TREE,
+    "shm": Guarantees(
+        adds_in="tree",
+        sends="nothing: the memory is shared",
+        has_buckets=True,
+        on_one_host=True,
+    ),
+    "invariant_shm": Guarantees(
+        adds_in="tree",
+        sends="nothing: the memory is shared",
+        averages=False,
+        logical_shards=True,
+        own_buffers=False,
+        on_one_host=True,
+    ),
+}

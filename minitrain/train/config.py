@@ -1,0 +1,186 @@
+"""A run, described: what to build, its batches, strategy, optimizer, precision, seed.
+
+params.yaml, an arm of a comparison and a user's test are three ways to describe a run;
+:class:`~minitrain.train.worker.Worker` is the one place that assembles a rank from it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import nn
+
+from minitrain.core.params import Params, Train
+from minitrain.data.batches import Batches, RankBatches
+from minitrain.data.order import steps_per_epoch
+from minitrain.data.shards import open_targets
+from minitrain.data.text import VOCAB_SIZE
+from minitrain.model.factory import build_model
+from minitrain.sync.catalog import find_strategy
+from minitrain.sync.guarantees import DEFAULTS, Tuning
+from minitrain.sync.strategy import Strategy
+from minitrain.train.precision import Name as PrecisionName
+from minitrain.train.recorder import recorded_steps
+from minitrain.train.rng import seed_everything
+
+OptimizerName = Literal["adamw", "sgd"]
+OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
+    "adamw": torch.optim.AdamW,
+    "sgd": torch.optim.SGD,
+}
+
+
+class Data(Protocol):
+    """Where batches come from; it travels to the ranks."""
+
+    def open(
+        self,
+        shards: Sequence[int],
+        num_shards: int,
+        num_micro_batches: int,
+        device: torch.device | None,
+    ) -> Batches:
+        """The batches of those ``shards`` of ``num_shards``, each in
+        ``num_micro_batches``.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class ShardFiles:
+    """Batches from the files that the shard stage wrote for ``num_files`` ranks."""
+
+    folder: Path
+    num_files: int
+    block_size: int
+    global_batch_size: int
+    seed: int
+
+    def open(
+        self,
+        shards: Sequence[int],
+        num_shards: int,
+        num_micro_batches: int,
+        device: torch.device | None,
+    ) -> RankBatches:
+        """See :class:`Data`; only the files of these shards are opened."""
+        return RankBatches(
+            self.folder,
+            shards,
+            num_shards,
+            block_size=self.block_size,
+            global_batch_size=self.global_batch_size,
+            seed=self.seed,
+            num_files=self.num_files,
+            num_micro_batches=num_micro_batches,
+            device=device,
+        )
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """All that decides what a run computes, but for the number of its processes.
+
+    ``factory`` builds the model; rank r builds it from ``seed`` + r. A global batch is
+    cut over the ranks, and each rank's share into ``grad_accumulation_steps``
+    micro-batches. The first steps, every ``hash_every``-th and the last are recorded.
+    """
+
+    factory: Callable[[], nn.Module]
+    data: Data
+    steps: int
+    sync: type[Strategy] = Strategy
+    tuning: Tuning = DEFAULTS
+    optimizer: OptimizerName = "adamw"
+    learning_rate: float = 1e-3
+    precision: PrecisionName = "float32"
+    grad_accumulation_steps: int = 1
+    seed: int = 0
+    hash_every: int = 1
+
+    def start_model(self, rank: int) -> nn.Module:
+        """The model as ``rank`` (or a logical shard) starts it; the random numbers go
+        on from there.
+        """
+        seed_everything(self.seed + rank)
+        return self.factory()
+
+    def num_shards(self, world_size: int) -> int:
+        """Into how many shards the strategy cuts a batch."""
+        return self.sync.guarantees.num_shards(world_size, self.tuning)
+
+    def batches(
+        self,
+        shards: Sequence[int],
+        num_shards: int,
+        device: torch.device | None = None,
+    ) -> Batches:
+        """The batches of those ``shards`` of ``num_shards``."""
+        parts = self.grad_accumulation_steps
+        return self.data.open(shards, num_shards, parts, device)
+
+    @property
+    def recorded(self) -> set[int]:
+        """The steps whose tensors are hashed."""
+        return recorded_steps(self.steps, self.hash_every)
+
+
+def plain_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer of one process that holds all of ``model``. It is not made by a
+    strategy, whose mistakes a replay must not repeat.
+    """
+    # every optimizer's own arguments are named, the base class's are not
+    make: Any = OPTIMIZERS[config.optimizer]
+    made: torch.optim.Optimizer = make(model.parameters(), lr=config.learning_rate)
+    return made
+
+
+def config_of(
+    params: Params, shards: Path, num_files: int, *, steps: int | None = None
+) -> RunConfig:
+    """What ``params`` describe; ``shards`` is a folder world-``num_files``, which tells
+    how many ``steps`` there are, unless that is known.
+
+    Raises UserError for a warm-up that leaves no step to time.
+    """
+    train = params.train
+    return RunConfig(
+        factory=partial(build_model, params.model, VOCAB_SIZE),
+        data=ShardFiles(
+            shards,
+            num_files,
+            params.model.block_size,
+            train.global_batch_size,
+            train.seed,
+        ),
+        steps=steps or _num_steps(train, shards),
+        sync=find_strategy(train.sync),
+        tuning=train,
+        optimizer=train.optimizer,
+        learning_rate=train.learning_rate,
+        precision=train.precision,
+        grad_accumulation_steps=train.grad_accumulation_steps,
+        seed=train.seed,
+        hash_every=train.hash_every,
+    )
+
+
+def _num_steps(train: Train, shards: Path) -> int:
+    """``num_steps``, or the steps of ``num_epochs``; UserError if all are warm-up."""
+    if train.num_steps is not None:
+        return train.num_steps
+    assert train.num_epochs is not None
+    num_samples = len(open_targets(shards))
+    steps = train.num_epochs * steps_per_epoch(num_samples, train.global_batch_size)
+    train.check_warmup(steps)
+    return steps
+
+
+def whole_batches(config: RunConfig) -> RunConfig:
+    """The same on the plain model, each global batch at once: what one process does
+    that is the measure of all others.
+    """
+    return replace(config, sync=Strategy, grad_accumulation_steps=1)

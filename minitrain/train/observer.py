@@ -1,0 +1,242 @@
+"""Who looks on while a rank trains: nobody, or what times and hashes."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from minitrain.core.errors import UserError
+from minitrain.data.batches import Batch
+from minitrain.distributed.groups import barrier
+from minitrain.train.buffers import untouched_buffers
+from minitrain.train.clock import (
+    NS_PER_MS,
+    Kind,
+    Row,
+    StepClock,
+    always_plain,
+    kind_of_step,
+)
+from minitrain.train.recorder import Recorder, sampled_steps
+from minitrain.train.result import TrainResult
+from minitrain.train.rng import untouched_random_state
+
+if TYPE_CHECKING:
+    from minitrain.train.worker import Worker
+
+
+class Observer:
+    """Looks on and does nothing: for runs whose speed is compared.
+
+    The loop tells it of each phase of a step, in this order; what it does is no part of
+    the computation.
+    """
+
+    def __init__(self, worker: "Worker") -> None:
+        self.worker = worker
+
+    def begin(self, step: int) -> None:
+        """``step`` begins."""
+
+    def after_data(self, micro_batches: Sequence[Batch]) -> None:
+        """The rank has its samples, as many micro-batches as it computes in turn."""
+
+    def before_forward(self) -> None:
+        """The next micro-batch is about to be computed."""
+
+    def after_forward(self, loss: Tensor) -> None:
+        """Its loss is there."""
+
+    def after_backward(self) -> None:
+        """Its gradients are."""
+
+    def after_reduce(self) -> None:
+        """All gradients are synchronized."""
+
+    def before_step(self) -> None:
+        """They have the scale of the loss; the optimizer is about to use them."""
+
+    def after_step(self) -> None:
+        """The parameters have changed, the gradients are gone."""
+
+
+class LastLoss(Observer):
+    """Remembers the losses of the last step, to be asked for when nothing is timed."""
+
+    def __init__(self, worker: "Worker") -> None:
+        super().__init__(worker)
+        self._micro_batches: Sequence[Batch] = ()
+        self._losses: list[Tensor] = []
+
+    def after_data(self, micro_batches: Sequence[Batch]) -> None:
+        self._micro_batches, self._losses = micro_batches, []
+
+    def after_forward(self, loss: Tensor) -> None:
+        self._losses.append(loss)
+
+    def shares(self) -> list[float]:
+        """Of each micro-batch the share of the mean loss over the global batch.
+
+        Raises UserError where it is no finite number.
+        """
+        return shares_of_loss(self._losses, self._micro_batches)
+
+    def require_finite(self) -> None:
+        """Raise UserError where training has lost its numbers: what is timed then is
+        no training.
+        """
+        self.shares()
+
+
+class StepObserver(LastLoss):
+    """Times every step and hashes the recorded ones, outside of what is timed.
+
+    ``kinds`` says which steps are disturbed to tell their parts apart; ``keep`` a step
+    whose values the recorder keeps for whoever looks for a cause.
+    """
+
+    def __init__(
+        self,
+        worker: "Worker",
+        kinds: Callable[[int], Kind] = always_plain,
+        keep: int | None = None,
+    ) -> None:
+        super().__init__(worker)
+        recorded = worker.config.recorded
+        self.recorder = Recorder(
+            worker.model, recorded, sampled_steps(recorded), keep=keep
+        )
+        self.clock = StepClock(_synchronizer(worker.device), kinds)
+        self.losses: list[list[float]] = []
+        self.digests: list[tuple[int, ...]] = []
+        self.timings: list[Row] = []
+        self._step = 0
+
+    def result(self) -> TrainResult:
+        """What was seen so far."""
+        return TrainResult(
+            self.losses,
+            self.digests,
+            self.timings,
+            self.recorder.rows,
+            self.recorder.sampled,
+        )
+
+    def begin(self, step: int) -> None:
+        self._step = step
+        if self.recorder.samples(step):
+            moments = self.worker.sync.moments(self.worker.optimizer)
+            self.recorder.start(step, moments)
+        self.clock.begin(step)
+
+    def after_data(self, micro_batches: Sequence[Batch]) -> None:
+        super().after_data(micro_batches)
+        self.clock.mark("data")
+        if self.clock.kind == "instrumented":
+            barrier()
+            self.clock.mark("wait")
+
+    def before_forward(self) -> None:
+        if self._losses:
+            # between two micro-batches a strategy may add up gradients
+            self.clock.mark("backward")
+        self.recorder.before_forward()
+
+    def after_forward(self, loss: Tensor) -> None:
+        self.recorder.after_forward()
+        super().after_forward(loss)
+        self.clock.mark("forward")
+        if self.clock.kind == "bracketed":
+            barrier()
+            self.clock.restart()
+
+    def after_backward(self) -> None:
+        if self.clock.kind == "bracketed":
+            barrier()
+        self.clock.mark("backward")
+
+    def after_reduce(self) -> None:
+        self.clock.mark("backward")
+        self.clock.note_buckets(self.worker.sync.trace)
+
+    def before_step(self) -> None:
+        if self.recorder.wants(self._step):
+            self.recorder.layout(self._step, self.worker.sync.trace)
+            self.recorder.gradients(self._step)
+            self.clock.restart()
+
+    def after_step(self) -> None:
+        self.clock.mark("optimizer")
+        spent = self.worker.sync.trace.optimizer_ns
+        self.clock.carve("optimizer", "optimizer_comm", spent)
+        row = self.clock.finish() | {"recorded": self.recorder.wants(self._step)}
+        if self.recorder.wants(self._step):
+            self.recorder.state(self._step, self.worker.precision.state())
+            # hashing at unlike pace must not become the next step's wait
+            barrier()
+        if self.clock.kind == "bracketed":
+            row["backward_compute_ms"] = self._backward_alone_ms()
+        self._note(row | self._logged())
+        self.recorder.fed(self._step, self._micro_batches)
+        self.clock.restart()
+
+    def _note(self, row: Row) -> None:
+        parts = self._micro_batches
+        self.timings.append(row | {"tokens": sum(part.num_targets for part in parts)})
+        self.digests.append(tuple(d for part in parts for d in part.digests))
+        self.losses.append(self.shares())
+
+    def _logged(self) -> Row:
+        # of several passes DDP times the last one alone
+        alone = len(self._micro_batches) == 1
+        return self.worker.sync.logged() if self.clock.watches and alone else {}
+
+    def _backward_alone_ms(self) -> float:
+        """Milliseconds of the step's backward passes without communication; leaves no
+        trace behind.
+        """
+        worker, clock, total = self.worker, self.clock, 0
+        untouched = untouched_buffers(worker.model), untouched_random_state()
+        with untouched[0], untouched[1], worker.sync.no_sync():
+            for micro_batch in self._micro_batches:
+                loss = worker.forward(micro_batch)
+                barrier()
+                clock.restart()
+                start = clock.now_ns
+                loss.backward()
+                clock.restart()
+                total += clock.now_ns - start
+        worker.model.zero_grad()
+        return total / NS_PER_MS
+
+
+def watches_parts(worker: "Worker", keep: int | None = None) -> StepObserver:
+    """The observer of a run whose account is made, as far as its strategy has one."""
+    kinds = kind_of_step if worker.sync.has_account else always_plain
+    return StepObserver(worker, kinds, keep)
+
+
+def shares_of_loss(losses: Sequence[Tensor], parts: Sequence[Batch]) -> list[float]:
+    """Of each micro-batch its share of the mean loss over the global batch's targets.
+
+    Raises UserError when a loss is no longer a finite number.
+    """
+    return [_share_of_loss(*pair) for pair in zip(losses, parts, strict=True)]
+
+
+def _share_of_loss(loss: Tensor, part: Batch) -> float:
+    value = loss.item()
+    if not math.isfinite(value):
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        raise UserError(
+            f"train: the loss is {value} at step {part.step} on rank {rank}; "
+            "a smaller train.learning_rate may keep it finite"
+        )
+    return value * part.num_targets / part.global_targets
+
+
+def _synchronizer(device: torch.device) -> Any:
+    return torch.cuda.synchronize if device.type == "cuda" else (lambda: None)

@@ -1,0 +1,111 @@
+"""A rank made ready to train: the one place where it is put together.
+
+The pipeline, the speed comparison, the collective ledger, ``check_data_parallel``, the
+one-process reference and the studies all start a :class:`Worker`, each from a
+description of their own (:class:`~minitrain.train.config.RunConfig`). What a worker
+holds beside its description decides the steps to come, with the generators of its
+process where it has no streams of its own: so that is what a checkpoint must hold.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from copy import copy
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from minitrain.data.batches import Batch
+from minitrain.distributed.tree import shards_of
+from minitrain.train.config import OPTIMIZERS, RunConfig
+from minitrain.train.observer import Observer
+from minitrain.train.precision import make_precision
+from minitrain.train.rng import Stream
+
+
+class Worker:
+    """One rank of ``group`` (None: of all; without a process group the only one).
+
+    ``model`` is the plain module, ``sync`` what wraps it; ``streams`` are the random
+    numbers of each shard where a process computes several, else None: then the
+    process's own serve. ``timed``: the strategy watches its buckets. ``observer`` makes
+    what looks on, by default nobody does.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        group: dist.ProcessGroup | None = None,
+        device: torch.device | None = None,
+        timed: bool = True,
+        observer: Callable[["Worker"], Observer] = Observer,
+    ) -> None:
+        together = dist.is_initialized()
+        self.config, self.device = config, device or torch.device("cpu")
+        self.rank = dist.get_rank(group) if together else 0
+        self.world_size = dist.get_world_size(group) if together else 1
+        count = config.num_shards(self.world_size)
+        mine = shards_of(self.rank, self.world_size, count)
+        self.batches = config.batches(mine, count, device)
+        # Before the model, because building one seeds: a stream begins where the model
+        # of its shard leaves the generators, and training where the rank's own does.
+        # A rank with one shard goes on with the process's generators.
+        every = start_streams(config, count) if count != self.world_size else None
+        self.streams = every and {shard: every[shard] for shard in mine}
+        self.model = config.start_model(self.rank).to(self.device)
+        self.sync = config.sync(self.model, config.tuning, group=group, timed=timed)
+        kind = OPTIMIZERS[config.optimizer]
+        self.optimizer: Any = self.sync.optimizer(kind, config.learning_rate)
+        self.precision = make_precision(config.precision, self.device.type)
+        self.observer = observer(self)
+
+    def but(self, **changes: Any) -> Self:
+        """The same worker with other parts; what is not changed is shared."""
+        other = copy(self)
+        vars(other).update(changes)
+        return other
+
+    @contextmanager
+    def part(self, micro_batch: Batch, is_last: bool) -> Iterator[None]:
+        """Around the forward and backward pass of one micro-batch of a step."""
+        shard = micro_batch.shard
+        random = nullcontext() if self.streams is None else self.streams[shard]
+        with self.sync.part(shard, is_last), random:
+            yield
+
+    def forward(self, micro_batch: Batch) -> Tensor:
+        """The mean loss over the targets of ``micro_batch``."""
+        with self.precision.autocast():
+            return self.batches.loss(self.sync.module, micro_batch.inputs)
+
+    def weighted(self, loss: Tensor, micro_batch: Batch) -> Tensor:
+        """``loss`` so scaled that the sum of all micro-batches' gradients, over the
+        strategy's divisor, is the gradient of the mean over all real targets of the
+        global batch.
+        """
+        share = micro_batch.num_targets * self.sync.divisor / micro_batch.global_targets
+        return loss * share
+
+    def backward(self, loss: Tensor, micro_batch: Batch) -> None:
+        """Add the gradients of ``micro_batch`` to those that are there."""
+        self.precision.scale(self.weighted(loss, micro_batch)).backward()
+
+    def step(self) -> None:
+        """The optimizer's step with synchronized gradients, which are then gone."""
+        self.precision.step(self.optimizer)
+        self.optimizer.zero_grad()
+
+    def close(self) -> None:
+        """Free what the process group does not; call it on all ranks."""
+        self.sync.close()
+
+
+def start_streams(config: RunConfig, count: int) -> list[Stream]:
+    """The random numbers of each of ``count`` shards from the first step on."""
+    streams = []
+    for shard in range(count):
+        config.start_model(shard)
+        streams.append(Stream())
+    return streams

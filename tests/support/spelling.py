@@ -1,0 +1,39 @@
+"""Regular forms of English verbs, American usage, to hold the verb table against."""
+
+import re
+
+# Of the table's longer verbs, those whose last syllable is stressed, or counts as it in
+# a compound, which spelling does not show: then its end doubles (admitted).
+_STRESSED = "admit begin forbid forget input outbid outrun permit prefer regret reset"
+STRESSED_LAST = [*_STRESSED.split(), "sublet", "upset"]
+
+
+def third_person(lemma: str) -> str:
+    """Form for he, she and it: walks, watches, goes, carries."""
+    if re.search("(s|x|z|ch|sh|[^aeiou]o)$", lemma):
+        return lemma + "es"
+    return re.sub("(?<=[^aeiou])y$", "ie", lemma) + "s"
+
+
+def past(lemma: str) -> str:
+    """Past and past participle: walked, stopped, carried, baked."""
+    if re.search("[^aeiou]y$", lemma):
+        return lemma[:-1] + "ied"
+    return _stem(lemma).removesuffix("e") + "ed"
+
+
+def present_participle(lemma: str) -> str:
+    """Form in -ing: walking, stopping, baking, agreeing, lying."""
+    if lemma.endswith("ie"):
+        return lemma[:-2] + "ying"
+    return re.sub("(?<=[^eoy])e$", "", _stem(lemma)) + "ing"
+
+
+def _stem(lemma: str) -> str:
+    if lemma.endswith("c"):
+        return lemma + "k"
+    # one syllable, whose vowel is one letter; the u of qu sounds as a consonant
+    short = re.fullmatch(
+        "[^aeiou][^aeiouy]*[aeiou][^aeiouwxy]", lemma.replace("qu", "qw")
+    )
+    return lemma + lemma[-1] if short or lemma in STRESSED_LAST else lemma
