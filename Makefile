@@ -1,25 +1,35 @@
-# Two commands do everything: `make` sets up and runs the pipeline, `make test` sets up
-# and runs lint, types and tests. `make studies` runs the deeper experiments.
+# `make` sets up and runs the pipeline, `make check` sets up and runs what is quick of
+# `make test`: lint, types and tests. `make help` lists the others.
 PYTHON ?= python3
 BIN := .venv/bin
 
+# a user's own files in the root are the user's
+CODE := minitrain stages studies tests
 STUDIES := $(notdir $(patsubst %/,%,$(wildcard studies/*/)))
 
-.PHONY: all test studies
+.PHONY: all check test lint studies help
 .DEFAULT_GOAL := all
 
-all: .venv/installed
+all: .venv/installed ## set up, and run the pipeline: about three minutes on 2 cores
 	@$(BIN)/dvc repro
 	@$(BIN)/dvc metrics show
 	@echo "The report: metrics/report.html"
 
-test: .venv/installed
-	@$(BIN)/ruff check .
-	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy
+check: lint ## lint, types and the quick tests: three minutes
+	@$(BIN)/python -m pytest -m "not slow"
+
+test: lint ## lint, types and all tests: a quarter of an hour
 	@$(BIN)/python -m pytest
 
-studies: $(STUDIES:%=study-%)
+lint: .venv/installed ## ruff and mypy alone
+	@$(BIN)/ruff check $(CODE)
+	@$(BIN)/ruff format --check $(CODE)
+	@$(BIN)/mypy
+
+studies: $(STUDIES:%=study-%) ## the slower experiments, all of them; study-NAME runs one
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
 
 study-%: .venv/installed
 	@$(BIN)/dvc repro studies/$*/dvc.yaml

@@ -10,27 +10,31 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from fork_server import Zygote, start_by_fork
+from fork_server import ForkServer, start_by_fork
 from mutated import ADDRESS, Server
 
 from minitrain.distributed import launcher
 
 NEEDS_GPU = "needs a GPU"
+# what they hold is ranks at work, or takes them to be seen
+MANY_RANKS = {"bench", "distributed", "sync"}
 CACHE_OF_TORCH = f"torchinductor_{getpass.getuser()}"
 SET_BY_OTHERS = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}
 # bits depend on the number of threads: tests compare with ranks, which have one
 torch.set_num_threads(1)
+# else a test that starts `python -m ...` in a folder would not find what lies there
+os.environ.pop("PYTHONSAFEPATH", None)
 skipped_on_ci: list[str] = []
-zygotes: set[int] = set()
+fork_servers: set[int] = set()
 
 
 @pytest.fixture(scope="session")
-def zygote() -> Iterator[Zygote]:
+def fork_server() -> Iterator[ForkServer]:
     """Forks the ranks of all tests but the launcher's own."""
-    zygote = Zygote()
-    zygotes.add(zygote.process.pid)
-    yield zygote
-    zygote.stop()
+    fork_server = ForkServer()
+    fork_servers.add(fork_server.process.pid)
+    yield fork_server
+    fork_server.stop()
 
 
 @pytest.fixture(scope="session")
@@ -42,7 +46,7 @@ def stages_by_fork() -> Iterator[str]:
         yield os.environ[ADDRESS]
         return
     server = Server()
-    zygotes.add(server.process.pid)
+    fork_servers.add(server.process.pid)
     yield server.address
     server.stop()
 
@@ -57,8 +61,8 @@ def ranks_by_fork(
 
     def start(ranks: Any, payload: bytes, environment: Mapping[str, str]) -> None:
         # made when first needed
-        zygote = request.getfixturevalue("zygote")
-        start_by_fork(zygote, ranks, payload, environment)
+        fork_server = request.getfixturevalue("fork_server")
+        start_by_fork(fork_server, ranks, payload, environment)
 
     monkeypatch.setattr(launcher._Ranks, "start", start)
 
@@ -76,7 +80,7 @@ def nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     yield
     tempfile.tempdir = outside
     children = psutil.Process().children(recursive=True)
-    left = [child for child in children if child.pid not in zygotes]
+    left = [child for child in children if child.pid not in fork_servers]
     for child in left:
         child.kill()
     names = (environment.keys() | os.environ.keys()) - SET_BY_OTHERS
@@ -94,6 +98,25 @@ def nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
 def _shared_memory() -> set[Path]:
     folder = Path("/dev/shm")
     return set(folder.iterdir()) if folder.is_dir() else set()
+
+
+# first: pytest's own hook selects by these marks
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """What runs stages or many ranks is slow. What is published is compared on CI and
+    by ``-m published`` alone.
+    """
+    for item in items:
+        runs_stages = "stages_by_fork" in getattr(item, "fixturenames", ())
+        runs_dvc = item.get_closest_marker("pipeline") is not None
+        if runs_stages or runs_dvc or item.path.parent.name in MANY_RANKS:
+            item.add_marker(pytest.mark.slow)
+    if not os.environ.get("CI") and "published" not in config.option.markexpr:
+        published = [i for i in items if i.get_closest_marker("published")]
+        items[:] = [item for item in items if item not in published]
+        config.hook.pytest_deselected(items=published)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -4,28 +4,25 @@ Words are checked by reading. Everything here is cheap but for the code of the t
 which starts two ranks.
 """
 
+import ast
 import importlib
-import io
-import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import suppress
 from functools import cache
 from typing import Any
 
-import pandas as pd
 import pytest
-from project import ROOT
+from project import PARAMS_FILE, ROOT
 from ruamel.yaml import YAML
+from test_house import DOORS, MAY_IMPORT
 
 import minitrain
 from minitrain.analysis.verdicts import VERDICTS
 from minitrain.cli.explain import in_words
 from minitrain.cli.walk import walk
 from minitrain.report.glossary import RUNGS
-from minitrain.report.result import result_block
+from minitrain.sync.guarantees import GUARANTEES, Guarantees
 from minitrain.testing.faults import BUGS, Bug
 
 PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
@@ -35,22 +32,8 @@ README = TEXT["README.md"]
 STAGES: dict[str, dict[str, Any]] = YAML(typ="safe").load(
     (ROOT / "dvc.yaml").read_text()
 )["stages"]
-PARAMS = YAML(typ="safe").load((ROOT / "params.yaml").read_text())
+PARAMS = YAML(typ="safe").load(PARAMS_FILE.read_text())
 KEYS = {f"{section}.{key}" for section in PARAMS for key in PARAMS[section]}
-
-Read = Callable[[str], str]
-
-
-def in_working_tree(path: str) -> str:
-    return (ROOT / path).read_text(encoding="utf-8")
-
-
-def in_last_commit(path: str) -> str:
-    """Raises CalledProcessError where there is no such file, commit or repository."""
-    show = ["git", "show", f"HEAD:./{path}"]
-    return subprocess.run(
-        show, cwd=ROOT, capture_output=True, check=True, encoding="utf-8"
-    ).stdout
 
 
 def marked(page: str, name: str) -> str:
@@ -63,15 +46,6 @@ def marked(page: str, name: str) -> str:
 def refuse(page: str, name: str, block: str) -> None:
     between = f"between <!-- {name} --> and <!-- /{name} -->"
     pytest.fail(f"{page}, {between}, paste:\n\n{block}", pytrace=False)
-
-
-def result_of(read: Read) -> str:
-    """The result in README.md, made of the files in metrics/."""
-    files = (
-        json.loads(read(f"metrics/{name}.json"))
-        for name in ("manifest", "timing", "equivalence")
-    )
-    return result_block(*files, pd.read_csv(io.StringIO(read("metrics/scaling.csv"))))
 
 
 def test_walk_in_the_tutorial_is_what_the_command_prints() -> None:
@@ -92,40 +66,28 @@ def test_zoo_in_the_reference_is_the_one_of_the_library() -> None:
         refuse("docs/reference.md", "zoo", expected)
 
 
-def summary(bug: Bug) -> str:
-    return str(bug.plant.__doc__).rstrip(".")
+def test_guarantees_in_the_docs_are_those_of_the_table() -> None:
+    rows = [
+        f"| `{name}` | {one.adds_in} | {one.sends} | {needs(one)} |"
+        for name, one in GUARANTEES.items()
+    ]
+    head = "| `train.sync` | adds in | sends | needs |"
+    expected = "\n".join([head, "|---|---|---|---|", *rows]) + "\n"
+    if marked("docs/strategies.md", "guarantees") != expected:
+        refuse("docs/strategies.md", "guarantees", expected)
 
 
-def test_result_in_the_readme_is_that_of_the_metrics() -> None:
-    """Of those at hand, or of those committed: whoever runs make has other times."""
-    shown = marked("README.md", "result")
-    expected = result_of(in_working_tree)
-    if shown == expected:
-        return
-    committed = None
-    with suppress(subprocess.CalledProcessError, FileNotFoundError):
-        committed = result_of(in_last_commit)
-    if shown != committed:
-        refuse("README.md", "result", expected)
-
-
-def test_scale_in_the_reference_is_that_of_the_study() -> None:
-    study = json.loads(in_working_tree("studies/scale/scale.json"))
-    sizes = [int(key.partition("_")[0]) for key in study if key.endswith("_sentences")]
-    rows = {
-        "check, corpus and shard together": ("build_and_shard_s", "s"),
-        "memory of corpus": ("corpus_above_imports_mb", "MB"),
-        "memory of shard": ("shard_above_imports_mb", "MB"),
-        "memory of training": ("train_rss_anon_p50_mb", "MB"),
+def needs(one: Guarantees) -> str:
+    found = {
+        "one host": one.on_one_host,
+        "`train.logical_shards`": one.logical_shards,
+        "float32 or bf16": bool(one.fp16),
     }
-    table = [f"| | {' | '.join(f'{size:,} sentences' for size in sizes)} |"]
-    table += [f"|---{'|---' * len(sizes)}|"]
-    for name, (key, unit) in rows.items():
-        cells = [f"{study[f'{size}_sentences'][key]:,.1f} {unit}" for size in sizes]
-        table.append(f"| {name} | {' | '.join(cells)} |")
-    expected = "\n".join(table) + "\n"
-    if marked("docs/reference.md", "scale") != expected:
-        refuse("docs/reference.md", "scale", expected)
+    return ", ".join(name for name, is_needed in found.items() if is_needed) or "-"
+
+
+def summary(bug: Bug) -> str:
+    return str(bug.inject.__doc__).rstrip(".")
 
 
 def anchor(heading: str) -> str:
@@ -146,11 +108,34 @@ def test_links_lead_somewhere(page: str) -> None:
             assert section in map(anchor, headings), f"{page}: {link}"
 
 
-def test_files_in_the_annotated_tree_are_there() -> None:
+def annotated_tree() -> dict[str, str]:
+    """The line of each path in README's tree."""
     tree = README.partition("## Where things are")[2].split("```")[1]
-    names = [line.split()[0] for line in tree.splitlines()[1:] if line.strip()]
-    assert "minitrain/data/order.py" in names
-    assert [name for name in names if not (ROOT / name).exists()] == []
+    return {line.split()[0]: line for line in tree.splitlines()[1:]}
+
+
+def test_files_in_the_annotated_tree_are_there() -> None:
+    tree = annotated_tree()
+    assert "docs/one-batch.md" in tree
+    assert [path for path in tree if not (ROOT / path).exists()] == []
+    for package in MAY_IMPORT:
+        path = f"minitrain/{package}/"
+        for name in re.findall(r"[\w/]+\.py\b", tree[path]):
+            assert (ROOT / path / name).is_file(), f"{path}{name}"
+
+
+def test_annotated_tree_has_every_package_in_the_order_of_imports() -> None:
+    prefix = "minitrain/"
+    named = [path.removeprefix(prefix) for path in annotated_tree() if prefix in path]
+    packages = [f"{name}/" for name in MAY_IMPORT]
+    assert named == ["", *packages, *sorted(DOORS)]
+
+
+def test_one_batch_names_files_that_are_there() -> None:
+    paths = re.findall(r"`((?:\w+/)+[\w.]+)`", TEXT["docs/one-batch.md"])
+    assert "minitrain/train/worker.py" in paths
+    assert [path for path in paths if not (ROOT / path).is_file()] == []
+    assert "](docs/one-batch.md)" in README
 
 
 @cache
@@ -165,10 +150,39 @@ def outputs() -> list[str]:
     return paths
 
 
+# CHANGELOG.md has a table of old names, each with what it is called now
+RENAMED = re.compile(r"^\| (.+) (\| .+ \|)$", re.MULTILINE)
+NOW = TEXT | {"CHANGELOG.md": RENAMED.sub(r"\2", TEXT["CHANGELOG.md"])}
+
+
+def is_there(name: str) -> bool:
+    """Whether a path of the project, or a dotted name of the library, exists."""
+    if "/" in name:
+        return (ROOT / name).exists()
+    thing: Any = minitrain
+    module = "minitrain"
+    for part in name.split(".")[1:]:
+        module = f"{module}.{part}"
+        if not hasattr(thing, part):
+            try:
+                importlib.import_module(module)
+            except ModuleNotFoundError:
+                return False
+        thing = getattr(thing, part)
+    return True
+
+
+def test_names_that_changed_are_gone() -> None:
+    was = [old for old, _ in RENAMED.findall(TEXT["CHANGELOG.md"])]
+    names = re.findall(r"`(minitrain[./][\w./]+)`", " ".join(was))
+    assert "minitrain.launcher.launch" in names
+    assert [name for name in names if is_there(name)] == []
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_paths_in_backticks_are_sources_or_outputs(page: str) -> None:
     rooms = "minitrain|stages|studies|tests|docs|data|metrics"
-    for path in re.findall(rf"`((?:{rooms})/[\w./-]*)`", TEXT[page]):
+    for path in re.findall(rf"`((?:{rooms})/[\w./-]*)`", NOW[page]):
         inside = re.sub(r"-\d+\b", "-W", path).rstrip("/") + "/"
         built = [f"{out}/" for out in outputs()]
         known = any(out.startswith(inside) or inside.startswith(out) for out in built)
@@ -177,14 +191,8 @@ def test_paths_in_backticks_are_sources_or_outputs(page: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_names_of_the_library_exist(page: str) -> None:
-    for dotted in set(re.findall(r"\bminitrain(?:\.[A-Za-z]\w*)+", TEXT[page])):
-        thing: Any = minitrain
-        module = "minitrain"
-        for name in dotted.split(".")[1:]:
-            module = f"{module}.{name}"
-            if not hasattr(thing, name):
-                importlib.import_module(module)
-            thing = getattr(thing, name)
+    for dotted in set(re.findall(r"\bminitrain(?:\.[A-Za-z]\w*)+", NOW[page])):
+        assert is_there(dotted), f"{page}: {dotted}"
 
 
 def commands(page: str) -> list[str]:
@@ -236,6 +244,21 @@ def first_column(page: str, heading: str) -> list[str]:
 def test_reference_names_every_parameter_in_the_order_of_the_file() -> None:
     keys = [f"{section}.{key}" for section in PARAMS for key in PARAMS[section]]
     assert first_column("docs/reference.md", "Parameters") == keys
+
+
+def test_reference_names_all_that_the_package_exports() -> None:
+    names = first_column("docs/reference.md", "The library from Python")
+    assert names == minitrain.__all__
+
+
+def test_reference_names_every_argument_of_the_check() -> None:
+    import inspect
+
+    _, _, section = TEXT["docs/reference.md"].partition("| argument | is |\n")
+    rows = re.findall(r"^\| (`[^|]*) \|", section.partition("\n\n")[0], re.MULTILINE)
+    named = re.findall(r"`(\w+)`", " ".join(rows))
+    signature = inspect.signature(minitrain.check_data_parallel)
+    assert sorted(named) == sorted(signature.parameters)
 
 
 def test_reference_names_every_stage_in_the_order_of_the_pipeline() -> None:
@@ -306,6 +329,16 @@ def test_code_of_the_tutorial_prints_what_stands_below_it() -> None:
         assert done.stdout == expected, done.stderr
 
 
+def test_line_that_the_tutorial_breaks_is_there() -> None:
+    section = TEXT["docs/tutorial.md"].partition("\n## 8. ")[2]
+    path, code = re.findall(r"`(minitrain/[\w/]+\.py|return [^`]+)`", section)[:2]
+    tree = ast.parse((ROOT / path).read_text())
+    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
+    (weighted,) = [f for f in functions if f"`Worker.{f.name}`" in section]
+    assert ast.unparse(weighted.body[-1]) == code
+    assert f"`git checkout {path}`" in section
+
+
 def test_version_is_the_same_everywhere() -> None:
     citation = YAML(typ="safe").load((ROOT / "CITATION.cff").read_text())
     assert citation["cff-version"] == "1.2.0"
@@ -318,6 +351,13 @@ def test_version_is_the_same_everywhere() -> None:
 def test_hooks_and_ci_run_the_tools_of_make_test() -> None:
     recipe = (ROOT / "Makefile").read_text()
     hooks = YAML(typ="safe").load((ROOT / ".pre-commit-config.yaml").read_text())
+    # a user's own files in the root are no concern of theirs
+    code = re.findall(r"^CODE := (.*)$", recipe, re.MULTILINE)[0].split()
+    assert code == ["minitrain", "stages", "studies", "tests"]
+    assert hooks["files"] == f"^({'|'.join(code)})/"
+    assert (
+        re.findall(r"\$\(BIN\)/ruff .* (\S+)$", recipe, re.MULTILINE) == ["$(CODE)"] * 2
+    )
     for hook in hooks["repos"][0]["hooks"]:
         tool = hook["entry"].removeprefix(".venv/bin/")
         assert f"$(BIN)/{tool}" in recipe
@@ -325,13 +365,25 @@ def test_hooks_and_ci_run_the_tools_of_make_test() -> None:
     assert "bash .ci/run" in workflow
 
 
+def test_help_lists_every_target_with_a_line() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    (targets,) = re.findall(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
+    done = subprocess.run(
+        ["make", "--silent", "help"], cwd=ROOT, capture_output=True, text=True
+    )
+    listed = [line.split(maxsplit=2) for line in done.stdout.splitlines()]
+    assert [words[1] for words in listed] == targets.split()
+    assert all(len(words) == 3 for words in listed)
+
+
 def test_strategy_of_the_tutorial_is_the_one_that_is_tested() -> None:
     text = (ROOT / "docs" / "strategies.md").read_text()
     toy = text.split("<!-- toy -->\n")[1].split("<!-- /toy -->")[0]
-    tested = (ROOT / "tests" / "toy_strategy.py").read_text()
+    tested = (ROOT / "tests/support/toy_strategy.py").read_text()
     assert toy == f"```python\n{tested}```\n"
 
 
+@pytest.mark.slow
 def test_verdicts_of_the_strategies_page_are_those_of_its_code() -> None:
     text = (ROOT / "docs" / "strategies.md").read_text().split("<!-- /toy -->")[1]
     code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
@@ -339,7 +391,7 @@ def test_verdicts_of_the_strategies_page_are_those_of_its_code() -> None:
     done = subprocess.run(
         [sys.executable, "-c", code],
         # where toy_strategy.py is
-        cwd=ROOT / "tests",
+        cwd=ROOT / "tests/support",
         capture_output=True,
         text=True,
         timeout=120,

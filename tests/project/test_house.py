@@ -1,12 +1,15 @@
 """The promises about the house: sizes, floors, what may know what."""
 
 import ast
+import re
+import tomllib
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from imports import direct_imports
-from project import ROOT
+from project import PARAMS_FILE, ROOT
 from ruamel.yaml import YAML
 
 LIBRARY = sorted((ROOT / "minitrain").rglob("*.py"))
@@ -29,7 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "diff": {*BELOW_PROOF, "proof"},
     "testing": {*BELOW_PROOF, "proof", "diff", "analysis"},
     "analysis": {"core"},
-    "report": {"core", "analysis"},
+    "report": {"core", "data", "analysis"},
     "cli": {"core", "data", "distributed", "proof", "diff", "report"},
 }
 # doors: they name what lies in packages, and nothing in a package imports them
@@ -91,6 +94,14 @@ def test_public_names_have_docstrings(path: Path) -> None:
             assert ast.get_docstring(node), f"{path}: {node.name}"
 
 
+def test_every_file_of_the_library_is_installed() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    patterns = settings["tool"]["setuptools"]["package-data"]["minitrain"]
+    installed = {p for pattern in patterns for p in (ROOT / "minitrain").glob(pattern)}
+    files = {p for p in (ROOT / "minitrain").rglob("*") if p.is_file()}
+    assert {p for p in files if p.suffix not in (".py", ".pyc")} == installed
+
+
 def test_every_package_has_its_place() -> None:
     inside = {Path(relative(p)).parts[1] for p in LIBRARY}
     assert inside == {*MAY_IMPORT, *DOORS}
@@ -127,6 +138,25 @@ def test_no_file_imports_itself_in_a_circle(path: str) -> None:
         above |= found
 
 
+TESTED = ("analysis", "cli", "core", "data", "model", "report")
+WITH_LOGIC = [p for p in IN_PACKAGES if Path(p).parts[1] in TESTED]
+WITH_LOGIC = [
+    p for p in WITH_LOGIC if re.search(r"^ *def ", (ROOT / p).read_text(), re.M)
+]
+
+
+@cache
+def imported_by_tests() -> set[str]:
+    files = (ROOT / "tests").rglob("test_*.py")
+    return {one for f in files for one in direct_imports(ROOT, f.relative_to(ROOT))}
+
+
+@pytest.mark.parametrize("path", WITH_LOGIC)
+def test_module_with_logic_is_imported_by_a_test(path: str) -> None:
+    """And not only by what a test runs."""
+    assert path in imported_by_tests()
+
+
 def test_packages_import_without_torch() -> None:
     """Stages of text and tables start in a fraction of a second."""
     import subprocess
@@ -150,7 +180,7 @@ def tracked_by(stage: dict[str, Any]) -> set[str]:
 def test_every_parameter_is_tracked_by_a_stage() -> None:
     """launch.timeout_s alone is not: it changes no result."""
     yaml = YAML(typ="safe")
-    params = yaml.load((ROOT / "params.yaml").read_text())
+    params = yaml.load(PARAMS_FILE.read_text())
     stages = yaml.load((ROOT / "dvc.yaml").read_text())["stages"].values()
     tracked = {key for stage in stages for key in tracked_by(stage)}
     for section, values in params.items():
@@ -162,3 +192,77 @@ def test_every_parameter_is_tracked_by_a_stage() -> None:
         section, _, name = key.partition(".")
         assert section in params, key
         assert not name or name in params[section], key
+
+
+def calls_in(node: ast.AST) -> set[str]:
+    """Names of the methods and functions that are called in ``node``."""
+    called = {n.func for n in ast.walk(node) if isinstance(n, ast.Call)}
+    return {getattr(f, "attr", getattr(f, "id", "")) for f in called}
+
+
+@pytest.mark.parametrize("path", [*LIBRARY, *STAGES], ids=relative)
+def test_one_place_assembles_a_rank(path: Path) -> None:
+    """Who builds the strategy and the optimizer puts a rank together."""
+    tree = ast.parse(path.read_text())
+    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
+    assemble = {f.name for f in functions if {"sync", "optimizer"} <= calls_in(f)}
+    is_worker = relative(path) == "minitrain/train/worker.py"
+    assert assemble == ({"__init__"} if is_worker else set())
+    if not is_worker:
+        assert not {"optimizer", "plain_optimizer"} & calls_in(tree) or relative(
+            path
+        ) in ("minitrain/proof/replay.py", "minitrain/sync/sharded.py")
+
+
+def test_the_loop_is_short_enough_to_be_read_aloud() -> None:
+    """And nothing is handed into it but the rank and its steps."""
+    tree = ast.parse((ROOT / "minitrain/train/loop.py").read_text())
+    (loop,) = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
+    assert [argument.arg for argument in loop.args.args] == ["worker", "steps"]
+    body = loop.body[1:]
+    assert loop.end_lineno - body[0].lineno < 20
+
+
+def test_what_torch_does_not_document_is_used_in_one_file() -> None:
+    private = re.compile(
+        r"torch\._[A-Za-z]|\b_get_ddp_logging_data|\._sync_params|\._version\b"
+    )
+    found = {relative(p) for p in LIBRARY if private.search(p.read_text())}
+    assert found == {"minitrain/distributed/torch_private.py"}
+
+
+def test_a_strategy_sets_itself_up_in_one_hook() -> None:
+    """Eight constructors would be eight copies of one signature."""
+    with_constructor = [
+        relative(path)
+        for path in LIBRARY
+        if path.parent.name == "sync" and "def __init__" in path.read_text()
+    ]
+    assert with_constructor == ["minitrain/sync/strategy.py"]
+
+
+def test_guarantees_are_known_without_torch() -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import sys; from minitrain.sync.catalog import guarantees_of, STRATEGIES;"
+        "print([guarantees_of(name).promises for name in STRATEGIES] and"
+        " 'torch' in sys.modules)"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout == "False\n", done.stderr
+
+
+def test_pipeline_is_short_enough_to_be_read() -> None:
+    assert len((ROOT / "dvc.yaml").read_text().splitlines()) <= 300
+
+
+def test_the_door_of_the_package_holds_names_only() -> None:
+    """It is no dependency of a stage, so nothing that is computed may stand in it."""
+    tree = ast.parse((ROOT / "minitrain/__init__.py").read_text())
+    kinds = (ast.Expr, ast.Import, ast.ImportFrom, ast.If, ast.Assign, ast.FunctionDef)
+    assert all(isinstance(node, kinds) for node in tree.body)
+    functions = [n.name for n in tree.body if isinstance(n, ast.FunctionDef)]
+    assert functions == ["__getattr__", "__dir__"]

@@ -1,4 +1,4 @@
-"""Every planted fault is caught, by what it is said to be caught by.
+"""Every injected fault is caught, by what it is said to be caught by.
 
 They run side by side, two at a time; the first test of a session starts them all.
 """
@@ -57,10 +57,10 @@ def outcomes(
 def outcome_of(
     address: str, base: Path, folder: Path, mutant: Mutant
 ) -> tuple[Outcome, set[str]]:
-    """How it ended, and the rungs that are a breach, with the mutant planted."""
+    """How it ended, and the rungs that are a breach, with the mutant injected."""
     copy = Path(shutil.copytree(base, folder / "project"))
     set_params(copy, mutant.params)
-    mutant.plant(copy)
+    mutant.inject(copy)
     if mutant.is_for_a_test:
         return run_test(address, copy, mutant.caught_by), set()
     outcome = run_stages(address, copy, PIPELINE)
@@ -80,7 +80,7 @@ def breached(copy: Path) -> set[str]:
 
 
 def healthy(name: str, params: dict[str, object]) -> Mutant:
-    """Nothing planted: caught by nobody."""
+    """Nothing injected: caught by nobody."""
     return Mutant(name, "", "", (), params)
 
 
@@ -113,7 +113,7 @@ def test_mutant_is_caught(outcomes: Outcomes, mutant: Mutant) -> None:
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_mutant_can_be_planted(mutant: Mutant) -> None:
+def test_mutant_can_be_injected(mutant: Mutant) -> None:
     """Its old texts stand in their files once: this is quick, so it comes with every
     change of a line that a mutant spoils.
     """
@@ -134,7 +134,7 @@ def test_table_in_the_docs_is_that_of_the_list() -> None:
         f"| `{mutant.name}` | {mutant.what} | {places(mutant)} | {catcher(mutant)} |"
         for mutant in MUTANTS
     ]
-    head = "| mutant | what it does | planted in | caught by |"
+    head = "| mutant | what it does | injected in | caught by |"
     expected = "\n".join([head, "|---|---|---|---|", *rows]) + "\n"
     if marked(PAGE, "mutants") != expected:
         refuse(PAGE, "mutants", expected)

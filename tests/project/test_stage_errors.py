@@ -9,6 +9,8 @@ from project import copy_project, run_dvc, run_stage, set_params
 
 from minitrain.grammar.verbs import load_verbs
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -63,6 +65,10 @@ CHECK = {
     "scalar world sizes": ({"gloo.world_sizes": 2}, "gloo.world_sizes = 2", "list"),
     "no source": ({"corpus.source": "mine.txt"}, "corpus.source = 'mine.txt': no such"),
     "no model": ({"model.file": "mine.py"}, "model.file = 'mine.py': no such file"),
+    "no deps of the model": (
+        {"model.deps": "mine"},
+        "model.deps = 'mine': no such file or folder",
+    ),
     "no such GPUs": ({"nccl.world_sizes": [8]}, "nccl.world_sizes: 8", "GPUs"),
 }
 

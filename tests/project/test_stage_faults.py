@@ -154,28 +154,33 @@ def test_loss_of_one_step(after, copy: Path) -> None:
 def test_breach_that_verify_found(after, copy: Path) -> None:
     path = copy / EVIDENCE / "evidence.json"
     evidence = read_json(path)
-    planted = {"bytes_equal": False, "max_ulp": 7, "max_abs_diff": 0.5}
-    planted |= {"verdict": "breach", "detail": "planted"}
-    evidence["rungs"]["ranks"] = planted
+    injected = {"bytes_equal": False, "max_ulp": 7, "max_abs_diff": 0.5}
+    injected |= {"verdict": "breach", "detail": "injected"}
+    evidence["rungs"]["ranks"] = injected
     write_json(path, evidence)
     outcome = after(EQUIVALENCE)
     assert_refused(outcome, copy, "ranks")
-    assert "planted" in outcome.line
-    assert read_json(copy / "metrics/equivalence.json")["gloo-2"]["ranks"] == planted
+    assert "injected" in outcome.line
+    assert read_json(copy / "metrics/equivalence.json")["gloo-2"]["ranks"] == injected
 
 
 @pytest.mark.parametrize(
-    ("file", "rung"),
+    ("file", "prefix", "rung"),
     [
-        ("gradients.pt", "one_process_gradients"),
-        ("early.pt", "one_process_early"),
-        ("state.pt", "one_process"),
+        ("sampled.pt", "0/gradients/", "one_process_gradients"),
+        ("sampled.pt", "early/state/", "one_process_early"),
+        ("state.pt", "", "one_process"),
     ],
 )
-def test_evidence_far_from_one_process(after, copy: Path, file: str, rung: str) -> None:
-    tensors = load_tensors(copy / EVIDENCE / file)
+def test_evidence_far_from_one_process(
+    after, copy: Path, file: str, prefix: str, rung: str
+) -> None:
+    path = copy / EVIDENCE / file
+    tensors = load_tensors(path)
     # a hundredth, and of all elements: no rounding does that
-    save_tensors(copy / EVIDENCE / file, {n: 1.01 * t for n, t in tensors.items()})
+    far = {n: 1.01 * t for n, t in tensors.items() if n.startswith(prefix)}
+    assert far
+    save_tensors(path, {**tensors, **far})
     assert_refused(after(EQUIVALENCE), copy, rung)
 
 

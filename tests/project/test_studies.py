@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from project import PARAMS_FILE, ROOT
 from ruamel.yaml import YAML
 
 from minitrain.bench.turns import load_turns
@@ -15,7 +16,6 @@ from minitrain.core.errors import UserError
 from minitrain.core.schema import Section
 from minitrain.core.study import Turns, load_study
 
-ROOT = Path(__file__).parents[2]
 STUDIES = sorted(file.parent.name for file in ROOT.glob("studies/*/params.yaml"))
 
 
@@ -32,7 +32,7 @@ def schema_of(name: str) -> type[Section]:
 
 
 def with_changes(name: str, changes: dict[str, Any], project: Path) -> Path:
-    """The folder of a study with ``changes``, in a project with our params.yaml."""
+    """A study with ``changes``, in a project with the parameters of the tests."""
     yaml = YAML(typ="safe")
     stated = yaml.load((ROOT / f"studies/{name}/params.yaml").read_text())
     stated[name] |= changes
@@ -40,7 +40,7 @@ def with_changes(name: str, changes: dict[str, Any], project: Path) -> Path:
     folder.mkdir(parents=True)
     with open(folder / "params.yaml", "w") as file:
         yaml.dump(stated, file)
-    shutil.copy(ROOT / "params.yaml", project / "params.yaml")
+    shutil.copy(PARAMS_FILE, project / "params.yaml")
     return folder
 
 
@@ -104,8 +104,8 @@ TURNS = [name for name in STUDIES if issubclass(schema_of(name), Turns)]
 
 
 @pytest.mark.parametrize("name", TURNS)
-def test_turns_begin_with_the_pipeline_and_stock_ddp(name: str) -> None:
-    study, params = load_turns(ROOT / "studies" / name, schema_of(name))
+def test_turns_begin_with_the_pipeline_and_stock_ddp(name: str, tmp_path: Path) -> None:
+    study, params = load_turns(with_changes(name, {}, tmp_path), schema_of(name))
     assert study.batch_sizes()
     assert params.train.sync == "ddp"
 
@@ -134,7 +134,7 @@ def test_parts_must_divide_too(tmp_path: Path) -> None:
         load_turns(folder, schema_of("strategies"), parts=4)
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.rglob("params.yaml")), ids=str)
+@pytest.mark.parametrize("path", sorted(ROOT.glob("studies/*/params.yaml")), ids=str)
 def test_names_of_parameters_are_text(path: Path) -> None:
     """Else `dvc params diff` fails on all of them."""
 

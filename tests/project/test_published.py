@@ -1,0 +1,141 @@
+"""What is committed says of its results what they are, and which code made them.
+
+Compared on CI, and by `pytest -m published`. Whoever changes a parameter or runs make
+has other results than these, and needs no test to say so.
+"""
+
+import io
+import json
+import re
+import subprocess
+from collections.abc import Callable
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from project import ROOT
+from ruamel.yaml import YAML
+from test_docs import marked, refuse
+
+from minitrain.analysis.made_by import Made, made_by_pipeline, made_in_study
+from minitrain.core.provenance import code_sha256
+from minitrain.report.result import result_block
+from studies.label import labels
+
+pytestmark = pytest.mark.published
+
+STUDIES = sorted(file.parent for file in ROOT.glob("studies/*/dvc.yaml"))
+PLACES = [ROOT, *STUDIES]
+# the only folders that hold code
+CODE = {"minitrain", "stages"}
+Read = Callable[[str], str]
+
+
+def in_working_tree(path: str) -> str:
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
+def in_last_commit(path: str) -> str:
+    """Raises CalledProcessError where there is no such file, commit or repository."""
+    show = ["git", "show", f"HEAD:./{path}"]
+    return subprocess.run(
+        show, cwd=ROOT, capture_output=True, check=True, encoding="utf-8"
+    ).stdout
+
+
+def result_of(read: Read) -> str:
+    """The result in README.md, made of the files in metrics/."""
+    files = (
+        json.loads(read(f"metrics/{name}.json"))
+        for name in ("manifest", "timing", "equivalence")
+    )
+    return result_block(*files, pd.read_csv(io.StringIO(read("metrics/scaling.csv"))))
+
+
+def test_result_in_the_readme_is_that_of_the_metrics() -> None:
+    """Of those at hand, or of those committed: whoever runs make has other times."""
+    shown = marked("README.md", "result")
+    expected = result_of(in_working_tree)
+    if shown == expected:
+        return
+    committed = None
+    with suppress(subprocess.CalledProcessError, FileNotFoundError):
+        committed = result_of(in_last_commit)
+    if shown != committed:
+        refuse("README.md", "result", expected)
+
+
+def test_scale_in_the_reference_is_that_of_the_study() -> None:
+    study = json.loads(in_working_tree("studies/scale/scale.json"))
+    sizes = [int(key.partition("_")[0]) for key in study if key.endswith("_sentences")]
+    rows = {
+        "check, corpus and shard together": ("build_and_shard_s", "s"),
+        "memory of corpus": ("corpus_above_imports_mb", "MB"),
+        "memory of shard": ("shard_above_imports_mb", "MB"),
+        "memory of training": ("train_rss_anon_p50_mb", "MB"),
+    }
+    table = [f"| | {' | '.join(f'{size:,} sentences' for size in sizes)} |"]
+    table += [f"|---{'|---' * len(sizes)}|"]
+    for name, (key, unit) in rows.items():
+        cells = [f"{study[f'{size}_sentences'][key]:,.1f} {unit}" for size in sizes]
+        table.append(f"| {name} | {' | '.join(cells)} |")
+    expected = "\n".join(table) + "\n"
+    if marked("docs/reference.md", "scale") != expected:
+        refuse("docs/reference.md", "scale", expected)
+
+
+def made_in(folder: Path) -> list[Made]:
+    if folder != ROOT:
+        return made_in_study(folder)
+    manifest = json.loads((ROOT / "metrics/manifest.json").read_text())
+    return made_by_pipeline(ROOT, manifest)
+
+
+def code_in_lock(made: Made) -> str:
+    """The hash once more, from what stands in dvc.lock alone."""
+    folder = next(p for p in made.script.parents if (p / "dvc.lock").exists())
+    stages = YAML(typ="safe").load((folder / "dvc.lock").read_text())["stages"]
+    names = {made.script.name, f"stages.{made.script.stem}"}
+    lock = next(s for s in stages.values() if names & {*s["cmd"].split()})
+    md5s = {
+        (folder / dep["path"]).resolve().relative_to(ROOT).as_posix(): dep["md5"]
+        for dep in lock["deps"]
+        if dep["path"].endswith(".py") or CODE & {*Path(dep["path"]).parts}
+    }
+    lines = [f"{md5s[name]}  {name}\n" for name in sorted(md5s)]
+    return sha256("".join(lines).encode()).hexdigest()
+
+
+@pytest.mark.parametrize("folder", PLACES, ids=lambda folder: folder.name)
+def test_lock_names_the_code_that_made_the_result(folder: Path) -> None:
+    """`dvc commit` over an old result would make it look new."""
+    for made in made_in(folder):
+        if made.code is not None:
+            assert made.code == code_in_lock(made), made.script
+
+
+@pytest.mark.parametrize("folder", PLACES, ids=lambda folder: folder.name)
+def test_readme_says_which_code_made_the_result(folder: Path) -> None:
+    text = (folder / "README.md").read_text()
+    (shown,) = re.findall("<!-- made-by -->\n(.*?)<!-- /made-by -->", text, re.DOTALL)
+    if shown != labels()[folder]:
+        line = "run .venv/bin/python studies/label.py"
+        pytest.fail(f"{folder}/README.md: {line}", pytrace=False)
+
+
+@pytest.mark.parametrize("folder", PLACES, ids=lambda folder: folder.name)
+def test_label_warns_exactly_where_the_code_is_not_that_of_today(folder: Path) -> None:
+    today = all(made.code == code_sha256(made.script) for made in made_in(folder))
+    assert ("Newer code may give other numbers" in labels()[folder]) != today
+
+
+def test_page_shows_no_study_that_other_code_made() -> None:
+    """The report does not run again where only code of the study changes."""
+    page = (ROOT / "metrics/report.md").read_text()
+    texts = labels()
+    known = "Newer code" in texts[ROOT]
+    if "The study studies/ladder trained" in page and not known:
+        again = "run .venv/bin/dvc repro --force --single-item report"
+        assert "Newer code" not in texts[ROOT / "studies/ladder"], again

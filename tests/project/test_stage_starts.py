@@ -1,0 +1,75 @@
+"""Every stage says what it does before it imports anything."""
+
+import ast
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from project import ROOT
+from ruamel.yaml import YAML
+
+SLOW = "#!/bin/sh\nexec sleep 60\n"
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    """The folder of every dvc.yaml, and each command in it."""
+    for file in [ROOT / "dvc.yaml", *sorted(ROOT.glob("studies/*/dvc.yaml"))]:
+        folder = file.parent.relative_to(ROOT).as_posix()
+        for stage in YAML(typ="safe").load(file.read_text())["stages"].values():
+            yield folder, stage["cmd"].replace("${item.world_size}", "2")
+
+
+@pytest.fixture
+def slow_project(tmp_path: Path) -> Path:
+    """The scripts, and Pythons in which every import takes longer than one waits."""
+    for name in ("stages", "studies"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    for venv in (".venv", ".venv-peers"):
+        python = tmp_path / venv / "bin/python"
+        python.parent.mkdir(parents=True)
+        python.write_text(SLOW)
+        python.chmod(0o755)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("folder", "command"), [*commands()])
+def test_first_line_comes_before_python(
+    slow_project: Path, folder: str, command: str
+) -> None:
+    started = time.monotonic()
+    words = command.split()
+    with_venv = [words.pop(0)] if "=" in words[0] else []
+    process = subprocess.Popen(
+        words,
+        cwd=slow_project / folder,
+        env={**os.environ, **dict(one.split("=") for one in with_venv)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stderr
+        line = process.stderr.readline()
+    finally:
+        process.kill()
+        process.communicate()
+    assert time.monotonic() - started < 3
+    script = words[1] if words[1] != "-m" else words[2].replace(".", "/") + ".py"
+    said = ast.get_docstring(ast.parse((ROOT / folder / script).read_text()))
+    assert said
+    assert line == said.splitlines()[0].rstrip(".:") + " ...\n"
+
+
+def test_what_has_no_docstring_starts_in_silence(slow_project: Path) -> None:
+    python = slow_project / ".venv/bin/python"
+    python.write_text('#!/bin/sh\necho "$@"\n')
+    (slow_project / "plain.py").write_text("print(1)\n")
+    for arguments in (["plain.py"], ["-m", "stages.nowhere"], ["-c", "1"], []):
+        command = ["stages/python", *arguments]
+        done = subprocess.run(
+            command, cwd=slow_project, capture_output=True, text=True, check=True
+        )
+        assert (done.stdout, done.stderr) == (" ".join(arguments) + "\n", "")
