@@ -20,7 +20,7 @@ NEEDS: dict[str, Promise] = {
     "loss": "loss",
 }
 WHY_NOT: dict[str, str] = {
-    "reduced_once": "does not show its buckets",
+    "reduced_once": "does not promise that each parameter is reduced once",
     "replay": "does not promise the bits of a replay",
     "one_process": "does not promise to stay close to one process",
 }

@@ -1,10 +1,10 @@
 """A rank made ready to train: the one place where it is put together.
 
-The pipeline, the speed comparison, the collective ledger, ``check_data_parallel``, the
-one-process reference and the studies all start a :class:`Worker`, each from a
-description of their own (:class:`~minitrain.train.config.RunConfig`). What a worker
-holds beside its description decides the steps to come, with the generators of its
-process where it has no streams of its own: so that is what a checkpoint must hold.
+The pipeline, the speed comparison, the collective ledger, ``check_data_parallel`` and
+the studies all start a :class:`Worker`, each from a description of their own
+(:class:`~minitrain.train.config.RunConfig`). What a worker holds beside its description
+decides the steps to come, with the generators of its process where it has no streams of
+its own: so that is what a checkpoint must hold.
 """
 
 from collections.abc import Callable, Iterator

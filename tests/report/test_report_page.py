@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from project import PARAMS_FILE, ROOT
 from report_inputs import (
+    CONTRACT,
     MACHINE,
     account_of,
     arms,
@@ -38,21 +39,6 @@ from minitrain.report.summary import summary
 from minitrain.report.words import find, lesson_notes
 from stages import report
 
-CONTRACT = [
-    "seed",
-    "lab",
-    "backend",
-    "world_size",
-    "model_params",
-    "steps",
-    "allreduce_p50_ms",
-    "allreduce_p95_ms",
-    "tokens_per_sec_1proc",
-    "tokens_per_sec_2proc",
-    "byte_equivalent",
-    "lesson_notes",
-    "launcher",
-]
 NASTY = '<script>alert(1)</script> & a | b *c* _d_ `e` [f](g) "h"\nnext'
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from project import PARAMS_FILE
-from report_inputs import ladder_of, rung
+from report_inputs import CONTRACT, ladder_of, rung
 
 from minitrain.core.params import load_params
 from minitrain.report.refused import HINT, breach_line, refuse
@@ -14,21 +14,6 @@ from minitrain.report.render import write_marked
 
 PARAMS = load_params(PARAMS_FILE)
 PREFIX = "error: equivalence: "
-CONTRACT = [
-    "seed",
-    "lab",
-    "backend",
-    "world_size",
-    "model_params",
-    "steps",
-    "allreduce_p50_ms",
-    "allreduce_p95_ms",
-    "tokens_per_sec_1proc",
-    "tokens_per_sec_2proc",
-    "byte_equivalent",
-    "lesson_notes",
-    "launcher",
-]
 
 
 def breached(**details: str) -> dict[str, Any]:

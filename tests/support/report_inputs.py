@@ -10,6 +10,22 @@ from minitrain.report.results import Results
 from minitrain.report.studied import BYTES, GAPS, Studied
 from minitrain.report.words import PARTS
 
+# the keys of manifest.json in the order of the contract, whatever came of the runs
+CONTRACT = [
+    "seed",
+    "lab",
+    "backend",
+    "world_size",
+    "model_params",
+    "steps",
+    "allreduce_p50_ms",
+    "allreduce_p95_ms",
+    "tokens_per_sec_1proc",
+    "tokens_per_sec_2proc",
+    "byte_equivalent",
+    "lesson_notes",
+    "launcher",
+]
 MACHINE = {
     "cpu": "Example CPU",
     "gpu": None,
