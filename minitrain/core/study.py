@@ -16,8 +16,8 @@ WorldSize = Annotated[int, Field(ge=2)]
 Rounds = Annotated[int, Field(ge=15)]
 
 
-class Turns(Section):
-    """Arms that take turns, each training on global batches of some sizes."""
+class Interleaved(Section):
+    """Interleaved arms: in each round all train, on global batches of some sizes."""
 
     world_size: WorldSize
     num_rounds: Rounds
@@ -28,7 +28,7 @@ class Turns(Section):
         raise NotImplementedError
 
 
-class TurnsAtOneSize(Turns):
+class InterleavedAtOneSize(Interleaved):
     """All of them at one size of the global batch."""
 
     global_batch_size: Count
@@ -37,7 +37,7 @@ class TurnsAtOneSize(Turns):
         return {"global_batch_size": self.global_batch_size}
 
 
-class TurnsAtSizes(Turns):
+class InterleavedAtSizes(Interleaved):
     """All of them at each of several sizes of the global batch."""
 
     global_batch_sizes: Some[Count]

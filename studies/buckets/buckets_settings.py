@@ -5,10 +5,10 @@ from typing import Self
 from pydantic import model_validator
 
 from minitrain.core.schema import PositiveFloat, Problem, Some
-from minitrain.core.study import TurnsAtOneSize
+from minitrain.core.study import InterleavedAtOneSize
 
 
-class Buckets(TurnsAtOneSize):
+class Buckets(InterleavedAtOneSize):
     bucket_caps_mb: Some[PositiveFloat | None]
 
     @model_validator(mode="after")

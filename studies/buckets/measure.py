@@ -1,4 +1,4 @@
-"""Measure DDP with buckets of several sizes, with and without overlap, in turn.
+"""Measure DDP with buckets of several sizes, with and without overlap, interleaved.
 
 Beside them the ceiling (no communication) and the default once more (A/A). The buckets
 are noted in the very processes that are timed.
@@ -13,7 +13,7 @@ import pandas as pd
 from buckets_settings import Buckets
 
 from minitrain.bench.arms import Arm, Row, close, enter, no_sync_arm, take_turns
-from minitrain.bench.turns import load_turns
+from minitrain.bench.interleaved import load_interleaved
 from minitrain.core.errors import run_stage
 from minitrain.core.files import open_atomic, write_json
 from minitrain.core.params import Params
@@ -35,7 +35,7 @@ SERIES: dict[str, tuple[bool, bool]] = {
 
 
 def main() -> None:
-    study, params = load_turns(STUDY, Buckets)
+    study, params = load_interleaved(STUDY, Buckets)
     caps = {label(cap): cap for cap in study.bucket_caps_mb}
     params = params.with_train(global_batch_size=study.global_batch_size)
     run = partial(compete, params, study, caps)

@@ -1,4 +1,4 @@
-"""Measure arms that are the same, in turn: every difference between them is noise."""
+"""Measure arms that are the same, interleaved: what differs between them is noise."""
 
 from functools import partial
 from pathlib import Path
@@ -7,7 +7,7 @@ import pandas as pd
 from noise_settings import Noise
 
 from minitrain.bench.arms import Arm, Row, close, enter, take_turns
-from minitrain.bench.turns import load_turns
+from minitrain.bench.interleaved import load_interleaved
 from minitrain.core.errors import UserError, run_stage
 from minitrain.core.files import open_atomic, write_json
 from minitrain.core.params import Params
@@ -22,7 +22,7 @@ ROOT = STUDY.parents[1]
 
 
 def main() -> None:
-    study, params = load_turns(STUDY, Noise)
+    study, params = load_interleaved(STUDY, Noise)
     params = params.with_train(global_batch_size=study.global_batch_size)
     for name in study.strategies:
         try:

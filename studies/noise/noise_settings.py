@@ -5,12 +5,12 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from minitrain.core.schema import Count, Problem, Seed, Some
-from minitrain.core.study import TurnsAtOneSize
+from minitrain.core.study import InterleavedAtOneSize
 
 Even = Annotated[int, Field(ge=6, multiple_of=2)]
 
 
-class Noise(TurnsAtOneSize):
+class Noise(InterleavedAtOneSize):
     # so many are told apart in the picture
     strategies: Annotated[Some[str], Field(max_length=4)]
     # a pair, and another to judge it by

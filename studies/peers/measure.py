@@ -1,6 +1,6 @@
 """minitrain's loop beside a raw DDP loop, Accelerate and Lightning Fabric.
 
-The same model, batches and optimizer in the same processes, taking turns. When all
+The same model, batches and optimizer in the same processes, interleaved. When all
 have had all turns, every arm's state is hashed: those that synchronize must have the
 same bits, or they did not do the same work.
 """
@@ -16,7 +16,7 @@ from loops import NO_SYNC, RAW, arms_of
 from peers_settings import Peers
 
 from minitrain.bench.arms import Contestant, Row, close, enter, take_turns
-from minitrain.bench.turns import load_turns
+from minitrain.bench.interleaved import load_interleaved
 from minitrain.core.errors import EvidenceError, run_stage
 from minitrain.core.files import open_atomic, write_json
 from minitrain.core.params import Params
@@ -32,7 +32,7 @@ LIBRARIES = ("torch", "accelerate", "lightning-fabric")
 
 
 def main() -> None:
-    study, params = load_turns(STUDY, Peers)
+    study, params = load_interleaved(STUDY, Peers)
     rows: list[Row] = []
     states: dict[str, Any] = {}
     for size in study.global_batch_sizes:

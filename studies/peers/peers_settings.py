@@ -4,9 +4,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from minitrain.core.study import TurnsAtSizes
+from minitrain.core.study import InterleavedAtSizes
 
 
-class Peers(TurnsAtSizes):
+class Peers(InterleavedAtSizes):
     # with more, shm adds in another order than DDP
     world_size: Annotated[int, Field(ge=2, le=2)]

@@ -32,7 +32,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folders = {n: Path(temporary, str(n)) for n in study.num_sentences}
         results: dict[int, Any] = {n: build(f, n) for n, f in folders.items()}
-        # The allocator alone makes runs of one size differ, so sizes take turns.
+        # the allocator alone makes runs of one size differ, so sizes are interleaved
         memory: dict[int, list[float]] = {count: [] for count in folders}
         for _ in range(study.num_repeats):
             for count, folder in folders.items():

@@ -10,8 +10,8 @@ import pandas as pd
 from strategies_settings import Strategies
 
 from minitrain.analysis.account import account, summarize
+from minitrain.bench.interleaved import load_interleaved
 from minitrain.bench.ledger import count_step
-from minitrain.bench.turns import load_turns
 from minitrain.core.errors import UserError, run_stage
 from minitrain.core.files import read_json, write_json
 from minitrain.core.params import Params
@@ -31,7 +31,7 @@ STEPS_OF_LADDER = 20
 
 
 def main() -> None:
-    study, params = load_turns(STUDY, Strategies)
+    study, params = load_interleaved(STUDY, Strategies)
     warmup = params.train.num_warmup_steps
     if study.num_steps <= warmup:
         raise UserError(

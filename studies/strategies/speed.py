@@ -1,4 +1,4 @@
-"""Measure all strategies in turn: the same model and batches, in the same processes.
+"""Measure all strategies interleaved: the same model and batches in the same processes.
 
 Beside them the ceiling (no communication), stock DDP twice (A/A), and settings of some
 strategies.
@@ -13,7 +13,7 @@ import pandas as pd
 from strategies_settings import Strategies
 
 from minitrain.bench.arms import Arm, measure, no_sync_arm
-from minitrain.bench.turns import load_turns
+from minitrain.bench.interleaved import load_interleaved
 from minitrain.core.errors import run_stage
 from minitrain.core.files import open_atomic, write_json
 from minitrain.core.params import Params
@@ -32,13 +32,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "ddp, accumulation of 4": {"grad_accumulation_steps": 4},
     "invariant_shm, 4 shards": {"sync": "invariant_shm", "logical_shards": 4},
     # what 8 logical shards cost 2 processes before a single byte is sent
-    "silent, 4 parts": {"sync": PLAIN, "grad_accumulation_steps": 4},
+    "no communication, 4 micro-batches": {"sync": PLAIN, "grad_accumulation_steps": 4},
 }
-MOST_PARTS = 4
+MOST_MICRO_BATCHES = 4
 
 
 def main() -> None:
-    study, params = load_turns(STUDY, Strategies, MOST_PARTS)
+    study, params = load_interleaved(STUDY, Strategies, MOST_MICRO_BATCHES)
     for arm in arms_of(study.world_size):
         own = arm.params(params).train
         guarantees_of(own.sync).require(own, study.world_size, own.precision)

@@ -5,10 +5,10 @@ from typing import Annotated
 from pydantic import Field
 
 from minitrain.core.schema import Count, Some
-from minitrain.core.study import TurnsAtSizes
+from minitrain.core.study import InterleavedAtSizes
 
 
-class Strategies(TurnsAtSizes):
+class Strategies(InterleavedAtSizes):
     # the picture has a place for each
     global_batch_sizes: Annotated[Some[Count], Field(min_length=2, max_length=2)]
     num_steps: Annotated[int, Field(ge=2)]

@@ -5,7 +5,12 @@ from pathlib import Path
 import pytest
 
 from minitrain.core.errors import UserError
-from minitrain.core.study import Turns, TurnsAtOneSize, TurnsAtSizes, load_study
+from minitrain.core.study import (
+    Interleaved,
+    InterleavedAtOneSize,
+    InterleavedAtSizes,
+    load_study,
+)
 
 SHARED = "world_size: 2, num_rounds: 15, steps_per_round: 1"
 
@@ -19,10 +24,10 @@ def written(folder: Path, text: str, name: str = "mine") -> Path:
 
 def test_sizes_are_named_by_the_key_that_says_them(tmp_path: Path) -> None:
     one = f"one: {{{SHARED}, global_batch_size: 8}}\n"
-    study = load_study(written(tmp_path, one, "one"), TurnsAtOneSize)
+    study = load_study(written(tmp_path, one, "one"), InterleavedAtOneSize)
     assert study.batch_sizes() == {"global_batch_size": 8}
     both = f"both: {{{SHARED}, global_batch_sizes: [8, 4]}}\n"
-    several = load_study(written(tmp_path, both, "both"), TurnsAtSizes)
+    several = load_study(written(tmp_path, both, "both"), InterleavedAtSizes)
     assert several.batch_sizes() == {
         "global_batch_sizes.0": 8,
         "global_batch_sizes.1": 4,
@@ -44,8 +49,8 @@ def test_section_bears_the_name_of_the_folder(
 ) -> None:
     study = written(tmp_path, text)
     if not line:
-        assert load_study(study, Turns).num_rounds == 15
+        assert load_study(study, Interleaved).num_rounds == 15
         return
     with pytest.raises(UserError) as caught:
-        load_study(study, Turns)
+        load_study(study, Interleaved)
     assert str(caught.value).startswith(f"{study}/params.yaml: {line}")

@@ -11,10 +11,10 @@ import pytest
 from project import PARAMS_FILE, ROOT
 from ruamel.yaml import YAML
 
-from minitrain.bench.turns import load_turns
+from minitrain.bench.interleaved import load_interleaved
 from minitrain.core.errors import UserError
 from minitrain.core.schema import Section
-from minitrain.core.study import Turns, load_study
+from minitrain.core.study import Interleaved, load_study
 
 STUDIES = sorted(file.parent.name for file in ROOT.glob("studies/*/params.yaml"))
 
@@ -100,12 +100,12 @@ def test_a_section_of_another_name_is_refused(tmp_path: Path) -> None:
         load_study(folder, schema_of("ladder"))
 
 
-TURNS = [name for name in STUDIES if issubclass(schema_of(name), Turns)]
+INTERLEAVED = [name for name in STUDIES if issubclass(schema_of(name), Interleaved)]
 
 
-@pytest.mark.parametrize("name", TURNS)
+@pytest.mark.parametrize("name", INTERLEAVED)
 def test_turns_begin_with_the_pipeline_and_stock_ddp(name: str, tmp_path: Path) -> None:
-    study, params = load_turns(with_changes(name, {}, tmp_path), schema_of(name))
+    study, params = load_interleaved(with_changes(name, {}, tmp_path), schema_of(name))
     assert study.batch_sizes()
     assert params.train.sync == "ddp"
 
@@ -124,14 +124,14 @@ def test_turns_that_the_pipeline_cannot_give_are_one_line(
     folder = with_changes(name, changes, tmp_path)
     line = f"{folder}/params.yaml: {name}.{expected}"
     with pytest.raises(UserError, match=f"^{re.escape(line)}"):
-        load_turns(folder, schema_of(name))
+        load_interleaved(folder, schema_of(name))
 
 
-def test_parts_must_divide_too(tmp_path: Path) -> None:
+def test_micro_batches_must_divide_too(tmp_path: Path) -> None:
     folder = with_changes("strategies", {"global_batch_sizes": [32, 4]}, tmp_path)
-    load_turns(folder, schema_of("strategies"), parts=2)
+    load_interleaved(folder, schema_of("strategies"), micro_batches=2)
     with pytest.raises(UserError, match=r"_sizes\.1 = 4: must be a multiple of 8, for"):
-        load_turns(folder, schema_of("strategies"), parts=4)
+        load_interleaved(folder, schema_of("strategies"), micro_batches=4)
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("studies/*/params.yaml")), ids=str)

@@ -1,4 +1,4 @@
-"""What arms that take turns begin with: their study, and the pipeline it measures."""
+"""What a comparison of interleaved arms begins with: its study, and the pipeline."""
 
 from pathlib import Path
 from typing import TypeVar
@@ -6,16 +6,19 @@ from typing import TypeVar
 from minitrain.bench.arms import only_ddp
 from minitrain.core.errors import UserError
 from minitrain.core.params import Params, load_params
-from minitrain.core.study import Turns, load_study
+from minitrain.core.study import Interleaved, load_study
 
-T = TypeVar("T", bound=Turns)
+T = TypeVar("T", bound=Interleaved)
 
 
-def load_turns(folder: Path, schema: type[T], parts: int = 1) -> tuple[T, Params]:
+def load_interleaved(
+    folder: Path, schema: type[T], micro_batches: int = 1
+) -> tuple[T, Params]:
     """The study in ``folder``, and params.yaml of the project, with stock DDP alone.
 
-    ``parts``: the most that a process cuts its share of a global batch into. Raises
-    UserError for what does not fit its schema, or the shards that the pipeline makes.
+    ``micro_batches``: the most that a process cuts its share of a global batch into.
+    Raises UserError for what does not fit its schema, or the shards that the pipeline
+    makes.
     """
     study = load_study(folder, schema)
     root = folder.parents[1]
@@ -28,10 +31,11 @@ def load_turns(folder: Path, schema: type[T], parts: int = 1) -> tuple[T, Params
             f"pipeline has shards for ({', '.join(map(str, made))}): gloo.world_sizes"
         )
     for key, size in study.batch_sizes().items():
-        if size % (processes * parts):
+        divisor = processes * micro_batches
+        if size % divisor:
+            cut = f" with {micro_batches} micro-batches each" * (micro_batches > 1)
             raise UserError(
-                f"{section}.{key} = {size}: must be a multiple of {processes * parts}, "
-                f"for {processes} processes"
-                + (f" with {parts} parts each" if parts > 1 else "")
+                f"{section}.{key} = {size}: must be a multiple of {divisor}, for "
+                f"{processes} processes{cut}"
             )
     return study, params
