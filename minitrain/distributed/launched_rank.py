@@ -1,5 +1,6 @@
 """The body of a process that :func:`minitrain.distributed.launcher.launch` started."""
 
+import os
 import signal
 import sys
 import traceback
@@ -9,12 +10,13 @@ import cloudpickle
 import torch
 
 from minitrain.core.errors import UserError
-from minitrain.distributed.launcher import end_with_parent
+from minitrain.distributed.groups import STORE
+from minitrain.distributed.launcher import end_with_parent, private_folder_above
 
 
 def main() -> None:
     """Receive a function, run it, and send back what became of it."""
-    end_with_parent()
+    end_with_parent(remove=private_folder_above(os.environ[STORE]))
     # Ctrl-C reaches every process of a terminal; the launcher ends its ranks
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     pipe: Connection[bytes, bytes] = Connection(int(sys.argv[1]))

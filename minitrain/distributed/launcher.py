@@ -1,17 +1,19 @@
 """Starting ranks from plain Python, scripts and notebooks; torchrun has its own module.
 
-Whichever way, ranks meet through a store on a port that the system chose, a failure
-comes back as one exception that names the rank, and nobody is left behind: a rank
-ends itself when the process that started it is gone, even after kill -9.
+Whichever way, ranks meet in a file of a private folder, a failure comes back as one
+exception that names the rank, and nobody is left behind: a rank ends itself when the
+process that started it is gone, even after kill -9.
 """
 
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from types import TracebackType
@@ -21,9 +23,9 @@ import cloudpickle
 import torch
 
 from minitrain.core.errors import EXIT_USER, RankError, UserError
-from minitrain.distributed.torch_private import TCPStore
+from minitrain.distributed.groups import one_host
 
-LOOPBACK = "127.0.0.1"
+PREFIX = "minitrain-ranks-"
 RANK_PROGRAM = "minitrain.distributed.launched_rank"
 PARENT_POLL_S = 0.5
 LAUNCHER_PID = "MINITRAIN_LAUNCHER_PID"
@@ -31,17 +33,14 @@ LAUNCHER_PID = "MINITRAIN_LAUNCHER_PID"
 LOST_PEER = ("closed by peer", "reset by peer", "Broken pipe")
 
 
-def rank_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
-    """What torchrun would set for a rank of one host whose store is at ``port``."""
+def rank_environment(rank: int, world_size: int, store: Path) -> dict[str, str]:
+    """Who a rank of one host is, and the file ``store`` where it meets the others."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(world_size),
-        "MASTER_ADDR": LOOPBACK,
-        "MASTER_PORT": str(port),
-        # the launcher serves the store, so no rank has to
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        **one_host(store),
         LAUNCHER_PID: str(os.getpid()),
     }
 
@@ -63,11 +62,10 @@ def launch(
     """
     if world_size < 1:
         raise UserError(f"world_size = {world_size}: must be at least 1")
-    store = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
     payload = cloudpickle.dumps((torch.get_default_dtype(), fn, args))
-    with _Ranks() as ranks:
+    with private_folder() as folder, _Ranks() as ranks:
         for rank in range(world_size):
-            environment = rank_environment(rank, world_size, store.port)
+            environment = rank_environment(rank, world_size, folder / "ranks")
             environment["OMP_NUM_THREADS"] = str(threads_per_process)
             ranks.start(payload, environment)
         return ranks.collect(timeout_s)
@@ -157,6 +155,18 @@ def root_cause(failures: list[Exception]) -> Exception:
         return 2 if any(sign in str(error) for sign in LOST_PEER) else 1
 
     return min(failures, key=collateral)
+
+
+@contextmanager
+def private_folder() -> Iterator[Path]:
+    """A folder for what ranks of one host share, that only their user may enter."""
+    with tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as name:
+        yield Path(name)
+
+
+def private_folder_above(file: str) -> Path | None:
+    """The :func:`private_folder` that ``file`` lies in, if it does."""
+    return next((p for p in Path(file).parents if p.name.startswith(PREFIX)), None)
 
 
 def end_with_parent(remove: Path | None = None) -> None:

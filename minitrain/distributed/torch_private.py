@@ -12,14 +12,21 @@ import torch.distributed as dist
 from torch import Tensor
 
 # documented as torch.distributed.X, where type checkers do not find them
-from torch._C._distributed_c10d import GradBucket, HashStore, PrefixStore, TCPStore
+from torch._C._distributed_c10d import (
+    FileStore,
+    GradBucket,
+    HashStore,
+    PrefixStore,
+    Store,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
+    "FileStore",
     "GradBucket",
     "HashStore",
     "PrefixStore",
-    "TCPStore",
+    "Store",
     "TorchDispatchMode",
     "add_all",
     "around_parameter_broadcast",

@@ -7,25 +7,25 @@ back as an exception instead of a page of text.
 import importlib.util
 import logging
 import os
-import socket
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from minitrain.core.errors import EXIT_USER, RankError, UserError
-from minitrain.distributed.groups import ENVIRONMENT, port_in_use
+from minitrain.distributed.groups import LOOPBACK, STORE, names_of_a_rank, one_host
 from minitrain.distributed.launcher import (
     LAUNCHER_PID,
-    LOOPBACK,
     end_with_parent,
     launch,
+    private_folder,
+    private_folder_above,
     root_cause,
 )
 
-LOGS_PREFIX = "minitrain-torchrun-"
+# torchrun's way to share its rendezvous with the ranks is a TCP store on all interfaces
+NO_TCP_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 STARTED_BY_TORCHRUN = "TORCHELASTIC_RUN_ID"
 # Not SIGINT, which torchrun would pass on: each rank would print a traceback and be
 # waited for. So Ctrl-C is an exception here, and the ranks get SIGTERM.
@@ -37,24 +37,29 @@ def torchrun(
 ) -> None:
     """Run ``python -m module arguments`` as ``world_size`` ranks under torchrun.
 
-    The environment's MASTER_PORT is used where it is set, else a free one. Raises the
-    first failing rank's UserError, or RankError with its traceback.
+    All of them on this host, where they meet in a file: nothing listens but gloo, on
+    loopback. Raises the first failing rank's UserError, or RankError with its
+    traceback.
     """
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     _silence("torch.distributed")
-    with (
-        _environment("OMP_NUM_THREADS", str(threads_per_process)),
-        _environment(LAUNCHER_PID, str(os.getpid())),
-        tempfile.TemporaryDirectory(prefix=LOGS_PREFIX) as logs,
-    ):
-        ranks = [f"--nproc-per-node={world_size}", f"--log-dir={logs}"]
+    with private_folder() as folder, ExitStack() as stack:
+        variables = {
+            "OMP_NUM_THREADS": str(threads_per_process),
+            LAUNCHER_PID: str(os.getpid()),
+            NO_TCP_STORE: "1",
+            **one_host(folder / "ranks"),
+        }
+        for name, value in variables.items():
+            stack.enter_context(_environment(name, value))
+        ranks = [f"--nproc-per-node={world_size}", f"--log-dir={folder}"]
         ranks.append(f"--signals-to-handle={SIGNALS}")
         program = ["--module", module, *arguments]
         try:
-            run.run(run.parse_args([*_rendezvous(), *ranks, *program]))
+            run.run(run.parse_args([*_rendezvous(folder), *ranks, *program]))
         except SignalException as error:
             # torchrun has ended the ranks
             raise KeyboardInterrupt from error
@@ -83,26 +88,13 @@ def _environment(name: str, value: str) -> Iterator[None]:
             os.environ[name] = before
 
 
-def _rendezvous() -> list[str]:
-    port = os.environ.get("MASTER_PORT")
-    if port is None:
-        return ["--standalone"]
-    require_free_port(port)
-    return [f"--master-addr={LOOPBACK}", f"--master-port={port}"]
-
-
-def require_free_port(port: str) -> None:
-    """Raise UserError unless ``port`` is a number from 1 to 65535 and not in use."""
-    if not port.isdecimal() or not 1 <= int(port) <= 65535:
-        raise UserError(
-            f"environment: MASTER_PORT = {port!r}: must be a port from 1 to 65535"
-        )
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((LOOPBACK, int(port)))
-        except OSError:
-            raise UserError(port_in_use(port)) from None
+def _rendezvous(folder: Path) -> list[str]:
+    return [
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint={folder / 'agent'}",
+        "--rdzv-conf=store_type=file",
+        f"--local-addr={LOOPBACK}",
+    ]
 
 
 def _failure(rank: int, failure: Any) -> Exception:
@@ -151,7 +143,7 @@ def under_torchrun() -> bool:
 
 def _require_a_rank_of(world_size: int) -> None:
     known = {"WORLD_SIZE": [str(world_size)], "RANK": [*map(str, range(world_size))]}
-    for name in ENVIRONMENT:
+    for name in names_of_a_rank():
         value = os.environ.get(name)
         if value is None or value not in known.get(name, [value]):
             raise UserError(
@@ -168,20 +160,15 @@ def _torchrun_rank() -> Iterator[None]:
     An exception is left where torchrun finds it and ends the process; the rank prints
     nothing when :func:`torchrun` of this module, which will say it, launched it.
     """
-    logs = _logs_of_torchrun()
-    end_with_parent(remove=logs)
+    folder = private_folder_above(os.environ.get(STORE, ""))
+    end_with_parent(remove=folder)
     try:
         yield
     except Exception as error:
         from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
         get_error_handler().record_exception(error)
-        if logs is None:
+        if folder is None:
             raise
         # no clean-up: a process group that lost a rank may wait in it
         os._exit(EXIT_USER)
-
-
-def _logs_of_torchrun() -> Path | None:
-    file = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
-    return next((p for p in file.parents if p.name.startswith(LOGS_PREFIX)), None)

@@ -145,11 +145,13 @@ def test_interface_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor.check_interface().verdict == "fine"
 
 
-def test_host_name_that_leads_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(socket, "gethostname", lambda: "nowhere.invalid")
+def test_no_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    assert doctor.check_interface().detail.startswith("ranks of one host talk over lo")
+    monkeypatch.setattr(socket, "if_nameindex", lambda: [(2, "eth0")])
     check = doctor.check_interface()
-    assert check.verdict == "trouble"
-    assert "nowhere.invalid" in check.detail
+    assert check.verdict == "wrong"
+    assert "no loopback interface is up (interfaces: eth0)" in check.detail
 
 
 def test_port_in_use(monkeypatch: pytest.MonkeyPatch) -> None:

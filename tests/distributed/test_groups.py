@@ -69,6 +69,21 @@ def test_occupied_port_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
             ddp.init_distributed()
 
 
+def test_occupied_master_port_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=f"MASTER_PORT = {port} is in use"):
+            ddp.require_free_port(str(port))
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "-1", "http", ""])
+def test_master_port_must_be_a_port(port: str) -> None:
+    with pytest.raises(UserError, match="must be a port from 1 to 65535"):
+        ddp.require_free_port(port)
+
+
 def average_of_two_gradients() -> tuple[float, bool, float]:
     with ddp.distributed() as (rank, _):
         model = nn.Linear(1, 1, bias=False)

@@ -162,7 +162,8 @@ def test_ranks_end_when_the_launching_process_is_killed(
             """
         )
     )
-    process = subprocess.Popen([sys.executable, script])
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    process = subprocess.Popen([sys.executable, script], env=environment)
     ranks = wait_for(lambda: psutil.Process(process.pid).children(), count=2)
     # once while the ranks are still starting, once when they run
     time.sleep(seconds)
@@ -172,10 +173,11 @@ def test_ranks_end_when_the_launching_process_is_killed(
     for rank in alive:
         rank.kill()
     assert len(gone) == 2
+    assert [*tmp_path.iterdir()] == [script]
 
 
-def test_rank_environment_is_complete() -> None:
-    environment = rank_environment(1, 4, 1234)
+def test_rank_environment_is_complete(tmp_path: Path) -> None:
+    environment = rank_environment(1, 4, tmp_path / "ranks")
     assert environment["RANK"] == environment["LOCAL_RANK"] == "1"
     assert environment["WORLD_SIZE"] == "4"
-    assert environment["MASTER_PORT"] == "1234"
+    assert environment["MINITRAIN_STORE"] == str(tmp_path / "ranks")

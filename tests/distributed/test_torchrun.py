@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -15,27 +14,8 @@ from waiting import wait_for
 
 from minitrain.core.errors import UserError
 from minitrain.distributed.groups import ENVIRONMENT
-from minitrain.distributed.torchrun import (
-    LOGS_PREFIX,
-    require_free_port,
-    run_as_ranks,
-)
-
-
-def test_occupied_master_port_is_named() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        with pytest.raises(UserError, match=f"MASTER_PORT = {port} is in use"):
-            require_free_port(str(port))
-
-
-@pytest.mark.parametrize("port", ["0", "65536", "-1", "http", ""])
-def test_master_port_must_be_a_port(port: str) -> None:
-    with pytest.raises(UserError, match="must be a port from 1 to 65535"):
-        require_free_port(port)
-
+from minitrain.distributed.launcher import PREFIX
+from minitrain.distributed.torchrun import run_as_ranks
 
 TORCHRUN = """
 import sys
@@ -198,7 +178,7 @@ def test_torchrun_ranks_and_logs_go_when_it_is_killed(tmp_path: Path) -> None:
         env={**os.environ, "TMPDIR": str(temporary)},
     )
     ranks = wait_for(lambda: psutil.Process(process.pid).children(), count=2)
-    wait_for(lambda: list(temporary.glob(f"{LOGS_PREFIX}*")), count=1)
+    wait_for(lambda: list(temporary.glob(f"{PREFIX}*")), count=1)
     time.sleep(4)  # long enough for the ranks to have started their watch
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -206,4 +186,4 @@ def test_torchrun_ranks_and_logs_go_when_it_is_killed(tmp_path: Path) -> None:
     for rank in alive:
         rank.kill()
     assert len(gone) == 2
-    assert not list(temporary.glob(f"{LOGS_PREFIX}*"))
+    assert not list(temporary.glob(f"{PREFIX}*"))

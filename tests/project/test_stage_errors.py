@@ -228,14 +228,15 @@ def test_largest_seed_trains_on_every_rank(copy: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_occupied_master_port(copy: Path) -> None:
+def test_occupied_master_port_is_no_matter_on_one_host(copy: Path) -> None:
+    """Ranks that a stage starts meet in a file."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
         arguments = ("train", "--backend", "gloo", "--world-size", "2")
         done = run_stage(copy, *arguments, MASTER_PORT=port)
-    assert_one_line(done, f"MASTER_PORT = {port} is in use")
+    assert done.returncode == 0, done.stderr
 
 
 def test_no_gpus_for_nccl(copy: Path) -> None:

@@ -211,22 +211,21 @@ def _launch(
 ) -> None:
     """What ``distributed.torchrun.torchrun`` does, with forks for processes."""
     from minitrain.core.errors import UserError
-    from minitrain.distributed.launcher import rank_environment
-    from minitrain.distributed.torch_private import TCPStore
+    from minitrain.distributed.launcher import private_folder, rank_environment
 
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    ranks = set()
-    for rank in range(world_size):
-        variables = rank_environment(rank, world_size, store.port)
-        ranks.add(_fork(lambda e=variables: _rank(module, arguments, e)))
-    failed = False
-    for _ in range(world_size):
-        pid, status = os.wait()
-        ranks.remove(pid)
-        failed = failed or status != 0
-        # the others would wait for it in vain
-        for other in ranks if failed else ():
-            os.kill(other, signal.SIGKILL)
+    with private_folder() as folder:
+        ranks = set()
+        for rank in range(world_size):
+            variables = rank_environment(rank, world_size, folder / "ranks")
+            ranks.add(_fork(lambda e=variables: _rank(module, arguments, e)))
+        failed = False
+        for _ in range(world_size):
+            pid, status = os.wait()
+            ranks.remove(pid)
+            failed = failed or status != 0
+            # the others would wait for it in vain
+            for other in ranks if failed else ():
+                os.kill(other, signal.SIGKILL)
     if failed:
         raise UserError("a rank failed")
 

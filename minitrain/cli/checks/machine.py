@@ -14,9 +14,13 @@ import torch.distributed as dist
 from minitrain.cli.checks.collectives import Probe, probe_all, worst
 from minitrain.core.errors import UserError
 from minitrain.core.provenance import usable_cores
-from minitrain.distributed.groups import distributed
-from minitrain.distributed.launcher import LOOPBACK, launch
-from minitrain.distributed.torchrun import require_free_port
+from minitrain.distributed.groups import (
+    LOOPBACK,
+    distributed,
+    loopback_interface,
+    require_free_port,
+)
+from minitrain.distributed.launcher import launch
 
 WORLD_SIZES = (2, 3, 4)
 GROUP_TIMEOUT_S = 10
@@ -104,25 +108,18 @@ def check_threads() -> Check:
 
 
 def check_interface() -> Check:
-    """gloo listens where GLOO_SOCKET_IFNAME says, else at the host name's address."""
+    """gloo listens where GLOO_SOCKET_IFNAME says, on one host else on loopback."""
     named = os.environ.get("GLOO_SOCKET_IFNAME")
     present = [name for _, name in socket.if_nameindex()]
     if named is not None:
         missing = [name for name in named.split(",") if name not in present]
         detail = f"GLOO_SOCKET_IFNAME={named}; interfaces here: {', '.join(present)}"
         return Check("network", "wrong" if missing else "fine", detail)
-    host = socket.gethostname()
     try:
-        address = socket.gethostbyname(host)
-        with socket.socket() as probe:
-            probe.bind((address, 0))
-    except OSError as error:
-        detail = f"host name {host} leads to no address of this host ({error}); gloo "
-        detail += (
-            f"falls back to loopback, or set GLOO_SOCKET_IFNAME to one of {present}"
-        )
-        return Check("network", "trouble", detail)
-    return Check("network", "fine", f"host name {host} is {address}")
+        found = loopback_interface()
+    except UserError as error:
+        return Check("network", "wrong", str(error))
+    return Check("network", "fine", f"ranks of one host talk over {found}")
 
 
 def check_ports() -> Check:
