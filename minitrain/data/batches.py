@@ -102,11 +102,6 @@ class RankBatches:
             )
         self.order = GlobalOrder(len(self.targets), global_batch_size, seed)
 
-    @property
-    def steps_per_epoch(self) -> int:
-        """Steps in which every sample is computed once."""
-        return len(self.order)
-
     def by_shard(self) -> "list[RankBatches]":
         """Each shard's batches alone; they share the files and the shuffle."""
         alone = [copy(self) for _ in self.shards]
@@ -136,7 +131,7 @@ class RankBatches:
         present = mine if len(mine) else np.array([shard], np.int64)
         file = self.files[shard % self.num_files]
         samples = [file[i // self.num_files] for i in present]
-        input_ids = torch.full((len(samples), self.block_size), 0, dtype=torch.int64)
+        input_ids = torch.zeros(len(samples), self.block_size, dtype=torch.int64)
         labels = torch.full_like(input_ids, IGNORE_INDEX)
         for row, tokens in enumerate(samples):
             values = torch.from_numpy(tokens.astype(np.int64))

@@ -2,8 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -34,54 +33,42 @@ class InMemory:
         """The batches of those ``shards`` of ``num_shards``, each in
         ``num_micro_batches``.
         """
-        return CutBatches(
-            self.batches, shards, num_shards, num_micro_batches, self.loss, self.count
-        )
+        return CutBatches(self, shards, num_shards, num_micro_batches)
 
 
+@dataclass
 class CutBatches:
-    """The batches of ``shards``: of each global batch every N-th sample, from s on.
+    """The batches of ``shards``, each cut into ``num_micro_batches``.
 
-    ``batches`` are taken again from the first when they end. Each shard is computed in
-    ``num_micro_batches``. ``loss`` gives the mean over the targets of such a part,
-    ``count`` how many these are.
+    Shard s has of each global batch in ``data`` every ``num_shards``-th sample, from
+    the s-th on.
     """
 
-    def __init__(
-        self,
-        batches: Sequence[Any],
-        shards: Sequence[int],
-        num_shards: int,
-        num_micro_batches: int,
-        loss: Callable[[nn.Module, Any], Tensor],
-        count: Callable[[Any], int],
-    ) -> None:
-        self._batches, self._shards, self._num_shards = batches, shards, num_shards
-        self._num_parts, self._loss, self._count = num_micro_batches, loss, count
+    data: InMemory
+    shards: Sequence[int]
+    num_shards: int
+    num_micro_batches: int
 
     def micro_batches(self, step: int) -> list[Batch]:
         """See :class:`~minitrain.data.batches.Batches`."""
-        whole = self._batches[step % len(self._batches)]
-        global_targets = self._count(whole)
+        whole = self.data.batches[step % len(self.data.batches)]
+        global_targets, count = self.data.count(whole), self.num_micro_batches
         return [
-            self._batch(step, shard, cut(mine, part, self._num_parts), global_targets)
-            for shard in self._shards
-            for mine in [cut(whole, shard, self._num_shards)]
-            for part in range(self._num_parts)
+            self._batch(step, shard, cut(mine, index, count), global_targets)
+            for shard in self.shards
+            for mine in [cut(whole, shard, self.num_shards)]
+            for index in range(count)
         ]
 
     def by_shard(self) -> "list[CutBatches]":
         """Each shard's batches alone."""
-        alone = [copy(self) for _ in self._shards]
-        for one, shard in zip(alone, self._shards, strict=True):
-            one._shards = [shard]
-        return alone
+        return [replace(self, shards=[shard]) for shard in self.shards]
 
     def _batch(self, step: int, shard: int, inputs: Any, global_targets: int) -> Batch:
         return Batch(
             step=step,
             inputs=inputs,
-            num_targets=self._count(inputs),
+            num_targets=self.data.count(inputs),
             global_targets=global_targets,
             digests=tuple(map(content_digest, zip(*tensors_of(inputs), strict=True))),
             shard=shard,
@@ -89,7 +76,7 @@ class CutBatches:
 
     def loss(self, model: nn.Module, inputs: Any) -> Tensor:
         """See :class:`~minitrain.data.batches.Batches`."""
-        return self._loss(model, inputs)
+        return self.data.loss(model, inputs)
 
 
 def cut(batch: Any, index: int, count: int) -> Any:
