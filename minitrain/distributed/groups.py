@@ -24,11 +24,6 @@ BACKENDS = ("gloo", "nccl")
 _joined = itertools.count()
 
 
-def default_backend() -> str:
-    """``nccl`` where CUDA is available, else ``gloo``."""
-    return "nccl" if torch.cuda.is_available() else "gloo"
-
-
 def local_device(backend: str) -> torch.device:
     """The device of this rank: the GPU of its local rank for nccl, else the CPU."""
     if backend != "nccl":

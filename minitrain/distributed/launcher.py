@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import cloudpickle
@@ -83,12 +82,7 @@ class _Ranks:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for process in self.processes:
             process.kill()
         for process, pipe in zip(self.processes, self.pipes, strict=True):

@@ -12,24 +12,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 # documented as torch.distributed.X, where type checkers do not find them
-from torch._C._distributed_c10d import GradBucket, HashStore, PrefixStore, TCPStore
-from torch.utils._python_dispatch import TorchDispatchMode
-
-__all__ = [
-    "GradBucket",
-    "HashStore",
-    "PrefixStore",
-    "TCPStore",
-    "TorchDispatchMode",
-    "add_all",
-    "around_parameter_broadcast",
-    "changes_in_place",
-    "collective_name",
-    "ddp_times_ns",
-    "forget_gathered_state",
-    "group_timeout_s",
-    "has_gradient_hooks",
-]
+from torch._C._distributed_c10d import GradBucket as GradBucket
+from torch._C._distributed_c10d import HashStore as HashStore
+from torch._C._distributed_c10d import PrefixStore as PrefixStore
+from torch._C._distributed_c10d import TCPStore as TCPStore
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
 # nanoseconds of the last step; the averages beside them begin with the first step
 LOGGED = (

@@ -46,8 +46,7 @@ def torchrun(
 
     _silence("torch.distributed")
     with (
-        _environment("OMP_NUM_THREADS", str(threads_per_process)),
-        _environment(LAUNCHER_PID, str(os.getpid())),
+        _environment(threads_per_process),
         tempfile.TemporaryDirectory(prefix=LOGS_PREFIX) as logs,
     ):
         ranks = [f"--nproc-per-node={world_size}", f"--log-dir={logs}"]
@@ -71,16 +70,14 @@ def _silence(package: str) -> None:
 
 
 @contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
-    before = os.environ.get(name)
-    os.environ[name] = value
+def _environment(threads: int) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update({"OMP_NUM_THREADS": str(threads), LAUNCHER_PID: str(os.getpid())})
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def _rendezvous() -> list[str]:
