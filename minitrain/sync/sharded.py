@@ -112,10 +112,9 @@ class FSDP(Strategy):
         for name, parameter in module.named_parameters():
             if parameter.dim() == 0:
                 raise UserError(f"model: {name} has no dimension that FSDP could cut")
-        share = [-(-len(p) // self.world_size) for p in module.parameters()]
-        rows = [p[:1].nbytes for p in module.parameters()]
-        sizes = zip(share, rows, strict=True)
-        return sum(count * self.world_size * size for count, size in sizes)
+        world_size = self.world_size
+        shares = ((-(-len(p) // world_size), p) for p in module.parameters())
+        return sum(rows * world_size * p[:1].nbytes for rows, p in shares)
 
     def traffic(self) -> Traffic:
         """Layers are gathered for forward and again for backward, the rest once."""

@@ -96,12 +96,8 @@ class StockDDP(Strategy):
         broadcast(self.model.buffers(), self.group)
 
     def traffic(self) -> Traffic:
-        return {
-            "all_reduce": (
-                len(self.trace.events),
-                num_bytes(trained(self.model).values()),
-            )
-        }
+        size = num_bytes(trained(self.model).values())
+        return {"all_reduce": (len(self.trace.events), size)}
 
     def logged(self) -> dict[str, float]:
         """DDP's own log of the last step; empty where this torch does not have it."""
