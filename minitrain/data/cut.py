@@ -13,10 +13,11 @@ from minitrain.data.batches import IGNORE_INDEX, Batch
 
 @dataclass(frozen=True)
 class InMemory:
-    """Global batches in memory, step by step, taken again from the first when they
-    end: tensors, or lists, tuples and mappings of tensors that are cut along their
-    first dimension. ``loss`` gives the mean over the targets of such a (part of a)
-    batch, ``count`` how many these are.
+    """Global batches in memory, one a step, taken again from the first when they end.
+
+    Tensors, or lists, tuples and mappings of tensors, that are cut along their first
+    dimension. ``loss(model, inputs)`` gives the mean over the targets of such a batch
+    or micro-batch, ``count(inputs)`` how many targets these are.
     """
 
     batches: Sequence[Any]
@@ -30,8 +31,8 @@ class InMemory:
         num_micro_batches: int,
         device: torch.device | None = None,
     ) -> "CutBatches":
-        """The batches of those ``shards`` of ``num_shards``, each in
-        ``num_micro_batches``.
+        """The batches of those ``shards`` of ``num_shards``, each cut into
+        ``num_micro_batches``. They stay where they are, whatever the ``device``.
         """
         return CutBatches(self, shards, num_shards, num_micro_batches)
 
@@ -80,7 +81,9 @@ class CutBatches:
 
 
 def cut(batch: Any, index: int, count: int) -> Any:
-    """Every ``count``-th sample of all tensors in ``batch``, from ``index`` on."""
+    """Every ``count``-th sample of all tensors in ``batch``, from ``index`` on, in the
+    same structure. What is no tensor is kept.
+    """
     if isinstance(batch, Tensor):
         # a model may want to view it
         return batch[index::count].contiguous()
@@ -94,7 +97,7 @@ def cut(batch: Any, index: int, count: int) -> Any:
 
 
 def tensors_of(batch: Any) -> list[Tensor]:
-    """All tensors in ``batch``."""
+    """All tensors in ``batch``, in the order of its lists, tuples and mappings."""
     if isinstance(batch, Tensor):
         return [batch]
     if isinstance(batch, Mapping):
@@ -105,8 +108,10 @@ def tensors_of(batch: Any) -> list[Tensor]:
 
 
 def count_targets(batch: Any) -> int:
-    """Labels that are not -100, the first of each row left out, since the others are
-    predicted from it; of labels of shape (B,) none is. Without labels, the samples.
+    """How many targets ``batch`` has: labels that are not -100.
+
+    Of ``labels`` (B, T) the first of each row is left out, since the others are
+    predicted from it; of labels (B,) none is. Without labels, the number of samples.
     """
     if isinstance(batch, Mapping) and "labels" in batch:
         labels: Tensor = batch["labels"]

@@ -77,7 +77,10 @@ class Kind(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """A clause with room for verb and complement: before + verb + them + after."""
+    """A clause with room: ``before``, the verb in ``form``, its complement, ``after``.
+
+    ``form`` is one of BASE ... NO_FORM; the others are the labels of the sentence.
+    """
 
     before: str
     form: int
