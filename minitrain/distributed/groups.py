@@ -98,7 +98,7 @@ def wrap_for_ddp(
     find_unused_parameters: bool = False,
     gradient_as_bucket_view: bool = False,
 ) -> DistributedDataParallel:
-    """``model`` under stock DDP: rank 0's weights and buffers everywhere.
+    """``model`` under stock DDP: rank 0's weights and buffers everywhere. Collective.
 
     Gradients are averaged over the ranks of ``process_group`` (all of them when it is
     None) during backward. ``bucket_cap_mb`` in MiB; None is torch's default, with a
@@ -142,13 +142,15 @@ def is_main_process() -> bool:
 
 
 def barrier() -> None:
-    """Wait for all ranks; no process group, no wait."""
+    """Wait for all ranks, at most the timeout of the process group; without one, do
+    not wait.
+    """
     if dist.is_initialized():
         dist.barrier()
 
 
 def cleanup() -> None:
-    """Leave the process group, if there is one."""
+    """Leave the process group, if there is one; harmless to call twice."""
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -31,7 +31,9 @@ LOST_PEER = ("closed by peer", "reset by peer", "Broken pipe")
 
 
 def rank_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
-    """What torchrun would set for a rank of one host whose store is at ``port``."""
+    """What torchrun would set for a rank of one host whose store is at ``port``: to be
+    added to ``os.environ``. The rank ends when the calling process does.
+    """
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -58,7 +60,7 @@ def launch(
     travel by value (cloudpickle), and torch's default dtype with them. ``fn`` joins the
     others with :func:`minitrain.ddp.distributed`. Raises RankError (a rank's UserError
     as such) for the first rank that fails, and when ``timeout_s`` seconds have passed;
-    no process is left in any case.
+    UserError for a ``world_size`` below 1. No process is left in any case.
     """
     if world_size < 1:
         raise UserError(f"world_size = {world_size}: must be at least 1")

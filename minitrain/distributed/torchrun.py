@@ -142,7 +142,9 @@ def run_as_ranks(
 
 
 def under_torchrun() -> bool:
-    """Whether this process is a rank that torchrun started, by its environment."""
+    """Whether this process is a rank that torchrun started: TORCHELASTIC_RUN_ID is in
+    its environment.
+    """
     return STARTED_BY_TORCHRUN in os.environ
 
 

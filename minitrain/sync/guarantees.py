@@ -85,7 +85,10 @@ class Guarantees:
         return tuning.logical_shards if self.logical_shards else world_size
 
     def require(self, tuning: Tuning, world_size: int, precision: str) -> None:
-        """Raise UserError for settings that the strategy cannot follow."""
+        """Raise UserError for settings that the strategy cannot follow.
+
+        ``precision`` is ``float32``, ``bf16`` or ``fp16``, as ``train.precision``.
+        """
         for key in ("bucket_cap_mb", "overlap", "find_unused_parameters"):
             value, default = getattr(tuning, key), getattr(DEFAULTS, key)
             if not self.has_buckets and value != default:

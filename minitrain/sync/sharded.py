@@ -28,9 +28,11 @@ from minitrain.sync.strategy import (
 
 
 class ZeRO1(StockDDP):
-    """DDP with an optimizer whose state is cut over the ranks (Rajbhandari et al. 2020)
+    """DDP with an optimizer whose state is cut over the ranks.
 
-    Each rank steps its own parameters, then broadcasts them: the bits of DDP.
+    Stage 1 of ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054), by torch's
+    ``ZeroRedundancyOptimizer``. Each rank steps its own parameters, then broadcasts
+    them: the bits of DDP.
     """
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["zero1"]
