@@ -24,7 +24,10 @@ class EvidenceError(Exception):
 
 
 class RankError(Exception):
-    """A rank failed; the line names it, ``__notes__`` hold its traceback."""
+    """A rank failed, or did not answer in time: the line names it.
+
+    ``__notes__`` hold its traceback, where it had one.
+    """
 
 
 def describe_os_error(error: OSError) -> str:

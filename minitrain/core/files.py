@@ -19,7 +19,8 @@ def atomic_path(path: Path) -> Iterator[Path]:
     """Yield a temporary sibling of ``path`` that becomes ``path`` on success.
 
     The body may create a file or a folder there. An existing ``path`` is
-    replaced. Raises OSError as the operating system does.
+    replaced. Raises OSError as the operating system does, and FileNotFoundError for a
+    body that wrote nothing; what was at ``path`` is then still there.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -51,7 +52,9 @@ def _remove(path: Path) -> None:
 
 @contextmanager
 def open_atomic(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
-    """Open ``path`` for writing (``"w"`` is UTF-8 text, ``"wb"`` bytes)."""
+    """Open ``path`` for writing by :func:`atomic_path`: ``"w"`` is UTF-8 text with
+    LF as line ends on every system, ``"wb"`` bytes.
+    """
     encoding = None if "b" in mode else "utf-8"
     newline = None if "b" in mode else "\n"
     with (
@@ -69,7 +72,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read one JSON document."""
+    """Read one JSON document (UTF-8); ValueError where it is none."""
     return json.loads(path.read_text(encoding="utf-8"))
 
 
@@ -81,7 +84,7 @@ def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """Read a file of one JSON object a line."""
+    """Read a file of one JSON object a line; ValueError where one is none."""
     with open(path, encoding="utf-8") as file:
         return [json.loads(line) for line in file]
 

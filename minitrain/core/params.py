@@ -24,10 +24,14 @@ MAX_THREADS = 1024
 
 
 class Environment(Section):
+    """What must be installed: ``torch`` is a release, such as 2.13.0."""
+
     torch: str
 
 
 class Corpus(Section):
+    """Where samples come from: a verb table (.csv) for the grammar, or own text."""
+
     source: str
     seed: Seed
     num_sentences: Count
@@ -40,10 +44,14 @@ class Corpus(Section):
 
 
 class Shard(Section):
+    """``long_samples``: see :func:`minitrain.data.text.fit_to_block`."""
+
     long_samples: Literal["split", "cut"]
 
 
 class Model(Section):
+    """Who builds the model, its sizes, and ``block_size`` in tokens."""
+
     file: str
     deps: str
     factory: str
@@ -64,6 +72,11 @@ class Model(Section):
 
 
 class Train(Section):
+    """One training run; sizes of batches are in samples, ``bucket_cap_mb`` in MiB.
+
+    Exactly one of ``num_steps`` and ``num_epochs`` is not None.
+    """
+
     seed: Seed
     num_steps: Count | None
     num_epochs: Count | None
@@ -104,28 +117,38 @@ class Train(Section):
 
 
 class Gloo(Section):
+    """World sizes to train with gloo, on the CPU."""
+
     world_sizes: Some[Count]
 
 
 class Nccl(Section):
+    """World sizes to train with nccl, a GPU for each rank; may be empty."""
+
     world_sizes: Distinct[Count]
 
 
 class Baseline(Section):
+    """How long the baseline stage measures each arm."""
+
     num_rounds: Annotated[int, Field(ge=5)]
     steps_per_round: Count
 
 
 class Equivalence(Section):
+    """``atol``: absolute tolerance of parameters against the one-process run."""
+
     atol: PositiveFloat
 
 
 class Launch(Section):
+    """``timeout_s``: seconds that a rank may wait for another."""
+
     timeout_s: Count
 
 
 class Params(Section):
-    """All of params.yaml."""
+    """All of params.yaml; see :func:`load_params`."""
 
     environment: Environment
     corpus: Corpus
@@ -157,16 +180,16 @@ class Params(Section):
         return self.model_copy(update={"model": self.model.model_copy(update=paths)})
 
     def _check_batch(self, section: str, world_size: int) -> None:
-        size, parts = self.train.global_batch_size, self.train.grad_accumulation_steps
+        size, steps = self.train.global_batch_size, self.train.grad_accumulation_steps
         if size % world_size:
             allowed = f"a multiple of {world_size}, from {section}.world_sizes"
             raise Problem("train.global_batch_size", size, allowed)
-        if size // world_size % parts:
+        if size // world_size % steps:
             allowed = (
                 f"a divisor of {size // world_size}, the samples of each of "
                 f"{world_size} processes in a step"
             )
-            raise Problem("train.grad_accumulation_steps", parts, allowed)
+            raise Problem("train.grad_accumulation_steps", steps, allowed)
 
     def _world_sizes_by_section(self) -> dict[str, list[int]]:
         return {"gloo": self.gloo.world_sizes, "nccl": self.nccl.world_sizes}
@@ -185,7 +208,8 @@ class Params(Section):
 
 
 def load_params(path: Path) -> Params:
-    """Read and validate ``path``: UserError as :func:`minitrain.core.schema.load` has
-    it.
+    """Read and validate ``path``.
+
+    Raises UserError as :func:`minitrain.core.schema.load` does.
     """
     return load(path, Params)

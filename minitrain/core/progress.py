@@ -24,7 +24,10 @@ class _Lines(TextIOBase):
 def progress(
     items: Iterable[T], title: str, *, total: int | None = None, show: bool = True
 ) -> Iterator[T]:
-    """Iterate over ``items`` and say on stderr how far it is, on rank 0 (``show``)."""
+    """Iterate over ``items`` and say on stderr how far it is, where ``show`` is true.
+
+    ``total`` is the number of items, for those that have no length.
+    """
     if sys.stderr.isatty():
         bar = tqdm(items, title, total, disable=not show)
     else:

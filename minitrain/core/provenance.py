@@ -37,7 +37,10 @@ def require_torch(pinned: str) -> None:
 
 
 def machine(gpu: str | None = None) -> dict[str, Any]:
-    """What a measurement depends on: equal for two measurements worth comparing."""
+    """What a measurement depends on: equal for two measurements worth comparing.
+
+    ``gpu`` is its name, None for work on the CPU; memory is in GiB (2^30 bytes).
+    """
     return {
         "cpu": _cpu_name(),
         "gpu": gpu,
@@ -57,7 +60,11 @@ def usable_cores() -> int:
 
 
 def provenance(script: Path, gpu: str | None = None) -> dict[str, Any]:
-    """Machine, time (UTC) and code of a measurement that ``script`` is making."""
+    """Machine, time (UTC) and code of a measurement that ``script`` is making.
+
+    ``git_commit`` is None outside a git repository, and ends in ``-dirty`` where code
+    differs from it; ``code_sha256`` is that of :func:`code_sha256`.
+    """
     return {
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "git_commit": _git_commit(script),

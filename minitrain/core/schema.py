@@ -50,7 +50,10 @@ S = TypeVar("S", bound=Section)
 
 
 class Problem(UserError, ValueError):
-    """A UserError that pydantic carries as a validation error of a section."""
+    """A UserError that pydantic carries as a validation error of a section.
+
+    ``key`` is seen from the section that raises it; :func:`load` adds what is above.
+    """
 
     # nothing but what it is made from, so that it can travel from a rank
     def __init__(self, key: str, value: object, allowed: str) -> None:

@@ -22,12 +22,12 @@ IGNORE_INDEX = -100
 
 @dataclass(frozen=True)
 class Batch:
-    """What one rank computes at once: its part of a global batch, or a part of that.
+    """A micro-batch: what one rank computes in one forward and backward pass.
 
     ``inputs`` is what the model's loss is computed from. ``num_targets`` of the
-    ``global_targets`` real targets of the global batch are here. ``digests`` are the
-    SHA-256 of the samples, as numbers. ``step`` counts from 0 over all epochs;
-    ``shard`` says whose part it is.
+    ``global_targets`` real targets of the global batch are here: their ratio is its
+    weight in the loss. ``digests`` are the SHA-256 of the samples, as numbers. ``step``
+    counts from 0 over all epochs; ``shard`` says whose samples these are.
     """
 
     step: int
@@ -42,17 +42,17 @@ class Batches(Protocol):
     """What the training loop and its replay know of a rank's data."""
 
     def micro_batches(self, step: int) -> list[Batch]:
-        """What this rank computes at ``step``, one after the other: the same whenever
-        it is asked for.
+        """What this rank computes at ``step`` (from 0 over all epochs), one after the
+        other, shard by shard: the same whenever it is asked for.
         """
         ...
 
     def loss(self, model: nn.Module, inputs: Any) -> Tensor:
-        """Mean loss over the real targets of ``inputs``."""
+        """Mean loss over the real targets of ``inputs``: 0-dim, with a graph."""
         ...
 
     def by_shard(self) -> "Sequence[Batches]":
-        """Each shard's batches alone."""
+        """Each shard's batches alone, in the order of the shards."""
         ...
 
 
@@ -69,10 +69,11 @@ class RankBatches:
     ``input_ids`` and ``labels``, int64 of shape (B, block_size); padding is -100 in the
     labels. A sample's digest is that of its corpus position and tokens.
 
-    A part that holds no sample, at the smaller last batch of an epoch, gets one of the
-    shard's with a ``num_targets`` of 0, so that it still takes part in the
+    A micro-batch without a sample, at the smaller last batch of an epoch, gets one of
+    the shard's with a ``num_targets`` of 0, so that it still takes part in the
     synchronization. ``folder`` holds the files of ``num_files`` ranks, a divisor of
-    ``num_shards``; only those that hold the shards are opened.
+    ``num_shards`` (None: equal to it); only those that hold the shards are opened.
+    Raises UserError for fewer samples than shards.
     """
 
     def __init__(
@@ -102,11 +103,6 @@ class RankBatches:
             )
         self.order = GlobalOrder(len(self.targets), global_batch_size, seed)
 
-    @property
-    def steps_per_epoch(self) -> int:
-        """Steps in which every sample is computed once."""
-        return len(self.order)
-
     def by_shard(self) -> "list[RankBatches]":
         """Each shard's batches alone; they share the files and the shuffle."""
         alone = [copy(self) for _ in self.shards]
@@ -115,7 +111,7 @@ class RankBatches:
         return alone
 
     def micro_batches(self, step: int) -> list[Batch]:
-        """The parts of the batch at ``step``, counted from 0 over all epochs."""
+        """See :meth:`Batches.micro_batches`."""
         epoch, step_of_epoch = divmod(step, len(self.order))
         if epoch != self.order.epoch:
             self.order.set_epoch(epoch)
@@ -136,7 +132,7 @@ class RankBatches:
         present = mine if len(mine) else np.array([shard], np.int64)
         file = self.files[shard % self.num_files]
         samples = [file[i // self.num_files] for i in present]
-        input_ids = torch.full((len(samples), self.block_size), 0, dtype=torch.int64)
+        input_ids = torch.zeros(len(samples), self.block_size, dtype=torch.int64)
         labels = torch.full_like(input_ids, IGNORE_INDEX)
         for row, tokens in enumerate(samples):
             values = torch.from_numpy(tokens.astype(np.int64))

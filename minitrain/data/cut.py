@@ -2,8 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,10 +13,11 @@ from minitrain.data.batches import IGNORE_INDEX, Batch
 
 @dataclass(frozen=True)
 class InMemory:
-    """Global batches in memory, step by step, taken again from the first when they
-    end: tensors, or lists, tuples and mappings of tensors that are cut along their
-    first dimension. ``loss`` gives the mean over the targets of such a (part of a)
-    batch, ``count`` how many these are.
+    """Global batches in memory, one a step, taken again from the first when they end.
+
+    Tensors, or lists, tuples and mappings of tensors, that are cut along their first
+    dimension. ``loss(model, inputs)`` gives the mean over the targets of such a batch
+    or micro-batch, ``count(inputs)`` how many targets these are.
     """
 
     batches: Sequence[Any]
@@ -31,57 +31,45 @@ class InMemory:
         num_micro_batches: int,
         device: torch.device | None = None,
     ) -> "CutBatches":
-        """The batches of those ``shards`` of ``num_shards``, each in
-        ``num_micro_batches``.
+        """The batches of those ``shards`` of ``num_shards``, each cut into
+        ``num_micro_batches``. They stay where they are, whatever the ``device``.
         """
-        return CutBatches(
-            self.batches, shards, num_shards, num_micro_batches, self.loss, self.count
-        )
+        return CutBatches(self, shards, num_shards, num_micro_batches)
 
 
+@dataclass
 class CutBatches:
-    """The batches of ``shards``: of each global batch every N-th sample, from s on.
+    """The batches of ``shards``, each cut into ``num_micro_batches``.
 
-    ``batches`` are taken again from the first when they end. Each shard is computed in
-    ``num_micro_batches``. ``loss`` gives the mean over the targets of such a part,
-    ``count`` how many these are.
+    Shard s has of each global batch in ``data`` every ``num_shards``-th sample, from
+    the s-th on.
     """
 
-    def __init__(
-        self,
-        batches: Sequence[Any],
-        shards: Sequence[int],
-        num_shards: int,
-        num_micro_batches: int,
-        loss: Callable[[nn.Module, Any], Tensor],
-        count: Callable[[Any], int],
-    ) -> None:
-        self._batches, self._shards, self._num_shards = batches, shards, num_shards
-        self._num_parts, self._loss, self._count = num_micro_batches, loss, count
+    data: InMemory
+    shards: Sequence[int]
+    num_shards: int
+    num_micro_batches: int
 
     def micro_batches(self, step: int) -> list[Batch]:
         """See :class:`~minitrain.data.batches.Batches`."""
-        whole = self._batches[step % len(self._batches)]
-        global_targets = self._count(whole)
+        whole = self.data.batches[step % len(self.data.batches)]
+        global_targets, count = self.data.count(whole), self.num_micro_batches
         return [
-            self._batch(step, shard, cut(mine, part, self._num_parts), global_targets)
-            for shard in self._shards
-            for mine in [cut(whole, shard, self._num_shards)]
-            for part in range(self._num_parts)
+            self._batch(step, shard, cut(mine, index, count), global_targets)
+            for shard in self.shards
+            for mine in [cut(whole, shard, self.num_shards)]
+            for index in range(count)
         ]
 
     def by_shard(self) -> "list[CutBatches]":
         """Each shard's batches alone."""
-        alone = [copy(self) for _ in self._shards]
-        for one, shard in zip(alone, self._shards, strict=True):
-            one._shards = [shard]
-        return alone
+        return [replace(self, shards=[shard]) for shard in self.shards]
 
     def _batch(self, step: int, shard: int, inputs: Any, global_targets: int) -> Batch:
         return Batch(
             step=step,
             inputs=inputs,
-            num_targets=self._count(inputs),
+            num_targets=self.data.count(inputs),
             global_targets=global_targets,
             digests=tuple(map(content_digest, zip(*tensors_of(inputs), strict=True))),
             shard=shard,
@@ -89,11 +77,13 @@ class CutBatches:
 
     def loss(self, model: nn.Module, inputs: Any) -> Tensor:
         """See :class:`~minitrain.data.batches.Batches`."""
-        return self._loss(model, inputs)
+        return self.data.loss(model, inputs)
 
 
 def cut(batch: Any, index: int, count: int) -> Any:
-    """Every ``count``-th sample of all tensors in ``batch``, from ``index`` on."""
+    """Every ``count``-th sample of all tensors in ``batch``, from ``index`` on, in the
+    same structure. What is no tensor is kept.
+    """
     if isinstance(batch, Tensor):
         # a model may want to view it
         return batch[index::count].contiguous()
@@ -107,7 +97,7 @@ def cut(batch: Any, index: int, count: int) -> Any:
 
 
 def tensors_of(batch: Any) -> list[Tensor]:
-    """All tensors in ``batch``."""
+    """All tensors in ``batch``, in the order of its lists, tuples and mappings."""
     if isinstance(batch, Tensor):
         return [batch]
     if isinstance(batch, Mapping):
@@ -118,8 +108,10 @@ def tensors_of(batch: Any) -> list[Tensor]:
 
 
 def count_targets(batch: Any) -> int:
-    """Labels that are not -100, the first of each row left out, since the others are
-    predicted from it; of labels of shape (B,) none is. Without labels, the samples.
+    """How many targets ``batch`` has: labels that are not -100.
+
+    Of ``labels`` (B, T) the first of each row is left out, since the others are
+    predicted from it; of labels (B,) none is. Without labels, the number of samples.
     """
     if isinstance(batch, Mapping) and "labels" in batch:
         labels: Tensor = batch["labels"]

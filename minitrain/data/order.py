@@ -43,13 +43,15 @@ class GlobalOrder:
         ]
 
     def batch(self, step: int) -> SampleIds:
-        """Sample ids of the global batch at ``step`` of the current epoch."""
+        """Sample ids of the global batch at ``step`` of the current epoch: int64 of
+        shape (B,), B being the global batch size or, at the last step, less.
+        """
         ids = [column[step] for column in self._columns if step < len(column)]
         return np.array(ids, np.int64)
 
 
 def steps_per_epoch(num_samples: int, global_batch_size: int) -> int:
-    """Steps in which every sample is computed once."""
+    """Steps in which every sample is computed once; the last may have fewer."""
     return -(-num_samples // global_batch_size)
 
 

@@ -44,7 +44,9 @@ class Samples:
         return digest.hexdigest()
 
     def piece(self, first: int, stop: int) -> "Samples":
-        """The samples from ``first`` to before ``stop``, as far as there are any."""
+        """The samples from ``first`` to before ``stop``, as far as there are any: the
+        tokens are a view, the offsets begin at 0.
+        """
         offsets = self.offsets[first : stop + 1]
         return Samples(self.tokens[offsets[0] : offsets[-1]], offsets - offsets[0])
 

@@ -160,7 +160,9 @@ def _write_rank(
 
 
 def deal_back(shards: list[Samples]) -> str:
-    """SHA-256 of the samples that ``shards`` hold, taken from the ranks in turn."""
+    """SHA-256 of the samples that ``shards`` hold, taken from the ranks in turn: equal
+    to :meth:`Samples.sha256` of the corpus exactly if each is there once, in order.
+    """
     total = sum(map(len, shards))
     for rank, shard in enumerate(shards):
         fair = len(range(rank, total, len(shards)))
@@ -198,19 +200,24 @@ def _lengths_of(pieces: list[Samples]) -> npt.NDArray[np.int64]:
 
 
 def open_shard(folder: Path, rank: int) -> Samples:
-    """Memory-map what ``rank`` reads from a folder that :func:`write_shards` wrote."""
+    """Memory-map what ``rank`` reads from a folder that :func:`write_shards` wrote.
+
+    Raises FileNotFoundError where the folder has no files of that rank.
+    """
     tokens, offsets = (np.load(p, mmap_mode="r") for p in _shard_paths(folder, rank))
     return Samples(tokens, offsets)
 
 
 def open_targets(folder: Path) -> npt.NDArray[np.uint32]:
-    """Memory-map the number of real targets of every sample, in corpus order."""
+    """Memory-map the number of real targets of every sample: uint32 of shape
+    (samples,), in corpus order.
+    """
     targets: npt.NDArray[np.uint32] = np.load(folder / "targets.npy", mmap_mode="r")
     return targets
 
 
 def first_texts(folder: Path) -> list[str]:
-    """The first text of each rank's shard."""
+    """The first text of each rank's shard, by rank."""
     return [rank["first_text"] for rank in read_json(folder / "index.json")["ranks"]]
 
 

@@ -33,11 +33,6 @@ BACKENDS = ("gloo", "nccl")
 _joined = itertools.count()
 
 
-def default_backend() -> str:
-    """``nccl`` where CUDA is available, else ``gloo``."""
-    return "nccl" if torch.cuda.is_available() else "gloo"
-
-
 def local_device(backend: str) -> torch.device:
     """The device of this rank: the GPU of its local rank for nccl, else the CPU."""
     if backend != "nccl":
@@ -166,7 +161,7 @@ def wrap_for_ddp(
     find_unused_parameters: bool = False,
     gradient_as_bucket_view: bool = False,
 ) -> DistributedDataParallel:
-    """``model`` under stock DDP: rank 0's weights and buffers everywhere.
+    """``model`` under stock DDP: rank 0's weights and buffers everywhere. Collective.
 
     Gradients are averaged over the ranks of ``process_group`` (all of them when it is
     None) during backward. ``bucket_cap_mb`` in MiB; None is torch's default, with a
@@ -210,13 +205,15 @@ def is_main_process() -> bool:
 
 
 def barrier() -> None:
-    """Wait for all ranks; no process group, no wait."""
+    """Wait for all ranks, at most the timeout of the process group; without one, do
+    not wait.
+    """
     if dist.is_initialized():
         dist.barrier()
 
 
 def cleanup() -> None:
-    """Leave the process group, if there is one."""
+    """Leave the process group, if there is one; harmless to call twice."""
     if dist.is_initialized():
         dist.destroy_process_group()
 

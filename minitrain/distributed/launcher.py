@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import cloudpickle
@@ -34,7 +33,9 @@ LOST_PEER = ("closed by peer", "reset by peer", "Broken pipe")
 
 
 def rank_environment(rank: int, world_size: int, store: Path) -> dict[str, str]:
-    """Who a rank of one host is, and the file ``store`` where it meets the others."""
+    """Who a rank of one host is, and the file ``store`` where it meets the others: to
+    be added to ``os.environ``. The rank ends when the calling process does.
+    """
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -58,7 +59,7 @@ def launch(
     travel by value (cloudpickle), and torch's default dtype with them. ``fn`` joins the
     others with :func:`minitrain.ddp.distributed`. Raises RankError (a rank's UserError
     as such) for the first rank that fails, and when ``timeout_s`` seconds have passed;
-    no process is left in any case.
+    UserError for a ``world_size`` below 1. No process is left in any case.
     """
     if world_size < 1:
         raise UserError(f"world_size = {world_size}: must be at least 1")
@@ -81,12 +82,7 @@ class _Ranks:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for process in self.processes:
             process.kill()
         for process, pipe in zip(self.processes, self.pipes, strict=True):

@@ -16,8 +16,9 @@ MAX_SEGMENT_BYTES = 1 << 20
 def ring_sum(buffers: Sequence[Tensor]) -> Tensor:
     """Sum of one flat tensor per rank, with the bits of gloo's all-reduce.
 
-    All of one dtype and shape (n,). Chunk c is added up starting with rank c - 1 and
-    going down the ring to rank c.
+    All of one dtype and shape (n,), which it leaves as they are; the sum is a new
+    tensor of that shape. Chunk c is added up starting with rank c - 1 and going down
+    the ring to rank c.
     """
     world_size = len(buffers)
     chunk = chunk_elements(buffers[0].nbytes, buffers[0].element_size(), world_size)
@@ -32,7 +33,9 @@ def ring_sum(buffers: Sequence[Tensor]) -> Tensor:
 
 
 def chunk_elements(num_bytes: int, element_size: int, world_size: int) -> int:
-    """Elements in each chunk; the last chunks may be shorter, or empty."""
+    """Elements in each of the ``world_size`` chunks of a buffer of ``num_bytes``, as
+    gloo/allreduce.cc cuts it; the last chunks may be shorter, or empty.
+    """
     segments = max(_ceil_div(num_bytes, MAX_SEGMENT_BYTES), 2 * world_size)
     segments = _round_up(segments, world_size)
     segment_bytes = _round_up(_ceil_div(num_bytes, segments), element_size)

@@ -8,7 +8,6 @@ that one. A tensor passes through in pieces: the memory is small and stays in ca
 
 import math
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self
 
 import torch
@@ -53,12 +52,7 @@ class SharedMemoryGroup:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:

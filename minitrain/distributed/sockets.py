@@ -98,7 +98,10 @@ def _require_one_host(names: Sequence[int], seats: Sequence[Seat]) -> None:
 
 
 class Links:
-    """A socket to every other rank; ``names`` are what errors call them."""
+    """A socket to every other rank; ``names`` are what errors call them.
+
+    ``timeout_s``: seconds that any wait for another rank may take.
+    """
 
     def __init__(self, rank: int, names: Sequence[int], timeout_s: float) -> None:
         self._rank = rank
@@ -137,7 +140,10 @@ class Links:
             self._keep({key[1]: end.dup() for key, end in ends.items() if key[0] == 0})
 
     def receive(self, door: socket.socket, address: str) -> int:
-        """As another rank: the other side of :meth:`hand_out` -> ``memory``."""
+        """As another rank: the other side of :meth:`hand_out` -> ``memory``.
+
+        Raises RankError where rank 0 ends or does not answer in time.
+        """
         try:
             door.connect(address)
             flags = socket.MSG_CMSG_CLOEXEC

@@ -12,31 +12,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 # documented as torch.distributed.X, where type checkers do not find them
-from torch._C._distributed_c10d import (
-    FileStore,
-    GradBucket,
-    HashStore,
-    PrefixStore,
-    Store,
-)
-from torch.utils._python_dispatch import TorchDispatchMode
-
-__all__ = [
-    "FileStore",
-    "GradBucket",
-    "HashStore",
-    "PrefixStore",
-    "Store",
-    "TorchDispatchMode",
-    "add_all",
-    "around_parameter_broadcast",
-    "changes_in_place",
-    "collective_name",
-    "ddp_times_ns",
-    "forget_gathered_state",
-    "group_timeout_s",
-    "has_gradient_hooks",
-]
+from torch._C._distributed_c10d import FileStore as FileStore
+from torch._C._distributed_c10d import GradBucket as GradBucket
+from torch._C._distributed_c10d import HashStore as HashStore
+from torch._C._distributed_c10d import PrefixStore as PrefixStore
+from torch._C._distributed_c10d import Store as Store
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
 # nanoseconds of the last step; the averages beside them begin with the first step
 LOGGED = (
@@ -48,8 +29,9 @@ LOGGED = (
 
 
 def group_timeout_s(group: dist.ProcessGroup | None) -> float:
-    """The limit of every wait in ``group`` (all ranks when None), in seconds. Torch
-    lets one set it and has no way to ask for it.
+    """The limit of every wait in ``group`` (all ranks when None), in seconds.
+
+    Torch lets one set it and has no way to ask for it.
     """
     found: Any = group or dist.group.WORLD
     backend = found._get_backend(torch.device("cpu"))
@@ -66,6 +48,7 @@ def ddp_times_ns(ddp: Any) -> tuple[float, ...] | None:
         ddp.logger.set_runtime_stats_and_log()
         data = ddp._get_ddp_logging_data()
         return tuple(data[key] for key in LOGGED)
+    # another torch may name or place it otherwise: the times are an extra
     except (AttributeError, KeyError, TypeError, RuntimeError):
         return None
 
@@ -88,12 +71,16 @@ def forget_gathered_state(zero: Any) -> None:
 
 
 def changes_in_place(tensor: Tensor) -> int:
-    """How often ``tensor`` was changed in place; autograd counts, and shows nobody."""
+    """How often ``tensor`` was changed in place: autograd counts it, to refuse a
+    backward pass through what has changed, and has no public way to read it.
+    """
     return tensor._version
 
 
 def has_gradient_hooks(parameter: Tensor) -> bool:
-    """Whether something runs after its gradient has been added up."""
+    """Whether something runs after the gradient of ``parameter`` has been added up:
+    ``register_post_accumulate_grad_hook`` adds such hooks, and nothing lists them.
+    """
     hooks: Any = parameter
     return bool(hooks._post_accumulate_grad_hooks)
 

@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +46,7 @@ def torchrun(
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     _silence("torch.distributed")
-    with private_folder() as folder, ExitStack() as stack:
-        variables = {
-            "OMP_NUM_THREADS": str(threads_per_process),
-            LAUNCHER_PID: str(os.getpid()),
-            NO_TCP_STORE: "1",
-            **one_host(folder / "ranks"),
-        }
-        for name, value in variables.items():
-            stack.enter_context(_environment(name, value))
+    with private_folder() as folder, _environment(threads_per_process, folder):
         ranks = [f"--nproc-per-node={world_size}", f"--log-dir={folder}"]
         ranks.append(f"--signals-to-handle={SIGNALS}")
         program = ["--module", module, *arguments]
@@ -76,16 +68,16 @@ def _silence(package: str) -> None:
 
 
 @contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
-    before = os.environ.get(name)
-    os.environ[name] = value
+def _environment(threads: int, folder: Path) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(one_host(folder / "ranks"))
+    os.environ.update({"OMP_NUM_THREADS": str(threads), LAUNCHER_PID: str(os.getpid())})
+    os.environ[NO_TCP_STORE] = "1"
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def _rendezvous(folder: Path) -> list[str]:
@@ -137,7 +129,9 @@ def run_as_ranks(
 
 
 def under_torchrun() -> bool:
-    """Whether this process is a rank that torchrun started, by its environment."""
+    """Whether this process is a rank that torchrun started: TORCHELASTIC_RUN_ID is in
+    its environment.
+    """
     return STARTED_BY_TORCHRUN in os.environ
 
 

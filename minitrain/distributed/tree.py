@@ -34,8 +34,12 @@ def shards_of(rank: int, world_size: int, num_shards: int) -> list[int]:
     """The logical shards that ``rank`` computes, so ordered that neighbors are added
     first: with 8 shards, rank 0 of 2 computes 0, 4, 2, 6.
 
-    Shard s lies where ``s % world_size`` says, as samples do.
+    Shard s lies where ``s % world_size`` says, as samples do. ``num_shards`` is
+    ``world_size`` times a power of two.
     """
+    # tree_sum adds the most distant shards first, s and s + num_shards / 2. In this
+    # order they follow each other, so that a rank needs to keep only one sum of each
+    # level of the tree, and not the gradients of all of its shards.
     order, step = [rank], world_size
     while step < num_shards:
         order = [shard for first in order for shard in (first, first + step)]

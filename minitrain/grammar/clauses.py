@@ -77,7 +77,10 @@ class Kind(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """A clause with room for verb and complement: before + verb + them + after."""
+    """A clause with room: ``before``, the verb in ``form``, its complement, ``after``.
+
+    ``form`` is one of BASE ... NO_FORM; the others are the labels of the sentence.
+    """
 
     before: str
     form: int
@@ -141,7 +144,8 @@ def _heads(subject: Subject, tense: Tense) -> Iterator[tuple[str, str, str, int]
     finite = agreement.get(subject.person, agreement["other"])
     named = subject.text[0].upper() + subject.text[1:]
     rest, form = tense.rest, tense.form
-    contracted = _with_not(finite)
+    # am has no contraction with not
+    contracted = {"am": "", "will": "won't"}.get(finite, f"{finite}n't")
 
     if finite in ("do", "does", "did"):
         inflected = {"do": BASE, "does": THIRD, "did": PAST}[finite]
@@ -162,10 +166,4 @@ def _heads(subject: Subject, tense: Tense) -> Iterator[tuple[str, str, str, int]
         asked = f"{contracted.capitalize()} {subject.text}"
         yield "negative", "question", f"{asked}{rest}", form
     else:
-        # am has no contraction with not
         yield "negative", "question", f"{asked} not{rest}", form
-
-
-def _with_not(finite: str) -> str:
-    irregular = {"am": "", "will": "won't"}
-    return irregular.get(finite, f"{finite}n't")

@@ -1,8 +1,7 @@
-"""The words around the verb: subjects, objects and other complements, adverbials.
+"""The words around the verb: subjects and adverbials, and which verbs are special.
 
-Everything is chosen so that any combination makes sense: complements are plural,
-mass or definite (they go with habits as well as with single acts), names and
-nouns that are subjects are never objects, and adverbials to a tense.
+Everything is chosen so that any combination makes sense: nouns that are subjects are
+never objects, and adverbials belong to a tense.
 """
 
 from typing import NamedTuple

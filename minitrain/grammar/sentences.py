@@ -40,17 +40,6 @@ class Sentence(NamedTuple):
 class _Walk:
     """The sentences of one verb and person, and how far they have been used."""
 
-    __slots__ = (
-        "complements",
-        "forms",
-        "frames",
-        "lemma",
-        "position",
-        "remaining",
-        "size",
-        "stride",
-    )
-
     def __init__(self, verb: Verb, frames: list[Frame]) -> None:
         # by index: clauses.BASE, THIRD, PAST, PARTICIPLE, ING, NO_FORM
         self.forms = (

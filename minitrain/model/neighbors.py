@@ -39,7 +39,10 @@ class _Beside(MetaPathFinder):
 
 @contextmanager
 def neighbors_of(file: Path) -> Iterator[None]:
-    """What lies beside ``file`` can be imported, and comes first."""
+    """What lies beside ``file`` can be imported in the body, and comes first.
+
+    Modules that were found so beside another file are forgotten.
+    """
     finder = _Beside(file.resolve().parent)
     _forget_strangers(finder)
     sys.meta_path.insert(0, finder)

@@ -58,13 +58,16 @@ def find_strategy(name: str) -> "type[Strategy]":
 
 
 def guarantees_of(name: str) -> Guarantees:
-    """What the strategy of that name guarantees; loads no torch for one of ours."""
+    """What the strategy of that name guarantees; loads no torch for one of ours.
+
+    Raises UserError as :func:`find_strategy` does.
+    """
     if name in GUARANTEES:
         return GUARANTEES[name]
     return find_strategy(name).guarantees
 
 
 def name_of(strategy: "type[Strategy]") -> str:
-    """What ``train.sync`` calls it."""
+    """What ``train.sync`` calls it: the short name, else package.module:Class."""
     home = f"{strategy.__module__}:{strategy.__qualname__}"
     return next((name for name, path in STRATEGIES.items() if path == home), home)

@@ -52,7 +52,8 @@ class BFloat16Compress(Float16Compress):
 
 
 class PowerSGD(StockDDP):
-    """Matrices as products of low rank, with error feedback (Vogels et al. 2019).
+    """Matrices as products of low rank, with error feedback (Vogels et al. 2019,
+    arXiv:1905.13727), by torch's ``powerSGD_hook``.
 
     Its gradients are approximations, so it is judged by the loss that it reaches.
     """

@@ -38,7 +38,9 @@ class Flat(Strategy):
         return list(names.values())
 
     def exchange(self, flat: Tensor) -> None:
-        """Set ``flat`` (n,) to the sum over the ranks."""
+        """Set ``flat`` (n,), the gradients of one bucket, to the sum over the ranks, in
+        place. Where the strategy averages, they are divided already.
+        """
         dist.all_reduce(flat, group=self.group)
 
     @contextmanager
@@ -120,13 +122,18 @@ class ReduceScatter(Flat):
 
 
 def flatten(gradients: Sequence[Tensor]) -> Tensor:
-    """All elements in one tensor (n,), each gradient's as they lie in memory."""
+    """All elements in one tensor (n,), each gradient's as they lie in memory.
+
+    One gradient alone is not copied: the result is a view of it.
+    """
     flat = [gradient.as_strided((gradient.numel(),), (1,)) for gradient in gradients]
     return flat[0] if len(flat) == 1 else torch.cat(flat)
 
 
 def unflatten(flat: Tensor, parameters: Sequence[nn.Parameter]) -> None:
-    """Make every ``.grad`` a view of its part of ``flat``."""
+    """Make every ``.grad`` a view of its part of ``flat``, with the strides it had: the
+    other side of :func:`flatten`.
+    """
     sizes = [parameter.numel() for parameter in parameters]
     for parameter, part in zip(parameters, flat.split(sizes), strict=True):
         like = parameter.grad

@@ -5,7 +5,7 @@ second. The strategies themselves refer to it as ``guarantees``.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from minitrain.core.errors import UserError
@@ -85,16 +85,12 @@ class Guarantees:
         return tuning.logical_shards if self.logical_shards else world_size
 
     def require(self, tuning: Tuning, world_size: int, precision: str) -> None:
-        """Raise UserError for settings that the strategy cannot follow."""
-        neutral = {
-            "bucket_cap_mb": (tuning.bucket_cap_mb, DEFAULTS.bucket_cap_mb),
-            "overlap": (tuning.overlap, DEFAULTS.overlap),
-            "find_unused_parameters": (
-                tuning.find_unused_parameters,
-                DEFAULTS.find_unused_parameters,
-            ),
-        }
-        for key, (value, default) in neutral.items():
+        """Raise UserError for settings that the strategy cannot follow.
+
+        ``precision`` is ``float32``, ``bf16`` or ``fp16``, as ``train.precision``.
+        """
+        for key in ("bucket_cap_mb", "overlap", "find_unused_parameters"):
+            value, default = getattr(tuning, key), getattr(DEFAULTS, key)
             if not self.has_buckets and value != default:
                 raise UserError(
                     f"train.{key} = {json.dumps(value)}: must be {json.dumps(default)} "
@@ -162,12 +158,7 @@ GUARANTEES: dict[str, Guarantees] = {
         has_buckets=True,
         on_one_host=True,
     ),
-    "invariant_shm": Guarantees(
-        adds_in="tree",
-        sends="nothing: the memory is shared",
-        averages=False,
-        logical_shards=True,
-        own_buffers=False,
-        on_one_host=True,
+    "invariant_shm": replace(
+        TREE, sends="nothing: the memory is shared", on_one_host=True
     ),
 }

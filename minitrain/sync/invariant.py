@@ -30,7 +30,8 @@ class Invariant(Flat):
     """Logical shards in a binary tree, its upper levels exchanged between processes.
 
     At each level a rank swaps its partial sum with the rank half the distance away
-    (recursive doubling): adding two numbers has one result, whoever adds them.
+    (recursive doubling, Thakur et al. 2005): adding two numbers has one result, whoever
+    adds them.
     """
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["invariant"]
@@ -70,6 +71,7 @@ class Invariant(Flat):
                 }
             else:
                 self._climb()
+            # every shard starts from the buffers with which the step began
             self._load(self._start)
             self._num_parts = 0
         self._shard = shard
@@ -78,7 +80,8 @@ class Invariant(Flat):
     def _accumulates_once(self) -> bool:
         """Whether autograd may add the next shard's gradients to those of this one: the
         lowest sums of the tree, made while they are in cache. Not where a gradient is a
-        sum already (a layer run again by a checkpoint), or what a hook made of it.
+        sum already (a layer run again by a checkpoint), whose terms autograd would add
+        one by one, nor where a hook would see the gradients of two shards as one.
         """
         return not any(
             changes_in_place(self._gradient(name)) or has_gradient_hooks(parameter)
@@ -119,6 +122,7 @@ class Invariant(Flat):
             for parameter, gradient in zip(self._trained.values(), sums, strict=True):
                 parameter.grad = gradient
             super().reduce()
+            # of all shards, the first decides: the same one in any number of processes
             self._load(self._first)
             broadcast(self._buffers, self.group)
         finally:

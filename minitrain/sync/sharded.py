@@ -28,9 +28,11 @@ from minitrain.sync.strategy import (
 
 
 class ZeRO1(StockDDP):
-    """DDP with an optimizer whose state is cut over the ranks (Rajbhandari et al. 2020)
+    """DDP with an optimizer whose state is cut over the ranks.
 
-    Each rank steps its own parameters, then broadcasts them: the bits of DDP.
+    Stage 1 of ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054), by torch's
+    ``ZeroRedundancyOptimizer``. Each rank steps its own parameters, then broadcasts
+    them: the bits of DDP.
     """
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["zero1"]
@@ -112,10 +114,9 @@ class FSDP(Strategy):
         for name, parameter in module.named_parameters():
             if parameter.dim() == 0:
                 raise UserError(f"model: {name} has no dimension that FSDP could cut")
-        share = [-(-len(p) // self.world_size) for p in module.parameters()]
-        rows = [p[:1].nbytes for p in module.parameters()]
-        sizes = zip(share, rows, strict=True)
-        return sum(count * self.world_size * size for count, size in sizes)
+        world_size = self.world_size
+        shares = ((-(-len(p) // world_size), p) for p in module.parameters())
+        return sum(rows * world_size * p[:1].nbytes for rows, p in shares)
 
     def traffic(self) -> Traffic:
         """Layers are gathered for forward and again for backward, the rest once."""

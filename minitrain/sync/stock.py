@@ -28,7 +28,7 @@ def _call(strategy: "weakref.ref[StockDDP]", bucket: GradBucket) -> Reduced:
 
 
 class StockDDP(Strategy):
-    """DDP with torch's defaults.
+    """DDP with torch's defaults (Li et al. 2020, arXiv:2006.15704).
 
     ``timed`` adds a communication hook that does what DDP does without one, to the
     bit (multiply by 1/W, then sum), and notes when each bucket was handed over and
@@ -69,14 +69,14 @@ class StockDDP(Strategy):
         return self.timed or not self.tuning.overlap
 
     def exchange(self, bucket: GradBucket) -> Reduced:
-        """Start the reduction of one bucket."""
+        """Start the reduction of one bucket -> a future of it, reduced: (n,)."""
         buffer = bucket.buffer().mul_(self.factor)
         work = dist.all_reduce(buffer, group=self.group, async_op=True)
         return work.get_future().then(lambda future: future.value()[0])
 
     @contextmanager
     def part(self, shard: int, is_last: bool) -> Iterator[None]:
-        # those of a step that somebody gave up
+        # an exception in backward may have left buckets that were never reduced
         self._late.clear()
         if is_last:
             yield
@@ -96,12 +96,8 @@ class StockDDP(Strategy):
         broadcast(self.model.buffers(), self.group)
 
     def traffic(self) -> Traffic:
-        return {
-            "all_reduce": (
-                len(self.trace.events),
-                num_bytes(trained(self.model).values()),
-            )
-        }
+        size = num_bytes(trained(self.model).values())
+        return {"all_reduce": (len(self.trace.events), size)}
 
     def logged(self) -> dict[str, float]:
         """DDP's own log of the last step; empty where this torch does not have it."""
@@ -123,7 +119,11 @@ class StockDDP(Strategy):
         }
 
     def on_bucket(self, bucket: GradBucket) -> Reduced:
-        """What DDP calls with each bucket as soon as its gradients are there."""
+        """What DDP calls with each bucket as soon as its gradients are there.
+
+        DDP waits for what is returned at the end of the backward pass, and copies its
+        value into the gradients.
+        """
         buffer = bucket.buffer()
         now = None if buffer.is_cuda else time.perf_counter_ns()
         names = tuple(self._names[id(p)] for p in bucket.parameters())

@@ -62,7 +62,10 @@ class Strategy:
 
     @contextmanager
     def part(self, shard: int, is_last: bool) -> Iterator[None]:
-        """Around the forward and backward pass of one micro-batch of the step."""
+        """Around the forward and backward pass of one micro-batch of the step.
+
+        ``shard`` is the one it belongs to; ``is_last``: no other follows in this step.
+        """
         yield
 
     @contextmanager
@@ -71,12 +74,15 @@ class Strategy:
         yield
 
     def reduce(self) -> None:
-        """Synchronize what the backward passes of the step have not yet."""
+        """Synchronize what the backward passes of the step have not yet. Collective.
+
+        Raises UserError for a parameter without gradient, where that cannot be reduced.
+        """
 
     def optimizer(
         self, kind: type[torch.optim.Optimizer], learning_rate: float
     ) -> torch.optim.Optimizer:
-        """The optimizer, all but the learning rate as torch has it."""
+        """The optimizer of this rank, all but the learning rate as torch has it."""
         # every optimizer's own arguments are named, the base class's are not
         make: Any = kind
         made: torch.optim.Optimizer = make(self.model.parameters(), lr=learning_rate)
@@ -117,19 +123,22 @@ class Strategy:
 
     @staticmethod
     def reference(gradients: Sequence[Tensor]) -> Tensor:
-        """What becomes of one bucket, in one process: flat gradients of each shard in,
-        already divided if the strategy averages; the synchronized bucket out.
+        """What becomes of one bucket, replayed in one process.
+
+        ``gradients``: one flat tensor (n,) for each shard, already divided if the
+        strategy averages. Gives the synchronized bucket (n,), to the bit where the
+        strategy promises ``replay``; leaves ``gradients`` as they are.
         """
         return ring_sum(gradients)
 
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that have a gradient, by name."""
+    """The parameters that are to have a gradient (``requires_grad``), by name."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
 def num_bytes(parameters: Iterable[Tensor]) -> int:
-    """Of all of them together."""
+    """Bytes of all of them together."""
     return sum(parameter.nbytes for parameter in parameters)
 
 
@@ -147,7 +156,7 @@ def world() -> dist.ProcessGroup:
 
 
 def broadcast(tensors: Iterable[Tensor], group: dist.ProcessGroup | None) -> None:
-    """Rank 0's values everywhere."""
+    """Rank 0's values everywhere, in place. Collective."""
     for tensor in tensors:
         # gloo writes without gaps, however the tensor lies in memory
         dense = tensor.detach().contiguous()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from minitrain.data.cut import (
-    CutBatches,
+    InMemory,
     bytes_of,
     content_digest,
     count_targets,
@@ -69,7 +69,7 @@ def mean(model: nn.Module, inputs: Tensor) -> Tensor:
 
 def test_parts_of_two_shards_hold_the_global_batch_once() -> None:
     batches = [torch.arange(8), torch.arange(8) + 100]
-    cut_in_four = CutBatches(batches, [0, 1], 2, 2, mean, len)
+    cut_in_four = InMemory(batches, mean, len).open([0, 1], 2, 2)
     parts = cut_in_four.micro_batches(0)
     # shard 0 has 0 2 4 6, and its first part of these 0 and 4
     assert [part.inputs.tolist() for part in parts] == [[0, 4], [2, 6], [1, 5], [3, 7]]
