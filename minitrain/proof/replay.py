@@ -4,7 +4,7 @@ It reads the ranks' shards, adds their gradients in the order of the strategy (g
 ring, a tree) over the buckets that the run recorded, and steps the same optimizer.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from minitrain.core.progress import progress
 from minitrain.data.batches import Batches
+from minitrain.proof.first_difference import Rows, of_kind
 from minitrain.sync.strategy import trained
 from minitrain.train.buffers import Buffers, copy_buffers, load_buffers
 from minitrain.train.config import RunConfig, plain_optimizer
 from minitrain.train.observer import shares_of_loss
-from minitrain.train.precision import Precision, make_precision
+from minitrain.train.precision import Precision
 from minitrain.train.recorder import Recorder
 from minitrain.train.result import TrainResult
 from minitrain.train.rng import Stream
@@ -32,12 +33,11 @@ class BucketLayout:
     Where the run shows no buckets, all parameters of ``model`` are one.
     """
 
-    def __init__(self, rows: Iterable[Mapping[str, Any]], model: nn.Module) -> None:
+    def __init__(self, rows: Rows, model: nn.Module) -> None:
         self._changes = {-1: [list(trained(model))]}
-        for row in rows:
-            if row["kind"] == "buckets":
-                names = [bucket["parameters"] for bucket in row["buckets"]]
-                self._changes[row["step"]] = names
+        for row in of_kind(rows, "buckets"):
+            names = [bucket["parameters"] for bucket in row["buckets"]]
+            self._changes[row["step"]] = names
 
     def at(self, step: int) -> list[list[str]]:
         """Names of the parameters in each bucket of ``step``."""
@@ -57,7 +57,7 @@ class Replayed:
 
 def replay(
     config: RunConfig,
-    rows: Iterable[Mapping[str, Any]],
+    rows: Rows,
     world_size: int,
     *,
     show: str = "",
@@ -81,7 +81,7 @@ def replay(
     optimizer = plain_optimizer(config, model)
     layout = BucketLayout(rows, model)
     recorder = Recorder(model, config.recorded, sampled, keep)
-    precision = make_precision(config.precision)
+    precision = Precision(config.precision)
     divisor = count if guarantees.averages else 1
     results = [TrainResult() for _ in shards]
     results[0].hashes = recorder.rows

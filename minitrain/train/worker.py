@@ -20,7 +20,7 @@ from minitrain.data.batches import Batch
 from minitrain.distributed.tree import shards_of
 from minitrain.train.config import OPTIMIZERS, RunConfig
 from minitrain.train.observer import Observer
-from minitrain.train.precision import make_precision
+from minitrain.train.precision import Precision
 from minitrain.train.rng import Stream
 
 
@@ -58,7 +58,7 @@ class Worker:
         self.sync = config.sync(self.model, config.tuning, group=group, timed=timed)
         kind = OPTIMIZERS[config.optimizer]
         self.optimizer: Any = self.sync.optimizer(kind, config.learning_rate)
-        self.precision = make_precision(config.precision, self.device.type)
+        self.precision = Precision(config.precision, self.device.type)
         self.observer = observer(self)
 
     def but(self, **changes: Any) -> Self:
