@@ -6,14 +6,13 @@ every sum is the same; :mod:`~minitrain.proof.tolerances` has the other rungs.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from torch import Tensor
 
 from minitrain.analysis.verdicts import ALONE
 from minitrain.proof.first_difference import (
-    IN_ORDER,
     Rows,
     What,
     first_difference,
@@ -34,10 +33,6 @@ class Rung:
     max_abs_diff: float | None
     verdict: Verdict
     detail: str
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
 
 
 def not_run(why: str) -> Rung:
@@ -124,18 +119,8 @@ def unwatched_rung(run: Rows) -> Rung:
     return Rung(True, None, None, "equal", "")
 
 
-def replay_rungs(run: Rows, replay: Rows, world_size: int) -> dict[str, Rung]:
-    """:func:`hashes_rung` of everything that is hashed, by name."""
-    return {
-        f"replay_{what}": hashes_rung(run, replay, what, world_size)
-        for what in IN_ORDER
-    }
-
-
-def precision_rung(run: Rows, replay: Rows, precision: str) -> Rung:
+def precision_rung(run: Rows, replay: Rows) -> Rung:
     """The state of the loss scaler at every recorded step, with the replay's."""
-    if precision != "fp16":
-        return not_run("the loss is not scaled")
     wanted = {row["step"]: row.get("precision") for row in of_kind(replay, "tensors")}
     rows = of_kind(run, "tensors")
     for row in rows:
@@ -210,15 +195,6 @@ def reduced_once_rung(run: Rows) -> Rung:
             detail = f"step {row['step']}: {(often or never)[0]} is {what}"
             return Rung(None, None, None, "breach", detail)
     return Rung(None, None, None, "equal", f"{len(trained)} tensors")
-
-
-def breaches(rungs: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """One line for each rung (by name) that the evidence refuses."""
-    return [
-        f"{name}: {rung['detail']}"
-        for name, rung in rungs.items()
-        if rung["verdict"] == "breach"
-    ]
 
 
 def first_nan(tensors: Tensors) -> str | None:

@@ -8,14 +8,13 @@ From a start that differs in the last bit, the same process measures whether it 
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 
 import torch
 from torch import nn
 
 from minitrain.proof.evidence import Evidence, evidence_of
 from minitrain.proof.replay import replay
-from minitrain.proof.tolerances import Twin
 from minitrain.train.config import RunConfig, whole_batches
 
 
@@ -45,16 +44,6 @@ def _nudged(factory: Callable[[], nn.Module]) -> nn.Module:
     model = factory()
     nudge(model)
     return model
-
-
-def twin_of(config: RunConfig, *, show: str = "") -> Twin:
-    """:func:`run_twin`, of as many steps as asked, each once."""
-
-    @cache
-    def twin(most_steps: int | None) -> Evidence:
-        return run_twin(config, most_steps, show=show)
-
-    return twin
 
 
 def nudge(model: nn.Module) -> None:
