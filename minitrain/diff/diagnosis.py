@@ -162,11 +162,10 @@ def cause_in_gradients(ranks: list[int], values: Values) -> str:
     if alone == ranks:
         return f"ranks that keep their own gradients: {', '.join(map(str, alone))}"
     factors, rest = fits[ranks[0]]
-    if len(ranks) < len(values.ranks) or rest >= CLOSE:
-        return _low_precision(found[ranks[0]], _flat(values.replay["gradients"]))
-    return _pattern(factors, values.shares) or _low_precision(
-        found[ranks[0]], _flat(values.replay["gradients"])
-    )
+    on_all = len(ranks) == len(values.ranks)
+    if on_all and rest < CLOSE and (cause := _pattern(factors, values.shares)):
+        return cause
+    return _low_precision(found[ranks[0]], _flat(values.replay["gradients"]))
 
 
 def cause_of_pair(

@@ -34,6 +34,7 @@ def always_plain(step: int) -> Kind:
 class StepClock:
     """Stamps the parts of a step, one after the other.
 
+    ``now_ns`` is the last stamp, in nanoseconds of a clock without a date.
     ``synchronize`` is called before a stamp of a step that is not plain, and at the
     end of every step: on a GPU it waits for the device. ``kind_of_step`` says which
     steps are plain; ``watches`` whether any is not.
@@ -47,7 +48,7 @@ class StepClock:
         self._synchronize = synchronize
         self._kind_of_step = kind_of_step
         self.watches = kind_of_step is not always_plain
-        self._last = time.perf_counter_ns()
+        self.now_ns = time.perf_counter_ns()
         self._step_ns = 0
         self.row: Row = {}
         self.kind: Kind = "plain"
@@ -61,7 +62,7 @@ class StepClock:
     def restart(self) -> None:
         """Leave out what happened since the last stamp."""
         self._synchronize()
-        self._last = time.perf_counter_ns()
+        self.now_ns = time.perf_counter_ns()
 
     def mark(self, part: str) -> None:
         """Add to ``part``: all time since the last stamp belongs to it."""
@@ -69,9 +70,9 @@ class StepClock:
             self._synchronize()
         now = time.perf_counter_ns()
         name = f"{part}_ms"
-        self.row[name] = self.row.get(name, 0.0) + (now - self._last) / NS_PER_MS
-        self._step_ns += now - self._last
-        self._last = now
+        self.row[name] = self.row.get(name, 0.0) + (now - self.now_ns) / NS_PER_MS
+        self._step_ns += now - self.now_ns
+        self.now_ns = now
 
     def carve(self, part: str, out_of_it: str, length_ns: int | None) -> None:
         """Give ``length_ns`` of ``part`` a name of its own; None: there is nothing."""
@@ -82,11 +83,6 @@ class StepClock:
     def note_buckets(self, trace: SyncTrace) -> None:
         """Tell what the buckets of the backward pass tell, which ended just now."""
         self.row |= bucket_times(trace, self.row["backward_ms"], self.now_ns)
-
-    @property
-    def now_ns(self) -> int:
-        """The last stamp."""
-        return self._last
 
     def finish(self) -> Row:
         """The row of the step; ``step_ms`` is the sum of its parts."""

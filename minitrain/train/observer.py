@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -84,12 +84,6 @@ class LastLoss(Observer):
         """
         return shares_of_loss(self._losses, self._micro_batches)
 
-    def require_finite(self) -> None:
-        """Raise UserError where training has lost its numbers: what is timed then is
-        no training.
-        """
-        self.shares()
-
 
 class StepObserver(LastLoss):
     """Times every step and hashes the recorded ones, outside of what is timed.
@@ -109,7 +103,10 @@ class StepObserver(LastLoss):
         self.recorder = Recorder(
             worker.model, recorded, sampled_steps(recorded), keep=keep
         )
-        self.clock = StepClock(_synchronizer(worker.device), kinds)
+        on_gpu = worker.device.type == "cuda"
+        self.clock = StepClock(
+            torch.cuda.synchronize if on_gpu else (lambda: None), kinds
+        )
         self.losses: list[list[float]] = []
         self.digests: list[tuple[int, ...]] = []
         self.timings: list[Row] = []
@@ -236,7 +233,3 @@ def _share_of_loss(loss: Tensor, part: Batch) -> float:
             "a smaller train.learning_rate may keep it finite"
         )
     return value * part.num_targets / part.global_targets
-
-
-def _synchronizer(device: torch.device) -> Any:
-    return torch.cuda.synchronize if device.type == "cuda" else (lambda: None)
