@@ -1,4 +1,4 @@
-"""The comparison of speed: all arms took turns in one run, round by round.
+"""The comparison of speed: all arms were interleaved in one run, round by round.
 
 Two arms are compared pair by pair within a round, so that what slows the machine for
 a while slows both of them. Arms measured twice (A/A) give the noise floor, below which
@@ -94,7 +94,7 @@ class Comparison:
 
 
 class Rounds:
-    """Arms that took turns, ready to be compared.
+    """Arms that were timed side by side, ready to be compared.
 
     ``rounds`` has one row per round and arm with the columns of ``COLUMNS``: tokens
     are real target tokens, seconds wall time. Arms that are not among ``arms`` are
@@ -188,7 +188,9 @@ class Rounds:
 
 
 class Baseline(Rounds):
-    """The rounds of the baseline stage: the arms that ``world_sizes`` ask for."""
+    """The rounds of the baseline stage: the arms that ``world_sizes`` ask for. Raises
+    UserError as :class:`Rounds` does.
+    """
 
     def __init__(
         self, rounds: pd.DataFrame, world_sizes: Sequence[int], source: str

@@ -26,7 +26,11 @@ Tensors = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Rung:
-    """One comparison. ``detail`` says what differs, or why it was not run."""
+    """One comparison. ``detail`` says what differs, or why it was not run.
+
+    ``bytes_equal``, ``max_ulp`` (units in the last place) and ``max_abs_diff`` are None
+    where nothing of the kind was compared.
+    """
 
     bytes_equal: bool | None
     max_ulp: int | None
@@ -198,5 +202,5 @@ def reduced_once_rung(run: Rows) -> Rung:
 
 
 def first_nan(tensors: Tensors) -> str | None:
-    """The name of the first tensor that holds one."""
+    """The name of the first tensor that holds a NaN; None without any."""
     return next((name for name, t in tensors.items() if bool(t.isnan().any())), None)

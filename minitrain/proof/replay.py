@@ -34,13 +34,14 @@ class BucketLayout:
     """
 
     def __init__(self, rows: Rows, model: nn.Module) -> None:
+        # before every step, so that :meth:`at` always finds a layout
         self._changes = {-1: [list(trained(model))]}
         for row in of_kind(rows, "buckets"):
             names = [bucket["parameters"] for bucket in row["buckets"]]
             self._changes[row["step"]] = names
 
     def at(self, step: int) -> list[list[str]]:
-        """Names of the parameters in each bucket of ``step``."""
+        """Names of the parameters in each bucket of ``step``: the latest layout."""
         return self._changes[max(s for s in self._changes if s <= step)]
 
 
@@ -90,6 +91,7 @@ def replay(
     for step in progress(steps, show, total=len(steps), show=bool(show)):
         turns = zip(shards, streams, results, strict=True)
         gradients, after = _each_shard(model, turns, step, divisor, precision)
+        # DDP broadcasts rank 0's before the next forward pass (broadcast_buffers)
         load_buffers(model, after[0])
         _combine(model, gradients, layout.at(step), strategy.reference)
         precision.unscale(optimizer)
@@ -118,6 +120,8 @@ def _each_shard(
         load_buffers(model, start)
         with stream:
             _compute(model, batches, step, divisor, precision, result)
+        # before the sum, and by a product, as the strategies do: dividing the sum
+        # rounds otherwise where the divisor is no power of two
         gradients.append(_scaled_gradients(model, 1.0 / divisor))
         after.append(copy_buffers(model))
     return gradients, after
@@ -131,7 +135,7 @@ def _compute(
     precision: Precision,
     result: TrainResult,
 ) -> None:
-    """Leave the gradients of one shard; the parts of its batch add up in turn."""
+    """Leave the gradients of one shard; its micro-batches add up in order."""
     model.zero_grad()
     parts, losses = batches.micro_batches(step), []
     for part in parts:

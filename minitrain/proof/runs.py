@@ -54,7 +54,11 @@ def ladder_of_run(
     twin: Twin,
     evidence: Path,
 ) -> Rungs:
-    """The whole ladder of ``run``, beside ``one`` process and the other runs."""
+    """The whole ladder of ``run``, beside ``one`` process and the other runs.
+
+    ``one`` and ``twin`` are those of :func:`reference_of`. Raises OSError where the
+    verify stage left nothing of a run.
+    """
     recorded = read_json(evidence / run / "evidence.json")["rungs"]
     own = {name: Rung(**rung) for name, rung in recorded.items()}
     beside = None if is_one_process(run, params) else one

@@ -22,7 +22,7 @@ def run_one_process(
     config: RunConfig, most_steps: int | None = None, *, show: str = ""
 ) -> Evidence:
     """Train in this process on whole batches; ``most_steps`` ends it early, ``show``
-    names a progress bar.
+    names a progress bar. Raises UserError for a loss that is not finite.
     """
     steps = min(config.steps, most_steps or config.steps)
     alone = whole_batches(replace(config, steps=steps))
@@ -35,7 +35,7 @@ def run_one_process(
 def run_twin(
     config: RunConfig, most_steps: int | None = None, *, show: str = ""
 ) -> Evidence:
-    """The same from a start one ULP away."""
+    """The same from a start one ULP (unit in the last place) away."""
     nudged = replace(config, factory=partial(_nudged, config.factory))
     return run_one_process(nudged, most_steps, show=show)
 

@@ -23,7 +23,7 @@ from minitrain.train.rng import seed_everything, untouched_random_state
 # pytest leaves these functions out: between the call and the message nothing is told
 __tracebackhide__ = True
 
-# of a loss in float64, of which a part may have been computed in float32
+# of a loss in float64, some of which may have been computed in float32
 CLOSE = 1e-6
 # weights that are nearer are left to the witness, which measures rounding
 WEIGHTS_APART = 1e-3

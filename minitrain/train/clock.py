@@ -16,7 +16,8 @@ NS_PER_MS = 1e6
 
 
 def kind_of_step(step: int) -> Kind:
-    """Every second step runs as it would without a clock; the others take turns.
+    """Every second step runs as it would without a clock; the others are
+    in turn ``bracketed`` and ``instrumented``; the first two are plain.
 
     Before an ``instrumented`` step the ranks meet at a barrier, so that its parts
     hold no waiting; the backward pass of a ``bracketed`` step lies between barriers.
@@ -60,12 +61,12 @@ class StepClock:
         self._step_ns = 0
 
     def restart(self) -> None:
-        """Leave out what happened since the last stamp."""
+        """Leave out what happened since the last stamp: it belongs to no part."""
         self._synchronize()
         self.now_ns = time.perf_counter_ns()
 
     def mark(self, part: str) -> None:
-        """Add to ``part``: all time since the last stamp belongs to it."""
+        """Add the time since the last stamp to ``{part}_ms`` of the row."""
         if self.kind != "plain" or part == "optimizer":
             self._synchronize()
         now = time.perf_counter_ns()
@@ -75,7 +76,7 @@ class StepClock:
         self.now_ns = now
 
     def carve(self, part: str, out_of_it: str, length_ns: int | None) -> None:
-        """Give ``length_ns`` of ``part`` a name of its own; None: there is nothing."""
+        """Move ``length_ns`` of ``part`` to ``out_of_it``; None: there is nothing."""
         if length_ns is not None:
             self.row[f"{part}_ms"] -= length_ns / NS_PER_MS
             self.row[f"{out_of_it}_ms"] = length_ns / NS_PER_MS
@@ -120,7 +121,7 @@ def bucket_times(trace: SyncTrace, backward_ms: float, end_ns: int) -> Row:
 
 
 def union_length(spans: list[tuple[int, int]]) -> int:
-    """Length of the union of intervals; what overlaps counts once."""
+    """Length of the union of [begin, end) in their unit; overlaps count once."""
     total, reached = 0, 0
     for begin, end in sorted(spans):
         begin = max(begin, reached)

@@ -40,7 +40,7 @@ def mean_losses(results: Iterable[TrainResult]) -> list[float]:
 
 
 def mean_loss(shares: Iterable[Sequence[float]]) -> float:
-    """Of the shares that each rank computed, the sum."""
+    """The sum of the shares that each rank computed, in nats per target."""
     # exactly rounded, it does not depend on how the batch was cut over ranks
     return math.fsum(share for rank in shares for share in rank)
 

@@ -68,7 +68,10 @@ def preflight(job: Job) -> None:
 
 
 def train_rank(job: Job, launcher: str) -> None:
-    """Be one rank of ``job``, from joining the others to writing the evidence."""
+    """Be one rank of ``job``, from joining the others to writing the evidence.
+
+    ``launcher`` is noted beside it. Raises UserError for a loss that is not finite.
+    """
     threads = job.params.train.threads_per_process
     torch.set_num_threads(threads)
     limit = job.params.launch.timeout_s
@@ -105,7 +108,8 @@ def run_rank(
 ) -> Finished:
     """Train as one of the ranks that have met, and collect what the proof needs.
 
-    The final state is written to ``state_file``, or else returned.
+    The final state is written to ``state_file``, or else returned. Raises UserError for
+    a loss that is not finite.
     """
     # it would answer for other rungs: nothing is injected in it
     unwatched = None if inject else unwatched_gradients(config, device)

@@ -76,7 +76,7 @@ class Worker:
             yield
 
     def forward(self, micro_batch: Batch) -> Tensor:
-        """The mean loss over the targets of ``micro_batch``."""
+        """The mean loss over the targets of ``micro_batch``, a 0-dim tensor."""
         with self.precision.autocast():
             return self.batches.loss(self.sync.module, micro_batch.inputs)
 
@@ -89,7 +89,7 @@ class Worker:
         return loss * share
 
     def backward(self, loss: Tensor, micro_batch: Batch) -> None:
-        """Add the gradients of ``micro_batch`` to those that are there."""
+        """Add the gradients of ``micro_batch``, weighted and scaled, to ``.grad``."""
         self.precision.scale(self.weighted(loss, micro_batch)).backward()
 
     def step(self) -> None:
@@ -103,7 +103,11 @@ class Worker:
 
 
 def start_streams(config: RunConfig, count: int) -> list[Stream]:
-    """The random numbers of each of ``count`` shards from the first step on."""
+    """The random numbers of each of ``count`` shards from the first step on.
+
+    It builds ``count`` models, because building one draws, and moves the generators of
+    the process.
+    """
     streams = []
     for shard in range(count):
         config.start_model(shard)
