@@ -222,16 +222,12 @@ def _check(rounds: pd.DataFrame, arms: Sequence[str], source: str) -> None:
             raise UserError(f"{source}: no arm {arm}; every round must hold it")
     for column in ("tokens", "seconds"):
         values = rounds[column]
-        _refuse_first(rounds[~((values > 0) & np.isfinite(values))], column, source)
+        for row in _rows(rounds[~((values > 0) & np.isfinite(values))]):
+            where = f"{source}: round {row['round']}, arm {row['arm']}"
+            raise UserError(f"{where}: {column} = {row[column]}: must be positive")
     doubled = rounds[rounds.duplicated(["round", "arm"])]
     for row in _rows(doubled):
         raise UserError(f"{source}: round {row['round']} holds {row['arm']} twice")
-
-
-def _refuse_first(bad: pd.DataFrame, column: str, source: str) -> None:
-    for row in _rows(bad):
-        where = f"{source}: round {row['round']}, arm {row['arm']}"
-        raise UserError(f"{where}: {column} = {row[column]}: must be positive")
 
 
 def _check_complete(speeds: pd.DataFrame, source: str) -> None:

@@ -1,7 +1,7 @@
 """What one rank knows after training, and what the ranks know together."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,6 @@ from torch import Tensor
 from minitrain.train.recorder import ledger_entry
 
 Row = dict[str, Any]
-Tensors = Mapping[str, Tensor]
 
 
 @dataclass
