@@ -18,10 +18,10 @@ class Precision:
     """The precision that ``train.precision`` names: ``torch.autocast`` to 16 bits, or
     for float32 all in the precision that the model has.
 
-    fp16 scales its loss (``torch.amp.GradScaler``) unless told not to, since gradients
-    would underflow; bfloat16 has the range of float32 and needs no scaling. Where the
-    synchronized gradients hold an infinity or a NaN, the step is left out and the scale
-    halved. Synchronized gradients are alike on all ranks, so all of them leave it out.
+    fp16 scales its loss (arXiv 1710.03740, ``torch.amp.GradScaler``) unless told not
+    to, since gradients would underflow; bfloat16 has the range of float32 and needs no
+    scaling. Where the synchronized gradients hold an infinity or a NaN, the step is
+    left out and the scale halved: on all ranks, since they are alike there.
     """
 
     def __init__(
