@@ -36,7 +36,11 @@ Number = float | None
 
 
 def summarized(timings: pd.DataFrame, num_warmup_steps: int) -> pd.DataFrame:
-    """The rows that statistics are made of: after warm-up, not hashed."""
+    """The rows that statistics are made of: after warm-up, not hashed.
+
+    ``timings`` has a row for each step and rank: ``step``, ``rank``, ``kind``,
+    ``recorded``, ``tokens`` and times in milliseconds.
+    """
     keep = (timings["step"] >= num_warmup_steps) & ~timings["recorded"].astype(bool)
     return timings[keep]
 

@@ -1,4 +1,4 @@
-"""The comparison of speed: all arms took turns in one run, round by round.
+"""The comparison of speed: all arms were interleaved in one run, round by round.
 
 Two arms are compared pair by pair within a round, so that what slows the machine for
 a while slows both of them. Arms measured twice (A/A) give the noise floor, below which
@@ -94,7 +94,7 @@ class Comparison:
 
 
 class Rounds:
-    """Arms that took turns, ready to be compared.
+    """Arms that were timed side by side, ready to be compared.
 
     ``rounds`` has one row per round and arm with the columns of ``COLUMNS``: tokens
     are real target tokens, seconds wall time. Arms that are not among ``arms`` are
@@ -188,7 +188,9 @@ class Rounds:
 
 
 class Baseline(Rounds):
-    """The rounds of the baseline stage: the arms that ``world_sizes`` ask for."""
+    """The rounds of the baseline stage: the arms that ``world_sizes`` ask for. Raises
+    UserError as :class:`Rounds` does.
+    """
 
     def __init__(
         self, rounds: pd.DataFrame, world_sizes: Sequence[int], source: str
@@ -220,16 +222,12 @@ def _check(rounds: pd.DataFrame, arms: Sequence[str], source: str) -> None:
             raise UserError(f"{source}: no arm {arm}; every round must hold it")
     for column in ("tokens", "seconds"):
         values = rounds[column]
-        _refuse_first(rounds[~((values > 0) & np.isfinite(values))], column, source)
+        for row in _rows(rounds[~((values > 0) & np.isfinite(values))]):
+            where = f"{source}: round {row['round']}, arm {row['arm']}"
+            raise UserError(f"{where}: {column} = {row[column]}: must be positive")
     doubled = rounds[rounds.duplicated(["round", "arm"])]
     for row in _rows(doubled):
         raise UserError(f"{source}: round {row['round']} holds {row['arm']} twice")
-
-
-def _refuse_first(bad: pd.DataFrame, column: str, source: str) -> None:
-    for row in _rows(bad):
-        where = f"{source}: round {row['round']}, arm {row['arm']}"
-        raise UserError(f"{where}: {column} = {row[column]}: must be positive")
 
 
 def _check_complete(speeds: pd.DataFrame, source: str) -> None:

@@ -1,1 +1,1 @@
-"""What measures: arms that take turns, all-reduces by size, the collective ledger."""
+"""What measures: interleaved arms, all-reduces by size, the collective ledger."""

@@ -1,4 +1,4 @@
-"""The arms of the speed comparison, taking turns in one set of processes.
+"""The arms of the speed comparison, interleaved in one set of processes.
 
 Speeds of a machine drift, so only what was measured side by side is compared: in each
 round every arm trains a few steps, while ranks that it does not need wait without using
@@ -49,12 +49,15 @@ class Arm:
     def enter(
         self, params: Params, shards: Path, group: dist.ProcessGroup
     ) -> "Contestant":
-        """Make ready to take turns, on one rank of ``group``."""
+        """Make ready to be timed, on one rank of ``group``; call it on all of them.
+
+        ``shards`` is a folder world-W.
+        """
         return Contestant(self, self.params(params), shards, group)
 
 
 def no_sync_arm(name: str, processes: int, threads: int) -> Arm:
-    """Processes that train alone, each on its part of the batch: the ceiling."""
+    """Processes that train alone, each on its share of the batch: the ceiling."""
     return Arm(name, processes, threads, (("sync", PLAIN),))
 
 
@@ -74,7 +77,7 @@ def only_ddp(params: Params) -> Params:
 
 def arms_of(params: Params) -> list[Arm]:
     """The arms that ``params`` ask for, some with a twin for the noise floor (A/A): the
-    largest world size, the same in silence, and one process.
+    largest world size, the same without communication, and one process.
     """
     threads = params.train.threads_per_process
     sizes = [size for size in sorted(params.gloo.world_sizes) if size > 1] or [1]
@@ -122,7 +125,7 @@ class Contestant:
 
     def take_turn(self, num_steps: int) -> tuple[float, int]:
         """Seconds of ``num_steps`` steps after one that is not timed, and the real
-        targets of their global batches.
+        targets of their global batches. Raises UserError for a loss that is not finite.
         """
         torch.set_num_threads(self.arm.threads)
         first = self.next_step
@@ -133,9 +136,9 @@ class Contestant:
         self.train(range(first + 1, self.next_step))
         dist.barrier(self.group)
         seconds = (time.perf_counter_ns() - start) / 1e9
-        # a loop of one's own may have told the observer nothing
+        # what is timed with a loss that is no number is no training (UserError)
         if isinstance(self.worker.observer, LastLoss):
-            self.worker.observer.require_finite()
+            self.worker.observer.shares()
         steps = range(first + 1, self.next_step)
         tokens = sum(
             self.worker.batches.micro_batches(s)[0].global_targets for s in steps
@@ -146,7 +149,7 @@ class Contestant:
 def measure(
     params: Params, shards: Path, rounds: Iterable[int], arms: Sequence[Arm]
 ) -> list[Row]:
-    """Let all ``arms`` take turns in every one of ``rounds``; call on every rank.
+    """Time all ``arms``, interleaved, in every one of ``rounds``; call on every rank.
 
     ``shards`` holds a folder world-W for each world size. The process group must span
     the largest arm. Returns a row per arm and round: ``round``, ``arm``,

@@ -75,7 +75,8 @@ def count_step(
     """Counted and expected traffic of one training step; call in every rank's process.
 
     ``shards`` holds a folder world-W. ``steps_before`` are enough for DDP to settle its
-    buckets, and for PowerSGD to begin.
+    buckets, and for PowerSGD to begin. Traffic is (calls, bytes) by operation, of this
+    rank.
     """
     torch.set_num_threads(params.train.threads_per_process)
     with distributed() as (_, world_size):

@@ -5,6 +5,7 @@ Linux tells; elsewhere the shares are None. What follows from them is judged in
 """
 
 import os
+import resource
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -37,7 +38,8 @@ class Usage:
         """The readings at this moment."""
         busy, steal = _cores_s()
         at = time.perf_counter()
-        return cls(at, busy, steal, time.process_time(), _switches())
+        switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+        return cls(at, busy, steal, time.process_time(), switches)
 
     def since(self, before: "Usage") -> "Usage":
         """What was used from ``before`` on; ``at_s`` is the time that passed."""
@@ -63,7 +65,7 @@ def load_of(ranks: Iterable[Usage]) -> dict[str, Any]:
     busy, steal = used[0].busy_s, used[0].steal_s
     own = sum(rank.own_s for rank in used)
     return {
-        "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        "load_average": os.getloadavg()[0],
         # counted in hundredths of a second, so that nothing can look like less
         "others_share": None if busy is None else max(0.0, busy - own) / whole,
         "steal_share": None if steal is None else steal / whole,
@@ -83,14 +85,6 @@ def _cores_s() -> tuple[float | None, float | None]:
     steal = sum(core[7] for core in cores)
     ticks = os.sysconf("SC_CLK_TCK")
     return busy / ticks, steal / ticks
-
-
-def _switches() -> int:
-    try:
-        import resource
-    except ImportError:
-        return 0
-    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
 def _less(after: float | None, before: float | None) -> float | None:

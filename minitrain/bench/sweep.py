@@ -1,7 +1,7 @@
 """How long an all-reduce takes, by message size and backend, measured in one run.
 
-The ranks' side is :mod:`minitrain.bench.sweep_rank`: backends take turns trial by
-trial, and every result is checked. Here trials become statistics.
+The ranks' side is :mod:`minitrain.bench.sweep_rank`: backends are interleaved trial
+by trial, and every result is checked. Here trials become statistics.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ def sweep(
 
     Returns a row (:func:`statistics`) for each size and each of ``subjects`` (all that
     can be measured here by default), and for the plain copy. Raises EvidenceError that
-    names backend and size where a result is wrong.
+    names backend and size where a result is wrong, RankError where a rank fails.
     """
     subjects = subjects or backends(world_size)
     job = (subjects, sizes, seconds_per_size)
@@ -86,8 +86,9 @@ def statistics(
     """One row: quantiles of the trials' ``seconds``, and rates at their median.
 
     ``algbw_gb_per_s`` is payload over time, in 10^9 bytes a second. ``busbw_gb_per_s``
-    is that of nccl-tests, what each link of a ring carries: ``algbw`` times 2 (n - 1) /
-    n; None for one rank and for the copy, where nothing travels.
+    is that of nccl-tests (doc/PERFORMANCE.md), what each link of a ring carries:
+    ``algbw`` times 2 (n - 1) / n; None for one rank and for the copy, where nothing
+    travels.
     """
     p5, p50, p95 = (float(x) for x in np.quantile(seconds, [0.05, 0.5, 0.95]))
     algbw = num_bytes / p50 / 1e9

@@ -1,6 +1,6 @@
 """What each rank does in a sweep of all-reduces (:mod:`minitrain.bench.sweep`).
 
-Speeds of a machine drift, so backends take turns trial by trial, in one set of
+Speeds of a machine drift, so backends are interleaved trial by trial, in one set of
 processes, beside a plain copy of the same bytes that all ranks make at once: the limit
 that the memory of the machine sets. What drifts slowly must not look like an effect of
 the size, so each size is visited several times, in another order each time.
@@ -50,7 +50,7 @@ class Backend(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """One rank's part in one all-reduce or copy: from when to when, in seconds of
+    """One rank's share of one all-reduce or copy: from when to when, in seconds of
     ``time.perf_counter``, which the processes of a host share. What is not ``timed``
     warms up, but must be right all the same.
     """

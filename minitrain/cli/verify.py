@@ -51,7 +51,7 @@ def answer(options: argparse.Namespace) -> Answer:
 
     a, b = (read_state(path, options.strip_prefix) for path in (options.a, options.b))
     found = compare_states(a, b)
-    return Answer(found.equal, found.as_dict(), in_words(found))
+    return Answer(found.equal, asdict(found), in_words(found))
 
 
 def _answer_for_runs(a: Path, b: Path) -> Answer:
@@ -62,7 +62,7 @@ def _answer_for_runs(a: Path, b: Path) -> Answer:
         "equal": found.equal,
         "first": found.first and asdict(found.first),
         "losses": found.losses,
-        "states": {name: found.states[name].as_dict() for name in found.unlike_states},
+        "states": {name: asdict(found.states[name]) for name in found.unlike_states},
         "only_in_a": found.only_in_a,
         "only_in_b": found.only_in_b,
     }

@@ -1,1 +1,1 @@
-"""Where two states, or two runs, part, and why."""
+"""Where two states, or two runs, begin to differ, and why."""

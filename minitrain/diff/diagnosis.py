@@ -1,4 +1,4 @@
-"""Where two runs part, and the probable cause, read from the pattern of the difference.
+"""Where two runs diverge, and the probable cause, read from the pattern of it.
 
 The first step that differs, and there the first thing: data, gradients, parameters,
 buffers. A gradient that is wrong is written as a combination of the gradients that the
@@ -109,7 +109,9 @@ def cause_in_data(
 
 
 def cause_of(what: What, ranks: list[int], values: Values) -> str:
-    """Why ``ranks`` differ from the replay, from the tensors of that step."""
+    """Why ``ranks`` differ from the replay, from the tensors of that step: a clause, or
+    UNKNOWN. ``what`` is anything but ``data``.
+    """
     if what == "buffers":
         return cause_in_buffers(ranks, len(values.ranks))
     if what == "parameters":
@@ -162,11 +164,10 @@ def cause_in_gradients(ranks: list[int], values: Values) -> str:
     if alone == ranks:
         return f"ranks that keep their own gradients: {', '.join(map(str, alone))}"
     factors, rest = fits[ranks[0]]
-    if len(ranks) < len(values.ranks) or rest >= CLOSE:
-        return _low_precision(found[ranks[0]], _flat(values.replay["gradients"]))
-    return _pattern(factors, values.shares) or _low_precision(
-        found[ranks[0]], _flat(values.replay["gradients"])
-    )
+    on_all = len(ranks) == len(values.ranks)
+    if on_all and rest < CLOSE and (cause := _pattern(factors, values.shares)):
+        return cause
+    return _low_precision(found[ranks[0]], _flat(values.replay["gradients"]))
 
 
 def cause_of_pair(
@@ -229,7 +230,8 @@ def _passes(values: Tensor, dtype: torch.dtype) -> bool:
 def combination(target: Tensor, parts: Sequence[Tensor]) -> tuple[list[float], float]:
     """Factors that bring the sum of ``parts`` nearest to ``target``, and what is left.
 
-    By least squares; what is left is |rest| / |target|.
+    Least squares in float64 (``torch.linalg.lstsq``) over flat tensors of one length;
+    what is left is |rest| / |target|.
     """
     matrix = torch.stack([part.double() for part in parts], dim=1)
     wanted = target.double()

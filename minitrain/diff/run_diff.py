@@ -8,6 +8,7 @@ them has is a difference like any other.
 import csv
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +87,9 @@ def compare_runs(a: Path, b: Path) -> RunsCompared:
         + [f"{STATES}/{name}" for name in sorted(files[here] - files[1 - here])]
         for here in (0, 1)
     ]
+    world_size = 1 + max(row["rank"] for row in rows_a if row["kind"] == TENSORS)
     return RunsCompared(
-        first=locate(ours, theirs, _Explain(a, b, rows_a)),
+        first=locate(ours, theirs, partial(_explain, a, b, world_size)),
         losses=_first_loss(*losses),
         states=states,
         only_in_a=only[0],
@@ -98,19 +100,15 @@ def compare_runs(a: Path, b: Path) -> RunsCompared:
     )
 
 
-class _Explain:
+def _explain(
+    a: Path, b: Path, world_size: int, step: int, what: What, ranks: list[int]
+) -> str:
     """The cause, as far as the gradients that both runs kept of step 0 tell it."""
-
-    def __init__(self, a: Path, b: Path, rows: list[dict[str, Any]]) -> None:
-        self._kept = [folder / SAMPLED for folder in (a, b)]
-        ranks = [row["rank"] for row in rows if row["kind"] == TENSORS]
-        self._world_size = 1 + max(ranks)
-
-    def __call__(self, step: int, what: What, ranks: list[int]) -> str:
-        if what != "gradients" or step != 0 or not all(map(Path.exists, self._kept)):
-            return UNKNOWN
-        gradients = [_gradients(path) for path in self._kept]
-        return cause_of_pair(gradients[0], gradients[1], ranks, self._world_size)
+    kept = [folder / SAMPLED for folder in (a, b)]
+    if what != "gradients" or step != 0 or not all(map(Path.exists, kept)):
+        return UNKNOWN
+    ours, theirs = map(_gradients, kept)
+    return cause_of_pair(ours, theirs, ranks, world_size)
 
 
 def _gradients(sampled: Path) -> dict[str, Tensor]:

@@ -1,7 +1,6 @@
 """Two states, tensor by tensor: what differs, how far, and where first."""
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -45,10 +44,6 @@ class Comparison:
     unlike: dict[str, str]
     values: dict[str, str]
     without_distance: list[str]
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
 
 
 def compare_states(a: State, b: State) -> Comparison:

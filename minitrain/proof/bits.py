@@ -6,14 +6,13 @@ every sum is the same; :mod:`~minitrain.proof.tolerances` has the other rungs.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from torch import Tensor
 
 from minitrain.analysis.verdicts import ALONE
 from minitrain.proof.first_difference import (
-    IN_ORDER,
     Rows,
     What,
     first_difference,
@@ -27,17 +26,17 @@ Tensors = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Rung:
-    """One comparison. ``detail`` says what differs, or why it was not run."""
+    """One comparison. ``detail`` says what differs, or why it was not run.
+
+    ``bytes_equal``, ``max_ulp`` (units in the last place) and ``max_abs_diff`` are None
+    where nothing of the kind was compared.
+    """
 
     bytes_equal: bool | None
     max_ulp: int | None
     max_abs_diff: float | None
     verdict: Verdict
     detail: str
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
 
 
 def not_run(why: str) -> Rung:
@@ -124,18 +123,8 @@ def unwatched_rung(run: Rows) -> Rung:
     return Rung(True, None, None, "equal", "")
 
 
-def replay_rungs(run: Rows, replay: Rows, world_size: int) -> dict[str, Rung]:
-    """:func:`hashes_rung` of everything that is hashed, by name."""
-    return {
-        f"replay_{what}": hashes_rung(run, replay, what, world_size)
-        for what in IN_ORDER
-    }
-
-
-def precision_rung(run: Rows, replay: Rows, precision: str) -> Rung:
+def precision_rung(run: Rows, replay: Rows) -> Rung:
     """The state of the loss scaler at every recorded step, with the replay's."""
-    if precision != "fp16":
-        return not_run("the loss is not scaled")
     wanted = {row["step"]: row.get("precision") for row in of_kind(replay, "tensors")}
     rows = of_kind(run, "tensors")
     for row in rows:
@@ -212,15 +201,6 @@ def reduced_once_rung(run: Rows) -> Rung:
     return Rung(None, None, None, "equal", f"{len(trained)} tensors")
 
 
-def breaches(rungs: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """One line for each rung (by name) that the evidence refuses."""
-    return [
-        f"{name}: {rung['detail']}"
-        for name, rung in rungs.items()
-        if rung["verdict"] == "breach"
-    ]
-
-
 def first_nan(tensors: Tensors) -> str | None:
-    """The name of the first tensor that holds one."""
+    """The name of the first tensor that holds a NaN; None without any."""
     return next((name for name, t in tensors.items() if bool(t.isnan().any())), None)

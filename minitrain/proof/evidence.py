@@ -67,8 +67,9 @@ def evidence_of(
 def read_evidence(
     folder: Path, states: Sequence[Path], *, sampled: bool = True, **more: Any
 ) -> Evidence:
-    """What a run left in ``folder``; ``states`` are those of the ranks. A replay has
-    nothing ``sampled``.
+    """What a run left in ``folder``; ``states`` are the files of the ranks. A replay
+    has nothing ``sampled``; ``more`` are other fields. Raises OSError for a file that
+    is missing.
     """
     return Evidence(
         rows=read_jsonl(folder / "hashes.jsonl"),

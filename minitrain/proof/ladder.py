@@ -15,16 +15,17 @@ from minitrain.proof.bits import (
     Rung,
     bits_rung,
     data_rung,
+    hashes_rung,
     losses_rung,
     not_run,
     precision_rung,
     ranks_rung,
     reduced_once_rung,
-    replay_rungs,
     trained_rung,
     unwatched_rung,
 )
 from minitrain.proof.evidence import Evidence
+from minitrain.proof.first_difference import IN_ORDER, of_kind
 from minitrain.proof.promises import not_comparable, not_promised
 from minitrain.proof.reference import reference_rung
 from minitrain.proof.tolerances import Twin, one_process_rungs
@@ -76,8 +77,10 @@ def own_rungs(
 def _against_replay(run: Evidence, replay: Evidence, precision: str) -> Rungs:
     rungs = {"data": data_rung(run.rows, replay.rows)}
     if precision == "fp16":
-        rungs["precision"] = precision_rung(run.rows, replay.rows, precision)
-    rungs |= replay_rungs(run.rows, replay.rows, len(run.states))
+        rungs["precision"] = precision_rung(run.rows, replay.rows)
+    for what in IN_ORDER:
+        found = hashes_rung(run.rows, replay.rows, what, len(run.states))
+        rungs[f"replay_{what}"] = found
     rungs["replay_losses"] = losses_rung(run.losses, replay.losses)
     rungs["replay"] = bits_rung(run.state, replay.state)
     return rungs
@@ -114,8 +117,7 @@ def bucket_sizes(run: Evidence) -> set[int]:
     state = run.state
     return {
         sum(state[name].numel() for name in bucket["parameters"] if name in state)
-        for row in run.rows
-        if row["kind"] == "buckets"
+        for row in of_kind(run.rows, "buckets")
         for bucket in row["buckets"]
     } - {0}
 

@@ -45,7 +45,7 @@ def not_promised(rungs: Iterable[str], config: RunConfig) -> dict[str, Rung]:
 def not_comparable(rungs: Mapping[str, Rung]) -> dict[str, Rung]:
     """The rungs against one process, where the witness finds that the loss of a sample
     depends on the others of its batch: there a whole batch is another thing than its
-    parts by design.
+    shards by design.
     """
     mean = rungs.get("witness_mean")
     # without a distance nothing was compared, and nothing is known

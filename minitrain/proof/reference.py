@@ -25,7 +25,8 @@ def reference_rung(
     buckets of ``sizes`` elements.
 
     Adding n numbers rounds at most n times, each time by at most half a unit in the
-    last place of the sum of absolute values so far; twice that is allowed.
+    last place of the sum of absolute values so far (Higham, Accuracy and Stability of
+    Numerical Algorithms, chapter 4); twice that is allowed.
     """
     chance = torch.Generator().manual_seed(0)
     wire = strategy.guarantees.wire

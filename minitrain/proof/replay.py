@@ -4,7 +4,7 @@ It reads the ranks' shards, adds their gradients in the order of the strategy (g
 ring, a tree) over the buckets that the run recorded, and steps the same optimizer.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from minitrain.core.progress import progress
 from minitrain.data.batches import Batches
+from minitrain.proof.first_difference import Rows, of_kind
 from minitrain.sync.strategy import trained
 from minitrain.train.buffers import Buffers, copy_buffers, load_buffers
 from minitrain.train.config import RunConfig, plain_optimizer
 from minitrain.train.observer import shares_of_loss
-from minitrain.train.precision import Precision, make_precision
+from minitrain.train.precision import Precision
 from minitrain.train.recorder import Recorder
 from minitrain.train.result import TrainResult
 from minitrain.train.rng import Stream
@@ -32,15 +33,15 @@ class BucketLayout:
     Where the run shows no buckets, all parameters of ``model`` are one.
     """
 
-    def __init__(self, rows: Iterable[Mapping[str, Any]], model: nn.Module) -> None:
+    def __init__(self, rows: Rows, model: nn.Module) -> None:
+        # before every step, so that :meth:`at` always finds a layout
         self._changes = {-1: [list(trained(model))]}
-        for row in rows:
-            if row["kind"] == "buckets":
-                names = [bucket["parameters"] for bucket in row["buckets"]]
-                self._changes[row["step"]] = names
+        for row in of_kind(rows, "buckets"):
+            names = [bucket["parameters"] for bucket in row["buckets"]]
+            self._changes[row["step"]] = names
 
     def at(self, step: int) -> list[list[str]]:
-        """Names of the parameters in each bucket of ``step``."""
+        """Names of the parameters in each bucket of ``step``: the latest layout."""
         return self._changes[max(s for s in self._changes if s <= step)]
 
 
@@ -57,7 +58,7 @@ class Replayed:
 
 def replay(
     config: RunConfig,
-    rows: Iterable[Mapping[str, Any]],
+    rows: Rows,
     world_size: int,
     *,
     show: str = "",
@@ -81,7 +82,7 @@ def replay(
     optimizer = plain_optimizer(config, model)
     layout = BucketLayout(rows, model)
     recorder = Recorder(model, config.recorded, sampled, keep)
-    precision = make_precision(config.precision)
+    precision = Precision(config.precision)
     divisor = count if guarantees.averages else 1
     results = [TrainResult() for _ in shards]
     results[0].hashes = recorder.rows
@@ -90,6 +91,7 @@ def replay(
     for step in progress(steps, show, total=len(steps), show=bool(show)):
         turns = zip(shards, streams, results, strict=True)
         gradients, after = _each_shard(model, turns, step, divisor, precision)
+        # DDP broadcasts rank 0's before the next forward pass (broadcast_buffers)
         load_buffers(model, after[0])
         _combine(model, gradients, layout.at(step), strategy.reference)
         precision.unscale(optimizer)
@@ -118,6 +120,8 @@ def _each_shard(
         load_buffers(model, start)
         with stream:
             _compute(model, batches, step, divisor, precision, result)
+        # before the sum, and by a product, as the strategies do: dividing the sum
+        # rounds otherwise where the divisor is no power of two
         gradients.append(_scaled_gradients(model, 1.0 / divisor))
         after.append(copy_buffers(model))
     return gradients, after
@@ -131,7 +135,7 @@ def _compute(
     precision: Precision,
     result: TrainResult,
 ) -> None:
-    """Leave the gradients of one shard; the parts of its batch add up in turn."""
+    """Leave the gradients of one shard; its micro-batches add up in order."""
     model.zero_grad()
     parts, losses = batches.micro_batches(step), []
     for part in parts:

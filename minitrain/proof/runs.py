@@ -4,6 +4,7 @@
 """
 
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 
 from minitrain.core.files import read_json
@@ -11,7 +12,7 @@ from minitrain.core.params import Params
 from minitrain.proof.bits import Rung, bits_rung, not_run
 from minitrain.proof.evidence import Evidence, read_evidence
 from minitrain.proof.ladder import Rungs, ladder
-from minitrain.proof.single_process import run_one_process, twin_of
+from minitrain.proof.single_process import run_one_process, run_twin
 from minitrain.proof.tolerances import Twin
 from minitrain.train.config import RunConfig
 from minitrain.train.recorder import load_tensors
@@ -39,7 +40,7 @@ def reference_of(
     """
     # what it records at other steps is compared with nothing
     alone = replace(config, hash_every=config.steps)
-    twin = twin_of(alone, show="one process")
+    twin = cache(partial(run_twin, alone, show="one process"))
     if any(is_one_process(run, params) for run in params.runs()):
         return _read(ONE_PROCESS, config, evidence), twin
     return run_one_process(alone, show="one process"), twin
@@ -53,7 +54,11 @@ def ladder_of_run(
     twin: Twin,
     evidence: Path,
 ) -> Rungs:
-    """The whole ladder of ``run``, beside ``one`` process and the other runs."""
+    """The whole ladder of ``run``, beside ``one`` process and the other runs.
+
+    ``one`` and ``twin`` are those of :func:`reference_of`. Raises OSError where the
+    verify stage left nothing of a run.
+    """
     recorded = read_json(evidence / run / "evidence.json")["rungs"]
     own = {name: Rung(**rung) for name, rung in recorded.items()}
     beside = None if is_one_process(run, params) else one

@@ -8,14 +8,13 @@ From a start that differs in the last bit, the same process measures whether it 
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 
 import torch
 from torch import nn
 
 from minitrain.proof.evidence import Evidence, evidence_of
 from minitrain.proof.replay import replay
-from minitrain.proof.tolerances import Twin
 from minitrain.train.config import RunConfig, whole_batches
 
 
@@ -23,7 +22,7 @@ def run_one_process(
     config: RunConfig, most_steps: int | None = None, *, show: str = ""
 ) -> Evidence:
     """Train in this process on whole batches; ``most_steps`` ends it early, ``show``
-    names a progress bar.
+    names a progress bar. Raises UserError for a loss that is not finite.
     """
     steps = min(config.steps, most_steps or config.steps)
     alone = whole_batches(replace(config, steps=steps))
@@ -36,7 +35,7 @@ def run_one_process(
 def run_twin(
     config: RunConfig, most_steps: int | None = None, *, show: str = ""
 ) -> Evidence:
-    """The same from a start one ULP away."""
+    """The same from a start one ULP (unit in the last place) away."""
     nudged = replace(config, factory=partial(_nudged, config.factory))
     return run_one_process(nudged, most_steps, show=show)
 
@@ -45,16 +44,6 @@ def _nudged(factory: Callable[[], nn.Module]) -> nn.Module:
     model = factory()
     nudge(model)
     return model
-
-
-def twin_of(config: RunConfig, *, show: str = "") -> Twin:
-    """:func:`run_twin`, of as many steps as asked, each once."""
-
-    @cache
-    def twin(most_steps: int | None) -> Evidence:
-        return run_twin(config, most_steps, show=show)
-
-    return twin
 
 
 def nudge(model: nn.Module) -> None:

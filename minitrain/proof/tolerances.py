@@ -8,7 +8,6 @@ alone carries each tensor (docs/reference.md).
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -24,6 +23,7 @@ from minitrain.proof.bits import (
 )
 from minitrain.proof.evidence import Evidence
 from minitrain.proof.ulp import distance, gaps
+from minitrain.train.config import RunConfig
 
 # the quick limits: of the largest gradient; of how far SGD moved a tensor; for AdamW of
 # the rate (``atol`` is for a rate of 3e-4); and where all is float64
@@ -41,23 +41,13 @@ EXPLAINED = "rounding explains it"
 LOSS_SHARE = 0.05
 
 
-class Tuning(Protocol):
-    """What a tolerance depends on: ``train`` of params.yaml has it."""
-
-    @property
-    def optimizer(self) -> str: ...
-
-    @property
-    def learning_rate(self) -> float: ...
-
-
 # a one-process run from a start one ULP away, of so many steps (None: of all)
 Twin = Callable[[int | None], Evidence]
 EARLY = 3
 
 
 def one_process_rungs(
-    run: Evidence, one: Evidence, train: Tuning, atol: float, twin: Twin
+    run: Evidence, one: Evidence, train: RunConfig, atol: float, twin: Twin
 ) -> dict[str, Rung]:
     """All rungs of ``run`` against ``one`` process, by name.
 
@@ -81,9 +71,11 @@ def one_process_rungs(
     def final() -> Rung:
         limits = state_limits(one.state, one.start, train, atol)
         rung = close_rung(run.state, one.state, limits, lambda: twin(None).state)
+        if not rung.detail.startswith(EXPLAINED):
+            return rung
         # training that is unstable at its rate amplifies rounding without bound, and a
         # fault could hide in it
-        return replace(rung, verdict="undecided") if by_twin_alone(rung) else rung
+        return replace(rung, verdict="undecided")
 
     rungs = {
         "one_process_gradients": gradients,
@@ -116,7 +108,7 @@ def gradient_limits(one: Tensors) -> Limits:
     return Limits(dict.fromkeys(one, share * largest))
 
 
-def state_limits(one: Tensors, start: Tensors, train: Tuning, atol: float) -> Limits:
+def state_limits(one: Tensors, start: Tensors, train: RunConfig, atol: float) -> Limits:
     """Of a state. SGD: 1e-4 of how far training moved the tensor from its ``start``.
     AdamW: the learning rate, and for 99.9 % of the elements ``atol`` times rate / 3e-4.
     Beside it some units in the last place of the values. Where all is float64: 1e-11.
@@ -176,11 +168,6 @@ def _by_twin(
     if within:
         return "within tolerance", f"{EXPLAINED}: {named}, {carried}"
     return "breach", f"{named}, {carried}"
-
-
-def by_twin_alone(rung: Rung) -> bool:
-    """Whether a rung is within tolerance by its twin alone."""
-    return rung.verdict == "within tolerance" and rung.detail.startswith(EXPLAINED)
 
 
 def loss_rung(losses: Sequence[float], one_process: Sequence[float]) -> Rung:

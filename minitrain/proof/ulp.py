@@ -67,7 +67,9 @@ def _ordered(flat: Tensor) -> npt.NDArray[np.uint64]:
 
 
 def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Distance:
-    """Compare two named sets of tensors; names, shapes and dtypes must agree too."""
+    """Compare two named sets of tensors on the CPU; names, shapes and dtypes must agree
+    too.
+    """
     for name in sorted(a.keys() ^ b.keys()):
         return Distance(False, None, None, name)
     differing = [name for name in a if not _same(a[name], b[name])]

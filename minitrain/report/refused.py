@@ -79,7 +79,8 @@ def refuse(verdicts: Verdicts, params: Params, metrics: Path, readme: Path) -> N
 
     line = breach_line(verdicts)
     said = f"Breach: {line}."
-    write_json(metrics / "summary.json", _summary(verdicts, line))
+    runs = {run: {"verdict": _verdict(run, verdicts)} for run in verdicts}
+    write_json(metrics / "summary.json", {"breach": line, **runs})
     write_json(metrics / "manifest.json", _manifest(verdicts, params, said))
     page = _page(verdicts, said)
     with open_atomic(metrics / "report.md") as file:
@@ -122,11 +123,6 @@ def _verdict(run: str, verdicts: Verdicts) -> str:
     if any(breached == run for breached, _, _ in _breaches(verdicts)):
         return "breach"
     return str(verdicts[run].get("verdict", "undecided"))
-
-
-def _summary(verdicts: Verdicts, line: str) -> dict[str, Any]:
-    runs = {run: {"verdict": _verdict(run, verdicts)} for run in verdicts}
-    return {"breach": line, **runs}
 
 
 def _manifest(verdicts: Verdicts, params: Params, said: str) -> dict[str, Any]:

@@ -26,8 +26,8 @@ def escaped(text: Any) -> Markdown:
     """``text`` as Markdown that shows it, in one line; it may not start a line."""
     if isinstance(text, Markdown):
         return text
-    # an underscore inside a word means nothing in Markdown, elsewhere it may
-    special = r"([\\`*~\[\]<>|&]|(?<!\w)_|_(?!\w))"
+    # an underscore between letters means nothing in Markdown, elsewhere it may
+    special = r"([\\`*~\[\]<>|&]|(?<![^\W_])_|_(?![^\W_]))"
     return Markdown(re.sub(special, r"\\\1", " ".join(str(text).split())))
 
 

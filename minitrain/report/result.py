@@ -46,7 +46,7 @@ def result_block(
         return refused_block(manifest["lesson_notes"])
     # the twins serve the noise floor and the cost of the hook, not the result
     arms = scaling[~scaling["arm"].str.endswith((AGAIN, TIMED))].to_dict("records")
-    sync = manifest.get("sync", "ddp")
+    sync = manifest["sync"]
     rows = []
     for arm in arms:
         run = str(arm["arm"])
@@ -63,8 +63,7 @@ def result_block(
         "result.md",
         table=table(HEAD, rows),
         made=manifest,
-        # a manifest of an earlier version does not say
-        busy=manifest.get("machine_busy"),
+        busy=manifest["machine_busy"],
         num_parameters=thousands(manifest["model_params"]),
         pairs=plural(int(scaling["arm"].str.endswith(AGAIN).sum()), "pair"),
         noise_floor=percent(manifest["noise_floor"]),

@@ -38,7 +38,11 @@ class Results:
 
     def __post_init__(self) -> None:
         named = {"baseline": self.baseline_provenance, **self.provenance}
-        require_one_machine({name: _without_gpu(p) for name, p in named.items()})
+        # runs with nccl use the GPU of the machine, the others do not
+        machines = {
+            n: {"machine": {**p["machine"], "gpu": None}} for n, p in named.items()
+        }
+        require_one_machine(machines)
 
     @property
     def world_size(self) -> int:
@@ -85,8 +89,3 @@ def only_runs(found: Mapping[str, Any], runs: list[str], source: str) -> dict[st
             held = ", ".join(found) or "none"
             raise UserError(f"{source}: no run {run}; it holds {held}")
     return {run: found[run] for run in runs}
-
-
-def _without_gpu(provenance: Mapping[str, Any]) -> dict[str, Any]:
-    # runs with nccl use the GPU of the machine, the others do not
-    return {"machine": {**provenance["machine"], "gpu": None}}

@@ -277,7 +277,7 @@ def account_headline(finding: Finding) -> str:
 
 
 def losses_headline(losses: Mapping[str, pd.DataFrame]) -> str:
-    """Where the losses start and end, and how far runs part on steps they share."""
+    """Where losses start and end, and how far apart runs lie on steps they share."""
     curves = pd.concat(
         [table.set_index("step")["loss"] for table in losses.values()],
         axis="columns",

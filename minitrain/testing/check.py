@@ -154,6 +154,8 @@ def examine(
     """The ladder of ``config``, whatever its verdict; ``inject`` spoils the ranks.
 
     ``run`` and ``one`` (process), where they are there already, are not made again.
+    ``timeout_s``: seconds for each start of the processes. Raises UserError for a loss
+    that is not finite, RankError for a process that fails.
     """
     run = run or run_ranks(config, world_size, inject, timeout_s=timeout_s)
     again = run_replay(config, run, world_size)

@@ -132,12 +132,7 @@ def duplicate_samples(worker: Worker) -> None:
 
 def missing_set_epoch(worker: Worker) -> None:
     """The order of the first epoch, again and again."""
-    whole = worker.batches.micro_batches
-
-    def micro_batches(step: int) -> list[Batch]:
-        return [replace(part, step=step) for part in whole(step % STEPS_PER_EPOCH)]
-
-    _set(worker.batches, micro_batches=micro_batches)
+    _read_another_step(worker, lambda step: step % STEPS_PER_EPOCH)
 
 
 def redundant_sync(worker: Worker) -> None:
@@ -183,13 +178,8 @@ def mismatched_bucket_order(worker: Worker) -> None:
 
 def another_data_seed(worker: Worker) -> None:
     """One rank shuffles with a seed of its own."""
-    whole = worker.batches.micro_batches
-
-    def micro_batches(step: int) -> list[Batch]:
-        return [replace(part, step=step) for part in whole(step + 1)]
-
     if worker.rank == VICTIM:
-        _set(worker.batches, micro_batches=micro_batches)
+        _read_another_step(worker, lambda step: step + 1)
 
 
 def unused_parameter(worker: Worker) -> None:
@@ -219,6 +209,15 @@ def _stock(worker: Worker) -> StockDDP:
 def _set(thing: Any, **values: Any) -> None:
     for name, value in values.items():
         setattr(thing, name, value)
+
+
+def _read_another_step(worker: Worker, other: Callable[[int], int]) -> None:
+    whole = worker.batches.micro_batches
+
+    def micro_batches(step: int) -> list[Batch]:
+        return [replace(part, step=step) for part in whole(other(step))]
+
+    _set(worker.batches, micro_batches=micro_batches)
 
 
 def _change_batches(worker: Worker, change: Callable[[int, Batch], Batch]) -> None:

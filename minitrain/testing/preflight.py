@@ -17,13 +17,13 @@ from minitrain.sync.strategy import trained
 from minitrain.testing.trial import in_memory_of, one_thread
 from minitrain.train.buffers import copy_buffers, load_buffers
 from minitrain.train.config import RunConfig
-from minitrain.train.precision import make_precision
+from minitrain.train.precision import Precision
 from minitrain.train.rng import seed_everything, untouched_random_state
 
 # pytest leaves these functions out: between the call and the message nothing is told
 __tracebackhide__ = True
 
-# of a loss in float64, of which a part may have been computed in float32
+# of a loss in float64, some of which may have been computed in float32
 CLOSE = 1e-6
 # weights that are nearer are left to the witness, which measures rounding
 WEIGHTS_APART = 1e-3
@@ -41,7 +41,7 @@ def refuse_model(config: RunConfig, world_size: int) -> None:
         )
     part = config.batches([0], config.num_shards(world_size)).micro_batches(0)[0]
     loss = in_memory_of(config).loss
-    with make_precision(config.precision).autocast():
+    with Precision(config.precision).autocast():
         try_model(
             first,
             part,
@@ -94,7 +94,7 @@ def _twice(
     for _ in range(2):
         load_buffers(model, buffers)
         seed_everything(config.seed)
-        with torch.no_grad(), make_precision(config.precision).autocast():
+        with torch.no_grad(), Precision(config.precision).autocast():
             losses.append(float(in_memory_of(config).loss(model, inputs)))
     after = _own_state(model)
     return losses, [name for name in before if before[name] != after.get(name)]

@@ -30,7 +30,8 @@ def run_ranks(
     timeout_s: float = 300,
 ) -> Evidence:
     """Train in ``world_size`` processes over gloo; ``inject`` spoils each of them, of
-    step ``keep`` the values are kept.
+    step ``keep`` the values are kept. Raises RankError for a process that fails or
+    takes more than ``timeout_s`` seconds.
     """
     finished: list[Finished] = launch(
         _be_a_rank, world_size, config, inject, keep, timeout_s, timeout_s=timeout_s
@@ -94,7 +95,7 @@ def in_memory_of(config: RunConfig) -> InMemory:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute with the one thread that each rank has."""
+    """Compute with the one thread that each rank has; it sets the process's own."""
     # bits depend on the number of threads, and the ranks have one each
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -10,12 +10,12 @@ Buffers = list[Tensor]
 
 
 def copy_buffers(model: nn.Module) -> Buffers:
-    """Copies of all buffers, in the model's order."""
+    """Copies of all buffers on their device, in the order of ``model.buffers()``."""
     return [buffer.detach().clone() for buffer in model.buffers()]
 
 
 def load_buffers(model: nn.Module, saved: Buffers) -> None:
-    """Put copies back into the model."""
+    """Put copies back into the model, in place; ValueError for another count."""
     with torch.no_grad():
         for buffer, copy in zip(model.buffers(), saved, strict=True):
             buffer.copy_(copy)
@@ -29,7 +29,7 @@ def same_buffers(a: Buffers, b: Buffers) -> bool:
 
 @contextmanager
 def untouched_buffers(model: nn.Module) -> Iterator[None]:
-    """Whatever the forward passes inside do to buffers is undone."""
+    """Whatever forward passes inside do to buffers is undone, after an error too."""
     saved = copy_buffers(model)
     try:
         yield

@@ -16,7 +16,8 @@ NS_PER_MS = 1e6
 
 
 def kind_of_step(step: int) -> Kind:
-    """Every second step runs as it would without a clock; the others take turns.
+    """Every second step runs as it would without a clock; the others are
+    in turn ``bracketed`` and ``instrumented``; the first two are plain.
 
     Before an ``instrumented`` step the ranks meet at a barrier, so that its parts
     hold no waiting; the backward pass of a ``bracketed`` step lies between barriers.
@@ -34,6 +35,7 @@ def always_plain(step: int) -> Kind:
 class StepClock:
     """Stamps the parts of a step, one after the other.
 
+    ``now_ns`` is the last stamp, in nanoseconds of a clock without a date.
     ``synchronize`` is called before a stamp of a step that is not plain, and at the
     end of every step: on a GPU it waits for the device. ``kind_of_step`` says which
     steps are plain; ``watches`` whether any is not.
@@ -47,7 +49,7 @@ class StepClock:
         self._synchronize = synchronize
         self._kind_of_step = kind_of_step
         self.watches = kind_of_step is not always_plain
-        self._last = time.perf_counter_ns()
+        self.now_ns = time.perf_counter_ns()
         self._step_ns = 0
         self.row: Row = {}
         self.kind: Kind = "plain"
@@ -59,22 +61,22 @@ class StepClock:
         self._step_ns = 0
 
     def restart(self) -> None:
-        """Leave out what happened since the last stamp."""
+        """Leave out what happened since the last stamp: it belongs to no part."""
         self._synchronize()
-        self._last = time.perf_counter_ns()
+        self.now_ns = time.perf_counter_ns()
 
     def mark(self, part: str) -> None:
-        """Add to ``part``: all time since the last stamp belongs to it."""
+        """Add the time since the last stamp to ``{part}_ms`` of the row."""
         if self.kind != "plain" or part == "optimizer":
             self._synchronize()
         now = time.perf_counter_ns()
         name = f"{part}_ms"
-        self.row[name] = self.row.get(name, 0.0) + (now - self._last) / NS_PER_MS
-        self._step_ns += now - self._last
-        self._last = now
+        self.row[name] = self.row.get(name, 0.0) + (now - self.now_ns) / NS_PER_MS
+        self._step_ns += now - self.now_ns
+        self.now_ns = now
 
     def carve(self, part: str, out_of_it: str, length_ns: int | None) -> None:
-        """Give ``length_ns`` of ``part`` a name of its own; None: there is nothing."""
+        """Move ``length_ns`` of ``part`` to ``out_of_it``; None: there is nothing."""
         if length_ns is not None:
             self.row[f"{part}_ms"] -= length_ns / NS_PER_MS
             self.row[f"{out_of_it}_ms"] = length_ns / NS_PER_MS
@@ -82,11 +84,6 @@ class StepClock:
     def note_buckets(self, trace: SyncTrace) -> None:
         """Tell what the buckets of the backward pass tell, which ended just now."""
         self.row |= bucket_times(trace, self.row["backward_ms"], self.now_ns)
-
-    @property
-    def now_ns(self) -> int:
-        """The last stamp."""
-        return self._last
 
     def finish(self) -> Row:
         """The row of the step; ``step_ms`` is the sum of its parts."""
@@ -124,7 +121,7 @@ def bucket_times(trace: SyncTrace, backward_ms: float, end_ns: int) -> Row:
 
 
 def union_length(spans: list[tuple[int, int]]) -> int:
-    """Length of the union of intervals; what overlaps counts once."""
+    """Length of the union of [begin, end) in their unit; overlaps count once."""
     total, reached = 0, 0
     for begin, end in sorted(spans):
         begin = max(begin, reached)

@@ -109,7 +109,9 @@ class RunConfig:
         return self.factory()
 
     def num_shards(self, world_size: int) -> int:
-        """Into how many shards the strategy cuts a batch."""
+        """Into how many shards the strategy cuts a global batch: ``world_size``, or
+        as many logical shards as ``tuning`` asks for.
+        """
         return self.sync.guarantees.num_shards(world_size, self.tuning)
 
     def batches(
@@ -118,7 +120,9 @@ class RunConfig:
         num_shards: int,
         device: torch.device | None = None,
     ) -> Batches:
-        """The batches of those ``shards`` of ``num_shards``."""
+        """The batches of those ``shards`` of ``num_shards``, their tensors on
+        ``device`` (the CPU unless told).
+        """
         parts = self.grad_accumulation_steps
         return self.data.open(shards, num_shards, parts, device)
 
@@ -144,7 +148,8 @@ def config_of(
     """What ``params`` describe; ``shards`` is a folder world-``num_files``, which tells
     how many ``steps`` there are, unless that is known.
 
-    Raises UserError for a warm-up that leaves no step to time.
+    Raises UserError for a strategy that is not known, and for a warm-up that leaves no
+    step to time.
     """
     train = params.train
     return RunConfig(

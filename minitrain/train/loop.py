@@ -6,7 +6,11 @@ from minitrain.train.worker import Worker
 
 
 def train(worker: Worker, steps: Iterable[int]) -> None:
-    """Train the model of ``worker`` for ``steps``; its observer looks on."""
+    """Train the model of ``worker`` for ``steps``; its observer looks on.
+
+    Call it on all ranks with the same ``steps``. Raises what the observer raises, such
+    as UserError for a loss that is not finite.
+    """
     observer = worker.observer
     for step in steps:
         observer.begin(step)

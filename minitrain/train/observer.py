@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -42,16 +42,16 @@ class Observer:
         """``step`` begins."""
 
     def after_data(self, micro_batches: Sequence[Batch]) -> None:
-        """The rank has its samples, as many micro-batches as it computes in turn."""
+        """The rank has its samples, as the micro-batches that it computes in order."""
 
     def before_forward(self) -> None:
         """The next micro-batch is about to be computed."""
 
     def after_forward(self, loss: Tensor) -> None:
-        """Its loss is there."""
+        """Its loss is there: a 0-dim tensor, not yet weighted."""
 
     def after_backward(self) -> None:
-        """Its gradients are."""
+        """Its gradients are added to those that were there."""
 
     def after_reduce(self) -> None:
         """All gradients are synchronized."""
@@ -84,12 +84,6 @@ class LastLoss(Observer):
         """
         return shares_of_loss(self._losses, self._micro_batches)
 
-    def require_finite(self) -> None:
-        """Raise UserError where training has lost its numbers: what is timed then is
-        no training.
-        """
-        self.shares()
-
 
 class StepObserver(LastLoss):
     """Times every step and hashes the recorded ones, outside of what is timed.
@@ -109,7 +103,10 @@ class StepObserver(LastLoss):
         self.recorder = Recorder(
             worker.model, recorded, sampled_steps(recorded), keep=keep
         )
-        self.clock = StepClock(_synchronizer(worker.device), kinds)
+        on_gpu = worker.device.type == "cuda"
+        self.clock = StepClock(
+            torch.cuda.synchronize if on_gpu else (lambda: None), kinds
+        )
         self.losses: list[list[float]] = []
         self.digests: list[tuple[int, ...]] = []
         self.timings: list[Row] = []
@@ -214,7 +211,9 @@ class StepObserver(LastLoss):
 
 
 def watches_parts(worker: "Worker", keep: int | None = None) -> StepObserver:
-    """The observer of a run whose account is made, as far as its strategy has one."""
+    """The observer of a run whose step account is made; every step is plain where the
+    strategy has none.
+    """
     kinds = kind_of_step if worker.sync.has_account else always_plain
     return StepObserver(worker, kinds, keep)
 
@@ -222,7 +221,8 @@ def watches_parts(worker: "Worker", keep: int | None = None) -> StepObserver:
 def shares_of_loss(losses: Sequence[Tensor], parts: Sequence[Batch]) -> list[float]:
     """Of each micro-batch its share of the mean loss over the global batch's targets.
 
-    Raises UserError when a loss is no longer a finite number.
+    ``losses`` are 0-dim tensors, one for each of ``parts``; reading them waits for a
+    GPU. Raises UserError when a loss is no longer a finite number.
     """
     return [_share_of_loss(*pair) for pair in zip(losses, parts, strict=True)]
 
@@ -236,7 +236,3 @@ def _share_of_loss(loss: Tensor, part: Batch) -> float:
             "a smaller train.learning_rate may keep it finite"
         )
     return value * part.num_targets / part.global_targets
-
-
-def _synchronizer(device: torch.device) -> Any:
-    return torch.cuda.synchronize if device.type == "cuda" else (lambda: None)

@@ -22,7 +22,8 @@ def write_run(
     script: Path,
     device: torch.device,
 ) -> None:
-    """Gather what every rank knows; rank 0 writes it to the folder ``out``.
+    """Gather what every rank knows; rank 0 writes it to the folder ``out``. Call it on
+    all ranks.
 
     ``facts`` stand in its provenance, of ``script``; they hold threads_per_process.
     """

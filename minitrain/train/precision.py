@@ -11,74 +11,49 @@ from torch import Tensor
 
 Name = Literal["float32", "bf16", "fp16"]
 PRECISIONS: tuple[Name, ...] = get_args(Name)
+SIXTEEN_BITS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Precision:
-    """All in the precision that the model has."""
+    """The precision that ``train.precision`` names: ``torch.autocast`` to 16 bits, or
+    for float32 all in the precision that the model has.
 
-    def autocast(self) -> AbstractContextManager[Any]:
-        """Around the forward pass."""
-        return nullcontext()
-
-    def scale(self, loss: Tensor) -> Tensor:
-        """What to call ``backward`` on."""
-        return loss
-
-    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Bring synchronized gradients to the scale of the loss."""
-
-    def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """The optimizer's step, unless a gradient has overflowed."""
-        optimizer.step()
-
-    def state(self) -> dict[str, Any]:
-        """What must be alike on all ranks, in plain numbers."""
-        return {}
-
-
-class BFloat16(Precision):
-    """Autocast to bfloat16, which has the range of float32 and needs no scaling."""
-
-    def __init__(self, device_type: str = "cpu") -> None:
-        self._device_type = device_type
-
-    def autocast(self) -> AbstractContextManager[Any]:
-        return torch.autocast(self._device_type, torch.bfloat16)
-
-
-class Float16(Precision):
-    """Autocast to float16 with a scaled loss (``torch.amp.GradScaler``).
-
-    Where the synchronized gradients hold an infinity or a NaN, the step is left out
-    and the scale halved. Synchronized gradients are alike on all ranks, so all of them
-    leave it out.
+    fp16 scales its loss (arXiv 1710.03740, ``torch.amp.GradScaler``) unless told not
+    to, since gradients would underflow; bfloat16 has the range of float32 and needs no
+    scaling. Where the synchronized gradients hold an infinity or a NaN, the step is
+    left out and the scale halved: on all ranks, since they are alike there.
     """
 
-    def __init__(self, device_type: str = "cpu") -> None:
+    def __init__(
+        self, name: Name, device_type: str = "cpu", *, scales: bool = True
+    ) -> None:
         self._device_type = device_type
-        self.scaler = torch.amp.GradScaler(device_type)
+        self._dtype = SIXTEEN_BITS.get(name)
+        # a scaler that is not enabled hands everything on as it is
+        enabled = scales and name == "fp16"
+        self._scaler = torch.amp.GradScaler(device_type, enabled=enabled)
 
     def autocast(self) -> AbstractContextManager[Any]:
-        return torch.autocast(self._device_type, torch.float16)
+        """Around the forward pass; a new context each time."""
+        if self._dtype is None:
+            return nullcontext()
+        return torch.autocast(self._device_type, self._dtype)
 
     def scale(self, loss: Tensor) -> Tensor:
-        scaled = self.scaler.scale(loss)
+        """What to call ``backward`` on; ``loss`` has no dimension."""
+        scaled = self._scaler.scale(loss)
         assert isinstance(scaled, Tensor)
         return scaled
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        self.scaler.unscale_(optimizer)
+        """Bring synchronized gradients to the scale of the loss."""
+        self._scaler.unscale_(optimizer)
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        self.scaler.step(optimizer)
-        self.scaler.update()
+        """The optimizer's step, unless a gradient has overflowed."""
+        self._scaler.step(optimizer)
+        self._scaler.update()
 
     def state(self) -> dict[str, Any]:
-        return dict(self.scaler.state_dict())
-
-
-def make_precision(name: Name, device_type: str = "cpu") -> Precision:
-    """The precision that ``train.precision`` names."""
-    if name == "float32":
-        return Precision()
-    return BFloat16(device_type) if name == "bf16" else Float16(device_type)
+        """What must be alike on all ranks, in plain numbers; empty without a scaler."""
+        return dict(self._scaler.state_dict())

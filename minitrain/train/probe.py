@@ -8,7 +8,6 @@ Where training is in 16 bits it does so twice, with and without them.
 """
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -39,16 +38,6 @@ class NoStep:
         """Keep them."""
 
 
-class OnlyAutocast(Precision):
-    """The 16 bits of another precision, but the loss as it is."""
-
-    def __init__(self, precision: Precision) -> None:
-        self._precision = precision
-
-    def autocast(self) -> AbstractContextManager[Any]:
-        return self._precision.autocast()
-
-
 class GradientObserver(LastLoss):
     """Keeps synchronized gradients, by name, and the losses of one step."""
 
@@ -70,9 +59,10 @@ def add_probes(result: TrainResult, worker: Worker, step: int) -> None:
 
     Call it on all ranks, when the states have been saved.
     """
-    passes = {"probe": Precision()}
-    if type(worker.precision) is not Precision:
-        passes["rounded"] = OnlyAutocast(worker.precision)
+    passes, bits = {"probe": Precision("float32")}, worker.config.precision
+    if bits != "float32":
+        # no step is taken here that a scaler could leave out
+        passes["rounded"] = Precision(bits, worker.device.type, scales=False)
     worker.sync.module.eval()
     if reason := _first(_why_not(worker, step)):
         result.hashes.append({"kind": "no probe", "step": step, "reason": reason})

@@ -114,7 +114,7 @@ class Recorder:
 
     def fed(self, step: int, parts: Sequence[Batch]) -> None:
         """Note what the model was given: each sample by its content, and the targets
-        that count. A part without targets is there for its rank to take part.
+        that count. A micro-batch without targets is there for its rank to take part.
         """
         if self._steps:
             named = [
@@ -156,7 +156,7 @@ class Recorder:
             self.values["before"] = _copy(dict(self._model.named_parameters()))
 
     def own_gradients(self, step: int, gradients: Sequence[Tensors]) -> None:
-        """A replay tells what each rank adds to the sum."""
+        """A replay tells what each shard adds to the sum; kept of the step ``keep``."""
         if step == self._keep:
             self.values["own"] = [dict(own) for own in gradients]
 
@@ -235,6 +235,8 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
-    """Load what :func:`save_tensors` wrote; never runs code from the file."""
+    """Load what :func:`save_tensors` wrote, on the CPU; never runs code from the file
+    (``weights_only`` of ``torch.load``, which raises UnpicklingError instead).
+    """
     tensors: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
     return tensors

@@ -1,7 +1,7 @@
 """What one rank knows after training, and what the ranks know together."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,6 @@ from torch import Tensor
 from minitrain.train.recorder import ledger_entry
 
 Row = dict[str, Any]
-Tensors = Mapping[str, Tensor]
 
 
 @dataclass
@@ -40,7 +39,7 @@ def mean_losses(results: Iterable[TrainResult]) -> list[float]:
 
 
 def mean_loss(shares: Iterable[Sequence[float]]) -> float:
-    """Of the shares that each rank computed, the sum."""
+    """The sum of the shares that each rank computed, in nats per target."""
     # exactly rounded, it does not depend on how the batch was cut over ranks
     return math.fsum(share for rank in shares for share in rank)
 

@@ -1,4 +1,4 @@
-"""Random numbers: a seed for each rank, and streams that take turns in a process."""
+"""Random numbers: a seed for each rank, and interleaved streams in a process."""
 
 import random
 from collections.abc import Iterator
@@ -65,9 +65,10 @@ def untouched_random_state() -> Iterator[None]:
 
 
 class Stream:
-    """The random numbers of one of several ranks that take turns in this process.
+    """The random numbers of one of several shards that are interleaved in this process.
 
-    Each turn (``with stream:``) goes on where the last one stopped.
+    Each use (``with stream:``) goes on where the last one stopped; the first where the
+    process stood when the stream was made.
     """
 
     def __init__(self) -> None:

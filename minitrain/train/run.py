@@ -17,7 +17,7 @@ from minitrain.train.config import RunConfig, config_of
 from minitrain.train.loop import train
 from minitrain.train.observer import StepObserver, watches_parts
 from minitrain.train.outputs import write_run
-from minitrain.train.precision import make_precision
+from minitrain.train.precision import Precision
 from minitrain.train.probe import add_probes, unwatched_gradients
 from minitrain.train.recorder import save_tensors
 from minitrain.train.result import TrainResult
@@ -59,7 +59,7 @@ def preflight(job: Job) -> None:
     torch.set_num_threads(job.params.train.threads_per_process)
     config = config_of(job.params, job.shards, job.world_size)
     batches = config.batches([0], config.num_shards(job.world_size))
-    with make_precision(config.precision).autocast():
+    with Precision(config.precision).autocast():
         try_model(
             config.start_model(0),
             batches.micro_batches(0)[0],
@@ -68,7 +68,10 @@ def preflight(job: Job) -> None:
 
 
 def train_rank(job: Job, launcher: str) -> None:
-    """Be one rank of ``job``, from joining the others to writing the evidence."""
+    """Be one rank of ``job``, from joining the others to writing the evidence.
+
+    ``launcher`` is noted beside it. Raises UserError for a loss that is not finite.
+    """
     threads = job.params.train.threads_per_process
     torch.set_num_threads(threads)
     limit = job.params.launch.timeout_s
@@ -105,7 +108,8 @@ def run_rank(
 ) -> Finished:
     """Train as one of the ranks that have met, and collect what the proof needs.
 
-    The final state is written to ``state_file``, or else returned.
+    The final state is written to ``state_file``, or else returned. Raises UserError for
+    a loss that is not finite.
     """
     # it would answer for other rungs: nothing is injected in it
     unwatched = None if inject else unwatched_gradients(config, device)

@@ -20,7 +20,7 @@ from minitrain.data.batches import Batch
 from minitrain.distributed.tree import shards_of
 from minitrain.train.config import OPTIMIZERS, RunConfig
 from minitrain.train.observer import Observer
-from minitrain.train.precision import make_precision
+from minitrain.train.precision import Precision
 from minitrain.train.rng import Stream
 
 
@@ -58,7 +58,7 @@ class Worker:
         self.sync = config.sync(self.model, config.tuning, group=group, timed=timed)
         kind = OPTIMIZERS[config.optimizer]
         self.optimizer: Any = self.sync.optimizer(kind, config.learning_rate)
-        self.precision = make_precision(config.precision, self.device.type)
+        self.precision = Precision(config.precision, self.device.type)
         self.observer = observer(self)
 
     def but(self, **changes: Any) -> Self:
@@ -76,7 +76,7 @@ class Worker:
             yield
 
     def forward(self, micro_batch: Batch) -> Tensor:
-        """The mean loss over the targets of ``micro_batch``."""
+        """The mean loss over the targets of ``micro_batch``, a 0-dim tensor."""
         with self.precision.autocast():
             return self.batches.loss(self.sync.module, micro_batch.inputs)
 
@@ -89,7 +89,7 @@ class Worker:
         return loss * share
 
     def backward(self, loss: Tensor, micro_batch: Batch) -> None:
-        """Add the gradients of ``micro_batch`` to those that are there."""
+        """Add the gradients of ``micro_batch``, weighted and scaled, to ``.grad``."""
         self.precision.scale(self.weighted(loss, micro_batch)).backward()
 
     def step(self) -> None:
@@ -103,7 +103,11 @@ class Worker:
 
 
 def start_streams(config: RunConfig, count: int) -> list[Stream]:
-    """The random numbers of each of ``count`` shards from the first step on."""
+    """The random numbers of each of ``count`` shards from the first step on.
+
+    It builds ``count`` models, because building one draws, and moves the generators of
+    the process.
+    """
     streams = []
     for shard in range(count):
         config.start_model(shard)

@@ -3,6 +3,7 @@
 import json
 import math
 import struct
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -87,7 +88,7 @@ def test_every_type(dtype: torch.dtype, a_hex: str, b_hex: str) -> None:
     assert (found.first.index, found.first.a_hex) == ((1,), a_hex)
     assert found.first.b_hex == b_hex
     assert found.max_abs_diff == 1
-    json.dumps(found.as_dict(), allow_nan=False)
+    json.dumps(asdict(found), allow_nan=False)
 
 
 def test_without_dimensions() -> None:

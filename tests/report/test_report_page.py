@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from project import PARAMS_FILE, ROOT
 from report_inputs import (
@@ -110,6 +110,7 @@ def test_html_escapes_everything(tmp_path: Path) -> None:
 
 
 @given(st.text(st.characters(exclude_categories=["Cs", "Cc"])))
+@example("__0__")
 def test_a_cell_shows_any_text(text: str) -> None:
     html = to_html(table(["x"], [[text]]), Path())
     shown = [one for one in Reader(html).texts if one.strip()]

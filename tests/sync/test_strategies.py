@@ -492,7 +492,7 @@ def test_overflow_on_one_rank_skips_the_step_on_all() -> None:
         before, at, after = (rows[rank, OVERFLOW + i] for i in (-1, 0, 1))
         assert at["parameters"] == before["parameters"] != after["parameters"]
         assert at["precision"]["scale"] == before["precision"]["scale"] / 2
-    assert precision_rung(run.rows, rows_of_rank_0(run), "fp16").verdict == "equal"
+    assert precision_rung(run.rows, rows_of_rank_0(run)).verdict == "equal"
 
 
 def rows_of_rank_0(run: Evidence) -> list[Row]:
@@ -501,8 +501,8 @@ def rows_of_rank_0(run: Evidence) -> list[Row]:
 
 def test_run_without_a_scaler_is_no_fp16() -> None:
     rows = [{"kind": "tensors", "step": 0, "rank": 0}]
-    assert precision_rung(rows, rows, "fp16").verdict == "breach"
-    assert precision_rung([], [], "fp16").verdict == "breach"
+    assert precision_rung(rows, rows).verdict == "breach"
+    assert precision_rung([], []).verdict == "breach"
 
 
 def test_scaler_that_differs_between_ranks_is_caught() -> None:
@@ -511,7 +511,7 @@ def test_scaler_that_differs_between_ranks_is_caught() -> None:
     expected = rows_of_rank_0(run)
     spoiled = next(r for r in run.rows if r.get("rank") == 1 and "precision" in r)
     spoiled["precision"] = {**spoiled["precision"], "scale": 1.0}
-    rung = precision_rung(run.rows, expected, "fp16")
+    rung = precision_rung(run.rows, expected)
     assert rung.verdict == "breach"
     assert rung.detail.startswith("step 0: rank 1 has {'scale': 1.0")
 

@@ -5,6 +5,7 @@ Each fault is a real data-parallel bug, injected without touching the code under
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ from minitrain.proof.bits import (
 from minitrain.proof.evidence import Evidence
 from minitrain.proof.ladder import ladder as all_rungs
 from minitrain.proof.ladder import own_rungs
-from minitrain.proof.single_process import twin_of
+from minitrain.proof.single_process import run_twin
 from minitrain.proof.tolerances import close_rung, one_process_rungs, state_limits
 from minitrain.sync.guarantees import DEFAULTS
 from minitrain.sync.stock import StockDDP
@@ -428,7 +429,7 @@ def test_training_that_is_unstable_is_told_from_a_fault(shards: Path) -> None:
     """At a rate where one process itself does not repeat from a start one ULP away."""
     params = tiny_params(learning_rate=3.0)
     one, run = one_process_tiny(params, shards), train_tiny(params, shards, 2)
-    twin = twin_of(tiny_config(params, shards, 1))
+    twin = cache(partial(run_twin, tiny_config(params, shards, 1)))
     # limits as of a rate that is a thousandth of this one
     limits = (tiny_params().train, 1e-5)
     nudged = state_limits(one.states[0], start_of(params), *limits)
@@ -443,7 +444,7 @@ def test_training_that_is_unstable_is_told_from_a_fault(shards: Path) -> None:
 
 def test_training_is_stable_at_the_default_rate(shards: Path) -> None:
     params = tiny_params()
-    twin = twin_of(tiny_config(params, shards, 1))(None).state
+    twin = run_twin(tiny_config(params, shards, 1)).state
     one = one_process_tiny(params, shards).states[0]
     assert state_rung(twin, one, params).verdict == "within tolerance"
 
@@ -477,7 +478,7 @@ def test_fault_that_ranks_and_replay_share_is_caught(shards: Path) -> None:
     # one process with the whole batch is the only one that can tell
     broken = [name for name, rung in found.items() if rung.verdict == "breach"]
     assert broken == ["one_process"]
-    twin = twin_of(tiny_config(params, shards, 1))(None).state
+    twin = run_twin(tiny_config(params, shards, 1)).state
     one = one_process_tiny(params, shards).states[0]
     assert state_rung(run.states[0], one, params, twin=twin).verdict == "breach"
 
