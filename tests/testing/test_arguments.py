@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from one_line import the_line
+from one_line import refusal
 from project import ROOT
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -52,9 +52,7 @@ def check(**options: Any) -> Any:
 
 
 def refused(**options: Any) -> str:
-    with pytest.raises(UserError) as raised:
-        check(**options)
-    return the_line(raised)
+    return refusal(check, **options)
 
 
 def endless() -> Iterator[Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from one_line import the_line
+from one_line import refusal
 from torch import Tensor, nn
 
 import minitrain
@@ -83,9 +83,7 @@ def words() -> list[dict[str, Tensor]]:
 
 def test_mean_of_means_of_ones_own_is_found() -> None:
     """Nobody said over how many words the loss is a mean, so samples count alike."""
-    with pytest.raises(UserError) as raised:
-        check_data_parallel(ByWords, words())
-    line = the_line(raised)
+    line = refusal(check_data_parallel, ByWords, words())
     assert "over its halves of 2 and 2 targets, whose mean is " in line
     assert ": it weighs them 0.15 to 0.85, and must be a mean" in line
     trial = replace(make_run(steps=3), factory=ByWords)
@@ -152,9 +150,8 @@ def test_random_numbers_of_the_caller_are_left_alone() -> None:
 def test_arguments_that_cannot_be(
     batches: Any, options: dict[str, Any], expected: str
 ) -> None:
-    with pytest.raises(UserError) as raised:
-        check_data_parallel(line, batches, **{"loss": squares, **options})
-    assert the_line(raised) == expected
+    given = {"loss": squares, **options}
+    assert refusal(check_data_parallel, line, batches, **given) == expected
 
 
 def test_cut_takes_every_wth_sample_of_everything() -> None:
@@ -216,11 +213,9 @@ def test_one_element_with_any_stride() -> None:
 
 
 def test_count_that_does_not_add_up() -> None:
-    with pytest.raises(UserError) as raised:
-        check_data_parallel(line, PAIRS, loss=squares, count=lambda batch: 7)
-    assert the_line(raised) == (
-        "count(batches[0]) = 7: must be the sum of its parts' counts, 7 + 7"
-    )
+    options: Any = {"loss": squares, "count": lambda batch: 7}
+    told = refusal(check_data_parallel, line, PAIRS, **options)
+    assert told == "count(batches[0]) = 7: must be the sum of its parts' counts, 7 + 7"
 
 
 def test_count_may_be_a_tensor() -> None:
