@@ -3,8 +3,6 @@
 import io
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
@@ -15,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from one_line import refusal
-from project import ROOT, environment
+from project import ROOT, run_python
 from samples_of_text import ELEVEN, samples_of
 
 from minitrain.core.errors import EvidenceError
@@ -196,14 +194,7 @@ print(f"{len(samples.tokens) / 1e6} MB of tokens, {peak() - before} MB of memory
 
 
 def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", WHOLE_STAGE],
-        cwd=tmp_path,
-        env=environment(PYTHONPATH=str(ROOT)),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_python("-c", WHOLE_STAGE, folder=tmp_path, PYTHONPATH=str(ROOT))
     tokens, memory = map(float, re.findall(r"[\d.]+", done.stdout))
     # some arrays of a block, and buffers
     assert tokens > 64

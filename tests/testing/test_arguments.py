@@ -3,8 +3,6 @@
 import ast
 import itertools
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from one_line import refusal
-from project import ROOT
+from project import ROOT, run_python
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -509,11 +507,8 @@ def test_page_of_pytest(tmp_path: Path) -> None:
         "    batches = [torch.randn(8, 3)] * 3\n"
         "    check_data_parallel(lambda: None, batches, loss=lambda m, b: m(b).sum())\n"
     )
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", path]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=tmp_path, env=environment
-    )
+    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", path]
+    done = run_python(*command, folder=tmp_path, PYTHONPATH=str(ROOT))
     assert ">       check_data_parallel(lambda: None, batches" in done.stdout
     assert "UserError: factory: returned NoneType, must return" in done.stdout
     assert "check.py" not in done.stdout
@@ -564,12 +559,7 @@ def test_mypy_knows_the_arguments(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MISTYPED)
     (tmp_path / "mypy.ini").write_text(SETTINGS)
     files = [f"--config-file={tmp_path}/mypy.ini", f"--cache-dir={tmp_path}/cache"]
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", *files, str(tmp_path / "mine.py")],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-    )
+    done = run_python("-m", "mypy", *files, tmp_path / "mine.py")
     assert 'Argument "world_size" to "check_data_parallel" has' in done.stdout
     assert "Literal['proven'] | Literal['replay only'] | Literal[" in done.stdout
     assert 'Argument "optimizer" to "check_data_parallel" has' in done.stdout
