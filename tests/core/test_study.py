@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
+from one_line import refusal
 
-from minitrain.core.errors import UserError
 from minitrain.core.study import Turns, TurnsAtOneSize, TurnsAtSizes, load_study
 
 SHARED = "world_size: 2, num_rounds: 15, steps_per_round: 1"
@@ -46,6 +46,4 @@ def test_section_bears_the_name_of_the_folder(
     if not line:
         assert load_study(study, Turns).num_rounds == 15
         return
-    with pytest.raises(UserError) as caught:
-        load_study(study, Turns)
-    assert str(caught.value).startswith(f"{study}/params.yaml: {line}")
+    assert refusal(load_study, study, Turns).startswith(f"{study}/params.yaml: {line}")
