@@ -196,10 +196,7 @@ def fails() -> nn.Module:
         (fails, "factory: ValueError: no weights found ("),
         (lambda x: line(), "factory: TypeError: "),
         (MODULE, "factory: is a Linear, must be a function that makes one"),
-        (
-            lambda: MODULE,
-            "factory: returned the same module twice, must make a ",
-        ),
+        (lambda: MODULE, "factory: returned the same module twice, must make a "),
         (WithTail, "factory: returned the same 1.weight twice, must make a new one"),
         (Frozen, f"model: no parameter of it can be trained by {GIVEN}"),
     ],
@@ -210,11 +207,15 @@ def test_what_is_no_factory(factory: Any, expected: str) -> None:
     assert "minitrain/" not in found
 
 
-class GivesDict(nn.Module):
+class WithLinear(nn.Module):
+    """A layer, which each model below uses in a way of its own."""
+
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(3, 1)
 
+
+class GivesDict(WithLinear):
     def forward(self, x: Tensor) -> Any:
         return {"loss": self.linear(x).square().mean()}
 
@@ -225,7 +226,7 @@ def test_output_without_a_loss() -> None:
     ) == ("model: the output has no .loss; it must hold the mean over real targets")
 
 
-class Classifier(GivesDict):
+class Classifier(WithLinear):
     def forward(self, x: Tensor, labels: Tensor) -> Any:
         logits = torch.cat([self.linear(x), -self.linear(x)], 1)
         return SimpleNamespace(loss=nn.functional.cross_entropy(logits, labels))
@@ -272,10 +273,7 @@ SYNCS = (
         ({"timeout_s": None}, "timeout_s = None: must be a positive number"),
         ({"count": lambda batch: 3.5}, "count(batch) = 3.5: must be a whole number"),
         ({"count": lambda batch: None}, "count(batch) = None: must be a whole number"),
-        (
-            {"count": lambda batch: batch[0] > 0},
-            "count(batch) = tensor([[",
-        ),
+        ({"count": lambda batch: batch[0] > 0}, "count(batch) = tensor([["),
         ({"count": 8}, "count = 8: must be a function"),
     ],
 )
@@ -291,12 +289,11 @@ def test_a_rank_that_refuses_names_the_argument() -> None:
     assert found.endswith("; a smaller learning_rate may keep it finite")
 
 
-class Scaled(nn.Module):
+class Scaled(WithLinear):
     """With a parameter of no dimension, as CLIP has one."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.linear = nn.Linear(3, 1)
         self.logit_scale = nn.Parameter(torch.tensor(1.0))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -319,22 +316,21 @@ def test_ranks_have_the_default_type_of_the_test() -> None:
     assert ladder.rungs["one_process"].detail == "allowed: 1e-11"
 
 
-class OwnDropout(nn.Module):
+class OwnDropout(WithLinear):
     def __init__(self) -> None:
         super().__init__()
-        self.linear = nn.Linear(3, 1)
         self.chance = torch.Generator().manual_seed(0)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.linear(x * (torch.rand(x.shape, generator=self.chance) > 0.5))
 
 
-class Counts(nn.Module):
+class Counts(WithLinear):
     """Computes something else from its ``first`` pass on."""
 
     def __init__(self, first: int) -> None:
         super().__init__()
-        self.linear, self.first, self.calls = nn.Linear(3, 1), first, 0
+        self.first, self.calls = first, 0
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
