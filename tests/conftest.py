@@ -2,6 +2,7 @@
 
 import getpass
 import os
+import socket
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -49,6 +50,15 @@ def stages_by_fork() -> Iterator[str]:
     fork_servers.add(server.process.pid)
     yield server.address
     server.stop()
+
+
+@pytest.fixture
+def taken_port() -> Iterator[str]:
+    """A port on which somebody listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        yield str(taken.getsockname()[1])
 
 
 @pytest.fixture(autouse=True)

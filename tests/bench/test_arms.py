@@ -32,6 +32,7 @@ from minitrain.core.errors import UserError
 from minitrain.core.params import Params
 from minitrain.data.order import GlobalOrder
 from minitrain.data.text import VOCAB_SIZE
+from minitrain.distributed.groups import distributed
 from minitrain.distributed.launcher import launch
 from minitrain.model.factory import build_model
 from minitrain.sync.catalog import PLAIN, find_strategy
@@ -104,8 +105,6 @@ def test_all_cores_are_those_that_may_be_used() -> None:
 
 def measured(folder: Path, slow_start: bool) -> list[dict[str, Any]]:
     """The rows of this rank; rank 1's untimed first step takes a second longer."""
-    from minitrain.distributed.groups import distributed
-
     train = arms.train
 
     def slow_train(*rest: Any) -> Any:
@@ -149,8 +148,6 @@ def sent(folder: Path) -> dict[str, tuple[int, str]]:
     """Per arm of two processes: bytes that a step of a turn hands to collectives, and a
     hash of the parameters after it.
     """
-    from minitrain.distributed.groups import distributed
-
     with distributed():
         small = params(2)
         both = [arm for arm in arms_of(small) if arm.processes == 2]
@@ -228,8 +225,6 @@ class Foreign(Arm):
 
 
 def counted(folder: Path) -> tuple[list[dict[str, Any]], list[list[int]]]:
-    from minitrain.distributed.groups import distributed
-
     with distributed():
         both = [no_sync_arm("own", 2, 1), Foreign("foreign", 2, 1)]
         contestants = enter(params(1, 2), folder, both)
@@ -241,8 +236,6 @@ def counted(folder: Path) -> tuple[list[dict[str, Any]], list[list[int]]]:
 
 
 def turns_without_log(folder: Path) -> list[dict[str, Any]]:
-    from minitrain.distributed.groups import distributed
-
     def logged(_: StockDDP) -> NoReturn:
         raise AssertionError("a turn asked for DDP's log")
 
@@ -271,8 +264,6 @@ def test_a_foreign_loop_takes_the_same_turns(shards: Path) -> None:
 
 
 def lost_numbers(folder: Path) -> list[dict[str, Any]]:
-    from minitrain.distributed.groups import distributed
-
     with distributed():
         arm = Arm("lost", 2, 1, (("learning_rate", 1e30),))
         return measure(params(1, 2), folder, range(2), [arm])

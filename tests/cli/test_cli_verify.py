@@ -1,12 +1,11 @@
 """``minitrain verify``: words, JSON and exit codes."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from project import run_python
 
 from minitrain.cli.main import run
 from minitrain.cli.verify import in_words
@@ -71,8 +70,8 @@ def test_other_names(
     ],
 )
 def test_mistakes_are_one_line(arguments: list[str], code: int, line: str) -> None:
-    command = [sys.executable, "-c", "from minitrain.cli.main import main; main()"]
-    done = subprocess.run([*command, *arguments], capture_output=True, text=True)
+    command = "from minitrain.cli.main import main; main()"
+    done = run_python("-c", command, *arguments)
     assert done.returncode == code
     assert done.stderr.splitlines()[-1].startswith(line)
     assert "Traceback" not in done.stderr
@@ -84,9 +83,8 @@ def test_help_starts_without_torch() -> None:
         "try: run(['verify', '--help'])\n"
         "except SystemExit: print('torch' in sys.modules)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
+    done = run_python("-c", code)
+    assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("False\n")
 
 

@@ -154,15 +154,11 @@ def test_no_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no loopback interface is up (interfaces: eth0)" in check.detail
 
 
-def test_port_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        monkeypatch.setenv("MASTER_PORT", str(port))
-        check = doctor.check_ports()
+def test_port_in_use(monkeypatch: pytest.MonkeyPatch, taken_port: str) -> None:
+    monkeypatch.setenv("MASTER_PORT", taken_port)
+    check = doctor.check_ports()
     assert check.verdict == "wrong"
-    assert check.detail.startswith(f"environment: MASTER_PORT = {port} is in use")
+    assert check.detail.startswith(f"environment: MASTER_PORT = {taken_port} is in use")
     monkeypatch.delenv("MASTER_PORT")
     assert doctor.check_ports().verdict == "fine"
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
+from one_line import refusal
 
-from minitrain.core.errors import UserError
 from minitrain.core.study import (
     Interleaved,
     InterleavedAtOneSize,
@@ -51,6 +51,6 @@ def test_section_bears_the_name_of_the_folder(
     if not line:
         assert load_study(study, Interleaved).num_rounds == 15
         return
-    with pytest.raises(UserError) as caught:
-        load_study(study, Interleaved)
-    assert str(caught.value).startswith(f"{study}/params.yaml: {line}")
+    assert refusal(load_study, study, Interleaved).startswith(
+        f"{study}/params.yaml: {line}"
+    )

@@ -3,8 +3,6 @@
 import io
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
@@ -14,11 +12,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from one_line import the_line
-from project import ROOT, environment
+from one_line import refusal
+from project import ROOT, run_python
 from samples_of_text import ELEVEN, samples_of
 
-from minitrain.core.errors import EvidenceError, UserError
+from minitrain.core.errors import EvidenceError
 from minitrain.core.files import read_json, sha256_file
 from minitrain.data import samples as in_blocks
 from minitrain.data import shards as data
@@ -78,19 +76,14 @@ def test_make_shard_deals_every_sample_once(world_size: int, extra: int) -> None
 
 @pytest.mark.parametrize("rank", [-1, 3, 4])
 def test_rank_outside_the_world(rank: int) -> None:
-    with pytest.raises(UserError) as raised:
-        make_shard(rank, 3, range(10))
-    assert the_line(raised) == f"rank = {rank}: must be from 0 to 2"
+    line = refusal(make_shard, rank, 3, range(10))
+    assert line == f"rank = {rank}: must be from 0 to 2"
 
 
 def test_more_ranks_than_samples(tmp_path: Path) -> None:
     line = "world size = 4: must be at most the number of samples, 3"
-    with pytest.raises(UserError) as raised:
-        make_shard(0, 4, range(3))
-    assert the_line(raised) == line
-    with pytest.raises(UserError) as raised:
-        write_shards(tmp_path / "world-4", samples_of(["a", "b", "c"]), 4)
-    assert the_line(raised) == line
+    assert refusal(make_shard, 0, 4, range(3)) == line
+    assert refusal(write_shards, tmp_path / "x", samples_of(["a", "b", "c"]), 4) == line
 
 
 def test_as_many_ranks_as_samples(tmp_path: Path) -> None:
@@ -201,14 +194,7 @@ print(f"{len(samples.tokens) / 1e6} MB of tokens, {peak() - before} MB of memory
 
 
 def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", WHOLE_STAGE],
-        cwd=tmp_path,
-        env=environment(PYTHONPATH=str(ROOT)),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_python("-c", WHOLE_STAGE, folder=tmp_path, PYTHONPATH=str(ROOT))
     tokens, memory = map(float, re.findall(r"[\d.]+", done.stdout))
     # some arrays of a block, and buffers
     assert tokens > 64

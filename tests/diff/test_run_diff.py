@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from one_line import the_line
+from one_line import refusal
 
 from minitrain.cli.main import run
-from minitrain.core.errors import UserError
 from minitrain.core.files import read_jsonl, write_jsonl
 from minitrain.diff.run_diff import compare_runs
 from minitrain.proof.evidence import Evidence
@@ -140,18 +139,16 @@ def test_loss_of_one_step(clean: Path, copy: Path, capsys) -> None:
 
 def test_losses_that_are_none(clean: Path, copy: Path) -> None:
     (copy / "losses.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(UserError) as raised:
-        compare_runs(clean, copy)
-    assert the_line(raised).startswith(f"{copy}/losses.csv: not the losses of a run")
+    line = refusal(compare_runs, clean, copy)
+    assert line.startswith(f"{copy}/losses.csv: not the losses of a run")
 
 
 def test_step_that_is_there_twice(clean: Path, copy: Path) -> None:
     rows = read_jsonl(copy / "hashes.jsonl")
     again = next(row for row in rows if row["kind"] == "tensors")
     write_jsonl(copy / "hashes.jsonl", [*rows, again])
-    with pytest.raises(UserError) as raised:
-        compare_runs(clean, copy)
-    assert the_line(raised).endswith("not the hashes of a run: a step is duplicated")
+    line = refusal(compare_runs, clean, copy)
+    assert line.endswith("not the hashes of a run: a step is duplicated")
 
 
 @pytest.mark.parametrize(
@@ -191,9 +188,8 @@ def test_runs_without_a_common_step(clean: Path, tmp_path: Path) -> None:
     folder = write(tmp_path / "other", outcome)
     rows = [row | {"step": row.get("step", 0) + 50} for row in outcome.rows]
     write_jsonl(folder / "hashes.jsonl", rows)
-    with pytest.raises(UserError) as raised:
-        compare_runs(clean, folder)
-    assert the_line(raised) == f"{clean}: has no recorded step in common with {folder}"
+    line = refusal(compare_runs, clean, folder)
+    assert line == f"{clean}: has no recorded step in common with {folder}"
 
 
 @pytest.mark.parametrize("content", [None, "[1]\n", "{}\n", "no JSON\n"])
@@ -202,6 +198,4 @@ def test_folder_that_is_no_run(
 ) -> None:
     if content is not None:
         (tmp_path / "hashes.jsonl").write_text(content)
-    with pytest.raises(UserError) as raised:
-        compare_runs(clean, tmp_path)
-    assert the_line(raised).startswith(str(tmp_path))
+    assert refusal(compare_runs, clean, tmp_path).startswith(str(tmp_path))

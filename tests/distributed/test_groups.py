@@ -2,7 +2,6 @@
 
 import copy
 import os
-import socket
 import time
 
 import pytest
@@ -56,25 +55,19 @@ def test_nccl_without_gpus_is_refused() -> None:
     assert ddp.local_device("gloo") == torch.device("cpu")
 
 
-def test_occupied_port_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        values = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-        for name, value in {**values, "MASTER_PORT": port}.items():
-            monkeypatch.setenv(name, value)
-        with pytest.raises(UserError, match=f"MASTER_PORT = {port} is in use"):
-            ddp.init_distributed()
+def test_occupied_port_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, taken_port: str
+) -> None:
+    values = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    for name, value in {**values, "MASTER_PORT": taken_port}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=f"MASTER_PORT = {taken_port} is in use"):
+        ddp.init_distributed()
 
 
-def test_occupied_master_port_is_named() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        with pytest.raises(UserError, match=f"MASTER_PORT = {port} is in use"):
-            ddp.require_free_port(str(port))
+def test_occupied_master_port_is_named(taken_port: str) -> None:
+    with pytest.raises(UserError, match=f"MASTER_PORT = {taken_port} is in use"):
+        ddp.require_free_port(taken_port)
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "-1", "http", ""])

@@ -13,6 +13,7 @@ import nbformat
 import psutil
 import pytest
 import torch
+from project import run_python
 from waiting import wait_for
 
 from minitrain.core.errors import RankError, UserError
@@ -132,9 +133,7 @@ print(launch(ten_times_rank, 2, 1))
 def test_script_without_main_guard(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    done = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, timeout=60
-    )
+    done = run_python(script)
     assert done.stdout == "[1, 11]\n", done.stderr
 
 

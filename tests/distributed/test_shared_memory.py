@@ -13,10 +13,15 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from minitrain.core.errors import RankError, UserError
+from minitrain.distributed import shared_memory
+from minitrain.distributed import sockets as links
+from minitrain.distributed.groups import distributed
 from minitrain.distributed.launcher import launch
+from minitrain.distributed.shared_memory import SharedMemoryGroup
 from minitrain.distributed.tree import tree_sum
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -71,13 +76,10 @@ def traces() -> list[str]:
 
 
 def wrong_sums() -> list[Any]:
-    from minitrain.distributed import shared_memory
-    from minitrain.distributed.groups import distributed
-
     wrong: list[Any] = []
     with distributed():
         before = traces()
-        with shared_memory.SharedMemoryGroup() as shared:
+        with SharedMemoryGroup() as shared:
             assert traces() != before
             for size in SIZES:
                 for dtype in [*FLOATS, torch.int64]:
@@ -86,7 +88,7 @@ def wrong_sums() -> list[Any]:
             wrong += [n for n in LARGE if not is_right(shared, n, torch.float32)]
         # rows so short that every tensor passes in many pieces, one right after another
         shared_memory.ROW_BYTES, shared_memory.SMALL_BYTES = 1024, 256
-        with shared_memory.SharedMemoryGroup() as shared:
+        with SharedMemoryGroup() as shared:
             for size in torch.randint(0, 2000, (80,), generator=torch.Generator()):
                 if not is_right(shared, int(size), FLOATS[int(size) % 4]):
                     wrong.append(("short rows", int(size)))
@@ -104,9 +106,6 @@ def test_same_bits_as_the_tree(world_size: int) -> None:
 
 
 def one_rank_is_killed(folder: Path) -> None:
-    from minitrain.distributed.groups import distributed
-    from minitrain.distributed.shared_memory import SharedMemoryGroup
-
     with distributed() as (rank, _):
         before = traces()
         shared = SharedMemoryGroup()
@@ -134,11 +133,6 @@ def test_rank_that_is_killed_is_named_at_once_and_nothing_remains(
 
 
 def one_rank_is_silent() -> list[str]:
-    import torch.distributed as dist
-
-    from minitrain.distributed.groups import distributed
-    from minitrain.distributed.shared_memory import SharedMemoryGroup
-
     with distributed() as (rank, _):
         # in a group of some ranks, errors call them by their names in the whole
         some = dist.new_group([0, 2])
@@ -166,10 +160,6 @@ def test_rank_that_is_silent_is_named_and_the_group_is_closed() -> None:
 
 
 def two_hosts_and_a_rank_that_does_not_wait() -> tuple[list[bool], str, list[bool]]:
-    from minitrain.distributed import sockets as links
-    from minitrain.distributed.groups import distributed
-    from minitrain.distributed.shared_memory import SharedMemoryGroup
-
     with distributed() as (rank, _):
         together = [links.on_one_host()]
         real = links._host

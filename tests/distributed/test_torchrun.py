@@ -10,9 +10,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from one_line import refusal
+from project import run_python
 from waiting import wait_for
 
-from minitrain.core.errors import UserError
 from minitrain.distributed.groups import ENVIRONMENT
 from minitrain.distributed.launcher import PREFIX
 from minitrain.distributed.torchrun import run_as_ranks
@@ -43,13 +44,7 @@ if __name__ == "__main__":
 
 def run_torchrun_script(tmp_path: Path, how: str) -> subprocess.CompletedProcess[str]:
     (tmp_path / "ranks.py").write_text(TORCHRUN)
-    return subprocess.run(
-        [sys.executable, "-m", "ranks", how],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    return run_python("-m", "ranks", how, folder=tmp_path)
 
 
 def test_module_starts_itself_under_torchrun(tmp_path: Path) -> None:
@@ -87,10 +82,9 @@ def test_what_another_torchrun_left_is_one_line(
     for name, value in left.items():
         monkeypatch.setenv(name, value)
     ran: list[str] = []
-    with pytest.raises(UserError) as caught:
-        run_as_ranks("ranks", ran.append, 2, threads_per_process=1)
+    line = refusal(run_as_ranks, "ranks", ran.append, 2, threads_per_process=1)
     assert not ran
-    assert str(caught.value) == (
+    assert line == (
         f"environment: {said} does not fit a run of 2; where torchrun did not start "
         "this process, unset TORCHELASTIC_RUN_ID"
     )
@@ -113,13 +107,7 @@ def test_without_torchrun_the_ranks_are_launched(tmp_path: Path) -> None:
         "u.find_spec = lambda n: None if n.endswith('distributed.run') else find(n)\n"
     )
     (tmp_path / "ranks.py").write_text(hide + TORCHRUN)
-    done = subprocess.run(
-        [sys.executable, "-m", "ranks", "well"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = run_python("-m", "ranks", "well", folder=tmp_path)
     assert (done.returncode, done.stdout) == (0, "launch 2\n"), done.stderr
 
 

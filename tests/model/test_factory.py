@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from one_line import the_line
+from one_line import refusal
 from samples_of_text import batch_of
 from tiny import tiny_params
 from torch import Tensor, nn
 
-from minitrain.core.errors import UserError
 from minitrain.core.params import Model
 from minitrain.distributed.launcher import launch
 from minitrain.model.factory import build_model, try_model
@@ -97,103 +96,78 @@ def test_default_model_can_be_tried() -> None:
     try_model(model, BATCH)
 
 
-@pytest.mark.parametrize(
-    ("source", "line", "cause"),
-    [
-        pytest.param(
-            "x = 1\n",
-            "model.factory = 'make': {path} has no function 'make'",
-            "",
-            id="name that is not there",
-        ),
-        pytest.param(
-            "make = 3\n",
-            "model.factory = 'make': {path} has no function 'make'",
-            "",
-            id="name of something else",
-        ),
-        pytest.param(
-            "def make(:\n    pass\n",
-            "model.file {path}: SyntaxError: ",
-            "line 1",
-            id="syntax error",
-        ),
-        pytest.param(
-            "\n\nimport nowhere_at_all\n",
-            "model.file {path}: ModuleNotFoundError: No module named 'nowhere_at_all'",
-            "{path}:3",
-            id="import that is not there",
-        ),
-        pytest.param(
-            "try:\n    import fast_one\nexcept ImportError:\n    import slow_one\n",
-            "model.file {path}: ModuleNotFoundError: No module named 'slow_one' "
-            "({path}:4), caused by ModuleNotFoundError: No module named 'fast_one'",
-            "(line 2)",
-            id="import with a second choice",
-        ),
-        pytest.param(
-            "try:\n    try:\n        1 / 0\n    except ArithmeticError as error:\n"
-            "        raise ValueError('halfway') from error\nexcept ValueError:\n"
-            "    raise ImportError('could not be loaded')\n",
-            "model.file {path}: ImportError: could not be loaded ({path}:7), "
-            "caused by ZeroDivisionError: ",
-            "(line 3)",
-            id="cause of the cause",
-        ),
-        pytest.param(
-            "try:\n    1 / 0\nexcept ArithmeticError:\n"
-            "    raise ValueError('all that is to know') from None\n",
-            "model.file {path}: ValueError: all that is to know ({path}:4)",
-            "",
-            id="cause that the author hides",
-        ),
-        pytest.param(
-            "def make(params, vocab_size):\n    return params.n_heads\n",
-            "model.factory make: AttributeError: ",
-            "{path}:2",
-            id="factory that raises",
-        ),
-        pytest.param(
-            "def make(params, vocab_size):\n    raise ValueError('one\\ntwo')\n",
-            "model.factory make: ValueError: one two",
-            "{path}:2",
-            id="factory that raises several lines",
-        ),
-        pytest.param(
-            "def make():\n    pass\n",
-            "model.factory make: TypeError: make() takes 0 positional arguments but 2",
-            "",
-            id="factory without parameters",
-        ),
-        pytest.param(
-            "def make(params, vocab_size):\n    return [params]\n",
-            "model.factory make: returned list, must return a torch.nn.Module",
-            "",
-            id="factory that returns a list",
-        ),
-        pytest.param(
-            "def make(params, vocab_size):\n    pass\n",
-            "model.factory make: returned NoneType, must return a torch.nn.Module",
-            "",
-            id="factory that returns nothing",
-        ),
-        pytest.param(
-            "from torch import nn\n\nmake = lambda params, vocab_size: nn.Linear\n",
-            "model.factory make: returned type, must return a torch.nn.Module",
-            "",
-            id="factory that returns a class",
-        ),
-    ],
-)
-def test_model_file_that_is_refused(
-    write: Write, source: str, line: str, cause: str
-) -> None:
+LACKS_MAKE = "model.factory = 'make': {path} has no function 'make'"
+NO_MODULE = "must return a torch.nn.Module"
+MAKE = "def make(params, vocab_size):\n"
+# a model file, how the line begins, and what else it holds
+REFUSED_FILES: dict[str, tuple[str, ...]] = {
+    "name that is not there": ("x = 1\n", LACKS_MAKE),
+    "name of something else": ("make = 3\n", LACKS_MAKE),
+    "syntax error": (
+        "def make(:\n    pass\n",
+        "model.file {path}: SyntaxError: ",
+        "line 1",
+    ),
+    "import that is not there": (
+        "\n\nimport nowhere_at_all\n",
+        "model.file {path}: ModuleNotFoundError: No module named 'nowhere_at_all'",
+        "{path}:3",
+    ),
+    "import with a second choice": (
+        "try:\n    import fast_one\nexcept ImportError:\n    import slow_one\n",
+        "model.file {path}: ModuleNotFoundError: No module named 'slow_one' "
+        "({path}:4), caused by ModuleNotFoundError: No module named 'fast_one'",
+        "(line 2)",
+    ),
+    "cause of the cause": (
+        "try:\n    try:\n        1 / 0\n    except ArithmeticError as error:\n"
+        "        raise ValueError('halfway') from error\nexcept ValueError:\n"
+        "    raise ImportError('could not be loaded')\n",
+        "model.file {path}: ImportError: could not be loaded ({path}:7), "
+        "caused by ZeroDivisionError: ",
+        "(line 3)",
+    ),
+    "cause that the author hides": (
+        "try:\n    1 / 0\nexcept ArithmeticError:\n"
+        "    raise ValueError('all that is to know') from None\n",
+        "model.file {path}: ValueError: all that is to know ({path}:4)",
+    ),
+    "factory that raises": (
+        MAKE + "    return params.n_heads\n",
+        "model.factory make: AttributeError: ",
+        "{path}:2",
+    ),
+    "factory that raises several lines": (
+        MAKE + "    raise ValueError('one\\ntwo')\n",
+        "model.factory make: ValueError: one two",
+        "{path}:2",
+    ),
+    "factory without parameters": (
+        "def make():\n    pass\n",
+        "model.factory make: TypeError: make() takes 0 positional arguments but 2",
+    ),
+    "factory that returns a list": (
+        MAKE + "    return [params]\n",
+        f"model.factory make: returned list, {NO_MODULE}",
+    ),
+    "factory that returns nothing": (
+        MAKE + "    pass\n",
+        f"model.factory make: returned NoneType, {NO_MODULE}",
+    ),
+    "factory that returns a class": (
+        "from torch import nn\n\nmake = lambda params, vocab_size: nn.Linear\n",
+        f"model.factory make: returned type, {NO_MODULE}",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_FILES)
+def test_model_file_that_is_refused(write: Write, name: str) -> None:
+    source, line, *parts = REFUSED_FILES[name]
     path = write(source)
-    with pytest.raises(UserError) as raised:
-        build_model(section(path), VOCAB_SIZE)
-    told = the_line(raised)
+    told = refusal(build_model, section(path), VOCAB_SIZE)
     assert told.startswith(line.format(path=path))
-    assert cause.format(path=path) in told
+    assert all(part.format(path=path) in told for part in parts)
 
 
 def write_with_neighbor(folder: Path, width: int) -> Path:
@@ -246,10 +220,9 @@ def test_neighbor_that_fails(write: Write, lazy: bool) -> None:
     broken = path.parent / "broken.py"
     broken.write_text("\n\nwidth = 1 / 0\n")
     finders = [*sys.meta_path]
-    with pytest.raises(UserError) as raised:
-        build_model(section(path), VOCAB_SIZE)
-    assert "ZeroDivisionError" in the_line(raised)
-    assert f"{broken}:3" in the_line(raised)
+    line = refusal(build_model, section(path), VOCAB_SIZE)
+    assert "ZeroDivisionError" in line
+    assert f"{broken}:3" in line
     assert sys.meta_path == finders
 
 
@@ -263,16 +236,14 @@ def test_ranks_import_the_neighbor(tmp_path: Path) -> None:
 
 
 def test_missing_file() -> None:
-    with pytest.raises(UserError) as raised:
-        build_model(section("nowhere.py"), VOCAB_SIZE)
-    assert the_line(raised) == "model.file = 'nowhere.py': no such file"
+    line = refusal(build_model, section("nowhere.py"), VOCAB_SIZE)
+    assert line == "model.file = 'nowhere.py': no such file"
 
 
 def test_file_that_is_not_python(tmp_path: Path) -> None:
     (tmp_path / "model.txt").write_text("x = 1")
-    with pytest.raises(UserError) as raised:
-        build_model(section(tmp_path / "model.txt"), VOCAB_SIZE)
-    assert the_line(raised).endswith("model.txt': must be a Python file")
+    line = refusal(build_model, section(tmp_path / "model.txt"), VOCAB_SIZE)
+    assert line.endswith("model.txt': must be a Python file")
 
 
 @pytest.mark.parametrize(
@@ -291,9 +262,7 @@ def test_file_that_is_not_python(tmp_path: Path) -> None:
     ],
 )
 def test_package_that_is_refused(factory: str, line: str) -> None:
-    with pytest.raises(UserError) as raised:
-        build_model(section(factory=factory), VOCAB_SIZE)
-    assert the_line(raised).startswith(line)
+    assert refusal(build_model, section(factory=factory), VOCAB_SIZE).startswith(line)
 
 
 class Scripted(nn.Module):
@@ -366,17 +335,13 @@ REFUSED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
 
 @pytest.mark.parametrize(("output", "line"), REFUSED.values(), ids=REFUSED.keys())
 def test_model_that_is_refused(output: Callable[[Tensor], Any], line: str) -> None:
-    with pytest.raises(UserError) as raised:
-        try_model(Scripted(output), BATCH)
-    assert the_line(raised).startswith(line)
+    assert refusal(try_model, Scripted(output), BATCH).startswith(line)
 
 
 def test_place_of_an_error_is_none_of_ours() -> None:
     """Where no line of the user's failed, there is no place to name."""
     model = nn.Linear(2, 2)
-    with pytest.raises(UserError) as raised:
-        try_model(model, BATCH)
-    line = the_line(raised)
+    line = refusal(try_model, model, BATCH)
     assert line.startswith("model: TypeError: ")
     assert "unexpected keyword argument" in line
     assert ".py:" not in line
@@ -384,9 +349,8 @@ def test_place_of_an_error_is_none_of_ours() -> None:
 
 def test_place_in_the_default_model_is_named() -> None:
     """It is there to be changed."""
-    with pytest.raises(UserError) as raised:
-        try_model(build_model(tiny_params().model, 2), BATCH)
-    assert "minitrain/model/gpt.py:" in the_line(raised)
+    model = build_model(tiny_params().model, 2)
+    assert "minitrain/model/gpt.py:" in refusal(try_model, model, BATCH)
 
 
 def test_model_of_one_parameter_is_fine() -> None:
@@ -396,9 +360,7 @@ def test_model_of_one_parameter_is_fine() -> None:
 def test_parameter_without_gradient_is_named() -> None:
     model = Scripted(lambda w: having(w.sum()))
     model.spare = nn.Linear(2, 2)
-    with pytest.raises(UserError) as raised:
-        try_model(model, BATCH)
-    assert the_line(raised) == (
+    assert refusal(try_model, model, BATCH) == (
         "model: parameter spare.weight (2 in all) gets no gradient; "
         "use it in the loss, set requires_grad to False, or "
         "train.find_unused_parameters to true"
@@ -413,9 +375,7 @@ def test_parameter_that_is_frozen_needs_no_gradient() -> None:
 
 def test_model_that_is_all_frozen() -> None:
     model = Scripted(lambda w: having(w.sum())).requires_grad_(False)
-    with pytest.raises(UserError) as raised:
-        try_model(model, BATCH)
-    assert the_line(raised) == NOTHING_TO_TRAIN
+    assert refusal(try_model, model, BATCH) == NOTHING_TO_TRAIN
 
 
 def test_gradient_of_zero_is_a_gradient() -> None:

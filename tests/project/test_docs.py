@@ -8,12 +8,11 @@ import ast
 import importlib
 import re
 import subprocess
-import sys
 from functools import cache
 from typing import Any
 
 import pytest
-from project import PARAMS_FILE, ROOT
+from project import PARAMS_FILE, ROOT, run_python
 from ruamel.yaml import YAML
 from test_house import DOORS, MAY_IMPORT
 
@@ -43,15 +42,22 @@ def marked(page: str, name: str) -> str:
     return str(block)
 
 
-def refuse(page: str, name: str, block: str) -> None:
-    between = f"between <!-- {name} --> and <!-- /{name} -->"
-    pytest.fail(f"{page}, {between}, paste:\n\n{block}", pytrace=False)
+def require_marked(page: str, name: str, block: str) -> None:
+    """Fail with what to paste, unless ``block`` stands between those comments."""
+    if marked(page, name) != block:
+        between = f"between <!-- {name} --> and <!-- /{name} -->"
+        pytest.fail(f"{page}, {between}, paste:\n\n{block}", pytrace=False)
+
+
+def table(columns: list[str], rows: list[str]) -> str:
+    """A table of Markdown as the pages hold it."""
+    head = f"| {' | '.join(columns)} |"
+    return "\n".join([head, "|---" * len(columns) + "|", *rows]) + "\n"
 
 
 def test_walk_in_the_tutorial_is_what_the_command_prints() -> None:
     expected = f"```text\n$ minitrain explain\n{in_words(walk())}\n```\n"
-    if marked("docs/tutorial.md", "explain") != expected:
-        refuse("docs/tutorial.md", "explain", expected)
+    require_marked("docs/tutorial.md", "explain", expected)
 
 
 def test_zoo_in_the_reference_is_the_one_of_the_library() -> None:
@@ -60,10 +66,8 @@ def test_zoo_in_the_reference_is_the_one_of_the_library() -> None:
         f"| {bug.step} | {bug.cause or '(alters nothing)'} |"
         for bug in BUGS
     ]
-    head = "| bug | what | met in | caught by | at step | cause holds |"
-    expected = "\n".join([head, "|---|---|---|---|---|---|", *rows]) + "\n"
-    if marked("docs/reference.md", "zoo") != expected:
-        refuse("docs/reference.md", "zoo", expected)
+    columns = ["bug", "what", "met in", "caught by", "at step", "cause holds"]
+    require_marked("docs/reference.md", "zoo", table(columns, rows))
 
 
 def test_guarantees_in_the_docs_are_those_of_the_table() -> None:
@@ -71,10 +75,8 @@ def test_guarantees_in_the_docs_are_those_of_the_table() -> None:
         f"| `{name}` | {one.adds_in} | {one.sends} | {needs(one)} |"
         for name, one in GUARANTEES.items()
     ]
-    head = "| `train.sync` | adds in | sends | needs |"
-    expected = "\n".join([head, "|---|---|---|---|", *rows]) + "\n"
-    if marked("docs/strategies.md", "guarantees") != expected:
-        refuse("docs/strategies.md", "guarantees", expected)
+    columns = ["`train.sync`", "adds in", "sends", "needs"]
+    require_marked("docs/strategies.md", "guarantees", table(columns, rows))
 
 
 def needs(one: Guarantees) -> str:
@@ -138,16 +140,18 @@ def test_one_batch_names_files_that_are_there() -> None:
     assert "](docs/one-batch.md)" in README
 
 
+def written_by(stage: dict[str, Any]) -> list[str]:
+    """The paths that a stage of dvc.yaml writes."""
+    kinds = ("outs", "metrics", "plots")
+    outs = [out for kind in kinds for out in stage.get(kind, [])]
+    return [out if isinstance(out, str) else next(iter(out)) for out in outs]
+
+
 @cache
 def outputs() -> list[str]:
     """The paths that the stages write; W stands for a number of processes."""
-    paths = []
-    for stage in STAGES.values():
-        for kind in ("outs", "metrics", "plots"):
-            for out in stage.get(kind, []):
-                path = out if isinstance(out, str) else next(iter(out))
-                paths.append(re.sub(r"\$\{.*?\}", "W", path))
-    return paths
+    paths = [path for stage in STAGES.values() for path in written_by(stage)]
+    return [re.sub(r"\$\{.*?\}", "W", path) for path in paths]
 
 
 # CHANGELOG.md has a table of old names, each with what it is called now
@@ -283,14 +287,7 @@ def test_reference_names_every_output() -> None:
 
 def edges() -> set[tuple[str, str]]:
     """Stage a comes before b: b depends on a path that a writes, or on one around."""
-    written = {
-        name: [
-            out if isinstance(out, str) else next(iter(out))
-            for kind in ("outs", "metrics", "plots")
-            for out in stage.get(kind, [])
-        ]
-        for name, stage in STAGES.items()
-    }
+    written = {name: written_by(stage) for name, stage in STAGES.items()}
     return {
         (a, b)
         for b, stage in STAGES.items()
@@ -319,13 +316,7 @@ def test_code_of_the_tutorial_prints_what_stands_below_it() -> None:
     pairs = re.findall(pattern, TEXT["docs/tutorial.md"], re.DOTALL)
     assert len(pairs) == TEXT["docs/tutorial.md"].count("```python")
     for code, expected in pairs:
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        done = run_python("-c", code)
         assert done.stdout == expected, done.stderr
 
 
@@ -388,14 +379,8 @@ def test_verdicts_of_the_strategies_page_are_those_of_its_code() -> None:
     text = (ROOT / "docs" / "strategies.md").read_text().split("<!-- /toy -->")[1]
     code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
     (expected,) = re.findall(r"```text\n(.*?)```", text, re.DOTALL)
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        # where toy_strategy.py is
-        cwd=ROOT / "tests/support",
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    # where toy_strategy.py is
+    done = run_python("-c", code, folder=ROOT / "tests/support")
     assert done.stdout.endswith(f"\n{expected}"), done.stderr
     assert "\nproven: " in done.stdout
 

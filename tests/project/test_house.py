@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from imports import direct_imports
-from project import PARAMS_FILE, ROOT
+from project import PARAMS_FILE, ROOT, run_python
 from ruamel.yaml import YAML
 
 LIBRARY = sorted((ROOT / "minitrain").rglob("*.py"))
@@ -159,13 +159,8 @@ def test_module_with_logic_is_imported_by_a_test(path: str) -> None:
 
 def test_packages_import_without_torch() -> None:
     """Stages of text and tables start in a fraction of a second."""
-    import subprocess
-    import sys
-
     modules = "minitrain.grammar, minitrain.data.shards, minitrain.report.page"
-    code = f"import sys, {modules}; print('torch' in sys.modules)"
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    done = run_python("-c", f"import sys, {modules}; print('torch' in sys.modules)")
     assert done.stdout == "False\n", done.stderr
 
 
@@ -242,16 +237,12 @@ def test_a_strategy_sets_itself_up_in_one_hook() -> None:
 
 
 def test_guarantees_are_known_without_torch() -> None:
-    import subprocess
-    import sys
-
     code = (
         "import sys; from minitrain.sync.catalog import guarantees_of, STRATEGIES;"
         "print([guarantees_of(name).promises for name in STRATEGIES] and"
         " 'torch' in sys.modules)"
     )
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    done = run_python("-c", code)
     assert done.stdout == "False\n", done.stderr
 
 

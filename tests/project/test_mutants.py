@@ -12,7 +12,7 @@ import pytest
 from mutants import MUTANTS, Mutant
 from mutated import PIPELINE, Outcome, run_stages, run_test
 from project import ROOT, copy_project, set_params
-from test_docs import marked, refuse
+from test_docs import require_marked, table
 
 from minitrain.core.files import read_json
 
@@ -134,10 +134,8 @@ def test_table_in_the_docs_is_that_of_the_list() -> None:
         f"| `{mutant.name}` | {mutant.what} | {places(mutant)} | {catcher(mutant)} |"
         for mutant in MUTANTS
     ]
-    head = "| mutant | what it does | injected in | caught by |"
-    expected = "\n".join([head, "|---|---|---|---|", *rows]) + "\n"
-    if marked(PAGE, "mutants") != expected:
-        refuse(PAGE, "mutants", expected)
+    columns = ["mutant", "what it does", "injected in", "caught by"]
+    require_marked(PAGE, "mutants", table(columns, rows))
 
 
 def places(mutant: Mutant) -> str:

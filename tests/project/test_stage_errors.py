@@ -1,6 +1,6 @@
 """Every mistake a user can make: one line, exit code 2, nothing half-written."""
 
-import socket
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,8 @@ from project import copy_project, run_dvc, run_stage, set_params
 from minitrain.grammar.verbs import load_verbs
 
 pytestmark = pytest.mark.slow
+
+TRAIN_2 = ("train", "--backend", "gloo", "--world-size", "2")
 
 
 @pytest.fixture(scope="module")
@@ -24,8 +26,6 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def copy(project: Path, tmp_path: Path) -> Path:
     """A copy of the copy that a test may spoil."""
-    import shutil
-
     return Path(shutil.copytree(project, tmp_path / "copy"))
 
 
@@ -133,60 +133,52 @@ def test_more_ranks_than_samples(copy: Path) -> None:
     assert not half_written(copy)
 
 
+MAKE = "def mine(params, vocab_size): "
+
+
+def model(forward: str, *parameters: str) -> str:
+    """A model file: what its forward pass returns, and what its parameters are."""
+    lines = [
+        "class M(torch.nn.Module):",
+        "    def __init__(self):",
+        "        super().__init__()",
+        *(f"        self.{parameter}" for parameter in parameters),
+        "    def forward(self, input_ids, labels):",
+        f"        return SimpleNamespace({forward})",
+        f"{MAKE}return M()",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+USED, LEFT_OUT = (
+    f"{name} = torch.nn.Parameter(torch.ones(()))" for name in ("used", "left_out")
+)
+TABLE = "e = torch.nn.Embedding(256, 1, sparse=True)"
+ZERO = "w = torch.nn.Parameter(torch.zeros(()))"
 MODELS = {
     "missing file": (None, "mine", "model.file = 'mine.py': no such file"),
     "missing factory": ("x = 1", "mine", "model.factory = 'mine': mine.py has no"),
     "missing module": ("", "no.such:factory", "model.factory: no.such: ModuleNotFound"),
-    "no loss": (
-        "class M(torch.nn.Module):\n"
-        "    def forward(self, input_ids, labels):\n"
-        "        return SimpleNamespace(logits=input_ids)\n"
-        "def mine(params, vocab_size): return M()\n",
-        "mine",
-        "the output has no .loss",
-    ),
+    "no loss": (model("logits=input_ids"), "mine", "the output has no .loss"),
     "no gradient": (
-        "class M(torch.nn.Module):\n"
-        "    def __init__(self):\n"
-        "        super().__init__()\n"
-        "        self.used = torch.nn.Parameter(torch.ones(()))\n"
-        "        self.left_out = torch.nn.Parameter(torch.ones(()))\n"
-        "    def forward(self, input_ids, labels):\n"
-        "        return SimpleNamespace(loss=self.used * 1.0)\n"
-        "def mine(params, vocab_size): return M()\n",
+        model("loss=self.used * 1.0", USED, LEFT_OUT),
         "mine",
         "parameter left_out (1 in all) gets no gradient",
     ),
     "exit while imported": ("raise SystemExit(0)", "mine", "mine.py: SystemExit: 0"),
     "exit in the factory": (
-        "def mine(params, vocab_size): raise SystemExit(0)",
+        f"{MAKE}raise SystemExit(0)",
         "mine",
         "model.factory mine: SystemExit: 0",
     ),
-    "lazy": (
-        "def mine(params, vocab_size): return torch.nn.LazyLinear(1)",
-        "mine",
-        "weight has no shape yet",
-    ),
+    "lazy": (f"{MAKE}return torch.nn.LazyLinear(1)", "mine", "weight has no shape yet"),
     "sparse gradient": (
-        "class M(torch.nn.Module):\n"
-        "    def __init__(self):\n"
-        "        super().__init__()\n"
-        "        self.e = torch.nn.Embedding(256, 1, sparse=True)\n"
-        "    def forward(self, input_ids, labels):\n"
-        "        return SimpleNamespace(loss=self.e(input_ids).mean())\n"
-        "def mine(params, vocab_size): return M()\n",
+        model("loss=self.e(input_ids).mean()", TABLE),
         "mine",
         "the gradient of e.weight is sparse, must be dense",
     ),
     "gradient of NaN": (
-        "class M(torch.nn.Module):\n"
-        "    def __init__(self):\n"
-        "        super().__init__()\n"
-        "        self.w = torch.nn.Parameter(torch.zeros(()))\n"
-        "    def forward(self, input_ids, labels):\n"
-        "        return SimpleNamespace(loss=torch.sqrt(self.w * 0))\n"
-        "def mine(params, vocab_size): return M()\n",
+        model("loss=torch.sqrt(self.w * 0)", ZERO),
         "mine",
         "the gradient of w holds NaN or infinity",
     ),
@@ -200,14 +192,14 @@ def test_own_model(copy: Path, name: str) -> None:
         header = "import torch\nfrom types import SimpleNamespace\n"
         (copy / "mine.py").write_text(header + source)
     set_params(copy, {"model.file": "mine.py", "model.factory": factory})
-    done = run_stage(copy, "train", "--backend", "gloo", "--world-size", "2")
+    done = run_stage(copy, *TRAIN_2)
     assert_one_line(done, part)
     assert not (copy / "data/runs").exists()
 
 
 def test_loss_that_becomes_nan_in_a_rank(copy: Path) -> None:
     set_params(copy, {"train.learning_rate": 1e30})
-    done = run_stage(copy, "train", "--backend", "gloo", "--world-size", "2")
+    done = run_stage(copy, *TRAIN_2)
     assert_one_line(done, "train: the loss is", "a smaller train.learning_rate")
     assert not (copy / "data/runs").exists()
 
@@ -224,18 +216,15 @@ def test_warm_up_of_all_epochs(copy: Path) -> None:
 
 def test_largest_seed_trains_on_every_rank(copy: Path) -> None:
     set_params(copy, {"train.seed": 2**32 - 1})
-    done = run_stage(copy, "train", "--backend", "gloo", "--world-size", "2")
+    done = run_stage(copy, *TRAIN_2)
     assert done.returncode == 0, done.stderr
 
 
-def test_occupied_master_port_is_no_matter_on_one_host(copy: Path) -> None:
+def test_occupied_master_port_is_no_matter_on_one_host(
+    copy: Path, taken_port: str
+) -> None:
     """Ranks that a stage starts meet in a file."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        arguments = ("train", "--backend", "gloo", "--world-size", "2")
-        done = run_stage(copy, *arguments, MASTER_PORT=port)
+    done = run_stage(copy, *TRAIN_2, MASTER_PORT=taken_port)
     assert done.returncode == 0, done.stderr
 
 
@@ -246,8 +235,6 @@ def test_no_gpus_for_nccl(copy: Path) -> None:
 
 def test_unwritable_folder(copy: Path) -> None:
     # a file where a folder must be: holds for root, too
-    import shutil
-
     shutil.rmtree(copy / "data")
     (copy / "data").write_text("in the way")
     assert_one_line(run_stage(copy, "check"), "data")

@@ -402,19 +402,18 @@ def encoder() -> nn.Module:
     return nn.Sequential(layers, nn.Linear(16, 3))
 
 
-def images(seed: int) -> list[Any]:
+def drawn(seed: int, *shapes: tuple[int, ...]) -> list[list[Tensor]]:
+    """Four batches of tensors of these shapes."""
     chance = torch.Generator().manual_seed(seed)
-    shape = (8, 1, 9, 9)
-    return [
-        (torch.randn(shape, generator=chance), torch.arange(8) % 3) for _ in range(4)
-    ]
+    return [[torch.randn(s, generator=chance) for s in shapes] for _ in range(4)]
+
+
+def images(seed: int) -> list[Any]:
+    return [(x, torch.arange(8) % 3) for (x,) in drawn(seed, (8, 1, 9, 9))]
 
 
 def sequences(seed: int) -> list[Any]:
-    chance = torch.Generator().manual_seed(seed)
-    return [
-        (torch.randn(8, 5, 16, generator=chance), torch.arange(8) % 3) for _ in range(4)
-    ]
+    return [(x, torch.arange(8) % 3) for (x,) in drawn(seed, (8, 5, 16))]
 
 
 def classified(model: nn.Module, batch: Any) -> Tensor:
@@ -434,9 +433,8 @@ def negative(model: nn.Module, batch: Any) -> Tensor:
 
 
 def thousands(seed: int) -> list[Any]:
-    chance = torch.Generator().manual_seed(seed)
-    inputs = [torch.randn(8, 4, generator=chance) for _ in range(4)]
-    return [(x, 3000 + 1000 * x.sum(1, keepdim=True)) for x in inputs]
+    inputs = drawn(seed, (8, 4))
+    return [(x, 3000 + 1000 * x.sum(1, keepdim=True)) for (x,) in inputs]
 
 
 def halves(seed: int) -> list[Any]:
@@ -444,11 +442,7 @@ def halves(seed: int) -> list[Any]:
 
 
 def pairs(seed: int) -> list[Any]:
-    chance = torch.Generator().manual_seed(seed)
-    return [
-        (torch.randn(8, 4, generator=chance), torch.randn(8, 1, generator=chance))
-        for _ in range(4)
-    ]
+    return [tuple(pair) for pair in drawn(seed, (8, 4), (8, 1))]
 
 
 def mlp() -> nn.Module:

@@ -34,7 +34,7 @@ from minitrain.report.manifest import manifest
 from minitrain.report.page import arm_in_words, cell, page, shortened
 from minitrain.report.publish import FILES
 from minitrain.report.render import escaped, markdown, table, to_html
-from minitrain.report.results import only_runs
+from minitrain.report.results import Results, only_runs
 from minitrain.report.summary import summary
 from minitrain.report.words import find, lesson_notes
 from stages import report
@@ -49,6 +49,14 @@ def refusal(text: str) -> str:
     """A page with ``text`` in a paragraph and in two tables."""
     one = table([text], [[text]])
     return markdown("refused.md", said=text, breaches=one, verdicts=one)
+
+
+def page_of(measured: Results) -> str:
+    return page(measured, find(measured))
+
+
+def manifest_of(measured: Results) -> dict[str, Any]:
+    return manifest(measured, find(measured))
 
 
 class Reader(HTMLParser):
@@ -94,7 +102,7 @@ def nasty_page() -> str:
         provenance={"gloo-2": provenance_of(2, machine=machine, sync=NASTY)},
         baseline_provenance=provenance_of(1, machine=machine),
     )
-    return page(measured, find(measured))
+    return page_of(measured)
 
 
 def test_html_escapes_everything(tmp_path: Path) -> None:
@@ -118,8 +126,7 @@ def test_a_cell_shows_any_text(text: str) -> None:
 
 
 def test_html_carries_its_pictures(tmp_path: Path) -> None:
-    measured = results([1, 2])
-    html = to_html(page(measured, find(measured)), pictures(tmp_path))
+    html = to_html(page_of(results([1, 2])), pictures(tmp_path))
     # base64 of the six bytes
     assert html.count('src="data:image/png;base64,cGl4ZWxz"') == 3
     assert 'name="viewport"' in html
@@ -146,7 +153,7 @@ def test_markdown_leaves_names_alone() -> None:
 @pytest.mark.parametrize("world_sizes", [[1], [2, 4], [1, 2, 4]])
 def test_page_tells_the_whole_story(world_sizes: list[int]) -> None:
     measured = results(world_sizes)
-    text = page(measured, find(measured))
+    text = page_of(measured)
     assert re.findall(r"^## (.+)$", text, flags=re.MULTILINE) == [
         "Did they compute the same?",
         "And with more processes, other optimizers, other numbers?",
@@ -164,23 +171,22 @@ def test_page_tells_the_whole_story(world_sizes: list[int]) -> None:
 
 def test_page_has_a_line_on_ddps_own_log_where_there_is_one() -> None:
     measured = results([1, 2])
-    text = page(measured, find(measured))
+    text = page_of(measured)
     assert "20.5 ms and 70.5 ms by DDP's own log, 21.5 ms and 70.0 ms by" in text
     says = measured.timing["gloo-2"]["ddp_says"]
     for difference, verdict in ((4.9, "agree"), (-5.1, "do not agree")):
         says["forward_ms"]["difference_pct"] = difference
-        text = page(measured, find(measured))
+        text = page_of(measured)
         assert f"they {verdict} within" in text
     for part in says.values():
         part["difference_pct"] = None
-    assert "own log" not in page(measured, find(measured))
+    assert "own log" not in page_of(measured)
 
 
 def test_page_shows_unknown_rungs_by_name() -> None:
     extra = {"gloo-2": ladder_of(2) | {"float64": {"verdict": "within tolerance"}}}
     extra["gloo-2"]["float64"]["max_abs_diff"] = 2e-14
-    measured = results([2], equivalence=extra)
-    text = page(measured, find(measured))
+    text = page_of(results([2], equivalence=extra))
     assert "| gloo-2 | float64 | - | - | 2e-14 | within tolerance |  |" in text
 
 
@@ -206,7 +212,7 @@ def test_cells() -> None:
 
 def test_manifest_keeps_the_contract() -> None:
     measured = results([1, 2])
-    summary = manifest(measured, find(measured))
+    summary = manifest_of(measured)
     assert list(summary)[: len(CONTRACT)] == CONTRACT
     assert summary["world_size"] == 2
     assert summary["model_params"] == 870_000
@@ -228,8 +234,7 @@ def test_manifest_keeps_the_contract() -> None:
 def test_manifest_is_null_where_nothing_was_run(
     world_sizes: list[int], one: bool, two: bool
 ) -> None:
-    measured = results(world_sizes)
-    summary = manifest(measured, find(measured))
+    summary = manifest_of(results(world_sizes))
     assert (summary["tokens_per_sec_1proc"] is not None) == one
     assert (summary["tokens_per_sec_2proc"] is not None) == two
     assert (summary["allreduce_p95_ms"] is None) == (world_sizes == [1])
@@ -258,8 +263,7 @@ def test_all_reduce_by_itself_stands_beside_that_of_a_step(
 ) -> None:
     """Only where it was measured on this machine, for as much as a step sends."""
     made = {"gloo-2": provenance_of(2, sync=sync)}
-    measured = results([2], provenance=made, studied_collectives=studied)
-    text = page(measured, find(measured))
+    text = page_of(results([2], provenance=made, studied_collectives=studied))
     assert "it holds waiting for the other ranks, and for a core." in text
     assert (BY_ITSELF in text) is shown
     assert ("By itself" in text) is shown
@@ -274,7 +278,7 @@ def test_wait_of_one_process_is_no_straggler(
     for run, timing in measured.timing.items():
         timing["account"] = alone
         assert run in measured.accounts
-    text = page(measured, find(measured))
+    text = page_of(measured)
     line = "One process (gloo-1) has nobody to wait for: its wait is what a barrier"
     assert (line in text) is said
 
@@ -284,7 +288,7 @@ def test_every_run_has_its_verdict_and_what_it_rests_on() -> None:
     rests = "equal bits, and the witness"
     ladders["gloo-2"] |= {"verdict": "proven", "rests_on": rests}
     measured = results([1, 2], equivalence=ladders)
-    published = manifest(measured, find(measured))
+    published = manifest_of(measured)
     assert published["verdict"] == "proven"
     assert published["verdicts"] == {
         "gloo-1": {"verdict": "undecided", "rests_on": None},
@@ -293,15 +297,14 @@ def test_every_run_has_its_verdict_and_what_it_rests_on() -> None:
     numbers = summary(measured, find(measured))
     assert numbers["gloo-1"]["verdict"] == "undecided"
     assert numbers["gloo-2"]["verdict"] == "proven"
-    text = page(measured, find(measured))
+    text = page_of(measured)
     assert f"| gloo-2 | proven | {rests} |" in text
     assert "| gloo-1 | undecided | - |" in text
 
 
 def test_manifest_names_the_code_of_both_measurements() -> None:
     there = provenance_of(1, code_sha256="cd" * 32)
-    measured = results([1, 2], baseline_provenance=there)
-    published = manifest(measured, find(measured))
+    published = manifest_of(results([1, 2], baseline_provenance=there))
     assert published["code_sha256"] == "ab" * 32
     assert published["baseline_code_sha256"] == "cd" * 32
 

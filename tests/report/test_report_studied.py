@@ -50,41 +50,35 @@ def test_breach_is_named() -> None:
 NOTHING: dict[str, Any] = {"model": None, "train": None, "provenance": None}
 
 
+UNRECORDED = "nobody recorded what made its result"
+OTHER_CODE = "other code made its result"
+OTHER_MODEL = "another model made its result"
+OTHER_MACHINE = "another machine made its result"
+
+
+def elsewhere(**changes: Any) -> dict[str, Any]:
+    return {"machine": MACHINE | changes}
+
+
 @pytest.mark.parametrize(
     ("changes", "run", "why"),
     [
-        ({"origin": NOTHING}, {}, "nobody recorded what made its result"),
+        ({"origin": NOTHING}, {}, UNRECORDED),
+        ({"origin": studied().origin | {"train_code_sha256": None}}, {}, UNRECORDED),
+        ({}, {"code_sha256": "01" * 32}, OTHER_CODE),
+        ({}, {"code_sha256": None}, OTHER_CODE),
+        ({"model": MODEL | {"n_layer": 2}}, {}, f"{OTHER_MODEL} (n_layer: 4, here 2)"),
+        ({"model": MODEL | {"mine": 1}}, {}, f"{OTHER_MODEL} (mine: None, here 1)"),
         (
-            {"origin": studied().origin | {"train_code_sha256": None}},
             {},
-            "nobody recorded what made its result",
+            elsewhere(cpu="Abacus"),
+            f"{OTHER_MACHINE} (cpu: 'Example CPU', here 'Abacus')",
         ),
-        ({}, {"code_sha256": "01" * 32}, "other code made its result"),
-        ({}, {"code_sha256": None}, "other code made its result"),
-        (
-            {"model": MODEL | {"n_layer": 2}},
-            {},
-            "another model made its result (n_layer: 4, here 2)",
-        ),
-        (
-            {"model": MODEL | {"mine": 1}},
-            {},
-            "another model made its result (mine: None, here 1)",
-        ),
+        ({}, elsewhere(cores=64), f"{OTHER_MACHINE} (cores: 2, here 64)"),
         (
             {},
-            {"machine": MACHINE | {"cpu": "Abacus"}},
-            "another machine made its result (cpu: 'Example CPU', here 'Abacus')",
-        ),
-        (
-            {},
-            {"machine": MACHINE | {"cores": 64}},
-            "another machine made its result (cores: 2, here 64)",
-        ),
-        (
-            {},
-            {"machine": MACHINE | {"torch": "2.13.0"}},
-            "another machine made its result (torch: '2.13.0+cpu', here '2.13.0')",
+            elsewhere(torch="2.13.0"),
+            f"{OTHER_MACHINE} (torch: '2.13.0+cpu', here '2.13.0')",
         ),
     ],
 )
@@ -104,13 +98,8 @@ def test_what_is_foreign_is_left_out(
 
 
 def test_page_speaks_of_the_study_only_where_it_is_of_this_model() -> None:
-    own, other = (
-        page(one, find(one))
-        for one in (
-            results([1, 2]),
-            results([1, 2], studied=studied(model=MODEL | {"n_layer": 1})),
-        )
-    )
+    small = results([1, 2], studied=studied(model=MODEL | {"n_layer": 1}))
+    own, other = (page(one, find(one)) for one in (results([1, 2]), small))
     assert HEADING in own
     assert HEADING not in other
     assert "comparisons of bits are equal" in own

@@ -14,10 +14,12 @@ INDEPENDENT_MODEL = (
     "tests/model/test_gpt.py::test_against_an_independent_implementation"
 )
 BATCHES = "minitrain/data/batches.py"
+ALL_TARGETS = "global_targets = int(self.targets[everyone].sum())"
 OWN_TARGETS = (
     "mine = rank_part(everyone, self.shards[0], self.num_shards)\n"
     "        global_targets = int(self.targets[mine].sum()) * self.num_shards"
 )
+STOCK = "minitrain/sync/stock.py"
 STRATEGY = "minitrain/sync/strategy.py"
 WORKER = "minitrain/train/worker.py"
 EQUIVALENCE, VERIFY, REPLAY = (
@@ -193,7 +195,7 @@ DATA = [
         "each rank weighs by its own token count: a mean of means",
         "equivalence: witness_gradients",
         BATCHES,
-        "global_targets = int(self.targets[everyone].sum())",
+        ALL_TARGETS,
         OWN_TARGETS,
     ),
 ]
@@ -202,13 +204,7 @@ COMPUTING = [
         "local_token_counts_alone",
         "the same, and no run with one process is asked for",
         "equivalence: one_process_gradients",
-        (
-            Edit(
-                BATCHES,
-                "global_targets = int(self.targets[everyone].sum())",
-                OWN_TARGETS,
-            ),
-        ),
+        (Edit(BATCHES, ALL_TARGETS, OWN_TARGETS),),
         {"gloo.world_sizes": [2]},
     ),
     mutant(
@@ -224,11 +220,7 @@ COMPUTING = [
         "run and replay both sum the ranks' gradients instead of averaging them",
         "equivalence: witness_gradients",
         (
-            Edit(
-                "minitrain/sync/stock.py",
-                "self.factor = 1.0 / self.world_size",
-                "self.factor = 1.0",
-            ),
+            Edit(STOCK, "self.factor = 1.0 / self.world_size", "self.factor = 1.0"),
             Edit(
                 "minitrain/proof/replay.py",
                 "gradients.append(_scaled_gradients(model, 1.0 / divisor))",
@@ -241,11 +233,7 @@ COMPUTING = [
         "run and replay both double the loss before backward",
         "equivalence: witness_gradients",
         (
-            Edit(
-                WORKER,
-                "return loss * share",
-                "return loss * (2 * share)",
-            ),
+            Edit(WORKER, "return loss * share", "return loss * (2 * share)"),
             Edit(
                 "minitrain/proof/replay.py",
                 "weight = part.num_targets * divisor",
@@ -270,7 +258,7 @@ COMPUTING = [
         "gradients_not_exchanged",
         "the hook gives back the rank's own gradient",
         "equivalence: ranks",
-        "minitrain/sync/stock.py",
+        STOCK,
         "        return work.get_future().then(lambda future: future.value()[0])",
         "        mine = buffer.clone()\n"
         "        return work.get_future().then(lambda future: mine)",
@@ -279,7 +267,7 @@ COMPUTING = [
         "hook_doubles",
         "the timing hook does what DDP without it does not",
         "equivalence: unwatched",
-        "minitrain/sync/stock.py",
+        STOCK,
         "buffer = bucket.buffer().mul_(self.factor)",
         "buffer = bucket.buffer().mul_(2 * self.factor)",
     ),

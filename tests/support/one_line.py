@@ -1,6 +1,11 @@
 """What every error line has in common."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
+
+from minitrain.core.errors import UserError
 
 
 def the_line(raised: pytest.ExceptionInfo[Exception]) -> str:
@@ -10,3 +15,10 @@ def the_line(raised: pytest.ExceptionInfo[Exception]) -> str:
     assert "\n" not in line, f"more than one line:\n{line}"
     assert len(line) < 300, f"too long to read: {line}"
     return line
+
+
+def refusal(call: Callable[..., Any], *arguments: Any, **options: Any) -> str:
+    """The line with which ``call`` refuses these arguments as a user's mistake."""
+    with pytest.raises(UserError) as raised:
+        call(*arguments, **options)
+    return the_line(raised)

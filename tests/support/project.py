@@ -66,18 +66,26 @@ def environment(**variables: str) -> dict[str, str]:
     return {**os.environ, "PATH": path, **variables}
 
 
-def run_stage(
-    folder: Path, *arguments: str, **variables: str
+def run_python(
+    *arguments: str | Path, folder: Path = ROOT, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``python -m stages.NAME ...`` in a copy of the project."""
+    """Run ``python ...`` in ``folder``, with these environment variables."""
     return subprocess.run(
-        [sys.executable, "-m", f"stages.{arguments[0]}", *arguments[1:]],
+        [sys.executable, *arguments],
         cwd=folder,
         env=environment(**variables),
         capture_output=True,
         text=True,
         timeout=120,
     )
+
+
+def run_stage(
+    folder: Path, *arguments: str, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run ``python -m stages.NAME ...`` in a copy of the project."""
+    name, *rest = arguments
+    return run_python("-m", f"stages.{name}", *rest, folder=folder, **variables)
 
 
 def start_dvc(folder: Path, *arguments: str) -> subprocess.Popen[str]:

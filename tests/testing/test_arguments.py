@@ -3,8 +3,6 @@
 import ast
 import itertools
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from one_line import the_line
-from project import ROOT
+from one_line import refusal
+from project import ROOT, run_python
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -52,9 +50,7 @@ def check(**options: Any) -> Any:
 
 
 def refused(**options: Any) -> str:
-    with pytest.raises(UserError) as raised:
-        check(**options)
-    return the_line(raised)
+    return refusal(check, **options)
 
 
 def endless() -> Iterator[Any]:
@@ -200,10 +196,7 @@ def fails() -> nn.Module:
         (fails, "factory: ValueError: no weights found ("),
         (lambda x: line(), "factory: TypeError: "),
         (MODULE, "factory: is a Linear, must be a function that makes one"),
-        (
-            lambda: MODULE,
-            "factory: returned the same module twice, must make a ",
-        ),
+        (lambda: MODULE, "factory: returned the same module twice, must make a "),
         (WithTail, "factory: returned the same 1.weight twice, must make a new one"),
         (Frozen, f"model: no parameter of it can be trained by {GIVEN}"),
     ],
@@ -214,11 +207,15 @@ def test_what_is_no_factory(factory: Any, expected: str) -> None:
     assert "minitrain/" not in found
 
 
-class GivesDict(nn.Module):
+class WithLinear(nn.Module):
+    """A layer, which each model below uses in a way of its own."""
+
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(3, 1)
 
+
+class GivesDict(WithLinear):
     def forward(self, x: Tensor) -> Any:
         return {"loss": self.linear(x).square().mean()}
 
@@ -229,7 +226,7 @@ def test_output_without_a_loss() -> None:
     ) == ("model: the output has no .loss; it must hold the mean over real targets")
 
 
-class Classifier(GivesDict):
+class Classifier(WithLinear):
     def forward(self, x: Tensor, labels: Tensor) -> Any:
         logits = torch.cat([self.linear(x), -self.linear(x)], 1)
         return SimpleNamespace(loss=nn.functional.cross_entropy(logits, labels))
@@ -276,10 +273,7 @@ SYNCS = (
         ({"timeout_s": None}, "timeout_s = None: must be a positive number"),
         ({"count": lambda batch: 3.5}, "count(batch) = 3.5: must be a whole number"),
         ({"count": lambda batch: None}, "count(batch) = None: must be a whole number"),
-        (
-            {"count": lambda batch: batch[0] > 0},
-            "count(batch) = tensor([[",
-        ),
+        ({"count": lambda batch: batch[0] > 0}, "count(batch) = tensor([["),
         ({"count": 8}, "count = 8: must be a function"),
     ],
 )
@@ -295,12 +289,11 @@ def test_a_rank_that_refuses_names_the_argument() -> None:
     assert found.endswith("; a smaller learning_rate may keep it finite")
 
 
-class Scaled(nn.Module):
+class Scaled(WithLinear):
     """With a parameter of no dimension, as CLIP has one."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.linear = nn.Linear(3, 1)
         self.logit_scale = nn.Parameter(torch.tensor(1.0))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -323,22 +316,21 @@ def test_ranks_have_the_default_type_of_the_test() -> None:
     assert ladder.rungs["one_process"].detail == "allowed: 1e-11"
 
 
-class OwnDropout(nn.Module):
+class OwnDropout(WithLinear):
     def __init__(self) -> None:
         super().__init__()
-        self.linear = nn.Linear(3, 1)
         self.chance = torch.Generator().manual_seed(0)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.linear(x * (torch.rand(x.shape, generator=self.chance) > 0.5))
 
 
-class Counts(nn.Module):
+class Counts(WithLinear):
     """Computes something else from its ``first`` pass on."""
 
     def __init__(self, first: int) -> None:
         super().__init__()
-        self.linear, self.first, self.calls = nn.Linear(3, 1), first, 0
+        self.first, self.calls = first, 0
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
@@ -511,11 +503,8 @@ def test_page_of_pytest(tmp_path: Path) -> None:
         "    batches = [torch.randn(8, 3)] * 3\n"
         "    check_data_parallel(lambda: None, batches, loss=lambda m, b: m(b).sum())\n"
     )
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", path]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=tmp_path, env=environment
-    )
+    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", path]
+    done = run_python(*command, folder=tmp_path, PYTHONPATH=str(ROOT))
     assert ">       check_data_parallel(lambda: None, batches" in done.stdout
     assert "UserError: factory: returned NoneType, must return" in done.stdout
     assert "check.py" not in done.stdout
@@ -566,12 +555,7 @@ def test_mypy_knows_the_arguments(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MISTYPED)
     (tmp_path / "mypy.ini").write_text(SETTINGS)
     files = [f"--config-file={tmp_path}/mypy.ini", f"--cache-dir={tmp_path}/cache"]
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", *files, str(tmp_path / "mine.py")],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-    )
+    done = run_python("-m", "mypy", *files, tmp_path / "mine.py")
     assert 'Argument "world_size" to "check_data_parallel" has' in done.stdout
     assert "Literal['proven'] | Literal['replay only'] | Literal[" in done.stdout
     assert 'Argument "optimizer" to "check_data_parallel" has' in done.stdout
