@@ -21,7 +21,7 @@ IGNORE_INDEX = -100
 
 
 @dataclass(frozen=True)
-class Batch:
+class MicroBatch:
     """A micro-batch: what one rank computes in one forward and backward pass.
 
     ``inputs`` is what the model's loss is computed from. ``num_targets`` of the
@@ -41,7 +41,7 @@ class Batch:
 class Batches(Protocol):
     """What the training loop and its replay know of a rank's data."""
 
-    def micro_batches(self, step: int) -> list[Batch]:
+    def micro_batches(self, step: int) -> list[MicroBatch]:
         """What this rank computes at ``step`` (from 0 over all epochs), one after the
         other, shard by shard: the same whenever it is asked for.
         """
@@ -110,7 +110,7 @@ class RankBatches:
             one.shards = [shard]
         return alone
 
-    def micro_batches(self, step: int) -> list[Batch]:
+    def micro_batches(self, step: int) -> list[MicroBatch]:
         """See :meth:`Batches.micro_batches`."""
         epoch, step_of_epoch = divmod(step, len(self.order))
         if epoch != self.order.epoch:
@@ -128,7 +128,7 @@ class RankBatches:
 
     def _batch(
         self, step: int, shard: int, mine: SampleIds, global_targets: int
-    ) -> Batch:
+    ) -> MicroBatch:
         present = mine if len(mine) else np.array([shard], np.int64)
         file = self.files[shard % self.num_files]
         samples = [file[i // self.num_files] for i in present]
@@ -138,7 +138,7 @@ class RankBatches:
             values = torch.from_numpy(tokens.astype(np.int64))
             input_ids[row, : len(values)] = values
             labels[row, : len(values)] = values
-        return Batch(
+        return MicroBatch(
             step=step,
             inputs={
                 "input_ids": input_ids.to(self.device),

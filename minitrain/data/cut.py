@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from minitrain.data.batches import IGNORE_INDEX, Batch
+from minitrain.data.batches import IGNORE_INDEX, MicroBatch
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class CutBatches:
     num_shards: int
     num_micro_batches: int
 
-    def micro_batches(self, step: int) -> list[Batch]:
+    def micro_batches(self, step: int) -> list[MicroBatch]:
         """See :class:`~minitrain.data.batches.Batches`."""
         whole = self.data.batches[step % len(self.data.batches)]
         global_targets, count = self.data.count(whole), self.num_micro_batches
@@ -65,8 +65,10 @@ class CutBatches:
         """Each shard's batches alone."""
         return [replace(self, shards=[shard]) for shard in self.shards]
 
-    def _batch(self, step: int, shard: int, inputs: Any, global_targets: int) -> Batch:
-        return Batch(
+    def _batch(
+        self, step: int, shard: int, inputs: Any, global_targets: int
+    ) -> MicroBatch:
+        return MicroBatch(
             step=step,
             inputs=inputs,
             num_targets=self.data.count(inputs),

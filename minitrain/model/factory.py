@@ -21,7 +21,7 @@ from torch.nn.parameter import is_lazy
 
 from minitrain.core.errors import UserError
 from minitrain.core.params import Model
-from minitrain.data.batches import Batch, causal_lm_loss
+from minitrain.data.batches import MicroBatch, causal_lm_loss
 from minitrain.model.neighbors import neighbors_of
 
 Loss = Callable[[nn.Module, Any], Tensor]
@@ -133,7 +133,7 @@ def _is_users(file: str) -> bool:
 
 def try_model(
     model: nn.Module,
-    batch: Batch,
+    batch: MicroBatch,
     *,
     loss: Loss | None = None,
     may_leave_unused: bool = False,
@@ -176,7 +176,7 @@ def try_model(
             )
 
 
-def _computed_loss(model: nn.Module, batch: Batch, loss: Loss | None) -> Tensor:
+def _computed_loss(model: nn.Module, batch: MicroBatch, loss: Loss | None) -> Tensor:
     called, value = ("model", "model: .loss") if loss is None else (GIVEN, GIVEN)
     try:
         found: Any = (loss or causal_lm_loss)(model, batch.inputs)

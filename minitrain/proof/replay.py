@@ -137,15 +137,17 @@ def _compute(
 ) -> None:
     """Leave the gradients of one shard; its micro-batches add up in order."""
     model.zero_grad()
-    parts, losses = batches.micro_batches(step), []
-    for part in parts:
+    micro_batches, losses = batches.micro_batches(step), []
+    for micro_batch in micro_batches:
         with precision.autocast():
-            loss = batches.loss(model, part.inputs)
-        weight = part.num_targets * divisor / part.global_targets
+            loss = batches.loss(model, micro_batch.inputs)
+        weight = micro_batch.num_targets * divisor / micro_batch.global_targets
         precision.scale(loss * weight).backward()
         losses.append(loss)
-    result.digests.append(tuple(d for part in parts for d in part.digests))
-    result.losses.append(shares_of_loss(losses, parts))
+    result.digests.append(
+        tuple(d for micro_batch in micro_batches for d in micro_batch.digests)
+    )
+    result.losses.append(shares_of_loss(losses, micro_batches))
 
 
 def _scaled_gradients(model: nn.Module, factor: float) -> Gradients:

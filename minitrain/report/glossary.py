@@ -8,7 +8,7 @@ RUNGS = {
     "ranks": "final state of every rank, against rank 0",
     "data": "samples of every batch, against the replay",
     "precision": "the factor by which the loss is scaled, against the replay",
-    "replay": "final state, against one process that takes the shards in turn",
+    "replay": "final state, against one process that computes shard after shard",
     "replay_gradients": "gradients at the recorded steps, against the same replay",
     "replay_parameters": "parameters at the recorded steps, against the same replay",
     "replay_buffers": "buffers at the recorded steps, against the same replay",

@@ -44,7 +44,7 @@ class Flat(Strategy):
         dist.all_reduce(flat, group=self.group)
 
     @contextmanager
-    def part(self, shard: int, is_last: bool) -> Iterator[None]:
+    def micro_step(self, shard: int, is_last: bool) -> Iterator[None]:
         if self._begins:
             # as DDP does before the first forward pass of a step
             broadcast(self._buffers, self.group)

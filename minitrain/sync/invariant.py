@@ -49,7 +49,7 @@ class Invariant(Flat):
         self._forget()
 
     @contextmanager
-    def part(self, shard: int, is_last: bool) -> Iterator[None]:
+    def micro_step(self, shard: int, is_last: bool) -> Iterator[None]:
         try:
             self._begin(shard)
             yield

@@ -130,7 +130,7 @@ class FSDP(Strategy):
         }
 
     @contextmanager
-    def part(self, shard: int, is_last: bool) -> Iterator[None]:
+    def micro_step(self, shard: int, is_last: bool) -> Iterator[None]:
         # fully_shard has given the model the methods of an FSDPModule
         model: Any = self.model
         model.set_requires_gradient_sync(is_last)

@@ -75,7 +75,7 @@ class StockDDP(Strategy):
         return work.get_future().then(lambda future: future.value()[0])
 
     @contextmanager
-    def part(self, shard: int, is_last: bool) -> Iterator[None]:
+    def micro_step(self, shard: int, is_last: bool) -> Iterator[None]:
         # an exception in backward may have left buckets that were never reduced
         self._late.clear()
         if is_last:

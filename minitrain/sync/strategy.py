@@ -19,10 +19,10 @@ Traffic = dict[str, tuple[int, int]]
 class Strategy:
     """The plain module and no synchronization; the base of all that synchronize.
 
-    ``module`` is called for the forward pass. A step is one or more :meth:`part`, each
-    a forward and a backward pass, then :meth:`reduce`: afterwards every parameter's
-    gradient is the synchronized one. ``trace`` has the buckets of the step, as far as
-    the strategy watches them; ``timed`` asks it to. ``guarantees`` says what the
+    ``module`` is called for the forward pass. A step is one or more :meth:`micro_step`,
+    each a forward and a backward pass, then :meth:`reduce`: afterwards the gradient of
+    every parameter is the synchronized one. ``trace`` has the buckets of the step, as
+    far as the strategy watches them; ``timed`` asks it to. ``guarantees`` says what the
     ladder may hold it to. ``has_account``: a backward pass can be made without
     communication, so that the time of a step can be told apart.
 
@@ -61,7 +61,7 @@ class Strategy:
         return False
 
     @contextmanager
-    def part(self, shard: int, is_last: bool) -> Iterator[None]:
+    def micro_step(self, shard: int, is_last: bool) -> Iterator[None]:
         """Around the forward and backward pass of one micro-batch of the step.
 
         ``shard`` is the one it belongs to; ``is_last``: no other follows in this step.

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from minitrain.data.batches import Batch
+from minitrain.data.batches import MicroBatch
 from minitrain.distributed.groups import unwrap
 from minitrain.distributed.torch_private import GradBucket
 from minitrain.sync.stock import StockDDP
@@ -107,7 +107,7 @@ def buffers_not_synchronized(worker: Worker) -> None:
 def optimizer_state_not_restored(worker: Worker) -> None:
     """A resumed run whose optimizer begins anew."""
 
-    def clear(step: int, batch: Batch) -> Batch:
+    def clear(step: int, batch: MicroBatch) -> MicroBatch:
         if step == LATER:
             worker.optimizer.state.clear()
         return batch
@@ -118,7 +118,7 @@ def optimizer_state_not_restored(worker: Worker) -> None:
 def duplicate_samples(worker: Worker) -> None:
     """A sampler that fills up with samples that are there already."""
 
-    def double(step: int, batch: Batch) -> Batch:
+    def double(step: int, batch: MicroBatch) -> MicroBatch:
         if worker.rank != VICTIM or len(batch.digests) < 2:
             return batch
         inputs = {name: tensor.clone() for name, tensor in batch.inputs.items()}
@@ -153,7 +153,7 @@ def redundant_sync(worker: Worker) -> None:
 def missing_last_sync(worker: Worker) -> None:
     """The step at the end of an accumulation does not synchronize."""
 
-    def skip(step: int, batch: Batch) -> Batch:
+    def skip(step: int, batch: MicroBatch) -> MicroBatch:
         _stock(worker).ddp.require_backward_grad_sync = step != LATER
         return batch
 
@@ -214,13 +214,15 @@ def _set(thing: Any, **values: Any) -> None:
 def _read_another_step(worker: Worker, other: Callable[[int], int]) -> None:
     whole = worker.batches.micro_batches
 
-    def micro_batches(step: int) -> list[Batch]:
+    def micro_batches(step: int) -> list[MicroBatch]:
         return [replace(part, step=step) for part in whole(other(step))]
 
     _set(worker.batches, micro_batches=micro_batches)
 
 
-def _change_batches(worker: Worker, change: Callable[[int, Batch], Batch]) -> None:
+def _change_batches(
+    worker: Worker, change: Callable[[int, MicroBatch], MicroBatch]
+) -> None:
     whole = worker.batches.micro_batches
     _set(
         worker.batches,

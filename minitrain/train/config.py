@@ -123,8 +123,8 @@ class RunConfig:
         """The batches of those ``shards`` of ``num_shards``, their tensors on
         ``device`` (the CPU unless told).
         """
-        parts = self.grad_accumulation_steps
-        return self.data.open(shards, num_shards, parts, device)
+        count = self.grad_accumulation_steps
+        return self.data.open(shards, num_shards, count, device)
 
     @property
     def recorded(self) -> set[int]:

@@ -18,7 +18,8 @@ def train(worker: Worker, steps: Iterable[int]) -> None:
         observer.after_data(micro_batches)
         worker.sync.trace.clear()
         for micro_batch in micro_batches:
-            with worker.part(micro_batch, is_last=micro_batch is micro_batches[-1]):
+            is_last = micro_batch is micro_batches[-1]
+            with worker.micro_step(micro_batch, is_last):
                 observer.before_forward()
                 loss = worker.forward(micro_batch)
                 observer.after_forward(loss)

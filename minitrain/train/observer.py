@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from minitrain.core.errors import UserError
-from minitrain.data.batches import Batch
+from minitrain.data.batches import MicroBatch
 from minitrain.distributed.groups import barrier
 from minitrain.train.buffers import untouched_buffers
 from minitrain.train.clock import (
@@ -41,7 +41,7 @@ class Observer:
     def begin(self, step: int) -> None:
         """``step`` begins."""
 
-    def after_data(self, micro_batches: Sequence[Batch]) -> None:
+    def after_data(self, micro_batches: Sequence[MicroBatch]) -> None:
         """The rank has its samples, as the micro-batches that it computes in order."""
 
     def before_forward(self) -> None:
@@ -68,10 +68,10 @@ class LastLoss(Observer):
 
     def __init__(self, worker: "Worker") -> None:
         super().__init__(worker)
-        self._micro_batches: Sequence[Batch] = ()
+        self._micro_batches: Sequence[MicroBatch] = ()
         self._losses: list[Tensor] = []
 
-    def after_data(self, micro_batches: Sequence[Batch]) -> None:
+    def after_data(self, micro_batches: Sequence[MicroBatch]) -> None:
         self._micro_batches, self._losses = micro_batches, []
 
     def after_forward(self, loss: Tensor) -> None:
@@ -129,7 +129,7 @@ class StepObserver(LastLoss):
             self.recorder.start(step, moments)
         self.clock.begin(step)
 
-    def after_data(self, micro_batches: Sequence[Batch]) -> None:
+    def after_data(self, micro_batches: Sequence[MicroBatch]) -> None:
         super().after_data(micro_batches)
         self.clock.mark("data")
         if self.clock.kind == "instrumented":
@@ -181,9 +181,9 @@ class StepObserver(LastLoss):
         self.clock.restart()
 
     def _note(self, row: Row) -> None:
-        parts = self._micro_batches
-        self.timings.append(row | {"tokens": sum(part.num_targets for part in parts)})
-        self.digests.append(tuple(d for part in parts for d in part.digests))
+        computed = self._micro_batches
+        self.timings.append(row | {"tokens": sum(one.num_targets for one in computed)})
+        self.digests.append(tuple(d for one in computed for d in one.digests))
         self.losses.append(self.shares())
 
     def _logged(self) -> Row:
@@ -218,21 +218,23 @@ def watches_parts(worker: "Worker", keep: int | None = None) -> StepObserver:
     return StepObserver(worker, kinds, keep)
 
 
-def shares_of_loss(losses: Sequence[Tensor], parts: Sequence[Batch]) -> list[float]:
+def shares_of_loss(
+    losses: Sequence[Tensor], micro_batches: Sequence[MicroBatch]
+) -> list[float]:
     """Of each micro-batch its share of the mean loss over the global batch's targets.
 
-    ``losses`` are 0-dim tensors, one for each of ``parts``; reading them waits for a
-    GPU. Raises UserError when a loss is no longer a finite number.
+    ``losses`` are 0-dim tensors, one for each of ``micro_batches``; reading them waits
+    for a GPU. Raises UserError when a loss is no longer a finite number.
     """
-    return [_share_of_loss(*pair) for pair in zip(losses, parts, strict=True)]
+    return [_share_of_loss(*pair) for pair in zip(losses, micro_batches, strict=True)]
 
 
-def _share_of_loss(loss: Tensor, part: Batch) -> float:
+def _share_of_loss(loss: Tensor, micro_batch: MicroBatch) -> float:
     value = loss.item()
     if not math.isfinite(value):
         rank = dist.get_rank() if dist.is_initialized() else 0
         raise UserError(
-            f"train: the loss is {value} at step {part.step} on rank {rank}; "
+            f"train: the loss is {value} at step {micro_batch.step} on rank {rank}; "
             "a smaller train.learning_rate may keep it finite"
         )
-    return value * part.num_targets / part.global_targets
+    return value * micro_batch.num_targets / micro_batch.global_targets

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from minitrain.core.files import open_atomic
-from minitrain.data.batches import Batch
+from minitrain.data.batches import MicroBatch
 from minitrain.data.cut import bytes_of, content_digest, tensors_of
 from minitrain.sync.strategy import whole
 from minitrain.sync.trace import SyncTrace
@@ -112,18 +112,18 @@ class Recorder:
         self._sample(step, "before", self._model.state_dict())
         self._sample(step, "moments", moments)
 
-    def fed(self, step: int, parts: Sequence[Batch]) -> None:
+    def fed(self, step: int, micro_batches: Sequence[MicroBatch]) -> None:
         """Note what the model was given: each sample by its content, and the targets
         that count. A micro-batch without targets is there for its rank to take part.
         """
         if self._steps:
             named = [
                 {
-                    "shard": part.shard,
-                    "targets": part.num_targets,
-                    "samples": sample_names(part.inputs) if part.num_targets else [],
+                    "shard": one.shard,
+                    "targets": one.num_targets,
+                    "samples": sample_names(one.inputs) if one.num_targets else [],
                 }
-                for part in parts
+                for one in micro_batches
             ]
             self.rows.append({"kind": "fed", "step": step, "parts": named})
 

@@ -1,4 +1,4 @@
-"""Random numbers: a seed for each rank, and interleaved streams in a process."""
+"""Random numbers: a seed for each rank, and streams of several ranks in a process."""
 
 import random
 from collections.abc import Iterator

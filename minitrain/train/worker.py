@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from minitrain.data.batches import Batch
+from minitrain.data.batches import MicroBatch
 from minitrain.distributed.tree import shards_of
 from minitrain.train.config import OPTIMIZERS, RunConfig
 from minitrain.train.observer import Observer
@@ -68,19 +68,19 @@ class Worker:
         return other
 
     @contextmanager
-    def part(self, micro_batch: Batch, is_last: bool) -> Iterator[None]:
+    def micro_step(self, micro_batch: MicroBatch, is_last: bool) -> Iterator[None]:
         """Around the forward and backward pass of one micro-batch of a step."""
         shard = micro_batch.shard
         random = nullcontext() if self.streams is None else self.streams[shard]
-        with self.sync.part(shard, is_last), random:
+        with self.sync.micro_step(shard, is_last), random:
             yield
 
-    def forward(self, micro_batch: Batch) -> Tensor:
+    def forward(self, micro_batch: MicroBatch) -> Tensor:
         """The mean loss over the targets of ``micro_batch``, a 0-dim tensor."""
         with self.precision.autocast():
             return self.batches.loss(self.sync.module, micro_batch.inputs)
 
-    def weighted(self, loss: Tensor, micro_batch: Batch) -> Tensor:
+    def weighted(self, loss: Tensor, micro_batch: MicroBatch) -> Tensor:
         """``loss`` so scaled that the sum of all micro-batches' gradients, over the
         strategy's divisor, is the gradient of the mean over all real targets of the
         global batch.
@@ -88,7 +88,7 @@ class Worker:
         share = micro_batch.num_targets * self.sync.divisor / micro_batch.global_targets
         return loss * share
 
-    def backward(self, loss: Tensor, micro_batch: Batch) -> None:
+    def backward(self, loss: Tensor, micro_batch: MicroBatch) -> None:
         """Add the gradients of ``micro_batch``, weighted and scaled, to ``.grad``."""
         self.precision.scale(self.weighted(loss, micro_batch)).backward()
 

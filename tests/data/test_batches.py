@@ -8,7 +8,7 @@ import torch
 from samples_of_text import ELEVEN, dealt, rank_batches
 
 from minitrain.data import batches as module
-from minitrain.data.batches import IGNORE_INDEX, Batch, RankBatches, causal_lm_loss
+from minitrain.data.batches import IGNORE_INDEX, MicroBatch, RankBatches, causal_lm_loss
 from minitrain.data.order import GlobalOrder
 from minitrain.data.samples import Samples
 from minitrain.train.recorder import ledger_entry
@@ -16,7 +16,7 @@ from minitrain.train.recorder import ledger_entry
 
 def everyone(
     folder: Path, world_size: int, step: int, texts: list[str] = ELEVEN
-) -> list[Batch]:
+) -> list[MicroBatch]:
     """The batch of every rank at ``step``; four samples in all."""
     return [
         rank_batches(folder, rank, world_size, texts).micro_batches(step)[0]
@@ -24,11 +24,11 @@ def everyone(
     ]
 
 
-def name_of(batches: list[Batch]) -> str:
+def name_of(batches: list[MicroBatch]) -> str:
     return str(ledger_entry([batch.digests for batch in batches])["sha256"])
 
 
-def texts_of(batch: Batch) -> list[str]:
+def texts_of(batch: MicroBatch) -> list[str]:
     """The texts behind the real tokens of a batch."""
     rows = zip(batch.inputs["input_ids"], batch.inputs["labels"], strict=True)
     kept = [ids[labels != IGNORE_INDEX].tolist() for ids, labels in rows]
@@ -192,7 +192,7 @@ def test_part_without_samples_still_takes_part(tmp_path: Path) -> None:
 def test_shards_are_the_same_whoever_reads_them(tmp_path: Path, num_files: int) -> None:
     """Four shards out of the files of one, two and four ranks."""
 
-    def read_shard(shard: int) -> Batch:
+    def read_shard(shard: int) -> MicroBatch:
         folder = tmp_path / "files"
         reader = rank_batches(folder, shard, 4, ELEVEN, num_files=num_files)
         return reader.micro_batches(1)[0]

@@ -212,8 +212,8 @@ COMPUTING = [
         "the losses in losses.csv are 3 too high",
         "equivalence: witness_loss",
         "minitrain/train/observer.py",
-        "return value * part.num_targets / part.global_targets",
-        "return (value + 3) * part.num_targets / part.global_targets",
+        "return value * micro_batch.num_targets / micro_batch.global_targets",
+        "return (value + 3) * micro_batch.num_targets / micro_batch.global_targets",
     ),
     Mutant(
         "summed_for_all",
@@ -236,8 +236,8 @@ COMPUTING = [
             Edit(WORKER, "return loss * share", "return loss * (2 * share)"),
             Edit(
                 "minitrain/proof/replay.py",
-                "weight = part.num_targets * divisor",
-                "weight = 2 * part.num_targets * divisor",
+                "weight = micro_batch.num_targets * divisor",
+                "weight = 2 * micro_batch.num_targets * divisor",
             ),
         ),
     ),
@@ -490,8 +490,8 @@ MEASURING = [
         "tokens of a step count padding",
         "tests/train/test_loop.py::test_epochs_with_an_uneven_tail_repeat_to_the_bit",
         "minitrain/train/observer.py",
-        "sum(part.num_targets for part in parts)",
-        'sum(part.inputs["input_ids"].numel() for part in parts)',
+        "sum(one.num_targets for one in computed)",
+        'sum(one.inputs["input_ids"].numel() for one in computed)',
     ),
     mutant(
         "padding_counted_in_a_turn",

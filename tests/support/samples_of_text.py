@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from minitrain.data.batches import Batch, RankBatches
+from minitrain.data.batches import MicroBatch, RankBatches
 from minitrain.data.samples import Samples
 from minitrain.data.shards import write_shards
 from minitrain.data.text import tokenize
@@ -53,7 +53,7 @@ def rank_batches(
     )
 
 
-def batch_of(rows: list[list[int]], block_size: int) -> Batch:
+def batch_of(rows: list[list[int]], block_size: int) -> MicroBatch:
     """A batch of one process that holds these tokens, padded to ``block_size``."""
     ids = torch.zeros(len(rows), block_size, dtype=torch.int64)
     labels = torch.full_like(ids, -100)
@@ -61,4 +61,4 @@ def batch_of(rows: list[list[int]], block_size: int) -> Batch:
         ids[index, : len(row)] = labels[index, : len(row)] = torch.tensor(row)
     targets = sum(len(row) - 1 for row in rows)
     inputs = {"input_ids": ids, "labels": labels}
-    return Batch(0, inputs, targets, targets, (), 0)
+    return MicroBatch(0, inputs, targets, targets, (), 0)

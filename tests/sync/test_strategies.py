@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from minitrain.core.errors import EvidenceError, RankError, UserError
-from minitrain.data.batches import Batch
+from minitrain.data.batches import MicroBatch
 from minitrain.distributed.groups import distributed
 from minitrain.distributed.launcher import launch
 from minitrain.distributed.ring import ring_sum
@@ -191,7 +191,7 @@ def shards_in_another_order(worker: Worker) -> None:
     """The tree has other branches: right but for its rounding."""
     right = worker.batches.micro_batches
 
-    def micro_batches(step: int) -> list[Batch]:
+    def micro_batches(step: int) -> list[MicroBatch]:
         return sorted(right(step), key=lambda part: part.shard)
 
     worker.batches.micro_batches = micro_batches  # type: ignore[method-assign]
@@ -287,7 +287,7 @@ def step_that_leaves_out(without: int) -> None:
         model = nn.ModuleDict({"used": nn.Linear(1, 1), "left_out": nn.Linear(1, 1)})
         sync = find_strategy("invariant")(model, Defaults(logical_shards=4))
         for shard in range(4):
-            with sync.part(shard, shard == 3):
+            with sync.micro_step(shard, shard == 3):
                 names = ["used"] if shard == without else ["used", "left_out"]
                 sum(model[name](torch.ones(1, 1)) for name in names).backward()
         sync.reduce()
@@ -347,7 +347,7 @@ def give_up_and_go_on(shard: int) -> list[float]:
         for given_up in (True, False):
             with suppress(ZeroDivisionError):
                 for number in range(4):
-                    with sync.part(number, number == 3):
+                    with sync.micro_step(number, number == 3):
                         model(torch.ones(1, 1)).sum().backward()
                         assert not (given_up and number == shard) or 1 / 0
                 sync.reduce()
@@ -608,7 +608,7 @@ def killed_at_step_3(worker: Worker, note: Path) -> None:
         return
     right = worker.batches.micro_batches
 
-    def micro_batches(step: int) -> list[Batch]:
+    def micro_batches(step: int) -> list[MicroBatch]:
         if step == 3:
             note.write_text(str(time.monotonic()))
             os.kill(os.getpid(), signal.SIGKILL)

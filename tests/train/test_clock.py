@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from minitrain.data.batches import Batch
+from minitrain.data.batches import MicroBatch
 from minitrain.sync.strategy import Strategy
 from minitrain.sync.trace import BucketEvent, SyncTrace
 from minitrain.train import clock
@@ -195,8 +195,8 @@ class ThreeParts:
     def open(self, *_: object) -> "ThreeParts":
         return self
 
-    def micro_batches(self, step: int) -> list[Batch]:
-        return [Batch(step, None, 1, 3, (), shard) for shard in range(3)]
+    def micro_batches(self, step: int) -> list[MicroBatch]:
+        return [MicroBatch(step, None, 1, 3, (), shard) for shard in range(3)]
 
     def loss(self, model: nn.Module, inputs: None) -> Tensor:
         self.watch.wait(2)
@@ -208,7 +208,7 @@ def test_work_between_the_parts_of_a_step_is_no_forward(watch: Watch) -> None:
 
     class Adding(Strategy):
         @contextmanager
-        def part(self, shard: int, is_last: bool) -> Iterator[None]:
+        def micro_step(self, shard: int, is_last: bool) -> Iterator[None]:
             if shard > 0:
                 watch.wait(7)
             yield

@@ -28,7 +28,7 @@ from minitrain.analysis.account import DDP_SAYS, ddp_says
 from minitrain.bench.ledger import CollectiveLedger
 from minitrain.core.errors import UserError
 from minitrain.core.params import Params
-from minitrain.data.batches import Batch
+from minitrain.data.batches import MicroBatch
 from minitrain.data.cut import InMemory
 from minitrain.data.text import VOCAB_SIZE
 from minitrain.distributed.groups import distributed
@@ -460,7 +460,7 @@ class EqualWeightsInTheTail:
     def by_shard(self) -> "list[EqualWeightsInTheTail]":
         return [EqualWeightsInTheTail(one) for one in self.right.by_shard()]
 
-    def micro_batches(self, step: int) -> list[Batch]:
+    def micro_batches(self, step: int) -> list[MicroBatch]:
         (right,) = self.right.micro_batches(step)
         share = right.global_targets // 2
         return [replace(right, num_targets=share) if step == 4 else right]
