@@ -17,7 +17,7 @@ import pandas as pd
 import pytest
 from project import ROOT
 from ruamel.yaml import YAML
-from test_docs import marked, refuse
+from test_docs import marked, require_marked, table
 
 from minitrain.analysis.made_by import Made, made_by_pipeline, made_in_study
 from minitrain.core.provenance import code_sha256
@@ -64,7 +64,7 @@ def test_result_in_the_readme_is_that_of_the_metrics() -> None:
     with suppress(subprocess.CalledProcessError, FileNotFoundError):
         committed = result_of(in_last_commit)
     if shown != committed:
-        refuse("README.md", "result", expected)
+        require_marked("README.md", "result", expected)
 
 
 def test_scale_in_the_reference_is_that_of_the_study() -> None:
@@ -76,14 +76,12 @@ def test_scale_in_the_reference_is_that_of_the_study() -> None:
         "memory of shard": ("shard_above_imports_mb", "MB"),
         "memory of training": ("train_rss_anon_p50_mb", "MB"),
     }
-    table = [f"| | {' | '.join(f'{size:,} sentences' for size in sizes)} |"]
-    table += [f"|---{'|---' * len(sizes)}|"]
+    lines = []
     for name, (key, unit) in rows.items():
         cells = [f"{study[f'{size}_sentences'][key]:,.1f} {unit}" for size in sizes]
-        table.append(f"| {name} | {' | '.join(cells)} |")
-    expected = "\n".join(table) + "\n"
-    if marked("docs/reference.md", "scale") != expected:
-        refuse("docs/reference.md", "scale", expected)
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    columns = ["", *(f"{size:,} sentences" for size in sizes)]
+    require_marked("docs/reference.md", "scale", table(columns, lines))
 
 
 def made_in(folder: Path) -> list[Made]:
