@@ -30,19 +30,20 @@ def main() -> None:
     # a GPU computes other bits, which nobody expects to be equal
     gloo = [run for run in params.runs() if run.startswith("gloo-")]
     files = [EVIDENCE / run / "machine.json" for run in gloo]
-    require_same_build({str(file): read_json(file) for file in files})
+    require_same_build({str(file): read_json(file, "torch") for file in files})
 
     config = config_of(params, SHARDS, 1)
     one, twin = reference_of(params, config, EVIDENCE)
     verdicts = {}
     for run in params.runs():
+        evidence = EVIDENCE / run / "evidence.json"
         described = as_dicts(ladder_of_run(run, params, config, one, twin, EVIDENCE))
         verdict, rests_on = verdict_of(described)
         verdicts[run] = {
             "verdict": verdict,
             "rests_on": rests_on,
             **described,
-            "state_sha256": read_json(EVIDENCE / run / "evidence.json")["state_sha256"],
+            "state_sha256": read_json(evidence, "state_sha256")["state_sha256"],
         }
     write_json(METRICS / "equivalence.json", verdicts)
     if line := breach_line(verdicts):

@@ -28,7 +28,7 @@ def main() -> None:
     torch.set_num_threads(threads)
 
     # Which gradients were added up together is the one thing it takes from the run.
-    rows = read_jsonl(Path(f"data/runs/gloo-{world_size}/hashes.jsonl"))
+    rows = read_jsonl(Path(f"data/runs/gloo-{world_size}/hashes.jsonl"), "kind")
     config = config_of(params, Path(f"data/shards/world-{world_size}"), world_size)
     again = replay(config, rows, world_size, show=f"replay-{world_size}")
 

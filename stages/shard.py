@@ -9,7 +9,7 @@ its shards together are the corpus, without overlap.
 from pathlib import Path
 
 from minitrain.core.errors import run_stage
-from minitrain.core.files import atomic_path
+from minitrain.core.files import atomic_path, each_row
 from minitrain.core.params import load_params
 from minitrain.core.progress import progress
 from minitrain.data.shards import tokenize_corpus, write_shards
@@ -18,13 +18,13 @@ from minitrain.data.shards import tokenize_corpus, write_shards
 def main() -> None:
     params = load_params(Path("params.yaml"))
     # Where the text may be large, so may be its tokens: on the disk that holds both.
-    with open("data/corpus.jsonl", encoding="utf-8") as lines:
-        samples, num_long = tokenize_corpus(
-            progress(lines, "shard"),
-            params.model.block_size,
-            params.shard.long_samples,
-            spool=Path("data"),
-        )
+    rows = progress(each_row(Path("data/corpus.jsonl"), "text"), "shard")
+    samples, num_long = tokenize_corpus(
+        (row["text"] for row in rows),
+        params.model.block_size,
+        params.shard.long_samples,
+        spool=Path("data"),
+    )
     print(f"{len(samples)} samples, {len(samples.tokens)} tokens")
     print(f"{num_long} longer than the block: {params.shard.long_samples}")
 

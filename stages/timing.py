@@ -9,7 +9,7 @@ import pandas as pd
 
 from minitrain.analysis.account import account, account_intervals, ddp_says, summarize
 from minitrain.core.errors import run_stage
-from minitrain.core.files import open_atomic, read_json, write_json
+from minitrain.core.files import open_atomic, read_json, read_jsonl, write_json
 from minitrain.core.params import load_params
 from minitrain.core.provenance import require_one_machine
 
@@ -18,7 +18,8 @@ def main() -> None:
     params = load_params(Path("params.yaml"))
     folders = {run: Path("data/runs") / run for run in params.runs()}
     origins = {
-        run: read_json(path / "provenance.json") for run, path in folders.items()
+        run: read_json(path / "provenance.json", "machine", "num_steps")
+        for run, path in folders.items()
     }
     # A GPU run and a CPU run of one machine still differ in their device.
     for backend in ("gloo", "nccl"):
@@ -30,7 +31,7 @@ def main() -> None:
         params.train.check_warmup(origin["num_steps"])
     summary, accounts = {}, []
     for run, folder in folders.items():
-        timings = pd.read_json(folder / "timings.jsonl", lines=True)
+        timings = pd.DataFrame(read_jsonl(folder / "timings.jsonl", "step", "rank"))
         summary[run] = {
             **summarize(timings, warmup),
             "peak_memory_mb": max(origins[run]["peak_memory_mb"]),

@@ -14,7 +14,13 @@ import torch
 
 from minitrain.analysis.verdicts import as_dicts
 from minitrain.core.errors import run_stage
-from minitrain.core.files import atomic_path, read_json, sha256_file, write_json
+from minitrain.core.files import (
+    atomic_path,
+    each_row,
+    read_json,
+    sha256_file,
+    write_json,
+)
 from minitrain.core.params import load_params
 from minitrain.core.provenance import require_same_build
 from minitrain.proof.evidence import read_evidence
@@ -47,9 +53,12 @@ def main() -> None:
         replay = Path(f"data/runs/replay-{world_size}")
         replayed = read_evidence(replay, [replay / "state.pt"], sampled=False)
         machines = [path / "machine.json" for path in (folder, replay)]
-        require_same_build({str(path): read_json(path) for path in machines})
+        require_same_build({str(path): read_json(path, "torch") for path in machines})
 
     # The witness reads corpus and parameters itself: it has only the run's own word.
+    # It imports nothing of ours: what a damaged corpus is told, is told before.
+    for _ in each_row(CORPUS, "text"):
+        pass
     shards = Path(f"data/shards/world-{world_size}")
     config = config_of(params, shards, world_size, steps=len(run.losses))
     guarantees = config.sync.guarantees

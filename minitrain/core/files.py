@@ -5,13 +5,19 @@ it is complete; an exception removes the temporary name.
 """
 
 import hashlib
+import io
 import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
+
+from minitrain.core.errors import UserError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @contextmanager
@@ -71,9 +77,41 @@ def write_json(path: Path, value: Any) -> None:
         file.write("\n")
 
 
-def read_json(path: Path) -> Any:
-    """Read one JSON document (UTF-8); ValueError where it is none."""
-    return json.loads(path.read_text(encoding="utf-8"))
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Around what reads ``path``, a file that a stage wrote: whatever a damaged one
+    makes of its reader becomes one UserError. An OSError stays what it is.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        # torch raises one without a name for a file that was cut
+        if isinstance(error, OSError) and error.filename is not None:
+            raise
+        # parsers raise what they like, some of it pages long
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:120]
+        raise UserError(
+            f"{path}: damaged, or not of this version ({reason}); dvc repro makes it "
+            "again (make study-NAME what a study measured)"
+        ) from error
+
+
+def read_json(path: Path, *keys: str) -> Any:
+    """Read one JSON document (UTF-8), an object that has ``keys`` where there are any;
+    UserError where it is none.
+    """
+    with reading(path):
+        value = json.loads(path.read_text(encoding="utf-8"))
+        _require(value, keys)
+    return value
+
+
+def _require(row: Any, keys: Iterable[str]) -> None:
+    for key in keys:
+        if key not in row:
+            raise ValueError(f"no {key}")
 
 
 def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
@@ -83,10 +121,43 @@ def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
             file.write(json.dumps(row, allow_nan=False, ensure_ascii=False) + "\n")
 
 
-def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """Read a file of one JSON object a line; ValueError where one is none."""
-    with open(path, encoding="utf-8") as file:
-        return [json.loads(line) for line in file]
+def each_row(path: Path, *keys: str) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a file that has one a line, each with ``keys``; UserError
+    where one is none, or the file does not end as it was written.
+    """
+    with reading(path), open(path, encoding="utf-8") as file:
+        line = ""
+        for line in file:
+            row = json.loads(line)
+            _require(row, keys)
+            yield row
+        _require_end(line)
+
+
+def read_jsonl(path: Path, *keys: str) -> list[dict[str, Any]]:
+    """All of :func:`each_row`."""
+    return [*each_row(path, *keys)]
+
+
+def read_csv(path: Path, *columns: str) -> "pd.DataFrame":
+    """A table with a row of names, among them ``columns``; UserError where it is none,
+    or does not end as it was written.
+    """
+    # slow to import, and stages about text need no table
+    import pandas as pd
+
+    with reading(path):
+        text = path.read_text(encoding="utf-8")
+        _require_end(text)
+        table = pd.read_csv(io.StringIO(text))
+        _require(table.columns, columns)
+    return table
+
+
+def _require_end(text: str) -> None:
+    # of a file cut within a line some readers make fewer rows and say nothing
+    if not text.endswith("\n"):
+        raise ValueError("its end is missing" if text else "it is empty")
 
 
 def sha256_file(path: Path) -> str:

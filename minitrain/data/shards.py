@@ -6,7 +6,6 @@ dealing: it goes block by block.
 """
 
 import hashlib
-import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -18,7 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from minitrain.core.errors import EvidenceError, UserError
-from minitrain.core.files import open_atomic, read_json, sha256_file, write_json
+from minitrain.core.files import (
+    open_atomic,
+    read_json,
+    reading,
+    sha256_file,
+    write_json,
+)
 from minitrain.data.samples import BLOCK_TOKENS, Samples, Tokens
 from minitrain.data.text import LongSamples, fit_to_block, tokenize
 
@@ -42,22 +47,22 @@ def make_shard(rank: int, world_size: int, samples: SliceableT) -> SliceableT:
 
 
 def tokenize_corpus(
-    lines: Iterable[str],
+    texts: Iterable[str],
     block_size: int,
     policy: LongSamples,
     spool: Path | None = None,
 ) -> tuple[Samples, int]:
-    """Tokens of the texts in a corpus.jsonl, and how many were longer than the block.
+    """Tokens of the ``texts`` of a corpus, and how many were longer than the block.
 
-    ``lines`` are JSON objects with a ``text``. Longer samples are handled by
-    ``policy``, see :func:`~minitrain.data.text.fit_to_block`. The samples lie in files
-    without a name in the folder ``spool`` (None: that for temporary files).
+    Longer samples are handled by ``policy``, see
+    :func:`~minitrain.data.text.fit_to_block`. The samples lie in files without a name
+    in the folder ``spool`` (None: that for temporary files).
     """
     end = num_long = 0
     with TemporaryFile(dir=spool) as tokens, TemporaryFile(dir=spool) as offsets:
         offsets.write(end.to_bytes(8, sys.byteorder))
-        for line in lines:
-            sample = tokenize(json.loads(line)["text"])
+        for text in texts:
+            sample = tokenize(text)
             num_long += len(sample) > block_size
             for piece in fit_to_block(sample, block_size, policy):
                 end += len(piece)
@@ -108,7 +113,7 @@ def write_shards(folder: Path, samples: Samples, world_size: int) -> None:
     with _growing_array(folder / "targets.npy", np.uint32) as append:
         for block in samples.blocks():
             append(block.lengths() - 1)
-    rebuilt = deal_back([open_shard(folder, rank) for rank in range(world_size)])
+    rebuilt = deal_back([_map_shard(folder, rank) for rank in range(world_size)])
     if rebuilt != samples.sha256():
         raise EvidenceError(f"{folder}: the shards together are not the corpus")
     index = {
@@ -202,23 +207,38 @@ def _lengths_of(pieces: list[Samples]) -> npt.NDArray[np.int64]:
 def open_shard(folder: Path, rank: int) -> Samples:
     """Memory-map what ``rank`` reads from a folder that :func:`write_shards` wrote.
 
-    Raises FileNotFoundError where the folder has no files of that rank.
+    Raises FileNotFoundError where the folder has no files of that rank, and UserError
+    where they are damaged.
     """
-    tokens, offsets = (np.load(p, mmap_mode="r") for p in _shard_paths(folder, rank))
-    return Samples(tokens, offsets)
+    shard = _map_shard(folder, rank)
+    tokens, offsets = _shard_paths(folder, rank)
+    with reading(offsets):
+        if shard.offsets[-1] != len(shard.tokens):
+            raise ValueError(f"does not fit {tokens.name}")
+    return shard
+
+
+def _map_shard(folder: Path, rank: int) -> Samples:
+    return Samples(*map(_open_array, _shard_paths(folder, rank)))
+
+
+def _open_array(path: Path) -> Any:
+    with reading(path):
+        return np.load(path, mmap_mode="r")
 
 
 def open_targets(folder: Path) -> npt.NDArray[np.uint32]:
     """Memory-map the number of real targets of every sample: uint32 of shape
     (samples,), in corpus order.
     """
-    targets: npt.NDArray[np.uint32] = np.load(folder / "targets.npy", mmap_mode="r")
+    targets: npt.NDArray[np.uint32] = _open_array(folder / "targets.npy")
     return targets
 
 
 def first_texts(folder: Path) -> list[str]:
     """The first text of each rank's shard, by rank."""
-    return [rank["first_text"] for rank in read_json(folder / "index.json")["ranks"]]
+    index = read_json(folder / "index.json", "ranks")
+    return [rank["first_text"] for rank in index["ranks"]]
 
 
 def decode(tokens: Tokens) -> str:

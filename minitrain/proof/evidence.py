@@ -5,9 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
-from minitrain.core.files import read_jsonl
+from minitrain.core.files import read_csv, read_jsonl
 from minitrain.proof.bits import Tensors
 from minitrain.proof.first_difference import Rows
 from minitrain.train.recorder import load_tensors
@@ -69,11 +67,11 @@ def read_evidence(
 ) -> Evidence:
     """What a run left in ``folder``; ``states`` are the files of the ranks. A replay
     has nothing ``sampled``; ``more`` are other fields. Raises OSError for a file that
-    is missing.
+    is missing, UserError for one that is damaged.
     """
     return Evidence(
-        rows=read_jsonl(folder / "hashes.jsonl"),
-        losses=list(pd.read_csv(folder / "losses.csv")["loss"]),
+        rows=read_jsonl(folder / "hashes.jsonl", "kind"),
+        losses=list(read_csv(folder / "losses.csv", "loss")["loss"]),
         states=[load_tensors(file) for file in states],
         sampled=load_tensors(folder / "sampled.pt") if sampled else {},
         **more,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
-from minitrain.core.files import read_json
+from minitrain.core.files import read_json, reading
 from minitrain.core.params import Params
 from minitrain.proof.bits import Rung, bits_rung, not_run
 from minitrain.proof.evidence import Evidence, read_evidence
@@ -59,8 +59,10 @@ def ladder_of_run(
     ``one`` and ``twin`` are those of :func:`reference_of`. Raises OSError where the
     verify stage left nothing of a run.
     """
-    recorded = read_json(evidence / run / "evidence.json")["rungs"]
-    own = {name: Rung(**rung) for name, rung in recorded.items()}
+    file = evidence / run / "evidence.json"
+    with reading(file):
+        recorded = read_json(file)["rungs"]
+        own = {name: Rung(**rung) for name, rung in recorded.items()}
     beside = None if is_one_process(run, params) else one
     return ladder(
         own,

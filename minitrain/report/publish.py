@@ -5,13 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from minitrain.analysis.comparison import Baseline
 from minitrain.core.errors import EvidenceError
 from minitrain.core.files import (
     atomic_path,
     open_atomic,
+    read_csv,
     read_json,
     sha256_file,
     write_json,
@@ -105,23 +104,27 @@ def read_results(
         seed=params.train.seed,
         params_sha256=sha256_file(project.params),
         gloo_world_sizes=params.gloo.world_sizes,
-        baseline=Baseline(pd.read_csv(rounds), params.gloo.world_sizes, str(rounds)),
-        baseline_provenance=read_json(baseline / "provenance.json"),
-        provenance={run: read_json(folders[run] / "provenance.json") for run in runs},
+        baseline=Baseline(read_csv(rounds), params.gloo.world_sizes, str(rounds)),
+        baseline_provenance=read_json(baseline / "provenance.json", "machine"),
+        provenance={
+            run: read_json(folders[run] / "provenance.json", "machine") for run in runs
+        },
         first_texts={
             run: first_texts(project.shards / f"world-{world_size}")
             for run, world_size in runs.items()
         },
         equivalence=equivalence,
         timing=_of_runs(metrics / "timing.json", params),
-        account=pd.read_csv(metrics / "account.csv"),
-        losses={run: pd.read_csv(folders[run] / "losses.csv") for run in runs},
+        account=read_csv(metrics / "account.csv", "run", "part"),
+        losses={
+            run: read_csv(folders[run] / "losses.csv", "step", "loss") for run in runs
+        },
         studied=Studied(
-            rungs=pd.read_csv(metrics / "ladder.csv"),
+            rungs=read_csv(metrics / "ladder.csv"),
             origin=read_json(metrics / "ladder.json"),
             model=params.model.model_dump(mode="json"),
         ),
-        studied_collectives=pd.read_csv(metrics / "collectives.csv"),
+        studied_collectives=read_csv(metrics / "collectives.csv"),
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from minitrain.core.files import open_atomic
+from minitrain.core.files import open_atomic, reading
 from minitrain.data.batches import MicroBatch
 from minitrain.data.cut import bytes_of, content_digest, tensors_of
 from minitrain.sync.strategy import whole
@@ -236,7 +236,9 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
     """Load what :func:`save_tensors` wrote, on the CPU; never runs code from the file
-    (``weights_only`` of ``torch.load``, which raises UnpicklingError instead).
+    (``weights_only`` of ``torch.load``). UserError for a file that cannot be loaded.
     """
-    tensors: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
+    tensors: dict[str, Tensor]
+    with reading(path):
+        tensors = torch.load(path, map_location="cpu", weights_only=True)
     return tensors

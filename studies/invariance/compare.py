@@ -11,7 +11,7 @@ from invariance_settings import Invariance
 
 from minitrain.bench.arms import only_ddp
 from minitrain.core.errors import EvidenceError, UserError, run_stage
-from minitrain.core.files import read_jsonl, sha256_file, write_json
+from minitrain.core.files import each_row, read_jsonl, sha256_file, write_json
 from minitrain.core.params import Params, Train, load_params
 from minitrain.core.progress import progress
 from minitrain.core.provenance import provenance
@@ -63,9 +63,9 @@ def fingerprint(params: Params, world_size: int, num_samples: int | None) -> Any
     # Files of one run, in a folder that is gone afterwards: only their hashes stay.
     with tempfile.TemporaryDirectory(prefix="minitrain-invariance-") as name:
         shards, run = Path(name, "shards"), Path(name, "run")
-        with open(ROOT / "data/corpus.jsonl", encoding="utf-8") as lines:
-            kept = itertools.islice(lines, num_samples)
-            samples, _ = tokenize_corpus(kept, params.model.block_size, "split")
+        kept = itertools.islice(each_row(ROOT / "data/corpus.jsonl"), num_samples)
+        texts = (row["text"] for row in kept)
+        samples, _ = tokenize_corpus(texts, params.model.block_size, "split")
         if num_samples is not None:
             require_empty_shards(len(samples), params.train)
         write_shards(shards, samples, world_size)

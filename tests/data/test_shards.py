@@ -1,7 +1,6 @@
 """Shards: every sample in exactly one, proven from what lies on disk."""
 
 import io
-import json
 import re
 from collections.abc import Callable
 from itertools import chain
@@ -186,8 +185,8 @@ def peak():
 
 text = "x" * 500
 before = peak()
-lines = ('{"text": "%s"}' % text for _ in range(128_000))
-samples, _ = tokenize_corpus(lines, 512, "split", Path())
+texts = (text for _ in range(128_000))
+samples, _ = tokenize_corpus(texts, 512, "split", Path())
 write_shards(Path("world-2"), samples, 2)
 print(f"{len(samples.tokens) / 1e6} MB of tokens, {peak() - before} MB of memory")
 """
@@ -276,8 +275,8 @@ FAULTS = [overlapping, swapped, doubled, repeated, shortened, altered, truncated
 def test_shards_on_disk_that_are_not_the_corpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Callable[..., Samples]
 ) -> None:
-    read = open_shard
-    monkeypatch.setattr(data, "open_shard", lambda *args: fault(read, *args))
+    read = data._map_shard
+    monkeypatch.setattr(data, "_map_shard", lambda *args: fault(read, *args))
     with pytest.raises(EvidenceError, match="the shards together are not the corpus"):
         write_shards(tmp_path / "world-2", samples_of(ELEVEN), 2)
     assert not (tmp_path / "world-2" / "index.json").exists()
@@ -303,12 +302,8 @@ def test_dealing_that_is_wrong(
         write_shards(tmp_path / "world-2", samples_of(ELEVEN), 2)
 
 
-def lines(*texts: str) -> list[str]:
-    return [json.dumps({"text": text, "tense": "past"}) + "\n" for text in texts]
-
-
 def test_tokenize_corpus_lays_samples_end_to_end() -> None:
-    samples, num_long = tokenize_corpus(lines("ab", "c"), 8, "split")
+    samples, num_long = tokenize_corpus(["ab", "c"], 8, "split")
     assert samples.tokens.tolist() == [255, 97, 98, 255, 255, 99, 255]
     assert samples.offsets.tolist() == [0, 4, 7]
     assert num_long == 0
@@ -317,19 +312,19 @@ def test_tokenize_corpus_lays_samples_end_to_end() -> None:
 # "abcdefghi" is 11 tokens, 10 targets. Blocks of 8 split it into 8 tokens (7 targets)
 # and 4 (3 targets); "abcdef" is 8 tokens, just the block
 def test_long_samples_are_split_and_counted() -> None:
-    samples, num_long = tokenize_corpus(lines("abcdefghi", "abcdef", "x"), 8, "split")
+    samples, num_long = tokenize_corpus(["abcdefghi", "abcdef", "x"], 8, "split")
     assert samples.lengths().tolist() == [8, 4, 8, 3]
     assert num_long == 1
     assert shard_texts(samples) == ["abcdefg", "ghi", "abcdef", "x"]
 
 
 def test_long_samples_are_cut_and_counted() -> None:
-    samples, num_long = tokenize_corpus(lines("abcdefghi", "abcdef", "x"), 8, "cut")
+    samples, num_long = tokenize_corpus(["abcdefghi", "abcdef", "x"], 8, "cut")
     assert samples.lengths().tolist() == [8, 8, 3]
     assert num_long == 1
 
 
 def test_sample_cut_inside_a_letter_can_be_shown() -> None:
     # é is two bytes; the first text of a rank may be a piece that ends inside one
-    samples, _ = tokenize_corpus(lines("abcdefé"), 8, "cut")
+    samples, _ = tokenize_corpus(["abcdefé"], 8, "cut")
     assert decode(samples[0]) == "abcdef\ufffd"

@@ -12,7 +12,15 @@ from typing import Any
 import pytest
 from dvc.repo import Repo
 from imports import as_deps, imported_by
-from project import PARAMS_FILE, ROOT, copy_project, run_dvc, set_params, start_dvc
+from project import (
+    PARAMS_FILE,
+    ROOT,
+    copy_project,
+    run_dvc,
+    run_stage,
+    set_params,
+    start_dvc,
+)
 from ruamel.yaml import YAML
 
 # DVC starts a process for every stage, and looks at every file for every question
@@ -143,6 +151,39 @@ def test_second_repro_runs_nothing(twins: list[Path]) -> None:
     assert code == 0
     assert "Running stage" not in output
     assert "up to date" in output
+
+
+@pytest.mark.pipeline
+@pytest.mark.parametrize(
+    "file",
+    [
+        "data/baseline/rounds.csv",
+        "data/baseline/provenance.json",
+        "data/runs/gloo-2/provenance.json",
+        "data/runs/gloo-2/losses.csv",
+        "data/shards/world-2/index.json",
+        "metrics/equivalence.json",
+        "metrics/timing.json",
+        "metrics/account.csv",
+        "metrics/ladder.csv",
+        "metrics/ladder.json",
+        "metrics/collectives.csv",
+    ],
+)
+def test_report_names_a_damaged_file(twins: list[Path], file: str) -> None:
+    """Of files between other stages: tests/project/test_stage_faults.py."""
+    path = twins[0] / file
+    whole = path.read_bytes()
+    # DVC may have linked it to its cache
+    path.unlink()
+    path.write_bytes(whole[: len(whole) // 2])
+    try:
+        done = run_stage(twins[0], "report")
+    finally:
+        path.write_bytes(whole)
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"error: {file}: damaged, or not of this version (")
 
 
 # what may change without a run being trained or measured again

@@ -227,3 +227,61 @@ def slower(row: dict[str, Any]) -> dict[str, Any]:
     times = {key: 1000 * row[key] for key in row if key.endswith("_ms")}
     # hashed steps are left out anyway
     return {**row, **times, "recorded": False}
+
+
+def cut(path: Path) -> None:
+    """Half of it, as a full disk or a lost connection leaves it."""
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def bracketless(path: Path) -> None:
+    """Something else altogether."""
+    path.write_bytes(b"\x00nothing that anybody wrote\n")
+
+
+VERIFY_2 = VERIFY[-1]
+REPLAY_2 = REPLAY[-1]
+READ: list[tuple[str, list[str]]] = [
+    ("data/corpus.jsonl", ["shard"]),
+    ("data/corpus.jsonl", VERIFY_2),
+    ("data/shards/world-2/rank-0.tokens.npy", REPLAY_2),
+    ("data/shards/world-2/rank-0.offsets.npy", REPLAY_2),
+    ("data/shards/world-2/targets.npy", REPLAY_2),
+    (f"{RUN}/hashes.jsonl", REPLAY_2),
+    (f"{RUN}/hashes.jsonl", VERIFY_2),
+    (f"{RUN}/losses.csv", VERIFY_2),
+    (f"{RUN}/machine.json", VERIFY_2),
+    (f"{RUN}/sampled.pt", VERIFY_2),
+    (f"{RUN}/states/state-rank-1.pt", VERIFY_2),
+    (f"{REPLAYED}/hashes.jsonl", VERIFY_2),
+    (f"{REPLAYED}/losses.csv", VERIFY_2),
+    (f"{REPLAYED}/machine.json", VERIFY_2),
+    (f"{REPLAYED}/state.pt", VERIFY_2),
+    (f"{EVIDENCE}/evidence.json", EQUIVALENCE),
+    (f"{EVIDENCE}/hashes.jsonl", EQUIVALENCE),
+    (f"{EVIDENCE}/losses.csv", EQUIVALENCE),
+    (f"{EVIDENCE}/machine.json", EQUIVALENCE),
+    (f"{EVIDENCE}/sampled.pt", EQUIVALENCE),
+    (f"{EVIDENCE}/state.pt", EQUIVALENCE),
+    (f"{RUN}/provenance.json", TIMING),
+    (f"{RUN}/timings.jsonl", TIMING),
+]
+
+
+@pytest.mark.parametrize("damage", [cut, emptied, bracketless])
+@pytest.mark.parametrize(("file", "stage"), READ)
+def test_damaged_file_is_named_with_what_makes_it_again(
+    after, copy: Path, file: str, stage: list[str], damage: Callable[[Path], None]
+) -> None:
+    damage(copy / file)
+    outcome = after(stage)
+    assert outcome.code == 2, outcome.output
+    assert outcome.output.count("error: ") == 1
+    assert "Traceback" not in outcome.output
+    assert outcome.line.startswith(f"error: {file}: damaged, or not of this version (")
+    assert "dvc repro makes it again" in outcome.line
