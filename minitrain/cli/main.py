@@ -7,6 +7,7 @@ input.
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 
@@ -54,8 +55,10 @@ def run(arguments: Sequence[str]) -> int:
         parser.print_help()
         return 0
     answer: Answer = options.answer(options)
-    if options.json:
-        print(json.dumps(answer.facts, indent=2, allow_nan=False))
-    else:
-        print(answer.text)
+    facts = json.dumps(answer.facts, indent=2, allow_nan=False) if options.json else ""
+    try:
+        print(facts or answer.text, flush=True)
+    except BrokenPipeError:
+        # `| head` has read enough; Python would complain of it once more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0 if answer.ok else EXIT_EVIDENCE

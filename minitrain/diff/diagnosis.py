@@ -190,6 +190,25 @@ def cause_of_pair(
     return _low_precision(a, b)
 
 
+def cause_of_steps(ours: Mapping[str, Tensors], theirs: Mapping[str, Tensors]) -> str:
+    """Why two runs have other parameters after a step with the same gradients: each has
+    the parameters of rank 0 ``before`` and ``after`` it.
+    """
+    if any(state["before"].keys() != state["after"].keys() for state in (ours, theirs)):
+        return UNKNOWN
+    a, b = (_flat(_less(state["after"], state["before"])) for state in (ours, theirs))
+    if a.shape != b.shape or not torch.equal(
+        *(_flat(s["before"]) for s in (ours, theirs))
+    ):
+        return "other weights before the step"
+    (factor,), rest = combination(a, [b])
+    if rest < CLOSE and not _near(factor, 1):
+        return f"a step {factor:.3g} times as long: another learning rate"
+    return (
+        UNKNOWN if rest < CLOSE else "another step from the same gradients: optimizer"
+    )
+
+
 def _pattern(factors: list[float], shares: Sequence[float]) -> str | None:
     world_size = len(factors)
     missing = [rank for rank, factor in enumerate(factors) if abs(factor) < CLOSE]

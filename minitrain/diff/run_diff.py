@@ -16,7 +16,14 @@ from torch import Tensor
 
 from minitrain.core.errors import UserError
 from minitrain.core.files import read_jsonl
-from minitrain.diff.diagnosis import UNKNOWN, Divergence, What, cause_of_pair, locate
+from minitrain.diff.diagnosis import (
+    UNKNOWN,
+    Divergence,
+    What,
+    cause_of_pair,
+    cause_of_steps,
+    locate,
+)
 from minitrain.diff.state_diff import Comparison, compare_states
 from minitrain.diff.states import read_state
 from minitrain.train.recorder import load_tensors
@@ -24,7 +31,7 @@ from minitrain.train.recorder import load_tensors
 Row = Mapping[str, Any]
 Key = tuple[str, int, int]
 HASHES = "hashes.jsonl"
-SAMPLED, GRADIENTS = "sampled.pt", "0/gradients/"
+SAMPLED = "sampled.pt"
 LOSSES = "losses.csv"
 STATES = "states"
 BATCH, TENSORS = "batch", "tensors"
@@ -103,17 +110,29 @@ def compare_runs(a: Path, b: Path) -> RunsCompared:
 def _explain(
     a: Path, b: Path, world_size: int, step: int, what: What, ranks: list[int]
 ) -> str:
-    """The cause, as far as the gradients that both runs kept of step 0 tell it."""
+    """The cause, as far as the tensors that rank 0 of both kept of step 0 tell it."""
     kept = [folder / SAMPLED for folder in (a, b)]
-    if what != "gradients" or step != 0 or not all(map(Path.exists, kept)):
+    if step != 0 or not all(map(Path.exists, kept)):
         return UNKNOWN
-    ours, theirs = map(_gradients, kept)
-    return cause_of_pair(ours, theirs, ranks, world_size)
+    ours, theirs = map(load_tensors, kept)
+    if what == "gradients":
+        pair = (_of(ours, "gradients"), _of(theirs, "gradients"))
+        return cause_of_pair(*pair, ranks, world_size)
+    if what == "parameters" and 0 in ranks:
+        return cause_of_steps(*map(_step, (ours, theirs)))
+    return UNKNOWN
 
 
-def _gradients(sampled: Path) -> dict[str, Tensor]:
-    tensors = load_tensors(sampled).items()
-    return {name: t for name, t in tensors if name.startswith(GRADIENTS)}
+def _step(sampled: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    after = _of(sampled, "after")
+    # of the state before, what is a parameter
+    before = {n: t for n, t in _of(sampled, "before").items() if n in after}
+    return {"before": before, "after": after}
+
+
+def _of(sampled: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
+    start = f"0/{kind}/"
+    return {n.removeprefix(start): t for n, t in sampled.items() if n.startswith(start)}
 
 
 def _read(folder: Path) -> list[dict[str, Any]]:

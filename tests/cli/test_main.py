@@ -1,5 +1,6 @@
 """What all commands have in common: help, version, exit codes, and how to start it."""
 
+import os
 import re
 import subprocess
 import sys
@@ -61,3 +62,18 @@ def test_module_is_the_command() -> None:
     command = [sys.executable, "-m", "minitrain", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == f"minitrain {minitrain.__version__}\n"
+
+
+def test_who_reads_the_first_line_alone_gets_no_error() -> None:
+    """A reader that has gone, as `| head` goes: this was code 2 and a line."""
+    gone, ours = os.pipe()
+    os.close(gone)
+    done = subprocess.run(
+        [sys.executable, "-m", "minitrain", "explain"],
+        stdout=ours,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=120,
+    )
+    os.close(ours)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -170,6 +170,23 @@ def test_run_with_a_bug(
     assert cause in found.cause
 
 
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        ({"learning_rate": 3e-3}, "a step 3 times as long: another learning rate"),
+        ({"optimizer": "sgd"}, "another step from the same gradients: optimizer"),
+    ],
+)
+def test_other_steps_from_the_same_gradients(
+    change: dict[str, Any], cause: str, clean: Path, tmp_path: Path
+) -> None:
+    config = make_run()
+    assert (config.learning_rate, config.optimizer) == (1e-3, "adamw")
+    other = write(tmp_path / "other", run_ranks(replace(config, **change), 2))
+    first = compare_runs(other, clean).first
+    assert (first.step, first.what, first.cause) == (0, "parameters", cause)
+
+
 def test_two_processes_and_one_differ_by_rounding(
     clean: Path, tmp_path: Path, capsys
 ) -> None:

@@ -92,7 +92,7 @@ def test_what_is_foreign_is_left_out(
     if "machine" not in run:
         line = escaped(
             f"More processes, other optimizers and number types are left out: {why}. "
-            "make study-ladder climbs that ladder, make then shows it."
+            "make study-ladder measures them, make then shows them here."
         )
         assert line in page(measured, find(measured)).splitlines()
 
