@@ -5,18 +5,19 @@ import signal
 import sys
 import traceback
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import cloudpickle
 import torch
 
 from minitrain.core.errors import UserError
-from minitrain.distributed.groups import STORE
-from minitrain.distributed.launcher import end_with_parent, private_folder_above
+from minitrain.distributed.launcher import end_with_parent
+from minitrain.distributed.meeting import STORE
 
 
 def main() -> None:
     """Receive a function, run it, and send back what became of it."""
-    end_with_parent(remove=private_folder_above(os.environ[STORE]))
+    end_with_parent(remove=Path(os.environ[STORE]).parent)
     # Ctrl-C reaches every process of a terminal; the launcher ends its ranks
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     pipe: Connection[bytes, bytes] = Connection(int(sys.argv[1]))

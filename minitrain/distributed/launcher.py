@@ -9,11 +9,9 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any, Self
@@ -22,27 +20,24 @@ import cloudpickle
 import torch
 
 from minitrain.core.errors import EXIT_USER, RankError, UserError
-from minitrain.distributed.groups import one_host
+from minitrain.distributed.meeting import LAUNCHER_PID, one_host, private_folder
 
-PREFIX = "minitrain-ranks-"
 RANK_PROGRAM = "minitrain.distributed.launched_rank"
 PARENT_POLL_S = 0.5
-LAUNCHER_PID = "MINITRAIN_LAUNCHER_PID"
 # how gloo says that another rank went away
 LOST_PEER = ("closed by peer", "reset by peer", "Broken pipe")
 
 
-def rank_environment(rank: int, world_size: int, store: Path) -> dict[str, str]:
-    """Who a rank of one host is, and the file ``store`` where it meets the others: to
-    be added to ``os.environ``. The rank ends when the calling process does.
+def rank_environment(rank: int, world_size: int, folder: Path) -> dict[str, str]:
+    """Who a rank of one host is, and the ``folder`` where it meets the others: to be
+    added to ``os.environ``. The rank ends when the calling process does.
     """
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(world_size),
-        **one_host(store),
-        LAUNCHER_PID: str(os.getpid()),
+        **one_host(folder),
     }
 
 
@@ -57,8 +52,9 @@ def launch(
 
     Functions of a notebook cell, and of a script without a main guard, work: they
     travel by value (cloudpickle), and torch's default dtype with them. ``fn`` joins the
-    others with :func:`minitrain.ddp.distributed`. Raises RankError (a rank's UserError
-    as such) for the first rank that fails, and when ``timeout_s`` seconds have passed;
+    others with :func:`minitrain.ddp.distributed`; torch's own ``init_process_group``
+    finds no MASTER_ADDR here. Raises RankError (a rank's UserError as such) for the
+    first rank that fails, and when ``timeout_s`` seconds have passed;
     UserError for a ``world_size`` below 1. No process is left in any case.
     """
     if world_size < 1:
@@ -66,7 +62,7 @@ def launch(
     payload = cloudpickle.dumps((torch.get_default_dtype(), fn, args))
     with private_folder() as folder, _Ranks() as ranks:
         for rank in range(world_size):
-            environment = rank_environment(rank, world_size, folder / "ranks")
+            environment = rank_environment(rank, world_size, folder)
             environment["OMP_NUM_THREADS"] = str(threads_per_process)
             ranks.start(payload, environment)
         return ranks.collect(timeout_s)
@@ -151,18 +147,6 @@ def root_cause(failures: list[Exception]) -> Exception:
         return 2 if any(sign in str(error) for sign in LOST_PEER) else 1
 
     return min(failures, key=collateral)
-
-
-@contextmanager
-def private_folder() -> Iterator[Path]:
-    """A folder for what ranks of one host share, that only their user may enter."""
-    with tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as name:
-        yield Path(name)
-
-
-def private_folder_above(file: str) -> Path | None:
-    """The :func:`private_folder` that ``file`` lies in, if it does."""
-    return next((p for p in Path(file).parents if p.name.startswith(PREFIX)), None)
 
 
 def end_with_parent(remove: Path | None = None) -> None:

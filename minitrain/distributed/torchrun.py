@@ -14,14 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from minitrain.core.errors import EXIT_USER, RankError, UserError
-from minitrain.distributed.groups import LOOPBACK, STORE, names_of_a_rank, one_host
 from minitrain.distributed.launcher import (
-    LAUNCHER_PID,
     end_with_parent,
     launch,
-    private_folder,
-    private_folder_above,
     root_cause,
+)
+from minitrain.distributed.meeting import (
+    LOOPBACK,
+    STORE,
+    names_of_a_rank,
+    one_host,
+    private_folder,
 )
 
 # torchrun's way to share its rendezvous with the ranks is a TCP store on all interfaces
@@ -38,8 +41,8 @@ def torchrun(
     """Run ``python -m module arguments`` as ``world_size`` ranks under torchrun.
 
     All of them on this host, where they meet in a file: nothing listens but gloo, on
-    loopback. Raises the first failing rank's UserError, or RankError with its
-    traceback.
+    loopback, and with nccl what NCCL opens. Raises the first failing rank's UserError,
+    or RankError with its traceback.
     """
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -69,15 +72,16 @@ def _silence(package: str) -> None:
 
 @contextmanager
 def _environment(threads: int, folder: Path) -> Iterator[None]:
-    before = dict(os.environ)
-    os.environ.update(one_host(folder / "ranks"))
-    os.environ.update({"OMP_NUM_THREADS": str(threads), LAUNCHER_PID: str(os.getpid())})
-    os.environ[NO_TCP_STORE] = "1"
+    changes = {"OMP_NUM_THREADS": str(threads), NO_TCP_STORE: "1", **one_host(folder)}
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
     try:
         yield
     finally:
-        os.environ.clear()
-        os.environ.update(before)
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
 
 
 def _rendezvous(folder: Path) -> list[str]:
@@ -154,8 +158,11 @@ def _torchrun_rank() -> Iterator[None]:
     An exception is left where torchrun finds it and ends the process; the rank prints
     nothing when :func:`torchrun` of this module, which will say it, launched it.
     """
-    folder = private_folder_above(os.environ.get(STORE, ""))
+    folder = _our_folder()
     end_with_parent(remove=folder)
+    if folder is not None:
+        # whoever joins by these would serve a TCP store to everybody
+        del os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     try:
         yield
     except Exception as error:
@@ -166,3 +173,12 @@ def _torchrun_rank() -> Iterator[None]:
             raise
         # no clean-up: a process group that lost a rank may wait in it
         os._exit(EXIT_USER)
+
+
+def _our_folder() -> Path | None:
+    """The folder of the run that :func:`torchrun` of this module started this rank in;
+    None under any other torchrun, which has logs elsewhere.
+    """
+    folder = Path(os.environ.get(STORE, "")).parent
+    logs = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
+    return folder if STORE in os.environ and folder in logs.parents else None

@@ -39,7 +39,7 @@ def mean_losses(results: Iterable[TrainResult]) -> list[float]:
 
 
 def mean_loss(shares: Iterable[Sequence[float]]) -> float:
-    """The sum of the shares that each rank computed, in nats per target."""
+    """The sum of the shares that each rank computed, in the unit of the loss."""
     # exactly rounded, it does not depend on how the batch was cut over ranks
     return math.fsum(share for rank in shares for share in rank)
 

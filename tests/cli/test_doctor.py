@@ -157,7 +157,7 @@ def test_no_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_port_in_use(monkeypatch: pytest.MonkeyPatch, taken_port: str) -> None:
     monkeypatch.setenv("MASTER_PORT", taken_port)
     check = doctor.check_ports()
-    assert check.verdict == "wrong"
+    assert check.verdict == "trouble"
     assert check.detail.startswith(f"environment: MASTER_PORT = {taken_port} is in use")
     monkeypatch.delenv("MASTER_PORT")
     assert doctor.check_ports().verdict == "fine"

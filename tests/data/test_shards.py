@@ -194,6 +194,7 @@ print(f"{len(samples.tokens) / 1e6} MB of tokens, {peak() - before} MB of memory
 
 def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
     done = run_python("-c", WHOLE_STAGE, folder=tmp_path, PYTHONPATH=str(ROOT))
+    assert done.returncode == 0, done.stderr
     tokens, memory = map(float, re.findall(r"[\d.]+", done.stdout))
     # some arrays of a block, and buffers
     assert tokens > 64

@@ -176,7 +176,7 @@ def test_ranks_end_when_the_launching_process_is_killed(
 
 
 def test_rank_environment_is_complete(tmp_path: Path) -> None:
-    environment = rank_environment(1, 4, tmp_path / "ranks")
+    environment = rank_environment(1, 4, tmp_path)
     assert environment["RANK"] == environment["LOCAL_RANK"] == "1"
     assert environment["WORLD_SIZE"] == "4"
     assert environment["MINITRAIN_STORE"] == str(tmp_path / "ranks")

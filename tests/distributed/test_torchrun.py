@@ -14,8 +14,7 @@ from one_line import refusal
 from project import run_python
 from waiting import wait_for
 
-from minitrain.distributed.groups import ENVIRONMENT
-from minitrain.distributed.launcher import PREFIX
+from minitrain.distributed.meeting import ENVIRONMENT, PREFIX
 from minitrain.distributed.torchrun import run_as_ranks
 
 TORCHRUN = """

@@ -1,5 +1,6 @@
 """What listens while a pipeline runs: gloo, on loopback, and nobody else."""
 
+import time
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
@@ -8,7 +9,7 @@ import psutil
 import pytest
 from project import copy_project, start_dvc
 
-from minitrain.distributed.launcher import private_folder
+from minitrain.distributed.meeting import private_folder
 
 pytestmark = pytest.mark.pipeline
 
@@ -30,12 +31,12 @@ def test_nothing_listens_beyond_loopback_in_any_stage(tmp_path: Path) -> None:
     here: a client in another network namespace did.
     """
     copy = copy_project(tmp_path / "project")
-    process = start_dvc(copy, "repro")
-    seen: set[str] = set()
-    while process.poll() is None:
-        seen |= listening(psutil.Process(process.pid))
-    output, _ = process.communicate()
-    assert process.returncode == 0, output
+    with start_dvc(copy, "repro") as process:
+        seen: set[str] = set()
+        while process.poll() is None:
+            seen |= listening(psutil.Process(process.pid))
+            time.sleep(0.02)
+        assert process.returncode == 0, process.stdout.read()
     # gloo was seen, so others would have been
     assert seen
     assert [name for name in seen if not ip_address(name).is_loopback] == []

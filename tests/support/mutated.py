@@ -211,12 +211,13 @@ def _launch(
 ) -> None:
     """What ``distributed.torchrun.torchrun`` does, with forks for processes."""
     from minitrain.core.errors import UserError
-    from minitrain.distributed.launcher import private_folder, rank_environment
+    from minitrain.distributed.launcher import rank_environment
+    from minitrain.distributed.meeting import private_folder
 
     with private_folder() as folder:
         ranks = set()
         for rank in range(world_size):
-            variables = rank_environment(rank, world_size, folder / "ranks")
+            variables = rank_environment(rank, world_size, folder)
             ranks.add(_fork(lambda e=variables: _rank(module, arguments, e)))
         failed = False
         for _ in range(world_size):

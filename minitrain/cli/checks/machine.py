@@ -14,13 +14,13 @@ import torch.distributed as dist
 from minitrain.cli.checks.collectives import Probe, probe_all, worst
 from minitrain.core.errors import UserError
 from minitrain.core.provenance import usable_cores
-from minitrain.distributed.groups import (
+from minitrain.distributed.groups import distributed
+from minitrain.distributed.launcher import launch
+from minitrain.distributed.meeting import (
     LOOPBACK,
-    distributed,
     loopback_interface,
     require_free_port,
 )
-from minitrain.distributed.launcher import launch
 
 WORLD_SIZES = (2, 3, 4)
 GROUP_TIMEOUT_S = 10
@@ -134,7 +134,8 @@ def check_ports() -> Check:
         try:
             require_free_port(asked)
         except UserError as error:
-            return Check("ports", "wrong", str(error))
+            detail = f"{error} (only a torchrun of your own uses it)"
+            return Check("ports", "trouble", detail)
     few = last > 0 and last - first < ENOUGH_PORTS
     detail = f"{first} to {last}, MASTER_PORT={asked or 'unset'}"
     return Check("ports", "trouble" if few else "fine", detail)

@@ -1,0 +1,127 @@
+"""Where ranks meet.
+
+Ranks of one host, which we start ourselves, meet in a file of a folder that only their
+user may enter, and talk over loopback: torch's TCP store listens on every interface,
+asks nobody who they are, and whoever can write into it runs code here. Ranks that the
+user's own torchrun starts meet in its store, at MASTER_ADDR.
+"""
+
+import itertools
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
+
+from minitrain.core.errors import UserError
+from minitrain.distributed.torch_private import FileStore, PrefixStore, Store
+
+LOOPBACK = "127.0.0.1"
+ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+# what our launchers tell a rank: the file, and the process that started the rank
+STORE, LAUNCHER_PID = "MINITRAIN_STORE", "MINITRAIN_LAUNCHER_PID"
+PREFIX = "minitrain-ranks-"
+PROBE_S = 2
+_joined = itertools.count()
+
+
+@contextmanager
+def private_folder() -> Iterator[Path]:
+    """A folder for what ranks of one host share, that only their user may enter."""
+    with tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as name:
+        yield Path(name)
+
+
+def one_host(folder: Path) -> dict[str, str]:
+    """The environment of ranks that this process starts: they meet in ``folder``. gloo
+    listens on loopback, unless GLOO_SOCKET_IFNAME asks for another interface. Raises
+    UserError where there is no loopback.
+    """
+    return {
+        STORE: str(folder / "ranks"),
+        LAUNCHER_PID: str(os.getpid()),
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME")
+        or loopback_interface(),
+    }
+
+
+def our_store() -> Path | None:
+    """The file where the ranks of our launcher meet; None in any other process, also in
+    one that a rank started, or whose shell has the variable from elsewhere.
+    """
+    if os.environ.get(LAUNCHER_PID) != str(os.getppid()) or STORE not in os.environ:
+        return None
+    return Path(os.environ[STORE])
+
+
+def names_of_a_rank() -> tuple[str, ...]:
+    """The variables that say who a rank is, and where it meets the others."""
+    return ENVIRONMENT if our_store() is None else ("RANK", "WORLD_SIZE")
+
+
+def meet(timeout: timedelta) -> tuple[Store, int, int]:
+    """A store that all ranks share -> (store, rank, world_size).
+
+    Every call on a rank gives another one: a second group must not find what the first
+    left there. Raises UserError where the folder has gone or MASTER_PORT is in use.
+    """
+    number, file = next(_joined), our_store()
+    if file is not None:
+        if not file.parent.is_dir():
+            # FileStore would try for 300 s
+            raise UserError(f"{file.parent}: the folder where ranks meet has gone")
+        # ranks that torchrun started again must not read what the first ones wrote
+        again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        store: Store = FileStore(f"{file}-{again}-{number}", world_size)
+        store.set_timeout(timeout)
+        return store, rank, world_size
+    try:
+        store, rank, world_size = next(rendezvous("env://", timeout=timeout))
+    except dist.DistNetworkError as error:
+        if "EADDRINUSE" not in str(error):
+            raise
+        raise UserError(port_in_use(os.environ["MASTER_PORT"])) from None
+    return PrefixStore(f"minitrain {number}", store), rank, world_size
+
+
+def loopback_interface() -> str:
+    """Its name on this host; UserError where there is none, or it is down."""
+    names = [name for _, name in socket.if_nameindex()]
+    try:
+        with socket.create_server((LOOPBACK, 0)) as server:
+            # one that is down can be bound, and not reached
+            socket.create_connection(server.getsockname(), timeout=PROBE_S).close()
+        return next(name for name in names if name.startswith("lo"))
+    except (OSError, StopIteration):
+        raise UserError(
+            f"network: no loopback interface is up (interfaces: {', '.join(names)}): "
+            "ranks of one host talk over it; GLOO_SOCKET_IFNAME names another"
+        ) from None
+
+
+def require_free_port(port: str) -> None:
+    """Raise UserError unless ``port`` is a number from 1 to 65535 and not in use."""
+    if not port.isdecimal() or not 1 <= int(port) <= 65535:
+        raise UserError(
+            f"environment: MASTER_PORT = {port!r}: must be a port from 1 to 65535"
+        )
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, int(port)))
+        except OSError:
+            raise UserError(port_in_use(port)) from None
+
+
+def port_in_use(port: str | int) -> str:
+    """The line that a user reads when MASTER_PORT is taken."""
+    return (
+        f"environment: MASTER_PORT = {port} is in use; "
+        "unset it or choose a free port from 1 to 65535"
+    )

@@ -1,0 +1,137 @@
+"""Where ranks meet: in a file of our launcher's folder, and nowhere else by mistake."""
+
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from minitrain.core.errors import RankError, UserError
+from minitrain.distributed import groups as ddp
+from minitrain.distributed.launcher import launch
+from minitrain.distributed.meeting import (
+    LAUNCHER_PID,
+    STORE,
+    loopback_interface,
+    meet,
+    names_of_a_rank,
+    our_store,
+    require_free_port,
+)
+
+JOINS = 100
+
+
+def join_often() -> int:
+    for _ in range(JOINS):
+        with ddp.distributed(timeout_s=20):
+            ddp.barrier()
+    return JOINS
+
+
+def test_ranks_join_and_leave_many_times() -> None:
+    """In one file for all, who was late found it deleted by who had left."""
+    assert launch(join_often, 2) == [JOINS, JOINS]
+
+
+def without_the_folder() -> str:
+    store = our_store()
+    os.environ[STORE] = str(store.parent / "gone" / store.name)
+    with pytest.raises(UserError) as caught:
+        ddp.init_distributed(timeout_s=5)
+    return str(caught.value).removeprefix(str(store.parent))
+
+
+def test_folder_that_has_gone_is_one_line_at_once() -> None:
+    (line,) = launch(without_the_folder, 1, timeout_s=30)
+    assert line == "/gone: the folder where ranks meet has gone"
+
+
+def test_variable_of_another_process_is_not_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(STORE, str(tmp_path / "ranks"))
+    assert our_store() is None
+    assert "MASTER_ADDR" in names_of_a_rank()
+    monkeypatch.setenv(LAUNCHER_PID, str(os.getppid()))
+    assert our_store() == tmp_path / "ranks"
+    assert names_of_a_rank() == ("RANK", "WORLD_SIZE")
+
+
+INNER = """
+import torch
+import torch.distributed as dist
+from minitrain.ddp import distributed
+
+with distributed(timeout_s=20) as (rank, world_size):
+    ones = torch.ones(1)
+    dist.all_reduce(ones)
+    print(f"inner {world_size} {ones.item():g}\\n", end="", flush=True)
+"""
+
+
+def torchrun_of_its_own(folder: Path) -> str:
+    with ddp.distributed() as (rank, _):
+        if rank:
+            ddp.barrier()
+            return ""
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command += ["--nproc-per-node=2", f"--log-dir={folder}"]
+        command.append(str(folder / "inner.py"))
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        ddp.barrier()
+        return done.stdout or done.stderr
+
+
+def test_torchrun_inside_a_rank_meets_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "inner.py").write_text(textwrap.dedent(INNER))
+    assert launch(torchrun_of_its_own, 2, tmp_path)[0] == "inner 2 2\n" * 2
+
+
+def test_rank_that_never_joins_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RankError, match="rank 0"):
+        launch(only_rank_1_stays_away, 2, timeout_s=30)
+
+
+def only_rank_1_stays_away() -> None:
+    if os.environ["RANK"] == "0":
+        ddp.init_distributed(timeout_s=2)
+
+
+def test_every_call_gives_a_store_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {STORE: str(tmp_path / "ranks"), LAUNCHER_PID: str(os.getppid())}
+    for name, value in {**names, "RANK": "0", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    first, *_ = meet(timedelta(seconds=5))
+    first.set("left", "here")
+    second, *_ = meet(timedelta(seconds=5))
+    assert first.check(["left"])
+    assert not second.check(["left"])
+
+
+def test_loopback_that_is_down_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert loopback_interface().startswith("lo")
+
+    def unreachable(*_: object, **__: object) -> None:
+        raise OSError(101, "Network is unreachable")
+
+    monkeypatch.setattr(socket, "create_connection", unreachable)
+    with pytest.raises(UserError, match="no loopback interface is up"):
+        loopback_interface()
+
+
+def test_occupied_master_port_is_named(taken_port: str) -> None:
+    with pytest.raises(UserError, match=f"MASTER_PORT = {taken_port} is in use"):
+        require_free_port(taken_port)
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "-1", "http", ""])
+def test_master_port_must_be_a_port(port: str) -> None:
+    with pytest.raises(UserError, match="must be a port from 1 to 65535"):
+        require_free_port(port)
