@@ -20,6 +20,8 @@ from minitrain.distributed.meeting import meet, names_of_a_rank
 from minitrain.distributed.torch_private import HashStore
 
 BACKENDS = ("gloo", "nccl")
+# until the next group is joined or left
+_left_by_copies: list[dist.ProcessGroup | None] = []
 
 
 def local_device(backend: str) -> torch.device:
@@ -46,6 +48,7 @@ def init_distributed(backend: str = "gloo", *, timeout_s: int = 120) -> tuple[in
             f"environment: {missing[0]} is missing, which torchrun sets beside "
             f"{left[0]}; without torchrun, unset {', '.join(left)}"
         )
+    _left_by_copies.clear()
     device = local_device(backend)
     if device.type == "cuda":
         require_gpus(device.index + 1)
@@ -110,7 +113,19 @@ class _Owner:
         self._group = group
 
     def __reduce__(self) -> tuple[type["_Owner"], tuple[()]]:
-        return _Owner, ()
+        return _OwnerInACopy, ()
+
+
+class _OwnerInACopy(_Owner):
+    """In a copy of a wrapper, which torch puts into the group of all ranks, this is set
+    before the Reducer is, so it goes before it: the group then stays for a while.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(dist.group.WORLD)
+
+    def __del__(self) -> None:
+        _left_by_copies.append(self._group)
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -137,6 +152,7 @@ def cleanup() -> None:
     """Leave the process group, if there is one; harmless to call twice."""
     if dist.is_initialized():
         dist.destroy_process_group()
+    _left_by_copies.clear()
 
 
 @contextmanager

@@ -103,6 +103,21 @@ def test_leaving_the_group_before_the_wrapper_goes_does_not_hang() -> None:
     assert launch(leave_before_the_wrapper_goes, 2, 20, timeout_s=60) == [20, 20]
 
 
+def leave_before_the_copy_goes(rounds: int) -> int:
+    for _ in range(rounds):
+        with ddp.distributed():
+            wrapped = ddp.wrap_for_ddp(nn.Linear(1, 1))
+            copied = copy.deepcopy(wrapped)
+            copied(torch.ones(1, 1)).sum().backward()
+        del wrapped
+        del copied
+    return rounds
+
+
+def test_a_copy_that_outlives_its_wrapper_and_its_group_does_not_hang() -> None:
+    assert launch(leave_before_the_copy_goes, 2, 40, timeout_s=60) == [40, 40]
+
+
 def wait_for_a_rank_that_never_comes() -> None:
     rank, _ = ddp.init_distributed(timeout_s=3)
     if rank == 0:
