@@ -47,7 +47,7 @@ def draw_speed(
     stock = speeds[large].compare(STOCK, CEILING).ratio
     of_ceiling = f"of the ceiling's speed at batch {large}"
     title = f"{best} has {100 * share:.0f} % {of_ceiling}, {STOCK} {100 * stock:.0f} %"
-    figure, axes = canvas(0.32 * len(arms), title, right=0.97, left=0.31, head=0.4)
+    figure, axes = canvas(0.32 * len(arms), title, right=0.97, left=0.33, head=0.4)
     for offset, size, color in ((-0.15, large, BLUE), (0.15, small, ORANGE)):
         for row, arm in enumerate(arms):
             found = speeds[size].compare(arm, CEILING)
