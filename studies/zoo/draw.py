@@ -15,17 +15,21 @@ from minitrain.report.canvas import BLUE, DPI, ORANGE, WIDTH_IN, canvas, save
 
 STUDY = Path(__file__).resolve().parent
 PALE = "#e4e4e4"
+COLORS = {"breach": BLUE, "not run": "white"}
 words = methodcaller("replace", "_", " ")
 
 
 def main() -> None:
-    for draw in (draw_matrix, draw_losses):
-        draw(read_json(STUDY / "zoo.json"))
+    result = read_json(STUDY / "zoo.json")
+    draw_matrix(result)
+    draw_losses(result)
 
 
 def draw_matrix(result: dict[str, Any]) -> None:
     bugs = result["bugs"]
-    checks = list(next(iter(bugs.values()))["verdicts"])
+    # a bug that breaks a rung can leave those above it out
+    most = sorted(bugs.values(), key=lambda bug: -len(bug["verdicts"]))
+    checks = list(dict.fromkeys(check for bug in most for check in bug["verdicts"]))
     met = sum(bug["verdicts"][bug["check"]] == "breach" for bug in bugs.values())
     alarms = sum(bool(run["breaches"]) for run in result["clean"])
     title = f"{met} of {len(bugs)} bugs are caught by the check that is meant to; "
@@ -33,7 +37,7 @@ def draw_matrix(result: dict[str, Any]) -> None:
     figure, axes = canvas(6.6, title, right=0.98, left=0.28, head=0.45)
     for y, bug in enumerate(bugs.values()):
         for x, check in enumerate(checks):
-            color = BLUE if bug["verdicts"][check] == "breach" else PALE
+            color = COLORS.get(bug["verdicts"].get(check, "not run"), PALE)
             axes.add_patch(Rectangle((x + 0.06, y + 0.08), 0.88, 0.84, color=color))
             if check == bug["check"]:
                 axes.plot(x + 0.5, y + 0.5, "o", color="white", markersize=7)
@@ -44,7 +48,8 @@ def draw_matrix(result: dict[str, Any]) -> None:
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     figure.subplots_adjust(bottom=0.2)
-    axes.set_title("blue: caught; dot: the check meant to catch it", loc="left", size=9)
+    told = "blue: caught; gray: passed; blank: not run; dot: meant to catch it"
+    axes.set_title(told, loc="left", size=9)
     save(figure, STUDY / "matrix.png")
 
 
@@ -57,15 +62,14 @@ def draw_losses(result: dict[str, Any]) -> None:
     unseen = []
     for axes, (name, bug) in zip(grid.flat, bugs.items(), strict=False):
         clean = np.array(result["clean_losses"][bug["model"]])
-        mine = np.array(bug["losses"])
-        stops = len(mine) < clean.shape[1]
+        mine, steps = np.array(bug["losses"]), clean.shape[1]
+        stops = len(mine) < steps
         unseen += [name] if not stops and hides(mine, clean) else []
-        spread = range(clean.shape[1]), clean.min(0), clean.max(0)
-        axes.fill_between(*spread, color="#bbbbbb")
+        axes.fill_between(range(steps), clean.min(0), clean.max(0), color="#bbbbbb")
         axes.plot(clean[0], color=BLUE, linewidth=2.6)
         axes.plot(mine, "." if stops else "-", color=ORANGE, linewidth=1.1)
-        shown = f"error after step {len(mine) - 1}" if stops else "shows"
-        shown = "hidden" if name in unseen else shown
+        shown = "hidden" if name in unseen else "shows"
+        shown = f"error after step {len(mine) - 1}" if stops else shown
         axes.set_title(f"{words(name)}:\n{shown}", fontsize=8)
         axes.tick_params(labelsize=7)
     figure.supxlabel("step", fontsize=9)

@@ -4,6 +4,7 @@ import shutil
 from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,14 +20,18 @@ from minitrain.core.study import Interleaved, load_study
 STUDIES = sorted(file.parent.name for file in ROOT.glob("studies/*/params.yaml"))
 
 
-@cache
-def schema_of(name: str) -> type[Section]:
-    path = ROOT / "studies" / name / f"{name}_settings.py"
+def load_script(path: Path) -> ModuleType:
     spec = spec_from_file_location(path.stem, path)
     assert spec
     assert spec.loader
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+@cache
+def schema_of(name: str) -> type[Section]:
+    module = load_script(ROOT / "studies" / name / f"{name}_settings.py")
     schema: type[Section] = getattr(module, name.capitalize())
     return schema
 
@@ -178,3 +183,18 @@ def test_no_study_writes_what_another_writes_or_the_pipeline_reads() -> None:
     assert len(of_studies) > len(STUDIES)
     assert not of_studies & read
     assert sorted(set(written)) == sorted(written)
+
+
+def test_zoo_is_drawn_though_bugs_leave_out_rungs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = load_script(ROOT / "studies/zoo/draw.py")
+    monkeypatch.setattr(draw, "STUDY", tmp_path)
+    verdicts = {"ranks": "equal", "witness": "not run", "replay": "breach"}
+    left_out = {"ranks": "breach"}
+    bugs = {
+        "a": {"check": "ranks", "verdicts": left_out},
+        "b": {"check": "replay", "verdicts": verdicts},
+    }
+    draw.draw_matrix({"bugs": bugs, "clean": []})
+    assert (tmp_path / "matrix.png").is_file()
