@@ -14,7 +14,6 @@ from minitrain.core.files import read_json
 from minitrain.report.canvas import BLUE, DPI, ORANGE, WIDTH_IN, canvas, save
 
 STUDY = Path(__file__).resolve().parent
-PALE = "#e4e4e4"
 COLORS = {"breach": BLUE, "not run": "white"}
 words = methodcaller("replace", "_", " ")
 
@@ -37,7 +36,7 @@ def draw_matrix(result: dict[str, Any]) -> None:
     figure, axes = canvas(6.6, title, right=0.98, left=0.28, head=0.45)
     for y, bug in enumerate(bugs.values()):
         for x, check in enumerate(checks):
-            color = COLORS.get(bug["verdicts"].get(check, "not run"), PALE)
+            color = COLORS.get(bug["verdicts"].get(check, "not run"), "#e4e4e4")
             axes.add_patch(Rectangle((x + 0.06, y + 0.08), 0.88, 0.84, color=color))
             if check == bug["check"]:
                 axes.plot(x + 0.5, y + 0.5, "o", color="white", markersize=7)
@@ -74,12 +73,9 @@ def draw_losses(result: dict[str, Any]) -> None:
         axes.tick_params(labelsize=7)
     figure.supxlabel("step", fontsize=9)
     figure.supylabel("loss (nats per token)", fontsize=9)
-    figure.suptitle(
-        f"{len(unseen)} of {len(bugs)} bugs move the loss less than another seed does\n"
-        "(blue: clean, orange: with the bug, gray: clean runs of all seeds)",
-        fontsize=11,
-        fontweight="bold",
-    )
+    title = f"{len(unseen)} of {len(bugs)} bugs move the loss less than another seed\n"
+    title += "(blue: clean, orange: with the bug, gray: clean runs of all seeds)"
+    figure.suptitle(title, fontsize=11, fontweight="bold")
     save(figure, STUDY / "losses.png")
 
 
