@@ -426,9 +426,16 @@ def test_no_false_alarm_over_seeds(shards: Path, learning_rate: float) -> None:
 
 def test_training_that_is_unstable_is_told_from_a_fault(shards: Path) -> None:
     """At a rate where one process itself does not repeat from a start one ULP away."""
-    params = tiny_params(learning_rate=3.0)
-    one, run = one_process_tiny(params, shards), train_tiny(params, shards, 2)
-    twin = cache(partial(run_twin, tiny_config(params, shards, 1)))
+    # how far a tensor is carried is chance, and another CPU's chance is another
+    for rate in (1.0, 2.0, 3.0, 4.0):
+        params = tiny_params(learning_rate=rate)
+        one = one_process_tiny(params, shards)
+        twin = cache(partial(run_twin, tiny_config(params, shards, 1)))
+        carried = twin(None).state
+        gaps = [(carried[n] - t).abs().max() for n, t in one.states[0].items()]
+        if min(gaps) > 0.1:
+            break
+    run = train_tiny(params, shards, 2)
     # limits as of a rate that is a thousandth of this one
     limits = (tiny_params().train, 1e-5)
     nudged = state_limits(one.states[0], start_of(params), *limits)
