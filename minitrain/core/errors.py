@@ -1,15 +1,20 @@
 """How minitrain fails: one line for the user, an exit code for the machine.
 
 Exit codes of every command and stage: 0 all well; 1 the run finished and the
-evidence says no; 2 bad input or environment.
+evidence says no; 2 bad input or environment; 128 + n ended by signal n.
 """
 
+import os
+import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
+
+from minitrain.core.disk import disk_full, is_disk_full
+from minitrain.core.ended import Stopped, leave, stoppable
 
 EXIT_EVIDENCE = 1
 EXIT_USER = 2
-EXIT_INTERRUPTED = 130
 
 
 class UserError(Exception):
@@ -26,13 +31,19 @@ class EvidenceError(Exception):
 class RankError(Exception):
     """A rank failed, or did not answer in time: the line names it.
 
-    ``__notes__`` hold its traceback, where it had one.
+    ``what`` happened, without names and places, and the ``step`` at which it did tell
+    whether it happened again. ``__notes__`` hold its traceback, where it had one.
     """
+
+    what: str = ""
+    step: int | None = None
 
 
 def describe_os_error(error: OSError) -> str:
     """One line for an operating-system error: the path, then the reason."""
     path = error.filename if error.filename is not None else "the operating system"
+    if is_disk_full(error) and isinstance(path, str | Path):
+        return f"{path}: {disk_full(Path(path))}"
     return f"{path}: {error.strerror or error}"
 
 
@@ -40,22 +51,28 @@ def run_stage(main: Callable[[], None]) -> None:
     """Run ``main`` and leave the process with the exit code its outcome deserves.
 
     A user's mistake or an operating-system error becomes one line on stderr,
-    without a traceback; a rank that failed, its own traceback and then one line. Any
-    other exception is a bug and keeps its traceback.
+    without a traceback; so does a rank that failed, whose line says where (with
+    MINITRAIN_TRACEBACK=1 its traceback comes before it), and SIGINT, SIGTERM and SIGHUP
+    after everything was cleaned up. Any other exception is a bug and keeps its
+    traceback.
     """
     try:
-        main()
+        with stoppable():
+            main()
     except UserError as error:
         _fail(str(error), EXIT_USER)
     except EvidenceError as error:
         _fail(str(error), EXIT_EVIDENCE)
     except RankError as error:
-        print(*getattr(error, "__notes__", []), sep="\n", end="", file=sys.stderr)
+        if os.environ.get("MINITRAIN_TRACEBACK") == "1":
+            print(*getattr(error, "__notes__", []), sep="\n", end="", file=sys.stderr)
         _fail(str(error), EXIT_USER)
     except OSError as error:
         _fail(describe_os_error(error), EXIT_USER)
+    except Stopped as stop:
+        _fail(*leave(stop.number))
     except KeyboardInterrupt:
-        _fail("interrupted", EXIT_INTERRUPTED)
+        _fail(*leave(signal.SIGINT))
 
 
 def _fail(line: str, code: int) -> None:

@@ -1,19 +1,21 @@
 """Writing files so that a reader never meets half of one.
 
 Everything is written under a temporary name in the same folder and renamed when
-it is complete; an exception removes the temporary name.
+it is complete and on the disk; an exception removes the temporary name, and after
+kill -9 the next writer of the same file does.
 """
 
 import hashlib
 import io
 import json
 import os
-import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from minitrain.core.disk import disk_full, is_disk_full
+from minitrain.core.durable import put, remove, remove_stale, temporary_name
 from minitrain.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,36 +26,47 @@ if TYPE_CHECKING:
 def atomic_path(path: Path) -> Iterator[Path]:
     """Yield a temporary sibling of ``path`` that becomes ``path`` on success.
 
-    The body may create a file or a folder there. An existing ``path`` is
-    replaced. Raises OSError as the operating system does, and FileNotFoundError for a
-    body that wrote nothing; what was at ``path`` is then still there.
+    The body may create a file or a folder there; all of it is on the disk when it gets
+    its name. An existing ``path`` is replaced; what a killed writer of it had begun is
+    removed first. Raises UserError where the disk is full, else OSError as the
+    operating system does, and FileNotFoundError for a body that wrote nothing; what was
+    at ``path`` is then still there.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    before = path.with_name(f".{path.name}.{os.getpid()}.before.tmp")
-    try:
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        remove_stale(path)
+        temporary = temporary_name(path)
         try:
             yield temporary
+            # a body that wrote nothing must not cost what was there before
+            temporary.lstat()
+            put(temporary, path)
         except OSError as error:
-            if str(error.filename) == str(temporary):
-                error.filename = str(path)
+            # the temporary name says nothing to a user
+            error.filename = _renamed(error.filename, temporary, path)
             raise
-        # lstat: a body that wrote nothing must not cost what was there before
-        temporary.lstat()
-        if path.is_dir():
-            # a folder cannot be replaced in one go: out of the way, not half-deleted
-            os.replace(path, before)
-        os.replace(temporary, path)
-    finally:
-        _remove(temporary)
-        _remove(before)
+        finally:
+            remove(temporary)
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+def _renamed(filename: Any, temporary: Path, path: Path) -> Any:
+    name = str(filename)
+    if name == str(temporary) or name.startswith(f"{temporary}{os.sep}"):
+        return f"{path}{name.removeprefix(str(temporary))}"
+    return filename
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Around what writes ``path``: a full disk becomes one UserError, whatever the
+    writer made of it.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not is_disk_full(error):
+            raise
+        raise UserError(f"{path}: {disk_full(path)}") from error
 
 
 @contextmanager

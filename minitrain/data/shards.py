@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import TemporaryFile, gettempdir
 from typing import IO, Any, TypeVar
 
 import numpy as np
@@ -23,6 +23,7 @@ from minitrain.core.files import (
     reading,
     sha256_file,
     write_json,
+    writing,
 )
 from minitrain.data.samples import BLOCK_TOKENS, Samples, Tokens
 from minitrain.data.text import LongSamples, fit_to_block, tokenize
@@ -59,7 +60,12 @@ def tokenize_corpus(
     in the folder ``spool`` (None: that for temporary files).
     """
     end = num_long = 0
-    with TemporaryFile(dir=spool) as tokens, TemporaryFile(dir=spool) as offsets:
+    place = spool or Path(gettempdir())
+    with (
+        writing(place),
+        TemporaryFile(dir=spool) as tokens,
+        TemporaryFile(dir=spool) as offsets,
+    ):
         offsets.write(end.to_bytes(8, sys.byteorder))
         for text in texts:
             sample = tokenize(text)

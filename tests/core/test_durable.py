@@ -1,0 +1,207 @@
+"""A writer that dies at any call into the operating system: the old or the new."""
+
+import errno
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from project import run_python
+
+from minitrain.core import durable
+from minitrain.core.files import atomic_path, open_atomic
+
+# A process without torch, which forks one child for every moment to die at. Prints how
+# many there were, and every one after which something was wrong.
+DIE_EVERYWHERE = """
+import builtins, errno, os, shutil, sys
+from pathlib import Path
+from minitrain.core import durable
+from minitrain.core.files import atomic_path, open_atomic
+
+kind, place = sys.argv[1], Path(sys.argv[2])
+if "no-exchange" in kind:
+    durable._exchange = lambda one, other: errno.EINVAL
+target = place / "out"
+NAMES = "open write fsync replace rename unlink remove rmdir mkdir listdir scandir"
+left = None
+
+
+def dying(function):
+    def call(*arguments, **options):
+        global left
+        if left is None:
+            return function(*arguments, **options)
+        left -= 1
+        if left == 0:
+            os._exit(9)
+        done = function(*arguments, **options)
+        left -= 1
+        if left == 0:
+            os._exit(9)
+        return done
+    return call
+
+
+for name in NAMES.split():
+    setattr(os, name, dying(getattr(os, name)))
+builtins.open = dying(open)
+durable._exchange = dying(durable._exchange)
+
+
+def write(what):
+    if "file" in kind:
+        with open_atomic(target) as file:
+            for half in (what[:2], what[2:]):
+                os.write(file.fileno(), half.encode())
+    else:
+        with atomic_path(target) as folder:
+            os.mkdir(folder)
+            for half in ("a", "b"):
+                with open(folder / half, "w") as file:
+                    os.write(file.fileno(), what.encode())
+
+
+def found():
+    if target.is_dir():
+        return [(p.name, p.read_text()) for p in sorted(target.iterdir())]
+    return target.read_text() if target.exists() else None
+
+
+def expected(what):
+    return what if "file" in kind else [("a", what), ("b", what)]
+
+
+def attempt(what, moment):
+    global left
+    child = os.fork()
+    if child == 0:
+        left = moment
+        write(what)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+moment, code, hurt = 0, 9, []
+while code == 9:
+    moment += 1
+    shutil.rmtree(place)
+    place.mkdir()
+    write("old!")
+    code = attempt("new!", moment)
+    allowed = [expected("old!"), expected("new!")]
+    whole = found() in allowed
+    # the name may be away between the two steps, and its next writer brings it back
+    if "no-exchange" in kind and found() is None:
+        durable.remove_stale(target)
+        whole = found() in allowed
+    write("next")
+    names = [path.name for path in place.iterdir()]
+    if not whole or found() != expected("next") or names != ["out"]:
+        hurt.append((moment, whole, found(), names))
+    if code == 0 and found() != expected("next"):
+        hurt.append("never done")
+print(moment - 1, hurt)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "moments"), [("file", 10), ("folder", 30), ("folder, no-exchange", 30)]
+)
+def test_old_or_new_whichever_call_it_dies_at(
+    tmp_path: Path, kind: str, moments: int
+) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    done = run_python("-c", DIE_EVERYWHERE, kind, place)
+    count, _, hurt = done.stdout.partition(" ")
+    assert hurt.strip() == "[]", done.stdout + done.stderr
+    assert int(count) >= moments
+
+
+def test_fault_that_this_would_see(tmp_path: Path) -> None:
+    """With two renames and no way back, the name was lost."""
+    place = tmp_path / "place"
+    place.mkdir()
+    careless = DIE_EVERYWHERE.replace(
+        "target = place", "durable.remove_stale = lambda path: None\ntarget = place"
+    )
+    done = run_python("-c", careless, "folder, no-exchange", place)
+    assert "False, " in done.stdout, done.stderr
+
+
+def a_dead_pid() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def test_only_what_dead_processes_of_this_host_left_is_removed(tmp_path: Path) -> None:
+    host, dead = socket.gethostname(), a_dead_pid()
+    live = os.getppid()
+    stale = [f".out.{host}.{dead}.tmp", f".out.{host}.{os.getpid()}.tmp"]
+    kept = [
+        f".out.{host}.{live}.tmp",
+        f".out.elsewhere{host}.{dead}.tmp",
+        f".other.{host}.{dead}.tmp",
+        f".out.{host}.x.tmp",
+    ]
+    for name in [*stale, *kept]:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "inside").touch()
+    with open_atomic(tmp_path / "out") as file:
+        file.write("new")
+    assert {path.name for path in tmp_path.iterdir()} == {"out", *kept}
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+def test_link_to_a_folder_is_replaced_and_not_what_it_leads_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool
+) -> None:
+    """DVC may put links into its cache where outputs were."""
+    if not exchange:
+        monkeypatch.setattr(durable, "_exchange", lambda one, other: errno.EINVAL)
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache/kept").touch()
+    (tmp_path / "out").symlink_to("cache")
+    with atomic_path(tmp_path / "out") as folder:
+        folder.mkdir()
+    assert not (tmp_path / "out").is_symlink()
+    assert (tmp_path / "cache/kept").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"cache", "out"}
+
+
+def test_all_is_synced_before_it_gets_its_name_and_the_folder_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    sync, replace = os.fsync, os.replace
+
+    def noted(descriptor: int) -> None:
+        calls.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        sync(descriptor)
+
+    def placed(one: Path, other: Path) -> None:
+        calls.append("replaced")
+        replace(one, other)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(os, "replace", placed)
+    with atomic_path(tmp_path / "out") as folder:
+        folder.mkdir()
+        (folder / "inside").write_text("new")
+    temporary = durable.temporary_name(tmp_path / "out").name
+    assert calls == ["inside", temporary, "replaced", tmp_path.name]
+
+
+def test_exchange_is_one_step_here(tmp_path: Path) -> None:
+    """Else the two steps would be all that is tested."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").write_text("b")
+    assert durable._exchange(tmp_path / "a", tmp_path / "b") == 0
+    assert (tmp_path / "b").is_dir()
+    assert durable._exchange(tmp_path / "a", tmp_path / "none") == errno.ENOENT
+    shutil.rmtree(tmp_path / "b")

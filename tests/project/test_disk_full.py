@@ -1,0 +1,117 @@
+"""A full disk in every stage that writes: one line, nothing half-written, then again.
+
+The disk is memory with a limit, mounted for the stages alone.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from mutated import PIPELINE, REPLAY, TRAIN, VERIFY, Outcome, run_stages
+from project import copy_project, environment
+from small_disk import MEGABYTE, SmallDisk
+from waiting import wait_for
+
+pytestmark = pytest.mark.slow
+
+PARAMS = {"corpus.num_sentences": 40, "train.num_steps": 6, "baseline.num_rounds": 5}
+FULL = "no space left on the disk: "
+BASELINE, TIMING, REPORT = ["baseline"], ["timing"], ["report"]
+WRITING = {
+    "corpus": ["corpus"],
+    "shard": ["shard"],
+    "train": TRAIN[-1],
+    "replay": REPLAY[-1],
+    "verify": VERIFY[-1],
+    "equivalence": ["equivalence"],
+    "baseline": BASELINE,
+    "timing": TIMING,
+    "report": REPORT,
+}
+
+
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallDisk]:
+    """A small disk with a copy of the project whose pipeline has run."""
+    place = tmp_path_factory.mktemp("disk")
+    original = copy_project(tmp_path_factory.mktemp("project") / "project", PARAMS)
+    disk = SmallDisk(place, 64 * MEGABYTE)
+    try:
+        wait_for(lambda: [disk.seen] * os.path.ismount(disk.seen), 1)
+        shutil.copytree(original, disk.seen / "project", symlinks=True)
+        outcome = run(disk, *PIPELINE, BASELINE, TIMING, REPORT)
+        assert outcome.code == 0, outcome.output
+        yield disk
+    finally:
+        disk.stop()
+    assert list(place.iterdir()) == [], "all of it was seen by everybody"
+
+
+def run(disk: SmallDisk, *stages: list[str]) -> Outcome:
+    return run_stages(disk.server.address, disk.place / "project", stages)
+
+
+def outputs(disk: SmallDisk) -> dict[str, bytes]:
+    """All that stages have written, hidden files too."""
+    folder = disk.seen / "project"
+    inside = [*(folder / "data").rglob("*"), *(folder / "metrics").rglob("*")]
+    files = [path for path in inside if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+# nothing at all, and less than there is to write
+LEFT = [
+    *((stage, 0) for stage in WRITING),
+    *{"shard": 3}.items(),
+]
+
+
+@pytest.mark.parametrize(("stage", "pages"), LEFT)
+def test_full_disk_is_one_line_and_then_it_goes_on(
+    disk: SmallDisk, stage: str, pages: int
+) -> None:
+    disk.fill(leave=pages * os.sysconf("SC_PAGE_SIZE"))
+    before = outputs(disk)
+    try:
+        outcome = run(disk, WRITING[stage])
+        after = outputs(disk)
+    finally:
+        disk.empty()
+    assert outcome.code == 2, outcome.output
+    assert "Traceback" not in outcome.output
+    # the forks that stand for torchrun add a line of their own
+    lines = [x for x in outcome.output.splitlines() if x.startswith("error: ")]
+    own = [line for line in lines if line != "error: a rank failed"]
+    assert all(FULL in line for line in own), outcome.output
+    assert len(own) == 1 or stage in ("train", "baseline"), outcome.output
+    path = own[0].removeprefix("error: ").partition(":")[0]
+    assert path.partition("/")[0] in ("data", "metrics", "README.md"), path
+    # of several files some may be new, and each of them is whole
+    assert after.keys() == before.keys()
+    assert pages or after == before
+    again = run(disk, WRITING[stage])
+    assert again.code == 0, again.output
+
+
+def test_full_disk_in_real_ranks(disk: SmallDisk) -> None:
+    """Torch says "unexpected pos" of an archive, in two processes."""
+    train = ("-m", "stages.train", "--backend", "gloo", "--world-size", "2")
+    disk.fill(leave=0)
+    try:
+        done = subprocess.run(
+            disk.inside("project", sys.executable, *train),
+            env=environment(PYTHONPATH=str(disk.place / "project")),
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+    finally:
+        disk.empty()
+    assert done.returncode == 2
+    lines = [x for x in done.stderr.splitlines() if not x.startswith("gloo-2")]
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("error: data/runs/gloo-2/states/state-rank-")
+    assert FULL in lines[0]
