@@ -11,6 +11,7 @@ STUDIES := $(notdir $(patsubst %/,%,$(wildcard studies/*/)))
 .DEFAULT_GOAL := all
 
 all: .venv/installed ## set up, and run the pipeline: about three minutes on 2 cores
+	@$(BIN)/python -m minitrain.core.dvc_lock
 	@$(BIN)/dvc repro
 	@$(BIN)/dvc metrics show
 	@echo "The report: metrics/report.html"
@@ -32,6 +33,7 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
 
 study-%: .venv/installed
+	@$(BIN)/python -m minitrain.core.dvc_lock
 	@$(BIN)/dvc repro studies/$*/dvc.yaml
 	@$(BIN)/python studies/label.py
 

@@ -48,12 +48,6 @@ def test_success_goes_on_to_the_end(capsys: pytest.CaptureFixture[str]) -> None:
             id="permission",
         ),
         pytest.param(
-            OSError(28, "No space left on device", "data/corpus.jsonl"),
-            2,
-            "data/corpus.jsonl: No space left on device",
-            id="full disk",
-        ),
-        pytest.param(
             OSError("something odd"),
             2,
             "the operating system: something odd",
@@ -93,13 +87,15 @@ def test_cause_is_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert outcome(main, capsys) == (2, "error: outside\n")
 
 
-def test_rank_that_failed_shows_its_own_traceback_and_one_line(
-    capsys: pytest.CaptureFixture[str],
+def test_rank_that_failed_is_one_line_and_its_own_traceback_where_asked(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed = RankError("rank 1: ended with exit code -9")
     assert outcome(raising(killed), capsys) == (2, f"error: {killed}\n")
     failed = RankError("rank 1: ZeroDivisionError: division by zero")
     failed.add_note("Traceback ...\n  model.py, line 3\n")
+    assert outcome(raising(failed), capsys) == (2, f"error: {failed}\n")
+    monkeypatch.setenv("MINITRAIN_TRACEBACK", "1")
     expected = f"Traceback ...\n  model.py, line 3\nerror: {failed}\n"
     assert outcome(raising(failed), capsys) == (2, expected)
 

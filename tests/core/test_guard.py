@@ -1,0 +1,247 @@
+"""The guard of a stage: who ends with whom, and what is said."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from project import ROOT, environment
+from waiting import ended, wait_for
+
+from minitrain.core import guard
+
+GUARD = "minitrain/core/guard.py"
+# a stage that says who it is, and does what its argument says
+STAGE = """
+import os, subprocess, sys, time
+from pathlib import Path
+Path(f"pid-{os.getpid()}").touch()
+exec(sys.argv[1])
+"""
+SLEEP = "time.sleep(60)"
+# what DVC does: a shell, in its own process group, with the name of the stage
+DVC = """
+import os, subprocess, sys
+subprocess.call([*sys.argv[1:]], env={**os.environ, "DVC_STAGE": "train@2"})
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "stage.py").write_text(STAGE)
+    (tmp_path / "dvc.py").write_text(DVC)
+    return tmp_path
+
+
+@pytest.fixture
+def started() -> Iterator[list[subprocess.Popen[str]]]:
+    """What a test started in sessions of their own; nothing of it is left after it."""
+    processes: list[subprocess.Popen[str]] = []
+    yield processes
+    for process in processes:
+        for one in psutil.process_iter():
+            try:
+                if os.getsid(one.pid) == process.pid:
+                    one.kill()
+            except (ProcessLookupError, psutil.NoSuchProcess):
+                pass
+        process.communicate()
+
+
+def guarded(body: str, limit: str = "") -> list[str]:
+    """A command that runs ``body`` under guard; ``limit`` changes its limits."""
+    if limit:
+        changed = f"import sys; sys.path.insert(0, {str(ROOT / 'minitrain/core')!r})\n"
+        changed += f"import guard; {limit}; sys.exit(guard.main())"
+        return [sys.executable, "-c", changed, "stage.py", body]
+    return [sys.executable, "-I", "-S", str(ROOT / GUARD), "stage.py", body]
+
+
+def start(
+    folder: Path, started: list[subprocess.Popen[str]], command: list[str]
+) -> tuple[subprocess.Popen[str], psutil.Process]:
+    """The process, and the stage below it as soon as it runs."""
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    started.append(process)
+    (file,) = wait_for(lambda: list(folder.glob("pid-*")), count=1)
+    return process, psutil.Process(int(file.name.removeprefix("pid-")))
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 77])
+def test_exit_code_is_that_of_the_stage(folder: Path, code: int) -> None:
+    command = guarded(f"sys.exit({code})")
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (code, "")
+
+
+@pytest.mark.parametrize(
+    ("number", "line"),
+    [
+        (signal.SIGINT, "interrupted"),
+        (signal.SIGTERM, "stopped by SIGTERM"),
+        (signal.SIGHUP, "stopped by SIGHUP"),
+        (signal.SIGQUIT, "stopped by SIGQUIT"),
+    ],
+)
+def test_a_signal_is_one_line_also_while_it_imports(
+    folder: Path, started: list[subprocess.Popen[str]], number: int, line: str
+) -> None:
+    process, stage = start(folder, started, guarded(SLEEP))
+    # as a terminal does: to the whole group
+    os.killpg(process.pid, number)
+    _, said = process.communicate(timeout=5)
+    assert (process.returncode, said) == (128 + number, f"error: {line}\n")
+    assert ended(stage)
+
+
+def test_what_the_caller_ignores_stays_ignored(
+    folder: Path, started: list[subprocess.Popen[str]]
+) -> None:
+    """nohup: the terminal is closed, the stage goes on."""
+    process, stage = start(folder, started, ["nohup", *guarded(SLEEP)])
+    process.send_signal(signal.SIGHUP)
+    assert not ended(stage, within_s=1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_killed_stage_is_named(
+    folder: Path, started: list[subprocess.Popen[str]], number: signal.Signals
+) -> None:
+    process, stage = start(folder, started, guarded(SLEEP))
+    stage.send_signal(number)
+    _, said = process.communicate(timeout=5)
+    assert process.returncode == 2
+    name = f"error: the stage (process {stage.pid}) was killed by {number.name}"
+    assert said.startswith(name)
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_stage_ends_with_its_guard(
+    folder: Path, started: list[subprocess.Popen[str]], stopped: bool
+) -> None:
+    process, stage = start(folder, started, guarded(SLEEP))
+    if stopped:
+        stage.suspend()
+    process.kill()
+    assert ended(stage)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("shell", ["", "exec ", "stays"])
+def test_stage_ends_with_dvc(
+    folder: Path, started: list[subprocess.Popen[str]], shell: str, number: int
+) -> None:
+    """Also where a shell stands between them, which older ones do."""
+    words = " ".join(f"'{word}'" for word in guarded(SLEEP))
+    line = f"{words}; exit $?" if shell == "stays" else shell + words
+    dvc = [sys.executable, "dvc.py", "/bin/sh", "-c", line]
+    process, stage = start(folder, started, dvc)
+    between = psutil.Process(process.pid).children()[0].name()
+    assert between == {"stays": "sh", "exec ": "python"}.get(shell, between)
+    process.send_signal(number)
+    assert ended(stage)
+    process.wait(5)
+    assert process.stderr
+    said = process.stderr.read()
+    waited = f"process {process.pid}, which waited for it, has ended"
+    assert said == f"error: stopped: {waited}\n"
+
+
+def test_nothing_starts_when_dvc_has_gone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(guard.DVC_STAGE, "train@2")
+    monkeypatch.setenv(guard.STARTED_BY, str(os.getpid() + 1))
+    command = guarded("1")
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 129
+    assert done.stderr == "error: stopped: what started it has ended\n"
+    assert not list(folder.glob("pid-*"))
+
+
+def test_who_adopts_orphans_is_not_dvc(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DVC shares a process group with what it starts; here nobody does."""
+    monkeypatch.setenv(guard.DVC_STAGE, "train@2")
+    command = guarded("1")
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, start_new_session=True
+    )
+    assert done.returncode == 129
+    assert not list(folder.glob("pid-*"))
+
+
+def test_stage_that_is_stopped_alone_ends(
+    folder: Path, started: list[subprocess.Popen[str]]
+) -> None:
+    command = guarded(SLEEP, "guard.STOPPED_S = 1")
+    process, stage = start(folder, started, command)
+    stage.suspend()
+    _, said = process.communicate(timeout=10)
+    assert process.returncode == 2
+    assert said == (
+        f"error: the stage (process {stage.pid}) was stopped by a signal and did not "
+        "go on for 1 s\n"
+    )
+
+
+def test_stage_that_goes_on_again_does_not_end(
+    folder: Path, started: list[subprocess.Popen[str]]
+) -> None:
+    command = guarded("time.sleep(4); sys.exit(5)", "guard.STOPPED_S = 1.2")
+    process, stage = start(folder, started, command)
+    stage.suspend()
+    time.sleep(0.5)
+    stage.resume()
+    # and Ctrl-Z stops both: no time passes for the guard
+    os.killpg(process.pid, signal.SIGSTOP)
+    time.sleep(2)
+    os.killpg(process.pid, signal.SIGCONT)
+    _, said = process.communicate(timeout=10)
+    assert (process.returncode, said) == (5, "")
+
+
+def test_stage_that_does_not_clean_up_in_time_is_killed(
+    folder: Path, started: list[subprocess.Popen[str]]
+) -> None:
+    ignore = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEP}"
+    command = guarded(ignore, "guard.GRACE_S = 0.5")
+    process, _ = start(folder, started, command)
+    time.sleep(0.3)
+    process.terminate()
+    _, said = process.communicate(timeout=5)
+    assert (process.returncode, said) == (143, "error: stopped by SIGTERM\n")
+
+
+def test_what_a_stage_leaves_behind_ends(
+    folder: Path, started: list[subprocess.Popen[str]]
+) -> None:
+    """And the children of that, though they are in sessions of their own."""
+    inner = "subprocess.Popen(['setsid', 'sh', '-c', 'sleep 61; sleep 62'])"
+    command = guarded(f"{inner}; time.sleep(0.5)", "guard.ORPHANS_S = 0.2")
+    process, _ = start(folder, started, command)
+    (left,) = wait_for(
+        lambda: [
+            p
+            for p in psutil.process_iter(["cmdline"])
+            if p.info["cmdline"] == ["sleep", "61"]
+        ],
+        count=1,
+    )
+    process.communicate(timeout=5)
+    assert process.returncode == 0
+    assert ended(left)
