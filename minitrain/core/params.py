@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from minitrain.core.errors import UserError
 from minitrain.core.schema import (
+    MAX_COUNT,
     Count,
     Distinct,
     PositiveFloat,
@@ -20,7 +21,11 @@ from minitrain.core.schema import (
 
 SOURCE_SUFFIXES = (".csv", ".txt", ".jsonl")
 MIN_BLOCK_SIZE = 8
-MAX_THREADS = 1024
+# more would be waited for longer than they compute
+MAX_THREADS = 256
+# a day: gloo and the C library count in types that a number of years does not fit
+MAX_TIMEOUT_S = 86_400
+MAX_RESTARTS = 100
 
 
 class Environment(Section):
@@ -58,7 +63,7 @@ class Model(Section):
     n_layer: Count
     n_head: Count
     n_embd: Count
-    block_size: Annotated[int, Field(ge=MIN_BLOCK_SIZE)]
+    block_size: Annotated[int, Field(ge=MIN_BLOCK_SIZE, le=MAX_COUNT)]
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -131,7 +136,7 @@ class Nccl(Section):
 class Baseline(Section):
     """How long the baseline stage measures each arm."""
 
-    num_rounds: Annotated[int, Field(ge=5)]
+    num_rounds: Annotated[int, Field(ge=5, le=MAX_COUNT)]
     steps_per_round: Count
 
 
@@ -141,10 +146,20 @@ class Equivalence(Section):
     atol: PositiveFloat
 
 
-class Launch(Section):
-    """``timeout_s``: seconds that a rank may wait for another."""
+class Checkpoint(Section):
+    """``every_steps`` from one checkpoint to the next; the newest ``keep`` stay."""
 
-    timeout_s: Count
+    every_steps: Count
+    keep: Count
+
+
+class Launch(Section):
+    """``timeout_s``: seconds that a rank may wait for another; ``max_restarts``: how
+    often training starts again after it lost a rank.
+    """
+
+    timeout_s: Annotated[int, Field(ge=1, le=MAX_TIMEOUT_S)]
+    max_restarts: Annotated[int, Field(ge=0, le=MAX_RESTARTS)]
 
 
 class Params(Section):
@@ -159,6 +174,7 @@ class Params(Section):
     nccl: Nccl
     baseline: Baseline
     equivalence: Equivalence
+    checkpoint: Checkpoint
     launch: Launch
 
     @model_validator(mode="after")

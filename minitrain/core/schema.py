@@ -17,9 +17,12 @@ from ruamel.yaml.reader import ReaderError
 
 from minitrain.core.errors import UserError
 
-Count = Annotated[int, Field(ge=1)]
+# what the C types take that torch and gloo put numbers in
+MAX_COUNT, MAX_FLOAT = 2**31 - 1, 1e9
+
+Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
-PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+PositiveFloat = Annotated[float, Field(gt=0, le=MAX_FLOAT, allow_inf_nan=False)]
 
 
 V = TypeVar("V")

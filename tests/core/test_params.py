@@ -182,6 +182,8 @@ POSITIVE = [
     "train.threads_per_process",
     "train.hash_every",
     "baseline.steps_per_round",
+    "checkpoint.every_steps",
+    "checkpoint.keep",
     "launch.timeout_s",
 ]
 
@@ -194,6 +196,20 @@ def test_zero_and_below_where_positive_is_needed(
     set_params(path.parent, {key: value})
     line = f"{path}: {key} = {value}: must be greater than or equal to 1"
     assert refusal(load_params, path) == line
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (-1, "must be greater than or equal to 0"),
+        (101, "must be less than or equal to 100"),
+        (1.5, "must be a valid integer"),
+    ],
+)
+def test_number_of_restarts_has_limits(path: Path, value: float, said: str) -> None:
+    set_params(path.parent, {"launch.max_restarts": value})
+    line = refusal(load_params, path)
+    assert line.startswith(f"{path}: launch.max_restarts = {value}: {said}")
 
 
 def test_long_value_is_shortened(path: Path) -> None:
@@ -267,3 +283,38 @@ def test_problem_of_a_rank_comes_back_as_it_was() -> None:
     with pytest.raises(Problem) as raised:
         launch(rank, 2)
     assert the_line(raised) == line
+
+
+NUMBERS = {
+    f"{section}.{key}": value
+    for section, keys in load_params(PARAMS_FILE).model_dump().items()
+    for key, value in keys.items()
+    if isinstance(value, int | float | None) and not isinstance(value, bool)
+}
+
+
+@pytest.mark.parametrize("key", NUMBERS)
+def test_number_that_no_c_type_takes_is_one_line(path: Path, key: str) -> None:
+    """Torch and gloo answered with tracebacks, and with limits that had passed."""
+    many, much = 10**19, 1e300
+    value = much if isinstance(NUMBERS[key], float) or key.endswith("_mb") else many
+    set_params(path.parent, {"train.num_steps": None} if "epochs" in key else {})
+    set_params(path.parent, {key: value})
+    line = refusal(load_params, path)
+    assert line.startswith(f"{path}: {key} = {value}: must be less than or equal to ")
+
+
+@pytest.mark.parametrize(
+    ("key", "most"),
+    [
+        ("launch.timeout_s", 86_400),
+        ("train.threads_per_process", 256),
+        ("train.hash_every", 2**31 - 1),
+        ("train.learning_rate", 1e9),
+    ],
+)
+def test_largest_number_that_is_taken(path: Path, key: str, most: float) -> None:
+    set_params(path.parent, {key: most})
+    load_params(path)
+    set_params(path.parent, {key: most + 1})
+    assert f"{key} = " in refusal(load_params, path)
