@@ -48,6 +48,7 @@ class SharedMemoryGroup:
         # views of it by type: to make them takes longer than to add a small tensor
         self._rows: dict[torch.dtype, list[list[Tensor]]] = {}
         self._writing = 0
+        self._brings = b""
 
     def __enter__(self) -> Self:
         return self
@@ -68,8 +69,8 @@ class SharedMemoryGroup:
         rank. The bits are those of :func:`minitrain.distributed.tree.tree_sum` over the
         ranks (a NaN is a NaN: which one it is may differ), the same on all of them.
 
-        Raises RankError that names the rank that ended, left or was silent. After any
-        error the group is closed.
+        Raises RankError that names the rank that ended, left or was silent, or brings
+        another number of elements or another type. After any error the group is closed.
         """
         if self._slots is None:
             raise ValueError("all_reduce: the SharedMemoryGroup is closed")
@@ -77,6 +78,7 @@ class SharedMemoryGroup:
             return
         try:
             flat = tensor.detach().view(-1)
+            self._brings = f"{len(flat)} elements of {flat.dtype}".encode()
             if self.world_size == 2 or flat.nbytes <= SMALL_BYTES:
                 if flat.dtype not in self._rows:
                     slots = self._slots.view(flat.dtype).flatten(2)
@@ -139,5 +141,5 @@ class SharedMemoryGroup:
             sent, added = piece, sent
 
     def _end_tick(self) -> None:
-        self._links.barrier()
+        self._links.barrier(self._brings)
         self._writing = 1 - self._writing

@@ -7,21 +7,29 @@ too. Linux only.
 import mmap
 import os
 import secrets
+import select
 import socket
-import struct
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
-from itertools import combinations
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
+from weakref import WeakSet
 
 import torch.distributed as dist
 
 from minitrain.core.errors import RankError, UserError
+from minitrain.distributed.waiting import (
+    knock,
+    listen,
+    process_behind,
+    sleep,
+    until_readable,
+)
 
-# about what it costs to fall asleep and be woken
-LISTEN_AWAKE_S = 100e-6
+# a word between two ranks: who it is about, and what it brings
+HEAD_BYTES, BRINGS_BYTES = 2, 40
+WORD_BYTES = HEAD_BYTES + BRINGS_BYTES
 CLOSED = "connection closed by peer"
 
 
@@ -65,27 +73,20 @@ def meet(
     ends meanwhile or does not answer for ``timeout_s`` seconds.
     """
     rank, names = dist.get_rank(group), dist.get_process_group_ranks(group)
-    with ExitStack() as stack:
-        door = stack.enter_context(socket.socket(socket.AF_UNIX))
-        door.settimeout(timeout_s)
+    with socket.socket(socket.AF_UNIX) as door:
         # a leading zero: an abstract address, which no file stands for
         address = f"\0minitrain-{secrets.token_hex(16)}"
-        if rank == 0:
-            memory = os.memfd_create("minitrain")
-            stack.callback(os.close, memory)
-            # all of it now: later, a shortage would kill whoever writes
-            os.posix_fallocate(memory, 0, memory_bytes)
-            door.bind(address)
-            door.listen(len(names))
+        door.bind(address)
+        door.listen(len(names))
         seats = _gather(Seat(_host(), os.getpid(), address), group)
         _require_one_host(names, seats)
         links = Links(rank, names, timeout_s)
-        if rank == 0:
-            links.hand_out(door, [seat.pid for seat in seats], memory)
-        else:
-            memory = links.receive(door, seats[0].address)
-            stack.callback(os.close, memory)
-        return links, mmap.mmap(memory, memory_bytes)
+        try:
+            links.connect(door, seats)
+            return links, links.share(memory_bytes)
+        except BaseException:
+            links.close()
+            raise
 
 
 def _require_one_host(names: Sequence[int], seats: Sequence[Seat]) -> None:
@@ -100,7 +101,7 @@ def _require_one_host(names: Sequence[int], seats: Sequence[Seat]) -> None:
 class Links:
     """A socket to every other rank; ``names`` are what errors call them.
 
-    ``timeout_s``: seconds that any wait for another rank may take.
+    ``timeout_s``: seconds that a meeting, and then each barrier, may take.
     """
 
     def __init__(self, rank: int, names: Sequence[int], timeout_s: float) -> None:
@@ -108,85 +109,105 @@ class Links:
         self._names = names
         self._timeout_s = timeout_s
         self._peers: dict[int, socket.socket] = {}
+        self._sleeps: dict[int, select.poll] = {}
+        # how a word begins: with the rank that says it, or one that it knows is lost
+        self._heads = [rank.to_bytes(HEAD_BYTES, "big") for rank in range(len(names))]
+        _open_links.add(self)
 
-    def hand_out(self, door: socket.socket, pids: list[int], memory: int) -> None:
-        """As rank 0: make a socket pair for every two ranks, and give each rank its
-        ends and ``memory``, a file descriptor.
+    def connect(self, door: socket.socket, seats: Sequence[Seat]) -> None:
+        """Knock at the doors of the ranks below, and let in those above, at ``door``.
+
+        Raises RankError that names one of those that did neither in time.
         """
-        ends: dict[tuple[int, int], socket.socket] = {}
-        with ExitStack() as stack:
-            for a, b in combinations(range(len(pids)), 2):
-                one, other = socket.socketpair()
-                ends[a, b] = stack.enter_context(one)
-                ends[b, a] = stack.enter_context(other)
-            missing = {pid: rank for rank, pid in enumerate(pids) if rank != 0}
-            while missing:
-                try:
-                    line, _ = door.accept()
-                except TimeoutError:
-                    self._give_up(min(missing.values()), self._silence)
-                with line:
-                    # anybody on this host can knock; the kernel says who it is
-                    who = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-                    rank = missing.pop(struct.unpack("@iII", who)[0], None)
-                    if rank is None:
-                        continue
-                    theirs = [
-                        end.fileno() for key, end in ends.items() if key[0] == rank
-                    ]
-                    # one that has gone again is missed at the first barrier
-                    with suppress(OSError):
-                        socket.send_fds(line, [b"."], [memory, *theirs])
-            self._keep({key[1]: end.dup() for key, end in ends.items() if key[0] == 0})
+        deadline = time.monotonic() + self._timeout_s
+        for rank, seat in enumerate(seats[: self._rank]):
+            line = self._peers[rank] = socket.socket(socket.AF_UNIX)
+            try:
+                knock(line, seat.address, deadline)
+            except TimeoutError:
+                self._give_up(rank, self._silence)
+            except OSError:
+                self._give_up(rank, CLOSED)
+            if process_behind(line) != seat.pid:
+                self._give_up(rank, CLOSED)
+        missing = {seats[r].pid: r for r in range(self._rank + 1, len(seats))}
+        while missing:
+            if not sleep(until_readable(door), deadline):
+                self._give_up(min(missing.values()), self._silence)
+            line, _ = door.accept()
+            # anybody on this host can knock; the kernel says who it is
+            known = missing.pop(process_behind(line), None)
+            if known is None:
+                line.close()
+            else:
+                self._peers[known] = line
+        # all ranks of a barrier are told, and heard, in the same order
+        self._peers = dict(sorted(self._peers.items()))
+        self._sleeps = {r: until_readable(peer) for r, peer in self._peers.items()}
 
-    def receive(self, door: socket.socket, address: str) -> int:
-        """As another rank: the other side of :meth:`hand_out` -> ``memory``.
+    def share(self, memory_bytes: int) -> mmap.mmap:
+        """Map a new memory of rank 0 in every rank. Collective.
 
-        Raises RankError where rank 0 ends or does not answer in time.
+        Raises RankError where rank 0 ends or does not answer in time, and UserError in
+        rank 0 where this host has no such memory.
         """
+        memory = self._make(memory_bytes) if self._rank == 0 else self._receive()
         try:
-            door.connect(address)
-            flags = socket.MSG_CMSG_CLOEXEC
-            _, fds, _, _ = socket.recv_fds(door, 1, len(self._names), flags)
-        except TimeoutError:
+            return mmap.mmap(memory, memory_bytes)
+        finally:
+            os.close(memory)
+
+    def _make(self, memory_bytes: int) -> int:
+        memory = os.memfd_create("minitrain")
+        try:
+            # all of it now: later, a shortage would kill whoever writes
+            os.posix_fallocate(memory, 0, memory_bytes)
+        except OSError as error:
+            os.close(memory)
+            size = f"{memory_bytes / 2**20:.0f} MiB"
+            raise UserError(f"shared memory: no {size}: {error.strerror}") from None
+        for peer in self._peers.values():
+            # one that has gone is missed at the first barrier
+            with suppress(OSError):
+                socket.send_fds(peer, [b"."], [memory])
+        return memory
+
+    def _receive(self) -> int:
+        if not sleep(self._sleeps[0], time.monotonic() + self._timeout_s):
             self._give_up(0, self._silence)
-        except OSError:
+        try:
+            _, fds, _, _ = socket.recv_fds(
+                self._peers[0], 1, 1, socket.MSG_CMSG_CLOEXEC
+            )
+        except ConnectionError:
             fds = []
         if not fds:
             self._give_up(0, CLOSED)
-        ends = [socket.socket(fileno=fd) for fd in fds[1:]]
-        others = [rank for rank in range(len(self._names)) if rank != self._rank]
-        self._keep(dict(zip(others, ends, strict=True)))
         return fds[0]
 
-    def _keep(self, peers: dict[int, socket.socket]) -> None:
-        seconds, fraction = divmod(self._timeout_s, 1)
-        limit = struct.pack("@ll", int(seconds), int(fraction * 1e6))
-        for peer in peers.values():
-            peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-        self._peers = peers
+    def barrier(self, brings: bytes = b"") -> None:
+        """Wait until every rank is here, and has brought the same as this one.
 
-    def barrier(self) -> None:
-        """Wait until every rank is here.
-
-        Raises RankError, in every rank, that names the first one lost: it ended, left,
-        or was silent for too long. The links are closed then.
+        ``brings`` says in at most BRINGS_BYTES what that is. Raises RankError, in every
+        rank, that names the first one lost: it ended, left, was silent for too long, or
+        brings something else. The links are closed then.
         """
+        deadline = time.monotonic() + self._timeout_s
+        said = brings.ljust(BRINGS_BYTES)
+        word = self._heads[self._rank] + said
         for peer in self._peers.values():
             # one that has gone may still have sent its word: heard below
             with suppress(OSError):
-                peer.send(bytes([self._rank]))
+                peer.send(word)
         for rank, peer in self._peers.items():
             try:
-                word = _listen(peer)
-            except BlockingIOError:
+                heard = listen(peer, self._sleeps[rank], WORD_BYTES, deadline)
+            except TimeoutError:
                 self._give_up(rank, self._silence)
             except ConnectionError:
-                word = b""
-            if not word:
-                self._give_up(rank, CLOSED)
-            if word[0] != rank:
-                self._give_up(word[0], f"says rank {self._names[rank]}")
+                heard = b""
+            if heard != self._heads[rank] + said:
+                self._object(rank, heard, brings)
 
     def close(self) -> None:
         """Close the sockets: whoever waits for this rank gets an error at once."""
@@ -197,22 +218,37 @@ class Links:
     def _silence(self) -> str:
         return f"no answer within {self._timeout_s:g} s"
 
+    def _object(self, rank: int, heard: bytes, brings: bytes) -> NoReturn:
+        if not heard:
+            self._give_up(rank, CLOSED)
+        lost = self._heads.index(heard[:HEAD_BYTES])
+        if lost != rank:
+            self._give_up(lost, f"says rank {self._names[rank]}")
+        # the others have our word, and see it themselves
+        self.close()
+        other, own = heard[HEAD_BYTES:].decode().strip(), brings.decode()
+        raise RankError(
+            f"rank {self._names[rank]} brings {other}, and "
+            f"rank {self._names[self._rank]} {own}: must be the same on every rank"
+        )
+
     def _give_up(self, lost: int, why: str) -> NoReturn:
         # else the others would take this rank, which leaves now, for the lost one
         for peer in self._peers.values():
             with suppress(OSError):
-                peer.send(bytes([lost]))
+                peer.send(self._heads[lost] + bytes(BRINGS_BYTES))
         self.close()
         raise RankError(f"rank {self._names[lost]} is lost: {why}")
 
 
-def _listen(peer: socket.socket) -> bytes:
-    """The next byte, or none at the end: awake for a moment, then asleep."""
-    give_up = time.perf_counter() + LISTEN_AWAKE_S
-    while time.perf_counter() < give_up:
-        try:
-            return peer.recv(1, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            # with more ranks than cores, the one waited for needs this core
-            os.sched_yield()
-    return peer.recv(1)
+# A forked child, such as a worker of a data loader, would hold the ends of sockets open
+# after its rank was killed, and nobody would learn of it.
+_open_links: WeakSet[Links] = WeakSet()
+
+
+def _close_inherited() -> None:
+    for links in list(_open_links):
+        links.close()
+
+
+os.register_at_fork(after_in_child=_close_inherited)

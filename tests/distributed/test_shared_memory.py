@@ -125,7 +125,7 @@ def test_rank_that_is_killed_is_named_at_once_and_nothing_remains(
     tmp_path: Path,
 ) -> None:
     # the others answer within the 2 s that launch leaves them
-    with pytest.raises(RankError, match="rank 1: ended with exit code -9"):
+    with pytest.raises(RankError, match=r"rank 1 .*: killed by SIGKILL"):
         launch(one_rank_is_killed, 3, tmp_path)
     line = "rank 1 is lost: connection closed by peer; 0 left"
     answers = {path.name: path.read_text() for path in tmp_path.iterdir()}
@@ -177,11 +177,11 @@ def two_hosts_and_a_rank_that_does_not_wait() -> tuple[list[bool], str, list[boo
             if rank == 0:
                 time.sleep(0.5)
             else:
-                shared._links.barrier = lambda: None
+                shared._links.barrier = lambda brings: None
             right.append(is_right(shared, 1000, torch.float32))
             # the skipped barrier, so that the other rank can leave
             if rank == 1:
-                barrier()
+                barrier(shared._brings)
     return together, message, right
 
 
@@ -196,3 +196,110 @@ def test_ranks_on_two_hosts_and_a_fault_that_the_comparison_sees() -> None:
     assert messages == (line, line)
     # rank 1 did not wait and added what was there before
     assert right == ([True, True], [True, False])
+
+
+def a_child_lives_on_after_its_rank(folder: Path) -> None:
+    with distributed() as (rank, _):
+        shared = SharedMemoryGroup(timeout_s=60)
+        tensor = torch.zeros(1000)
+        shared.all_reduce(tensor)
+        if rank == 1:
+            # a data loader's worker, which nobody ends at once
+            child = os.fork()
+            if child == 0:
+                used = "no error"
+                try:
+                    shared.all_reduce(tensor)
+                except Exception as error:
+                    used = type(error).__name__
+                (folder / "child").write_text(used)
+                time.sleep(3)
+                os._exit(0)
+            while not (folder / "child").exists():
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+        killed = time.monotonic()
+        try:
+            shared.all_reduce(tensor)
+        except RankError as error:
+            message = str(error)
+        (folder / "rank 0").write_text(f"{message} {time.monotonic() - killed:.1f}")
+
+
+def test_child_of_a_killed_rank_hides_nothing(tmp_path: Path) -> None:
+    with pytest.raises(RankError, match=r"rank 1 .*: killed by SIGKILL"):
+        launch(a_child_lives_on_after_its_rank, 2, tmp_path)
+    message, _, seconds = (tmp_path / "rank 0").read_text().rpartition(" ")
+    assert message == "rank 1 is lost: connection closed by peer"
+    assert float(seconds) < 2
+    assert (tmp_path / "child").read_text() == "OSError"
+
+
+def tensors_of_unlike_kind() -> list[str]:
+    messages = []
+    float64 = {"dtype": torch.float64}
+    unlike = [(3, {}, 4, {}), (3, {}, 3, float64), (100_000, {}, 50_000, float64)]
+    with distributed() as (rank, _):
+        for size, options, other, others in unlike:
+            odd = rank == 1
+            mine = torch.ones(other, **others) if odd else torch.ones(size, **options)
+            with SharedMemoryGroup() as shared:
+                shared.all_reduce(torch.ones(5))
+                try:
+                    shared.all_reduce(mine)
+                except RankError as error:
+                    messages.append(str(error))
+            assert torch.equal(mine, torch.ones_like(mine))
+    return messages
+
+
+def test_tensors_of_unlike_length_or_type_are_refused() -> None:
+    """They gave numbers, and no error."""
+    kinds = [
+        ("3 elements of torch.float32", "4 elements of torch.float32"),
+        ("3 elements of torch.float32", "3 elements of torch.float64"),
+        ("100000 elements of torch.float32", "50000 elements of torch.float64"),
+    ]
+    end = "must be the same on every rank"
+    sees_1 = [f"rank 1 brings {b}, and rank {{}} {a}: {end}" for a, b in kinds]
+    odd = [f"rank 0 brings {a}, and rank 1 {b}: {end}" for a, b in kinds]
+    expected = [[line.format(rank) for line in sees_1] for rank in (0, 2)]
+    assert launch(tensors_of_unlike_kind, 3) == [expected[0], odd, expected[1]]
+
+
+def silence_among_signals() -> tuple[str, float]:
+    with distributed() as (rank, _), SharedMemoryGroup(timeout_s=1) as shared:
+        if rank == 1:
+            time.sleep(2.5)
+            return "", 0.0
+        signal.signal(signal.SIGALRM, lambda *_: None)
+        signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+        start = time.monotonic()
+        try:
+            shared.all_reduce(torch.zeros(1))
+        except RankError as error:
+            message = str(error)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        return message, time.monotonic() - start
+
+
+def test_signals_do_not_make_the_limit_longer() -> None:
+    """A profiler's, every 50 ms: each of them began the wait again."""
+    message, seconds = launch(silence_among_signals, 2)[0]
+    assert message == "rank 1 is lost: no answer within 1 s"
+    assert seconds < 2
+
+
+def many_ranks() -> tuple[int, int]:
+    with distributed(timeout_s=60) as (rank, _):
+        before = len(os.listdir("/proc/self/fd"))
+        with SharedMemoryGroup() as shared:
+            held = len(os.listdir("/proc/self/fd")) - before
+            tensor = torch.full((10,), rank)
+            shared.all_reduce(tensor)
+            return int(tensor[3]), held
+
+
+def test_a_rank_holds_one_socket_for_every_other_and_the_memory() -> None:
+    """Rank 0 made all of them: 33 ranks were more than 1,024 descriptors."""
+    assert launch(many_ranks, 10) == [(45, 10)] * 10
