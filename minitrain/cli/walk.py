@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from minitrain.data.order import GlobalOrder, rank_part
 from minitrain.distributed.ring import ring_sum
+from minitrain.distributed.torch_private import import_compiler
 
 WORLD_SIZE = 4
 NUM_SAMPLES = 16
@@ -102,5 +103,6 @@ def _gradient(samples: list[int]) -> Tensor:
 def _stepped(gradient: Tensor) -> float:
     model = _model()
     model.weight.grad = gradient.view_as(model.weight)
+    import_compiler()
     torch.optim.SGD(model.parameters(), lr=LEARNING_RATE).step()
     return model.weight.item()

@@ -9,32 +9,23 @@ user's own torchrun starts meet in its store, at MASTER_ADDR.
 import itertools
 import os
 import socket
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
+from minitrain.core.ended import LAUNCHER_PID
 from minitrain.core.errors import UserError
+from minitrain.distributed.meeting_folder import private_folder as private_folder
 from minitrain.distributed.torch_private import FileStore, PrefixStore, Store
 
 LOOPBACK = "127.0.0.1"
 ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # what our launchers tell a rank: the file, and the process that started the rank
-STORE, LAUNCHER_PID = "MINITRAIN_STORE", "MINITRAIN_LAUNCHER_PID"
-PREFIX = "minitrain-ranks-"
+STORE = "MINITRAIN_STORE"
 PROBE_S = 2
 _joined = itertools.count()
-
-
-@contextmanager
-def private_folder() -> Iterator[Path]:
-    """A folder for what ranks of one host share, that only their user may enter."""
-    with tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as name:
-        yield Path(name)
 
 
 def one_host(folder: Path) -> dict[str, str]:

@@ -4,6 +4,10 @@ Written for torch 2.13; environment.torch in params.yaml pins the release. After
 upgrade this is the one file to read against torch's source.
 """
 
+import importlib
+import os
+import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +23,7 @@ from torch._C._distributed_c10d import PrefixStore as PrefixStore
 from torch._C._distributed_c10d import Store as Store
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
+COMPILER_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 # nanoseconds of the last step; the averages beside them begin with the first step
 LOGGED = (
     "forward_compute_time",
@@ -36,6 +41,21 @@ def group_timeout_s(group: dist.ProcessGroup | None) -> float:
     found: Any = group or dist.group.WORLD
     backend = found._get_backend(torch.device("cpu"))
     return float(backend.options._timeout.total_seconds())
+
+
+def import_compiler() -> None:
+    """Import torch's compiler, as every optimizer and DDP do when they are made, but
+    without the folder for its cache that the import makes among the temporary ones:
+    nobody removes it, and nothing is in it before something is compiled.
+    """
+    if COMPILER_CACHE in os.environ or "torch._dynamo" in sys.modules:
+        return
+    # it is there
+    os.environ[COMPILER_CACHE] = tempfile.gettempdir()
+    try:
+        importlib.import_module("torch._dynamo")
+    finally:
+        del os.environ[COMPILER_CACHE]
 
 
 def ddp_times_ns(ddp: Any) -> tuple[float, ...] | None:
@@ -68,6 +88,13 @@ def forget_gathered_state(zero: Any) -> None:
     0 would keep the state that ranks share to save memory.
     """
     zero._all_state_dicts = []
+
+
+def own_part_of(zero: Any) -> Any:
+    """The optimizer of the parameters that this rank steps, inside a
+    ZeroRedundancyOptimizer, whose own ``state_dict`` is that of all ranks.
+    """
+    return zero.optim
 
 
 def changes_in_place(tensor: Tensor) -> int:
