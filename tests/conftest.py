@@ -2,6 +2,7 @@
 
 import getpass
 import os
+import signal
 import socket
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -12,7 +13,7 @@ import psutil
 import pytest
 import torch
 from fork_server import ForkServer, start_by_fork
-from mutated import ADDRESS, Server
+from mutated import ADDRESS, Server, servers
 
 from minitrain.distributed import launcher
 
@@ -23,6 +24,8 @@ CACHE_OF_TORCH = f"torchinductor_{getpass.getuser()}"
 SET_BY_OTHERS = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}
 # bits depend on the number of threads: tests compare with ranks, which have one
 torch.set_num_threads(1)
+# else what nohup started would hand on that hanging up is ignored
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # else a test that starts `python -m ...` in a folder would not find what lies there
 os.environ.pop("PYTHONSAFEPATH", None)
 skipped_on_ci: list[str] = []
@@ -47,7 +50,6 @@ def stages_by_fork() -> Iterator[str]:
         yield os.environ[ADDRESS]
         return
     server = Server()
-    fork_servers.add(server.process.pid)
     yield server.address
     server.stop()
 
@@ -90,7 +92,8 @@ def nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     yield
     tempfile.tempdir = outside
     children = psutil.Process().children(recursive=True)
-    left = [child for child in children if child.pid not in fork_servers]
+    known = fork_servers | servers
+    left = [child for child in children if child.pid not in known]
     for child in left:
         child.kill()
     names = (environment.keys() | os.environ.keys()) - SET_BY_OTHERS

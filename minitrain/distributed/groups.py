@@ -16,8 +16,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from minitrain.core.errors import UserError
-from minitrain.distributed.meeting import meet, names_of_a_rank
-from minitrain.distributed.torch_private import HashStore
+from minitrain.distributed.meeting import loopback_interface, meet, names_of_a_rank
+from minitrain.distributed.place import my_place
+from minitrain.distributed.torch_private import HashStore, import_compiler
 
 BACKENDS = ("gloo", "nccl")
 # until the next group is joined or left
@@ -36,7 +37,8 @@ def init_distributed(backend: str = "gloo", *, timeout_s: int = 120) -> tuple[in
 
     Every later wait for another rank ends with an error after ``timeout_s`` seconds.
     Raises UserError for an unknown backend, an incomplete environment, nccl without
-    enough GPUs, a MASTER_PORT that is in use, and a folder to meet in that has gone.
+    enough GPUs, a MASTER_PORT that is in use, a folder to meet in that has gone, and a
+    process without others where no loopback interface is up.
     """
     if backend not in BACKENDS:
         raise UserError(f"backend = {backend!r}: must be one of {', '.join(BACKENDS)}")
@@ -54,17 +56,33 @@ def init_distributed(backend: str = "gloo", *, timeout_s: int = 120) -> tuple[in
         require_gpus(device.index + 1)
         torch.cuda.set_device(device)
     timeout = timedelta(seconds=timeout_s)
+    my_place().limit(timeout_s)
     if missing:
         # a world of one needs no port
-        dist.init_process_group(
-            backend, timeout=timeout, store=HashStore(), rank=0, world_size=1
-        )
+        with _over_loopback():
+            dist.init_process_group(
+                backend, timeout=timeout, store=HashStore(), rank=0, world_size=1
+            )
         return 0, 1
     store, rank, world_size = meet(timeout)
     dist.init_process_group(
         backend, timeout=timeout, store=store, rank=rank, world_size=world_size
     )
     return rank, world_size
+
+
+@contextmanager
+def _over_loopback() -> Iterator[None]:
+    """Else gloo asks for this host's name, and complains where nobody knows it."""
+    name = "GLOO_SOCKET_IFNAME"
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = loopback_interface()
+    try:
+        yield
+    finally:
+        del os.environ[name]
 
 
 def require_gpus(count: int) -> None:
@@ -91,6 +109,7 @@ def wrap_for_ddp(
     None) during backward. ``bucket_cap_mb`` in MiB; None is torch's default, with a
     smaller first bucket. All other settings of torch are at their defaults.
     """
+    import_compiler()
     wrapped = DistributedDataParallel(
         model,
         process_group=process_group,

@@ -1,15 +1,13 @@
 """Starting ranks from plain Python, scripts and notebooks; torchrun has its own module.
 
 Whichever way, ranks meet in a file of a private folder, a failure comes back as one
-exception that names the rank, and nobody is left behind: a rank ends itself when the
-process that started it is gone, even after kill -9.
+exception that names the rank, and nobody is left behind: a rank ends when the process
+that started it is gone, even after kill -9.
 """
 
 import os
-import shutil
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, Pipe, wait
@@ -19,13 +17,15 @@ from typing import Any, Self
 import cloudpickle
 import torch
 
-from minitrain.core.errors import EXIT_USER, RankError, UserError
-from minitrain.distributed.meeting import LAUNCHER_PID, one_host, private_folder
+from minitrain.core.errors import UserError
+from minitrain.distributed.lost import Lost, ended, raised, root_cause
+from minitrain.distributed.meeting import one_host, private_folder
+from minitrain.distributed.stack import native_words
+from minitrain.distributed.watch import POLL_S, Watch, end, end_group
 
 RANK_PROGRAM = "minitrain.distributed.launched_rank"
-PARENT_POLL_S = 0.5
-# how gloo says that another rank went away
-LOST_PEER = ("closed by peer", "reset by peer", "Broken pipe")
+# for others to say that they failed, after the first has
+MOMENT_S = 2.0
 
 
 def rank_environment(rank: int, world_size: int, folder: Path) -> dict[str, str]:
@@ -60,7 +60,7 @@ def launch(
     if world_size < 1:
         raise UserError(f"world_size = {world_size}: must be at least 1")
     payload = cloudpickle.dumps((torch.get_default_dtype(), fn, args))
-    with private_folder() as folder, _Ranks() as ranks:
+    with private_folder() as folder, _Ranks(folder) as ranks:
         for rank in range(world_size):
             environment = rank_environment(rank, world_size, folder)
             environment["OMP_NUM_THREADS"] = str(threads_per_process)
@@ -71,7 +71,8 @@ def launch(
 class _Ranks:
     """Child processes and the pipe from each; leaving the context ends them all."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self.processes: list[subprocess.Popen[bytes]] = []
         self.pipes: list[Connection[Any, Any]] = []
 
@@ -80,9 +81,11 @@ class _Ranks:
 
     def __exit__(self, *error: object) -> None:
         for process in self.processes:
-            process.kill()
+            if process.returncode is None:
+                end(process.pid)
         for process, pipe in zip(self.processes, self.pipes, strict=True):
             process.wait()
+            end_group(process.pid)
             pipe.close()
 
     def start(self, payload: bytes, environment: Mapping[str, str]) -> None:
@@ -93,6 +96,8 @@ class _Ranks:
             env={**os.environ, **environment, "PYTHONPATH": path},
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
+            # what it starts ends with it
+            start_new_session=True,
         )
         self.processes.append(process)
         self.pipes.append(ours)
@@ -102,66 +107,37 @@ class _Ranks:
     def collect(self, timeout_s: float) -> list[Any]:
         deadline = time.monotonic() + timeout_s
         results: dict[int, Any] = {}
-        failures: list[Exception] = []
+        failures: list[Lost | UserError] = []
         silent = dict(enumerate(self.pipes))
-        while silent:
-            ready = wait(list(silent.values()), max(0.0, deadline - time.monotonic()))
-            if not ready:
-                break
+        watch = Watch(self._folder, lambda: {r: self.processes[r].pid for r in silent})
+        while silent and time.monotonic() < deadline:
+            ready = wait(list(silent.values()), POLL_S)
             for rank in [rank for rank, pipe in silent.items() if pipe in ready]:
                 del silent[rank]
-                try:
-                    results[rank] = self._receive(rank)
-                except (RankError, UserError) as error:
-                    failures.append(error)
-                    # the others fail of this one's absence: a moment to say so
-                    deadline = min(deadline, time.monotonic() + 2)
+                ok, value = self._receive(rank)
+                if ok:
+                    results[rank] = value
+                    continue
+                failures.append(value)
+                # the others fail of this one's absence: a moment to say so
+                deadline = min(deadline, time.monotonic() + MOMENT_S)
+            hung = watch.look() if silent and not ready else None
+            if hung is not None and not failures:
+                raise hung
         if failures:
             raise root_cause(failures)
         if silent:
-            late = ", ".join(map(str, silent))
-            raise RankError(f"rank {late}: no answer within {timeout_s:g} s")
+            raise watch.blame(timeout_s)
+        print(native_words(self._folder, results), end="", file=sys.stderr)
         return [results[rank] for rank in range(len(self.pipes))]
 
-    def _receive(self, rank: int) -> Any:
+    def _receive(self, rank: int) -> tuple[bool, Any]:
+        """Whether the rank went well, and its result, or what became of it."""
+        pid = self.processes[rank].pid
         try:
             ok, value = cloudpickle.loads(self.pipes[rank].recv_bytes())
         except (EOFError, ConnectionResetError):
-            code = self.processes[rank].wait()
-            raise RankError(f"rank {rank}: ended with exit code {code}") from None
-        if ok:
-            return value
-        if isinstance(value, UserError):
-            raise value
-        error = RankError(f"rank {rank}: {value[0]}")
-        error.add_note(value[1])
-        raise error
-
-
-def root_cause(failures: list[Exception]) -> Exception:
-    """The failure to report: a user's mistake first, a rank that lost a peer last."""
-
-    def collateral(error: Exception) -> int:
-        if isinstance(error, UserError):
-            return 0
-        return 2 if any(sign in str(error) for sign in LOST_PEER) else 1
-
-    return min(failures, key=collateral)
-
-
-def end_with_parent(remove: Path | None = None) -> None:
-    """End this process soon after its parent has gone, however that came about.
-
-    ``remove`` is a folder that the parent can then no longer remove itself.
-    """
-    # told by the launcher: while this process started, its parent may have gone already
-    parent = int(os.environ.get(LAUNCHER_PID, os.getppid()))
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(PARENT_POLL_S)
-        if remove is not None:
-            shutil.rmtree(remove, ignore_errors=True)
-        os._exit(EXIT_USER)
-
-    threading.Thread(target=watch, name="end_with_parent", daemon=True).start()
+            return False, ended(self._folder, rank, pid, self.processes[rank].wait())
+        if not ok and not isinstance(value, UserError):
+            return False, raised(self._folder, rank, pid, *value)
+        return ok, value

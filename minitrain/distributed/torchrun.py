@@ -13,12 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from minitrain.core.errors import EXIT_USER, RankError, UserError
-from minitrain.distributed.launcher import (
-    end_with_parent,
-    launch,
-    root_cause,
-)
+from minitrain.core.ended import Stopped
+from minitrain.core.errors import EXIT_USER, UserError
+from minitrain.distributed.launcher import launch
+from minitrain.distributed.lost import Lost, early, ended, raised, root_cause
 from minitrain.distributed.meeting import (
     LOOPBACK,
     STORE,
@@ -26,6 +24,11 @@ from minitrain.distributed.meeting import (
     one_host,
     private_folder,
 )
+from minitrain.distributed.parent import end_with_parent
+from minitrain.distributed.restarts import with_restarts
+from minitrain.distributed.seat import give_others_time, take_a_seat
+from minitrain.distributed.stack import native_words
+from minitrain.distributed.watch import Watch, end_group, ranks_among_children
 
 # torchrun's way to share its rendezvous with the ranks is a TCP store on all interfaces
 NO_TCP_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
@@ -33,6 +36,8 @@ STARTED_BY_TORCHRUN = "TORCHELASTIC_RUN_ID"
 # Not SIGINT, which torchrun would pass on: each rank would print a traceback and be
 # waited for. So Ctrl-C is an exception here, and the ranks get SIGTERM.
 SIGNALS = "SIGTERM,SIGHUP,SIGQUIT"
+# from SIGTERM to SIGKILL for the ranks that are left
+SHUTDOWN_S = 2
 
 
 def torchrun(
@@ -42,7 +47,7 @@ def torchrun(
 
     All of them on this host, where they meet in a file: nothing listens but gloo, on
     loopback, and with nccl what NCCL opens. Raises the first failing rank's UserError,
-    or RankError with its traceback.
+    or RankError that says which rank ended how, or hangs where.
     """
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -51,16 +56,34 @@ def torchrun(
     _silence("torch.distributed")
     with private_folder() as folder, _environment(threads_per_process, folder):
         ranks = [f"--nproc-per-node={world_size}", f"--log-dir={folder}"]
-        ranks.append(f"--signals-to-handle={SIGNALS}")
+        ranks += [f"--signals-to-handle={SIGNALS}", f"--shutdown-timeout={SHUTDOWN_S}"]
         program = ["--module", module, *arguments]
+        pids: dict[int, int] = {}
+        watch = Watch(folder, lambda: _known(pids, folder, world_size))
         try:
-            run.run(run.parse_args([*_rendezvous(folder), *ranks, *program]))
+            with watch.in_background():
+                run.run(run.parse_args([*_rendezvous(folder), *ranks, *program]))
         except SignalException as error:
             # torchrun has ended the ranks
-            raise KeyboardInterrupt from error
+            raise Stopped(error.sigval) from error
         except ChildFailedError as error:
-            failures = error.failures.items()
-            raise root_cause([_failure(r, f) for r, f in failures]) from None
+            failed = error.failures.items()
+            found = [_failure(folder, rank, failure) for rank, failure in failed]
+            well = {r: pid for r, pid in pids.items() if r not in error.failures}
+            raise watch.verdict or root_cause([*found, *early(folder, well)]) from None
+        finally:
+            for pid in pids.values():
+                end_group(pid)
+        if unfinished := early(folder, pids):
+            raise root_cause(unfinished)
+        print(native_words(folder, range(world_size)), end="", file=sys.stderr)
+
+
+def _known(pids: dict[int, int], folder: Path, world_size: int) -> dict[int, int]:
+    """``pids``, with the ranks that have started since."""
+    if len(pids) < world_size:
+        pids |= ranks_among_children(folder)
+    return pids
 
 
 def _silence(package: str) -> None:
@@ -93,17 +116,16 @@ def _rendezvous(folder: Path) -> list[str]:
     ]
 
 
-def _failure(rank: int, failure: Any) -> Exception:
+def _failure(folder: Path, rank: int, failure: Any) -> Lost | UserError:
     message = failure.message
     if not isinstance(message, dict):
-        return RankError(f"rank {rank}: {message}")
+        return ended(folder, rank, failure.pid, failure.exitcode)
     line = str(message["message"])
     marker = f"{UserError.__name__}: "
     if line.startswith(marker):
         return UserError(line.removeprefix(marker))
-    error = RankError(f"rank {rank}: {line}")
-    error.add_note(str(message.get("extraInfo", {}).get("py_callstack", "")))
-    return error
+    traceback = str(message.get("extraInfo", {}).get("py_callstack", ""))
+    return raised(folder, rank, failure.pid, line, traceback)
 
 
 def run_as_ranks(
@@ -112,24 +134,30 @@ def run_as_ranks(
     world_size: int,
     *,
     threads_per_process: int,
+    max_restarts: int = 0,
 ) -> None:
     """Run ``body`` as ``world_size`` ranks; it is given the name of the launcher.
 
     In a rank that torchrun started, this runs ``body``. Anywhere else it starts
     ``python -m module`` with the arguments of this process under torchrun, or, on a
-    torch build without torchrun, ``body`` through :func:`launch`. Raises UserError for
-    an environment that some other program left behind.
+    torch build without torchrun, ``body`` through :func:`launch`; all ranks again where
+    one was lost, up to ``max_restarts`` times (:mod:`minitrain.distributed.restarts`).
+    Raises UserError for an environment that some other program left behind.
     """
     if under_torchrun():
         _require_a_rank_of(world_size)
         with _torchrun_rank():
             body("torchrun")
-    elif importlib.util.find_spec("torch.distributed.run") is not None:
-        torchrun(
-            module, sys.argv[1:], world_size, threads_per_process=threads_per_process
-        )
-    else:
-        launch(body, world_size, "launch", threads_per_process=threads_per_process)
+        return
+    threads = {"threads_per_process": threads_per_process}
+
+    def start() -> None:
+        if importlib.util.find_spec("torch.distributed.run") is not None:
+            torchrun(module, sys.argv[1:], world_size, **threads)
+        else:
+            launch(body, world_size, "launch", **threads)
+
+    with_restarts(start, max_restarts)
 
 
 def under_torchrun() -> bool:
@@ -158,21 +186,24 @@ def _torchrun_rank() -> Iterator[None]:
     An exception is left where torchrun finds it and ends the process; the rank prints
     nothing when :func:`torchrun` of this module, which will say it, launched it.
     """
-    folder = _our_folder()
-    end_with_parent(remove=folder)
-    if folder is not None:
+    ours = _our_folder() is not None
+    end_with_parent()
+    place = take_a_seat()
+    if ours:
         # whoever joins by these would serve a TCP store to everybody
         del os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     try:
         yield
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
         get_error_handler().record_exception(error)
-        if folder is None:
+        if not ours:
             raise
+        give_others_time(place, error)
         # no clean-up: a process group that lost a rank may wait in it
         os._exit(EXIT_USER)
+    place.enter("end")
 
 
 def _our_folder() -> Path | None:

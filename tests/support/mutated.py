@@ -41,6 +41,8 @@ SLOW_TO_IMPORT = [
     "torch.distributed.optim",
     "tqdm",
 ]
+# of this process, for who looks what was left behind
+servers: set[int] = set()
 PREPARE = [["corpus"], ["shard"]]
 TRAIN = [["train", "--backend", "gloo", "--world-size", str(w)] for w in (1, 2)]
 REPLAY = [["replay", "--world-size", str(w)] for w in (1, 2)]
@@ -65,16 +67,20 @@ class Outcome:
 
 
 class Server:
-    """The process that forks workers. Tests of a copy find it by the environment."""
+    """The process that forks workers. Tests of a copy find it by the environment.
 
-    def __init__(self) -> None:
+    ``prefix``: the command that starts it, where it is to be somewhere else.
+    """
+
+    def __init__(self, prefix: Sequence[str] = ()) -> None:
         self.folder = tempfile.mkdtemp(prefix="minitrain-mutated-")
         self.address = str(Path(self.folder, "socket"))
         self.process = subprocess.Popen(
-            [sys.executable, __file__, self.address],
+            [*prefix, sys.executable, __file__, self.address],
             stdin=subprocess.DEVNULL,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
+        servers.add(self.process.pid)
 
     def stop(self) -> None:
         self.process.terminate()

@@ -2,7 +2,10 @@
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
+
+import psutil
 
 T = TypeVar("T")
 
@@ -16,3 +19,15 @@ def wait_for(look: Callable[[], list[T]], count: int) -> list[T]:
             return found
         time.sleep(0.1)
     raise AssertionError(f"never saw {count} of them")
+
+
+def ended(process: psutil.Process, within_s: float = 3) -> bool:
+    """Whether it is gone, or dead and waits for its burial, within ``within_s``."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        with suppress(psutil.NoSuchProcess):
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                time.sleep(0.02)
+                continue
+        return True
+    return False

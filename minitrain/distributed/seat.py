@@ -1,0 +1,42 @@
+"""What a rank does first and last, so that its launcher can tell what became of it."""
+
+import os
+import time
+import traceback
+
+from minitrain.distributed import place, stack
+from minitrain.distributed.lost import waited_in_vain
+from minitrain.distributed.meeting import our_store
+from minitrain.distributed.place import Place
+
+# who lost a peer leaves after it, so that the launcher sees the cause first
+AFTER_THE_CAUSE_S = 0.5
+# who gave up is ended as soon as the launcher has looked for the one that is missing
+UNTIL_ENDED_S = 3.0
+
+
+def take_a_seat() -> Place:
+    """The place of this rank, new. From now on it answers where it stands, and what
+    C++ prints is kept from the terminal. In a rank that our launchers did not start
+    nothing of this happens.
+    """
+    store = our_store()
+    if store is None:
+        return Place()
+    folder, rank = store.parent, os.environ["RANK"]
+    stack.keep_native_words(stack.words_of(folder, rank))
+    stack.answer_in(stack.file_of(folder, rank))
+    # last: it says that the question where this rank stands will not end it
+    return place.make_place(place.file_of(folder, rank))
+
+
+def give_others_time(mine: Place, error: BaseException) -> None:
+    """Where ``error`` is of another rank's making, wait until that one was noticed."""
+    why = waited_in_vain(error)
+    store = our_store()
+    if why and store is not None:
+        # where it waited; it does not any longer
+        file = stack.file_of(store.parent, os.environ["RANK"])
+        file.write_text("".join(traceback.format_exception(error)))
+        mine.leave(why)
+        time.sleep(UNTIL_ENDED_S if why == "gave up" else AFTER_THE_CAUSE_S)

@@ -1,0 +1,249 @@
+"""Looks at all ranks several times a second, and says which one does not go on.
+
+A wait has one limit, which a rank tells when it joins the others. When a rank has been
+at one place for so long, or gave up waiting, the watch finds out who is missing: who
+is stopped, who stands elsewhere than in a wait, who is behind.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from minitrain.core.errors import RankError
+from minitrain.distributed import place, stack
+from minitrain.distributed.lost import name_of
+from minitrain.distributed.meeting import STORE
+from minitrain.distributed.place import Place, Seen
+
+POLL_S = 0.1
+# a longer pause between two looks was one of this process, too: Ctrl-Z, a laptop's lid
+PAUSE_S = 1.0
+# of a rank that is stopped before it could tell its own
+LIMIT_S = 120.0
+# where a rank may be as long as it likes: what runs there need not mark steps
+UNWATCHED = "start"
+
+
+@dataclass
+class _Rank:
+    """What the watch knows of one rank; times in seconds that it was watched."""
+
+    number: int
+    pid: int
+    place: Place | None = None
+    last: Seen | None = None
+    unchanged_s: float = 0.0
+    stopped_s: float = 0.0
+
+    def look(self, folder: Path, passed_s: float) -> None:
+        if self.place is None:
+            self.place = place.find_place(place.file_of(folder, self.number))
+        seen = None if self.place is None else self.place.look()
+        same = seen and self.last and seen[:3] == self.last[:3]
+        self.unchanged_s = self.unchanged_s + passed_s if same else 0.0
+        self.last = seen
+        stopped = state_of(self.pid) == "T"
+        self.stopped_s = self.stopped_s + passed_s if stopped else 0.0
+
+    @property
+    def limit_s(self) -> float:
+        return (self.last.limit_s if self.last else 0) or LIMIT_S
+
+    @property
+    def waited_s(self) -> float:
+        watched = self.last is not None and self.last.phase != UNWATCHED
+        return max(self.unchanged_s if watched else 0.0, self.stopped_s)
+
+    @property
+    def can_answer(self) -> bool:
+        # at its very end Python takes the answer back, and the question would kill
+        at_work = self.last is not None and self.last.phase != "end"
+        return at_work and not self.gave_up and state_of(self.pid) not in "TZX"
+
+    @property
+    def has_ended(self) -> bool:
+        return state_of(self.pid) in ("Z", "X", "")
+
+    @property
+    def is_done(self) -> bool:
+        return self.last is not None and self.last.phase in place.AFTER
+
+    @property
+    def gave_up(self) -> bool:
+        return self.last is not None and self.last.leaving == "gave up"
+
+
+class Watch:
+    """Watches the ranks that meet in ``folder``; ``pids`` tells their processes."""
+
+    def __init__(self, folder: Path, pids: Callable[[], Mapping[int, int]]) -> None:
+        self._folder = folder
+        self._pids = pids
+        self._ranks: dict[int, _Rank] = {}
+        self._looked_s = time.monotonic()
+        self.verdict: RankError | None = None
+
+    def look(self) -> RankError | None:
+        """Who hangs, as soon as somebody does, and nobody has ended."""
+        now = time.monotonic()
+        passed_s = now - self._looked_s
+        self._looked_s = now
+        for number, pid in self._pids().items():
+            rank = self._ranks.setdefault(number, _Rank(number, pid))
+            rank.look(self._folder, 0.0 if passed_s > PAUSE_S else passed_s)
+        ranks = self._at_work()
+        if any(rank.has_ended for rank in ranks):
+            # its end is the cause, and is reported by whoever waits for it
+            return None
+        late = [r for r in ranks if r.waited_s >= r.limit_s]
+        alone = len(ranks) == 1 and ranks[0].gave_up
+        # what a rank says that waited for one that left is all there is to say
+        if late or (any(rank.gave_up for rank in ranks) and not alone):
+            limit = max(r.limit_s for r in late or ranks if late or r.gave_up)
+            self.verdict = self.blame(limit)
+        return self.verdict
+
+    def _at_work(self) -> list[_Rank]:
+        ranks = self._ranks.values()
+        return [r for r in ranks if not (r.has_ended and r.is_done)]
+
+    def blame(self, waited_s: float) -> RankError:
+        """The rank that did not come while others waited ``waited_s`` seconds."""
+        ranks = self._at_work()
+        files = {r.pid: stack.file_of(self._folder, r.number) for r in ranks}
+        asked = [r for r in ranks if r.can_answer]
+        stacks = stack.ask({r.pid: files[r.pid] for r in asked})
+        for rank in ranks:
+            if rank.gave_up:
+                stacks[rank.pid] = stack.of_traceback(stack.read(files[rank.pid]))
+        guilty = _guilty(ranks, stacks)
+        error = RankError(_sentence(guilty, ranks, stacks, waited_s))
+        first = guilty[0]
+        error.what = "stopped" if first.stopped_s else "hung"
+        error.step = None if first.last is None else first.last.step
+        return error
+
+    @contextmanager
+    def in_background(self) -> Iterator[None]:
+        """Look from a thread while the body runs; who hangs is ended with all others,
+        and :attr:`verdict` says who it was.
+        """
+        over = threading.Event()
+
+        def watch() -> None:
+            while not over.wait(POLL_S):
+                if self.look() is not None:
+                    for rank in self._ranks.values():
+                        end(rank.pid)
+                    return
+
+        thread = threading.Thread(target=watch, name="watch", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+
+def _guilty(ranks: list[_Rank], stacks: Mapping[int, stack.Stack]) -> list[_Rank]:
+    """Those that the others wait for: by the surest sign that there is."""
+    signs: list[Callable[[_Rank], bool]] = [
+        lambda rank: rank.stopped_s > 0,
+        lambda rank: rank.place is None,
+        lambda rank: rank.pid not in stacks,
+        lambda rank: not (rank.gave_up or stacks.get(rank.pid, stack.Stack()).waits),
+    ]
+    for sign in signs:
+        found = [rank for rank in ranks if sign(rank)]
+        # what holds for all of several tells nothing
+        if found and (len(found) < len(ranks) or len(ranks) == 1):
+            return found
+    return ranks
+
+
+def _sentence(
+    guilty: list[_Rank],
+    ranks: list[_Rank],
+    stacks: Mapping[int, stack.Stack],
+    waited_s: float,
+) -> str:
+    first, *more = guilty
+    silent = f"no answer within {waited_s:g} s"
+    if len(guilty) == len(ranks) > 1:
+        # the calls of some do not fit those of others; nobody knows whose are wrong
+        together: dict[str, list[_Rank]] = {}
+        for rank in ranks:
+            together.setdefault(_where(rank, stacks), []).append(rank)
+        few_first = sorted(together.items(), key=lambda item: len(item[1]))
+        each = [f"{_ranks(who)} {at}".rstrip() for at, who in few_first]
+        return f"{silent} from any rank: {'; '.join(each)}"
+    how = "stopped (as by SIGSTOP)" if first.stopped_s else "hangs"
+    line = f"{name_of(first.number, first.pid)}: {silent}, {how}"
+    if at := _where(first, stacks):
+        line += f" {at}"
+    if more:
+        line += f"; {_ranks(more)} too"
+    return line
+
+
+def _ranks(several: list[_Rank]) -> str:
+    numbers = ", ".join(str(rank.number) for rank in several)
+    return f"rank{'s' if len(several) > 1 else ''} {numbers}"
+
+
+def _where(rank: _Rank, stacks: Mapping[int, stack.Stack]) -> str:
+    at = "before it began" if rank.last is None else str(rank.last)
+    return ", ".join(filter(None, [at, str(stacks.get(rank.pid, ""))]))
+
+
+def state_of(pid: int) -> str:
+    """Of a process: R, S, D, T (stopped), Z (ended) ...; empty where there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+def end(pid: int) -> None:
+    """Kill a rank that is not yet buried, and what it started."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
+    end_group(pid)
+
+
+def end_group(pid: int) -> None:
+    """Kill what is left of the process group that a rank led, also when it is gone."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def ranks_among_children(folder: Path) -> dict[int, int]:
+    """The processes of the ranks that this process started to meet in ``folder``."""
+    found = {}
+    for task in Path("/proc/self/task").glob("*/children"):
+        for pid in _words(task):
+            variables = _variables(int(pid))
+            store = variables.get(STORE, "")
+            if Path(store).parent == folder and "RANK" in variables:
+                found[int(variables["RANK"])] = int(pid)
+    return found
+
+
+def _words(file: Path) -> list[str]:
+    with suppress(OSError):
+        return file.read_text().split()
+    return []
+
+
+def _variables(pid: int) -> dict[str, str]:
+    with suppress(OSError):
+        lines = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        pairs = [os.fsdecode(line).partition("=") for line in lines]
+        return {name: value for name, _, value in pairs}
+    return {}

@@ -1,0 +1,142 @@
+"""Whatever becomes of a rank: all end in time, and one line says which and what."""
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from faulty_rank import be_a_rank
+from project import ROOT, environment
+
+from minitrain.core.errors import RankError, UserError
+from minitrain.distributed.launcher import launch
+from minitrain.distributed.lost import CRASHED, KILLED, LEFT, RAISED, Lost, root_cause
+
+LIMIT_S = 3
+# torch imports a compiler when a model is first wrapped, on a busy machine for long
+WRAP_S = 60
+HANGS = f"no answer within {LIMIT_S} s"
+AT = r" at step 2, forward, in faulty_rank.py:\d+"
+NAME = r"rank {} \(process \d+ on \S+\): "
+# what happens to the last rank -> what is said of it
+OF_THE_LAST = {
+    "sleeps": f"{HANGS}, hangs{AT}",
+    "works": f"{HANGS}, hangs{AT}",
+    "stops": rf"{HANGS}, stopped \(as by SIGSTOP\) at step 2, forward",
+    "is killed": "killed by SIGKILL at step 2, forward",
+    "crashes": f"killed by SIGSEGV{AT}",
+    "aborts": f"killed by SIGABRT{AT}",
+    "exits 3": "ended with exit code 3 at step 2, forward",
+    "exits 0": "ended with exit code 0 at step 2, forward",
+    "leaves 0": f"SystemExit: 0{AT}",
+    "raises": f"ValueError: a bug{AT}",
+}
+
+
+def line_of(
+    how: str, world_size: int, limit_s: float = LIMIT_S, note: Path | None = None
+) -> str:
+    with pytest.raises(RankError) as raised:
+        launch(be_a_rank, world_size, how, limit_s, "launch", note, timeout_s=100)
+    return str(raised.value).replace("tests/support/", "")
+
+
+@pytest.mark.parametrize("how", OF_THE_LAST)
+def test_rank_that_fails_is_named_with_its_place_in_time(
+    how: str, tmp_path: Path
+) -> None:
+    note = tmp_path / "note"
+    line = line_of(how, 3, note=note)
+    passed_s = time.time() - float(note.read_text())
+    assert re.fullmatch(NAME.format(2) + OF_THE_LAST[how], line)
+    assert passed_s < 5 + (LIMIT_S if HANGS in line else 0)
+
+
+@pytest.mark.parametrize("how", ["sleeps", "stops"])
+def test_one_process_that_hangs_is_noticed(how: str) -> None:
+    assert re.fullmatch(NAME.format(0) + OF_THE_LAST[how], line_of(how, 1))
+
+
+def test_users_mistake_is_said_as_it_is() -> None:
+    with pytest.raises(UserError, match=r"^params.yaml: b = 3: must be 4$"):
+        launch(be_a_rank, 2, "mistakes", LIMIT_S)
+
+
+def test_more_data_than_expected_is_a_mismatch() -> None:
+    """gloo aborts the process that receives it, with a page of C++."""
+    sent = r"was sent 4000 bytes by another rank where it expected 4 \(.*\)"
+    assert re.fullmatch(NAME.format(0) + sent + AT, line_of("sums more", 2))
+
+
+@pytest.mark.parametrize("how", ["sums less", "waits elsewhere"])
+def test_ranks_whose_collectives_differ_are_named_with_what_each_does(how: str) -> None:
+    """gloo lets them wait for each other; who is right, nobody can know."""
+    line = line_of(how, 2)
+    assert line.startswith(f"{HANGS} from any rank: ")
+    lines = re.findall(r"rank (\d) at step 2, (\w+), in faulty_rank.py:(\d+)", line)
+    assert {rank for rank, _, _ in lines} == {"0", "1"}
+    assert len({where[1:] for where in lines}) == 2
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("wraps other layers", "DDP expects same model across all ranks"),
+        ("wraps other shapes", "appears not to match sizes of the same param"),
+    ],
+)
+def test_models_that_differ(how: str, said: str) -> None:
+    line = line_of(how, 2, WRAP_S)
+    assert re.match(NAME.format(r"\d") + "RuntimeError: ", line)
+    assert said in line
+
+
+ENDS = [
+    ("stops", 2, OF_THE_LAST["stops"]),
+    ("stops", 1, OF_THE_LAST["stops"]),
+    ("sums more", 2, "was sent 4000 bytes .*"),
+    ("is killed", 2, OF_THE_LAST["is killed"]),
+    ("exits 0", 1, OF_THE_LAST["exits 0"]),
+    ("leaks a thread", 2, f"{HANGS}, hangs after its last step"),
+    ("leaks a process", 2, OF_THE_LAST["is killed"]),
+]
+
+
+@pytest.mark.parametrize(("how", "world_size", "said"), ENDS)
+def test_torchrun_ends_with_one_line(
+    how: str, world_size: int, said: str, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "faulty_rank", how, str(world_size), str(LIMIT_S)],
+        cwd=ROOT / "tests/support",
+        env=environment(TMPDIR=str(tmp_path), PYTHONPATH=str(ROOT)),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    line = f"error: {NAME.format(r'[01]')}{said}\n"
+    assert done.returncode == 2
+    assert re.fullmatch(line, done.stderr), done.stderr
+    assert not [p.pid for p in psutil.process_iter() if marked(p, str(tmp_path))]
+    # of a package of torch that compiles
+    assert {f.name.split("_")[0] for f in tmp_path.iterdir()} <= {"torchinductor"}
+
+
+def marked(process: psutil.Process, folder: str) -> bool:
+    try:
+        return process.environ().get("TMPDIR") == folder
+    except psutil.Error:
+        return False
+
+
+def test_what_explains_the_others_is_reported() -> None:
+    mistake = UserError("params.yaml")
+    kinds = [LEFT, KILLED, CRASHED, RAISED]
+    ranks = [Lost(r, 100 + r, f"kind {kind}", kind) for r, kind in enumerate(kinds)]
+    assert root_cause([*ranks, mistake]) is mistake
+    for rank in reversed(ranks.copy()):
+        assert str(root_cause(ranks)).startswith(f"rank {rank.rank} (process 10")
+        ranks.remove(rank)

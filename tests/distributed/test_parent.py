@@ -1,0 +1,67 @@
+"""Ranks end with their launcher, even those that are stopped or cannot run Python."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from project import ROOT, environment
+from waiting import wait_for
+
+from minitrain.distributed.meeting import STORE
+
+pytestmark = pytest.mark.real_launch
+LAUNCH = "import faulty_rank as f; from minitrain import launch; launch(f.be_a_rank, 2,"
+STARTED_BY = {
+    "torchrun": ["-m", "faulty_rank", "{how}", "2", "60"],
+    "launch": ["-c", LAUNCH + " '{how}', 60.0)"],
+}
+
+
+@pytest.mark.parametrize(
+    ("launcher", "how"), [("torchrun", "stops"), ("launch", "works")]
+)
+def test_ranks_end_when_their_launcher_is_killed(
+    launcher: str, how: str, tmp_path: Path
+) -> None:
+    """Of kill -9 nobody is told, and a stopped process runs nothing of its own."""
+    command = [part.format(how=how) for part in STARTED_BY[launcher]]
+    process = subprocess.Popen(
+        [sys.executable, *command],
+        cwd=ROOT / "tests/support",
+        env=environment(TMPDIR=str(tmp_path), PYTHONPATH=str(ROOT)),
+    )
+    ranks = wait_for(lambda: psutil.Process(process.pid).children(), count=2)
+    wait_for(lambda: at_fault(tmp_path), count=1)
+    if how == "stops":
+        stopped = psutil.STATUS_STOPPED
+        wait_for(lambda: [r for r in ranks if r.status() == stopped], count=1)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    gone, alive = psutil.wait_procs(ranks, timeout=5)
+    for rank in alive:
+        rank.kill()
+    assert len(gone) == 2
+
+
+def at_fault(temporary: Path) -> list[Path]:
+    from minitrain.distributed.place import find_place
+
+    found = [(file, find_place(file)) for file in temporary.glob("*/place-1")]
+    return [file for file, one in found if one and one.look().step == 2]
+
+
+def test_rank_whose_launcher_is_gone_already_ends() -> None:
+    """Its launcher's number is another than that of its parent."""
+    code = (
+        "from minitrain.distributed.parent import end_with_parent;"
+        "end_with_parent(); print('still here')"
+    )
+    variables = {**os.environ, "MINITRAIN_LAUNCHER_PID": "1", STORE: "x"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=variables, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (2, "")

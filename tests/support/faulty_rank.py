@@ -1,0 +1,155 @@
+"""Ranks that fail at step 2 as they are told, and the launchers that must say so.
+
+    python -m faulty_rank HOW WORLD_SIZE LIMIT_S
+
+The last rank does it; ``HOW`` is a key of FAULTS.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from minitrain.core.errors import UserError, run_stage
+from minitrain.distributed.groups import barrier, distributed
+from minitrain.distributed.place import my_place
+from minitrain.distributed.torchrun import run_as_ranks
+
+FAULT_AT = 2
+
+
+def sleep_for_ever() -> None:
+    time.sleep(1000)
+
+
+def work_for_ever() -> None:
+    while True:
+        pass
+
+
+def stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def segfault() -> None:
+    ctypes.string_at(0)
+
+
+def abort() -> None:
+    os.abort()
+
+
+def raise_an_error() -> None:
+    raise ValueError("a bug")
+
+
+def make_a_mistake() -> None:
+    raise UserError("params.yaml: b = 3: must be 4")
+
+
+def sum_of(size: int) -> None:
+    import torch
+    import torch.distributed as dist
+
+    dist.all_reduce(torch.ones(size))
+
+
+def other_layers() -> None:
+    wrap(3)
+
+
+def wrap(layers: int) -> None:
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(*[nn.Linear(2, 2) for _ in range(layers)])
+    nn.parallel.DistributedDataParallel(model)(torch.ones(1, 2)).sum().backward()
+
+
+def other_shapes() -> None:
+    import torch
+    from torch import nn
+
+    nn.parallel.DistributedDataParallel(nn.Linear(2, 3))(torch.ones(1, 2))
+
+
+def leak_a_thread() -> None:
+    threading.Thread(target=sleep_for_ever).start()
+
+
+def leak_a_process() -> None:
+    # what a signal of the terminal does not reach
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+    kill()
+
+
+FAULTS: dict[str, Callable[[], None]] = {
+    "nothing": lambda: None,
+    "sleeps": sleep_for_ever,
+    "works": work_for_ever,
+    "stops": stop,
+    "is killed": kill,
+    "crashes": segfault,
+    "aborts": abort,
+    "exits 3": lambda: os._exit(3),
+    "exits 0": lambda: os._exit(0),
+    "leaves 0": lambda: sys.exit(0),
+    "raises": raise_an_error,
+    "mistakes": make_a_mistake,
+    "sums more": lambda: sum_of(4000),
+    "sums less": lambda: sum_of(1),
+    "waits elsewhere": barrier,
+    "wraps other layers": other_layers,
+    "wraps other shapes": other_shapes,
+    "leaks a thread": leak_a_thread,
+    "leaks a process": leak_a_process,
+}
+USUAL: dict[str, Callable[[], None]] = {
+    "sums more": lambda: sum_of(4),
+    "sums less": lambda: sum_of(4),
+    "waits elsewhere": lambda: sum_of(4),
+    "wraps other layers": lambda: wrap(2),
+    "wraps other shapes": lambda: wrap(1),
+}
+
+
+def be_a_rank(
+    how: str, limit_s: float, launcher: str = "", note: Path | None = None
+) -> None:
+    """Three steps; in the third the last rank fails, and writes into ``note`` when."""
+    with distributed(timeout_s=int(limit_s)) as (rank, world_size):
+        place = my_place()
+        for step in range(FAULT_AT + 1):
+            place.mark(step, "forward")
+            if step == FAULT_AT:
+                last = rank == world_size - 1
+                if last and note is not None:
+                    note.write_text(str(time.time()))
+                (FAULTS[how] if last else USUAL.get(how, lambda: None))()
+            place.enter("backward")
+            sum_of(2)
+        place.enter("write")
+
+
+def main() -> None:
+    how, world_size, limit_s = sys.argv[1:]
+    run_as_ranks(
+        "faulty_rank",
+        partial(be_a_rank, how, float(limit_s)),
+        int(world_size),
+        threads_per_process=1,
+    )
+
+
+if __name__ == "__main__":
+    run_stage(main)
