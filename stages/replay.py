@@ -9,11 +9,12 @@ from pathlib import Path
 import torch
 
 from minitrain.core.errors import run_stage
-from minitrain.core.files import read_jsonl
+from minitrain.core.files import read_jsonl, sha256_file
 from minitrain.core.params import load_params
 from minitrain.core.provenance import require_torch
 from minitrain.proof.replay import replay
 from minitrain.train.config import config_of
+from minitrain.train.identity import checkpoints_of
 from minitrain.train.outputs import write_records
 from minitrain.train.recorder import save_tensors
 
@@ -28,13 +29,18 @@ def main() -> None:
     torch.set_num_threads(threads)
 
     # Which gradients were added up together is the one thing it takes from the run.
-    rows = read_jsonl(Path(f"data/runs/gloo-{world_size}/hashes.jsonl"), "kind")
-    config = config_of(params, Path(f"data/shards/world-{world_size}"), world_size)
-    again = replay(config, rows, world_size, show=f"replay-{world_size}")
+    hashes = Path(f"data/runs/gloo-{world_size}/hashes.jsonl")
+    rows, name = read_jsonl(hashes, "kind"), f"replay-{world_size}"
+    shards = Path(f"data/shards/world-{world_size}")
+    config = config_of(params, shards, world_size)
+    read = {"hashes.jsonl": sha256_file(hashes)}
+    checkpoints = checkpoints_of(params, shards, name, world_size, **read)
+    again = replay(config, rows, world_size, show=name, checkpoints=checkpoints)
 
-    out = Path(f"data/runs/replay-{world_size}")
+    out = Path(f"data/runs/{name}")
     save_tensors(out / "state.pt", again.state)
     write_records(out, again.results, threads)
+    checkpoints.forget()
 
 
 if __name__ == "__main__":

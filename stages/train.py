@@ -3,7 +3,8 @@
     python -m stages.train --backend gloo --world-size 2
 
 Started plainly, it checks what can be checked and then starts itself W times under
-torchrun; started by torchrun, it is one of the ranks.
+torchrun; started by torchrun, it is one of the ranks. Where it was interrupted, it goes
+on from its newest checkpoint.
 """
 
 import argparse
@@ -20,6 +21,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--backend", choices=["gloo", "nccl"], required=True)
     parser.add_argument("--world-size", type=int, required=True)
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        metavar="FOLDER",
+        help="begin with the newest checkpoint in FOLDER, of another number of ranks",
+    )
     arguments = parser.parse_args()
     world_size = arguments.world_size
     job = Job(
@@ -29,6 +36,7 @@ def main() -> None:
         shards=Path(f"data/shards/world-{world_size}"),
         out=Path(f"data/runs/{arguments.backend}-{world_size}"),
         script=Path(__file__),
+        resume=arguments.resume,
     )
 
     # Mistakes are found before the launch, where they cost one line and not W.
@@ -39,6 +47,7 @@ def main() -> None:
         partial(train_rank, job),
         world_size,
         threads_per_process=job.params.train.threads_per_process,
+        max_restarts=job.params.launch.max_restarts,
     )
 
 

@@ -36,13 +36,14 @@ Number = float | None
 
 
 def summarized(timings: pd.DataFrame, num_warmup_steps: int) -> pd.DataFrame:
-    """The rows that statistics are made of: after warm-up, not hashed.
+    """The rows that statistics are made of: after warm-up, not hashed, and not right
+    after a checkpoint was written or the run went on from one.
 
     ``timings`` has a row for each step and rank: ``step``, ``rank``, ``kind``,
-    ``recorded``, ``tokens`` and times in milliseconds.
+    ``recorded``, ``after_interruption``, ``tokens`` and times in milliseconds.
     """
-    keep = (timings["step"] >= num_warmup_steps) & ~timings["recorded"].astype(bool)
-    return timings[keep]
+    disturbed = timings["recorded"] | timings["after_interruption"]
+    return timings[(timings["step"] >= num_warmup_steps) & ~disturbed.astype(bool)]
 
 
 def summarize(timings: pd.DataFrame, num_warmup_steps: int) -> dict[str, Any]:

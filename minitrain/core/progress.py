@@ -22,20 +22,27 @@ class _Lines(TextIOBase):
 
 
 def progress(
-    items: Iterable[T], title: str, *, total: int | None = None, show: bool = True
+    items: Iterable[T],
+    title: str,
+    *,
+    total: int | None = None,
+    show: bool = True,
+    initial: int = 0,
 ) -> Iterator[T]:
     """Iterate over ``items`` and say on stderr how far it is, where ``show`` is true.
 
-    ``total`` is the number of items, for those that have no length.
+    ``total`` is the number of items, for those that have no length; ``initial`` of them
+    were done before.
     """
     if sys.stderr.isatty():
-        bar = tqdm(items, title, total, disable=not show)
+        bar = tqdm(items, title, total, disable=not show, initial=initial)
     else:
         bar = tqdm(
             items,
             title,
             total,
             disable=not show,
+            initial=initial,
             file=_Lines(),
             mininterval=SECONDS_BETWEEN_LINES,
             # without it tqdm looks at the clock only every so many items

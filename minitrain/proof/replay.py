@@ -4,24 +4,27 @@ It reads the ranks' shards, adds their gradients in the order of the strategy (g
 ring, a tree) over the buckets that the run recorded, and steps the same optimizer.
 """
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from minitrain.core.progress import progress
 from minitrain.data.batches import Batches
 from minitrain.proof.first_difference import Rows, of_kind
 from minitrain.sync.strategy import trained
 from minitrain.train.buffers import Buffers, copy_buffers, load_buffers
+from minitrain.train.checkpoint import Checkpoints, Kept
 from minitrain.train.config import RunConfig, plain_optimizer
 from minitrain.train.observer import shares_of_loss
 from minitrain.train.precision import Precision
 from minitrain.train.recorder import Recorder
 from minitrain.train.result import TrainResult
-from minitrain.train.rng import Stream
+from minitrain.train.resume import run_through
+from minitrain.train.rng import Stream, as_plain, from_plain
 from minitrain.train.worker import start_streams
 
 Gradients = dict[str, Tensor]
@@ -64,6 +67,7 @@ def replay(
     show: str = "",
     keep: int | None = None,
     sampled: Iterable[int] = (),
+    checkpoints: Checkpoints | None = None,
 ) -> Replayed:
     """Repeat in this process what ``world_size`` ranks did who recorded ``rows``.
 
@@ -72,37 +76,98 @@ def replay(
     buffers, as under DDP. Which gradients were added up together is the one thing that
     it takes from the run. Threads must be those of the run for its bits to be repeated.
     ``show`` names a progress bar; ``keep`` is a step whose values are kept, ``sampled``
-    steps whose tensors are.
+    steps whose tensors are. With ``checkpoints`` it goes on from the newest.
     """
-    strategy, guarantees = config.sync, config.sync.guarantees
-    count = config.num_shards(world_size)
-    streams = start_streams(config, count)
-    shards = config.batches(range(count), count).by_shard()
-    model = config.start_model(0)
-    optimizer = plain_optimizer(config, model)
-    layout = BucketLayout(rows, model)
-    recorder = Recorder(model, config.recorded, sampled, keep)
-    precision = Precision(config.precision)
-    divisor = count if guarantees.averages else 1
-    results = [TrainResult() for _ in shards]
-    results[0].hashes = recorder.rows
-    results[0].sampled = recorder.sampled
-    steps = range(config.steps)
-    for step in progress(steps, show, total=len(steps), show=bool(show)):
-        turns = zip(shards, streams, results, strict=True)
-        gradients, after = _each_shard(model, turns, step, divisor, precision)
+    recorder = partial(Recorder, steps=config.recorded, sampled=sampled, keep=keep)
+    again = _Replay(config, rows, world_size, recorder)
+    run_through(again, config.steps, checkpoints, show=show)
+    return Replayed(again.results, dict(again.model.state_dict()), again.values)
+
+
+class _Replay:
+    """One process in the place of ``world_size`` ranks, between two steps."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        rows: Rows,
+        world_size: int,
+        recorder: Callable[[nn.Module], Recorder],
+    ) -> None:
+        count = config.num_shards(world_size)
+        self._sync, self._world_size = config.sync, world_size
+        self._divisor = count if config.sync.guarantees.averages else 1
+        self._streams = start_streams(config, count)
+        self._shards = config.batches(range(count), count).by_shard()
+        self.model = config.start_model(0)
+        self._optimizer = plain_optimizer(config, self.model)
+        self._precision = Precision(config.precision)
+        self._layout = BucketLayout(rows, self.model)
+        self._recorder = recorder(self.model)
+        self.values = self._recorder.values
+        self.results = [TrainResult() for _ in self._shards]
+        self.results[0].hashes = self._recorder.rows
+        self.results[0].sampled = self._recorder.sampled
+
+    def run(self, steps: Iterable[int]) -> None:
+        for step in steps:
+            self._step(step)
+
+    def _step(self, step: int) -> None:
+        model, precision, recorder = self.model, self._precision, self._recorder
+        guarantees, reduction = self._sync.guarantees, self._sync.reference
+        turns = zip(self._shards, self._streams, self.results, strict=True)
+        gradients, after = _each_shard(model, turns, step, self._divisor, precision)
         # DDP broadcasts rank 0's before the next forward pass (broadcast_buffers)
         load_buffers(model, after[0])
-        _combine(model, gradients, layout.at(step), strategy.reference)
-        precision.unscale(optimizer)
+        _combine(model, gradients, self._layout.at(step), reduction)
+        precision.unscale(self._optimizer)
         recorder.own_gradients(step, gradients)
         if recorder.wants(step):
             recorder.gradients(step)
-        precision.step(optimizer)
+        precision.step(self._optimizer)
         if recorder.wants(step):
-            ranks = after if guarantees.own_buffers else [after[0]] * world_size
+            same = [after[0]] * self._world_size
+            ranks = after if guarantees.own_buffers else same
             recorder.state_of_ranks(step, ranks, precision.state())
-    return Replayed(results, dict(model.state_dict()), recorder.values)
+
+    def kept(self) -> Kept:
+        """Its own word on what the steps to come depend on, and not that of the ranks:
+        what that forgets, a replay that was interrupted too would else forget alike.
+        """
+        seen = [(one.losses, one.digests) for one in self.results]
+        return {
+            "model": self._tensors(),
+            "optimizer": self._optimizer.state_dict(),
+            "precision": self._precision.state(),
+            "streams": [as_plain(stream.state) for stream in self._streams],
+            "seen": json.dumps([seen, self._recorder.kept()]),
+        }
+
+    def restore(self, kept: Kept) -> None:
+        with torch.no_grad():
+            for name, tensor in self._tensors().items():
+                tensor.copy_(kept["model"][name])
+        self._optimizer.load_state_dict(kept["optimizer"])
+        self._precision.restore(kept["precision"])
+        for stream, plain in zip(self._streams, kept["streams"], strict=True):
+            stream.state = from_plain(plain)
+        seen, recorded = json.loads(kept["seen"])
+        for one, (losses, digests) in zip(self.results, seen, strict=True):
+            one.losses, one.digests = losses, [tuple(own) for own in digests]
+        self._recorder.restore(recorded)
+
+    def interrupted(self) -> None:
+        """No step of a replay is timed."""
+
+    def recorded_in(self, kept: Kept) -> list[Any]:
+        rows: list[Any] = json.loads(kept["seen"])[1]["rows"]
+        return rows
+
+    def _tensors(self) -> dict[str, Tensor]:
+        model = self.model
+        named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        return {name: tensor.detach() for name, tensor in named.items()}
 
 
 def _each_shard(

@@ -1,8 +1,9 @@
 """DDP whose buckets travel in fewer bytes."""
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -17,6 +18,16 @@ from minitrain.sync.strategy import Traffic, num_bytes, trained, world
 RANK_OF_APPROXIMATION = 2
 # torch: from step 2 on at the earliest, since DDP rebuilds its buckets after step 0
 FIRST_POWERSGD_STEP = 10
+# of torch's PowerSGDState what steps change, beside its generator
+KEPT = (
+    "error_dict",
+    "p_memory_dict",
+    "q_memory_dict",
+    "iter",
+    "total_numel_before_compression",
+    "total_numel_after_compression",
+    "next_stats_report",
+)
 
 
 class Float16Compress(StockDDP):
@@ -59,6 +70,8 @@ class PowerSGD(StockDDP):
     """
 
     guarantees = GUARANTEES["powersgd"]
+    # each rank its own error
+    holds_a_part: ClassVar[bool] = True
     # Torch's hook starts its second collective in a callback of the first. With two
     # buckets under way ranks may start them in different orders: gloo aborts.
     overlaps: ClassVar[bool] = False
@@ -85,6 +98,18 @@ class PowerSGD(StockDDP):
 
     def exchange(self, bucket: GradBucket) -> Reduced:
         return self._hook(self._state, bucket)
+
+    def kept(self) -> dict[str, Any]:
+        state: Any = self._state.rng.get_state()
+        name, keys, *rest = state
+        numbers = [name, keys.tolist(), *rest]
+        return {"rng": numbers} | {name: getattr(self._state, name) for name in KEPT}
+
+    def restore(self, kept: dict[str, Any]) -> None:
+        name, keys, *rest = kept["rng"]
+        self._state.rng.set_state((name, np.array(keys, np.uint32), *rest))
+        for name in KEPT:
+            setattr(self._state, name, kept[name])
 
     def traffic(self) -> Traffic:
         """The mean over the steps so far, as torch's hook counts it."""

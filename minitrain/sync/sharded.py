@@ -13,6 +13,7 @@ from minitrain.core.errors import UserError
 from minitrain.distributed.torch_private import (
     around_parameter_broadcast,
     forget_gathered_state,
+    own_part_of,
 )
 from minitrain.sync.guarantees import GUARANTEES, Guarantees
 from minitrain.sync.stock import StockDDP
@@ -36,6 +37,7 @@ class ZeRO1(StockDDP):
     """
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["zero1"]
+    holds_a_part: ClassVar[bool] = True
 
     def optimizer(
         self, kind: type[torch.optim.Optimizer], learning_rate: float
@@ -51,6 +53,14 @@ class ZeRO1(StockDDP):
         )
         around_parameter_broadcast(optimizer, self._timed)
         return optimizer
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        return super().optimizer_state(own_part_of(optimizer))
+
+    def restore_optimizer(
+        self, optimizer: torch.optim.Optimizer, state: dict[str, Any]
+    ) -> None:
+        super().restore_optimizer(own_part_of(optimizer), state)
 
     def _timed(self, broadcast: Callable[[], None]) -> None:
         start = time.perf_counter_ns()
@@ -91,6 +101,7 @@ class FSDP(Strategy):
     """
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["fsdp"]
+    holds_a_part: ClassVar[bool] = True
     has_account = False
 
     def set_up(self) -> None:
@@ -142,11 +153,39 @@ class FSDP(Strategy):
     def reduce(self) -> None:
         self._begins = True
 
+    def restore_optimizer(
+        self, optimizer: torch.optim.Optimizer, state: dict[str, Any]
+    ) -> None:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        parts = {
+            index: {key: _part_like(parameters[index], own[key]) for key in own}
+            for index, own in state["state"].items()
+        }
+        super().restore_optimizer(optimizer, {**state, "state": parts})
+
     def finish(self) -> None:
         broadcast(self.model.buffers(), self.group)
 
     def state_dict(self) -> dict[str, Tensor]:
         return {name: whole(t) for name, t in self.model.state_dict().items()}
+
+
+def _part_like(parameter: Any, part: Any) -> Any:
+    """``part`` as this rank's part of a whole like ``parameter``; a count of steps is
+    no part of anything.
+    """
+    from torch.distributed.tensor import DTensor
+
+    if not isinstance(part, Tensor) or part.shape != parameter.to_local().shape:
+        return part
+    return DTensor.from_local(
+        part,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
 
 
 def _layers(model: nn.Module) -> Iterator[nn.Module]:

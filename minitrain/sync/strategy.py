@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from minitrain.distributed.ring import ring_sum
+from minitrain.distributed.torch_private import import_compiler
 from minitrain.sync.guarantees import Guarantees, Tuning
 from minitrain.sync.trace import SyncTrace
 
@@ -24,13 +25,15 @@ class Strategy:
     every parameter is the synchronized one. ``trace`` has the buckets of the step, as
     far as the strategy watches them; ``timed`` asks it to. ``guarantees`` says what the
     ladder may hold it to. ``has_account``: a backward pass can be made without
-    communication, so that the time of a step can be told apart.
+    communication, so that the time of a step can be told apart. ``holds_a_part``: what
+    a rank keeps from step to step is of no use to another number of ranks.
 
     A subclass sets itself up in :meth:`set_up`, not in a constructor of its own.
     """
 
     guarantees: ClassVar[Guarantees] = Guarantees()
     has_account: bool = True
+    holds_a_part: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -45,6 +48,7 @@ class Strategy:
         self.trace = SyncTrace()
         self.world_size = dist.get_world_size(group) if dist.is_initialized() else 1
         self.rank = dist.get_rank(group) if dist.is_initialized() else 0
+        import_compiler()
         self.set_up()
 
     def set_up(self) -> None:
@@ -98,6 +102,25 @@ class Strategy:
             for key, value in optimizer.state.get(parameter, {}).items()
             if isinstance(value, Tensor)
         }
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """What ``optimizer`` keeps on this rank, as its ``state_dict`` has it."""
+        return optimizer.state_dict()
+
+    def restore_optimizer(
+        self, optimizer: torch.optim.Optimizer, state: dict[str, Any]
+    ) -> None:
+        """Let ``optimizer`` go on from what :meth:`optimizer_state` gave."""
+        optimizer.load_state_dict(state)
+
+    def kept(self) -> dict[str, Any]:
+        """What the strategy itself keeps from step to step, for a checkpoint: tensors,
+        numbers, text, lists and dicts. One that keeps nothing has nothing to say.
+        """
+        return {}
+
+    def restore(self, kept: dict[str, Any]) -> None:
+        """Go on from what :meth:`kept` gave on this rank."""
 
     def finish(self) -> None:
         """Bring the ranks to one state after the last step; call it on all of them."""

@@ -49,8 +49,7 @@ def _be_a_rank(
     torch.set_num_threads(1)
     with distributed(timeout_s=max(1, int(timeout_s))) as (rank, _):
         observer = partial(StepObserver, keep=keep)
-        steps = range(config.steps)
-        finished = run_rank(config, steps, observer=observer, inject=inject)
+        finished = run_rank(config, observer=observer, inject=inject)
         if rank != 0:
             # the same everywhere, as their hashes say
             finished.result.sampled = {}

@@ -18,6 +18,7 @@ from minitrain.data.batches import Batches, RankBatches
 from minitrain.data.order import steps_per_epoch
 from minitrain.data.shards import open_targets
 from minitrain.data.text import VOCAB_SIZE
+from minitrain.distributed.torch_private import import_compiler
 from minitrain.model.factory import build_model
 from minitrain.sync.catalog import find_strategy
 from minitrain.sync.guarantees import DEFAULTS, Tuning
@@ -136,6 +137,7 @@ def plain_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimize
     """The optimizer of one process that holds all of ``model``. It is not made by a
     strategy, whose mistakes a replay must not repeat.
     """
+    import_compiler()
     # every optimizer's own arguments are named, the base class's are not
     make: Any = OPTIMIZERS[config.optimizer]
     made: torch.optim.Optimizer = make(model.parameters(), lr=config.learning_rate)

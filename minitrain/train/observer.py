@@ -1,5 +1,6 @@
 """Who looks on while a rank trains: nobody, or what times and hashes."""
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from torch import Tensor
 from minitrain.core.errors import UserError
 from minitrain.data.batches import MicroBatch
 from minitrain.distributed.groups import barrier
+from minitrain.distributed.place import my_place
 from minitrain.train.buffers import untouched_buffers
 from minitrain.train.clock import (
     NS_PER_MS,
@@ -26,6 +28,10 @@ from minitrain.train.rng import untouched_random_state
 
 if TYPE_CHECKING:
     from minitrain.train.worker import Worker
+
+
+# what a StepObserver notes of every step
+LISTS = ("losses", "digests", "sample_counts", "timings")
 
 
 class Observer:
@@ -61,6 +67,16 @@ class Observer:
 
     def after_step(self) -> None:
         """The parameters have changed, the gradients are gone."""
+
+    def kept(self) -> str:
+        """What was seen so far, as JSON, for a checkpoint."""
+        return "{}"
+
+    def restore(self, kept: str) -> None:
+        """Go on from what :meth:`kept` gave."""
+
+    def interrupted(self) -> None:
+        """Between two steps something else was done, such as a checkpoint."""
 
 
 class LastLoss(Observer):
@@ -109,8 +125,28 @@ class StepObserver(LastLoss):
         )
         self.losses: list[list[float]] = []
         self.digests: list[tuple[int, ...]] = []
+        # of each micro-batch; only a checkpoint that is dealt anew needs them
+        self.sample_counts: list[list[int]] = []
         self.timings: list[Row] = []
         self._step = 0
+        self._was_interrupted = False
+        self.place = my_place()
+
+    def kept(self) -> str:
+        seen = {name: getattr(self, name) for name in LISTS}
+        return json.dumps({**seen, "recorder": self.recorder.kept()})
+
+    def restore(self, kept: str) -> None:
+        seen = json.loads(kept)
+        for name in LISTS:
+            setattr(self, name, seen[name])
+        # as they were before JSON, which knows lists alone
+        self.digests = [tuple(digests) for digests in self.digests]
+        self.recorder.restore(seen["recorder"])
+
+    def interrupted(self) -> None:
+        self._was_interrupted = True
+        self.clock.restart()
 
     def result(self) -> TrainResult:
         """What was seen so far."""
@@ -124,6 +160,7 @@ class StepObserver(LastLoss):
 
     def begin(self, step: int) -> None:
         self._step = step
+        self.place.mark(step, "data")
         if self.recorder.samples(step):
             moments = self.worker.sync.moments(self.worker.optimizer)
             self.recorder.start(step, moments)
@@ -141,6 +178,7 @@ class StepObserver(LastLoss):
             # between two micro-batches a strategy may add up gradients
             self.clock.mark("backward")
         self.recorder.before_forward()
+        self.place.enter("forward")
 
     def after_forward(self, loss: Tensor) -> None:
         self.recorder.after_forward()
@@ -149,8 +187,10 @@ class StepObserver(LastLoss):
         if self.clock.kind == "bracketed":
             barrier()
             self.clock.restart()
+        self.place.enter("backward")
 
     def after_backward(self) -> None:
+        self.place.enter("reduce")
         if self.clock.kind == "bracketed":
             barrier()
         self.clock.mark("backward")
@@ -160,6 +200,7 @@ class StepObserver(LastLoss):
         self.clock.note_buckets(self.worker.sync.trace)
 
     def before_step(self) -> None:
+        self.place.enter("optimizer")
         if self.recorder.wants(self._step):
             self.recorder.layout(self._step, self.worker.sync.trace)
             self.recorder.gradients(self._step)
@@ -167,9 +208,14 @@ class StepObserver(LastLoss):
 
     def after_step(self) -> None:
         self.clock.mark("optimizer")
+        self.place.enter("record")
         spent = self.worker.sync.trace.optimizer_ns
         self.clock.carve("optimizer", "optimizer_comm", spent)
-        row = self.clock.finish() | {"recorded": self.recorder.wants(self._step)}
+        row = self.clock.finish() | {
+            "recorded": self.recorder.wants(self._step),
+            "after_interruption": self._was_interrupted,
+        }
+        self._was_interrupted = False
         if self.recorder.wants(self._step):
             self.recorder.state(self._step, self.worker.precision.state())
             # hashing at unlike pace must not become the next step's wait
@@ -184,6 +230,7 @@ class StepObserver(LastLoss):
         computed = self._micro_batches
         self.timings.append(row | {"tokens": sum(one.num_targets for one in computed)})
         self.digests.append(tuple(d for one in computed for d in one.digests))
+        self.sample_counts.append([len(one.digests) for one in computed])
         self.losses.append(self.shares())
 
     def _logged(self) -> Row:

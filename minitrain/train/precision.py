@@ -57,3 +57,8 @@ class Precision:
     def state(self) -> dict[str, Any]:
         """What must be alike on all ranks, in plain numbers; empty without a scaler."""
         return dict(self._scaler.state_dict())
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what :meth:`state` gave."""
+        if state:
+            self._scaler.load_state_dict(state)

@@ -99,6 +99,17 @@ class Recorder:
         self.sampled: Tensors = {}
         self.values: dict[str, Any] = {}
 
+    def kept(self) -> Row:
+        """What was recorded so far, but for the tensors of the first steps."""
+        return {"rows": self.rows, "layout": self._layout}
+
+    def restore(self, kept: Row) -> None:
+        """Go on from what :meth:`kept` gave."""
+        # a replay and a result hold on to the list itself
+        self.rows[:] = kept["rows"]
+        self._layout = kept["layout"]
+        self._before_first, self._watched = None, True
+
     def wants(self, step: int) -> bool:
         """Whether ``step`` is a recorded one."""
         return step in self._steps

@@ -54,6 +54,24 @@ def same_random_state(a: RandomState, b: RandomState) -> bool:
     return a.python == b.python and numpy and all(torch.equal(x, y) for x, y in tensors)
 
 
+def as_plain(state: RandomState) -> dict[str, Any]:
+    """``state`` in lists, numbers and tensors, which a file can hold."""
+    name, keys, *rest = state.numpy
+    return {
+        "python": state.python,
+        "numpy": [name, keys.tolist(), *rest],
+        "torch": state.torch,
+        "cuda": state.cuda,
+    }
+
+
+def from_plain(plain: dict[str, Any]) -> RandomState:
+    """The other way round."""
+    name, keys, *rest = plain["numpy"]
+    numpy = (name, np.array(keys, np.uint32), *rest)
+    return RandomState(plain["python"], numpy, plain["torch"], plain["cuda"])
+
+
 @contextmanager
 def untouched_random_state() -> Iterator[None]:
     """Whatever is drawn inside, the generators go on as if it had not been."""
@@ -68,14 +86,14 @@ class Stream:
     """The random numbers of one of several shards that are interleaved in this process.
 
     Each use (``with stream:``) goes on where the last one stopped; the first where the
-    process stood when the stream was made.
+    process stood when the stream was made. ``state`` is where it stands.
     """
 
     def __init__(self) -> None:
-        self._state = random_state()
+        self.state = random_state()
 
     def __enter__(self) -> None:
-        restore_random_state(self._state)
+        restore_random_state(self.state)
 
     def __exit__(self, *_: object) -> None:
-        self._state = random_state()
+        self.state = random_state()

@@ -1,5 +1,6 @@
 """A training run from the inside of one rank: set up, train, write the evidence."""
 
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,11 +10,16 @@ import torch
 from torch import Tensor
 
 from minitrain.core.params import Params
-from minitrain.core.progress import progress
 from minitrain.core.provenance import require_torch
 from minitrain.distributed.groups import distributed, local_device, require_gpus
+from minitrain.distributed.place import my_place
+from minitrain.distributed.together import only_first
 from minitrain.model.factory import try_model
+from minitrain.train.checkpoint import Checkpoints, Kept
 from minitrain.train.config import RunConfig, config_of
+from minitrain.train.deal import FromElsewhere
+from minitrain.train.identity import checkpoints_of
+from minitrain.train.kept import kept_by, restore
 from minitrain.train.loop import train
 from minitrain.train.observer import StepObserver, watches_parts
 from minitrain.train.outputs import write_run
@@ -21,6 +27,7 @@ from minitrain.train.precision import Precision
 from minitrain.train.probe import add_probes, unwatched_gradients
 from minitrain.train.recorder import save_tensors
 from minitrain.train.result import TrainResult
+from minitrain.train.resume import run_through
 from minitrain.train.worker import Worker
 
 # spoils a worker before its first step
@@ -29,7 +36,9 @@ Inject = Callable[[Worker], None]
 
 @dataclass(frozen=True)
 class Job:
-    """One run: its parameters, the folders that it reads and writes, its script."""
+    """One run: its parameters, the folders that it reads and writes, its script, and
+    the checkpoints of another number of ranks with which it is to begin.
+    """
 
     params: Params
     backend: str
@@ -37,18 +46,33 @@ class Job:
     shards: Path
     out: Path
     script: Path
+    resume: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """Such as gloo-2."""
+        return f"{self.backend}-{self.world_size}"
+
+    def checkpoints(self, config: RunConfig) -> Checkpoints:
+        """Where its checkpoints lie."""
+        own = checkpoints_of(self.params, self.shards, self.name, self.world_size)
+        if self.resume is None:
+            return own
+        return FromElsewhere(**vars(own), source=self.resume, config=config)
 
 
 @dataclass
 class Finished:
     """What a rank has after its last step: what it knows, the whole final state unless
-    that was written to a file, and of the step that was to be kept the values.
+    that was written to a file, of the step that was to be kept the values, and from
+    which step it went on, 0 for a run that was not interrupted.
     """
 
     result: TrainResult
     state: dict[str, Tensor]
     num_parameters: int
     values: dict[str, Any] = field(default_factory=dict)
+    went_on_from: int = 0
 
 
 def preflight(job: Job) -> None:
@@ -78,12 +102,15 @@ def train_rank(job: Job, launcher: str) -> None:
     with distributed(job.backend, timeout_s=limit) as (rank, world_size):
         device = local_device(job.backend)
         config = config_of(job.params, job.shards, world_size)
-        title = f"{job.backend}-{world_size}"
-        steps = range(config.steps)
-        shown = progress(steps, title, total=config.steps, show=rank == 0)
-        state = job.out / "states" / f"state-rank-{rank}.pt"
+        # code may change while ranks start: one of them says whose they are
+        checkpoints = only_first(lambda: job.checkpoints(config))
         finished = run_rank(
-            config, shown, device=device, observer=watches_parts, state_file=state
+            config,
+            device=device,
+            observer=watches_parts,
+            state_file=job.out / "states" / f"state-rank-{rank}.pt",
+            checkpoints=checkpoints,
+            show=job.name if rank == 0 else "",
         )
         facts = {
             "launcher": launcher,
@@ -93,24 +120,32 @@ def train_rank(job: Job, launcher: str) -> None:
             "num_steps": config.steps,
             "sync": job.params.train.sync,
             "model_params": finished.num_parameters,
+            "went_on_from_step": finished.went_on_from,
+            "began_with": None if job.resume is None else str(job.resume),
         }
         write_run(job.out, finished.result, facts, job.script, device)
+        if rank == 0:
+            checkpoints.forget()
 
 
 def run_rank(
     config: RunConfig,
-    steps: Iterable[int],
     *,
     device: torch.device | None = None,
     observer: Callable[[Worker], StepObserver] = StepObserver,
     inject: Inject | None = None,
     state_file: Path | None = None,
+    checkpoints: Checkpoints | None = None,
+    show: str = "",
 ) -> Finished:
     """Train as one of the ranks that have met, and collect what the proof needs.
 
-    The final state is written to ``state_file``, or else returned. Raises UserError for
-    a loss that is not finite.
+    The final state is written to ``state_file``, or else returned. Where there are
+    ``checkpoints``, it goes on from the newest. ``show`` names a progress bar. Raises
+    UserError for a loss that is not finite.
     """
+    place = my_place()
+    place.enter("setup")
     # it would answer for other rungs: nothing is injected in it
     unwatched = None if inject else unwatched_gradients(config, device)
     worker = Worker(config, device=device)
@@ -118,7 +153,9 @@ def run_rank(
     worker.observer = seen
     if inject is not None:
         inject(worker)
-    train(worker, steps)
+    subject = _RankInSteps(worker)
+    went_on_from = run_through(subject, config.steps, checkpoints, show=show)
+    place.enter("write")
     worker.sync.finish()
     state = worker.sync.state_dict()
     if state_file is not None:
@@ -132,4 +169,28 @@ def run_rank(
     result.hashes += [unwatched] if unwatched else []
     worker.close()
     count = sum(p.numel() for p in worker.model.parameters())
-    return Finished(result, state, count, seen.recorder.values)
+    return Finished(result, state, count, seen.recorder.values, went_on_from)
+
+
+@dataclass(frozen=True)
+class _RankInSteps:
+    """A worker as what can be interrupted: see :class:`Resumable`."""
+
+    worker: Worker
+
+    def run(self, steps: Iterable[int]) -> None:
+        train(self.worker, steps)
+
+    def kept(self) -> Kept:
+        my_place().enter("checkpoint")
+        return kept_by(self.worker)
+
+    def restore(self, kept: Kept) -> None:
+        restore(self.worker, kept)
+
+    def interrupted(self) -> None:
+        self.worker.observer.interrupted()
+
+    def recorded_in(self, kept: Kept) -> list[Any]:
+        rows: list[Any] = json.loads(kept["observer"])["recorder"]["rows"]
+        return rows

@@ -53,7 +53,7 @@ class Worker:
         # of its shard leaves the generators, and training where the rank's own does.
         # A rank with one shard goes on with the process's generators.
         every = start_streams(config, count) if count != self.world_size else None
-        self.streams = every and {shard: every[shard] for shard in mine}
+        self.streams = {shard: every[shard] for shard in mine} if every else None
         self.model = config.start_model(self.rank).to(self.device)
         self.sync = config.sync(self.model, config.tuning, group=group, timed=timed)
         kind = OPTIMIZERS[config.optimizer]

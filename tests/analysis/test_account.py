@@ -18,13 +18,15 @@ from minitrain.analysis.account import (
 )
 
 WARMUP = 10
+# a step that was hashed, and one right after a checkpoint
+DISTURBED = ("recorded", "after_interruption")
 MS = 1_000_000
 
 
 def row(step: int, rank: int, kind: str, **values: Any) -> dict[str, Any]:
-    """One step of one rank; not hashed, 50 tokens."""
-    fixed = {"step": step, "rank": rank, "kind": kind, "recorded": False, "tokens": 50}
-    return fixed | values
+    """One step of one rank; not disturbed, 50 tokens."""
+    fixed = {"step": step, "rank": rank, "kind": kind, "tokens": 50}
+    return fixed | dict.fromkeys(DISTURBED, False) | values
 
 
 def plain(step: int, rank: int, step_ms: float, **values: Any) -> dict[str, Any]:
@@ -70,15 +72,19 @@ def clean_rows() -> list[dict[str, Any]]:
 
 
 def misleading_rows() -> list[dict[str, Any]]:
-    """Rows that no number may hold: warm-up, and steps that were hashed."""
+    """Rows that no number may hold: warm-up, steps that were hashed, and one after a
+    checkpoint.
+    """
     absurd = dict.fromkeys(PARTS, 9e9)
     times = {"comm_total_ms": 9e9, "comm_hidden_ms": 9e9, "to_last_bucket_ms": 9e9}
     rows = []
     for rank in (0, 1):
-        for step, recorded in [(0, True), (3, False), (9, False), (20, True)]:
+        steps = {0: "recorded", 3: "", 9: "", 20: DISTURBED[0], 21: DISTURBED[1]}
+        for step, why in steps.items():
             for kind in ("plain", "instrumented", "bracketed"):
                 values = {**absurd, **times, "step_ms": 9e9, "backward_ms": 75.0}
-                values |= {"recorded": recorded, "tokens": 10**9}
+                values |= {name: name == why for name in DISTURBED}
+                values["tokens"] = 10**9
                 values["last_bucket_at_ns"] = 9 * 10**9 * rank
                 rows.append(row(step, rank, kind, **values))
     return rows
@@ -88,7 +94,7 @@ def timings(*more: dict[str, Any]) -> pd.DataFrame:
     return pd.DataFrame([*misleading_rows(), *clean_rows(), *more])
 
 
-def test_warmup_and_hashed_steps_are_left_out() -> None:
+def test_warmup_and_disturbed_steps_are_left_out() -> None:
     assert set(summarized(timings(), WARMUP)["step"]) == {10, 11, 12, 13}
 
 

@@ -46,6 +46,7 @@ def step(number: int, rank: int) -> dict[str, Any]:
         "rank": rank,
         "kind": kind_of_step(number),
         "recorded": number in (0, 1, 2, 20),
+        "after_interruption": number == 25,
         "tokens": 50,
         "last_bucket_at_ns": 10**9 * (number + 1) + slow * rank * 1000,
     }

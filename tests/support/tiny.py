@@ -85,8 +85,7 @@ def train_tiny(
 def _be_a_rank(config: RunConfig, inject: Inject | None) -> Finished:
     torch.set_num_threads(1)
     with distributed():
-        steps = range(config.steps)
-        return run_rank(config, steps, observer=watches_parts, inject=inject)
+        return run_rank(config, observer=watches_parts, inject=inject)
 
 
 def replay_tiny(

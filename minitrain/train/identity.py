@@ -1,0 +1,103 @@
+"""Whose a checkpoint is: all that decides the bits of a run, and nothing else.
+
+A checkpoint of another run is never gone on from. So folders are named by a hash of the
+identity: after a change of parameters, data, code or torch a run starts afresh by
+itself, and goes on again where the change is taken back.
+"""
+
+import hashlib
+import inspect
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from minitrain.core.files import read_json, sha256_file
+from minitrain.core.params import Params
+from minitrain.core.provenance import bits_depend_on
+from minitrain.sync.catalog import find_strategy
+from minitrain.train.checkpoint import Checkpoints
+
+# seen from the project's root; git and DVC ignore it
+CHECKPOINTS = Path(".minitrain/checkpoints")
+# what only says when something is timed
+NOT_OF_THE_BITS = ("num_warmup_steps",)
+# what may differ where another number of ranks goes on
+OF_THE_RANKS = ("run", "world_size")
+PACKAGE = Path(__file__).parents[1]
+# of its packages those that have a part in the bits
+COMPUTE = ("core", "data", "distributed", "model", "proof", "sync", "train")
+
+
+def checkpoints_of(
+    params: Params, shards: Path, run: str, world_size: int, **more: Any
+) -> Checkpoints:
+    """Where the checkpoints of ``run`` lie; see :func:`identity_of`."""
+    identity = identity_of(params, shards, run, world_size, **more)
+    name = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    return Checkpoints(
+        CHECKPOINTS / f"{run}-{name[:12]}",
+        identity,
+        params.checkpoint.every_steps,
+        params.checkpoint.keep,
+    )
+
+
+def identity_of(
+    params: Params, shards: Path, run: str, world_size: int, **more: Any
+) -> dict[str, Any]:
+    """What the bits of ``run`` depend on, by name, in plain values.
+
+    ``shards`` is the folder world-W that it reads; ``more`` is what it depends on
+    beside parameters, data, code and machine. Raises OSError for a file that is not
+    there.
+    """
+    train = params.train.model_dump(exclude={*NOT_OF_THE_BITS})
+    model = params.model.model_dump()
+    index = read_json(shards / "index.json", "samples_sha256")
+    return {
+        "run": run,
+        "world_size": world_size,
+        **{f"model.{key}": value for key, value in model.items()},
+        **{f"train.{key}": value for key, value in train.items()},
+        "samples": index["samples_sha256"],
+        "targets.npy's content": sha256_file(shards / "targets.npy"),
+        "model.file's content": sha256_file(Path(params.model.file)),
+        "model.deps' content": _sha256_of(Path(params.model.deps)),
+        "train.sync's code": _sha256_of(_source_of(params.train.sync)),
+        "minitrain's code": _sha256_of(*(PACKAGE / name for name in COMPUTE)),
+        **bits_depend_on(params.train.threads_per_process),
+        **more,
+    }
+
+
+def difference(
+    theirs: Mapping[str, Any], ours: Mapping[str, Any], *, but: tuple[str, ...] = ()
+) -> str:
+    """The first thing in which two identities differ, and how; empty for none."""
+    for key in {**ours, **theirs}:
+        if key not in but and theirs.get(key) != ours.get(key):
+            return f"{key} = {_short(theirs.get(key))}, here {_short(ours.get(key))}"
+    return ""
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) < 64 else f"{text[:12]}..."
+
+
+def _source_of(strategy: str) -> Path:
+    return Path(inspect.getfile(find_strategy(strategy)))
+
+
+def _sha256_of(*paths: Path) -> str:
+    """One hash for files, and all files in folders with their names."""
+    digest = hashlib.sha256()
+    for path in paths:
+        inside = [path] if path.is_file() else path.rglob("*")
+        for file in sorted(one for one in inside if one.is_file()):
+            # what Python compiled says nothing new
+            if "__pycache__" not in file.parts:
+                name = file.relative_to(path).as_posix()
+                digest.update(f"{sha256_file(file)}  {name}\n".encode())
+    return digest.hexdigest()

@@ -1,0 +1,119 @@
+"""A run that goes on where it was interrupted, to the bit.
+
+It makes its first steps again before it goes on from a checkpoint. That brings back
+what cannot be saved: after a start DDP has its buckets in another order, and makes them
+anew in the first backward pass; from three ranks on they decide the bits. And it shows
+whether this machine computes the bits of the checkpoint: their hashes stand in it.
+"""
+
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+from minitrain.core.progress import progress
+from minitrain.distributed.groups import is_main_process
+from minitrain.distributed.together import everyone
+from minitrain.train.checkpoint import Checkpoints, Kept, step_of
+
+# as many as are recorded anyway, and no tensor that the witness needs comes later
+# but those of the last step
+REPEATED = 3
+OTHER_BITS = (
+    "from here on not the bits of an undisturbed run: each of another number of ranks "
+    "adds up the gradients of other samples (train.sync: invariant keeps the bits)"
+)
+NOT_SHARED = (
+    "no checkpoints: not every host sees the folder of rank 0; a run that is "
+    "interrupted starts again"
+)
+NOT_USED = (
+    "checkpoint not used: the first steps, made again, have other bits than those that "
+    "stand in it"
+)
+
+
+class Resumable(Protocol):
+    """What can be interrupted between two steps."""
+
+    def run(self, steps: Iterable[int]) -> None:
+        """Compute ``steps``, one after the other."""
+        ...
+
+    def kept(self) -> Kept:
+        """All that the steps to come depend on, and what was recorded."""
+        ...
+
+    def restore(self, kept: Kept) -> None:
+        """Go on from ``kept``, which was taken of the same run."""
+        ...
+
+    def interrupted(self) -> None:
+        """A checkpoint was written or read since the last step."""
+        ...
+
+    def recorded_in(self, kept: Kept) -> list[Any]:
+        """The rows of hashes in ``kept``, in the order in which they were made."""
+        ...
+
+
+def run_through(
+    subject: Resumable,
+    steps: int,
+    checkpoints: Checkpoints | None = None,
+    *,
+    show: str = "",
+) -> int:
+    """Let ``subject`` compute ``steps`` steps, the last ones where a checkpoint shows
+    that the others are done -> how many those were. Collective.
+
+    ``show`` names a progress bar. Raises OSError where a checkpoint cannot be written.
+    """
+    if checkpoints is not None and not checkpoints.begin():
+        _say(show, NOT_SHARED)
+        checkpoints = None
+    done = 0 if checkpoints is None else _go_on(subject, checkpoints, steps, show)
+    left = range(done, steps)
+    shown = progress(left, show, total=steps, show=bool(show), initial=done)
+    subject.run(shown if checkpoints is None else _saved(shown, subject, checkpoints))
+    return done
+
+
+def _saved(
+    steps: Iterable[int], subject: Resumable, checkpoints: Checkpoints
+) -> Iterator[int]:
+    """``steps``, with a checkpoint after those after which one is due."""
+    due = None
+    for step in steps:
+        # not after the last step: what it led to is written right after it
+        if due is not None:
+            checkpoints.save(due, subject.kept())
+            subject.interrupted()
+        yield step
+        due = step + 1 if checkpoints.due(step + 1) else None
+
+
+def _go_on(subject: Resumable, checkpoints: Checkpoints, steps: int, show: str) -> int:
+    found = checkpoints.newest()
+    if found is None:
+        return 0
+    step, kept = step_of(found), checkpoints.load(found)
+    again = range(min(REPEATED, step))
+    subject.run(again)
+    rows, before = subject.recorded_in(subject.kept()), subject.recorded_in(kept)
+    same = all(everyone(lambda: rows == before[: len(rows)]))
+    subject.interrupted()
+    if checkpoints.same_bits and not same:
+        _say(show, NOT_USED)
+        return len(again)
+    if not checkpoints.same_bits:
+        _say(show, OTHER_BITS)
+    subject.restore(kept)
+    subject.interrupted()
+    _say(show, f"going on from step {step} of {steps}")
+    return step
+
+
+def _say(show: str, line: str) -> None:
+    if is_main_process():
+        named = f"{show}: {line}" if show else line
+        print(named, file=sys.stderr, flush=True)

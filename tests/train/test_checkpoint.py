@@ -1,0 +1,285 @@
+"""Checkpoints are whole or not there, and of this run or refused."""
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+
+from minitrain.core.errors import UserError
+from minitrain.ddp import distributed
+from minitrain.distributed.launcher import launch
+from minitrain.train import checkpoint, held
+from minitrain.train.checkpoint import MANIFEST, Checkpoints, Kept, step_of, steps_in
+
+KEPT = {"model": {"w": torch.arange(2000.0)}, "random": None, "observer": "[1]"}
+
+
+def checkpoints_in(folder: Path, **changes: Any) -> Checkpoints:
+    """Of some run, after every third step."""
+    made = Checkpoints(folder, {"run": "gloo-1", "train.seed": 1}, every=3, keep=2)
+    return replace(made, **changes)
+
+
+def kept_at(step: int) -> Kept:
+    return {**KEPT, "step": step}
+
+
+def save(checkpoints: Checkpoints, *steps: int) -> Checkpoints:
+    for step in steps:
+        checkpoints.save(step, kept_at(step))
+    return checkpoints
+
+
+def newest(checkpoints: Checkpoints) -> int | None:
+    """After how many steps the one was written that a run would go on from."""
+    found = checkpoints.newest()
+    return None if found is None else step_of(found)
+
+
+def test_the_newest_are_kept_and_come_back_as_they_were(tmp_path: Path) -> None:
+    saved = save(checkpoints_in(tmp_path / "run"), 3, 6, 9)
+    assert steps_in(saved.folder) == [9, 6]
+    assert newest(saved) == 9
+    found = saved.load(tmp_path / "run/step-9")
+    assert torch.equal(found["model"]["w"], KEPT["model"]["w"])
+    assert {k: found[k] for k in ("random", "observer", "step")} == {
+        "random": None,
+        "observer": "[1]",
+        "step": 9,
+    }
+    assert [step for step in range(1, 10) if saved.due(step)] == [3, 6, 9]
+    assert newest(checkpoints_in(tmp_path / "none")) is None
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def empty(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def flip_a_bit(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 4
+    file.write_bytes(content)
+
+
+def no_object(file: Path) -> None:
+    file.write_text("[1]")
+
+
+DAMAGES = [cut, empty, flip_a_bit, no_object, Path.unlink]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", ["rank-0.pt", MANIFEST])
+def test_the_one_before_a_damaged_one_is_used_and_a_line_says_so(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    damage: Callable[[Path], None],
+    name: str,
+) -> None:
+    saved = save(checkpoints_in(tmp_path), 3, 6)
+    damage(tmp_path / "step-6" / name)
+    assert newest(saved) == 3
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"step-6/{name}: missing or damaged" in line
+    # it goes when the run writes a new one, and never in the place of that
+    assert newest(save(replace(saved, keep=1), 4)) == 4
+    assert steps_in(tmp_path) == [4]
+
+
+def test_what_cannot_be_read_is_as_good_as_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = save(checkpoints_in(tmp_path), 3, 6)
+    read = checkpoint.sha256_file
+
+    def bad_sector(path: Path) -> str:
+        if "step-6" in str(path):
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return read(path)
+
+    monkeypatch.setattr(checkpoint, "sha256_file", bad_sector)
+    assert newest(saved) == 3
+
+
+def test_every_bit_of_a_manifest_is_under_its_sum(tmp_path: Path) -> None:
+    saved = save(checkpoints_in(tmp_path), 3)
+    file = tmp_path / "step-3" / MANIFEST
+    content = file.read_bytes()
+    for place in range(len(content)):
+        changed = bytearray(content)
+        changed[place] ^= 1
+        file.write_bytes(changed)
+        # the space between two values says nothing
+        if changed.split() != content.split():
+            assert newest(saved) is None, (place, changed)
+
+
+def test_one_under_another_name_or_of_another_run_is_not_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved = save(checkpoints_in(tmp_path), 3, 6)
+    os.rename(tmp_path / "step-6", tmp_path / "step-9")
+    assert newest(saved) == 3
+    other = replace(saved, identity={"run": "gloo-1", "train.seed": 2})
+    assert newest(other) is None
+    assert "step-3: another run's" in capsys.readouterr().err
+
+
+def killed_at(line: int, action: Callable[[], object]) -> bool:
+    """Run ``action`` in a child that ends without a word when it comes to so many lines
+    of what writes -> whether it came there.
+    """
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    seen = 0
+    files = {checkpoint.__file__, shutil.__file__}
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal seen
+        if frame.f_code.co_filename not in files:
+            return None
+        seen += event == "line"
+        if seen == line:
+            os._exit(9)
+        return trace
+
+    sys.settrace(trace)
+    try:
+        action()
+    finally:
+        os._exit(0)
+
+
+def test_a_save_that_is_killed_anywhere_leaves_a_whole_one(tmp_path: Path) -> None:
+    before = save(checkpoints_in(tmp_path / "before", keep=1), 3).folder
+    points, found = 0, set()
+    while True:
+        points += 1
+        folder = tmp_path / str(points)
+        shutil.copytree(before, folder)
+        again = checkpoints_in(folder, keep=1)
+        killed = killed_at(points, lambda again=again: again.save(6, kept_at(6)))
+        left = newest(again)
+        assert left in (3, 6)
+        assert again.load(folder / f"step-{left}")["step"] == left
+        assert newest(save(again, 6)) == 6
+        assert [path.name for path in folder.iterdir()] == ["step-6"]
+        found.add(left)
+        if not killed:
+            break
+    assert points > 60
+    assert found == {3, 6}
+
+
+def test_what_is_renamed_was_on_the_disk_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut: only what was flushed is there afterwards."""
+    flushed: list[str] = []
+    fsync, rename = os.fsync, os.rename
+
+    def note_fsync(descriptor: int) -> None:
+        flushed.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        fsync(descriptor)
+
+    def note_rename(old: Path, new: Path) -> None:
+        flushed.append(f"{old.name} -> {new.name}")
+        rename(old, new)
+
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    monkeypatch.setattr(os, "rename", note_rename)
+    save(checkpoints_in(tmp_path / "run"), 3)
+    wanted = ["rank-0.pt", MANIFEST, ".step-3.tmp", ".step-3.tmp -> step-3", "run"]
+    assert flushed == wanted
+
+
+def without_room(path: Path) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def save_where_one_disk_is_full(folder: Path) -> str:
+    with distributed() as (rank, _):
+        saved = save(checkpoints_in(folder), 3)
+        if rank == 1:
+            checkpoint.fsync = without_room
+        try:
+            save(saved, 6)
+        except UserError as error:
+            return f"{error}; {newest(saved)}"
+    return "nothing was raised"
+
+
+def test_a_rank_without_room_ends_all_and_keeps_what_was_there(tmp_path: Path) -> None:
+    said = launch(save_where_one_disk_is_full, 2, tmp_path, timeout_s=60)
+    file = tmp_path / ".step-6.tmp" / "rank-1.pt"
+    for line in said:
+        assert line.startswith(f"{file}: no space left on the disk: it needs more than")
+        assert line.endswith("; 3")
+    assert [path.name for path in tmp_path.iterdir()] == ["step-3"]
+    assert len(json.loads((tmp_path / "step-3" / MANIFEST).read_text())["files"]) == 2
+
+
+def test_a_run_forgets_its_own_and_nobody_elses(tmp_path: Path) -> None:
+    one, other = (checkpoints_in(tmp_path / ".m/all" / name) for name in "ab")
+    save(one, 3)
+    save(other, 3)
+    one.forget()
+    assert newest(other) == 3
+    assert not one.folder.exists()
+    other.forget()
+    assert [*tmp_path.iterdir()] == []
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from minitrain.train.held import hold
+
+hold(Path(sys.argv[1]))
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_two_processes_never_write_to_one_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "checkpoints" / "gloo-1-abc"
+    command = [sys.executable, "-c", HOLDER, str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        monkeypatch.setattr(held, "WAIT_S", 0.3)
+        with pytest.raises(UserError, match="another process trains this very run"):
+            checkpoints_in(folder).begin()
+        monkeypatch.setattr(held, "WAIT_S", 30)
+        threading.Timer(0.5, other.kill).start()
+        # it waits for one that ends, and may hold it twice itself
+        assert checkpoints_in(folder).begin()
+        assert checkpoints_in(folder).begin()
+
+
+def test_a_folder_that_a_rank_does_not_see_gets_no_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on two hosts that share no disk."""
+    seen = [True, False]
+    monkeypatch.setattr(checkpoint, "everyone", lambda _: seen)
+    assert not checkpoints_in(tmp_path / "a" / "b").begin()
+    assert [*(tmp_path / "a" / "b").iterdir()] == []

@@ -1,0 +1,130 @@
+"""A checkpoint belongs to all that decides the bits of a run, and to nothing else."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import ROOT, tiny_params, tiny_shards
+
+from minitrain.core.params import Params
+from minitrain.train import identity
+from minitrain.train.identity import checkpoints_of, difference, identity_of
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_shards(tmp_path_factory.mktemp("shards"), 1, 2)
+
+
+@pytest.fixture(autouse=True)
+def in_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def with_model(params: Params, **changes: Any) -> Params:
+    return params.model_copy(update={"model": params.model.model_copy(update=changes)})
+
+
+CHANGES = {
+    "train.seed": 1,
+    "train.num_steps": 8,
+    "train.num_epochs": 2,
+    "train.global_batch_size": 24,
+    "train.grad_accumulation_steps": 2,
+    "train.optimizer": "sgd",
+    "train.learning_rate": 0.5,
+    "train.precision": "bf16",
+    "train.sync": "flat",
+    "train.logical_shards": 2,
+    "train.bucket_cap_mb": 1.0,
+    "train.overlap": False,
+    "train.find_unused_parameters": True,
+    "train.threads_per_process": 2,
+    "train.hash_every": 3,
+}
+
+
+def test_every_parameter_of_training_is_in_it_or_only_times(shards: Path) -> None:
+    params = tiny_params()
+    keys = {f"train.{key}" for key in params.train.model_dump()}
+    assert keys == {*CHANGES, "train.num_warmup_steps"}
+    one = identity_of(params, shards / "world-2", "gloo-2", 2)
+    for key, value in CHANGES.items():
+        changed = params.with_train(**{key.removeprefix("train."): value})
+        other = identity_of(changed, shards / "world-2", "gloo-2", 2)
+        assert difference(one, other).startswith(f"{key} = "), key
+    warmer = identity_of(
+        params.with_train(num_warmup_steps=3), shards / "world-2", "gloo-2", 2
+    )
+    assert difference(one, warmer) == ""
+
+
+def test_model_data_code_and_ranks_are_in_it(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = tiny_params()
+    one = identity_of(params, shards / "world-2", "gloo-2", 2)
+
+    def differs(params: Params = params, folder: Path = shards / "world-2") -> str:
+        return difference(one, identity_of(params, folder, "gloo-2", 2))
+
+    assert differs() == ""
+    assert differs(with_model(params, n_embd=8)).startswith("model.n_embd = ")
+    file = tmp_path / "model.py"
+    file.write_text("x = 1\n")
+    one = identity_of(
+        with_model(params, file=str(file)), shards / "world-2", "gloo-2", 2
+    )
+    file.write_text("x = 2\n")
+    assert differs(with_model(params, file=str(file))).startswith("model.file's")
+    one = identity_of(params, shards / "world-2", "gloo-2", 2)
+    other = tmp_path / "world-2"
+    shutil.copytree(shards / "world-2", other)
+    (other / "targets.npy").write_bytes(b"1")
+    assert differs(folder=other).startswith("targets.npy's content = ")
+    (other / "index.json").write_text('{"samples_sha256": "abc"}')
+    assert differs(folder=other).startswith("samples = ")
+    code = Path(shutil.copytree(identity.PACKAGE, tmp_path / "code"))
+    monkeypatch.setattr(identity, "PACKAGE", code)
+    assert differs() == ""
+    (code / "report" / "words.py").write_text("")
+    assert differs() == ""
+    (code / "sync" / "explicit.py").write_text("")
+    assert differs().startswith("minitrain's code = ")
+    monkeypatch.undo()
+    monkeypatch.chdir(ROOT)
+    ranks = identity_of(params, shards / "world-1", "gloo-1", 1)
+    assert difference(one, ranks).startswith("run = gloo-2, here gloo-1")
+
+
+def test_a_strategy_of_ones_own_and_what_a_model_reads_are_in_it(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    mine = tmp_path / "my_strategy.py"
+    code = "from minitrain.sync.explicit import Flat\n\nclass Mine(Flat):\n    pass\n"
+    mine.write_text(code)
+    params = tiny_params(sync="my_strategy:Mine")
+    beside = tmp_path / "model"
+    beside.mkdir()
+    (beside / "schedule.json").write_text("[1]")
+    params = with_model(params, deps=str(beside))
+    one = identity_of(params, shards / "world-2", "gloo-2", 2)
+    mine.write_text(code + "# 2\n")
+    changed = identity_of(params, shards / "world-2", "gloo-2", 2)
+    assert difference(one, changed).startswith("train.sync's code = ")
+    (beside / "schedule.json").write_text("[2]")
+    assert difference(
+        changed, identity_of(params, shards / "world-2", "gloo-2", 2)
+    ).startswith("model.deps' content = ")
+
+
+def test_two_runs_have_two_folders(shards: Path) -> None:
+    params = tiny_params()
+    folders = {
+        checkpoints_of(one, shards / f"world-{w}", f"gloo-{w}", w).folder
+        for one in (params, params.with_train(seed=5))
+        for w in (1, 2)
+    }
+    assert len(folders) == 4

@@ -1,0 +1,139 @@
+"""Every kind of run goes on where it was stopped, to the bit; what is forgotten shows.
+
+The same for every step of 100, in new processes: studies/resume.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minitrain.testing.resume_cases import CASES, write_samples
+from minitrain.testing.resumed import (
+    SAVING,
+    UNDISTURBED,
+    Left,
+    differing,
+    run_stopped,
+)
+from minitrain.testing.trial import run_ranks
+from minitrain.train import kept, resume, run
+from minitrain.train.worker import Worker
+
+# PowerSGD compresses from its eleventh step on; an epoch ends after each sixth
+STEPS, STEPS_PER_EPOCH = 16, 6
+END_OF_EPOCH, MID_EPOCH = 12, 14
+LIMIT_S = 100
+pytestmark = pytest.mark.slow
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A case that saved after every step, and what one left that saved nothing."""
+
+    name: str
+    folder: Path
+    undisturbed: list[Left]
+    saving: list[Left]
+
+    def stopped(self, stop: int, spoil: Callable[[], None] | None = None) -> list[str]:
+        """What differs of what the ranks left that went on after ``stop`` steps."""
+        config = CASES[self.name].config(self.folder / "shards", STEPS)
+        size = CASES[self.name].world_size
+        (ranks,) = run_stopped(config, size, self.folder, [stop], spoil, LIMIT_S)
+        # else all of it is made again, which shows nothing
+        assert {rank.went_on_from for rank in ranks} == {stop}, ranks[0].said
+        return differing(ranks, self.undisturbed)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Saved]:
+    @cache
+    def save(name: str) -> Saved:
+        folder = tmp_path_factory.mktemp("case")
+        case = CASES[name]
+        config = case.config(write_samples(folder / "shards", STEPS_PER_EPOCH), STEPS)
+        stops = [UNDISTURBED, SAVING]
+        found = run_stopped(config, case.world_size, folder, stops, None, LIMIT_S)
+        return Saved(name, folder, *found)
+
+    return save
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_run_that_goes_on_leaves_the_same_bytes(
+    name: str, saved: Callable[[str], Saved]
+) -> None:
+    case = saved(name)
+    assert len(case.undisturbed) == CASES[name].world_size
+    assert differing(case.saving, case.undisturbed) == []
+    for stop in (END_OF_EPOCH, MID_EPOCH):
+        differ = case.stopped(stop)
+        assert differ == [], stop
+
+
+def test_a_scaler_has_just_left_out_a_step(saved: Callable[[str], Saved]) -> None:
+    """So late that it is not made again anyway."""
+    case = CASES["fp16"]
+    config = case.config(saved("fp16").folder / "shards", STEPS)
+    every = run_ranks(replace(config, hash_every=1), case.world_size).rows
+    scales = {r["step"]: r["precision"]["scale"] for r in every if "precision" in r}
+    left_out = {step for step in range(3, STEPS) if scales[step] < scales[step - 1]}
+    assert MID_EPOCH - 1 in left_out, left_out
+
+
+def no_first_steps() -> None:
+    resume.REPEATED = 0
+
+
+def forgetting(key: str, part: str | None) -> None:
+    """Ranks go on with what they have after their first steps, in the place of what
+    they kept under ``key``, or of a ``part`` of that.
+    """
+
+    def forgetful(worker: Worker, before: dict[str, Any]) -> None:
+        now = kept.kept_by(worker)[key]
+        if part is not None:
+            now = {**before[key], part: now[part]}
+        kept.restore(worker, {**before, key: now})
+
+    run.restore = forgetful
+
+
+FORGOTTEN = [
+    ("dropout, invariant", "streams", None),
+    ("dropout", "random", None),
+    ("powersgd", "sync", "error_dict"),
+    ("powersgd", "sync", "iter"),
+    ("fp16", "precision", "_growth_tracker"),
+    ("fp16", "precision", "scale"),
+    ("ddp, 2 ranks", "optimizer", None),
+    ("zero1", "optimizer", None),
+    ("fsdp", "optimizer", None),
+    ("batch norm", "model", "norm.running_mean"),
+    ("batch norm", "model", "norm.num_batches_tracked"),
+]
+
+
+@pytest.mark.parametrize(("name", "key", "part"), FORGOTTEN)
+def test_what_is_forgotten_shows(
+    name: str, key: str, part: str | None, saved: Callable[[str], Saved]
+) -> None:
+    differ = saved(name).stopped(MID_EPOCH, partial(forgetting, key, part))
+    assert differ
+    # what was recorded before is there all the same
+    assert not {"ledger", "timed steps"} & {*differ}
+
+
+def test_from_three_ranks_on_the_first_steps_decide_bits(
+    saved: Callable[[str], Saved],
+) -> None:
+    """Two add alike, whatever the buckets: a sum of two has one order."""
+    differ = saved("ddp, 2 ranks").stopped(MID_EPOCH, no_first_steps)
+    # which name the buckets, and tensors of the first steps, of which there are none
+    assert {*differ} == {"hashes", "sampled"}
+    differ = saved("ddp, 3 ranks").stopped(MID_EPOCH, no_first_steps)
+    assert "states" in differ
