@@ -1,0 +1,70 @@
+"""The processes of a trial: all that have its mark in their environment."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+MARK = "CHAOS_TRIAL"
+
+
+def processes(mark: str) -> dict[int, str]:
+    """Their ids, and what each of them is: dvc, shell, guard, stage, rank or other."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdecimal():
+            continue
+        with suppress(OSError):
+            if f"{MARK}={mark}".encode() in environ(folder):
+                stat = (folder / "stat").read_text().rpartition(")")[2].split()
+                if stat[0] not in "ZX":
+                    found[int(folder.name)] = role(folder)
+    return found
+
+
+def environ(folder: Path) -> list[bytes]:
+    return (folder / "environ").read_bytes().split(b"\0")
+
+
+def role(folder: Path) -> str:
+    words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+    if "guard.py" in " ".join(words[:4]):
+        return "guard"
+    if words[1:3] == ["-m", "dvc"]:
+        return "dvc"
+    # ranks have -u before it
+    if any(word.startswith("stages.") for word in words[1:4]):
+        names = [variable.partition(b"=")[0] for variable in environ(folder)]
+        return "rank" if b"RANK" in names else "stage"
+    return "shell" if words[0].endswith("sh") or "stages/python" in words else "other"
+
+
+def with_role(mark: str, *roles: str) -> list[int]:
+    """Ids of those that are one of ``roles``, in order."""
+    return sorted(pid for pid, name in processes(mark).items() if name in roles)
+
+
+def send(number: signal.Signals, pids: list[int]) -> None:
+    """A signal to each that is still there."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def kill_all(mark: str) -> None:
+    """kill -9 of all of them, until there are none."""
+    while left := list(processes(mark)):
+        send(signal.SIGKILL, left)
+        time.sleep(0.01)
+
+
+def wait_until(look: Callable[[], object], limit_s: float) -> bool:
+    """Whether ``look`` found something within ``limit_s`` seconds."""
+    deadline = time.monotonic() + limit_s
+    while not look():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True

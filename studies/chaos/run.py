@@ -1,0 +1,71 @@
+"""Disturb small pipelines in every way, many times, and judge how each of them ended.
+
+python studies/chaos/run.py --trials 24
+"""
+
+import argparse
+import signal
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+
+import pandas as pd
+from chaos_settings import Chaos
+from copies import Undisturbed, make_undisturbed
+from counts import summary
+from faults import FAULTS
+from runs import Trial
+from trials import run_trial
+
+from minitrain.core.errors import EvidenceError, run_stage
+from minitrain.core.files import open_atomic, write_json
+from minitrain.core.progress import progress
+from minitrain.core.provenance import provenance
+from minitrain.core.study import load_study
+
+STUDY = Path(__file__).resolve().parent
+
+
+def main() -> None:
+    # the guard of a stage has it ignored: not so for what is to be interrupted here
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    study = load_study(STUDY, Chaos)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--trials", type=int, default=study.trials)
+    parser.add_argument("--only", choices=FAULTS, help="one kind of fault")
+    parser.add_argument("--out", type=Path, default=STUDY)
+    options = parser.parse_args()
+
+    with tempfile.TemporaryDirectory(prefix="chaos-") as name:
+        done = make_undisturbed(Path(name) / "undisturbed")
+        trials = run_trials(study, done, options.trials, options.only)
+
+    with open_atomic(options.out / "results.csv") as file:
+        table = pd.DataFrame([asdict(trial) for trial in trials])
+        table.round(3).to_csv(file, index=False, lineterminator="\n")
+    outcomes = {**summary(trials), **provenance(Path(__file__))}
+    write_json(options.out / "outcomes.json", outcomes)
+    if bad := [trial for trial in trials if trial.wrong]:
+        line = f"{len(bad)} of {len(trials)} trials are wrong, the first of them trial"
+        raise EvidenceError(f"{line} {bad[0].trial} ({bad[0].kind}): {bad[0].wrong}")
+
+
+def run_trials(
+    study: Chaos, done: Undisturbed, number: int, only: str | None = None
+) -> list[Trial]:
+    """Trials 0 to ``number`` - 1; faults take turns, or it is ``only`` one kind."""
+    kinds = [only] if only else [*FAULTS]
+
+    def run(number: int) -> Trial:
+        kind = kinds[number % len(kinds)]
+        return run_trial(number, kind, FAULTS[kind], study.seed, done, study.limit_s)
+
+    with ThreadPoolExecutor(study.jobs) as pool:
+        # one at a time in this thread, which Ctrl-C ends
+        each = pool.map if study.jobs > 1 else map
+        return [*progress(each(run, range(number)), "trials", total=number)]
+
+
+if __name__ == "__main__":
+    run_stage(main)

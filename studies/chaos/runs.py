@@ -1,0 +1,64 @@
+"""The two runs of a trial, with a clock."""
+
+import time
+from dataclasses import dataclass
+
+from judge import ON, RESTART, Ran
+from processes import kill_all, wait_until
+from results import digests
+from world import World
+
+
+@dataclass
+class Trial:
+    """A row of results.csv; study README has the columns."""
+
+    trial: int
+    kind: str
+    target: str
+    hit: str = ""
+    exit_code: int | None = None
+    outcome: str = ""
+    detection_s: float | None = None
+    recovery_s: float | None = None
+    went_on_from: int | None = None
+    wrong: str = ""
+    said: str = ""
+
+
+def watch(world: World, trial: Trial, limit_s: float) -> Ran:
+    """The first run from the fault to its end; what detection and recovery took."""
+    hit_at = time.monotonic()
+    limit_s += world.took_s
+    wait_until(lambda: world.ended or RESTART in world.said(), limit_s)
+    seen_s = time.monotonic() - hit_at
+    if not world.ended and wait_until(
+        lambda: world.ended or ON in world.said(), limit_s
+    ):
+        trial.recovery_s = time.monotonic() - hit_at
+    ran = finish(world, limit_s)
+    if ran.code != 0 or RESTART in ran.said:
+        trial.detection_s = seen_s
+    return ran
+
+
+def repeat(world: World, trial: Trial, limit_s: float) -> Ran:
+    """The second run; until it goes on, or until its end where it began anew."""
+    world.start("second", *world.before)
+    wait_until(lambda: world.ended or ON in world.said(), limit_s)
+    if trial.detection_s is not None and trial.recovery_s is None:
+        trial.recovery_s = time.monotonic() - world.started
+    ran = finish(world, limit_s)
+    if ON in ran.said:
+        trial.went_on_from = int(ran.said.split(ON)[1].split()[0].strip(".,;:"))
+    return ran
+
+
+def finish(world: World, limit_s: float) -> Ran:
+    """What became of the run that is under way; it hung where it does not end."""
+    code = None
+    if wait_until(lambda: world.ended, limit_s) and world.process is not None:
+        code = world.process.returncode
+    else:
+        kill_all(world.mark)
+    return Ran(code, world.said(), digests(world.folder))

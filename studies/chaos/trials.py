@@ -1,0 +1,62 @@
+"""One trial: a pipeline, a fault, and the pipeline again."""
+
+import shutil
+from dataclasses import replace
+from random import Random
+
+import disk
+import judge
+import leftovers
+from copies import Undisturbed, copy_without
+from processes import kill_all
+from runs import Trial, repeat, watch
+from world import World
+from wreck import Fault
+
+from minitrain.core.dvc_lock import remove_torn_notes
+
+
+def run_trial(
+    number: int, kind: str, fault: Fault, seed: int, done: Undisturbed, limit_s: float
+) -> Trial:
+    """Trial ``number``, drawn from ``seed``. After the fault, ``limit_s`` seconds and
+    what the target takes undisturbed are allowed for the end of either run.
+    """
+    random = Random(f"{seed} {number}")
+    target = random.choice(fault.targets)
+    folder = done.folder.with_name(f"trial-{number}")
+    mark = f"{folder} first"
+    world = World(folder, target, mark, random, done.took_s[target])
+    trial = Trial(number, kind, target)
+    shared = leftovers.segments()
+    try:
+        if fault.on_disk:
+            disk.mount(world)
+        copy_without(done, target, folder)
+        if fault.is_first:
+            trial.hit = fault.do(world)
+        world.start("first")
+        if not fault.is_first:
+            trial.hit = fault.do(world)
+        first, log = watch(world, trial, limit_s), world.log
+        for remedy in world.remedies:
+            remedy()
+        remove_torn_notes(folder)
+        # at once, as by `make`, whatever is left of the first
+        world.mark = f"{folder} second"
+        world.more = {}
+        second = repeat(world, trial, limit_s + done.took_s[target])
+        marks = (mark, world.mark)
+        left = leftovers.left_behind(marks, folder, world.temporary, shared)
+        # a stage may say why it ended after its DVC has
+        first = replace(first, said=log.read_text(errors="replace"))
+        found = judge.wrong(first, second, done.digests) + left
+        trial.exit_code, trial.outcome = first.code, judge.outcome(first)
+        lines = [x for x in first.said.splitlines() if x.startswith("error: ")]
+        trial.said, trial.wrong = "; ".join(lines), "; ".join(found)
+    finally:
+        kill_all(mark)
+        world.end()
+        for one in done.folder.parent.glob(f"trial-{number}*"):
+            shutil.rmtree(one) if one.is_dir() else one.unlink()
+    return trial

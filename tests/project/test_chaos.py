@@ -1,0 +1,190 @@
+"""The chaos study in small, and lies that its judge must see through."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import judge
+import leftovers
+import pytest
+from chaos_settings import Chaos
+from copies import Undisturbed
+from counts import summary
+from faults import FAULTS
+from judge import Ran
+from processes import MARK, processes
+from project import ROOT
+from run import run_trials
+
+from minitrain.core.study import load_study
+
+STUDY = ROOT / "studies/chaos"
+WANTED = {"data/runs/gloo-2/losses.csv": "a", "data/shards/index.json": "b"}
+WELL = Ran(0, "Updating lock file\n", WANTED)
+KILLED = Ran(255, "error: it was killed\nERROR: failed to run: x, exited with 2\n", {})
+# 26 has every kind of fault, and takes six minutes on 2 cores
+NUM_TRIALS = int(os.environ.get("MINITRAIN_CHAOS_TRIALS", "4"))
+
+
+def test_judge_has_no_objection_to_what_is_well() -> None:
+    assert judge.wrong(WELL, WELL, WANTED) == []
+    assert judge.wrong(KILLED, WELL, WANTED) == []
+    assert [judge.outcome(run) for run in (WELL, KILLED)] == ["undisturbed", "repeated"]
+    restarted = replace(WELL, said="error: rank 1: killed; starting again (1 of 3)\n")
+    assert judge.wrong(restarted, WELL, WANTED) == []
+    assert judge.outcome(restarted) == "restarted"
+
+
+TRACEBACK = "Traceback (most recent call last):\n  File ...\n"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        (
+            replace(WELL, digests={**WANTED, "data/shards/index.json": "c"}),
+            WELL,
+            "first run: data/shards/index.json differs",
+        ),
+        (
+            KILLED,
+            replace(WELL, digests={"data/shards/index.json": "b"}),
+            "second run: data/runs/gloo-2/losses.csv differs",
+        ),
+        (
+            KILLED,
+            replace(WELL, digests={**WANTED, "data/shards/more": "c"}),
+            "second run: data/shards/more differs",
+        ),
+        (replace(KILLED, code=None), WELL, "first run hung"),
+        (KILLED, replace(WELL, code=None), "second run hung"),
+        (KILLED, replace(KILLED, code=255), "second run ended with exit code 255"),
+        (
+            replace(KILLED, said=TRACEBACK + KILLED.said),
+            WELL,
+            "first run printed a traceback",
+        ),
+        (KILLED, replace(WELL, said=TRACEBACK), "second run printed a traceback"),
+        (
+            replace(KILLED, said="error: one\n" + KILLED.said),
+            WELL,
+            "first run printed 2 lines of error",
+        ),
+        (
+            replace(KILLED, said="ERROR: failed to run: x, exited with 2\n"),
+            WELL,
+            "first run failed without a word",
+        ),
+        (replace(KILLED, said=""), WELL, "first run ended without a word"),
+    ],
+)
+def test_judge_sees_a_lie(first: Ran, second: Ran, expected: str) -> None:
+    assert expected in judge.wrong(first, second, WANTED)
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    """A copy and its temporary folder, both empty."""
+    for name in ("copy", "temporary"):
+        (tmp_path / name).mkdir()
+    return tmp_path / "copy", tmp_path / "temporary"
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leftovers, "GONE_S", 0.2)
+
+
+def left_in(folders: tuple[Path, Path], shared: set[str] | None = None) -> list[str]:
+    known = leftovers.segments() if shared is None else shared
+    return leftovers.left_behind(["a mark"], *folders, known)
+
+
+def test_nothing_is_left(folders: tuple[Path, Path]) -> None:
+    (folders[0] / ".dvc").mkdir()
+    # DVC's own business
+    (folders[0] / ".dvc/its.tmp").touch()
+    (folders[0] / "result.csv").touch()
+    assert left_in(folders) == []
+
+
+@pytest.mark.parametrize("where", ["data/shards/.world-2.4711.tmp", "a.tmp"])
+def test_judge_sees_a_temporary_name_beside_results(
+    folders: tuple[Path, Path], where: str
+) -> None:
+    (folders[0] / where).parent.mkdir(parents=True, exist_ok=True)
+    (folders[0] / where).touch()
+    assert left_in(folders) == [f"left behind: file {where}"]
+
+
+def test_judge_sees_a_temporary_folder(folders: tuple[Path, Path]) -> None:
+    (folders[1] / "minitrain-meeting-x").mkdir()
+    assert left_in(folders) == ["left behind: temporary minitrain-meeting-x"]
+
+
+def test_judge_sees_shared_memory(folders: tuple[Path, Path]) -> None:
+    before = leftovers.segments()
+    segment = Path("/dev/shm") / f"chaos-{os.getpid()}"
+    segment.touch()
+    try:
+        left = left_in(folders, before)
+    finally:
+        segment.unlink()
+    assert f"left behind: shared memory {segment.name}" in left
+
+
+def test_judge_sees_a_process_in_a_session_of_its_own(
+    folders: tuple[Path, Path],
+) -> None:
+    process = subprocess.Popen(
+        ["sleep", "60"], env={**os.environ, MARK: "a mark"}, start_new_session=True
+    )
+    try:
+        assert left_in(folders) == [f"left behind: process {process.pid} (other)"]
+    finally:
+        process.kill()
+        process.wait()
+    assert processes("a mark") == {}
+
+
+@pytest.mark.pipeline
+@pytest.mark.real_launch
+@pytest.mark.timeout(600)
+def test_every_fault_ends_in_the_bytes_of_the_undisturbed_run(
+    undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leftovers, "GONE_S", 5)
+    settings = load_study(STUDY, Chaos).model_copy(update={"jobs": 2})
+    trials = run_trials(settings, undisturbed, NUM_TRIALS)
+    assert {trial.kind for trial in trials} == {*[*FAULTS][:NUM_TRIALS]}
+    wrong = [f"{t.trial} {t.kind} {t.target} ({t.hit}): {t.wrong}" for t in trials]
+    assert [line for line, t in zip(wrong, trials, strict=True) if t.wrong] == []
+    counted = summary(trials)
+    assert (counted["trials"], counted["wrong"]) == (NUM_TRIALS, 0)
+    # else nothing was disturbed
+    hit = {word for trial in trials for word in trial.hit.replace(",", "").split()}
+    assert {"dvc", "rank", "guard", "stage"} & hit
+    assert sum(trial.detection_s is not None for trial in trials) > NUM_TRIALS / 3
+
+
+def test_study_says_by_its_exit_code_that_a_trial_is_wrong(
+    tmp_path: Path,
+) -> None:
+    script = (
+        "import run; from runs import Trial\n"
+        "run.make_undisturbed = lambda folder: None\n"
+        "run.run_trial = lambda number, *_: Trial(number, 'port', '', wrong='it')\n"
+        "from minitrain.core.errors import run_stage; run_stage(run.main)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, "--trials", "3", "--out", str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": f"{STUDY}{os.pathsep}{ROOT}"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    line = "error: 3 of 3 trials are wrong, the first of them trial 0 (port): it\n"
+    assert done.stderr.endswith(line)
+    assert (tmp_path / "results.csv").read_text().count("\n") == 4
