@@ -1,0 +1,41 @@
+"""How long it takes to go on from a checkpoint, part by part."""
+
+import time
+from collections.abc import Iterator
+
+from minitrain.distributed.groups import barrier
+from minitrain.train.checkpoint import Checkpoints
+from minitrain.train.kept import restore
+from minitrain.train.loop import train
+from minitrain.train.observer import watches_parts
+from minitrain.train.resume import REPEATED
+from minitrain.train.worker import Worker
+
+NS_PER_MS = 1e6
+
+
+def times_of_reading(
+    worker: Worker, checkpoints: Checkpoints, count: int
+) -> Iterator[tuple[str, int, float]]:
+    for number in range(count):
+        barrier()
+        start = time.perf_counter_ns()
+        step = checkpoints.newest()
+        assert step is not None
+        found = time.perf_counter_ns()
+        kept = checkpoints.load(step)
+        loaded = time.perf_counter_ns()
+        # with what looks on in a run
+        worker.observer = watches_parts(worker)
+        train(worker, range(REPEATED))
+        again = time.perf_counter_ns()
+        restore(worker, kept)
+        restored = time.perf_counter_ns()
+        named = {
+            "find and check": found - start,
+            "load": loaded - found,
+            "first steps again": again - loaded,
+            "put back": restored - again,
+            "go on, together": restored - start,
+        }
+        yield from ((what, number, ns / NS_PER_MS) for what, ns in named.items())
