@@ -2,7 +2,6 @@
 
 import os
 import time
-import traceback
 
 from minitrain.distributed import place, stack
 from minitrain.distributed.lost import waited_in_vain
@@ -36,7 +35,6 @@ def give_others_time(mine: Place, error: BaseException) -> None:
     store = our_store()
     if why and store is not None:
         # where it waited; it does not any longer
-        file = stack.file_of(store.parent, os.environ["RANK"])
-        file.write_text("".join(traceback.format_exception(error)))
+        stack.say_farewell(store.parent, os.environ["RANK"], error)
         mine.leave(why)
         time.sleep(UNTIL_ENDED_S if why == "gave up" else AFTER_THE_CAUSE_S)

@@ -23,6 +23,8 @@ from minitrain.distributed.place import Place, Seen
 POLL_S = 0.1
 # a longer pause between two looks was one of this process, too: Ctrl-Z, a laptop's lid
 PAUSE_S = 1.0
+# a rank that is asked just when it gives up has left a farewell by then
+FAREWELL_S = 0.3
 # of a rank that is stopped before it could tell its own
 LIMIT_S = 120.0
 # where a rank may be as long as it likes: what runs there need not mark steps
@@ -63,7 +65,7 @@ class _Rank:
     def can_answer(self) -> bool:
         # at its very end Python takes the answer back, and the question would kill
         at_work = self.last is not None and self.last.phase != "end"
-        return at_work and not self.gave_up and state_of(self.pid) not in "TZX"
+        return at_work and not self.leaving and state_of(self.pid) not in "TZX"
 
     @property
     def has_ended(self) -> bool:
@@ -74,8 +76,12 @@ class _Rank:
         return self.last is not None and self.last.phase in place.AFTER
 
     @property
+    def leaving(self) -> str:
+        return self.last.leaving if self.last else ""
+
+    @property
     def gave_up(self) -> bool:
-        return self.last is not None and self.last.leaving == "gave up"
+        return self.leaving == "gave up"
 
 
 class Watch:
@@ -115,12 +121,15 @@ class Watch:
     def blame(self, waited_s: float) -> RankError:
         """The rank that did not come while others waited ``waited_s`` seconds."""
         ranks = self._at_work()
-        files = {r.pid: stack.file_of(self._folder, r.number) for r in ranks}
         asked = [r for r in ranks if r.can_answer]
-        stacks = stack.ask({r.pid: files[r.pid] for r in asked})
+        stacks = stack.ask(
+            {r.pid: stack.file_of(self._folder, r.number) for r in asked}
+        )
+        time.sleep(FAREWELL_S)
         for rank in ranks:
-            if rank.gave_up:
-                stacks[rank.pid] = stack.of_traceback(stack.read(files[rank.pid]))
+            rank.look(self._folder, 0.0)
+            if rank.leaving:
+                stacks[rank.pid] = stack.farewell(self._folder, rank.number)
         guilty = _guilty(ranks, stacks)
         error = RankError(_sentence(guilty, ranks, stacks, waited_s))
         first = guilty[0]
@@ -157,7 +166,7 @@ def _guilty(ranks: list[_Rank], stacks: Mapping[int, stack.Stack]) -> list[_Rank
         lambda rank: rank.stopped_s > 0,
         lambda rank: rank.place is None,
         lambda rank: rank.pid not in stacks,
-        lambda rank: not (rank.gave_up or stacks.get(rank.pid, stack.Stack()).waits),
+        lambda rank: not (rank.leaving or stacks.get(rank.pid, stack.Stack()).waits),
     ]
     for sign in signs:
         found = [rank for rank in ranks if sign(rank)]
