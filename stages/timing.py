@@ -3,13 +3,22 @@
 python -m stages.timing
 """
 
+from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from minitrain.analysis.account import account, account_intervals, ddp_says, summarize
 from minitrain.core.errors import run_stage
-from minitrain.core.files import open_atomic, read_json, read_jsonl, write_json
+from minitrain.core.files import (
+    open_atomic,
+    read_json,
+    read_jsonl,
+    reading,
+    write_json,
+)
 from minitrain.core.params import load_params
 from minitrain.core.provenance import require_one_machine
 
@@ -18,7 +27,7 @@ def main() -> None:
     params = load_params(Path("params.yaml"))
     folders = {run: Path("data/runs") / run for run in params.runs()}
     origins = {
-        run: read_json(path / "provenance.json", "machine", "num_steps")
+        run: read_json(path / "provenance.json", "machine", "num_steps", "world_size")
         for run, path in folders.items()
     }
     # A GPU run and a CPU run of one machine still differ in their device.
@@ -31,7 +40,7 @@ def main() -> None:
         params.train.check_warmup(origin["num_steps"])
     summary, accounts = {}, []
     for run, folder in folders.items():
-        timings = pd.DataFrame(read_jsonl(folder / "timings.jsonl", "step", "rank"))
+        timings = read_timings(folder / "timings.jsonl", origins[run])
         summary[run] = {
             **summarize(timings, warmup),
             "peak_memory_mb": max(origins[run]["peak_memory_mb"]),
@@ -44,6 +53,20 @@ def main() -> None:
     with open_atomic(Path("metrics/account.csv")) as file:
         columns = ["run", "part", "mean_ms", "low_ms", "high_ms"]
         pd.concat(accounts)[columns].to_csv(file, index=False)
+
+
+def read_timings(path: Path, origin: Mapping[str, Any]) -> pd.DataFrame:
+    """A row of ``path`` for each step and rank; UserError where one is missing, as in a
+    file that was cut between two lines.
+    """
+    with reading(path):
+        rows = read_jsonl(path, "step", "rank")
+        steps, ranks = range(origin["num_steps"]), range(origin["world_size"])
+        if sorted((r["rank"], r["step"]) for r in rows) != [*product(ranks, steps)]:
+            raise ValueError(
+                f"not one row for each of {len(steps)} steps and each rank"
+            )
+    return pd.DataFrame(rows)
 
 
 if __name__ == "__main__":

@@ -273,6 +273,14 @@ READ: list[tuple[str, list[str]]] = [
 ]
 
 
+def test_timings_that_end_between_two_lines_are_damaged(after, copy: Path) -> None:
+    path = copy / RUN / "timings.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    line = after(TIMING).line
+    assert line.startswith(f"error: {RUN}/timings.jsonl: damaged, or not of this ")
+    assert "no row for each of " in line
+
+
 @pytest.mark.parametrize("damage", [cut, emptied, bracketless])
 @pytest.mark.parametrize(("file", "stage"), READ)
 def test_damaged_file_is_named_with_what_makes_it_again(
