@@ -52,8 +52,8 @@ def wrong_lines(run: Ran) -> list[str]:
     lines = len(OUR_LINE.findall(run.said)) - run.said.count(RESTART)
     if lines > 1:
         return [f"printed {lines} lines of error"]
-    # whom kill -9 took says nothing, but DVC does: exited with -9
-    if lines < 1 and re.search(r"failed to run: .*, exited with \d", run.said):
+    # whom kill -9 took says nothing, but DVC does: -9, or 137 where a shell is between
+    if lines < 1 and re.search(r"failed to run: .*, exited with (?!137\b)\d", run.said):
         return ["failed without a word"]
     if run.code and run.code > 0 and "error: " not in run.said.lower():
         return ["ended without a word"]

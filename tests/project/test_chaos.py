@@ -31,6 +31,10 @@ NUM_TRIALS = int(os.environ.get("MINITRAIN_CHAOS_TRIALS", "4"))
 def test_judge_has_no_objection_to_what_is_well() -> None:
     assert judge.wrong(WELL, WELL, WANTED) == []
     assert judge.wrong(KILLED, WELL, WANTED) == []
+    # of a guard that was killed; with dash as the shell, whose child it is, it is 137
+    for code in (-9, 137):
+        line = f"ERROR: failed to run: x, exited with {code}\n"
+        assert judge.wrong(replace(KILLED, said=line), WELL, WANTED) == []
     assert [judge.outcome(run) for run in (WELL, KILLED)] == ["undisturbed", "repeated"]
     restarted = replace(WELL, said="error: rank 1: killed; starting again (1 of 3)\n")
     assert judge.wrong(restarted, WELL, WANTED) == []
