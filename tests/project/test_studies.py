@@ -8,6 +8,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from dvc.exceptions import DvcException
+from dvc.repo import Repo
 from one_line import refusal
 from project import PARAMS_FILE, ROOT
 from ruamel.yaml import YAML
@@ -198,3 +200,30 @@ def test_zoo_is_drawn_though_bugs_leave_out_rungs(
     }
     draw.draw_matrix({"bugs": bugs, "clean": []})
     assert (tmp_path / "matrix.png").is_file()
+
+
+def stages_known_to_dvc(root: Path) -> set[str]:
+    """As ``dvc repro`` loads them, refusing what it would refuse."""
+    repo = Repo(str(root))
+    try:
+        repo.index.check_graph()
+        return {stage.addressing for stage in repo.index.stages}
+    finally:
+        repo.close()
+
+
+# of a library that DVC keeps its tree of outputs in
+@pytest.mark.filterwarnings("ignore:_NoneStep.value:DeprecationWarning")
+def test_dvc_takes_every_stage_of_every_study() -> None:
+    known = {name.partition(":")[0] for name in stages_known_to_dvc(ROOT)}
+    assert known >= {f"studies/{name}/dvc.yaml" for name in STUDIES}
+
+
+def test_stage_that_dvc_refuses_is_seen(tmp_path: Path) -> None:
+    Repo.init(str(tmp_path), no_scm=True).close()
+    (tmp_path / "study").mkdir()
+    (tmp_path / "dvc.yaml").write_text("stages: {}\n")
+    stage = "{cmd: 'true', deps: [../dvc.yaml]}"
+    (tmp_path / "study/dvc.yaml").write_text(f"stages: {{one: {stage}}}\n")
+    with pytest.raises(DvcException, match="dvc.yaml"):
+        stages_known_to_dvc(tmp_path)
