@@ -225,5 +225,5 @@ def test_stage_that_dvc_refuses_is_seen(tmp_path: Path) -> None:
     (tmp_path / "dvc.yaml").write_text("stages: {}\n")
     stage = "{cmd: 'true', deps: [../dvc.yaml]}"
     (tmp_path / "study/dvc.yaml").write_text(f"stages: {{one: {stage}}}\n")
-    with pytest.raises(DvcException, match="dvc.yaml"):
+    with pytest.raises(DvcException, match=r"dvc\.yaml"):
         stages_known_to_dvc(tmp_path)
