@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from dvc.repo import Repo
 from imports import as_deps, imported_by
+from mutated import PIPELINE, run_stages
 from project import (
     PARAMS_FILE,
     ROOT,
@@ -419,15 +420,16 @@ def test_metrics_and_params_diff_are_readable(
     assert "scaling" in output
 
 
-@pytest.mark.pipeline
-def test_strategies_that_promise_other_things_than_ddp(tmp_path: Path) -> None:
+def test_strategies_that_promise_other_things_than_ddp(
+    stages_by_fork: str, tmp_path: Path
+) -> None:
     """Logical shards, no buckets to be seen, no bits promised: through the stages."""
     project = copy_project(tmp_path)
     found = {}
     for sync in ("invariant_shm", "fsdp", "powersgd"):
         set_params(project, {"train.sync": sync})
-        code, output = run_dvc(project, "repro", "equivalence")
-        assert code == 0, output
+        outcome = run_stages(stages_by_fork, project, PIPELINE)
+        assert outcome.code == 0, outcome.output
         found[sync] = json.loads((project / "metrics/equivalence.json").read_text())
 
     def verdicts(sync: str) -> dict[str, str]:
