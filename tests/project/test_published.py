@@ -84,6 +84,13 @@ def test_scale_in_the_reference_is_that_of_the_study() -> None:
     require_marked("docs/reference.md", "scale", table(columns, lines))
 
 
+def test_cost_of_checkpoints_in_the_docs_is_that_of_the_study() -> None:
+    found, _, _ = in_working_tree("studies/checkpoints/table.md").partition(
+        "\n\n| to go"
+    )
+    require_marked("docs/checkpoints.md", "checkpoints", f"{found}\n")
+
+
 def made_in(folder: Path) -> list[Made]:
     if folder != ROOT:
         return made_in_study(folder)
