@@ -4,14 +4,17 @@ import json
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 import pytest
 from dvc.repo import Repo
 from imports import as_deps, imported_by
+from listening import listening
 from mutated import PIPELINE, run_stages
 from project import (
     PARAMS_FILE,
@@ -95,15 +98,39 @@ DETERMINISTIC = [
 
 
 @pytest.fixture(scope="module")
-def twins(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two copies of the project, built by `dvc repro` at the same time."""
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Path], set[str]]:
+    """Two copies of the project, built by `dvc repro` at the same time, and the
+    addresses at which anything listened meanwhile.
+    """
     make = tmp_path_factory.mktemp
     folders = [copy_project(make(name)) for name in ("first", "second")]
     running = [start_dvc(folder, "repro") for folder in folders]
+    addresses: set[str] = set()
+    while any(process.poll() is None for process in running):
+        for process in running:
+            addresses |= listening(process.pid)
+        time.sleep(0.1)
     for process in running:
-        output, _ = process.communicate(timeout=280)
+        output, _ = process.communicate()
         assert process.returncode == 0, output
-    return folders
+    return folders, addresses
+
+
+@pytest.fixture(scope="module")
+def twins(built: tuple[list[Path], set[str]]) -> list[Path]:
+    return built[0]
+
+
+@pytest.mark.pipeline
+def test_nothing_listens_beyond_loopback_in_any_stage(
+    built: tuple[list[Path], set[str]],
+) -> None:
+    """Torch's TCP store listens on every interface, and who writes into it runs code
+    here: a client in another network namespace did.
+    """
+    # gloo was seen, so others would have been
+    assert built[1]
+    assert [name for name in built[1] if not ip_address(name).is_loopback] == []
 
 
 def files_below(path: Path) -> dict[str, bytes]:
