@@ -95,6 +95,17 @@ def test_shards_on_disk_hold_every_third_sample(folder: Path) -> None:
     assert shards == [ELEVEN[0::3], ELEVEN[1::3], ELEVEN[2::3]]
 
 
+@pytest.mark.parametrize("name", ["rank-1.tokens.npy", "rank-1.offsets.npy"])
+def test_shard_of_which_one_bit_was_altered_is_refused(folder: Path, name: str) -> None:
+    content = bytearray((folder / name).read_bytes())
+    content[-1] ^= 1
+    (folder / name).write_bytes(content)
+    line = refusal(open_shard, folder, 1)
+    assert line.startswith(f"{folder / name}: damaged, or not of this version")
+    assert "not the SHA-256 that stands in index.json" in line
+    assert len(open_shard(folder, 0)) == 4
+
+
 def test_shards_are_memory_mapped(folder: Path) -> None:
     shard = open_shard(folder, 1)
     assert isinstance(shard.tokens, np.memmap)
