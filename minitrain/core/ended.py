@@ -58,10 +58,11 @@ def stoppable() -> Iterator[None]:
         threading.Thread(target=_watch_guard, name="guard", daemon=True).start()
     try:
         yield
-        # until it goes on, or the thread has ended it
-        while guarded and _guard_is_stopped():
-            time.sleep(POLL_S)
     finally:
+        # until it goes on, or the thread has ended it, and the kernel this process:
+        # nobody hears of this end before
+        while guarded and (_guard_is_stopped() or not _is_guarded()):
+            time.sleep(POLL_S)
         # a process that was told to end hears nothing else
         for one, how in before.items() if not stops else ():
             signal.signal(one, how)

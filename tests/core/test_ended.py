@@ -21,16 +21,18 @@ STAGE = """
 import os, signal, sys, time
 from pathlib import Path
 from minitrain.core import ended
-from minitrain.core.errors import run_stage
+from minitrain.core.errors import UserError, run_stage
 from minitrain.core.files import atomic_path
 
-ended.STOPPED_S = 1
+ended.STOPPED_S = 3
 
 def main():
     with atomic_path(Path("out")) as temporary:
         temporary.touch()
         Path("here").touch()
-        time.sleep(float(sys.argv[1]))
+        time.sleep(abs(float(sys.argv[1])))
+    if float(sys.argv[1]) < 0:
+        raise UserError("a mistake")
 
 run_stage(main)
 """
@@ -120,7 +122,10 @@ def test_a_rank_goes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
-@pytest.mark.parametrize("seconds", [60, 0.5], ids=["at work", "at its end"])
+# below zero it fails then
+@pytest.mark.parametrize(
+    "seconds", [60, 1.5, -1.5], ids=["at work", "at its end", "when it fails"]
+)
 def test_guard_that_is_stopped_alone_does_not_hold_up_dvc(
     seconds: float, tmp_path: Path
 ) -> None:
@@ -129,6 +134,6 @@ def test_guard_that_is_stopped_alone_does_not_hold_up_dvc(
     process.send_signal(signal.SIGSTOP)
     _, said = process.communicate(timeout=15)
     assert process.returncode == -signal.SIGKILL
-    line = f"its guard (process {process.pid}) was stopped for 1 s"
+    line = f"its guard (process {process.pid}) was stopped for 3 s"
     assert said == f"error: stopped: {line}\n"
     assert has_ended(stage)
