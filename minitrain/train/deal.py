@@ -60,7 +60,11 @@ class FromElsewhere(Checkpoints):
         return found
 
     def _require_same_run(self, identity: dict[str, Any]) -> bool:
-        if other := difference(identity, self.identity, but=OF_THE_RANKS):
+        other = difference(identity, self.identity, but=OF_THE_RANKS)
+        theirs, ours = identity["run"], self.identity["run"]
+        if theirs.rpartition("-")[0] != ours.rpartition("-")[0]:
+            other = f"run = {theirs}, here {ours}"
+        if other:
             raise UserError(f"--resume {self.source}: another run's: {other}")
         if identity["world_size"] == self.identity["world_size"]:
             raise UserError(

@@ -6,6 +6,7 @@ A stage may still be on its way out when the next one begins: DVC was killed, sa
 import fcntl
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from minitrain.core.durable import fsync
@@ -35,6 +36,12 @@ def hold(folder: Path) -> None:
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not _is(descriptor, folder):
+                # who held it had done with it, and removed it
+                os.close(descriptor)
+                folder.mkdir(parents=True, exist_ok=True)
+                descriptor = _open(folder)
+                continue
         except BlockingIOError:
             if time.monotonic() > deadline:
                 os.close(descriptor)
@@ -46,6 +53,12 @@ def hold(folder: Path) -> None:
         else:
             _held[folder.resolve()] = descriptor
             return
+
+
+def _is(descriptor: int, folder: Path) -> bool:
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(descriptor), folder.stat())
+    return False
 
 
 def _open(folder: Path) -> int:

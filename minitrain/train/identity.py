@@ -23,7 +23,7 @@ CHECKPOINTS = Path(".minitrain/checkpoints")
 # what only says when something is timed
 NOT_OF_THE_BITS = ("num_warmup_steps",)
 # what may differ where another number of ranks goes on
-OF_THE_RANKS = ("run", "world_size")
+OF_THE_RANKS = ("run", "world_size", "began with")
 PACKAGE = Path(__file__).parents[1]
 # of its packages those that have a part in the bits
 COMPUTE = ("core", "data", "distributed", "model", "proof", "sync", "train")
@@ -64,7 +64,7 @@ def identity_of(
         "targets.npy's content": sha256_file(shards / "targets.npy"),
         "model.file's content": sha256_file(Path(params.model.file)),
         "model.deps' content": _sha256_of(Path(params.model.deps)),
-        "train.sync's code": _sha256_of(_source_of(params.train.sync)),
+        "train.sync's code": _sha256_of(*_sources_of(params.train.sync)),
         "minitrain's code": _sha256_of(*(PACKAGE / name for name in COMPUTE)),
         **bits_depend_on(params.train.threads_per_process),
         **more,
@@ -86,8 +86,10 @@ def _short(value: Any) -> str:
     return text if len(text) < 64 else f"{text[:12]}..."
 
 
-def _source_of(strategy: str) -> Path:
-    return Path(inspect.getfile(find_strategy(strategy)))
+def _sources_of(strategy: str) -> list[Path]:
+    """Files of the class and of those that it inherits from."""
+    classes = find_strategy(strategy).__mro__[:-1]
+    return sorted({Path(inspect.getfile(one)) for one in classes})
 
 
 def _sha256_of(*paths: Path) -> str:

@@ -55,7 +55,13 @@ class Job:
 
     def checkpoints(self, config: RunConfig) -> Checkpoints:
         """Where its checkpoints lie."""
-        own = checkpoints_of(self.params, self.shards, self.name, self.world_size)
+        # of other bits than those of a run that began by itself
+        began = {} if self.resume is None else {"began with": self.resume.name}
+        if config.sync.guarantees.logical_shards:
+            began = {}
+        own = checkpoints_of(
+            self.params, self.shards, self.name, self.world_size, **began
+        )
         if self.resume is None:
             return own
         return FromElsewhere(**vars(own), source=self.resume, config=config)

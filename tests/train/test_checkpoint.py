@@ -1,13 +1,15 @@
 """Checkpoints are whole or not there, and of this run or refused."""
 
 import errno
+import fcntl
 import json
 import os
 import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -273,6 +275,33 @@ def test_two_processes_never_write_to_one_folder(
         # it waits for one that ends, and may hold it twice itself
         assert checkpoints_in(folder).begin()
         assert checkpoints_in(folder).begin()
+
+
+def test_a_folder_that_its_holder_removed_is_held_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run that is waited for succeeds, and forgets its checkpoints."""
+    folder = tmp_path / "checkpoints" / "gloo-1-abc"
+    removed = []
+    flock = fcntl.flock
+
+    def remove_first(descriptor: int, how: int) -> None:
+        if not removed:
+            removed.append(folder.rmdir())
+        flock(descriptor, how)
+
+    monkeypatch.setattr(held.fcntl, "flock", remove_first)
+    assert checkpoints_in(folder).begin()
+    assert removed
+    with open_folder(folder) as other, pytest.raises(BlockingIOError):
+        flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@contextmanager
+def open_folder(folder: Path) -> Iterator[int]:
+    descriptor = os.open(folder, os.O_RDONLY)
+    yield descriptor
+    os.close(descriptor)
 
 
 def test_a_folder_that_a_rank_does_not_see_gets_no_checkpoints(
