@@ -68,6 +68,9 @@ def init_distributed(backend: str = "gloo", *, timeout_s: int = 120) -> tuple[in
     dist.init_process_group(
         backend, timeout=timeout, store=store, rank=rank, world_size=world_size
     )
+    if backend == "gloo":
+        # whoever leaves at once would cut off one that still connects to it
+        dist.barrier()
     return rank, world_size
 
 

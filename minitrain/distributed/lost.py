@@ -97,9 +97,10 @@ def ended(folder: Path, rank: int, pid: int, code: int) -> Lost:
 
 def raised(folder: Path, rank: int, pid: int, line: str, traceback: str) -> Lost:
     """A rank that ended with an exception: ``line`` is its type and message."""
-    kind = LEFT if LOST_PEER.search(line) or WAITED.search(line) else RAISED
     where = str(stack.of_traceback(traceback))
     seen = seen_at(folder, rank)
+    # it knows better than the line: a file server may close a connection, too
+    kind = LEFT if seen is not None and seen.leaving else RAISED
     return Lost(rank, pid, " ".join(line.split()), kind, seen, where, traceback)
 
 

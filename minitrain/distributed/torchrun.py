@@ -6,8 +6,11 @@ back as an exception instead of a page of text.
 
 import importlib.util
 import logging
+import math
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,7 +64,7 @@ def torchrun(
         pids: dict[int, int] = {}
         watch = Watch(folder, lambda: _known(pids, folder, world_size))
         try:
-            with watch.in_background():
+            with watch.in_background(), _same_handlers():
                 run.run(run.parse_args([*_rendezvous(folder), *ranks, *program]))
         except SignalException as error:
             # torchrun has ended the ranks
@@ -77,6 +80,19 @@ def torchrun(
         if unfinished := early(folder, pids):
             raise root_cause(unfinished)
         print(native_words(folder, range(world_size)), end="", file=sys.stderr)
+
+
+@contextmanager
+def _same_handlers() -> Iterator[None]:
+    """Torchrun leaves its own, which raise what only it understands."""
+    numbers = [getattr(signal, name) for name in SIGNALS.split(",")]
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def _known(pids: dict[int, int], folder: Path, world_size: int) -> dict[int, int]:
@@ -155,7 +171,8 @@ def run_as_ranks(
         if importlib.util.find_spec("torch.distributed.run") is not None:
             torchrun(module, sys.argv[1:], world_size, **threads)
         else:
-            launch(body, world_size, "launch", **threads)
+            # ranks that hang are found; nobody knows how long training takes
+            launch(body, world_size, "launch", **threads, timeout_s=math.inf)
 
     with_restarts(start, max_restarts)
 

@@ -100,7 +100,9 @@ class Watch:
         passed_s = now - self._looked_s
         self._looked_s = now
         for number, pid in self._pids().items():
-            rank = self._ranks.setdefault(number, _Rank(number, pid))
+            self._ranks.setdefault(number, _Rank(number, pid))
+        # those, too, that have answered: they are on their way out
+        for rank in self._ranks.values():
             rank.look(self._folder, 0.0 if passed_s > PAUSE_S else passed_s)
         ranks = self._at_work()
         if any(rank.has_ended for rank in ranks):
@@ -120,6 +122,8 @@ class Watch:
 
     def blame(self, waited_s: float) -> RankError:
         """The rank that did not come while others waited ``waited_s`` seconds."""
+        for rank in self._ranks.values():
+            rank.look(self._folder, 0.0)
         ranks = self._at_work()
         asked = [r for r in ranks if r.can_answer]
         stacks = stack.ask(

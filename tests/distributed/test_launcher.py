@@ -17,7 +17,9 @@ from project import run_python
 from waiting import wait_for
 
 from minitrain.core.errors import RankError, UserError
+from minitrain.distributed.groups import distributed
 from minitrain.distributed.launcher import launch, rank_environment
+from minitrain.distributed.place import my_place
 
 pytestmark = pytest.mark.real_launch
 
@@ -37,6 +39,21 @@ def rank_and_sum(value: int) -> tuple[int, int, float]:
 def test_results_come_back_by_rank() -> None:
     # 5 x (1 + 2 + 3) = 30
     assert launch(rank_and_sum, 3, 5) == [(0, 3, 30.0), (1, 3, 30.0), (2, 3, 30.0)]
+
+
+def rank_0_leaves_at_once() -> None:
+
+    from minitrain.distributed.groups import distributed
+
+    # the mesh of the others takes them longer
+    if os.environ["RANK"] != "0":
+        time.sleep(0.5)
+    with distributed(timeout_s=20):
+        pass
+
+
+def test_who_leaves_at_once_does_not_cut_off_the_others() -> None:
+    assert launch(rank_0_leaves_at_once, 4) == [None] * 4
 
 
 def test_default_dtype_is_the_callers() -> None:
@@ -125,6 +142,31 @@ def test_script_without_main_guard(tmp_path: Path) -> None:
     script.write_text(SCRIPT)
     done = run_python(script)
     assert done.stdout == "[1, 11]\n", done.stderr
+
+
+def only_the_last_sleeps() -> None:
+    with distributed(timeout_s=2) as (rank, world_size):
+        my_place().mark(0, "forward")
+        if rank == world_size - 1:
+            time.sleep(1000)
+
+
+def test_who_has_answered_is_not_blamed_for_who_hangs() -> None:
+    with pytest.raises(RankError, match=r"^rank 1 \(.*no answer within 2 s, hangs"):
+        launch(only_the_last_sleeps, 2, timeout_s=60)
+
+
+def connection_to_a_file_server() -> None:
+    with distributed(timeout_s=20) as (rank, _):
+        my_place().mark(0, "forward")
+        if rank == 0:
+            raise ConnectionResetError("the file server: Connection reset by peer")
+        time.sleep(1000)
+
+
+def test_network_error_of_a_ranks_own_is_its_own() -> None:
+    with pytest.raises(RankError, match=r"^rank 0 \(.*ConnectionResetError: the file"):
+        launch(connection_to_a_file_server, 2, timeout_s=60)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
