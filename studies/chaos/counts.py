@@ -7,6 +7,8 @@ import pandas as pd
 from faults import FAULTS
 from runs import Trial
 
+MISSED = ("nobody", "no checkpoint")
+
 
 def summary(trials: list[Trial]) -> dict[str, Any]:
     """Counts by kind and outcome, and how long detection and recovery took (s)."""
@@ -17,7 +19,11 @@ def summary(trials: list[Trial]) -> dict[str, Any]:
         wrong = sum(bool(trial.wrong) for trial in of_kind)
         kinds[kind] = {"trials": len(of_kind), "wrong": wrong, **outcomes}
     wrong = sum(bool(trial.wrong) for trial in trials)
+    # the pipeline had ended before
+    missed = sum(trial.hit in MISSED for trial in trials)
+    went_on = sum(trial.went_on_from is not None for trial in trials)
     times = {"kinds": kinds, "trials": len(trials), "wrong": wrong}
+    times |= {"missed": missed, "went_on_from_a_checkpoint": went_on}
     killed = [trial for trial in trials if trial.kind == "kill_rank"]
     for name, some in {"all": trials, "killed_rank": killed}.items():
         for what in ("detection_s", "recovery_s"):

@@ -25,6 +25,8 @@ def left_behind(
         left += [f"shared memory {name}" for name in sorted(segments() - shared)]
         left += [f"temporary {path.name}" for path in sorted(temporary.iterdir())]
         files = [file for file in folder.rglob("*.tmp") if ".dvc" not in file.parts]
+        # the run that they belong to has succeeded
+        files += folder.glob(".minitrain/checkpoints/*/step-*")
         return left + [f"file {file.relative_to(folder)}" for file in files]
 
     wait_until(lambda: not look(), GONE_S)

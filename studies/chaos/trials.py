@@ -42,6 +42,7 @@ def run_trial(
         for remedy in world.remedies:
             remedy()
         remove_torn_notes(folder)
+        saved = [*world.checkpoints()]
         # at once, as by `make`, whatever is left of the first
         world.mark = f"{folder} second"
         world.more = {}
@@ -51,12 +52,15 @@ def run_trial(
         # a stage may say why it ended after its DVC has
         first = replace(first, said=log.read_text(errors="replace"))
         found = judge.wrong(first, second, done.digests) + left
+        # where two have each other's names neither can be trusted
+        if saved and trial.went_on_from is None and "swap" not in kind:
+            found.append("second run began anew, though there was a checkpoint")
         trial.exit_code, trial.outcome = first.code, judge.outcome(first)
         lines = [x for x in first.said.splitlines() if x.startswith("error: ")]
         trial.said, trial.wrong = "; ".join(lines), "; ".join(found)
     finally:
         kill_all(mark)
         world.end()
-        for one in done.folder.parent.glob(f"trial-{number}*"):
-            shutil.rmtree(one) if one.is_dir() else one.unlink()
+        for one in [folder, *folder.parent.glob(f"{folder.name}-*")]:
+            shutil.rmtree(one) if one.is_dir() else one.unlink(missing_ok=True)
     return trial

@@ -36,8 +36,10 @@ def test_judge_has_no_objection_to_what_is_well() -> None:
         line = f"ERROR: failed to run: x, exited with {code}\n"
         assert judge.wrong(replace(KILLED, said=line), WELL, WANTED) == []
     assert [judge.outcome(run) for run in (WELL, KILLED)] == ["undisturbed", "repeated"]
-    restarted = replace(WELL, said="error: rank 1: killed; starting again (1 of 3)\n")
+    restarted = replace(WELL, said="rank 1: killed; starting again (1 of 3)\n")
     assert judge.wrong(restarted, WELL, WANTED) == []
+    later = replace(KILLED, said=restarted.said + KILLED.said)
+    assert judge.wrong(later, WELL, WANTED) == []
     assert judge.outcome(restarted) == "restarted"
 
 
@@ -73,6 +75,11 @@ TRACEBACK = "Traceback (most recent call last):\n  File ...\n"
         (KILLED, replace(WELL, said=TRACEBACK), "second run printed a traceback"),
         (
             replace(KILLED, said="error: one\n" + KILLED.said),
+            WELL,
+            "first run printed 2 lines of error",
+        ),
+        (
+            replace(KILLED, said="1; starting again\nerror: one\n" + KILLED.said),
             WELL,
             "first run printed 2 lines of error",
         ),
@@ -123,6 +130,14 @@ def test_judge_sees_a_temporary_name_beside_results(
     assert left_in(folders) == [f"left behind: file {where}"]
 
 
+def test_judge_sees_checkpoints_that_nobody_needs(folders: tuple[Path, Path]) -> None:
+    (folders[0] / ".minitrain/checkpoints/gloo-2-0123456789ab/step-25").mkdir(
+        parents=True
+    )
+    (line,) = left_in(folders)
+    assert line.endswith("gloo-2-0123456789ab/step-25")
+
+
 def test_judge_sees_a_temporary_folder(folders: tuple[Path, Path]) -> None:
     (folders[1] / "minitrain-meeting-x").mkdir()
     assert left_in(folders) == ["left behind: temporary minitrain-meeting-x"]
@@ -167,6 +182,7 @@ def test_every_fault_ends_in_the_bytes_of_the_undisturbed_run(
     assert [line for line, t in zip(wrong, trials, strict=True) if t.wrong] == []
     counted = summary(trials)
     assert (counted["trials"], counted["wrong"]) == (NUM_TRIALS, 0)
+    assert counted["went_on_from_a_checkpoint"] > NUM_TRIALS / 5
     # else nothing was disturbed
     hit = {word for trial in trials for word in trial.hit.replace(",", "").split()}
     assert {"dvc", "rank", "guard", "stage"} & hit
