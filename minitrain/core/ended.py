@@ -53,15 +53,18 @@ def stoppable() -> Iterator[None]:
     before = {s: how for s, how in before.items() if how != signal.SIG_IGN}
     for one in before:
         signal.signal(one, stop)
-    guarded = _is_guarded()
+    guarded, doomed = _is_guarded(), threading.Event()
     if guarded:
-        threading.Thread(target=_watch_guard, name="guard", daemon=True).start()
+        watch = threading.Thread(
+            target=_watch_guard, args=[doomed], name="guard", daemon=True
+        )
+        watch.start()
     try:
         yield
     finally:
         # until it goes on, or the thread has ended it, and the kernel this process:
         # nobody hears of this end before
-        while guarded and (_guard_is_stopped() or not _is_guarded()):
+        while guarded and (doomed.is_set() or _guard_is_stopped()):
             time.sleep(POLL_S)
         # a process that was told to end hears nothing else
         for one, how in before.items() if not stops else ():
@@ -91,7 +94,7 @@ def _guard_is_stopped() -> bool:
     return stat.rpartition(")")[2].split()[0] == "T"
 
 
-def _watch_guard() -> None:
+def _watch_guard(doomed: threading.Event) -> None:
     """End the guard once it was stopped for too long: nobody then waits for this stage,
     and DVC would wait for ever.
     """
@@ -105,5 +108,6 @@ def _watch_guard() -> None:
     guard = int(os.environ[GUARD])
     line = f"its guard (process {guard}) was stopped for {STOPPED_S:g} s"
     print(f"error: stopped: {line}", file=sys.stderr, flush=True)
+    doomed.set()
     # the kernel then ends this process, as guard.py arranged
     os.kill(guard, signal.SIGKILL)
