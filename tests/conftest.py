@@ -29,8 +29,10 @@ CACHE_OF_TORCH = f"torchinductor_{getpass.getuser()}"
 SET_BY_OTHERS = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}
 # bits depend on the number of threads: tests compare with ranks, which have one
 torch.set_num_threads(1)
-# else what nohup started would hand on that hanging up is ignored
+# else what nohup, or a shell's &, started would hand on that these are ignored
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 # else a test that starts `python -m ...` in a folder would not find what lies there
 os.environ.pop("PYTHONSAFEPATH", None)
 skipped_on_ci: list[str] = []
