@@ -6,8 +6,8 @@ BIN := .venv/bin
 # a user's own files in the root are the user's
 CODE := minitrain stages studies tests
 STUDIES := $(notdir $(patsubst %/,%,$(wildcard studies/*/)))
-# tests of two files at a time: many of them wait
-TWO := --numprocesses 2 --dist loadgroup --no-loadscope-reorder
+# two files of tests at a time: many of them wait
+TWO := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: all check test lint studies help
 .DEFAULT_GOAL := all
@@ -21,7 +21,7 @@ all: .venv/installed ## set up, and run the pipeline: about three minutes on 2 c
 check: lint ## lint, types and the quick tests: three minutes
 	@$(BIN)/python -m pytest $(TWO) -m "not slow"
 
-test: lint ## lint, types and all tests: a quarter of an hour
+test: lint ## lint, types and all tests: twenty minutes
 	@$(BIN)/python -m pytest $(TWO)
 
 lint: .venv/installed ## ruff and mypy alone

@@ -21,8 +21,6 @@ from minitrain.distributed import launcher
 NEEDS_GPU = "needs a GPU"
 # what they hold is ranks at work, or takes them to be seen
 MANY_RANKS = {"bench", "distributed", "sync"}
-# share a copy of the project
-DISTURBED = {"test_chaos", "test_interrupted"}
 # tests beside this one have shared memory too, for a moment
 OF_OTHERS_S = 5.0
 CACHE_OF_TORCH = f"torchinductor_{getpass.getuser()}"
@@ -125,16 +123,6 @@ def _shared_memory() -> set[Path]:
     return set(folder.iterdir()) if folder.is_dir() else set()
 
 
-def _run_together(item: pytest.Item) -> str:
-    """What pytest-xdist gives to one worker: a file, whose tests share what they take
-    long to make; the trials of disturbed pipelines; a mutant alone.
-    """
-    name = item.path.stem
-    if name in DISTURBED:
-        return "disturbed"
-    return item.name if name == "test_mutants" else name
-
-
 # first: pytest's own hook selects by these marks
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(
@@ -146,7 +134,6 @@ def pytest_collection_modifyitems(
     for item in items:
         runs_stages = "stages_by_fork" in getattr(item, "fixturenames", ())
         runs_dvc = item.get_closest_marker("pipeline") is not None
-        item.add_marker(pytest.mark.xdist_group(_run_together(item)))
         if runs_stages or runs_dvc or item.path.parent.name in MANY_RANKS:
             item.add_marker(pytest.mark.slow)
     if not os.environ.get("CI") and "published" not in config.option.markexpr:

@@ -182,7 +182,7 @@ def test_every_fault_ends_in_the_bytes_of_the_undisturbed_run(
     assert [line for line, t in zip(wrong, trials, strict=True) if t.wrong] == []
     counted = summary(trials)
     assert (counted["trials"], counted["wrong"]) == (NUM_TRIALS, 0)
-    assert counted["went_on_from_a_checkpoint"] > NUM_TRIALS / 5
+    assert counted["went_on_from_a_checkpoint"] >= 2
     # else nothing was disturbed
     hit = {word for trial in trials for word in trial.hit.replace(",", "").split()}
     assert {"dvc", "rank", "guard", "stage"} & hit
