@@ -134,13 +134,15 @@ def _refuse_other_means(config: RunConfig, model: nn.Module) -> None:
     if not abs(ab - mean) > near or a == b:
         return
     # what weight a half has, and whether it keeps it when the other is duplicated
-    weight = (ab - b) / (a - b)
+    weight, share = (ab - b) / (a - b), first / (first + second)
     twice = {aab: (2 * weight, 1 - weight), abb: (weight, 2 * (1 - weight))}
     if max(abs(ab - a - b), abs(aab - 2 * a - b), abs(abb - a - 2 * b)) <= 3 * near:
         why = "it is a sum"
     elif (
         0 < weight < 1
-        and abs(weight - first / (first + second)) > WEIGHTS_APART
+        and abs(weight - share) > WEIGHTS_APART
+        # a variance is alike to the first order
+        and (weight - share) ** 2 * abs(a - b) > 10 * near
         and all(
             abs(loss - (i * a + j * b) / (i + j)) <= near
             for loss, (i, j) in twice.items()

@@ -1,6 +1,7 @@
 """What check_data_parallel is given: ordinary input works, the rest is one line."""
 
 import ast
+import copy
 import itertools
 import os
 from collections.abc import Callable, Iterator
@@ -31,8 +32,12 @@ from minitrain.testing.subjects import (
     plain,
 )
 
-PAIRS = [(torch.randn(8, 3), torch.randn(8, 1)) for _ in range(3)]
-DATASET = TensorDataset(torch.randn(24, 3), torch.randn(24, 1))
+# else they depend on which tests were imported before
+DRAWN = torch.Generator().manual_seed(0)
+DATASET = TensorDataset(
+    torch.randn(24, 3, generator=DRAWN), torch.randn(24, 1, generator=DRAWN)
+)
+PAIRS = [DATASET[8 * i : 8 * i + 8] for i in range(3)]
 
 
 def line() -> nn.Module:
@@ -447,6 +452,17 @@ def test_what_is_no_plain_mean_is_left_to_the_witness(
     run = replace(make_run(steps=3), factory=factory)
     run = replace(run, data=replace(run.data, loss=loss, batches=PAIRS))
     refuse_what_cannot_be(run, 2, 60.0, ATOL)
+
+
+def test_variance_of_halves_with_nearly_one_mean_is_no_weighted_mean() -> None:
+    for seed in (966, 1129, 1167, 1263):
+        torch.manual_seed(seed)
+        batches = [(torch.randn(8, 3), torch.randn(8, 1))] * 3
+        model = Alike()
+        run = replace(make_run(steps=3), factory=lambda m=model: copy.deepcopy(m))
+        loss = lambda m, batch: m(batch[0])  # noqa: E731
+        run = replace(run, data=replace(run.data, loss=loss, batches=batches))
+        refuse_what_cannot_be(run, 2, 60.0, ATOL)
 
 
 @pytest.mark.parametrize(
