@@ -63,8 +63,8 @@ def stoppable() -> Iterator[None]:
         yield
     finally:
         # until it goes on, or the thread has ended it, and the kernel this process:
-        # nobody hears of this end before
-        while guarded and (doomed.is_set() or _guard_is_stopped()):
+        # nobody hears of this end before. In this order: it is doomed before it ends
+        while guarded and (_guard_is_stopped() or doomed.is_set()):
             time.sleep(POLL_S)
         # a process that was told to end hears nothing else
         for one, how in before.items() if not stops else ():

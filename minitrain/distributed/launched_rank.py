@@ -2,6 +2,7 @@
 
 import signal
 import sys
+import time
 import traceback
 from multiprocessing.connection import Connection
 
@@ -10,7 +11,7 @@ import torch
 
 from minitrain.core.errors import UserError
 from minitrain.distributed.parent import end_with_parent
-from minitrain.distributed.seat import give_others_time, take_a_seat
+from minitrain.distributed.seat import leave, take_a_seat
 
 
 def main() -> None:
@@ -28,7 +29,7 @@ def main() -> None:
     except UserError as error:
         answer = cloudpickle.dumps((False, error))
     except BaseException as error:
-        give_others_time(place, error)
+        time.sleep(leave(place, error))
         line = f"{type(error).__name__}: {error}"
         answer = cloudpickle.dumps((False, (line, traceback.format_exc())))
     pipe.send_bytes(answer)

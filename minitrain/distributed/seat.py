@@ -1,7 +1,6 @@
 """What a rank does first and last, so that its launcher can tell what became of it."""
 
 import os
-import time
 
 from minitrain.distributed import place, stack
 from minitrain.distributed.lost import waited_in_vain
@@ -29,12 +28,15 @@ def take_a_seat() -> Place:
     return place.make_place(place.file_of(folder, rank))
 
 
-def give_others_time(mine: Place, error: BaseException) -> None:
-    """Where ``error`` is of another rank's making, wait until that one was noticed."""
+def leave(mine: Place, error: BaseException) -> float:
+    """This rank ends with ``error``: tell the launcher whether it is of another rank's
+    making, before anything else -> seconds to wait until that one was noticed.
+    """
     why = waited_in_vain(error)
     store = our_store()
-    if why and store is not None:
-        # where it waited; it does not any longer
-        stack.say_farewell(store.parent, os.environ["RANK"], error)
-        mine.leave(why)
-        time.sleep(UNTIL_ENDED_S if why == "gave up" else AFTER_THE_CAUSE_S)
+    if not why or store is None:
+        return 0.0
+    # where it waited; it does not any longer
+    stack.say_farewell(store.parent, os.environ["RANK"], error)
+    mine.leave(why)
+    return UNTIL_ENDED_S if why == "gave up" else AFTER_THE_CAUSE_S

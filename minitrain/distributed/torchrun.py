@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,13 +30,15 @@ from minitrain.distributed.meeting import (
 )
 from minitrain.distributed.parent import end_with_parent
 from minitrain.distributed.restarts import with_restarts
-from minitrain.distributed.seat import give_others_time, take_a_seat
+from minitrain.distributed.seat import leave, take_a_seat
 from minitrain.distributed.stack import native_words
 from minitrain.distributed.watch import Watch, end_group, ranks_among_children
 
 # torchrun's way to share its rendezvous with the ranks is a TCP store on all interfaces
 NO_TCP_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 STARTED_BY_TORCHRUN = "TORCHELASTIC_RUN_ID"
+# where torchrun reads what became of a rank
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 # Not SIGINT, which torchrun would pass on: each rank would print a traceback and be
 # waited for. So Ctrl-C is an exception here, and the ranks get SIGTERM.
 SIGNALS = "SIGTERM,SIGHUP,SIGQUIT"
@@ -212,15 +215,34 @@ def _torchrun_rank() -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:
-        from torch.distributed.elastic.multiprocessing.errors import get_error_handler
-
-        get_error_handler().record_exception(error)
+        # first: this rank may be ended as soon as torchrun sees the cause
+        wait_s = leave(place, error)
+        _record(error)
         if not ours:
             raise
-        give_others_time(place, error)
+        time.sleep(wait_s)
         # no clean-up: a process group that lost a rank may wait in it
         os._exit(EXIT_USER)
     place.enter("end")
+
+
+def _record(error: BaseException) -> None:
+    """Tell torchrun of ``error``, by all of the file or none: torchrun ends a rank that
+    still writes, and does not survive half of one.
+    """
+    from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+    handler, whole = get_error_handler(), os.environ.get(ERROR_FILE)
+    if whole is None:
+        handler.record_exception(error)
+        return
+    begun = f"{whole}.tmp"
+    os.environ[ERROR_FILE] = begun
+    try:
+        handler.record_exception(error)
+        os.replace(begun, whole)
+    finally:
+        os.environ[ERROR_FILE] = whole
 
 
 def _our_folder() -> Path | None:
@@ -228,5 +250,5 @@ def _our_folder() -> Path | None:
     None under any other torchrun, which has logs elsewhere.
     """
     folder = Path(os.environ.get(STORE, "")).parent
-    logs = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
+    logs = Path(os.environ.get(ERROR_FILE, ""))
     return folder if STORE in os.environ and folder in logs.parents else None

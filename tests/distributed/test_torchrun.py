@@ -132,6 +132,57 @@ if "RANK" in os.environ:
 """
 
 
+LEAVES = """
+import os, sys, time
+from pathlib import Path
+from minitrain.core.errors import run_stage
+from minitrain.distributed import stack
+from minitrain.distributed.place import my_place
+from minitrain.distributed.torchrun import run_as_ranks
+from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
+
+BUSY = Path("busy")
+
+def record_half(self, error):
+    Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text('{"mess')
+    sleep()
+
+def sleep(*_):
+    BUSY.touch()
+    time.sleep(1000)
+
+def body(launcher):
+    my_place().mark(2, "forward")
+    if os.environ["RANK"] == "1":
+        if sys.argv[1] == "it records":
+            ErrorHandler.record_exception = record_half
+        else:
+            stack.say_farewell = sleep
+        raise RuntimeError("Read error: Connection reset by peer")
+    while not BUSY.exists():
+        time.sleep(0.1)
+    os.abort()
+
+def main():
+    run_as_ranks("ranks", body, 2, threads_per_process=1)
+
+if __name__ == "__main__":
+    run_stage(main)
+"""
+
+
+@pytest.mark.parametrize("busy", ["it records", "it says farewell"])
+def test_rank_that_is_ended_while_it_tells_is_not_the_cause(
+    busy: str, tmp_path: Path
+) -> None:
+    """Before, torchrun ended with a traceback of JSON, or the line was of rank 1."""
+    (tmp_path / "ranks.py").write_text(LEAVES)
+    done = run_python("-m", "ranks", busy, folder=tmp_path)
+    line = r"error: rank 0 \(process \d+ on \S+\): killed by SIGABRT at step 2, forward"
+    assert done.returncode == 2
+    assert re.match(line, done.stderr), done.stderr
+
+
 @pytest.mark.parametrize("busy", ["imports", "trains"])
 def test_ctrl_c_is_one_line_at_once(busy: str, tmp_path: Path) -> None:
     in_body = textwrap.indent(WAIT, 8 * " ")

@@ -278,7 +278,7 @@ def test_timings_that_end_between_two_lines_are_damaged(after, copy: Path) -> No
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
     line = after(TIMING).line
     assert line.startswith(f"error: {RUN}/timings.jsonl: damaged, or not of this ")
-    assert "no row for each of " in line
+    assert "not one row for each of " in line
 
 
 @pytest.mark.parametrize("damage", [cut, emptied, bracketless])
