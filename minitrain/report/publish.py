@@ -2,8 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from minitrain.analysis.comparison import Baseline
 from minitrain.core.errors import EvidenceError
@@ -12,6 +15,7 @@ from minitrain.core.files import (
     open_atomic,
     read_csv,
     read_json,
+    reading,
     sha256_file,
     write_json,
 )
@@ -27,7 +31,13 @@ from minitrain.report.results import Results, only_runs
 from minitrain.report.scaling_plot import draw_scaling
 from minitrain.report.studied import Studied
 from minitrain.report.summary import summary
-from minitrain.report.words import account_headline, find, headline, losses_headline
+from minitrain.report.words import (
+    PARTS,
+    account_headline,
+    find,
+    headline,
+    losses_headline,
+)
 
 # what is published, in the folder of the results; after a breach not all of it
 FILES = (
@@ -100,25 +110,26 @@ def read_results(
     """Read what ``params`` ask for, and nothing that an earlier setting left behind."""
     runs, metrics, baseline = params.runs(), project.metrics, project.baseline
     rounds, folders = baseline / "rounds.csv", {run: project.runs / run for run in runs}
+    timing = _of_runs(metrics / "timing.json", params)
+    origins = {
+        run: read_json(folders[run] / "provenance.json", "machine", "num_steps")
+        for run in runs
+    }
     return Results(
         seed=params.train.seed,
         params_sha256=sha256_file(project.params),
         gloo_world_sizes=params.gloo.world_sizes,
         baseline=Baseline(read_csv(rounds), params.gloo.world_sizes, str(rounds)),
         baseline_provenance=read_json(baseline / "provenance.json", "machine"),
-        provenance={
-            run: read_json(folders[run] / "provenance.json", "machine") for run in runs
-        },
+        provenance=origins,
         first_texts={
             run: first_texts(project.shards / f"world-{world_size}")
             for run, world_size in runs.items()
         },
         equivalence=equivalence,
-        timing=_of_runs(metrics / "timing.json", params),
-        account=read_csv(metrics / "account.csv", "run", "part"),
-        losses={
-            run: read_csv(folders[run] / "losses.csv", "step", "loss") for run in runs
-        },
+        timing=timing,
+        account=_account(metrics / "account.csv", timing),
+        losses={run: _losses(folders[run], origins[run]["num_steps"]) for run in runs},
         studied=Studied(
             rungs=read_csv(metrics / "ladder.csv"),
             origin=read_json(metrics / "ladder.json"),
@@ -126,6 +137,29 @@ def read_results(
         ),
         studied_collectives=read_csv(metrics / "collectives.csv"),
     )
+
+
+def _account(file: Path, timing: Mapping[str, Any]) -> pd.DataFrame:
+    """The table in ``file``; UserError where the row of a part of ``timing`` is
+    missing, as where it was cut between two lines.
+    """
+    table = read_csv(file, "run", "part")
+    with reading(file):
+        held = {*zip(table["run"], table["part"], strict=True)}
+        for run, part in product(timing, PARTS):
+            if part in timing[run]["account"] and (run, part) not in held:
+                raise ValueError(f"no row of {run}, {part}")
+    return table
+
+
+def _losses(folder: Path, num_steps: int) -> pd.DataFrame:
+    """A row for each step of the run in ``folder``; UserError where one is missing."""
+    file = folder / "losses.csv"
+    table = read_csv(file, "step", "loss")
+    with reading(file):
+        if [*table["step"]] != [*range(num_steps)]:
+            raise ValueError(f"not one row for each of {num_steps} steps")
+    return table
 
 
 def _of_runs(file: Path, params: Params) -> dict[str, Any]:

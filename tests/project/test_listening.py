@@ -11,8 +11,9 @@ from minitrain.distributed.meeting import private_folder
 def test_who_listens_everywhere_is_seen() -> None:
     """Or tests/project/test_pipeline.py, which looks at all stages, sees nothing."""
     with socket.create_server(("0.0.0.0", 0)):
-        assert listening(os.getpid()) == {"0.0.0.0"}
-    assert listening(os.getpid()) == set()
+        assert "0.0.0.0" in listening(os.getpid())
+    # ranks of earlier tests may still listen, on loopback
+    assert "0.0.0.0" not in listening(os.getpid())
 
 
 def test_only_its_user_may_enter_the_folder_where_ranks_meet() -> None:

@@ -5,7 +5,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
@@ -181,6 +181,30 @@ def test_second_repro_runs_nothing(twins: list[Path]) -> None:
     assert "up to date" in output
 
 
+def cut(whole: bytes) -> bytes:
+    """Half of it, and not by chance whole lines."""
+    return whole[: len(whole) // 2].rstrip(b"\n")
+
+
+def without_its_last_line(whole: bytes) -> bytes:
+    return b"".join(whole.splitlines(keepends=True)[:-1])
+
+
+def report_with(
+    copy: Path, file: str, damaged: Callable[[bytes], bytes]
+) -> subprocess.CompletedProcess[str]:
+    """What the report stage in ``copy`` makes of a damaged ``file``."""
+    path = copy / file
+    whole = path.read_bytes()
+    # DVC may have linked it to its cache
+    path.unlink()
+    path.write_bytes(damaged(whole))
+    try:
+        return run_stage(copy, "report")
+    finally:
+        path.write_bytes(whole)
+
+
 @pytest.mark.pipeline
 @pytest.mark.parametrize(
     "file",
@@ -200,18 +224,24 @@ def test_second_repro_runs_nothing(twins: list[Path]) -> None:
 )
 def test_report_names_a_damaged_file(twins: list[Path], file: str) -> None:
     """Of files between other stages: tests/project/test_stage_faults.py."""
-    path = twins[0] / file
-    whole = path.read_bytes()
-    # DVC may have linked it to its cache
-    path.unlink()
-    path.write_bytes(whole[: len(whole) // 2])
-    try:
-        done = run_stage(twins[0], "report")
-    finally:
-        path.write_bytes(whole)
+    done = report_with(twins[0], file, cut)
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"error: {file}: damaged, or not of this version (")
+
+
+@pytest.mark.pipeline
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("data/runs/gloo-2/losses.csv", r"not one row for each of \d+ steps"),
+        ("metrics/account.csv", r"no row of gloo-2, optimizer_ms"),
+    ],
+)
+def test_report_misses_a_row(twins: list[Path], file: str, said: str) -> None:
+    done = report_with(twins[0], file, without_its_last_line)
+    assert done.returncode == 2
+    assert re.match(rf"error: {file}: damaged, .*{said}", done.stderr)
 
 
 # what may change without a run being trained or measured again

@@ -103,6 +103,11 @@ def account_of(world_size: int) -> dict[str, Any]:
     return ACCOUNT | alone | {"sum_ms": 86.0, "plain_step_ms": 86.0, "gap_pct": 0.0}
 
 
+def around(mean: float | None) -> list[float | None]:
+    """A mean with its interval, or as the stage writes that there is none."""
+    return [None] * 3 if mean is None else [mean, mean - 0.5, mean + 0.5]
+
+
 def ladder_of(world_size: int) -> dict[str, Any]:
     """Every rung that can be climbed; one rank, and the one process, lack peers."""
     near = rung("within tolerance", 812, 3.1e-06, "allowed: 0.0003")
@@ -242,10 +247,10 @@ def results(world_sizes: list[int], **changes: Any) -> Results:
         "timing": {run: timing_of(size) for run, size in runs.items()},
         "account": pd.DataFrame(
             [
-                (run, part, value, value - 0.5, value + 0.5)
+                (run, part, *around(account_of(size)[part]))
                 for run, size in runs.items()
                 for part in PARTS
-                if (value := account_of(size).get(part)) is not None
+                if part in account_of(size)
             ],
             columns=["run", "part", "mean_ms", "low_ms", "high_ms"],
         ),
