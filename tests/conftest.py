@@ -33,6 +33,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 # else a test that starts `python -m ...` in a folder would not find what lies there
 os.environ.pop("PYTHONSAFEPATH", None)
+# and a pytest within a test would print otherwise
+os.environ.pop("PYTEST_ADDOPTS", None)
 skipped_on_ci: list[str] = []
 fork_servers: set[int] = set()
 
