@@ -124,14 +124,6 @@ def test_bug_in_a_torchrun_rank_is_one_line_that_says_where(tmp_path: Path) -> N
     assert re.fullmatch(BUG, done.stderr)
 
 
-WAIT = """
-import os, time
-if "RANK" in os.environ:
-    open(f"here-{os.getpid()}", "w").close()
-    time.sleep(60)
-"""
-
-
 LEAVES = """
 import os, sys, time
 from pathlib import Path
@@ -181,6 +173,14 @@ def test_rank_that_is_ended_while_it_tells_is_not_the_cause(
     line = r"error: rank 0 \(process \d+ on \S+\): killed by SIGABRT at step 2, forward"
     assert done.returncode == 2
     assert re.match(line, done.stderr), done.stderr
+
+
+WAIT = """
+import os, time
+if "RANK" in os.environ:
+    open(f"here-{os.getpid()}", "w").close()
+    time.sleep(60)
+"""
 
 
 @pytest.mark.parametrize("busy", ["imports", "trains"])
