@@ -1,11 +1,11 @@
 """What the ranks of a run write down together, and what a replay writes alike."""
 
+import csv
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 import torch.distributed as dist
 
@@ -53,7 +53,8 @@ def write_records(out: Path, results: Sequence[TrainResult], threads: int) -> No
     """
     losses = mean_losses(results)
     with open_atomic(out / "losses.csv") as file:
-        frame = pd.DataFrame({"step": range(len(losses)), "loss": losses})
-        frame.to_csv(file, index=False)
+        # every rank would import pandas before it could begin, for these two columns
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerows([("step", "loss"), *enumerate(losses)])
     write_jsonl(out / "hashes.jsonl", rows_of(results))
     write_json(out / "machine.json", bits_depend_on(threads))
