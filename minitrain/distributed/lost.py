@@ -3,7 +3,7 @@
 import re
 import signal
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,9 +11,10 @@ from minitrain.core.errors import RankError, UserError
 from minitrain.distributed import stack
 from minitrain.distributed.place import AFTER, Seen, file_of, find_place
 
-# how gloo, torch's stores and our sockets say that another rank went away ...
+# how gloo, NCCL, torch's stores and our sockets say that another rank went away ...
 LOST_PEER = re.compile(
-    r"closed by peer|reset by peer|Broken pipe|caused pair closure|Connection refused",
+    r"closed by (remote )?peer|reset by peer|Broken pipe|caused pair closure"
+    r"|Connection refused|remote process exit|ncclRemoteError",
     re.I,
 )
 # ... or did not come
@@ -56,7 +57,7 @@ class Lost:
         return name_of(self.rank, self.pid)
 
 
-RAISED, CRASHED, KILLED, EXITED, TOLD, LEFT = range(6)
+RAISED, CRASHED, KILLED, EXITED, TOLD, LEFT, LEFT_A_WAIT = range(7)
 
 
 def name_of(rank: int, pid: int) -> str:
@@ -99,8 +100,10 @@ def raised(folder: Path, rank: int, pid: int, line: str, traceback: str) -> Lost
     """A rank that ended with an exception: ``line`` is its type and message."""
     where = str(stack.of_traceback(traceback))
     seen = seen_at(folder, rank)
-    # it knows better than the line: a file server may close a connection, too
-    kind = LEFT if seen is not None and seen.leaving else RAISED
+    kind = RAISED
+    if seen is not None and seen.leaving:
+        # a file server may close a connection, too, and then a peer loses this rank
+        kind = LEFT_A_WAIT if stack.of_traceback(traceback).waits else LEFT
     return Lost(rank, pid, " ".join(line.split()), kind, seen, where, traceback)
 
 
@@ -121,14 +124,23 @@ def early(folder: Path, pids: Mapping[int, int]) -> list[Lost]:
     return found
 
 
-def root_cause(failures: Iterable[Lost | UserError]) -> Exception:
-    """The failure to report: a user's mistake first, a rank that lost a peer last."""
+def root_cause(
+    failures: Iterable[Lost | UserError], first: Container[int] = ()
+) -> Exception:
+    """The failure to report: a user's mistake first, a rank that lost a peer last.
 
-    def order(failure: Lost | UserError) -> int:
-        return -1 if isinstance(failure, UserError) else failure.kind
+    The ranks ``first`` ended before a launcher could end any; where one of them did not
+    leave because of another, it comes before all that ended later.
+    """
 
-    first = min(failures, key=order)
-    return first if isinstance(first, UserError) else first.error()
+    def order(failure: Lost | UserError) -> tuple[bool, int]:
+        if isinstance(failure, UserError):
+            return False, -1
+        later = failure.rank not in first or failure.kind >= LEFT
+        return later, failure.kind
+
+    cause = min(failures, key=order)
+    return cause if isinstance(cause, UserError) else cause.error()
 
 
 def waited_in_vain(error: BaseException) -> str:

@@ -1,6 +1,7 @@
 """What a rank does first and last, so that its launcher can tell what became of it."""
 
 import os
+from contextlib import suppress
 
 from minitrain.distributed import place, stack
 from minitrain.distributed.lost import waited_in_vain
@@ -36,7 +37,9 @@ def leave(mine: Place, error: BaseException) -> float:
     store = our_store()
     if not why or store is None:
         return 0.0
-    # where it waited; it does not any longer
-    stack.say_farewell(store.parent, os.environ["RANK"], error)
+    # what ends this rank is ``error``, and not that the disk is full, too
+    with suppress(OSError):
+        # where it waited; it does not any longer
+        stack.say_farewell(store.parent, os.environ["RANK"], error)
     mine.leave(why)
     return UNTIL_ENDED_S if why == "gave up" else AFTER_THE_CAUSE_S

@@ -76,7 +76,8 @@ def torchrun(
             failed = error.failures.items()
             found = [_failure(folder, rank, failure) for rank, failure in failed]
             well = {r: pid for r, pid in pids.items() if r not in error.failures}
-            raise watch.verdict or root_cause([*found, *early(folder, well)]) from None
+            causes = [*found, *early(folder, well)]
+            raise watch.verdict or root_cause(causes, watch.first) from None
         finally:
             for pid in pids.values():
                 end_group(pid)
@@ -217,13 +218,21 @@ def _torchrun_rank() -> Iterator[None]:
     except (Exception, SystemExit) as error:
         # first: this rank may be ended as soon as torchrun sees the cause
         wait_s = leave(place, error)
-        _record(error)
+        try:
+            _record(error)
+        except OSError as why:
+            # as where a disk is full: nobody else would say it
+            print(f"{_line_of(error)} (torchrun was not told: {why})", file=sys.stderr)
         if not ours:
             raise
         time.sleep(wait_s)
         # no clean-up: a process group that lost a rank may wait in it
         os._exit(EXIT_USER)
     place.enter("end")
+
+
+def _line_of(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def _record(error: BaseException) -> None:

@@ -2,7 +2,8 @@
 
 A wait has one limit, which a rank tells when it joins the others. When a rank has been
 at one place for so long, or gave up waiting, the watch finds out who is missing: who
-is stopped, who stands elsewhere than in a wait, who is behind.
+is stopped, who stands elsewhere than in a wait, who is behind. It sees, too, who ended
+first: torchrun then ends the others, and those are not the cause, however they end.
 """
 
 import os
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from pathlib import Path
 
 from minitrain.core.errors import RankError
@@ -29,6 +31,9 @@ FAREWELL_S = 0.3
 LIMIT_S = 120.0
 # where a rank may be as long as it likes: what runs there need not mark steps
 UNWATCHED = "start"
+# from the end of a rank that had more to do to that of the others; torchrun waits for
+# them ten times as long, and for ever where the exit code is 0
+BURIED_S = 3.0
 
 
 @dataclass
@@ -41,6 +46,7 @@ class _Rank:
     last: Seen | None = None
     unchanged_s: float = 0.0
     stopped_s: float = 0.0
+    gone_s: float = 0.0
 
     def look(self, folder: Path, passed_s: float) -> None:
         if self.place is None:
@@ -51,6 +57,7 @@ class _Rank:
         self.last = seen
         stopped = state_of(self.pid) == "T"
         self.stopped_s = self.stopped_s + passed_s if stopped else 0.0
+        self.gone_s = self.gone_s + passed_s if self.has_ended else 0.0
 
     @property
     def limit_s(self) -> float:
@@ -93,6 +100,8 @@ class Watch:
         self._ranks: dict[int, _Rank] = {}
         self._looked_s = time.monotonic()
         self.verdict: RankError | None = None
+        # the ranks that ended with more to do, before anybody could end them for it
+        self.first: set[int] = set()
 
     def look(self) -> RankError | None:
         """Who hangs, as soon as somebody does, and nobody has ended."""
@@ -105,8 +114,9 @@ class Watch:
         for rank in self._ranks.values():
             rank.look(self._folder, 0.0 if passed_s > PAUSE_S else passed_s)
         ranks = self._at_work()
-        if any(rank.has_ended for rank in ranks):
+        if gone := [rank for rank in ranks if rank.has_ended]:
             # its end is the cause, and is reported by whoever waits for it
+            self.first = self.first or {rank.number for rank in gone}
             return None
         late = [r for r in ranks if r.waited_s >= r.limit_s]
         alone = len(ranks) == 1 and ranks[0].gave_up
@@ -115,6 +125,23 @@ class Watch:
             limit = max(r.limit_s for r in late or ranks if late or r.gave_up)
             self.verdict = self.blame(limit)
         return self.verdict
+
+    def _is_over(self) -> bool:
+        """Whether a rank ended with more to do, and the others had time to say why."""
+        return any(rank.gone_s >= BURIED_S for rank in self._at_work())
+
+    def _until_one_ends(self) -> None:
+        """Wait until a rank ends that had not ended before, :data:`POLL_S` at most."""
+        fds = []
+        for rank in self._ranks.values():
+            with suppress(OSError):
+                fds += [] if rank.has_ended else [os.pidfd_open(rank.pid)]
+        try:
+            # of no process at all it would not wait
+            wait(fds, POLL_S) if fds else time.sleep(POLL_S)
+        finally:
+            for fd in fds:
+                os.close(fd)
 
     def _at_work(self) -> list[_Rank]:
         ranks = self._ranks.values()
@@ -143,16 +170,19 @@ class Watch:
 
     @contextmanager
     def in_background(self) -> Iterator[None]:
-        """Look from a thread while the body runs; who hangs is ended with all others,
-        and :attr:`verdict` says who it was.
+        """Look from a thread while the body runs, at once when a rank ends; who hangs
+        is ended with all others, and :attr:`verdict` says who it was. Where one ended
+        with more to do, so do the others soon.
         """
         over = threading.Event()
 
         def watch() -> None:
-            while not over.wait(POLL_S):
-                if self.look() is not None:
+            while not over.is_set():
+                self._until_one_ends()
+                if self.look() is not None or self._is_over():
                     for rank in self._ranks.values():
-                        end(rank.pid)
+                        # of one that has ended the number may be another's by now
+                        (end_group if rank.has_ended else end)(rank.pid)
                     return
 
         thread = threading.Thread(target=watch, name="watch", daemon=True)

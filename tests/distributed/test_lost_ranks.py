@@ -13,7 +13,18 @@ from project import ROOT, environment
 
 from minitrain.core.errors import RankError, UserError
 from minitrain.distributed.launcher import launch
-from minitrain.distributed.lost import CRASHED, KILLED, LEFT, RAISED, Lost, root_cause
+from minitrain.distributed.lost import (
+    CRASHED,
+    EXITED,
+    KILLED,
+    LEFT,
+    LEFT_A_WAIT,
+    RAISED,
+    TOLD,
+    Lost,
+    root_cause,
+    waited_in_vain,
+)
 
 LIMIT_S = 3
 # torch imports a compiler when a model is first wrapped, on a busy machine for long
@@ -93,7 +104,12 @@ def test_models_that_differ(how: str, said: str) -> None:
     assert said in line
 
 
+# what the last rank does, of how many, and what is said of it
 ENDS = [
+    ("raises", 2, OF_THE_LAST["raises"]),
+    ("exits 3 beside one that stops", 2, OF_THE_LAST["exits 3"]),
+    ("exits 0 beside one that sleeps", 2, OF_THE_LAST["exits 0"]),
+    ("is killed beside one that leaves", 2, OF_THE_LAST["is killed"]),
     ("stops", 2, OF_THE_LAST["stops"]),
     ("stops", 1, OF_THE_LAST["stops"]),
     ("sums more", 2, "was sent 4000 bytes .*"),
@@ -116,7 +132,9 @@ def test_torchrun_ends_with_one_line(
         text=True,
         timeout=60,
     )
-    line = f"error: {NAME.format(r'[01]')}{said}\n"
+    # the rank that is sent more than it expects is the one that ends
+    rank = 0 if how == "sums more" else world_size - 1
+    line = f"error: {NAME.format(rank)}{said}\n"
     assert done.returncode == 2
     assert re.fullmatch(line, done.stderr), done.stderr
     assert not [p.pid for p in psutil.process_iter() if marked(p, str(tmp_path))]
@@ -133,9 +151,29 @@ def marked(process: psutil.Process, folder: str) -> bool:
 
 def test_what_explains_the_others_is_reported() -> None:
     mistake = UserError("params.yaml")
-    kinds = [LEFT, KILLED, CRASHED, RAISED]
+    kinds = [LEFT_A_WAIT, LEFT, TOLD, EXITED, KILLED, CRASHED, RAISED]
     ranks = [Lost(r, 100 + r, f"kind {kind}", kind) for r, kind in enumerate(kinds)]
     assert root_cause([*ranks, mistake]) is mistake
     for rank in reversed(ranks.copy()):
         assert str(root_cause(ranks)).startswith(f"rank {rank.rank} (process 10")
         ranks.remove(rank)
+
+
+def test_who_ended_first_is_the_cause_unless_it_left_because_of_another() -> None:
+    kinds = [RAISED, TOLD, LEFT]
+    ranks = [Lost(r, 100 + r, f"kind {kind}", kind) for r, kind in enumerate(kinds)]
+    for first, cause in (({1}, 1), ({2}, 0), ({1, 2}, 1), ({0, 1}, 0), (set(), 0)):
+        assert str(root_cause(ranks, first)).startswith(f"rank {cause} ")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Connection closed by peer [127.0.0.1]:4000",
+        "socketProgress: Connection closed by remote peer host<4000>",
+        "ncclRemoteError: A call failed possibly due to a network error or a remote "
+        "process exiting prematurely.",
+    ],
+)
+def test_lines_of_who_lost_a_peer_are_known(line: str) -> None:
+    assert waited_in_vain(RuntimeError(line)) == "lost a peer"

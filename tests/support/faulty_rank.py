@@ -83,6 +83,12 @@ def other_shapes() -> None:
     nn.parallel.DistributedDataParallel(nn.Linear(2, 3))(torch.ones(1, 2))
 
 
+def leave_when_told() -> None:
+    """As many a program does that has something to clean up."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    sleep_for_ever()
+
+
 def leak_a_thread() -> None:
     threading.Thread(target=sleep_for_ever).start()
 
@@ -113,6 +119,9 @@ FAULTS: dict[str, Callable[[], None]] = {
     "wraps other shapes": other_shapes,
     "leaks a thread": leak_a_thread,
     "leaks a process": leak_a_process,
+    "exits 3 beside one that stops": lambda: os._exit(3),
+    "exits 0 beside one that sleeps": lambda: os._exit(0),
+    "is killed beside one that leaves": kill,
 }
 USUAL: dict[str, Callable[[], None]] = {
     "sums more": lambda: sum_of(4),
@@ -120,6 +129,9 @@ USUAL: dict[str, Callable[[], None]] = {
     "waits elsewhere": lambda: sum_of(4),
     "wraps other layers": lambda: wrap(2),
     "wraps other shapes": lambda: wrap(1),
+    "exits 3 beside one that stops": stop,
+    "exits 0 beside one that sleeps": sleep_for_ever,
+    "is killed beside one that leaves": leave_when_told,
 }
 
 
