@@ -1,6 +1,6 @@
 """From what the stages measured to pictures, manifest, page and README's result."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -111,6 +111,9 @@ def read_results(
     runs, metrics, baseline = params.runs(), project.metrics, project.baseline
     rounds, folders = baseline / "rounds.csv", {run: project.runs / run for run in runs}
     timing = _of_runs(metrics / "timing.json", params)
+    with reading(metrics / "timing.json"):
+        parts = product(timing, PARTS)
+        expected = [(r, part) for r, part in parts if part in timing[r]["account"]]
     origins = {
         run: read_json(folders[run] / "provenance.json", "machine", "num_steps")
         for run in runs
@@ -119,7 +122,11 @@ def read_results(
         seed=params.train.seed,
         params_sha256=sha256_file(project.params),
         gloo_world_sizes=params.gloo.world_sizes,
-        baseline=Baseline(read_csv(rounds), params.gloo.world_sizes, str(rounds)),
+        baseline=Baseline(
+            _rounds(rounds, params.baseline.num_rounds),
+            params.gloo.world_sizes,
+            str(rounds),
+        ),
         baseline_provenance=read_json(baseline / "provenance.json", "machine"),
         provenance=origins,
         first_texts={
@@ -128,7 +135,7 @@ def read_results(
         },
         equivalence=equivalence,
         timing=timing,
-        account=_account(metrics / "account.csv", timing),
+        account=_account(metrics / "account.csv", expected),
         losses={run: _losses(folders[run], origins[run]["num_steps"]) for run in runs},
         studied=Studied(
             rungs=read_csv(metrics / "ladder.csv"),
@@ -139,15 +146,24 @@ def read_results(
     )
 
 
-def _account(file: Path, timing: Mapping[str, Any]) -> pd.DataFrame:
-    """The table in ``file``; UserError where the row of a part of ``timing`` is
+def _rounds(file: Path, num_rounds: int) -> pd.DataFrame:
+    """The table in ``file``; UserError where one of ``num_rounds`` is missing."""
+    table = read_csv(file, "round")
+    with reading(file):
+        if {*table["round"]} != {*range(num_rounds)}:
+            raise ValueError(f"not {num_rounds} rounds")
+    return table
+
+
+def _account(file: Path, expected: Iterable[tuple[str, str]]) -> pd.DataFrame:
+    """The table in ``file``; UserError where the row of an ``expected`` run and part is
     missing, as where it was cut between two lines.
     """
     table = read_csv(file, "run", "part")
     with reading(file):
         held = {*zip(table["run"], table["part"], strict=True)}
-        for run, part in product(timing, PARTS):
-            if part in timing[run]["account"] and (run, part) not in held:
+        for run, part in expected:
+            if (run, part) not in held:
                 raise ValueError(f"no row of {run}, {part}")
     return table
 

@@ -190,6 +190,12 @@ def without_its_last_line(whole: bytes) -> bytes:
     return b"".join(whole.splitlines(keepends=True)[:-1])
 
 
+def without_its_last_round(whole: bytes) -> bytes:
+    lines = whole.splitlines(keepends=True)
+    number = lines[-1].split(b",")[0]
+    return b"".join(line for line in lines if line.split(b",")[0] != number)
+
+
 def report_with(
     copy: Path, file: str, damaged: Callable[[bytes], bytes]
 ) -> subprocess.CompletedProcess[str]:
@@ -232,14 +238,25 @@ def test_report_names_a_damaged_file(twins: list[Path], file: str) -> None:
 
 @pytest.mark.pipeline
 @pytest.mark.parametrize(
-    ("file", "said"),
+    ("file", "cut_off", "said"),
     [
-        ("data/runs/gloo-2/losses.csv", r"not one row for each of \d+ steps"),
-        ("metrics/account.csv", r"no row of gloo-2, optimizer_ms"),
+        (
+            "data/runs/gloo-2/losses.csv",
+            without_its_last_line,
+            r"not one row for each of \d+ steps",
+        ),
+        (
+            "metrics/account.csv",
+            without_its_last_line,
+            r"no row of gloo-2, optimizer_ms",
+        ),
+        ("data/baseline/rounds.csv", without_its_last_round, r"not 5 rounds"),
     ],
 )
-def test_report_misses_a_row(twins: list[Path], file: str, said: str) -> None:
-    done = report_with(twins[0], file, without_its_last_line)
+def test_report_misses_a_row(
+    twins: list[Path], file: str, cut_off: Callable[[bytes], bytes], said: str
+) -> None:
+    done = report_with(twins[0], file, cut_off)
     assert done.returncode == 2
     assert re.match(rf"error: {file}: damaged, .*{said}", done.stderr)
 

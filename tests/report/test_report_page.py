@@ -30,6 +30,7 @@ from report_inputs import (
 
 from minitrain.cli.main import run as minitrain
 from minitrain.core.errors import EvidenceError, UserError
+from minitrain.core.params import load_params
 from minitrain.report.manifest import manifest
 from minitrain.report.page import arm_in_words, cell, page, shortened
 from minitrain.report.publish import FILES
@@ -343,7 +344,10 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     shutil.copy(PARAMS_FILE, tmp_path)
     write(tmp_path / "data/baseline/provenance.json", provenance_of(1))
-    rounds(arms([1, 2])).to_csv(tmp_path / "data/baseline/rounds.csv", index=False)
+    table = rounds(
+        arms([1, 2]), num_rounds=load_params(PARAMS_FILE).baseline.num_rounds
+    )
+    table.to_csv(tmp_path / "data/baseline/rounds.csv", index=False)
     measured = results([1, 2])
     for run, world_size in (("gloo-1", 1), ("gloo-2", 2)):
         folder = tmp_path / "data/runs" / run
