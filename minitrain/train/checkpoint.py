@@ -76,7 +76,7 @@ class Checkpoints:
             (begun / MANIFEST).write_text(json.dumps(about, indent=2), encoding="utf-8")
             fsync(begun / MANIFEST)
             fsync(begun)
-            # of its name there can only be one that was refused
+            # of its name there can only be one that was refused, as of other bits
             _remove(final)
             os.rename(begun, final)
             fsync(self.folder)

@@ -64,18 +64,20 @@ def run_through(
     show: str = "",
 ) -> int:
     """Let ``subject`` compute ``steps`` steps, the last ones where a checkpoint shows
-    that the others are done -> how many those were. Collective.
+    that the others are done -> how many those were, 0 where none did. Collective.
 
     ``show`` names a progress bar. Raises OSError where a checkpoint cannot be written.
     """
     if checkpoints is not None and not checkpoints.begin():
         _say(show, NOT_SHARED)
         checkpoints = None
-    done = 0 if checkpoints is None else _go_on(subject, checkpoints, steps, show)
+    done = went_on_from = 0
+    if checkpoints is not None:
+        done, went_on_from = _go_on(subject, checkpoints, steps, show)
     left = range(done, steps)
     shown = progress(left, show, total=steps, show=bool(show), initial=done)
     subject.run(shown if checkpoints is None else _saved(shown, subject, checkpoints))
-    return done
+    return went_on_from
 
 
 def _saved(
@@ -92,10 +94,13 @@ def _saved(
         due = step + 1 if checkpoints.due(step + 1) else None
 
 
-def _go_on(subject: Resumable, checkpoints: Checkpoints, steps: int, show: str) -> int:
+def _go_on(
+    subject: Resumable, checkpoints: Checkpoints, steps: int, show: str
+) -> tuple[int, int]:
+    """Steps that are done, and those of them that a checkpoint stands for."""
     found = checkpoints.newest()
     if found is None:
-        return 0
+        return 0, 0
     step, kept = step_of(found), checkpoints.load(found)
     again = range(min(REPEATED, step))
     subject.run(again)
@@ -104,13 +109,13 @@ def _go_on(subject: Resumable, checkpoints: Checkpoints, steps: int, show: str) 
     subject.interrupted()
     if checkpoints.same_bits and not same:
         _say(show, NOT_USED)
-        return len(again)
+        return len(again), 0
     if not checkpoints.same_bits:
         _say(show, OTHER_BITS)
     subject.restore(kept)
     subject.interrupted()
     _say(show, f"going on from step {step} of {steps}")
-    return step
+    return step, step
 
 
 def _say(show: str, line: str) -> None:
