@@ -7,6 +7,7 @@ are added up together from then on: other bits.
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -18,6 +19,7 @@ from minitrain.core.errors import UserError
 from minitrain.distributed.together import only_first
 from minitrain.distributed.tree import shards_of
 from minitrain.train.checkpoint import (
+    MANIFEST,
     Checkpoints,
     Kept,
     load_rank,
@@ -46,7 +48,15 @@ class FromElsewhere(Checkpoints):
         same run.
         """
         own = super().newest()
-        return only_first(self._newest_there) if own is None else own
+        if own is not None:
+            return own
+        try:
+            return only_first(self._newest_there)
+        except UserError:
+            # nothing begins here
+            with suppress(OSError):
+                self.folder.rmdir()
+            raise
 
     def _newest_there(self) -> Path:
         if self.config.sync.holds_a_part:
@@ -56,7 +66,10 @@ class FromElsewhere(Checkpoints):
             )
         found = newest_whole(self.source, self._require_same_run)
         if found is None:
-            raise UserError(f"--resume {self.source}: no checkpoint is there")
+            line = f"--resume {self.source}: no checkpoint is there"
+            if (self.source / MANIFEST).exists():
+                line = f"--resume {self.source}: is one; name the folder that holds it"
+            raise UserError(line)
         return found
 
     def _require_same_run(self, identity: dict[str, Any]) -> bool:

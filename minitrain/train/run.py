@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from minitrain.core.errors import UserError
 from minitrain.core.params import Params
 from minitrain.core.provenance import require_torch
 from minitrain.distributed.groups import distributed, local_device, require_gpus
@@ -86,6 +87,12 @@ def preflight(job: Job) -> None:
     require_torch(job.params.environment.torch)
     if job.backend == "nccl":
         require_gpus(job.world_size)
+    if not job.shards.exists():
+        raise UserError(
+            f"{job.shards}: no shards for {job.world_size} processes; {job.world_size} "
+            "must stand in params.yaml, in gloo.world_sizes or nccl.world_sizes, and "
+            "`dvc repro shard` then makes them"
+        )
     torch.set_num_threads(job.params.train.threads_per_process)
     config = config_of(job.params, job.shards, job.world_size)
     batches = config.batches([0], config.num_shards(job.world_size))

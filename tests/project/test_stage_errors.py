@@ -228,6 +228,13 @@ def test_occupied_master_port_is_no_matter_on_one_host(
     assert done.returncode == 0, done.stderr
 
 
+def test_no_shards_for_so_many(copy: Path) -> None:
+    done = run_stage(copy, "train", "--backend", "gloo", "--world-size", "7")
+    assert_one_line(
+        done, "data/shards/world-7: no shards for 7 processes", "gloo.world_sizes"
+    )
+
+
 def test_no_gpus_for_nccl(copy: Path) -> None:
     done = run_stage(copy, "train", "--backend", "nccl", "--world-size", "2")
     assert_one_line(done, "nccl.world_sizes: 2 processes need 2 GPUs")
