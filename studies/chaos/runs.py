@@ -2,9 +2,10 @@
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from judge import ON, RESTART, Ran
-from processes import kill_all, wait_until
+from processes import kill_all, processes, wait_until
 from results import digests
 from world import World
 
@@ -42,16 +43,21 @@ def watch(world: World, trial: Trial, limit_s: float) -> Ran:
     return ran
 
 
-def repeat(world: World, trial: Trial, limit_s: float) -> Ran:
-    """The second run; until it goes on, or until its end where it began anew."""
+def repeat(
+    world: World, trial: Trial, limit_s: float, mark: str
+) -> tuple[Ran, list[Path]]:
+    """The second run, and the checkpoints that it found."""
     world.start("second", *world.before)
+    # a stage outlives its DVC for a moment, and where it ends well needs none any more
+    wait_until(lambda: not processes(mark), limit_s)
+    found = world.checkpoints()
     wait_until(lambda: world.ended or ON in world.said(), limit_s)
     if trial.detection_s is not None and trial.recovery_s is None:
         trial.recovery_s = time.monotonic() - world.started
     ran = finish(world, limit_s)
     if ON in ran.said:
         trial.went_on_from = int(ran.said.split(ON)[1].split()[0].strip(".,;:"))
-    return ran
+    return ran, found
 
 
 def finish(world: World, limit_s: float) -> Ran:

@@ -42,11 +42,10 @@ def run_trial(
         for remedy in world.remedies:
             remedy()
         remove_torn_notes(folder)
-        saved = [*world.checkpoints()]
         # at once, as by `make`, whatever is left of the first
         world.mark = f"{folder} second"
         world.more = {}
-        second = repeat(world, trial, limit_s + done.took_s[target])
+        second, saved = repeat(world, trial, limit_s + done.took_s[target], mark)
         marks = (mark, world.mark)
         left = leftovers.left_behind(marks, folder, world.temporary, shared)
         # a stage may say why it ended after its DVC has
