@@ -28,8 +28,10 @@ STUDY = Path(__file__).resolve().parent
 
 
 def main() -> None:
-    # the guard of a stage has it ignored: not so for what is to be interrupted here
+    # the guard of a stage, or nohup, has them ignored: not so for what is to be
+    # interrupted here
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     study = load_study(STUDY, Chaos)
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, default=study.trials)
