@@ -22,12 +22,15 @@ class SyncTrace:
     """The buckets of the current step, in the order in which they were handed over.
 
     ``computed_ns`` is when the last gradient was there: from then on nothing hides
-    communication. ``optimizer_ns`` is what the optimizer's step spent on it.
+    communication. ``optimizer_ns`` is what the optimizer's step spent on it. ``hosts``,
+    the ranks on each host, stands from step to step, for a strategy that adds inside of
+    them first; None for the others.
     """
 
     events: list[BucketEvent] = field(default_factory=list)
     computed_ns: int | None = None
     optimizer_ns: int | None = None
+    hosts: list[list[int]] | None = None
 
     def clear(self) -> None:
         """Forget the step before."""
