@@ -1,0 +1,196 @@
+"""Hosts on one machine: what goes over the cable, and that nothing is left of it.
+
+Needs root and iproute2 but for the refusals.
+"""
+
+import ctypes
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from one_line import refusal
+
+from minitrain.bench import networks
+from minitrain.bench.networks import (
+    CABLE,
+    Networks,
+    host_of,
+    inside,
+    over,
+    shape,
+    why_not,
+)
+from minitrain.distributed.groups import distributed
+from minitrain.distributed.launcher import launch
+
+WHY_NOT = why_not()
+needs_root = pytest.mark.skipif(WHY_NOT is not None, reason=f"{WHY_NOT}")
+ELEMENTS = 100_000
+# prints the networks that it holds, and waits to be killed
+HOLDER = """
+import os, time
+from minitrain.bench.networks import Networks
+with Networks() as hosts:
+    print(*(os.stat(path).st_ino for path in hosts.paths), flush=True)
+    time.sleep(60)
+"""
+
+
+def own_network() -> str:
+    return os.readlink("/proc/thread-self/ns/net")
+
+
+def sent_bytes(path: str) -> int:
+    """What left the host at ``path`` over the cable so far."""
+    command = ["ip", "-s", "-j", "link", "show", "dev", CABLE]
+    with inside(path):
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return int(json.loads(done.stdout)[0]["stats64"]["tx"]["bytes"])
+
+
+def add_over_cable(paths: Sequence[str]) -> tuple[float, list[int], str]:
+    """The sum of an all-reduce, what left each host meanwhile, and this network."""
+    with distributed() as (rank, world_size):
+        with over(paths[host_of(rank, world_size)]):
+            group = dist.new_group(list(range(world_size)))
+        dist.barrier()
+        before = [sent_bytes(path) for path in paths]
+        dist.barrier()
+        tensor = torch.full((ELEMENTS,), float(rank + 1))
+        dist.all_reduce(tensor, group=group)
+        dist.barrier()
+        after = [sent_bytes(path) for path in paths]
+        found = {float(x) for x in tensor.unique()}
+        assert len(found) == 1
+        sent = [b - a for a, b in zip(before, after, strict=True)]
+        return found.pop(), sent, own_network()
+
+
+@needs_root
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_a_group_talks_over_the_cable_and_ranks_stay(world_size: int) -> None:
+    with Networks() as hosts:
+        found = launch(add_over_cable, world_size, hosts.paths, timeout_s=60)
+    payload = ELEMENTS * 4 * 2 * (world_size - 1) / world_size
+    for total, sent, network in found:
+        assert total == sum(range(1, world_size + 1))
+        # a ring crosses the cable once in each direction, with headers
+        for count in sent:
+            assert payload <= count < 1.2 * payload
+        assert network == own_network()
+
+
+@needs_root
+def test_cable_has_the_rate_that_it_was_given() -> None:
+    command = ["tc", "qdisc", "show", "dev", CABLE]
+    with Networks() as hosts:
+        for rate, shown in (("100mbit", "rate 100Mbit"), ("1gbit", "rate 1Gbit")):
+            for path in hosts.paths:
+                shape(path, rate)
+                with inside(path):
+                    done = subprocess.run(command, capture_output=True, text=True)
+                assert "qdisc tbf" in done.stdout
+                assert shown in done.stdout
+
+
+@needs_root
+def test_what_the_kernel_refuses_is_one_line() -> None:
+    with Networks() as hosts:
+        line = refusal(shape, hosts.paths[0], "fast")
+    assert line.startswith("hosts on one machine: `tc qdisc replace dev cable")
+
+
+@needs_root
+def test_nothing_is_left_after_an_exception() -> None:
+    before = os.listdir("/proc/self/fd"), own_network()
+
+    def fail() -> None:
+        with Networks() as hosts, inside(hosts.paths[0]):
+            assert own_network() != before[1]
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert (os.listdir("/proc/self/fd"), own_network()) == before
+    links = subprocess.run(["ip", "link"], capture_output=True, text=True, check=True)
+    assert CABLE not in links.stdout
+
+
+@needs_root
+def test_nothing_is_left_after_a_kill(monkeypatch: pytest.MonkeyPatch) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert holder.stdout is not None
+        found = {int(word) for word in holder.stdout.readline().split()}
+        assert len(found) == 2
+        assert found <= networks_in_use()
+    finally:
+        holder.send_signal(signal.SIGKILL)
+        holder.communicate()
+    deadline = time.monotonic() + 10
+    while found & networks_in_use() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not found & networks_in_use()
+    assert not [name for name in os.listdir("/run") if "cable" in name]
+
+
+def networks_in_use() -> set[int]:
+    """Of all that any process is in, or holds open: there are no others, as none is
+    bound to a name.
+    """
+    found = set()
+    for path in [
+        *Path("/proc").glob("[0-9]*/ns/net"),
+        *Path("/proc").glob("[0-9]*/fd/*"),
+    ]:
+        try:
+            target = os.readlink(path)
+        except OSError:
+            continue
+        if target.startswith("net:["):
+            found.add(int(target[5:-1]))
+    return found
+
+
+def test_halves_of_the_ranks_are_on_one_host_each() -> None:
+    assert [host_of(rank, 2) for rank in range(2)] == [0, 1]
+    assert [host_of(rank, 3) for rank in range(3)] == [0, 0, 1]
+    assert [host_of(rank, 4) for rank in range(4)] == [0, 0, 1, 1]
+
+
+def test_who_cannot_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(networks.os, "geteuid", lambda: 1000)
+        patch.setattr(networks.shutil, "which", lambda _: "/sbin/ip")
+        assert refusal(Networks) == "hosts on one machine: needs root"
+    with monkeypatch.context() as patch:
+        patch.setattr(networks.shutil, "which", lambda _: None)
+        assert "needs iproute2 (ip is missing)" in refusal(Networks)
+    with monkeypatch.context() as patch:
+        patch.setattr(networks, "OWN_NETWORK", "/nowhere")
+        assert why_not() == "needs Linux"
+
+
+def test_root_that_may_not_make_networks_is_told_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_: int) -> int:
+        ctypes.set_errno(errno.EPERM)
+        return -1
+
+    monkeypatch.setattr(networks, "_missing", lambda: None)
+    monkeypatch.setattr(networks, "_libc", lambda: SimpleNamespace(unshare=refuse))
+    line = "hosts on one machine: a network of its own: Operation not permitted"
+    assert why_not() == f"needs root with all its rights ({line})"
