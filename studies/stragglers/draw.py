@@ -1,0 +1,86 @@
+"""Draw the excess that was found against what was planted, and steps against laws."""
+
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.axes import Axes
+
+from minitrain.core.errors import run_stage
+from minitrain.core.files import atomic_path
+from minitrain.report.canvas import BLACK, BLUE, GRAY, GREEN, ORANGE, canvas, save
+from minitrain.report.numbers import percent
+
+STUDY = Path(__file__).resolve().parent
+QUOTA = "share of a core"
+# how each kind of trial is drawn
+LOOKS = {
+    "clean": (GRAY, "o"),
+    "sleep": (BLUE, "s"),
+    "busy": (GREEN, "D"),
+    QUOTA: (ORANGE, "^"),
+}
+LAWS = {"slowest": (BLUE, "o", "slowest rank"), "mean": (ORANGE, "x", "mean of ranks")}
+
+
+def main() -> None:
+    table = pd.read_csv(STUDY / "results.csv", dtype={"planted": str, "found": str})
+    table = table.fillna({"planted": "", "found": ""})
+    table["look"] = table["kind"].where(table["kind"].isin([*LOOKS]), QUOTA)
+    figure, axes = canvas(4.0, headline(table), right=0.5)
+    draw_found(axes, table)
+    box = axes.get_position()
+    beside = figure.add_axes((0.6, box.y0, 0.37, box.height))
+    draw_laws(beside, table[table["kind"] != "clean"])
+    with atomic_path(STUDY / "stragglers.png") as path:
+        save(figure, path)
+
+
+def headline(table: pd.DataFrame) -> str:
+    right, slowed = table["found"] == table["planted"], table[table["kind"] != "clean"]
+    looks = table["look"].replace({"sleep": "delayed", "busy": "delayed"})
+    counts = {look: f"{own.sum()} of {len(own)}" for look, own in right.groupby(looks)}
+    quota = f", one with less of its core in {counts[QUOTA]}" if QUOTA in counts else ""
+    slowest, mean = (
+        percent((slowed[f"{law}_law_ms"] / slowed["step_ms"] - 1).abs().median())
+        for law in LAWS
+    )
+    return (
+        f"A delayed rank is named in {counts['delayed']} trials{quota}, nobody in "
+        f"{counts['clean']} clean ones; steps are {slowest} off the law of the slowest "
+        f"rank, {mean} off that of the mean"
+    )
+
+
+def draw_found(axes: Axes, table: pd.DataFrame) -> None:
+    for look, (color, shape) in LOOKS.items():
+        own = table[table["look"] == look]
+        bars = own["planted_ms"], own["low_ms"], own["high_ms"]
+        axes.vlines(*bars, color=color, alpha=0.6)
+        # what was not called, or wrongly, is hollow
+        for right, inside in ((True, color), (False, "white")):
+            one = own[(own["found"] == own["planted"]) == right]
+            known = look if right and len(own) else None
+            points = one["planted_ms"], one["excess_ms"], shape
+            axes.plot(*points, color=color, mfc=inside, label=known)
+    finish(axes, table["planted_ms"].max())
+    axes.set_xlabel("excess planted, ms a step")
+    axes.set_ylabel("excess found (bars: 90 % confidence)")
+
+
+def draw_laws(axes: Axes, slowed: pd.DataFrame) -> None:
+    for law, (color, shape, name) in LAWS.items():
+        predicted = slowed[f"{law}_law_ms"]
+        axes.plot(slowed["step_ms"], predicted, shape, color=color, label=name)
+    finish(axes, slowed["step_ms"].max(), slowed["mean_law_ms"].min())
+    axes.set_xlabel("step measured, ms")
+    axes.set_ylabel("step by the law, ms")
+
+
+def finish(axes: Axes, end: float, start: float = 0) -> None:
+    axes.axline((start, start), (end, end), color=BLACK, linewidth=0.8)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(loc="upper left", frameon=False, fontsize=9)
+
+
+if __name__ == "__main__":
+    run_stage(main)

@@ -1,0 +1,319 @@
+"""A slow rank among made-up timings: who is named, by how much, and when nobody is."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pytest
+
+from minitrain.analysis.stragglers import (
+    FALSE_ALARMS,
+    FLOOR,
+    find_stragglers,
+    own_work,
+    step_times,
+    steps_needed,
+)
+from minitrain.train.clock import kind_of_step
+
+WARMUP = 12
+# own work of a rank that nothing slows, and what communication takes at the least
+OWN, COMM = 80.0, 20.0
+
+
+def row(step: int, rank: int, own_ms: float, slowest_ms: float) -> dict[str, Any]:
+    """A step in which ``rank`` had ``own_ms`` to do, the slowest ``slowest_ms``."""
+    kind, waited = kind_of_step(step), slowest_ms - own_ms
+    row = {
+        "step": step,
+        "rank": rank,
+        "kind": kind,
+        "recorded": False,
+        "after_interruption": False,
+        "data_ms": 1.0,
+        "forward_ms": 25.0,
+        "optimizer_ms": 4.0,
+        "to_last_bucket_ms": own_ms - 30,
+        "comm_exposed_ms": COMM + waited,
+        "step_ms": own_ms + COMM + waited,
+    }
+    if kind == "instrumented":
+        # a tenth of it is late at the barrier already
+        wait = {"wait_ms": waited / 10, "comm_exposed_ms": COMM + 0.9 * waited}
+        return row | wait
+    if kind == "bracketed":
+        # barriers: nothing here tells who is late
+        backward = {"backward_compute_ms": own_ms - 30, "comm_exposed_ms": 0.0}
+        return row | backward | {"to_last_bucket_ms": 9e9, "step_ms": 9e9}
+    return row
+
+
+def run(own_ms: npt.NDArray[np.float64], first: int = WARMUP) -> pd.DataFrame:
+    """A run whose ranks had ``own_ms`` (steps, ranks) to do, from step ``first`` on."""
+    return pd.DataFrame(
+        row(first + step, rank, own, float(of_step.max()))
+        for step, of_step in enumerate(own_ms)
+        for rank, own in enumerate(of_step)
+    )
+
+
+def noisy(
+    excess: Sequence[float], steps: int, seed: int, noise_ms: float = 6.0
+) -> pd.DataFrame:
+    """Ranks that are slower by ``excess``, each with noise of its own in every step."""
+    noise = np.random.default_rng(seed).normal(0, noise_ms, (steps, len(excess)))
+    return run(OWN + np.array(excess) + noise)
+
+
+def named(timings: pd.DataFrame) -> list[int]:
+    found = find_stragglers(timings, WARMUP)
+    assert found.undecided is None
+    return [lag.rank for lag in found.slow]
+
+
+def test_slow_rank_by_hand() -> None:
+    """Rank 1 has 8 ms more to do than rank 0, in each of 20 steps."""
+    found = find_stragglers(run(np.tile([OWN, OWN + 8], (20, 1))), WARMUP)
+    assert found.undecided is None
+    # 88 of the slower rank, and communication
+    assert found.step_ms == pytest.approx(108)
+    assert found.num_steps == 20
+    (lag,) = found.slow
+    assert (lag.rank, lag.excess_ms) == (1, pytest.approx(8))
+    assert (lag.low_ms, lag.high_ms) == (pytest.approx(8), pytest.approx(8))
+    # at the barrier and at the end of backward
+    assert found.others_wait_ms == pytest.approx(8)
+    # without noise all that is above the floor is seen
+    assert found.visible_ms == pytest.approx(FLOOR * 108)
+    assert [lag.rank for lag in found.lags] == [1, 0]
+    assert found.lags[1].excess_ms == pytest.approx(-8)
+
+
+def test_numbers_of_a_slow_rank_can_be_written() -> None:
+    found = find_stragglers(run(np.tile([OWN + 8, OWN], (20, 1))), WARMUP)
+    assert json.loads(json.dumps(found.numbers())) == {
+        "slow": [{"rank": 0, "excess_ms": 8, "low_ms": 8, "high_ms": 8}],
+        "others_wait_ms": pytest.approx(8),
+        "visible_ms": pytest.approx(FLOOR * 108),
+        "step_ms": 108,
+        "num_steps": 20,
+        "undecided": None,
+    }
+
+
+def test_interval_and_what_is_visible_by_hand() -> None:
+    """Eight steps, in which rank 1 exceeds rank 0 by 1, 2, ... 8 ms, in some order."""
+    later = np.array([5, 1, 8, 3, 2, 7, 6, 4], float)
+    own = OWN + np.stack([np.zeros(8), later], axis=1)
+    found = find_stragglers(run(own), WARMUP)
+    # 12, 14 and 18 are plain and follow no bracketed step: 5, 8 and 6 ms
+    assert found.step_ms == pytest.approx(OWN + COMM + 6)
+    first = found.lags[0]
+    assert (first.rank, first.excess_ms) == (1, pytest.approx(4.5))
+    # a coin shows 7 or 8 of 8 heads in 9 of 256 cases, 6 or more in 37: so the interval
+    # goes from the seventh largest to the seventh smallest
+    assert (first.low_ms, first.high_ms) == (pytest.approx(2), pytest.approx(7))
+    # for a call of one of two ranks 1 of 256 is seldom enough, and 9 are not: all eight
+    # must exceed the floor of 5.3, which they would if each were larger by 4.3
+    assert found.slow == []
+    assert first.visible_ms == pytest.approx(4.5 + 4.3)
+    # the floor grows with the step, by 5 % of what is added
+    for more, expected in ((4.3 / 0.95 - 0.01, []), (4.3 / 0.95 + 0.01, [1])):
+        assert named(run(own + np.array([0, more]))) == expected
+
+
+@pytest.mark.parametrize(
+    ("count", "rate", "needed"),
+    [
+        # 1 of 256; 9 of 256 are 3.5 %
+        (8, 0.005, 8),
+        (7, 0.005, None),
+        (8, 0.036, 7),
+        # 56 of 1024 are 5.5 %, 11 are 1.1 %
+        (10, 0.06, 8),
+        (10, 0.05, 9),
+        # a normal of 100 steps: 50 + 2.33 x 5 is exceeded in 1 %
+        (100, 0.01, 63),
+        (0, 0.01, None),
+    ],
+)
+def test_steps_that_chance_does_not_explain(
+    count: int, rate: float, needed: int | None
+) -> None:
+    assert steps_needed(count, rate) == needed
+
+
+def test_own_work_by_hand() -> None:
+    """1 + 25 + 4 ms, and backward: alone where that was timed."""
+    kinds = {12: "plain", 13: "instrumented", 15: "bracketed"}
+    assert {step: kind_of_step(step) for step in kinds} == kinds
+    rows = [row(step, rank, OWN + rank, OWN + 1) for step in kinds for rank in (0, 1)]
+    own = own_work(pd.DataFrame(rows), WARMUP)
+    assert list(own.index) == list(kinds)
+    assert own.to_numpy().tolist() == [[80, 81]] * 3
+
+
+def test_warm_up_says_nothing() -> None:
+    own = np.full((60, 2), OWN)
+    own[:50, 1] += 50
+    timings = run(own, first=0)
+    # 38 of 48 steps, and none of 10
+    assert named(timings) == [1]
+    assert find_stragglers(timings, 50).slow == []
+
+
+@pytest.mark.parametrize("why", ["recorded", "after_interruption"])
+def test_disturbed_steps_say_nothing(why: str) -> None:
+    """Those that were hashed, and those after a checkpoint."""
+    own = np.full((48, 2), OWN)
+    timings = run(own + np.where(np.arange(48)[:, None] % 4 != 2, [0, 50], 0))
+    assert named(timings) == [1]
+    # a quarter is left
+    assert named(timings.assign(**{why: timings["step"] % 4 != 2})) == []
+
+
+def test_step_that_one_rank_lacks_is_left_out() -> None:
+    timings = run(np.tile([OWN, OWN + 8], (20, 1)))
+    assert len(own_work(timings, WARMUP)) == 20
+    timings.loc[3, "after_interruption"] = True
+    assert len(own_work(timings, WARMUP)) == 19
+
+
+def test_steps_after_a_bracketed_one_are_no_measure() -> None:
+    timings = run(np.full((12, 2), OWN))
+    timings.loc[timings["step"] % 4 == 0, "step_ms"] = 9e9
+    # 16 and 20 follow 15 and 19; 12 would follow 11, which is no row here
+    timings = timings[timings["step"] > WARMUP]
+    assert step_times(timings, WARMUP).to_dict() == {14: 100, 18: 100, 22: 100}
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_slow_rank_is_found_whoever_it_is(world_size: int) -> None:
+    for seed in range(30):
+        slow = seed % world_size
+        excess = [0.0] * world_size
+        # of a step of some 115 ms the floor is 6
+        excess[slow] = 15.0
+        found = find_stragglers(noisy(excess, 60, seed), WARMUP)
+        assert [lag.rank for lag in found.slow] == [slow]
+        # the standard error of a median of 60 differences of two is 1.25 x 8.5 / 7.7
+        assert found.slow[0].excess_ms == pytest.approx(15, abs=5)
+        assert found.slow[0].low_ms < found.slow[0].excess_ms < found.slow[0].high_ms
+        assert found.others_wait_ms == pytest.approx(15, abs=10)
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("steps", [10, 60])
+def test_nobody_is_named_where_nobody_is_slow(world_size: int, steps: int) -> None:
+    for seed in range(60):
+        found = find_stragglers(noisy([0.0] * world_size, steps, seed), WARMUP)
+        assert found.undecided is None
+        assert found.slow == []
+        assert found.others_wait_ms is None
+        assert found.visible_ms is not None
+        assert found.visible_ms > FLOOR * OWN
+
+
+def test_rank_as_slow_as_the_floor_is_seldom_named() -> None:
+    """The worst case of what is promised: at most 1 % of the runs."""
+    timings = noisy([0.0, 0.0], 42, 0)
+    # a step of 100 ms, so that the floor is 5
+    timings["step_ms"] = 100.0
+    alarms, runs = 0, 400
+    for seed in range(runs):
+        noise = np.random.default_rng(seed).standard_t(3, (42, 2)) * 6
+        own = OWN + noise + [0.0, 100 * FLOOR]
+        backward = (own - 30).ravel()
+        both = {"to_last_bucket_ms": backward, "backward_compute_ms": backward}
+        alarms += named(timings.assign(**both)) != []
+    # of one rank half the rate, 0.5 %, is 2 of 400: above 7 in one case of a thousand
+    assert FALSE_ALARMS == 0.01
+    assert alarms <= 7
+
+
+def test_what_slows_all_ranks_names_none() -> None:
+    own = np.full((40, 2), OWN)
+    own[::3] *= 3
+    assert named(run(own)) == []
+
+
+def test_ranks_that_are_slow_in_turn_are_no_stragglers() -> None:
+    own = np.full((40, 2), OWN)
+    own[::2, 0] += 30
+    own[1::2, 1] += 30
+    assert named(run(own)) == []
+
+
+def test_consistent_difference_below_the_floor_is_no_straggler() -> None:
+    # 4 of 104 ms
+    assert named(run(np.tile([OWN + 4, OWN], (200, 1)))) == []
+
+
+def test_two_slow_ranks_of_four() -> None:
+    """The slowest of them is waited for by the two that keep up, and by the other."""
+    own = np.tile([OWN, OWN + 30, OWN, OWN + 10], (20, 1))
+    found = find_stragglers(run(own), WARMUP)
+    # of 0, 0 and 10 the median is 0, and of 0, 0 and 30 too
+    assert [(lag.rank, lag.excess_ms) for lag in found.slow] == [
+        (1, pytest.approx(30)),
+        (3, pytest.approx(10)),
+    ]
+    assert found.others_wait_ms == pytest.approx(30)
+
+
+def test_one_rank_is_waited_for_by_nobody() -> None:
+    found = find_stragglers(run(np.full((40, 1), OWN)), WARMUP)
+    assert found.undecided == "one rank has nobody who waits for it"
+    assert found.numbers()["visible_ms"] is None
+    assert found.slow == []
+
+
+def test_too_few_steps_decide_nothing() -> None:
+    """Not even where a rank is slower in all of them."""
+    own = np.tile([OWN, OWN + 50], (8, 1))
+    found = find_stragglers(run(own[:7]), WARMUP)
+    # 1 of 128 is more than half of 1 %
+    assert found.undecided == "7 steps are too few, 8 would do"
+    assert (found.slow, found.visible_ms) == ([], None)
+    assert named(run(own)) == [1]
+    # of four ranks each may be called in a quarter of 1 %, and 2 ** -9 is less
+    four = np.tile([OWN, OWN, OWN, OWN + 50], (9, 1))
+    found = find_stragglers(run(four[:8]), WARMUP)
+    assert found.undecided == "8 steps are too few, 9 would do"
+    assert named(run(four)) == [3]
+
+
+def test_nothing_left_to_summarize_is_undecided() -> None:
+    found = find_stragglers(run(np.full((20, 2), OWN)), 1000)
+    assert found.undecided == "no step without instruments was timed"
+    assert found.step_ms is None
+
+
+def test_own_work_that_nobody_told_apart_is_undecided() -> None:
+    """Under fsdp: no bucket, no pass without communication, all steps plain."""
+    timings = run(np.tile([OWN, OWN + 50], (40, 1))).assign(kind="plain")
+    columns = ["to_last_bucket_ms", "backward_compute_ms", "comm_exposed_ms"]
+    found = find_stragglers(timings.drop(columns=columns), WARMUP)
+    assert found.undecided == "no step tells a rank's own work from communication"
+
+
+def test_without_times_of_buckets_bracketed_steps_decide() -> None:
+    """On a GPU: what the others wait is not known then."""
+    timings = run(np.tile([OWN, OWN + 50], (40, 1)))
+    buckets = ["to_last_bucket_ms", "comm_exposed_ms"]
+    found = find_stragglers(timings.drop(columns=buckets), WARMUP)
+    assert [lag.rank for lag in found.slow] == [1]
+    # 15, 19, ... 51
+    assert found.num_steps == 10
+    assert found.others_wait_ms is None
+
+
+def test_wait_in_the_optimizer_counts() -> None:
+    """Under zero1 ranks meet there too."""
+    timings = run(np.tile([OWN, OWN + 50], (40, 1)))
+    comm = np.where(timings["rank"] == 0, 9.0, 2.0)
+    found = find_stragglers(timings.assign(optimizer_comm_ms=comm), WARMUP)
+    assert found.others_wait_ms == pytest.approx(50 + 9 - 2)
