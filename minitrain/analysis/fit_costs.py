@@ -1,0 +1,166 @@
+"""The coefficients of the cost model, from measured steps: no other numbers go in.
+
+Computing is fitted on processes that are alone, what several do to each other on
+processes that do not communicate, and synchronizing on what is left then.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+
+from minitrain.analysis.cost_model import (
+    Compute,
+    Machine,
+    Overheads,
+    layers_of,
+    predict,
+)
+from minitrain.analysis.gpt_layers import features, num_parameters, num_tensors
+from minitrain.analysis.least_squares import nonnegative
+from minitrain.analysis.link_model import Network
+from minitrain.core.errors import UserError
+from minitrain.core.setting import NO_SYNC, Setting
+
+# until what is hidden, which delays buckets, and what is exposed agree
+ITERATIONS = 5
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Seconds of a step of ``setting``; of one process that is alone also those of its
+    parts: data, forward, backward, optimizer.
+    """
+
+    setting: Setting
+    seconds: float
+    parts: tuple[float, float, float, float] | None = None
+
+
+def fit_machine(
+    measured: Sequence[Measured],
+    network: Network,
+    cores: int,
+    link_crowding: tuple[float, float] = (1.0, 1.0),
+) -> Machine:
+    """The machine on which steps took as long as was ``measured``.
+
+    ``network`` has the links that settings name. Raises UserError where there is
+    no process that is alone.
+    """
+    alone = [m for m in measured if m.setting.processes == 1]
+    machine = Machine(cores, fit_compute(alone), link_crowding=link_crowding)
+    silent = [m for m in measured if m.setting.sync == NO_SYNC]
+    shared = [m for m in silent if 1 < m.setting.processes <= cores]
+    if shared:
+        machine = replace(machine, contention=_contention(shared, alone, machine))
+    crowded = [m for m in silent if m.setting.processes > cores]
+    if crowded:
+        machine = replace(machine, crowding=_crowding(crowded, alone, machine))
+    talking = [m for m in measured if m.setting.sync != NO_SYNC]
+    if talking:
+        overheads = fit_overheads(talking, silent, machine, network)
+        machine = replace(machine, overheads=overheads)
+    return machine
+
+
+def fit_compute(alone: Sequence[Measured]) -> Compute:
+    """Each part of a step by itself, with relative errors; UserError where no process
+    was measured alone, with its parts.
+    """
+    found = [(m.setting, m.parts) for m in alone if m.parts is not None]
+    if not found:
+        raise UserError("cost model: needs settings of one process, with their parts")
+    data, forward, backward, optimizer = zip(*(p for _, p in found), strict=True)
+    rows = [_work(setting) for setting, _ in found]
+    state = [
+        [num_parameters(layers_of(s)), num_tensors(layers_of(s))] for s, _ in found
+    ]
+    batches = [[s.samples, s.micro_batches] for s, _ in found]
+    return Compute(
+        forward=_costs(rows, forward),
+        backward=_costs(rows, backward),
+        optimizer=_costs(state, optimizer),
+        data=_costs(batches, data),
+    )
+
+
+def fit_overheads(
+    talking: Sequence[Measured],
+    silent: Sequence[Measured],
+    machine: Machine,
+    network: Network,
+) -> Overheads:
+    """What steps of ``talking`` took beyond the same without communication, as it was
+    measured among ``silent`` or else as the model has it, and beyond what is exposed.
+    """
+    names = [field.name for field in fields(Overheads)]
+    units = [replace(machine, overheads=Overheads(**{name: 1.0})) for name in names]
+    # what is hidden is proportional to each of them
+    rows = [
+        [
+            predict(m.setting, unit, network.link(m.setting.link)).interference
+            for unit in units
+        ]
+        for m in talking
+    ]
+    seconds = [m.seconds for m in talking]
+    base = [_without(m.setting, silent, machine) for m in talking]
+    found = Overheads()
+    for _ in range(ITERATIONS):
+        guess = replace(machine, overheads=found)
+        steps = [
+            predict(m.setting, guess, network.link(m.setting.link)) for m in talking
+        ]
+        left = np.subtract(seconds, base) - [step.exposed for step in steps]
+        found = Overheads(*map(float, nonnegative(rows, left, seconds)))
+    return found
+
+
+def _work(setting: Setting) -> Sequence[float]:
+    tokens = setting.samples / setting.micro_batches * setting.block_size
+    total = features(layers_of(setting), tokens).sum(axis=0) * setting.micro_batches
+    return [float(one) for one in total]
+
+
+def _costs(
+    rows: Sequence[Sequence[float]], seconds: Sequence[float]
+) -> tuple[float, ...]:
+    return tuple(map(float, nonnegative(rows, seconds)))
+
+
+def _without(setting: Setting, silent: Sequence[Measured], machine: Machine) -> float:
+    """Seconds of ``setting`` without communication: measured, if it was."""
+    same = setting.silent
+    for one in silent:
+        if one.setting == same:
+            return one.seconds
+    return predict(same, machine).seconds
+
+
+def _slower(m: Measured, alone: Sequence[Measured], machine: Machine) -> float:
+    """How many times as long as one process that is alone."""
+    return m.seconds / _without(m.setting.alone, alone, machine)
+
+
+def _contention(
+    shared: Sequence[Measured], alone: Sequence[Measured], machine: Machine
+) -> float:
+    excess = [
+        (_slower(m, alone, machine) - 1)
+        * (machine.cores - 1)
+        / (m.setting.processes - 1)
+        for m in shared
+    ]
+    return 1 + float(np.mean(excess))
+
+
+def _crowding(
+    crowded: Sequence[Measured], alone: Sequence[Measured], machine: Machine
+) -> float:
+    each = [
+        (_slower(m, alone, machine) / machine.slowdown(m.setting.processes) - 1)
+        / machine.excess(m.setting.processes)
+        for m in crowded
+    ]
+    return float(np.mean(each))

@@ -1,0 +1,73 @@
+"""Whether a model is to be believed: how far off it is where it was not fitted.
+
+The error of a prediction is |predicted - measured| / measured.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from minitrain.analysis.least_squares import Array
+
+# what a median and a 95 % quantile must not exceed, and what they must rest on
+MEDIAN, P95, LEAST_COUNT = 0.08, 0.20, 20
+INTERVAL = (5, 95)
+SEED = 35000
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Quantiles of ``count`` relative errors (linear interpolation), as shares of 1."""
+
+    count: int
+    median: float
+    p95: float
+    worst: float
+
+    @property
+    def is_believed(self) -> bool:
+        """Whether they are few enough, of enough settings."""
+        enough = self.count >= LEAST_COUNT
+        return enough and self.median <= MEDIAN and self.p95 <= P95
+
+
+def errors(predicted: Sequence[float], measured: Sequence[float]) -> Errors:
+    """The errors of predictions, pair by pair; at least one, of positive times."""
+    found = np.abs(relative_errors(predicted, measured))
+    median, p95 = (float(x) for x in np.quantile(found, [0.5, 0.95]))
+    return Errors(len(found), median, p95, float(found.max()))
+
+
+def relative_errors(predicted: Sequence[float], measured: Sequence[float]) -> Array:
+    """(predicted - measured) / measured: above zero where too much was predicted."""
+    return np.asarray(predicted, np.float64) / np.asarray(measured, np.float64) - 1
+
+
+def ratio_error(pairs: Sequence[tuple[float, float]]) -> float:
+    """The 95 % quantile of how wrong predicted ratios are, as a difference of natural
+    logarithms. ``pairs`` are ratios of two settings: predicted, and measured.
+    """
+    logs = [abs(np.log(predicted / measured)) for predicted, measured in pairs]
+    return float(np.quantile(logs, 0.95))
+
+
+def intervals(
+    estimate: Callable[[Sequence[int]], Mapping[str, float]],
+    rounds: Sequence[int],
+    draws: int,
+) -> dict[str, tuple[float, float]]:
+    """The 5-95 % bootstrap interval of each number that ``estimate`` makes of rounds.
+
+    It is called with as many of ``rounds`` as there are, drawn with repetition; what
+    was measured side by side stays together.
+    """
+    rng = np.random.default_rng(SEED)
+    found = [
+        estimate([int(one) for one in rng.choice(rounds, len(rounds))])
+        for _ in range(draws)
+    ]
+    bounds = {
+        name: np.percentile([one[name] for one in found], INTERVAL) for name in found[0]
+    }
+    return {name: (float(low), float(high)) for name, (low, high) in bounds.items()}

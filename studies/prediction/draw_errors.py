@@ -1,0 +1,75 @@
+"""Draw measured against predicted steps: what was fitted, and what was held out."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from describe_errors import errors_of
+from rows import STUDY
+
+from minitrain.core.errors import run_stage
+from minitrain.core.files import atomic_path, read_csv, read_json
+from minitrain.report.canvas import BLACK, BLUE, GRAY, GREEN, ORANGE, canvas, save
+from minitrain.report.numbers import percent, plural
+
+# a color and a shape for each kind of what was held out
+LOOKS = {
+    "loopback": (BLUE, "o"),
+    "more processes than cores": (ORANGE, "s"),
+    "cable": (GREEN, "D"),
+}
+
+
+def main() -> None:
+    table = read_csv(STUDY / "predictions.csv", "role")
+    cores = read_json(STUDY / "machine.json")["machine"]["cores"]
+    table["kind"] = [kind(row, cores) for row in table.to_dict("records")]
+    with atomic_path(STUDY / "prediction.png") as path:
+        draw(table, path)
+
+
+def kind(row: dict[Any, Any], cores: int) -> str:
+    if row["sync"] != "none" and row["link"] != "loopback":
+        return "cable"
+    return "loopback" if row["processes"] <= cores else "more processes than cores"
+
+
+def draw(table: pd.DataFrame, path: Path) -> None:
+    held_out = table[table["role"] != "fit"]
+    found = errors_of(held_out)
+    title = (
+        f"Steps of {plural(found.count, 'setting')} never fitted: median error "
+        f"{percent(found.median)}, 95 % of them within {percent(found.p95)}"
+    )
+    figure, axes = canvas(4.6, title, right=0.97, head=0.15)
+    ends = [table["measured_ms"].min() / 1.2, table["measured_ms"].max() * 1.2]
+    axes.plot(ends, ends, color=BLACK, linewidth=0.8)
+    low, high = ([end * factor for end in ends] for factor in (0.8, 1.2))
+    axes.fill_between(
+        ends, low, high, color="#e4e4e4", linewidth=0, label="within 20 %"
+    )
+    fitted = table[table["role"] == "fit"]
+    axes.plot(
+        fitted["measured_ms"],
+        fitted["predicted_ms"],
+        "x",
+        color=GRAY,
+        label=f"fitted ({len(fitted)})",
+    )
+    for name, (color, shape) in LOOKS.items():
+        rows = held_out[held_out["kind"] == name]
+        if len(rows):
+            label = f"held out, {name} ({len(rows)})"
+            x, y = rows["measured_ms"], rows["predicted_ms"]
+            axes.plot(x, y, shape, color=color, label=label, markersize=5)
+    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.set_xlabel("measured milliseconds a step (median of the rounds)")
+    axes.set_ylabel("predicted milliseconds a step")
+    axes.legend(loc="upper left", frameon=False, fontsize=9)
+    save(figure, path)
+
+
+if __name__ == "__main__":
+    run_stage(main)

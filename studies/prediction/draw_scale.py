@@ -1,0 +1,90 @@
+"""Draw what the model says of thousands of ranks, with all that it assumes.
+
+Of what was measured only the headers of a cable go in: bytes on it for one of payload.
+"""
+
+import textwrap
+from functools import partial
+from pathlib import Path
+
+from fitted import network_of
+from prediction_settings import Prediction, Scale, Wire
+from rows import STUDY
+
+from minitrain.analysis.at_scale import (
+    ASSUMPTIONS,
+    Workload,
+    efficiencies,
+    world_sizes,
+)
+from minitrain.analysis.link_model import Link
+from minitrain.core.errors import run_stage
+from minitrain.core.files import atomic_path, read_json
+from minitrain.core.study import load_study
+from minitrain.report import canvas
+from minitrain.report.numbers import percent, plural
+
+COLORS = (canvas.ORANGE, canvas.PURPLE, canvas.GREEN, canvas.BLUE, canvas.BLACK)
+# how the gradients of all ranks become one, and how it is drawn
+WAYS = {"one flat ring": (False, "--"), "hierarchical": (True, "-")}
+
+
+def main() -> None:
+    scale = load_study(STUDY, Prediction).scale
+    cable = network_of(read_json(STUDY / "fit.json")["network"]).cable
+    with atomic_path(STUDY / "scale.png") as path:
+        draw(scale, cable.overhead if cable else 1.0, path)
+
+
+def link(wire: Wire, overhead: float = 1.0) -> Link:
+    return Link.of(1e-6 * wire.alpha_us, 8e-9 * overhead / wire.gbit_per_s)
+
+
+def draw(scale: Scale, overhead: float, path: Path) -> None:
+    shape = scale.n_layer, scale.n_embd, scale.block_size, scale.vocab_size
+    work = Workload(
+        *shape, scale.samples, 1e12 * scale.tflop_per_s, scale.bucket_cap_mb
+    )
+    ranks = world_sizes(scale.smallest_ranks, scale.largest_ranks)
+    kept = partial(efficiencies, work, ranks, scale.ranks_per_host, link(scale.inside))
+    found = {
+        (name, way): kept(link(wire, overhead), hierarchical)
+        for name, wire in scale.networks.items()
+        for way, (hierarchical, _) in WAYS.items()
+    }
+    fastest = max(scale.networks, key=lambda name: scale.networks[name].gbit_per_s)
+    flat, tree = (100 * found[fastest, way][-1] for way in WAYS)
+    title = (
+        f"Predicted, not measured: on {fastest}, {ranks[-1]} ranks keep {flat:.0f} % "
+        f"of their speed in one flat ring, {tree:.0f} % in a hierarchy"
+    )
+    figure, axes = canvas.canvas(5.2, title, right=0.97, head=1.1)
+    for (name, wire), color in zip(scale.networks.items(), COLORS, strict=False):
+        for way, (_, style) in WAYS.items():
+            label = f"{name}, {wire.alpha_us:g} µs, {way}"
+            y = [100 * one for one in found[name, way]]
+            axes.plot(ranks, y, style, color=color, label=label)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ranks, [str(count) for count in ranks])
+    axes.set(ylim=(0, 103), xlabel="ranks", ylabel="speed kept, %")
+    axes.legend(
+        loc="lower left", bbox_to_anchor=(-0.02, 1), ncols=2, frameon=False, fontsize=9
+    )
+    figure.subplots_adjust(bottom=0.25)
+    note = "\n".join(textwrap.wrap(assumed(scale, overhead), 118))
+    figure.text(0.02, 0.015, note, fontsize=8, color=canvas.GRAY)
+    canvas.save(figure, path)
+
+
+def assumed(scale: Scale, overhead: float) -> str:
+    return (
+        f"GPT of {plural(scale.n_layer, 'layer')}, width {scale.n_embd}, "
+        f"{scale.samples} x {scale.block_size} tokens a rank, {scale.tflop_per_s:g} "
+        f"Tflop/s, {scale.ranks_per_host} ranks a host on {scale.inside.gbit_per_s:g} "
+        f"Gbit/s, {scale.bucket_cap_mb:g} MiB buckets, headers of "
+        f"{percent(overhead - 1)} (measured). Assumed: {'; '.join(ASSUMPTIONS)}."
+    )
+
+
+if __name__ == "__main__":
+    run_stage(main)

@@ -1,0 +1,80 @@
+"""Fit the model on the settings that it may see, with an interval of every coefficient.
+
+An interval is that of rounds drawn anew: what would another hour like this one give?
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import pandas as pd
+from fitted import measured, reductions
+from prediction_settings import Prediction
+from rows import STUDY, all_settings
+
+from minitrain.analysis.cost_model import Machine
+from minitrain.analysis.fit_costs import fit_machine
+from minitrain.analysis.fit_links import Reduction, fit_network
+from minitrain.analysis.held_out import intervals
+from minitrain.analysis.link_model import Network
+from minitrain.core.errors import run_stage
+from minitrain.core.files import read_csv, read_json, write_json
+from minitrain.core.rate import LOOPBACK
+from minitrain.core.setting import Setting
+from minitrain.core.study import load_study
+
+
+def main() -> None:
+    study = load_study(STUDY, Prediction)
+    origin = read_json(STUDY / "machine.json")
+    turns = read_csv(STUDY / "turns.csv", "arm").set_index("round")
+    trials = read_csv(STUDY / "trials.csv", "link").set_index("round")
+
+    def fitted(rounds: Sequence[int]) -> tuple[Network, Machine]:
+        return fit(study, origin, turns.loc[list(rounds)], trials.loc[list(rounds)])
+
+    every = sorted(set(turns.index))
+    network, machine = fitted(every)
+    spread = intervals(lambda rounds: numbers(*fitted(rounds)), every, study.num_draws)
+    shown = numbers(network, machine)
+    coefficients = {
+        name: {"value": shown[name], "low": low, "high": high}
+        for name, (low, high) in spread.items()
+    }
+    parts = {"network": asdict(network), "machine": asdict(machine)}
+    write_json(STUDY / "fit.json", {**parts, "coefficients": coefficients})
+
+
+def fit(
+    study: Prediction, origin: dict[str, Any], turns: pd.DataFrame, trials: pd.DataFrame
+) -> tuple[Network, Machine]:
+    settings, _ = all_settings(study)
+    cores = origin["machine"]["cores"]
+    seen = [r for r in reductions(trials) if is_fitted(r, study, settings)]
+    network, crowding = fit_network(seen, cores, origin["burst_bytes"])
+    steps = measured(turns, settings, study.steps_per_round)
+    return network, fit_machine(steps, network, cores, crowding)
+
+
+def is_fitted(one: Reduction, study: Prediction, settings: Sequence[Setting]) -> bool:
+    links = {setting.link for setting in settings}
+    return one.link in links and one.num_bytes not in study.held_out_sizes
+
+
+def numbers(network: Network, machine: Machine) -> dict[str, float]:
+    found = {"contention": machine.contention, "crowding": machine.crowding}
+    found |= {"link.crowding.alpha": machine.link_crowding[0]}
+    found |= {"link.crowding.beta": machine.link_crowding[1]}
+    for name, costs in asdict(machine.compute).items():
+        found |= {f"{name}.{number}": cost for number, cost in enumerate(costs)}
+    found |= {f"overhead.{k}": v for k, v in asdict(machine.overheads).items()}
+    # a resample may have one line where another has two
+    last = network.loopback.lines[-1]
+    found |= {f"{LOOPBACK}.alpha": last.alpha, f"{LOOPBACK}.beta": last.beta}
+    if network.cable:
+        found |= {f"cable.{k}": v for k, v in asdict(network.cable).items()}
+    return found
+
+
+if __name__ == "__main__":
+    run_stage(main)

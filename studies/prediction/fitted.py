@@ -1,0 +1,61 @@
+"""Medians of what was measured, and the fitted model as its file has it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+from minitrain.analysis.cost_model import Compute, Machine, Overheads
+from minitrain.analysis.fit_costs import Measured
+from minitrain.analysis.fit_links import Reduction
+from minitrain.analysis.link_model import Line, Link, Network, Shaped
+from minitrain.core.setting import NO_SYNC, Setting, name_of
+
+PARTS = ("data_s", "forward_s", "backward_s", "optimizer_s")
+
+
+def measured(
+    turns: pd.DataFrame, settings: Sequence[Setting], steps: int
+) -> list[Measured]:
+    """The medians over the rounds of ``turns``, each of so many ``steps``, of a step;
+    settings that were not measured (of cables, without root) are left out.
+    """
+    first = turns[turns["rank"] == 0].groupby("arm")
+    medians: Any = first[["seconds", *PARTS]].median() / steps
+    return [
+        Measured(
+            one,
+            float(row["seconds"]),
+            tuple(row[list(PARTS)]) if one.processes == 1 else None,
+        )
+        for one in settings
+        if name_of(one) in medians.index
+        for row in [medians.loc[name_of(one)]]
+    ]
+
+
+def reductions(trials: pd.DataFrame) -> list[Reduction]:
+    """The medians over all trials."""
+    keys = ["link", "processes", "num_bytes"]
+    medians = trials.groupby(keys)["seconds"].median().reset_index()
+    rows = medians.itertuples(index=False, name=None)
+    return [Reduction(*row) for row in rows]
+
+
+def machine_of(found: dict[str, Any]) -> Machine:
+    """From fit.json."""
+    compute = Compute(**found["compute"])
+    overheads = Overheads(**found["overheads"])
+    return Machine(**{**found, "compute": compute, "overheads": overheads})
+
+
+def network_of(found: dict[str, Any]) -> Network:
+    """From fit.json."""
+    lines = tuple(Line(**line) for line in found["loopback"]["lines"])
+    cable = found["cable"] and Shaped(**found["cable"])
+    return Network(Link(lines), cable)
+
+
+def link_of(network: Network, setting: Setting) -> Link | None:
+    """The link of ``setting``; None where it sends nothing."""
+    return None if setting.sync == NO_SYNC else network.link(setting.link)

@@ -1,0 +1,21 @@
+"""What the scripts of this study share: where it is, and its settings."""
+
+from pathlib import Path
+
+from prediction_settings import Prediction
+
+from minitrain.core.rate import LOOPBACK
+from minitrain.core.setting import NO_SYNC, Setting, setting_of
+
+STUDY = Path(__file__).resolve().parent
+ROOT = STUDY.parents[1]
+
+
+def all_settings(study: Prediction) -> tuple[list[Setting], list[Setting]]:
+    """Those that are fitted, and those that are held out."""
+    return [setting_of(r) for r in study.fit], [setting_of(r) for r in study.held_out]
+
+
+def is_cabled(setting: Setting) -> bool:
+    """Whether it is between two hosts."""
+    return setting.sync != NO_SYNC and setting.link != LOOPBACK

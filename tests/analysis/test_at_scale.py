@@ -1,0 +1,76 @@
+"""Thousands of ranks: both ways by hand, and what must hold of any."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minitrain.analysis.at_scale import (
+    ASSUMPTIONS,
+    Cluster,
+    Workload,
+    efficiency,
+    flat_ring_s,
+    hierarchical_s,
+    latency_share,
+    smallest_useful_bucket,
+    world_sizes,
+)
+from minitrain.analysis.link_model import Link
+
+INSIDE, OUTSIDE = Link.of(1, 0.01), Link.of(10, 0.1)
+WORK = Workload(2, 64, 32, 100, 4, 1e9)
+
+
+def test_one_host_needs_no_way_outside() -> None:
+    cluster = Cluster(4, 8, INSIDE, OUTSIDE)
+    # 6 messages, 1.5 times the bytes
+    assert flat_ring_s(100, cluster) == pytest.approx(6 + 1.5)
+    assert hierarchical_s(100, cluster) == pytest.approx(6 + 1.5)
+
+
+def test_sixteen_ranks_of_two_hosts_by_hand() -> None:
+    cluster = Cluster(16, 8, INSIDE, OUTSIDE)
+    assert cluster.hosts == 2
+    # 30 messages and 30 / 16 of the bytes at the pace of the slow link
+    assert flat_ring_s(160, cluster) == pytest.approx(300 + 300 * 0.1)
+    # in the host 14 messages and 14 / 8; between two hosts 2 and all bytes once
+    inside = 14 + 14 / 8 * 160 * 0.01
+    assert hierarchical_s(160, cluster) == pytest.approx(inside + 20 + 16)
+
+
+def test_links_that_cost_nothing_leave_computing() -> None:
+    free = Cluster(4096, 8, Link.of(0, 0), Link.of(0, 0))
+    assert efficiency(WORK, free, False) == 1
+    assert efficiency(WORK, free, True) == 1
+
+
+@given(
+    st.integers(1, 9),
+    st.floats(1e-7, 1e-4),
+    st.floats(1e-11, 1e-8),
+    st.booleans(),
+)
+def test_more_ranks_never_keep_more_speed(
+    power: int, alpha: float, beta: float, hierarchical: bool
+) -> None:
+    links = Link.of(alpha / 10, beta / 10), Link.of(alpha, beta)
+    few, many = (
+        efficiency(WORK, Cluster(8 * 2**p, 8, *links), hierarchical)
+        for p in (power, power + 1)
+    )
+    assert many <= few + 1e-12
+
+
+def test_latency_by_hand() -> None:
+    # 2 x 7 messages of 1 s; 2 x 7 / 8 x 800 bytes of 0.01 s: equal
+    assert latency_share(800, INSIDE, 8) == pytest.approx(0.5)
+    assert smallest_useful_bucket(INSIDE, 8) == pytest.approx(800)
+
+
+def test_world_sizes_are_powers_of_two() -> None:
+    assert world_sizes(8, 4096) == [8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096]
+    assert world_sizes(8, 4095)[-1] == 2048
+
+
+def test_assumptions_are_said() -> None:
+    assert len(ASSUMPTIONS) >= 5

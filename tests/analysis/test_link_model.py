@@ -1,0 +1,154 @@
+"""Links: the ring by hand, and planted coefficients that are found again."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minitrain.analysis.fit_links import (
+    Reduction,
+    fit_crowding,
+    fit_link,
+    fit_network,
+    fit_shaped,
+)
+from minitrain.analysis.held_out import relative_errors
+from minitrain.analysis.link_model import Line, Link, Network, Shaped
+from minitrain.core.errors import UserError
+
+ALPHA, BETA = 2e-4, 8e-10
+SIZES = [4.0 * 4**power for power in range(13)]
+
+
+def test_two_ranks_send_all_bytes_once() -> None:
+    # 2 (n - 1) / n is 1 for two ranks, and not 2
+    assert Link.of(0, 1e-9).seconds(3e6, 2) == pytest.approx(3e-3)
+    assert Link.of(0, 1e-9).seconds(3e6, 3) == pytest.approx(4e-3)
+    assert Link.of(0, 1e-9).seconds(3e6, 4) == pytest.approx(4.5e-3)
+
+
+def test_messages_of_a_ring() -> None:
+    # there and round again: 2 (n - 1)
+    found = [Link.of(1e-3, 0).seconds(3e6, ranks) for ranks in (1, 2, 4, 8)]
+    assert found == pytest.approx([0, 2e-3, 6e-3, 14e-3])
+
+
+def test_each_size_is_on_its_line() -> None:
+    link = Link((Line(0, 1, 0), Line(1000, 3, 0.5)))
+    assert link.seconds(999, 2) == pytest.approx(2)
+    assert link.seconds(1000, 2) == pytest.approx(6 + 500)
+    twice = link.crowded(2, 3)
+    assert twice.seconds(1000, 2) == pytest.approx(12 + 1500)
+
+
+def test_a_burst_passes_at_once_after_a_pause() -> None:
+    link = Link((Line(0, 0, 0.01),), burst_bytes=1000)
+    assert link.seconds(3000, 2) == pytest.approx(20)
+    assert link.seconds(800, 2) == 0
+    # in 5 s the bucket gets 500 tokens
+    assert link.seconds(3000, 2, idle_s=5) == pytest.approx(25)
+    assert link.seconds(3000, 2, idle_s=0) == pytest.approx(30)
+
+
+def test_a_cable_is_never_faster_than_the_processor() -> None:
+    # 125 MB/s, 1.04 bytes on the wire for one: 8.32 ns a byte
+    shaped = Shaped(alpha=1e-4, frame_bytes=1000, overhead=1.04, burst_bytes=100)
+    floor = Link.of(0, 2e-9)
+    slow = shaped.at(125e6, floor)
+    assert slow.burst_bytes == 100
+    assert slow.lines == (Line(0, pytest.approx(1.08e-4), pytest.approx(8.32e-9)),)
+    fast = shaped.at(125e9, floor)
+    assert fast.burst_bytes == 0
+    assert fast.lines[0].beta == 2e-9
+    assert shaped.at(125e9).lines[0].beta == pytest.approx(1.04 / 125e9)
+
+
+def test_links_by_name() -> None:
+    shaped = Shaped(0, 0, 1, 0)
+    network = Network(Link.of(ALPHA, BETA), shaped)
+    assert network.link("loopback") is network.loopback
+    assert network.link("100mbit").lines[0].beta == pytest.approx(8e-8)
+    with pytest.raises(UserError, match="link = '1gbit': no cable was measured"):
+        Network(network.loopback).link("1gbit")
+
+
+def noisy(seconds: list[float], seed: int, spread: float = 0.05) -> list[float]:
+    factors = np.random.default_rng(seed).uniform(1 - spread, 1 + spread, len(seconds))
+    return [float(x) for x in np.multiply(seconds, factors)]
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_planted_link_is_found_through_noise(seed: int) -> None:
+    truth, ranks = Link.of(ALPHA, BETA), [2] * 13 + [4] * 13
+    times = [truth.seconds(*pair) for pair in zip(SIZES * 2, ranks, strict=True)]
+    found = fit_link(SIZES * 2, noisy(times, seed), ranks)
+    # noise alone is no reason for a second line
+    ((begin, alpha, beta),) = [(x.from_bytes, x.alpha, x.beta) for x in found.lines]
+    assert begin == 0
+    assert alpha == pytest.approx(ALPHA, rel=0.05)
+    assert beta == pytest.approx(BETA, rel=0.10)
+
+
+def test_second_line_where_large_messages_are_unlike_small_ones() -> None:
+    truth = Link((Line(0, ALPHA, BETA), Line(4.0**9, 5 * ALPHA, 2 * BETA)))
+    times = [truth.seconds(size, 2) for size in SIZES]
+    found = fit_link(SIZES, noisy(times, 0, 0.02), [2] * 13)
+    assert [line.from_bytes for line in found.lines] == [0, 4.0**9]
+    assert found.lines[1].alpha == pytest.approx(5 * ALPHA, rel=0.1)
+    assert found.lines[1].beta == pytest.approx(2 * BETA, rel=0.1)
+
+
+def test_a_law_that_is_no_line_shows_as_error() -> None:
+    """The model must be able to fail: time grows with the square of the size."""
+    times = [1e-4 + 1e-14 * size**2 for size in SIZES]
+    link = fit_link(SIZES, times, [2] * 13)
+    predicted = [link.seconds(size, 2) for size in SIZES]
+    assert max(abs(relative_errors(predicted, times))) > 0.5
+
+
+def test_rate_that_was_not_fitted_is_predicted() -> None:
+    truth = Shaped(alpha=1e-4, frame_bytes=500, overhead=1.05, burst_bytes=131072)
+    sizes, rates = [1e3, 1e6, 4e6] * 2, [12.5e6] * 3 + [125e6] * 3
+    times = [truth.at(r).seconds(size, 2) for r, size in zip(rates, sizes, strict=True)]
+    found = fit_shaped(rates, sizes, noisy(times, 1, 0.02), [2] * 6, 131072)
+    for ranks in (2, 4):
+        expected = truth.at(40e6).seconds(3e6, ranks)
+        assert found.at(40e6).seconds(3e6, ranks) == pytest.approx(expected, rel=0.03)
+
+
+def test_crowding_by_hand() -> None:
+    link = Link.of(1.0, 0.5)
+    # 4 ranks on 2 cores, one more a core: 6 messages three times as long, 1.5 bytes
+    # each twice as long
+    rows = [
+        Reduction("loopback", 4, size, 6 * 3 + 1.5 * size * 0.5 * 2)
+        for size in (1, 10, 1000)
+    ]
+    assert fit_crowding(link, rows, 2) == pytest.approx((3, 2))
+    # 3 ranks on 2 cores, half of that: 4 messages, 4/3 bytes
+    half = [
+        Reduction("loopback", 3, size, 4 * 2 + 4 / 3 * size * 0.5 * 1.5)
+        for size in (1, 10, 1000)
+    ]
+    assert fit_crowding(link, half, 2) == pytest.approx((3, 2))
+
+
+def test_network_is_fitted_on_links_by_their_names() -> None:
+    truth = Network(Link.of(ALPHA, BETA), Shaped(1e-4, 500, 1.05, 1000))
+    crowded = truth.loopback.crowded(3, 2)
+    rows = [
+        Reduction(name, 2, size, truth.link(name).seconds(size, 2))
+        for name in ("loopback", "100mbit", "1gbit")
+        for size in SIZES
+    ]
+    rows += [Reduction("loopback", 4, x, crowded.seconds(x, 4)) for x in SIZES]
+    network, factors = fit_network(rows, 2, 1000)
+    assert network.loopback.lines[0].beta == pytest.approx(BETA)
+    assert network.cable is not None
+    assert network.cable.overhead == pytest.approx(1.05)
+    assert factors == pytest.approx((3, 2))
+    # with a core for each rank nothing is crowded, and without cables there are none
+    alone, nothing = fit_network(rows[: len(SIZES)], 4, 1000)
+    assert (alone.cable, nothing) == (None, (1, 1))
+    with pytest.raises(UserError, match="needs all-reduces over loopback of at most 2"):
+        fit_network(rows[-1:], 2, 1000)

@@ -1,0 +1,135 @@
+"""Many settings in one set of processes: what a row holds, and what ranks really do."""
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from tiny import tiny_params, tiny_shards
+
+from minitrain.analysis.gpt_layers import buckets, gpt_layers
+from minitrain.bench.arms import Contestant
+from minitrain.bench.networks import Networks, why_not
+from minitrain.bench.phases import PHASES
+from minitrain.bench.placed import TRIALS, Found, Linked, Placed, Sweep, compete
+from minitrain.core.errors import RankError
+from minitrain.core.params import Params
+from minitrain.data.text import VOCAB_SIZE
+from minitrain.distributed.groups import distributed
+from minitrain.distributed.launcher import launch
+from minitrain.sync.catalog import PLAIN
+from minitrain.sync.strategy import world
+
+WHY_NOT = why_not()
+ROUNDS, STEPS = 2, 2
+SIZES = (4, 4096)
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_shards(tmp_path_factory.mktemp("shards"), 1)
+
+
+def placed(name: str, processes: int, sync: str, **own: Any) -> Placed:
+    return Placed(name, processes, 1, (("sync", sync),), **own)
+
+
+ARMS: list[Linked] = [
+    placed("one", 1, PLAIN, samples=4),
+    placed("two", 2, "ddp", samples=2, n_embd=32),
+    placed("three", 3, "ddp", samples=1, n_layer=2),
+    Sweep("sums", 2, 1, sizes=SIZES),
+]
+
+
+def be_a_rank(
+    params: Params, shards: Path, arms: Sequence[Linked], hosts: Sequence[str] = ()
+) -> Found:
+    with distributed():
+        return compete(params, shards, arms, range(ROUNDS), STEPS, hosts)
+
+
+def test_every_rank_has_a_row_of_each_turn(shards: Path) -> None:
+    job = partial(be_a_rank, tiny_params(), shards, ARMS)
+    found = launch(job, 3, timeout_s=120)
+    rows = [row for one in found for row in one.turns]
+    count = Counter((row["arm"], row["rank"]) for row in rows)
+    assert count == {
+        ("one", 0): ROUNDS,
+        **{("two", rank): ROUNDS for rank in range(2)},
+        **{("three", rank): ROUNDS for rank in range(3)},
+    }
+    for row in rows:
+        parts = [row[f"{phase}_s"] for phase in PHASES]
+        assert min(parts) > 0
+        # what lies between the barriers of a turn, and a little more
+        assert sum(parts) < row["seconds"]
+    # one and two see the same four samples a step
+    tokens = {(r["arm"], r["round"], r["rank"]): r["tokens"] for r in rows}
+    for number in range(ROUNDS):
+        assert tokens["one", number, 0] == tokens["two", number, 1]
+
+
+def test_every_rank_times_each_sum(shards: Path) -> None:
+    job = partial(be_a_rank, tiny_params(), shards, ARMS[-1:])
+    found = launch(job, 2, timeout_s=120)
+    for one in found:
+        sizes = [trial.num_bytes for trial in one.trials]
+        assert sizes == [size for size in SIZES for _ in range(TRIALS)] * ROUNDS
+        assert all(trial.end > trial.start for trial in one.trials)
+    # on one clock: nobody is done before the last has begun
+    for first, second in zip(*(one.trials for one in found), strict=True):
+        assert max(first.start, second.start) < min(first.end, second.end)
+
+
+def wrong_sums(*arguments: Any) -> Found:
+    def add_one(tensor: torch.Tensor, **_: Any) -> None:
+        tensor.add_(1)
+
+    dist.all_reduce = add_one
+    return be_a_rank(*arguments)
+
+
+def test_wrong_sum_is_an_error(shards: Path) -> None:
+    with pytest.raises(RankError, match=r"sums, 4 bytes: rank \d got a wrong sum"):
+        launch(wrong_sums, 2, tiny_params(), shards, ARMS[-1:], timeout_s=120)
+
+
+def bucket_bytes(params: Params, shards: Path, arm: Placed) -> list[int]:
+    with distributed():
+        folder = shards / "world-2"
+        contestant = Contestant(arm, arm.params(params), folder, world())
+        # DDP makes its buckets anew after the first step
+        contestant.take_turn(2)
+        return [event.num_bytes for event in contestant.worker.sync.trace.events]
+
+
+@pytest.mark.parametrize("cap_mb", [None, 0.001, 0.01, 1.0])
+def test_buckets_are_those_of_the_cost_model(
+    cap_mb: float | None, tmp_path: Path
+) -> None:
+    """Which takes its layers for those of MiniGPT, and DDP's rule for its own."""
+    changes = (("sync", "ddp"), ("bucket_cap_mb", cap_mb))
+    arm = Placed("two", 2, 1, changes, True, n_layer=2, n_embd=16, samples=2)
+    params = tiny_params()
+    shards = tiny_shards(tmp_path, 2)
+    found = launch(bucket_bytes, 2, params, shards, arm, timeout_s=120)[0]
+    layers = gpt_layers(2, 16, params.model.block_size, VOCAB_SIZE)
+    assert found == [bucket.num_bytes for bucket in buckets(layers, cap_mb)]
+
+
+@pytest.mark.skipif(WHY_NOT is not None, reason=f"{WHY_NOT}")
+def test_settings_over_a_cable_are_beside_those_over_loopback(shards: Path) -> None:
+    cabled = placed("cabled", 2, "ddp", samples=2, link="100mbit")
+    sweep = Sweep("slow sums", 2, 1, link="1gbit", sizes=SIZES)
+    arms = [ARMS[1], cabled, sweep]
+    with Networks() as hosts:
+        job = partial(be_a_rank, tiny_params(), shards, arms, hosts.paths)
+        found = launch(job, 2, timeout_s=120)
+    for one in found:
+        assert {row["arm"] for row in one.turns} == {"two", "cabled"}
+        assert len(one.trials) == ROUNDS * TRIALS * len(SIZES)
