@@ -1,4 +1,4 @@
-"""All-reduce among the ranks of one host: they add in memory that all of them map.
+"""Collectives among the ranks of one host, in memory that all of them map.
 
 Time runs in ticks that end with a barrier, and the memory has two slots. In one tick
 ranks write only to one slot, each to its own row, and read only from the other, which
@@ -7,7 +7,7 @@ that one. A tensor passes through in pieces: the memory is small and stays in ca
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Self
 
 import torch
@@ -28,20 +28,27 @@ ALIGNMENT = 64
 class SharedMemoryGroup:
     """The ranks of ``group`` (all of them when it is None), which share one host.
 
-    The constructor is collective; it raises UserError where the ranks are on several
-    hosts. Whoever waits longer than ``timeout_s`` seconds for another rank gives up.
-    Close it, or use it as a context; the memory goes with the last tensor in it.
+    ``among``: only those, as ``group`` numbers them; then it is a group of this rank's
+    host. The constructor is collective, for all of ``group`` in any case; it raises
+    UserError where the ranks are on several hosts. Whoever waits longer than
+    ``timeout_s`` seconds for another rank gives up. Close it, or use it as a context;
+    the memory goes with the last tensor in it.
     """
 
     def __init__(
-        self, group: dist.ProcessGroup | None = None, *, timeout_s: float = 120
+        self,
+        group: dist.ProcessGroup | None = None,
+        *,
+        among: Sequence[int] | None = None,
+        timeout_s: float = 120,
     ) -> None:
-        self.rank = dist.get_rank(group)
-        self.world_size = world_size = dist.get_world_size(group)
+        members = range(dist.get_world_size(group)) if among is None else among
+        self.rank = members.index(dist.get_rank(group))
+        self.world_size = world_size = len(members)
         chunk = ROW_BYTES // world_size // ALIGNMENT * ALIGNMENT
         # (slot, writer, chunk, byte): a row has one chunk for each rank
         shape = (2, world_size, world_size, chunk)
-        self._links, memory = meet(group, math.prod(shape), timeout_s)
+        self._links, memory = meet(group, math.prod(shape), timeout_s, members)
         # torch keeps the mapping alive as long as there is a view of it
         flat = torch.frombuffer(memory, dtype=torch.uint8)
         self._slots: Tensor | None = flat.view(shape)
@@ -72,24 +79,43 @@ class SharedMemoryGroup:
         Raises RankError that names the rank that ended, left or was silent, or brings
         another number of elements or another type. After any error the group is closed.
         """
+        self._together("all_reduce", tensor, self._add)
+
+    def broadcast(self, tensor: Tensor) -> None:
+        """Replace ``tensor`` by that of the first rank, in place. Collective.
+
+        It takes and raises what :meth:`all_reduce` does, and changes no bit.
+        """
+        self._together("broadcast", tensor, self._copy, "a broadcast of ")
+
+    def _together(
+        self,
+        name: str,
+        tensor: Tensor,
+        do: Callable[[Tensor, Tensor], None],
+        kind: str = "",
+    ) -> None:
         if self._slots is None:
-            raise ValueError("all_reduce: the SharedMemoryGroup is closed")
+            raise ValueError(f"{name}: the SharedMemoryGroup is closed")
         if self.world_size == 1:
             return
         try:
             flat = tensor.detach().view(-1)
-            self._brings = f"{len(flat)} elements of {flat.dtype}".encode()
-            if self.world_size == 2 or flat.nbytes <= SMALL_BYTES:
-                if flat.dtype not in self._rows:
-                    slots = self._slots.view(flat.dtype).flatten(2)
-                    self._rows[flat.dtype] = [list(slot) for slot in slots]
-                self._everybody_adds_all(flat, self._rows[flat.dtype])
-            else:
-                self._everybody_adds_a_chunk(flat, self._slots.view(flat.dtype))
+            self._brings = f"{kind}{len(flat)} elements of {flat.dtype}".encode()
+            do(flat, self._slots)
         except BaseException:
             # the others may be further, or wait: no way back into step
             self.close()
             raise
+
+    def _add(self, flat: Tensor, slots: Tensor) -> None:
+        if self.world_size > 2 and flat.nbytes > SMALL_BYTES:
+            self._everybody_adds_a_chunk(flat, slots.view(flat.dtype))
+            return
+        if flat.dtype not in self._rows:
+            rows = slots.view(flat.dtype).flatten(2)
+            self._rows[flat.dtype] = [list(slot) for slot in rows]
+        self._everybody_adds_all(flat, self._rows[flat.dtype])
 
     def _everybody_adds_all(self, flat: Tensor, rows: list[list[Tensor]]) -> None:
         """One barrier a piece; ``rows[slot][writer]`` are of shape (elements,)."""
@@ -139,6 +165,20 @@ class SharedMemoryGroup:
             if piece or sent:
                 self._end_tick()
             sent, added = piece, sent
+
+    def _copy(self, flat: Tensor, slots: Tensor) -> None:
+        """One barrier a piece, which the first rank writes and then the others read."""
+        # of each slot the first rank's row, as in a sum of two
+        rows = slots.view(flat.dtype)[:, 0].flatten(1)
+        sent: Tensor | None = None
+        for piece in (*flat.split(rows.shape[1]), None):
+            if sent is not None and self.rank > 0:
+                sent.copy_(rows[1 - self._writing, : len(sent)])
+            if piece is not None:
+                if self.rank == 0:
+                    rows[self._writing, : len(piece)] = piece
+                self._end_tick()
+            sent = piece
 
     def _end_tick(self) -> None:
         self._links.barrier(self._brings)

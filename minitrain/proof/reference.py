@@ -10,6 +10,7 @@ from collections.abc import Iterable
 import torch
 
 from minitrain.proof.bits import Rung
+from minitrain.proof.hosts import possible_hosts, reduction_of
 from minitrain.sync.strategy import Strategy
 
 # odd ones beside those of the run: chunks of a ring come out unequal
@@ -22,7 +23,7 @@ def reference_rung(
     strategy: type[Strategy], num_shards: int, sizes: Iterable[int], dtype: torch.dtype
 ) -> Rung:
     """The reference of a strategy against a float64 sum of random gradients, for
-    buckets of ``sizes`` elements.
+    buckets of ``sizes`` elements, and several ways to put ranks on hosts.
 
     Adding n numbers rounds at most n times, each time by at most half a unit in the
     last place of the sum of absolute values so far (Higham, Accuracy and Stability of
@@ -37,12 +38,14 @@ def reference_rung(
         shards = [
             torch.randn(size, generator=chance).to(dtype) for _ in range(num_shards)
         ]
-        found = strategy.reference([shard.clone() for shard in shards])
         right = torch.stack(shards).double()
         allowed = (num_shards + 1) * (unit * right.abs().sum(0) + smallest)
-        share = float(((found.double() - right.sum(0)).abs() / allowed).max())
-        if not share <= worst:
-            worst, where = share, f"{num_shards} shards of {size} elements"
+        for hosts in possible_hosts(strategy, num_shards):
+            found = reduction_of(strategy, hosts)([shard.clone() for shard in shards])
+            share = float(((found.double() - right.sum(0)).abs() / allowed).max())
+            if not share <= worst:
+                worst, where = share, f"{num_shards} shards of {size} elements"
+                where += f" on {len(hosts)} hosts" if len(hosts) > 1 else ""
     if not worst <= 1:
         detail = f"{where}: {worst:.3g} times what rounding explains"
         return Rung(None, None, None, "breach", f"the reference is no sum: {detail}")

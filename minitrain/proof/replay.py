@@ -1,11 +1,12 @@
 """One process that does what W ranks did, one after the other: same order, same bits.
 
 It reads the ranks' shards, adds their gradients in the order of the strategy (gloo's
-ring, a tree) over the buckets that the run recorded, and steps the same optimizer.
+ring, a tree, a tree inside each host) over the buckets that the run recorded, and steps
+the same optimizer.
 """
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from minitrain.data.batches import Batches
 from minitrain.proof.first_difference import Rows, of_kind
+from minitrain.proof.hosts import Reduction, hosts_of_run, reduction_of
 from minitrain.sync.strategy import trained
 from minitrain.train.buffers import Buffers, copy_buffers, load_buffers
 from minitrain.train.checkpoint import Checkpoints, Kept
@@ -73,8 +75,9 @@ def replay(
 
     The model starts as rank 0's, which is everybody's; what a rank draws afterwards
     (dropout) goes on from its own seed. Every step starts from the first shard's
-    buffers, as under DDP. Which gradients were added up together is the one thing that
-    it takes from the run. Threads must be those of the run for its bits to be repeated.
+    buffers, as under DDP. It takes two things from the run: which gradients were added
+    up together, and which ranks shared a host, for a strategy that adds there first.
+    Threads must be those of the run for its bits to be repeated.
     ``show`` names a progress bar; ``keep`` is a step whose values are kept, ``sampled``
     steps whose tensors are. With ``checkpoints`` it goes on from the newest.
     """
@@ -103,6 +106,7 @@ class _Replay:
         self._optimizer = plain_optimizer(config, self.model)
         self._precision = Precision(config.precision)
         self._layout = BucketLayout(rows, self.model)
+        self._reduction = reduction_of(config.sync, hosts_of_run(rows, world_size))
         self._recorder = recorder(self.model)
         self.values = self._recorder.values
         self.results = [TrainResult() for _ in self._shards]
@@ -115,7 +119,7 @@ class _Replay:
 
     def _step(self, step: int) -> None:
         model, precision, recorder = self.model, self._precision, self._recorder
-        guarantees, reduction = self._sync.guarantees, self._sync.reference
+        guarantees, reduction = self._sync.guarantees, self._reduction
         turns = zip(self._shards, self._streams, self.results, strict=True)
         gradients, after = _each_shard(model, turns, step, self._divisor, precision)
         # DDP broadcasts rank 0's before the next forward pass (broadcast_buffers)
@@ -224,7 +228,7 @@ def _combine(
     model: nn.Module,
     gradients: list[Gradients],
     buckets: list[list[str]],
-    reduction: Callable[[Sequence[Tensor]], Tensor],
+    reduction: Reduction,
 ) -> None:
     """Set every ``.grad`` to what ``reduction`` makes of each bucket of all shards.
 

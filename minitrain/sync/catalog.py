@@ -22,6 +22,7 @@ STRATEGIES = {
     "invariant": "minitrain.sync.invariant:Invariant",
     "shm": "minitrain.sync.shm:SharedMemory",
     "invariant_shm": "minitrain.sync.invariant:InvariantSharedMemory",
+    "hierarchical": "minitrain.sync.hierarchical:Hierarchical",
 }
 
 

@@ -11,8 +11,9 @@ from typing import Literal, Protocol
 from minitrain.core.errors import UserError
 
 Promise = Literal["reduced_once", "replay", "one_process", "loss"]
-# gloo's ring; a balanced binary tree; several passes that keep no one order
-Order = Literal["ring", "tree", "none"]
+# gloo's ring; a balanced binary tree; that tree inside each host, then the ring among
+# the hosts; several passes that keep no one order
+Order = Literal["ring", "tree", "hosts", "none"]
 EXACT: frozenset[Promise] = frozenset({"reduced_once", "replay", "one_process"})
 
 
@@ -50,14 +51,16 @@ class Guarantees:
     """What the ladder may hold a strategy to, and what it needs.
 
     ``promises``: rungs that may be asked. ``adds_in``: the order in which the ranks'
-    gradients are added. ``sends``: what travels, in words. ``wire``: the type (of
+    gradients are added; with ``hosts`` it depends on which of them shared one, so the
+    strategy notes that in ``trace.hosts``, and its ``reference`` is given it, by name.
+    ``sends``: what travels, in words. ``wire``: the type (of
     torch) that gradients are rounded to on their way, where it is coarser than their
     own. ``averages``: the sum is divided by the number of ranks, and the loss weighted
     accordingly. ``has_buckets``: DDP's, with their settings. ``logical_shards``: a
     batch is cut into ``train.logical_shards`` parts, whatever the world size.
     ``own_buffers``: after a step each rank has those of its own samples.
-    ``on_one_host``: all ranks must be, and compute on the CPU. ``fp16``: empty where
-    float16 with a scaled loss can be had, else why not.
+    ``on_one_host``: all ranks must be. ``on_cpu``: they compute there, so nccl is of no
+    use. ``fp16``: empty where float16 with a scaled loss can be had, else why not.
     """
 
     promises: frozenset[Promise] = EXACT
@@ -69,6 +72,7 @@ class Guarantees:
     logical_shards: bool = False
     own_buffers: bool = True
     on_one_host: bool = False
+    on_cpu: bool = False
     fp16: str = ""
 
     @property
@@ -157,8 +161,12 @@ GUARANTEES: dict[str, Guarantees] = {
         sends="nothing: the memory is shared",
         has_buckets=True,
         on_one_host=True,
+        on_cpu=True,
     ),
     "invariant_shm": replace(
-        TREE, sends="nothing: the memory is shared", on_one_host=True
+        TREE, sends="nothing: the memory is shared", on_one_host=True, on_cpu=True
+    ),
+    "hierarchical": Guarantees(
+        adds_in="hosts", sends="gradients, once a host", has_buckets=True, on_cpu=True
     ),
 }

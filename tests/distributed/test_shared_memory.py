@@ -61,6 +61,13 @@ def is_right(shared: Any, size: int, dtype: torch.dtype) -> bool:
     return same_bits(mine, tree_sum(buffers))
 
 
+def is_handed_out(shared: Any, size: int, dtype: torch.dtype) -> bool:
+    buffers = inputs(size, dtype, shared.world_size)
+    mine = buffers[shared.rank].clone()
+    shared.broadcast(mine)
+    return torch.equal(mine.view(torch.uint8), buffers[0].view(torch.uint8))
+
+
 def traces() -> list[str]:
     """What this process holds of the kind that a group does: sockets and memory."""
     sockets = Path("/proc/net/unix").read_text().splitlines()[1:]
@@ -85,12 +92,16 @@ def wrong_sums() -> list[Any]:
                 for dtype in [*FLOATS, torch.int64]:
                     if not is_right(shared, size, dtype):
                         wrong.append((size, dtype))
-            wrong += [n for n in LARGE if not is_right(shared, n, torch.float32)]
+                    if not is_handed_out(shared, size, dtype):
+                        wrong.append(("handed out", size, dtype))
+            for does in (is_right, is_handed_out):
+                wrong += [n for n in LARGE if not does(shared, n, torch.float32)]
         # rows so short that every tensor passes in many pieces, one right after another
         shared_memory.ROW_BYTES, shared_memory.SMALL_BYTES = 1024, 256
         with SharedMemoryGroup() as shared:
             for size in torch.randint(0, 2000, (80,), generator=torch.Generator()):
-                if not is_right(shared, int(size), FLOATS[int(size) % 4]):
+                does = is_handed_out if size % 3 == 0 else is_right
+                if not does(shared, int(size), FLOATS[int(size) % 4]):
                     wrong.append(("short rows", int(size)))
         assert traces() == before
     return wrong
@@ -265,6 +276,64 @@ def test_tensors_of_unlike_length_or_type_are_refused() -> None:
     odd = [f"rank 0 brings {a}, and rank 1 {b}: {end}" for a, b in kinds]
     expected = [[line.format(rank) for line in sees_1] for rank in (0, 2)]
     assert launch(tensors_of_unlike_kind, 3) == [expected[0], odd, expected[1]]
+
+
+def broadcasts_of_unlike_kind() -> list[str]:
+    messages = []
+    with distributed() as (rank, _):
+        for what, size in (("broadcast", 4), ("all_reduce", 3)):
+            mine = torch.full((size if rank == 1 else 3,), float(rank))
+            with SharedMemoryGroup() as shared:
+                try:
+                    getattr(shared, what if rank == 1 else "broadcast")(mine)
+                except RankError as error:
+                    messages.append(str(error))
+                assert mine.eq(rank).all()
+                with suppress(ValueError):
+                    shared.broadcast(mine)
+                    messages.append("it was not closed")
+    return messages
+
+
+def test_broadcasts_of_unlike_kind_are_refused() -> None:
+    three, four = (f"a broadcast of {n} elements of torch.float32" for n in (3, 4))
+    summed, end = "3 elements of torch.float32", ": must be the same on every rank"
+    assert launch(broadcasts_of_unlike_kind, 2) == [
+        [f"rank 1 brings {odd}, and rank 0 {three}{end}" for odd in (four, summed)],
+        [f"rank 0 brings {three}, and rank 1 {odd}{end}" for odd in (four, summed)],
+    ]
+
+
+def groups_by_host() -> tuple[Any, float, float, str]:
+    with distributed() as (rank, _):
+        # hosts as a rank says; the memory is that of the one it is on
+        links._host = lambda: ("even" if rank % 2 == 0 else "odd",)
+        hosts = links.hosts_of()
+        with SharedMemoryGroup(among=hosts[rank % 2]) as shared:
+            summed, given = torch.tensor([float(rank)]), torch.tensor([float(rank)])
+            shared.all_reduce(summed)
+            shared.broadcast(given)
+            # rank 3 of all, the second on its host
+            brings = torch.ones(2 if rank == 3 else 1)
+            try:
+                shared.all_reduce(brings)
+                message = ""
+            except RankError as error:
+                message = str(error)
+        return hosts, float(summed), float(given), message
+
+
+def test_each_host_has_a_group_of_its_own() -> None:
+    hosts = [[0, 2, 4], [1, 3]]
+    one, two = (f"{n} elements of torch.float32" for n in (1, 2))
+    end = ": must be the same on every rank"
+    assert launch(groups_by_host, 5) == [
+        (hosts, 6.0, 0.0, ""),
+        (hosts, 4.0, 1.0, f"rank 3 brings {two}, and rank 1 {one}{end}"),
+        (hosts, 6.0, 0.0, ""),
+        (hosts, 4.0, 1.0, f"rank 1 brings {one}, and rank 3 {two}{end}"),
+        (hosts, 6.0, 0.0, ""),
+    ]
 
 
 def silence_among_signals() -> tuple[str, float]:

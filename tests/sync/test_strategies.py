@@ -5,7 +5,7 @@ import os
 import signal
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -27,6 +27,7 @@ from minitrain.distributed.torch_private import GradBucket
 from minitrain.distributed.tree import shards_of, tree_sum
 from minitrain.proof.bits import precision_rung
 from minitrain.proof.evidence import Evidence
+from minitrain.proof.hosts import reduction_of
 from minitrain.sync.catalog import STRATEGIES, find_strategy, guarantees_of
 from minitrain.sync.explicit import Flat
 from minitrain.sync.guarantees import Defaults
@@ -41,7 +42,14 @@ from minitrain.train.worker import Worker
 
 INVARIANT = ("invariant", "invariant_shm")
 # at two ranks a sum has one order, so all of these are DDP to the bit
-DDP_AT_TWO = ("per_parameter", "flat", "reduce_scatter", "zero1", "shm")
+DDP_AT_TWO = (
+    "per_parameter",
+    "flat",
+    "reduce_scatter",
+    "zero1",
+    "shm",
+    "hierarchical",
+)
 SHARDED = ("zero1", "fsdp")
 DROPOUT = 0.25
 
@@ -379,7 +387,9 @@ def test_shards_of_a_rank_are_ordered_for_the_tree() -> None:
     ],
     ids=str,
 )
-@pytest.mark.parametrize("name", ["ddp", "shm", "bf16_compress", "zero1"])
+@pytest.mark.parametrize(
+    "name", ["ddp", "shm", "bf16_compress", "zero1", "hierarchical"]
+)
 def test_settings_of_ddps_buckets(name: str, tuning: Defaults) -> None:
     model = "spare_parameter" if tuning.find_unused_parameters else "plain"
     ladder = examine(trial_of(name, model, tuning=tuning), 3, timeout_s=60)
@@ -424,7 +434,7 @@ def is_freed(name: str) -> bool:
         return seen() is None
 
 
-@pytest.mark.parametrize("name", ["ddp", "powersgd", "shm"])
+@pytest.mark.parametrize("name", ["ddp", "powersgd", "shm", "hierarchical"])
 def test_strategy_and_its_ddp_do_not_keep_each_other_for_ever(name: str) -> None:
     assert launch(is_freed, 1, name) == [True]
 
@@ -646,15 +656,23 @@ def test_promises_that_nobody_reads_are_refused() -> None:
         find_strategy(name)
 
 
+HOSTS = [[0, 1], [2, 4], [3]]
+
+
+def first_inside_hosts(shards: Sequence[Tensor]) -> Tensor:
+    return ring_sum([shards[0] + shards[1], shards[2] + shards[4], shards[3]])
+
+
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_reference_adds_in_the_order_that_the_table_says(name: str) -> None:
     """Of five numbers that differ in size, so that the order shows in the bits."""
-    orders = {"ring": ring_sum, "tree": tree_sum}
+    orders = {"ring": ring_sum, "tree": tree_sum, "hosts": first_inside_hosts}
     wire = guarantees_of(name).wire
     sizes = torch.tensor([1e4, 1e-3, 1.0, -1e4, 0.1])
     shards = [torch.full((7,), float(size)) / 3 for size in sizes]
     narrow = [s.to(getattr(torch, wire)) if wire else s for s in shards]
-    found = find_strategy(name).reference([shard.clone() for shard in shards])
+    reference = reduction_of(find_strategy(name), HOSTS)
+    found = reference([shard.clone() for shard in shards])
     for order, add in orders.items():
         alike = torch.equal(found, add(narrow).to(found.dtype))
         if guarantees_of(name).adds_in != "none":

@@ -1,0 +1,107 @@
+"""DDP whose buckets cross the network once a host: shared memory inside, then gloo."""
+
+import secrets
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from minitrain.distributed.ring import ring_sum
+from minitrain.distributed.shared_memory import SharedMemoryGroup
+from minitrain.distributed.sockets import hosts_of
+from minitrain.distributed.torch_private import GradBucket, group_by, group_timeout_s
+from minitrain.distributed.tree import tree_sum
+from minitrain.sync.guarantees import GUARANTEES, Guarantees
+from minitrain.sync.stock import Reduced, StockDDP
+from minitrain.sync.strategy import Traffic
+
+
+class Hierarchical(StockDDP):
+    """Stock DDP, with buckets summed in three moves: inside each host, among the hosts'
+    first ranks (the leaders) by gloo, and back to the others of the host.
+
+    However many ranks a host has, it sends a bucket once. On one host it is ``shm``,
+    with one rank a host ``ddp``, to the bit.
+    """
+
+    guarantees: ClassVar[Guarantees] = GUARANTEES["hierarchical"]
+    bucket_views: ClassVar[bool] = True
+
+    def set_up(self) -> None:
+        limit = group_timeout_s(self.group)
+        hosts = self.trace.hosts = hosts_of(self.group)
+        (mine,) = (host for host in hosts if self.rank in host)
+        self._memory = SharedMemoryGroup(self.group, among=mine, timeout_s=limit)
+        self._crosses_hosts = len(hosts) > 1
+        # None on all ranks but the leaders, and on one host
+        self._leaders: dist.ProcessGroup | None = None
+        # buckets of this step that the leader has yet to hand back
+        self._under_way: list[tuple[Tensor, Reduced]] = []
+        if self._crosses_hosts:
+            names = [f"leaders-{secrets.token_hex(16)}"]
+            dist.broadcast_object_list(names, group=self.group, group_src=0)
+            if self.rank == mine[0]:
+                ranks = dist.get_process_group_ranks(self.group)
+                leaders = [ranks[host[0]] for host in hosts]
+                self._leaders = group_by(leaders, names[0], limit)
+        super().set_up()
+
+    def _needs_hook(self) -> bool:
+        return True
+
+    def exchange(self, bucket: GradBucket) -> Reduced:
+        buffer = bucket.buffer().mul_(self.factor)
+        self._memory.all_reduce(buffer)
+        reduced = self._among_hosts(buffer)
+        if self._crosses_hosts:
+            self._under_way.append((buffer, reduced))
+            # the others of a host cannot see when their leader is done, so all of it
+            # waits for the network together, when nothing is left to compute
+            if bucket.is_last() or not self.tuning.overlap:
+                self._hand_back()
+        return reduced
+
+    def _among_hosts(self, buffer: Tensor) -> Reduced:
+        if self._leaders is not None:
+            work = dist.all_reduce(buffer, group=self._leaders, async_op=True)
+            return work.get_future().then(lambda future: future.value()[0])
+        reduced: Reduced = torch.futures.Future()
+        if not self._crosses_hosts:
+            reduced.set_result(buffer)
+        return reduced
+
+    def _hand_back(self) -> None:
+        for buffer, reduced in self._under_way:
+            if self._leaders is not None:
+                self._wait(reduced)
+            self._memory.broadcast(buffer)
+            if self._leaders is None:
+                reduced.set_result(buffer)
+        self._under_way.clear()
+
+    def _wait(self, reduced: Reduced) -> None:
+        try:
+            reduced.wait()
+        except BaseException:
+            # else the others of this host would wait for a leader that has given up
+            self._memory.close()
+            raise
+
+    def traffic(self) -> Traffic:
+        return {} if self._leaders is None else super().traffic()
+
+    def close(self) -> None:
+        self._memory.close()
+        if self._leaders is not None:
+            dist.destroy_process_group(self._leaders)
+            self._leaders = None
+
+    @staticmethod
+    def reference(
+        gradients: Sequence[Tensor], hosts: Sequence[Sequence[int]] | None = None
+    ) -> Tensor:
+        """As in the base class; ``hosts`` are the ranks on each, all on one if None."""
+        where = hosts or [range(len(gradients))]
+        return ring_sum([tree_sum([gradients[r] for r in host]) for host in where])

@@ -1,0 +1,84 @@
+"""What a strategy says that it adds, and what of it a run may decide."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from minitrain.core.errors import EvidenceError
+from minitrain.proof.hosts import hosts_of_run, possible_hosts, reduction_of
+from minitrain.proof.reference import reference_rung
+from minitrain.sync.catalog import STRATEGIES, find_strategy, guarantees_of
+from minitrain.sync.hierarchical import Hierarchical
+
+PROMISED = [n for n in STRATEGIES if "replay" in guarantees_of(n).promises]
+
+
+@pytest.mark.parametrize("num_shards", [1, 2, 3, 8])
+@pytest.mark.parametrize("name", PROMISED)
+def test_references_are_sums(name: str, num_shards: int) -> None:
+    rung = reference_rung(find_strategy(name), num_shards, [100], torch.float32)
+    assert rung.verdict == "within tolerance", rung.detail
+
+
+class ForgetsTheThird(Hierarchical):
+    @staticmethod
+    def reference(
+        gradients: Sequence[Tensor], hosts: Sequence[Sequence[int]] | None = None
+    ) -> Tensor:
+        return Hierarchical.reference(gradients, (hosts or [])[:2] or None)
+
+
+def test_reference_that_forgets_a_host() -> None:
+    """Right on one host, and on two."""
+    assert reference_rung(ForgetsTheThird, 2, [], torch.float32).verdict != "breach"
+    rung = reference_rung(ForgetsTheThird, 4, [], torch.float32)
+    assert rung.verdict == "breach"
+    assert rung.detail.startswith("the reference is no sum: 4 shards of ")
+    assert " on 3 hosts: " in rung.detail or " on 4 hosts: " in rung.detail
+
+
+def test_ways_to_put_ranks_on_hosts() -> None:
+    one = [[0, 1, 2, 3, 4]]
+    assert possible_hosts(find_strategy("ddp"), 5) == [one]
+    assert possible_hosts(Hierarchical, 5) == [
+        one,
+        [[0, 2, 4], [1, 3]],
+        [[0, 3], [1, 4], [2]],
+        [[0], [1], [2], [3], [4]],
+    ]
+    assert possible_hosts(Hierarchical, 1) == [[[0]]]
+
+
+def test_sum_by_hand() -> None:
+    """2^24 + 1 is no float32 and loses its one; -2^24 + 1 is one, and keeps it."""
+    terms = [torch.tensor([x]) for x in (2.0**24, 1.0, -(2.0**24), 1.0)]
+    apart, together = [[0, 1], [2, 3]], [[0, 2], [1, 3]]
+    assert reduction_of(Hierarchical, apart)(terms).item() == 1.0
+    assert reduction_of(Hierarchical, together)(terms).item() == 2.0
+
+
+def rows(*hosts: Any) -> list[dict[str, Any]]:
+    return [{"kind": "buckets", "rank": r, "hosts": h} for r, h in enumerate(hosts)]
+
+
+def test_hosts_of_a_run() -> None:
+    assert hosts_of_run(rows([[0, 2], [1]], [[0, 2], [1]]), 3) == [[0, 2], [1]]
+    # as of a strategy that does not ask, or a run that reduced nothing
+    assert hosts_of_run([{"kind": "buckets", "rank": 0}], 3) == [[0, 1, 2]]
+    assert hosts_of_run([], 2) == [[0, 1]]
+
+
+@pytest.mark.parametrize(
+    "hosts", [[[0, 1]], [[0, 1], [1, 2]], [[0, 1], [2, 3]], [[0, 1, 2, 2]], []]
+)
+def test_hosts_that_are_no_partition(hosts: list[list[int]]) -> None:
+    with pytest.raises(EvidenceError, match="must hold each of 3 ranks once"):
+        hosts_of_run(rows(hosts), 3)
+
+
+def test_ranks_that_do_not_agree_on_hosts() -> None:
+    with pytest.raises(EvidenceError, match=r"hosts = \[\[0, 1\]\] on a rank, then"):
+        hosts_of_run(rows([[0, 1]], [[0], [1]]), 2)

@@ -1,0 +1,351 @@
+"""Hosts that add inside first: their bits, what they send, and what is seen of a fault.
+
+The hosts are made up: a rank says of itself on which one it is.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from test_strategies import large_batches, same_bits, trial_of, with_dropout
+from torch import Tensor, nn
+
+from minitrain.core.errors import EvidenceError, RankError
+from minitrain.data.batches import MicroBatch
+from minitrain.distributed import sockets
+from minitrain.distributed.groups import distributed
+from minitrain.distributed.launcher import launch
+from minitrain.proof.first_difference import of_kind
+from minitrain.sync.guarantees import Defaults
+from minitrain.sync.hierarchical import Hierarchical
+from minitrain.testing.check import examine
+from minitrain.testing.resume_cases import CASES, write_samples
+from minitrain.testing.resumed import SAVING, UNDISTURBED, differing, run_stopped
+from minitrain.testing.trial import run_ranks, run_replay
+from minitrain.train.config import RunConfig
+from minitrain.train.worker import Worker
+
+SMALL = Defaults(bucket_cap_mb=0.001)
+TWO_BY_TWO = (0, 0, 1, 1)
+
+
+def live_on(host: int) -> None:
+    """In a process of its own, which ends with this."""
+    sockets._host = lambda: (f"host {host}",)
+
+
+def placed(*where: int) -> type[Hierarchical]:
+    """The strategy with rank r on host ``where[r]``."""
+
+    class Placed(Hierarchical):
+        def set_up(self) -> None:
+            live_on(where[self.rank])
+            super().set_up()
+
+    return Placed
+
+
+def placed_trial(*where: int, **changes: Any) -> RunConfig:
+    return replace(trial_of("ddp", **changes), sync=placed(*where))
+
+
+# two by two; three and one; taking turns; one on a host of its own; all of them so
+WHERE = [TWO_BY_TWO, (0, 0, 0, 1), (0, 1, 0, 1), (0, 1, 1), (0, 1, 2)]
+
+
+@pytest.mark.parametrize("where", WHERE, ids=str)
+def test_bits_are_those_of_the_replay(where: tuple[int, ...]) -> None:
+    trial = placed_trial(*where, tuning=SMALL)
+    ladder = examine(trial, len(where), timeout_s=60)
+    assert ladder.verdict == "proven", str(ladder)
+    assert ladder.rungs["replay"].verdict == "equal"
+
+
+CASES_OF_FOUR: dict[str, dict[str, Any]] = {
+    "one bucket after the other": {"tuning": replace(SMALL, overlap=False)},
+    "unused parameter": {
+        "model": "spare_parameter",
+        "tuning": replace(SMALL, find_unused_parameters=True),
+    },
+    "accumulation": {"grad_accumulation_steps": 2},
+    "buffers and dropout": {"factory": with_dropout},
+    "fp16": {"precision": "fp16"},
+}
+
+
+@pytest.mark.parametrize("case", CASES_OF_FOUR)
+def test_settings(case: str) -> None:
+    trial = large_batches(placed_trial(*TWO_BY_TWO, **CASES_OF_FOUR[case]))
+    ladder = examine(trial, 4, timeout_s=60)
+    assert ladder.verdict == "proven", str(ladder)
+
+
+@pytest.mark.parametrize(
+    ("where", "other"), [((0, 0, 0), "shm"), ((0, 1, 2), "ddp")], ids=str
+)
+def test_one_host_is_shm_and_one_rank_a_host_is_ddp(
+    where: tuple[int, ...], other: str
+) -> None:
+    trial = placed_trial(*where, tuning=SMALL)
+    alike = replace(trial_of(other), tuning=SMALL)
+    ours, theirs = (run_ranks(one, 3, timeout_s=60) for one in (trial, alike))
+    assert same_bits(ours, theirs)
+
+
+class Weights(nn.Module):
+    """The gradient of its ``weight`` is the input."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(size))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return (self.weight * inputs).sum()
+
+
+def one_step(values: Any, group: Any = None) -> Any:
+    """The gradient after a step in which each rank of ``group`` adds its row."""
+    model = Weights(values.shape[1])
+    sync = Hierarchical(model, Defaults(), group=group)
+    with sync.micro_step(sync.rank, True):
+        sync.module(torch.from_numpy(values[sync.rank])).backward()
+    sync.reduce()
+    sync.close()
+    assert model.weight.grad is not None
+    return model.weight.grad.numpy()
+
+
+def one_step_somewhere(where: tuple[int, ...], values: Any) -> Any:
+    with distributed() as (rank, _):
+        live_on(where[rank])
+        return one_step(values)
+
+
+def rows(count: int) -> Any:
+    """Twelve float32 for each rank, of unlike sizes: the order of a sum shows."""
+    random = np.random.default_rng(0)
+    sizes = 10.0 ** random.integers(-3, 4, (count, 12))
+    return (sizes * random.standard_normal((count, 12))).astype(np.float32)
+
+
+def test_sum_by_hand_of_three_ranks_beside_one() -> None:
+    values = rows(4)
+    a, b, c, d = values * np.float32(1 / 4)
+    # a tree of three: the first and the last, then the one between
+    expected = ((a + c) + b) + d
+    for found in launch(one_step_somewhere, 4, (0, 0, 0, 1), values):
+        assert found.tobytes() == expected.tobytes()
+    assert (((a + b) + c) + d).tobytes() != expected.tobytes()
+
+
+def test_sum_by_hand_of_three_hosts() -> None:
+    """48 bytes in a ring of three: six segments of two numbers, chunks of four."""
+    values = rows(4)
+    a, b, c, d = values * np.float32(1 / 4)
+    x, y, z = a + d, b, c
+    expected = np.concatenate([(z + y + x)[:4], (x + z + y)[4:8], (y + x + z)[8:]])
+    for found in launch(one_step_somewhere, 4, (0, 1, 2, 0), values):
+        assert found.tobytes() == expected.tobytes()
+    assert (x + y + z).tobytes() != expected.tobytes()
+
+
+def steps_of_some(values: Any) -> list[Any]:
+    with distributed() as (rank, _):
+        live_on(rank // 3)
+        # so that ranks are in unlike numbers of groups
+        dist.new_group([0, 1])
+        some = dist.new_group([1, 2, 3])
+        found = [one_step(values, some) for _ in range(2)] if rank else []
+        dist.barrier()
+    return found
+
+
+def test_group_of_some_ranks_and_a_second_one_after_it() -> None:
+    """Ranks 1, 2 and 3, the last of them on another host; rank 0 is not asked."""
+    values = rows(3)
+    a, b, c = values * np.float32(1 / 3)
+    outside, *found = launch(steps_of_some, 4, values)
+    assert outside == []
+    for first, second in found:
+        assert first.tobytes() == second.tobytes() == ((a + b) + c).tobytes()
+
+
+def times_of_a_step(overlap: bool) -> list[tuple[Any, Any, int]]:
+    """Of each bucket when it was handed over, and reduced, and when the last one was
+    there.
+    """
+    with distributed() as (rank, _):
+        live_on(TWO_BY_TWO[rank])
+        model = nn.Sequential(*(Weights(600) for _ in range(3)))
+        sync = Hierarchical(model, replace(SMALL, overlap=overlap))
+        for _ in range(2):
+            sync.trace.clear()
+            with sync.micro_step(rank, True):
+                sync.module(torch.ones(600)).backward()
+        sync.close()
+    trace = sync.trace
+    assert trace.computed_ns is not None
+    return [(e.called_ns, e.done_ns, trace.computed_ns) for e in trace.events]
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_bucket_is_reduced_when_its_values_are_on_the_rank(overlap: bool) -> None:
+    found = launch(times_of_a_step, 4, overlap)
+    for rank, times in enumerate(found):
+        assert len(times) == 3
+        for called, done, computed in times:
+            assert 0 < called < done
+            # no leader hands back before everything is computed
+            assert rank in (0, 2) or computed < done
+        began_before = [called < computed for called, _, computed in times]
+        assert began_before == [overlap, overlap, False]
+
+
+def a_share_is_dropped(worker: Worker) -> None:
+    if worker.rank == 1:
+        sync: Any = worker.sync
+        right = sync.exchange
+
+        def exchange(bucket: Any) -> Any:
+            bucket.buffer().zero_()
+            return right(bucket)
+
+        sync.exchange = exchange
+
+
+def a_leader_sends_only_its_own(worker: Worker) -> None:
+    if worker.rank == 2:
+        keep_own(worker, "all_reduce")
+
+
+def a_rank_ignores_what_is_handed_back(worker: Worker) -> None:
+    if worker.rank == 3:
+        keep_own(worker, "broadcast")
+
+
+def keep_own(worker: Worker, collective: str) -> None:
+    sync: Any = worker.sync
+    right = getattr(sync._memory, collective)
+
+    def wrong(tensor: Tensor) -> None:
+        own = tensor.clone()
+        right(tensor)
+        tensor.copy_(own)
+
+    setattr(sync._memory, collective, wrong)
+
+
+def hosts_are_noted_otherwise(worker: Worker) -> None:
+    worker.sync.trace.hosts = [[0, 2], [1, 3]]
+
+
+FAULTS: list[tuple[Callable[[Worker], None], str]] = [
+    (a_share_is_dropped, "replay_gradients"),
+    (a_leader_sends_only_its_own, "replay_gradients"),
+    (a_rank_ignores_what_is_handed_back, "ranks"),
+    (hosts_are_noted_otherwise, "replay_gradients"),
+]
+
+
+@pytest.mark.parametrize(("fault", "rung"), FAULTS)
+def test_fault_is_caught(fault: Callable[[Worker], None], rung: str) -> None:
+    ladder = examine(placed_trial(*TWO_BY_TWO), 4, fault, timeout_s=60)
+    assert rung in ladder.breaches, str(ladder)
+    # all ranks are wrong alike, but for the one that does not listen
+    assert ("ranks" in ladder.breaches) == (rung == "ranks")
+
+
+def a_rank_is_forgotten(worker: Worker) -> None:
+    worker.sync.trace.hosts = [[0, 1], [2]]
+
+
+def a_rank_sees_other_hosts(worker: Worker) -> None:
+    if worker.rank == 1:
+        worker.sync.trace.hosts = [[0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("fault", "line"),
+    [
+        (a_rank_is_forgotten, "[[0, 1], [2]]: must hold each of 4 ranks once"),
+        (a_rank_sees_other_hosts, "[[0, 1], [2, 3]] on a rank, then [[0, 1, 2, 3]]"),
+    ],
+)
+def test_hosts_that_cannot_be(fault: Callable[[Worker], None], line: str) -> None:
+    trial = placed_trial(*TWO_BY_TWO)
+    run = run_ranks(trial, 4, fault, timeout_s=60)
+    with pytest.raises(EvidenceError) as refused:
+        run_replay(trial, run, 4)
+    assert str(refused.value) == f"buckets: hosts = {line}"
+
+
+@pytest.mark.parametrize("name", ["shm", "ddp"])
+def test_where_hosts_decide_nothing_none_are_noted(name: str) -> None:
+    run = run_ranks(trial_of(name), 2, timeout_s=60)
+    assert all("hosts" not in row for row in of_kind(run.rows, "buckets"))
+
+
+def at_step_3(worker: Worker, victim: int, do: Callable[[], None]) -> None:
+    if worker.rank != victim:
+        return
+    right = worker.batches.micro_batches
+
+    def micro_batches(step: int) -> list[MicroBatch]:
+        if step == 3:
+            do()
+        return right(step)
+
+    worker.batches.micro_batches = micro_batches  # type: ignore[method-assign]
+
+
+def killed(worker: Worker, victim: int, note: Path) -> None:
+    def kill() -> None:
+        note.write_text(str(time.monotonic()))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    at_step_3(worker, victim, kill)
+
+
+@pytest.mark.parametrize("victim", [1, 2])
+def test_rank_that_is_killed_is_named_and_all_end(victim: int, tmp_path: Path) -> None:
+    """One that follows, then one that leads: another host waits for that over gloo."""
+    note = tmp_path / "killed"
+    inject = partial(killed, victim=victim, note=note)
+    with pytest.raises(RankError, match=rf"rank {victim} .*: killed by SIGKILL"):
+        run_ranks(placed_trial(*TWO_BY_TWO), 4, inject, timeout_s=60)
+    assert time.monotonic() - float(note.read_text()) < 10
+
+
+def its_memory_is_closed(worker: Worker) -> None:
+    sync: Any = worker.sync
+    at_step_3(worker, 3, sync._memory.close)
+
+
+def test_error_in_the_hook_is_told_as_it_is() -> None:
+    line = "rank 3 .*: ValueError: all_reduce: the SharedMemoryGroup is closed"
+    with pytest.raises(RankError, match=line):
+        run_ranks(placed_trial(*TWO_BY_TWO), 4, its_memory_is_closed, timeout_s=60)
+
+
+def test_goes_on_to_the_same_bytes_but_not_on_other_hosts(tmp_path: Path) -> None:
+    shards = write_samples(tmp_path / "shards", 3)
+    config = CASES["ddp, 3 ranks"].config(shards, 8)
+    config = replace(config, sync=placed(0, 0, 1))
+    go_on = partial(run_stopped, world_size=3, folder=tmp_path, timeout_s=60)
+    undisturbed, saving = go_on(config, stops=[UNDISTURBED, SAVING])
+    assert differing(saving, undisturbed) == []
+    (again,) = go_on(config, stops=[6])
+    assert {rank.went_on_from for rank in again} == {6}
+    assert differing(again, undisturbed) == []
+    (moved,) = go_on(replace(config, sync=placed(0, 1, 1)), stops=[6])
+    assert {rank.went_on_from for rank in moved} == {0}
+    assert "checkpoint not used" in moved[0].said
