@@ -1,0 +1,50 @@
+"""What trains over the links: how many hosts, how many ranks on each, and how."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+BATCH = 32
+# whatever params.yaml says
+PLAIN = {
+    "sync": "ddp",
+    "global_batch_size": BATCH,
+    "grad_accumulation_steps": 1,
+    "precision": "float32",
+    "bucket_cap_mb": None,
+    "overlap": True,
+    "num_epochs": None,
+}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """``changes`` are those of the section ``train`` of params.yaml."""
+
+    name: str
+    hosts: int = 2
+    ranks_per_host: int = 1
+    changes: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def world_size(self) -> int:
+        return self.hosts * self.ranks_per_host
+
+
+def _accumulation(steps: int) -> dict[str, Any]:
+    # as many samples between two all-reduces as so many steps have
+    return {"grad_accumulation_steps": steps, "global_batch_size": steps * BATCH}
+
+
+ARMS = [
+    Arm("ddp"),
+    Arm("flat", changes={"sync": "flat"}),
+    Arm("fp16_compress", changes={"sync": "fp16_compress"}),
+    Arm("powersgd", changes={"sync": "powersgd"}),
+    Arm("ddp, accumulation of 4", changes=_accumulation(4)),
+    Arm("ddp, accumulation of 8", changes=_accumulation(8)),
+    Arm("invariant", changes={"sync": "invariant"}),
+    Arm("ddp, 2 hosts x 2", ranks_per_host=2),
+    Arm("hierarchical, 2 hosts x 2", 2, 2, {"sync": "hierarchical"}),
+    Arm("invariant, 2 hosts x 2", 2, 2, {"sync": "invariant"}),
+    Arm("ddp, 4 hosts", hosts=4),
+]

@@ -1,0 +1,61 @@
+"""Write the table: speed over each link, all-reduce, and what became of the bits."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from arms import ARMS, Arm
+from speeds import Speeds, read, stock_like
+
+from minitrain.core.errors import run_stage
+from minitrain.core.files import open_atomic, read_json
+from minitrain.core.provenance import measured_where
+from minitrain.report.numbers import ms
+
+STUDY = Path(__file__).resolve().parent
+
+
+def main() -> None:
+    speeds, bits = read(), read_json(STUDY / "bits.json", "arms")["arms"]
+    origin = read_json(STUDY / "machine.json", "machine")
+    with open_atomic(STUDY / "table.md") as file:
+        file.writelines(f"{line}\n" for line in page(speeds, bits, origin))
+
+
+def page(speeds: Speeds, bits: dict[str, Any], origin: Any) -> Iterator[str]:
+    rounds = f"Medians of {speeds.num_rounds} rounds, with least and most."
+    yield f"{measured_where(origin)} {rounds}"
+    for link in speeds.links:
+        yield from ("", f"## {link}", "")
+        yield "| arm | ranks | tokens/s | times stock DDP | step | all-reduce |"
+        yield "|---|---:|---:|---:|---:|---:|"
+        for arm in ARMS:
+            yield f"| {' | '.join(cells(speeds, arm, link))} |"
+    yield from ("", "## Bits", "")
+    yield "| arm | its replay | witness | every link and round | the same on one host |"
+    yield "|---|---|---|---|---|"
+    for arm in ARMS:
+        yield f"| {' | '.join(kept(arm, bits[arm.name]))} |"
+
+
+def cells(speeds: Speeds, arm: Arm, link: str) -> list[str]:
+    stock = stock_like(arm)
+    return [
+        arm.name,
+        str(arm.world_size),
+        f"{speeds.median(arm, link):,.0f}",
+        "" if stock is None else str(speeds.ratio(arm, stock, link)),
+        ms(speeds.median(arm, link, "step_mean_ms")),
+        ms(speeds.median(arm, link, "allreduce_p50_ms")),
+    ]
+
+
+def kept(arm: Arm, found: dict[str, Any]) -> list[str]:
+    rungs = found["rungs"]
+    # another link with other bits would have ended the study
+    alone = "equal" if found["same_on_one_host"] else "other bits"
+    return [arm.name, rungs["replay"], rungs["witness"], "equal", alone]
+
+
+if __name__ == "__main__":
+    run_stage(main)
