@@ -1,0 +1,277 @@
+"""The batch scripts of launch/slurm, submitted to a Slurm of two virtual nodes.
+
+All jobs run before the first test looks at what became of them.
+"""
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+from project import ROOT, copy_project, run_dvc, run_stage
+from slurm import ENDED, Job, Slurm, missing, two_nodes
+from waiting import wait_for
+
+pytestmark = [
+    pytest.mark.pipeline,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(
+        bool(missing()), reason=f"needs slurm-wlm and munge: no {', '.join(missing())}"
+    ),
+]
+# so many steps that a job is stopped long before the last one
+PARAMS = {
+    "train.num_steps": 300,
+    "train.hash_every": 300,
+    "checkpoint.every_steps": 25,
+}
+ONE, MANY = "launch/slurm/one-node.sbatch", "launch/slurm/many-nodes.sbatch"
+RUNS, CHECKPOINTS = "data/runs", ".minitrain/checkpoints"
+# options and arguments of sbatch, and what its job then says
+FAULTS = {
+    "no W": ([MANY], "W = '': must be a number of ranks, after the script"),
+    "one node": (
+        ["--nodes=1", MANY, "2"],
+        "--nodes = 1: must be more; for one there is one-node.sbatch",
+    ),
+    "not a multiple": ([MANY, "3"], "W = 3: must be a multiple of --nodes = 2"),
+    "too few CPUs": (
+        [MANY, "4"],
+        "--cpus-per-task = 1: must be at least 2, a CPU for each rank",
+    ),
+    "no shards": (
+        ["--cpus-per-task=2", MANY, "4"],
+        "data/shards/world-4: missing; `dvc repro shard` makes it, with 4 in "
+        "gloo.world_sizes",
+    ),
+}
+End = tuple[str, int]
+OK = ("COMPLETED", 0)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended, each time that it did, what it printed, what it left."""
+
+    ends: list[End]
+    said: str
+    project: Path
+
+    @property
+    def went_on_from(self) -> int:
+        file = self.project / RUNS / "gloo-2/provenance.json"
+        return int(json.loads(file.read_text())["went_on_from_step"])
+
+
+def states(project: Path) -> dict[str, bytes]:
+    """The final state of each rank."""
+    folder = project / RUNS / "gloo-2/states"
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def await_checkpoint(job: Job, project: Path) -> None:
+    """Until the run in ``project`` has written one."""
+    pattern = f"{CHECKPOINTS}/gloo-2-*/step-*/manifest.json"
+    deadline = time.monotonic() + 120
+    while not [*project.glob(pattern)]:
+        assert time.monotonic() < deadline, job.said
+        assert job.show("JobState") not in ENDED, job.said
+        time.sleep(0.05)
+
+
+def on_one_node(slurm: Slurm, project: Path) -> Outcome:
+    """It is told in the middle of training that its time is nearly up."""
+    job = slurm.submit(project, ONE, "train@2")
+    await_checkpoint(job, project)
+    job.signal("USR1", "--batch", job.number)
+    job.wait_for({"PENDING"})
+    job.start_soon()
+    return Outcome([job.wait()], job.said, project)
+
+
+def on_two_nodes(slurm: Slurm, project: Path) -> Outcome:
+    """Nobody disturbs it."""
+    job = slurm.submit(project, MANY, "2")
+    return Outcome([job.wait()], job.said, project)
+
+
+def killed(slurm: Slurm, project: Path) -> Outcome:
+    """On two nodes, on both of them in the middle of training, and then requeued."""
+    job = slurm.submit(project, MANY, "2")
+    await_checkpoint(job, project)
+    assert slurm.strays(), "what trains is not seen, nor what it would leave"
+    job.signal("KILL", f"{job.number}.0")
+    first = job.wait()
+    slurm.ask("scontrol", "requeue", job.number)
+    job.start_soon()
+    return Outcome([first, job.wait()], job.said, project)
+
+
+CASES: list[Callable[[Slurm, Path], Outcome]] = [on_two_nodes, killed]
+
+
+@dataclass
+class Trials:
+    """What became of all jobs, and the states of the same run without Slurm."""
+
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    wanted: dict[str, bytes] = field(default_factory=dict)
+    strays: list[str] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+
+
+def copy_without_runs(project: Path, name: str) -> Path:
+    """As it is before it trains, beside ``project``."""
+    return shutil.copytree(
+        project,
+        project.with_name(name),
+        symlinks=True,
+        ignore=shutil.ignore_patterns("runs", ".minitrain"),
+    )
+
+
+def refused(slurm: Slurm, project: Path) -> dict[str, Outcome]:
+    """What becomes of jobs that something is missing for."""
+    outside = project.with_name("outside")
+    outside.mkdir()
+    without_torch = project.with_name("without-torch")
+    for name in ("launch", "stages"):
+        shutil.copytree(project / name, without_torch / name)
+    python = without_torch / ".venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\nexit 1\n")
+    python.chmod(0o755)
+    jobs = {name: slurm.submit(project, *words) for name, (words, _) in FAULTS.items()}
+    for script in (ONE, MANY):
+        jobs[f"outside {script}"] = slurm.submit(outside, str(ROOT / script), "2")
+    jobs["without torch"] = slurm.submit(without_torch, ONE)
+    return {
+        name: Outcome([job.wait()], job.said, job.output.parent)
+        for name, job in jobs.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def trials(tmp_path_factory: pytest.TempPathFactory) -> Trials:
+    """All jobs, one after the other; Slurm is gone when the first test begins."""
+    done = Trials()
+    project = copy_project(tmp_path_factory.mktemp("projects") / "project", PARAMS)
+    (project / ".venv").symlink_to(sys.prefix)
+    folder = tmp_path_factory.mktemp("slurm")
+    with two_nodes(folder) as slurm:
+        done.outcomes |= refused(slurm, project)
+        # it also makes the shards for all others
+        done.outcomes["on_one_node"] = on_one_node(slurm, project)
+        for case in CASES:
+            copy = copy_without_runs(project, case.__name__)
+            done.outcomes[case.__name__] = case(slurm, copy)
+        done.strays = slurm.strays()
+    done.files = [file.name for file in (folder / "tmp").iterdir()]
+    alone = copy_without_runs(project, "alone")
+    ended = run_stage(alone, "train", "--backend", "gloo", "--world-size", "2")
+    assert ended.returncode == 0, ended.stderr
+    done.wanted = states(alone)
+    return done
+
+
+@pytest.mark.parametrize("name", ["on_one_node", *(case.__name__ for case in CASES)])
+def test_job_ends_in_the_bytes_of_torchrun_on_one_host(
+    trials: Trials, name: str
+) -> None:
+    outcome = trials.outcomes[name]
+    assert outcome.ends[-1] == OK, outcome.said
+    assert len(trials.wanted) == 2
+    assert states(outcome.project) == trials.wanted
+    # and not, alone, what it began with
+    assert (outcome.project / RUNS / "gloo-2/losses.csv").stat().st_size > 0
+    assert not (outcome.project / CHECKPOINTS).exists()
+
+
+def test_undisturbed_job_begins_at_the_first_step(trials: Trials) -> None:
+    assert trials.outcomes["on_two_nodes"].went_on_from == 0
+
+
+def test_job_whose_time_is_nearly_up_goes_on_after_a_requeue(trials: Trials) -> None:
+    outcome = trials.outcomes["on_one_node"]
+    assert outcome.went_on_from > 0
+    lines = outcome.said.splitlines()
+    assert "time is nearly up: requeued, to go on from here" in lines
+    # the same file holds both starts
+    going_on = f"gloo-2: going on from step {outcome.went_on_from} of 300"
+    assert going_on in lines
+
+
+def test_job_that_was_killed_fails_and_goes_on_after_a_requeue(trials: Trials) -> None:
+    outcome = trials.outcomes["killed"]
+    # 128 and SIGKILL
+    assert outcome.ends == [("FAILED", 137), OK]
+    assert outcome.went_on_from > 0
+    assert f"gloo-2: going on from step {outcome.went_on_from} of 300" in outcome.said
+
+
+def test_dvc_takes_over_what_a_job_made(trials: Trials) -> None:
+    """As launch/slurm/README.md says, and as of then makes it no more."""
+    project = trials.outcomes["on_two_nodes"].project
+    code, said = run_dvc(project, "repro", "--dry", "train@2")
+    assert "Running stage 'train@2'" in said
+    code, said = run_dvc(project, "commit", "--force", "train@2")
+    assert code == 0, said
+    before = states(project)
+    code, said = run_dvc(project, "repro", "train@2")
+    assert code == 0, said
+    assert "Running stage 'train@2'" not in said
+    assert states(project) == before
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_what_is_wrong_is_one_line(trials: Trials, name: str) -> None:
+    outcome = trials.outcomes[name]
+    assert outcome.ends == [("FAILED", 2)]
+    assert outcome.said == f"error: {FAULTS[name][1]}\n"
+
+
+@pytest.mark.parametrize("script", [ONE, MANY])
+def test_folder_that_is_no_project_is_one_line(trials: Trials, script: str) -> None:
+    outcome = trials.outcomes[f"outside {script}"]
+    assert outcome.ends == [("FAILED", 2)]
+    line = f"{outcome.project}: not the project; call sbatch in the project's root"
+    assert outcome.said == f"error: {line}\n"
+
+
+def test_python_without_torch_is_one_line(trials: Trials) -> None:
+    outcome = trials.outcomes["without torch"]
+    assert outcome.ends == [("FAILED", 2)]
+    line = f"{outcome.project}: no torch in .venv or python3; `make .venv/installed`"
+    assert outcome.said == f"error: {line}\n"
+
+
+def test_jobs_leave_nothing_behind(trials: Trials) -> None:
+    """No process, and no file of the ranks."""
+    assert trials.strays == []
+    # torch makes its compiler's cache as soon as a model is wrapped
+    assert [name for name in trials.files if "torchinductor_" not in name] == []
+
+
+def test_slurm_of_a_test_that_fails_ends_with_all_its_jobs(tmp_path: Path) -> None:
+    pids: set[int] = set()
+
+    def fail() -> None:
+        with two_nodes(tmp_path) as slurm:
+            job = slurm.submit(tmp_path, "--wrap", "srun sleep 1000")
+            job.wait_for({"RUNNING"})
+            # the script, srun, which is two processes, and what it started
+            wait_for(slurm.strays, 4)
+            keeper = psutil.Process(slurm.keeper)
+            pids.update(one.pid for one in keeper.children(recursive=True))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    # daemons too
+    assert len(pids) >= 4 + 4
+    assert not [pid for pid in pids if psutil.pid_exists(pid)]

@@ -1,0 +1,92 @@
+"""launch/slurm/run: what becomes of a job whose time is nearly up; without a Slurm."""
+
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from project import ROOT
+from waiting import wait_for
+
+UNTIL_TOLD = ["sh", "-c", "touch begun; until [ -e go ]; do sleep 0.05; done; exit 3"]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """One whose Python does nothing, and a Slurm that notes what it is asked."""
+    scripts = {"stages/python": "", "bin/scontrol": 'echo "$@" > asked'}
+    for name, line in scripts.items():
+        script = tmp_path / name
+        script.parent.mkdir()
+        script.write_text(f"#!/bin/sh\n{line}\n")
+        script.chmod(0o755)
+    (tmp_path / "launch/slurm").mkdir(parents=True)
+    shutil.copy(ROOT / "launch/slurm/run", tmp_path / "launch/slurm")
+    return tmp_path
+
+
+def start(project: Path, *command: str) -> subprocess.Popen[str]:
+    """``launch/slurm/run command`` as job 7."""
+    path = f"{project / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.Popen(
+        ["launch/slurm/run", *command],
+        cwd=project,
+        env={**os.environ, "PATH": path, "SLURM_JOB_ID": "7"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def checkpoint(project: Path, step: int) -> None:
+    (project / f".minitrain/checkpoints/gloo-2-abc/step-{step}").mkdir(parents=True)
+
+
+def tell(job: subprocess.Popen[str], project: Path) -> str:
+    """That its time is nearly up -> what it says of that."""
+    wait_for(lambda: [*project.glob("begun")], 1)
+    job.send_signal(signal.SIGUSR1)
+    assert job.stderr
+    return job.stderr.readline()
+
+
+def end(job: subprocess.Popen[str], project: Path) -> int:
+    """Let the command end -> the exit code of the job."""
+    (project / "go").touch()
+    _, more = job.communicate(timeout=20)
+    assert more == ""
+    return job.returncode
+
+
+@pytest.mark.parametrize("code", [0, 2])
+def test_exit_code_is_that_of_the_command(project: Path, code: int) -> None:
+    job = start(project, "sh", "-c", f"exit {code}")
+    assert job.communicate(timeout=20) == (None, "")
+    assert job.returncode == code
+
+
+@pytest.mark.parametrize("made", ["checkpoint", "stage"])
+def test_job_that_has_done_something_is_requeued(project: Path, made: str) -> None:
+    checkpoint(project, 25)
+    (project / "dvc.lock").write_text("shard: 1\n")
+    job = start(project, *UNTIL_TOLD)
+    wait_for(lambda: [*project.glob("begun")], 1)
+    if made == "checkpoint":
+        checkpoint(project, 50)
+    else:
+        (project / "dvc.lock").write_text("shard: 1\ntrain@2: 1\n")
+    assert tell(job, project) == "time is nearly up: requeued, to go on from here\n"
+    # Slurm would end it
+    assert end(job, project) == 3
+    assert (project / "asked").read_text() == "requeue 7\n"
+
+
+def test_job_that_would_begin_anew_for_ever_is_not_requeued(project: Path) -> None:
+    """And goes on: it may end in the time that is left."""
+    checkpoint(project, 25)
+    job = start(project, *UNTIL_TOLD)
+    said = tell(job, project)
+    assert said.startswith("not requeued: no stage or checkpoint is new since this ")
+    assert end(job, project) == 3
+    assert not (project / "asked").exists()

@@ -1,0 +1,277 @@
+"""A Slurm of two virtual nodes on this host, in a folder of its own.
+
+Its daemons run under one process, which adopts what they leave and ends all of it as
+soon as the test that started it is done, or gone: ``two_nodes`` starts it so.
+"""
+
+import ctypes
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+START_S = 30.0
+ASK_S = 30.0
+# ranks that are told to end remove their folder
+GRACE_S = 5.0
+PR_SET_CHILD_SUBREAPER = 36
+NODES = ("n1", "n2")
+# daemons lie where not every user looks
+PATH = f"{os.environ['PATH']}{os.pathsep}/usr/sbin{os.pathsep}/sbin"
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
+ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL"}
+# no files of the system's Slurm, no cgroups, no accounting; nodes have two CPUs
+# whatever this host has, start jobs within a second and listen on loopback
+CONFIG = """\
+ClusterName=tests
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={port}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/%n.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SchedulerParameters=sched_interval=1,batch_sched_delay=0
+SlurmdParameters=config_overrides
+MpiDefault=none
+KillWait=15
+"""
+NODE = "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=2\n"
+PARTITION = "PartitionName=all Nodes=ALL Default=YES MaxTime=60\n"
+
+
+def missing() -> list[str]:
+    """The programs of Slurm that this host lacks."""
+    return [name for name in PROGRAMS if shutil.which(name, path=PATH) is None]
+
+
+def environment_of(folder: Path) -> dict[str, str]:
+    """This process's, with which commands find the Slurm in ``folder`` and no other."""
+    ours = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_")}
+    named = {"PATH": PATH, "SLURM_CONF": str(folder / "slurm.conf")}
+    return {**ours, **named, "TMPDIR": str(folder / "tmp")}
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """What runs in ``folder`` under the process ``keeper``; ``tmp`` in it is the TMPDIR
+    of jobs.
+    """
+
+    folder: Path
+    keeper: int
+
+    def strays(self) -> list[str]:
+        """What runs beside the daemons: nothing, once jobs have ended."""
+        known = ("munged", "slurmctld", "slurmd", "slurmscriptd", "slurmstepd")
+        found = []
+        for one in psutil.Process(self.keeper).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                words = one.cmdline()
+                # one that has none is dead, and waits for its burial
+                if words and not any(name in words[0] for name in known):
+                    found.append(" ".join(words))
+        return found
+
+    def ask(self, *command: str, cwd: Path | None = None) -> str:
+        """What a command of Slurm prints."""
+        done = subprocess.run(
+            command,
+            cwd=cwd,
+            env=environment_of(self.folder),
+            capture_output=True,
+            text=True,
+            timeout=ASK_S,
+        )
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+        return done.stdout.strip()
+
+    def submit(self, project: Path, *words: str) -> "Job":
+        """``sbatch words`` in the folder ``project``."""
+        number = self.ask("sbatch", "--parsable", *words, cwd=project)
+        return Job(self, number, project / f"slurm-{number}.out")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One that was submitted, and the file that it prints to."""
+
+    slurm: Slurm
+    number: str
+    output: Path
+
+    @property
+    def said(self) -> str:
+        """All that it has printed."""
+        return self.output.read_text() if self.output.exists() else ""
+
+    def show(self, key: str) -> str:
+        """What ``scontrol show job`` says of ``key``."""
+        shown = self.slurm.ask("scontrol", "show", "job", "--oneliner", self.number)
+        (value,) = re.findall(rf"(?:^| ){key}=(\S*)", shown)
+        return value
+
+    def signal(self, name: str, *options: str) -> None:
+        """To the script of the job, or as ``options`` of scancel say."""
+        self.slurm.ask("scancel", f"--signal={name}", *options)
+
+    def wait(self, within_s: float = 240) -> tuple[str, int]:
+        """Its state once it has ended, and the exit code of its script."""
+        self.wait_for(ENDED, within_s)
+        return self.show("JobState"), int(self.show("ExitCode").split(":")[0])
+
+    def wait_for(self, states: set[str], within_s: float = 60) -> None:
+        """Until it is in one of ``states``."""
+        deadline = time.monotonic() + within_s
+        while (state := self.show("JobState")) not in states:
+            assert time.monotonic() < deadline, f"{state}:\n{self.said}"
+            time.sleep(0.2)
+
+    def start_soon(self) -> None:
+        """And not two minutes after it was put back in the queue."""
+        # nodes refuse what was signed in the second in which the job ended there
+        when = "StartTime=now+2"
+        self.slurm.ask("scontrol", "update", f"JobId={self.number}", when)
+
+
+@contextmanager
+def two_nodes(folder: Path) -> Iterator[Slurm]:
+    """A Slurm in ``folder``, which is empty and has a short path; nothing of it is left
+    afterwards but files.
+    """
+    (folder / "tmp").mkdir()
+    with ExitStack() as stack:
+        log = stack.enter_context(open(folder / "log", "w"))
+        # Ctrl-C is for the test
+        keeper = subprocess.Popen(
+            [sys.executable, __file__, str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        # the end of its input is the end of all that it keeps
+        stack.callback(keeper.wait, 60)
+        stack.callback(keeper.stdin.close)
+        _wait_until_idle(folder)
+        yield Slurm(folder, keeper.pid)
+    assert keeper.returncode == 0, (folder / "log").read_text()
+
+
+def _wait_until_idle(folder: Path) -> None:
+    command = ["sinfo", "--noheader", "--Node", "--format=%T"]
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        with suppress(subprocess.TimeoutExpired):
+            done = subprocess.run(
+                command,
+                env=environment_of(folder),
+                capture_output=True,
+                text=True,
+                timeout=5,
+            )
+            if done.stdout.split() == ["idle"] * len(NODES):
+                return
+        time.sleep(0.1)
+    raise AssertionError(f"no Slurm:\n{(folder / 'log').read_text()}")
+
+
+def write_config(folder: Path) -> None:
+    """slurm.conf for two nodes, and what they need beside it."""
+    host = socket.gethostname().partition(".")[0]
+    first, *others = _free_ports(1 + len(NODES))
+    config = CONFIG.format(host=host, port=first, user=os.geteuid(), folder=folder)
+    for name, port in zip(NODES, others, strict=True):
+        config += NODE.format(name=name, host=host, port=port)
+        (folder / name).mkdir()
+    (folder / "state").mkdir()
+    (folder / "slurm.conf").write_text(config + PARTITION)
+    said = subprocess.run(
+        ["slurmd", "-V"], env={"PATH": PATH}, capture_output=True, text=True
+    ).stdout
+    # later ones stop where they may not make cgroups; earlier ones do not know the word
+    if [int(n) for n in re.findall(r"\d+", said)] >= [23, 2]:
+        (folder / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
+    key = folder / "munge.key"
+    key.touch(0o600)
+    key.write_bytes(secrets.token_bytes(32))
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        doors = [
+            stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            for _ in range(count)
+        ]
+        return [int(door.getsockname()[1]) for door in doors]
+
+
+def daemons(folder: Path) -> list[list[str]]:
+    """What is started, in this order."""
+    files = {"socket": "socket", "pid-file": "pid", "log-file": "log"}
+    of_munge = [f"--{o}={folder}/munge.{f}" for o, f in files.items()]
+    of_munge += [f"--key-file={folder}/munge.key", f"--seed-file={folder}/munge.seed"]
+    return [
+        # --force: of folders that others may not enter it has something to say
+        ["munged", "--foreground", "--force", *of_munge],
+        ["slurmctld", "-D", "-i"],
+        *(["slurmd", "-D", "-N", name] for name in NODES),
+    ]
+
+
+def keep(folder: Path) -> None:
+    """Run the daemons until stdin ends, then end all that they started."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    write_config(folder)
+    try:
+        for command in daemons(folder):
+            environment = environment_of(folder)
+            subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
+            if command[0] == "munged":
+                _wait_for(folder / "munge.socket")
+        sys.stdin.read()
+    finally:
+        end_all()
+
+
+def _wait_for(path: Path) -> None:
+    deadline = time.monotonic() + START_S
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def end_all() -> None:
+    """Tell all descendants of this process to end; kill those that do not."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        # a step that is killed leaves children, which come here
+        while left := psutil.Process().children(recursive=True):
+            for one in left:
+                with suppress(psutil.NoSuchProcess):
+                    one.send_signal(number)
+            _, alive = psutil.wait_procs(left, GRACE_S)
+            if number == signal.SIGTERM and alive:
+                break
+
+
+if __name__ == "__main__":
+    keep(Path(sys.argv[1]))
