@@ -20,17 +20,16 @@ from minitrain.core.params import Params, load_params
 from minitrain.core.progress import progress
 from minitrain.core.provenance import provenance, require_torch
 from minitrain.distributed.groups import distributed, is_main_process
-from minitrain.distributed.torchrun import run_as_ranks, under_torchrun
+from minitrain.distributed.ranks import run_as_ranks
 
 
 def main() -> None:
     params = load_params(Path("params.yaml"))
-    if not under_torchrun():
-        require_torch(params.environment.torch)
     run_as_ranks(
         "stages.baseline",
         partial(be_a_rank, params),
         max(arm.processes for arm in arms_of(params)),
+        preflight=partial(require_torch, params.environment.torch),
         threads_per_process=params.train.threads_per_process,
     )
 

@@ -34,7 +34,7 @@ def main() -> None:
     except UserError as error:
         raise UserError(f"params.yaml: {error}") from None
     if params.nccl.world_sizes:
-        if guarantees.on_one_host:
+        if guarantees.on_cpu:
             raise UserError(
                 f"params.yaml: train.sync = {params.train.sync!r}: must be another one "
                 "with nccl.world_sizes, it computes on the CPU"

@@ -28,7 +28,8 @@ def main() -> None:
     threads = params.train.threads_per_process
     torch.set_num_threads(threads)
 
-    # Which gradients were added up together is the one thing it takes from the run.
+    # Which gradients were added up together, and which ranks shared a host where that
+    # decides the order, is all that it takes from the run.
     hashes = Path(f"data/runs/gloo-{world_size}/hashes.jsonl")
     rows, name = read_jsonl(hashes, "kind"), f"replay-{world_size}"
     shards = Path(f"data/shards/world-{world_size}")

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from minitrain.analysis.account import account, account_intervals, ddp_says, summarize
+from minitrain.analysis.stragglers import find_stragglers
 from minitrain.core.errors import run_stage
 from minitrain.core.files import (
     open_atomic,
@@ -45,6 +46,7 @@ def main() -> None:
             **summarize(timings, warmup),
             "peak_memory_mb": max(origins[run]["peak_memory_mb"]),
             "account": account(timings, warmup),
+            "stragglers": find_stragglers(timings, warmup).numbers(),
             "ddp_says": ddp_says(timings, warmup),
         }
         accounts.append(account_intervals(timings, warmup).assign(run=run))

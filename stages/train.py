@@ -4,7 +4,7 @@
 
 Started plainly, it checks what can be checked and then starts itself W times under
 torchrun; started by torchrun, it is one of the ranks. Where it was interrupted, it goes
-on from its newest checkpoint.
+on from its newest checkpoint. ``launch/host`` starts it on each of several hosts.
 """
 
 import argparse
@@ -13,7 +13,8 @@ from pathlib import Path
 
 from minitrain.core.errors import run_stage
 from minitrain.core.params import load_params
-from minitrain.distributed.torchrun import run_as_ranks, under_torchrun
+from minitrain.distributed.hosts import add_arguments, hosts_of
+from minitrain.distributed.ranks import run_as_ranks
 from minitrain.train.run import Job, preflight, train_rank
 
 
@@ -27,7 +28,9 @@ def main() -> None:
         metavar="FOLDER",
         help="begin with the newest checkpoint in FOLDER, of another number of ranks",
     )
+    add_arguments(parser)
     arguments = parser.parse_args()
+    hosts = hosts_of(arguments)
     world_size = arguments.world_size
     job = Job(
         params=load_params(Path("params.yaml")),
@@ -39,15 +42,16 @@ def main() -> None:
         resume=arguments.resume,
     )
 
-    # Mistakes are found before the launch, where they cost one line and not W.
-    if not under_torchrun():
-        preflight(job)
     run_as_ranks(
         "stages.train",
         partial(train_rank, job),
         world_size,
+        # mistakes are found before the launch, where they cost one line and not W
+        preflight=partial(preflight, job, hosts),
         threads_per_process=job.params.train.threads_per_process,
         max_restarts=job.params.launch.max_restarts,
+        hosts=hosts,
+        timeout_s=job.params.launch.timeout_s,
     )
 
 

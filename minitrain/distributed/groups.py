@@ -6,9 +6,10 @@ of one.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from minitrain.core.errors import UserError
+from minitrain.distributed.agreement import require_same
 from minitrain.distributed.meeting import loopback_interface, meet, names_of_a_rank
 from minitrain.distributed.place import my_place
 from minitrain.distributed.torch_private import HashStore, import_compiler
@@ -32,13 +34,19 @@ def local_device(backend: str) -> torch.device:
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 
 
-def init_distributed(backend: str = "gloo", *, timeout_s: int = 120) -> tuple[int, int]:
+def init_distributed(
+    backend: str = "gloo",
+    *,
+    timeout_s: int = 120,
+    same: Mapping[str, Any] | None = None,
+) -> tuple[int, int]:
     """Join the process group that the environment describes -> (rank, world_size).
 
     Every later wait for another rank ends with an error after ``timeout_s`` seconds.
     Raises UserError for an unknown backend, an incomplete environment, nccl without
-    enough GPUs, a MASTER_PORT that is in use, a folder to meet in that has gone, and a
-    process without others where no loopback interface is up.
+    enough GPUs, a MASTER_PORT that is in use, a folder to meet in that has gone, a
+    process without others where no loopback interface is up, and where a rank brings
+    other facts (plain values, by name) that are to be the ``same`` on all.
     """
     if backend not in BACKENDS:
         raise UserError(f"backend = {backend!r}: must be one of {', '.join(BACKENDS)}")
@@ -65,6 +73,8 @@ def init_distributed(backend: str = "gloo", *, timeout_s: int = 120) -> tuple[in
             )
         return 0, 1
     store, rank, world_size = meet(timeout)
+    if same is not None:
+        require_same(store, rank, world_size, same)
     dist.init_process_group(
         backend, timeout=timeout, store=store, rank=rank, world_size=world_size
     )
@@ -179,10 +189,13 @@ def cleanup() -> None:
 
 @contextmanager
 def distributed(
-    backend: str = "gloo", *, timeout_s: int = 120
+    backend: str = "gloo",
+    *,
+    timeout_s: int = 120,
+    same: Mapping[str, Any] | None = None,
 ) -> Iterator[tuple[int, int]]:
     """:func:`init_distributed` and, however the body ends, :func:`cleanup`."""
     try:
-        yield init_distributed(backend, timeout_s=timeout_s)
+        yield init_distributed(backend, timeout_s=timeout_s, same=same)
     finally:
         cleanup()

@@ -20,8 +20,9 @@ import torch
 from minitrain.core.errors import UserError
 from minitrain.distributed.lost import Lost, ended, raised, root_cause
 from minitrain.distributed.meeting import one_host, private_folder
+from minitrain.distributed.processes import end, end_group
 from minitrain.distributed.stack import native_words
-from minitrain.distributed.watch import POLL_S, Watch, end, end_group
+from minitrain.distributed.watch import POLL_S, Watch
 
 RANK_PROGRAM = "minitrain.distributed.launched_rank"
 # for others to say that they failed, after the first has

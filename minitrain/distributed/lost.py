@@ -47,7 +47,7 @@ class Lost:
         """To be raised in the launcher."""
         at = f"{self.what} {self.seen or ''}".rstrip()
         error = RankError(f"{self}: {', '.join(filter(None, [at, self.where]))}")
-        error.what = self.what
+        error.what, error.of_another = self.what, self.kind >= LEFT
         error.step = None if self.seen is None else self.seen.step
         if self.traceback:
             error.add_note(self.traceback)

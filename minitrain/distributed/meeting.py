@@ -11,6 +11,7 @@ import os
 import socket
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
@@ -18,12 +19,24 @@ from torch.distributed.rendezvous import rendezvous
 from minitrain.core.ended import LAUNCHER_PID
 from minitrain.core.errors import UserError
 from minitrain.distributed.meeting_folder import private_folder as private_folder
-from minitrain.distributed.torch_private import FileStore, PrefixStore, Store
+from minitrain.distributed.torch_private import (
+    FileStore,
+    PrefixStore,
+    Store,
+    TCPStore,
+)
+
+if TYPE_CHECKING:
+    from minitrain.distributed.hosts import Hosts
 
 LOOPBACK = "127.0.0.1"
 ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # what our launchers tell a rank: the file, and the process that started the rank
 STORE = "MINITRAIN_STORE"
+# and where the hosts' store is, if there are several hosts
+MEET_AT = "MINITRAIN_MEET_AT"
+# what torchrun tells it
+RESTARTS, RUN_ID = "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID"
 PROBE_S = 2
 _joined = itertools.count()
 
@@ -33,12 +46,25 @@ def one_host(folder: Path) -> dict[str, str]:
     listens on loopback, unless GLOO_SOCKET_IFNAME asks for another interface. Raises
     UserError where there is no loopback.
     """
+    interface = os.environ.get("GLOO_SOCKET_IFNAME") or loopback_interface()
+    return {**_ours(folder), "GLOO_SOCKET_IFNAME": interface}
+
+
+def several_hosts(folder: Path, hosts: "Hosts") -> dict[str, str]:
+    """The same for ranks that meet those of other ``hosts``: in the hosts' store, and
+    over the interface that was chosen. ``folder`` is for the ranks of this host alone.
+    """
     return {
-        STORE: str(folder / "ranks"),
-        LAUNCHER_PID: str(os.getpid()),
-        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME")
-        or loopback_interface(),
+        **_ours(folder),
+        MEET_AT: f"{hosts.port} {hosts.address}",
+        "GLOO_SOCKET_IFNAME": hosts.interface.name,
+        # not every interface whose name begins so
+        "NCCL_SOCKET_IFNAME": f"={hosts.interface.name}",
     }
+
+
+def _ours(folder: Path) -> dict[str, str]:
+    return {STORE: str(folder / "ranks"), LAUNCHER_PID: str(os.getpid())}
 
 
 def our_store() -> Path | None:
@@ -62,14 +88,21 @@ def meet(timeout: timedelta) -> tuple[Store, int, int]:
     left there. Raises UserError where the folder has gone or MASTER_PORT is in use.
     """
     number, file = next(_joined), our_store()
+    store: Store
     if file is not None:
+        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        # ranks that were started again must not read what the first ones wrote
+        again = f"{os.environ.get(RESTARTS, '0')}-{number}"
+        if there := os.environ.get(MEET_AT):
+            port, _, address = there.partition(" ")
+            # each attempt of the hosts has an id of its own
+            attempt = f"ranks {os.environ[RUN_ID]}-{again}"
+            store = store_at(address, int(port), timeout)
+            return PrefixStore(attempt, store), rank, world_size
         if not file.parent.is_dir():
             # FileStore would try for 300 s
             raise UserError(f"{file.parent}: the folder where ranks meet has gone")
-        # ranks that torchrun started again must not read what the first ones wrote
-        again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        store: Store = FileStore(f"{file}-{again}-{number}", world_size)
+        store = FileStore(f"{file}-{again}", world_size)
         store.set_timeout(timeout)
         return store, rank, world_size
     try:
@@ -79,6 +112,11 @@ def meet(timeout: timedelta) -> tuple[Store, int, int]:
             raise
         raise UserError(port_in_use(os.environ["MASTER_PORT"])) from None
     return PrefixStore(f"minitrain {number}", store), rank, world_size
+
+
+def store_at(address: str, port: int, timeout: timedelta) -> Store:
+    """The store that somebody serves there; DistError where nobody does in time."""
+    return TCPStore(address, port, wait_for_workers=False, timeout=timeout)
 
 
 def loopback_interface() -> str:

@@ -28,7 +28,7 @@ from minitrain.distributed.waiting import (
 )
 
 # a word between two ranks: who it is about, and what it brings
-HEAD_BYTES, BRINGS_BYTES = 2, 40
+HEAD_BYTES, BRINGS_BYTES = 2, 54
 WORD_BYTES = HEAD_BYTES + BRINGS_BYTES
 CLOSED = "connection closed by peer"
 
@@ -41,12 +41,22 @@ class Seat(NamedTuple):
     address: str
 
 
-def on_one_host(group: dist.ProcessGroup | None = None) -> bool:
-    """Whether all ranks of ``group`` can share memory. Collective.
+def hosts_of(group: dist.ProcessGroup | None = None) -> list[list[int]]:
+    """The ranks of each host, as ``group`` numbers them, hosts in the order of their
+    first ranks. Collective.
 
-    They can where they run on one kernel and see each other's processes and network.
+    Ranks share a host, and can share memory, where they run on one kernel and see each
+    other's processes and network.
     """
-    return len(set(_gather(_host(), group))) == 1
+    hosts: dict[tuple[str, ...], list[int]] = {}
+    for rank, host in enumerate(_gather(_host(), group)):
+        hosts.setdefault(host, []).append(rank)
+    return list(hosts.values())
+
+
+def on_one_host(group: dist.ProcessGroup | None = None) -> bool:
+    """Whether all ranks of ``group`` can share memory. Collective."""
+    return len(hosts_of(group)) == 1
 
 
 def _host() -> tuple[str, ...]:
@@ -65,22 +75,29 @@ def _gather(mine: Any, group: dist.ProcessGroup | None) -> list[Any]:
 
 
 def meet(
-    group: dist.ProcessGroup | None, memory_bytes: int, timeout_s: float
+    group: dist.ProcessGroup | None,
+    memory_bytes: int,
+    timeout_s: float,
+    among: Sequence[int] | None = None,
 ) -> tuple["Links", mmap.mmap]:
     """Link all ranks of ``group`` and map one memory of zeros in each. Collective.
 
+    ``among``: only those, as ``group`` numbers them; all of it call in any case.
     Raises UserError unless all are on one host, and RankError that names a rank which
     ends meanwhile or does not answer for ``timeout_s`` seconds.
     """
-    rank, names = dist.get_rank(group), dist.get_process_group_ranks(group)
+    rank, everyone = dist.get_rank(group), dist.get_process_group_ranks(group)
+    members = range(len(everyone)) if among is None else among
+    names = [everyone[member] for member in members]
     with socket.socket(socket.AF_UNIX) as door:
         # a leading zero: an abstract address, which no file stands for
         address = f"\0minitrain-{secrets.token_hex(16)}"
         door.bind(address)
         door.listen(len(names))
-        seats = _gather(Seat(_host(), os.getpid(), address), group)
+        found = _gather(Seat(_host(), os.getpid(), address), group)
+        seats = [found[member] for member in members]
         _require_one_host(names, seats)
-        links = Links(rank, names, timeout_s)
+        links = Links(members.index(rank), names, timeout_s)
         try:
             links.connect(door, seats)
             return links, links.share(memory_bytes)

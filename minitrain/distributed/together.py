@@ -1,6 +1,8 @@
 """What all ranks do at once, and then know of each other: results, or an error."""
 
+import secrets
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -8,6 +10,7 @@ import torch.distributed as dist
 from minitrain.core.errors import UserError
 
 T = TypeVar("T")
+MARK = ".seen-by-all."
 
 
 def everyone(action: Callable[[], T]) -> list[T]:
@@ -39,3 +42,24 @@ def only_first(action: Callable[[], T]) -> T:
     first: Any = everyone(action if rank == 0 else lambda: None)[0]
     result: T = first
     return result
+
+
+def who_sees(folder: Path) -> list[bool]:
+    """Which ranks see ``folder`` as rank 0 does, and not one of their own host.
+    Collective.
+
+    Raises OSError where rank 0 cannot write there.
+    """
+    # what lies in the same place on another host is none of rank 0's
+    mark = folder / f"{MARK}{only_first(lambda: secrets.token_hex(8))}"
+    only_first(lambda: _leave(mark))
+    seen = everyone(mark.exists)
+    only_first(mark.unlink)
+    return seen
+
+
+def _leave(mark: Path) -> None:
+    # of a run that was killed just here
+    for stale in mark.parent.glob(f"{MARK}*"):
+        stale.unlink(missing_ok=True)
+    mark.touch()

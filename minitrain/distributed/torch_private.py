@@ -9,6 +9,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from torch._C._distributed_c10d import GradBucket as GradBucket
 from torch._C._distributed_c10d import HashStore as HashStore
 from torch._C._distributed_c10d import PrefixStore as PrefixStore
 from torch._C._distributed_c10d import Store as Store
+from torch._C._distributed_c10d import TCPStore as TCPStore
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
 COMPILER_CACHE = "TORCHINDUCTOR_CACHE_DIR"
@@ -41,6 +43,31 @@ def group_timeout_s(group: dist.ProcessGroup | None) -> float:
     found: Any = group or dist.group.WORLD
     backend = found._get_backend(torch.device("cpu"))
     return float(backend.options._timeout.total_seconds())
+
+
+def group_by(ranks: Sequence[int], name: str, timeout_s: float) -> dist.ProcessGroup:
+    """A gloo group of ``ranks`` of the world, which these alone call for; ``name`` is
+    the same on all of them, and was never used.
+
+    ``new_group`` waits for ranks that are not to be in it, or else names the group by
+    its ranks and the number of groups that this process is in: another number than on
+    its peers, or the name of a group that has gone, and they never meet.
+    """
+    torch_groups: Any = dist.distributed_c10d
+    group: dist.ProcessGroup
+    group, _ = torch_groups._new_process_group_helper(
+        len(ranks),
+        ranks.index(dist.get_rank()),
+        [*ranks],
+        dist.Backend(dist.Backend.GLOO),
+        torch_groups._get_default_store(),
+        name,
+        timeout=timedelta(seconds=timeout_s),
+    )
+    # what new_group does, too: of each rank of the world its number in the group
+    numbers = {rank: number for number, rank in enumerate(ranks)}
+    torch_groups._world.pg_group_ranks[group] = numbers
+    return group
 
 
 def import_compiler() -> None:

@@ -1,42 +1,41 @@
-"""Ranks under torchrun: a module starts itself W times, and a failure is one line.
+"""Ranks under torchrun: a module is started W times, and a failure is one line.
 
 torchrun runs inside the launching process, so what it knows of a failed rank comes
 back as an exception instead of a page of text.
 """
 
-import importlib.util
 import logging
-import math
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from minitrain.core.ended import Stopped
-from minitrain.core.errors import EXIT_USER, UserError
-from minitrain.distributed.launcher import launch
+from minitrain.core.errors import EXIT_USER, RankError, UserError
+from minitrain.distributed.causes import not_together
+from minitrain.distributed.gathering import Gathering
 from minitrain.distributed.lost import Lost, early, ended, raised, root_cause
 from minitrain.distributed.meeting import (
     LOOPBACK,
     STORE,
-    names_of_a_rank,
     one_host,
     private_folder,
+    several_hosts,
 )
 from minitrain.distributed.parent import end_with_parent
-from minitrain.distributed.restarts import with_restarts
+from minitrain.distributed.processes import end_group, ranks_among_children
+from minitrain.distributed.rendezvous import rendezvous_of
 from minitrain.distributed.seat import leave, take_a_seat
 from minitrain.distributed.stack import native_words
-from minitrain.distributed.watch import Watch, end_group, ranks_among_children
+from minitrain.distributed.watch import Watch
 
 # torchrun's way to share its rendezvous with the ranks is a TCP store on all interfaces
 NO_TCP_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
-STARTED_BY_TORCHRUN = "TORCHELASTIC_RUN_ID"
 # where torchrun reads what became of a rank
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 # Not SIGINT, which torchrun would pass on: each rank would print a traceback and be
@@ -47,43 +46,55 @@ SHUTDOWN_S = 2
 
 
 def torchrun(
-    module: str, arguments: list[str], world_size: int, *, threads_per_process: int
+    module: str,
+    arguments: list[str],
+    world_size: int,
+    *,
+    threads_per_process: int,
+    gathering: Gathering | None = None,
 ) -> None:
     """Run ``python -m module arguments`` as ``world_size`` ranks under torchrun.
 
     All of them on this host, where they meet in a file: nothing listens but gloo, on
-    loopback, and with nccl what NCCL opens. Raises the first failing rank's UserError,
-    or RankError that says which rank ended how, or hangs where.
+    loopback, and with nccl what NCCL opens. Or on all hosts of ``gathering``, each of
+    which calls this. Raises the first failing rank's UserError, or RankError that says
+    which rank ended how, or hangs where; the same on all hosts.
     """
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousError
 
     _silence("torch.distributed")
-    with private_folder() as folder, _environment(threads_per_process, folder):
-        ranks = [f"--nproc-per-node={world_size}", f"--log-dir={folder}"]
+    with (
+        private_folder() as folder,
+        _environment(threads_per_process, folder, gathering),
+    ):
+        here = gathering.hosts.ranks_here(world_size) if gathering else world_size
+        ranks = [f"--nproc-per-node={here}", f"--log-dir={folder}"]
         ranks += [f"--signals-to-handle={SIGNALS}", f"--shutdown-timeout={SHUTDOWN_S}"]
-        program = ["--module", module, *arguments]
+        meet = rendezvous_of(gathering) if gathering else _rendezvous(folder)
         pids: dict[int, int] = {}
-        watch = Watch(folder, lambda: _known(pids, folder, world_size))
+        elsewhere = gathering.ended_elsewhere if gathering else lambda: False
+        watch = Watch(folder, lambda: _known(pids, folder, here), elsewhere)
         try:
             with watch.in_background(), _same_handlers():
-                run.run(run.parse_args([*_rendezvous(folder), *ranks, *program]))
-        except SignalException as error:
-            # torchrun has ended the ranks
+                command = [*meet, *ranks, "--module", module, *arguments]
+                run.run(run.parse_args(command))
+        except SignalException as error:  # torchrun has ended the ranks
             raise Stopped(error.sigval) from error
+        except RendezvousError as error:
+            lost = not_together()
+            raise (gathering.agree_on(lost) if gathering else lost) from error
         except ChildFailedError as error:
-            failed = error.failures.items()
-            found = [_failure(folder, rank, failure) for rank, failure in failed]
-            well = {r: pid for r, pid in pids.items() if r not in error.failures}
-            causes = [*found, *early(folder, well)]
-            raise watch.verdict or root_cause(causes, watch.first) from None
+            cause = watch.verdict or _cause(folder, error.failures, pids, watch)
+            raise (gathering.agree_on(cause) if gathering else cause) from None
         finally:
             for pid in pids.values():
                 end_group(pid)
         if unfinished := early(folder, pids):
             raise root_cause(unfinished)
-        print(native_words(folder, range(world_size)), end="", file=sys.stderr)
+        print(native_words(folder, pids), end="", file=sys.stderr)
 
 
 @contextmanager
@@ -114,8 +125,14 @@ def _silence(package: str) -> None:
 
 
 @contextmanager
-def _environment(threads: int, folder: Path) -> Iterator[None]:
-    changes = {"OMP_NUM_THREADS": str(threads), NO_TCP_STORE: "1", **one_host(folder)}
+def _environment(
+    threads: int, folder: Path, gathering: Gathering | None
+) -> Iterator[None]:
+    changes = {"OMP_NUM_THREADS": str(threads), NO_TCP_STORE: "1"}
+    if gathering is None:
+        changes |= one_host(folder)
+    else:
+        changes |= several_hosts(folder, gathering.hosts)
     before = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)
     try:
@@ -136,6 +153,18 @@ def _rendezvous(folder: Path) -> list[str]:
     ]
 
 
+def _cause(
+    folder: Path, failures: dict[int, Any], pids: dict[int, int], watch: Watch
+) -> Exception:
+    found = [_failure(folder, rank, failure) for rank, failure in failures.items()]
+    well = {rank: pid for rank, pid in pids.items() if rank not in failures}
+    cause = root_cause([*found, *early(folder, well)], watch.first)
+    if watch.followed and isinstance(cause, RankError):
+        # they were killed here for what was told there
+        cause.of_another = True
+    return cause
+
+
 def _failure(folder: Path, rank: int, failure: Any) -> Lost | UserError:
     message = failure.message
     if not isinstance(message, dict):
@@ -148,60 +177,8 @@ def _failure(folder: Path, rank: int, failure: Any) -> Lost | UserError:
     return raised(folder, rank, failure.pid, line, traceback)
 
 
-def run_as_ranks(
-    module: str,
-    body: Callable[[str], None],
-    world_size: int,
-    *,
-    threads_per_process: int,
-    max_restarts: int = 0,
-) -> None:
-    """Run ``body`` as ``world_size`` ranks; it is given the name of the launcher.
-
-    In a rank that torchrun started, this runs ``body``. Anywhere else it starts
-    ``python -m module`` with the arguments of this process under torchrun, or, on a
-    torch build without torchrun, ``body`` through :func:`launch`; all ranks again where
-    one was lost, up to ``max_restarts`` times (:mod:`minitrain.distributed.restarts`).
-    Raises UserError for an environment that some other program left behind.
-    """
-    if under_torchrun():
-        _require_a_rank_of(world_size)
-        with _torchrun_rank():
-            body("torchrun")
-        return
-    threads = {"threads_per_process": threads_per_process}
-
-    def start() -> None:
-        if importlib.util.find_spec("torch.distributed.run") is not None:
-            torchrun(module, sys.argv[1:], world_size, **threads)
-        else:
-            # ranks that hang are found; nobody knows how long training takes
-            launch(body, world_size, "launch", **threads, timeout_s=math.inf)
-
-    with_restarts(start, max_restarts)
-
-
-def under_torchrun() -> bool:
-    """Whether this process is a rank that torchrun started: TORCHELASTIC_RUN_ID is in
-    its environment.
-    """
-    return STARTED_BY_TORCHRUN in os.environ
-
-
-def _require_a_rank_of(world_size: int) -> None:
-    known = {"WORLD_SIZE": [str(world_size)], "RANK": [*map(str, range(world_size))]}
-    for name in names_of_a_rank():
-        value = os.environ.get(name)
-        if value is None or value not in known.get(name, [value]):
-            raise UserError(
-                f"environment: {name} = {value or 'nothing'} does not fit a run of "
-                f"{world_size}; where torchrun did not start this process, unset "
-                f"{STARTED_BY_TORCHRUN}"
-            )
-
-
 @contextmanager
-def _torchrun_rank() -> Iterator[None]:
+def torchrun_rank() -> Iterator[None]:
     """Around the body of a rank under torchrun: failures go to who launched it.
 
     An exception is left where torchrun finds it and ends the process; the rank prints

@@ -7,7 +7,6 @@ first: torchrun then ends the others, and those are not the cause, however they 
 """
 
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -19,8 +18,8 @@ from pathlib import Path
 from minitrain.core.errors import RankError
 from minitrain.distributed import place, stack
 from minitrain.distributed.lost import name_of
-from minitrain.distributed.meeting import STORE
 from minitrain.distributed.place import Place, Seen
+from minitrain.distributed.processes import end, end_group, state_of
 
 POLL_S = 0.1
 # a longer pause between two looks was one of this process, too: Ctrl-Z, a laptop's lid
@@ -92,16 +91,26 @@ class _Rank:
 
 
 class Watch:
-    """Watches the ranks that meet in ``folder``; ``pids`` tells their processes."""
+    """Watches the ranks that meet in ``folder``; ``pids`` tells their processes, and
+    ``elsewhere`` whether those of another host have ended.
+    """
 
-    def __init__(self, folder: Path, pids: Callable[[], Mapping[int, int]]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        pids: Callable[[], Mapping[int, int]],
+        elsewhere: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._folder = folder
+        self._elsewhere = elsewhere
         self._pids = pids
         self._ranks: dict[int, _Rank] = {}
         self._looked_s = time.monotonic()
         self.verdict: RankError | None = None
         # the ranks that ended with more to do, before anybody could end them for it
         self.first: set[int] = set()
+        # the ranks were ended because those of another host had
+        self.followed = False
 
     def look(self) -> RankError | None:
         """Who hangs, as soon as somebody does, and nobody has ended."""
@@ -165,6 +174,7 @@ class Watch:
         error = RankError(_sentence(guilty, ranks, stacks, waited_s))
         first = guilty[0]
         error.what = "stopped" if first.stopped_s else "hung"
+        error.of_another = not any(sign(first) for sign in _signs(stacks))
         error.step = None if first.last is None else first.last.step
         return error
 
@@ -172,14 +182,16 @@ class Watch:
     def in_background(self) -> Iterator[None]:
         """Look from a thread while the body runs, at once when a rank ends; who hangs
         is ended with all others, and :attr:`verdict` says who it was. Where one ended
-        with more to do, so do the others soon.
+        with more to do, here or elsewhere, so do the others soon.
         """
         over = threading.Event()
 
         def watch() -> None:
             while not over.is_set():
                 self._until_one_ends()
-                if self.look() is not None or self._is_over():
+                over_here = self.look() is not None or self._is_over()
+                self.followed = not over_here and self._elsewhere()
+                if over_here or self.followed:
                     for rank in self._ranks.values():
                         # of one that has ended the number may be another's by now
                         (end_group if rank.has_ended else end)(rank.pid)
@@ -194,15 +206,19 @@ class Watch:
             thread.join()
 
 
-def _guilty(ranks: list[_Rank], stacks: Mapping[int, stack.Stack]) -> list[_Rank]:
-    """Those that the others wait for: by the surest sign that there is."""
-    signs: list[Callable[[_Rank], bool]] = [
+def _signs(stacks: Mapping[int, stack.Stack]) -> list[Callable[[_Rank], bool]]:
+    """That others wait for a rank and it for nobody, the surest first."""
+    return [
         lambda rank: rank.stopped_s > 0,
         lambda rank: rank.place is None,
         lambda rank: rank.pid not in stacks,
         lambda rank: not (rank.leaving or stacks.get(rank.pid, stack.Stack()).waits),
     ]
-    for sign in signs:
+
+
+def _guilty(ranks: list[_Rank], stacks: Mapping[int, stack.Stack]) -> list[_Rank]:
+    """Those that the others wait for: by the surest sign that there is."""
+    for sign in _signs(stacks):
         found = [rank for rank in ranks if sign(rank)]
         # what holds for all of several tells nothing
         if found and (len(found) < len(ranks) or len(ranks) == 1):
@@ -243,50 +259,3 @@ def _ranks(several: list[_Rank]) -> str:
 def _where(rank: _Rank, stacks: Mapping[int, stack.Stack]) -> str:
     at = "before it began" if rank.last is None else str(rank.last)
     return ", ".join(filter(None, [at, str(stacks.get(rank.pid, ""))]))
-
-
-def state_of(pid: int) -> str:
-    """Of a process: R, S, D, T (stopped), Z (ended) ...; empty where there is none."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
-
-
-def end(pid: int) -> None:
-    """Kill a rank that is not yet buried, and what it started."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, signal.SIGKILL)
-    end_group(pid)
-
-
-def end_group(pid: int) -> None:
-    """Kill what is left of the process group that a rank led, also when it is gone."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
-
-
-def ranks_among_children(folder: Path) -> dict[int, int]:
-    """The processes of the ranks that this process started to meet in ``folder``."""
-    found = {}
-    for task in Path("/proc/self/task").glob("*/children"):
-        for pid in _words(task):
-            variables = _variables(int(pid))
-            store = variables.get(STORE, "")
-            if Path(store).parent == folder and "RANK" in variables:
-                found[int(variables["RANK"])] = int(pid)
-    return found
-
-
-def _words(file: Path) -> list[str]:
-    with suppress(OSError):
-        return file.read_text().split()
-    return []
-
-
-def _variables(pid: int) -> dict[str, str]:
-    with suppress(OSError):
-        lines = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        pairs = [os.fsdecode(line).partition("=") for line in lines]
-        return {name: value for name, _, value in pairs}
-    return {}

@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from minitrain.core.durable import fsync, remove
 from minitrain.core.files import sha256_file, writing
-from minitrain.distributed.together import everyone, only_first
+from minitrain.distributed.together import everyone, only_first, who_sees
 from minitrain.train.held import hold
 
 # what one rank keeps: tensors, numbers, text, and lists and dicts of these
@@ -93,11 +93,7 @@ class Checkpoints:
         Raises UserError where another process holds it.
         """
         only_first(lambda: hold(self.folder))
-        mark = self.folder / f".seen-by-{only_first(os.getpid)}.tmp"
-        only_first(mark.touch)
-        seen = everyone(mark.exists)
-        only_first(mark.unlink)
-        return all(seen)
+        return all(who_sees(self.folder))
 
     def newest(self) -> Path | None:
         """The newest one that is whole and this run's, the same on all ranks; None

@@ -43,6 +43,14 @@ class FromElsewhere(Checkpoints):
     def same_bits(self) -> bool:
         return bool(self.config.sync.guarantees.logical_shards)
 
+    def begin(self) -> bool:
+        if not super().begin():
+            raise UserError(
+                f"--resume {self.source}: must be seen by all hosts, as on a shared "
+                "file system"
+            )
+        return True
+
     def newest(self) -> Path | None:
         """Its own, or else that of the source; UserError where that has none of the
         same run.

@@ -71,6 +71,21 @@ def identity_of(
     }
 
 
+def same_on_all_hosts(
+    params: Params, shards: Path, run: str, world_size: int, resume: Path | None
+) -> dict[str, Any]:
+    """What all ranks of ``run`` must have alike before they begin: all that decides the
+    bits but the CPU, and all parameters, some of which say who waits for whom when.
+
+    Hosts may have unlike CPUs: it is noted, and where the bits differ it shows.
+    """
+    identity = identity_of(params, shards, run, world_size)
+    identity.pop("cpu")
+    sections = params.model_dump(mode="json").items()
+    named = {f"{name}.{key}": v for name, one in sections for key, v in one.items()}
+    return {**named, **identity, "--resume": None if resume is None else str(resume)}
+
+
 def difference(
     theirs: Mapping[str, Any], ours: Mapping[str, Any], *, but: tuple[str, ...] = ()
 ) -> str:

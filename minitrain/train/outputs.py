@@ -1,18 +1,46 @@
 """What the ranks of a run write down together, and what a replay writes alike."""
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from minitrain.core.files import open_atomic, write_json, write_jsonl
 from minitrain.core.provenance import bits_depend_on, peak_memory_mb, provenance
-from minitrain.train.recorder import save_tensors
+from minitrain.distributed.hosts import num_hosts
+from minitrain.distributed.together import only_first, who_sees
+from minitrain.train.recorder import save_tensors, write_tensors
 from minitrain.train.result import TrainResult, mean_losses, rows_of
+
+
+def write_state(folder: Path, state: Mapping[str, Tensor]) -> None:
+    """Write the final ``state`` of every rank to a file of its own in ``folder`` of the
+    host of rank 0. Call it on all ranks.
+    """
+    only_first(lambda: folder.mkdir(parents=True, exist_ok=True))
+    rank, sees = dist.get_rank(), who_sees(folder)
+    if sees[rank]:
+        save_tensors(_state_file(folder, rank), state)
+    for other in (other for other, near in enumerate(sees) if not near):
+        if rank == other:
+            bytes_of_file = BytesIO()
+            write_tensors(bytes_of_file, state)
+            dist.send_object_list([bytes_of_file.getvalue()], dst=0)
+        elif rank == 0:
+            sent: list[Any] = [b""]
+            dist.recv_object_list(sent, src=other)
+            with open_atomic(_state_file(folder, other), "wb") as file:
+                file.write(sent[0])
+
+
+def _state_file(folder: Path, rank: int) -> Path:
+    return folder / f"state-rank-{rank}.pt"
 
 
 def write_run(
@@ -29,27 +57,33 @@ def write_run(
     """
     peak = peak_memory_mb()
     # tensors are many times the model, and the same everywhere, as their hashes say
-    mine = (replace(result, sampled={}), peak)
+    cpu = bits_depend_on(facts["threads_per_process"])["cpu"]
+    mine = (replace(result, sampled={}), peak, cpu)
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.gather_object(mine, everyone if dist.get_rank() == 0 else None)
     if dist.get_rank() != 0:
         return
-    results = [one for one, _ in everyone]
-    write_records(out, results, facts["threads_per_process"])
+    results, peaks, cpus = zip(*everyone, strict=True)
+    # of unlike hosts both are named: no single machine repeats their bits
+    cpu = " and ".join(sorted(set(cpus)))
+    write_records(out, results, facts["threads_per_process"], cpu=cpu)
     save_tensors(out / "sampled.pt", result.sampled)
     timings = [
         {**row, "rank": r} for r, one in enumerate(results) for row in one.timings
     ]
     write_jsonl(out / "timings.jsonl", timings)
-    peaks = [peak for _, peak in everyone]
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     origin = provenance(script, gpu)
-    write_json(out / "provenance.json", {**facts, "peak_memory_mb": peaks, **origin})
+    measured = {"num_hosts": num_hosts(), "peak_memory_mb": peaks}
+    write_json(out / "provenance.json", {**facts, **measured, **origin})
 
 
-def write_records(out: Path, results: Sequence[TrainResult], threads: int) -> None:
+def write_records(
+    out: Path, results: Sequence[TrainResult], threads: int, *, cpu: str | None = None
+) -> None:
     """Write what is the same whenever it is computed: the ``loss`` over all ranks of
-    every ``step``, the rows of hashes, and what their bits depend on.
+    every ``step``, the rows of hashes, and what their bits depend on; ``cpu`` where
+    they were not all computed here.
     """
     losses = mean_losses(results)
     with open_atomic(out / "losses.csv") as file:
@@ -57,4 +91,5 @@ def write_records(out: Path, results: Sequence[TrainResult], threads: int) -> No
         rows = csv.writer(file, lineterminator="\n")
         rows.writerows([("step", "loss"), *enumerate(losses)])
     write_jsonl(out / "hashes.jsonl", rows_of(results))
-    write_json(out / "machine.json", bits_depend_on(threads))
+    machine = bits_depend_on(threads)
+    write_json(out / "machine.json", {**machine, "cpu": cpu or machine["cpu"]})

@@ -11,7 +11,7 @@ depends on its samples alone), and ``probe``, ``no probe`` and ``unwatched``
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor, nn
@@ -145,14 +145,19 @@ class Recorder:
             self.sampled[f"{step}/{kind}/{name}"] = tensor
 
     def layout(self, step: int, trace: SyncTrace) -> None:
-        """Note DDP's buckets where they differ from those of the step before."""
+        """Note DDP's buckets where they differ from those of the step before, and who
+        shares a host where the order of the sum depends on that.
+        """
         layout = [
             {"num_bytes": event.num_bytes, "parameters": list(event.parameters)}
             for event in trace.events
         ]
         if layout and layout != self._layout:
             self._layout = layout
-            self.rows.append({"kind": "buckets", "step": step, "buckets": layout})
+            row: Row = {"kind": "buckets", "step": step, "buckets": layout}
+            if trace.hosts is not None:
+                row["hosts"] = trace.hosts
+            self.rows.append(row)
 
     def gradients(self, step: int) -> None:
         """Hash every gradient; call between synchronization and optimizer."""
@@ -236,13 +241,18 @@ def sample_names(inputs: Any) -> list[str]:
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Save so that the bytes of the file depend on the tensors' content alone."""
+    with open_atomic(path, "wb") as file:
+        # through a file object: given a path, torch stores the file's name inside
+        write_tensors(file, tensors)
+
+
+def write_tensors(file: IO[bytes], tensors: Mapping[str, Tensor]) -> None:
+    """The bytes of :func:`save_tensors`."""
     copies = {
         name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
         for name, tensor in tensors.items()
     }
-    with open_atomic(path, "wb") as file:
-        # through a file object: given a path, torch stores the file's name inside
-        torch.save(copies, file)
+    torch.save(copies, file)
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:

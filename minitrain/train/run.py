@@ -13,20 +13,20 @@ from minitrain.core.errors import UserError
 from minitrain.core.params import Params
 from minitrain.core.provenance import require_torch
 from minitrain.distributed.groups import distributed, local_device, require_gpus
+from minitrain.distributed.hosts import Hosts
 from minitrain.distributed.place import my_place
 from minitrain.distributed.together import only_first
 from minitrain.model.factory import try_model
 from minitrain.train.checkpoint import Checkpoints, Kept
 from minitrain.train.config import RunConfig, config_of
 from minitrain.train.deal import FromElsewhere
-from minitrain.train.identity import checkpoints_of
+from minitrain.train.identity import checkpoints_of, same_on_all_hosts
 from minitrain.train.kept import kept_by, restore
 from minitrain.train.loop import train
 from minitrain.train.observer import StepObserver, watches_parts
-from minitrain.train.outputs import write_run
+from minitrain.train.outputs import write_run, write_state
 from minitrain.train.precision import Precision
 from minitrain.train.probe import add_probes, unwatched_gradients
-from minitrain.train.recorder import save_tensors
 from minitrain.train.result import TrainResult
 from minitrain.train.resume import run_through
 from minitrain.train.worker import Worker
@@ -82,11 +82,14 @@ class Finished:
     went_on_from: int = 0
 
 
-def preflight(job: Job) -> None:
-    """Find what a user can get wrong before any process is launched (UserError)."""
+def preflight(job: Job, hosts: Hosts | None = None) -> None:
+    """Find what a user can get wrong before any process is launched (UserError), on
+    each of ``hosts`` where there are several.
+    """
     require_torch(job.params.environment.torch)
     if job.backend == "nccl":
-        require_gpus(job.world_size)
+        count = job.world_size
+        require_gpus(count if hosts is None else hosts.ranks_here(count))
     if not job.shards.exists():
         raise UserError(
             f"{job.shards}: no shards for {job.world_size} processes; {job.world_size} "
@@ -112,7 +115,9 @@ def train_rank(job: Job, launcher: str) -> None:
     threads = job.params.train.threads_per_process
     torch.set_num_threads(threads)
     limit = job.params.launch.timeout_s
-    with distributed(job.backend, timeout_s=limit) as (rank, world_size):
+    run = job.params, job.shards, job.name, job.world_size
+    same = same_on_all_hosts(*run, job.resume)
+    with distributed(job.backend, timeout_s=limit, same=same) as (rank, world_size):
         device = local_device(job.backend)
         config = config_of(job.params, job.shards, world_size)
         # code may change while ranks start: one of them says whose they are
@@ -121,7 +126,7 @@ def train_rank(job: Job, launcher: str) -> None:
             config,
             device=device,
             observer=watches_parts,
-            state_file=job.out / "states" / f"state-rank-{rank}.pt",
+            states=job.out / "states",
             checkpoints=checkpoints,
             show=job.name if rank == 0 else "",
         )
@@ -147,15 +152,15 @@ def run_rank(
     device: torch.device | None = None,
     observer: Callable[[Worker], StepObserver] = StepObserver,
     inject: Inject | None = None,
-    state_file: Path | None = None,
+    states: Path | None = None,
     checkpoints: Checkpoints | None = None,
     show: str = "",
 ) -> Finished:
     """Train as one of the ranks that have met, and collect what the proof needs.
 
-    The final state is written to ``state_file``, or else returned. Where there are
-    ``checkpoints``, it goes on from the newest. ``show`` names a progress bar. Raises
-    UserError for a loss that is not finite.
+    The final state is written to a file in the folder ``states`` of rank 0's host, or
+    else returned. Where there are ``checkpoints``, it goes on from the newest. ``show``
+    names a progress bar. Raises UserError for a loss that is not finite.
     """
     place = my_place()
     place.enter("setup")
@@ -171,9 +176,9 @@ def run_rank(
     place.enter("write")
     worker.sync.finish()
     state = worker.sync.state_dict()
-    if state_file is not None:
+    if states is not None:
         # before anything else can go wrong
-        save_tensors(state_file, state)
+        write_state(states, state)
         state = {}
     # copies: what follows may change buffers
     state = {name: tensor.clone() for name, tensor in state.items()}

@@ -14,12 +14,12 @@ from project import run_python
 from waiting import wait_for
 
 from minitrain.distributed.meeting import ENVIRONMENT
-from minitrain.distributed.torchrun import run_as_ranks
+from minitrain.distributed.ranks import run_as_ranks
 
 TORCHRUN = """
 import sys
 from minitrain.core.errors import UserError, run_stage
-from minitrain.distributed.torchrun import run_as_ranks
+from minitrain.distributed.ranks import run_as_ranks
 
 def body(launcher):
     from minitrain.distributed.groups import barrier, distributed
@@ -130,7 +130,7 @@ from pathlib import Path
 from minitrain.core.errors import run_stage
 from minitrain.distributed import stack
 from minitrain.distributed.place import my_place
-from minitrain.distributed.torchrun import run_as_ranks
+from minitrain.distributed.ranks import run_as_ranks
 from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 
 BUSY = Path("busy")

@@ -19,7 +19,7 @@ from pathlib import Path
 from minitrain.core.errors import UserError, run_stage
 from minitrain.distributed.groups import barrier, distributed
 from minitrain.distributed.place import my_place
-from minitrain.distributed.torchrun import run_as_ranks
+from minitrain.distributed.ranks import run_as_ranks
 
 FAULT_AT = 2
 

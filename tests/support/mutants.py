@@ -357,6 +357,15 @@ COMPUTING = [
 ]
 RECORDING = [
     mutant(
+        "rank_on_no_host",
+        "the run forgets the first rank of each host when it notes who shares one",
+        "replay",
+        "minitrain/train/recorder.py",
+        'row["hosts"] = trace.hosts',
+        'row["hosts"] = [host[1:] for host in trace.hosts]',
+        sync="hierarchical",
+    ),
+    mutant(
         "hash_of_a_page",
         "only the first 4,096 bytes of a tensor are hashed",
         "equivalence: witness_hashes",

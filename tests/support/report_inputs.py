@@ -155,10 +155,24 @@ def timing_of(world_size: int) -> dict[str, Any]:
         "peak_memory_mb": 310.0,
         "num_steps_summarized": 45,
         "account": account_of(world_size),
+        "stragglers": stragglers_of(world_size),
         "ddp_says": {
             "forward_ms": {"ddp": 20.5, "ours": 21.5, "difference_pct": -4.7},
             "backward_ms": {"ddp": 70.5, "ours": 70.0, "difference_pct": 0.7},
         },
+    }
+
+
+def stragglers_of(world_size: int) -> dict[str, Any]:
+    """What a run says of its ranks: nobody is slow, and one rank has no others."""
+    alone = "one rank has nobody who waits for it" if world_size == 1 else None
+    return {
+        "slow": [],
+        "others_wait_ms": None,
+        "visible_ms": None if alone else 8.25,
+        "step_ms": 97.0,
+        "num_steps": 42,
+        "undecided": alone,
     }
 
 

@@ -1,0 +1,298 @@
+"""Hosts come together before anything is started on them, and tell each other why a
+run failed.
+
+The first host serves a store on one address, that of ``--rdzv-endpoint``: torch's own
+server listens on every interface unless it is handed a socket. Nobody who reaches that
+address is asked who they are.
+"""
+
+import json
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from datetime import timedelta
+from typing import NamedTuple
+
+import torch.distributed as dist
+
+from minitrain.core.errors import UserError, describe_os_error
+from minitrain.distributed.causes import as_plain, from_plain, order, with_silent
+from minitrain.distributed.hosts import Hosts
+from minitrain.distributed.meeting import store_at
+from minitrain.distributed.torch_private import Store, TCPStore
+
+POLL_S = 0.2
+GAVE_UP = "gave up"
+# to the address of a host that is there
+REACH_S = 5.0
+# for other hosts to say why their ranks ended: a rank that is told to end has 3
+TOLD_S = 10.0
+# the first host keeps the store until the others have left
+LEAVE_S = 5.0
+
+
+class Known(NamedTuple):
+    """What the hosts know of each other; ``port`` is open until all have tried it."""
+
+    number: int
+    name: str
+    address: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"host {self.number} ({self.name}, {self.address})"
+
+
+class Gathering:
+    """The hosts of a run, all of them there and able to reach each other."""
+
+    def __init__(self, hosts: Hosts, store: Store, timeout_s: float) -> None:
+        self.hosts, self.store, self.timeout_s = hosts, store, timeout_s
+        self.everyone: list[Known] = []
+        self.number: int | None = None
+        self.attempt = 0
+
+    @property
+    def _others(self) -> list[Known]:
+        return self.everyone[1:]
+
+    @property
+    def _reach_s(self) -> float:
+        # before the others give up waiting for what came of it
+        return min(REACH_S, self.timeout_s / 2)
+
+    def begin_attempt(self) -> int:
+        """The number of the next attempt, the same on all hosts.
+
+        Raises UserError where a host has left.
+        """
+        for other in self._others:
+            if self._has(_left(other.number)):
+                raise UserError(f"{other} has left the run")
+        self.attempt += 1
+        return self.attempt
+
+    def everywhere(self, action: Callable[[], None]) -> None:
+        """Call ``action`` on all hosts; a UserError of one is raised on all of them."""
+        mistake: Exception | None = None
+        try:
+            action()
+        except UserError as error:
+            mistake = error
+        except OSError as error:
+            mistake = UserError(describe_os_error(error))
+        if cause := self._exchange("preflight", mistake, self.timeout_s):
+            raise cause
+
+    def agree_on(self, error: Exception) -> Exception:
+        """Of what made each host's ranks end, the cause: ``error`` is what did here.
+
+        Every host that answers gets the same; one that does not is named.
+        """
+        return self._exchange(f"attempt {self.attempt}", error, TOLD_S) or error
+
+    def ended_elsewhere(self) -> bool:
+        """Whether another host has told what ended its ranks in this attempt."""
+        keys = [f"attempt {self.attempt} {other.number}" for other in self._others]
+        with suppress(dist.DistError):
+            return any(self.store.check([key]) for key in keys)
+        return False
+
+    def _exchange(
+        self, what: str, error: Exception | None, within_s: float
+    ) -> Exception | None:
+        """Tell the others of ``error``, or that there is none -> the first cause."""
+        mine = self.everyone[0]
+        with suppress(dist.DistError):
+            self.store.set(f"{what} {mine.number}", json.dumps(as_plain(error)))
+        found, silent = {mine.number: error}, []
+        deadline = time.monotonic() + within_s
+        for other in self._others:
+            key = f"{what} {other.number}"
+            left = timedelta(seconds=max(0.1, deadline - time.monotonic()))
+            try:
+                self.store.wait([key], left)
+                told = from_plain(json.loads(self.store.get(key)))
+            except dist.DistError:
+                silent.append(str(other))
+                continue
+            if isinstance(told, UserError) and str(told) != str(error):
+                told = UserError(f"{other}: {told}")
+            found[other.number] = told
+        causes = [(order(one), number) for number, one in found.items() if one]
+        cause = found[min(causes)[1]] if causes else None
+        return with_silent(cause, silent)
+
+    def _has(self, key: str) -> bool:
+        try:
+            return bool(self.store.check([key]))
+        except dist.DistError:
+            raise UserError(f"{self.hosts.endpoint}: the first host has gone") from None
+
+    def meet(self) -> None:
+        """Wait for all hosts, and see that each can reach the others."""
+        host, family = self.hosts.interface.address, _family(self.hosts.address)
+        with socket.create_server((host, 0), family=family) as door:
+            port = int(door.getsockname()[1])
+            number = self._seat()
+            mine = Known(number, socket.gethostname(), host, port)
+            self.store.set(_seat_of(number), json.dumps(mine))
+            self.number = number
+            self.everyone = [mine, *self._wait_for_others(number)]
+            told = sorted(_reached(one.number) for one in self.everyone)
+            self.store.set(_reached(number), self._cannot_reach())
+            self.store.wait(told, timedelta(seconds=self.timeout_s))
+        lines = [self.store.get(key).decode() for key in told]
+        if failed := list(filter(None, lines)):
+            raise UserError(failed[0])
+
+    def _seat(self) -> int:
+        """The number of this host: as it was told, 0 for the first, or as they come."""
+        hosts = self.hosts
+        number = hosts.number
+        if number is None:
+            number = 0 if hosts.is_first else self.store.add("came", 1)
+        if number >= hosts.count or self.store.add(f"sits {number}", 1) > 1:
+            raise UserError(
+                f"{hosts.endpoint}: all {hosts.count} hosts of the run are there, and "
+                "this is one more"
+            )
+        return number
+
+    def _wait_for_others(self, own: int) -> list[Known]:
+        missing = [n for n in range(self.hosts.count) if n != own]
+        others: list[Known] = []
+        deadline = time.monotonic() + self.timeout_s
+        while missing:
+            others += [self._known(n) for n in missing if self._has(_seat_of(n))]
+            missing = [n for n in missing if n not in {one.number for one in others}]
+            # by whoever has waited longest
+            if self._has(GAVE_UP):
+                raise UserError(self.store.get(GAVE_UP).decode())
+            if missing and time.monotonic() > deadline:
+                self.store.set(GAVE_UP, self._gave_up([*others, self._known(own)]))
+            elif missing:
+                time.sleep(POLL_S)
+        return sorted(others)
+
+    def _gave_up(self, came: list[Known]) -> str:
+        names = ", ".join(map(str, sorted(came)))
+        waited = f"waited {self.timeout_s:g} s for {self.hosts.count} hosts"
+        return f"{self.hosts.endpoint}: {waited}: only {names} came"
+
+    def _known(self, number: int) -> Known:
+        return Known(*json.loads(self.store.get(_seat_of(number))))
+
+    def _cannot_reach(self) -> str:
+        """Which host this one does not reach, in a line; empty where it reaches all."""
+        mine, *others = self.everyone
+        for other in others:
+            try:
+                there = other.address, other.port
+                socket.create_connection(there, self._reach_s).close()
+            except OSError as error:
+                interface = self.hosts.interface.name
+                return (
+                    f"network: {mine} does not reach {other} by its interface "
+                    f"{interface}: {error.strerror or error}; --interface names "
+                    "another, and a firewall must let the hosts through to each other"
+                )
+        return ""
+
+    def leave(self) -> None:
+        """Say so, and as the first host wait for the others to have left."""
+        if self.number is None:
+            return
+        numbers = [n for n in range(self.hosts.count) if n != self.number]
+        with suppress(dist.DistError, UserError):
+            self.store.set(_left(self.number), "")
+            if self.hosts.is_first:
+                came = [n for n in numbers if self._has(_seat_of(n))]
+                keys = [_left(number) for number in came]
+                self.store.wait(keys, timedelta(seconds=LEAVE_S))
+
+
+@contextmanager
+def gathered(hosts: Hosts, timeout_s: float) -> Iterator[Gathering]:
+    """All ``hosts``, as soon as they are there; it waits ``timeout_s`` at most.
+
+    Raises UserError where a host does not come, or does not reach another.
+    """
+    store = _serve(hosts, timeout_s) if hosts.is_first else _connect(hosts, timeout_s)
+    gathering = Gathering(hosts, store, timeout_s)
+    try:
+        gathering.meet()
+        yield gathering
+    except dist.DistStoreError as error:
+        line = f"a host did not answer within {timeout_s:g} s"
+        raise UserError(f"{hosts.endpoint}: {line}") from error
+    except dist.DistError as error:
+        raise UserError(f"{hosts.endpoint}: the first host has gone") from error
+    finally:
+        gathering.leave()
+
+
+def _serve(hosts: Hosts, timeout_s: float) -> Store:
+    place = hosts.address, hosts.port
+    try:
+        door = socket.create_server(place, family=_family(hosts.address), backlog=128)
+    except OSError as error:
+        raise UserError(
+            f"--rdzv-endpoint: {hosts.endpoint}: {error.strerror}; where several hosts "
+            "of a run share an address, --node-rank tells them apart"
+        ) from None
+    _say(f"waiting at {hosts.endpoint} for {hosts.count - 1} more")
+    return TCPStore(
+        *place,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=timeout_s),
+        # the store closes it
+        master_listen_fd=door.detach(),
+    )
+
+
+def _connect(hosts: Hosts, timeout_s: float) -> Store:
+    _say(f"waiting for the first host, at {hosts.endpoint}")
+    _until_open(hosts, time.monotonic() + timeout_s, timeout_s)
+    return store_at(hosts.address, hosts.port, timedelta(seconds=timeout_s))
+
+
+def _until_open(hosts: Hosts, deadline: float, timeout_s: float) -> None:
+    """Torch would print a warning each time that nobody listens yet."""
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            place = hosts.address, hosts.port
+            with closing(socket.create_connection(place, max(0.1, left))):
+                return
+        except OSError as error:
+            if left < POLL_S:
+                raise UserError(
+                    f"--rdzv-endpoint: {hosts.endpoint}: no answer within "
+                    f"{timeout_s:g} s ({error.strerror or error}): the first host does "
+                    "not listen there, or a firewall is between"
+                ) from None
+        time.sleep(POLL_S)
+
+
+def _seat_of(number: int) -> str:
+    return f"host {number}"
+
+
+def _reached(number: int) -> str:
+    return f"reached {number:05}"
+
+
+def _left(number: int) -> str:
+    return f"left {number}"
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,84 @@
+"""Over which interface this host talks: by its name, or by the route to an address."""
+
+import ipaddress
+import socket
+from typing import NamedTuple
+
+import psutil
+
+from minitrain.core.errors import UserError
+
+KEY = "--interface"
+
+
+class Interface(NamedTuple):
+    """A network interface that is up, and its address."""
+
+    name: str
+    address: str
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether nobody on another host can reach it."""
+        return ipaddress.ip_address(self.address).is_loopback
+
+
+def own_interfaces() -> list[Interface]:
+    """Every address of this host, with the interface that has it."""
+    families = (socket.AF_INET, socket.AF_INET6)
+    return [
+        Interface(name, one.address.partition("%")[0])
+        for name, addresses in psutil.net_if_addrs().items()
+        for one in addresses
+        if one.family in families
+    ]
+
+
+def interface_named(name: str) -> Interface:
+    """The interface ``name``; UserError where there is none, or it is down, or has no
+    address.
+    """
+    every = psutil.net_if_stats()
+    if name not in every:
+        names = ", ".join(sorted(every))
+        raise UserError(f"{KEY} = {name!r}: must be one of {names}")
+    if not every[name].isup:
+        raise UserError(f"{KEY} = {name!r}: is down")
+    found = [one for one in own_interfaces() if one.name == name]
+    if not found:
+        raise UserError(f"{KEY} = {name!r}: has no address")
+    # IPv4 before IPv6, as psutil lists them
+    return found[0]
+
+
+def interface_towards(address: str) -> Interface:
+    """The interface over which packets to ``address`` leave this host.
+
+    Raises UserError where there is no route.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            # of a datagram socket it sends nothing; the kernel picks the route
+            probe.connect((address, 9))
+        except OSError as error:
+            raise UserError(
+                f"network: no route to {address}: {error.strerror}; {KEY} names one"
+            ) from None
+        own = probe.getsockname()[0]
+    return next(one for one in own_interfaces() if one.address == own)
+
+
+def is_own(address: str) -> bool:
+    """Whether ``address`` is one of this host's."""
+    return any(one.address == address for one in own_interfaces())
+
+
+def address_of(host: str) -> str:
+    """The address of ``host``, a name or an address; UserError for an unknown name."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise UserError(f"--rdzv-endpoint: {host!r}: {error}") from None
+    # IPv4 where there is both: gloo takes the first address of an interface
+    return str(min(found, key=lambda one: one[0] != socket.AF_INET)[4][0])

@@ -1,0 +1,207 @@
+"""Hosts come together, reach each other, and tell each other what went wrong."""
+
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minitrain.core.errors import RankError, UserError
+from minitrain.distributed.gathering import Gathering, gathered
+from minitrain.distributed.hosts import Hosts
+from minitrain.distributed.interfaces import Interface
+
+LOOPBACK = Interface("lo", "127.0.0.1")
+Body = Callable[[Gathering], Any]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def meet(
+    count: int, body: Body, numbers: list[int], timeout_s: float = 20
+) -> list[Any]:
+    """What ``body`` gives on each host, or the line that ends it there."""
+    port = free_port()
+
+    def be(number: int) -> Any:
+        hosts = Hosts(count, "127.0.0.1", port, LOOPBACK, number)
+        try:
+            with gathered(hosts, timeout_s) as gathering:
+                return body(gathering)
+        except (UserError, RankError) as error:
+            return str(error)
+
+    with ThreadPoolExecutor(len(numbers)) as threads:
+        return list(threads.map(be, numbers))
+
+
+def test_hosts_know_each_other() -> None:
+    def numbers(gathering: Gathering) -> list[int]:
+        return [one.number for one in gathering.everyone]
+
+    # each host names itself first
+    assert meet(3, numbers, [0, 1, 2]) == [[0, 1, 2], [1, 0, 2], [2, 0, 1]]
+
+
+def test_missing_host_is_told_with_those_that_came() -> None:
+    first, second = meet(3, lambda _: "met", [0, 1], timeout_s=2)
+    assert "waited 2 s for 3 hosts: only host 0 (" in first
+    assert "), host 1 (" in first
+    assert second == first
+
+
+def test_one_host_too_many_is_told() -> None:
+    lines = meet(2, lambda _: "met", [0, 1, 1])
+    assert sorted(lines)[1:] == ["met", "met"]
+    assert "all 2 hosts of the run are there, and this is one more" in sorted(lines)[0]
+
+
+def test_nobody_serves() -> None:
+    (line,) = meet(2, lambda _: "met", [1], timeout_s=1)
+    assert "no answer within 1 s (Connection refused)" in line
+
+
+def test_port_that_is_taken_is_told(taken_port: str) -> None:
+    hosts = Hosts(2, "127.0.0.1", int(taken_port), LOOPBACK, 0)
+    with pytest.raises(UserError, match="Address already in use"), gathered(hosts, 1):
+        pass
+
+
+def test_host_that_is_not_reached_is_told_on_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    connect = socket.create_connection
+    stranger = threading.local()
+
+    def blocked(address: tuple[str, int], *arguments: Any) -> socket.socket:
+        if getattr(stranger, "met", False) and stranger.port != address[1]:
+            raise TimeoutError("timed out")
+        stranger.met, stranger.port = True, address[1]
+        return connect(address, *arguments)
+
+    monkeypatch.setattr(socket, "create_connection", blocked)
+    lines = meet(2, lambda _: "met", [0, 1], timeout_s=5)
+    assert len(set(lines)) == 1
+    assert "does not reach host 0 (" in lines[0]
+    assert "by its interface lo: timed out" in lines[0]
+
+
+def test_mistake_on_one_host_is_raised_on_all() -> None:
+    def preflight(number: int) -> None:
+        if number == 1:
+            raise UserError("train.x = 3: must be 2")
+
+    def body(gathering: Gathering) -> None:
+        gathering.everywhere(lambda: preflight(gathering.everyone[0].number))
+
+    first, second = meet(2, body, [0, 1])
+    assert first.startswith("host 1 (")
+    assert first.endswith("): train.x = 3: must be 2")
+    assert second == "train.x = 3: must be 2"
+
+
+def test_missing_file_on_one_host_is_raised_on_all() -> None:
+    def body(gathering: Gathering) -> None:
+        here = gathering.everyone[0].number == 0
+        gathering.everywhere(lambda: None if here else Path("/no/such").stat())
+
+    first, second = meet(2, body, [0, 1])
+    assert "/no/such: No such file or directory" in first
+    assert second == "/no/such: No such file or directory"
+
+
+def test_nothing_wrong_is_no_error() -> None:
+    def body(gathering: Gathering) -> str:
+        gathering.everywhere(lambda: None)
+        return "well"
+
+    assert meet(2, body, [0, 1]) == ["well", "well"]
+
+
+def rank_error(line: str, *, of_another: bool) -> RankError:
+    error = RankError(line)
+    error.what, error.step, error.of_another = line, 7, of_another
+    return error
+
+
+@pytest.mark.parametrize(
+    ("errors", "cause"),
+    [
+        # who waited for a rank of another host is no cause
+        ([rank_error("a", of_another=True), rank_error("b", of_another=False)], "b"),
+        ([rank_error("a", of_another=False), rank_error("b", of_another=False)], "a"),
+        ([rank_error("a", of_another=False), UserError("b")], "b"),
+    ],
+)
+def test_hosts_agree_on_the_cause(errors: list[Exception], cause: str) -> None:
+    def body(gathering: Gathering) -> tuple[str, int | None]:
+        gathering.begin_attempt()
+        number = gathering.everyone[0].number
+        agreed = gathering.agree_on(errors[number])
+        return str(agreed).rpartition(": ")[2], getattr(agreed, "step", None)
+
+    step = None if isinstance(errors["ab".index(cause)], UserError) else 7
+    assert meet(2, body, [0, 1]) == [(cause, step)] * 2
+
+
+def test_silent_host_is_named_where_it_may_be_the_cause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("minitrain.distributed.gathering.TOLD_S", 0.5)
+    begun = threading.Event()
+
+    def body(gathering: Gathering) -> str:
+        if gathering.hosts.is_first:
+            gathering.begin_attempt()
+            begun.set()
+            error = gathering.agree_on(rank_error("lost", of_another=True))
+            # it would be useless to start again
+            assert isinstance(error, UserError)
+            return str(error)
+        begun.wait(5)
+        return "silent"
+
+    first, second = meet(2, body, [0, 1])
+    assert first.startswith("no word from host 1 (")
+    assert first.endswith("; lost")
+    assert second == "silent"
+
+
+def test_ranks_that_ended_elsewhere_are_known_here() -> None:
+    ended = threading.Event()
+
+    def body(gathering: Gathering) -> list[bool]:
+        gathering.begin_attempt()
+        if gathering.hosts.is_first:
+            before = gathering.ended_elsewhere()
+            ended.set()
+            gathering.store.wait(["attempt 1 1"])
+            return [before, gathering.ended_elsewhere()]
+        ended.wait(5)
+        gathering.agree_on(rank_error("here", of_another=False))
+        return []
+
+    assert meet(2, body, [0, 1]) == [[False, True], []]
+
+
+def test_no_attempt_without_a_host_that_has_left() -> None:
+    left = threading.Event()
+
+    def body(gathering: Gathering) -> str:
+        if gathering.hosts.is_first:
+            left.wait(5)
+            gathering.store.wait(["left 1"])
+            gathering.begin_attempt()
+        left.set()
+        return "left"
+
+    first, second = meet(2, body, [0, 1])
+    assert "has left the run" in first
+    assert second == "left"

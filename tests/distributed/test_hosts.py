@@ -1,0 +1,101 @@
+"""What the options of one host among several say, and what is refused."""
+
+import argparse
+
+import pytest
+from one_line import refusal
+
+from minitrain.distributed import hosts, interfaces
+from minitrain.distributed.hosts import Hosts, add_arguments, hosts_of
+from minitrain.distributed.interfaces import Interface, interface_towards
+
+HERE = Interface("eth0", "10.0.0.1")
+LOOPBACK = Interface("lo", "127.0.0.1")
+
+
+@pytest.fixture(autouse=True)
+def two_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This host is 10.0.0.1; whatever is not its own lies behind eth0."""
+
+    def towards(address: str) -> Interface:
+        return LOOPBACK if address.startswith("127.") else HERE
+
+    monkeypatch.setattr(interfaces, "own_interfaces", lambda: [LOOPBACK, HERE])
+    monkeypatch.setattr(hosts, "interface_towards", towards)
+
+
+def hosts_for(line: str) -> Hosts | None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return hosts_of(parser.parse_args(line.split()))
+
+
+def test_without_options_there_is_one_host() -> None:
+    assert hosts_for("") is None
+    assert hosts_for("--nnodes 1") is None
+    assert hosts_for("--nnodes 1 --rdzv-endpoint a:1 --node-rank 0") is None
+
+
+def test_host_that_has_the_address_is_the_first() -> None:
+    first = hosts_for("--nnodes 2 --rdzv-endpoint 10.0.0.1")
+    other = hosts_for("--nnodes 2 --rdzv-endpoint 10.0.0.2:5000")
+    assert first == Hosts(2, "10.0.0.1", 29400, HERE)
+    assert first.is_first
+    assert first.endpoint == "10.0.0.1:29400"
+    assert other == Hosts(2, "10.0.0.2", 5000, HERE)
+    assert not other.is_first
+
+
+def test_number_tells_virtual_hosts_apart() -> None:
+    line = "--nnodes 2 --rdzv-endpoint 127.0.0.1:5000 --node-rank"
+    first, second = hosts_for(f"{line} 0"), hosts_for(f"{line} 1")
+    assert first is not None
+    assert second is not None
+    assert (first.is_first, second.is_first) == (True, False)
+    assert first.interface == LOOPBACK
+
+
+def test_ipv6_addresses_stand_in_brackets() -> None:
+    found = hosts_for("--nnodes 2 --rdzv-endpoint [fe80::1]:5000")
+    assert found is not None
+    assert (found.address, found.port) == ("fe80::1", 5000)
+    assert found.endpoint == "[fe80::1]:5000"
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("--nnodes 0", "--nnodes = 0: must be at least 1"),
+        ("--nnodes 2", "--rdzv-endpoint: is missing"),
+        ("--rdzv-endpoint 10.0.0.1", "must not stand without --nnodes"),
+        ("--interface eth0", "must not stand without --nnodes"),
+        ("--node-rank 1", "must not stand without --nnodes"),
+        ("--nnodes 2 --rdzv-endpoint 10.0.0.1:0", "a port from 1 to 65535"),
+        ("--nnodes 2 --rdzv-endpoint 10.0.0.1:99999", "a port from 1 to 65535"),
+        ("--nnodes 2 --rdzv-endpoint :29400", "must be HOST:PORT"),
+        ("--nnodes 2 --rdzv-endpoint no.such.host.invalid", "'no.such.host.invalid'"),
+        ("--nnodes 2 --rdzv-endpoint 10.0.0.1 --node-rank 2", "must be from 0 to 1"),
+        ("--nnodes 2 --rdzv-endpoint 10.0.0.1 --interface eth7", "must be one of"),
+        (
+            "--nnodes 2 --rdzv-endpoint 10.0.0.2 --interface lo",
+            "--interface = 'lo': no other host reaches it",
+        ),
+        (
+            "--nnodes 2 --rdzv-endpoint 10.0.0.2 --node-rank 0",
+            "'10.0.0.2': must be an address of host 0, this one",
+        ),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(line: str, told: str) -> None:
+    assert told in refusal(hosts_for, line)
+
+
+def test_ranks_come_out_even() -> None:
+    three = Hosts(3, "10.0.0.1", 29400, HERE)
+    assert three.ranks_here(6) == 2
+    assert "must be a multiple of --nnodes = 3" in refusal(three.ranks_here, 4)
+
+
+def test_way_to_this_host_is_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert interface_towards("127.0.0.1").is_loopback

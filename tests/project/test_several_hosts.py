@@ -1,0 +1,264 @@
+"""The training stage on two hosts: the bits of one host, or one line on both."""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import pytest
+from far_hosts import PORT, Ended, needs_hosts, start, wait
+from project import copy_project, run_stage, set_params
+from waiting import wait_for
+
+from minitrain.bench.networks import Host, Networks
+from minitrain.core.files import read_json
+
+pytestmark = [pytest.mark.slow, needs_hosts]
+TRAIN = ["train", "--backend", "gloo", "--world-size"]
+OUTPUTS = ("losses.csv", "hashes.jsonl", "machine.json")
+
+
+class Two(NamedTuple):
+    """The folders of the project on two hosts, which share no file."""
+
+    near: Path
+    far: Path
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    changes = {"gloo.world_sizes": [1, 2, 4], "train.num_steps": 40}
+    copy = copy_project(tmp_path_factory.mktemp("hosts") / "project", changes)
+    for stage in ("check", "corpus", "shard"):
+        done = run_stage(copy, stage)
+        assert done.returncode == 0, done.stderr
+    return copy
+
+
+@pytest.fixture
+def two(project: Path, tmp_path: Path) -> Two:
+    folders = Two(tmp_path / "near", tmp_path / "far")
+    for folder in folders:
+        # what other tests made here
+        shutil.copytree(project, folder, ignore=shutil.ignore_patterns("runs"))
+    return folders
+
+
+def train_on_two(two: Two, world_size: int, *options: str) -> list[Ended]:
+    with Networks(2) as networks:
+        made = networks.hosts
+        return wait(
+            [
+                start(host, folder, made[0], *options, world_size=world_size)
+                for host, folder in zip(made, two, strict=True)
+            ]
+        )
+
+
+def outputs(folder: Path, world_size: int) -> dict[str, bytes]:
+    run = folder / f"data/runs/gloo-{world_size}"
+    states = [f"states/state-rank-{rank}.pt" for rank in range(world_size)]
+    return {name: (run / name).read_bytes() for name in (*OUTPUTS, *states)}
+
+
+@pytest.mark.parametrize(
+    ("sync", "world_size"), [("ddp", 2), ("invariant", 2), ("invariant", 4)]
+)
+def test_two_hosts_have_the_bits_of_one(
+    project: Path, two: Two, sync: str, world_size: int
+) -> None:
+    for folder in (project, *two):
+        set_params(folder, {"train.sync": sync})
+    alone = run_stage(project, *TRAIN, str(world_size))
+    assert alone.returncode == 0, alone.stderr
+    ended = train_on_two(two, world_size)
+    assert [one.returncode for one in ended] == [0, 0], ended
+    assert outputs(two.near, world_size) == outputs(project, world_size)
+    provenance = f"data/runs/gloo-{world_size}/provenance.json"
+    assert read_json(two.near / provenance)["num_hosts"] == 2
+    assert read_json(project / provenance)["num_hosts"] == 1
+    # all results lie on the first host
+    assert not (two.far / "data/runs").exists()
+
+
+def other_code(folder: Path) -> None:
+    with open(folder / "minitrain/train/loop.py", "a") as file:
+        file.write("# of another version\n")
+
+
+def other_data(folder: Path) -> None:
+    path = folder / "data/shards/world-2/targets.npy"
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+
+def other(key: str, value: Any) -> Callable[[Path], None]:
+    return lambda folder: set_params(folder, {key: value})
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (other_code, ["minitrain's code = '"]),
+        (other_data, ["targets.npy's content = '"]),
+        (
+            other("train.learning_rate", 0.5),
+            ["train.learning_rate = 0.5, but 0.0003 on host"],
+        ),
+        (other("environment.torch", "2.12.0"), ["environment.torch = '2.12.0'"]),
+    ],
+    ids=["code", "data", "parameter", "torch"],
+)
+def test_unlike_hosts_are_refused(
+    two: Two, change: Callable[[Path], None], named: list[str]
+) -> None:
+    change(two.far)
+    near, far = train_on_two(two, 2)
+    for one in (near, far):
+        assert one.returncode == 2, one.said
+        assert len(one.lines) == 1, one.said
+        assert all(part in one.lines[0] for part in named), one.said
+    assert "host 1 (" in near.lines[0] or "(rank 1)" in near.lines[0]
+    assert not (two.near / "data/runs").exists()
+
+
+def only_near(made: list[Host], two: Two) -> list[subprocess.Popen[str]]:
+    return [start(made[0], two.near, made[0])]
+
+
+def only_far(made: list[Host], two: Two) -> list[subprocess.Popen[str]]:
+    return [start(made[1], two.far, made[0])]
+
+
+def closed(made: list[Host], two: Two) -> list[subprocess.Popen[str]]:
+    other_port = ["--rdzv-endpoint", f"{made[0].address}:{PORT + 1}"]
+    return [
+        start(made[0], two.near, made[0]),
+        start(made[1], two.far, made[0], *other_port),
+    ]
+
+
+def no_interface(made: list[Host], two: Two) -> list[subprocess.Popen[str]]:
+    return [start(made[1], two.far, made[0], "--interface", "eth7")]
+
+
+def loopback(made: list[Host], two: Two) -> list[subprocess.Popen[str]]:
+    return [start(made[1], two.far, made[0], "--interface", "lo")]
+
+
+def no_route(made: list[Host], two: Two) -> list[subprocess.Popen[str]]:
+    elsewhere = ["--rdzv-endpoint", "192.0.2.1:29400"]
+    return [start(made[1], two.far, made[0], *elsewhere)]
+
+
+@pytest.mark.parametrize(
+    ("attempt", "lines"),
+    [
+        (only_near, ["waited 3 s for 2 hosts: only host 0 ("]),
+        (only_far, ["no answer within 3 s (Connection refused)"]),
+        (closed, ["2 hosts: only host 0 (", "no answer within 3 s"]),
+        (no_interface, ["--interface = 'eth7': must be one of cable, lo"]),
+        (loopback, ["--interface = 'lo': no other host reaches it"]),
+        (no_route, ["network: no route to 192.0.2.1"]),
+    ],
+)
+def test_hosts_that_do_not_meet_say_why(
+    two: Two,
+    attempt: Callable[[list[Host], Two], list[subprocess.Popen[str]]],
+    lines: list[str],
+) -> None:
+    for folder in two:
+        set_params(folder, {"launch.timeout_s": 3})
+    with Networks(2) as networks:
+        made = networks.hosts
+        ended = wait(attempt(made, two))
+    for one, line in zip(ended, lines, strict=True):
+        assert one.returncode == 2, one.said
+        assert len(one.lines) == 1, one.said
+        assert line in one.lines[0]
+
+
+def ranks_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    found = []
+    for child in psutil.Process(process.pid).children(recursive=True):
+        try:
+            if "TORCHELASTIC_RUN_ID" in child.environ():
+                found.append(child)
+        except psutil.Error:
+            continue
+    return found
+
+
+def listening_on(host: Host) -> set[str]:
+    command = host.command(["ss", "--listening", "--tcp", "--numeric", "--no-header"])
+    listed = subprocess.run(command, capture_output=True, text=True, check=True)
+    addresses = [line.split()[3] for line in listed.stdout.splitlines()]
+    return {address.rpartition(":")[0] for address in addresses}
+
+
+def test_what_listens_listens_on_the_chosen_interface(two: Two) -> None:
+    for folder in two:
+        set_params(folder, {"train.num_steps": 400})
+    seen: list[set[str]] = [set(), set()]
+    with Networks(2) as networks:
+        made = networks.hosts
+        addresses = [{host.address} for host in made]
+        running = [
+            start(host, folder, made[0]) for host, folder in zip(made, two, strict=True)
+        ]
+        while any(process.poll() is None for process in running):
+            for addresses_of, host in zip(seen, made, strict=True):
+                addresses_of |= listening_on(host)
+        ended = wait(running)
+    assert [one.returncode for one in ended] == [0, 0], ended
+    assert seen == addresses
+
+
+def test_rank_killed_on_one_host_is_named_on_both_and_starts_again(
+    project: Path, two: Two
+) -> None:
+    for folder in (project, *two):
+        set_params(folder, {"train.num_steps": 400})
+    alone = run_stage(project, *TRAIN, "2")
+    assert alone.returncode == 0, alone.stderr
+    with Networks(2) as networks:
+        made = networks.hosts
+        running = [
+            start(host, folder, made[0]) for host, folder in zip(made, two, strict=True)
+        ]
+        (rank,) = wait_for(lambda: ranks_of(running[1]), 1)
+        time.sleep(3)
+        os.kill(rank.pid, signal.SIGKILL)
+        ended = wait(running)
+    for one in ended:
+        assert one.returncode == 0, one.said
+        assert f"rank 1 (process {rank.pid} on " in one.said
+        assert "killed by SIGKILL" in one.said
+        assert "starting again (1 of 3)" in one.said
+    assert outputs(two.near, 2) == outputs(project, 2)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_host_that_is_lost_is_named(two: Two, lost: int) -> None:
+    for folder in two:
+        set_params(folder, {"train.num_steps": 4000, "launch.timeout_s": 20})
+    with Networks(2) as networks:
+        made = networks.hosts
+        running = [
+            start(host, folder, made[0]) for host, folder in zip(made, two, strict=True)
+        ]
+        for process in running:
+            wait_for(lambda process=process: ranks_of(process), 1)
+        tree = psutil.Process(running[lost].pid)
+        for one in [tree, *tree.children(recursive=True)]:
+            one.kill()
+        ended = wait(running)
+    other = ended[1 - lost]
+    assert other.returncode == 2, other.said
+    assert len(other.lines) == 1, other.said
+    assert f"no word from host {lost} (" in other.lines[0]
