@@ -32,11 +32,13 @@ class RankError(Exception):
     """A rank failed, or did not answer in time: the line names it.
 
     ``what`` happened, without names and places, and the ``step`` at which it did tell
-    whether it happened again. ``__notes__`` hold its traceback, where it had one.
+    whether it happened again. ``of_another``: the rank waited for one that is not among
+    those that the launcher knows. ``__notes__`` hold its traceback, where it had one.
     """
 
     what: str = ""
     step: int | None = None
+    of_another: bool = False
 
 
 def describe_os_error(error: OSError) -> str:

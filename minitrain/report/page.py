@@ -12,6 +12,7 @@ from minitrain.report.manifest import manifest
 from minitrain.report.numbers import ms, percent, plural, thousands, times
 from minitrain.report.render import Markdown, markdown, table
 from minitrain.report.results import Results
+from minitrain.report.stragglers import straggler_sentence
 from minitrain.report.studied import studied_ladder
 from minitrain.report.words import (
     PARTS,
@@ -62,6 +63,7 @@ def page(results: Results, finding: Finding) -> Markdown:
         account_png=ACCOUNT_PNG,
         accounts=_account_table(results),
         alone=[r for r in results.accounts if results.provenance[r]["world_size"] == 1],
+        stragglers=_stragglers(results),
         hook_cost=_hook_cost(results, finding),
         ddp_says=_ddp_says(results),
         timings=_timing_table(results),
@@ -137,6 +139,13 @@ def _rank_table(results: Results) -> Markdown:
         )
     ]
     return table(["run", "rank", "first sample in its shard", "state (SHA-256)"], rows)
+
+
+def _stragglers(results: Results) -> list[str]:
+    """A sentence on each run in which a rank could be waited for."""
+    timing, made = results.timing, results.provenance
+    several = [run for run in timing if made[run]["world_size"] > 1]
+    return [straggler_sentence(run, timing[run]["stragglers"]) for run in several]
 
 
 def _hook_cost(results: Results, finding: Finding) -> str:

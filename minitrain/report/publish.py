@@ -114,6 +114,8 @@ def read_results(
     with reading(metrics / "timing.json"):
         parts = product(timing, PARTS)
         expected = [(r, part) for r, part in parts if part in timing[r]["account"]]
+        if older := [run for run in timing if "stragglers" not in timing[run]]:
+            raise ValueError(f"no stragglers of {older[0]}")
     origins = {
         run: read_json(folders[run] / "provenance.json", "machine", "num_steps")
         for run in runs

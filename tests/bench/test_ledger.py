@@ -1,5 +1,6 @@
 """The collective ledger: what is counted is what a strategy expects of itself."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch.distributed as dist
 from tiny import tiny_params, tiny_shards
 
 from minitrain.bench.ledger import CollectiveLedger, count_step
+from minitrain.distributed import sockets
 from minitrain.distributed.launcher import launch
 from minitrain.sync.catalog import STRATEGIES
 from minitrain.sync.strategy import Traffic
@@ -44,8 +46,26 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_counted_is_expected(name: str, world_size: int, shards: Path) -> None:
     for counted, expected in launch(counted_and_expected, world_size, name, shards):
         assert counted == expected
-        if "shm" not in name and world_size > 1:
+        # on one host ranks that share memory have nothing to send
+        if name not in ("shm", "invariant_shm", "hierarchical") and world_size > 1:
             assert sum(size for _, size in counted.values()) > 0
+
+
+def counted_on_two_hosts(shards: Path) -> tuple[Traffic, Traffic]:
+    """Two ranks on each, by what each says of itself; it ends with this process."""
+    sockets._host = lambda: (f"host {int(os.environ['RANK']) // 2}",)
+    return counted_and_expected("hierarchical", shards)
+
+
+def test_a_host_sends_once(shards: Path) -> None:
+    found = launch(counted_on_two_hosts, 4, shards)
+    assert all(counted == expected for counted, expected in found)
+    leader, other, second_leader, second_other = (counted for counted, _ in found)
+    assert other == second_other == {}
+    assert leader == second_leader
+    # what stock DDP sends from each of the four
+    ddp, _ = launch(counted_and_expected, 4, "ddp", shards)[0]
+    assert leader == ddp
 
 
 def test_redundant_collective_is_counted(shards: Path) -> None:

@@ -11,6 +11,7 @@ from project import PARAMS_FILE, set_params
 from report_inputs import provenance_of
 
 from minitrain.analysis.account import account, account_intervals, ddp_says, summarize
+from minitrain.analysis.stragglers import find_stragglers
 from minitrain.train.clock import kind_of_step
 from stages import timing
 
@@ -79,16 +80,20 @@ def test_no_step_of_the_warm_up_is_in_any_number(project: Path) -> None:
         rows = [step(n, rank) for n in range(NUM_STEPS) for rank in range(world_size)]
         # as if the warm-up had not been
         late = pd.DataFrame([row for row in rows if row["step"] >= WARMUP])
+        # but for a step that follows a calibration of the warm-up
+        told = find_stragglers(pd.DataFrame(rows), WARMUP).numbers()
         assert written[run] == {
             **summarize(late, 0),
             "peak_memory_mb": 310.0,
             "account": account(late, 0),
+            "stragglers": told,
             "ddp_says": ddp_says(late, 0),
         }
         # plain steps 12, 14, ..., 28 without the hashed one
         assert written[run]["num_steps_summarized"] == 8
         assert written[run]["step_p95_ms"] < 100
         assert written[run]["account"]["forward_ms"] < 30
+        assert told["step_ms"] < 100
         mine = intervals[intervals["run"] == run].drop(columns="run")
         expected = account_intervals(late, 0)
         pd.testing.assert_frame_equal(mine.reset_index(drop=True), expected)

@@ -26,6 +26,7 @@ from minitrain.testing.faults import BUGS, Bug
 
 PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
 PAGES += sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
+PAGES += sorted(str(p.relative_to(ROOT)) for p in (ROOT / "launch").rglob("*.md"))
 TEXT = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
 README = TEXT["README.md"]
 STAGES: dict[str, dict[str, Any]] = YAML(typ="safe").load(
@@ -82,6 +83,7 @@ def test_guarantees_in_the_docs_are_those_of_the_table() -> None:
 def needs(one: Guarantees) -> str:
     found = {
         "one host": one.on_one_host,
+        "the CPU": one.on_cpu,
         "`train.logical_shards`": one.logical_shards,
         "float32 or bf16": bool(one.fp16),
     }
@@ -212,7 +214,7 @@ def test_commands_name_targets_stages_and_parameters(page: str) -> None:
     makefile = (ROOT / "Makefile").read_text()
     (targets,) = re.findall(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
     studies = {f"study-{path.parent.name}" for path in ROOT.glob("studies/*/dvc.yaml")}
-    known = {*targets.split(), *studies}
+    known = {*targets.split(), *studies, ".venv/installed"}
     for command in commands(page):
         words = command.split()
         if words[0] == "make":

@@ -13,12 +13,15 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from project import ROOT
 from ruamel.yaml import YAML
 from test_docs import marked, require_marked, table
 
+from minitrain.analysis.held_out import errors
+from minitrain.analysis.least_squares import nonnegative
 from minitrain.analysis.made_by import Made, made_by_pipeline, made_in_study
 from minitrain.core.provenance import code_sha256
 from minitrain.report.result import result_block
@@ -144,3 +147,26 @@ def test_page_shows_no_study_that_other_code_made() -> None:
     if "The study studies/ladder trained" in page and not known:
         again = "run .venv/bin/dvc repro --force --single-item report"
         assert "Newer code" not in texts[ROOT / "studies/ladder"], again
+
+
+def test_lines_in_the_docs_are_those_of_the_sweep() -> None:
+    sweep = pd.read_csv(ROOT / "studies/collectives/collectives.csv")
+    gloo = sweep.query("backend == 'gloo' and world_size == 2")
+    rows = []
+    for words, least, most in (
+        ("4 B to 256 MiB", 4, 2**28),
+        ("4 B to 256 KiB", 4, 2**18),
+        ("1 MiB to 256 MiB", 2**20, 2**28),
+    ):
+        own = gloo[gloo["num_bytes"].between(least, most)]
+        sizes, times = own["num_bytes"].to_numpy(), own["p50_us"].to_numpy() / 1e6
+        # one line: 2 messages, and all bytes once
+        columns = np.stack([np.full(len(own), 2.0), sizes], axis=1)
+        alpha, beta = nonnegative(columns, times)
+        found = errors(list(columns @ [alpha, beta]), list(times))
+        off = f"{100 * found.median:.0f} % | {100 * found.worst:.0f} %"
+        line = f"{1e6 * alpha:.0f} µs | {1e9 * beta:.2f} ns | {off}"
+        rows.append(f"| {words} | {line} |")
+    columns_of_page = ["sizes", "seconds a message", "seconds a byte"]
+    expected = table([*columns_of_page, "median error", "worst"], rows)
+    require_marked("docs/cost-model.md", "lines", expected)

@@ -70,6 +70,14 @@ CHECK = {
         "model.deps = 'mine': no such file or folder",
     ),
     "no such GPUs": ({"nccl.world_sizes": [8]}, "nccl.world_sizes: 8", "GPUs"),
+    **{
+        f"{sync} on a GPU": (
+            {"train.sync": sync, "nccl.world_sizes": [2]},
+            f"train.sync = '{sync}'",
+            "it computes on the CPU",
+        )
+        for sync in ("shm", "invariant_shm", "hierarchical")
+    },
 }
 
 

@@ -85,6 +85,13 @@ def test_every_study_fits_its_schema(name: str) -> None:
         ("noise", "strategies", ["ddp", "ddp"], "strategies = ['ddp', 'ddp']: must b"),
         ("noise", "strategies", [*"abcde"], "strategies = ['a', 'b', 'c', 'd', 'e']:"),
         ("noise", "numbers_of_rounds", [22, 24], "numbers_of_rounds = [22, 24]: mus"),
+        ("trace", "world_size", 1, "world_size = 1: must be greater than or equal to"),
+        ("trace", "first_step", 2, "first_step = 2: must be greater than or equal to"),
+        ("trace", "backend", "mpi", "backend = 'mpi': must be 'gloo' or 'nccl'"),
+        ("stragglers", "global_batch_size", 9, "global_batch_size = 9: must be a mul"),
+        ("stragglers", "num_warmup_steps", 120, "num_warmup_steps = 120: must be bel"),
+        ("stragglers", "smallest_delay", 0.6, "smallest_delay = 0.6: must be at most"),
+        ("stragglers", "cpu_shares", [1.0], "cpu_shares.0 = 1.0: must be less than 1"),
         ("peers", "world_size", 3, "world_size = 3: must be less than or equal to 2"),
     ],
 )

@@ -431,6 +431,15 @@ def test_stage_refuses_a_run_that_was_not_measured(project: Path) -> None:
         report.main()
 
 
+def test_timings_of_an_older_version_are_one_line(project: Path) -> None:
+    timings = {f"gloo-{size}": timing_of(size) for size in (1, 2)}
+    del timings["gloo-2"]["stragglers"]
+    write(project / "metrics/timing.json", timings)
+    older = r"timing\.json: damaged, or not of this version \(.*no stragglers of gloo-2"
+    with pytest.raises(UserError, match=older):
+        report.main()
+
+
 def test_command_does_what_the_stage_does(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

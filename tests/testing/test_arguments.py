@@ -246,8 +246,8 @@ def test_labels_of_one_dimension_are_not_shifted() -> None:
 
 SYNCS = (
     "must be one of ddp, per_parameter, flat, reduce_scatter, fp16_compress, "
-    "bf16_compress, powersgd, zero1, fsdp, invariant, shm, invariant_shm, or "
-    "package.module:Class"
+    "bf16_compress, powersgd, zero1, fsdp, invariant, shm, invariant_shm, "
+    "hierarchical, or package.module:Class"
 )
 
 
