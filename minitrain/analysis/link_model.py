@@ -16,7 +16,9 @@ Optimization of Collective Communication Operations in MPICH, 2005). At n = 2 th
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from minitrain.core.errors import UserError
 from minitrain.core.rate import LOOPBACK, bytes_per_s
@@ -118,6 +120,13 @@ class Network:
         if self.cable is None:
             raise UserError(f"link = {name!r}: no cable was measured, only {LOOPBACK}")
         return self.cable.at(rate, self.loopback)
+
+
+def network_of(found: Mapping[str, Any]) -> Network:
+    """The network whose fields, as ``dataclasses.asdict`` gives them, are ``found``."""
+    lines = tuple(Line(**line) for line in found["loopback"]["lines"])
+    cable = found["cable"] and Shaped(**found["cable"])
+    return Network(Link(lines), cable)
 
 
 def ring_messages(world_size: int) -> int:

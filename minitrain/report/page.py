@@ -13,7 +13,8 @@ from minitrain.report.numbers import ms, percent, plural, thousands, times
 from minitrain.report.render import Markdown, markdown, table
 from minitrain.report.results import Results
 from minitrain.report.stragglers import straggler_sentence
-from minitrain.report.studied import studied_ladder
+from minitrain.report.studied_hosts import studied_hosts
+from minitrain.report.studied_ladder import studied_ladder
 from minitrain.report.words import (
     PARTS,
     Finding,
@@ -59,6 +60,7 @@ def page(results: Results, finding: Finding) -> Markdown:
         rungs=_rung_table(results),
         ranks=_rank_table(results),
         studied=studied_ladder(results.studied, made),
+        hosts=studied_hosts(results),
         account_headline=account_headline(finding),
         account_png=ACCOUNT_PNG,
         accounts=_account_table(results),

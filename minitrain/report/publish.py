@@ -139,12 +139,18 @@ def read_results(
         timing=timing,
         account=_account(metrics / "account.csv", expected),
         losses={run: _losses(folders[run], origins[run]["num_steps"]) for run in runs},
-        studied=Studied(
-            rungs=read_csv(metrics / "ladder.csv"),
-            origin=read_json(metrics / "ladder.json"),
-            model=params.model.model_dump(mode="json"),
-        ),
+        studied=_studied(metrics / "ladder", params),
+        studied_hosts=_studied(metrics / "hosts", params),
         studied_collectives=read_csv(metrics / "collectives.csv"),
+    )
+
+
+def _studied(stem: Path, params: Params) -> Studied:
+    """What a study left in a table and a file beside it, which says what made it."""
+    return Studied(
+        table=read_csv(stem.with_suffix(".csv")),
+        origin=read_json(stem.with_suffix(".json")),
+        model=params.model.model_dump(mode="json"),
     )
 
 

@@ -34,6 +34,7 @@ class Results:
     account: pd.DataFrame
     losses: Mapping[str, pd.DataFrame]
     studied: Studied
+    studied_hosts: Studied
     studied_collectives: pd.DataFrame
 
     def __post_init__(self) -> None:

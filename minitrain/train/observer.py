@@ -254,6 +254,8 @@ class StepObserver(LastLoss):
                 clock.restart()
                 total += clock.now_ns - start
         worker.model.zero_grad()
+        # nor must what one rank is late by become the next step's wait
+        barrier()
         return total / NS_PER_MS
 
 

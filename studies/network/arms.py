@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 BATCH = 32
+# in the place of a link, for what trains on one host alone
+ONE_HOST = "one host"
 # whatever params.yaml says
 PLAIN = {
     "sync": "ddp",
@@ -29,6 +31,15 @@ class Arm:
     def world_size(self) -> int:
         return self.hosts * self.ranks_per_host
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The section ``train`` of params.yaml, as far as an arm decides."""
+        return {**PLAIN, **self.changes}
+
+    def goes_over(self, link: str) -> bool:
+        """Whether it trains over ``link``: what one host holds needs none."""
+        return (self.hosts == 1) == (link == ONE_HOST)
+
 
 def _accumulation(steps: int) -> dict[str, Any]:
     # as many samples between two all-reduces as so many steps have
@@ -36,6 +47,8 @@ def _accumulation(steps: int) -> dict[str, Any]:
 
 
 ARMS = [
+    Arm("one process", hosts=1),
+    Arm("ddp, one host", hosts=1, ranks_per_host=2),
     Arm("ddp"),
     Arm("flat", changes={"sync": "flat"}),
     Arm("fp16_compress", changes={"sync": "fp16_compress"}),

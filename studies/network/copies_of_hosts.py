@@ -41,6 +41,14 @@ def set_params(folder: Path, changes: Mapping[str, Any]) -> None:
     yaml.dump(params, path)
 
 
+def begin(folders: Sequence[Path], changes: Mapping[str, Any]) -> None:
+    """Remove earlier runs, and write ``changes`` of the section ``train``."""
+    stated = {f"train.{key}": value for key, value in changes.items()}
+    for folder in folders:
+        shutil.rmtree(folder / "data/runs", ignore_errors=True)
+        set_params(folder, stated)
+
+
 def stage(folder: Path, name: str, *options: str) -> None:
     """Run a stage of the project in ``folder``, on this host."""
     wait([start(folder, [sys.executable, "-m", f"stages.{name}", *options])], name)

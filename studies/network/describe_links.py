@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from arms import ARMS, Arm
+from arms import ARMS, ONE_HOST, Arm
 from speeds import Speeds, read, stock_like
 
 from minitrain.core.errors import run_stage
@@ -25,15 +25,16 @@ def main() -> None:
 def page(speeds: Speeds, bits: dict[str, Any], origin: Any) -> Iterator[str]:
     rounds = f"Medians of {speeds.num_rounds} rounds, with least and most."
     yield f"{measured_where(origin)} {rounds}"
-    for link in speeds.links:
+    for link in (ONE_HOST, *speeds.links):
         yield from ("", f"## {link}", "")
         yield "| arm | ranks | tokens/s | times stock DDP | step | all-reduce |"
         yield "|---|---:|---:|---:|---:|---:|"
         for arm in ARMS:
-            yield f"| {' | '.join(cells(speeds, arm, link))} |"
-    yield from ("", "## Bits", "")
-    yield "| arm | its replay | witness | every link and round | the same on one host |"
-    yield "|---|---|---|---|---|"
+            if arm.goes_over(link):
+                yield f"| {' | '.join(cells(speeds, arm, link))} |"
+    yield from ("", "## Bits, over every link", "")
+    yield "| arm | verdict | its replay | witness | every round | same on one host |"
+    yield "|---|---|---|---|---|---|"
     for arm in ARMS:
         yield f"| {' | '.join(kept(arm, bits[arm.name]))} |"
 
@@ -54,7 +55,8 @@ def kept(arm: Arm, found: dict[str, Any]) -> list[str]:
     rungs = found["rungs"]
     # another link with other bits would have ended the study
     alone = "equal" if found["same_on_one_host"] else "other bits"
-    return [arm.name, rungs["replay"], rungs["witness"], "equal", alone]
+    own = rungs["replay"], rungs["witness"]
+    return [arm.name, found["verdict"], *own, "equal", alone]
 
 
 if __name__ == "__main__":

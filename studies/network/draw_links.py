@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from arms import ARMS
+from arms import ARMS, ONE_HOST
 from speeds import Speeds, named, read
 
 from minitrain.core.errors import run_stage
-from minitrain.report.canvas import BLUE, GREEN, ORANGE, PURPLE, canvas, save
+from minitrain.report.canvas import BLACK, BLUE, GREEN, ORANGE, PURPLE, canvas, save
 
 STUDY = Path(__file__).resolve().parent
-COLORS = (BLUE, GREEN, ORANGE, PURPLE)
+COLORS = (BLACK, BLUE, GREEN, ORANGE, PURPLE)
 BETWEEN = 0.2
 
 
@@ -19,12 +19,15 @@ def main() -> None:
         0.42 * len(ARMS), title(speeds), right=0.97, left=0.27, head=0.4
     )
     middle = (len(speeds.links) - 1) / 2
-    for number, (link, color) in enumerate(zip(speeds.links, COLORS, strict=False)):
-        for row, arm in enumerate(ARMS):
-            y, found = row + BETWEEN * (number - middle), speeds.of(arm, link)
-            axes.hlines(y, found.min(), found.max(), color, linewidth=2)
-            label = link if row == 0 else None
-            axes.plot(found.median(), y, "o", color=color, label=label)
+    colors = dict(zip((ONE_HOST, *speeds.links), COLORS, strict=False))
+    for number, (link, color) in enumerate(colors.items()):
+        off = BETWEEN * (number - 1 - middle) if number else 0
+        over = [(row, arm) for row, arm in enumerate(ARMS) if arm.goes_over(link)]
+        for row, arm in over:
+            found = speeds.of(arm, link)
+            axes.hlines(row + off, found.min(), found.max(), color, linewidth=2)
+            label = link if (row, arm) == over[0] else None
+            axes.plot(found.median(), row + off, "o", color=color, label=label)
     axes.set_yticks(range(len(ARMS)), [arm.name for arm in ARMS])
     axes.set(ylim=(len(ARMS) - 0.5, -0.5), xlim=(0, None))
     axes.set_xlabel("tokens per second, all ranks together (median, least and most)")

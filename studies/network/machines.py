@@ -1,13 +1,15 @@
 """One training on several hosts, each a network namespace with a folder of its own."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from arms import Arm
-from copies_of_hosts import stage, start, wait
+from copies_of_hosts import begin, stage, start, wait
 
 from minitrain.analysis.account import summarize
+from minitrain.analysis.verdicts import verdict_of
 from minitrain.bench.networks import Networks
 from minitrain.core.errors import UserError
 from minitrain.core.files import read_json, sha256_file
@@ -19,6 +21,9 @@ def train(folders: list[Path], arm: Arm, rate: str | None) -> None:
     """Train as ``arm`` says, on a host for each folder; the first one gets the results.
     UserError with what was said, where a host fails.
     """
+    if arm.hosts == 1:
+        train_alone(folders[0], arm)
+        return
     with Networks(arm.hosts, rate) as networks:
         made = networks.hosts
         command = ["launch/host", "--nnodes", str(arm.hosts), "--rdzv-endpoint"]
@@ -27,22 +32,54 @@ def train(folders: list[Path], arm: Arm, rate: str | None) -> None:
         wait([start(own, host.command(command)) for host, own in pairs], arm.name)
 
 
+def train_alone(folder: Path, arm: Arm) -> None:
+    """All ranks of ``arm`` on one host, over loopback."""
+    stage(folder, "train", "--backend", "gloo", "--world-size", str(arm.world_size))
+
+
+def bucket_bytes(folder: Path, arm: Arm) -> list[int]:
+    """Payload of each all-reduce of a step, as the run in ``folder`` recorded it."""
+    hashes = folder / f"data/runs/gloo-{arm.world_size}/hashes.jsonl"
+    rows = [json.loads(line) for line in hashes.read_text().splitlines()]
+    layouts = [row["buckets"] for row in rows if row["kind"] == "buckets"]
+    return [bucket["num_bytes"] for bucket in layouts[-1]] if layouts else []
+
+
 def result(folder: Path, arm: Arm, num_warmup_steps: int) -> dict[str, Any]:
     """Speed, all-reduce time and the state's SHA-256 of a run that was made."""
     run = folder / f"data/runs/gloo-{arm.world_size}"
     timings = pd.read_json(run / "timings.jsonl", lines=True)
-    states = {sha256_file(file) for file in (run / "states").iterdir()}
-    if len(states) > 1:
-        raise UserError(f"{arm.name}: ranks end with unlike states")
     names = ("tokens_per_s", "step_mean_ms", "allreduce_p50_ms", "overlap")
     summary = summarize(timings, num_warmup_steps)
-    return {**{name: summary[name] for name in names}, "state_sha256": states.pop()}
+    return {
+        **{name: summary[name] for name in names},
+        "state_sha256": state_sha256(folder, arm),
+    }
 
 
-def rungs(folder: Path, world_size: int) -> dict[str, str]:
-    """Verdicts of the run's own rungs: its replay's and the witness's."""
+def state_sha256(folder: Path, arm: Arm) -> str:
+    """That of the final state, which all ranks have."""
+    states = folder / f"data/runs/gloo-{arm.world_size}/states"
+    found = {sha256_file(file) for file in states.iterdir()}
+    if len(found) > 1:
+        raise UserError(f"{arm.name}: ranks end with unlike states")
+    return found.pop()
+
+
+def rungs(folder: Path, world_size: int) -> dict[str, Any]:
+    """The run's own rungs, its replay's and the witness's, and what they come to."""
     size = ["--world-size", str(world_size)]
     stage(folder, "replay", *size)
     stage(folder, "verify", "--backend", "gloo", *size)
     found = read_json(folder / f"data/evidence/gloo-{world_size}/evidence.json")
-    return {name: rung["verdict"] for name, rung in found["rungs"].items()}
+    verdicts = {name: rung["verdict"] for name, rung in found["rungs"].items()}
+    return {"rungs": verdicts, "verdict": verdict_of(found["rungs"])[0]}
+
+
+def held_to(folder: Path, arm: Arm, sha256: str) -> dict[str, Any]:
+    """The bits of the run in ``folder``: its own rungs, and as on one host."""
+    found = {"state_sha256": sha256, **rungs(folder, arm.world_size)}
+    found["bucket_bytes"] = bucket_bytes(folder, arm)
+    begin([folder], arm.settings)
+    train_alone(folder, arm)
+    return found | {"same_on_one_host": state_sha256(folder, arm) == sha256}

@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from arms import ARMS, PLAIN, Arm
-from copies_of_hosts import make_project, set_params, stage
-from machines import result, rungs, train
+from arms import ARMS, ONE_HOST, PLAIN
+from copies_of_hosts import ROOT, begin, make_project
+from machines import held_to, result, train
 from network_settings import Network
 
 from minitrain.core.errors import EvidenceError, run_stage
 from minitrain.core.files import open_atomic, write_json
+from minitrain.core.params import load_params
 from minitrain.core.progress import progress
-from minitrain.core.provenance import provenance
+from minitrain.core.provenance import code_sha256, provenance
 from minitrain.core.study import load_study
 
 STUDY = Path(__file__).resolve().parent
@@ -29,16 +30,18 @@ def main() -> None:
     study = load_study(STUDY, Network)
     with tempfile.TemporaryDirectory(prefix="minitrain-network-") as name:
         folders = list(make_hosts(Path(name), study))
-        turns = list(product(range(study.num_rounds), study.links, ARMS))
+        links = {ONE_HOST: None, **study.links}
+        every = product(range(study.num_rounds), links, ARMS)
+        turns = [turn for turn in every if turn[2].goes_over(turn[1])]
         rows: list[dict[str, Any]] = []
         bits: dict[str, dict[str, Any]] = {}
         for number, link, arm in progress(turns, "network", total=len(turns)):
             used = folders[: arm.hosts]
-            begin(used, arm)
-            train(used, arm, study.links[link])
+            begin(used, arm.settings)
+            train(used, arm, links[link])
             found = result(used[0], arm, study.num_warmup_steps)
             if arm.name not in bits:
-                bits[arm.name] = held_to(used[0], arm, study, found["state_sha256"])
+                bits[arm.name] = held_to(used[0], arm, found["state_sha256"])
             if found["state_sha256"] != bits[arm.name]["state_sha256"]:
                 raise EvidenceError(
                     f"{arm.name}: other bits over {link}, round {number}"
@@ -48,7 +51,7 @@ def main() -> None:
     with open_atomic(STUDY / "runs.csv") as file:
         pd.DataFrame(rows).to_csv(file, index=False)
     write_json(STUDY / "bits.json", {"arms": bits})
-    write_json(STUDY / "machine.json", provenance(Path(__file__)))
+    write_json(STUDY / "machine.json", origin(study))
 
 
 def make_hosts(inside: Path, study: Network) -> Iterator[Path]:
@@ -56,7 +59,7 @@ def make_hosts(inside: Path, study: Network) -> Iterator[Path]:
     first = inside / "host-0"
     first.mkdir()
     changes = {
-        "gloo.world_sizes": [1, *sorted({arm.world_size for arm in ARMS})],
+        "gloo.world_sizes": sorted({arm.world_size for arm in ARMS}),
         "train.num_steps": study.num_steps,
         "train.num_warmup_steps": study.num_warmup_steps,
     }
@@ -67,21 +70,17 @@ def make_hosts(inside: Path, study: Network) -> Iterator[Path]:
         yield shutil.copytree(first, copy, symlinks=True)
 
 
-def begin(folders: list[Path], arm: Arm) -> None:
-    changes = {f"train.{key}": v for key, v in {**PLAIN, **arm.changes}.items()}
-    for folder in folders:
-        shutil.rmtree(folder / "data/runs", ignore_errors=True)
-        set_params(folder, changes)
-
-
-def held_to(folder: Path, arm: Arm, study: Network, sha256: str) -> dict[str, Any]:
-    verdicts = rungs(folder, arm.world_size)
-    begin([folder], arm)
-    size = str(arm.world_size)
-    stage(folder, "train", "--backend", "gloo", "--world-size", size)
-    alone = result(folder, arm, study.num_warmup_steps)
-    same = alone["state_sha256"] == sha256
-    return {"state_sha256": sha256, "same_on_one_host": same, "rungs": verdicts}
+def origin(study: Network) -> dict[str, Any]:
+    """Where, when and by what code; and what was trained, for the report."""
+    params = load_params(ROOT / "params.yaml")
+    steps = {"num_steps": study.num_steps, "num_warmup_steps": study.num_warmup_steps}
+    return {
+        **provenance(Path(__file__)),
+        "model": params.model.model_dump(mode="json"),
+        "train": {**params.train.model_dump(mode="json"), **PLAIN, **steps},
+        # the report shows this beside runs that the same code trained
+        "train_code_sha256": code_sha256(ROOT / "stages/train.py"),
+    }
 
 
 if __name__ == "__main__":

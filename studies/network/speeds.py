@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from arms import ARMS, Arm
+from arms import ARMS, ONE_HOST, Arm
 
 STUDY = Path(__file__).resolve().parent
 
@@ -26,7 +26,8 @@ class Speeds:
 
     def __init__(self, rows: pd.DataFrame) -> None:
         self._rows = rows
-        self.links = [str(link) for link in rows["link"].unique()]
+        names = [str(link) for link in rows["link"].unique()]
+        self.links = [link for link in names if link != ONE_HOST]
         self.num_rounds = rows["round"].nunique()
 
     def of(self, arm: Arm, link: str, column: str = "tokens_per_s") -> Any:

@@ -7,7 +7,6 @@ import textwrap
 from functools import partial
 from pathlib import Path
 
-from fitted import network_of
 from prediction_settings import Prediction, Scale, Wire
 from rows import STUDY
 
@@ -17,7 +16,7 @@ from minitrain.analysis.at_scale import (
     efficiencies,
     world_sizes,
 )
-from minitrain.analysis.link_model import Link
+from minitrain.analysis.link_model import Link, network_of
 from minitrain.core.errors import run_stage
 from minitrain.core.files import atomic_path, read_json
 from minitrain.core.study import load_study

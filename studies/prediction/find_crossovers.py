@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
-from fitted import machine_of, network_of
+from fitted import machine_of
 from prediction_settings import Asked, Prediction
 from rows import STUDY, all_settings
 
@@ -19,7 +19,7 @@ from minitrain.analysis.crossover import (
     varied,
 )
 from minitrain.analysis.held_out import ratio_error
-from minitrain.analysis.link_model import Network
+from minitrain.analysis.link_model import Network, network_of
 from minitrain.core.errors import run_stage
 from minitrain.core.files import read_csv, read_json, write_json
 from minitrain.core.rate import LOOPBACK

@@ -8,7 +8,7 @@ import pandas as pd
 from minitrain.analysis.cost_model import Compute, Machine, Overheads
 from minitrain.analysis.fit_costs import Measured
 from minitrain.analysis.fit_links import Reduction
-from minitrain.analysis.link_model import Line, Link, Network, Shaped
+from minitrain.analysis.link_model import Link, Network
 from minitrain.core.setting import NO_SYNC, Setting, name_of
 
 PARTS = ("data_s", "forward_s", "backward_s", "optimizer_s")
@@ -47,13 +47,6 @@ def machine_of(found: dict[str, Any]) -> Machine:
     compute = Compute(**found["compute"])
     overheads = Overheads(**found["overheads"])
     return Machine(**{**found, "compute": compute, "overheads": overheads})
-
-
-def network_of(found: dict[str, Any]) -> Network:
-    """From fit.json."""
-    lines = tuple(Line(**line) for line in found["loopback"]["lines"])
-    cable = found["cable"] and Shaped(**found["cable"])
-    return Network(Link(lines), cable)
 
 
 def link_of(network: Network, setting: Setting) -> Link | None:

@@ -5,12 +5,12 @@ from typing import Any
 
 import pandas as pd
 from fit_model import is_fitted
-from fitted import link_of, machine_of, measured, network_of, reductions
+from fitted import link_of, machine_of, measured, reductions
 from prediction_settings import Prediction
 from rows import STUDY, all_settings
 
 from minitrain.analysis.cost_model import Machine, predict
-from minitrain.analysis.link_model import Network
+from minitrain.analysis.link_model import Network, network_of
 from minitrain.core.errors import run_stage
 from minitrain.core.files import open_atomic, read_csv, read_json
 from minitrain.core.setting import FIELDS, name_of, new_in

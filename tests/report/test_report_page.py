@@ -158,6 +158,7 @@ def test_page_tells_the_whole_story(world_sizes: list[int]) -> None:
     assert re.findall(r"^## (.+)$", text, flags=re.MULTILINE) == [
         "Did they compute the same?",
         "And with more processes, other optimizers, other numbers?",
+        "And on two hosts?",
         "Where did the time go?",
         "Did they learn the same?",
         "What the words mean",
@@ -364,8 +365,10 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     timings = {run: timing_of(size) for run, size in sizes.items()}
     write(metrics / "timing.json", timings)
     measured.account.to_csv(metrics / "account.csv", index=False)
-    measured.studied.rungs.to_csv(metrics / "ladder.csv", index=False)
-    write(metrics / "ladder.json", measured.studied.origin)
+    studies = {"ladder": measured.studied, "hosts": measured.studied_hosts}
+    for name, study in studies.items():
+        study.table.to_csv(metrics / f"{name}.csv", index=False)
+        write(metrics / f"{name}.json", study.origin)
     (tmp_path / "README.md").write_text(MARKED)
     measured.studied_collectives.to_csv(metrics / "collectives.csv", index=False)
     return tmp_path
@@ -380,6 +383,8 @@ def test_stage_writes_every_file(project: Path) -> None:
         "timing.json",
         "account.csv",
         "collectives.csv",
+        "hosts.csv",
+        "hosts.json",
         "ladder.csv",
         "ladder.json",
         "scaling.csv",

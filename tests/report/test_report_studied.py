@@ -10,7 +10,8 @@ from report_inputs import studied_ladder as rungs
 
 from minitrain.report.page import page
 from minitrain.report.render import escaped
-from minitrain.report.studied import BYTES, GAPS, studied_ladder
+from minitrain.report.studied import Studied
+from minitrain.report.studied_ladder import BYTES, GAPS, studied_ladder
 from minitrain.report.words import find
 
 RUN = provenance_of(2)
@@ -40,7 +41,7 @@ def test_table_by_hand() -> None:
 
 
 def test_breach_is_named() -> None:
-    said = studied_ladder(studied(rungs=rungs(replay="breach")), RUN)
+    said = studied_ladder(studied(table=rungs(replay="breach")), RUN)
     assert said["outcome"] == (
         "10 of 12 comparisons of bits are equal, and 2 rungs breached."
     )
@@ -85,7 +86,8 @@ def elsewhere(**changes: Any) -> dict[str, Any]:
 def test_what_is_foreign_is_left_out(
     changes: dict[str, Any], run: dict[str, Any], why: str
 ) -> None:
-    made = studied(**changes)
+    made: Studied = studied(**changes)
+    assert made.foreign(RUN | run) == why
     assert studied_ladder(made, RUN | run) == {"foreign": why}
     measured = results([2], studied=made)
     measured.provenance["gloo-2"] |= {k: v for k, v in run.items() if k != "machine"}

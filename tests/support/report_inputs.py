@@ -7,7 +7,8 @@ import pandas as pd
 
 from minitrain.analysis.comparison import Baseline
 from minitrain.report.results import Results
-from minitrain.report.studied import BYTES, GAPS, Studied
+from minitrain.report.studied import Studied
+from minitrain.report.studied_ladder import BYTES, GAPS
 from minitrain.report.words import PARTS
 
 # the keys of manifest.json in the order of the contract, whatever came of the runs
@@ -211,6 +212,28 @@ def studied_ladder(**verdicts: str) -> pd.DataFrame:
 MODEL = {"n_layer": 4, "n_embd": 128}
 
 
+HOSTS = pd.DataFrame(
+    [
+        (1, 1, None, 9000.4, 8900, 9100, None, None, "proven", True),
+        (1, 2, None, 15000, 14800, 15100, 4.04, 6.26, "proven", True),
+        (2, 2, "unshaped", 14000, 13800, 14100, 4.04, 7.5, "proven", True),
+        (2, 2, "100 Mbit/s", 3500, 3490, 3510, 290.0, 300.0, "proven", True),
+    ],
+    columns=[
+        "hosts",
+        "processes",
+        "link",
+        "tokens_per_s",
+        "tokens_per_s_least",
+        "tokens_per_s_most",
+        "allreduce_expected_ms",
+        "allreduce_ms",
+        "verdict",
+        "same_on_one_host",
+    ],
+)
+
+
 def studied(**changes: Any) -> Studied:
     """The study's ladder, made by the code, model and machine that are here."""
     made = {"measured_at": "2026-01-01T02:03:04Z", "code_sha256": "ef" * 32}
@@ -220,7 +243,7 @@ def studied(**changes: Any) -> Studied:
         "train_code_sha256": "ab" * 32,
         "provenance": {**made, "machine": MACHINE},
     }
-    fields = {"rungs": studied_ladder(), "origin": origin, "model": MODEL}
+    fields = {"table": studied_ladder(), "origin": origin, "model": MODEL}
     return Studied(**{**fields, **changes})
 
 
@@ -275,6 +298,7 @@ def results(world_sizes: list[int], **changes: Any) -> Results:
             for run, size in runs.items()
         },
         "studied": studied(),
+        "studied_hosts": studied(table=HOSTS),
         "studied_collectives": studied_collectives(),
     }
     return Results(**fields | changes)
