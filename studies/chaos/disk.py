@@ -2,19 +2,20 @@
 
 import os
 import subprocess
+from collections.abc import Callable
 
 from processes import wait_until
 from results import OUTPUTS
 from world import START_S, World
 
-ROOM = "128M"
+ROOM_BYTES = 1 << 27
 
 
 def mount(world: World) -> None:
     """Make the folder of the copy a disk of its own, in memory; it needs root."""
     world.folder.mkdir()
     folder = str(world.folder)
-    command = ["mount", "-t", "tmpfs", "-o", f"size={ROOM}", "tmpfs", folder]
+    command = ["mount", "-t", "tmpfs", "-o", f"size={ROOM_BYTES}", "tmpfs", folder]
     subprocess.run(command, check=True)
     umount = ["umount", "--lazy", folder]
     world.cleanups.append(lambda: subprocess.run(umount, check=True))
@@ -22,16 +23,25 @@ def mount(world: World) -> None:
 
 def fill(world: World, left_bytes: int) -> None:
     """Leave so much room on that disk; the remedy is enough of it."""
+    # what is written meanwhile may not fit, and then the kernel refuses the size
+    resize(world, lambda: used_bytes(world) + left_bytes)
+    world.remedies.append(lambda: resize(world, lambda: ROOM_BYTES))
+
+
+def used_bytes(world: World) -> int:
     disk = os.statvfs(world.folder)
-    used = (disk.f_blocks - disk.f_bfree) * disk.f_frsize
-    resize(world, str(used + left_bytes))
-    world.remedies.append(lambda: resize(world, ROOM))
+    return (disk.f_blocks - disk.f_bfree) * disk.f_frsize
 
 
-def resize(world: World, size: str) -> None:
-    """Of the disk that :func:`mount` made."""
-    command = ["mount", "-o", f"remount,size={size}", str(world.folder)]
-    subprocess.run(command, check=True)
+def resize(world: World, size: Callable[[], int]) -> None:
+    """Of the disk that :func:`mount` made, to ``size`` bytes once they will do."""
+
+    def remounted() -> bool:
+        command = ["mount", "-o", f"remount,size={size()}", str(world.folder)]
+        return subprocess.run(command, stderr=subprocess.DEVNULL).returncode == 0
+
+    if not wait_until(remounted, START_S):
+        raise RuntimeError(f"{world.folder}: cannot be given another size")
 
 
 def while_saving(world: World) -> str:

@@ -213,9 +213,15 @@ def _run_module(name: str, arguments: list[str]) -> int:
 
 
 def _launch(
-    module: str, arguments: list[str], world_size: int, *, threads_per_process: int
+    module: str,
+    arguments: list[str],
+    world_size: int,
+    *,
+    threads_per_process: int,
+    gathering: None = None,
 ) -> None:
-    """What ``distributed.torchrun.torchrun`` does, with forks for processes."""
+    """What ``distributed.torchrun.torchrun`` does here, with forks for processes."""
+    assert gathering is None
     from minitrain.core.errors import UserError
     from minitrain.distributed.launcher import rank_environment
     from minitrain.distributed.meeting import private_folder

@@ -308,7 +308,6 @@ def test_a_folder_that_a_rank_does_not_see_gets_no_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on two hosts that share no disk."""
-    seen = [True, False]
-    monkeypatch.setattr(checkpoint, "everyone", lambda _: seen)
+    monkeypatch.setattr(checkpoint, "who_sees", lambda _: [True, False])
     assert not checkpoints_in(tmp_path / "a" / "b").begin()
     assert [*(tmp_path / "a" / "b").iterdir()] == []
