@@ -1,13 +1,15 @@
-"""Compare two state files, or two training runs, bit by bit.
+"""Compare two states, or two training runs, bit by bit.
 
-Files are .pt (torch.save) or .safetensors, ours or not; none is trusted to run code. Of
-two runs (folders such as data/runs/gloo-2) it compares the recorded steps of every
-rank, losses and final states, finds the first step that differs and names the probable
-cause; what only one of them has is a difference. Exit code 0: equal, 1: they differ,
-2: one of them cannot be read.
+States are files of torch.save or .safetensors, folders of shards with an index, or of
+torch.distributed.checkpoint, ours or not; none is trusted to run code. Of other folders
+it compares file by file. Of two runs (folders such as data/runs/gloo-2) it compares the
+recorded steps of every rank, losses and final states, finds the first step that differs
+and names the probable cause; what only one of them has is a difference. Exit code 0:
+equal, 1: they differ, 2: one of them cannot be read, or holds nothing.
 """
 
 import argparse
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +19,7 @@ from minitrain.core.errors import UserError
 from minitrain.report.numbers import plural
 
 if TYPE_CHECKING:
+    from minitrain.diff.folders import FoldersCompared
     from minitrain.diff.run_diff import RunsCompared
     from minitrain.diff.state_diff import Comparison
 
@@ -26,7 +29,7 @@ NAMES_SHOWN = 5
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the two sides and what to take off names."""
-    sort = "a state file (.pt or .safetensors), or the folder of a training run"
+    sort = "a state (.pt, .safetensors, a folder), or the folder of a training run"
     parser.add_argument("a", type=Path, metavar="A", help=sort)
     parser.add_argument("b", type=Path, metavar="B", help="another of the same kind")
     parser.add_argument(
@@ -39,18 +42,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def answer(options: argparse.Namespace) -> Answer:
     """Read both sides and compare them."""
-    if options.a.is_dir() and options.b.is_dir():
-        return _answer_for_runs(options.a, options.b)
-    for mine, other in ((options.a, options.b), (options.b, options.a)):
-        if mine.is_dir():
-            what = "is a file" if other.exists() else "does not exist"
-            raise UserError(f"{other}: {what}; {mine} is a run, so it must be one too")
     # torch takes seconds to import: not for --help
+    from minitrain.diff.folders import compare_folders
+    from minitrain.diff.formats import is_state
+    from minitrain.diff.run_diff import is_run
     from minitrain.diff.state_diff import compare_states
     from minitrain.diff.states import read_state
 
-    a, b = (read_state(path, options.strip_prefix) for path in (options.a, options.b))
-    found = compare_states(a, b)
+    a, b, prefix = options.a, options.b, options.strip_prefix
+    for mine, other in ((a, b), (b, a)):
+        if mine.is_dir() and not is_state(mine) and not other.is_dir():
+            what = "is a file" if other.exists() else "does not exist"
+            kind = "a run" if is_run(mine) else "a folder"
+            raise UserError(f"{other}: {what}; {mine} is {kind}, so it must be one too")
+    if is_run(a) or is_run(b):
+        return _answer_for_runs(a, b)
+    if a.is_dir() and b.is_dir() and not (is_state(a) and is_state(b)):
+        folders = compare_folders(a, b, prefix)
+        return Answer(folders.equal, asdict(folders), folders_in_words(folders))
+    found = compare_states(*(read_state(path, prefix) for path in (a, b)))
     return Answer(found.equal, asdict(found), in_words(found))
 
 
@@ -97,10 +107,43 @@ def runs_in_words(found: "RunsCompared") -> str:
     return "\n".join(lines)
 
 
+def folders_in_words(found: "FoldersCompared") -> str:
+    """What differs between two folders; a line for each state and file."""
+    compared = [*found.states.values(), *found.files.values()]
+    count = plural(len(compared), "state or file", "states and files")
+    lines = [f"equal: {count}" if found.equal else f"different, of {count}"]
+    for name, state in found.states.items():
+        lines += [f"{name}: {'; '.join(in_words(state).splitlines()[:2])}"]
+    for name, equal in found.files.items():
+        lines += [f"{name}: {'equal' if equal else 'different'} bytes, not read"]
+    if found.only_in_a:
+        lines.append(f"only in A: {_some(found.only_in_a)}")
+    if found.only_in_b:
+        lines.append(f"only in B: {_some(found.only_in_b)}")
+    return "\n".join(lines)
+
+
 def in_words(found: "Comparison") -> str:
     """What differs, the most telling first; a line each."""
+    return "\n".join([*_differences(found), *_asides(found)])
+
+
+def _asides(found: "Comparison") -> Iterator[str]:
+    """What is no difference, and yet to be known."""
+    for clause in found.said:
+        yield f"names: {clause}"
+    if found.nan:
+        count = plural(sum(found.nan.values()), "NaN")
+        yield f"{count}, of the same bits in both: {_some([*found.nan])}"
+    for name, same in found.aliases.items():
+        yield f"{name}: another name of {same}, which only one of them has"
+
+
+def _differences(found: "Comparison") -> list[str]:
     if found.equal:
-        return f"equal: {plural(found.num_tensors, 'tensor')}, every bit"
+        values = found.num_values
+        more = f" and {plural(values, 'value')}" if values else ""
+        return [f"equal: {plural(found.num_tensors, 'tensor')}{more}, every bit"]
     of = plural(found.num_tensors, "tensor")
     elements = plural(found.num_different_elements, "element")
     lines = [f"different: {found.num_different_tensors} of {of}, {elements} in all"]
@@ -124,7 +167,7 @@ def in_words(found: "Comparison") -> str:
         lines.append(f"only in B: {_some(found.only_in_b)}")
     for name, what in (found.unlike | found.values).items():
         lines.append(f"{name}: {what}")
-    return "\n".join(lines)
+    return lines
 
 
 def _some(names: list[str]) -> str:

@@ -67,6 +67,11 @@ class RunsCompared:
         return [name for name, found in self.states.items() if not found.equal]
 
 
+def is_run(path: Path) -> bool:
+    """Whether ``path`` is a folder in which a run recorded something."""
+    return (path / HASHES).is_file()
+
+
 def compare_runs(a: Path, b: Path) -> RunsCompared:
     """Compare all that runs ``a`` and ``b`` recorded.
 

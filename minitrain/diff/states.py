@@ -1,87 +1,81 @@
-"""Reading state files: ours and foreign ones, .pt and .safetensors, never running code.
+"""States by name: ours and foreign ones, of every format in :mod:`.formats`."""
 
-Tensors stay on disk (memory-mapped) until somebody looks at them.
-"""
-
-import re
-import zipfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from minitrain.core.errors import UserError
+from minitrain.diff.formats import entries
+from minitrain.diff.unread import Unread
+
+
+class OnDisk(Mapping[str, Tensor]):
+    """Tensors by name, each read when somebody asks for it."""
+
+    def __init__(self, source: Path, stored: Mapping[str, Tensor | Unread]) -> None:
+        self._source, self._stored = source, stored
+
+    def __getitem__(self, name: str) -> Tensor:
+        stored = self._stored[name]
+        tensor = stored.read() if isinstance(stored, Unread) else stored
+        if hasattr(tensor, "to_local"):
+            # of a DTensor, what the rank that wrote it holds
+            tensor = tensor.to_local()
+        is_plain = tensor.layout is torch.strided and not (
+            tensor.is_quantized or tensor.is_nested or tensor.is_meta
+        )
+        if not is_plain:
+            raise UserError(
+                f"{self._source}: tensor {name} is not plain: sparse, quantized, "
+                "nested, or without values (meta)"
+            )
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._stored)
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+    def is_held(self, name: str) -> bool:
+        """Whether it stays where it is in memory, with all that share it."""
+        return not isinstance(self._stored[name], Unread)
+
+    def renamed(self, names: Mapping[str, str]) -> "OnDisk":
+        """Those of ``names`` alone (new name: name that it has)."""
+        return OnDisk(self._source, {new: self._stored[n] for new, n in names.items()})
 
 
 @dataclass(frozen=True)
 class State:
-    """What a file holds, by name; names of nested entries are joined by dots."""
+    """What a file or a folder holds, by name; names of nested entries are joined by
+    dots.
+    """
 
-    tensors: dict[str, Tensor]
-    values: dict[str, object]
+    tensors: Mapping[str, Tensor]
+    values: Mapping[str, object] = field(default_factory=dict)
 
 
 def read_state(path: Path, prefix: str = "") -> State:
     """Read ``path``; a leading ``prefix`` is taken off every name that has it.
 
-    Raises UserError for a file that is empty, torn, of another kind, that would have to
-    run code to be read, or that holds tensors which are not plain (sparse, quantized).
+    Raises UserError for what is empty, torn, of another kind, or would have to run code
+    to be read; looking at a tensor that is not plain (sparse, quantized, nested, meta)
+    raises it too.
     """
-    content = _safetensors(path) if path.suffix == ".safetensors" else _torch(path)
-    state = State({}, {})
-    for name, leaf in _leaves(content):
-        name = name.removeprefix(prefix)
-        if name in state.tensors or name in state.values:
+    tensors: dict[str, Tensor | Unread] = {}
+    values: dict[str, object] = {}
+    for full, leaf in entries(path):
+        name = full.removeprefix(prefix)
+        if name in tensors or name in values:
             raise UserError(f"{path}: two entries are named {name!r}")
-        if not isinstance(leaf, Tensor):
-            state.values[name] = leaf
-        elif leaf.layout is not torch.strided or leaf.is_quantized:
-            raise UserError(f"{path}: tensor {name} is sparse or quantized, not plain")
+        if isinstance(leaf, Tensor | Unread):
+            tensors[name] = leaf
         else:
-            state.tensors[name] = leaf
-    return state
-
-
-def _safetensors(path: Path) -> object:
-    with path.open("rb"):
-        pass  # a missing file is told by the operating system, with its name
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise UserError(f"{path}: not a whole .safetensors file: {error}") from None
-
-
-def _torch(path: Path) -> object:
-    with path.open("rb") as file:
-        if not file.read(1):
-            raise UserError(f"{path}: the file is empty")
-    # before 1.6, torch wrote a stream that cannot be mapped
-    mapped = zipfile.is_zipfile(path)
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    except Exception as error:
-        # whatever a damaged stream makes of the reader
-        raise UserError(f"{path}: {_reason(str(error))}") from None
-
-
-def _reason(message: str) -> str:
-    needed = re.search(r"\bGLOBAL ([\w.]+)", message)
-    if needed:
-        return f"needs code to be read ({needed[1]}), so it is refused"
-    return "not a whole state file: torch.load cannot read it"
-
-
-def _leaves(entry: object, name: str = "") -> Iterator[tuple[str, object]]:
-    if isinstance(entry, Mapping) and entry:
-        children = list(entry.items())
-    elif isinstance(entry, list | tuple) and entry:
-        children = list(enumerate(entry))
-    else:
-        yield name, entry
-        return
-    for key, child in children:
-        yield from _leaves(child, f"{name}.{key}" if name else str(key))
+            values[name] = leaf
+    if not tensors and not values:
+        raise UserError(f"{path}: holds nothing to compare")
+    return State(OnDisk(path, tensors), values)

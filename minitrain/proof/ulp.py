@@ -59,7 +59,8 @@ def _ordered(flat: Tensor) -> npt.NDArray[np.uint64]:
     size = flat.element_size()
     bits = flat.view(torch.uint8).numpy().view(f"u{size}").astype(np.uint64)
     half = np.uint64(1 << (8 * size - 1))
-    if flat.is_floating_point():
+    # a scale such as float8_e8m0fnu has no sign
+    if flat.is_floating_point() and flat.dtype.is_signed:
         # a negative float's bits grow as its value falls; both zeros land on `half`
         return np.where(bits >= half, half - (bits - half), bits + half)
     # a negative integer's bits (two's complement) are the larger half
@@ -112,6 +113,13 @@ def _chunks(a: Tensor, b: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
     for start in range(0, flat_a.numel(), CHUNK_ELEMENTS):
         cut = slice(start, start + CHUNK_ELEMENTS)
         yield start, flat_a[cut], flat_b[cut]
+
+
+def num_nan(tensor: Tensor) -> int:
+    """Elements that are NaN; a complex number counts for each part that is."""
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return 0
+    return sum(int(x.isnan().sum()) for _, x, _ in _chunks(tensor, tensor))
 
 
 def gaps(a: Tensor, b: Tensor) -> Tensor:

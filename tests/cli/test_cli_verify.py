@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from one_line import refusal
 from project import run_python
+from safetensors.torch import save_file
 
 from minitrain.cli.main import run
 from minitrain.cli.verify import in_words
@@ -55,7 +57,8 @@ def test_other_names(
 ) -> None:
     assert run(["verify", *files]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1:] == ["only in A: v, w", "only in B: module.v, module.w"]
+    assert lines[0] == "different: 1 of 2 tensors, 1 element in all"
+    assert lines[-1] == "names: without the words of wrappers in names"
 
 
 @pytest.mark.parametrize(
@@ -63,15 +66,22 @@ def test_other_names(
     [
         (["verify", "nowhere.pt", "nowhere.pt"], 2, "error: nowhere.pt: No such file"),
         (["verify", "."], 2, "minitrain verify: error: the following arguments are"),
-        (["verify", ".", "."], 2, "error: .: is no training run, it has no hashes"),
-        (["verify", ".", "nowhere"], 2, "error: nowhere: does not exist; . is a run"),
-        (["verify", __file__, "."], 2, f"error: {__file__}: is a file; . is a run"),
+        (
+            ["verify", "empty", "empty"],
+            2,
+            "error: empty: no training run, and holds no state",
+        ),
+        (["verify", ".", "nowhere"], 2, "error: nowhere: does not exist; . is a fold"),
+        (["verify", __file__, "."], 2, f"error: {__file__}: is a file; . is a fold"),
         (["prove"], 2, "minitrain: error: argument COMMAND: invalid choice: 'prove'"),
     ],
 )
-def test_mistakes_are_one_line(arguments: list[str], code: int, line: str) -> None:
+def test_mistakes_are_one_line(
+    arguments: list[str], code: int, line: str, tmp_path: Path
+) -> None:
+    (tmp_path / "empty").mkdir()
     command = "from minitrain.cli.main import main; main()"
-    done = run_python("-c", command, *arguments)
+    done = run_python("-c", command, *arguments, folder=tmp_path)
     assert done.returncode == code
     assert done.stderr.splitlines()[-1].startswith(line)
     assert "Traceback" not in done.stderr
@@ -96,3 +106,24 @@ def test_of_many_names_five_are_shown() -> None:
         "different: 0 of 1 tensor, 0 elements in all",
         "only in A: b, c, d, e, f and 1 more",
     ]
+
+
+def test_what_is_no_difference_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    w = torch.tensor([1.0, float("nan")])
+    torch.save({"w": w, "head": w, "step": 3}, tmp_path / "a.pt")
+    torch.save({"w": w, "step": 3}, tmp_path / "b.pt")
+    assert run(["verify", str(tmp_path / "a.pt"), str(tmp_path / "b.pt")]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "equal: 1 tensor and 1 value, every bit",
+        "1 NaN, of the same bits in both: w",
+        "head: another name of w, which only one of them has",
+    ]
+
+
+def test_nothing_is_not_equal(tmp_path: Path) -> None:
+    path = tmp_path / "empty.safetensors"
+    save_file({}, path)
+    line = refusal(run, ["verify", str(path), str(path)])
+    assert line == f"{path}: holds nothing to compare"

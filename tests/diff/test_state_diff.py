@@ -154,3 +154,34 @@ def test_tensor_against_a_value() -> None:
 
 def test_empty_tensors_are_equal() -> None:
     assert compare_states(state(w=torch.zeros(0)), state(w=torch.zeros(0))).equal
+
+
+def test_nan_in_both_is_equal_bits_and_counted() -> None:
+    a, b = pair([1.0, math.nan, math.nan], [1.0, math.nan, math.nan])
+    found = compare_states(a, b)
+    assert (found.equal, found.nan, found.num_elements) == (True, {"w": 2}, 3)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "equal"),
+    [
+        (math.nan, math.nan, True),
+        (0.0, -0.0, False),
+        (0.1, 0.1, True),
+        (1, 1.0, False),
+        ("adamw", "adamw", True),
+    ],
+)
+def test_values_that_are_no_tensors_by_their_bits(a: Any, b: Any, equal: bool) -> None:
+    found = compare_states(State({}, {"lr": a}), State({}, {"lr": b}))
+    assert (found.equal, found.num_values) == (equal, 1)
+
+
+def test_tied_weights_that_one_format_keeps_once() -> None:
+    tied = torch.ones(3)
+    a, b = state(wte=tied, head=tied), state(wte=tied.clone())
+    found = compare_states(a, b)
+    assert (found.equal, found.aliases, found.only_in_a) == (True, {"head": "wte"}, [])
+    # equal numbers elsewhere in memory are another tensor
+    untied = compare_states(state(wte=tied, head=tied.clone()), b)
+    assert (untied.equal, untied.only_in_a) == (False, ["head"])

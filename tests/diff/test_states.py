@@ -129,9 +129,21 @@ def test_file_of_another_kind(tmp_path: Path, content: bytes) -> None:
     assert "state file" in refused(path)
 
 
-def test_sparse_tensor(tmp_path: Path) -> None:
-    path = saved(tmp_path, {"w": torch.eye(2).to_sparse()})
-    assert refused(path) == "tensor w is sparse or quantized, not plain"
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("kind", ["sparse", "meta", "nested", "jagged"])
+def test_tensors_that_are_not_plain(tmp_path: Path, kind: str) -> None:
+    parts = [torch.ones(2), torch.ones(3)]
+    tensor = {
+        "sparse": lambda: torch.eye(2).to_sparse(),
+        "meta": lambda: torch.empty(3, device="meta"),
+        "nested": lambda: torch.nested.nested_tensor(parts),
+        "jagged": lambda: torch.nested.nested_tensor(parts, layout=torch.jagged),
+    }[kind]()
+    path = saved(tmp_path, {"w": tensor})
+    assert refusal(read_state(path).tensors.__getitem__, "w") == (
+        f"{path}: tensor w is not plain: sparse, quantized, nested, or without values "
+        "(meta)"
+    )
 
 
 @pytest.mark.parametrize("suffix", ["pt", "safetensors"])

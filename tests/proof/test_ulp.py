@@ -1,6 +1,7 @@
 """Units in the last place: the order of floats, and what has no place in it."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from minitrain.proof.ulp import (
     Distance,
     Gap,
     distance,
+    num_nan,
     same_bits,
     tensor_gap,
     ulp_distance,
@@ -192,6 +194,20 @@ def test_eight_bits(dtype: torch.dtype) -> None:
     # from minus a half to a half: twice the bits of a half
     bits = int(b.view(torch.uint8)[1])
     assert distance({"w": a}, {"w": b}) == Distance(False, 2 * bits, 1.0, "w")
+
+
+def test_eight_bits_without_a_sign() -> None:
+    """Powers of two alone, so 1 and 2 are neighbors."""
+    a, b = (torch.tensor([x]).to(torch.float8_e8m0fnu) for x in (1.0, 2.0))
+    assert distance({"w": a}, {"w": b}) == Distance(False, 1, 1.0, "w")
+
+
+@pytest.mark.parametrize(
+    ("values", "count"),
+    [([math.nan, 1.0, math.nan], 2), ([complex(math.nan, 1), 1j], 1), ([1, 2], 0)],
+)
+def test_number_of_nans(values: list[Any], count: int) -> None:
+    assert num_nan(torch.tensor(values)) == count
 
 
 def test_gap_of_a_tensor_longer_than_a_piece() -> None:

@@ -1,0 +1,117 @@
+"""Which entry of one state is meant by which of another, where names differ."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from minitrain.diff.states import OnDisk, State
+
+# what wrappers put into names: DDP, torch.compile, FSDP, activation checkpoints, Fabric
+WRAPPERS = {
+    "module",
+    "_orig_mod",
+    "_fsdp_wrapped_module",
+    "_checkpoint_wrapped_module",
+    "_forward_module",
+}
+# a model inside a checkpoint lies no deeper
+DEEPEST = 2
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """Two states whose names mean the same, and what was done to get there: ``said``,
+    a clause each.
+    """
+
+    a: State
+    b: State
+    said: list[str]
+
+
+def align(a: State, b: State) -> Aligned:
+    """Where no tensor has a name that both know, take wrappers' words out of the names;
+    and where that is not enough, find the model inside a checkpoint.
+
+    Nothing is changed where several entries would fit, or none.
+    """
+    if {*a.tensors} & {*b.tensors}:
+        return Aligned(a, b, [])
+    plain_a, plain_b = unwrapped(a), unwrapped(b)
+    said = ["without the words of wrappers in names"]
+    if {*plain_a.tensors} & {*plain_b.tensors}:
+        return Aligned(plain_a, plain_b, said)
+    roots = _best_roots(plain_a, plain_b)
+    if roots is None:
+        return Aligned(a, b, [])
+    sides = zip("AB", (plain_a, plain_b), roots, strict=True)
+    inside = []
+    for side, state, root in sides:
+        inside.append(within(state, root))
+        if root:
+            left = len(state.tensors) + len(state.values)
+            left -= len(inside[-1].tensors) + len(inside[-1].values)
+            said.append(f"{side} is its entry {root!r}, without {left} others")
+    return Aligned(inside[0], inside[1], said)
+
+
+def unwrapped(state: State) -> State:
+    """``state`` with wrappers' words taken out of its names; as it is where two names
+    would become one.
+    """
+
+    def plain(name: str) -> str:
+        return ".".join(part for part in name.split(".") if part not in WRAPPERS)
+
+    names = {plain(name): name for name in state.tensors}
+    values = {plain(name): value for name, value in state.values.items()}
+    same = len(names) == len(state.tensors) and len(values) == len(state.values)
+    return _renamed(state, names, values) if same and "" not in names else state
+
+
+def within(state: State, root: str) -> State:
+    """What lies in the entry ``root`` of ``state``, by its names there."""
+    if not root:
+        return state
+    start = f"{root}."
+    names = {n.removeprefix(start): n for n in state.tensors if n.startswith(start)}
+    values = {
+        n.removeprefix(start): v for n, v in state.values.items() if n.startswith(start)
+    }
+    return _renamed(state, names, values)
+
+
+def _renamed(
+    state: State, names: Mapping[str, str], values: Mapping[str, object]
+) -> State:
+    tensors = state.tensors
+    if isinstance(tensors, OnDisk):
+        return State(tensors.renamed(names), values)
+    return State({new: tensors[name] for new, name in names.items()}, values)
+
+
+def _best_roots(a: State, b: State) -> tuple[str, str] | None:
+    """The roots under which most names are of both; None where others do as well."""
+    found = [
+        (len({*within(a, x).tensors} & {*within(b, y).tensors}), x, y)
+        for x in _roots(a)
+        for y in _roots(b)
+    ]
+    most = max(fits for fits, _, _ in found)
+    best = sorted((len(x) + len(y), x, y) for fits, x, y in found if fits == most)
+    _, x, y = best[0]
+
+    def is_deeper(other: tuple[int, str, str]) -> bool:
+        # the same entry of both, as blocks in the model are
+        _, in_a, in_b = other
+        more = in_a.removeprefix(x)
+        return in_a.startswith(x) and in_b == (y + more).removeprefix("." * (not y))
+
+    return (x, y) if most and all(map(is_deeper, best)) else None
+
+
+def _roots(state: State) -> list[str]:
+    found = {""}
+    for name in state.tensors:
+        parts = name.split(".")
+        found |= {".".join(parts[:deep]) for deep in range(1, DEEPEST + 1)}
+    return sorted(found - {*state.tensors})
