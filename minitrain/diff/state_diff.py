@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from minitrain.core.progress import progress
+from minitrain.diff.mapped import hand_back
 from minitrain.diff.names import align
 from minitrain.diff.states import OnDisk, State
 from minitrain.proof.ulp import Gap, num_nan, same_bits, same_kind, tensor_gap
@@ -65,7 +66,10 @@ def compare_states(a: State, b: State) -> Comparison:
     values = [name for name in a.values if name in b.values]
     found = _Tensors()
     for name in progress(both, "tensors", total=len(both)):
-        found.add(name, a.tensors[name], b.tensors[name])
+        pair = a.tensors[name], b.tensors[name]
+        found.add(name, *pair)
+        for tensor in pair:
+            hand_back(tensor)
     unlike = found.unlike | _of_two_kinds(a, b)
     other = [name for name in values if not _same_value(a.values[name], b.values[name])]
     only = [_only_here(mine, theirs) for mine, theirs in ((a, b), (b, a))]
