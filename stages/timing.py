@@ -27,8 +27,9 @@ from minitrain.core.provenance import require_one_machine
 def main() -> None:
     params = load_params(Path("params.yaml"))
     folders = {run: Path("data/runs") / run for run in params.runs()}
+    needed = ("machine", "num_steps", "num_hosts", "world_size")
     origins = {
-        run: read_json(path / "provenance.json", "machine", "num_steps", "world_size")
+        run: read_json(path / "provenance.json", *needed)
         for run, path in folders.items()
     }
     # A GPU run and a CPU run of one machine still differ in their device.
@@ -43,7 +44,7 @@ def main() -> None:
     for run, folder in folders.items():
         timings = read_timings(folder / "timings.jsonl", origins[run])
         summary[run] = {
-            **summarize(timings, warmup),
+            **summarize(timings, warmup, num_hosts=origins[run]["num_hosts"]),
             "peak_memory_mb": max(origins[run]["peak_memory_mb"]),
             "account": account(timings, warmup),
             "stragglers": find_stragglers(timings, warmup).numbers(),

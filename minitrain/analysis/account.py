@@ -46,14 +46,17 @@ def summarized(timings: pd.DataFrame, num_warmup_steps: int) -> pd.DataFrame:
     return timings[(timings["step"] >= num_warmup_steps) & ~disturbed.astype(bool)]
 
 
-def summarize(timings: pd.DataFrame, num_warmup_steps: int) -> dict[str, Any]:
+def summarize(
+    timings: pd.DataFrame, num_warmup_steps: int, *, num_hosts: int = 1
+) -> dict[str, Any]:
     """A run's numbers, in milliseconds and tokens per second; None where undefined.
 
     Step times, all-reduce times and throughput come from plain steps. A step takes as
     long as its slowest rank, and all steps together as long as the rank that took the
     longest for them. ``allreduce`` is the time per step in which at least one bucket
     was on its way, from handing over to reduced (``comm_total``), waiting for other
-    ranks included; over all ranks and steps.
+    ranks included; over all ranks and steps. ``skew`` is None where ranks were on
+    several hosts: the clock of each counts from a moment of its own.
     """
     plain = summarized(timings, num_warmup_steps).query("kind == 'plain'")
     steps = plain.groupby("step").agg(ms=("step_ms", "max"), tokens=("tokens", "sum"))
@@ -70,7 +73,7 @@ def summarize(timings: pd.DataFrame, num_warmup_steps: int) -> dict[str, Any]:
         "allreduce_p50_ms": _quantile(communication, 0.50),
         "allreduce_p95_ms": _quantile(communication, 0.95),
         "overlap": _ratio(_column(plain, "comm_hidden_ms"), communication),
-        "skew_p50_ms": _skew(plain),
+        "skew_p50_ms": _skew(plain) if num_hosts == 1 else None,
         "backward_bracketed_p50_ms": _bracketed(timings, num_warmup_steps),
     }
 

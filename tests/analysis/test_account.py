@@ -265,6 +265,15 @@ def test_one_rank_has_no_skew() -> None:
     assert summarize(table[table["rank"] == 0], WARMUP)["skew_p50_ms"] is None
 
 
+def test_ranks_of_several_hosts_have_no_skew() -> None:
+    """The second host was booted a month before the first."""
+    table = timings()
+    on_second = table["rank"] == 1
+    table.loc[on_second, "last_bucket_at_ns"] += 30 * 86_400 * 1000 * MS
+    found = summarize(table, WARMUP, num_hosts=2)
+    assert found == summarize(timings(), WARMUP) | {"skew_p50_ms": None}
+
+
 def test_no_communication_no_overlap() -> None:
     columns = ["comm_total_ms", "comm_hidden_ms", "last_bucket_at_ns"]
     summary = summarize(timings().drop(columns=columns), WARMUP)

@@ -98,3 +98,21 @@ def test_no_step_of_the_warm_up_is_in_any_number(project: Path) -> None:
         expected = account_intervals(late, 0)
         pd.testing.assert_frame_equal(mine.reset_index(drop=True), expected)
         assert mine["high_ms"].max() < 100
+
+
+def test_clocks_of_several_hosts_are_not_compared(project: Path) -> None:
+    """Rank 1 counts from a boot an hour before that of rank 0."""
+    folder = project / "data/runs/gloo-2"
+    rows = [step(n, rank) for n in range(NUM_STEPS) for rank in range(2)]
+    for row in rows:
+        row["last_bucket_at_ns"] += row["rank"] * 3600 * 10**9
+    lines = [json.dumps(row) + "\n" for row in rows]
+    (folder / "timings.jsonl").write_text("".join(lines))
+    skews = []
+    for hosts in (1, 2):
+        origin = provenance_of(2, num_steps=NUM_STEPS, num_hosts=hosts)
+        (folder / "provenance.json").write_text(json.dumps(origin))
+        timing.main()
+        told = json.loads((project / "metrics/timing.json").read_text())
+        skews.append(told["gloo-2"]["skew_p50_ms"])
+    assert skews == [pytest.approx(3.6e6, rel=1e-6), None]

@@ -184,6 +184,7 @@ def provenance_of(world_size: int, **changes: Any) -> dict[str, Any]:
         "sync": "ddp",
         "backend": "gloo",
         "world_size": world_size,
+        "num_hosts": 1,
         "model_params": 870_000,
         "num_steps": 100,
         "threads_per_process": 1,
