@@ -45,6 +45,7 @@ def main() -> None:
         timings = read_timings(folder / "timings.jsonl", origins[run])
         summary[run] = {
             **summarize(timings, warmup, num_hosts=origins[run]["num_hosts"]),
+            "num_hosts": origins[run]["num_hosts"],
             "peak_memory_mb": max(origins[run]["peak_memory_mb"]),
             "account": account(timings, warmup),
             "stragglers": find_stragglers(timings, warmup).numbers(),

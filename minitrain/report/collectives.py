@@ -23,11 +23,13 @@ def all_reduce_sentences(
     sync: str,
     world_size: int,
     num_bytes: int,
+    num_hosts: int = 1,
 ) -> str:
     """What the all-reduce of a step is, and one of about ``num_bytes`` by itself.
 
     ``studied`` has the columns of metrics/collectives.csv. The second sentence is left
-    out where nothing of the kind was measured on this ``machine``.
+    out where nothing of the kind was measured on this ``machine``: never for a run on
+    several hosts (``num_hosts``).
     """
     text = (
         "The all-reduce of a step reaches from handing gradients over until they are "
@@ -39,7 +41,7 @@ def all_reduce_sentences(
     # a figure of which nobody knows what made it is not quoted
     if not {*ORIGIN} <= {*studied}:
         return text
-    if sync not in WHOLE or mine.empty:
+    if num_hosts > 1 or sync not in WHOLE or mine.empty:
         return text
     apart = [abs(math.log(size / num_bytes)) for size in mine["num_bytes"]]
     if min(apart) > math.log(NEAR):

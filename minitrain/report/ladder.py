@@ -63,7 +63,9 @@ def equivalence_sentences(results: Results) -> str:
     total = plural(sum(map(len, by_verdict.values())), "comparison")
     run = results.largest
     rests_on = results.rests_on(run) or "nobody recorded what it rests on"
-    lead = f"The verdict on {run} is {results.verdict(run)}: {rests_on}. "
+    lead = (
+        f"The verdict on {results.label(run)} is {results.verdict(run)}: {rests_on}. "
+    )
     if any(run.endswith(" world_sizes") for run in by_verdict.get("equal", {})):
         lead += "The bits do not depend on the number of processes. "
     return f"{lead}No breach was found: of {total}, {', '.join(counts)}."

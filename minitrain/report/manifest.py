@@ -12,7 +12,8 @@ def manifest(results: Results, finding: Finding) -> dict[str, Any]:
     """The keys of metrics/manifest.json; what was not measured is None.
 
     They speak of the largest gloo run. Speeds are medians over the rounds of the
-    baseline; ``noise_floor`` is relative.
+    baseline, on one host; the all-reduce is that run's, on ``num_hosts``.
+    ``noise_floor`` is relative.
     """
     run, baseline = results.largest, results.baseline
     made, timing = results.provenance[run], results.timing[run]
@@ -41,6 +42,7 @@ def manifest(results: Results, finding: Finding) -> dict[str, Any]:
             for name in results.equivalence
         },
         "sync": made["sync"],
+        "num_hosts": finding.num_hosts,
         "threads_per_process": made["threads_per_process"],
         "machine_busy": finding.busy,
         "noise_floor": round(finding.against_one.noise_floor, 5),

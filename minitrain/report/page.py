@@ -50,8 +50,10 @@ def page(results: Results, finding: Finding) -> Markdown:
         headline=headline(finding),
         num_parameters=thousands(made["model_params"]),
         steps=plural(made["num_steps"], "step"),
-        runs=results.provenance,
+        runs=[results.label(run) for run in results.provenance],
         largest=run,
+        trained=results.label(run),
+        afar=[results.label(r) for r in results.on_several_hosts],
         scaling_png=SCALING_PNG,
         lesson_notes=lesson_notes(finding),
         scaling=_scaling_table(results, finding.strategy),
@@ -109,7 +111,7 @@ def arm_in_words(arm: str, strategy: str) -> str:
 
 def _verdict_table(results: Results) -> Markdown:
     rows = [
-        [run, results.verdict(run), cell(results.rests_on(run), "")]
+        [results.label(run), results.verdict(run), cell(results.rests_on(run), "")]
         for run in results.equivalence
     ]
     return table(["run", "verdict", "rests on"], rows)
@@ -118,7 +120,7 @@ def _verdict_table(results: Results) -> Markdown:
 def _rung_table(results: Results) -> Markdown:
     rows = [
         [
-            run,
+            results.label(run),
             RUNGS.get(name, name),
             {True: "yes", False: "no", None: UNDEFINED}[rung.get("bytes_equal")],
             *(cell(rung.get(key), ".3g") for key in ("max_ulp", "max_abs_diff")),
@@ -134,7 +136,7 @@ def _rung_table(results: Results) -> Markdown:
 
 def _rank_table(results: Results) -> Markdown:
     rows = [
-        [run, rank, shortened(text), digest[:16]]
+        [results.label(run), rank, shortened(text), digest[:16]]
         for run, texts in results.first_texts.items()
         for rank, (text, digest) in enumerate(
             zip(texts, results.equivalence[run]["state_sha256"], strict=True)
@@ -147,7 +149,10 @@ def _stragglers(results: Results) -> list[str]:
     """A sentence on each run in which a rank could be waited for."""
     timing, made = results.timing, results.provenance
     several = [run for run in timing if made[run]["world_size"] > 1]
-    return [straggler_sentence(run, timing[run]["stragglers"]) for run in several]
+    return [
+        straggler_sentence(results.label(run), timing[run]["stragglers"])
+        for run in several
+    ]
 
 
 def _hook_cost(results: Results, finding: Finding) -> str:
@@ -162,7 +167,7 @@ def _hook_cost(results: Results, finding: Finding) -> str:
 
 def _timing_table(results: Results) -> Markdown:
     rows = [
-        [run, *(cell(timing.get(key), ",.1f") for key in TIMING_COLUMNS)]
+        [results.label(run), *(cell(timing.get(k), ",.1f") for k in TIMING_COLUMNS)]
         for run, timing in results.timing.items()
     ]
     return table(["run", *TIMING_COLUMNS.values()], rows)
@@ -177,6 +182,7 @@ def _all_reduce(results: Results, finding: Finding) -> str:
         finding.sync,
         finding.world_size,
         4 * results.provenance[finding.run]["model_params"],
+        finding.num_hosts,
     )
 
 
@@ -210,7 +216,8 @@ def _account_table(results: Results) -> Markdown:
     closed = ("yes" if account["closed"] else "no" for account in accounts.values())
     gaps = (f"{account['gap_pct']:.1f} %" for account in accounts.values())
     rows += [["gap", *gaps], ["closed", *closed]]
-    return table(["mean ms of a step (5-95 % interval)", *accounts], rows)
+    names = map(results.label, accounts)
+    return table(["mean ms of a step (5-95 % interval)", *names], rows)
 
 
 def _part(results: Results, run: str, account: Mapping[str, Any], part: str) -> str:

@@ -85,7 +85,8 @@ def publish(project: Project) -> str:
     with atomic_path(metrics / SCALING_PNG) as path:
         draw_scaling(scaling, headline(finding), path, finding.strategy)
     with atomic_path(metrics / ACCOUNT_PNG) as path:
-        draw_account(results.accounts, account_headline(finding), path)
+        accounts = {results.label(r): of for r, of in results.accounts.items()}
+        draw_account(accounts, account_headline(finding), path)
     with atomic_path(metrics / LOSSES_PNG) as path:
         draw_losses(results.losses, losses_headline(results.losses), path)
 

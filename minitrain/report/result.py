@@ -12,7 +12,7 @@ from minitrain.report.numbers import ms, percent, plural, thousands
 from minitrain.report.page import arm_in_words
 from minitrain.report.refused import refused_block
 from minitrain.report.render import markdown, table, write_marked
-from minitrain.report.results import Results
+from minitrain.report.results import Results, num_hosts, with_hosts
 
 HEAD = (
     "what ran",
@@ -53,12 +53,16 @@ def result_block(
         verdict = reduced = "-"
         if run in timing:
             verdict = equivalence[run].get("verdict", "undecided")
-            p50 = timing[run]["allreduce_p50_ms"]
+            p50, hosts = timing[run]["allreduce_p50_ms"], num_hosts(timing[run])
+            if hosts > 1:
+                # that of another network than the speed beside it
+                p50, verdict = None, f"{verdict} ({plural(hosts, 'host')})"
             reduced = "-" if p50 is None else ms(p50)
         what = arm_in_words(run, "DDP" if sync == "ddp" else sync)
         speed = thousands(arm["tokens_per_s_p50"])
         rows.append([what, arm["processes"], arm["threads"], speed, verdict, reduced])
     largest = f"gloo-{manifest['world_size']}"
+    hosts = num_hosts(timing[largest])
     return markdown(
         "result.md",
         table=table(HEAD, rows),
@@ -67,6 +71,7 @@ def result_block(
         num_parameters=thousands(manifest["model_params"]),
         pairs=plural(int(scaling["arm"].str.endswith(AGAIN).sum()), "pair"),
         noise_floor=percent(manifest["noise_floor"]),
-        largest=largest,
+        largest=with_hosts(largest, hosts),
+        hosts=hosts,
         whole=equivalence[largest]["one_process"],
     )

@@ -9,6 +9,7 @@ import pandas as pd
 from minitrain.analysis.comparison import Baseline, ddp_arm
 from minitrain.core.errors import UserError
 from minitrain.core.provenance import require_one_machine
+from minitrain.report.numbers import plural
 from minitrain.report.studied import Studied
 
 
@@ -56,6 +57,11 @@ class Results:
         return ddp_arm(self.world_size)
 
     @property
+    def on_several_hosts(self) -> list[str]:
+        """The runs that were; their machine is that of rank 0."""
+        return [run for run, timing in self.timing.items() if num_hosts(timing) > 1]
+
+    @property
     def machine(self) -> Mapping[str, Any]:
         """Fingerprint of the machine on which everything was measured."""
         machine: Mapping[str, Any] = self.baseline_provenance["machine"]
@@ -66,6 +72,12 @@ class Results:
         """The step account of every run in which no part is missing."""
         accounts = {run: timing["account"] for run, timing in self.timing.items()}
         return {run: of for run, of in accounts.items() if of["closed"] is not None}
+
+    def label(self, run: str) -> str:
+        """``run`` as tables and sentences name it, with its hosts where it had several:
+        what its steps took is not to be held against the baseline, which has one.
+        """
+        return with_hosts(run, num_hosts(self.timing[run]))
 
     def verdict(self, run: str) -> str:
         """What the evidence says of ``run``, as metrics/equivalence.json has it."""
@@ -81,6 +93,17 @@ class Results:
         row = table[(table["run"] == run) & (table["part"] == part)]
         bounds = row[["low_ms", "high_ms"]].dropna().to_numpy()
         return (float(bounds[0][0]), float(bounds[0][1])) if len(bounds) else None
+
+
+def num_hosts(timing: Mapping[str, Any]) -> int:
+    """On how many hosts a run was, by its entry of metrics/timing.json."""
+    # one that says nothing is older than runs on several
+    return int(timing.get("num_hosts", 1))
+
+
+def with_hosts(run: str, hosts: int) -> str:
+    """``gloo-4``, or ``gloo-4 (2 hosts)``."""
+    return run if hosts == 1 else f"{run} ({plural(hosts, 'host')})"
 
 
 def only_runs(found: Mapping[str, Any], runs: list[str], source: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import pandas as pd
 
 from minitrain.report.numbers import ms, percent, plural, thousands
 from minitrain.report.render import table
-from minitrain.report.results import Results
+from minitrain.report.results import Results, num_hosts
 from minitrain.report.studied import made_by
 
 UNDEFINED = "-"
@@ -75,7 +75,7 @@ def _on_gpus(results: Results) -> Iterator[list[str]]:
         if run.startswith("nccl-"):
             made, time = results.provenance[run], timing["allreduce_p50_ms"]
             yield [
-                f"1 host, {made['machine']['gpu']}",
+                f"{plural(num_hosts(timing), 'host')}, {made['machine']['gpu']}",
                 str(made["world_size"]),
                 thousands(timing["tokens_per_s"]),
                 UNDEFINED,

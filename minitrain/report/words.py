@@ -9,15 +9,8 @@ import pandas as pd
 from minitrain.analysis.account import CLOSED_WITHIN
 from minitrain.analysis.busy import why_busy
 from minitrain.analysis.comparison import ALL_CORES, NO_SYNC, ONE_PROCESS, Comparison
-from minitrain.report.numbers import (
-    capitalized,
-    ms,
-    percent,
-    plural,
-    thousands,
-    times,
-)
-from minitrain.report.results import Results
+from minitrain.report.numbers import capitalized, ms, percent, plural, thousands, times
+from minitrain.report.results import Results, num_hosts, with_hosts
 
 # parts of the step account in the order of a step, and what to call them
 PARTS = {
@@ -41,7 +34,8 @@ COMMUNICATION = (
 
 @dataclass(frozen=True)
 class Finding:
-    """What is known about the speed of the largest gloo run, ``run``.
+    """What is known about the speed of the largest gloo run, ``run``, which was trained
+    on ``num_hosts``; all that is compared was on one.
 
     ``no_sync_against_one`` and ``of_ceiling`` compare the same processes without
     communication (the ceiling); both are None for one process. ``account`` has the
@@ -50,6 +44,7 @@ class Finding:
     """
 
     run: str
+    num_hosts: int
     world_size: int
     threads: int
     cores: int
@@ -82,6 +77,7 @@ def find(results: Results) -> Finding:
     silent = run + NO_SYNC if results.world_size > 1 else None
     return Finding(
         run=run,
+        num_hosts=num_hosts(results.timing[run]),
         world_size=results.world_size,
         threads=results.provenance[run]["threads_per_process"],
         cores=results.machine["cores"],
@@ -119,8 +115,8 @@ def lesson_notes(finding: Finding) -> str:
     """Why N processes are faster, or slower, here: a paragraph of measured numbers.
 
     Without a decided verdict it gives no reason, and an account that does not close,
-    or disagrees with the ceiling, is not used as one; it says so instead. Of a busy
-    machine it says nothing else.
+    or disagrees with the ceiling, or is of several hosts, is not used as one; it says
+    so instead. Of a busy machine it says nothing else.
     """
     if finding.busy:
         return (
@@ -143,6 +139,9 @@ def lesson_notes(finding: Finding) -> str:
         _speed(subject, same, one),
         _speed(subject, all_cores, finding.against_all_cores),
     ]
+    if finding.num_hosts > 1:
+        apart = f"All ran on one host, and {finding.run} on {finding.num_hosts} hosts"
+        sentences.insert(1, f"{apart}: its step account explains no speed here.")
     if alone:
         only = "Only one process was asked for: nothing here says how several would do."
         sentences.insert(0, only)
@@ -203,6 +202,8 @@ def _ceiling(finding: Finding) -> list[str]:
 
 def _account(finding: Finding) -> list[str]:
     account, run = finding.account, finding.run
+    if finding.num_hosts > 1:
+        return []
     if account is None:
         return [
             f"The step account of {run} is incomplete, so it does not explain this."
@@ -264,13 +265,14 @@ def shares_of_step(account: Mapping[str, Any]) -> dict[str, float]:
 
 def account_headline(finding: Finding) -> str:
     """Where the time of a step goes, in one line: the title of the account picture."""
+    run = with_hosts(finding.run, finding.num_hosts)
     if finding.account is None:
-        return f"{finding.run}: the step account is incomplete"
+        return f"{run}: the step account is incomplete"
     if not finding.account["closed"]:
-        return f"{finding.run}: the step account does not close"
+        return f"{run}: the step account does not close"
     shares = shares_of_step(finding.account)
     compute = sum(shares.get(part, 0) for part in COMPUTE)
-    text = f"{finding.run}: computing takes {percent(compute)} of a step"
+    text = f"{run}: computing takes {percent(compute)} of a step"
     if finding.world_size == 1 or "comm_exposed_ms" not in shares:
         return text
     return f"{text}, exposed communication {percent(shares['comm_exposed_ms'])}"

@@ -84,6 +84,7 @@ def test_no_step_of_the_warm_up_is_in_any_number(project: Path) -> None:
         told = find_stragglers(pd.DataFrame(rows), WARMUP).numbers()
         assert written[run] == {
             **summarize(late, 0),
+            "num_hosts": 1,
             "peak_memory_mb": 310.0,
             "account": account(late, 0),
             "stragglers": told,
@@ -108,11 +109,11 @@ def test_clocks_of_several_hosts_are_not_compared(project: Path) -> None:
         row["last_bucket_at_ns"] += row["rank"] * 3600 * 10**9
     lines = [json.dumps(row) + "\n" for row in rows]
     (folder / "timings.jsonl").write_text("".join(lines))
-    skews = []
+    found = []
     for hosts in (1, 2):
         origin = provenance_of(2, num_steps=NUM_STEPS, num_hosts=hosts)
         (folder / "provenance.json").write_text(json.dumps(origin))
         timing.main()
         told = json.loads((project / "metrics/timing.json").read_text())
-        skews.append(told["gloo-2"]["skew_p50_ms"])
-    assert skews == [pytest.approx(3.6e6, rel=1e-6), None]
+        found.append([told["gloo-2"][key] for key in ("num_hosts", "skew_p50_ms")])
+    assert found == [[1, pytest.approx(3.6e6, rel=1e-6)], [2, None]]

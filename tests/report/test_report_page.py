@@ -20,6 +20,7 @@ from report_inputs import (
     account_of,
     arms,
     ladder_of,
+    on_two_hosts,
     provenance_of,
     results,
     rounds,
@@ -502,3 +503,26 @@ def test_command_outside_of_a_project_is_one_line(
 def test_report_is_cheap_to_import() -> None:
     code = "import sys, stages.report; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_run_on_two_hosts_is_marked_wherever_it_is_named() -> None:
+    measured = results([1, 2, 4])
+    near, far = (page_of(m) for m in (measured, on_two_hosts(measured, "gloo-4")))
+    for start in (
+        "| gloo-4 | 16,000.5 |",
+        "| gloo-4 | undecided |",
+        "| gloo-4 | 3 | Rank 3",
+        "No straggler is seen in gloo-4: ",
+        "The verdict on gloo-4 is",
+        "a step of gloo-4 without instruments",
+    ):
+        marked = start.replace("gloo-4", "gloo-4 (2 hosts)")
+        assert (near.count(start) > 0, near.count(marked)) == (True, 0)
+        assert (far.count(start), far.count(marked) > 0) == (0, True)
+    assert "| gloo-1 | gloo-2 | gloo-4 (2 hosts) |" in far
+    # no table of collectives on one host says what that run waits for
+    assert "By itself, one of" in near
+    assert "By itself, one of" not in far
+    assert "Everything was measured on one machine; gloo-4 is meant." in near
+    assert "Everything but gloo-4 (2 hosts) was measured on one machine," in far
+    assert "host" not in near.partition("## And on two hosts?")[0]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from report_inputs import results
+from report_inputs import on_two_hosts, results
 
 from minitrain.core.provenance import code_sha256
 from minitrain.report.manifest import manifest
@@ -92,6 +92,20 @@ def test_strategy_is_named_and_what_was_not_measured_is_not() -> None:
     assert "DDP" not in made
     assert "apart" not in made
     assert made.endswith("included.*\n")
+
+
+def test_all_reduce_of_two_hosts_stands_beside_no_speed_of_one() -> None:
+    measured = on_two_hosts(results([1, 2]), "gloo-2")
+    equivalence = {"gloo-2": {"one_process": WHOLE, "verdict": "proven"}}
+    published = manifest(measured, find(measured))
+    made = result_block(published, measured.timing, equivalence, SCALING)
+    assert "| 2 processes, DDP | 2 | 1 | 1,500 | proven (2 hosts) | - |" in made
+    line = " ".join(made.split())
+    alone = "Speeds are of one host; of gloo-2 (2 hosts) the verdict alone stands"
+    assert alone in line
+    assert "The final state of gloo-2 (2 hosts) and that of one process" in line
+    assert max(map(len, made.splitlines()[-10:])) <= 88
+    assert "host" not in block()[0]
 
 
 def test_breach_stands_in_the_place_of_a_result() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from report_inputs import ACCOUNT, provenance_of, results
+from report_inputs import ACCOUNT, on_two_hosts, provenance_of, results
 
 from minitrain.analysis.comparison import Comparison
 from minitrain.core.errors import UserError
@@ -35,6 +35,7 @@ def finding(**changes: Any) -> Finding:
     """2 processes: 16,000 tokens/s; one: 10,000, all cores 12,500; silent: 19,000."""
     fields: dict[str, Any] = {
         "run": "gloo-2",
+        "num_hosts": 1,
         "world_size": 2,
         "threads": 1,
         "cores": 2,
@@ -82,6 +83,42 @@ def test_account_shares_are_those_of_the_parts() -> None:
     # 100 - 1.5 - 4 - 10 = 84.5 % against the ceiling's 84.2 %
     assert "84.5 % of that step would be left, where the rounds found 84.2 %" in notes
     assert "agree within 5.0 %" in notes
+
+
+@pytest.mark.parametrize("speed", [16_000, 10_050])
+def test_account_of_two_hosts_explains_no_speed_of_one(speed: float) -> None:
+    """Whatever the rounds decide: what those steps waited for is another network."""
+    one = compared(speed, 10_000)
+    near, far = (
+        lesson_notes(finding(num_hosts=hosts, against_one=one)) for hosts in (1, 2)
+    )
+    said = (
+        "All ran on one host, and gloo-2 on 2 hosts: its step account explains no "
+        "speed here. "
+    )
+    assert said in far
+    assert "step of gloo-2" not in far
+    assert "that step would be left" not in far
+    # the rest is that of the rounds alone
+    before, ends, _ = near.partition(" Of an average step of gloo-2 (")
+    assert bool(ends) == (speed == 16_000)
+    assert far.replace(said, "") == before
+
+
+def test_account_of_two_hosts_is_shown_as_that() -> None:
+    title = account_headline(finding(num_hosts=2))
+    assert title.startswith("gloo-2 (2 hosts): computing takes 84.0 % of a step")
+    incomplete = account_headline(finding(num_hosts=2, account=None))
+    assert incomplete == "gloo-2 (2 hosts): the step account is incomplete"
+
+
+def test_hosts_of_the_largest_run_are_found() -> None:
+    measured = results([1, 2, 4])
+    assert find(measured).num_hosts == 1
+    # another than the one the findings are about
+    assert find(on_two_hosts(measured, "gloo-2")).num_hosts == 1
+    far = on_two_hosts(measured, "gloo-4")
+    assert find(far).num_hosts == manifest(far, find(far))["num_hosts"] == 2
 
 
 def test_account_that_disagrees_with_the_ceiling_explains_nothing() -> None:

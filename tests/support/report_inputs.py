@@ -1,5 +1,6 @@
 """Made-up measurements in the formats of the stages, for the tests of the report."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -153,6 +154,7 @@ def timing_of(world_size: int) -> dict[str, Any]:
         "step_p95_ms": 110.0,
         "allreduce_p50_ms": 12.5 if reduces else None,
         "allreduce_p95_ms": 19.5 if reduces else None,
+        "num_hosts": 1,
         "peak_memory_mb": 310.0,
         "num_steps_summarized": 45,
         "account": account_of(world_size),
@@ -261,6 +263,12 @@ def studied_collectives(**machine: Any) -> pd.DataFrame:
     ]
     columns = ["backend", "world_size", "num_bytes", "p50_us"]
     return pd.DataFrame(rows, columns=columns).assign(**where)
+
+
+def on_two_hosts(measured: Results, run: str) -> Results:
+    """The same, but ``run`` was trained on two hosts."""
+    timing = {**measured.timing, run: {**measured.timing[run], "num_hosts": 2}}
+    return replace(measured, timing=timing)
 
 
 def results(world_sizes: list[int], **changes: Any) -> Results:
