@@ -22,12 +22,13 @@ from minitrain.core.files import (
 )
 from minitrain.core.params import load_params
 from minitrain.core.provenance import require_one_machine
+from minitrain.sync.catalog import guarantees_of
 
 
 def main() -> None:
     params = load_params(Path("params.yaml"))
     folders = {run: Path("data/runs") / run for run in params.runs()}
-    needed = ("machine", "num_steps", "num_hosts", "world_size")
+    needed = ("machine", "num_steps", "num_hosts", "sync", "world_size")
     origins = {
         run: read_json(path / "provenance.json", *needed)
         for run, path in folders.items()
@@ -43,12 +44,14 @@ def main() -> None:
     summary, accounts = {}, []
     for run, folder in folders.items():
         timings = read_timings(folder / "timings.jsonl", origins[run])
+        within = guarantees_of(origins[run]["sync"]).waits_within
+        stragglers = find_stragglers(timings, warmup, waits_within=within)
         summary[run] = {
             **summarize(timings, warmup, num_hosts=origins[run]["num_hosts"]),
             "num_hosts": origins[run]["num_hosts"],
             "peak_memory_mb": max(origins[run]["peak_memory_mb"]),
             "account": account(timings, warmup),
-            "stragglers": find_stragglers(timings, warmup).numbers(),
+            "stragglers": stragglers.numbers(),
             "ddp_says": ddp_says(timings, warmup),
         }
         accounts.append(account_intervals(timings, warmup).assign(run=run))

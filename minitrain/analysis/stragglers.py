@@ -78,7 +78,9 @@ class Stragglers:
         }
 
 
-def find_stragglers(timings: pd.DataFrame, num_warmup_steps: int) -> Stragglers:
+def find_stragglers(
+    timings: pd.DataFrame, num_warmup_steps: int, *, waits_within: bool = False
+) -> Stragglers:
     """Judge every rank by the summarized steps of ``timings``, whose columns are those
     of :func:`minitrain.analysis.account.summarized`.
 
@@ -87,8 +89,10 @@ def find_stragglers(timings: pd.DataFrame, num_warmup_steps: int) -> Stragglers:
     of the shape of the noise, but takes the steps to be independent. A rank that
     exceeds them by no more than the floor is called in at most ``FALSE_ALARMS`` of the
     runs, all ranks together. It says nothing where steps are too few to call anybody.
+    ``waits_within`` is the strategy's (:class:`minitrain.sync.guarantees.Guarantees`):
+    then bracketed steps alone are judged, and how long others wait is not known.
     """
-    own = own_work(timings, num_warmup_steps)
+    own = own_work(timings, num_warmup_steps, waits_within=waits_within)
     plain = step_times(timings, num_warmup_steps)
     step_ms = float(plain.median()) if len(plain) else None
     num_ranks, num_steps = timings["rank"].nunique(), len(own)
@@ -112,23 +116,29 @@ def find_stragglers(timings: pd.DataFrame, num_warmup_steps: int) -> Stragglers:
         lags.append(_lag(rank, excess, step_ms, needed))
     lags.sort(key=lambda lag: -lag.excess_ms)
     slow = [lag.rank for lag in lags if lag.called]
-    wait_ms = _others_wait_ms(summarized(timings, num_warmup_steps), slow)
+    wait_ms = None
+    if not waits_within:
+        wait_ms = _others_wait_ms(summarized(timings, num_warmup_steps), slow)
     return Stragglers(lags, wait_ms, step_ms, num_steps, None)
 
 
-def own_work(timings: pd.DataFrame, num_warmup_steps: int) -> pd.DataFrame:
+def own_work(
+    timings: pd.DataFrame, num_warmup_steps: int, *, waits_within: bool = False
+) -> pd.DataFrame:
     """Milliseconds of own work: a row for each summarized ``step``, a column for each
     ``rank``; steps in which that of a rank is not known are left out.
 
     Batch, forward and backward pass, optimizer. Backward is that without communication
     where it was calibrated (bracketed steps), else that until the last bucket is handed
-    over.
+    over, which is a rank's own work unless it ``waits_within``: a fast rank would seem
+    as slow as the slowest.
     """
     rows = summarized(timings, num_warmup_steps)
     names = ["backward_compute_ms", "to_last_bucket_ms"]
     alone, to_last = (rows.reindex(columns=[name])[name] for name in names)
     own = rows[["data_ms", "forward_ms", "optimizer_ms"]].sum(axis=1, skipna=False)
-    rows = rows.assign(own_ms=own + alone.fillna(to_last))
+    backward = alone if waits_within else alone.fillna(to_last)
+    rows = rows.assign(own_ms=own + backward)
     return rows.pivot(index="step", columns="rank", values="own_ms").dropna()
 
 

@@ -59,6 +59,9 @@ class Guarantees:
     accordingly. ``has_buckets``: DDP's, with their settings. ``logical_shards``: a
     batch is cut into ``train.logical_shards`` parts, whatever the world size.
     ``own_buffers``: after a step each rank has those of its own samples.
+    ``waits_within``: a rank may wait for others before its last gradient is there, in a
+    pass or in the hook of a bucket, so that the time until then is not its own; one
+    that waits in the forward pass has no account (``Strategy.has_account``).
     ``on_one_host``: all ranks must be. ``on_cpu``: they compute there, so nccl is of no
     use. ``fp16``: empty where float16 with a scaled loss can be had, else why not.
     """
@@ -71,6 +74,7 @@ class Guarantees:
     has_buckets: bool = False
     logical_shards: bool = False
     own_buffers: bool = True
+    waits_within: bool = False
     on_one_host: bool = False
     on_cpu: bool = False
     fp16: str = ""
@@ -153,6 +157,7 @@ GUARANTEES: dict[str, Guarantees] = {
         promises=frozenset({"one_process"}),
         adds_in="none",
         sends="parts of parameters, parts of gradients",
+        waits_within=True,
         fp16="FSDP, whose ranks see an overflow each in its own part",
     ),
     "invariant": TREE,
@@ -167,6 +172,10 @@ GUARANTEES: dict[str, Guarantees] = {
         TREE, sends="nothing: the memory is shared", on_one_host=True, on_cpu=True
     ),
     "hierarchical": Guarantees(
-        adds_in="hosts", sends="gradients, once a host", has_buckets=True, on_cpu=True
+        adds_in="hosts",
+        sends="gradients, once a host",
+        has_buckets=True,
+        waits_within=True,
+        on_cpu=True,
     ),
 }

@@ -311,6 +311,48 @@ def test_without_times_of_buckets_bracketed_steps_decide() -> None:
     assert found.others_wait_ms is None
 
 
+def hidden(timings: pd.DataFrame) -> pd.DataFrame:
+    """The same run where ranks meet within backward: whoever is fast waits there, and
+    has no less until its last bucket than the slowest.
+    """
+    slowest = timings.groupby("step")["to_last_bucket_ms"].transform("max")
+    late = slowest - timings["to_last_bucket_ms"]
+    exposed = timings["comm_exposed_ms"] - late
+    return timings.assign(to_last_bucket_ms=slowest, comm_exposed_ms=exposed)
+
+
+def test_wait_within_backward_hides_nobody() -> None:
+    """A rank that is 30 % slower: a quarter of the steps shows it, too few for chance
+    to be ruled out among all of them.
+    """
+    timings = hidden(noisy([0.0, 0.3 * OWN], 60, 1))
+    assert find_stragglers(timings, WARMUP).slow == []
+    found = find_stragglers(timings, WARMUP, waits_within=True)
+    assert [lag.rank for lag in found.slow] == [1]
+    # 15, 19, ... 71
+    assert found.num_steps == 15
+    assert found.slow[0].low_ms < 0.3 * OWN < found.slow[0].high_ms
+    # in part they wait where nobody times it
+    assert found.others_wait_ms is None
+
+
+def test_wait_within_backward_names_nobody_where_nobody_is_slow() -> None:
+    for seed in range(60):
+        timings = hidden(noisy([0.0, 0.0], 60, seed))
+        found = find_stragglers(timings, WARMUP, waits_within=True)
+        assert (found.undecided, found.slow) == (None, [])
+
+
+def test_wait_within_backward_and_few_steps_decide_nothing() -> None:
+    timings = hidden(run(np.tile([OWN, OWN + 50], (31, 1))))
+    found = find_stragglers(timings, WARMUP, waits_within=True)
+    assert found.undecided == "7 steps are too few, 8 would do"
+    # all plain, as where no pass goes without communication
+    alone = timings.drop(columns="backward_compute_ms").assign(kind="plain")
+    found = find_stragglers(alone, WARMUP, waits_within=True)
+    assert found.undecided == "no step tells a rank's own work from communication"
+
+
 def test_wait_in_the_optimizer_counts() -> None:
     """Under zero1 ranks meet there too."""
     timings = run(np.tile([OWN, OWN + 50], (40, 1)))

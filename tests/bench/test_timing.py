@@ -67,9 +67,13 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         origin = provenance_of(world_size, num_steps=NUM_STEPS)
         (folder / "provenance.json").write_text(json.dumps(origin))
         rows = [step(n, rank) for n in range(NUM_STEPS) for rank in range(world_size)]
-        lines = [json.dumps(row) + "\n" for row in rows]
-        (folder / "timings.jsonl").write_text("".join(lines))
+        write_timings(folder, rows)
     return tmp_path
+
+
+def write_timings(folder: Path, rows: list[dict[str, Any]]) -> None:
+    lines = [json.dumps(row) + "\n" for row in rows]
+    (folder / "timings.jsonl").write_text("".join(lines))
 
 
 def test_no_step_of_the_warm_up_is_in_any_number(project: Path) -> None:
@@ -107,8 +111,7 @@ def test_clocks_of_several_hosts_are_not_compared(project: Path) -> None:
     rows = [step(n, rank) for n in range(NUM_STEPS) for rank in range(2)]
     for row in rows:
         row["last_bucket_at_ns"] += row["rank"] * 3600 * 10**9
-    lines = [json.dumps(row) + "\n" for row in rows]
-    (folder / "timings.jsonl").write_text("".join(lines))
+    write_timings(folder, rows)
     found = []
     for hosts in (1, 2):
         origin = provenance_of(2, num_steps=NUM_STEPS, num_hosts=hosts)
@@ -117,3 +120,23 @@ def test_clocks_of_several_hosts_are_not_compared(project: Path) -> None:
         told = json.loads((project / "metrics/timing.json").read_text())
         found.append([told["gloo-2"][key] for key in ("num_hosts", "skew_p50_ms")])
     assert found == [[1, pytest.approx(3.6e6, rel=1e-6)], [2, None]]
+
+
+def test_strategy_says_which_steps_tell_of_stragglers(project: Path) -> None:
+    """Under hierarchical only bracketed ones: 15, 19, 23, 27."""
+    folder, steps = project / "data/runs/gloo-2", []
+    rows = [step(n, rank) for n in range(NUM_STEPS) for rank in range(2)]
+    for row in rows:
+        if row["kind"] != "bracketed":
+            del row["backward_compute_ms"]
+    write_timings(folder, rows)
+    for sync in ("ddp", "hierarchical"):
+        origin = provenance_of(2, num_steps=NUM_STEPS, sync=sync)
+        (folder / "provenance.json").write_text(json.dumps(origin))
+        timing.main()
+        told = json.loads((project / "metrics/timing.json").read_text())
+        steps.append(told["gloo-2"]["stragglers"]["num_steps"])
+        undecided = told["gloo-2"]["stragglers"]["undecided"]
+    # without the hashed step 20 and the one after a checkpoint
+    assert steps == [16, 4]
+    assert undecided == "4 steps are too few, 8 would do"

@@ -11,6 +11,8 @@ import torch
 
 from minitrain.analysis.stragglers import find_stragglers
 from minitrain.core.errors import UserError
+from minitrain.sync.catalog import find_strategy
+from minitrain.sync.guarantees import Defaults
 from minitrain.testing.slowed import Delay, Join, cpu_quota, timed_run, why_no_quota
 from minitrain.testing.subjects import make_run
 from minitrain.testing.trial import run_ranks
@@ -42,6 +44,17 @@ def test_rank_that_is_slowed_a_lot_is_named(rank: int, is_busy: bool) -> None:
     assert found.slow[0].excess_ms > 15
     assert found.others_wait_ms is not None
     assert found.others_wait_ms > 15
+
+
+def test_slowed_rank_is_named_where_others_wait_in_the_hook() -> None:
+    """With several buckets, each of which the fast rank waits for before it goes on."""
+    sync, many = find_strategy("hierarchical"), Defaults(bucket_cap_mb=0.004)
+    run = replace(make_run(steps=80), hash_every=80, sync=sync, tuning=many)
+    rows = pd.DataFrame(timed_run(run, 2, Delay(1, 30), timeout_s=120))
+    assert find_stragglers(rows, 4).slow == []
+    found = find_stragglers(rows, 4, waits_within=sync.guarantees.waits_within)
+    assert [lag.rank for lag in found.slow] == [1]
+    assert found.slow[0].excess_ms > 15
 
 
 def test_slowed_rank_computes_the_same() -> None:
