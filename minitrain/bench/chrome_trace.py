@@ -23,8 +23,9 @@ LAST_GRADIENT = "last gradient"
 
 def chrome_trace(ranks: Sequence[TracedRank], about: Mapping[str, Any]) -> Trace:
     """One trace of all ``ranks``. ``about`` stands in it as ``otherData``, with the
-    bytes of all gradients, how far the offset between the clocks of each rank may be
-    wrong, and how many ops were left out.
+    bytes of all gradients, whether its all-reduces hold them all (``reduces``), how far
+    the offset between the clocks of each rank may be wrong, and how many ops were left
+    out.
     """
     spans = {one.rank: [*on_our_clock(one), *one.reductions] for one in ranks}
     start = min(span.begin_ns for found in spans.values() for span in found)
@@ -33,6 +34,7 @@ def chrome_trace(ranks: Sequence[TracedRank], about: Mapping[str, Any]) -> Trace
         events += _events_of(one.rank, spans[one.rank], one.last_gradients, start)
     own = {
         "gradient_bytes": ranks[0].gradient_bytes,
+        "reduces": ranks[0].reduces,
         "clock_within_us": {str(r.rank): r.offset.within_ns / 1000 for r in ranks},
         "ops_left_out": {str(r.rank): r.num_left_out for r in ranks},
     }

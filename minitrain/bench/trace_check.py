@@ -42,9 +42,11 @@ class TracedStep:
     def __str__(self) -> str:
         return f"rank {self.rank}, step {self.number}"
 
-    def problems(self, within_ns: int, gradient_bytes: int) -> Iterator[str]:
+    def problems(
+        self, within_ns: int, gradient_bytes: int, reduces: bool
+    ) -> Iterator[str]:
         """What is wrong with it, where the clocks of its rank may be ``within_ns`` of
-        what is said of them.
+        what is said of them, and it ``reduces`` all gradients, or may show none.
         """
         names = [phase["name"] for phase in self.phases]
         if not PHASES.fullmatch("".join(name[0] for name in names)):
@@ -62,7 +64,7 @@ class TracedStep:
                 by = f"{late / NS_PER_MS:.3f} ms after the optimizer began"
                 yield f"{self}: {one['name']} ends {by}"
         sent = sum(one["args"]["bytes"] for one in self.reductions.values())
-        if self.reductions and sent != gradient_bytes:
+        if (self.reductions or reduces) and sent != gradient_bytes:
             yield f"{self}: buckets of {sent} bytes, and gradients of {gradient_bytes}"
 
     def lasted_ms(self, phase: str) -> float:
@@ -115,8 +117,9 @@ def problems(trace: Trace) -> list[str]:
 
     It must be what viewers read, and its spans nest. Each step must have its phases in
     order, and all-reduces of all gradients between backward and the optimizer, as far
-    as the clocks are known. On no rank may a bucket be reduced before all have handed
-    it over, nor a step be over before all have begun it.
+    as the clocks are known; without any where none has times, as it says itself. On no
+    rank may a bucket be reduced before all have handed it over, nor a step be over
+    before all have begun it.
     """
     if found := [*_malformed(trace)]:
         return found
@@ -129,7 +132,7 @@ def problems(trace: Trace) -> list[str]:
         if within > WORST_CLOCK_NS:
             found.append(f"rank {rank}: clocks only known to {within / NS_PER_MS} ms")
         for step in steps.values():
-            found += step.problems(within, about["gradient_bytes"])
+            found += step.problems(within, about["gradient_bytes"], about["reduces"])
     return [*_across(trace), *found, *_too_early(ranks)]
 
 

@@ -45,11 +45,14 @@ class TracedRank:
     ``spans`` are in the profiler's time, to which ``offset`` must be added;
     ``reductions`` and ``last_gradients`` (by step: from then on nothing hides
     communication) in ``perf_counter_ns``. ``num_left_out`` ops were too short to be
-    shown. ``gradient_bytes`` is what all gradients of the model take.
+    shown. ``gradient_bytes`` is what all gradients of the model take; ``reduces``: each
+    of them is in an all-reduce of every step, by the strategy's word, and these have
+    times.
     """
 
     rank: int
     gradient_bytes: int
+    reduces: bool
     spans: list[Span]
     offset: Offset
     reductions: list[Span]
@@ -79,10 +82,12 @@ def trace_steps(
     # what ends on another thread than it began fits on the track of neither
     events = [event for event in profiler.events() or () if not event.is_async]
     spans = within_steps(spans_of(events))
+    promises = worker.sync.guarantees.promises
     long_enough = [span for span in spans if is_long(span, shortest_us)]
     return TracedRank(
         rank=worker.rank,
         gradient_bytes=num_bytes(trained(worker.model).values()),
+        reduces="reduced_once" in promises and worker.device.type == "cpu",
         spans=long_enough,
         offset=offset_of(readings_of(spans, observer.marks)),
         reductions=reductions_of(observer.buckets),

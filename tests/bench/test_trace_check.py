@@ -48,7 +48,8 @@ def hand_made(rank: int) -> TracedRank:
         second = BucketEvent(("a",), 70_000, ours + 55 * US, ours + 71 * US)
         buckets[step] = [first, second]
         last[step] = ours + LAST_GRADIENT * US
-    return TracedRank(rank, 100_000, spans, OFFSET, reductions_of(buckets), last, 3)
+    reductions = reductions_of(buckets)
+    return TracedRank(rank, 100_000, True, spans, OFFSET, reductions, last, 3)
 
 
 def span(kind: Any, name: str, begin_us: int, end_us: int) -> Span:
@@ -225,6 +226,22 @@ def test_a_fault_of_a_rank_is_seen(
     found = problems(trace_of([ranks[0], spoil(ranks[1])]))
     assert found
     assert found[0].startswith(expected)
+
+
+def test_all_reduces_that_are_gone_on_all_ranks_are_seen(ranks: Ranks) -> None:
+    gone = [without(rank, "all-reduce") for rank in ranks]
+    assert problems(trace_of(gone)) == [
+        f"rank {rank}, step {step}: buckets of 0 bytes, and gradients of 100000"
+        for rank in (0, 1)
+        for step in STEPS
+    ]
+    # as on a GPU, or under fsdp
+    untimed = [replace(rank, reduces=False) for rank in gone]
+    assert problems(trace_of(untimed)) == []
+    # but what is shown there is held to the same
+    some = [replace(without(r, "all-reduce bucket 2"), reduces=False) for r in ranks]
+    expected = "rank 0, step 5: buckets of 30000 bytes, and gradients of 100000"
+    assert problems(trace_of(some))[0] == expected
 
 
 def first(trace: Trace, kind: str) -> dict[str, Any]:

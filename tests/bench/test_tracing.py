@@ -107,6 +107,19 @@ def test_a_trace_is_right(run: Named) -> None:
 
 
 @each_run
+def test_a_trace_without_any_all_reduce_is_not(run: Named) -> None:
+    """On no rank, as if the hook of the strategy had never been called."""
+    name, traced = run
+    gone = [replace(rank, reductions=[]) for rank in traced.ranks]
+    found = problems(Traced(gone, traced.states).trace())
+    if name == "fsdp":
+        assert found == []
+        return
+    assert len(found) == 2 * COUNT
+    assert found[0].startswith(f"rank 0, step {FIRST}: buckets of 0 bytes, and")
+
+
+@each_run
 def test_tracing_changes_no_bits(run: Named) -> None:
     watched, alone = run[1].states
     assert watched.keys() == alone.keys()
