@@ -34,12 +34,18 @@ class Usage:
     switches: int
 
     @classmethod
-    def now(cls) -> Self:
-        """The readings at this moment."""
+    def now(cls, *, with_children: bool = False) -> Self:
+        """The readings at this moment; ``with_children``: own is also what the
+        processes used that this one has started and seen end.
+        """
         busy, steal = _cores_s()
-        at = time.perf_counter()
+        at, own = time.perf_counter(), time.process_time()
         switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
-        return cls(at, busy, steal, time.process_time(), switches)
+        if with_children:
+            ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+            own += ended.ru_utime + ended.ru_stime
+            switches += ended.ru_nivcsw
+        return cls(at, busy, steal, own, switches)
 
     def since(self, before: "Usage") -> "Usage":
         """What was used from ``before`` on; ``at_s`` is the time that passed."""

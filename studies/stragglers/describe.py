@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from minitrain.analysis.busy import why_busy
 from minitrain.core.errors import run_stage
 from minitrain.core.files import open_atomic, read_json
 from minitrain.core.provenance import measured_where
@@ -31,6 +32,8 @@ def main() -> None:
     rows = rows.fillna({"planted": "", "found": ""})
     origin, is_clean = read_json(STUDY / "machine.json"), rows["kind"] == "clean"
     parts = [measured_where(origin), table(TRIALS, trials(rows))]
+    if reason := why_busy(origin["load"], 0.0):
+        parts.insert(1, f"The machine was busy: {reason}. These trials judge nothing.")
     if origin["no_quota"]:
         parts.append(f"Nobody was held to a share of a core: {origin['no_quota']}.")
     parts.append(floors(rows[is_clean]))

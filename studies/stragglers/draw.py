@@ -5,8 +5,9 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.axes import Axes
 
+from minitrain.analysis.busy import why_busy
 from minitrain.core.errors import run_stage
-from minitrain.core.files import atomic_path
+from minitrain.core.files import atomic_path, read_json
 from minitrain.report.canvas import BLACK, BLUE, GRAY, GREEN, ORANGE, canvas, save
 from minitrain.report.numbers import percent
 
@@ -26,7 +27,8 @@ def main() -> None:
     table = pd.read_csv(STUDY / "results.csv", dtype={"planted": str, "found": str})
     table = table.fillna({"planted": "", "found": ""})
     table["look"] = table["kind"].where(table["kind"].isin([*LOOKS]), QUOTA)
-    figure, axes = canvas(4.0, headline(table), right=0.5)
+    busy = why_busy(read_json(STUDY / "machine.json")["load"], 0.0)
+    figure, axes = canvas(4.0, headline(table, busy), right=0.5)
     draw_found(axes, table)
     box = axes.get_position()
     beside = figure.add_axes((0.6, box.y0, 0.37, box.height))
@@ -35,7 +37,9 @@ def main() -> None:
         save(figure, path)
 
 
-def headline(table: pd.DataFrame) -> str:
+def headline(table: pd.DataFrame, busy: str | None) -> str:
+    if busy:
+        return f"The machine was busy, so no trial is judged: {busy}"
     right, slowed = table["found"] == table["planted"], table[table["kind"] != "clean"]
     looks = table["look"].replace({"sleep": "delayed", "busy": "delayed"})
     counts = {look: f"{own.sum()} of {len(own)}" for look, own in right.groupby(looks)}

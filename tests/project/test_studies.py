@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pandas as pd
 import pytest
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
@@ -14,8 +15,11 @@ from one_line import refusal
 from project import PARAMS_FILE, ROOT
 from ruamel.yaml import YAML
 
+from minitrain.analysis.busy import MAX_TAKEN
 from minitrain.bench.interleaved import load_interleaved
 from minitrain.core.errors import UserError
+from minitrain.core.files import write_json
+from minitrain.core.provenance import provenance
 from minitrain.core.schema import Section
 from minitrain.core.study import Interleaved, load_study
 
@@ -207,6 +211,44 @@ def test_zoo_is_drawn_though_bugs_leave_out_rungs(
     }
     draw.draw_matrix({"bugs": bugs, "clean": []})
     assert (tmp_path / "matrix.png").is_file()
+
+
+@pytest.mark.parametrize("others", [0.02, 0.4])
+def test_stragglers_judges_nothing_on_a_busy_machine(
+    others: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [
+        {"kind": kind, "planted": planted, "found": planted, "planted_ms": ms}
+        | dict.fromkeys(("excess_ms", "low_ms", "high_ms", "others_wait_ms"), ms)
+        | dict.fromkeys(("visible_ms", "step_ms", "slowest_law_ms"), 100 + ms)
+        | {"mean_law_ms": 100 + ms / 2}
+        for kind, planted, ms in (("clean", "", 0.0), ("sleep", "1", 30.0))
+    ]
+    pd.DataFrame(rows).to_csv(tmp_path / "results.csv", index=False)
+    load = {"others_share": others, "steal_share": 0.0}
+    origin = {"no_quota": "", "load": load, **provenance(tmp_path / "measure.py")}
+    write_json(tmp_path / "machine.json", origin)
+    study = ROOT / "studies/stragglers"
+    describe, draw = (load_script(study / f"{n}.py") for n in ("describe", "draw"))
+    titles, right = [], draw.canvas
+
+    def canvas(height: float, title: str, **rest: Any) -> Any:
+        titles.append(title)
+        return right(height, title, **rest)
+
+    monkeypatch.setattr(draw, "canvas", canvas)
+    for script in (describe, draw):
+        monkeypatch.setattr(script, "STUDY", tmp_path)
+        script.main()
+    assert (tmp_path / "stragglers.png").is_file()
+    told = (tmp_path / "table.md").read_text()
+    is_busy = others > MAX_TAKEN
+    judged = "others took 40 % of its cores. These trials judge nothing" not in told
+    assert judged is not is_busy
+    (title,) = titles
+    quiet = "A delayed rank is named in 1 of 1 trials"
+    busy = "The machine was busy, so no trial is judged: others took 40 % of its cores"
+    assert title.startswith(busy if is_busy else quiet)
 
 
 def stages_known_to_dvc(root: Path) -> set[str]:
