@@ -11,6 +11,7 @@ from arms import ONE_HOST, Arm
 from network_settings import Network
 from speeds import named, read
 
+from minitrain.analysis.cost_model import channel
 from minitrain.analysis.link_model import Network as Links
 from minitrain.analysis.link_model import network_of
 from minitrain.core.errors import run_stage
@@ -76,11 +77,11 @@ def rows(
 def expected_ms(
     arm: Arm, num_bytes: list[int], rate: str, links: Links | None
 ) -> float | None:
-    # alone on the link, one after the other: what is waited for is no part of it
+    # all at once, on a link that has rested: what is waited for is no part of it
     if links is None or arm.world_size == 1 or (rate != LOOPBACK and not links.cable):
         return None
-    link = links.link(rate)
-    return 1e3 * sum(link.seconds(size, arm.world_size) for size in num_bytes)
+    ready = [0.0] * len(num_bytes)
+    return 1e3 * channel(ready, num_bytes, links.link(rate), arm.world_size)
 
 
 if __name__ == "__main__":
