@@ -35,10 +35,9 @@ import numpy as np
 
 from minitrain.analysis.gpt_layers import (
     Bucket,
-    Layer,
     buckets,
     features,
-    gpt_layers,
+    layers_of,
     num_parameters,
     num_tensors,
 )
@@ -130,12 +129,6 @@ class Step(NamedTuple):
     def seconds(self) -> float:
         """All of it."""
         return float(sum(self))
-
-
-def layers_of(setting: Setting) -> list[Layer]:
-    """Those of the model, as backward goes through them."""
-    sizes = setting.n_layer, setting.n_embd, setting.block_size, setting.vocab_size
-    return gpt_layers(*sizes)
 
 
 def predict(setting: Setting, machine: Machine, link: Link | None = None) -> Step:

@@ -9,14 +9,13 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from minitrain.analysis.cost_model import (
-    Compute,
-    Machine,
-    Overheads,
+from minitrain.analysis.cost_model import Compute, Machine, Overheads, predict
+from minitrain.analysis.gpt_layers import (
+    features,
     layers_of,
-    predict,
+    num_parameters,
+    num_tensors,
 )
-from minitrain.analysis.gpt_layers import features, num_parameters, num_tensors
 from minitrain.analysis.least_squares import nonnegative
 from minitrain.analysis.link_model import Network
 from minitrain.core.errors import UserError

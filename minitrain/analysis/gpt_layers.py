@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from minitrain.analysis.least_squares import Array
+from minitrain.core.setting import Setting
 
 FLOAT_BYTES = 4
 MIB = 2**20
@@ -69,6 +70,12 @@ def gpt_layers(
     head = Layer((vocab_size * d,), 2 * vocab_size * d, 2 * vocab_size, 4)
     embedding = Layer((context * d, vocab_size * d), 0, 3 * d, 3)
     return [head, norm, *block * n_layer, embedding]
+
+
+def layers_of(setting: Setting) -> list[Layer]:
+    """Those of the model, as backward goes through them."""
+    sizes = setting.n_layer, setting.n_embd, setting.block_size, setting.vocab_size
+    return gpt_layers(*sizes)
 
 
 def features(layers: Sequence[Layer], tokens: float) -> Array:

@@ -93,7 +93,9 @@ def name_of(setting: Setting) -> str:
 
 
 def new_in(setting: Setting, fitted: Sequence[Setting]) -> list[str]:
-    """The FIELDS of ``setting`` that no setting of ``fitted`` has."""
+    """The FIELDS with an effect in ``setting`` that no setting of ``fitted`` has."""
+    if setting.sync == NO_SYNC:
+        setting = setting.silent
     return [
         name
         for name in FIELDS

@@ -4,14 +4,15 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from minitrain.analysis.distinct import repeated
 from minitrain.core.schema import Count, PositiveFloat, Problem, Section, Some
-from minitrain.core.setting import checked_link, new_in, setting_of
+from minitrain.core.setting import checked_link, name_of, new_in, setting_of
 from minitrain.core.study import Rounds, WorldSize
 
 # float32
 Bytes = Annotated[int, Field(ge=4, multiple_of=4)]
 Link = Annotated[str, AfterValidator(checked_link)]
-# what held-out settings must have that no fitted one has
+# of what held-out settings must have values that no fitted one has
 NEW = ("n_embd", "processes", "link")
 
 
@@ -78,12 +79,12 @@ class Prediction(Section):
 
     @model_validator(mode="after")
     def _holds_out_something_new(self) -> Self:
-        fitted = [setting_of(row) for row in self.fit]
-        new = {
-            name for row in self.held_out for name in new_in(setting_of(row), fitted)
-        }
-        for name in NEW:
-            if name not in new:
-                allowed = f"a list with a setting whose {name} no setting of fit has"
-                raise Problem("held_out", self.held_out, allowed)
+        fitted, held_out = (list(map(setting_of, x)) for x in (self.fit, self.held_out))
+        if found := repeated(fitted, held_out):
+            allowed = f"no repetition of {name_of(found[1])}"
+            raise Problem(f"held_out.{found[0]}", self.held_out[found[0]], allowed)
+        new = {name for setting in held_out for name in new_in(setting, fitted)}
+        for name in sorted({*NEW} - new):
+            allowed = f"a list with a setting whose {name} no setting of fit has"
+            raise Problem("held_out", self.held_out, allowed)
         return self

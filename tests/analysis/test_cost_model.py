@@ -21,7 +21,6 @@ from minitrain.analysis.cost_model import (
     Machine,
     Overheads,
     channel,
-    layers_of,
     predict,
     ready_at,
 )
@@ -31,6 +30,7 @@ from minitrain.analysis.gpt_layers import (
     buckets,
     features,
     gpt_layers,
+    layers_of,
     num_parameters,
     num_tensors,
 )

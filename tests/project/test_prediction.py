@@ -16,8 +16,10 @@ import pandas as pd
 import predict_steps
 import pytest
 import verify_crossovers
+from one_line import refusal
 from placed_arms import arm_of
 from planted import MACHINE, NETWORK, step_of
+from prediction_settings import Prediction
 from project import ROOT
 from rows import all_settings
 
@@ -106,7 +108,7 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def measured(folder: Path, law: Any = lambda _: 1.0, cables: bool = True) -> Any:
     """The study's settings, and what was measured of them, written to its files."""
-    settings = load_study(folder, draw_scale.Prediction)
+    settings = load_study(folder, Prediction)
     fitted, held_out = all_settings(settings)
     every = [s for s in (*fitted, *held_out) if cables or s.link == LOOPBACK]
     table, sums = turns(every, law, settings.steps_per_round), trials(settings)
@@ -160,8 +162,45 @@ def planted(arm: Any) -> Setting:
     )
 
 
+@pytest.mark.parametrize(
+    "twin",
+    [
+        "[none, 1, 4, 64, 8, 1, null, loopback]",
+        "[none, 1, 4, 64, 8, 1, 2, 3kbit]",
+        "[ddp, 2, 4, 128, 8, 1, null, 1000mbit]",
+        # the same buckets as with 0.1 MiB
+        "[ddp, 2, 4, 128, 8, 1, 0.11, loopback]",
+        # of one that is held out itself
+        "[ddp, 2, 4, 192, 6, 1, null, 1000mbit]",
+    ],
+)
+def test_what_was_seen_before_is_not_held_out(study: Path, twin: str) -> None:
+    path = study / "params.yaml"
+    text = path.read_text()
+    after = "  # All-reduces beside them"
+    path.write_text(text.replace(after, f"    - {twin}\n{after}"))
+    _, held_out = all_settings(load_study(ROOT / "studies/prediction", Prediction))
+    line = refusal(load_study, study, Prediction)
+    assert f"prediction.held_out.{len(held_out)} = [" in line
+    assert "must be no repetition of" in line
+
+
+def test_nothing_new_is_held_out_by_a_link_that_nothing_is_sent_over(
+    study: Path,
+) -> None:
+    path = study / "params.yaml"
+    before, after = path.read_text().split("  held_out:\n")
+    rows, rest = after.split("  # All-reduces beside them")
+    kept = [row for row in rows.splitlines() if "300mbit" not in row]
+    kept += ["    - [none, 1, 4, 96, 2, 1, null, 300mbit]", ""]
+    text = "\n".join(kept)
+    path.write_text(f"{before}  held_out:\n{text}  # All-reduces beside them{rest}")
+    line = refusal(load_study, study, Prediction)
+    assert "a setting whose link no setting of fit has" in line
+
+
 def test_arms_measure_their_settings(study: Path) -> None:
-    fitted, held_out = all_settings(load_study(study, draw_scale.Prediction))
+    fitted, held_out = all_settings(load_study(study, Prediction))
     for setting in (*fitted, *held_out):
         if setting.sync == NO_SYNC and setting.processes > 1:
             continue

@@ -1,0 +1,33 @@
+"""Which settings are the same but for what has no effect."""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+
+from minitrain.analysis.gpt_layers import buckets, layers_of
+from minitrain.core.rate import LOOPBACK, bytes_per_s
+from minitrain.core.setting import NO_SYNC, Setting
+
+
+def repeated(
+    fitted: Sequence[Setting], held_out: Sequence[Setting]
+) -> tuple[int, Setting] | None:
+    """The place of the first of ``held_out`` that is one before it once more, and that
+    one; None where all are distinct. Predicting it would be no test, or the same one.
+    """
+    seen = {essence(one): one for one in fitted}
+    for place, setting in enumerate(held_out):
+        if essence(setting) in seen:
+            return place, seen[essence(setting)]
+        seen[essence(setting)] = setting
+    return None
+
+
+def essence(setting: Setting) -> Hashable:
+    """What of ``setting`` has an effect: a link and a bucket cap have none without
+    synchronizing, and a cap none but by the buckets that it makes.
+    """
+    plain = replace(setting, bucket_cap_mb=None, link=LOOPBACK)
+    if setting.sync == NO_SYNC:
+        return plain
+    rate = None if setting.link == LOOPBACK else bytes_per_s(setting.link)
+    return plain, rate, tuple(buckets(layers_of(setting), setting.bucket_cap_mb))
