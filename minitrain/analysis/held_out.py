@@ -12,6 +12,8 @@ from minitrain.analysis.least_squares import Array
 
 # what a median and a 95 % quantile must not exceed, and what they must rest on
 MEDIAN, P95, LEAST_COUNT = 0.08, 0.20, 20
+# what a quantile of ratios must rest on
+LEAST_PAIRS = 8
 INTERVAL = (5, 95)
 SEED = 35000
 
@@ -44,10 +46,13 @@ def relative_errors(predicted: Sequence[float], measured: Sequence[float]) -> Ar
     return np.asarray(predicted, np.float64) / np.asarray(measured, np.float64) - 1
 
 
-def ratio_error(pairs: Sequence[tuple[float, float]]) -> float:
+def ratio_error(pairs: Sequence[tuple[float, float]]) -> float | None:
     """The 95 % quantile of how wrong predicted ratios are, as a difference of natural
-    logarithms. ``pairs`` are ratios of two settings: predicted, and measured.
+    logarithms; None where fewer than LEAST_PAIRS say nothing of it. ``pairs`` are
+    ratios of two settings that were both held out: predicted, and measured.
     """
+    if len(pairs) < LEAST_PAIRS:
+        return None
     logs = [abs(np.log(predicted / measured)) for predicted, measured in pairs]
     return float(np.quantile(logs, 0.95))
 

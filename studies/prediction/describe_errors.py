@@ -4,15 +4,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
-from paragraphs import all_reduces, claims, coefficients
+from crossings import claims, questions
+from judged import busy_meanwhile, errors_of, verdict
+from paragraphs import all_reduces, coefficients
 from rows import STUDY
 
-from minitrain.analysis.busy import why_busy
-from minitrain.analysis.held_out import Errors, errors
 from minitrain.core.errors import run_stage
 from minitrain.core.files import open_atomic, read_csv, read_json
 from minitrain.core.provenance import measured_where
-from minitrain.report.numbers import percent, plural
+from minitrain.report.numbers import percent
 
 # what is new in a held-out setting, in words
 NEW = {
@@ -35,32 +35,24 @@ def main() -> None:
 
 def page(origin: dict[str, Any], table: pd.DataFrame) -> Iterator[str]:
     yield measured_where(origin)
-    # no spread: what differs within an arm is in the medians of all of them
-    if reason := why_busy(origin["load"], 0.0):
-        yield f"The machine was busy: {reason}. These errors judge nothing."
     if origin["cables_left_out"]:
         yield f"Loopback alone: a cable {origin['cables_left_out']}."
     held_out = table[table["role"] != "fit"]
-    yield from ("", verdict(errors_of(held_out)), "", *by_novelty(table, held_out))
+    busy = busy_meanwhile(origin)
+    yield from (
+        "",
+        verdict(errors_of(held_out), busy),
+        "",
+        *by_novelty(table, held_out),
+    )
     yield from ("", "## Settings that were held out", "", *settings(held_out))
     found = read_json(STUDY / "fit.json")
     reductions = read_csv(STUDY / "reductions.csv", "role")
-    yield from ("", "## All-reduces", "", *all_reduces(reductions, found))
-    yield from ("", "## Crossovers", "", *claims(read_json(STUDY / "verified.json")))
+    yield from ("", "## All-reduces", "", *all_reduces(reductions, found, busy))
+    answers = read_json(STUDY / "crossovers.json")
+    yield from ("", "## Crossovers", "", *questions(answers))
+    yield from ("", *claims(read_json(STUDY / "verified.json")))
     yield from ("", "## Coefficients", "", *coefficients(found["coefficients"]))
-
-
-def errors_of(rows: pd.DataFrame) -> Errors:
-    return errors(list(rows["predicted_ms"]), list(rows["measured_ms"]))
-
-
-def verdict(found: Errors) -> str:
-    said = "is believed" if found.is_believed else "is not believed"
-    return (
-        f"The model {said}: over {plural(found.count, 'setting')} that it was not "
-        f"fitted on, the median error is {percent(found.median)} (wanted: at most 8 %) "
-        f"and the 95 % quantile {percent(found.p95)} (at most 20 %)."
-    )
 
 
 def by_novelty(table: pd.DataFrame, held_out: pd.DataFrame) -> Iterator[str]:

@@ -4,13 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from describe_errors import errors_of
+from judged import busy_meanwhile, errors_of, title
 from rows import STUDY
 
 from minitrain.core.errors import run_stage
 from minitrain.core.files import atomic_path, read_csv, read_json
 from minitrain.report.canvas import BLACK, BLUE, GRAY, GREEN, ORANGE, canvas, save
-from minitrain.report.numbers import percent, plural
 
 # a color and a shape for each kind of what was held out
 LOOKS = {
@@ -22,10 +21,12 @@ LOOKS = {
 
 def main() -> None:
     table = read_csv(STUDY / "predictions.csv", "role")
-    cores = read_json(STUDY / "machine.json")["machine"]["cores"]
+    origin = read_json(STUDY / "machine.json")
+    cores = origin["machine"]["cores"]
     table["kind"] = [kind(row, cores) for row in table.to_dict("records")]
+    found = errors_of(table[table["role"] != "fit"])
     with atomic_path(STUDY / "prediction.png") as path:
-        draw(table, path)
+        draw(table, title(found, busy_meanwhile(origin)), path)
 
 
 def kind(row: dict[Any, Any], cores: int) -> str:
@@ -34,14 +35,9 @@ def kind(row: dict[Any, Any], cores: int) -> str:
     return "loopback" if row["processes"] <= cores else "more processes than cores"
 
 
-def draw(table: pd.DataFrame, path: Path) -> None:
+def draw(table: pd.DataFrame, said: str, path: Path) -> None:
     held_out = table[table["role"] != "fit"]
-    found = errors_of(held_out)
-    title = (
-        f"Steps of {plural(found.count, 'setting')} never fitted: median error "
-        f"{percent(found.median)}, 95 % of them within {percent(found.p95)}"
-    )
-    figure, axes = canvas(4.6, title, right=0.97, head=0.15)
+    figure, axes = canvas(4.6, said, right=0.97, head=0.15)
     ends = [table["measured_ms"].min() / 1.2, table["measured_ms"].max() * 1.2]
     axes.plot(ends, ends, color=BLACK, linewidth=0.8)
     low, high = ([end * factor for end in ends] for factor in (0.8, 1.2))

@@ -2,17 +2,16 @@
 what is to be measured on either side.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import pandas as pd
 from fitted import machine_of
+from held_out_pairs import Pairs, pairs
 from prediction_settings import Asked, Prediction
-from rows import STUDY, all_settings
+from rows import STUDY, all_settings, is_cabled
 
 from minitrain.analysis.cost_model import Machine
 from minitrain.analysis.crossover import (
-    contenders,
     crossover,
     gain_of,
     sides,
@@ -23,7 +22,7 @@ from minitrain.analysis.link_model import Network, network_of
 from minitrain.core.errors import run_stage
 from minitrain.core.files import read_csv, read_json, write_json
 from minitrain.core.rate import LOOPBACK
-from minitrain.core.setting import NO_SYNC, Setting, name_of, setting_of
+from minitrain.core.setting import setting_of
 from minitrain.core.study import load_study
 
 
@@ -39,28 +38,24 @@ def main() -> None:
         cabled = asked.over == "mbit" or setting_of(asked.setting).link != LOOPBACK
         if network.cable is None and cabled:
             continue
-        error = ratio_error(ratios(asked, table, held_out))
-        answers.append(answer(asked, machine, network, error))
+        rests_on = pairs(asked.question, table, held_out)
+        answers.append(answer(asked, machine, network, rests_on))
     write_json(STUDY / "crossovers.json", answers)
 
 
-def ratios(
-    asked: Asked, table: pd.DataFrame, held_out: Sequence[Setting]
-) -> list[tuple[float, float]]:
-    # Settings that were held out, with what such a question compares them with.
-    pairs: dict[tuple[str, ...], tuple[float, float]] = {}
-    for setting in held_out:
-        names = tuple(map(name_of, contenders(asked.question, setting)))
-        if setting.sync != NO_SYNC and {*names} <= {*table.index}:
-            columns = table.loc[list(names), ["predicted_ms", "measured_ms"]]
-            ours, theirs = columns.to_numpy()
-            pairs[names] = theirs[0] / ours[0], theirs[1] / ours[1]
-    return [*pairs.values()]
-
-
 def answer(
-    asked: Asked, machine: Machine, network: Network, error: float
+    asked: Asked, machine: Machine, network: Network, rests_on: Pairs
 ) -> Mapping[str, Any]:
+    error = ratio_error([*rests_on.values()])
+    said = {
+        **asked.model_dump(mode="json"),
+        "pairs": len(rests_on),
+        "pairs_on_cables": sum(is_cabled(both[0]) for both in rests_on),
+        "error": error,
+    }
+    if error is None:
+        none = dict.fromkeys(("at", "low", "high"))
+        return {**said, "answer": "too few pairs", **none, "sides": {}}
     setting = setting_of(asked.setting)
 
     def gain(value: float) -> float:
@@ -71,8 +66,8 @@ def answer(
     found = crossover(gain, *ends, error)
     tried = sides(asked.over, gain, found, ends, error, setting.processes)
     return {
-        **asked.model_dump(mode="json"),
-        "error": error,
+        **said,
+        "answer": "crosses" if found else "crosses nowhere",
         "at": found and found.at,
         "low": found and found.low,
         "high": found and found.high,

@@ -1,21 +1,19 @@
-"""Parts of table.md: all-reduces, crossovers, coefficients."""
+"""Parts of table.md: all-reduces and coefficients."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
 
-from minitrain.analysis.busy import why_busy
-from minitrain.report.numbers import percent, plural
+from minitrain.report.numbers import percent
 
 # from here on a link must be right within so much
 LARGE_BYTES, WITHIN = 1e6, 0.10
-UNITS = {"batch": " samples", "width": "", "mbit": " Mbit/s"}
-ONES = {"processes": "several processes", "compression": "float16"}
-OTHERS = {"processes": "one", "compression": "float32"}
 
 
-def all_reduces(reductions: pd.DataFrame, found: dict[str, Any]) -> Iterator[str]:
+def all_reduces(
+    reductions: pd.DataFrame, found: dict[str, Any], busy: str | None
+) -> Iterator[str]:
     for number, line in enumerate(found["network"]["loopback"]["lines"]):
         begin = f"from {line['from_bytes']:,.0f} bytes on, " if number else ""
         per_message = f"{1e6 * line['alpha']:.0f} µs a message"
@@ -25,6 +23,7 @@ def all_reduces(reductions: pd.DataFrame, found: dict[str, Any]) -> Iterator[str
     if len(large):
         worst = float(large["error"].abs().max())
         verdict = "holds" if worst <= WITHIN else "does not hold"
+        verdict = "is not judged" if busy else verdict
         yield (
             f"- Cables: within 10 % for all-reduces of 1 MB and more {verdict}: the "
             f"worst of {len(large)} is {percent(worst)} off."
@@ -38,39 +37,6 @@ def all_reduces(reductions: pd.DataFrame, found: dict[str, Any]) -> Iterator[str
             f"| {row['link']} | {row['processes']} | {row['num_bytes']:,} | "
             f"{row['role']} | {' | '.join(times)} | {100 * row['error']:+.0f} % |"
         )
-
-
-def claims(verified: dict[str, Any]) -> Iterator[str]:
-    found = verified["claims"]
-    kept = sum(one["claim"] == "holds" for one in found)
-    yield f"{kept} of {plural(len(found), 'claim')} hold."
-    if reason := why_busy(verified["load"], 0.0):
-        yield f"The machine was busy: {reason}. That judges nothing."
-    yield ""
-    yield "| question | crosses at | unsure between | measured at | claim | ratio |  |"
-    yield "|---|---:|---:|---:|---|---:|---|"
-    for one in found:
-        unit = UNITS[one["over"]]
-        faster, slower = ONES[one["question"]], OTHERS[one["question"]]
-        if one["gain"] <= 0:
-            faster, slower = slower, faster
-        ratio = f"{one['ratio']:.2f} ({one['low_ratio']:.2f}-{one['high_ratio']:.2f})"
-        yield (
-            f"| {one['question']} over {one['over']} | {crossing(one, unit)} | "
-            f"{short(one['value'], unit)} | {faster} faster than {slower} | {ratio} | "
-            f"{one['claim']} |"
-        )
-
-
-def crossing(one: dict[str, Any], unit: str) -> str:
-    if one["at"] is None:
-        return "nowhere | "
-    unsure = f"{short(one['low'], unit)} to {short(one['high'], unit)}"
-    return f"{short(one['at'], unit)} | {unsure}"
-
-
-def short(value: float | None, unit: str) -> str:
-    return "beyond the range" if value is None else f"{value:.3g}{unit}"
 
 
 def coefficients(found: dict[str, Any]) -> Iterator[str]:

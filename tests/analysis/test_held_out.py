@@ -4,7 +4,13 @@ import math
 
 import pytest
 
-from minitrain.analysis.held_out import Errors, errors, intervals, ratio_error
+from minitrain.analysis.held_out import (
+    LEAST_PAIRS,
+    Errors,
+    errors,
+    intervals,
+    ratio_error,
+)
 
 
 def test_errors_by_hand() -> None:
@@ -33,8 +39,13 @@ def test_verdict_needs_few_errors_of_many_settings(
 
 def test_error_of_ratios_by_hand() -> None:
     # once twice as much as was measured, once half: both log 2
-    assert ratio_error([(4, 2), (1, 2)]) == pytest.approx(math.log(2))
-    assert ratio_error([(3, 3)]) == 0
+    assert ratio_error([(4, 2), (1, 2)] * 4) == pytest.approx(math.log(2))
+    assert ratio_error([(3, 3)] * 8) == 0
+
+
+def test_few_ratios_say_nothing() -> None:
+    assert ratio_error([(4, 2)] * (LEAST_PAIRS - 1)) is None
+    assert ratio_error([]) is None
 
 
 def test_interval_of_a_mean_by_hand() -> None:

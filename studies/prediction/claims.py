@@ -1,0 +1,69 @@
+"""What is claimed beside a crossover, how it is tried, and what it comes to."""
+
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+from placed_arms import arm_of
+
+from minitrain.analysis.busy import why_busy
+from minitrain.analysis.comparison import Rounds
+from minitrain.analysis.crossover import contenders, varied
+from minitrain.bench.placed import Placed
+from minitrain.core.setting import name_of, setting_of
+
+AGAIN = " again"
+# what a claim comes to, by the verdict on what was claimed to be faster
+HOLDS = {"faster": "holds", "slower": "refuted", "no difference seen": "undecided"}
+
+
+def claim(answer: dict[str, Any], side: str) -> dict[str, Any]:
+    there = answer["sides"][side]
+    setting = varied(setting_of(answer["setting"]), answer["over"], there["value"])
+    if answer["over"] == "mbit":
+        # as tc takes it
+        setting = replace(setting, link=f"{there['value']:.0f}mbit")
+    both = contenders(answer["question"], setting)
+    arms = [arm_of(one, name_of(one)) for one in both]
+    kept = {key: answer[key] for key in ("question", "over", "at", "low", "high")}
+    return {**kept, "side": side, **there, "arms": arms}
+
+
+def arms_of(sides: list[dict[str, Any]]) -> list[Placed]:
+    """What is compared, and for A/A what each question is about once more."""
+    arms = {arm.name: arm for one in sides for arm in one["arms"]}
+    for one in sides:
+        first = one["arms"][0]
+        arms[first.name + AGAIN] = replace(first, name=first.name + AGAIN)
+    return [*arms.values()]
+
+
+def judged(sides: list[dict[str, Any]], turns: pd.DataFrame, load: Any) -> Any:
+    """Each claim by all rounds, against the largest floor of all pairs of twins."""
+    if not sides:
+        return {"claims": [], "busy": None}
+    rows = turns[turns["rank"] == 0].assign(threads=1)
+    rows["world_size"] = rows["processes"]
+    names = [arm.name for arm in arms_of(sides)]
+    twins = [(name, name + AGAIN) for name in names if name + AGAIN in names]
+    rounds = Rounds(rows, names, twins, "verifying.csv")
+    busy = why_busy(load, rounds.spread())
+    return {"claims": [judge(one, rounds, busy) for one in sides], "busy": busy}
+
+
+def judge(one: dict[str, Any], rounds: Rounds, busy: str | None) -> dict[str, Any]:
+    first, second = (arm.name for arm in one["arms"])
+    claimed_first = one["gain"] > 0
+    pair = (first, second) if claimed_first else (second, first)
+    found = rounds.compare(*pair)
+    return {
+        **{key: value for key, value in one.items() if key != "arms"},
+        "faster": pair[0],
+        "than": pair[1],
+        "ratio": found.ratio,
+        "low_ratio": found.low,
+        "high_ratio": found.high,
+        "noise_floor": found.noise_floor,
+        "num_pairs": found.num_pairs,
+        "claim": "not judged" if busy else HOLDS[found.verdict],
+    }

@@ -1,0 +1,66 @@
+"""Parts of table.md: where one way overtakes another, and what was claimed of it."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from minitrain.analysis.held_out import LEAST_PAIRS
+from minitrain.report.numbers import percent, plural
+
+UNITS = {"batch": " samples", "width": "", "mbit": " Mbit/s"}
+ONES = {"processes": "several processes", "compression": "float16"}
+OTHERS = {"processes": "one", "compression": "float32"}
+
+
+def questions(answers: list[dict[str, Any]]) -> Iterator[str]:
+    yield (
+        "An answer is as wrong as ratios of two settings that were both held out: the "
+        f"95 % quantile over such pairs. {LEAST_PAIRS} are needed."
+    )
+    yield ""
+    yield "| question | pairs | on cables | wrong by | crosses at | unsure between |"
+    yield "|---|---:|---:|---:|---:|---:|"
+    for one in answers:
+        rests_on = f"{one['pairs']} | {one['pairs_on_cables']}"
+        found = " | ".join(crossing(one, UNITS[one["over"]]))
+        yield f"| {one['question']} over {one['over']} | {rests_on} | {found} |"
+
+
+def crossing(one: dict[str, Any], unit: str) -> list[str]:
+    if one["error"] is None:
+        return ["", one["answer"], ""]
+    wrong = percent(math.expm1(one["error"]))
+    if one["at"] is None:
+        return [wrong, "nowhere", ""]
+    unsure = f"{short(one['low'], unit)} to {short(one['high'], unit)}"
+    return [wrong, short(one["at"], unit), unsure]
+
+
+def claims(verified: dict[str, Any]) -> Iterator[str]:
+    found = verified["claims"]
+    if not found:
+        yield "Nothing is sure enough to be claimed."
+        return
+    if verified["busy"]:
+        yield f"No claim is judged: the machine was busy ({verified['busy']})."
+    else:
+        kept = sum(one["claim"] == "holds" for one in found)
+        yield f"{kept} of {plural(len(found), 'claim')} hold."
+    yield ""
+    yield "| question | measured at | claim | ratio | noise floor |  |"
+    yield "|---|---:|---|---:|---:|---|"
+    for one in found:
+        unit = UNITS[one["over"]]
+        faster, slower = ONES[one["question"]], OTHERS[one["question"]]
+        if one["gain"] <= 0:
+            faster, slower = slower, faster
+        ratio = f"{one['ratio']:.2f} ({one['low_ratio']:.2f}-{one['high_ratio']:.2f})"
+        yield (
+            f"| {one['question']} over {one['over']} | {short(one['value'], unit)} | "
+            f"{faster} faster than {slower} | {ratio} | "
+            f"{percent(one['noise_floor'])} | {one['claim']} |"
+        )
+
+
+def short(value: float | None, unit: str) -> str:
+    return "beyond the range" if value is None else f"{value:.3g}{unit}"
