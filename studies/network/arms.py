@@ -6,6 +6,9 @@ from typing import Any
 BATCH = 32
 # in the place of a link, for what trains on one host alone
 ONE_HOST = "one host"
+# A/A: an arm, and the same once more
+FOUR, AGAIN = "ddp, 2 hosts x 2", "ddp, 2 hosts x 2, again"
+HIERARCHICAL = "hierarchical, 2 hosts x 2"
 # whatever params.yaml says
 PLAIN = {
     "sync": "ddp",
@@ -56,8 +59,9 @@ ARMS = [
     Arm("ddp, accumulation of 4", changes=_accumulation(4)),
     Arm("ddp, accumulation of 8", changes=_accumulation(8)),
     Arm("invariant", changes={"sync": "invariant"}),
-    Arm("ddp, 2 hosts x 2", ranks_per_host=2),
-    Arm("hierarchical, 2 hosts x 2", 2, 2, {"sync": "hierarchical"}),
+    Arm(FOUR, ranks_per_host=2),
+    Arm(AGAIN, ranks_per_host=2),
+    Arm(HIERARCHICAL, 2, 2, {"sync": "hierarchical"}),
     Arm("invariant, 2 hosts x 2", 2, 2, {"sync": "invariant"}),
     Arm("ddp, 4 hosts", hosts=4),
 ]

@@ -7,10 +7,11 @@ from typing import Any
 from arms import ARMS, ONE_HOST, Arm
 from speeds import Speeds, read, stock_like
 
+from minitrain.analysis.busy import why_busy
 from minitrain.core.errors import run_stage
 from minitrain.core.files import open_atomic, read_json
 from minitrain.core.provenance import measured_where
-from minitrain.report.numbers import ms
+from minitrain.report.numbers import ms, percent
 
 STUDY = Path(__file__).resolve().parent
 
@@ -25,13 +26,23 @@ def main() -> None:
 def page(speeds: Speeds, bits: dict[str, Any], origin: Any) -> Iterator[str]:
     rounds = f"Medians of {speeds.num_rounds} rounds, with least and most."
     yield f"{measured_where(origin)} {rounds}"
+    busy = why_busy(origin["load"], speeds.spread())
+    yield ""
+    if busy:
+        yield f"No speed is judged, since the machine was busy ({busy})."
+    else:
+        yield (
+            f"Two arms that are the same were up to {percent(speeds.noise_floor())} "
+            "apart. What is not further from stock DDP in the median, or on both sides "
+            "of it, is no difference."
+        )
     for link in (ONE_HOST, *speeds.links):
         yield from ("", f"## {link}", "")
         yield "| arm | ranks | tokens/s | times stock DDP | step | all-reduce |"
         yield "|---|---:|---:|---:|---:|---:|"
         for arm in ARMS:
             if arm.goes_over(link):
-                yield f"| {' | '.join(cells(speeds, arm, link))} |"
+                yield f"| {' | '.join(cells(speeds, arm, link, busy))} |"
     yield from ("", "## Bits, over every link", "")
     yield "| arm | verdict | its replay | witness | every round | same on one host |"
     yield "|---|---|---|---|---|---|"
@@ -39,16 +50,26 @@ def page(speeds: Speeds, bits: dict[str, Any], origin: Any) -> Iterator[str]:
         yield f"| {' | '.join(kept(arm, bits[arm.name]))} |"
 
 
-def cells(speeds: Speeds, arm: Arm, link: str) -> list[str]:
-    stock = stock_like(arm)
+def cells(speeds: Speeds, arm: Arm, link: str, busy: str | None) -> list[str]:
     return [
         arm.name,
         str(arm.world_size),
         f"{speeds.median(arm, link):,.0f}",
-        "" if stock is None else str(speeds.ratio(arm, stock, link)),
+        against_stock(speeds, arm, link, busy),
         ms(speeds.median(arm, link, "step_mean_ms")),
         ms(speeds.median(arm, link, "allreduce_p50_ms")),
     ]
+
+
+def against_stock(speeds: Speeds, arm: Arm, link: str, busy: str | None) -> str:
+    stock = stock_like(arm)
+    if stock is None:
+        return ""
+    ratio = speeds.ratio(arm, stock, link)
+    if busy:
+        return f"{ratio}, not judged"
+    differs = ratio.differs(speeds.noise_floor())
+    return str(ratio) if differs else f"{ratio}, no difference seen"
 
 
 def kept(arm: Arm, found: dict[str, Any]) -> list[str]:

@@ -11,10 +11,12 @@ from typing import Any
 
 import pandas as pd
 from arms import ARMS, ONE_HOST, PLAIN
+from children import usage_with_children
 from copies_of_hosts import ROOT, begin, make_project
 from machines import held_to, result, train
 from network_settings import Network
 
+from minitrain.bench.load import load_of
 from minitrain.core.errors import EvidenceError, run_stage
 from minitrain.core.files import open_atomic, write_json
 from minitrain.core.params import load_params
@@ -35,6 +37,7 @@ def main() -> None:
         turns = [turn for turn in every if turn[2].goes_over(turn[1])]
         rows: list[dict[str, Any]] = []
         bits: dict[str, dict[str, Any]] = {}
+        before = usage_with_children()
         for number, link, arm in progress(turns, "network", total=len(turns)):
             used = folders[: arm.hosts]
             begin(used, arm.settings)
@@ -43,15 +46,15 @@ def main() -> None:
             if arm.name not in bits:
                 bits[arm.name] = held_to(used[0], arm, found["state_sha256"])
             if found["state_sha256"] != bits[arm.name]["state_sha256"]:
-                raise EvidenceError(
-                    f"{arm.name}: other bits over {link}, round {number}"
-                )
+                where = f"over {link}, round {number}"
+                raise EvidenceError(f"{arm.name}: other bits {where}")
             del found["state_sha256"]
             rows.append({"round": number, "link": link, "arm": arm.name, **found})
+        load = load_of([usage_with_children().since(before)])
     with open_atomic(STUDY / "runs.csv") as file:
         pd.DataFrame(rows).to_csv(file, index=False)
     write_json(STUDY / "bits.json", {"arms": bits})
-    write_json(STUDY / "machine.json", origin(study))
+    write_json(STUDY / "machine.json", {**origin(study), "load": load})
 
 
 def make_hosts(inside: Path, study: Network) -> Iterator[Path]:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from arms import ARMS, ONE_HOST, Arm
+from arms import AGAIN, ARMS, FOUR, ONE_HOST, Arm
 
 STUDY = Path(__file__).resolve().parent
 
@@ -19,6 +19,11 @@ class Ratio(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.median:.2f} ({self.low:.2f} to {self.high:.2f})"
+
+    def differs(self, floor: float) -> bool:
+        """Whether all rounds lie on one side of 1, and the median beyond ``floor``."""
+        beyond = max(self.median, 1 / self.median) - 1 > floor
+        return beyond and (self.low > 1 or self.high < 1)
 
 
 class Speeds:
@@ -40,10 +45,24 @@ class Speeds:
         """Over all rounds."""
         return float(self.of(arm, link, column).median())
 
-    def ratio(self, arm: Arm, other: Arm, link: str) -> Ratio:
-        """Speed of ``arm`` as a multiple of the ``other``'s."""
-        found = (self.of(arm, link) / self.of(other, link)).to_numpy()
+    def ratio(self, arm: Arm, other: Arm, link: str, over: str | None = None) -> Ratio:
+        """Speed of ``arm`` as a multiple of the ``other``'s, which may be ``over``
+        another link.
+        """
+        found = (self.of(arm, link) / self.of(other, over or link)).to_numpy()
         return Ratio(float(np.median(found)), float(found.min()), float(found.max()))
+
+    def noise_floor(self) -> float:
+        """How far the speeds of two arms that are the same lay apart, as a share of
+        the slower: the most of any round over any link.
+        """
+        ratios = [self.ratio(named(AGAIN), named(FOUR), link) for link in self.links]
+        return max(max(one.high, 1 / one.low) for one in ratios) - 1
+
+    def spread(self) -> float:
+        """How far rounds of one arm over one link lie apart: the median over them."""
+        speeds = self._rows.groupby(["arm", "link"])["tokens_per_s"]
+        return float((speeds.max() / speeds.min() - 1).median())
 
 
 def read() -> Speeds:

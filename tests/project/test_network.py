@@ -1,11 +1,29 @@
 """The study `network` by hand: what it expects, and what it makes of its runs."""
 
+import json
+import math
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+
+import describe_links
+import draw_links
+import measure_links
+import pandas as pd
 import pytest
-from speeds import named
+from arms import AGAIN, ARMS, FOUR, HIERARCHICAL, ONE_HOST
+from children import usage_with_children
+from network_settings import Network as Settings
+from project import ROOT
+from speeds import Ratio, Speeds, named
 from tabulate_hosts import expected_ms
 
 from minitrain.analysis.link_model import Link, Network, Shaped
+from minitrain.bench.load import Usage
+from minitrain.core.provenance import usable_cores
 from minitrain.core.rate import LOOPBACK
+from minitrain.core.study import load_study
 
 # no headers, no latency of frames: at 8 Mbit/s a byte takes a microsecond
 CABLE = Shaped(alpha=1e-3, frame_bytes=0, overhead=1.0, burst_bytes=40_000)
@@ -27,3 +45,193 @@ def test_nothing_is_expected_of_a_link_that_was_not_fitted() -> None:
     assert expected_ms(named("ddp"), [60_000], "8mbit", None) is None
     assert expected_ms(named("ddp"), [60_000], "8mbit", Network(Link.of(0, 1))) is None
     assert expected_ms(named("one process"), [60_000], LOOPBACK, LINKS) is None
+
+
+ROUNDS, SLOW, FAST = range(3), "100 Mbit/s", "unshaped"
+BUSY = "others took 34 % of its cores"
+
+
+def speeds(factors: dict[str, tuple[float, ...]], slow: float = 0.5) -> Speeds:
+    """Every arm does 1000 tokens a second, ``slow`` times that over the slow link, and
+    in each round ``factors`` times that.
+    """
+    rows = [
+        {
+            "round": number,
+            "link": link,
+            "arm": arm.name,
+            "tokens_per_s": 1000.0
+            * (slow if link == SLOW else 1)
+            * factors.get(arm.name, (1, 1, 1))[number],
+            "step_mean_ms": 30.0,
+            "allreduce_p50_ms": 3.0,
+        }
+        for number, link, arm in product(ROUNDS, (ONE_HOST, FAST, SLOW), ARMS)
+        if arm.goes_over(link)
+    ]
+    return Speeds(pd.DataFrame(rows))
+
+
+def test_noise_floor_is_the_most_that_twins_were_apart() -> None:
+    # 4 % faster, and in another round 1 / 1.25 times as fast: 25 % apart
+    found = speeds({AGAIN: (1.0, 1.04, 0.8)})
+    assert found.noise_floor() == pytest.approx(0.25)
+    assert speeds({AGAIN: (1.0, 1.04, 0.99)}).noise_floor() == pytest.approx(0.04)
+
+
+def test_twins_are_trained_alike() -> None:
+    first, again = named(FOUR), named(AGAIN)
+    assert (first.hosts, first.ranks_per_host) == (2, 2)
+    assert (again.hosts, again.ranks_per_host) == (2, 2)
+    assert first.settings == again.settings
+
+
+@pytest.mark.parametrize(
+    ("ratio", "differs"),
+    [
+        (Ratio(1.2, 1.1, 1.3), True),
+        (Ratio(0.8, 0.7, 0.9), True),
+        # not further than twins are
+        (Ratio(1.08, 1.05, 1.3), False),
+        (Ratio(0.93, 0.9, 0.99), False),
+        # a round that says the opposite
+        (Ratio(1.2, 0.99, 1.3), False),
+        (Ratio(0.8, 0.7, 1.01), False),
+    ],
+)
+def test_what_differs(ratio: Ratio, differs: bool) -> None:
+    assert ratio.differs(0.1) is differs
+
+
+def test_table_says_what_is_no_difference() -> None:
+    factors = {HIERARCHICAL: (1.4, 1.5, 1.3), "flat": (1.05, 1.06, 1.07)}
+    found = speeds({AGAIN: (1, 1.1, 1), **factors})
+
+    def said(name: str, busy: str | None = None) -> str:
+        return describe_links.against_stock(found, named(name), SLOW, busy)
+
+    assert said(HIERARCHICAL) == "1.40 (1.30 to 1.50)"
+    assert said("flat") == "1.06 (1.05 to 1.07), no difference seen"
+    assert said(AGAIN).endswith("no difference seen")
+    assert said(HIERARCHICAL, BUSY) == "1.40 (1.30 to 1.50), not judged"
+    assert said("ddp") == ""
+
+
+ORIGIN = {
+    "measured_at": "2030-01-01T00:00:00+00:00",
+    "code_sha256": "0" * 64,
+    "machine": {"cpu": "planted", "gpu": None, "cores": 2, "torch": "2.13.0+cpu"},
+}
+
+
+@pytest.mark.parametrize(
+    ("others", "expected"),
+    [
+        (0.01, "Two arms that are the same were up to 25.0 % apart."),
+        (0.34, f"No speed is judged, since the machine was busy ({BUSY})."),
+    ],
+)
+def test_page_says_by_what_it_judges(others: float, expected: str) -> None:
+    rungs = {"replay": "equal", "witness": "equal"}
+    one = {"rungs": rungs, "verdict": "proven", "same_on_one_host": True}
+    origin = {**ORIGIN, "load": {"others_share": others, "steal_share": 0.0}}
+    found, bits = speeds({AGAIN: (1, 1, 0.8)}), {arm.name: one for arm in ARMS}
+    page = "\n".join(describe_links.page(found, bits, origin))
+    assert expected in page
+    assert ("not judged" in page) is (others > 0.1)
+    assert ("no difference seen" in page) is (others < 0.1)
+
+
+@pytest.mark.parametrize(
+    ("factors", "slow", "busy", "expected"),
+    [
+        (
+            {HIERARCHICAL: (1.4, 1.5, 1.3)},
+            0.5,
+            None,
+            "Over 100 Mbit/s stock DDP keeps 50 % of its unshaped speed; adding inside "
+            "a host first makes it 1.40 times as fast",
+        ),
+        (
+            {AGAIN: (1, 1.6, 1), HIERARCHICAL: (1.4, 1.5, 1.3)},
+            0.7,
+            None,
+            "Stock DDP: no difference seen between 100 Mbit/s and unshaped; adding "
+            "inside a host first makes no difference that is seen",
+        ),
+        (
+            {HIERARCHICAL: (1.4, 1.5, 1.3)},
+            0.5,
+            BUSY,
+            f"Speeds over 2 links: not judged, since the machine was busy ({BUSY})",
+        ),
+    ],
+)
+def test_title(
+    factors: dict[str, tuple[float, ...]],
+    slow: float,
+    busy: str | None,
+    expected: str,
+) -> None:
+    title = draw_links.title(speeds(factors, slow), busy)
+    assert title == expected
+    # two lines of the picture
+    assert math.ceil(len(title) / 72) <= 2
+
+
+def test_picture_of_a_busy_machine_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its title says is made of the load that was measured."""
+    load = {"others_share": 0.3, "steal_share": 0.04}
+    (tmp_path / "machine.json").write_text(json.dumps({"load": load}))
+    titles: list[str | None] = []
+    monkeypatch.setattr(draw_links, "STUDY", tmp_path)
+    monkeypatch.setattr(draw_links, "read", lambda: speeds({}))
+    monkeypatch.setattr(
+        draw_links, "title", lambda _, busy: titles.append(busy) or "a title"
+    )
+    draw_links.main()
+    assert titles == [BUSY]
+    assert (tmp_path / "network.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_load_is_that_of_the_trainings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Readings before the first training and after the last, and what they make."""
+    monkeypatch.setattr(measure_links, "STUDY", tmp_path)
+    settings = load_study(ROOT / "studies/network", Settings)
+    monkeypatch.setattr(measure_links, "load_study", lambda *_: settings)
+    monkeypatch.setattr(measure_links, "make_hosts", lambda *_: [tmp_path] * 4)
+    found = {"state_sha256": "0" * 64, "tokens_per_s": 1.0}
+    seen: list[str] = []
+    monkeypatch.setattr(measure_links, "begin", lambda *_: None)
+    monkeypatch.setattr(measure_links, "train", lambda *_: seen.append("train"))
+    monkeypatch.setattr(measure_links, "result", lambda *_: dict(found))
+    monkeypatch.setattr(measure_links, "held_to", lambda *_: found)
+
+    def reading() -> Usage:
+        seen.append("reading")
+        # in 10 s two cores computed 8 s, of which the trainings 5
+        last = len(seen) > 1
+        return Usage(10.0, 8.0, 1.0, 5.0, 3) if last else Usage(0, 0, 0, 0, 0)
+
+    monkeypatch.setattr(measure_links, "usage_with_children", reading)
+    measure_links.main()
+    assert seen[0] == seen[-1] == "reading"
+    assert set(seen[1:-1]) == {"train"}
+    assert len(pd.read_csv(tmp_path / "runs.csv")) == len(seen) - 2
+    load = json.loads((tmp_path / "machine.json").read_text())["load"]
+    assert load["others_share"] == pytest.approx(3 / (10 * usable_cores()))
+
+
+def test_children_that_have_ended_are_not_others() -> None:
+    """A child of a child computes for half a second of its own time."""
+    burn = "import time\nwhile time.process_time() < 0.5: pass"
+    inner = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {burn!r}])"
+    before = usage_with_children()
+    subprocess.run([sys.executable, "-c", inner], check=True)
+    used = usage_with_children().since(before)
+    assert used.own_s >= 0.5
+    assert used.own_s < 3
