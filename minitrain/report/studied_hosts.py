@@ -5,6 +5,7 @@ from typing import Any
 
 import pandas as pd
 
+from minitrain.analysis.busy import why_busy
 from minitrain.report.numbers import ms, percent, plural, thousands
 from minitrain.report.render import table
 from minitrain.report.results import Results, num_hosts
@@ -31,27 +32,27 @@ def studied_hosts(results: Results) -> dict[str, Any]:
     if why := studied.foreign(results.provenance[results.largest]):
         return {"foreign": why}
     found = studied.table
+    busy = why_busy(studied.origin["provenance"].get("load"), 0.0)
     rows = [*map(_cells, found.to_dict("records")), *_on_gpus(results)]
     return {
         "foreign": None,
-        "outcome": _outcome(found[found["hosts"] > 1]),
+        "outcome": _outcome(found[found["hosts"] > 1], busy),
         "table": table(COLUMNS, rows),
         "on_gpus": any(run.startswith("nccl-") for run in results.timing),
         "made_by": " ".join(made_by(studied)),
     }
 
 
-def _outcome(far: pd.DataFrame) -> str:
-    same, speed = (
-        int(far["same_on_one_host"].sum()),
-        far.set_index("link")["tokens_per_s"],
-    )
+def _outcome(far: pd.DataFrame, busy: str | None) -> str:
+    same = int(far["same_on_one_host"].sum())
+    links = plural(len(far), "link")
+    bits = f"{same} of {links} between two hosts gave the bits of one host."
+    if busy:
+        return f"{bits} No speed is judged, since the machine was busy ({busy})."
+    speed = far.set_index("link")["tokens_per_s"]
     slowest, fastest = speed.idxmin(), speed.idxmax()
-    return (
-        f"{same} of {plural(len(far), 'link')} between two hosts gave the bits of one "
-        f"host. Over {slowest} training ran at {percent(speed.min() / speed.max())} of "
-        f"its speed over {fastest}."
-    )
+    kept = percent(speed.min() / speed.max())
+    return f"{bits} Over {slowest} training ran at {kept} of its speed over {fastest}."
 
 
 def _cells(row: Mapping[Any, Any]) -> list[str]:

@@ -1,5 +1,6 @@
 """The table of two hosts: what ran where, what was expected, and which bits it had."""
 
+from dataclasses import replace
 from typing import Any
 
 from report_inputs import HOSTS, MODEL, provenance_of, results, studied, timing_of
@@ -53,6 +54,16 @@ def test_other_bits_are_named() -> None:
     said = studied_hosts(results([2], studied_hosts=studied(table=table)))
     assert said["outcome"].startswith("1 of 2 links between two hosts gave the bits")
     assert rows(said)[-1][-1] == "proven, not those of one host"
+
+
+def test_busy_machine_judges_no_link() -> None:
+    found = studied(table=HOSTS)
+    made = {**found.origin["provenance"], "load": {"others_share": 0.3}}
+    busy = replace(found, origin={**found.origin, "provenance": made})
+    assert studied_hosts(results([2], studied_hosts=busy))["outcome"] == (
+        "2 of 2 links between two hosts gave the bits of one host. No speed is judged, "
+        "since the machine was busy (others took 30 % of its cores)."
+    )
 
 
 def test_all_reduce_without_an_expectation() -> None:
