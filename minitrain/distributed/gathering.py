@@ -1,17 +1,12 @@
 """Hosts come together before anything is started on them, and tell each other why a
 run failed.
-
-The first host serves a store on one address, that of ``--rdzv-endpoint``: torch's own
-server listens on every interface unless it is handed a socket. Nobody who reaches that
-address is asked who they are.
 """
 
 import json
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -20,10 +15,10 @@ import torch.distributed as dist
 from minitrain.core.errors import UserError, describe_os_error
 from minitrain.distributed.causes import as_plain, from_plain, order, with_silent
 from minitrain.distributed.hosts import Hosts
-from minitrain.distributed.meeting import store_at
-from minitrain.distributed.torch_private import Store, TCPStore
+from minitrain.distributed.interfaces import family_of
+from minitrain.distributed.meeting_point import POLL_S, find, serve
+from minitrain.distributed.torch_private import Store
 
-POLL_S = 0.2
 GAVE_UP = "gave up"
 # to the address of a host that is there
 REACH_S = 5.0
@@ -133,8 +128,9 @@ class Gathering:
 
     def meet(self) -> None:
         """Wait for all hosts, and see that each can reach the others."""
-        host, family = self.hosts.interface.address, _family(self.hosts.address)
-        with socket.create_server((host, 0), family=family) as door:
+        host = self.hosts.interface.address
+        # gloo's own address, which may be of another family than the endpoint
+        with socket.create_server((host, 0), family=family_of(host)) as door:
             port = int(door.getsockname()[1])
             number = self._seat()
             mine = Known(number, socket.gethostname(), host, port)
@@ -220,7 +216,7 @@ def gathered(hosts: Hosts, timeout_s: float) -> Iterator[Gathering]:
 
     Raises UserError where a host does not come, or does not reach another.
     """
-    store = _serve(hosts, timeout_s) if hosts.is_first else _connect(hosts, timeout_s)
+    store = serve(hosts, timeout_s) if hosts.is_first else find(hosts, timeout_s)
     gathering = Gathering(hosts, store, timeout_s)
     try:
         gathering.meet()
@@ -234,50 +230,6 @@ def gathered(hosts: Hosts, timeout_s: float) -> Iterator[Gathering]:
         gathering.leave()
 
 
-def _serve(hosts: Hosts, timeout_s: float) -> Store:
-    place = hosts.address, hosts.port
-    try:
-        door = socket.create_server(place, family=_family(hosts.address), backlog=128)
-    except OSError as error:
-        raise UserError(
-            f"--rdzv-endpoint: {hosts.endpoint}: {error.strerror}; where several hosts "
-            "of a run share an address, --node-rank tells them apart"
-        ) from None
-    _say(f"waiting at {hosts.endpoint} for {hosts.count - 1} more")
-    return TCPStore(
-        *place,
-        is_master=True,
-        wait_for_workers=False,
-        timeout=timedelta(seconds=timeout_s),
-        # the store closes it
-        master_listen_fd=door.detach(),
-    )
-
-
-def _connect(hosts: Hosts, timeout_s: float) -> Store:
-    _say(f"waiting for the first host, at {hosts.endpoint}")
-    _until_open(hosts, time.monotonic() + timeout_s, timeout_s)
-    return store_at(hosts.address, hosts.port, timedelta(seconds=timeout_s))
-
-
-def _until_open(hosts: Hosts, deadline: float, timeout_s: float) -> None:
-    """Torch would print a warning each time that nobody listens yet."""
-    while True:
-        left = deadline - time.monotonic()
-        try:
-            place = hosts.address, hosts.port
-            with closing(socket.create_connection(place, max(0.1, left))):
-                return
-        except OSError as error:
-            if left < POLL_S:
-                raise UserError(
-                    f"--rdzv-endpoint: {hosts.endpoint}: no answer within "
-                    f"{timeout_s:g} s ({error.strerror or error}): the first host does "
-                    "not listen there, or a firewall is between"
-                ) from None
-        time.sleep(POLL_S)
-
-
 def _seat_of(number: int) -> str:
     return f"host {number}"
 
@@ -288,11 +240,3 @@ def _reached(number: int) -> str:
 
 def _left(number: int) -> str:
     return f"left {number}"
-
-
-def _family(address: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in address else socket.AF_INET
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

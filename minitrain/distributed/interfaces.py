@@ -56,8 +56,7 @@ def interface_towards(address: str) -> Interface:
 
     Raises UserError where there is no route.
     """
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+    with socket.socket(family_of(address), socket.SOCK_DGRAM) as probe:
         try:
             # of a datagram socket it sends nothing; the kernel picks the route
             probe.connect((address, 9))
@@ -67,6 +66,11 @@ def interface_towards(address: str) -> Interface:
             ) from None
         own = probe.getsockname()[0]
     return next(one for one in own_interfaces() if one.address == own)
+
+
+def family_of(address: str) -> socket.AddressFamily:
+    """IPv4 or IPv6."""
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def is_own(address: str) -> bool:
