@@ -16,10 +16,10 @@ from minitrain.core.errors import UserError, describe_os_error
 from minitrain.distributed.causes import as_plain, from_plain, order, with_silent
 from minitrain.distributed.hosts import Hosts
 from minitrain.distributed.interfaces import family_of
-from minitrain.distributed.meeting_point import POLL_S, find, serve
+from minitrain.distributed.meeting_point import POLL_S, find, no_run, serve
 from minitrain.distributed.torch_private import Store
 
-GAVE_UP = "gave up"
+GAVE_UP, SAME = "gave up", "same"
 # to the address of a host that is there
 REACH_S = 5.0
 # for other hosts to say why their ranks ended: a rank that is told to end has 3
@@ -43,8 +43,12 @@ class Known(NamedTuple):
 class Gathering:
     """The hosts of a run, all of them there and able to reach each other."""
 
-    def __init__(self, hosts: Hosts, store: Store, timeout_s: float) -> None:
+    def __init__(
+        self, hosts: Hosts, store: Store, timeout_s: float, world_size: int
+    ) -> None:
         self.hosts, self.store, self.timeout_s = hosts, store, timeout_s
+        # what is typed on each host
+        self._same = {"--nnodes": hosts.count, "--world-size": world_size}
         self.everyone: list[Known] = []
         self.number: int | None = None
         self.attempt = 0
@@ -132,8 +136,10 @@ class Gathering:
         # gloo's own address, which may be of another family than the endpoint
         with socket.create_server((host, 0), family=family_of(host)) as door:
             port = int(door.getsockname()[1])
-            number = self._seat()
+            number = self._own_number()
             mine = Known(number, socket.gethostname(), host, port)
+            self._compare(mine)
+            self._sit(number)
             self.store.set(_seat_of(number), json.dumps(mine))
             self.number = number
             self.everyone = [mine, *self._wait_for_others(number)]
@@ -144,18 +150,38 @@ class Gathering:
         if failed := list(filter(None, lines)):
             raise UserError(failed[0])
 
-    def _seat(self) -> int:
+    def _own_number(self) -> int:
         """The number of this host: as it was told, 0 for the first, or as they come."""
-        hosts = self.hosts
-        number = hosts.number
+        number = self.hosts.number
         if number is None:
-            number = 0 if hosts.is_first else self.store.add("came", 1)
+            number = 0 if self.hosts.is_first else self.store.add("came", 1)
+        return number
+
+    def _compare(self, mine: Known) -> None:
+        """Raise UserError, here and on the hosts that wait, where the first host was
+        told another size of the run.
+        """
+        if self.hosts.is_first:
+            self.store.set(SAME, json.dumps([str(mine), self._same]))
+            return
+        try:
+            first, there = json.loads(self.store.get(SAME))
+        except dist.DistError:
+            # a store, as of another torchrun
+            raise no_run(self.hosts) from None
+        for option, value in self._same.items():
+            if value != there[option]:
+                line = f"{option} = {value} on {mine}, but {there[option]} on {first}"
+                self.store.set(GAVE_UP, line)
+                raise UserError(line)
+
+    def _sit(self, number: int) -> None:
+        hosts = self.hosts
         if number >= hosts.count or self.store.add(f"sits {number}", 1) > 1:
             raise UserError(
                 f"{hosts.endpoint}: all {hosts.count} hosts of the run are there, and "
                 "this is one more"
             )
-        return number
 
     def _wait_for_others(self, own: int) -> list[Known]:
         missing = [n for n in range(self.hosts.count) if n != own]
@@ -211,13 +237,14 @@ class Gathering:
 
 
 @contextmanager
-def gathered(hosts: Hosts, timeout_s: float) -> Iterator[Gathering]:
+def gathered(hosts: Hosts, timeout_s: float, world_size: int) -> Iterator[Gathering]:
     """All ``hosts``, as soon as they are there; it waits ``timeout_s`` at most.
 
-    Raises UserError where a host does not come, or does not reach another.
+    Raises UserError where a host does not come, was told that the run has other than
+    ``world_size`` ranks, or does not reach another.
     """
     store = serve(hosts, timeout_s) if hosts.is_first else find(hosts, timeout_s)
-    gathering = Gathering(hosts, store, timeout_s)
+    gathering = Gathering(hosts, store, timeout_s, world_size)
     try:
         gathering.meet()
         yield gathering

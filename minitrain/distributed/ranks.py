@@ -61,7 +61,7 @@ def run_as_ranks(
         raise UserError("--nnodes: this torch has no torchrun, which hosts need")
     # before they wait for each other
     hosts.ranks_here(world_size)
-    with gathered(hosts, timeout_s) as gathering:
+    with gathered(hosts, timeout_s, world_size) as gathering:
         gathering.everywhere(preflight)
         with_restarts(partial(start, gathering), max_restarts)
 

@@ -4,6 +4,7 @@ import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from minitrain.core.errors import RankError, UserError
 from minitrain.distributed.gathering import Gathering, gathered
 from minitrain.distributed.hosts import Hosts
 from minitrain.distributed.interfaces import Interface
+from minitrain.distributed.torch_private import TCPStore
 
 LOOPBACK = Interface("lo", "127.0.0.1")
 Body = Callable[[Gathering], Any]
@@ -28,18 +30,25 @@ def meet(
     count: int, body: Body, numbers: list[int], timeout_s: float = 20
 ) -> list[Any]:
     """What ``body`` gives on each host, or the line that ends it there."""
+    return meet_as([(count, 12)] * len(numbers), body, numbers, timeout_s)
+
+
+def meet_as(
+    sizes: list[tuple[int, int]], body: Body, numbers: list[int], timeout_s: float = 20
+) -> list[Any]:
+    """The same where each is told how many hosts and ranks there are."""
     port = free_port()
 
-    def be(number: int) -> Any:
-        hosts = Hosts(count, "127.0.0.1", port, LOOPBACK, number)
+    def be(number: int, size: tuple[int, int]) -> Any:
+        hosts = Hosts(size[0], "127.0.0.1", port, LOOPBACK, number)
         try:
-            with gathered(hosts, timeout_s) as gathering:
+            with gathered(hosts, timeout_s, size[1]) as gathering:
                 return body(gathering)
         except (UserError, RankError) as error:
             return str(error)
 
     with ThreadPoolExecutor(len(numbers)) as threads:
-        return list(threads.map(be, numbers))
+        return list(threads.map(be, numbers, sizes))
 
 
 def test_hosts_know_each_other() -> None:
@@ -57,6 +66,43 @@ def test_missing_host_is_told_with_those_that_came() -> None:
     assert second == first
 
 
+@pytest.mark.parametrize(
+    ("sizes", "option", "other", "first"),
+    [
+        ([(2, 2), (2, 4)], "--world-size", 4, 2),
+        ([(3, 6), (2, 6)], "--nnodes", 2, 3),
+        ([(2, 6), (3, 6)], "--nnodes", 3, 2),
+    ],
+)
+def test_unlike_sizes_are_told_on_both_hosts_at_once(
+    sizes: list[tuple[int, int]], option: str, other: int, first: int
+) -> None:
+    """Before, two timeouts, or an environment that did not fit."""
+    here, there = meet_as(sizes, lambda _: "met", [0, 1])
+    assert here == there
+    assert here.startswith(f"{option} = {other} on host 1 (")
+    assert f"), but {first} on host 0 (" in here
+
+
+def test_store_of_another_is_told() -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as door:
+        port = door.getsockname()[1]
+        store = TCPStore(
+            "127.0.0.1",
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=door.detach(),
+        )
+        hosts = Hosts(2, "127.0.0.1", port, LOOPBACK, 1)
+        with (
+            pytest.raises(UserError, match="is no run of minitrain"),
+            gathered(hosts, 1, 2),
+        ):
+            pass
+        del store
+
+
 def test_one_host_too_many_is_told() -> None:
     lines = meet(2, lambda _: "met", [0, 1, 1])
     assert sorted(lines)[1:] == ["met", "met"]
@@ -70,7 +116,10 @@ def test_nobody_serves() -> None:
 
 def test_port_that_is_taken_is_told(taken_port: str) -> None:
     hosts = Hosts(2, "127.0.0.1", int(taken_port), LOOPBACK, 0)
-    with pytest.raises(UserError, match="Address already in use"), gathered(hosts, 1):
+    with (
+        pytest.raises(UserError, match="Address already in use"),
+        gathered(hosts, 1, 2),
+    ):
         pass
 
 
