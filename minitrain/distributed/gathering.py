@@ -16,8 +16,10 @@ from minitrain.core.errors import UserError, describe_os_error
 from minitrain.distributed.causes import as_plain, from_plain, order, with_silent
 from minitrain.distributed.hosts import Hosts
 from minitrain.distributed.interfaces import family_of
+from minitrain.distributed.meeting import store_at
 from minitrain.distributed.meeting_point import POLL_S, find, no_run, serve
-from minitrain.distributed.torch_private import Store
+from minitrain.distributed.rendezvous import Agents
+from minitrain.distributed.torch_private import PrefixStore, Store
 
 GAVE_UP, SAME = "gave up", "same"
 # to the address of a host that is there
@@ -52,6 +54,8 @@ class Gathering:
         self.everyone: list[Known] = []
         self.number: int | None = None
         self.attempt = 0
+        self._ear = store
+        self._lost_first = False
 
     @property
     def _others(self) -> list[Known]:
@@ -62,8 +66,8 @@ class Gathering:
         # before the others give up waiting for what came of it
         return min(REACH_S, self.timeout_s / 2)
 
-    def begin_attempt(self) -> int:
-        """The number of the next attempt, the same on all hosts.
+    def begin_attempt(self) -> Agents:
+        """What the torchruns of the next attempt share, on all hosts.
 
         Raises UserError where a host has left.
         """
@@ -71,7 +75,9 @@ class Gathering:
             if self._has(_left(other.number)):
                 raise UserError(f"{other} has left the run")
         self.attempt += 1
-        return self.attempt
+        name = f"attempt-{self.attempt}"
+        store = PrefixStore(f"torchrun {name}", self.store)
+        return Agents(store, self.everyone[0].number, self.hosts.count, name)
 
     def everywhere(self, action: Callable[[], None]) -> None:
         """Call ``action`` on all hosts; a UserError of one is raised on all of them."""
@@ -85,44 +91,64 @@ class Gathering:
         if cause := self._exchange("preflight", mistake, self.timeout_s):
             raise cause
 
-    def agree_on(self, error: Exception) -> Exception:
-        """Of what made each host's ranks end, the cause: ``error`` is what did here.
+    def agree_on(self, error: Exception | None) -> Exception | None:
+        """Of what made each host's ranks end, the cause: ``error`` is what did here, or
+        None where they ended well, as it is where they did so everywhere.
 
         Every host that answers gets the same; one that does not is named.
         """
-        return self._exchange(f"attempt {self.attempt}", error, TOLD_S) or error
+        return self._exchange(f"attempt {self.attempt}", error, TOLD_S)
 
     def ended_elsewhere(self) -> bool:
-        """Whether another host has told what ended its ranks in this attempt."""
+        """Whether another host has told what ended its ranks in this attempt, or the
+        first is lost.
+        """
         keys = [f"attempt {self.attempt} {other.number}" for other in self._others]
-        with suppress(dist.DistError):
-            return any(self.store.check([key]) for key in keys)
-        return False
+        try:
+            told = [self._ear.get(key) for key in keys if self._ear.check([key])]
+            # or that they ended well
+            return any(map(json.loads, told))
+        except dist.DistError:
+            self._lost_first = True
+            return True
 
     def _exchange(
         self, what: str, error: Exception | None, within_s: float
     ) -> Exception | None:
         """Tell the others of ``error``, or that there is none -> the first cause."""
         mine = self.everyone[0]
-        with suppress(dist.DistError):
-            self.store.set(f"{what} {mine.number}", json.dumps(as_plain(error)))
         found, silent = {mine.number: error}, []
         deadline = time.monotonic() + within_s
+        with suppress(dist.DistError):
+            self.store.set(f"{what} {mine.number}", json.dumps(as_plain(error)))
         for other in self._others:
-            key = f"{what} {other.number}"
-            left = timedelta(seconds=max(0.1, deadline - time.monotonic()))
-            try:
-                self.store.wait([key], left)
-                told = from_plain(json.loads(self.store.get(key)))
-            except dist.DistError:
+            heard = self._hear(f"{what} {other.number}", deadline)
+            if self._lost_first:
+                return with_silent(error, [str(min(self._others))])
+            if heard is None:
                 silent.append(str(other))
                 continue
+            told = from_plain(json.loads(heard))
             if isinstance(told, UserError) and str(told) != str(error):
                 told = UserError(f"{other}: {told}")
             found[other.number] = told
         causes = [(order(one), number) for number, one in found.items() if one]
         cause = found[min(causes)[1]] if causes else None
         return with_silent(cause, silent)
+
+    def _hear(self, key: str, deadline: float) -> bytes | None:
+        """What another host tells; None where it says nothing in time."""
+        left_s = max(0.1, deadline - time.monotonic())
+        try:
+            # an answer that comes late would be taken for that to the next question
+            if not self._lost_first:
+                self.store.wait([key], timedelta(seconds=left_s))
+                return self.store.get(key)
+        except dist.DistStoreError:
+            return None
+        except dist.DistError:
+            self._lost_first = True
+        return None
 
     def _has(self, key: str) -> bool:
         try:
@@ -132,6 +158,9 @@ class Gathering:
 
     def meet(self) -> None:
         """Wait for all hosts, and see that each can reach the others."""
+        limit = timedelta(seconds=self.timeout_s)
+        # of its own: who asks in vain for long keeps nobody else from asking
+        self._ear = store_at(self.hosts.address, self.hosts.port, limit)
         host = self.hosts.interface.address
         # gloo's own address, which may be of another family than the endpoint
         with socket.create_server((host, 0), family=family_of(host)) as door:
@@ -145,7 +174,7 @@ class Gathering:
             self.everyone = [mine, *self._wait_for_others(number)]
             told = sorted(_reached(one.number) for one in self.everyone)
             self.store.set(_reached(number), self._cannot_reach())
-            self.store.wait(told, timedelta(seconds=self.timeout_s))
+            self.store.wait(told, limit)
         lines = [self.store.get(key).decode() for key in told]
         if failed := list(filter(None, lines)):
             raise UserError(failed[0])

@@ -12,7 +12,9 @@ KEY = "--interface"
 
 
 class Interface(NamedTuple):
-    """A network interface that is up, and its address."""
+    """A network interface that is up, and the address that ranks talk over: gloo, which
+    is told the name alone, takes the first, IPv4 before IPv6.
+    """
 
     name: str
     address: str
@@ -24,7 +26,7 @@ class Interface(NamedTuple):
 
 
 def own_interfaces() -> list[Interface]:
-    """Every address of this host, with the interface that has it."""
+    """Every address of this host, with the interface that has it, in gloo's order."""
     families = (socket.AF_INET, socket.AF_INET6)
     return [
         Interface(name, one.address.partition("%")[0])
@@ -47,14 +49,14 @@ def interface_named(name: str) -> Interface:
     found = [one for one in own_interfaces() if one.name == name]
     if not found:
         raise UserError(f"{KEY} = {name!r}: has no address")
-    # IPv4 before IPv6, as psutil lists them
     return found[0]
 
 
 def interface_towards(address: str) -> Interface:
     """The interface over which packets to ``address`` leave this host.
 
-    Raises UserError where there is no route.
+    Raises UserError where there is no route, or ranks would talk over another address
+    of the interface than the one that leads there.
     """
     with socket.socket(family_of(address), socket.SOCK_DGRAM) as probe:
         try:
@@ -65,7 +67,15 @@ def interface_towards(address: str) -> Interface:
                 f"network: no route to {address}: {error.strerror}; {KEY} names one"
             ) from None
         own = probe.getsockname()[0]
-    return next(one for one in own_interfaces() if one.address == own)
+    name = next(one.name for one in own_interfaces() if one.address == own)
+    found = interface_named(name)
+    if family_of(found.address) == family_of(own) and found.address != own:
+        raise UserError(
+            f"network: the way to {address} is from {own}, but ranks would talk over "
+            f"{found.address}, which comes first on {name}; {KEY} = {name!r} says that "
+            "other hosts reach that"
+        )
+    return found
 
 
 def family_of(address: str) -> socket.AddressFamily:

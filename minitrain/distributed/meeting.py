@@ -24,6 +24,7 @@ from minitrain.distributed.torch_private import (
     PrefixStore,
     Store,
     TCPStore,
+    limit_silence,
 )
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ MEET_AT = "MINITRAIN_MEET_AT"
 # what torchrun tells it
 RESTARTS, RUN_ID = "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID"
 PROBE_S = 2
+# a host that says nothing for so long after everybody gave up is lost
+SILENT_S = 5.0
 _joined = itertools.count()
 
 
@@ -115,8 +118,12 @@ def meet(timeout: timedelta) -> tuple[Store, int, int]:
 
 
 def store_at(address: str, port: int, timeout: timedelta) -> Store:
-    """The store that somebody serves there; DistError where nobody does in time."""
-    return TCPStore(address, port, wait_for_workers=False, timeout=timeout)
+    """The store that somebody serves there; DistError where nobody does in time, and
+    from each call to which no answer comes for :data:`SILENT_S` longer than that.
+    """
+    store = TCPStore(address, port, wait_for_workers=False, timeout=timeout)
+    limit_silence(address, port, timeout.total_seconds() + SILENT_S)
+    return store
 
 
 def loopback_interface() -> str:

@@ -1,47 +1,80 @@
-"""torchrun's c10d rendezvous, in the store that the hosts of a run have already."""
+"""torchrun's rendezvous where it is known before who comes, and with which number."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from minitrain.distributed.gathering import Gathering
+from minitrain.distributed.torch_private import HashStore, Store
 
 NAME = "minitrain"
-_gathering: list[Gathering] = []
 
 
-def rendezvous_of(gathering: Gathering) -> list[str]:
-    """The options with which torchrun brings together what it starts on all hosts of
-    ``gathering``, the first host's ranks first. Each call is another attempt.
+class Agents(NamedTuple):
+    """The torchruns of an attempt, one on each of ``num_hosts``: this one's number, and
+    the store that all share; ``attempt`` names it.
+    """
 
-    Raises UserError where a host has left.
+    store: Store
+    number: int
+    num_hosts: int
+    attempt: str
+
+
+# torchrun makes the rendezvous itself, from options that are words
+_next: list[Agents] = []
+
+
+def alone() -> Agents:
+    """One host: there is nobody to share a store with."""
+    return Agents(HashStore(), 0, 1, "attempt-1")
+
+
+def rendezvous_of(agents: Agents) -> list[str]:
+    """The options with which torchrun starts the ranks of these ``agents``, those of
+    the first host first.
     """
     from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
-    attempt = gathering.begin_attempt()
-    _gathering[:] = [gathering]
+    _next[:] = [agents]
     rendezvous_handler_registry.register(NAME, _handler)
-    hosts = gathering.hosts
-    limit = int(gathering.timeout_s)
     return [
-        f"--nnodes={hosts.count}",
+        f"--nnodes={agents.num_hosts}",
         f"--rdzv-backend={NAME}",
-        f"--rdzv-endpoint={hosts.endpoint}",
-        f"--rdzv-id=attempt-{attempt}",
-        f"--rdzv-conf=join_timeout={limit},close_timeout={limit}",
-        # torchrun numbers hosts in the order of these, as text
-        f"--local-addr={gathering.everyone[0].number:05}",
+        f"--rdzv-id={agents.attempt}",
     ]
 
 
 def _handler(params: Any) -> Any:
-    """Made by torchrun. Its own c10d would listen on every interface."""
-    from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import (
-        C10dRendezvousBackend,
+    """Made by torchrun. Its own c10d would listen on every interface, ask the store all
+    the time whether more hosts came, and compare the clocks of hosts.
+    """
+    from torch.distributed.elastic.rendezvous import (
+        RendezvousHandler,
+        RendezvousInfo,
+        RendezvousStoreInfo,
     )
-    from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
-    class Backend(C10dRendezvousBackend):
-        # torchrun asks for the one that it was told
-        name = NAME
+    class Static(RendezvousHandler):
+        def next_rendezvous(self) -> RendezvousInfo:
+            store, number, count, _ = _next[0]
+            # ranks meet elsewhere: minitrain.distributed.meeting
+            nowhere = RendezvousStoreInfo("", 0)
+            return RendezvousInfo(store, number, count, nowhere)
 
-    store = _gathering[0].store
-    return create_handler(store, Backend(store, params.run_id), params)
+        def get_backend(self) -> str:
+            return NAME
+
+        def get_run_id(self) -> str:
+            return str(params.run_id)
+
+        def num_nodes_waiting(self) -> int:
+            return 0
+
+        def is_closed(self) -> bool:
+            return False
+
+        def set_closed(self) -> None:
+            """Nobody could come late."""
+
+        def shutdown(self) -> bool:
+            return True
+
+    return Static()

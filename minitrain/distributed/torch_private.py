@@ -6,9 +6,12 @@ upgrade this is the one file to read against torch's source.
 
 import importlib
 import os
+import socket
+import struct
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -43,6 +46,29 @@ def group_timeout_s(group: dist.ProcessGroup | None) -> float:
     found: Any = group or dist.group.WORLD
     backend = found._get_backend(torch.device("cpu"))
     return float(backend.options._timeout.total_seconds())
+
+
+def limit_silence(address: str, port: int, limit_s: float) -> None:
+    """Let whoever reads from ``address``:``port`` in this process wait ``limit_s`` for
+    the next byte and no longer. A TCPStore would wait until the kernel gives up where a
+    host vanished, a quarter of an hour, and for ever for one that was stopped; it takes
+    the end of this limit for a ``DistNetworkError``. Torch does not tell its socket.
+    """
+    seconds, rest = divmod(limit_s, 1)
+    limit = struct.pack("@ll", int(seconds), int(rest * 1e6))
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        # what is no socket, has no peer, or was closed just now
+        with suppress(OSError):
+            line = socket.socket(fileno=fd)
+            try:
+                # torch talks IPv4 by sockets of IPv6; the peer of others may be a path
+                internet = line.family in (socket.AF_INET, socket.AF_INET6)
+                peer, there = line.getpeername()[:2] if internet else ("", 0)
+                if (peer.removeprefix("::ffff:"), there) == (address, port):
+                    line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+            finally:
+                # it is not ours to close
+                line.detach()
 
 
 def group_by(ranks: Sequence[int], name: str, timeout_s: float) -> dist.ProcessGroup:

@@ -15,13 +15,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
+
 from minitrain.core.ended import Stopped
 from minitrain.core.errors import EXIT_USER, RankError, UserError
 from minitrain.distributed.causes import not_together
 from minitrain.distributed.gathering import Gathering
 from minitrain.distributed.lost import Lost, early, ended, raised, root_cause
 from minitrain.distributed.meeting import (
-    LOOPBACK,
     STORE,
     one_host,
     private_folder,
@@ -29,7 +30,7 @@ from minitrain.distributed.meeting import (
 )
 from minitrain.distributed.parent import end_with_parent
 from minitrain.distributed.processes import end_group, ranks_among_children
-from minitrain.distributed.rendezvous import rendezvous_of
+from minitrain.distributed.rendezvous import alone, rendezvous_of
 from minitrain.distributed.seat import leave, take_a_seat
 from minitrain.distributed.stack import native_words
 from minitrain.distributed.watch import Watch
@@ -63,7 +64,6 @@ def torchrun(
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.elastic.rendezvous import RendezvousError
 
     _silence("torch.distributed")
     with (
@@ -73,27 +73,28 @@ def torchrun(
         here = gathering.hosts.ranks_here(world_size) if gathering else world_size
         ranks = [f"--nproc-per-node={here}", f"--log-dir={folder}"]
         ranks += [f"--signals-to-handle={SIGNALS}", f"--shutdown-timeout={SHUTDOWN_S}"]
-        meet = rendezvous_of(gathering) if gathering else _rendezvous(folder)
+        meet = rendezvous_of(gathering.begin_attempt() if gathering else alone())
         pids: dict[int, int] = {}
-        elsewhere = gathering.ended_elsewhere if gathering else lambda: False
-        watch = Watch(folder, lambda: _known(pids, folder, here), elsewhere)
+        elsewhere = (gathering.ended_elsewhere,) if gathering else ()
+        watch = Watch(folder, lambda: _known(pids, folder, here), *elsewhere)
+        cause: Exception | None
         try:
             with watch.in_background(), _same_handlers():
-                command = [*meet, *ranks, "--module", module, *arguments]
-                run.run(run.parse_args(command))
+                run.run(run.parse_args([*meet, *ranks, "-m", module, *arguments]))
         except SignalException as error:  # torchrun has ended the ranks
             raise Stopped(error.sigval) from error
-        except RendezvousError as error:
-            lost = not_together()
-            raise (gathering.agree_on(lost) if gathering else lost) from error
+        except dist.DistError:
+            cause = not_together()
         except ChildFailedError as error:
             cause = watch.verdict or _cause(folder, error.failures, pids, watch)
-            raise (gathering.agree_on(cause) if gathering else cause) from None
+        else:
+            cause = root_cause(left) if (left := early(folder, pids)) else None
         finally:
             for pid in pids.values():
                 end_group(pid)
-        if unfinished := early(folder, pids):
-            raise root_cause(unfinished)
+        # what ended well here may not have done so elsewhere
+        if cause := gathering.agree_on(cause) if gathering else cause:
+            raise cause
         print(native_words(folder, pids), end="", file=sys.stderr)
 
 
@@ -142,15 +143,6 @@ def _environment(
             os.environ.pop(name)
             if value is not None:
                 os.environ[name] = value
-
-
-def _rendezvous(folder: Path) -> list[str]:
-    return [
-        "--rdzv-backend=c10d",
-        f"--rdzv-endpoint={folder / 'agent'}",
-        "--rdzv-conf=store_type=file",
-        f"--local-addr={LOOPBACK}",
-    ]
 
 
 def _cause(

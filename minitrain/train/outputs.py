@@ -51,7 +51,7 @@ def write_run(
     device: torch.device,
 ) -> None:
     """Gather what every rank knows; rank 0 writes it to the folder ``out``. Call it on
-    all ranks.
+    all ranks: none goes on before all is written, and what fails fails on all.
 
     ``facts`` stand in its provenance, of ``script``; they hold threads_per_process.
     """
@@ -61,21 +61,23 @@ def write_run(
     mine = (replace(result, sampled={}), peak, cpu)
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.gather_object(mine, everyone if dist.get_rank() == 0 else None)
-    if dist.get_rank() != 0:
-        return
-    results, peaks, cpus = zip(*everyone, strict=True)
-    # of unlike hosts both are named: no single machine repeats their bits
-    cpu = " and ".join(sorted(set(cpus)))
-    write_records(out, results, facts["threads_per_process"], cpu=cpu)
-    save_tensors(out / "sampled.pt", result.sampled)
-    timings = [
-        {**row, "rank": r} for r, one in enumerate(results) for row in one.timings
-    ]
-    write_jsonl(out / "timings.jsonl", timings)
-    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
-    origin = provenance(script, gpu)
-    measured = {"num_hosts": num_hosts(), "peak_memory_mb": peaks}
-    write_json(out / "provenance.json", {**facts, **measured, **origin})
+
+    def write() -> None:
+        results, peaks, cpus = zip(*everyone, strict=True)
+        # of unlike hosts both are named: no single machine repeats their bits
+        cpu = " and ".join(sorted(set(cpus)))
+        write_records(out, results, facts["threads_per_process"], cpu=cpu)
+        save_tensors(out / "sampled.pt", result.sampled)
+        timings = [
+            {**row, "rank": r} for r, one in enumerate(results) for row in one.timings
+        ]
+        write_jsonl(out / "timings.jsonl", timings)
+        gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+        measured = {"num_hosts": num_hosts(), "peak_memory_mb": peaks}
+        origin = provenance(script, gpu)
+        write_json(out / "provenance.json", {**facts, **measured, **origin})
+
+    only_first(write)
 
 
 def write_records(

@@ -142,8 +142,7 @@ def train_rank(job: Job, launcher: str) -> None:
             "began_with": None if job.resume is None else str(job.resume),
         }
         write_run(job.out, finished.result, facts, job.script, device)
-        if rank == 0:
-            checkpoints.forget()
+        only_first(checkpoints.forget)
 
 
 def run_rank(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ipv6 import require_ipv6
 
 from minitrain.core.errors import RankError, UserError
 from minitrain.distributed.gathering import Gathering, gathered
@@ -34,13 +35,17 @@ def meet(
 
 
 def meet_as(
-    sizes: list[tuple[int, int]], body: Body, numbers: list[int], timeout_s: float = 20
+    sizes: list[tuple[int, int]],
+    body: Body,
+    numbers: list[int],
+    timeout_s: float = 20,
+    address: str = "127.0.0.1",
 ) -> list[Any]:
     """The same where each is told how many hosts and ranks there are."""
     port = free_port()
 
     def be(number: int, size: tuple[int, int]) -> Any:
-        hosts = Hosts(size[0], "127.0.0.1", port, LOOPBACK, number)
+        hosts = Hosts(size[0], address, port, LOOPBACK, number)
         try:
             with gathered(hosts, timeout_s, size[1]) as gathering:
                 return body(gathering)
@@ -57,6 +62,13 @@ def test_hosts_know_each_other() -> None:
 
     # each host names itself first
     assert meet(3, numbers, [0, 1, 2]) == [[0, 1, 2], [1, 0, 2], [2, 0, 1]]
+
+
+def test_endpoint_may_be_of_another_family_than_gloo() -> None:
+    """Before: Address family for hostname not supported."""
+    require_ipv6()
+    sizes = [(2, 2), (2, 2)]
+    assert meet_as(sizes, lambda _: "met", [0, 1], address="::1") == ["met", "met"]
 
 
 def test_missing_host_is_told_with_those_that_came() -> None:
@@ -238,6 +250,28 @@ def test_ranks_that_ended_elsewhere_are_known_here() -> None:
         return []
 
     assert meet(2, body, [0, 1]) == [[False, True], []]
+
+
+def test_what_failed_elsewhere_is_told_to_who_ended_well() -> None:
+    def body(gathering: Gathering) -> str:
+        gathering.begin_attempt()
+        failed = rank_error("failed", of_another=False)
+        return str(gathering.agree_on(None if gathering.number else failed))
+
+    assert meet(2, body, [0, 1]) == ["failed", "failed"]
+
+
+def test_ranks_that_ended_well_elsewhere_end_nobody_here() -> None:
+    def body(gathering: Gathering) -> bool:
+        gathering.begin_attempt()
+        if gathering.hosts.is_first:
+            gathering.store.wait(["attempt 1 1"])
+            ended = gathering.ended_elsewhere()
+            assert gathering.agree_on(None) is None
+            return ended
+        return gathering.agree_on(None) is not None
+
+    assert meet(2, body, [0, 1]) == [False, False]
 
 
 def test_no_attempt_without_a_host_that_has_left() -> None:

@@ -3,6 +3,7 @@
 import argparse
 
 import pytest
+from ipv6 import require_ipv6
 from one_line import refusal
 
 from minitrain.distributed import hosts, interfaces
@@ -99,3 +100,23 @@ def test_ranks_come_out_even() -> None:
 def test_way_to_this_host_is_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     assert interface_towards("127.0.0.1").is_loopback
+
+
+def test_address_that_is_not_the_first_of_its_interface_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Gloo would take the first, and another would have been tried."""
+    several = [Interface("lo", "127.0.0.9"), LOOPBACK]
+    monkeypatch.setattr(interfaces, "own_interfaces", lambda: several)
+    line = refusal(interface_towards, "127.0.0.1")
+    assert "to 127.0.0.1 is from 127.0.0.1, but ranks would talk over 127.0.0.9" in line
+    assert "first on lo; --interface = 'lo'" in line
+    # whoever names it means its first
+    assert interfaces.interface_named("lo") == several[0]
+
+
+def test_of_two_families_gloo_takes_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = [LOOPBACK, Interface("lo", "::1")]
+    monkeypatch.setattr(interfaces, "own_interfaces", lambda: both)
+    require_ipv6()
+    assert interface_towards("::1") == LOOPBACK

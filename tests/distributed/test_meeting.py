@@ -1,14 +1,17 @@
 """Where ranks meet: in a file of our launcher's folder, and nowhere else by mistake."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 import textwrap
+import time
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from minitrain.core.errors import RankError, UserError
 from minitrain.distributed import groups as ddp
@@ -21,6 +24,7 @@ from minitrain.distributed.meeting import (
     names_of_a_rank,
     our_store,
     require_free_port,
+    store_at,
 )
 
 JOINS = 100
@@ -135,3 +139,37 @@ def test_occupied_master_port_is_named(taken_port: str) -> None:
 def test_master_port_must_be_a_port(port: str) -> None:
     with pytest.raises(UserError, match="must be a port from 1 to 65535"):
         require_free_port(port)
+
+
+SERVES = """
+import time
+from torch.distributed import TCPStore
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+time.sleep(60)
+"""
+
+
+def test_store_that_stops_to_answer_is_lost_within_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before, the call did not return, as where a host vanishes."""
+    monkeypatch.setattr("minitrain.distributed.meeting.SILENT_S", 0.5)
+    command = [sys.executable, "-c", SERVES]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        port = int(server.stdout.readline())
+        # as other parts of a process may have: it has no address
+        one, other = socket.socketpair()
+        with one, other:
+            store = store_at("127.0.0.1", port, timedelta(seconds=1))
+        # to wait for long is not to be lost
+        with pytest.raises(dist.DistStoreError):
+            store.wait(["nothing"], timedelta(seconds=3))
+        assert not store.check(["nothing"])
+        server.send_signal(signal.SIGSTOP)
+        began = time.monotonic()
+        with pytest.raises(dist.DistNetworkError):
+            store.check(["nothing"])
+        server.kill()
+    assert 1 < time.monotonic() - began < 5

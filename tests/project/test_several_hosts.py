@@ -15,7 +15,7 @@ from far_hosts import PORT, Ended, needs_hosts, start, wait
 from project import copy_project, run_stage, set_params
 from waiting import wait_for
 
-from minitrain.bench.networks import Host, Networks
+from minitrain.bench.networks import CABLE, Host, Networks, inside
 from minitrain.core.files import read_json
 
 pytestmark = [pytest.mark.slow, needs_hosts]
@@ -262,3 +262,63 @@ def test_host_that_is_lost_is_named(two: Two, lost: int) -> None:
     assert other.returncode == 2, other.said
     assert len(other.lines) == 1, other.said
     assert f"no word from host {lost} (" in other.lines[0]
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_host_whose_cable_is_cut_is_named(two: Two, lost: int) -> None:
+    """Nothing says so to the other: no connection is closed."""
+    for folder in two:
+        set_params(folder, {"train.num_steps": 40000, "launch.timeout_s": 10})
+    with Networks(2) as networks:
+        made = networks.hosts
+        running = [
+            start(host, folder, made[0]) for host, folder in zip(made, two, strict=True)
+        ]
+        ranks = [wait_for(lambda p=process: ranks_of(p), 1) for process in running]
+        time.sleep(8)
+        with inside(made[lost].path):
+            subprocess.run(["ip", "link", "set", CABLE, "down"], check=True)
+        began = time.monotonic()
+        ended = wait(running)
+    # the limit, until the store is given up, and for the last word
+    assert time.monotonic() - began < 10 + 5 + 10 + 10
+    for number, one in enumerate(ended):
+        assert one.returncode == 2, one.said
+        assert len(one.lines) == 1, one.said
+        assert f"no word from host {1 - number} (" in one.lines[0]
+    assert not [rank for of_host in ranks for rank in of_host if rank.is_running()]
+
+
+# late enough for the other host's ranks to have ended, where nothing holds them
+FULL = """
+def write_json(*_):
+    import time
+    time.sleep(5)
+    raise OSError(28, "No space left on device")
+"""
+KILLED = """
+def write_json(*_):
+    import os, signal, time
+    time.sleep(5)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "what"),
+    [(FULL, "OSError: [Errno 28] No space left"), (KILLED, "killed by SIGKILL")],
+    ids=["full", "killed"],
+)
+def test_rank_that_fails_while_it_writes_is_told_on_both(
+    two: Two, fault: str, what: str
+) -> None:
+    """Before, the other host had ended well by then."""
+    for folder in two:
+        set_params(folder, {"launch.max_restarts": 0})
+        with open(folder / "minitrain/train/outputs.py", "a") as file:
+            file.write(fault)
+    for one in train_on_two(two, 2):
+        assert one.returncode == 2, one.said
+        assert len(one.lines) == 1, one.said
+        assert "rank 0 (process " in one.lines[0]
+        assert what in one.lines[0]
