@@ -102,6 +102,14 @@ def measurable(over: Over, value: float, processes: int, *, up: bool) -> float:
     return max(1, whole) * step
 
 
+def further(found: Crossover, clear: Crossover) -> Crossover:
+    """``found`` with the bounds of ``clear``, which a larger error gave, where it has
+    some.
+    """
+    low, high = clear.low or found.low, clear.high or found.high
+    return replace(found, low=low, high=high)
+
+
 def sides(
     over: Over,
     gain: Gain,

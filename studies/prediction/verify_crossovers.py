@@ -16,6 +16,10 @@ from minitrain.core.files import open_atomic, read_json, write_json
 from minitrain.core.provenance import provenance
 from minitrain.core.study import load_study
 
+# Turns, than where everything is measured: a step of 10 ms is there and gone, and there
+# are few arms.
+LONGER = 5
+
 
 def main() -> None:
     study = load_study(STUDY, Prediction)
@@ -33,7 +37,8 @@ def measure(study: Prediction, arms: list[Placed]) -> tuple[pd.DataFrame, Any]:
     if not arms:
         # nothing is sure enough to be tried
         return pd.DataFrame(columns=COLUMNS), None
-    turns, _, load = run(arms, study.num_verifying_rounds, study.steps_per_round)
+    num_steps = LONGER * study.steps_per_round
+    turns, _, load = run(arms, study.num_verifying_rounds, num_steps)
     return turns, load
 
 

@@ -12,6 +12,7 @@ from minitrain.analysis.crossover import (
     Crossover,
     contenders,
     crossover,
+    further,
     gain_of,
     measurable,
     sides,
@@ -125,6 +126,23 @@ def test_claims_are_tried_beyond_what_is_unsure() -> None:
     # up to the end: nothing is claimed there
     found = crossover(gain, 1, 12, math.log(1.5))
     assert sides("batch", gain, found, (1, 12), math.log(1.5), 2) == {"low": 6}
+
+
+def test_claims_are_tried_where_they_are_clear_if_that_is_in_the_range() -> None:
+    def gain(x: float) -> float:
+        return math.log(x / 10)
+
+    found, clear = (crossover(gain, 2, 40, math.log(x)) for x in (1.5, 3))
+    assert found is not None
+    assert clear is not None
+    where = further(found, clear)
+    # from 3.3 to 30 the one is less than three times as fast as the other
+    assert where.low == pytest.approx(10 / 3)
+    assert where.high == pytest.approx(30)
+    beyond = crossover(gain, 2, 40, math.log(9))
+    assert beyond is not None
+    # nowhere nine times: where it is sure at all
+    assert further(found, beyond) == found
 
 
 def test_without_crossover_both_ends_are_claimed_if_they_are_sure() -> None:
