@@ -14,6 +14,7 @@ import torch
 from one_line import refusal
 from safetensors.torch import save_file
 from torch import distributed as dist
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -130,6 +131,25 @@ def test_checkpoint_that_would_run_code(tmp_path: Path) -> None:
         f"{folder / METADATA}: needs code to be read (posix.mkdir), so it is refused"
     )
     assert not trace.exists()
+
+
+class Attribute:
+    """A pickle that asks for an attribute, as older ones do for a member of an Enum."""
+
+    def __init__(self, of: Any, name: str) -> None:
+        self.of, self.name = of, name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self.of, self.name)
+
+
+def test_attributes_are_members_of_enumerations_alone(tmp_path: Path) -> None:
+    member = Attribute(_MEM_FORMAT_ENCODING, "TORCH_PRESERVE_FORMAT")
+    (tmp_path / METADATA).write_bytes(pickle.dumps(member))
+    whole = f"{tmp_path}: not a whole checkpoint of torch.distributed.checkpoint"
+    assert refusal(read_state, tmp_path) == whole
+    (tmp_path / METADATA).write_bytes(pickle.dumps(Attribute(torch.Size, "mro")))
+    assert "needs code to be read (getattr mro)" in refusal(read_state, tmp_path)
 
 
 @pytest.mark.parametrize("damage", ["metadata", "no metadata", "data", "torn"])
