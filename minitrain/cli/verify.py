@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def answer(options: argparse.Namespace) -> Answer:
     """Read both sides and compare them."""
     # torch takes seconds to import: not for --help
-    from minitrain.diff.folders import compare_folders
+    from minitrain.diff.folders import beside, compare_folders
     from minitrain.diff.formats import is_state
     from minitrain.diff.run_diff import is_run
     from minitrain.diff.state_diff import compare_states
@@ -57,11 +57,14 @@ def answer(options: argparse.Namespace) -> Answer:
             raise UserError(f"{other}: {what}; {mine} is {kind}, so it must be one too")
     if is_run(a) or is_run(b):
         return _answer_for_runs(a, b)
-    if a.is_dir() and b.is_dir() and not (is_state(a) and is_state(b)):
+    if a.is_dir() and b.is_dir():
         folders = compare_folders(a, b, prefix)
         return Answer(folders.equal, asdict(folders), folders_in_words(folders))
     found = compare_states(*(read_state(path, prefix) for path in (a, b)))
-    return Answer(found.equal, asdict(found), in_words(found))
+    others = [*beside(a), *beside(b)]
+    more = f"\nnot compared: {_some(others)}" if others else ""
+    facts = {**asdict(found), "not_compared": others}
+    return Answer(found.equal, facts, in_words(found) + more)
 
 
 def _answer_for_runs(a: Path, b: Path) -> Answer:
@@ -113,7 +116,8 @@ def folders_in_words(found: "FoldersCompared") -> str:
     count = plural(len(compared), "state or file", "states and files")
     lines = [f"equal: {count}" if found.equal else f"different, of {count}"]
     for name, state in found.states.items():
-        lines += [f"{name}: {'; '.join(in_words(state).splitlines()[:2])}"]
+        what = [*_differences(state)[:2], *_asides(state)]
+        lines += [f"{name}: {'; '.join(what)}"]
     for name, equal in found.files.items():
         lines += [f"{name}: {'equal' if equal else 'different'} bytes, not read"]
     if found.only_in_a:
@@ -135,6 +139,8 @@ def _asides(found: "Comparison") -> Iterator[str]:
     if found.nan:
         count = plural(sum(found.nan.values()), "NaN")
         yield f"{count}, of the same bits in both: {_some([*found.nan])}"
+    if parts := found.num_parts:
+        yield f"of {plural(parts, 'tensor')} one rank's part alone is there (DTensor)"
     for name, same in found.aliases.items():
         yield f"{name}: another name of {same}, which only one of them has"
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from minitrain.core.errors import UserError
-from minitrain.diff.formats import INDEX, is_state, shards_of
+from minitrain.diff.formats import files_of, is_state
 from minitrain.diff.state_diff import Comparison, compare_states
 from minitrain.diff.states import read_state
 
@@ -32,19 +32,26 @@ class FoldersCompared:
 
 def compare_folders(a: Path, b: Path, prefix: str = "") -> FoldersCompared:
     """Compare what has the same path in both; see :func:`read_state` for ``prefix``.
+    Where each has one state of several files, these two, whatever their names.
 
     Raises UserError where they have no state in common.
     """
-    ours, theirs = ({*_parts(folder, folder)} for folder in (a, b))
-    found = FoldersCompared(
-        only_in_a=sorted(ours - theirs), only_in_b=sorted(theirs - ours)
-    )
+    parts = [dict(_parts(folder, folder)) for folder in (a, b)]
+    ours, theirs = ({*found} for found in parts)
+    large = [[name for name, is_large in found.items() if is_large] for found in parts]
+    found = FoldersCompared()
+    if large[0] != large[1] and len(large[0]) == len(large[1]) == 1:
+        states = [read_state(folder, prefix) for folder in (a, b)]
+        found.states[f"{large[0][0]}, {large[1][0]}"] = compare_states(*states)
+        ours, theirs = ours - {*large[0]}, theirs - {*large[1]}
+    found.only_in_a, found.only_in_b = sorted(ours - theirs), sorted(theirs - ours)
     for name in sorted(ours & theirs):
         try:
             states = [read_state(folder / name, prefix) for folder in (a, b)]
             found.states[name] = compare_states(*states)
         except UserError:
-            if (a / name).is_dir():
+            if any(name in names for names in large):
+                # its bytes are in other files
                 raise
             # such as a configuration, or random numbers that would need code
             found.files[name] = filecmp.cmp(a / name, b / name, shallow=False)
@@ -53,11 +60,23 @@ def compare_folders(a: Path, b: Path, prefix: str = "") -> FoldersCompared:
     return found
 
 
-def _parts(folder: Path, top: Path) -> Iterator[str]:
-    """The states and files in ``folder``, as paths from ``top``."""
-    shards = {file for index in folder.glob(f"*{INDEX}") for file in shards_of(index)}
-    for path in sorted(folder.iterdir()):
-        if path.is_dir() and not is_state(path):
+def beside(state: Path) -> list[str]:
+    """What lies in the folder of a state that is no part of it."""
+    if not (state.is_dir() and is_state(state)):
+        return []
+    return [name for name, is_large in _parts(state, state) if not is_large]
+
+
+def _parts(folder: Path, top: Path) -> Iterator[tuple[str, bool]]:
+    """The states and files in ``folder``, as paths from ``top``, and whether it is a
+    state of several files.
+    """
+    states = files_of(folder)
+    covered = {file for files in states.values() for file in files}
+    for state in sorted(states):
+        yield state.relative_to(top).as_posix(), True
+    for path in sorted({*folder.iterdir()} - covered):
+        if path.is_dir():
             yield from _parts(path, top)
-        elif path not in shards:
-            yield path.relative_to(top).as_posix()
+        else:
+            yield path.relative_to(top).as_posix(), False

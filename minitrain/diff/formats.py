@@ -11,21 +11,35 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from minitrain.core.errors import UserError
-from minitrain.diff.distcp import METADATA, read_distcp
+from minitrain.diff.distcp import METADATA, PIECES, read_distcp
 from minitrain.diff.unread import Entry, Unread
 
 # beside shards, as Hugging Face writes it: which tensor is in which
 INDEX = ".index.json"
+# behind the name of a tensor of which one rank's part is there
+PART = " (part)"
 
 
 def is_state(path: Path) -> bool:
     """Whether ``path`` is one state by its name, or by what the folder holds."""
     return path.is_file() or (path / METADATA).is_file() or _index(path) is not None
+
+
+def files_of(folder: Path) -> dict[Path, set[Path]]:
+    """The states in ``folder`` that are several files, and these files: the folder
+    itself for a distributed checkpoint, the index for shards.
+    """
+    found = {index: {index, *shards_of(index)} for index in folder.glob(f"*{INDEX}")}
+    if (folder / METADATA).is_file():
+        found[folder] = {folder / METADATA, *folder.glob(PIECES)}
+    return found
 
 
 def entries(path: Path) -> Iterator[Entry]:
@@ -61,6 +75,13 @@ def leaves(entry: object, name: str = "") -> Iterator[Entry]:
         children = list(entry.items())
     elif isinstance(entry, list | tuple) and entry:
         children = list(enumerate(entry))
+    elif isinstance(entry, Tensor) and hasattr(entry, "placements"):
+        # of a DTensor there is what the rank that wrote it held; the rest is a value
+        part: Any = entry
+        yield name, part.to_local()
+        placed = ", ".join(map(str, part.placements))
+        yield f"{name}{PART}", f"part of {tuple(entry.shape)}, placed {placed}"
+        return
     else:
         yield name, entry
         return
@@ -75,14 +96,18 @@ def _index(folder: Path) -> Path | None:
 
 def shards_of(index: Path) -> dict[Path, list[str]]:
     """The files that an index names, beside it, and the tensors in each; UserError
-    where it is damaged.
+    where it is damaged, or names something else than files beside it.
     """
     found: dict[Path, list[str]] = {}
     try:
         for name, file in json.loads(index.read_text("utf-8"))["weight_map"].items():
-            found.setdefault(index.parent / Path(file).name, []).append(name)
+            found.setdefault(index.parent / file, []).append(name)
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"{index}: not an index of shards (weight_map)") from None
+    for shard in found:
+        beside = shard.parent == index.parent and shard.name not in ("", "..")
+        if not beside or shard.name.endswith(INDEX) or not shard.is_file():
+            raise UserError(f"{index}: {shard.name} is no file of a shard beside it")
     return found
 
 
@@ -114,13 +139,16 @@ def _torch(path: Path) -> object:
     mapped = zipfile.is_zipfile(path)
     load = partial(torch.load, path, map_location="cpu", weights_only=True, mmap=mapped)
     try:
+        try:
+            return load()
+        except Exception as error:
+            if "must be imported to load DTensors" not in str(error):
+                raise
+        import_module("torch.distributed.tensor")
         return load()
     except Exception as error:
         # whatever a damaged stream makes of the reader
-        if "must be imported to load DTensors" not in str(error):
-            raise UserError(f"{path}: {_reason(str(error))}") from None
-    import_module("torch.distributed.tensor")
-    return load()
+        raise UserError(f"{path}: {_reason(str(error))}") from None
 
 
 def _reason(message: str) -> str:

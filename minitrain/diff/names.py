@@ -1,6 +1,6 @@
 """Which entry of one state is meant by which of another, where names differ."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from minitrain.diff.states import OnDisk, State
@@ -20,12 +20,14 @@ DEEPEST = 2
 @dataclass(frozen=True)
 class Aligned:
     """Two states whose names mean the same, and what was done to get there: ``said``,
-    a clause each.
+    a clause each. ``left`` are the entries of A and of B that were left out because the
+    model was found inside.
     """
 
     a: State
     b: State
     said: list[str]
+    left: tuple[list[str], list[str]] = ([], [])
 
 
 def align(a: State, b: State) -> Aligned:
@@ -36,22 +38,24 @@ def align(a: State, b: State) -> Aligned:
     """
     if {*a.tensors} & {*b.tensors}:
         return Aligned(a, b, [])
-    plain_a, plain_b = unwrapped(a), unwrapped(b)
+    sides = unwrapped(a), unwrapped(b)
     said = ["without the words of wrappers in names"]
-    if {*plain_a.tensors} & {*plain_b.tensors}:
-        return Aligned(plain_a, plain_b, said)
-    roots = _best_roots(plain_a, plain_b)
+    if {*sides[0].tensors} & {*sides[1].tensors}:
+        return Aligned(*sides, said)
+    roots = _best_roots(*sides)
     if roots is None:
         return Aligned(a, b, [])
-    sides = zip("AB", (plain_a, plain_b), roots, strict=True)
-    inside = []
-    for side, state, root in sides:
-        inside.append(within(state, root))
+    inside = [within(state, root) for state, root in zip(sides, roots, strict=True)]
+    left = [_outside(state, root) for state, root in zip(sides, roots, strict=True)]
+    for side, root, others in zip("AB", roots, left, strict=True):
         if root:
-            left = len(state.tensors) + len(state.values)
-            left -= len(inside[-1].tensors) + len(inside[-1].values)
-            said.append(f"{side} is its entry {root!r}, without {left} others")
-    return Aligned(inside[0], inside[1], said)
+            said.append(f"{side} is its entry {root!r}, without {len(others)} others")
+    return Aligned(inside[0], inside[1], said, (left[0], left[1]))
+
+
+def _outside(state: State, root: str) -> list[str]:
+    names = [*state.tensors, *state.values]
+    return [name for name in names if root and not name.startswith(f"{root}.")]
 
 
 def unwrapped(state: State) -> State:
@@ -99,14 +103,23 @@ def _best_roots(a: State, b: State) -> tuple[str, str] | None:
     most = max(fits for fits, _, _ in found)
     best = sorted((len(x) + len(y), x, y) for fits, x, y in found if fits == most)
     _, x, y = best[0]
+    return (
+        (x, y) if most and all(_is_deeper((x, y), pair) for _, *pair in best) else None
+    )
 
-    def is_deeper(other: tuple[int, str, str]) -> bool:
-        # the same entry of both, as blocks in the model are
-        _, in_a, in_b = other
-        more = in_a.removeprefix(x)
-        return in_a.startswith(x) and in_b == (y + more).removeprefix("." * (not y))
 
-    return (x, y) if most and all(map(is_deeper, best)) else None
+def _is_deeper(roots: Sequence[str], other: Sequence[str]) -> bool:
+    """Whether ``other`` is the same entry of both ``roots``, as blocks in a model."""
+    more = []
+    for root, deeper in zip(map(_parts, roots), map(_parts, other), strict=True):
+        if deeper[: len(root)] != root:
+            return False
+        more.append(deeper[len(root) :])
+    return more[0] == more[1]
+
+
+def _parts(name: str) -> list[str]:
+    return name.split(".") if name else []
 
 
 def _roots(state: State) -> list[str]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from minitrain.core.progress import progress
+from minitrain.diff.formats import PART
 from minitrain.diff.mapped import hand_back
 from minitrain.diff.names import align
 from minitrain.diff.states import OnDisk, State
@@ -35,7 +36,8 @@ class Comparison:
     tensors that have one: those in ``without_distance`` differ and hold a NaN.
     ``aliases`` are names that only one side has, for a tensor that it also has by a
     name of both: no difference. ``nan`` counts the NaNs, of the same bits on both
-    sides, in tensors that are equal. ``said`` is what was done to names, a clause each.
+    sides, in tensors that are equal. ``said`` is what was done to names, a clause each;
+    ``num_parts`` counts DTensors, of which one rank's part alone is there.
     """
 
     equal: bool
@@ -56,6 +58,7 @@ class Comparison:
     nan: dict[str, int]
     aliases: dict[str, str]
     said: list[str]
+    num_parts: int
 
 
 def compare_states(a: State, b: State) -> Comparison:
@@ -74,6 +77,9 @@ def compare_states(a: State, b: State) -> Comparison:
     other = [name for name in values if not _same_value(a.values[name], b.values[name])]
     only = [_only_here(mine, theirs) for mine, theirs in ((a, b), (b, a))]
     aliases = _aliases(a, only[0], both) | _aliases(b, only[1], both)
+    if all(aligned.left):
+        # nobody knows which of them are meant by which
+        only = [names + left for names, left in zip(only, aligned.left, strict=True)]
     only_in_a, only_in_b = ([n for n in names if n not in aliases] for names in only)
     gaps = found.gaps
     furthest = _furthest(gaps)
@@ -99,6 +105,7 @@ def compare_states(a: State, b: State) -> Comparison:
         nan=found.nan,
         aliases=aliases,
         said=aligned.said,
+        num_parts=sum(name.endswith(PART) for name in values),
     )
 
 
@@ -155,6 +162,8 @@ def _place(state: State, name: str) -> tuple[object, ...]:
         # read anew each time: memory says nothing of it
         return (name,)
     tensor = tensors[name]
+    if not tensor.numel():
+        return (name,)
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 

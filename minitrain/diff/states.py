@@ -21,9 +21,6 @@ class OnDisk(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         stored = self._stored[name]
         tensor = stored.read() if isinstance(stored, Unread) else stored
-        if hasattr(tensor, "to_local"):
-            # of a DTensor, what the rank that wrote it holds
-            tensor = tensor.to_local()
         is_plain = tensor.layout is torch.strided and not (
             tensor.is_quantized or tensor.is_nested or tensor.is_meta
         )

@@ -5,8 +5,9 @@ Accelerate and Fabric leave; read whole or refused in one line, without running 
 import json
 import os
 import pickle
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PosixPath
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 from one_line import refusal
 from safetensors.torch import save_file
 from torch import distributed as dist
+from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
@@ -23,7 +25,7 @@ from minitrain.cli.main import run
 from minitrain.diff.distcp import METADATA
 from minitrain.diff.folders import compare_folders
 from minitrain.diff.state_diff import compare_states
-from minitrain.diff.states import read_state
+from minitrain.diff.states import State, read_state
 from minitrain.distributed.groups import distributed
 from minitrain.distributed.launcher import launch
 
@@ -77,6 +79,11 @@ def test_shard_that_lacks_what_the_index_says(tmp_path: Path) -> None:
     index.write_text('{"weight_map": 3}')
     line = f"{index}: not an index of shards (weight_map)"
     assert refusal(read_state, folder) == line
+    for name in (".", "..", "../plain.pt", index.name, "gone.safetensors"):
+        index.write_text(json.dumps({"weight_map": {"w": name}}))
+        line = refusal(read_state, folder)
+        assert line.startswith(f"{index}: ")
+        assert line.endswith("is no file of a shard beside it")
 
 
 def test_distributed_checkpoint(tmp_path: Path, plain: Path) -> None:
@@ -107,9 +114,14 @@ def test_parts_of_ranks_are_put_together(tmp_path: Path) -> None:
     launch(partial(save_a_part, tmp_path), 2, timeout_s=60)
     whole = torch.arange(20.0).reshape(5, 4)
     assert torch.equal(read_state(tmp_path).tensors["w"], whole)
-    # without the others there is what this rank had
-    part = read_state(tmp_path / "rank-1.pt").tensors["w"]
-    assert torch.equal(part, whole[3:])
+    # without the others there is what this rank had, and that is said
+    part = read_state(tmp_path / "rank-1.pt")
+    assert torch.equal(part.tensors["w"], whole[3:])
+    assert part.values == {"w (part)": "part of (5, 4), placed S(0)"}
+    found = compare_states(part, part)
+    assert (found.equal, found.num_parts) == (True, 1)
+    plain = State({"w": whole[3:]})
+    assert compare_states(part, plain).only_in_a == ["w (part)"]
 
 
 class RunsCode:
@@ -143,13 +155,87 @@ class Attribute:
         return getattr, (self.of, self.name)
 
 
-def test_attributes_are_members_of_enumerations_alone(tmp_path: Path) -> None:
-    member = Attribute(_MEM_FORMAT_ENCODING, "TORCH_PRESERVE_FORMAT")
-    (tmp_path / METADATA).write_bytes(pickle.dumps(member))
+class Builds:
+    """A pickle that would set attributes of a class of this process."""
+
+    def __init__(self, of: Any) -> None:
+        self.of = of
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.of, (), (None, {"name": "../x", "fields": ()})
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        Attribute(_MEM_FORMAT_ENCODING, "TORCH_PRESERVE_FORMAT"),
+        Attribute(torch.Size, "mro"),
+        Builds(PosixPath),
+        Builds(_StorageInfo),
+        _StorageInfo,
+    ],
+    ids=["member", "function", "path", "record", "class"],
+)
+def test_pickle_changes_nothing_here(tmp_path: Path, content: Any) -> None:
+    before = {**vars(PosixPath)}, {**vars(_StorageInfo)}
+    (tmp_path / METADATA).write_bytes(pickle.dumps(content))
     whole = f"{tmp_path}: not a whole checkpoint of torch.distributed.checkpoint"
     assert refusal(read_state, tmp_path) == whole
-    (tmp_path / METADATA).write_bytes(pickle.dumps(Attribute(torch.Size, "mro")))
-    assert "needs code to be read (getattr mro)" in refusal(read_state, tmp_path)
+    assert ({**vars(PosixPath)}, {**vars(_StorageInfo)}) == before
+
+
+def of_pieces(folder: Path, change: Callable[[Any], None]) -> Path:
+    """A checkpoint of one tensor in two pieces, after ``change`` of its metadata."""
+    launch(partial(save_a_part, folder), 2, timeout_s=60)
+    metadata = pickle.loads((folder / METADATA).read_bytes())
+    change(metadata)
+    (folder / METADATA).write_bytes(pickle.dumps(metadata))
+    return folder
+
+
+def same_twice(metadata: Any) -> None:
+    chunks = metadata.state_dict_metadata["w"].chunks
+    chunks[1] = chunks[0]
+
+
+def beyond_the_end(metadata: Any) -> None:
+    metadata.state_dict_metadata["w"].size = torch.Size((4, 5))
+
+
+def one_dimension_less(metadata: Any) -> None:
+    metadata.state_dict_metadata["w"].chunks[0].offsets = torch.Size((0,))
+
+
+def another_type(metadata: Any) -> None:
+    metadata.state_dict_metadata["w"].properties.dtype = torch.float64
+
+
+def elsewhere(metadata: Any) -> None:
+    for info in metadata.storage_data.values():
+        info.relative_path = f"../{info.relative_path}"
+
+
+NOT_WHOLE = "the pieces of tensor w are not the whole of it"
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (same_twice, NOT_WHOLE),
+        (beyond_the_end, NOT_WHOLE),
+        (one_dimension_less, NOT_WHOLE),
+        (another_type, "a piece of tensor w is of another kind"),
+        (elsewhere, "cannot read w of it: damaged, or it needs code to be read"),
+    ],
+)
+def test_pieces_that_are_not_what_the_metadata_says(
+    tmp_path: Path, change: Callable[[Any], None], line: str
+) -> None:
+    folder = of_pieces(tmp_path / "dcp", change)
+    for file in folder.glob("*.distcp"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    found = refusal(lambda: read_state(folder).tensors["w"])
+    assert found == f"{folder}: {line}"
 
 
 @pytest.mark.parametrize("damage", ["metadata", "no metadata", "data", "torn"])
@@ -213,7 +299,53 @@ def test_shards_in_a_folder_are_one_state(tmp_path: Path) -> None:
         (tmp_path / name / "notes.txt").write_text("equal")
     found = compare_folders(tmp_path / "a", tmp_path / "b")
     assert found.equal
-    assert ([*found.states], found.files) == (["model"], {"notes.txt": True})
+    names = ["model/model.safetensors.index.json"]
+    assert ([*found.states], found.files) == (names, {"notes.txt": True})
+
+
+def test_what_lies_beside_a_state_is_compared_too(
+    tmp_path: Path, plain: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As of Hugging Face's Trainer: shards, and an optimizer beside them."""
+    for name, moment in (("a", 1.0), ("b", 2.0)):
+        sharded(tmp_path / name, STATE)
+        torch.save(
+            {"exp_avg": torch.tensor([moment])}, tmp_path / name / "optimizer.pt"
+        )
+    assert run(["verify", str(tmp_path / "a"), str(tmp_path / "b")]) == 1
+    assert "optimizer.pt: different: 1 of 1 tensor" in capsys.readouterr().out
+    # a file has nothing beside it: that is said
+    assert run(["verify", str(tmp_path / "a"), str(plain)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "not compared: optimizer.pt"
+
+
+def test_index_whose_shards_cannot_be_read_is_not_judged_by_itself(
+    tmp_path: Path,
+) -> None:
+    for name in "ab":
+        folder = sharded(tmp_path / name, STATE, "bin")
+        sharded(folder, STATE)
+        (folder / "model-00001-of-00002.bin").write_bytes(name.encode())
+    line = refusal(compare_folders, tmp_path / "a", tmp_path / "b")
+    assert "model-00001-of-00002.bin: not a whole state file" in line
+
+
+def test_folders_of_two_formats(tmp_path: Path) -> None:
+    a, b = sharded(tmp_path / "a", STATE), distcp(tmp_path / "b", STATE)
+    found = compare_folders(a, b)
+    assert (found.equal, [*found.states]) == (True, ["model.safetensors.index.json, ."])
+
+
+def test_file_with_a_part_and_something_refused(tmp_path: Path) -> None:
+    part = torch.load(part_of_one(tmp_path), weights_only=False)
+    content = {"w": part, "args": RunsCode(tmp_path / "x")}
+    torch.save(content, tmp_path / "both.pt")
+    assert "needs code to be read" in refusal(read_state, tmp_path / "both.pt")
+
+
+def part_of_one(folder: Path) -> Path:
+    launch(partial(save_a_part, folder), 2, timeout_s=60)
+    return folder / "rank-0.pt"
 
 
 def test_folder_against_a_file(tmp_path: Path, plain: Path) -> None:

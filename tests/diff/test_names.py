@@ -65,6 +65,24 @@ def test_same_model_by_other_names(
     assert (other.equal, other.num_different_tensors) == (False, 1)
 
 
+def test_entries_that_are_left_on_both_sides_are_differences() -> None:
+    a = state(under("generator") | {"discriminator.x": 1.0})
+    b = state(under("G") | {"D.x": 2.0})
+    found = compare_states(a, b)
+    assert (found.equal, found.num_tensors, found.num_different_tensors) == (
+        False,
+        3,
+        0,
+    )
+    assert (found.only_in_a, found.only_in_b) == (["discriminator.x"], ["D.x"])
+
+
+def test_names_that_begin_alike_are_no_entry() -> None:
+    a = state(under("model") | under("model2", {"x": 1.0}))
+    b = state(under("net") | under("net2", {"x": 2.0}))
+    assert not compare_states(a, b).equal
+
+
 def test_two_entries_that_fit_are_left_to_the_user() -> None:
     both = state(under("model") | under("ema"))
     aligned = align(both, state(MODEL))
