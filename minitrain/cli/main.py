@@ -12,11 +12,17 @@ import sys
 from collections.abc import Sequence
 
 from minitrain import __version__
-from minitrain.cli import doctor, explain, report, verify
+from minitrain.cli import check, doctor, explain, report, verify
 from minitrain.cli.answer import Answer
 from minitrain.core.errors import EXIT_EVIDENCE, run_stage
 
-COMMANDS = {"verify": verify, "doctor": doctor, "explain": explain, "report": report}
+COMMANDS = {
+    "check": check,
+    "verify": verify,
+    "doctor": doctor,
+    "explain": explain,
+    "report": report,
+}
 EXIT_CODES = "exit codes: 0 all well, 1 the evidence says no, 2 bad input"
 
 
@@ -28,7 +34,7 @@ def main() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run one command -> its exit code."""
     as_written = argparse.RawDescriptionHelpFormatter
-    examples = [command.EXAMPLE for command in (doctor, explain, verify)]
+    examples = [command.EXAMPLE for command in (check, doctor, explain, verify)]
     parser = argparse.ArgumentParser(
         prog="minitrain",
         description="Instruments for data-parallel training.",

@@ -26,7 +26,7 @@ def test_without_arguments_there_are_examples(
     text = capsys.readouterr().out
     assert all(f"    {name} " in text for name in COMMANDS)
     examples = re.findall(r"^  minitrain (\w+)", text, flags=re.MULTILINE)
-    assert len(examples) == 3
+    assert len(examples) == 4
     assert {*examples} <= {*COMMANDS}
 
 

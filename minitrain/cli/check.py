@@ -1,0 +1,111 @@
+"""Prove data-parallel training of your own model: the ladder.
+
+MODEL is FILE.py:NAME or module:NAME, a function without arguments that returns a new
+torch.nn.Module. It is trained for a few steps with several processes, replayed by one,
+and worked out once more by a witness. Models of Hugging Face's convention (input_ids
+and labels in, .loss out) with 256 tokens or more need nothing else: they read the bytes
+of a text, by default those of their own file. Others bring --batches and --loss.
+"""
+
+import argparse
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from minitrain.cli.answer import Answer
+from minitrain.core.errors import UserError
+
+if TYPE_CHECKING:
+    from minitrain.testing.check import Ladder
+    from minitrain.testing.climb import Climbed
+
+EXAMPLE = "minitrain check my_model.py:build --steps 5"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the model, what it reads, and how it is trained."""
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="FILE.py:NAME or module:NAME, which builds it")
+    data = parser.add_mutually_exclusive_group()
+    data.add_argument("--text", type=Path, metavar="FILE", help="a line is a sample")
+    data.add_argument(
+        "--batches",
+        metavar="NAME",
+        help="FILE.py:NAME of global batches: a list, a DataLoader, or a function",
+    )
+    add("--loss", metavar="NAME", help="FILE.py:NAME of loss(model, batch), a mean")
+    add("--count", metavar="NAME", help="FILE.py:NAME of count(batch): targets of it")
+    add("--world-size", type=int, default=2, metavar="W", help="processes (2)")
+    add("--sync", default="ddp", help="a strategy, or all (ddp)")
+    add("--optimizer", default="adamw", choices=["adamw", "sgd"], help="(adamw)")
+    add("--precision", default="float32", help="float32, bf16 or fp16 (float32)")
+    add("--steps", type=int, default=3, metavar="N", help="steps, at least 2 (3)")
+    add("--batch-size", type=int, default=8, metavar="B", help="lines a batch (8)")
+    add("--timeout-s", type=float, default=300, metavar="S", help="limit (300)")
+
+
+def answer(options: argparse.Namespace) -> Answer:
+    """Climb the ladder of every strategy that was asked for."""
+    # torch takes seconds to import: not for --help
+    from minitrain.testing.climb import climb
+
+    begun = time.monotonic()
+    found = climb(options.sync, **_given(options))
+    seconds = time.monotonic() - begun
+    ladders = {name: _facts(ladder) for name, ladder in found.ladders.items()}
+    facts = {"strategies": ladders, "refused": found.refused, "seconds": seconds}
+    return Answer(found.holds, facts, in_words(found, seconds))
+
+
+def _given(options: argparse.Namespace) -> dict[str, Any]:
+    from minitrain.testing.named import find
+    from minitrain.testing.text_batches import text_batches
+
+    factory = find(options.model, "MODEL")
+    functions = {
+        name: find(getattr(options, name), f"--{name}")
+        for name in ("loss", "count")
+        if getattr(options, name)
+    }
+    if options.batches:
+        batches = find(options.batches, "--batches")
+        batches = batches() if callable(batches) else batches
+    else:
+        text = options.text or Path(options.model.rpartition(":")[0])
+        if not text.is_file():
+            raise UserError(f"{text}: no file to read; --text or --batches names one")
+        batches = text_batches(text, options.batch_size, options.steps)
+    copied = ("world_size", "optimizer", "precision", "steps", "timeout_s")
+    return {
+        "factory": factory,
+        "batches": batches,
+        **functions,
+        **{name: getattr(options, name) for name in copied},
+    }
+
+
+def _facts(ladder: "Ladder") -> dict[str, Any]:
+    return {
+        "verdict": ladder.verdict,
+        "rests_on": ladder.rests_on,
+        "rungs": {name: asdict(rung) for name, rung in ladder.rungs.items()},
+        "first_difference": ladder.divergence and asdict(ladder.divergence),
+    }
+
+
+def in_words(found: "Climbed", seconds: float) -> str:
+    """The ladder of one strategy; of several, a line each."""
+    took = f"{seconds:.0f} s"
+    if len(found.ladders) == 1 and not found.refused:
+        (only,) = found.ladders.values()
+        return f"{only}\n{took}"
+    width = max(map(len, (*found.ladders, *found.refused)))
+    lines = []
+    for name, ladder in found.ladders.items():
+        lines.append(f"{name:<{width}}  {ladder.verdict}: {ladder.rests_on}")
+        if ladder.divergence is not None:
+            lines.append(f"{'':<{width}}  first difference: {ladder.divergence}")
+    for name, why in found.refused.items():
+        lines.append(f"{name:<{width}}  not tried: {why}")
+    return "\n".join([*lines, took])

@@ -1,0 +1,68 @@
+"""Functions and data of a user's own files, by ``FILE.py:NAME`` or ``module:NAME``."""
+
+import importlib
+import importlib.util
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from minitrain.core.errors import UserError
+from minitrain.model.neighbors import neighbors_of
+
+
+@dataclass(frozen=True)
+class OfFile:
+    """A function of a file, which finds what lies beside that. It is sent to another
+    process by its name.
+    """
+
+    path: Path
+    name: str
+
+    def __call__(self, *arguments: Any) -> Any:
+        """What the function returns."""
+        with neighbors_of(self.path):
+            return getattr(_load(self.path), self.name)(*arguments)
+
+
+def find(written: str, option: str) -> Any:
+    """What ``written`` names. UserError that begins with ``option`` where it cannot be
+    had.
+    """
+    place, colon, name = written.rpartition(":")
+    if not (colon and place and name):
+        raise UserError(f"{option} = {written!r}: must be FILE.py:NAME or module:NAME")
+    path = Path(place).absolute()
+    try:
+        if path.suffix != ".py":
+            found = importlib.import_module(place)
+        else:
+            with neighbors_of(path):
+                found = _load(path)
+    except FileNotFoundError:
+        raise UserError(f"{option} = {written!r}: no file {place}") from None
+    except (Exception, SystemExit) as error:
+        raise UserError(
+            f"{option} = {written!r}: {place}: {type(error).__name__}: {error}"
+        ) from error
+    if not hasattr(found, name):
+        raise UserError(f"{option} = {written!r}: {place} has no {name}")
+    named = getattr(found, name)
+    return OfFile(path, name) if path.suffix == ".py" and callable(named) else named
+
+
+@cache
+def _load(path: Path) -> ModuleType:
+    # read first: what cannot be opened is the operating system's error
+    path.read_bytes()
+    spec = importlib.util.spec_from_file_location(f"own_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # dataclasses look their module up by name while it is being executed
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,176 @@
+"""``minitrain check``: one's own model from the command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from one_line import refusal
+
+from minitrain.cli.check import in_words
+from minitrain.cli.main import run
+from minitrain.testing.climb import Climbed
+from minitrain.testing.named import find
+from minitrain.testing.text_batches import LONGEST, PADDING, text_batches
+
+MODEL = """
+import torch
+from beside import WIDTH
+
+class Output:
+    def __init__(self, loss):
+        self.loss = loss
+
+class Small(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(256, WIDTH)
+        self.head = torch.nn.Linear(WIDTH, 256)
+
+    def forward(self, input_ids, labels):
+        logits = self.head(self.embedding(input_ids))[:, :-1].flatten(0, 1)
+        targets = labels[:, 1:].flatten()
+        return Output(torch.nn.functional.cross_entropy(logits, targets))
+
+def build():
+    return Small()
+
+class MeanOfRows(Small):
+    # short rows count as much as long ones: no mean over targets
+    def forward(self, input_ids, labels):
+        rows = [super(MeanOfRows, self).forward(i[None], l[None]).loss
+                for i, l in zip(input_ids, labels)]
+        return Output(torch.stack(rows).mean())
+
+def build_wrong():
+    return MeanOfRows()
+
+class Counting(Small):
+    def forward(self, input_ids, labels):
+        self.calls = getattr(self, "calls", 0) + 1
+        loss = super().forward(input_ids, labels).loss
+        return Output(loss * 2 if self.calls > 4 else loss)
+
+def build_counting():
+    return Counting()
+
+def linear():
+    return torch.nn.Linear(3, 1)
+
+def batches():
+    generator = torch.Generator().manual_seed(1)
+    return [(torch.randn(8, 3, generator=generator), torch.ones(8, 1))] * 3
+
+def loss(model, batch):
+    return torch.nn.functional.mse_loss(model(batch[0]), batch[1])
+
+not_a_function = 3
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "my_model.py").write_text(MODEL)
+    (tmp_path / "beside.py").write_text("WIDTH = 8\n")
+    monkeypatch.chdir(tmp_path)
+    return "my_model.py"
+
+
+def test_model_that_reads_text(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["check", f"{model}:build"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2].startswith("proven: the bits are those of a replay, and ")
+    assert lines[-1].endswith(" s")
+    assert ["ranks", "equal"] in [line.split()[:2] for line in lines]
+
+
+def test_model_with_batches_and_a_loss(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = ["--batches", f"{model}:batches", "--loss", f"{model}:loss"]
+    assert run(["check", f"{model}:linear", *own, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    (ladder,) = found["strategies"].values()
+    assert ladder["verdict"] == "proven"
+    assert ladder["rungs"]["replay"]["verdict"] == "equal"
+
+
+def test_model_whose_loss_is_no_mean_over_targets(model: str) -> None:
+    line = refusal(run, ["check", f"{model}:build_wrong"])
+    assert line.startswith("loss: is ")
+    assert line.endswith("must be a mean over what is counted")
+
+
+def test_model_that_counts_its_calls_is_a_breach(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A replay calls one model for both ranks: from the fifth call on it differs."""
+    assert run(["check", f"{model}:build_counting"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("breach: ") for line in lines)
+    assert any(line.startswith("first difference: step 2") for line in lines)
+
+
+def test_all_strategies(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    own = ["--batches", f"{model}:batches", "--loss", f"{model}:loss"]
+    assert run(["check", f"{model}:linear", *own, "--sync", "all", "--steps", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    said = dict(line.split(maxsplit=1) for line in lines[:-1])
+    assert said["ddp"].startswith("proven: ")
+    assert said["invariant"].startswith("proven: ")
+    assert said["fsdp"].startswith("undecided: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["my_model.py"], "MODEL = 'my_model.py': must be FILE.py:NAME or module:NAME"),
+        (["no.py:build"], "MODEL = 'no.py:build': no file no.py"),
+        (["torch.nn:Identity"], "torch.nn: no file to read; --text or --batches names"),
+        (["my_model.py:bild"], "MODEL = 'my_model.py:bild': my_model.py has no bild"),
+        (
+            ["my_model.py:build", "--loss", "no_such_module:x"],
+            "--loss = 'no_such_module:x': no_such_module: ModuleNotFoundError: ",
+        ),
+        (
+            ["my_model.py:build", "--loss", "my_model.py:not_a_function"],
+            "loss = 3: must be a function",
+        ),
+        (["my_model.py:build", "--text", "beside.py", "--steps", "1"], "steps = 1: "),
+    ],
+)
+def test_mistakes_are_one_line(model: str, arguments: list[str], line: str) -> None:
+    assert refusal(run, ["check", *arguments]).startswith(line)
+
+
+def test_strategy_that_takes_no_such_model_is_named() -> None:
+    found = Climbed(refused={"shm": "not on two hosts"})
+    assert not found.holds
+    assert in_words(found, 2.4) == "shm  not tried: not on two hosts\n2 s"
+
+
+def test_file_that_fails(model: str) -> None:
+    Path("broken.py").write_text("import sys; sys.exit(3)")
+    line = refusal(find, "broken.py:build", "MODEL")
+    assert line == "MODEL = 'broken.py:build': broken.py: SystemExit: 3"
+    assert refusal(find, "gone.py:build", "MODEL") == (
+        "MODEL = 'gone.py:build': no file gone.py"
+    )
+
+
+def test_batches_of_a_text_by_hand(tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_bytes(b"ab\n\nc\nxyz\n" + b"q" * 100)
+    first, second = text_batches(path, 2, 2)
+    assert first["input_ids"].tolist() == [[97, 98, 0], [120, 121, 122]]
+    assert first["labels"].tolist() == [[97, 98, PADDING], [120, 121, 122]]
+    # a line is cut, and after the last one comes the first
+    assert second["input_ids"].shape == (2, LONGEST)
+    assert second["labels"][1].tolist() == [97, 98] + [PADDING] * (LONGEST - 2)
+    assert second["labels"].dtype == torch.long
+
+
+def test_text_without_a_line(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("a\nb\n")
+    line = refusal(text_batches, tmp_path / "text.txt", 2, 2)
+    assert line == f"{tmp_path / 'text.txt'}: has no line of two bytes"
