@@ -3,7 +3,6 @@ Accelerate and Fabric leave; read whole or refused in one line, without running 
 """
 
 import json
-import os
 import pickle
 from collections.abc import Callable
 from functools import partial
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from one_line import refusal
+from pickles import RunsCode
 from safetensors.torch import save_file
 from torch import distributed as dist
 from torch.distributed.checkpoint.filesystem import _StorageInfo
@@ -122,16 +122,6 @@ def test_parts_of_ranks_are_put_together(tmp_path: Path) -> None:
     assert (found.equal, found.num_parts) == (True, 1)
     plain = State({"w": whole[3:]})
     assert compare_states(part, plain).only_in_a == ["w (part)"]
-
-
-class RunsCode:
-    """A pickle that would leave a file behind when it is read."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (str(self.path),)
 
 
 def test_checkpoint_that_would_run_code(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """State files of every kind: read whole, or refused in one line that names the file."""
 
-import os
 import pickle
 from collections import OrderedDict
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from one_line import refusal
+from pickles import RunsCode
 from safetensors.torch import save_file
 
 from minitrain.diff.states import read_state
@@ -60,16 +60,6 @@ def test_tensors_that_share_storage(tmp_path: Path) -> None:
     whole = torch.arange(4.0)
     state = read_state(saved(tmp_path, {"whole": whole, "part": whole[1:3]}))
     assert state.tensors["part"].tolist() == [1.0, 2.0]
-
-
-class RunsCode:
-    """A pickle that would leave a file behind when it is read."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (str(self.path),)
 
 
 def refused(path: Path) -> str:
