@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from minitrain.analysis.held_out import LEAST_PAIRS
+from minitrain.analysis.held_out import LEAST_COUNT, LEAST_PAIRS
 from minitrain.report.numbers import percent, plural
 
 UNITS = {"batch": " samples", "width": "", "mbit": " Mbit/s"}
@@ -15,21 +15,25 @@ OTHERS = {"processes": "one", "compression": "float32"}
 def questions(answers: list[dict[str, Any]]) -> Iterator[str]:
     yield (
         "An answer is as wrong as ratios of two settings that were both held out: the "
-        f"95 % quantile over such pairs. {LEAST_PAIRS} are needed."
+        "largest error of such pairs, for pairs that share a setting err together; the "
+        f"95 % quantile where {LEAST_COUNT} or more share none. {LEAST_PAIRS} pairs "
+        "are needed."
     )
     yield ""
-    yield "| question | pairs | on cables | wrong by | crosses at | unsure between |"
-    yield "|---|---:|---:|---:|---:|---:|"
+    yield "| question | on cables | wrong by | crosses at | unsure between |"
+    yield "|---|---:|---|---:|---:|"
     for one in answers:
-        rests_on = f"{one['pairs']} | {one['pairs_on_cables']}"
         found = " | ".join(crossing(one, UNITS[one["over"]]))
-        yield f"| {one['question']} over {one['over']} | {rests_on} | {found} |"
+        asked = f"{one['question']} over {one['over']}"
+        yield f"| {asked} | {one['pairs_on_cables']} | {found} |"
 
 
 def crossing(one: dict[str, Any], unit: str) -> list[str]:
+    references = plural(one["references"], "distinct reference")
+    rests_on = f"{plural(one['pairs'], 'pair')}, {references}"
     if one["error"] is None:
-        return ["", one["answer"], ""]
-    wrong = percent(math.expm1(one["error"]))
+        return [rests_on, one["answer"], ""]
+    wrong = f"{percent(math.expm1(one['error']))}, the {one['bound']} of {rests_on}"
     if one["at"] is None:
         return [wrong, "nowhere", ""]
     unsure = f"{short(one['low'], unit)} to {short(one['high'], unit)}"

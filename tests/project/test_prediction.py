@@ -333,6 +333,17 @@ def test_questions_rest_on_pairs_that_were_held_out(study: Path) -> None:
         assert one["answer"].startswith("crosses")
     about = {one["question"]: one for one in answers}["compression"]
     assert (about["pairs"], about["pairs_on_cables"]) == (10, 7)
+    # too few for a quantile
+    assert (about["references"], about["bound"]) == (10, "largest")
+    # one process was held out four times
+    shared = {one["question"]: one for one in answers}["processes"]
+    counts = shared["pairs"], shared["references"], shared["bound"]
+    assert counts == (20, 4, "largest")
+    verify(study)
+    run(describe_errors)
+    page = (study / "table.md").read_text()
+    assert "the largest of 10 pairs, 10 distinct references |" in page
+    assert "the largest of 20 pairs, 4 distinct references |" in page
 
 
 def test_a_pair_with_a_fitted_setting_is_none() -> None:
@@ -369,5 +380,6 @@ def test_too_few_pairs_are_said_to_be_too_few(study: Path) -> None:
     assert {one["pairs"] for one in answers} == {0, 1}
     assert verified(study) == []
     page = (study / "table.md").read_text()
-    assert "| compression over mbit | 1 | 1 |  | too few pairs |  |" in page
+    rests_on = "1 pair, 1 distinct reference"
+    assert f"| compression over mbit | 1 | {rests_on} | too few pairs |  |" in page
     assert "Nothing is sure enough to be claimed." in page
