@@ -19,8 +19,7 @@ def questions(answers: list[dict[str, Any]]) -> Iterator[str]:
         f"95 % quantile where {LEAST_COUNT} or more share none. {LEAST_PAIRS} pairs "
         "are needed."
     )
-    yield ""
-    yield "| question | on cables | wrong by | crosses at | unsure between |"
+    yield from ("", "| question | on cables | wrong by | crosses at | unsure between |")
     yield "|---|---:|---|---:|---:|"
     for one in answers:
         found = " | ".join(crossing(one, UNITS[one["over"]]))
@@ -50,6 +49,7 @@ def claims(verified: dict[str, Any]) -> Iterator[str]:
     else:
         kept = sum(one["claim"] == "holds" for one in found)
         yield f"{kept} of {plural(len(found), 'claim')} hold."
+        yield from ("", *crossovers(found))
     yield ""
     yield "| question | measured at | claim | ratio | noise floor |  |"
     yield "|---|---:|---|---:|---:|---|"
@@ -64,6 +64,26 @@ def claims(verified: dict[str, Any]) -> Iterator[str]:
             f"{faster} faster than {slower} | {ratio} | "
             f"{percent(one['noise_floor'])} | {one['claim']} |"
         )
+
+
+def crossovers(found: list[dict[str, Any]]) -> Iterator[str]:
+    """Verified is one that has a claim on either side, and both hold."""
+    by_answer: dict[tuple[Any, ...], list[str]] = {}
+    # what crosses nowhere claims the same on both sides
+    for one in (x for x in found if x["at"] is not None):
+        answer = one["question"], one["over"], one["at"]
+        by_answer.setdefault(answer, []).append(one["claim"])
+    if not by_answer:
+        return
+    verified = [both == ["holds"] * 2 for both in by_answer.values()]
+    yield (
+        f"{sum(verified)} of {plural(len(verified), 'crossover')} verified: on both "
+        "sides of it, away from what is unsure, what was predicted to be faster is, by "
+        "more than the claim's own noise floor (of both that it compares, once more)."
+    )
+    for (question, over, at), both in by_answer.items():
+        came = ", ".join(both) if len(both) == 2 else f"{both[0]}, on one side alone"
+        yield f"- {question} over {over} at {short(at, UNITS[over])}: {came}"
 
 
 def short(value: float | None, unit: str) -> str:
