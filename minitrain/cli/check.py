@@ -61,8 +61,8 @@ def answer(options: argparse.Namespace) -> Answer:
 
 def _given(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     """Arguments of a check, and how its text was shortened, if it was."""
-    from minitrain.testing.named import find
     from minitrain.testing.again import Counted
+    from minitrain.testing.named import find
     from minitrain.testing.text_batches import LONGEST, length_for, text_batches
 
     factory, shortened = find(options.model, "MODEL"), ""

@@ -9,7 +9,7 @@ their own processes, would be told from their replay.
 import io
 import pickle
 from collections.abc import Callable
-from copy import copy
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,11 +41,9 @@ class Again:
                 restore_random_state(after)
                 return mould.cast()
         model = self.factory()
-        try:
+        # of what cannot be copied there is none: it is made anew each time
+        with suppress(Exception):
             self._made.append((before, Mould(model), random_state()))
-        except Exception:
-            # no such copy: it is made anew each time
-            pass
         return model
 
     def __getstate__(self) -> dict[str, Any]:
@@ -147,5 +145,5 @@ def _copy(tensor: Tensor) -> Tensor:
         data = nn.Parameter(data, requires_grad=tensor.requires_grad)
     else:
         data.requires_grad_(tensor.requires_grad)
-    vars(data).update(copy(attributes))
+    vars(data).update(attributes)
     return data

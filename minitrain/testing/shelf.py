@@ -10,7 +10,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import IO, Any, Self
+from typing import IO, Any, Self, cast
 
 import numpy as np
 import torch
@@ -50,8 +50,8 @@ class Shelf:
         # what was taken stays
         self._file.close()
 
-    def taken(self, laid: Mapping[str, Laid]) -> dict[str, Tensor]:
-        """The tensors that a rank laid there."""
+    def taken(self, laid: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The tensors of what a rank put in, each a :class:`Laid`."""
         size = os.fstat(self._file.fileno()).st_size
         # private: what is written into a tensor is nobody else's
         private = mmap.ACCESS_COPY
@@ -66,7 +66,10 @@ class Shelved(dict[str, Any]):
 
     def __init__(self, path: str | None) -> None:
         super().__init__()
-        self._file = open(path, "r+b", buffering=0) if path else None
+        self._file: IO[bytes] | None = None
+        if path:
+            # :meth:`close` closes it
+            self._file = open(path, "r+b", buffering=0)  # noqa: SIM115
         self._end = 0
         self._states: dict[str, Laid] = {}
 
@@ -124,5 +127,6 @@ def _file_without_a_name() -> tuple[str, IO[bytes]]:
         file = os.fdopen(os.memfd_create("minitrain"), "r+b", buffering=0)
         # a rank of the same user opens it by its number
         return f"/proc/{os.getpid()}/fd/{file.fileno()}", file
-    named = tempfile.NamedTemporaryFile(buffering=0)
-    return named.name, named  # type: ignore[return-value]
+    # whoever has the shelf closes it, and the file goes with that
+    named = tempfile.NamedTemporaryFile(buffering=0)  # noqa: SIM115
+    return named.name, cast(IO[bytes], named)

@@ -11,7 +11,7 @@ from minitrain.core.errors import UserError
 # a byte is a token
 VOCABULARY = 256
 LONGEST, SHORTEST = 64, 8
-# parameters times tokens of a batch: as many multiplications take a fraction of a second
+# parameters times tokens of a batch: so many products take a fraction of a second
 AFFORDED = 1 << 31
 # so many lengths, one after the other, where lines are cut short
 UNEVEN = 4

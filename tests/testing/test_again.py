@@ -1,6 +1,8 @@
 """Models that are copied instead of made anew: the same, or made anew after all."""
 
 import pickle
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +22,7 @@ class Tied(nn.Module):
         self.head.weight = self.embedding.weight
 
 
-def model_from(factory: Again, seed: int) -> nn.Module:
+def model_from(factory: Again, seed: int) -> Any:
     seed_everything(seed)
     return factory()
 
@@ -62,8 +64,8 @@ def test_copy_is_a_model_of_its_own_whose_ties_hold() -> None:
 
 def test_model_that_a_copy_would_share_with_is_made_anew() -> None:
     def with_a_closure() -> nn.Module:
-        model = nn.Linear(2, 2)
-        model.register_forward_hook(lambda m, x, y: y * model.weight.sum())
+        model: Any = nn.Linear(2, 2)
+        model.register_forward_hook(lambda _m, _x, y: y * model.weight.sum())
         return model
 
     factory = Again(with_a_closure)
@@ -93,9 +95,12 @@ def expanded() -> nn.Module:
 
 
 @pytest.mark.parametrize("build", [views, hooked, expanded])
-def test_tensors_that_are_more_than_their_bytes_are_not_copied(build) -> None:  # type: ignore[no-untyped-def]
+def test_tensors_that_are_more_than_their_bytes_are_not_copied(
+    build: Callable[[], nn.Module],
+) -> None:
+    model = build()
     with pytest.raises(NoCopy):
-        Mould(build())
+        Mould(model)
 
 
 def test_ranks_are_sent_the_factory_alone() -> None:
@@ -108,7 +113,8 @@ def test_first_model_counted_is_the_first_given_out() -> None:
     factory = Counted(Tied)
     # the tied weight, the norm's two, and of each layer two matrices and two biases
     assert factory.parameters == 5 * 3 + 2 * 3 + 2 * (2 * 12 * 3 + 2 * 12)
-    first, second = factory(), factory()
+    first: Any = factory()
+    second = factory()
     assert first is not second
     seed_everything(0)
     assert torch.equal(first.head.weight, Tied().head.weight)
