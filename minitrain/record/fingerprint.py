@@ -3,9 +3,9 @@
 The sketch is linear: that of a mean of tensors is the mean of their sketches, and the
 norm of the difference of two sketches estimates that of the difference of two tensors,
 to about a third. So a recording can be held against another, or against the mean of
-its ranks, without the tensors. Each element is added to one of the bins with a sign; the
-bin and half of the sign are random by its place in a block, the other half by block and
-bin. So neither rows nor columns of a matrix share them.
+its ranks, without the tensors. Each element is added to one of the bins with a sign.
+The bin and half of the sign are random by its place in a block, the other half by block
+and bin: neither rows nor columns of a matrix share them.
 """
 
 import hashlib

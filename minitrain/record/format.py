@@ -81,14 +81,14 @@ def _files(folder: Path) -> dict[int, Path]:
 
 
 def read_recording(folder: Path) -> Recording:
-    """What is in ``folder``. A last line that was cut is left out, as is a rank that was
-    killed before its first line was whole. UserError for a folder without a recording,
-    or with a damaged one, another version, or ranks of unlike runs.
+    """What is in ``folder``. A last line that was cut is left out, as is a rank that
+    was killed before its first line was whole. UserError for a folder without a
+    recording, or with a damaged one, another version, or ranks of unlike runs.
     """
     if not is_recording(folder):
         raise UserError(
-            f"{folder}: no recording; minitrain.record(model, optimizer, folder) writes "
-            "rank-0.jsonl there"
+            f"{folder}: no recording; minitrain.record(model, optimizer, folder) "
+            "writes rank-0.jsonl there"
         )
     read = {rank: _read_rank(path, rank) for rank, path in _files(folder).items()}
     ranks = {rank: one for rank, one in read.items() if one is not None}
@@ -181,5 +181,6 @@ def refuse_second(folder: Path, rank: int) -> None:
     """Raise UserError where ``rank`` has a recording in ``folder``."""
     if path_of_rank(folder, rank).exists():
         raise UserError(
-            f"{folder}: has a recording of rank {rank}; name another folder, or remove it"
+            f"{folder}: has a recording of rank {rank}; name another folder, or remove "
+            "that one"
         )
