@@ -97,8 +97,13 @@ class Pages:
     def step_ended(self, stepped: Stepped) -> Row | None:
         """After it -> all that is known of it; None where it is not recorded."""
         page = self._begun.pop(stepped.number, None)
-        if page is None:
-            return None
+        if page is not None:
+            self._finish(page, stepped)
+        stepped.passes, stepped.losses = len(self._passes), len(self._losses)
+        self._first = None
+        return page
+
+    def _finish(self, page: Row, stepped: Stepped) -> None:
         named = parameters_of(self._inner)
         if stepped.by_closure:
             held = stepped.holds()
@@ -106,9 +111,6 @@ class Pages:
         kept = {name: p for name, p in named.items() if name in page["before"]}
         page["parameters"] = {name: fingerprint(p) for name, p in kept.items()}
         page["moments"] = stepped.moments()
-        stepped.passes, stepped.losses = len(self._passes), len(self._losses)
-        self._first = None
-        return page
 
     def _collect(self, page: Row, stepped: Stepped, mine: list[str]) -> None:
         """What led to the step: passes, and gradients as the optimizer gets them."""
