@@ -1,8 +1,8 @@
 """Why gradients of two recordings differ, from their sketches: the probable cause.
 
-A wrong gradient is written as a combination of what the ranks computed on their own, and
-so is the right one; how the factors of the two compare tells most faults apart. Each
-cause comes with whether it is sure: a pattern that rounding does not make.
+A wrong gradient is written as a combination of what the ranks computed on their own,
+and so is the right one; how the factors of the two compare tells most faults apart.
+Each cause comes with whether it is sure: a pattern that rounding does not make.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ LOW_PRECISION = (2e-4, 2e-2)
 # what is taken off a loss before the step: a power of two, at least
 LEAST_LOSS_SCALE = 256
 BATCH_NORM = (
-    "buffers that training changes (batch norm?): each rank normalizes by its own samples"
+    "training changes buffers (batch norm?): each rank may normalize by its own samples"
 )
 
 
@@ -78,8 +78,12 @@ def cause_in_gradients(place: Place, found: Measured, trained_buffers: bool) -> 
     if trained_buffers and not place.same_size:
         return Cause(BATCH_NORM)
     if LOW_PRECISION[0] <= found.whole <= LOW_PRECISION[1]:
-        clause = "reduced in lower precision? " if own else "computed in lower precision? "
-        return Cause(clause + "(the gap is that of bfloat16 or float16)", sure=bool(own))
+        clause = (
+            "reduced in lower precision? " if own else "computed in lower precision? "
+        )
+        return Cause(
+            clause + "(the gap is that of bfloat16 or float16)", sure=bool(own)
+        )
     if not own:
         return Cause()
     return Cause("the ranks' own gradients are alike: they are put together otherwise")
@@ -113,7 +117,9 @@ def cause_in_own(place: Place) -> Cause | None:
     if first := factors[0]:
         (factor,), rest = first
         if rest < CLOSE and abs(factor - 1) > max(CLOSE, 10 * rest):
-            clause = f"{factor:.3g} times as large before any reduction: {_scale(factor)}"
+            clause = (
+                f"{factor:.3g} times as large before any reduction: {_scale(factor)}"
+            )
             return Cause(clause, True, what, ranks)
         gap = rest + abs(factor - 1)
         if gap <= LOW_PRECISION[1]:
@@ -136,10 +142,14 @@ def _of_factor(factor: float, place: Place, found: Measured) -> str:
         ("A", place.a, place.world_sizes[0], 1 / factor),
     ):
         # its own gradients, where there are any, tell which of the two it is
-        if world_size > 1 and (clause := _off(times, world_size, _mean(rows, world_size))):
+        if world_size > 1 and (
+            clause := _off(times, world_size, _mean(rows, world_size))
+        ):
             return f"{size}: {clause} in {side}"
-    passes = [len(rows[rank]["inputs"]) for rows, rank in (
-        (place.a, found.pairs[0][0]), (place.b, found.pairs[0][1]))]
+    passes = [
+        len(rows[rank]["inputs"])
+        for rows, rank in ((place.a, found.pairs[0][0]), (place.b, found.pairs[0][1]))
+    ]
     if min(passes) > 0 and abs(factor * passes[0] / passes[1] - 1) < 10 * CLOSE:
         return f"{size}: accumulated passes are added up, without dividing their losses"
     return f"{size}: {_scale(factor)}"
@@ -175,26 +185,34 @@ def _scale(factor: float) -> str:
 
 
 def _of_parts(place: Place, found: Measured, names: Sequence[str]) -> Cause | None:
-    """From the gradients of A and of B as sums of what the ranks of one run computed."""
-    for side, rows, pair in (("B", place.b, found.pairs[0]), ("A", place.a, found.pairs[0])):
+    """From the gradients of A and B as sums of what the ranks of one run computed."""
+    for side, rows, pair in (
+        ("B", place.b, found.pairs[0]),
+        ("A", place.a, found.pairs[0]),
+    ):
         held = [n for n in names if all(n in row["own"] for row in rows.values())]
         if len(rows) < 2 or not held:
             continue
         own = [joined(rows[rank]["own"], held) for rank in sorted(rows)]
         a, b = place.a[pair[0]], place.b[pair[1]]
         mine, other = (b, a) if side == "B" else (a, b)
-        fits = [fit(joined(sketches(r, "gradients"), held), own) for r in (mine, other)]
-        if fits[0] is None or fits[1] is None:
+        found_fit, right_fit = (
+            fit(joined(sketches(r, "gradients"), held), own) for r in (mine, other)
+        )
+        if found_fit is None or right_fit is None:
             continue
-        (factors, rest), (right, rest_right) = fits
+        (factors, rest), (right, rest_right) = found_fit, right_fit
         if rest_right >= CLOSE:
             if rest < CLOSE and not place.same_size:
                 other_side = "A" if side == "B" else "B"
-                clause = f"{other_side}'s is no sum of what the ranks of {side} computed"
+                clause = (
+                    f"{other_side}'s is no sum of what the ranks of {side} computed"
+                )
                 return Cause(f"{clause}: other weights, precision or batch statistics")
             continue
-        if rest < CLOSE and (clause := _pattern(factors, right, pair[side == "B"])):
-            return Cause(f"{side}: {clause}", sure=True)
+        pattern = rest < CLOSE and _pattern(factors, right, pair[side == "B"])
+        if pattern:
+            return Cause(f"{side}: {pattern}", sure=True)
         if LOW_PRECISION[0] <= rest <= LOW_PRECISION[1] and 10 * rest_right < rest:
             return Cause(f"{side}: reduced in lower precision?", sure=True)
     return None

@@ -60,7 +60,10 @@ def cause_in_data(place: Place, others: Sequence[Place]) -> tuple[str, str]:
     if sum(a.values()) != sum(b.values()):
         return much, "another global batch size"
     if not shared:
-        return much, "another order of the samples (seed?), or other inputs of the model"
+        return (
+            much,
+            "another order of the samples (seed?), or other inputs of the model",
+        )
     return much, "another order of the samples"
 
 
@@ -182,7 +185,7 @@ def _of_first_step(
     world_sizes: tuple[int, int],
 ) -> Cause | None:
     """Of step 0 only what came of it is recorded: SGD's goes along the gradients."""
-    held = common(a["gradients"], {name: 0 for name in names})
+    held = common(a["gradients"], dict.fromkeys(names))
     rate = max(a["lr"], default=0.0)
     if len(held) == len(names) and rate:
         found = fit(theirs - ours, [joined(sketches(a, "gradients"), names)])

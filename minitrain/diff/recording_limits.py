@@ -1,13 +1,14 @@
-"""How far gradients and parameters of two recordings are apart, and how far they may be.
+"""How far gradients and parameters of two recordings are apart, and may be.
 
-The quick limits are those of the ladder (minitrain/proof/tolerances.py), as far as norms
-tell them. What is beyond is held to a twin, where there is one. Beyond both it is a
-fault; without a twin only what no rounding grows to is one.
+The quick limits are those of the ladder (minitrain/proof/tolerances.py), as far as
+norms tell them. What is beyond is held to a twin, where there is one. Beyond both it is
+a fault; without a twin only what no rounding grows to is one.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -19,7 +20,6 @@ from minitrain.diff.recording_places import (
     common,
     fit,
     joined,
-    length,
     norm,
     sketches,
 )
@@ -94,7 +94,7 @@ def _is_linear(rows: Sequence[Row]) -> bool:
     """Whether the first step that can be told is one of SGD: with momentum a sum of the
     gradients so far, with weight decay also of the weights.
     """
-    for number, (before, row) in enumerate(zip(rows, rows[1:], strict=False)):
+    for number, (before, row) in enumerate(pairwise(rows)):
         past = rows[: number + 2]
         if row["step"] != number + rows[0]["step"] + 1:
             break

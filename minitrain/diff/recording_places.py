@@ -42,8 +42,8 @@ class Place:
 
     @cached_property
     def pairs(self) -> list[tuple[int, int]]:
-        """Which rank of A is held to which of B. Where the world sizes differ, the first
-        of either to all of the other: they should have the same.
+        """Which rank of A is held to which of B. Where the world sizes differ, the
+        first of either to all of the other: they should have the same.
         """
         return pairs_of(self.a, self.b, self.same_size)
 

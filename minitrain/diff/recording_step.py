@@ -4,14 +4,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from minitrain.diff.diagnosis import UNKNOWN, cause_in_buffers
 from minitrain.diff.recording_causes import cause_in_gradients
 from minitrain.diff.recording_clauses import (
-    NOT_RESTORED,
-    SETTINGS,
     cause_in_data,
     cause_in_parameters,
-    cause_in_rates,
     cause_of_drift,
 )
 from minitrain.diff.recording_limits import (
@@ -33,33 +29,20 @@ from minitrain.diff.recording_places import (
     samples,
     sketches,
 )
+from minitrain.diff.recording_unlike import (
+    Unlike,
+    hidden_unlike,
+    rates_unlike,
+    rest_is_equal,
+)
 
 KINDS: tuple[Kind, Kind] = ("gradients", "parameters")
-# rates that a float32 and a float64 hold
-SAME_RATE = 1e-6
-
-
-@dataclass(frozen=True)
-class Unlike:
-    """What differs at a step, by how ``much``, and the probable cause; not ``sure``
-    where rounding might have come to it. ``since`` is the recorded step before.
-    """
-
-    step: int
-    what: str
-    much: str
-    cause: str = UNKNOWN
-    tensor: str = ""
-    ranks: str = ""
-    sure: bool = True
-    since: int | None = None
-    optimizer: int = 0
 
 
 @dataclass(frozen=True)
 class StepCompared:
-    """One recorded step: ``=`` equal bits, ``~`` within rounding, ``?`` undecided, ``x``
-    different, with the ``first`` difference.
+    """One recorded step: ``=`` equal bits, ``~`` within rounding, ``?`` undecided,
+    ``x`` different, with the ``first`` difference.
     """
 
     optimizer: int
@@ -86,10 +69,9 @@ class Comparer:
     def compare(self, place: Place) -> StepCompared:
         """What differs at ``place``, the next one."""
         gradients, parameters = (
-            measure(place, kind, self.course, self.noise)
-            for kind in KINDS
+            measure(place, kind, self.course, self.noise) for kind in KINDS
         )
-        equal = gradients.equal and parameters.equal and _rest_is_equal(place)
+        equal = gradients.equal and parameters.equal and rest_is_equal(place)
         found = [*self._unlike(place, gradients, parameters)]
         first = next((one for one in found if one.sure), found[0] if found else None)
         mark = "=" if equal else "~"
@@ -112,12 +94,12 @@ class Comparer:
             yield one
         if not gradients.within:
             yield self._gradients(place, gradients)
-        if one := _rates(place):
+        if one := rates_unlike(place):
             yield one
         if gradients.within and (one := self._parameters(place, parameters)):
             yield one
         if self.equal and gradients.equal and parameters.equal and place.same_size:
-            yield from _hidden(place, self.same_torch)
+            yield from hidden_unlike(place, self.same_torch)
 
     def _data(self, place: Place, gradients: Measured) -> Unlike | None:
         a, b = samples(place.a), samples(place.b)
@@ -127,9 +109,15 @@ class Comparer:
         much, cause = cause_in_data(place, earlier)
         if gradients.within:
             cause = "the gradients agree: the same samples, padded or passed otherwise?"
-        unlike = [
-            r for r, _ in place.pairs if samples({0: place.a[r]}) != samples({0: place.b[r]})
-        ] if place.same_size else []
+        unlike = (
+            [
+                r
+                for r, _ in place.pairs
+                if samples({0: place.a[r]}) != samples({0: place.b[r]})
+            ]
+            if place.same_size
+            else []
+        )
         where = in_ranks(unlike) if len(unlike) < len(place.pairs) and unlike else ""
         return self._say(place, "data", much, cause, "", where, not gradients.within)
 
@@ -148,9 +136,12 @@ class Comparer:
         if found.equal:
             return None
         before, linear = self.before, self.course.linear
-        if found.within:
-            cause = before and cause_of_drift(place, before, found, linear)
+        cause = None
+        if found.within and before is not None:
+            cause = cause_of_drift(place, before, found, linear)
             sure = cause is not None
+        elif found.within:
+            return None
         else:
             cause = cause_in_parameters(place, before, found, linear)
             coarse = COARSE if linear else COARSE_ADAPTIVE
@@ -175,7 +166,7 @@ class Comparer:
         return beyond_doubt(share, before, steps, coarse)
 
     def _new_share(self, place: Place, found: Measured) -> float:
-        """How far the last steps took A and B apart, as a share of how far they went."""
+        """How far the last steps took A and B apart, by how far they went."""
         pair = found.pairs[0]
         now = place.a[pair[0]], place.b[pair[1]]
         names = common(*(row["parameters"] for row in now))
@@ -186,7 +177,9 @@ class Comparer:
         rows = self.before.a.get(pair[0]), self.before.b.get(pair[1])
         if rows[0] is None or rows[1] is None:
             return found.whole
-        was_a, was_b = (joined(sketches(row, "parameters"), names) for row in rows if row)
+        was_a, was_b = (
+            joined(sketches(row, "parameters"), names) for row in rows if row
+        )
         return _ratio(length((b - a) - (was_b - was_a)), length(a - was_a))
 
     def _say(
@@ -203,63 +196,6 @@ class Comparer:
         return Unlike(
             place.step, what, much, cause, tensor, ranks, sure, since, place.optimizer
         )
-
-
-def _rates(place: Place) -> Unlike | None:
-    for x, y in place.pairs:
-        a, b = place.a[x], place.b[y]
-        ours, theirs = (sorted({*row["lr"]}) for row in (a, b))
-        if len(a["lr"]) == len(b["lr"]):
-            ours, theirs = a["lr"], b["lr"]
-        close = len(ours) == len(theirs) and all(
-            math.isclose(p, q, rel_tol=SAME_RATE)
-            for p, q in zip(ours, theirs, strict=True)
-        )
-        if not close:
-            much, cause = cause_in_rates(a, b, place.world_sizes)
-            ranks = in_ranks([y]) if place.same_size and len(place.pairs) > 1 else ""
-            return Unlike(
-                place.step, "learning rate", much, cause, ranks=ranks,
-                optimizer=place.optimizer,
-            )
-    return None
-
-
-def _hidden(place: Place, same_torch: bool) -> Iterator[Unlike]:
-    """Where gradients and parameters are equal to the bit, and something else is not."""
-    for rank, _ in place.pairs:
-        a, b = place.a[rank]["buffers"], place.b[rank]["buffers"]
-        names = [name for name in {**a, **b} if a.get(name) != b.get(name)]
-        if names:
-            ranks = [
-                r for r, _ in place.pairs if place.a[r]["buffers"] != place.b[r]["buffers"]
-            ]
-            cause = cause_in_buffers(ranks, place.world_sizes[0])
-            much = f"{len(names)} of {len(a)} buffers"
-            yield _at(place, "buffers", much, cause, names[0], ranks)
-            return
-    ranks = [r for r, _ in place.pairs if place.a[r]["moments"] != place.b[r]["moments"]]
-    # another version may keep the same state in another form
-    if ranks and same_torch:
-        cause = f"{NOT_RESTORED}, or {SETTINGS}"
-        yield _at(place, "optimizer state", "other bits", cause, "", ranks)
-
-
-def _at(
-    place: Place, what: str, much: str, cause: str, tensor: str, ranks: list[int]
-) -> Unlike:
-    return Unlike(
-        place.step, what, much, cause, tensor, in_ranks(ranks), optimizer=place.optimizer
-    )
-
-
-def _rest_is_equal(place: Place) -> bool:
-    """Whether all but gradients and parameters is, as far as it must be."""
-    if samples(place.a) != samples(place.b):
-        return False
-    # buffers and an optimizer's share of its state are of a rank's own
-    kinds = ("lr", "buffers", "moments") if place.same_size else ("lr",)
-    return all(place.a[x][k] == place.b[y][k] for x, y in place.pairs for k in kinds)
 
 
 def _where(place: Place, found: Measured) -> str:
@@ -280,7 +216,9 @@ def _much(found: Measured) -> str:
     size = found.size if found.kind == "gradients" else found.own_size
     gap = f"{found.gap:.3g} apart"
     if size > 0:
-        gap = f"{found.gap / size:.2g} of {of} apart, allowed {found.allowed / size:.2g}"
+        gap = (
+            f"{found.gap / size:.2g} of {of} apart, allowed {found.allowed / size:.2g}"
+        )
     if found.num_beyond > 1:
         gap += f", and {found.num_beyond - 1} more of {found.num} tensors"
     return gap

@@ -1,12 +1,13 @@
 """What is to be said of two recordings as a whole: models, starts, what one lacks."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from minitrain.diff.recording_places import Row, Rows, in_ranks, pairs_of
-from minitrain.diff.recording_step import StepCompared, Unlike
+from minitrain.diff.recording_step import StepCompared
+from minitrain.diff.recording_unlike import Unlike
 from minitrain.record.format import OfRank, Recording
-from minitrain.record.rules import alarms_at_end, alarms_at_start, alarms_of
+from minitrain.record.judge import Judge
 
 # before the first step
 START = -1
@@ -39,7 +40,10 @@ def models_unlike(a: Row, b: Row) -> Unlike | None:
         "only in B": [name for name in theirs if name not in ours],
     }
     shared = [name for name in ours if name in theirs]
-    for key, words in (("shape", "of another shape"), ("trained", "trained in one only")):
+    for key, words in (
+        ("shape", "of another shape"),
+        ("trained", "trained in one only"),
+    ):
         names[words] = [n for n in shared if ours[n][key] != theirs[n][key]]
     found = {words: names for words, names in names.items() if names}
     if not found:
@@ -123,7 +127,9 @@ def _last(one: OfRank) -> int:
 
 def _ends(recording: Recording) -> dict[str, int]:
     ends = [one.end["steps"] for one in recording.ranks.values() if one.end]
-    return {key: max(e.get(key, 0) for e in ends) for key in {k for e in ends for k in e}}
+    return {
+        key: max(e.get(key, 0) for e in ends) for key in {k for e in ends for k in e}
+    }
 
 
 def alarms_in(recording: Recording) -> list[str]:
@@ -131,22 +137,19 @@ def alarms_in(recording: Recording) -> list[str]:
     ranks = [recording.ranks[rank] for rank in sorted(recording.ranks)]
     found = []
     if not recording.missing:
-        found += alarms_at_start([one.header for one in ranks])
-        before: dict[int, Sequence[Row]] = {}
-        for key in _in_order(ranks[0].steps):
+        judge = Judge()
+        found += judge.see([one.header for one in ranks])
+        for key in sorted(ranks[0].steps, key=lambda key: (key[1], key[0])):
             rows = [one.steps[key] for one in ranks if key in one.steps]
             if len(rows) == len(ranks):
-                found += alarms_of(rows, before.get(key[0]))
-                before[key[0]] = rows
-        found += alarms_at_end([one.end for one in ranks])
-    lines = {(one.rule, one.step, one.tensor): one.line for one in found}
+                found += judge.see(rows)
+        if all(one.end for one in ranks):
+            found += judge.see([one.end for one in ranks if one.end])
+    # by rule: each tells a fault once, where it began
+    lines = {one.rule: one.line for one in found}
     for row in (row for one in ranks for row in one.alarms):
-        lines.setdefault((row["rule"], row["step"], row["tensor"]), row["line"])
-    return list(dict.fromkeys(line.removeprefix("minitrain: ") for line in lines.values()))
-
-
-def _in_order(keys: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    return sorted(keys, key=lambda key: (key[1], key[0]))
+        lines.setdefault(row["rule"], row["line"])
+    return [line.removeprefix("minitrain: ") for line in lines.values()]
 
 
 def asides_of(a: Recording, b: Recording, steps: Sequence[StepCompared]) -> list[str]:

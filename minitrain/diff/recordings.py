@@ -13,7 +13,8 @@ from typing import Literal
 from minitrain.core.errors import UserError
 from minitrain.diff.recording_limits import course_of
 from minitrain.diff.recording_places import Place, Row, samples
-from minitrain.diff.recording_step import Comparer, StepCompared, Unlike
+from minitrain.diff.recording_step import Comparer, StepCompared
+from minitrain.diff.recording_unlike import Unlike
 from minitrain.diff.recording_whole import (
     Lacking,
     alarms_in,
@@ -37,9 +38,9 @@ class RecordingsCompared:
     """What two recordings have in common, and what not.
 
     ``first`` is the first sure difference, and where there is none what cannot be
-    decided; ``doubt`` is what could not be decided before it. ``broken`` says what makes
-    a recording not whole, ``asides`` what is no difference, ``alarms`` what the rules of
-    the recorder find in each.
+    decided; ``doubt`` is what could not be decided before it. ``broken`` says what
+    makes a recording not whole, ``asides`` what is no difference, ``alarms`` what the
+    rules of the recorder find in each.
     """
 
     verdict: Verdict
@@ -98,7 +99,10 @@ def compare_recordings(
 
 
 def _verdict(
-    sure: Unlike | None, doubt: Unlike | None, lacks: tuple[Lacking, Lacking], equal: bool
+    sure: Unlike | None,
+    doubt: Unlike | None,
+    lacks: tuple[Lacking, Lacking],
+    equal: bool,
 ) -> Verdict:
     broken = any(one.broken for one in lacks)
     # what a recording lacks that ended early, it may have done
