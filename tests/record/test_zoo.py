@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from raw_ddp import LATER, STEPS_PER_EPOCH, VICTIM, Setting, train
+from raw_ddp import LATER, VICTIM, Setting, train
 
 from minitrain.core.errors import RankError
 from minitrain.distributed.launcher import launch
@@ -116,9 +116,7 @@ ZOO = [
     ),
     Found("transfer_lost", "pytorch #84803", "mean", LATER, "a transfer that was lost"),
     Found("transfer_lost_to_one", "pytorch #84803", "gradients", LATER, "own"),
-    note(
-        "workers_alike", "pytorch #5059", "same batch", 1, "the same random state"
-    ),
+    note("workers_alike", "pytorch #5059", "same batch", 1, "the same random state"),
     Found(
         "no_sampler",
         "documented contract of DistributedSampler",

@@ -77,13 +77,16 @@ def train(folder: Path, bug: str = "", setting: Setting | None = None) -> None:
 def run(folder: Path, bug: str, setting: Setting, rank: int, world_size: int) -> None:
     """The script."""
     torch.manual_seed(setting.seed)
-    inner = Model(bug == "buffers_not_synchronized", setting.dropout, bug == "unused_parameter")
+    inner = Model(
+        bug == "buffers_not_synchronized", setting.dropout, bug == "unused_parameter"
+    )
     model = wrap(inner, bug, rank, world_size)
     kind: Any = torch.optim.AdamW if setting.adam else torch.optim.SGD
     options: dict[str, Any] = {"lr": 0.05} | ({} if setting.adam else {"momentum": 0.9})
     optimizer = kind(inner.parameters(), **options)
     scheduler = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1.0, step / setting.warm_up) if setting.warm_up else 1.0
+        optimizer,
+        lambda step: min(1.0, step / setting.warm_up) if setting.warm_up else 1.0,
     )
     scaler = torch.amp.GradScaler("cpu", enabled=setting.scaler)
     if bug == "learning_rate_divided":
