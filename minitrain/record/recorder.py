@@ -31,6 +31,8 @@ from minitrain.record.twin import is_twin, perturb
 from minitrain.record.watch import Watch
 
 ON_ALARM = ("print", "raise")
+# how long an error of the run is held up, where other ranks may not come at all
+AFTER_AN_ERROR_S = 1.0
 
 
 class Recorder:
@@ -92,7 +94,7 @@ class Recorder:
                 end = {"kind": "end", "steps": steps, "forwards": self._pages.forwards}
                 self._append(end)
                 watch.send(end)
-                watch.look(wait=True)
+                watch.look(self._timeout_s)
             finally:
                 self._close()
 
@@ -120,7 +122,8 @@ class Recorder:
             self._listen_no_more()
             try:
                 if self._watch is not None:
-                    self._watch.look()
+                    # the rows that may say why are on their way
+                    self._watch.look(min(self._timeout_s, AFTER_AN_ERROR_S))
             except EvidenceError:
                 # the error of the body comes first
                 pass
@@ -164,7 +167,8 @@ class Recorder:
         if not self._due and self._own.listens:
             self._own.stop()
             self._pages.forget(self._optimizers)
-        watch.look(wait=row is not None and self._raises)
+        waits = row is not None and self._raises
+        watch.look(self._timeout_s if waits else 0.0)
 
     def _append(self, row: Row) -> None:
         assert self._writer is not None

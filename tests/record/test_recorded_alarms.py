@@ -98,7 +98,8 @@ def test_a_rank_that_does_not_come_is_named_by_one_that_did(
 ) -> None:
     minitrain.launch(slow_first_rank, 2, tmp_path)
     alarms = read_recording(tmp_path).ranks[1].alarms
-    assert [(row["rule"], row["ranks"]) for row in alarms] == [("ranks", [0])]
+    alarms = [row for row in alarms if row["rule"] == "ranks"]
+    assert [row["ranks"] for row in alarms] == [[0]]
     assert capfd.readouterr().err.count(alarms[0]["line"]) == 1
 
 
@@ -110,10 +111,10 @@ def slow_first_rank(folder: Path) -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
         def late(step: int) -> None:
-            if step == 2:
-                time.sleep(3.0 if rank == 0 else 1.5)
+            if step == 2 and rank == 0:
+                time.sleep(8)
 
-        with minitrain.record(model, optimizer, folder, every=1, timeout_s=0.5):
+        with minitrain.record(model, optimizer, folder, timeout_s=4):
             loop(model, optimizer, 5, rank=rank, after=late)
 
 

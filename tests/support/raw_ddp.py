@@ -196,7 +196,7 @@ def read(bug: str, rank: int, world_size: int, setting: Setting) -> Iterator[Any
 
 
 class Made(IterableDataset[Any]):
-    """Samples that a worker makes at random: the ranks' are others, the workers' not."""
+    """Samples made at random: by the workers of a rank alike."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
