@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from minitrain.core.errors import EvidenceError, UserError
-from minitrain.distributed.torch_private import import_compiler
 from minitrain.record.format import Row, Writer, refuse_second
 from minitrain.record.header import header_of, rank_and_size, require_whole
 from minitrain.record.optimizers import Optimizers, Stepped, unwrapped
@@ -75,8 +74,6 @@ class Recorder:
                 "minitrain.record(...) makes another, for another folder"
             )
         refuse_second(self._folder, rank_and_size()[0])
-        # else the first hook imports it, and leaves a folder
-        import_compiler()
         self._state = "recording"
         self._wrappers.start()
         self._optimizers.start(self._inner.parameters())

@@ -95,10 +95,7 @@ def train_together(folder: Path | None, micro: int, with_view: bool) -> list[byt
         torch.manual_seed(rank)
         model = wrap_for_ddp(Net(), gradient_as_bucket_view=with_view)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        recorder = (
-            minitrain.record(model, optimizer, folder, every=3) if folder else None
-        )
-        with recorder or nullcontext():
+        with recorded(model, optimizer, folder):
             loop(model, optimizer, rank=rank, micro=micro)
         dist.barrier()
         return state_bytes(model, optimizer)
