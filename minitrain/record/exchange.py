@@ -181,7 +181,8 @@ class Exchange:
         behind = self._behind()
         ranks = [*behind]
         mine = behind[ranks[0]] if ranks else self._waiting[0]
-        what = f"{self._lost}: nothing is compared from {mine.place} on"
+        did = "all came to" if ranks else "all had the rows of"
+        what = f"{self._lost} before {did} {mine.place}"
         if ranks:
             what += f"; last heard of {named(ranks[:1])}: {self._last(ranks[0])}"
         severe = bool(ranks) and not mine.last
