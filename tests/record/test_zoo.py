@@ -16,7 +16,6 @@ from minitrain.distributed.launcher import launch
 from minitrain.record.format import Row, read_recording
 
 FIRST = "first.weight"
-ALL = (0, 1)
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,13 @@ ZOO = [
         "rank 0's buffers are not broadcast",
         tensor="norm.running_mean",
     ),
-    note("missing_set_epoch", "DistributedSampler", "same batch", 8, "set_epoch"),
+    note(
+        "missing_set_epoch",
+        "DistributedSampler",
+        "same batch",
+        STEPS_PER_EPOCH,
+        "set_epoch",
+    ),
     note(
         "redundant_sync",
         "Lightning #4092",
@@ -115,10 +120,10 @@ ZOO = [
         "clipped, or scaled, by a number of its own",
     ),
     Found("transfer_lost", "pytorch #84803", "mean", LATER, "a transfer that was lost"),
-    Found("transfer_lost_to_one", "pytorch #84803", "gradients", LATER, "own"),
-    note(
-        "workers_alike", "pytorch #5059", "same batch", 1, "the same random state"
+    Found(
+        "transfer_lost_to_one", "pytorch #84803", "gradients", LATER, "from the others"
     ),
+    note("workers_alike", "pytorch #5059", "same batch", 1, "the same random state"),
     Found(
         "no_sampler",
         "documented contract of DistributedSampler",
@@ -157,7 +162,6 @@ def test_the_rules_find(tmp_path: Path, wanted: Found) -> None:
     found = alarms_of_run(tmp_path, wanted.bug, wanted.passes)
     assert found, "silent"
     first = found[0]
-    print(first["line"])
     place = first["kind"], first["rule"], first["step"], first["tensor"]
     assert place == (wanted.kind, wanted.rule, wanted.step, wanted.tensor)
     assert tuple(first["ranks"]) == wanted.ranks
