@@ -1,0 +1,80 @@
+"""Raw DDP, Accelerate, Fabric and the Trainer of transformers, recorded.
+
+One process and two are the same computation, and each loop's planted bug is told by name.
+"""
+
+import ast
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+from example_loops import LOOPS, run_loop
+from project import ROOT
+
+from minitrain.diff.recordings import RecordingsCompared, compare_recordings
+from minitrain.record.format import read_recording
+
+Recorded = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """The recording of a loop, made once: ``recorded(loop, world_size, "--bug")``."""
+
+    @cache
+    def record(name: str, world_size: int, *arguments: str, twin: bool = False) -> Path:
+        folder = tmp_path_factory.mktemp("loops") / "recording"
+        variables = {"MINITRAIN_TWIN": "1"} if twin else {}
+        run_loop(name, world_size, folder, *arguments, **variables)
+        return folder
+
+    return record
+
+
+def alarms_in(folder: Path) -> list[str]:
+    """What a recording itself says is wrong; a note is no alarm."""
+    ranks = read_recording(folder).ranks.values()
+    found = [row for rank in ranks for row in rank.alarms if row["kind"] == "alarm"]
+    return [*dict.fromkeys(str(row["line"]) for row in found)]
+
+
+def against_one_process(name: str, recorded: Recorded, *bug: str) -> RecordingsCompared:
+    twin = recorded(name, 1, twin=True)
+    return compare_recordings(recorded(name, 1), recorded(name, 2, *bug), twin)
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_at_most_three_lines_are_added(name: str) -> None:
+    text = (ROOT / f"examples/{name}.py").read_text()
+    docstring = ast.parse(text).body[0].end_lineno
+    code = text.splitlines()[docstring:]
+    ours = [line for line in code if "minitrain" in line or "recorder" in line]
+    assert ours == [line for line in code if "# added" in line]
+    assert 2 <= len(ours) <= 3
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_one_process_and_two_are_the_same_computation(
+    name: str, recorded: Recorded
+) -> None:
+    assert alarms_in(recorded(name, 1)) == []
+    assert alarms_in(recorded(name, 2)) == []
+    found = against_one_process(name, recorded)
+    assert found.verdict == "same computation within rounding", found.first
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_run_repeated_has_equal_bits(
+    name: str, recorded: Recorded, tmp_path: Path
+) -> None:
+    run_loop(name, 2, tmp_path / "again")
+    found = compare_recordings(recorded(name, 2), tmp_path / "again")
+    assert found.verdict == "equal bits", found.first
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_planted_bug_is_named(name: str, recorded: Recorded) -> None:
+    found = against_one_process(name, recorded, "--bug")
+    print(alarms_in(recorded(name, 2, "--bug")), found.first)
+    assert found.verdict == "different"
