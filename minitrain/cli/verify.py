@@ -1,11 +1,14 @@
-"""Compare two states, or two training runs, bit by bit.
+"""Compare two states, two training runs, or two recordings of any loop.
 
 States are files of torch.save or .safetensors, folders of shards with an index, or of
 torch.distributed.checkpoint, ours or not; none is trusted to run code. Of other folders
 it compares file by file. Of two runs (folders such as data/runs/gloo-2) it compares the
 recorded steps of every rank, losses and final states, finds the first step that differs
-and names the probable cause; what only one of them has is a difference. Exit code 0:
-equal, 1: they differ, 2: one of them cannot be read, or holds nothing.
+and names the probable cause; what only one of them has is a difference. Two recordings
+(of minitrain.record) may be of other world sizes, versions and machines: it says whether
+they are the same computation, bits or within rounding. Exit code 0: equal, or the same
+within rounding, 1: they differ, or it cannot be told, 2: one of them cannot be read, or
+holds nothing.
 """
 
 import argparse
@@ -15,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minitrain.cli.answer import Answer
+from minitrain.cli.recording_words import recordings_as_facts, recordings_in_words
 from minitrain.core.errors import UserError
 from minitrain.report.numbers import plural
 
@@ -29,7 +33,7 @@ NAMES_SHOWN = 5
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the two sides and what to take off names."""
-    sort = "a state (.pt, .safetensors, a folder), or the folder of a training run"
+    sort = "a state (.pt, .safetensors, a folder), a training run or a recording"
     parser.add_argument("a", type=Path, metavar="A", help=sort)
     parser.add_argument("b", type=Path, metavar="B", help="another of the same kind")
     parser.add_argument(
@@ -38,6 +42,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PREFIX",
         help="taken off the names in both files, such as 'module.'",
     )
+    parser.add_argument(
+        "--twin",
+        type=Path,
+        metavar="C",
+        help="of recordings: one of A run again with MINITRAIN_TWIN=1",
+    )
+    parser.add_argument(
+        "--picture",
+        type=Path,
+        metavar="FILE.png",
+        help="of recordings: draw how far they are apart, step by step",
+    )
 
 
 def answer(options: argparse.Namespace) -> Answer:
@@ -45,11 +61,16 @@ def answer(options: argparse.Namespace) -> Answer:
     # torch takes seconds to import: not for --help
     from minitrain.diff.folders import beside, compare_folders
     from minitrain.diff.formats import is_state
+    from minitrain.diff.recordings import is_recording
     from minitrain.diff.run_diff import is_run
     from minitrain.diff.state_diff import compare_states
     from minitrain.diff.states import read_state
 
     a, b, prefix = options.a, options.b, options.strip_prefix
+    if is_recording(a) or is_recording(b):
+        return _answer_for_recordings(options)
+    if extra := [n for n in ("twin", "picture") if getattr(options, n)]:
+        raise UserError(f"--{extra[0]}: is for two recordings, and {a} is none")
     for mine, other in ((a, b), (b, a)):
         if mine.is_dir() and not is_state(mine) and not other.is_dir():
             what = "is a file" if other.exists() else "does not exist"
@@ -80,6 +101,25 @@ def _answer_for_runs(a: Path, b: Path) -> Answer:
         "only_in_b": found.only_in_b,
     }
     return Answer(found.equal, facts, runs_in_words(found))
+
+
+def _answer_for_recordings(options: argparse.Namespace) -> Answer:
+    from minitrain.diff.recordings import compare_recordings, is_recording
+
+    for mine, other in ((options.a, options.b), (options.b, options.a)):
+        if not is_recording(other):
+            raise UserError(
+                f"{other}: is no recording; {mine} is, so it must be one too"
+            )
+    picture = options.picture
+    if picture and picture.suffix != ".png":
+        raise UserError(f"--picture: {picture}: must end in .png")
+    found = compare_recordings(options.a, options.b, options.twin)
+    if picture:
+        from minitrain.cli.recording_picture import draw_recordings
+
+        draw_recordings(found, picture)
+    return Answer(found.same, recordings_as_facts(found), recordings_in_words(found))
 
 
 def runs_in_words(found: "RunsCompared") -> str:

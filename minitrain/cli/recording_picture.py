@@ -1,0 +1,96 @@
+"""The picture of two recordings: how far they are apart, step by step.
+
+It stands here and not beside the comparison: it is drawn on the canvas of
+``minitrain/report``, which ``minitrain/diff`` does not know.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from matplotlib.axes import Axes
+
+from minitrain.cli.recording_words import KINDS, where
+from minitrain.core.files import atomic_path
+from minitrain.report.canvas import BLACK, BLUE, GRAY, ORANGE, canvas, save
+
+if TYPE_CHECKING:
+    from minitrain.diff.recordings import RecordingsCompared, StepCompared
+
+HEIGHT_IN = 4.0
+# where equal bits are drawn, on an axis that has no zero, and where what is infinite
+EQUAL, FARTHEST = 1e-10, 1e2
+LOOKS = {"gradients": (BLUE, "o", "-"), "parameters": (ORANGE, "s", "--")}
+OF = {"gradients": "of the largest gradient", "parameters": "of how far it has moved"}
+
+
+def draw_recordings(found: "RecordingsCompared", path: Path) -> None:
+    """Draw the distance of gradients and of parameters at each recorded step, and what
+    is allowed, as a PNG at ``path``.
+    """
+    figure, axes = canvas(HEIGHT_IN, _title(found), right=0.97, left=0.1, head=0.5)
+    # one optimizer: the steps of several have numbers of their own
+    first = found.first.optimizer if found.first else found.steps[0].optimizer
+    steps = [step for step in found.steps if step.optimizer == first]
+    for kind in KINDS:
+        _draw(axes, steps, kind, "ten times the twin" if found.twin else "quick limit")
+    if found.first and found.first.step >= 0:
+        axes.axvline(found.first.step, color=BLACK, linewidth=1.2, linestyle=":")
+        text = f" {found.first.what}"
+        axes.text(found.first.step, 1.01, text, transform=axes.get_xaxis_transform())
+    axes.set_yscale("log")
+    axes.set_ylim(EQUAL / 2, FARTHEST)
+    ticks = [EQUAL, *(10.0**n for n in range(-8, 1, 2))]
+    axes.set_yticks(ticks, ["equal bits", *(f"1e{n}" for n in range(-8, 0, 2)), "1"])
+    axes.set_xlabel("step")
+    axes.set_ylabel("distance of A and B, as a share")
+    axes.minorticks_off()
+    handles, _ = axes.get_legend_handles_labels()
+    axes.legend(handles=handles, loc="upper left", ncols=2, frameon=False, fontsize=9)
+    with atomic_path(path) as temporary:
+        save(figure, temporary)
+
+
+def _draw(axes: Axes, steps: Sequence["StepCompared"], kind: str, limit: str) -> None:
+    color, marker, line = LOOKS[kind]
+    found = [getattr(step, kind) for step in steps]
+    numbers = [step.step for step in steps]
+    apart = [min(max(one.share, EQUAL), FARTHEST / 2) for one in found]
+    axes.plot(
+        numbers,
+        apart,
+        color=color,
+        marker=marker,
+        linestyle=line,
+        markersize=5,
+        label=f"{kind}, {OF[kind]}",
+    )
+    known = [(n, one.allowed_share) for n, one in zip(numbers, found, strict=True)]
+    known = [(number, allowed) for number, allowed in known if allowed > 0]
+    if not known:
+        return
+    xs, tops = zip(*known, strict=True)
+    axes.fill_between(
+        xs,
+        EQUAL / 2,
+        tops,
+        color=color,
+        alpha=0.12,
+        linewidth=0,
+        label=f"allowed: {limit}",
+    )
+    axes.plot(xs, tops, color=color, linewidth=0.8, alpha=0.7)
+
+
+def _title(found: "RecordingsCompared") -> str:
+    verdict = found.verdict[:1].upper() + found.verdict[1:]
+    if found.first:
+        return f"{verdict} at {where(found.first)}"
+    if not found.same:
+        return f"{verdict}: {', '.join([*found.broken, *_only(found)])}"
+    return f"{verdict} at all {len(found.steps)} recorded steps"
+
+
+def _only(found: "RecordingsCompared") -> list[str]:
+    sides = (("A", found.only_in_a), ("B", found.only_in_b))
+    return [f"{side} alone has {only[0]}" for side, only in sides if only]

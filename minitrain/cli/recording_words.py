@@ -1,0 +1,149 @@
+"""What is the same in two recordings, and what is not: the lines of ``verify``."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from minitrain.report.numbers import plural
+
+if TYPE_CHECKING:
+    from minitrain.diff.recording_limits import Measured
+    from minitrain.diff.recording_unlike import Unlike
+    from minitrain.diff.recordings import RecordingsCompared, StepCompared
+
+MARKS = {"=": "equal bits", "~": "within rounding", "?": "undecided", "x": "different"}
+# the worst of those that share a place comes last
+WORST = "=~?x"
+STRIP_WIDTH = 60
+SHOWN = 5
+
+
+def recordings_in_words(found: "RecordingsCompared") -> str:
+    """The verdict first, then where and why; a line each."""
+    lines = [_verdict(found)]
+    if found.doubt:
+        lines.append(f"beyond the quick limits already at {where(found.doubt)}")
+    lines += found.broken
+    for side, only in (("A", found.only_in_a), ("B", found.only_in_b)):
+        if only:
+            lines.append(f"only in {side}: {_some(only)}")
+    lines.append(strip(found.steps))
+    lines += [
+        f"{side} alone: {line}" for side, said in found.alarms.items() for line in said
+    ]
+    lines += [f"no difference by itself: {line}" for line in found.asides]
+    if found.verdict == "undecided" and found.first and not found.twin:
+        lines.append(
+            "a twin tells: run A once more with MINITRAIN_TWIN=1 into another folder, "
+            "then --twin FOLDER"
+        )
+    return "\n".join(lines)
+
+
+def _verdict(found: "RecordingsCompared") -> str:
+    steps = plural(len(found.steps), "recorded step")
+    if found.first:
+        return f"{found.verdict} at {described(found.first)}"
+    if not found.same:
+        what = (
+            "what only one of them has" if found.verdict == "different" else "not whole"
+        )
+        return f"{found.verdict}: {what}; {_alike(found)} is what both have ({steps})"
+    return f"{found.verdict}: {steps}{_farthest(found)}"
+
+
+def _alike(found: "RecordingsCompared") -> str:
+    equal = all(step.mark == "=" for step in found.steps)
+    return "equal to the bit" if equal else "within rounding"
+
+
+def _farthest(found: "RecordingsCompared") -> str:
+    if found.verdict == "equal bits":
+        return ""
+    said = []
+    for kind in ("gradients", "parameters"):
+        pairs: list[tuple[StepCompared, Measured]] = [
+            (step, getattr(step, kind)) for step in found.steps
+        ]
+        step, most = max(pairs, key=lambda pair: pair[1].share)
+        if most.gap:
+            limit = f"allowed {most.allowed_share:.1g}"
+            said.append(
+                f"{kind} at most {most.share:.1g} apart ({limit}, step {step.step})"
+            )
+    return f"; {', '.join(said)}" if said else ""
+
+
+def where(one: "Unlike") -> str:
+    """Step, thing, tensor and ranks."""
+    text = "the start" if one.step < 0 else f"step {one.step}"
+    if one.optimizer:
+        text += f" of optimizer {one.optimizer}"
+    text += f": {one.what}"
+    if one.tensor:
+        text += f", tensor {one.tensor}"
+    return f"{text}, {one.ranks}" if one.ranks else text
+
+
+def described(one: "Unlike") -> str:
+    """The same, with by how much, since when, and why."""
+    text = f"{where(one)}: {one.much}"
+    if one.since is not None and one.since + 1 < one.step:
+        text += f" (the recorded step before is {one.since})"
+    return f"{text}; probable cause: {one.cause}"
+
+
+def strip(steps: Sequence["StepCompared"]) -> str:
+    """A mark for each recorded step; the worst of several where there are many."""
+    each = -(-len(steps) // STRIP_WIDTH)
+    parts = [steps[start : start + each] for start in range(0, len(steps), each)]
+    marks = [max((s.mark for s in part), key=WORST.index) for part in parts]
+    legend = ", ".join(f"{m} {MARKS[m]}" for m in WORST if m in marks)
+    span = f"steps {steps[0].step} to {steps[-1].step}"
+    several = f", {each} recorded steps a mark" if each > 1 else ""
+    return f"{span}: {''.join(marks)}  ({legend}{several})"
+
+
+def recordings_as_facts(found: "RecordingsCompared") -> dict[str, Any]:
+    """The same for programs."""
+    return {
+        "equal": found.verdict == "equal bits",
+        "same": found.same,
+        "verdict": found.verdict,
+        "first": found.first and asdict(found.first),
+        "doubt": found.doubt and asdict(found.doubt),
+        "twin": found.twin,
+        "steps": [
+            {
+                "optimizer": step.optimizer,
+                "step": step.step,
+                "mark": step.mark,
+                **{kind: _measured(getattr(step, kind)) for kind in KINDS},
+            }
+            for step in found.steps
+        ],
+        "only_in_a": found.only_in_a,
+        "only_in_b": found.only_in_b,
+        "broken": found.broken,
+        "no_difference": found.asides,
+        "alarms": found.alarms,
+    }
+
+
+KINDS = ("gradients", "parameters")
+
+
+def _measured(found: "Measured") -> dict[str, Any]:
+    numbers = {"share": found.share, "allowed": found.allowed_share}
+    # JSON has no infinity
+    finite = {k: v if abs(v) < float("inf") else None for k, v in numbers.items()}
+    return {
+        "equal": found.equal,
+        "within": found.within,
+        "tensor": found.tensor,
+    } | finite
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - SHOWN
+    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,241 @@
+"""Why gradients of two recordings differ, from their sketches: the probable cause.
+
+A wrong gradient is written as a combination of what the ranks computed on their own,
+and so is the right one; how the factors of the two compare tells most faults apart.
+Each cause comes with whether it is sure: a pattern that rounding does not make.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from minitrain.diff.diagnosis import CLOSE, UNKNOWN
+from minitrain.diff.recording_limits import Measured
+from minitrain.diff.recording_places import (
+    Place,
+    Row,
+    Rows,
+    common,
+    fit,
+    in_ranks,
+    joined,
+    length,
+    samples,
+    sketches,
+)
+from minitrain.proof.tolerances import GRADIENT_SHARE
+
+# of a whole gradient: what one in 16 bits is off
+LOW_PRECISION = (2e-4, 2e-2)
+# what is taken off a loss before the step: a power of two, at least
+LEAST_LOSS_SCALE = 256
+BATCH_NORM = (
+    "training changes buffers (batch norm?): each rank may normalize by its own samples"
+)
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A clause, and whether no rounding looks like it. ``what`` and ``ranks`` are set
+    where something before the gradients is what differs first.
+    """
+
+    clause: str = UNKNOWN
+    sure: bool = False
+    what: str = ""
+    ranks: tuple[int, ...] = ()
+
+
+def cause_in_gradients(place: Place, found: Measured, trained_buffers: bool) -> Cause:
+    """Why gradients are beyond the limits at ``place``; ``trained_buffers`` tells
+    whether training changes the model's buffers.
+    """
+    a, b = place.a[found.pairs[0][0]], place.b[found.pairs[0][1]]
+    names = common(a["gradients"], b["gradients"])
+    if {*a["gradients"]} ^ {*b["gradients"]} and found.tensor not in names:
+        side = "A" if found.tensor in b["gradients"] else "B"
+        return Cause(f"{found.tensor} has no gradient in {side}", sure=True)
+    ours, theirs = (joined(sketches(r, "gradients"), names) for r in (a, b))
+    for side, gradient in (("A", ours), ("B", theirs)):
+        if not torch.isfinite(gradient).all():
+            return Cause(f"not finite in {side}", sure=True)
+    if place.draws and not place.same_size:
+        return Cause(
+            "the forward pass draws random numbers (dropout?), other ones with another "
+            "number of ranks"
+        )
+    own = cause_in_own(place) if place.same_size else None
+    if own and own.what:
+        return own
+    scaled = fit(theirs, [ours])
+    if scaled and scaled[1] < CLOSE:
+        (factor,), rest = scaled
+        if abs(factor - 1) > max(CLOSE, 10 * rest):
+            return Cause(_of_factor(factor, place, found), sure=True)
+    if cause := _of_parts(place, found, names):
+        return cause
+    if trained_buffers and not place.same_size:
+        return Cause(BATCH_NORM)
+    if LOW_PRECISION[0] <= found.whole <= LOW_PRECISION[1]:
+        clause = (
+            "reduced in lower precision? " if own else "computed in lower precision? "
+        )
+        return Cause(
+            clause + "(the gap is that of bfloat16 or float16)", sure=bool(own)
+        )
+    if not own:
+        return Cause()
+    return Cause("the ranks' own gradients are alike: they are put together otherwise")
+
+
+def cause_in_own(place: Place) -> Cause | None:
+    """Where the ranks' own gradients, before any reduction, are unlike; None where not
+    all ranks have them, a Cause without ``what`` where they are alike.
+    """
+    unlike, factors, size = [], [], 0.0
+    for rank, _ in place.pairs:
+        a, b = place.a[rank], place.b[rank]
+        names = common(a["own"], b["own"], a["gradients"], b["gradients"])
+        if not names or len(names) < len(common(a["gradients"], b["gradients"])):
+            return None
+        if samples({0: a}) != samples({0: b}):
+            # dealt to other ranks, and put together the same
+            return None
+        ours, theirs = (joined(row["own"], names) for row in (a, b))
+        size = max(size, *(length(joined(a["own"], [name])) for name in names))
+        if not length(theirs - ours) <= GRADIENT_SHARE * size:
+            unlike.append(rank)
+            factors.append(fit(theirs, [ours]))
+    if not unlike:
+        return Cause()
+    what, ranks = "own gradients", tuple(unlike)
+    drawn = [r for r in unlike if _drawn_otherwise(place.a[r], place.b[r])]
+    if drawn:
+        clause = f"the random numbers of {in_ranks(drawn)} are others: another seed"
+        return Cause(clause, True, what, ranks)
+    if first := factors[0]:
+        (factor,), rest = first
+        if rest < CLOSE and abs(factor - 1) > max(CLOSE, 10 * rest):
+            clause = (
+                f"{factor:.3g} times as large before any reduction: {_scale(factor)}"
+            )
+            return Cause(clause, True, what, ranks)
+        gap = rest + abs(factor - 1)
+        if gap <= LOW_PRECISION[1]:
+            small = gap < LOW_PRECISION[0]
+            why = "rounding?" if small else "computed in lower precision?"
+            return Cause(why, False, what, ranks)
+    clause = "these ranks' forward or backward pass is another one"
+    return Cause(clause, False, what, ranks)
+
+
+def _drawn_otherwise(a: Row, b: Row) -> bool:
+    return bool((a["draws"] or b["draws"]) and a["random"] != b["random"])
+
+
+def _of_factor(factor: float, place: Place, found: Measured) -> str:
+    """What makes all of B's gradients so many times those of A."""
+    size = f"{factor:.3g} times as large"
+    for side, rows, world_size, times in (
+        ("B", place.b, place.world_sizes[1], factor),
+        ("A", place.a, place.world_sizes[0], 1 / factor),
+    ):
+        # its own gradients, where there are any, tell which of the two it is
+        if world_size > 1 and (
+            clause := _off(times, world_size, _mean(rows, world_size))
+        ):
+            return f"{size}: {clause} in {side}"
+    passes = [
+        len(rows[rank]["inputs"])
+        for rows, rank in ((place.a, found.pairs[0][0]), (place.b, found.pairs[0][1]))
+    ]
+    if min(passes) > 0 and abs(factor * passes[0] / passes[1] - 1) < 10 * CLOSE:
+        return f"{size}: accumulated passes are added up, without dividing their losses"
+    return f"{size}: {_scale(factor)}"
+
+
+def _off(times: float, world_size: int, mean: float | None) -> str:
+    if mean is not None and abs(mean - times) > 0.01 * times:
+        return ""
+    if abs(times / world_size - 1) < 10 * CLOSE:
+        return "summed instead of averaged"
+    if abs(times * world_size - 1) < 10 * CLOSE:
+        return f"divided by the number of processes ({world_size}) twice"
+    return ""
+
+
+def _mean(rows: Rows, world_size: int) -> float | None:
+    """How many times the mean of the ranks' own gradients the gradient is."""
+    row = rows[min(rows)]
+    names = common(row["gradients"], *(one["own"] for one in rows.values()))
+    if not names or len(rows) < world_size:
+        return None
+    parts = torch.stack([joined(one["own"], names) for one in rows.values()])
+    found = fit(joined(sketches(row, "gradients"), names), [parts.mean(0)])
+    return found[0][0] if found and found[1] < 10 * CLOSE else None
+
+
+def _scale(factor: float) -> str:
+    large = max(factor, 1 / factor) if factor > 0 else 0.0
+    mantissa = torch.frexp(torch.tensor(large, dtype=torch.float64)).mantissa
+    if large >= LEAST_LOSS_SCALE and abs(float(mantissa) - 0.5) < CLOSE:
+        return "a loss scale that is not taken off again"
+    return "a scaled loss, or clipped to another norm"
+
+
+def _of_parts(place: Place, found: Measured, names: Sequence[str]) -> Cause | None:
+    """From the gradients of A and B as sums of what the ranks of one run computed."""
+    for side, rows, pair in (
+        ("B", place.b, found.pairs[0]),
+        ("A", place.a, found.pairs[0]),
+    ):
+        held = [n for n in names if all(n in row["own"] for row in rows.values())]
+        if len(rows) < 2 or not held:
+            continue
+        own = [joined(rows[rank]["own"], held) for rank in sorted(rows)]
+        a, b = place.a[pair[0]], place.b[pair[1]]
+        mine, other = (b, a) if side == "B" else (a, b)
+        found_fit, right_fit = (
+            fit(joined(sketches(r, "gradients"), held), own) for r in (mine, other)
+        )
+        if found_fit is None or right_fit is None:
+            continue
+        (factors, rest), (right, rest_right) = found_fit, right_fit
+        if rest_right >= CLOSE:
+            if rest < CLOSE and not place.same_size:
+                other_side = "A" if side == "B" else "B"
+                clause = (
+                    f"{other_side}'s is no sum of what the ranks of {side} computed"
+                )
+                return Cause(f"{clause}: other weights, precision or batch statistics")
+            continue
+        pattern = rest < CLOSE and _pattern(factors, right, pair[side == "B"])
+        if pattern:
+            return Cause(f"{side}: {pattern}", sure=True)
+        if LOW_PRECISION[0] <= rest <= LOW_PRECISION[1] and 10 * rest_right < rest:
+            return Cause(f"{side}: reduced in lower precision?", sure=True)
+    return None
+
+
+def _pattern(factors: Sequence[float], right: Sequence[float], rank: int) -> str | None:
+    """What the factors of a gradient say, held to those of the right one."""
+    largest = max(map(abs, right))
+    most = max(map(abs, factors))
+    there = [abs(factor) > 10 * CLOSE * most for factor in factors]
+    wanted = [abs(factor) > 10 * CLOSE * largest for factor in right]
+    missing = [r for r, (x, y) in enumerate(zip(there, wanted, strict=True)) if y > x]
+    if sum(there) == 1 and there[rank] and len(missing) == len(factors) - 1:
+        return f"rank {rank} keeps its own gradient: not synchronized"
+    if missing:
+        return f"the gradient of {in_ranks(missing)} is missing from the sum"
+    if not all(wanted):
+        return None
+    ratios = [factor / wanted for factor, wanted in zip(factors, right, strict=True)]
+    if max(ratios) - min(ratios) < 10 * CLOSE * abs(ratios[0]):
+        return None
+    if max(factors) - min(factors) < 10 * CLOSE * most:
+        return "a mean of means: each rank counts the same, however many targets it has"
+    if max(right) - min(right) < 10 * CLOSE * largest:
+        return "the ranks count unlike, where those of the other run count the same"
+    return "the ranks count otherwise than in the other run"

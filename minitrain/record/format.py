@@ -1,0 +1,186 @@
+"""A recording on the disk: ``rank-R.jsonl`` in a folder, one JSON object a line.
+
+Line by line as the run goes on, so that a run that was killed leaves all it recorded.
+First a ``recording`` (the header), then a ``step`` for each recorded step of each
+optimizer, ``alarm`` and ``note`` where a rule found something, and an ``end``; without
+one the recording ended early. Numbers that are not finite are written as Python's JSON
+has them: NaN, Infinity.
+"""
+
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from minitrain.core.errors import UserError
+from minitrain.core.files import writing
+
+VERSION = 1
+Row = dict[str, Any]
+
+NEEDED = {
+    "recording": ("rank", "world_size", "every", "twin", "parameters", "start"),
+    "step": (
+        *("optimizer", "step", "forwards", "inputs", "loss", "lr", "draws", "random"),
+        *("wrapper", "wrapper_id", "synced", "own", "gradients", "without_gradient"),
+        *("parameters", "before", "buffers", "moments", "not_held"),
+    ),
+    "alarm": ("rule", "step", "ranks", "tensor", "line"),
+    "note": ("rule", "step", "ranks", "tensor", "line"),
+    "end": ("steps", "forwards"),
+}
+
+
+@dataclass(frozen=True)
+class OfRank:
+    """What one rank recorded; ``steps`` by optimizer and step, in the order of the run.
+    ``end`` is None where the recording ended early.
+    """
+
+    header: Row
+    steps: dict[tuple[int, int], Row] = field(default_factory=dict)
+    alarms: list[Row] = field(default_factory=list)
+    end: Row | None = None
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What was recorded of a run, by rank."""
+
+    folder: Path
+    ranks: dict[int, OfRank]
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks the run had, whether or not they are all here."""
+        return int(next(iter(self.ranks.values())).header["world_size"])
+
+    @property
+    def missing(self) -> list[int]:
+        """Ranks of which nothing is here."""
+        return [rank for rank in range(self.world_size) if rank not in self.ranks]
+
+
+def path_of_rank(folder: Path, rank: int) -> Path:
+    """Where a rank writes."""
+    return folder / f"rank-{rank}.jsonl"
+
+
+def is_recording(path: Path) -> bool:
+    """Whether ``path`` is a folder in which a rank began to record."""
+    return path.is_dir() and bool(_files(path))
+
+
+def _files(folder: Path) -> dict[int, Path]:
+    matches = [
+        re.fullmatch(r"rank-(0|[1-9]\d*)\.jsonl", p.name) for p in folder.iterdir()
+    ]
+    ranks = sorted(int(match[1]) for match in matches if match)
+    return {rank: path_of_rank(folder, rank) for rank in ranks}
+
+
+def read_recording(folder: Path) -> Recording:
+    """What is in ``folder``. A last line that was cut is left out, as is a rank that
+    was killed before its first line was whole. UserError for a folder without a
+    recording, or with a damaged one, another version, or ranks of unlike runs.
+    """
+    if not is_recording(folder):
+        raise UserError(
+            f"{folder}: no recording; minitrain.record(model, optimizer, folder) "
+            "writes rank-0.jsonl there"
+        )
+    read = {rank: _read_rank(path, rank) for rank, path in _files(folder).items()}
+    ranks = {rank: one for rank, one in read.items() if one is not None}
+    if not ranks:
+        raise UserError(f"{folder}: nothing recorded; no rank came to its first step")
+    for key in ("world_size", "every", "twin"):
+        values = {rank: one.header[key] for rank, one in ranks.items()}
+        if len(set(values.values())) > 1:
+            raise UserError(
+                f"{folder}: ranks of unlike runs: {key} is "
+                + ", ".join(f"{value} on rank {r}" for r, value in values.items())
+            )
+    recording = Recording(folder, ranks)
+    if max(ranks) >= recording.world_size:
+        raise UserError(
+            f"{path_of_rank(folder, max(ranks))}: rank {max(ranks)} is none of a run "
+            f"with world_size {recording.world_size}"
+        )
+    return recording
+
+
+def _read_rank(path: Path, rank: int) -> OfRank | None:
+    # after a kill the last line need not be whole
+    lines = path.read_bytes().split(b"\n")[:-1]
+    if not lines:
+        return None
+    rows = [_row(path, number, line) for number, line in enumerate(lines, start=1)]
+    header, rest = rows[0], rows[1:]
+    if header["kind"] != "recording" or header["rank"] != rank:
+        raise UserError(f"{path}: line 1: not the header of a recording of rank {rank}")
+    end = rest.pop() if rest and rest[-1]["kind"] == "end" else None
+    of_rank = OfRank(header, end=end)
+    for number, row in enumerate(rest, start=2):
+        if row["kind"] in ("alarm", "note"):
+            of_rank.alarms.append(row)
+            continue
+        is_step = row["kind"] == "step"
+        key = (row["optimizer"], row["step"]) if is_step else (0, 0)
+        if not is_step or key in of_rank.steps:
+            again = repr(row["kind"]) + (f" for step {key[1]}" if is_step else "")
+            raise UserError(f"{path}: line {number}: damaged: a second {again}")
+        of_rank.steps[key] = row
+    return of_rank
+
+
+def _row(path: Path, number: int, line: bytes) -> Row:
+    try:
+        row = json.loads(line)
+        kind = row["kind"]
+        version = row.get("version", VERSION)
+        if version != VERSION:
+            raise UserError(
+                f"{path}: version = {version!r}: must be {VERSION}; another minitrain "
+                "wrote this recording"
+            )
+        lacking = [key for key in NEEDED[kind] if key not in row]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = f"{type(error).__name__}: {error}"[:80]
+        raise UserError(f"{path}: line {number}: damaged ({reason})") from error
+    if lacking:
+        raise UserError(f"{path}: line {number}: damaged: {kind} without {lacking[0]}")
+    return dict(row)
+
+
+class Writer:
+    """Appends to the file of one rank; each row is with the operating system before
+    :meth:`append` returns. UserError where that rank has a recording there already.
+    """
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        refuse_second(folder, rank)
+        self.path = path_of_rank(folder, rank)
+        with writing(self.path):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file: BinaryIO = open(self.path, "xb")  # noqa: SIM115
+
+    def append(self, row: Row) -> None:
+        """Write ``row`` as one line."""
+        line = json.dumps(row, separators=(",", ":"), ensure_ascii=False) + "\n"
+        with writing(self.path):
+            self._file.write(line.encode())
+            self._file.flush()
+
+    def close(self) -> None:
+        """Harmless to call twice."""
+        self._file.close()
+
+
+def refuse_second(folder: Path, rank: int) -> None:
+    """Raise UserError where ``rank`` has a recording in ``folder``."""
+    if path_of_rank(folder, rank).exists():
+        raise UserError(
+            f"{folder}: has a recording of rank {rank}; name another folder, or remove "
+            "that one"
+        )
