@@ -45,8 +45,9 @@ class Exchange:
     """Of the ranks of the default group; each makes it at the same point of the run and
     sends the same sequence of rows.
 
-    Making it waits for the others, ``timeout_s`` at most; nothing else waits longer than
-    it is told to. What does not come within ``timeout_s`` is said by :meth:`missing`.
+    Making it waits for the others, ``timeout_s`` at most; nothing else waits longer
+    than it is told to. What does not come within ``timeout_s`` is said by
+    :meth:`missing`.
     """
 
     def __init__(self, timeout_s: float) -> None:

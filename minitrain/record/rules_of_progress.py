@@ -36,7 +36,7 @@ def _numbers(rates: tuple[float, ...]) -> str:
 
 
 def wrappers(rows: Rows, before: Rows | None) -> list[Alarm]:
-    """The same wrapper as before: a new one costs a broadcast, and forgets its hooks."""
+    """The same wrapper as before: one made anew forgets its hooks, and broadcasts."""
     now = [row.get("wrapper_id", 0) for row in rows]
     was = [0] * len(rows) if before is None else [row["wrapper_id"] for row in before]
     grown = any(new > max(old, 1) for new, old in zip(now, was, strict=True))
