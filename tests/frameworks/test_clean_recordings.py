@@ -1,7 +1,7 @@
 """No false alarm: loops without a bug, of many kinds, and the recorder says nothing.
 
-``MINITRAIN_CLEAN_RECORDINGS=100 pytest tests/frameworks/test_clean_recordings.py`` records
-as many; the suite records a few, always the same.
+``MINITRAIN_CLEAN_RECORDINGS=100 pytest tests/frameworks/test_clean_recordings.py``
+records as many; the suite records a few, always the same.
 """
 
 import itertools

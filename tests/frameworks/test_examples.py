@@ -1,6 +1,6 @@
 """Raw DDP, Accelerate, Fabric and the Trainer of transformers, recorded.
 
-One process and two are the same computation, and each loop's planted bug is told by name.
+One process and two are the same computation, and each loop's bug is told by name.
 """
 
 import ast
