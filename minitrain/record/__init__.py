@@ -1,7 +1,7 @@
 """The flight recorder: what any training loop computed, written down as it runs.
 
-``minitrain.record(...)`` is a call, and ``minitrain.record`` this package, so the package
-can be called.
+``minitrain.record(...)`` is a call, and ``minitrain.record`` this package: so it can be
+called.
 """
 
 import sys

@@ -35,7 +35,7 @@ NEEDED = {
 @dataclass(frozen=True)
 class OfRank:
     """What one rank recorded; ``steps`` by optimizer and step, in the order of the run.
-    ``end`` is None where the recording ended early.
+    ``end`` is None where the recording ended early; alarms may come after it.
     """
 
     header: Row
@@ -119,19 +119,22 @@ def _read_rank(path: Path, rank: int) -> OfRank | None:
     header, rest = rows[0], rows[1:]
     if header["kind"] != "recording" or header["rank"] != rank:
         raise UserError(f"{path}: line 1: not the header of a recording of rank {rank}")
-    end = rest.pop() if rest and rest[-1]["kind"] == "end" else None
-    of_rank = OfRank(header, end=end)
+    steps: dict[tuple[int, int], Row] = {}
+    alarms: list[Row] = []
+    end: Row | None = None
     for number, row in enumerate(rest, start=2):
-        if row["kind"] in ("alarm", "note"):
-            of_rank.alarms.append(row)
-            continue
-        is_step = row["kind"] == "step"
-        key = (row["optimizer"], row["step"]) if is_step else (0, 0)
-        if not is_step or key in of_rank.steps:
-            again = repr(row["kind"]) + (f" for step {key[1]}" if is_step else "")
-            raise UserError(f"{path}: line {number}: damaged: a second {again}")
-        of_rank.steps[key] = row
-    return of_rank
+        kind = row["kind"]
+        key = (row["optimizer"], row["step"]) if kind == "step" else None
+        if kind in ("alarm", "note"):
+            alarms.append(row)
+        elif end is not None or kind == "recording" or key in steps:
+            misplaced = repr(kind) + (f" for step {key[1]}" if key else "")
+            raise UserError(f"{path}: line {number}: damaged: no place for {misplaced}")
+        elif key is None:
+            end = row
+        else:
+            steps[key] = row
+    return OfRank(header, steps, alarms, end)
 
 
 def _row(path: Path, number: int, line: bytes) -> Row:

@@ -43,14 +43,14 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     for rank in (0, 1):
         alarm = row_of("alarm", line="ä")
         end = row_of("end", steps={"0": 2})
-        write(tmp_path, header(rank, 2), step(0), alarm, step(1), end, rank=rank)
+        write(tmp_path, header(rank, 2), step(0), alarm, step(1), end, alarm, rank=rank)
     recording = read_recording(tmp_path)
     assert recording.world_size == 2
     assert recording.missing == []
     one = recording.ranks[1]
     assert one.header["rank"] == 1
     assert list(one.steps) == [(0, 0), (0, 1)]
-    assert [alarm["line"] for alarm in one.alarms] == ["ä"]
+    assert [alarm["line"] for alarm in one.alarms] == ["ä", "ä"]
     assert one.end is not None
     assert one.end["steps"] == {"0": 2}
 
@@ -120,9 +120,13 @@ DAMAGED: dict[str, tuple[list[Any], str]] = {
     "no header": ([step(0)], "line 1: not the header"),
     "of another rank": ([header(1, 2)], "line 1: not the header .* of rank 0"),
     "a rank too many": ([header(0, 0)], "rank 0 is none of a run"),
-    "twice the header": ([header(), header()], "line 2: damaged: a second 'recording'"),
-    "a step twice": ([header(), step(3), step(3)], "line 3: .* 'step' for step 3"),
-    "on after the end": ([header(), row_of("end"), step(0)], "line 2: .* 'end'"),
+    "twice the header": ([header(), header()], "line 2: .*: no place for 'recording'"),
+    "a step twice": (
+        [header(), step(3), step(3)],
+        "line 3: .*: no place for 'step' for step 3",
+    ),
+    "on after the end": ([header(), row_of("end"), step(0)], "line 3: .* for 'step'"),
+    "two ends": ([header(), row_of("end"), row_of("end")], "line 3: .* for 'end'"),
 }
 
 

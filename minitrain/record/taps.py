@@ -1,0 +1,198 @@
+"""Where the recorder listens to a model: forward passes, wrappers, own gradients.
+
+By torch's documented hooks alone. They only look: nothing is drawn, changed or kept.
+"""
+
+import gc
+import inspect
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_module_registration_hook
+from torch.utils.hooks import RemovableHandle
+
+# under these names DDP, torch.compile, Fabric and others hold the model they wrap
+INSIDE = ("module", "_orig_mod", "_forward_module")
+# what wrappers of a part of a model add to the names of parameters
+ADDED = ("_orig_mod.", "_checkpoint_wrapped_module.")
+# in torch.utils.checkpoint: who runs a forward pass once more, within backward
+AGAIN = {"recompute_fn", "backward"}
+
+
+class Tap:
+    """A hook. In a copy of the model, or a pickle, it does nothing: a model may be
+    copied or saved as a whole while it is recorded.
+    """
+
+    def __init__(self, do: Callable[..., None] | None = None) -> None:
+        # else compiled code would be made for each number that the recorder counts
+        self._do = None if do is None else torch.compiler.disable(do)
+
+    def __call__(self, *args: Any) -> None:
+        if self._do is not None:
+            self._do(*args)
+
+    def __reduce__(self) -> tuple[type["Tap"], tuple[()]]:
+        return Tap, ()
+
+
+def inside(module: nn.Module) -> nn.Module | None:
+    """What ``module`` wraps, where it is a wrapper: all of its parameters are there."""
+    children = dict(module.named_children())
+    for name in INSIDE:
+        if name in children and len(_ids(module) - _ids(children[name])) == 0:
+            return children[name]
+    return None
+
+
+def _ids(module: nn.Module) -> set[int]:
+    return {id(parameter) for parameter in module.parameters()}
+
+
+def innermost(model: nn.Module) -> nn.Module:
+    """The user's own model within all that wraps it."""
+    while (inner := inside(model)) is not None:
+        model = inner
+    return model
+
+
+def plain_name(name: str) -> str:
+    """The name of a parameter or buffer, whatever wraps parts of the model."""
+    for added in ADDED:
+        name = name.replace(added, "")
+    return name
+
+
+def parameters_of(inner: nn.Module) -> dict[str, nn.Parameter]:
+    """By name, as they are now: a run may put others into the model."""
+    return {plain_name(name): p for name, p in inner.named_parameters()}
+
+
+def is_training_pass(inner: nn.Module) -> bool:
+    """Whether the forward pass that begins is one of the training: in training mode,
+    with gradients, and not once more for activation checkpointing.
+    """
+    if not inner.training:
+        return False
+    checkpointing = set()
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_filename == torch.utils.checkpoint.__file__:
+            checkpointing.add(frame.f_code.co_name)
+        frame = frame.f_back
+    # its older kind runs the first pass without gradients
+    kept = torch.is_grad_enabled() or "forward" in checkpointing
+    return kept and not checkpointing & AGAIN
+
+
+class Wrappers:
+    """Modules around ``inner``, made before or after :meth:`start`, and which of them
+    was the last to begin its forward pass.
+    """
+
+    def __init__(self, inner: nn.Module) -> None:
+        self._inner = inner
+        self._entered: nn.Module | None = None
+        self._seen: list[weakref.ref[nn.Module]] = []
+        self._handles: list[RemovableHandle] = []
+
+    def start(self) -> None:
+        """Find those that are there, and be told of each that is made."""
+        for thing in gc.get_objects():
+            # asking some things for their class makes others import, or warn
+            if issubclass(type(thing), nn.Module) and self._wraps(thing):
+                self._listen(thing)
+        made = register_module_module_registration_hook(self._made)
+        self._handles.append(made)
+
+    def stop(self) -> None:
+        """Listen no more."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._entered = None
+
+    def take(self) -> nn.Module | None:
+        """Called as ``inner`` begins its forward pass: the wrapper around that, the
+        innermost of several.
+        """
+        entered, self._entered = self._entered, None
+        if entered is not None and self._number(entered) is None:
+            self._seen.append(weakref.ref(entered))
+        return entered
+
+    @property
+    def count(self) -> int:
+        """How many were taken so far, each counted once."""
+        return len(self._seen)
+
+    def _number(self, module: nn.Module) -> int | None:
+        known = (n for n, one in enumerate(self._seen) if one() is module)
+        return next(known, None)
+
+    def _wraps(self, module: nn.Module) -> bool:
+        # one that is yet to be made has no children
+        with suppress(AttributeError):
+            children = [*module.named_children()]
+            return any(self._leads_here(name, child) for name, child in children)
+        return False
+
+    def _leads_here(self, name: str, child: nn.Module) -> bool:
+        # the compiler's is no wrapper that could be bypassed
+        return (
+            name in INSIDE and name != "_orig_mod" and innermost(child) is self._inner
+        )
+
+    def _made(self, module: nn.Module, name: str, child: nn.Module | None) -> None:
+        if isinstance(child, nn.Module) and self._leads_here(name, child):
+            self._listen(module)
+
+    def _listen(self, module: nn.Module) -> None:
+        handle = module.register_forward_pre_hook(Tap(self._enter))
+        self._handles.append(handle)
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        self._entered = module
+
+
+class OwnGradients:
+    """Calls ``see(name, gradient)`` whenever a backward pass has added to the gradient
+    of a parameter, before any other rank's is mixed in.
+    """
+
+    def __init__(self, see: Callable[[str, Tensor], None]) -> None:
+        self._see = see
+        self._handles: list[RemovableHandle] = []
+
+    @property
+    def listens(self) -> bool:
+        """Whether it does."""
+        return bool(self._handles)
+
+    def start(self, inner: nn.Module) -> None:
+        """Listen to what trains. Where ranks hold a part of a parameter each, there is
+        no gradient of a rank's own.
+        """
+        for name, parameter in parameters_of(inner).items():
+            if parameter.requires_grad and not hasattr(parameter, "full_tensor"):
+                tap = Tap(self._tell(name))
+                handle = parameter.register_post_accumulate_grad_hook(tap)
+                self._handles.append(handle)
+
+    def stop(self) -> None:
+        """Listen no more."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _tell(self, name: str) -> Callable[[Tensor], None]:
+        def tell(parameter: Tensor) -> None:
+            if parameter.grad is not None:
+                self._see(name, parameter.grad)
+
+        return tell
