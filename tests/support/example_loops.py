@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from project import ROOT, environment
@@ -27,14 +28,16 @@ def run_loop(
         torchrun = ["-m", "torch.distributed.run", "--standalone"]
         command[1:1] = [*torchrun, f"--nproc-per-node={world_size}"]
     # the hub of Hugging Face is for those who want a model of another's
-    own = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command,
-        cwd=folder.parent,
-        env=environment(**own, **variables),
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    own = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **variables}
+    # torchrun leaves a folder behind
+    with TemporaryDirectory() as temporary:
+        done = subprocess.run(
+            command,
+            cwd=folder.parent,
+            env=environment(**own, TMPDIR=temporary),
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stderr
