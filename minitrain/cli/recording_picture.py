@@ -12,10 +12,11 @@ from matplotlib.axes import Axes
 
 from minitrain.cli.recording_words import KINDS, where
 from minitrain.core.files import atomic_path
-from minitrain.report.canvas import BLACK, BLUE, GRAY, ORANGE, canvas, save
+from minitrain.report.canvas import BLACK, BLUE, ORANGE, canvas, save
 
 if TYPE_CHECKING:
-    from minitrain.diff.recordings import RecordingsCompared, StepCompared
+    from minitrain.diff.recording_step import StepCompared
+    from minitrain.diff.recordings import RecordingsCompared
 
 HEIGHT_IN = 4.0
 # where equal bits are drawn, on an axis that has no zero, and where what is infinite

@@ -8,8 +8,9 @@ from minitrain.report.numbers import plural
 
 if TYPE_CHECKING:
     from minitrain.diff.recording_limits import Measured
+    from minitrain.diff.recording_step import StepCompared
     from minitrain.diff.recording_unlike import Unlike
-    from minitrain.diff.recordings import RecordingsCompared, StepCompared
+    from minitrain.diff.recordings import RecordingsCompared
 
 MARKS = {"=": "equal bits", "~": "within rounding", "?": "undecided", "x": "different"}
 # the worst of those that share a place comes last

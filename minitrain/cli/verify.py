@@ -5,10 +5,10 @@ torch.distributed.checkpoint, ours or not; none is trusted to run code. Of other
 it compares file by file. Of two runs (folders such as data/runs/gloo-2) it compares the
 recorded steps of every rank, losses and final states, finds the first step that differs
 and names the probable cause; what only one of them has is a difference. Two recordings
-(of minitrain.record) may be of other world sizes, versions and machines: it says whether
-they are the same computation, bits or within rounding. Exit code 0: equal, or the same
-within rounding, 1: they differ, or it cannot be told, 2: one of them cannot be read, or
-holds nothing.
+of any loop (docs/recording.md) may be of other world sizes, versions and machines: are
+they the same computation, by their bits or within rounding? Exit code 0: equal, or the
+same within rounding, 1: they differ, or it cannot be told, 2: one of them cannot be
+read, or holds nothing.
 """
 
 import argparse

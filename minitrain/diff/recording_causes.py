@@ -47,10 +47,8 @@ class Cause:
     ranks: tuple[int, ...] = ()
 
 
-def cause_in_gradients(place: Place, found: Measured, trained_buffers: bool) -> Cause:
-    """Why gradients are beyond the limits at ``place``; ``trained_buffers`` tells
-    whether training changes the model's buffers.
-    """
+def cause_in_gradients(place: Place, found: Measured) -> Cause:
+    """Why gradients are beyond the limits at ``place``."""
     a, b = place.a[found.pairs[0][0]], place.b[found.pairs[0][1]]
     names = common(a["gradients"], b["gradients"])
     if {*a["gradients"]} ^ {*b["gradients"]} and found.tensor not in names:
@@ -75,18 +73,37 @@ def cause_in_gradients(place: Place, found: Measured, trained_buffers: bool) -> 
             return Cause(_of_factor(factor, place, found), sure=True)
     if cause := _of_parts(place, found, names):
         return cause
-    if trained_buffers and not place.same_size:
+    return _of_size(place, found, own is not None)
+
+
+def _of_size(place: Place, found: Measured, own_alike: bool) -> Cause:
+    """What no sum of gradients explains: from how far it is apart, and where."""
+    if 2 * found.num_beyond <= found.num:
+        return Cause(
+            f"{found.num_beyond} of {found.num} tensors alone{_times(place, found)}"
+        )
+    if found.trains_buffers and not place.same_size:
         return Cause(BATCH_NORM)
     if LOW_PRECISION[0] <= found.whole <= LOW_PRECISION[1]:
-        clause = (
-            "reduced in lower precision? " if own else "computed in lower precision? "
-        )
+        how = "reduced" if own_alike and max(place.world_sizes) > 1 else "computed"
+        clause = f"{how} in lower precision? (the gap is that of bfloat16 or float16)"
+        return Cause(clause, sure=own_alike)
+    if own_alike:
         return Cause(
-            clause + "(the gap is that of bfloat16 or float16)", sure=bool(own)
+            "the ranks' own gradients are alike: they are put together otherwise"
         )
-    if not own:
-        return Cause()
-    return Cause("the ranks' own gradients are alike: they are put together otherwise")
+    if not place.same_size:
+        return Cause("the ranks compute others: weights, loss, precision or statistics")
+    return Cause()
+
+
+def _times(place: Place, found: Measured) -> str:
+    rows = place.a[found.pairs[0][0]], place.b[found.pairs[0][1]]
+    a, b = (joined(sketches(row, "gradients"), [found.tensor]) for row in rows)
+    fitted = fit(b, [a])
+    if fitted is None or fitted[1] >= CLOSE:
+        return ""
+    return f", {found.tensor} {fitted[0][0]:.3g} times as large"
 
 
 def cause_in_own(place: Place) -> Cause | None:
@@ -203,14 +220,10 @@ def _of_parts(place: Place, found: Measured, names: Sequence[str]) -> Cause | No
             continue
         (factors, rest), (right, rest_right) = found_fit, right_fit
         if rest_right >= CLOSE:
-            if rest < CLOSE and not place.same_size:
-                other_side = "A" if side == "B" else "B"
-                clause = (
-                    f"{other_side}'s is no sum of what the ranks of {side} computed"
-                )
-                return Cause(f"{clause}: other weights, precision or batch statistics")
             continue
-        pattern = rest < CLOSE and _pattern(factors, right, pair[side == "B"])
+        alike = all(row["gradients"] == mine["gradients"] for row in rows.values())
+        alone = None if alike else pair[side == "B"]
+        pattern = rest < CLOSE and _pattern(factors, right, alone)
         if pattern:
             return Cause(f"{side}: {pattern}", sure=True)
         if LOW_PRECISION[0] <= rest <= LOW_PRECISION[1] and 10 * rest_right < rest:
@@ -218,15 +231,19 @@ def _of_parts(place: Place, found: Measured, names: Sequence[str]) -> Cause | No
     return None
 
 
-def _pattern(factors: Sequence[float], right: Sequence[float], rank: int) -> str | None:
-    """What the factors of a gradient say, held to those of the right one."""
+def _pattern(
+    factors: Sequence[float], right: Sequence[float], alone: int | None
+) -> str | None:
+    """What the factors of a gradient say, held to those of the right one; ``alone`` is
+    the rank that has it, where it is not that of all.
+    """
     largest = max(map(abs, right))
     most = max(map(abs, factors))
     there = [abs(factor) > 10 * CLOSE * most for factor in factors]
     wanted = [abs(factor) > 10 * CLOSE * largest for factor in right]
     missing = [r for r, (x, y) in enumerate(zip(there, wanted, strict=True)) if y > x]
-    if sum(there) == 1 and there[rank] and len(missing) == len(factors) - 1:
-        return f"rank {rank} keeps its own gradient: not synchronized"
+    if alone is not None and there[alone] and len(missing) == len(factors) - 1:
+        return f"rank {alone} keeps its own gradient: not synchronized"
     if missing:
         return f"the gradient of {in_ranks(missing)} is missing from the sum"
     if not all(wanted):

@@ -64,7 +64,7 @@ def cause_in_data(place: Place, others: Sequence[Place]) -> tuple[str, str]:
             much,
             "another order of the samples (seed?), or other inputs of the model",
         )
-    return much, "another order of the samples"
+    return much, "other samples among them"
 
 
 def _duplicated(
@@ -212,4 +212,4 @@ def _of_state(place: Place, before: Place | None) -> str:
     if unlike:
         ranks = in_ranks([rank for rank, _ in unlike])
         return f"{NOT_RESTORED} on {ranks}, at step {before.step} already"
-    return SETTINGS
+    return f"its state was lost or changed after step {before.step}, or {SETTINGS}"

@@ -33,10 +33,7 @@ UNIT = 2.0**-24
 # Adam divides by the gradient's size, so elements whose gradient is no more than noise
 # go anywhere: of a share r of noise sqrt(r), in the norm, and some
 ADAPTIVE_TIMES_ROOT = 10.0
-# and tensors that are nothing but noise (the bias of attention's keys) may do what they
-# like, if the others hold so many of the elements
-ADAPTIVE_SHARE = 0.99
-# no tensor goes further than there and back
+# a tensor that is nothing but noise (the bias of attention's keys) goes there or back
 ADAPTIVE_AT_MOST = 2.0
 # what 16 bits round to, and some; and by how much rounding grows in a step
 COARSE, COARSE_ADAPTIVE, GROWTH = 0.03, 0.3, 2.0
@@ -131,6 +128,7 @@ class Measured:
     whole: float = 0.0
     num_beyond: int = 0
     num: int = 0
+    trains_buffers: bool = False
 
     @property
     def share(self) -> float:
@@ -159,7 +157,7 @@ def measure(place: Place, kind: Kind, course: Course, noise: float) -> Measured:
     beyond = [name for name, gap in far.items() if not gap <= allowed.get(name, 0.0)]
     within = not beyond
     if beyond and kind == "parameters" and not course.linear and place.twin is None:
-        within = _few_are_noise(far, beyond, scale, course)
+        within = _is_noise(far, beyond, scale, allowed)
     worst = max(far, key=lambda name: far[name] / (allowed.get(name, 0.0) + 1e-300))
     where = {pair: g for pair, g in gaps[worst].items() if g > allowed.get(worst, 0.0)}
     entry = ours.get(worst) or theirs[worst]
@@ -176,6 +174,7 @@ def measure(place: Place, kind: Kind, course: Course, noise: float) -> Measured:
         whole=_whole(far, [norm(e) for e in ours.values()], size, kind),
         num_beyond=len(beyond),
         num=len({**ours, **theirs}),
+        trains_buffers=course.trains_buffers,
     )
 
 
@@ -204,7 +203,7 @@ def _sizes(
     """The model's size that gaps are shares of, and that of each tensor."""
     if kind == "parameters":
         moved = course.moved(row)
-        return math.sqrt(sum(x**2 for x in moved.values())), moved
+        return math.hypot(*moved.values()), moved
     sides = [[norm(entry) for entry in side.values()] for side in (ours, theirs)]
     finite = [[x for x in side if math.isfinite(x)] for side in sides]
     size = min(max(side, default=0.0) for side in finite)
@@ -250,32 +249,31 @@ def _with_twin(
     twin = place.twin[kind]
     names = common(ours, twin)
     far = {n: apart(ours[n]["sketch"], twin[n]["sketch"]) for n in names}
-    size = math.sqrt(sum(scale.get(n, 0.0) ** 2 for n in names))
-    share = math.sqrt(sum(x**2 for x in far.values())) / size if size else 0.0
+    size = math.hypot(*(scale.get(n, 0.0) for n in names))
+    share = math.hypot(*far.values()) / size if size else 0.0
     allowed = {n: max(far[n], share * scale.get(n, 0.0)) for n in names}
     return {
         n: max(limit, TIMES_TWIN * allowed.get(n, 0.0)) for n, limit in quick.items()
     }
 
 
-def _few_are_noise(
+def _is_noise(
     far: Mapping[str, float],
     beyond: Sequence[str],
     scale: Mapping[str, float],
-    course: Course,
+    allowed: Mapping[str, float],
 ) -> bool:
-    total = sum(course.numel[name] for name in scale)
-    noise = sum(course.numel.get(name, total) for name in beyond)
+    """Whether only tensors are beyond that hardly count beside all others."""
     near = all(far[n] <= ADAPTIVE_AT_MOST * scale.get(n, 0.0) for n in beyond)
-    return near and noise <= (1 - ADAPTIVE_SHARE) * total
+    return near and math.hypot(*far.values()) <= math.hypot(*allowed.values())
 
 
 def _whole(
     far: Mapping[str, float], norms: Sequence[float], size: float, kind: Kind
 ) -> float:
-    gap = math.sqrt(sum(x**2 for x in far.values()))
+    gap = math.hypot(*far.values())
     if kind == "gradients":
-        size = math.sqrt(sum(x**2 for x in norms))
+        size = math.hypot(*norms)
     return gap / size if size > 0 else math.inf
 
 

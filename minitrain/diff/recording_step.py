@@ -92,13 +92,19 @@ class Comparer:
         # in the order in which one follows from the other
         if one := self._data(place, gradients):
             yield one
+        rates = rates_unlike(place)
+        consecutive = self.before is None or self.before.step + 1 == place.step
+        # steps between were made at these rates: what differs by now is of them
+        if rates and not consecutive:
+            yield rates
         if not gradients.within:
             yield self._gradients(place, gradients)
-        if one := rates_unlike(place):
+        if rates and consecutive:
+            yield rates
+        exact = self.equal and gradients.equal
+        if gradients.within and (one := self._parameters(place, parameters, exact)):
             yield one
-        if gradients.within and (one := self._parameters(place, parameters)):
-            yield one
-        if self.equal and gradients.equal and parameters.equal and place.same_size:
+        if exact and place.same_size:
             yield from hidden_unlike(place, self.same_torch)
 
     def _data(self, place: Place, gradients: Measured) -> Unlike | None:
@@ -122,17 +128,20 @@ class Comparer:
         return self._say(place, "data", much, cause, "", where, not gradients.within)
 
     def _gradients(self, place: Place, found: Measured) -> Unlike:
-        cause = cause_in_gradients(place, found, self.course.trains_buffers)
+        cause = cause_in_gradients(place, found)
         local = found.own_size and 4 * found.num_beyond <= found.num
         share = max(found.share, found.gap / found.own_size if local else 0.0)
         sure = cause.sure or self._beyond_doubt(place, share, self.share, COARSE)
-        ranks = in_ranks(cause.ranks) if cause.ranks else _where(place, found)
+        ranks = _where(place, found)
+        if cause.what:
+            on_all = len(cause.ranks) == len(place.pairs)
+            ranks = "" if on_all else in_ranks(cause.ranks)
         what = cause.what or found.kind
         return self._say(
             place, what, _much(found), cause.clause, found.tensor, ranks, sure
         )
 
-    def _parameters(self, place: Place, found: Measured) -> Unlike | None:
+    def _parameters(self, place: Place, found: Measured, exact: bool) -> Unlike | None:
         if found.equal:
             return None
         before, linear = self.before, self.course.linear
@@ -146,7 +155,8 @@ class Comparer:
             cause = cause_in_parameters(place, before, found, linear)
             coarse = COARSE if linear else COARSE_ADAPTIVE
             share = self._new_share(place, found)
-            sure = cause.sure or self._beyond_doubt(place, share, UNIT, coarse)
+            # from the same gradients, to the bit, a step is off by a unit or two
+            sure = cause.sure or exact or self._beyond_doubt(place, share, UNIT, coarse)
         if cause is None:
             return None
         where = _where(place, found)
@@ -172,7 +182,7 @@ class Comparer:
         names = common(*(row["parameters"] for row in now))
         a, b = (joined(sketches(row, "parameters"), names) for row in now)
         if self.before is None:
-            went = math.sqrt(sum(x**2 for x in self.course.first_move.values()))
+            went = math.hypot(*self.course.first_move.values())
             return _ratio(length(b - a), went)
         rows = self.before.a.get(pair[0]), self.before.b.get(pair[1])
         if rows[0] is None or rows[1] is None:
@@ -216,9 +226,8 @@ def _much(found: Measured) -> str:
     size = found.size if found.kind == "gradients" else found.own_size
     gap = f"{found.gap:.3g} apart"
     if size > 0:
-        gap = (
-            f"{found.gap / size:.2g} of {of} apart, allowed {found.allowed / size:.2g}"
-        )
+        allowed = f"allowed {found.allowed / size:.2g}"
+        gap = f"about {found.gap / size:.2g} of {of} apart, {allowed}"
     if found.num_beyond > 1:
         gap += f", and {found.num_beyond - 1} more of {found.num} tensors"
     return gap

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from minitrain.diff.diagnosis import UNKNOWN, cause_in_buffers
 from minitrain.diff.recording_clauses import NOT_RESTORED, SETTINGS, cause_in_rates
-from minitrain.diff.recording_places import Place, in_ranks, samples
+from minitrain.diff.recording_places import Place, Row, in_ranks, samples
 
 # rates that a float32 and a float64 hold
 SAME_RATE = 1e-6
@@ -31,27 +31,23 @@ class Unlike:
 
 def rates_unlike(place: Place) -> Unlike | None:
     """The first ranks with other learning rates."""
-    for x, y in place.pairs:
-        a, b = place.a[x], place.b[y]
-        ours, theirs = (sorted({*row["lr"]}) for row in (a, b))
-        if len(a["lr"]) == len(b["lr"]):
-            ours, theirs = a["lr"], b["lr"]
-        close = len(ours) == len(theirs) and all(
-            math.isclose(p, q, rel_tol=SAME_RATE)
-            for p, q in zip(ours, theirs, strict=True)
-        )
-        if not close:
-            much, cause = cause_in_rates(a, b, place.world_sizes)
-            ranks = in_ranks([y]) if place.same_size and len(place.pairs) > 1 else ""
-            return Unlike(
-                place.step,
-                "learning rate",
-                much,
-                cause,
-                ranks=ranks,
-                optimizer=place.optimizer,
-            )
-    return None
+    unlike = [(x, y) for x, y in place.pairs if not _same_rates(place.a[x], place.b[y])]
+    if not unlike:
+        return None
+    x, y = unlike[0]
+    much, cause = cause_in_rates(place.a[x], place.b[y], place.world_sizes)
+    ranks = [rank for rank, _ in unlike] if place.same_size else []
+    return _at(place, "learning rate", much, cause, "", ranks)
+
+
+def _same_rates(a: Row, b: Row) -> bool:
+    """Group by group; where there are other groups, the same rates among them."""
+    ours, theirs = a["lr"], b["lr"]
+    if len(ours) != len(theirs):
+        ours, theirs = sorted({*ours}), sorted({*theirs})
+    return len(ours) == len(theirs) and all(
+        math.isclose(p, q, rel_tol=SAME_RATE) for p, q in zip(ours, theirs, strict=True)
+    )
 
 
 def hidden_unlike(place: Place, same_torch: bool) -> Iterator[Unlike]:
@@ -87,7 +83,7 @@ def _at(
         much,
         cause,
         tensor,
-        in_ranks(ranks),
+        in_ranks(ranks) if ranks and len(ranks) < len(place.pairs) else "",
         optimizer=place.optimizer,
     )
 

@@ -71,7 +71,7 @@ def start_unlike(a: Recording, b: Recording, first: StepCompared) -> Unlike | No
     if len(pairs) < len(unlike):
         side = [y if x == min(ours) or same_size else x for x, y in pairs]
         ranks, cause = in_ranks(side), "weights that are not broadcast"
-    much = f"{len(names)} of {len(ours[pairs[0][0]]['start'])} tensors"
+    much = f"{len(names)} of {len(ours[pairs[0][0]]['start'])} tensors are unlike"
     return Unlike(START, "start weights", much, cause, names[0], ranks)
 
 

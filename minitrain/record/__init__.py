@@ -15,5 +15,9 @@ class _Callable(ModuleType):
         # named in a string: what only reads recordings needs no recorder
         return import_module("minitrain.record.recorder").record(*args, **options)
 
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        # by its name, as other modules: for functions that are sent to new processes
+        return import_module, (self.__name__,)
+
 
 sys.modules[__name__].__class__ = _Callable

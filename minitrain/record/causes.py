@@ -122,6 +122,8 @@ def _not_synchronized(
             f"{wrapper} waits for {spare[0]}, which has no gradient: not used in the "
             "forward pass"
         )
+    if len(alone) < len(rows):
+        return "nothing came from the others: a transfer that was lost"
     if len(differ) < len(row["gradients"]):
         return f"parameters that were replaced after {wrapper} took the model"
     return (

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from minitrain.record.fingerprint import digest, fingerprint, sketch
@@ -20,6 +21,7 @@ class Pass:
     wrapper: str
     wrapper_id: int
     synced: bool | None
+    group: int | None
     random: str | None = None
     draws: bool | None = None
     buffers: dict[str, str] | None = None
@@ -44,7 +46,8 @@ class Pages:
         """Before a forward pass; whether it is the first since the last step."""
         kind = "" if wrapper is None else type(wrapper).__name__
         synced = getattr(wrapper, "require_backward_grad_sync", None)
-        one = Pass(sample_digests(inputs), kind, self._wrappers.count, synced)
+        number, group = self._wrappers.count, _group_size(wrapper)
+        one = Pass(sample_digests(inputs), kind, number, synced, group)
         self._passes.append(one)
         if self._first is not None:
             return False
@@ -94,8 +97,13 @@ class Pages:
     def step_ended(self, stepped: Stepped) -> Row | None:
         """After it -> all that is known of it; None where it is not recorded."""
         page = self._begun.pop(stepped.number, None)
-        if page is None:
-            return None
+        if page is not None:
+            self._finish(page, stepped)
+        stepped.passes, stepped.losses = len(self._passes), len(self._losses)
+        self._first = None
+        return page
+
+    def _finish(self, page: Row, stepped: Stepped) -> None:
         named = parameters_of(self._inner)
         if stepped.by_closure:
             held = stepped.holds()
@@ -103,15 +111,12 @@ class Pages:
         kept = {name: p for name, p in named.items() if name in page["before"]}
         page["parameters"] = {name: fingerprint(p) for name, p in kept.items()}
         page["moments"] = stepped.moments()
-        stepped.passes, stepped.losses = len(self._passes), len(self._losses)
-        self._first = None
-        return page
 
     def _collect(self, page: Row, stepped: Stepped, mine: list[str]) -> None:
         """What led to the step: passes, and gradients as the optimizer gets them."""
         passes, losses = self._passes[stepped.passes :], self._losses[stepped.losses :]
         firsts = [one for one in passes if one.random is not None]
-        first = firsts[0] if firsts else Pass([], "", 0, None, "", False, {})
+        first = firsts[0] if firsts else Pass([], "", 0, None, None, "", False, {})
         last = passes[-1] if passes else first
         named = parameters_of(self._inner)
         trained = {name: named[name] for name in mine if named[name].requires_grad}
@@ -127,8 +132,15 @@ class Pages:
             "wrapper_id": last.wrapper_id,
             "synced": last.synced,
             "syncs": [one.synced for one in passes],
+            "group": last.group,
             "own": {n: self._own.pop(n) for n in trained if n in self._own},
             "gradients": {n: fingerprint(grad) for n, grad in gradients.items()},
             "without_gradient": [n for n in trained if n not in gradients],
             "buffers": first.buffers,
         }
+
+
+def _group_size(wrapper: nn.Module | None) -> int | None:
+    """Among how many ranks a wrapper averages; None where it does not tell."""
+    group = getattr(wrapper, "process_group", None)
+    return group.size() if isinstance(group, dist.ProcessGroup) else None

@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from minitrain.core.errors import EvidenceError, UserError
-from minitrain.distributed.torch_private import import_compiler
 from minitrain.record.format import Row, Writer, refuse_second
 from minitrain.record.header import header_of, rank_and_size, require_whole
 from minitrain.record.optimizers import Optimizers, Stepped, unwrapped
@@ -32,6 +31,8 @@ from minitrain.record.twin import is_twin, perturb
 from minitrain.record.watch import Watch
 
 ON_ALARM = ("print", "raise")
+# how long an error of the run is held up, where other ranks may not come at all
+AFTER_AN_ERROR_S = 1.0
 
 
 class Recorder:
@@ -73,8 +74,6 @@ class Recorder:
                 "minitrain.record(...) makes another, for another folder"
             )
         refuse_second(self._folder, rank_and_size()[0])
-        # else the first hook imports it, and leaves a folder
-        import_compiler()
         self._state = "recording"
         self._wrappers.start()
         self._optimizers.start(self._inner.parameters())
@@ -95,7 +94,7 @@ class Recorder:
                 end = {"kind": "end", "steps": steps, "forwards": self._pages.forwards}
                 self._append(end)
                 watch.send(end)
-                watch.look(wait=True)
+                watch.look(self._timeout_s)
             finally:
                 self._close()
 
@@ -123,7 +122,8 @@ class Recorder:
             self._listen_no_more()
             try:
                 if self._watch is not None:
-                    self._watch.look()
+                    # the rows that may say why are on their way
+                    self._watch.look(min(self._timeout_s, AFTER_AN_ERROR_S))
             except EvidenceError:
                 # the error of the body comes first
                 pass
@@ -167,7 +167,8 @@ class Recorder:
         if not self._due and self._own.listens:
             self._own.stop()
             self._pages.forget(self._optimizers)
-        watch.look(wait=row is not None and self._raises)
+        waits = row is not None and self._raises
+        watch.look(self._timeout_s if waits else 0.0)
 
     def _append(self, row: Row) -> None:
         assert self._writer is not None

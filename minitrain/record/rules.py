@@ -117,7 +117,9 @@ def _pair(rows: Rows, ranks: Sequence[int]) -> tuple[Row, Row]:
 def parameters(rows: Rows, before: Rows | None) -> list[Alarm]:
     """Equal on all ranks after the step."""
     name, ranks = first_unlike([shas(row, "parameters") for row in rows])
-    if not ranks:
+    was = [shas(row, "parameters") for row in before or rows[:1]]
+    # else it was told then, or the gradients were
+    if not ranks or first_unlike(was)[1]:
         return []
     what, cause = of_unlike_parameters(rows, before)
     step = rows[0]["step"]

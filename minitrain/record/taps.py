@@ -8,7 +8,7 @@ import inspect
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.utils.checkpoint
@@ -16,6 +16,11 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.utils.hooks import RemovableHandle
 
+from minitrain.distributed.torch_private import import_compiler
+
+# as the first optimizer would, but so that it leaves no folder
+import_compiler()
+Method = TypeVar("Method", bound=Callable[..., Any])
 # under these names DDP, torch.compile, Fabric and others hold the model they wrap
 INSIDE = ("module", "_orig_mod", "_forward_module")
 # what wrappers of a part of a model add to the names of parameters
@@ -24,15 +29,20 @@ ADDED = ("_orig_mod.", "_checkpoint_wrapped_module.")
 AGAIN = {"recompute_fn", "backward"}
 
 
+def _uncompiled(method: Method) -> Method:
+    return torch.compiler.disable(method)
+
+
 class Tap:
     """A hook. In a copy of the model, or a pickle, it does nothing: a model may be
     copied or saved as a whole while it is recorded.
     """
 
     def __init__(self, do: Callable[..., None] | None = None) -> None:
-        # else compiled code would be made for each number that the recorder counts
-        self._do = None if do is None else torch.compiler.disable(do)
+        self._do = do
 
+    # else it would be compiled, again for each number that the recorder counts
+    @_uncompiled
     def __call__(self, *args: Any) -> None:
         if self._do is not None:
             self._do(*args)

@@ -23,7 +23,7 @@ class Watch:
     def __init__(
         self, write: Callable[[Row], None], timeout_s: float, raises: bool
     ) -> None:
-        self._write, self._timeout_s, self._raises = write, timeout_s, raises
+        self._write, self._raises = write, raises
         self._judge = Judge()
         self._exchange: Exchange | None = None
         together = dist.is_available() and dist.is_initialized()
@@ -39,9 +39,11 @@ class Watch:
         else:
             self._exchange.send(row)
 
-    def look(self, wait: bool = False) -> None:
-        """Judge what has come. EvidenceError where that ends the run."""
-        self._tell(self._found(self._timeout_s if wait else 0.0))
+    def look(self, wait_s: float = 0.0) -> None:
+        """Judge what has come, or comes within ``wait_s``; EvidenceError where that
+        ends the run.
+        """
+        self._tell(self._found(wait_s))
 
     def close(self) -> None:
         """Leave the others. Harmless to call twice."""

@@ -119,8 +119,8 @@ def test_a_transfer_lost_on_one_rank() -> None:
     got = [mean(OWN), mean(OWN) | {FIRST: OWN[1][FIRST] / 2}]
     found = only(at_step_1(got))
     assert (found.rule, found.tensor) == ("gradients", FIRST)
-    # half of its own: it looks as if it had never been averaged
     assert "each keeps its own (1 of 3 tensors)" in found.line
+    assert found.line.endswith("from the others: a transfer that was lost")
     own = own_of(1, 3)
     part = {n: (own[0][n] + own[2][n]) / 3 for n in SHAPES}
     got = [mean(own), mean(own), mean(own) | {FIRST: part[FIRST]}]
@@ -260,6 +260,15 @@ def test_parameters_unlike_before_the_step() -> None:
     assert "every=1" in found.line
     found = only(alarms_of(rows_of(0, OWN, **changes), None))
     assert "rank 0's weights are not broadcast" in found.line
+
+
+def test_parameters_are_told_when_they_part() -> None:
+    rows = [rows_of(step, own_of(step, 2), own_of(step, 2)) for step in (0, 1)]
+    after = rows_of(2, own_of(2, 2))
+    after[1]["parameters"] |= {FIRST: fingerprint(random_tensors(7)[FIRST])}
+    assert [one.rule for one in alarms_of(rows[1], rows[0])] == ["gradients"]
+    assert alarms_of(after, rows[1]) == []
+    assert only(alarms_of(after, rows_of(1, OWN))).rule == "parameters"
 
 
 def test_unlike_gradients_are_the_root_of_unlike_parameters() -> None:

@@ -42,6 +42,7 @@ class Setting:
 
     seed: int = 0
     steps: int = STEPS
+    batch: int = GLOBAL_BATCH
     passes: int = 1
     dropout: float = 0.0
     autocast: bool = False
@@ -49,6 +50,7 @@ class Setting:
     warm_up: int = 0
     scaler: bool = False
     adam: bool = False
+    norm: bool = False
     every: int = 1
 
 
@@ -77,13 +79,15 @@ def train(folder: Path, bug: str = "", setting: Setting | None = None) -> None:
 def run(folder: Path, bug: str, setting: Setting, rank: int, world_size: int) -> None:
     """The script."""
     torch.manual_seed(setting.seed)
-    inner = Model(bug == "buffers_not_synchronized", setting.dropout, bug == "unused_parameter")
+    norm = setting.norm or bug == "buffers_not_synchronized"
+    inner = Model(norm, setting.dropout, bug == "unused_parameter")
     model = wrap(inner, bug, rank, world_size)
     kind: Any = torch.optim.AdamW if setting.adam else torch.optim.SGD
     options: dict[str, Any] = {"lr": 0.05} | ({} if setting.adam else {"momentum": 0.9})
     optimizer = kind(inner.parameters(), **options)
     scheduler = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1.0, step / setting.warm_up) if setting.warm_up else 1.0
+        optimizer,
+        lambda step: min(1.0, step / setting.warm_up) if setting.warm_up else 1.0,
     )
     scaler = torch.amp.GradScaler("cpu", enabled=setting.scaler)
     if bug == "learning_rate_divided":
@@ -172,7 +176,7 @@ def read(bug: str, rank: int, world_size: int, setting: Setting) -> Iterator[Any
     targets = torch.randint(CLASSES, (SAMPLES,), generator=generator)
     # ranks have unlike numbers of targets
     targets[::3] = IGNORED
-    size = GLOBAL_BATCH // world_size // setting.passes
+    size = setting.batch // world_size // setting.passes
     if bug == "workers_alike":
         yield from DataLoader(Made(rank), size, num_workers=2)
     seed = 1 if bug == "another_data_seed" and rank == VICTIM else 0
@@ -193,7 +197,7 @@ def read(bug: str, rank: int, world_size: int, setting: Setting) -> Iterator[Any
 
 
 class Made(IterableDataset[Any]):
-    """Samples that a worker makes at random: the ranks' are others, the workers' not."""
+    """Samples made at random: by the workers of a rank alike."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank

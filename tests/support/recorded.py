@@ -1,0 +1,219 @@
+"""A small data-parallel training in one process that leaves a recording, with plans to
+spoil it: the rows are those of a true run, and what a plan alters is known.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
+
+from minitrain.record.fingerprint import digest, fingerprint, sketch
+from minitrain.record.format import Writer
+
+Tensors = dict[str, Tensor]
+NUM_SAMPLES, BATCH, SIZE, CLASSES = 640, 16, 12, 4
+
+
+def adamw(parameters: Any, lr: float) -> Optimizer:
+    return AdamW(parameters, lr=lr, weight_decay=0.1)
+
+
+def sgd(parameters: Any, lr: float) -> Optimizer:
+    return SGD(parameters, lr=30 * lr, momentum=0.9, weight_decay=1e-4)
+
+
+class Model(nn.Module):
+    """Every kind of tensor: an embedding, attention with a bias of keys, norms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = nn.Linear(1, 16)
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.norm = nn.LayerNorm(16)
+        self.hidden = nn.Linear(16, 32)
+        self.out = nn.Linear(32, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.inside(x.unsqueeze(-1))
+        h = self.norm(h + self.attention(h, h, h, need_weights=False)[0])
+        return self.out(nn.functional.gelu(self.hidden(h)).mean(1))
+
+
+class Normalized(nn.Module):
+    """With batch norm: what a rank computes depends on the samples beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(SIZE, 32)
+        self.norm = nn.BatchNorm1d(32)
+        self.out = nn.Linear(32, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(nn.functional.relu(self.norm(self.hidden(x))))
+
+
+def mean(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
+    """What data parallelism makes of the ranks' own gradients."""
+    return {name: sum(one[name] for one in own) / len(own) for name in own[0]}  # type: ignore
+
+
+def dealt(step: int, world_size: int, order: Tensor) -> list[Tensor]:
+    """Which samples each rank reads: every W-th of the batch."""
+    start = step * BATCH % NUM_SAMPLES
+    batch = order[start : start + BATCH]
+    return [batch[rank::world_size] for rank in range(world_size)]
+
+
+@dataclass
+class Plan:
+    """A training; the defaults are a sound one."""
+
+    world_size: int = 1
+    steps: int = 24
+    every: int = 10
+    seed: int = 0
+    model: Callable[[], nn.Module] = Model
+    optimizer: Callable[..., Optimizer] = adamw
+    lr: Callable[[int], float] = lambda step: 1e-3
+    deal: Callable[[int, int, Tensor], list[Tensor]] = dealt
+    reduce: Callable[[Sequence[Tensors], int, int], Tensors] = mean
+    # what is called with the models and optimizers before the first step, and each step
+    begin: Callable[[list[nn.Module], list[Optimizer]], None] = lambda m, o: None
+    early: Callable[[int, list[nn.Module], list[Optimizer]], None] = lambda s, m, o: (
+        None
+    )
+    after: Callable[[int, list[nn.Module], list[Optimizer]], None] = lambda s, m, o: (
+        None
+    )
+    loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy
+    autocast: bool = False
+    twin: bool = False
+    with_own: bool = True
+    draws: bool = False
+    header: dict[str, Any] = field(default_factory=dict)
+
+
+def record(folder: Path, plan: Plan | None = None, **changes: Any) -> Path:
+    """Train by a plan and leave its recording in ``folder``."""
+    plan = plan or Plan(**changes)
+    ranks = range(plan.world_size)
+    torch.manual_seed(plan.seed)
+    model = plan.model()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            # biases of zero would have no unit in the last place
+            parameter += 0.01 * torch.randn_like(parameter)
+            if plan.twin:
+                upwards = torch.full_like(parameter, torch.inf)
+                parameter.copy_(torch.nextafter(parameter, upwards))
+    x = torch.randn(NUM_SAMPLES, SIZE)
+    y = torch.randint(CLASSES, (NUM_SAMPLES,))
+    order = torch.randperm(NUM_SAMPLES)
+    models = [plan.model() for _ in ranks]
+    for one in models:
+        one.load_state_dict(model.state_dict())
+    optimizers = [plan.optimizer(one.parameters(), lr=plan.lr(0)) for one in models]
+    plan.begin(models, optimizers)
+    writers = [Writer(folder, rank) for rank in ranks]
+    for rank, writer in enumerate(writers):
+        writer.append(_header(plan, rank, models[rank]))
+    for step in range(plan.steps):
+        plan.early(step, models, optimizers)
+        batches = plan.deal(step, plan.world_size, order)
+        buffers = [_buffers(one) for one in models]
+        own = [_own(plan, models[r], x[batches[r]], y[batches[r]]) for r in ranks]
+        for rank in ranks:
+            optimizer, one = optimizers[rank], models[rank]
+            gradients = plan.reduce(own, rank, step)
+            before = {n: digest(p) for n, p in one.named_parameters()}
+            for name, parameter in one.named_parameters():
+                parameter.grad = gradients[name].clone() if name in gradients else None
+            rate = plan.lr(step) * optimizer.defaults["lr"] / plan.lr(0)
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
+            if step < 3 or step % plan.every == 0:
+                digests = [digest(row)[:16] for row in x[batches[rank]]]
+                row = _row(plan, step, one, optimizer, gradients, own[rank], before)
+                row |= {"inputs": [digests], "buffers": buffers[rank]}
+                writers[rank].append(row)
+        plan.after(step, models, optimizers)
+    for writer in writers:
+        end = {"steps": {"0": plan.steps}, "forwards": plan.steps}
+        writer.append({"kind": "end", **end})
+        writer.close()
+    return folder
+
+
+def _own(plan: Plan, model: nn.Module, x: Tensor, y: Tensor) -> Tensors:
+    model.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16, enabled=plan.autocast):
+        loss = plan.loss(model(x), y)
+    loss.backward()
+    return {
+        n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None
+    }
+
+
+def _buffers(model: nn.Module) -> dict[str, str]:
+    return {name: digest(buffer) for name, buffer in model.named_buffers()}
+
+
+def _header(plan: Plan, rank: int, model: nn.Module) -> dict[str, Any]:
+    about = {
+        name: {"shape": [*p.shape], "dtype": str(p.dtype)[6:], "trained": True}
+        for name, p in model.named_parameters()
+    }
+    return {
+        "kind": "recording",
+        "version": 1,
+        "rank": rank,
+        "world_size": plan.world_size,
+        "every": plan.every,
+        "twin": plan.twin,
+        "torch": "2.13.0+cpu",
+        "threads": 1,
+        "device": "cpu",
+        "bins": 8,
+        "parameters": about,
+        "start": {name: digest(p) for name, p in model.named_parameters()},
+        **plan.header,
+    }
+
+
+def _row(
+    plan: Plan,
+    step: int,
+    model: nn.Module,
+    optimizer: Optimizer,
+    gradients: Tensors,
+    own: Tensors,
+    before: dict[str, str],
+) -> dict[str, Any]:
+    wrapper = "DistributedDataParallel" if plan.world_size > 1 else ""
+    state = [v for s in optimizer.state.values() for v in s.values() if v is not None]
+    flat = [torch.as_tensor(value).double().flatten() for value in state]
+    return {
+        "kind": "step",
+        "optimizer": 0,
+        "step": step,
+        "forwards": step + 1,
+        "loss": None,
+        "lr": [group["lr"] for group in optimizer.param_groups],
+        "draws": plan.draws,
+        "random": "0" * 16,
+        "wrapper": wrapper,
+        "wrapper_id": 1,
+        "synced": True if wrapper else None,
+        "own": {n: sketch(t) for n, t in own.items()} if plan.with_own else {},
+        "gradients": {name: fingerprint(t) for name, t in gradients.items()},
+        "without_gradient": [],
+        "parameters": {n: fingerprint(p.detach()) for n, p in model.named_parameters()},
+        "before": before,
+        "moments": digest(torch.cat(flat)) if flat else "",
+        "not_held": [],
+    }

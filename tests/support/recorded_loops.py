@@ -1,0 +1,101 @@
+"""Loops as users have them, small enough to be recorded in a test."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import minitrain
+from minitrain.distributed.groups import distributed, wrap_for_ddp
+from minitrain.record.format import Row, read_recording
+
+NUM_STEPS = 8
+
+
+class Net(nn.Module):
+    """With what depends on more than its samples: dropout and batch norm."""
+
+    def __init__(self, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(6, 16), nn.BatchNorm1d(16)
+        self.drop, self.last = nn.Dropout(dropout), nn.Linear(16, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.drop(self.norm(self.first(x).relu()))).squeeze(-1)
+
+
+def batch(step: int, rank: int = 0, micro: int = 0, size: int = 5) -> Tensor:
+    seed = 1000 * step + 10 * rank + micro
+    return torch.randn(size, 6, generator=torch.Generator().manual_seed(seed))
+
+
+def loss_of(model: nn.Module, x: Tensor) -> Tensor:
+    return (model(x) - x.sum(-1)).square().mean()
+
+
+def steps_of(folder: Path, rank: int = 0, optimizer: int = 0) -> list[Row]:
+    """What a rank recorded of each step of an optimizer."""
+    steps = read_recording(folder).ranks[rank].steps
+    return [row for (number, _), row in steps.items() if number == optimizer]
+
+
+def loop(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    num_steps: int = NUM_STEPS,
+    *,
+    rank: int = 0,
+    micro: int = 1,
+    after: Callable[[int], None] = lambda step: None,
+) -> None:
+    """``micro`` batches a step, of which the last synchronizes; clipped."""
+    for step in range(num_steps):
+        for number in range(micro):
+            last = number == micro - 1
+            waits = not last and hasattr(model, "no_sync")
+            with model.no_sync() if waits else nullcontext():
+                (loss_of(model, batch(step, rank, number)) / micro).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        after(step)
+
+
+def state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[bytes]:
+    """Every bit that a run ends with, random numbers too."""
+    moments = [t for s in optimizer.state.values() for t in s.values()]
+    tensors = [*model.state_dict().values(), *moments, torch.get_rng_state()]
+    return [t.detach().numpy().tobytes() for t in map(torch.as_tensor, tensors)]
+
+
+def recorded(model: nn.Module, optimizer: Any, folder: Path | None) -> Any:
+    """Recorded where there is a ``folder``."""
+    if folder is None:
+        return nullcontext()
+    return minitrain.record(model, optimizer, folder, every=3)
+
+
+def train_alone(folder: Path | None, **options: Any) -> list[bytes]:
+    """One process, recorded where there is a ``folder``."""
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    with recorded(model, optimizer, folder):
+        loop(model, optimizer, **options)
+    return state_bytes(model, optimizer)
+
+
+def train_together(folder: Path | None, micro: int, with_view: bool) -> list[bytes]:
+    """A rank under DDP, recorded where there is a ``folder``."""
+    with distributed() as (rank, _):
+        torch.manual_seed(rank)
+        model = wrap_for_ddp(Net(), gradient_as_bucket_view=with_view)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        with recorded(model, optimizer, folder):
+            loop(model, optimizer, rank=rank, micro=micro)
+        dist.barrier()
+        return state_bytes(model, optimizer)
