@@ -47,8 +47,10 @@ class Cause:
     ranks: tuple[int, ...] = ()
 
 
-def cause_in_gradients(place: Place, found: Measured) -> Cause:
-    """Why gradients are beyond the limits at ``place``."""
+def cause_in_gradients(place: Place, found: Measured, here: bool) -> Cause:
+    """Why gradients are beyond the limits at ``place``; ``here`` says that the weights
+    were alike before it.
+    """
     a, b = place.a[found.pairs[0][0]], place.b[found.pairs[0][1]]
     names = common(a["gradients"], b["gradients"])
     if {*a["gradients"]} ^ {*b["gradients"]} and found.tensor not in names:
@@ -63,7 +65,7 @@ def cause_in_gradients(place: Place, found: Measured) -> Cause:
             "the forward pass draws random numbers (dropout?), other ones with another "
             "number of ranks"
         )
-    own = cause_in_own(place) if place.same_size else None
+    own = cause_in_own(place) if place.same_size and here else None
     if own and own.what:
         return own
     scaled = fit(theirs, [ours])
@@ -73,6 +75,8 @@ def cause_in_gradients(place: Place, found: Measured) -> Cause:
             return Cause(_of_factor(factor, place, found), sure=True)
     if cause := _of_parts(place, found, names):
         return cause
+    if not here:
+        return Cause("the weights part at a step between (every=1 finds it)")
     return _of_size(place, found, own is not None)
 
 
@@ -219,11 +223,15 @@ def _of_parts(place: Place, found: Measured, names: Sequence[str]) -> Cause | No
         if found_fit is None or right_fit is None:
             continue
         (factors, rest), (right, rest_right) = found_fit, right_fit
-        if rest_right >= CLOSE:
-            continue
+        # from other weights come other gradients: then each rank counts the same
+        lacks_only = rest_right >= CLOSE
+        right = [1.0] * len(own) if lacks_only else right
         alike = all(row["gradients"] == mine["gradients"] for row in rows.values())
         alone = None if alike else pair[side == "B"]
-        pattern = rest < CLOSE and _pattern(factors, right, alone)
+        pattern = rest < CLOSE and _lacking(factors, right, alone)
+        if lacks_only and not pattern:
+            continue
+        pattern = pattern or (rest < CLOSE and _uneven(factors, right))
         if pattern:
             return Cause(f"{side}: {pattern}", sure=True)
         if LOW_PRECISION[0] <= rest <= LOW_PRECISION[1] and 10 * rest_right < rest:
@@ -231,11 +239,11 @@ def _of_parts(place: Place, found: Measured, names: Sequence[str]) -> Cause | No
     return None
 
 
-def _pattern(
+def _lacking(
     factors: Sequence[float], right: Sequence[float], alone: int | None
 ) -> str | None:
-    """What the factors of a gradient say, held to those of the right one; ``alone`` is
-    the rank that has it, where it is not that of all.
+    """Which ranks a gradient lacks, from its factors and those of the right one;
+    ``alone`` is the rank that has it, where it is not that of all.
     """
     largest = max(map(abs, right))
     most = max(map(abs, factors))
@@ -246,7 +254,13 @@ def _pattern(
         return f"rank {alone} keeps its own gradient: not synchronized"
     if missing:
         return f"the gradient of {in_ranks(missing)} is missing from the sum"
-    if not all(wanted):
+    return None
+
+
+def _uneven(factors: Sequence[float], right: Sequence[float]) -> str | None:
+    """Where the ranks do not count as they should."""
+    largest, most = (max(map(abs, one)) for one in (right, factors))
+    if min(map(abs, right)) <= 10 * CLOSE * largest:
         return None
     ratios = [factor / wanted for factor, wanted in zip(factors, right, strict=True)]
     if max(ratios) - min(ratios) < 10 * CLOSE * abs(ratios[0]):

@@ -98,7 +98,7 @@ class Comparer:
         if rates and not consecutive:
             yield rates
         if not gradients.within:
-            yield self._gradients(place, gradients)
+            yield self._gradients(place, gradients, consecutive or parameters.within)
         if rates and consecutive:
             yield rates
         exact = self.equal and gradients.equal
@@ -127,8 +127,9 @@ class Comparer:
         where = in_ranks(unlike) if len(unlike) < len(place.pairs) and unlike else ""
         return self._say(place, "data", much, cause, "", where, not gradients.within)
 
-    def _gradients(self, place: Place, found: Measured) -> Unlike:
-        cause = cause_in_gradients(place, found)
+    def _gradients(self, place: Place, found: Measured, here: bool) -> Unlike:
+        """``here``: it is this step that takes them apart, and none before it."""
+        cause = cause_in_gradients(place, found, here)
         local = found.own_size and 4 * found.num_beyond <= found.num
         share = max(found.share, found.gap / found.own_size if local else 0.0)
         sure = cause.sure or self._beyond_doubt(place, share, self.share, COARSE)

@@ -1,0 +1,146 @@
+"""``minitrain verify`` of two recordings: words, JSON, picture, exit codes."""
+
+import json
+from pathlib import Path
+
+import pytest
+from matplotlib.image import imread
+from recorded import record, sgd
+
+from minitrain.cli.main import run
+from minitrain.cli.recording_picture import draw_recordings
+from minitrain.cli.recording_words import recordings_in_words, strip
+from minitrain.diff.recordings import compare_recordings
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("runs")
+    plans = {
+        "a": {},
+        "again": {},
+        "two": {"world_size": 2},
+        "twin": {"twin": True},
+        "rate": {"world_size": 2, "lr": lambda step: 5e-4},
+        "other": {"optimizer": sgd},
+    }
+    return {
+        name: str(record(folder / name, steps=12, every=5, **plan))
+        for name, plan in plans.items()
+    }
+
+
+def test_equal_bits(runs: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["verify", runs["a"], runs["again"]]) == 0
+    assert capsys.readouterr().out == (
+        "equal bits: 5 recorded steps\nsteps 0 to 10: =====  (= equal bits)\n"
+    )
+
+
+def test_within_rounding(
+    runs: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["verify", runs["a"], runs["two"], "--twin", runs["twin"]]) == 0
+    first, second, third = capsys.readouterr().out.splitlines()
+    assert first.startswith("same computation within rounding: 5 recorded steps; grad")
+    assert second == "steps 0 to 10: ~~~~~  (~ within rounding)"
+    assert third == "no difference by itself: world_size: 1 in A, 2 in B"
+
+
+def test_different(runs: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["verify", runs["a"], runs["rate"]]) == 1
+    assert capsys.readouterr().out.splitlines()[:2] == [
+        "different at step 0: learning rate: 0.001 against 0.0005; probable cause: B's "
+        "learning rate is divided by the number of processes",
+        "steps 0 to 10: xxxxx  (x different)",
+    ]
+
+
+def test_json(runs: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["verify", runs["a"], runs["rate"], "--json"]) == 1
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["same"], facts["verdict"]) == (False, "different")
+    assert (facts["first"]["step"], facts["first"]["what"]) == (0, "learning rate")
+    assert [step["step"] for step in facts["steps"]] == [0, 1, 2, 5, 10]
+
+
+@pytest.mark.parametrize("b", ["again", "two", "rate", "other"])
+def test_picture(runs: dict[str, str], tmp_path: Path, b: str) -> None:
+    path = tmp_path / "pictures" / "found.png"
+    run(["verify", runs["a"], runs[b], "--twin", runs["twin"], "--picture", str(path)])
+    height, width, _ = imread(path).shape
+    assert width == 1280
+    assert 500 < height < 1000
+    bytes_once = path.read_bytes()
+    draw_recordings(
+        compare_recordings(*(Path(runs[x]) for x in ("a", b, "twin"))), path
+    )
+    assert path.read_bytes() == bytes_once
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["{a}", "nowhere"], "error: nowhere: is no recording; "),
+        (["state.pt", "{a}"], "error: state.pt: is no recording; "),
+        (["{a}", "empty"], "error: empty: is no recording; "),
+        (["{a}", "torn"], "error: torn: nothing recorded; "),
+        (["{a}", "damaged"], "error: damaged/rank-0.jsonl: line 2: damaged"),
+        (["{a}", "{two}", "--twin", "{again}"], "error: {again}: is no twin; "),
+        (
+            ["{a}", "{two}", "--picture", "x.pdf"],
+            "error: --picture: x.pdf: must end in",
+        ),
+        (["state.pt", "state.pt", "--twin", "{twin}"], "error: --twin: is for two "),
+        (["empty", "empty", "--picture", "x.png"], "error: --picture: is for two "),
+    ],
+)
+def test_mistakes_are_one_line(
+    runs: dict[str, str],
+    arguments: list[str],
+    line: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("state.pt").touch()
+    for name, text in (("empty", None), ("torn", '{"kind'), ("damaged", "")):
+        Path(name).mkdir()
+        if text is not None:
+            Path(name, "rank-0.jsonl").write_text(text)
+    header = Path(runs["a"], "rank-0.jsonl").read_text().splitlines()[0]
+    Path("damaged/rank-0.jsonl").write_text(f"{header}\nnonsense\n")
+    monkeypatch.setattr(
+        "sys.argv", ["minitrain", "verify", *(x.format(**runs) for x in arguments)]
+    )
+    from minitrain.cli.main import main
+
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(line.format(**runs))
+    assert captured.err.count("\n") == 1
+
+
+def test_strip_of_many_steps_has_the_worst_of_several(runs: dict[str, str]) -> None:
+    found = compare_recordings(Path(runs["a"]), Path(runs["rate"]))
+    equal = compare_recordings(Path(runs["a"]), Path(runs["again"]))
+    steps = [*equal.steps * 20, found.steps[0], *equal.steps * 3]
+    line = strip(steps)
+    assert line.startswith(
+        f"steps 0 to 10: {'=' * 50}x{'=' * 7}  (= equal bits, x diff"
+    )
+    assert line.endswith(", 2 recorded steps a mark)")
+
+
+def test_what_is_undecided_asks_for_a_twin(
+    runs: dict[str, str], tmp_path: Path
+) -> None:
+    b = record(tmp_path / "b", steps=12, every=5, world_size=2, autocast=True)
+    found = compare_recordings(Path(runs["a"]), b)
+    lines = recordings_in_words(found).splitlines()
+    assert lines[0].startswith("undecided at step 0: gradients, tensor ")
+    assert lines[-1].startswith("a twin tells: run A once more with MINITRAIN_TWIN=1")
