@@ -99,21 +99,25 @@ class Exchange:
 
     def missing(self) -> Alarm | None:
         """Who has not come within the timeout, or has gone; said once. None else."""
-        if self._said or not (self._lost or self._is_late()):
+        if self._said or not (self._lost or self._late()):
             return None
-        self._said = True
         if self._group is None:
+            self._said = True
             what = f"{self._lost}: this rank's rows are not compared with theirs"
             return alarm("ranks", 0, what, severe=False)
-        mine = self._waiting[0]
-        ranks = self._behind()
+        mine, ranks = self._awaited()
+        if not (ranks or self._lost):
+            # who sent its row and did not take the others' is busy, as in an evaluation
+            return None
+        self._said = True
         what = f"did not come to {mine.place} within {self.timeout_s:g} s"
         if self._lost:
-            what = f"{self._lost} before all came to {mine.place}"
+            did = "all came to" if ranks else "all had the rows of"
+            what = f"{self._lost} before {did} {mine.place}"
         if ranks:
             last = self._heard.get(ranks[0], (0, "nothing"))[1]
             what += f"; last heard of {named(ranks[:1])}: {last}"
-        severe = not mine.last
+        severe = bool(ranks) and not mine.last
         return alarm("ranks", mine.step, what, ranks=ranks, severe=severe)
 
     def close(self) -> None:
@@ -165,13 +169,21 @@ class Exchange:
         self._waiting.popleft()
         self._work, self._parts = None, []
 
-    def _is_late(self) -> bool:
-        mine = self._waiting[0] if self._waiting else None
-        return mine is not None and time.monotonic() > mine.since + self.timeout_s
+    def _late(self) -> list[int]:
+        """Of the rows that wait those that do so for too long, by place."""
+        since = time.monotonic() - self.timeout_s
+        return [place for place, one in enumerate(self._waiting) if one.since < since]
 
-    def _behind(self) -> list[int]:
-        """The ranks that have not sent what this one waits for."""
-        done = self._sent - len(self._waiting)
+    def _awaited(self) -> tuple[_Mine, list[int]]:
+        """The first row that others have not sent, too, and who has not."""
+        for place in [0] if self._lost else self._late():
+            if ranks := self._behind(place):
+                return self._waiting[place], ranks
+        return self._waiting[0], []
+
+    def _behind(self, place: int) -> list[int]:
+        """The ranks that have not sent what this one waits for at ``place``."""
+        done = self._sent - len(self._waiting) + place
         # the store goes with the rank that has it
         with suppress(RuntimeError):
             store = self._group.get_group_store()

@@ -41,6 +41,7 @@ def apart(folder: Path, options: dict[str, Any], at: int = 1) -> tuple[str, int]
     return "", len(done)
 
 
+@pytest.mark.real_launch
 def test_an_alarm_is_written_by_all_and_printed_once(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -93,6 +94,7 @@ def test_what_was_heard_is_written_though_an_error_ends_the_run(tmp_path: Path) 
     assert [(row["kind"], row["step"]) for row in one.alarms] == [("note", 1)]
 
 
+@pytest.mark.real_launch
 def test_a_rank_that_does_not_come_is_named_by_one_that_did(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -116,6 +118,27 @@ def slow_first_rank(folder: Path) -> None:
 
         with minitrain.record(model, optimizer, folder, timeout_s=4):
             loop(model, optimizer, 5, rank=rank, after=late)
+
+
+def busy(folder: Path) -> None:
+    """All take longer for an evaluation than a rank may be late."""
+    with distributed() as (rank, _):
+        torch.manual_seed(rank)
+        model = wrap_for_ddp(Net())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def evaluate(step: int) -> None:
+            if step == 1:
+                time.sleep(3)
+
+        with minitrain.record(model, optimizer, folder, timeout_s=2):
+            loop(model, optimizer, 4, rank=rank, after=evaluate)
+
+
+def test_who_is_busy_is_not_missed(tmp_path: Path) -> None:
+    minitrain.launch(busy, 2, tmp_path)
+    for one in read_recording(tmp_path).ranks.values():
+        assert one.alarms == []
 
 
 LOOP = """
@@ -150,5 +173,5 @@ def test_a_run_that_was_killed_leaves_its_last_whole_step(
     assert one.end is None
     assert len(one.steps) == whole - 1
     steps = [row["step"] for row in one.steps.values()]
-    train_alone(tmp_path / "whole", num_steps=max(steps, default=0) + 1)
+    train_alone(tmp_path / "whole", num_steps=max(steps, default=-1) + 1)
     assert read_recording(tmp_path / "whole").ranks[0].steps == one.steps
