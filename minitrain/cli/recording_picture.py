@@ -29,7 +29,7 @@ def draw_recordings(found: "RecordingsCompared", path: Path) -> None:
     """Draw the distance of gradients and of parameters at each recorded step, and what
     is allowed, as a PNG at ``path``.
     """
-    figure, axes = canvas(HEIGHT_IN, _title(found), right=0.97, left=0.1, head=0.5)
+    figure, axes = canvas(HEIGHT_IN, _title(found), right=0.97, left=0.15, head=0.6)
     # one optimizer: the steps of several have numbers of their own
     first = found.first.optimizer if found.first else found.steps[0].optimizer
     steps = [step for step in found.steps if step.optimizer == first]
@@ -37,8 +37,12 @@ def draw_recordings(found: "RecordingsCompared", path: Path) -> None:
         _draw(axes, steps, kind, "ten times the twin" if found.twin else "quick limit")
     if found.first and found.first.step >= 0:
         axes.axvline(found.first.step, color=BLACK, linewidth=1.2, linestyle=":")
-        text = f" {found.first.what}"
-        axes.text(found.first.step, 1.01, text, transform=axes.get_xaxis_transform())
+        text = f" first: {found.first.what} "
+        # towards the middle, where there is room
+        late = found.first.step > (steps[0].step + steps[-1].step) / 2
+        place = axes.get_xaxis_transform()
+        side = "right" if late else "left"
+        axes.text(found.first.step, 0.95, text, transform=place, ha=side)
     axes.set_yscale("log")
     axes.set_ylim(EQUAL / 2, FARTHEST)
     ticks = [EQUAL, *(10.0**n for n in range(-8, 1, 2))]
@@ -47,7 +51,14 @@ def draw_recordings(found: "RecordingsCompared", path: Path) -> None:
     axes.set_ylabel("distance of A and B, as a share")
     axes.minorticks_off()
     handles, _ = axes.get_legend_handles_labels()
-    axes.legend(handles=handles, loc="upper left", ncols=2, frameon=False, fontsize=9)
+    axes.legend(
+        handles=handles,
+        loc="lower left",
+        bbox_to_anchor=(-0.01, 1.0),
+        ncols=2,
+        frameon=False,
+        fontsize=9,
+    )
     with atomic_path(path) as temporary:
         save(figure, temporary)
 

@@ -17,6 +17,9 @@ MARKS = {"=": "equal bits", "~": "within rounding", "?": "undecided", "x": "diff
 WORST = "=~?x"
 STRIP_WIDTH = 60
 SHOWN = 5
+KINDS = ("gradients", "parameters")
+# of what is allowed: more says little
+HIDES = 0.1
 
 
 def recordings_in_words(found: "RecordingsCompared") -> str:
@@ -29,9 +32,9 @@ def recordings_in_words(found: "RecordingsCompared") -> str:
         if only:
             lines.append(f"only in {side}: {_some(only)}")
     lines.append(strip(found.steps))
-    lines += [
-        f"{side} alone: {line}" for side, said in found.alarms.items() for line in said
-    ]
+    lines += _alarms(found.alarms["A"], found.alarms["B"])
+    if found.twin and (far := _far(found)):
+        lines.append(far)
     lines += [f"no difference by itself: {line}" for line in found.asides]
     if found.verdict == "undecided" and found.first and not found.twin:
         lines.append(
@@ -39,6 +42,25 @@ def recordings_in_words(found: "RecordingsCompared") -> str:
             "then --twin FOLDER"
         )
     return "\n".join(lines)
+
+
+def _alarms(of_a: Sequence[str], of_b: Sequence[str]) -> list[str]:
+    """What the recorder's rules find in each, whatever the other has."""
+    both = [line for line in of_a if line in of_b]
+    lines = [f"within A and B: {line}" for line in both]
+    for side, said in (("A", of_a), ("B", of_b)):
+        lines += [f"within {side}: {line}" for line in said if line not in both]
+    return lines
+
+
+def _far(found: "RecordingsCompared") -> str:
+    """From where on a twin excuses much."""
+    for step in found.steps:
+        for kind in KINDS:
+            if getattr(step, kind).allowed_share > HIDES:
+                what = f"rounding alone may take {kind} more than {HIDES:.0%} apart"
+                return f"from step {step.step} on {what}: a small fault could hide"
+    return ""
 
 
 def _verdict(found: "RecordingsCompared") -> str:
@@ -129,9 +151,6 @@ def recordings_as_facts(found: "RecordingsCompared") -> dict[str, Any]:
         "no_difference": found.asides,
         "alarms": found.alarms,
     }
-
-
-KINDS = ("gradients", "parameters")
 
 
 def _measured(found: "Measured") -> dict[str, Any]:

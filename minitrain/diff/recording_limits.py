@@ -133,7 +133,9 @@ class Measured:
     @property
     def share(self) -> float:
         """The gap as a share of ``size``."""
-        return self.gap / self.size if self.size > 0 else math.inf * bool(self.gap)
+        if self.size > 0:
+            return self.gap / self.size
+        return math.inf if self.gap else 0.0
 
     @property
     def allowed_share(self) -> float:
@@ -155,20 +157,19 @@ def measure(place: Place, kind: Kind, course: Course, noise: float) -> Measured:
     quick = _quick(place, kind, course, size, scale, noise)
     allowed = _with_twin(place, kind, ours, quick, scale)
     beyond = [name for name, gap in far.items() if not gap <= allowed.get(name, 0.0)]
-    within = not beyond
-    if beyond and kind == "parameters" and not course.linear and place.twin is None:
-        within = _is_noise(far, beyond, scale, allowed)
+    may_be_noise = kind == "parameters" and not course.linear and place.twin is None
+    noisy = bool(beyond and may_be_noise) and _is_noise(far, beyond, scale, allowed)
     worst = max(far, key=lambda name: far[name] / (allowed.get(name, 0.0) + 1e-300))
     where = {pair: g for pair, g in gaps[worst].items() if g > allowed.get(worst, 0.0)}
     entry = ours.get(worst) or theirs[worst]
     return Measured(
         kind=kind,
         equal=False,
-        within=within,
+        within=noisy or not beyond,
         tensor=worst,
-        pairs=tuple(where or gaps[worst]),
-        gap=far[worst],
-        allowed=allowed.get(worst, 0.0),
+        pairs=tuple(where or gaps[worst] or place.pairs),
+        gap=math.hypot(*far.values()) if noisy else far[worst],
+        allowed=math.hypot(*allowed.values()) if noisy else allowed.get(worst, 0.0),
         size=size,
         own_size=norm(entry) if kind == "gradients" else scale.get(worst, 0.0),
         whole=_whole(far, [norm(e) for e in ours.values()], size, kind),
