@@ -67,7 +67,8 @@ def _sketch_and_norm(dense: Tensor) -> tuple[list[float], float]:
     for number, block in enumerate(real.reshape(-1).split(BLOCK)):
         # piece by piece: no copy of a whole tensor, and sums in float64
         wide = block.double().numpy()
-        square += float(np.dot(wide, wide))
+        # not by BLAS, which would take a thread on each core, beside other ranks
+        square += float(np.square(wide).sum())
         wide = wide * signs[: len(wide)]
         bins += np.bincount(places[: len(wide)], wide, BINS) * _signs_of_block(number)
     return bins.tolist(), math.sqrt(square)
@@ -75,7 +76,9 @@ def _sketch_and_norm(dense: Tensor) -> tuple[list[float], float]:
 
 @cache
 def _places() -> Numbers:
-    return np.frombuffer(_random_bytes("places", BLOCK), np.uint8) % BINS
+    drawn = np.frombuffer(_random_bytes("places", BLOCK), np.uint8) % BINS
+    # as bincount wants them: else it would convert them block after block
+    return drawn.astype(np.intp)
 
 
 @cache
