@@ -4,8 +4,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 # a user's own files in the root are the user's
-CODE := minitrain stages studies tests
+CODE := minitrain stages studies examples tests
 STUDIES := $(notdir $(patsubst %/,%,$(wildcard studies/*/)))
+# what .venv-peers has beside .venv
+OTHERS := studies/peers/requirements.txt tests/frameworks/requirements.txt
 # two files of tests at a time: many of them wait
 TWO := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
@@ -21,7 +23,7 @@ all: .venv/installed ## set up, and run the pipeline: about three minutes on 2 c
 check: lint ## lint, types and the quick tests: three minutes
 	@$(BIN)/python -m pytest $(TWO) -m "not slow"
 
-test: lint ## lint, types and all tests: twenty minutes
+test: lint .venv-peers/installed ## lint, types and all tests: twenty minutes
 	@$(BIN)/python -m pytest $(TWO)
 
 lint: .venv/installed ## ruff and mypy alone
@@ -39,7 +41,7 @@ study-%: .venv/installed
 	@$(BIN)/dvc repro studies/$*/dvc.yaml
 	@$(BIN)/python studies/label.py
 
-# the libraries that minitrain is compared with are installed for that study alone
+# what minitrain is compared with, and what tests record, is no part of .venv
 study-peers: .venv-peers/installed
 
 .venv/installed: requirements.lock pyproject.toml
@@ -50,9 +52,13 @@ study-peers: .venv-peers/installed
 	$(BIN)/python -m pip install --quiet --no-deps --editable .
 	@touch $@
 
-.venv-peers/installed: .venv/installed studies/peers/requirements.txt
-	$(PYTHON) -m venv .venv-peers
-	.venv-peers/bin/python -m pip install --quiet --requirement requirements.lock \
-	  --requirement studies/peers/requirements.txt
-	.venv-peers/bin/python -m pip install --quiet --no-deps --editable .
+# it sees all that is in .venv, so only the rest is installed: half a minute
+.venv-peers/installed: .venv/installed $(OTHERS)
+	$(BIN)/python -m venv --clear --without-pip .venv-peers
+	@.venv-peers/bin/python -c 'import sysconfig; own = sysconfig.get_path("purelib"); \
+	  base = own.replace("/.venv-peers/", "/.venv/"); \
+	  line = f"import site; site.addsitedir({base!r})"; \
+	  print(line, file=open(f"{own}/venv.pth", "w"))'
+	.venv-peers/bin/python -m pip install --quiet $(OTHERS:%=--requirement %) \
+	  --requirement requirements.lock
 	@touch $@

@@ -96,6 +96,7 @@ def test_every_study_fits_its_schema(name: str) -> None:
         ("stragglers", "num_warmup_steps", 120, "num_warmup_steps = 120: must be bel"),
         ("stragglers", "smallest_delay", 0.6, "smallest_delay = 0.6: must be at most"),
         ("stragglers", "cpu_shares", [1.0], "cpu_shares.0 = 1.0: must be less than 1"),
+        ("recorder", "steps_per_round", 3, "steps_per_round = 3: must be greater than"),
         ("peers", "world_size", 3, "world_size = 3: must be less than or equal to 2"),
     ],
 )

@@ -1,0 +1,57 @@
+"""Draw how much longer a step takes with the recorder beside the loop."""
+
+from pathlib import Path
+
+import pandas as pd
+
+from minitrain.analysis.comparison import Comparison, Rounds
+from minitrain.core.errors import run_stage
+from minitrain.core.files import atomic_path
+from minitrain.report.canvas import BLACK, BLUE, GRAY, canvas, save
+from minitrain.report.numbers import percent
+
+STUDY = Path(__file__).resolve().parent
+RAW, AGAIN = "raw DDP loop", "raw DDP loop again"
+
+
+def main() -> None:
+    rows = pd.read_csv(STUDY / "rounds.csv")
+    arms = list(rows["arm"].unique())
+    rounds = Rounds(rows, arms, [(RAW, AGAIN)], "rounds.csv")
+    # the raw loop's speed over an arm's: how many times as long the arm takes
+    draw({arm: rounds.compare(RAW, arm) for arm in arms if arm != RAW})
+
+
+def headline(found: dict[str, Comparison]) -> str:
+    name = next(arm for arm in found if arm.startswith("recorded every"))
+    one = found[name]
+    floor = f"noise floor {percent(one.noise_floor)}"
+    if one.verdict == "no difference seen":
+        return f"Time of a step, {name}: no difference seen ({floor})"
+    longer = percent(abs(one.ratio - 1))
+    word = "longer" if one.ratio > 1 else "shorter"
+    return f"A step, {name}, takes {longer} {word} than without ({floor})"
+
+
+def draw(found: dict[str, Comparison]) -> None:
+    title = headline(found)
+    figure, axes = canvas(0.42 * len(found) + 0.7, title, right=0.97, left=0.27)
+    floor = 100 * next(iter(found.values())).noise_floor
+    axes.axvspan(-floor, floor, color="#e4e4e4", linewidth=0)
+    axes.axvline(0, color=BLACK, linewidth=0.8)
+    for y, one in enumerate(found.values()):
+        color = BLUE if one.verdict != "no difference seen" else GRAY
+        low, middle, high = (100 * (r - 1) for r in (one.low, one.ratio, one.high))
+        axes.plot([low, high], [y, y], color=color, linewidth=2)
+        axes.plot(middle, y, "o", color=color, markersize=6)
+    axes.set_yticks(range(len(found)), list(found), fontsize=9)
+    axes.set_ylim(len(found) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+    label = "% longer than the raw DDP loop (gray band: noise floor; bars: 5-95 %)"
+    axes.set_xlabel(label, fontsize=9)
+    with atomic_path(STUDY / "recorder.png") as path:
+        save(figure, path)
+
+
+if __name__ == "__main__":
+    run_stage(main)

@@ -1,0 +1,73 @@
+"""One DDP loop with and without the recorder, interleaved in the same processes.
+
+When all have had all turns every arm's state is hashed: to be recorded must not change
+a bit.
+"""
+
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pandas as pd
+from recorded_loop import FIRST, RAW, arms_of
+from recorder_settings import Recorder
+
+from minitrain.bench.arms import Row, close, enter, take_turns
+from minitrain.bench.interleaved import load_interleaved
+from minitrain.core.errors import EvidenceError, run_stage
+from minitrain.core.files import open_atomic, write_json
+from minitrain.core.params import Params
+from minitrain.core.progress import progress
+from minitrain.core.provenance import provenance
+from minitrain.distributed.groups import distributed, is_main_process
+from minitrain.distributed.launcher import launch
+from minitrain.train.recorder import sha256_tensor
+
+STUDY = Path(__file__).resolve().parent
+ROOT = STUDY.parents[1]
+
+
+def main() -> None:
+    study, params = load_interleaved(STUDY, Recorder)
+    params = params.with_train(global_batch_size=study.global_batch_size)
+    with TemporaryDirectory() as folder:
+        run = partial(compete, params, study, Path(folder))
+        ranks = launch(run, study.world_size, timeout_s=3600)
+        files = {path.parent.name: path for path in Path(folder).glob("*/rank-0.jsonl")}
+        sizes = {name: path.stat().st_size for name, path in sorted(files.items())}
+    states = {name: [rank[1][name] for rank in ranks] for name in ranks[0][1]}
+    others = [name for name, of in states.items() if {*of} != {states[RAW][0]}]
+    if others:
+        raise EvidenceError(f"other bits than {RAW}: {others}")
+    with open_atomic(STUDY / "rounds.csv") as file:
+        pd.DataFrame(ranks[0][0]).to_csv(file, index=False)
+    steps = FIRST + study.num_rounds * (1 + study.steps_per_round)
+    found = {"steps": steps, "every": study.steps_per_round}
+    found |= {"bytes_of_rank_0": sizes, "states_sha256_of_ranks": states}
+    write_json(STUDY / "machine.json", {**found, **provenance(Path(__file__))})
+
+
+def compete(
+    params: Params, study: Recorder, folder: Path
+) -> tuple[list[Row], dict[str, str]]:
+    count = study.num_rounds
+    with distributed(timeout_s=600):
+        arms = list(arms_of(study.world_size, study.steps_per_round, folder))
+        rounds = progress(range(count), "rounds", total=count, show=is_main_process())
+        contestants = enter(params, ROOT / "data/shards", arms)
+        rows = take_turns(contestants, rounds, study.steps_per_round)
+        states = {one.arm.name: state_sha256(one) for one in contestants if one}
+        close(contestants)
+    return rows, states
+
+
+def state_sha256(contestant: Any) -> str:
+    state = contestant.state_dict().items()
+    lines = [f"{name} {sha256_tensor(tensor)}\n" for name, tensor in state]
+    return sha256("".join(lines).encode()).hexdigest()
+
+
+if __name__ == "__main__":
+    run_stage(main)

@@ -1,0 +1,51 @@
+"""The most memory of a training with the recorder and without, in fresh processes."""
+
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from recorded_loop import arms_of
+from recorder_settings import Recorder
+
+from minitrain.bench.arms import close, enter, take_turns
+from minitrain.bench.interleaved import load_interleaved
+from minitrain.core.errors import run_stage
+from minitrain.core.files import write_json
+from minitrain.core.params import Params
+from minitrain.core.progress import progress
+from minitrain.core.provenance import peak_memory_mb, provenance
+from minitrain.distributed.groups import distributed
+from minitrain.distributed.launcher import launch
+
+STUDY = Path(__file__).resolve().parent
+ROOT = STUDY.parents[1]
+NUM_TURNS = 2
+
+
+def main() -> None:
+    study, params = load_interleaved(STUDY, Recorder)
+    params = params.with_train(global_batch_size=study.global_batch_size)
+    runs, count = [], study.memory_runs
+    for number in progress(range(count), "runs", total=count, show=True):
+        # by turns, so that no kind of run has the machine to itself
+        for position, arm in enumerate(("raw", "recorded")):
+            with TemporaryDirectory() as folder:
+                run = partial(alone, params, study, Path(folder), position)
+                peaks = launch(run, study.world_size, timeout_s=600)
+            peaks = [round(peak, 1) for peak in peaks]
+            runs.append({"run": number, "arm": arm, "peak_mb_of_ranks": peaks})
+    origin = provenance(Path(__file__))
+    write_json(STUDY / "memory.json", {"runs": runs, **origin})
+
+
+def alone(params: Params, study: Recorder, folder: Path, position: int) -> float:
+    with distributed(timeout_s=600):
+        arm = [*arms_of(study.world_size, study.steps_per_round, folder)][position]
+        contestants = enter(params, ROOT / "data/shards", [arm])
+        take_turns(contestants, range(NUM_TURNS), study.steps_per_round)
+        close([one for one in contestants if one])
+    return peak_memory_mb()
+
+
+if __name__ == "__main__":
+    run_stage(main)

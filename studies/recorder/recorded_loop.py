@@ -1,0 +1,84 @@
+"""The loop around DDP that everybody writes, with the recorder beside it or without."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import minitrain
+from minitrain.bench.arms import Arm, Contestant
+from minitrain.core.params import Params
+from minitrain.sync.catalog import PLAIN
+
+RAW, AGAIN = "raw DDP loop", "raw DDP loop again"
+EVERY_STEP, BETWEEN = "every step recorded", "between recorded steps"
+# no run of this study comes so far
+NEVER = 10**9
+# the first steps are recorded by every recorder: they come before anything is timed
+FIRST = 3
+
+
+@dataclass(frozen=True)
+class Recorded(Arm):
+    """The loop, recorded every ``every`` steps; not at all where that is 0."""
+
+    every: int = 0
+    folder: Path = Path()
+
+    def enter(
+        self, params: Params, shards: Path, group: dist.ProcessGroup
+    ) -> "HandWritten":
+        return HandWritten(self, params, shards, group)
+
+
+class HandWritten(Contestant):
+    """Forward, loss, backward, step, zero_grad."""
+
+    def __init__(
+        self, arm: Recorded, params: Params, shards: Path, group: dist.ProcessGroup
+    ) -> None:
+        super().__init__(arm, params.with_train(sync=PLAIN), shards, group)
+        self.optimizer = self.worker.optimizer
+        self.wrapped = DistributedDataParallel(self.worker.model)
+        self.recorder = None
+        if arm.every:
+            self.recorder = minitrain.record(
+                self.wrapped,
+                self.optimizer,
+                arm.folder / arm.name,
+                every=arm.every,
+                # what is timed is a run in which all is well
+                on_alarm="raise",
+            )
+            self.recorder.start()
+        self.train(range(FIRST))
+        self.next_step = FIRST
+
+    def train(self, steps: Iterable[int]) -> None:
+        world_size = dist.get_world_size()
+        for step in steps:
+            (batch,) = self.worker.batches.micro_batches(step)
+            loss = self.wrapped(**batch.inputs).loss
+            # DDP averages over ranks; what is wanted is the mean over all real targets
+            share = batch.num_targets * world_size / batch.global_targets
+            (loss * share).backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+    def close(self) -> None:
+        if self.recorder is not None:
+            self.recorder.stop()
+        super().close()
+
+
+def arms_of(world_size: int, every: int, folder: Path) -> Iterator[Recorded]:
+    for name, interval in (
+        (RAW, 0),
+        (f"recorded every {every}", every),
+        (BETWEEN, NEVER),
+        (EVERY_STEP, 1),
+        (AGAIN, 0),
+    ):
+        yield Recorded(name, world_size, 1, every=interval, folder=folder)

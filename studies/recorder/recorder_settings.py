@@ -1,0 +1,14 @@
+"""What studies/recorder/params.yaml may say."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from minitrain.core.schema import Count
+from minitrain.core.study import InterleavedAtOneSize
+
+
+class Recorder(InterleavedAtOneSize):
+    # the first three steps are recorded whatever this is
+    steps_per_round: Annotated[int, Field(ge=4)]
+    memory_runs: Count

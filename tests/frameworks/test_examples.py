@@ -1,0 +1,109 @@
+"""Raw DDP, Accelerate, Fabric and the Trainer of transformers, recorded.
+
+One process and two are the same computation, and each loop's bug is told by name.
+"""
+
+import ast
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+from example_loops import LOOPS, run_loop
+from project import ROOT
+
+from minitrain.diff.recordings import RecordingsCompared, compare_recordings
+from minitrain.record.format import read_recording
+
+Recorded = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """The recording of a loop, made once: ``recorded(loop, world_size, "--bug")``."""
+
+    @cache
+    def record(name: str, world_size: int, *arguments: str, twin: bool = False) -> Path:
+        folder = tmp_path_factory.mktemp("loops") / "recording"
+        variables = {"MINITRAIN_TWIN": "1"} if twin else {}
+        run_loop(name, world_size, folder, *arguments, **variables)
+        return folder
+
+    return record
+
+
+def alarms_in(folder: Path) -> list[str]:
+    """What a recording itself says is wrong; a note is no alarm."""
+    ranks = read_recording(folder).ranks.values()
+    found = [row for rank in ranks for row in rank.alarms if row["kind"] == "alarm"]
+    return [*dict.fromkeys(str(row["line"]) for row in found)]
+
+
+def against_one_process(name: str, recorded: Recorded, *bug: str) -> RecordingsCompared:
+    twin = recorded(name, 1, twin=True)
+    return compare_recordings(recorded(name, 1), recorded(name, 2, *bug), twin)
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_at_most_three_lines_are_added(name: str) -> None:
+    text = (ROOT / f"examples/{name}.py").read_text()
+    docstring = ast.parse(text).body[0].end_lineno
+    code = text.splitlines()[docstring:]
+    ours = [line for line in code if "minitrain" in line or "recorder" in line]
+    assert ours == [line for line in code if "# added" in line]
+    assert 2 <= len(ours) <= 3
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_one_process_and_two_are_the_same_computation(
+    name: str, recorded: Recorded
+) -> None:
+    assert alarms_in(recorded(name, 1)) == []
+    assert alarms_in(recorded(name, 2)) == []
+    found = against_one_process(name, recorded)
+    assert found.verdict == "same computation within rounding", found.first
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_run_repeated_has_equal_bits(
+    name: str, recorded: Recorded, tmp_path: Path
+) -> None:
+    run_loop(name, 2, tmp_path / "again")
+    found = compare_recordings(recorded(name, 2), tmp_path / "again")
+    assert found.verdict == "equal bits", found.first
+
+
+# what verify says first, why, and what the recorder said while the loop ran
+TOLD = {
+    "nanogpt_style": (
+        "gradients",
+        "rank 0 keeps its own gradient: not synchronized",
+        "DistributedDataParallel did not synchronize in the last pass: no_sync was on",
+    ),
+    # both ranks read the whole batch, so their mean is what one process has
+    "with_accelerate": (
+        "data",
+        "the same samples",
+        "data that is not divided among the ranks",
+    ),
+    "with_fabric": (
+        "learning rate",
+        "B's learning rate is multiplied by the number of processes",
+        "",
+    ),
+    "with_trainer": ("gradients", "a mean of means: each rank counts the same", ""),
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_the_planted_bug_is_named(name: str, recorded: Recorded) -> None:
+    what, cause, alarm = TOLD[name]
+    found = against_one_process(name, recorded, "--bug")
+    assert not found.same
+    assert found.first
+    assert (found.first.step, found.first.what) == (0, what)
+    assert cause in found.first.cause
+    alarms = alarms_in(recorded(name, 2, "--bug"))
+    # the ranks agree with each other in what they both do wrong
+    assert len(alarms) == (alarm != "")
+    assert alarm in "".join(alarms)

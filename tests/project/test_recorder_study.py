@@ -1,0 +1,53 @@
+"""The study of what the recorder costs, run as it is, with a model that is tiny."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from project import copy_project, run_python, set_params
+from tiny import tiny_shards
+
+SMALL = {
+    "recorder.num_rounds": 15,
+    "recorder.steps_per_round": 4,
+    "recorder.memory_runs": 1,
+}
+ARMS = [
+    "raw DDP loop",
+    "recorded every 4",
+    "between recorded steps",
+    "every step recorded",
+    "raw DDP loop again",
+]
+
+
+@pytest.mark.slow
+def test_study_measures_and_tells(tmp_path: Path) -> None:
+    study = copy_project(tmp_path) / "studies/recorder"
+    tiny_shards(tmp_path / "data/shards", 2)
+    set_params(study, SMALL)
+    for script in ("measure", "measure_memory", "describe", "draw"):
+        done = run_python(f"{script}.py", folder=study)
+        assert done.returncode == 0, done.stderr
+    rows = pd.read_csv(study / "rounds.csv")
+    assert {*rows["arm"]} == {*ARMS}
+    assert (rows.groupby("arm").size() == 15).all()
+    found = json.loads((study / "machine.json").read_text())
+    # three steps, then 15 turns of one step that is not timed and four that are
+    assert found["steps"] == 78
+    states = found["states_sha256_of_ranks"]
+    assert {state for ranks in states.values() for state in ranks} == {
+        states["raw DDP loop"][0]
+    }
+    # 78 steps are recorded, three, and 3 + steps 4, 8, ... 76
+    sizes = found["bytes_of_rank_0"]
+    assert sizes.keys() == {*ARMS[1:4]}
+    between, every_4, every_step = (sizes[ARMS[n]] - sizes[ARMS[2]] for n in (2, 1, 3))
+    assert between == 0
+    assert every_4 / every_step == pytest.approx(19 / 75, rel=0.02)
+    table = (study / "table.md").read_text()
+    assert "| every step recorded | " in table
+    assert "- A step that is recorded takes " in table
+    assert "- After 78 steps all arms have the same bits." in table
+    assert (study / "recorder.png").is_file()
