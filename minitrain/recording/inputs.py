@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from minitrain.data.cut import bytes_of, content_digest, tensors_of
-from minitrain.record.fingerprint import gathered
+from minitrain.recording.fingerprint import gathered
 
 
 def sample_digests(inputs: Any) -> list[str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from minitrain.record.alarm import Rows, all_names
+from minitrain.recording.alarm import Rows, all_names
 
 # relative, of what is left of a fit: room for what is kept in bfloat16
 CLOSE = 1e-2

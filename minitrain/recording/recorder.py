@@ -15,11 +15,11 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from minitrain.core.errors import EvidenceError, UserError
-from minitrain.record.format import Row, Writer, refuse_second
-from minitrain.record.header import header_of, rank_and_size, require_whole
-from minitrain.record.optimizers import Optimizers, Stepped, unwrapped
-from minitrain.record.page import Pages
-from minitrain.record.taps import (
+from minitrain.recording.format import Row, Writer, refuse_second
+from minitrain.recording.header import header_of, rank_and_size, require_whole
+from minitrain.recording.optimizers import Optimizers, Stepped, unwrapped
+from minitrain.recording.page import Pages
+from minitrain.recording.taps import (
     OwnGradients,
     Tap,
     Wrappers,
@@ -27,8 +27,8 @@ from minitrain.record.taps import (
     is_training_pass,
     parameters_of,
 )
-from minitrain.record.twin import is_twin, perturb
-from minitrain.record.watch import Watch
+from minitrain.recording.twin import is_twin, perturb
+from minitrain.recording.watch import Watch
 
 ON_ALARM = ("print", "raise")
 # how long an error of the run is held up, where other ranks may not come at all

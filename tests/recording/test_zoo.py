@@ -13,7 +13,7 @@ from raw_ddp import LATER, STEPS_PER_EPOCH, VICTIM, Setting, train
 
 from minitrain.core.errors import RankError
 from minitrain.distributed.launcher import launch
-from minitrain.record.format import Row, read_recording
+from minitrain.recording.format import Row, read_recording
 
 FIRST = "first.weight"
 

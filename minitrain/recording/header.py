@@ -9,9 +9,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from minitrain.core.errors import UserError
-from minitrain.record.fingerprint import BINS, digest
-from minitrain.record.format import VERSION, Row
-from minitrain.record.twin import is_twin
+from minitrain.recording.fingerprint import BINS, digest
+from minitrain.recording.format import VERSION, Row
+from minitrain.recording.twin import is_twin
 
 
 def rank_and_size() -> tuple[int, int]:

@@ -1,8 +1,8 @@
 """Gradients: the same on all ranks, and the mean of the ranks' own."""
 
-from minitrain.record.alarm import Alarm, Rows, alarm, all_names, named, shas, unlike
-from minitrain.record.causes import of_unlike_gradients
-from minitrain.record.fits import (
+from minitrain.recording.alarm import Alarm, Rows, alarm, all_names, named, shas, unlike
+from minitrain.recording.causes import of_unlike_gradients
+from minitrain.recording.fits import (
     CLOSE,
     comparable,
     factors,

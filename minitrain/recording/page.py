@@ -6,11 +6,11 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from minitrain.record.fingerprint import digest, fingerprint, sketch
-from minitrain.record.format import Row
-from minitrain.record.inputs import mean_loss, random_digest, sample_digests
-from minitrain.record.optimizers import Optimizers, Stepped
-from minitrain.record.taps import Wrappers, parameters_of, plain_name
+from minitrain.recording.fingerprint import digest, fingerprint, sketch
+from minitrain.recording.format import Row
+from minitrain.recording.inputs import mean_loss, random_digest, sample_digests
+from minitrain.recording.optimizers import Optimizers, Stepped
+from minitrain.recording.taps import Wrappers, parameters_of, plain_name
 
 
 @dataclass

@@ -7,11 +7,19 @@ nothing is said of the parameters that follow.
 
 from collections.abc import Callable, Sequence
 
-from minitrain.record.alarm import Alarm, Row, Rows, alarm, first_unlike, shas, unlike
-from minitrain.record.causes import not_broadcast, of_unlike_parameters
-from minitrain.record.rules_of_gradients import gradients, no_gradient, own_gradients
-from minitrain.record.rules_of_inputs import again, random_numbers, same_samples
-from minitrain.record.rules_of_progress import (
+from minitrain.recording.alarm import (
+    Alarm,
+    Row,
+    Rows,
+    alarm,
+    first_unlike,
+    shas,
+    unlike,
+)
+from minitrain.recording.causes import not_broadcast, of_unlike_parameters
+from minitrain.recording.rules_of_gradients import gradients, no_gradient, own_gradients
+from minitrain.recording.rules_of_inputs import again, random_numbers, same_samples
+from minitrain.recording.rules_of_progress import (
     forward_passes,
     learning_rates,
     not_held,

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 import torch.distributed as dist
 
 from minitrain.core.errors import EvidenceError
-from minitrain.record.alarm import Alarm
-from minitrain.record.exchange import Exchange
-from minitrain.record.format import Row
-from minitrain.record.judge import Judge
+from minitrain.recording.alarm import Alarm
+from minitrain.recording.exchange import Exchange
+from minitrain.recording.format import Row
+from minitrain.recording.judge import Judge
 
 
 class Watch:

@@ -11,9 +11,9 @@ from recorded_rows import headers, own_of, rows_of
 
 from minitrain.distributed.groups import distributed
 from minitrain.distributed.launcher import launch
-from minitrain.record.alarm import Alarm
-from minitrain.record.exchange import Exchange
-from minitrain.record.judge import Judge
+from minitrain.recording.alarm import Alarm
+from minitrain.recording.exchange import Exchange
+from minitrain.recording.judge import Judge
 
 # far above what two ranks need on a busy machine, and what a test waits for in vain
 SOON_S = 20.0

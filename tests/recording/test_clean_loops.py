@@ -8,7 +8,7 @@ from raw_ddp import Setting, run
 
 from minitrain.distributed.groups import distributed
 from minitrain.distributed.launcher import launch
-from minitrain.record.format import read_recording
+from minitrain.recording.format import read_recording
 
 STEPS = 6
 # of 64 samples: epochs end with a part of a batch, and samplers pad it

@@ -16,7 +16,7 @@ from torch import nn
 import minitrain
 from minitrain.core.errors import EvidenceError, UserError
 from minitrain.distributed.groups import distributed, wrap_for_ddp
-from minitrain.record.format import read_recording
+from minitrain.recording.format import read_recording
 
 
 def apart(folder: Path, options: dict[str, Any], at: int = 1) -> tuple[str, int]:

@@ -1,6 +1,6 @@
 """That ranks do the same at a step, and that the step moves what it should."""
 
-from minitrain.record.alarm import Alarm, Row, Rows, alarm, unlike
+from minitrain.recording.alarm import Alarm, Row, Rows, alarm, unlike
 
 # a step, as a share of a parameter, that float32 may well round away
 ROUNDED = 1e-6

@@ -11,7 +11,7 @@ from torch.optim import SGD, Optimizer
 
 import minitrain
 from minitrain.distributed.groups import distributed, wrap_for_ddp
-from minitrain.record.format import read_recording
+from minitrain.recording.format import read_recording
 
 
 class InAccelerate(Optimizer):

@@ -14,10 +14,10 @@ from recorded_rows import (
     rows_of,
 )
 
-from minitrain.record.alarm import Alarm, unlike
-from minitrain.record.fingerprint import digest, fingerprint
-from minitrain.record.judge import Judge
-from minitrain.record.rules import alarms_at_end, alarms_at_start, alarms_of
+from minitrain.recording.alarm import Alarm, unlike
+from minitrain.recording.fingerprint import digest, fingerprint
+from minitrain.recording.judge import Judge
+from minitrain.recording.rules import alarms_at_end, alarms_at_start, alarms_of
 
 OWN = own_of(1, 2)
 BEFORE = rows_of(0, own_of(0, 2))

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from minitrain.record.alarm import Alarm, Row, Rows, alarm, named
+from minitrain.recording.alarm import Alarm, Row, Rows, alarm, named
 
 
 def samples(row: Row) -> list[str]:

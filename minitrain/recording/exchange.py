@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from minitrain.distributed.torch_private import group_by
-from minitrain.record.alarm import Alarm, alarm, named
-from minitrain.record.rules import place
+from minitrain.recording.alarm import Alarm, alarm, named
+from minitrain.recording.rules import place
 
 POLL_S = 0.005
 # of what a rank waits for, as long as the run itself may: who is slow can still come

@@ -22,7 +22,7 @@ from torch.utils.hooks import RemovableHandle
 
 from minitrain.core.errors import UserError
 from minitrain.data.cut import bytes_of
-from minitrain.record.fingerprint import gathered
+from minitrain.recording.fingerprint import gathered
 
 # beside every so many steps the first: there most goes wrong, and rounding is small
 FIRST_STEPS = 3

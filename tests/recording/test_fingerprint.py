@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from minitrain.record.fingerprint import BINS, BLOCK, digest, fingerprint, sketch
+from minitrain.recording.fingerprint import BINS, BLOCK, digest, fingerprint, sketch
 
 SHAPES = [(), (1,), (0,), (7,), (64, 3), (BLOCK,), (3, BLOCK + 5)]
 

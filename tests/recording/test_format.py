@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from minitrain.core.errors import UserError
-from minitrain.record.format import (
+from minitrain.recording.format import (
     NEEDED,
     Row,
     Writer,

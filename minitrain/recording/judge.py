@@ -1,8 +1,8 @@
 """The rules over a whole run, step after step: each fault is told once."""
 
-from minitrain.record.alarm import Alarm, Rows
-from minitrain.record.rules import alarms_at_end, alarms_at_start, alarms_of
-from minitrain.record.rules_of_inputs import batch_again, samples
+from minitrain.recording.alarm import Alarm, Rows
+from minitrain.recording.rules import alarms_at_end, alarms_at_start, alarms_of
+from minitrain.recording.rules_of_inputs import batch_again, samples
 
 
 class Judge:

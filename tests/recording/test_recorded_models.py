@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import minitrain
 from minitrain.core.errors import UserError
 from minitrain.distributed.groups import distributed, wrap_for_ddp
-from minitrain.record.format import read_recording
+from minitrain.recording.format import read_recording
 
 
 class Simple(nn.Module):

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from minitrain.record.alarm import Row, Rows, first_unlike, named, shas, unlike
-from minitrain.record.fits import (
+from minitrain.recording.alarm import Row, Rows, first_unlike, named, shas, unlike
+from minitrain.recording.fits import (
     BETTER,
     CLOSE,
     Sketches,
