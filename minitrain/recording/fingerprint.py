@@ -4,9 +4,9 @@ The sketch is linear: that of a mean of tensors is the mean of their sketches, a
 norm of the difference of two sketches estimates that of the difference of two tensors,
 to about a third. So a recording can be held against another, or against the mean of
 its ranks, without the tensors. Each element is added to one of the bins with a sign.
-Half of the sign is random by the element's place in a block, the other half by the block
-and the eighth of it; bins go round in a row of 64, from a random one on. So neither rows
-nor columns of a matrix share a bin or a sign.
+Half of the sign is random by the element's place in a block, the other half by the
+block and the eighth of it; bins go round in a row of 64, from a random one on. So
+neither rows nor columns of a matrix share a bin or a sign.
 """
 
 import hashlib
