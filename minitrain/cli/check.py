@@ -56,14 +56,19 @@ def answer(options: argparse.Namespace) -> Answer:
     seconds = time.monotonic() - begun
     ladders = {name: _facts(ladder) for name, ladder in found.ladders.items()}
     facts = {"strategies": ladders, "refused": found.refused, "seconds": seconds}
+    facts["shortened"] = shortened.removeprefix(", ") or None
     return Answer(found.holds, facts, in_words(found, seconds) + shortened)
 
 
 def _given(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     """Arguments of a check, and how its text was shortened, if it was."""
-    from minitrain.testing.again import Counted
     from minitrain.testing.named import find
-    from minitrain.testing.text_batches import LONGEST, length_for, text_batches
+    from minitrain.testing.text_batches import (
+        LONGEST,
+        length_for,
+        num_parameters,
+        text_batches,
+    )
 
     factory, shortened = find(options.model, "MODEL"), ""
     functions = {
@@ -79,12 +84,11 @@ def _given(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
         if not text.is_file():
             raise UserError(f"{text}: no file to read; --text or --batches names one")
         size, longest = options.batch_size, LONGEST
-        if callable(factory):
-            factory = Counted(factory)
-            longest = length_for(factory.parameters, size)
+        if parameters := num_parameters(factory):
+            longest = length_for(parameters, size)
             if longest < LONGEST:
-                millions = f"{factory.parameters / 1e6:.0f} million parameters"
-                shortened = f", {size} lines of {longest} bytes a step: {millions}"
+                millions = f"{parameters / 1e6:.0f} million parameters"
+                shortened = f", {size} lines of at most {longest} bytes: {millions}"
         batches = text_batches(text, size, options.steps, longest)
     copied = ("world_size", "optimizer", "precision", "steps", "timeout_s")
     given = {name: getattr(options, name) for name in copied}

@@ -20,8 +20,8 @@ from minitrain.data.cut import bytes_of
 
 # of a state, one step's end is the next one's start
 OF_A_STATE = ("before", "after", "state")
-# a map of a file begins there
-PAGE = mmap.ALLOCATIONGRANULARITY
+# every number begins at a multiple of its size
+ALIGNED = 64
 # bytes that are compared at a time: they fit a processor's cache
 CHUNK = 1 << 18
 
@@ -96,7 +96,7 @@ class Shelved(dict[str, Any]):
         while left:
             written = os.pwrite(self._file.fileno(), left, place)
             left, place = left[written:], place + written
-        self._end = -(-place // PAGE) * PAGE
+        self._end = -(-place // ALIGNED) * ALIGNED
         return laid
 
     def _holds(self, laid: Laid, tensor: Tensor) -> bool:
@@ -108,8 +108,9 @@ class Shelved(dict[str, Any]):
         there = bytearray(min(CHUNK, len(ours)))
         for start in range(0, len(ours), CHUNK):
             part = ours[start : start + CHUNK]
-            os.preadv(self._file.fileno(), [there], laid.offset + start)
-            if not np.array_equal(part, np.frombuffer(there, np.uint8)[: len(part)]):
+            read = os.preadv(self._file.fileno(), [there], laid.offset + start)
+            found = np.frombuffer(there, np.uint8)[: min(read, len(part))]
+            if not np.array_equal(part, found):
                 return False
         return True
 
@@ -125,8 +126,11 @@ def _tensor(mapped: Any, laid: Laid) -> Tensor:
 def _file_without_a_name() -> tuple[str, IO[bytes]]:
     if hasattr(os, "memfd_create"):
         file = os.fdopen(os.memfd_create("minitrain"), "r+b", buffering=0)
-        # a rank of the same user opens it by its number
-        return f"/proc/{os.getpid()}/fd/{file.fileno()}", file
+        # a rank of the same user opens it by its number, where /proc is this system's
+        path = f"/proc/{os.getpid()}/fd/{file.fileno()}"
+        if os.access(path, os.R_OK | os.W_OK):
+            return path, file
+        file.close()
     # whoever has the shelf closes it, and the file goes with that
     named = tempfile.NamedTemporaryFile(buffering=0)  # noqa: SIM115
     return named.name, cast(IO[bytes], named)

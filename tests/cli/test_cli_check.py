@@ -16,6 +16,7 @@ from minitrain.testing.text_batches import (
     PADDING,
     SHORTEST,
     length_for,
+    num_parameters,
     text_batches,
 )
 
@@ -176,7 +177,30 @@ def test_large_model_reads_short_lines_and_says_so(
     monkeypatch.setattr("minitrain.testing.text_batches.AFFORDED", 4352 * 8 * 16)
     assert run(["check", f"{model}:build"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last.endswith(" s, 8 lines of 16 bytes a step: 0 million parameters")
+    assert last.endswith(" s, 8 lines of at most 16 bytes: 0 million parameters")
+
+
+@pytest.mark.parametrize(
+    ("ends", "word"),
+    [("raise ValueError('no')", "ValueError: no"), ("import sys; sys.exit(0)", "exit")],
+    ids=["raises", "exits"],
+)
+def test_factory_that_fails_is_no_proof(
+    ends: str, word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "failing.py"
+    path.write_text(f"def build():\n    {ends}\n")
+    assert run(["check", f"{path}:build"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: factory: ")
+    assert word in line.lower() or word in line
+
+
+def test_number_of_parameters_moves_no_generator() -> None:
+    before = torch.get_rng_state()
+    assert num_parameters(lambda: torch.nn.Linear(3, 2)) == 3 * 2 + 2
+    assert torch.equal(torch.get_rng_state(), before)
+    assert num_parameters(torch.nn.Linear(3, 2)) == 0
 
 
 def test_length_of_lines_by_hand() -> None:

@@ -29,7 +29,7 @@ def body(launcher):
         # those of the other host have ended, and longer ago than it waits for a word
         time.sleep(4)
         if code:
-            # after all else that Python does
+            # after what the run does
             atexit.register(os._exit, code)
 
 def main():
@@ -59,8 +59,8 @@ def run_two(folder: Path, late: int, code: int) -> list[tuple[int, str]]:
         for number in range(2)
     ]
     try:
-        # of which a busy machine needs half to start
-        said = [process.communicate(timeout=40)[1] for process in running]
+        # a busy machine needs half a minute to start
+        said = [process.communicate(timeout=100)[1] for process in running]
     finally:
         for process in running:
             process.kill()

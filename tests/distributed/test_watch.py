@@ -38,6 +38,8 @@ def beside_a_silent_host(
 
     mine.limit(1)
     mine.mark(2, "forward")
+    # before its limit begins, else a slow test would take it for one that hangs
+    os.kill(process.pid, signal.SIGSTOP)
     watch = Watch(folder, lambda: {0: process.pid}, ended_elsewhere)
     with watch.in_background():
         assert asked.wait(10)
@@ -50,7 +52,6 @@ def test_who_hangs_here_is_found_while_another_host_does_not_answer(
     """Before, as soon as that host was given up: the limit and five seconds later."""
     answers = threading.Event()
     with beside_a_silent_host(tmp_path, process, answers) as watch:
-        os.kill(process.pid, signal.SIGSTOP)
         process.wait(10)
         began = time.monotonic()
     # nor does the end wait for the answer
