@@ -30,8 +30,8 @@ def claim(answer: dict[str, Any], side: str) -> dict[str, Any]:
 
 
 def arms_of(sides: list[dict[str, Any]]) -> list[Placed]:
-    """What is compared, and for A/A both once more; those of a claim take turns next
-    to each other, so that twins are as far apart in time as what is compared.
+    """What is compared, and for A/A both once more, in the same rounds; an arm that
+    several claims ask for is there once.
     """
     arms: dict[str, Placed] = {}
     for one in sides:
