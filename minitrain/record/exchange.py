@@ -172,13 +172,13 @@ class Exchange:
     def _late(self) -> list[int]:
         """Of the rows that wait those that do so for too long, by place."""
         since = time.monotonic() - self.timeout_s
-        return [place for place, one in enumerate(self._waiting) if one.since < since]
+        return [at for at, one in enumerate(self._waiting) if one.since < since]
 
     def _awaited(self) -> tuple[_Mine, list[int]]:
         """The first row that others have not sent, too, and who has not."""
-        for place in [0] if self._lost else self._late():
-            if ranks := self._behind(place):
-                return self._waiting[place], ranks
+        for at in [0] if self._lost else self._late():
+            if ranks := self._behind(at):
+                return self._waiting[at], ranks
         return self._waiting[0], []
 
     def _behind(self, place: int) -> list[int]:

@@ -4,13 +4,14 @@ The sketch is linear: that of a mean of tensors is the mean of their sketches, a
 norm of the difference of two sketches estimates that of the difference of two tensors,
 to about a third. So a recording can be held against another, or against the mean of
 its ranks, without the tensors. Each element is added to one of the bins with a sign.
-The bin and half of the sign are random by its place in a block, the other half by block
-and bin: neither rows nor columns of a matrix share them.
+Half of the sign is random by the element's place in a block, the other half by the
+block and the eighth of it; bins go round in a row of 64, from a random one on. So
+neither rows nor columns of a matrix share a bin or a sign.
 """
 
 import hashlib
 import math
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,10 @@ from minitrain.sync.strategy import whole
 
 Numbers = npt.NDArray[Any]
 BINS = 8
-# elements: in float64 a block and its signs stay in a processor's cache
+# elements: in float64 a block and the sum of blocks stay in a processor's cache
 BLOCK = 1 << 14
+PARTS = 8
+ROW = 64
 
 
 def digest(tensor: Tensor) -> str:
@@ -62,38 +65,50 @@ def _digest(dense: Tensor) -> str:
 
 def _sketch_and_norm(dense: Tensor) -> tuple[list[float], float]:
     real = torch.view_as_real(dense) if dense.is_complex() else dense
-    signs, places = _signs(), _places()
-    bins, square = np.zeros(BINS), 0.0
-    for number, block in enumerate(real.reshape(-1).split(BLOCK)):
-        # piece by piece: no copy of a whole tensor, and sums in float64
-        wide = block.double().numpy()
-        # not by BLAS, which would take a thread on each core, beside other ranks
-        square += float(np.square(wide).sum())
-        wide = wide * signs[: len(wide)]
-        bins += np.bincount(places[: len(wide)], wide, BINS) * _signs_of_block(number)
+    flat = real.reshape(-1)
+    num_rows = min(BLOCK // ROW, -(-len(flat) // ROW))
+    total, square = torch.zeros(num_rows * ROW, dtype=torch.float64), 0.0
+    # block upon block: no copy of a whole tensor, and sums in float64
+    for number, block in enumerate(flat.split(BLOCK)):
+        wide = block.double()
+        # not by BLAS, whose threads would contend with those of the run
+        square += float(torch.linalg.vector_norm(wide)) ** 2
+        if len(wide) == BLOCK:
+            parts = wide.view(PARTS, -1)
+            total.view(PARTS, -1).addcmul_(parts, _signs_of_block(number))
+        else:
+            total[: len(wide)].addcmul_(wide, _each_sign(number)[: len(wide)])
+    signed = total.mul_(_signs()[: len(total)])
+    rows = signed.view(num_rows, ROW // BINS, BINS).sum(1).view(-1).numpy()
+    bins = np.bincount(_bins_of_rows()[: len(rows)], rows, BINS)
     return bins.tolist(), math.sqrt(square)
 
 
 @cache
-def _places() -> Numbers:
-    drawn = np.frombuffer(_random_bytes("places", BLOCK), np.uint8) % BINS
-    # as bincount wants them: else it would convert them block after block
-    return drawn.astype(np.intp)
+def _bins_of_rows() -> Numbers:
+    first = np.frombuffer(_random_bytes("rows", BLOCK // ROW), np.uint8)
+    bins = (first[:, None].astype(np.intp) + np.arange(BINS)) % BINS
+    return bins.reshape(-1)
 
 
 @cache
-def _signs() -> Numbers:
+def _signs() -> Tensor:
     return _random_signs("signs", BLOCK)
 
 
-@cache
-def _signs_of_block(number: int) -> Numbers:
-    return _random_signs(f"block {number}", BINS)
+@lru_cache(maxsize=4096)
+def _signs_of_block(number: int) -> Tensor:
+    return _random_signs(f"block {number}", PARTS).view(PARTS, 1)
 
 
-def _random_signs(name: str, count: int) -> Numbers:
+@lru_cache(maxsize=4)
+def _each_sign(number: int) -> Tensor:
+    return _signs_of_block(number).expand(-1, BLOCK // PARTS).reshape(-1)
+
+
+def _random_signs(name: str, count: int) -> Tensor:
     bits = np.unpackbits(np.frombuffer(_random_bytes(name, count // 8), np.uint8))
-    return bits * 2.0 - 1
+    return torch.from_numpy(bits * 2.0 - 1)
 
 
 def _random_bytes(name: str, count: int) -> bytes:

@@ -7,6 +7,7 @@ ZeroRedundancyOptimizer are, the outermost counts.
 
 import hashlib
 import weakref
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,8 +56,8 @@ class Stepped:
         return [float(group["lr"]) for group in groups if "lr" in group]
 
     def moments(self) -> str:
-        """32 hex digits of all that it keeps of its parameters, in their order. Where
-        ranks share that, of what this one keeps.
+        """32 hex digits of all that it keeps of its parameters, in their order: of the
+        CRC-32 of each tensor. Where ranks share that, of what this one keeps.
         """
         keeps: Any = self._optimizer
         if not keeps.state:
@@ -78,9 +79,10 @@ def _held(optimizer: Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-def _parts(kept: Any) -> Iterator[bytes | memoryview]:
+def _parts(kept: Any) -> Iterator[bytes]:
     if isinstance(kept, Tensor):
-        yield bytes_of(gathered(kept))
+        # three times as fast as SHA-256: moments are twice as many as parameters
+        yield zlib.crc32(bytes_of(gathered(kept))).to_bytes(4)
     elif isinstance(kept, dict):
         for key in sorted(kept, key=str):
             yield str(key).encode()

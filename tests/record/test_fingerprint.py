@@ -76,8 +76,9 @@ def test_a_sketch_is_the_same_in_every_version() -> None:
     for i in range(0, 3 * BLOCK, 997):
         tensor[i] = i + 1
         block, place = divmod(i, BLOCK)
-        into = stream("places", BLOCK)[place] % 8
-        both = sign("signs", place, BLOCK) * sign(f"block {block}", into, 8)
+        into = (stream("rows", BLOCK // 64)[place // 64] + place) % 8
+        both = sign("signs", place, BLOCK)
+        both *= sign(f"block {block}", place * 8 // BLOCK, 8)
         expected[into] += both * (i + 1)
     assert sketch(tensor) == expected
 

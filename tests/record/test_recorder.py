@@ -1,11 +1,13 @@
 """What is written of a run, and that the run is the same as without it."""
 
 import copy
+import importlib
 import io
 import math
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -250,6 +252,14 @@ def test_a_folder_has_one_recording_and_a_recorder_one_start(tmp_path: Path) -> 
     refused("has a recording of rank 0", model, None, tmp_path)
     path_of_rank(tmp_path, 0).unlink()
     train_alone(tmp_path, num_steps=1)
+
+
+def test_the_package_is_called_by_the_name_of_the_function() -> None:
+    """And can be sent to new processes, as what it stands for."""
+    package = importlib.import_module("minitrain.record")
+    assert cloudpickle.loads(cloudpickle.dumps(package)) is package
+    with pytest.raises(UserError, match="no parameters"):
+        package(nn.ReLU(), None, "folder")
 
 
 def test_a_twin_starts_one_unit_in_the_last_place_away(
