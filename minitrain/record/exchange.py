@@ -25,6 +25,9 @@ from minitrain.record.rules import place
 POLL_S = 0.005
 # of what a rank waits for, as long as the run itself may: who is slow can still come
 NEVER = timedelta(days=1)
+# a row that is longer than the others so far takes a second call
+ROOM, MORE = 1 << 12, 1.25
+HEAD = 8
 # every one of a process has another name, the same on all ranks
 _numbers = count()
 
@@ -37,7 +40,7 @@ class _Mine:
     place: str
     # a rank may be long in coming to its end: it saves, or evaluates
     last: bool
-    data: Tensor
+    data: bytes
     since: float = field(default_factory=time.monotonic)
 
 
@@ -46,8 +49,8 @@ class Exchange:
     sends the same sequence of rows.
 
     Making it waits for the others, ``timeout_s`` at most; nothing else waits longer
-    than it is told to. What does not come within ``timeout_s`` is said by
-    :meth:`missing`.
+    than it is told to. Who has not sent a row ``timeout_s`` after this rank has is said
+    by :meth:`missing`.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -55,10 +58,11 @@ class Exchange:
         self.world_size = dist.get_world_size()
         self._rank = dist.get_rank()
         self._waiting: deque[_Mine] = deque()
-        self._work: Any = None
-        self._lengths: list[Tensor] = []
-        self._parts: list[Tensor] = []
         self._complete: list[list[dict[str, Any]]] = []
+        self._work: Any = None
+        self._parts: list[Tensor] = []
+        # as all ranks have it, for they see the same lengths
+        self._room = ROOM
         self._sent = 0
         self._heard: dict[int, tuple[int, str]] = {}
         self._lost = ""
@@ -74,10 +78,10 @@ class Exchange:
         """Send ``row`` to all; returns at once."""
         if self._group is None:
             return
-        data = torch.frombuffer(bytearray(json.dumps(row).encode()), dtype=torch.uint8)
         step = int(row.get("step", 0))
         if row["kind"] == "end":
             step = sum(row["steps"].values())
+        data = json.dumps(row).encode()
         self._waiting.append(_Mine(step, place(row), row["kind"] == "end", data))
         self._sent += 1
         with suppress(RuntimeError):
@@ -99,26 +103,15 @@ class Exchange:
 
     def missing(self) -> Alarm | None:
         """Who has not come within the timeout, or has gone; said once. None else."""
-        if self._said or not (self._lost or self._late()):
+        if self._said:
             return None
         if self._group is None:
-            self._said = True
             what = f"{self._lost}: this rank's rows are not compared with theirs"
-            return alarm("ranks", 0, what, severe=False)
-        mine, ranks = self._awaited()
-        if not (ranks or self._lost):
-            # who sent its row and did not take the others' is busy, as in an evaluation
-            return None
-        self._said = True
-        what = f"did not come to {mine.place} within {self.timeout_s:g} s"
-        if self._lost:
-            did = "all came to" if ranks else "all had the rows of"
-            what = f"{self._lost} before {did} {mine.place}"
-        if ranks:
-            last = self._heard.get(ranks[0], (0, "nothing"))[1]
-            what += f"; last heard of {named(ranks[:1])}: {last}"
-        severe = bool(ranks) and not mine.last
-        return alarm("ranks", mine.step, what, ranks=ranks, severe=severe)
+            found = alarm("ranks", 0, what, severe=False) if self._lost else None
+        else:
+            found = self._gone() if self._lost else self._late()
+        self._said = found is not None
+        return found
 
     def close(self) -> None:
         """Leave the group; what is on its way is lost. Harmless to call twice."""
@@ -132,21 +125,23 @@ class Exchange:
             group.abort()
 
     def _advance(self) -> None:
-        """Take what has come, and start what comes next: lengths, then rows. One after
-        the other, so that all ranks call for the same in the same order.
+        """Take what has come, and start what comes next: one after the other, so that
+        all ranks call for the same in the same order.
         """
         while self._waiting and not self._lost:
             if self._work is None:
-                mine = torch.tensor([len(self._waiting[0].data)])
-                self._lengths = [torch.zeros_like(mine) for _ in range(self.world_size)]
-                self._gather(self._lengths, mine)
+                self._gather(self._waiting[0].data, self._room)
             elif not self._work.is_completed():
                 return
             elif self._went_well():
-                self._next()
+                self._take()
 
-    def _gather(self, parts: list[Tensor], mine: Tensor) -> None:
-        self._work = self._group.allgather(parts, mine, NEVER)
+    def _gather(self, data: bytes, room: int) -> None:
+        mine = torch.zeros(HEAD + room, dtype=torch.uint8)
+        framed = len(data).to_bytes(HEAD, "little") + data[:room]
+        mine[: len(framed)] = torch.frombuffer(bytearray(framed), dtype=torch.uint8)
+        self._parts = [torch.empty_like(mine) for _ in range(self.world_size)]
+        self._work = self._group.allgather(self._parts, mine, NEVER)
 
     def _went_well(self) -> bool:
         try:
@@ -155,41 +150,65 @@ class Exchange:
             self._lost = "a rank has gone"
         return not self._lost
 
-    def _next(self) -> None:
-        lengths = [int(length) for length in self._lengths]
-        if not self._parts:
-            mine = torch.zeros(max(lengths), dtype=torch.uint8)
-            data = self._waiting[0].data
-            mine[: len(data)] = data
-            self._parts = [torch.empty_like(mine) for _ in lengths]
-            self._gather(self._parts, mine)
+    def _take(self) -> None:
+        framed = [part.numpy().tobytes() for part in self._parts]
+        lengths = [int.from_bytes(one[:HEAD], "little") for one in framed]
+        if max(lengths) > len(framed[0]) - HEAD:
+            self._room = int(MORE * max(lengths))
+            self._gather(self._waiting[0].data, self._room)
             return
-        parts = [part[:n] for part, n in zip(self._parts, lengths, strict=True)]
-        self._complete.append([json.loads(part.numpy().tobytes()) for part in parts])
+        pairs = zip(framed, lengths, strict=True)
+        rows = [json.loads(one[HEAD : HEAD + length]) for one, length in pairs]
+        self._complete.append(rows)
         self._waiting.popleft()
         self._work, self._parts = None, []
 
-    def _late(self) -> list[int]:
-        """Of the rows that wait those that do so for too long, by place."""
-        since = time.monotonic() - self.timeout_s
-        return [at for at, one in enumerate(self._waiting) if one.since < since]
+    def _late(self) -> Alarm | None:
+        """Of ranks that have not sent what this one sent long ago."""
+        late = time.monotonic() - self.timeout_s
+        if not self._waiting or self._waiting[0].since > late:
+            return None
+        behind = {r: m for r, m in self._behind().items() if m.since <= late}
+        if not behind:
+            return None
+        ranks = [*behind]
+        mine = min(behind.values(), key=lambda one: one.since)
+        what = f"did not come to {mine.place} within {self.timeout_s:g} s"
+        what += f"; last heard of {named(ranks[:1])}: {self._last(ranks[0])}"
+        return alarm("ranks", mine.step, what, ranks=ranks, severe=not mine.last)
 
-    def _awaited(self) -> tuple[_Mine, list[int]]:
-        """The first row that others have not sent, too, and who has not."""
-        for at in [0] if self._lost else self._late():
-            if ranks := self._behind(at):
-                return self._waiting[at], ranks
-        return self._waiting[0], []
+    def _gone(self) -> Alarm:
+        behind = self._behind()
+        ranks = [*behind]
+        mine = behind[ranks[0]] if ranks else self._waiting[0]
+        did = "all came to" if ranks else "all had the rows of"
+        what = f"{self._lost} before {did} {mine.place}"
+        if ranks:
+            what += f"; last heard of {named(ranks[:1])}: {self._last(ranks[0])}"
+        severe = bool(ranks) and not mine.last
+        return alarm("ranks", mine.step, what, ranks=ranks, severe=severe)
 
-    def _behind(self, place: int) -> list[int]:
-        """The ranks that have not sent what this one waits for at ``place``."""
-        done = self._sent - len(self._waiting) + place
-        # the store goes with the rank that has it
-        with suppress(RuntimeError):
+    def _last(self, rank: int) -> str:
+        return self._heard.get(rank, (0, "nothing"))[1]
+
+    def _behind(self) -> dict[int, _Mine]:
+        """The ranks that have not sent all that this one has, and the first of it that
+        they have not.
+        """
+        done = self._sent - len(self._waiting)
+        behind = {}
+        others = [rank for rank in range(self.world_size) if rank != self._rank]
+        try:
             store = self._group.get_group_store()
-            for rank in range(self.world_size):
+            for rank in others:
                 if store.check([f"sent by {rank}"]):
-                    self._heard[rank] = tuple(json.loads(store.get(f"sent by {rank}")))
-            everyone = range(self.world_size)
-            return [r for r in everyone if self._heard.get(r, (0, ""))[0] <= done]
-        return []
+                    count, where = json.loads(store.get(f"sent by {rank}"))
+                    self._heard[rank] = count, where
+        except RuntimeError:
+            # the store goes with the rank that has it
+            return {}
+        for rank in others:
+            count = self._heard.get(rank, (0, ""))[0]
+            if count < self._sent:
+                behind[rank] = self._waiting[max(0, count - done)]
+        return behind

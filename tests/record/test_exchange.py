@@ -34,7 +34,7 @@ def exchange_of(timeout_s: float = SOON_S) -> Iterator[tuple[Exchange, int]]:
 def row_of(rank: int, world_size: int, step: int) -> dict[str, Any]:
     row = rows_of(step, own_of(step, world_size))[rank]
     # ranks send unlike lengths
-    return row | {"rank": rank, "not_held": ["x" * (1 + 1000 * rank)]}
+    return row | {"rank": rank, "not_held": ["x" * (1 + 1000 * rank * step**2)]}
 
 
 def all_rows(world_size: int, steps: int) -> list[list[dict[str, Any]]]:
@@ -112,6 +112,25 @@ def test_a_rank_that_does_not_come_is_named_after_the_timeout() -> None:
     assert none is None
     assert TIMEOUT_S <= took < TIMEOUT_S + 5
     assert came == 1
+
+
+def sends_and_does_not_look(timeout_s: float) -> tuple[Alarm | None, int]:
+    with exchange_of(timeout_s) as (exchange, rank):
+        dist.barrier()
+        for step in range(3):
+            exchange.send(row_of(rank, 2, step))
+        early = 0
+        if rank == 0:
+            early = len(exchange.received(timeout_s + 0.2))
+        alarm = exchange.missing()
+        dist.barrier()
+        return alarm, early + len(exchange.received(SOON_S))
+
+
+def test_a_rank_that_is_busy_and_has_sent_all_is_not_missing() -> None:
+    (alarm, count), (none, _) = launch(sends_and_does_not_look, 2, TIMEOUT_S)
+    assert (alarm, none) == (None, None)
+    assert count == 3
 
 
 def waits_for_the_end(timeout_s: float) -> Alarm | None:

@@ -182,3 +182,25 @@ def test_the_rules_find(tmp_path: Path, wanted: Found) -> None:
 def test_what_ranks_do_alike_is_silent_here(tmp_path: Path, bug: str) -> None:
     severe = [row for row in alarms_of_run(tmp_path, bug) if row["kind"] == "alarm"]
     assert severe == []
+
+
+def test_a_rank_with_fewer_batches_says_whom_it_waited_for(tmp_path: Path) -> None:
+    # the other one is in a step that needs both
+    setting = Setting(timeout_s=1.0)
+    with pytest.raises(RankError):
+        launch(train, 2, tmp_path, "fewer_batches", setting)
+    recording = read_recording(tmp_path)
+    last = setting.steps - 2
+    (found,) = recording.ranks[VICTIM].alarms
+    assert (found["kind"], found["rule"], found["ranks"]) == ("note", "ranks", [0])
+    assert "rank 0: did not come to the end within 1 s" in found["line"]
+    assert found["line"].endswith(f"last heard of rank 0: step {last}")
+    assert recording.ranks[0].end is None
+
+
+def test_a_fault_between_recorded_steps(tmp_path: Path) -> None:
+    launch(train, 2, tmp_path, "missing_last_sync", Setting(every=5))
+    (found,) = read_recording(tmp_path).ranks[0].alarms
+    assert (found["rule"], found["step"], found["ranks"]) == ("parameters", 5, [VICTIM])
+    assert "since a step after 2" in found["line"]
+    assert "every=1" in found["line"]

@@ -52,6 +52,7 @@ class Setting:
     adam: bool = False
     norm: bool = False
     every: int = 1
+    timeout_s: float = 30.0
 
 
 class Model(nn.Module):
@@ -95,8 +96,12 @@ def run(folder: Path, bug: str, setting: Setting, rank: int, world_size: int) ->
     if setting.dropout:
         torch.manual_seed(setting.seed + rank)
     batches = read(bug, rank, world_size, setting)
-    with record(inner, optimizer, folder, every=setting.every):
-        for step in range(setting.steps):
+    recorder = record(
+        inner, optimizer, folder, every=setting.every, timeout_s=setting.timeout_s
+    )
+    fewer = bug == "fewer_batches" and rank == VICTIM
+    with recorder:
+        for step in range(setting.steps - fewer):
             if bug == "wrapper_made_anew":
                 model = wrap(inner, bug, rank, world_size)
             if bug == "optimizer_state_not_restored" and step == LATER:
