@@ -30,6 +30,7 @@ from minitrain.proof.tolerances import GRADIENT_SHARE
 LOW_PRECISION = (2e-4, 2e-2)
 # what is taken off a loss before the step: a power of two, at least
 LEAST_LOSS_SCALE = 256
+LOWER = "computed in lower precision? (the gap is that of bfloat16, float16 or TF32)"
 BATCH_NORM = (
     "training changes buffers (batch norm?): each rank may normalize by its own samples"
 )
@@ -45,6 +46,8 @@ class Cause:
     sure: bool = False
     what: str = ""
     ranks: tuple[int, ...] = ()
+    # the gap is that of 16 bits, which a twin's start does not show
+    coarse: bool = False
 
 
 def cause_in_gradients(place: Place, found: Measured, here: bool) -> Cause:
@@ -82,16 +85,15 @@ def cause_in_gradients(place: Place, found: Measured, here: bool) -> Cause:
 
 def _of_size(place: Place, found: Measured, own_alike: bool) -> Cause:
     """What no sum of gradients explains: from how far it is apart, and where."""
-    if 2 * found.num_beyond <= found.num:
-        return Cause(
-            f"{found.num_beyond} of {found.num} tensors alone{_times(place, found)}"
-        )
+    few = found.num_beyond_quick
+    if 2 * few <= found.num:
+        return Cause(f"{few} of {found.num} tensors alone{_times(place, found)}")
     if found.trains_buffers and not place.same_size:
         return Cause(BATCH_NORM)
     if LOW_PRECISION[0] <= found.whole <= LOW_PRECISION[1]:
-        how = "reduced" if own_alike and max(place.world_sizes) > 1 else "computed"
-        clause = f"{how} in lower precision? (the gap is that of bfloat16 or float16)"
-        return Cause(clause, sure=own_alike)
+        if own_alike and max(place.world_sizes) > 1:
+            return Cause("reduced in lower precision?", sure=True)
+        return Cause(LOWER, sure=own_alike, coarse=True)
     if own_alike:
         return Cause(
             "the ranks' own gradients are alike: they are put together otherwise"
@@ -145,8 +147,8 @@ def cause_in_own(place: Place) -> Cause | None:
         gap = rest + abs(factor - 1)
         if gap <= LOW_PRECISION[1]:
             small = gap < LOW_PRECISION[0]
-            why = "rounding?" if small else "computed in lower precision?"
-            return Cause(why, False, what, ranks)
+            why = "rounding?" if small else LOWER
+            return Cause(why, False, what, ranks, coarse=not small)
     clause = "these ranks' forward or backward pass is another one"
     return Cause(clause, False, what, ranks)
 

@@ -127,6 +127,7 @@ class Measured:
     own_size: float = 0.0
     whole: float = 0.0
     num_beyond: int = 0
+    num_beyond_quick: int = 0
     num: int = 0
     trains_buffers: bool = False
 
@@ -174,6 +175,7 @@ def measure(place: Place, kind: Kind, course: Course, noise: float) -> Measured:
         own_size=norm(entry) if kind == "gradients" else scale.get(worst, 0.0),
         whole=_whole(far, [norm(e) for e in ours.values()], size, kind),
         num_beyond=len(beyond),
+        num_beyond_quick=sum(not gap <= quick.get(n, 0.0) for n, gap in far.items()),
         num=len({**ours, **theirs}),
         trains_buffers=course.trains_buffers,
     )

@@ -64,6 +64,7 @@ class Comparer:
         # of the gradients, at the recorded step before
         self.share = UNIT
         self.equal = True
+        self.twin_tells = True
         self.over = False
 
     def compare(self, place: Place) -> StepCompared:
@@ -130,8 +131,10 @@ class Comparer:
     def _gradients(self, place: Place, found: Measured, here: bool) -> Unlike:
         """``here``: it is this step that takes them apart, and none before it."""
         cause = cause_in_gradients(place, found, here)
-        local = found.own_size and 4 * found.num_beyond <= found.num
+        local = found.own_size and 4 * found.num_beyond_quick <= found.num
         share = max(found.share, found.gap / found.own_size if local else 0.0)
+        # what is rounded to 16 bits, a unit in the last place of 32 does not move
+        self.twin_tells = self.twin_tells and not cause.coarse
         sure = cause.sure or self._beyond_doubt(place, share, self.share, COARSE)
         ranks = _where(place, found)
         if cause.what:
@@ -171,7 +174,7 @@ class Comparer:
     ) -> bool:
         if place.draws and not place.same_size:
             return False
-        if place.twin is not None:
+        if place.twin is not None and self.twin_tells:
             return True
         steps = place.step - (-1 if self.before is None else self.before.step)
         return beyond_doubt(share, before, steps, coarse)
