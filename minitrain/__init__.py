@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from minitrain.core.errors import EvidenceError, RankError, UserError
     from minitrain.distributed.launcher import launch
-    from minitrain.record.recorder import record
+    from minitrain.recording.recorder import record
     from minitrain.testing.check import Ladder, check_data_parallel
 
 __version__ = "0.1.0"
@@ -31,7 +31,7 @@ _HOMES = {
     "UserError": "core.errors",
     "check_data_parallel": "testing.check",
     "launch": "distributed.launcher",
-    "record": "record.recorder",
+    "record": "recording.recorder",
 }
 
 

@@ -51,18 +51,21 @@ def answer(options: argparse.Namespace) -> Answer:
     from minitrain.testing.climb import climb
 
     begun = time.monotonic()
-    found = climb(options.sync, **_given(options))
+    given, shortened = _given(options)
+    found = climb(options.sync, **given)
     seconds = time.monotonic() - begun
     ladders = {name: _facts(ladder) for name, ladder in found.ladders.items()}
     facts = {"strategies": ladders, "refused": found.refused, "seconds": seconds}
-    return Answer(found.holds, facts, in_words(found, seconds))
+    return Answer(found.holds, facts, in_words(found, seconds) + shortened)
 
 
-def _given(options: argparse.Namespace) -> dict[str, Any]:
+def _given(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    """Arguments of a check, and how its text was shortened, if it was."""
+    from minitrain.testing.again import Counted
     from minitrain.testing.named import find
-    from minitrain.testing.text_batches import text_batches
+    from minitrain.testing.text_batches import LONGEST, length_for, text_batches
 
-    factory = find(options.model, "MODEL")
+    factory, shortened = find(options.model, "MODEL"), ""
     functions = {
         name: find(getattr(options, name), f"--{name}")
         for name in ("loss", "count")
@@ -75,14 +78,17 @@ def _given(options: argparse.Namespace) -> dict[str, Any]:
         text = options.text or Path(options.model.rpartition(":")[0])
         if not text.is_file():
             raise UserError(f"{text}: no file to read; --text or --batches names one")
-        batches = text_batches(text, options.batch_size, options.steps)
+        size, longest = options.batch_size, LONGEST
+        if callable(factory):
+            factory = Counted(factory)
+            longest = length_for(factory.parameters, size)
+            if longest < LONGEST:
+                millions = f"{factory.parameters / 1e6:.0f} million parameters"
+                shortened = f", {size} lines of {longest} bytes a step: {millions}"
+        batches = text_batches(text, size, options.steps, longest)
     copied = ("world_size", "optimizer", "precision", "steps", "timeout_s")
-    return {
-        "factory": factory,
-        "batches": batches,
-        **functions,
-        **{name: getattr(options, name) for name in copied},
-    }
+    given = {name: getattr(options, name) for name in copied}
+    return given | functions | {"factory": factory, "batches": batches}, shortened
 
 
 def _facts(ladder: "Ladder") -> dict[str, Any]:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from minitrain.diff.recording_places import Row, Rows, in_ranks, pairs_of
 from minitrain.diff.recording_step import StepCompared
 from minitrain.diff.recording_unlike import Unlike
-from minitrain.record.format import OfRank, Recording
-from minitrain.record.judge import Judge
+from minitrain.recording.format import OfRank, Recording
+from minitrain.recording.judge import Judge
 
 # before the first step
 START = -1

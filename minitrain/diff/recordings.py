@@ -23,7 +23,7 @@ from minitrain.diff.recording_whole import (
     models_unlike,
     start_unlike,
 )
-from minitrain.record.format import Recording, is_recording, read_recording
+from minitrain.recording.format import Recording, is_recording, read_recording
 
 Verdict = Literal[
     "equal bits", "same computation within rounding", "undecided", "different"

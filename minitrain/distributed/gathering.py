@@ -14,12 +14,17 @@ import torch.distributed as dist
 
 from minitrain.core.errors import UserError, describe_os_error
 from minitrain.distributed.causes import as_plain, from_plain, order, with_silent
+from minitrain.distributed.hearing import hear
 from minitrain.distributed.hosts import Hosts
 from minitrain.distributed.interfaces import family_of
 from minitrain.distributed.meeting import store_at
 from minitrain.distributed.meeting_point import POLL_S, find, no_run, serve
 from minitrain.distributed.rendezvous import Agents
-from minitrain.distributed.torch_private import PrefixStore, Store
+from minitrain.distributed.torch_private import (
+    PrefixStore,
+    Store,
+    open_exit_barrier,
+)
 
 GAVE_UP, SAME = "gave up", "same"
 # to the address of a host that is there
@@ -77,6 +82,8 @@ class Gathering:
         self.attempt += 1
         name = f"attempt-{self.attempt}"
         store = PrefixStore(f"torchrun {name}", self.store)
+        # how ranks ended is agreed on here, and whoever failed late is heard of
+        open_exit_barrier(store)
         return Agents(store, self.everyone[0].number, self.hosts.count, name)
 
     def everywhere(self, action: Callable[[], None]) -> None:
@@ -88,7 +95,8 @@ class Gathering:
             mistake = error
         except OSError as error:
             mistake = UserError(describe_os_error(error))
-        if cause := self._exchange("preflight", mistake, self.timeout_s):
+        limit_s = self.timeout_s
+        if cause := self._exchange("preflight", mistake, limit_s, limit_s):
             raise cause
 
     def agree_on(self, error: Exception | None) -> Exception | None:
@@ -97,7 +105,10 @@ class Gathering:
 
         Every host that answers gets the same; one that does not is named.
         """
-        return self._exchange(f"attempt {self.attempt}", error, TOLD_S)
+        # ranks that go on elsewhere may write, then end: there, too, each has a limit
+        going_on_s = 0 if error else 2 * self.timeout_s
+        what = f"attempt {self.attempt}"
+        return self._exchange(what, error, going_on_s + TOLD_S, TOLD_S)
 
     def ended_elsewhere(self) -> bool:
         """Whether another host has told what ended its ranks in this attempt, or the
@@ -113,42 +124,33 @@ class Gathering:
             return True
 
     def _exchange(
-        self, what: str, error: Exception | None, within_s: float
+        self, what: str, error: Exception | None, within_s: float, after_error_s: float
     ) -> Exception | None:
         """Tell the others of ``error``, or that there is none -> the first cause."""
         mine = self.everyone[0]
         found, silent = {mine.number: error}, []
-        deadline = time.monotonic() + within_s
         with suppress(dist.DistError):
             self.store.set(f"{what} {mine.number}", json.dumps(as_plain(error)))
-        for other in self._others:
-            heard = self._hear(f"{what} {other.number}", deadline)
-            if self._lost_first:
-                return with_silent(error, [str(min(self._others))])
-            if heard is None:
+        keys = [f"{what} {other.number}" for other in self._others]
+        try:
+            # an answer that comes late would be taken for that to the next question
+            lost = self._lost_first
+            heard = {} if lost else hear(self.store, keys, within_s, after_error_s)
+        except dist.DistError:
+            self._lost_first = True
+        if self._lost_first:
+            return with_silent(error, [str(min(self._others))])
+        for other, key in zip(self._others, keys, strict=True):
+            if key not in heard:
                 silent.append(str(other))
                 continue
-            told = from_plain(json.loads(heard))
+            told = from_plain(heard[key])
             if isinstance(told, UserError) and str(told) != str(error):
                 told = UserError(f"{other}: {told}")
             found[other.number] = told
         causes = [(order(one), number) for number, one in found.items() if one]
         cause = found[min(causes)[1]] if causes else None
         return with_silent(cause, silent)
-
-    def _hear(self, key: str, deadline: float) -> bytes | None:
-        """What another host tells; None where it says nothing in time."""
-        left_s = max(0.1, deadline - time.monotonic())
-        try:
-            # an answer that comes late would be taken for that to the next question
-            if not self._lost_first:
-                self.store.wait([key], timedelta(seconds=left_s))
-                return self.store.get(key)
-        except dist.DistStoreError:
-            return None
-        except dist.DistError:
-            self._lost_first = True
-        return None
 
     def _has(self, key: str) -> bool:
         try:

@@ -64,6 +64,11 @@ def num_hosts() -> int:
     return int(os.environ.get("GROUP_WORLD_SIZE", "1"))
 
 
+def host_number() -> int:
+    """Which of them this one is, from 0."""
+    return int(os.environ.get("GROUP_RANK", "0"))
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options that make this host one of several."""
     several = parser.add_argument_group("several hosts (docs/several-hosts.md)")

@@ -37,14 +37,17 @@ def own_interfaces() -> list[Interface]:
 
 
 def interface_named(name: str) -> Interface:
-    """The interface ``name``; UserError where there is none, or it is down, or has no
+    """The interface ``name``, or the address with that label, such as ``eth0:1``, which
+    gloo knows by it, too; UserError where there is none, or it is down, or has no
     address.
     """
-    every = psutil.net_if_stats()
-    if name not in every:
-        names = ", ".join(sorted(every))
+    states, labels = psutil.net_if_stats(), psutil.net_if_addrs()
+    if name not in states and name not in labels:
+        names = ", ".join(sorted({*states, *labels}))
         raise UserError(f"{KEY} = {name!r}: must be one of {names}")
-    if not every[name].isup:
+    # a label is up with the interface that it belongs to
+    state = states.get(name.partition(":")[0])
+    if state is not None and not state.isup:
         raise UserError(f"{KEY} = {name!r}: is down")
     found = [one for one in own_interfaces() if one.name == name]
     if not found:

@@ -99,10 +99,11 @@ class Watch:
         self,
         folder: Path,
         pids: Callable[[], Mapping[int, int]],
-        elsewhere: Callable[[], bool] = lambda: False,
+        elsewhere: Callable[[], bool] | None = None,
     ) -> None:
         self._folder = folder
         self._elsewhere = elsewhere
+        self._ended_there = threading.Event()
         self._pids = pids
         self._ranks: dict[int, _Rank] = {}
         self._looked_s = time.monotonic()
@@ -190,7 +191,7 @@ class Watch:
             while not over.is_set():
                 self._until_one_ends()
                 over_here = self.look() is not None or self._is_over()
-                self.followed = not over_here and self._elsewhere()
+                self.followed = not over_here and self._ended_there.is_set()
                 if over_here or self.followed:
                     for rank in self._ranks.values():
                         # of one that has ended the number may be another's by now
@@ -199,11 +200,23 @@ class Watch:
 
         thread = threading.Thread(target=watch, name="watch", daemon=True)
         thread.start()
+        if ask := self._elsewhere:
+            # Another host may take long to answer, and this one is watched meanwhile.
+            # Nobody waits for this thread: nobody needs an answer after the end.
+            asking = (ask, over)
+            threading.Thread(target=self._ask, args=asking, daemon=True).start()
         try:
             yield
         finally:
             over.set()
             thread.join()
+
+    def _ask(self, elsewhere: Callable[[], bool], over: threading.Event) -> None:
+        """Note that the ranks of another host have ended, once they have."""
+        while not over.wait(POLL_S):
+            if elsewhere():
+                self._ended_there.set()
+                return
 
 
 def _signs(stacks: Mapping[int, stack.Stack]) -> list[Callable[[_Rank], bool]]:

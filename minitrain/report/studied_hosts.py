@@ -32,32 +32,69 @@ def studied_hosts(results: Results) -> dict[str, Any]:
     if why := studied.foreign(results.provenance[results.largest]):
         return {"foreign": why}
     found = studied.table
-    busy = why_busy(studied.origin["provenance"].get("load"), 0.0)
-    rows = [*map(_cells, found.to_dict("records")), *_on_gpus(results)]
+    why, origin = _not_judged(studied.origin), studied.origin
+    floor = None if why else float(origin["allreduce_noise_floor"])
+    measured = [_cells(row, floor) for row in found.to_dict("records")]
+    rows = [*measured, *_on_gpus(results)]
     return {
         "foreign": None,
-        "outcome": _outcome(found[found["hosts"] > 1], busy),
+        "outcome": _outcome(found[found["hosts"] > 1], origin, why),
+        "allreduce_noise_floor": None if floor is None else percent(floor),
         "table": table(COLUMNS, rows),
         "on_gpus": any(run.startswith("nccl-") for run in results.timing),
         "made_by": " ".join(made_by(studied)),
     }
 
 
-def _outcome(far: pd.DataFrame, busy: str | None) -> str:
+def _not_judged(origin: Mapping[str, Any]) -> str | None:
+    """Why what the study measured is not judged, as the end of a sentence."""
+    load = origin["provenance"].get("load")
+    if busy := why_busy(load, origin.get("spread", 0.0)):
+        return f"since the machine was busy ({busy})"
+    if "noise_floor" not in origin:
+        return "since the study recorded no noise floor"
+    return None
+
+
+def _outcome(far: pd.DataFrame, origin: Mapping[str, Any], why: str | None) -> str:
     same = int(far["same_on_one_host"].sum())
     links = plural(len(far), "link")
     bits = f"{same} of {links} between two hosts gave the bits of one host."
-    if busy:
-        return f"{bits} No speed is judged, since the machine was busy ({busy})."
-    speed = far.set_index("link")["tokens_per_s"]
-    slowest, fastest = speed.idxmin(), speed.idxmax()
-    kept = percent(speed.min() / speed.max())
-    return f"{bits} Over {slowest} training ran at {kept} of its speed over {fastest}."
+    if why:
+        return f"{bits} No speed is judged, {why}."
+    return f"{bits} {_speeds(far, origin['noise_floor'])}".strip()
 
 
-def _cells(row: Mapping[Any, Any]) -> list[str]:
+def _speeds(far: pd.DataFrame, floor: float) -> str:
+    if len(far) < 2:
+        return ""
+    by_speed = far.sort_values("tokens_per_s").to_dict("records")
+    slow, fast = by_speed[0], by_speed[-1]
+    kept = slow["tokens_per_s"] / fast["tokens_per_s"]
+    same = f"arms that are the same were up to {percent(floor)} apart"
+    none = f"No difference in speed is seen between {slow['link']} and {fast['link']}"
+    if 1 / kept - 1 <= floor:
+        return f"{none}: {same}."
+    # a median beyond the floor is not enough: all rounds must agree
+    if slow["tokens_per_s_most"] >= fast["tokens_per_s_least"]:
+        return f"{none}: rounds of both overlap."
+    over = f"Over {slow['link']} training ran at {percent(kept)} of its speed"
+    return f"{over} over {fast['link']}; {same}."
+
+
+def _measured(row: Mapping[Any, Any], floor: float | None) -> str:
+    """The all-reduces that came, and whether they are what was expected."""
+    expected, came = row["allreduce_expected_ms"], row["allreduce_ms"]
+    if floor is None or pd.isna(expected):
+        return ms(came)
+    beyond = max(expected / came, came / expected) - 1 > floor
+    within = row["allreduce_ms_least"] <= expected <= row["allreduce_ms_most"]
+    return ms(came) if beyond and not within else f"{ms(came)}, as expected"
+
+
+def _cells(row: Mapping[Any, Any], floor: float | None) -> list[str]:
     least, most = row["tokens_per_s_least"], row["tokens_per_s_most"]
-    times = row["allreduce_expected_ms"], row["allreduce_ms"]
+    expected = row["allreduce_expected_ms"]
     hosts = plural(row["hosts"], "host")
     far, several = row["hosts"] > 1, row["processes"] > 1
     same = "those of one host" if row["same_on_one_host"] else "not those of one host"
@@ -66,7 +103,8 @@ def _cells(row: Mapping[Any, Any]) -> list[str]:
         str(row["processes"]),
         thousands(row["tokens_per_s"]),
         f"{thousands(least)} to {thousands(most)}",
-        *(ms(time) if several and pd.notna(time) else UNDEFINED for time in times),
+        ms(expected) if several and pd.notna(expected) else UNDEFINED,
+        _measured(row, floor) if several else UNDEFINED,
         f"{row['verdict']}, {same}" if far else row["verdict"],
     ]
 

@@ -1,7 +1,7 @@
 """``check_data_parallel``: the ladder for any model, from one's own test."""
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from minitrain.proof.witness.examine import examine_batches
 from minitrain.proof.witness.record import Record, Task
 from minitrain.sync.guarantees import DEFAULTS, Tuning
 from minitrain.sync.strategy import Strategy
+from minitrain.testing.again import Again
 from minitrain.testing.arguments import (
     as_config,
     by_argument,
@@ -134,6 +135,7 @@ def _checked(
         refuse_unknown(accept)
         config = as_config(**given)
         refuse_what_cannot_be(config, world_size, timeout_s, atol)
+        config = replace(config, factory=Again(config.factory))
         found = examine(config, world_size, atol=atol, timeout_s=timeout_s)
     except (UserError, RankError) as error:
         raise by_argument(error) from None

@@ -1,9 +1,8 @@
 """A run that is tried from a test: by ranks of its own, and by their replay."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,10 +15,12 @@ from minitrain.distributed.launcher import launch
 from minitrain.proof import single_process
 from minitrain.proof.evidence import Evidence, evidence_of
 from minitrain.proof.replay import replay
+from minitrain.testing.shelf import Shelf, Shelved
 from minitrain.train.config import RunConfig, config_of, whole_batches
 from minitrain.train.observer import StepObserver
 from minitrain.train.rng import untouched_random_state
 from minitrain.train.run import Finished, Inject, run_rank
+from minitrain.train.worker import Worker
 
 
 def run_ranks(
@@ -33,9 +34,16 @@ def run_ranks(
     step ``keep`` the values are kept. Raises RankError for a process that fails or
     takes more than ``timeout_s`` seconds.
     """
-    finished: list[Finished] = launch(
-        _be_a_rank, world_size, config, inject, keep, timeout_s, timeout_s=timeout_s
-    )
+    with ExitStack() as open_ones:
+        shelves = [open_ones.enter_context(Shelf()) for _ in range(world_size)]
+        paths = [shelf.path for shelf in shelves]
+        finished: list[Finished] = launch(
+            *(_be_a_rank, world_size, config, inject, keep, timeout_s, paths),
+            timeout_s=timeout_s,
+        )
+        for one, shelf in zip(finished, shelves, strict=True):
+            one.result.sampled = shelf.taken(one.result.sampled)
+            one.state = shelf.taken(one.state)
     return evidence_of(
         [one.result for one in finished],
         [one.state for one in finished],
@@ -44,15 +52,29 @@ def run_ranks(
 
 
 def _be_a_rank(
-    config: RunConfig, inject: Inject | None, keep: int | None, timeout_s: float
+    config: RunConfig,
+    inject: Inject | None,
+    keep: int | None,
+    timeout_s: float,
+    shelves: Sequence[str],
 ) -> Finished:
+    """Be one rank; of its tensors it returns where they lie on its shelf."""
     torch.set_num_threads(1)
-    with distributed(timeout_s=max(1, int(timeout_s))) as (rank, _):
-        observer = partial(StepObserver, keep=keep)
+    limit = max(1, int(timeout_s))
+    with ExitStack() as one_shelf, distributed(timeout_s=limit) as (rank, _):
+        laid = one_shelf.enter_context(closing(Shelved(shelves[rank])))
+
+        def observer(worker: Worker) -> StepObserver:
+            observed = StepObserver(worker, keep=keep)
+            # the same everywhere, as their hashes say: of one rank is enough
+            observed.recorder.sampled = laid if rank == 0 else Shelved(None)
+            return observed
+
         finished = run_rank(config, observer=observer, inject=inject)
-        if rank != 0:
-            # the same everywhere, as their hashes say
-            finished.result.sampled = {}
+        finished.result.sampled = dict(laid)
+        for name, tensor in finished.state.items():
+            laid[f"last/state/{name}"] = tensor
+        finished.state = {name: laid[f"last/state/{name}"] for name in finished.state}
         return finished
 
 

@@ -12,8 +12,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from minitrain.core.files import open_atomic, write_json, write_jsonl
-from minitrain.core.provenance import bits_depend_on, peak_memory_mb, provenance
-from minitrain.distributed.hosts import num_hosts
+from minitrain.core.provenance import (
+    bits_depend_on,
+    machine,
+    peak_memory_mb,
+    provenance,
+)
+from minitrain.distributed.hosts import host_number, num_hosts
 from minitrain.distributed.together import only_first, who_sees
 from minitrain.train.recorder import save_tensors, write_tensors
 from minitrain.train.result import TrainResult, mean_losses, rows_of
@@ -57,23 +62,25 @@ def write_run(
     """
     peak = peak_memory_mb()
     # tensors are many times the model, and the same everywhere, as their hashes say
-    cpu = bits_depend_on(facts["threads_per_process"])["cpu"]
-    mine = (replace(result, sampled={}), peak, cpu)
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    mine = (replace(result, sampled={}), peak, (host_number(), machine(gpu)))
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.gather_object(mine, everyone if dist.get_rank() == 0 else None)
 
     def write() -> None:
-        results, peaks, cpus = zip(*everyone, strict=True)
+        results, peaks, on_hosts = zip(*everyone, strict=True)
+        machines = [found for _, found in sorted(dict(on_hosts).items())]
         # of unlike hosts both are named: no single machine repeats their bits
-        cpu = " and ".join(sorted(set(cpus)))
+        cpu = " and ".join(sorted({found["cpu"] for found in machines}))
         write_records(out, results, facts["threads_per_process"], cpu=cpu)
         save_tensors(out / "sampled.pt", result.sampled)
         timings = [
             {**row, "rank": r} for r, one in enumerate(results) for row in one.timings
         ]
         write_jsonl(out / "timings.jsonl", timings)
-        gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
         measured = {"num_hosts": num_hosts(), "peak_memory_mb": peaks}
+        if num_hosts() > 1:
+            measured["machines"] = machines
         origin = provenance(script, gpu)
         write_json(out / "provenance.json", {**facts, **measured, **origin})
 
@@ -93,5 +100,5 @@ def write_records(
         rows = csv.writer(file, lineterminator="\n")
         rows.writerows([("step", "loss"), *enumerate(losses)])
     write_jsonl(out / "hashes.jsonl", rows_of(results))
-    machine = bits_depend_on(threads)
-    write_json(out / "machine.json", {**machine, "cpu": cpu or machine["cpu"]})
+    here = bits_depend_on(threads)
+    write_json(out / "machine.json", {**here, "cpu": cpu or here["cpu"]})

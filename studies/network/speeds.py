@@ -52,12 +52,14 @@ class Speeds:
         found = (self.of(arm, link) / self.of(other, over or link)).to_numpy()
         return Ratio(float(np.median(found)), float(found.min()), float(found.max()))
 
-    def noise_floor(self) -> float:
-        """How far the speeds of two arms that are the same lay apart, as a share of
-        the slower: the most of any round over any link.
+    def noise_floor(self, column: str = "tokens_per_s") -> float:
+        """How far two arms that are the same lay apart, as a share of the lesser: the
+        most of any round over any link.
         """
-        ratios = [self.ratio(named(AGAIN), named(FOUR), link) for link in self.links]
-        return max(max(one.high, 1 / one.low) for one in ratios) - 1
+        twins = named(AGAIN), named(FOUR)
+        found = [[self.of(arm, x, column) for arm in twins] for x in self.links]
+        ratios = pd.concat([again / first for again, first in found])
+        return float(max(ratios.max(), 1 / ratios.min())) - 1
 
     def spread(self) -> float:
         """How far rounds of one arm over one link lie apart: the median over them."""

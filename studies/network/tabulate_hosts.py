@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from arms import ONE_HOST, Arm
+from arms import ONE_HOST
+from expectations import expected_ms, fitted_on
 from network_settings import Network
-from speeds import named, read
+from speeds import Speeds, named, read
 
-from minitrain.analysis.cost_model import channel
 from minitrain.analysis.link_model import Network as Links
-from minitrain.analysis.link_model import network_of
 from minitrain.core.errors import run_stage
 from minitrain.core.files import open_atomic, read_json, write_json
 from minitrain.core.rate import LOOPBACK
@@ -21,9 +20,7 @@ from minitrain.core.study import load_study
 
 STUDY = Path(__file__).resolve().parent
 ROOT = STUDY.parents[1]
-FIT = STUDY.parent / "prediction"
-# what both must be measured on, so that one can be expected of the other
-MACHINE = ("cpu", "cores", "torch")
+SPEED, REDUCED, EXPECTED = "tokens_per_s", "allreduce_p50_ms", "allreduce_expected_ms"
 
 
 def main() -> None:
@@ -32,32 +29,33 @@ def main() -> None:
     origin = read_json(STUDY / "machine.json", "machine", "train_code_sha256")
     links = fitted_on(origin["machine"])
     kept = {key: origin.pop(key) for key in ("model", "train", "train_code_sha256")}
-    table = pd.DataFrame(rows(rates, bits, links))
+    speeds = read()
+    table = pd.DataFrame(rows(speeds, rates, bits, links))
+    judged = {**kept, **judged_by(speeds), "provenance": origin}
     # The report of the pipeline shows it too, but as no output of this stage: else
     # `dvc repro` of the pipeline would run the study.
     for folder in (STUDY, ROOT / "metrics"):
         with open_atomic(folder / "hosts.csv") as file:
             table.to_csv(file, index=False)
-        write_json(folder / "hosts.json", {**kept, "provenance": origin})
+        write_json(folder / "hosts.json", judged)
 
 
-def fitted_on(machine: dict[str, Any]) -> Links | None:
-    """The links of the cost model, if they were measured on such a ``machine``."""
-    there = read_json(FIT / "machine.json", "machine")["machine"]
-    if any(there[key] != machine[key] for key in MACHINE):
-        return None
-    return network_of(read_json(FIT / "fit.json", "network")["network"])
+def judged_by(speeds: Speeds) -> dict[str, float]:
+    return {
+        "noise_floor": speeds.noise_floor(),
+        "allreduce_noise_floor": speeds.noise_floor(REDUCED),
+        "spread": speeds.spread(),
+    }
 
 
 def rows(
-    rates: dict[str, str | None], bits: dict[str, Any], links: Links | None
+    speeds: Speeds, rates: dict[str, Any], bits: dict[str, Any], links: Links | None
 ) -> Iterator[dict[str, Any]]:
-    speeds = read()
     shown = [("one process", ONE_HOST), ("ddp, one host", ONE_HOST)]
     for name, link in [*shown, *(("ddp", link) for link in speeds.links)]:
         arm, found = named(name), bits[name]
         rate = rates.get(link) or LOOPBACK
-        tokens = speeds.of(arm, link)
+        tokens, reduced = (speeds.of(arm, link, x) for x in (SPEED, REDUCED))
         yield {
             "hosts": arm.hosts,
             "processes": arm.world_size,
@@ -65,23 +63,13 @@ def rows(
             "tokens_per_s": tokens.median(),
             "tokens_per_s_least": tokens.min(),
             "tokens_per_s_most": tokens.max(),
-            "allreduce_expected_ms": expected_ms(
-                arm, found["bucket_bytes"], rate, links
-            ),
-            "allreduce_ms": speeds.median(arm, link, "allreduce_p50_ms"),
+            EXPECTED: expected_ms(arm, found["bucket_bytes"], rate, links),
+            "allreduce_ms": reduced.median(),
+            "allreduce_ms_least": reduced.min(),
+            "allreduce_ms_most": reduced.max(),
             "verdict": found["verdict"],
             "same_on_one_host": found["same_on_one_host"],
         }
-
-
-def expected_ms(
-    arm: Arm, num_bytes: list[int], rate: str, links: Links | None
-) -> float | None:
-    # all at once, on a link that has rested: what is waited for is no part of it
-    if links is None or arm.world_size == 1 or (rate != LOOPBACK and not links.cable):
-        return None
-    ready = [0.0] * len(num_bytes)
-    return 1e3 * channel(ready, num_bytes, links.link(rate), arm.world_size)
 
 
 if __name__ == "__main__":

@@ -30,25 +30,34 @@ def claim(answer: dict[str, Any], side: str) -> dict[str, Any]:
 
 
 def arms_of(sides: list[dict[str, Any]]) -> list[Placed]:
-    """What is compared, and for A/A what each question is about once more."""
-    arms = {arm.name: arm for one in sides for arm in one["arms"]}
+    """What is compared, and for A/A both once more; those of a claim take turns next
+    to each other, so that twins are as far apart in time as what is compared.
+    """
+    arms: dict[str, Placed] = {}
     for one in sides:
-        first = one["arms"][0]
-        arms[first.name + AGAIN] = replace(first, name=first.name + AGAIN)
+        again = [replace(arm, name=arm.name + AGAIN) for arm in one["arms"]]
+        arms |= {arm.name: arm for arm in (*one["arms"], *again)}
     return [*arms.values()]
 
 
 def judged(sides: list[dict[str, Any]], turns: pd.DataFrame, load: Any) -> Any:
-    """Each claim by all rounds, against the largest floor of all pairs of twins."""
+    """Each claim by all rounds, against the larger floor of its own two pairs of twins:
+    a step of 10 ms is noisier than one of a second, which it says nothing of.
+    """
     if not sides:
         return {"claims": [], "busy": None}
     rows = turns[turns["rank"] == 0].assign(threads=1)
     rows["world_size"] = rows["processes"]
+    busy = why_busy(load, rounds_of(sides, rows).spread())
+    claims = [judge(one, rounds_of([one], rows), busy) for one in sides]
+    return {"claims": claims, "busy": busy}
+
+
+def rounds_of(sides: list[dict[str, Any]], rows: pd.DataFrame) -> Rounds:
+    """What ``sides`` alone are about, with their twins."""
     names = [arm.name for arm in arms_of(sides)]
     twins = [(name, name + AGAIN) for name in names if name + AGAIN in names]
-    rounds = Rounds(rows, names, twins, "verifying.csv")
-    busy = why_busy(load, rounds.spread())
-    return {"claims": [judge(one, rounds, busy) for one in sides], "busy": busy}
+    return Rounds(rows, names, twins, "verifying.csv")
 
 
 def judge(one: dict[str, Any], rounds: Rounds, busy: str | None) -> dict[str, Any]:

@@ -11,13 +11,7 @@ from prediction_settings import Asked, Prediction
 from rows import STUDY, all_settings, is_cabled
 
 from minitrain.analysis.cost_model import Machine
-from minitrain.analysis.crossover import (
-    crossover,
-    further,
-    gain_of,
-    sides,
-    varied,
-)
+from minitrain.analysis.crossover import crossover, further, gain_of, sides, varied
 from minitrain.analysis.held_out import ratio_error
 from minitrain.analysis.link_model import Network, network_of
 from minitrain.core.errors import run_stage
@@ -50,11 +44,14 @@ def main() -> None:
 def answer(
     asked: Asked, machine: Machine, network: Network, rests_on: Pairs
 ) -> Mapping[str, Any]:
-    error = ratio_error([*rests_on.values()])
+    error, bound = ratio_error(rests_on) or (None, None)
     said = {
         **asked.model_dump(mode="json"),
         "pairs": len(rests_on),
         "pairs_on_cables": sum(is_cabled(both[0]) for both in rests_on),
+        # what pairs are compared with may be the same for several of them
+        "references": len({other for _, other in rests_on}),
+        "bound": bound,
         "error": error,
     }
     if error is None:

@@ -11,7 +11,13 @@ from minitrain.cli.check import in_words
 from minitrain.cli.main import run
 from minitrain.testing.climb import Climbed
 from minitrain.testing.named import find
-from minitrain.testing.text_batches import LONGEST, PADDING, text_batches
+from minitrain.testing.text_batches import (
+    LONGEST,
+    PADDING,
+    SHORTEST,
+    length_for,
+    text_batches,
+)
 
 MODEL = """
 import torch
@@ -64,6 +70,50 @@ def batches():
 def loss(model, batch):
     return torch.nn.functional.mse_loss(model(batch[0]), batch[1])
 
+class Recurrent(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(256, 16)
+        self.lstm = torch.nn.LSTM(16, 16, 2, batch_first=True, dropout=0.1)
+        self.head = torch.nn.Linear(16, 256)
+
+    def forward(self, input_ids, labels):
+        hidden, _ = self.lstm(self.embedding(input_ids))
+        logits = self.head(hidden)[:, :-1].flatten(0, 1)
+        targets = labels[:, 1:].flatten()
+        return Output(torch.nn.functional.cross_entropy(logits, targets))
+
+def lstm():
+    return Recurrent()
+
+class Block(torch.nn.Module):
+    def __init__(self, inside, outside, stride):
+        super().__init__()
+        self.body = torch.nn.Sequential(
+            torch.nn.Conv2d(inside, outside, 3, stride, 1, bias=False),
+            torch.nn.BatchNorm2d(outside),
+            torch.nn.ReLU(),
+            torch.nn.Conv2d(outside, outside, 3, 1, 1, bias=False),
+            torch.nn.BatchNorm2d(outside),
+        )
+        self.shortcut = torch.nn.Conv2d(inside, outside, 1, stride, bias=False)
+
+    def forward(self, images):
+        return torch.relu(self.body(images) + self.shortcut(images))
+
+def resnet():
+    return torch.nn.Sequential(
+        Block(3, 8, 1), Block(8, 8, 2), Block(8, 16, 1), Block(16, 16, 2),
+        torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(16, 10),
+    )
+
+def images():
+    chance = torch.Generator().manual_seed(0)
+    return [(torch.randn(8, 3, 8, 8, generator=chance), torch.arange(8))] * 3
+
+def loss_of_images(model, batch):
+    return torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
+
 not_a_function = 3
 """
 
@@ -93,6 +143,56 @@ def test_model_with_batches_and_a_loss(
     (ladder,) = found["strategies"].values()
     assert ladder["verdict"] == "proven"
     assert ladder["rungs"]["replay"]["verdict"] == "equal"
+
+
+def test_lstm_with_dropout_is_proven(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["check", f"{model}:lstm"]) == 0
+    rungs = verdicts(capsys.readouterr().out)
+    assert rungs["replay"] == rungs["ranks"] == "equal"
+    assert rungs["witness_probe"] == rungs["witness_spread"] == "within"
+
+
+def test_resnet_with_batch_norm_is_proven(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = ["--batches", f"{model}:images", "--loss", f"{model}:loss_of_images"]
+    assert run(["check", f"{model}:resnet", *own]) == 0
+    rungs = verdicts(capsys.readouterr().out)
+    assert rungs["replay"] == rungs["replay_buffers"] == "equal"
+    assert rungs["witness_gradients"] == rungs["witness_probe"] == "within"
+
+
+def verdicts(ladder: str) -> dict[str, str]:
+    """The first word of each rung's verdict."""
+    return {words[0]: words[1] for words in map(str.split, ladder.splitlines()[:-2])}
+
+
+def test_large_model_reads_short_lines_and_says_so(
+    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # the model has 256 * 8 + 8 * 256 + 256 = 4352 parameters: 16 bytes of 8 lines
+    monkeypatch.setattr("minitrain.testing.text_batches.AFFORDED", 4352 * 8 * 16)
+    assert run(["check", f"{model}:build"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.endswith(" s, 8 lines of 16 bytes a step: 0 million parameters")
+
+
+def test_length_of_lines_by_hand() -> None:
+    # 2^31 multiplications: 64 bytes of 8 lines for 2^22 parameters
+    assert length_for(1 << 22, 8) == LONGEST
+    assert length_for((1 << 22) + 1, 8) == LONGEST // 2
+    assert length_for(124_000_000, 8) == SHORTEST
+
+
+def test_lines_that_are_cut_short_are_of_unlike_length(tmp_path: Path) -> None:
+    """Else a mean of means would be the mean, and no rung could tell."""
+    path = tmp_path / "text.txt"
+    path.write_bytes(b"abcdefghijkl\n" * 4)
+    (batch,) = text_batches(path, 5, 1, longest=8)
+    lengths = (batch["labels"] != PADDING).sum(1)
+    assert lengths.tolist() == [8, 7, 6, 5, 8]
 
 
 def test_model_whose_loss_is_no_mean_over_targets(model: str) -> None:

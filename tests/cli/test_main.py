@@ -50,7 +50,7 @@ def test_help_of_verify_says_what_its_arguments_are(
 ) -> None:
     text = shown(["verify", "--help"], capsys)
     (a,) = re.findall(r"^  A +(.+)$", text, flags=re.MULTILINE)
-    assert a.startswith("a state (.pt, .safetensors, a folder), or the folder")
+    assert a.startswith("a state (.pt, .safetensors, a folder), a training run")
     assert re.search(r"^  B +another of the same kind$", text, flags=re.MULTILINE)
 
 

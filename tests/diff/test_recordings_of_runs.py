@@ -8,7 +8,7 @@ from raw_ddp import Setting, train
 
 from minitrain.diff.recordings import compare_recordings
 from minitrain.distributed.launcher import launch
-from minitrain.record.twin import VARIABLE
+from minitrain.recording.twin import VARIABLE
 
 SEEDS = range(12)
 

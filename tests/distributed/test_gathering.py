@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from ipv6 import require_ipv6
+from ports import free_port
 
 from minitrain.core.errors import RankError, UserError
 from minitrain.distributed.gathering import Gathering, gathered
@@ -19,12 +20,6 @@ from minitrain.distributed.torch_private import TCPStore
 
 LOOPBACK = Interface("lo", "127.0.0.1")
 Body = Callable[[Gathering], Any]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def meet(

@@ -1,10 +1,17 @@
 """What the options of one host among several say, and what is refused."""
 
 import argparse
+import socket
+import subprocess
+import sys
+from types import SimpleNamespace
 
+import psutil
 import pytest
+from far_hosts import needs_hosts
 from ipv6 import require_ipv6
 from one_line import refusal
+from project import ROOT
 
 from minitrain.distributed import hosts, interfaces
 from minitrain.distributed.hosts import Hosts, add_arguments, hosts_of
@@ -120,3 +127,55 @@ def test_of_two_families_gloo_takes_ipv4(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(interfaces, "own_interfaces", lambda: both)
     require_ipv6()
     assert interface_towards("::1") == LOOPBACK
+
+
+@pytest.fixture
+def labelled(monkeypatch: pytest.MonkeyPatch) -> dict[str, SimpleNamespace]:
+    """This host has loopback's address under the label eth0:1 -> what is up."""
+    monkeypatch.undo()
+    addresses = {"eth0": "10.0.0.1", "eth0:1": "127.0.0.1"}
+    every = {
+        name: [SimpleNamespace(family=socket.AF_INET, address=address)]
+        for name, address in addresses.items()
+    }
+    states = {"eth0": SimpleNamespace(isup=True)}
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: every)
+    monkeypatch.setattr(psutil, "net_if_stats", lambda: states)
+    return states
+
+
+def test_address_with_a_label_is_used_by_it(
+    labelled: dict[str, SimpleNamespace],
+) -> None:
+    """Before: must be one of eth0."""
+    second = Interface("eth0:1", "127.0.0.1")
+    assert interfaces.interface_named("eth0:1") == second
+    assert interface_towards("127.0.0.1") == second
+    assert interfaces.interface_named("eth0") == HERE
+    line = refusal(interfaces.interface_named, "eth0:2")
+    assert line == "--interface = 'eth0:2': must be one of eth0, eth0:1"
+    labelled["eth0"].isup = False
+    line = refusal(interfaces.interface_named, "eth0:1")
+    assert line == "--interface = 'eth0:1': is down"
+
+
+LABEL = """
+ip link set lo up
+ip addr add 127.0.0.9/8 dev lo label lo:1
+exec "$1" - <<'END'
+import psutil
+from minitrain.distributed.interfaces import interface_named
+from torch.distributed import ProcessGroupGloo
+found = interface_named("lo:1")
+kept = ProcessGroupGloo.create_device(interface=found.name)
+listens = [c.laddr.ip for c in psutil.Process().net_connections()]
+assert [found.address] == listens == ["127.0.0.9"], (found, listens)
+END
+"""
+
+
+@needs_hosts
+def test_gloo_listens_on_the_address_with_the_label() -> None:
+    alone = ["unshare", "--net", "bash", "-e", "-c", LABEL, "bash", sys.executable]
+    done = subprocess.run(alone, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from example_loops import LOOPS, run_loop
 
-from minitrain.record.format import read_recording
+from minitrain.recording.format import read_recording
 
 COUNT = int(os.environ.get("MINITRAIN_CLEAN_RECORDINGS", "12"))
 Kind = tuple[int, str, int, float, bool]

@@ -13,7 +13,7 @@ from example_loops import LOOPS, run_loop
 from project import ROOT
 
 from minitrain.diff.recordings import RecordingsCompared, compare_recordings
-from minitrain.record.format import read_recording
+from minitrain.recording.format import read_recording
 
 Recorded = Callable[..., Path]
 

@@ -14,10 +14,11 @@ import pandas as pd
 import pytest
 from arms import AGAIN, ARMS, FOUR, HIERARCHICAL, ONE_HOST
 from children import usage_with_children
+from expectations import expected_ms
 from network_settings import Network as Settings
 from project import ROOT
 from speeds import Ratio, Speeds, named
-from tabulate_hosts import expected_ms
+from tabulate_hosts import judged_by, rows
 
 from minitrain.analysis.link_model import Link, Network, Shaped
 from minitrain.bench.load import Usage
@@ -77,6 +78,30 @@ def test_noise_floor_is_the_most_that_twins_were_apart() -> None:
     found = speeds({AGAIN: (1.0, 1.04, 0.8)})
     assert found.noise_floor() == pytest.approx(0.25)
     assert speeds({AGAIN: (1.0, 1.04, 0.99)}).noise_floor() == pytest.approx(0.04)
+
+
+def test_report_gets_what_the_study_judges_by() -> None:
+    """Rounds of one arm of ten lie 25 % apart; its all-reduces took half as long."""
+    found = speeds({AGAIN: (1.0, 1.04, 0.8)})
+    twin = found._rows["arm"] == AGAIN
+    found._rows.loc[twin & (found._rows["round"] == 1), "allreduce_p50_ms"] = 1.5
+    said = judged_by(found)
+    assert said["noise_floor"] == pytest.approx(0.25)
+    assert said["allreduce_noise_floor"] == pytest.approx(1.0)
+    # the median arm has none
+    assert said["spread"] == 0
+
+
+def test_rows_of_the_report_have_the_rounds_of_all_reduces() -> None:
+    found = speeds({})
+    mine = (found._rows["arm"] == "ddp") & (found._rows["link"] == SLOW)
+    found._rows.loc[mine, "allreduce_p50_ms"] = [5.0, 2.0, 4.0]
+    one = {"bucket_bytes": [60_000], "verdict": "proven", "same_on_one_host": True}
+    bits = {arm.name: one for arm in ARMS}
+    *_, last = rows(found, {FAST: None, SLOW: "8mbit"}, bits, LINKS)
+    names = ("allreduce_ms_least", "allreduce_ms", "allreduce_ms_most")
+    assert last["link"] == SLOW
+    assert [last[name] for name in names] == [2.0, 4.0, 5.0]
 
 
 def test_twins_are_trained_alike() -> None:

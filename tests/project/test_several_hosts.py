@@ -80,8 +80,12 @@ def test_two_hosts_have_the_bits_of_one(
     assert [one.returncode for one in ended] == [0, 0], ended
     assert outputs(two.near, world_size) == outputs(project, world_size)
     provenance = f"data/runs/gloo-{world_size}/provenance.json"
-    assert read_json(two.near / provenance)["num_hosts"] == 2
-    assert read_json(project / provenance)["num_hosts"] == 1
+    near, one = read_json(two.near / provenance), read_json(project / provenance)
+    assert near["num_hosts"] == 2
+    # here both are this machine
+    assert near["machines"] == [one["machine"]] * 2
+    assert one["num_hosts"] == 1
+    assert "machines" not in one
     # all results lie on the first host
     assert not (two.far / "data/runs").exists()
 

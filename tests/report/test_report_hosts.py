@@ -44,8 +44,10 @@ def test_table_by_hand() -> None:
     ]
     assert said["outcome"] == (
         "2 of 2 links between two hosts gave the bits of one host. Over 100 Mbit/s "
-        "training ran at 25.0 % of its speed over unshaped."
+        "training ran at 25.0 % of its speed over unshaped; arms that are the same "
+        "were up to 4.0 % apart."
     )
+    assert said["allreduce_noise_floor"] == "2.0 %"
     assert said["on_gpus"] is False
 
 
@@ -54,6 +56,71 @@ def test_other_bits_are_named() -> None:
     said = studied_hosts(results([2], studied_hosts=studied(table=table)))
     assert said["outcome"].startswith("1 of 2 links between two hosts gave the bits")
     assert rows(said)[-1][-1] == "proven, not those of one host"
+
+
+def with_origin(**changes: Any) -> Results:
+    found = studied(table=HOSTS)
+    of_it = {**found.origin, **changes}
+    return results([2], studied_hosts=replace(found, origin=of_it))
+
+
+def test_links_that_twins_are_as_far_apart_are_no_difference() -> None:
+    """The one is 4 times as fast: as far apart as arms that are the same."""
+    said = studied_hosts(with_origin(noise_floor=3.0))
+    assert said["outcome"].endswith(
+        "No difference in speed is seen between 100 Mbit/s and unshaped: arms that are "
+        "the same were up to 300.0 % apart."
+    )
+    assert "25.0 %" in studied_hosts(with_origin(noise_floor=2.9))["outcome"]
+
+
+def test_links_whose_rounds_overlap_are_no_difference() -> None:
+    table = HOSTS.assign(tokens_per_s_most=[9100, 15100, 14100, 13800])
+    said = studied_hosts(results([2], studied_hosts=studied(table=table)))
+    assert said["outcome"].endswith(
+        "No difference in speed is seen between 100 Mbit/s and unshaped: rounds of "
+        "both overlap."
+    )
+
+
+def test_one_link_is_compared_with_none() -> None:
+    said = studied_hosts(results([2], studied_hosts=studied(table=HOSTS[:3])))
+    assert said["outcome"] == "1 of 1 link between two hosts gave the bits of one host."
+
+
+def test_all_reduces_as_far_apart_as_twins_are_as_expected() -> None:
+    def last(**changes: Any) -> str:
+        return rows(studied_hosts(with_origin(**changes)))[-1][5]
+
+    # 300 ms for 290: 3.4 %
+    assert last(allreduce_noise_floor=0.034) == "300.0 ms"
+    assert last(allreduce_noise_floor=0.035) == "300.0 ms, as expected"
+    # rounds on both sides of what was expected
+    table = HOSTS.assign(allreduce_ms_least=[None, 6.1, 7.3, 289])
+    said = studied_hosts(results([2], studied_hosts=studied(table=table)))
+    assert rows(said)[-1][5] == "300.0 ms, as expected"
+
+
+def test_rounds_far_apart_judge_nothing() -> None:
+    said = studied_hosts(with_origin(spread=0.6, allreduce_noise_floor=9.0))
+    assert said["outcome"].endswith(
+        "No speed is judged, since the machine was busy (rounds of the same arm lie "
+        "60 % apart)."
+    )
+    assert rows(said)[-1][5] == "300.0 ms"
+    assert said["allreduce_noise_floor"] is None
+
+
+def test_without_a_noise_floor_nothing_is_judged() -> None:
+    """An older table has none."""
+    found = studied(table=HOSTS.drop(columns=["allreduce_ms_least"]))
+    of_it = {k: v for k, v in found.origin.items() if "floor" not in k}
+    older = results([2], studied_hosts=replace(found, origin=of_it))
+    said = studied_hosts(older)
+    assert said["outcome"].endswith(
+        "No speed is judged, since the study recorded no noise floor."
+    )
+    assert rows(said)[-1][5] == "300.0 ms"
 
 
 def test_busy_machine_judges_no_link() -> None:

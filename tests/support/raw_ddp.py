@@ -24,7 +24,7 @@ from torch.utils.data import (
 
 from minitrain.distributed.groups import distributed, wrap_for_ddp
 from minitrain.distributed.torch_private import GradBucket
-from minitrain.record.recorder import record
+from minitrain.recording.recorder import record
 
 STEPS = 12
 # from this step on, or at it, where a bug does not begin with the first step

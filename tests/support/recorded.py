@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from minitrain.record.fingerprint import digest, fingerprint, sketch
-from minitrain.record.format import Writer
+from minitrain.recording.fingerprint import digest, fingerprint, sketch
+from minitrain.recording.format import Writer
 
 Tensors = dict[str, Tensor]
 NUM_SAMPLES, BATCH, SIZE, CLASSES = 640, 16, 12, 4

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import minitrain
 from minitrain.distributed.groups import distributed, wrap_for_ddp
-from minitrain.record.format import Row, read_recording
+from minitrain.recording.format import Row, read_recording
 
 NUM_STEPS = 8
 

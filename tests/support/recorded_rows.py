@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minitrain.record.fingerprint import digest, fingerprint, sketch
+from minitrain.recording.fingerprint import digest, fingerprint, sketch
 
 SHAPES = {"embedding": (40, 8), "layer.weight": (8, 8), "layer.bias": (8,)}
 RATE = 0.1

@@ -217,10 +217,10 @@ MODEL = {"n_layer": 4, "n_embd": 128}
 
 HOSTS = pd.DataFrame(
     [
-        (1, 1, None, 9000.4, 8900, 9100, None, None, "proven", True),
-        (1, 2, None, 15000, 14800, 15100, 4.04, 6.26, "proven", True),
-        (2, 2, "unshaped", 14000, 13800, 14100, 4.04, 7.5, "proven", True),
-        (2, 2, "100 Mbit/s", 3500, 3490, 3510, 290.0, 300.0, "proven", True),
+        (1, 1, None, 9000.4, 8900, 9100, *[None] * 4, "proven", True),
+        (1, 2, None, 15000, 14800, 15100, 4.04, 6.26, 6.1, 6.4, "proven", True),
+        (2, 2, "unshaped", 14000, 13800, 14100, 4.04, 7.5, 7.3, 7.7, "proven", True),
+        (2, 2, "100 Mbit/s", 3500, 3490, 3510, 290.0, 300.0, 299, 301, "proven", True),
     ],
     columns=[
         "hosts",
@@ -231,6 +231,8 @@ HOSTS = pd.DataFrame(
         "tokens_per_s_most",
         "allreduce_expected_ms",
         "allreduce_ms",
+        "allreduce_ms_least",
+        "allreduce_ms_most",
         "verdict",
         "same_on_one_host",
     ],
@@ -244,6 +246,10 @@ def studied(**changes: Any) -> Studied:
         "model": MODEL,
         "train": {"learning_rate": 0.0003},
         "train_code_sha256": "ab" * 32,
+        # of the study `network` alone
+        "noise_floor": 0.04,
+        "allreduce_noise_floor": 0.02,
+        "spread": 0.01,
         "provenance": {**made, "machine": MACHINE},
     }
     fields = {"table": studied_ladder(), "origin": origin, "model": MODEL}

@@ -1,0 +1,1 @@
+"""The flight recorder: what any training loop computed, written down as it runs."""

@@ -1,0 +1,152 @@
+"""Why gradients, or parameters, are not the same on all ranks: the probable cause."""
+
+from collections.abc import Sequence
+
+from minitrain.recording.alarm import Row, Rows, first_unlike, named, shas, unlike
+from minitrain.recording.fits import (
+    BETTER,
+    CLOSE,
+    Sketches,
+    comparable,
+    factors,
+    lacking,
+    sketches,
+    times,
+)
+
+UNKNOWN = "unknown"
+# of a tensor: what other hardware, or other threads, may make of the same sum
+ROUNDING = 1e-5
+
+
+def of_unlike_gradients(
+    rows: Rows, before: Rows | None, differ: Sequence[str], ranks: Sequence[int]
+) -> tuple[str, str]:
+    """What is so with the gradients of ``ranks``, and why; ``differ`` are the tensors
+    that are not the same on all.
+    """
+    if without := _without(rows, differ, ranks):
+        return without
+    names = [name for name in comparable(rows) if name in {*differ}]
+    found = sketches(rows, names)
+    if found is None:
+        return f"unlike those of the others ({_share(rows, differ)})", UNKNOWN
+    alone = [rank for rank in range(len(rows)) if keeps_its_own(found, rank)]
+    if {*ranks} <= {*alone}:
+        what = f"each keeps its own ({_share(rows, differ)})"
+        return what, _not_synchronized(rows, before, differ, alone)
+    usual = next(rank for rank in range(len(rows)) if rank not in ranks)
+    rank = ranks[0]
+    factor, rest = times(found.gradients[rank], found.gradients[usual])
+    if rest < ROUNDING and abs(factor - 1) < ROUNDING:
+        return "apart by rounding", "other hardware, threads or libraries on ranks"
+    if rest < CLOSE:
+        what = f"{factor:.3g} times that of rank {usual}, and else the same"
+        return what, "clipped, or scaled, by a number of its own: that of all is needed"
+    return _incomplete(found, [*ranks, usual])
+
+
+def keeps_its_own(found: Sketches, rank: int) -> bool:
+    """Whether the gradient of ``rank`` is its own, or a multiple of it."""
+    gradient = found.gradients[rank]
+    _, rest = times(gradient, found.own[rank])
+    _, of_mean = times(gradient, found.mean)
+    return rest < CLOSE and BETTER * rest < of_mean
+
+
+def of_unlike_parameters(rows: Rows, before: Rows | None) -> tuple[str, str]:
+    """Since when parameters are unlike that the gradients do not explain, and why."""
+    _, ranks = first_unlike([row.get("before", {}) for row in rows])
+    step = rows[0]["step"]
+    if ranks:
+        return _earlier(step, before)
+    what = "unlike those of the others since this step, whose gradients are the same"
+    moments = unlike([row.get("moments") for row in before]) if before else []
+    if moments:
+        return what, f"the optimizer's state of {named(moments)} is another one"
+    if step == 0:
+        return what, "the optimizer is another one: its settings, or its kind"
+    return what, "the optimizer's state is another one: restored on some ranks only?"
+
+
+def _earlier(step: int, before: Rows | None) -> tuple[str, str]:
+    if before is None:
+        return "unlike those of the others before the step", not_broadcast(step)
+    last = before[0]["step"]
+    if last + 1 == step:
+        return (
+            f"unlike those of the others since step {last} was done",
+            "changed between two steps, and not by this optimizer",
+        )
+    return (
+        f"unlike those of the others since a step after {last}",
+        "steps between that were not recorded: every=1 finds the step and its cause",
+    )
+
+
+def not_broadcast(step: int) -> str:
+    """Why ranks do not begin with the same weights."""
+    if step == 0:
+        return "rank 0's weights are not broadcast, or were changed after that"
+    return "weights that were loaded, or changed, on some ranks only"
+
+
+def _without(
+    rows: Rows, differ: Sequence[str], ranks: Sequence[int]
+) -> tuple[str, str] | None:
+    have = [differ[0] in row.get("gradients", {}) for row in rows]
+    if all(have):
+        return None
+    none = [rank for rank, has in enumerate(have) if not has]
+    what = "there is none, but the other ranks have one"
+    if not {*none} & {*ranks}:
+        what = f"{named(none)} has none"
+    return what, "a part of the model that only some ranks use, without a wrapper"
+
+
+def _not_synchronized(
+    rows: Rows, before: Rows | None, differ: Sequence[str], alone: Sequence[int]
+) -> str:
+    row = rows[alone[0]]
+    wrapper = row.get("wrapper", "")
+    if not wrapper:
+        if before and any(one.get("wrapper") for one in before):
+            return "the model is called without its wrapper, unlike before"
+        return "the model is not wrapped, or called without its wrapper"
+    if row.get("synced") is False:
+        return f"{wrapper} did not synchronize in the last pass: no_sync was on"
+    if row.get("group") == 1:
+        return f"{wrapper} averages in a group of one rank"
+    if spare := row.get("without_gradient", []):
+        return (
+            f"{wrapper} waits for {spare[0]}, which has no gradient: not used in the "
+            "forward pass"
+        )
+    if len(alone) < len(rows):
+        return "nothing came from the others: a transfer that was lost"
+    if len(differ) < len(row["gradients"]):
+        return f"parameters that were replaced after {wrapper} took the model"
+    return (
+        f"{wrapper} averages in a group of one rank, or the parameters were replaced "
+        "after it took the model"
+    )
+
+
+def _incomplete(found: Sketches, ranks: Sequence[int]) -> tuple[str, str]:
+    """Of ranks one of which may have got less than the others."""
+    for rank in ranks:
+        parts = factors(found.gradients[rank], found.own)
+        if parts and (lacks := lacking(parts)):
+            who = named(lacks)
+            what = f"rank {rank} has a sum that lacks the gradient of {who}"
+            return what, "a transfer that was lost, or a rank that was left out"
+    what = "no rank's own gradient, and no sum of them"
+    return what, "parts that are mixed up (other order of the buckets), or damaged"
+
+
+def _share(rows: Rows, differ: Sequence[str]) -> str:
+    return f"{len(differ)} of {_count(rows[0])} tensors"
+
+
+def _count(row: Row) -> int:
+    return len(shas(row, "gradients"))

@@ -1,0 +1,67 @@
+"""The first line of a recording, and which models can have one."""
+
+import os
+import sys
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from minitrain.core.errors import UserError
+from minitrain.recording.fingerprint import BINS, digest
+from minitrain.recording.format import VERSION, Row
+from minitrain.recording.twin import is_twin
+
+
+def rank_and_size() -> tuple[int, int]:
+    """Of this process: as torch.distributed has it, else as torchrun would say it."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+
+
+def header_of(parameters: Mapping[str, Tensor], every: int) -> Row:
+    """Of a run of a model with these ``parameters``, as they are before it."""
+    rank, world_size = rank_and_size()
+    return {
+        "kind": "recording",
+        "version": VERSION,
+        "rank": rank,
+        "world_size": world_size,
+        "every": every,
+        "twin": is_twin(),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "device": next(iter(parameters.values())).device.type,
+        "bins": BINS,
+        "parameters": {
+            name: {
+                "shape": [*parameter.shape],
+                "dtype": str(parameter.dtype).removeprefix("torch."),
+                "trained": parameter.requires_grad,
+            }
+            for name, parameter in parameters.items()
+        },
+        "start": {name: digest(p) for name, p in parameters.items()},
+    }
+
+
+def require_whole(inner: nn.Module, parameters: Mapping[str, Tensor]) -> None:
+    """Raise UserError where ranks hold parts of parameters that none can put together,
+    in the first forward pass.
+    """
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None:
+        return
+    if any(isinstance(m, fsdp.FullyShardedDataParallel) for m in inner.modules()):
+        raise UserError(
+            "record: model is in FullyShardedDataParallel, whose parameters have no "
+            "names of their own: use fully_shard"
+        )
+    parts = any(hasattr(p, "full_tensor") for p in parameters.values())
+    if isinstance(inner, fsdp.FSDPModule) and not parts:
+        raise UserError(
+            "record: fully_shard(model) was called after the recorder's start: call it "
+            "before"
+        )

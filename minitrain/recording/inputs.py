@@ -1,0 +1,39 @@
+"""What a forward pass was given, and where the random numbers stand."""
+
+import hashlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minitrain.data.cut import bytes_of, content_digest, tensors_of
+from minitrain.recording.fingerprint import gathered
+
+
+def sample_digests(inputs: Any) -> list[str]:
+    """16 hex digits for each sample of all tensors in ``inputs``, however nested: for
+    each row of those that have as many rows as the first of them.
+    """
+    tensors = [gathered(t) for t in tensors_of(inputs) if t.dim()]
+    if not tensors:
+        return []
+    batch = [tensor for tensor in tensors if len(tensor) == len(tensors[0])]
+    rows = zip(*batch, strict=True)
+    return [f"{content_digest(row):064x}"[:16] for row in rows]
+
+
+def random_digest(device: torch.device) -> str:
+    """16 hex digits of where torch's generators stand, the CPU's and the device's."""
+    states = [torch.get_rng_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    digest = hashlib.sha256()
+    for state in states:
+        digest.update(bytes_of(state))
+    return digest.hexdigest()[:16]
+
+
+def mean_loss(told: list[Tensor | float]) -> float | None:
+    """Of the losses that were told; None where none was."""
+    values = [float(torch.as_tensor(loss).double().mean()) for loss in told]
+    return sum(values) / len(values) if values else None

@@ -1,0 +1,56 @@
+"""The rules over a whole run, step after step: each fault is told once."""
+
+from minitrain.recording.alarm import Alarm, Rows
+from minitrain.recording.rules import alarms_at_end, alarms_at_start, alarms_of
+from minitrain.recording.rules_of_inputs import batch_again, samples
+
+
+class Judge:
+    """Is given the rows of all ranks in the order of the run: headers, steps, ends."""
+
+    def __init__(self) -> None:
+        self._before: dict[int, Rows] = {}
+        self._told: set[str] = set()
+        # when a batch was read first, by rank
+        self._read: list[dict[int, int]] = []
+        # ranks that are at unlike places are so for the rest of the run
+        self._apart = False
+
+    def see(self, rows: Rows) -> list[Alarm]:
+        """What is wrong here that was not told before."""
+        return self._new([] if self._apart else self._all(rows))
+
+    def _all(self, rows: Rows) -> list[Alarm]:
+        kinds = {row["kind"] for row in rows}
+        if kinds == {"recording"}:
+            return alarms_at_start(rows)
+        if kinds == {"end"}:
+            return alarms_at_end(rows)
+        places = {(row["kind"], row.get("optimizer"), row.get("step")) for row in rows}
+        self._apart = len(places) > 1
+        optimizer = rows[0].get("optimizer", 0)
+        found = alarms_of(rows, None if self._apart else self._before.get(optimizer))
+        if self._apart:
+            return found
+        self._before[optimizer] = rows
+        return [*found, *self._read_again(rows)]
+
+    def _read_again(self, rows: Rows) -> list[Alarm]:
+        """A batch of whichever step before, as the first of an epoch is."""
+        self._read = self._read or [{} for _ in rows]
+        ranks, earlier = [], 0
+        for rank, (row, read) in enumerate(zip(rows, self._read, strict=True)):
+            batch = hash((row["optimizer"], *samples(row)))
+            first = read.setdefault(batch, row["step"])
+            if samples(row) and first < row["step"]:
+                ranks.append(rank)
+                earlier = first
+        return [batch_again(rows, ranks, earlier)] if ranks else []
+
+    def _new(self, found: list[Alarm]) -> list[Alarm]:
+        new = []
+        for one in found:
+            if one.rule not in self._told:
+                self._told.add(one.rule)
+                new.append(one)
+        return new

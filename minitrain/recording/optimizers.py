@@ -1,0 +1,212 @@
+"""Where the recorder listens to optimizers: every step, whoever makes it.
+
+By torch's hooks of all optimizers, so that of one in a wrapper (Accelerate, Fabric, a
+loss scaler) is seen, and one that is made late. Of steps within steps, as those of
+ZeroRedundancyOptimizer are, the outermost counts.
+"""
+
+import hashlib
+import weakref
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils.hooks import RemovableHandle
+
+from minitrain.core.errors import UserError
+from minitrain.data.cut import bytes_of
+from minitrain.recording.fingerprint import gathered
+
+# beside every so many steps the first: there most goes wrong, and rounding is small
+FIRST_STEPS = 3
+
+
+@dataclass
+class Stepped:
+    """An optimizer of the model. ``steps`` it has made; ``passes`` and ``losses`` are
+    how many were there at its last one. ``by_closure``: the step that it is at computes
+    its gradients itself.
+    """
+
+    number: int
+    ref: "weakref.ref[Optimizer]"
+    steps: int = 0
+    passes: int = 0
+    losses: int = 0
+    by_closure: bool = False
+
+    def is_due(self, every: int) -> bool:
+        """Whether its next step is one to be recorded."""
+        return self.steps < FIRST_STEPS or self.steps % every == 0
+
+    def holds(self) -> set[int]:
+        """The parameters in it, by ``id``."""
+        return {id(parameter) for parameter in _held(self._optimizer)}
+
+    def rates(self) -> list[float]:
+        """The learning rate of each group that has one."""
+        groups = self._optimizer.param_groups
+        return [float(group["lr"]) for group in groups if "lr" in group]
+
+    def moments(self) -> str:
+        """32 hex digits of all that it keeps of its parameters, in their order: of the
+        CRC-32 of each tensor. Where ranks share that, of what this one keeps.
+        """
+        keeps: Any = self._optimizer
+        if not keeps.state:
+            keeps = getattr(keeps, "optim", keeps)
+        digest = hashlib.sha256()
+        for parameter in _held(keeps):
+            for part in _parts(keeps.state.get(parameter)):
+                digest.update(part)
+        return digest.hexdigest()[:32]
+
+    @property
+    def _optimizer(self) -> Optimizer:
+        optimizer = self.ref()
+        assert optimizer is not None, "it is at a step"
+        return optimizer
+
+
+def _held(optimizer: Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _parts(kept: Any) -> Iterator[bytes]:
+    if isinstance(kept, Tensor):
+        # three times as fast as SHA-256: moments are twice as many as parameters
+        yield zlib.crc32(bytes_of(gathered(kept))).to_bytes(4)
+    elif isinstance(kept, dict):
+        for key in sorted(kept, key=str):
+            yield str(key).encode()
+            yield from _parts(kept[key])
+    elif isinstance(kept, list | tuple):
+        for one in kept:
+            yield from _parts(one)
+    elif isinstance(kept, bool | int | float | str | None):
+        yield repr(kept).encode()
+
+
+def unwrapped(given: Any) -> list[Optimizer] | None:
+    """Torch's own of an optimizer, or several, in whatever wrappers; None for None.
+    UserError for what is none.
+    """
+    if given is None:
+        return None
+    found = [*given] if isinstance(given, Sequence) else [given]
+    for place, one in enumerate(found):
+        # Accelerate's and Fabric's hold it under this name, as do schedulers
+        while hasattr(one, "param_groups") and hasattr(one, "optimizer"):
+            one = one.optimizer
+        if not isinstance(one, Optimizer):
+            raise UserError(
+                f"record: optimizer is a {type(one).__name__}: must be a "
+                "torch.optim.Optimizer, a list of them, or None"
+            )
+        found[place] = one
+    return found
+
+
+@dataclass
+class Optimizers:
+    """Calls ``before(stepped)`` and ``after(stepped)`` around every outermost step of
+    those ``given``, or, without, of those that hold a parameter of the model.
+    """
+
+    given: list[Optimizer] | None
+    before: Callable[[Stepped], None]
+    after: Callable[[Stepped], None]
+    seen: list[Stepped] = field(default_factory=list)
+    _known: dict[int, "weakref.ref[Tensor]"] = field(default_factory=dict)
+    _within: list[tuple[Optimizer, bool]] = field(default_factory=list)
+    _handles: list[RemovableHandle] = field(default_factory=list)
+
+    def start(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Listen to all optimizers."""
+        self.know(parameters)
+        for one in self.given or ():
+            self._number(one)
+        self._handles = [
+            register_optimizer_step_pre_hook(self._begins),
+            register_optimizer_step_post_hook(self._ended),
+        ]
+
+    def stop(self) -> None:
+        """Listen no more."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._within.clear()
+
+    def know(self, parameters: Iterable[nn.Parameter]) -> None:
+        """These are the model's; so are those that were, for an optimizer that goes on
+        with parameters which are no more in the model is one of its mistakes.
+        """
+        self._known |= {id(p): weakref.ref(p) for p in parameters}
+
+    def are_due(self, every: int) -> bool:
+        """Whether a step to be recorded comes next; before the first, it does."""
+        stepped = [one for one in self.seen if one.steps]
+        return not stepped or any(one.is_due(every) for one in stepped)
+
+    def hold(self) -> set[int]:
+        """The parameters in any that was seen, by ``id``."""
+        alive = [one for one in self.seen if one.ref() is not None]
+        return {held for one in alive for held in one.holds()}
+
+    def forward_begins(self) -> None:
+        """A forward pass within a step is that of its closure; else the step before it
+        has ended by an error, which no hook tells.
+        """
+        if self._within and not self._within[0][1]:
+            self._within.clear()
+
+    def _begins(self, optimizer: Optimizer, args: Any, options: Any) -> None:
+        stepped = None if self._within else self._find(optimizer)
+        if stepped is None and not self._within:
+            return
+        has_closure = any(map(callable, [*args[1:], *options.values()]))
+        self._within.append((optimizer, has_closure))
+        if stepped is not None:
+            stepped.by_closure = has_closure
+            self.before(stepped)
+
+    def _ended(self, optimizer: Optimizer, args: Any, options: Any) -> None:
+        if not self._within or self._within[-1][0] is not optimizer:
+            return
+        self._within.pop()
+        if self._within:
+            return
+        stepped = self._find(optimizer)
+        if stepped is not None and not _was_skipped(optimizer):
+            stepped.steps += 1
+            self.after(stepped)
+
+    def _find(self, optimizer: Optimizer) -> Stepped | None:
+        for one in self.seen:
+            if one.ref() is optimizer:
+                return one
+        if self.given is not None or not self._is_of_the_model(optimizer):
+            return None
+        return self._number(optimizer)
+
+    def _number(self, optimizer: Optimizer) -> Stepped:
+        self.seen.append(Stepped(len(self.seen), weakref.ref(optimizer)))
+        return self.seen[-1]
+
+    def _is_of_the_model(self, optimizer: Optimizer) -> bool:
+        known = self._known
+        return any(id(p) in known and known[id(p)]() is p for p in _held(optimizer))
+
+
+def _was_skipped(optimizer: Optimizer) -> bool:
+    """A fused one is called by a loss scaler even where gradients overflowed."""
+    found = getattr(optimizer, "found_inf", None)
+    return found is not None and bool(found)

@@ -1,0 +1,146 @@
+"""A step as it is written down: collected from forward pass to optimizer."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from minitrain.recording.fingerprint import digest, fingerprint, sketch
+from minitrain.recording.format import Row
+from minitrain.recording.inputs import mean_loss, random_digest, sample_digests
+from minitrain.recording.optimizers import Optimizers, Stepped
+from minitrain.recording.taps import Wrappers, parameters_of, plain_name
+
+
+@dataclass
+class Pass:
+    """A forward pass; what is known of the first one of a step alone is None else."""
+
+    inputs: list[str]
+    wrapper: str
+    wrapper_id: int
+    synced: bool | None
+    group: int | None
+    random: str | None = None
+    draws: bool | None = None
+    buffers: dict[str, str] | None = None
+
+
+class Pages:
+    """Collects what happens in the steps of ``inner`` that are recorded; ``forwards``
+    counts the passes of all steps.
+    """
+
+    def __init__(self, inner: nn.Module, wrappers: Wrappers) -> None:
+        self._inner, self._wrappers = inner, wrappers
+        self._device = next(inner.parameters()).device
+        self._passes: list[Pass] = []
+        self._losses: list[Tensor | float] = []
+        self._own: dict[str, list[float]] = {}
+        self._first: Pass | None = None
+        self._begun: dict[int, Row] = {}
+        self.forwards = 0
+
+    def pass_begins(self, wrapper: nn.Module | None, inputs: Any) -> bool:
+        """Before a forward pass; whether it is the first since the last step."""
+        kind = "" if wrapper is None else type(wrapper).__name__
+        synced = getattr(wrapper, "require_backward_grad_sync", None)
+        number, group = self._wrappers.count, _group_size(wrapper)
+        one = Pass(sample_digests(inputs), kind, number, synced, group)
+        self._passes.append(one)
+        if self._first is not None:
+            return False
+        named = self._inner.named_buffers()
+        one.buffers = {plain_name(name): digest(buffer) for name, buffer in named}
+        one.random = random_digest(self._device)
+        self._first = one
+        return True
+
+    def first_pass_ended(self) -> None:
+        """After it, before anything else draws random numbers."""
+        if self._first is not None:
+            self._first.draws = random_digest(self._device) != self._first.random
+
+    def own_gradient(self, name: str, gradient: Tensor) -> None:
+        """As a backward pass leaves it, before any other rank's is mixed in."""
+        self._own[name] = sketch(gradient)
+
+    def loss(self, loss: Tensor | float) -> None:
+        """As the user tells it."""
+        self._losses.append(loss.detach() if isinstance(loss, Tensor) else loss)
+
+    def forget(self, optimizers: Optimizers) -> None:
+        """No step to be recorded comes next."""
+        self._passes.clear()
+        self._losses.clear()
+        self._own.clear()
+        for stepped in optimizers.seen:
+            stepped.passes = stepped.losses = 0
+
+    def step_begins(self, stepped: Stepped, optimizers: Optimizers) -> None:
+        """Before the step of an optimizer that is recorded."""
+        named = parameters_of(self._inner)
+        held, elsewhere = stepped.holds(), optimizers.hold()
+        mine = [name for name, p in named.items() if id(p) in held]
+        lost = [name for name, p in named.items() if id(p) not in elsewhere]
+        written = {*mine, *lost} if stepped.number == 0 else {*mine}
+        page: Row = {"kind": "step", "optimizer": stepped.number, "step": stepped.steps}
+        page["before"] = {n: digest(p) for n, p in named.items() if n in written}
+        # some may belong to an optimizer that is yet to make its first step
+        said = [name for name in lost if named[name].requires_grad and stepped.steps]
+        page["not_held"] = said
+        self._begun[stepped.number] = page
+        if not stepped.by_closure:
+            self._collect(page, stepped, mine)
+
+    def step_ended(self, stepped: Stepped) -> Row | None:
+        """After it -> all that is known of it; None where it is not recorded."""
+        page = self._begun.pop(stepped.number, None)
+        if page is not None:
+            self._finish(page, stepped)
+        stepped.passes, stepped.losses = len(self._passes), len(self._losses)
+        self._first = None
+        return page
+
+    def _finish(self, page: Row, stepped: Stepped) -> None:
+        named = parameters_of(self._inner)
+        if stepped.by_closure:
+            held = stepped.holds()
+            self._collect(page, stepped, [n for n, p in named.items() if id(p) in held])
+        kept = {name: p for name, p in named.items() if name in page["before"]}
+        page["parameters"] = {name: fingerprint(p) for name, p in kept.items()}
+        page["moments"] = stepped.moments()
+
+    def _collect(self, page: Row, stepped: Stepped, mine: list[str]) -> None:
+        """What led to the step: passes, and gradients as the optimizer gets them."""
+        passes, losses = self._passes[stepped.passes :], self._losses[stepped.losses :]
+        firsts = [one for one in passes if one.random is not None]
+        first = firsts[0] if firsts else Pass([], "", 0, None, None, "", False, {})
+        last = passes[-1] if passes else first
+        named = parameters_of(self._inner)
+        trained = {name: named[name] for name in mine if named[name].requires_grad}
+        gradients = {n: p.grad for n, p in trained.items() if p.grad is not None}
+        page |= {
+            "forwards": self.forwards,
+            "inputs": [one.inputs for one in passes],
+            "loss": mean_loss(losses),
+            "lr": stepped.rates(),
+            "draws": bool(first.draws),
+            "random": first.random,
+            "wrapper": last.wrapper,
+            "wrapper_id": last.wrapper_id,
+            "synced": last.synced,
+            "syncs": [one.synced for one in passes],
+            "group": last.group,
+            "own": {n: self._own.pop(n) for n in trained if n in self._own},
+            "gradients": {n: fingerprint(grad) for n, grad in gradients.items()},
+            "without_gradient": [n for n in trained if n not in gradients],
+            "buffers": first.buffers,
+        }
+
+
+def _group_size(wrapper: nn.Module | None) -> int | None:
+    """Among how many ranks a wrapper averages; None where it does not tell."""
+    group = getattr(wrapper, "process_group", None)
+    return group.size() if isinstance(group, dist.ProcessGroup) else None

@@ -1,0 +1,258 @@
+"""Two lines in any training loop, and it is written down: ``minitrain.record``.
+
+The first three steps of each optimizer and every so many after are recorded; between
+them passes and steps are counted, no more. Hooks only look, so the run's bits are those
+of the same run without a recorder.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from minitrain.core.errors import EvidenceError, UserError
+from minitrain.recording.format import Row, Writer, refuse_second
+from minitrain.recording.header import header_of, rank_and_size, require_whole
+from minitrain.recording.optimizers import Optimizers, Stepped, unwrapped
+from minitrain.recording.page import Pages
+from minitrain.recording.taps import (
+    OwnGradients,
+    Tap,
+    Wrappers,
+    innermost,
+    is_training_pass,
+    parameters_of,
+)
+from minitrain.recording.twin import is_twin, perturb
+from minitrain.recording.watch import Watch
+
+ON_ALARM = ("print", "raise")
+# how long an error of the run is held up, where other ranks may not come at all
+AFTER_AN_ERROR_S = 1.0
+
+
+class Recorder:
+    """Records one rank; :func:`record` says what the arguments are."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | Sequence[Optimizer] | None,
+        folder: str | Path,
+        *,
+        every: int = 10,
+        on_alarm: Literal["print", "raise"] = "print",
+        timeout_s: float = 30.0,
+    ) -> None:
+        _require(model, every, on_alarm, timeout_s)
+        self._inner = innermost(model)
+        self._folder, self._every = Path(folder), every
+        self._raises, self._timeout_s = on_alarm == "raise", timeout_s
+        self._wrappers = Wrappers(self._inner)
+        self._pages = Pages(self._inner, self._wrappers)
+        self._own = OwnGradients(self._pages.own_gradient)
+        given = unwrapped(optimizer)
+        self._optimizers = Optimizers(given, self._step_begins, self._step_ended)
+        self._before: RemovableHandle | None = None
+        self._after: RemovableHandle | None = None
+        self._writer: Writer | None = None
+        self._watch: Watch | None = None
+        self._state = "new"
+        self._due = True
+
+    def start(self) -> None:
+        """Listen from here on; the first line is written as the first forward pass
+        begins, when the model is where and what it will be.
+        """
+        if self._state != "new":
+            raise UserError(
+                f"{self._folder}: the recorder was started before; "
+                "minitrain.record(...) makes another, for another folder"
+            )
+        refuse_second(self._folder, rank_and_size()[0])
+        self._state = "recording"
+        self._wrappers.start()
+        self._optimizers.start(self._inner.parameters())
+        tap = Tap(self._pass_begins)
+        self._before = self._inner.register_forward_pre_hook(
+            tap, prepend=True, with_kwargs=True
+        )
+
+    def stop(self) -> None:
+        """Write the end, and hear what the other ranks say to it. Harmless to call
+        again.
+        """
+        if self._state == "recording":
+            self._listen_no_more()
+            try:
+                watch = self._begin()
+                steps = {str(one.number): one.steps for one in self._optimizers.seen}
+                end = {"kind": "end", "steps": steps, "forwards": self._pages.forwards}
+                self._append(end)
+                watch.send(end)
+                watch.look(self._timeout_s)
+            finally:
+                self._close()
+
+    def loss(self, loss: Tensor | float) -> None:
+        """Tell the loss of a step, before the optimizer makes it; or of each of its
+        parts, whose mean is then recorded.
+        """
+        if self._state == "recording" and self._due:
+            self._pages.loss(loss)
+
+    def __enter__(self) -> "Recorder":
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.stop()
+        elif self._state == "recording":
+            # without an end: the recording says that the run ended early
+            self._listen_no_more()
+            try:
+                if self._watch is not None:
+                    # the rows that may say why are on their way
+                    self._watch.look(min(self._timeout_s, AFTER_AN_ERROR_S))
+            except EvidenceError:
+                # the error of the body comes first
+                pass
+            finally:
+                self._close()
+
+    def _pass_begins(self, module: nn.Module, args: Any, options: Any) -> None:
+        wrapper = self._wrappers.take()
+        # a copy that shares this hook is another model
+        if module is not self._inner or not is_training_pass(self._inner):
+            return
+        self._optimizers.forward_begins()
+        self._begin()
+        self._pages.forwards += 1
+        if not self._due:
+            return
+        if not self._own.listens:
+            self._own.start(self._inner)
+        if self._pages.pass_begins(wrapper, (args, options)):
+            tap = Tap(self._first_pass_ended)
+            self._after = self._inner.register_forward_hook(tap)
+
+    def _first_pass_ended(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._after is not None:
+            self._after.remove()
+            self._after = None
+            self._pages.first_pass_ended()
+
+    def _step_begins(self, stepped: Stepped) -> None:
+        self._begin()
+        if stepped.is_due(self._every):
+            self._pages.step_begins(stepped, self._optimizers)
+
+    def _step_ended(self, stepped: Stepped) -> None:
+        watch = self._begin()
+        row = self._pages.step_ended(stepped)
+        if row is not None:
+            self._append(row)
+            watch.send(row)
+        self._due = self._optimizers.are_due(self._every)
+        if not self._due and self._own.listens:
+            self._own.stop()
+            self._pages.forget(self._optimizers)
+        waits = row is not None and self._raises
+        watch.look(self._timeout_s if waits else 0.0)
+
+    def _append(self, row: Row) -> None:
+        assert self._writer is not None
+        self._writer.append(row)
+
+    def _begin(self) -> Watch:
+        """Once: the first line, and the meeting with the other ranks."""
+        if self._watch is not None:
+            return self._watch
+        parameters = parameters_of(self._inner)
+        require_whole(self._inner, parameters)
+        # at the end of a run without a step it is too late
+        if is_twin() and self._state == "recording":
+            perturb(parameters.values())
+        self._optimizers.know(parameters.values())
+        self._writer = Writer(self._folder, rank_and_size()[0])
+        header = header_of(parameters, self._every)
+        self._append(header)
+        self._watch = Watch(self._append, self._timeout_s, self._raises)
+        self._watch.send(header)
+        return self._watch
+
+    def _listen_no_more(self) -> None:
+        self._state = "ended"
+        self._wrappers.stop()
+        self._optimizers.stop()
+        self._own.stop()
+        for handle in (self._before, self._after):
+            if handle is not None:
+                handle.remove()
+
+    def _close(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+        if self._writer is not None:
+            self._writer.close()
+
+
+def _require(model: Any, every: Any, on_alarm: Any, timeout_s: Any) -> None:
+    """Raise UserError for arguments that mean nothing."""
+    if not isinstance(model, nn.Module):
+        kind = type(model).__name__
+        raise UserError(f"record: model is a {kind}: must be a torch.nn.Module")
+    if next(model.parameters(), None) is None:
+        kind = type(model).__name__
+        raise UserError(f"record: model {kind} has no parameters: nothing to record")
+    if not isinstance(every, int) or isinstance(every, bool) or every < 1:
+        raise UserError(f"record: every = {every!r}: must be an integer, at least 1")
+    if on_alarm not in ON_ALARM:
+        allowed = ", ".join(ON_ALARM)
+        raise UserError(f"record: on_alarm = {on_alarm!r}: must be one of {allowed}")
+    if not isinstance(timeout_s, int | float) or not timeout_s > 0:
+        raise UserError(f"record: timeout_s = {timeout_s!r}: must be above 0")
+
+
+def record(
+    model: nn.Module,
+    optimizer: Optimizer | Sequence[Optimizer] | None,
+    folder: str | Path,
+    *,
+    every: int = 10,
+    on_alarm: Literal["print", "raise"] = "print",
+    timeout_s: float = 30.0,
+) -> Recorder:
+    """Record what the training of ``model`` computes: a file of each rank in a folder.
+
+    Used with ``with``, or by ``start`` and ``stop``; the loop stays as it is, and model
+    and optimizers may be wrapped before or after. ``optimizer=None`` stands for all
+    that hold parameters of the model, also those that are made later. Of each optimizer
+    the steps 0, 1, 2 and each ``every``-th are recorded.
+
+    Where ranks are unlike at such a step, or something else is wrong with it, a line
+    says so (``on_alarm="raise"``: EvidenceError on all ranks); so it does where a rank
+    does not come within ``timeout_s``. With MINITRAIN_TWIN=1 in the environment the run
+    begins one unit in the last place away, to see how far rounding alone carries it.
+
+    Raises UserError for arguments that mean nothing, and for a folder that has a
+    recording.
+    """
+    return Recorder(
+        model,
+        optimizer,
+        folder,
+        every=every,
+        on_alarm=on_alarm,
+        timeout_s=timeout_s,
+    )

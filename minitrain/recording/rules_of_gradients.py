@@ -1,0 +1,106 @@
+"""Gradients: the same on all ranks, and the mean of the ranks' own."""
+
+from minitrain.recording.alarm import Alarm, Rows, alarm, all_names, named, shas, unlike
+from minitrain.recording.causes import of_unlike_gradients
+from minitrain.recording.fits import (
+    CLOSE,
+    comparable,
+    factors,
+    lacking,
+    sketches,
+    times,
+)
+
+# of a whole model's factor: far above rounding, and a clipping seldom hits it
+NEAR = 2e-4
+
+
+def gradients(rows: Rows, before: Rows | None) -> list[Alarm]:
+    """Equal on all ranks as the optimizer gets them."""
+    tables = [shas(row, "gradients") for row in rows]
+    found = {n: unlike([t.get(n) for t in tables]) for n in all_names(tables)}
+    differ = [name for name, ranks in found.items() if ranks]
+    if not differ:
+        return []
+    # a rank may be alone in another tensor than the first
+    ranks = max((found[name] for name in differ), key=len)
+    what, cause = of_unlike_gradients(rows, before, differ, ranks)
+    step = rows[0]["step"]
+    return [alarm("gradients", step, what, ranks=ranks, tensor=differ[0], cause=cause)]
+
+
+def own_gradients(rows: Rows, before: Rows | None) -> list[Alarm]:
+    """The mean of the ranks' own, up to a factor that all tensors have: that of a
+    clipping or of a scaled loss.
+    """
+    names = comparable(rows)
+    together = sketches(rows, names)
+    if len(rows) < 2 or together is None or gradients(rows, before):
+        return []
+    factor, rest = times(together.gradients[0], together.mean)
+    if rest > CLOSE:
+        return _lacking(rows, names)
+    return _by_number_of_ranks(rows, before, factor)
+
+
+def _by_number_of_ranks(rows: Rows, before: Rows | None, factor: float) -> list[Alarm]:
+    """A factor that is the number of ranks, or one by it: they may be meant."""
+    world_size, step = len(rows), rows[0]["step"]
+    if _near(factor, world_size):
+        what = f"{world_size} times the mean of the ranks' own: their sum"
+        cause = "summed instead of averaged, unless the loss is divided by the ranks"
+        return [alarm("mean", step, what, cause=cause, severe=False)]
+    # clipping may hit it once
+    was = None if before is None else _factor(before)
+    if _near(factor, 1 / world_size) and was and _near(was, 1 / world_size):
+        what = f"1/{world_size} of the mean of the ranks' own"
+        cause = "divided by the number of ranks twice"
+        return [alarm("mean", step, what, cause=cause, severe=False)]
+    return []
+
+
+def _factor(rows: Rows) -> float | None:
+    together = sketches(rows, comparable(rows))
+    return None if together is None else times(together.gradients[0], together.mean)[0]
+
+
+def _lacking(rows: Rows, names: list[str]) -> list[Alarm]:
+    for name in names:
+        one = sketches(rows, [name])
+        if one is None or times(one.gradients[0], one.mean)[1] < CLOSE:
+            continue
+        found = factors(one.gradients[0], one.own)
+        if found and (lacks := lacking(found)):
+            what = f"on all ranks a sum that lacks the gradient of {named(lacks)}"
+            cause = "a transfer that was lost, or a rank that was left out"
+            step = rows[0]["step"]
+            return [alarm("mean", step, what, ranks=lacks, tensor=name, cause=cause)]
+    return []
+
+
+def no_gradient(rows: Rows, before: Rows | None) -> list[Alarm]:
+    """A trained parameter without one at two recorded steps in a row."""
+    if before is None:
+        return []
+    for rank, (row, last) in enumerate(zip(rows, before, strict=True)):
+        earlier = last.get("without_gradient", [])
+        still = [name for name in row.get("without_gradient", []) if name in earlier]
+        if still:
+            what = f"no gradient, again ({len(still)} such tensors)"
+            cause = "not used in the forward pass, or cut off by detach or no_grad"
+            return [
+                alarm(
+                    "no gradient",
+                    row["step"],
+                    what,
+                    ranks=[rank] if len(rows) > 1 else [],
+                    tensor=still[0],
+                    cause=cause,
+                    severe=False,
+                )
+            ]
+    return []
+
+
+def _near(a: float, b: float) -> bool:
+    return abs(a - b) <= NEAR * abs(b)

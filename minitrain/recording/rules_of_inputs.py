@@ -1,0 +1,110 @@
+"""What ranks read, and the random numbers they draw."""
+
+from collections import Counter
+
+from minitrain.recording.alarm import Alarm, Row, Rows, alarm, named
+
+
+def samples(row: Row) -> list[str]:
+    """The digests of all samples since the last step."""
+    return [digest for batch in row.get("inputs", []) for digest in batch]
+
+
+def same_samples(rows: Rows, before: Rows | None) -> list[Alarm]:
+    """No two ranks read the same samples, none reads one twice, and all read as many.
+
+    That all are the same is a fault. Data may hold the same sample several times, so
+    that some are is worth a note where it is so at two recorded steps in a row.
+    """
+    read = [Counter(samples(row)) for row in rows]
+    step = rows[0]["step"]
+    if found := _twins(read, before):
+        first, ranks = found
+        what = f"exactly the samples of rank {first}"
+        cause = "data that is not divided among the ranks (no DistributedSampler?)"
+        return [alarm("inputs", step, what, ranks=ranks, cause=cause)]
+    notes = []
+    if before is not None and (again := _several(read, before)):
+        notes.append(alarm("inputs", step, again, severe=False))
+    counts = [sum(one.values()) for one in read]
+    if len({*counts}) > 1:
+        what = f"{', '.join(map(str, counts))} samples on ranks in order"
+        cause = "the mean of the ranks' means is not that of all samples"
+        notes.append(alarm("number of samples", step, what, cause=cause, severe=False))
+    return notes
+
+
+def _twins(
+    read: list[Counter[str]], before: Rows | None
+) -> tuple[int, list[int]] | None:
+    for first, one in enumerate(read):
+        ranks = [r for r in range(first + 1, len(read)) if one and read[r] == one]
+        if ranks and (len(one) > 1 or _twins_before(first, ranks, before, one)):
+            return first, ranks
+    return None
+
+
+def _twins_before(
+    first: int, ranks: list[int], before: Rows | None, one: Counter[str]
+) -> bool:
+    """A single sample may be the same by chance, but not another one before."""
+    if before is None:
+        return False
+    was = Counter(samples(before[first]))
+    alike = all(Counter(samples(before[rank])) == was for rank in ranks)
+    return alike and was != one and bool(was)
+
+
+def _several(read: list[Counter[str]], before: Rows) -> str:
+    was = [Counter(samples(row)) for row in before]
+    both = (read, was)
+    if all(any(max(one.values(), default=0) > 1 for one in each) for each in both):
+        return "a rank reads a sample several times at one step, as at the step before"
+    if all(len({*_all(each)}) < sum(map(len, each)) for each in both):
+        return "several ranks read the same sample at one step, as at the step before"
+    return ""
+
+
+def _all(read: list[Counter[str]]) -> list[str]:
+    return [digest for one in read for digest in one]
+
+
+def again(rows: Rows, before: Rows | None) -> list[Alarm]:
+    """Not the batch of the recorded step before."""
+    if before is None:
+        return []
+    pairs = enumerate(zip(rows, before, strict=True))
+    ranks = [
+        rank
+        for rank, (row, last) in pairs
+        if samples(row) and samples(row) == samples(last)
+    ]
+    return [batch_again(rows, ranks, before[0]["step"])] if ranks else []
+
+
+def batch_again(rows: Rows, ranks: list[int], earlier: int) -> Alarm:
+    """The note that ``ranks`` read what they read at an ``earlier`` step: in that
+    order, so by no chance. Whoever overfits one batch means it.
+    """
+    step = rows[0]["step"]
+    what = f"the batch of step {earlier} again"
+    cause = "no new order for this epoch (set_epoch?)"
+    if earlier + 1 == step:
+        cause = "one batch on purpose, or loader workers with the same random state"
+    whom = ranks if len(ranks) < len(rows) else []
+    return alarm("same batch", step, what, ranks=whom, cause=cause, severe=False)
+
+
+def random_numbers(rows: Rows, before: Rows | None) -> list[Alarm]:
+    """Ranks that draw random numbers in the forward pass draw their own."""
+    states: dict[str, list[int]] = {}
+    for rank, row in enumerate(rows):
+        if row.get("draws"):
+            states.setdefault(row["random"], []).append(rank)
+    same = next((ranks for ranks in states.values() if len(ranks) > 1), [])
+    if not same:
+        return []
+    what = f"{named(same)} draw the same: dropout masks are alike on them"
+    cause = "the same seed on ranks"
+    step = rows[0]["step"]
+    return [alarm("random numbers", step, what, cause=cause, severe=False)]

@@ -1,0 +1,102 @@
+"""That ranks do the same at a step, and that the step moves what it should."""
+
+from minitrain.recording.alarm import Alarm, Row, Rows, alarm, unlike
+
+# a step, as a share of a parameter, that float32 may well round away
+ROUNDED = 1e-6
+
+
+def forward_passes(rows: Rows, before: Rows | None) -> list[Alarm]:
+    """As many on all ranks, since the recorded step before."""
+    was = [0] * len(rows) if before is None else [row["forwards"] for row in before]
+    counts = [row["forwards"] - then for row, then in zip(rows, was, strict=True)]
+    ranks = unlike(counts)
+    if not ranks:
+        return []
+    usual = next(n for rank, n in enumerate(counts) if rank not in ranks)
+    what = f"{counts[ranks[0]]} forward passes for this step, but elsewhere {usual}"
+    cause = "unlike numbers of batches, or passes that are not of the training"
+    return [alarm("steps", rows[0]["step"], what, ranks=ranks, cause=cause)]
+
+
+def learning_rates(rows: Rows, before: Rows | None) -> list[Alarm]:
+    """The same on all ranks."""
+    rates = [tuple(row.get("lr", ())) for row in rows]
+    ranks = unlike(rates)
+    if not ranks:
+        return []
+    usual = next(one for rank, one in enumerate(rates) if rank not in ranks)
+    what = f"{_numbers(rates[ranks[0]])}, but elsewhere {_numbers(usual)}"
+    cause = "a schedule that goes by what only one rank knows (its own loss?)"
+    return [alarm("learning rates", rows[0]["step"], what, ranks=ranks, cause=cause)]
+
+
+def _numbers(rates: tuple[float, ...]) -> str:
+    return ", ".join(f"{rate:.6g}" for rate in rates)
+
+
+def wrappers(rows: Rows, before: Rows | None) -> list[Alarm]:
+    """The same wrapper as before: one made anew forgets its hooks, and broadcasts."""
+    now = [row.get("wrapper_id", 0) for row in rows]
+    was = [0] * len(rows) if before is None else [row["wrapper_id"] for row in before]
+    grown = any(new > max(old, 1) for new, old in zip(now, was, strict=True))
+    if not grown:
+        return []
+    what = f"wrapper number {max(now)} of the model"
+    cause = "the model is wrapped anew (in the loop?)"
+    return [alarm("wrapper", rows[0]["step"], what, cause=cause, severe=False)]
+
+
+def unmoved(rows: Rows, before: Rows | None) -> list[Alarm]:
+    """No tensor stays as it is, at two recorded steps in a row, that has a gradient and
+    a learning rate which are more than what rounding takes in float32.
+    """
+    if before is None:
+        return []
+    stayed = _stay(before[0])
+    names = [name for name in _stay(rows[0]) if name in stayed]
+    if not names:
+        return []
+    what = f"has a gradient and does not change, again ({len(names)} such tensors)"
+    cause = (
+        "the optimizer holds another tensor, its step is undone, or is less than what "
+        "the dtype keeps"
+    )
+    step = rows[0]["step"]
+    return [alarm("unmoved", step, what, tensor=names[0], cause=cause, severe=False)]
+
+
+def _stay(row: Row) -> list[str]:
+    rate, before = min(row.get("lr", []), default=0.0), row.get("before", {})
+    # a step of Adam is as long as the rate, one of SGD as rate times gradient
+    if rate <= ROUNDED:
+        return []
+    return [
+        name
+        for name, value in row.get("parameters", {}).items()
+        if value["sha"] == before.get(name)
+        and name in row.get("gradients", {})
+        and rate * row["gradients"][name]["norm"] > ROUNDED * value["norm"]
+    ]
+
+
+def not_held(rows: Rows, before: Rows | None) -> list[Alarm]:
+    """Every trained parameter is in an optimizer."""
+    names = rows[0].get("not_held", [])
+    if not names:
+        return []
+    what = f"in no optimizer ({len(names)} such tensors)"
+    cause = "not given to it, or made, or replaced, after it"
+    step = rows[0]["step"]
+    return [alarm("not held", step, what, tensor=names[0], cause=cause, severe=False)]
+
+
+def synchronized_often(rows: Rows, before: Rows | None) -> list[Alarm]:
+    """Of the passes of one step only the last synchronizes."""
+    times = max(sum(map(bool, row.get("syncs", []))) for row in rows)
+    if times < 2:
+        return []
+    what = f"gradients are synchronized {times} times, once is enough"
+    cause = "gradients accumulated without no_sync"
+    step = rows[0]["step"]
+    return [alarm("synchronization", step, what, cause=cause, severe=False)]

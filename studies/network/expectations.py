@@ -1,0 +1,33 @@
+"""What the cost model of studies/prediction expects of all-reduces over a link."""
+
+from pathlib import Path
+from typing import Any
+
+from arms import Arm
+
+from minitrain.analysis.cost_model import channel
+from minitrain.analysis.link_model import Network, network_of
+from minitrain.core.files import read_json
+from minitrain.core.rate import LOOPBACK
+
+FIT = Path(__file__).resolve().parents[1] / "prediction"
+# what both must be measured on, so that one can be expected of the other
+MACHINE = ("cpu", "cores", "torch")
+
+
+def fitted_on(machine: dict[str, Any]) -> Network | None:
+    """The links of the cost model, if they were measured on such a ``machine``."""
+    there = read_json(FIT / "machine.json", "machine")["machine"]
+    if any(there[key] != machine[key] for key in MACHINE):
+        return None
+    return network_of(read_json(FIT / "fit.json", "network")["network"])
+
+
+def expected_ms(
+    arm: Arm, num_bytes: list[int], rate: str, links: Network | None
+) -> float | None:
+    # all at once, on a link that has rested: what is waited for is no part of it
+    if links is None or arm.world_size == 1 or (rate != LOOPBACK and not links.cable):
+        return None
+    ready = [0.0] * len(num_bytes)
+    return 1e3 * channel(ready, num_bytes, links.link(rate), arm.world_size)

@@ -1,0 +1,47 @@
+"""For how long a host listens for what the others tell."""
+
+import json
+import threading
+import time
+
+from minitrain.distributed.hearing import hear
+from minitrain.distributed.torch_private import HashStore, Store
+
+ERROR = {"line": "rank 1: a bug", "mistake": False}
+
+
+def timed(
+    store: Store, within_s: float, after_error_s: float
+) -> tuple[dict[str, dict[str, object]], float]:
+    """What hosts 1 and 2 tell, and after how many seconds."""
+    began = time.monotonic()
+    told = hear(store, ["host 1", "host 2"], within_s, after_error_s)
+    return told, time.monotonic() - began
+
+
+def test_who_says_nothing_is_left_out_in_the_end() -> None:
+    store = HashStore()
+    store.set("host 1", "{}")
+    told, took_s = timed(store, 0.5, 0)
+    assert told == {"host 1": {}}
+    assert took_s >= 0.5
+
+
+def test_all_that_told_are_waited_for_no_longer() -> None:
+    store = HashStore()
+    store.set("host 1", "{}")
+    late = threading.Timer(0.3, store.set, ["host 2", json.dumps(ERROR)])
+    late.start()
+    told, took_s = timed(store, 60, 60)
+    late.join()
+    assert told == {"host 1": {}, "host 2": ERROR}
+    assert 0.3 <= took_s < 30
+
+
+def test_after_an_error_the_others_have_little_time() -> None:
+    """They end of it, so that who is silent then is lost."""
+    store = HashStore()
+    store.set("host 1", json.dumps(ERROR))
+    told, took_s = timed(store, 60, 0.5)
+    assert told == {"host 1": ERROR}
+    assert 0.5 <= took_s < 30

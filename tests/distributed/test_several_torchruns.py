@@ -1,0 +1,89 @@
+"""One torchrun on each of two hosts, here both on loopback: how they end together."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ports import free_port
+from project import environment
+
+SCRIPT = """
+import atexit, os, sys, time
+from minitrain.core.errors import run_stage
+from minitrain.distributed import gathering
+from minitrain.distributed.hosts import Hosts
+from minitrain.distributed.interfaces import Interface
+from minitrain.distributed.meeting import loopback_interface
+from minitrain.distributed.ranks import run_as_ranks
+
+number, port, late, code = map(int, sys.argv[1:])
+gathering.TOLD_S = 1.0
+
+def body(launcher):
+    from minitrain.distributed.groups import barrier, distributed
+    with distributed() as (rank, _):
+        barrier()
+    if rank == late:
+        # those of the other host have ended, and longer ago than it waits for a word
+        time.sleep(4)
+        if code:
+            # after all else that Python does
+            atexit.register(os._exit, code)
+
+def main():
+    loopback = Interface(loopback_interface(), "127.0.0.1")
+    hosts = Hosts(2, "127.0.0.1", port, loopback, number)
+    run_as_ranks("ranks", body, 2, threads_per_process=1, hosts=hosts)
+
+if __name__ == "__main__":
+    run_stage(main)
+"""
+
+
+def run_two(folder: Path, late: int, code: int) -> list[tuple[int, str]]:
+    """How each host ends, and its last line, where rank ``late`` (one on each) is the
+    last and ends with ``code``.
+    """
+    (folder / "ranks.py").write_text(SCRIPT)
+    told = [str(value) for value in (free_port(), late, code)]
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-m", "ranks", str(number), *told],
+            cwd=folder,
+            env=environment(),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(2)
+    ]
+    try:
+        # of which a busy machine needs half to start
+        said = [process.communicate(timeout=40)[1] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    return [
+        (process.returncode, line.splitlines()[-1])
+        for process, line in zip(running, said, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_rank_that_fails_after_those_of_the_other_host_ended_is_named_on_both(
+    late: int, tmp_path: Path
+) -> None:
+    """Before, the other host was held for 300 s, and then named this one as lost."""
+    first, second = run_two(tmp_path, late, 7)
+    assert first == second
+    code, line = first
+    assert code == 2
+    failed = rf"error: rank {late} \(process \d+ on \S+\): ended with exit code 7 "
+    assert re.fullmatch(failed + "after its last step", line)
+
+
+def test_host_that_needs_longer_is_not_lost(tmp_path: Path) -> None:
+    ended = run_two(tmp_path, 1, 0)
+    assert [code for code, _ in ended] == [0, 0], ended

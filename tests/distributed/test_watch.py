@@ -1,0 +1,70 @@
+"""The watch goes on whatever another host does."""
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from minitrain.distributed.place import file_of, make_place
+from minitrain.distributed.watch import Watch
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as sleeps:
+        yield sleeps
+        sleeps.kill()
+
+
+@contextmanager
+def beside_a_silent_host(
+    folder: Path,
+    process: subprocess.Popen[bytes],
+    answers: threading.Event,
+) -> Iterator[Watch]:
+    """The watch of ``process``, while nobody says what became of others."""
+    mine = make_place(file_of(folder, 0))
+    asked = threading.Event()
+
+    def ended_elsewhere() -> bool:
+        asked.set()
+        return answers.wait(30)
+
+    mine.limit(1)
+    mine.mark(2, "forward")
+    watch = Watch(folder, lambda: {0: process.pid}, ended_elsewhere)
+    with watch.in_background():
+        assert asked.wait(10)
+        yield watch
+
+
+def test_who_hangs_here_is_found_while_another_host_does_not_answer(
+    tmp_path: Path, process: subprocess.Popen[bytes]
+) -> None:
+    """Before, as soon as that host was given up: the limit and five seconds later."""
+    answers = threading.Event()
+    with beside_a_silent_host(tmp_path, process, answers) as watch:
+        os.kill(process.pid, signal.SIGSTOP)
+        process.wait(10)
+        began = time.monotonic()
+    # nor does the end wait for the answer
+    assert time.monotonic() - began < 3
+    answers.set()
+    assert "no answer within 1 s, stopped" in str(watch.verdict)
+    assert not watch.followed
+
+
+def test_ranks_end_with_those_of_another_host(
+    tmp_path: Path, process: subprocess.Popen[bytes]
+) -> None:
+    watch = Watch(tmp_path, lambda: {0: process.pid}, lambda: True)
+    with watch.in_background():
+        assert process.wait(10) == -signal.SIGKILL
+    assert watch.followed
+    assert watch.verdict is None

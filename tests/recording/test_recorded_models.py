@@ -1,0 +1,273 @@
+"""Whatever wraps the model, and whenever: the recorder hears the model inside."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from recorded_loops import Net, batch, loop, loss_of, steps_of
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import minitrain
+from minitrain.core.errors import UserError
+from minitrain.distributed.groups import distributed, wrap_for_ddp
+from minitrain.recording.format import read_recording
+
+
+class Simple(nn.Module):
+    """Without buffers, which nobody broadcasts where parameters are in parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 1))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layers(x).sum(-1)
+
+
+class Wrapped(nn.Module):
+    """As data-parallel wrappers of one's own are."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Any:
+        return self.module(x)
+
+
+class InFabric(nn.Module):
+    """As Lightning Fabric holds a model: under two names."""
+
+    def __init__(self, forward_module: nn.Module, original: nn.Module) -> None:
+        super().__init__()
+        self._forward_module, self._original_module = forward_module, original
+
+    def forward(self, x: Tensor) -> Any:
+        return self._forward_module(x)
+
+
+NAMES = [name for name, _ in Net().named_parameters()]
+GIVEN = ("inside", "wrapper", "later", "in two", "in the framework")
+
+
+@pytest.mark.parametrize("given", GIVEN)
+def test_a_wrapper_is_seen_whenever_it_was_made(tmp_path: Path, given: str) -> None:
+    inner = Net()
+    optimizer = torch.optim.SGD(inner.parameters(), lr=0.1)
+    outer: nn.Module = inner if given == "later" else Wrapped(inner)
+    outer = Wrapped(outer) if given == "in two" else outer
+    outer = InFabric(outer, inner) if given == "in the framework" else outer
+    model = inner if given == "inside" else outer
+    with minitrain.record(model, optimizer, tmp_path):
+        outer = Wrapped(outer) if given == "later" else outer
+        loop(outer, optimizer, 2)
+    rows = steps_of(tmp_path)
+    assert [(r["wrapper"], r["wrapper_id"]) for r in rows] == [("Wrapped", 1)] * 2
+    assert list(rows[0]["parameters"]) == NAMES
+
+
+def test_a_wrapper_that_is_passed_by_or_made_anew_is_seen(tmp_path: Path) -> None:
+    inner = Net()
+    optimizer = torch.optim.SGD(inner.parameters(), lr=0.1)
+    with minitrain.record(inner, optimizer, tmp_path, every=1):
+        for model in (inner, Wrapped(inner), inner, Wrapped(inner)):
+            loop(model, optimizer, 1)
+    rows = steps_of(tmp_path)
+    seen = [(row["wrapper"], row["wrapper_id"]) for row in rows]
+    assert seen == [("", 0), ("Wrapped", 1), ("", 1), ("Wrapped", 2)]
+    assert [row["synced"] for row in rows] == [None] * 4
+
+
+def test_names_are_those_of_the_user_whatever_is_compiled(tmp_path: Path) -> None:
+    inner = Net()
+    inner.first = torch.compile(inner.first, backend="eager")
+    model = torch.compile(inner, backend="eager")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with minitrain.record(model, optimizer, tmp_path, every=2):
+        loop(model, optimizer, 5)
+    rows = steps_of(tmp_path)
+    assert list(rows[0]["parameters"]) == NAMES
+    assert [row["forwards"] for row in rows] == [1, 2, 3, 5]
+    assert all(list(row["own"]) == NAMES and row["wrapper"] == "" for row in rows)
+
+
+class Checkpointed(nn.Module):
+    """Runs its middle again in the backward pass."""
+
+    def __init__(self, use_reentrant: bool) -> None:
+        super().__init__()
+        self.inside, self.use_reentrant = Net(dropout=0.0), use_reentrant
+
+    def forward(self, x: Tensor) -> Any:
+        x.requires_grad_()
+        return checkpoint(self.inside, x, use_reentrant=self.use_reentrant)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_a_pass_that_runs_again_for_checkpointing_counts_once(
+    tmp_path: Path, use_reentrant: bool, is_whole: bool
+) -> None:
+    model = Checkpointed(use_reentrant)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    calls = []
+    model.inside.register_forward_pre_hook(lambda *_: calls.append(1))
+    recorded = model.inside if is_whole else model
+    with minitrain.record(recorded, optimizer, tmp_path):
+        loop(model, optimizer, 3)
+    assert len(calls) == 6
+    rows = steps_of(tmp_path)
+    assert [row["forwards"] for row in rows] == [1, 2, 3]
+    assert [len(row["inputs"]) for row in rows] == [1, 1, 1]
+
+
+def test_inputs_of_any_form_have_a_digest_a_sample(tmp_path: Path) -> None:
+    class Takes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(()))
+
+        def forward(self, *args: Any, **options: Any) -> Tensor:
+            return self.weight * 1
+
+    model = Takes()
+    mask, scale = torch.ones(4, 4), torch.ones(())
+    x, y = batch(0, size=3), torch.arange(3)
+    passes: list[Any] = [
+        ((x,), {}),
+        ((), {"x": x, "labels": y, "mask": mask, "scale": scale}),
+        (({"x": [x], "how": "text"},), {}),
+        (("text",), {"scale": scale}),
+    ]
+    with minitrain.record(model, None, tmp_path):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for args, options in passes:
+            model(*args, **options).backward()
+        optimizer.step()
+    inputs = steps_of(tmp_path)[0]["inputs"]
+    assert [len(one) for one in inputs] == [3, 3, 3, 0]
+    assert inputs[0] == inputs[2] != inputs[1]
+
+
+def late_and_early(folder: Path, early: bool) -> list[Any]:
+    """The model is wrapped by DDP before or after the recorder starts."""
+    with distributed() as (rank, _):
+        torch.manual_seed(rank)
+        model: nn.Module = Net()
+        model = wrap_for_ddp(model) if early else model
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        with minitrain.record(model, optimizer, folder):
+            model = model if early else wrap_for_ddp(model)
+            loop(model, optimizer, 2, rank=rank, micro=2)
+        rows = steps_of(folder, rank)
+        return [[r["wrapper"], r["wrapper_id"], r["syncs"]] for r in rows]
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_ddp_is_seen_before_and_after(tmp_path: Path, early: bool) -> None:
+    seen = minitrain.launch(late_and_early, 2, tmp_path, early)
+    assert seen == [[["DistributedDataParallel", 1, [False, True]]] * 2] * 2
+    headers = [one.header for one in read_recording(tmp_path).ranks.values()]
+    # the first line waits for the first pass: rank 0's weights are everywhere
+    assert headers[0]["start"] == headers[1]["start"]
+
+
+def sharded(folder: Path, is_late: bool) -> list[str]:
+    """Ranks hold a part of each parameter."""
+    from torch.distributed.fsdp import fully_shard
+
+    with distributed() as (rank, _):
+        torch.manual_seed(0)
+        model = Simple()
+        if not is_late:
+            fully_shard(model)
+        with minitrain.record(model, None, folder):
+            if is_late:
+                fully_shard(model)
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+            for step in range(3):
+                loss_of(model, batch(step, rank)).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return [type(p).__name__ for p in model.parameters()]
+
+
+@pytest.mark.slow
+def test_parts_of_parameters_are_put_together(tmp_path: Path) -> None:
+    """What fully_shard computes is what DDP does, to the last bits."""
+    minitrain.launch(sharded, 2, tmp_path / "parts", False)
+    minitrain.launch(replicated, 2, tmp_path / "whole")
+    for rank in (0, 1):
+        both = [steps_of(tmp_path / kind, rank) for kind in ("parts", "whole")]
+        for part, whole in zip(*both, strict=True):
+            assert part["own"] == {}
+            assert part["parameters"].keys() == whole["parameters"].keys()
+            for name in ("gradients", "parameters"):
+                for tensor, known in whole[name].items():
+                    norm = pytest.approx(known["norm"], rel=1e-4, abs=1e-6)
+                    assert part[name][tensor]["norm"] == norm
+    alarms = [one.alarms for one in read_recording(tmp_path / "parts").ranks.values()]
+    assert alarms == [[], []]
+
+
+def replicated(folder: Path) -> None:
+    with distributed() as (rank, _):
+        torch.manual_seed(0)
+        model = wrap_for_ddp(Simple())
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        with minitrain.record(model, optimizer, folder):
+            for step in range(3):
+                loss_of(model, batch(step, rank)).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+@pytest.mark.slow
+def test_sharding_after_the_start_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"fully_shard\(model\) was called after"):
+        minitrain.launch(sharded, 2, tmp_path, True)
+
+
+def test_flattened_parameters_are_refused(tmp_path: Path) -> None:
+    def flattened() -> None:
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        with distributed():
+            device = torch.device("cpu")
+            model = FullyShardedDataParallel(Net(), device_id=device)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            with minitrain.record(model, optimizer, tmp_path):
+                loop(model, optimizer, 1)
+
+    with pytest.raises(UserError, match="use fully_shard"):
+        minitrain.launch(flattened, 2)
+
+
+def test_parts_of_a_wrapped_model_keep_their_names(tmp_path: Path) -> None:
+    """A part that is called ``module`` is no wrapper where it is not all."""
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module, self.other = nn.Linear(6, 1), nn.Linear(6, 1)
+
+        def forward(self, x: Tensor) -> Any:
+            return (self.module(x) + self.other(x)).squeeze(-1)
+
+    model = Two()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with minitrain.record(model, optimizer, tmp_path):
+        loop(model, optimizer, 1)
+    assert "module.weight" in steps_of(tmp_path)[0]["parameters"]
+
+
+def test_two_recorders_hear_the_same(tmp_path: Path) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    made = partial(minitrain.record, model, optimizer)
+    with made(tmp_path / "a"), made(tmp_path / "b"):
+        loop(model, optimizer, 3)
+    assert steps_of(tmp_path / "a") == steps_of(tmp_path / "b")

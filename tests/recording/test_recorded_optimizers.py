@@ -1,0 +1,238 @@
+"""Whoever makes the step, and whenever the optimizer was made: it is counted once."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from recorded_loops import Net, batch, loop, loss_of, steps_of
+from torch import nn
+from torch.optim import SGD, Optimizer
+
+import minitrain
+from minitrain.distributed.groups import distributed, wrap_for_ddp
+from minitrain.recording.format import read_recording
+
+
+class InAccelerate(Optimizer):
+    """As Accelerate wraps an optimizer: a class of torch's, but not set up as one."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+
+    @property
+    def param_groups(self) -> Any:
+        return self.optimizer.param_groups
+
+    def step(self, closure: Any = None) -> None:
+        self.optimizer.step(closure)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.optimizer.zero_grad(set_to_none)
+
+
+class Inherits(SGD):
+    """Steps within a step."""
+
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
+def numbers(folder: Path) -> list[tuple[int, int]]:
+    return list(read_recording(folder).ranks[0].steps)
+
+
+@pytest.mark.parametrize("given", ["wrapper", "inside", "none"])
+def test_the_step_of_a_wrapper_is_counted_once(tmp_path: Path, given: str) -> None:
+    model = Net()
+    inside = Inherits(model.parameters(), lr=0.1)
+    wrapper = InAccelerate(inside)
+    one = {"wrapper": wrapper, "inside": [inside], "none": None}[given]
+    with minitrain.record(model, one, tmp_path, every=2):
+        loop(model, wrapper, 5)
+    assert numbers(tmp_path) == [(0, 0), (0, 1), (0, 2), (0, 4)]
+    assert all(row["gradients"] for row in steps_of(tmp_path))
+
+
+def test_one_that_is_made_late_is_seen_and_others_are_not(tmp_path: Path) -> None:
+    model, other = Net(), Net()
+    with minitrain.record(model, None, tmp_path):
+        loop(other, SGD(other.parameters(), lr=0.1), 2)
+        loop(model, SGD(model.parameters(), lr=0.1), 2)
+    assert numbers(tmp_path) == [(0, 0), (0, 1)]
+    assert [row["forwards"] for row in steps_of(tmp_path)] == [1, 2]
+
+
+def test_only_those_given_are_recorded(tmp_path: Path) -> None:
+    model = Net()
+    first = SGD(model.first.parameters(), lr=0.1)
+    rest = SGD([*model.norm.parameters(), *model.last.parameters()], lr=0.2)
+    with minitrain.record(model, rest, tmp_path):
+        loss_of(model, batch(0)).backward()
+        first.step()
+        rest.step()
+    assert numbers(tmp_path) == [(0, 0)]
+    assert steps_of(tmp_path)[0]["lr"] == [0.2]
+
+
+def test_each_of_several_has_its_own_parameters_and_steps(tmp_path: Path) -> None:
+    """As of two networks that play against each other: one steps more often."""
+    model = Net()
+    model.spare = nn.Linear(2, 2)
+    first = SGD(model.first.parameters(), lr=0.1)
+    rest = SGD([*model.norm.parameters(), *model.last.parameters()], lr=0.2)
+    with minitrain.record(model, [first, rest], tmp_path, every=4):
+        for step in range(9):
+            loss_of(model, batch(step)).backward()
+            first.step()
+            if step % 2:
+                rest.step()
+            first.zero_grad()
+            rest.zero_grad()
+    often, seldom = steps_of(tmp_path), steps_of(tmp_path, optimizer=1)
+    assert [row["step"] for row in often] == [0, 1, 2, 4, 8]
+    assert [row["step"] for row in seldom] == [0, 1, 2]
+    assert [row["forwards"] for row in seldom] == [2, 4, 6]
+    assert [len(row["inputs"]) for row in seldom] == [2, 2, 2]
+    assert [len(row["inputs"]) for row in often] == [1] * 5
+    assert {*seldom[0]["own"]} == {*seldom[0]["gradients"]}
+    assert {*seldom[0]["parameters"]} == {
+        *("norm.weight", "norm.bias", "last.weight", "last.bias")
+    }
+    # those of nobody are written with the first
+    spare = ["spare.weight", "spare.bias"]
+    assert [*often[0]["parameters"]] == ["first.weight", "first.bias", *spare]
+    assert [row["not_held"] for row in often[:2]] == [[], spare]
+    assert read_recording(tmp_path).ranks[0].end["steps"] == {"0": 9, "1": 4}
+
+
+def test_parameters_replaced_behind_the_optimizer_are_said(tmp_path: Path) -> None:
+    """It goes on with those that the model no longer has."""
+    model = nn.Linear(6, 1)
+    for given in ("it", "none"):
+        optimizer = SGD(model.parameters(), lr=0.1)
+        folder = tmp_path / given
+        with minitrain.record(model, optimizer if given == "it" else None, folder):
+            loop(model, optimizer, 1)
+            model.weight = nn.Parameter(model.weight.detach().clone())
+            loop(model, optimizer, 1)
+        assert [row["not_held"] for row in steps_of(folder)] == [[], ["weight"]]
+
+
+def test_a_step_that_a_loss_scaler_skips_is_none(tmp_path: Path) -> None:
+    for fused in (False, True):
+        model = nn.Linear(6, 1)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1, fused=fused)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        folder = tmp_path / str(fused)
+        with minitrain.record(model, optimizer, folder):
+            for step in range(4):
+                loss = model(batch(step)).mean() * (1e39 if step == 1 else 1.0)
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+        rows = steps_of(folder)
+        assert [row["step"] for row in rows] == [0, 1, 2]
+        assert [row["forwards"] for row in rows] == [1, 3, 4]
+        assert [len(row["inputs"]) for row in rows] == [1, 2, 1]
+
+
+def test_a_step_may_compute_its_gradients_itself(tmp_path: Path) -> None:
+    model = Net(dropout=0.0)
+    for kind in (SGD, torch.optim.LBFGS):
+        optimizer = kind(model.parameters(), lr=0.1)
+
+        def closure(optimizer: Optimizer = optimizer) -> Any:
+            optimizer.zero_grad()
+            loss = loss_of(model, batch(0))
+            loss.backward()
+            return loss
+
+        folder = tmp_path / kind.__name__
+        with minitrain.record(model, optimizer, folder):
+            for _ in range(2):
+                optimizer.step(closure)
+        for row in steps_of(folder):
+            assert row["without_gradient"] == []
+            assert len(row["inputs"]) >= 1
+            assert row["own"].keys() == row["gradients"].keys() == row["before"].keys()
+
+
+def test_an_error_within_a_step_is_no_step(tmp_path: Path) -> None:
+    class Fails(SGD):
+        fails = True
+
+        def step(self, closure: Any = None) -> Any:
+            if self.fails:
+                raise ValueError("once")
+            return super().step(closure)
+
+    model = Net()
+    optimizer = Fails(model.parameters(), lr=0.1)
+    with minitrain.record(model, optimizer, tmp_path):
+        with pytest.raises(ValueError, match="once"):
+            loop(model, optimizer, 1)
+        optimizer.fails = False
+        loop(model, optimizer, 2)
+    rows = steps_of(tmp_path)
+    assert [(row["step"], row["forwards"]) for row in rows] == [(0, 2), (1, 3)]
+
+
+def test_losses_and_rates_are_those_of_the_step(tmp_path: Path) -> None:
+    model = Net()
+    optimizer = SGD(model.parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    with minitrain.record(model, optimizer, tmp_path, every=2) as recorder:
+        for step in range(5):
+            for part in (0, 1):
+                loss = loss_of(model, batch(step, micro=part)) * 0 + step + part
+                recorder.loss(loss)
+                loss.backward()
+            optimizer.step()
+            scheduler.step()
+    rows = steps_of(tmp_path)
+    assert [row["loss"] for row in rows] == [0.5, 1.5, 2.5, 4.5]
+    assert [row["lr"] for row in rows] == [[1.0], [0.5], [0.25], [0.0625]]
+
+
+def shared_moments(folder: Path) -> list[list[str]]:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    with distributed() as (rank, _):
+        torch.manual_seed(rank)
+        model = wrap_for_ddp(Net())
+        optimizer = ZeroRedundancyOptimizer(
+            model.parameters(), torch.optim.AdamW, lr=1e-2
+        )
+        with minitrain.record(model, optimizer, folder):
+            loop(model, optimizer, 3, rank=rank)
+        return [row["moments"] for row in steps_of(folder, rank)]
+
+
+def test_ranks_that_share_the_moments_step_as_one(tmp_path: Path) -> None:
+    moments = minitrain.launch(shared_moments, 2, tmp_path)
+    assert len({*moments[0], *moments[1]}) == 6
+    recording = read_recording(tmp_path)
+    for rank, one in recording.ranks.items():
+        assert list(one.steps) == [(0, 0), (0, 1), (0, 2)]
+        assert one.alarms == []
+        rows = steps_of(tmp_path, rank)
+        # after the step, so after the ranks have exchanged their parts
+        assert all(row["before"].keys() == row["parameters"].keys() for row in rows)
+        shas = {name: p["sha"] for name, p in rows[-1]["parameters"].items()}
+        assert all(shas[name] != sha for name, sha in rows[-1]["before"].items())
+
+
+def test_moments_tell_the_state_of_an_optimizer(tmp_path: Path) -> None:
+    """Of two runs that part in the moments alone."""
+    moments = []
+    for beta in (0.999, 0.9):
+        torch.manual_seed(0)
+        model = Net(dropout=0.0)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.0, betas=(0.9, beta))
+        folder = tmp_path / str(beta)
+        with minitrain.record(model, optimizer, folder):
+            loop(model, optimizer, 1)
+        moments.append(steps_of(folder)[0]["moments"])
+    assert moments[0] != moments[1]

@@ -1,0 +1,279 @@
+"""What is written of a run, and that the run is the same as without it."""
+
+import copy
+import io
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from recorded_loops import (
+    Net,
+    batch,
+    loop,
+    loss_of,
+    steps_of,
+    train_alone,
+    train_together,
+)
+from torch import nn
+
+import minitrain
+from minitrain.core.errors import UserError
+from minitrain.data.cut import content_digest
+from minitrain.recording.fingerprint import digest, fingerprint
+from minitrain.recording.format import path_of_rank, read_recording
+
+
+def test_a_step_has_what_the_loop_did(tmp_path: Path) -> None:
+    """Worked out beside the recorder."""
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
+    start = {name: digest(p) for name, p in model.named_parameters()}
+    buffers = {name: digest(b) for name, b in model.named_buffers()}
+    with minitrain.record(model, optimizer, tmp_path) as recorder:
+        told = loss_of(model, batch(0))
+        recorder.loss(told)
+        recorder.loss(float(told.detach()) + 1)
+        told.backward()
+        gradients = {n: fingerprint(p.grad) for n, p in model.named_parameters()}
+        optimizer.step()
+    one = read_recording(tmp_path).ranks[0]
+    assert one.header["start"] == start
+    assert one.header["parameters"]["first.weight"] == {
+        "shape": [16, 6],
+        "dtype": "float32",
+        "trained": True,
+    }
+    row = one.steps[0, 0]
+    assert row["inputs"] == [[f"{content_digest([x]):064x}"[:16] for x in batch(0)]]
+    assert row["loss"] == pytest.approx(float(told.detach()) + 0.5)
+    assert row["lr"] == [0.25]
+    assert row["gradients"] == gradients
+    assert row["own"] == {name: one["sketch"] for name, one in gradients.items()}
+    assert row["before"] == start
+    assert row["buffers"] == buffers
+    assert row["parameters"] == {n: fingerprint(p) for n, p in model.named_parameters()}
+    assert row["draws"] is True
+    assert (row["wrapper"], row["wrapper_id"], row["synced"]) == ("", 0, None)
+    assert (row["not_held"], row["without_gradient"]) == ([], [])
+    assert one.end == {"kind": "end", "steps": {"0": 1}, "forwards": 1}
+    assert one.alarms == []
+
+
+def test_first_steps_and_every_so_many(tmp_path: Path) -> None:
+    train_alone(tmp_path, num_steps=11)
+    rows = steps_of(tmp_path)
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 6, 9]
+    assert [row["forwards"] for row in rows] == [1, 2, 3, 4, 7, 10]
+    for row in rows:
+        (inputs,) = row["inputs"]
+        expected = [f"{content_digest([x]):064x}"[:16] for x in batch(row["step"])]
+        assert inputs == expected
+        assert row["own"].keys() == row["gradients"].keys()
+    after = [{n: p["sha"] for n, p in row["parameters"].items()} for row in rows]
+    assert [row["before"] for row in rows[1:4]] == after[:3]
+    assert len({row["moments"] for row in rows}) == len(rows)
+
+
+@pytest.mark.parametrize("micro", [1, 3])
+def test_the_run_has_the_same_bits_without_a_recorder(
+    tmp_path: Path, micro: int
+) -> None:
+    assert train_alone(tmp_path, micro=micro) == train_alone(None, micro=micro)
+    rows = steps_of(tmp_path)
+    assert all(len(row["inputs"]) == micro for row in rows)
+
+
+@pytest.mark.parametrize("with_view", [False, True])
+def test_ranks_have_the_same_bits_without_a_recorder(
+    tmp_path: Path, with_view: bool
+) -> None:
+    plain = minitrain.launch(train_together, 2, None, 2, with_view)
+    assert minitrain.launch(train_together, 2, tmp_path, 2, with_view) == plain
+    recording = read_recording(tmp_path)
+    assert recording.missing == []
+    assert [len(one.steps) for one in recording.ranks.values()] == [5, 5]
+    for rows in zip(*(steps_of(tmp_path, rank) for rank in (0, 1)), strict=True):
+        assert rows[0]["wrapper"] == "DistributedDataParallel"
+        assert rows[0]["wrapper_id"] == 1
+        assert rows[0]["syncs"] == [False, True]
+        assert rows[0]["buffers"] == rows[1]["buffers"]
+        assert rows[0]["inputs"] != rows[1]["inputs"]
+        assert rows[0]["random"] != rows[1]["random"]
+        mean_of_own(rows)
+    alarms = [row["line"] for one in recording.ranks.values() for row in one.alarms]
+    assert alarms == []
+
+
+def mean_of_own(rows: Any) -> None:
+    """The gradient is the mean of the ranks' own, but for the factor of clipping."""
+    names = rows[0]["gradients"].keys()
+    assert rows[0]["own"].keys() == names
+    sketches = [[x for n in names for x in row["own"][n]] for row in rows]
+    mean = np.mean(sketches, 0)
+    got = [x for n in names for x in rows[0]["gradients"][n]["sketch"]]
+    factor = np.dot(got, mean) / np.dot(mean, mean)
+    assert got == pytest.approx(factor * mean, rel=1e-4, abs=1e-6)
+    assert rows[0]["own"] != rows[1]["own"]
+
+
+def test_nothing_is_left_of_the_hooks(tmp_path: Path) -> None:
+    from torch.nn.modules import module
+    from torch.optim import optimizer as optimizers
+
+    def hooks() -> list[int]:
+        places = ["_global_module_registration_hooks", "_global_forward_pre_hooks"]
+        steps = ["_global_optimizer_pre_hooks", "_global_optimizer_post_hooks"]
+        return [
+            *(len(getattr(module, name)) for name in places),
+            *(len(getattr(optimizers, name)) for name in steps),
+            *(len(one._forward_pre_hooks) for one in net.modules()),
+            *(len(one._forward_hooks) for one in net.modules()),
+            *(len(p._post_accumulate_grad_hooks or ()) for p in net.parameters()),
+        ]
+
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    loss_of(net, batch(0)).backward()
+    before = hooks()
+    recorder = minitrain.record(net, optimizer, tmp_path, every=9)
+    recorder.start()
+    recorded = hooks()
+    loop(net, optimizer, 5)
+    # between recorded steps passes and steps are counted, no more
+    assert hooks() == recorded
+    recorder.stop()
+    recorder.stop()
+    assert hooks() == before
+
+
+def test_a_recorded_model_can_be_copied_and_saved(tmp_path: Path) -> None:
+    """As a moving average of it is made; the copy is not recorded."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with minitrain.record(model, optimizer, tmp_path):
+        averaged = torch.optim.swa_utils.AveragedModel(model)
+        again = copy.deepcopy(model)
+        torch.save(model, io.BytesIO())
+        for one in (averaged, again, model):
+            loss_of(one, batch(0)).backward()
+        averaged.update_parameters(model)
+        optimizer.step()
+    (row,) = steps_of(tmp_path)
+    assert row["forwards"] == 1
+    assert len(row["inputs"]) == 1
+
+
+def test_passes_that_do_not_train_are_not_counted(tmp_path: Path) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def evaluate(step: int) -> None:
+        with torch.no_grad():
+            model(batch(step))
+        model.eval()
+        model(batch(step))
+        model.train()
+
+    with minitrain.record(model, optimizer, tmp_path, every=2):
+        evaluate(0)
+        loop(model, optimizer, 4, after=evaluate)
+    assert [row["forwards"] for row in steps_of(tmp_path)] == [1, 2, 3]
+
+
+def test_an_error_ends_the_recording_early(tmp_path: Path) -> None:
+    def stop_at(step: int) -> None:
+        if step == 1:
+            raise KeyError("a bug of the loop")
+
+    with pytest.raises(KeyError):
+        train_alone(tmp_path, after=stop_at)
+    one = read_recording(tmp_path).ranks[0]
+    assert list(one.steps) == [(0, 0), (0, 1)]
+    assert one.end is None
+    # and nobody listens any more
+    train_alone(None)
+    assert list(read_recording(tmp_path).ranks[0].steps) == [(0, 0), (0, 1)]
+
+
+def test_a_run_without_a_step_has_a_beginning_and_an_end(tmp_path: Path) -> None:
+    train_alone(tmp_path, num_steps=0)
+    one = read_recording(tmp_path).ranks[0]
+    assert one.steps == {}
+    assert one.end == {"kind": "end", "steps": {"0": 0}, "forwards": 0}
+
+
+def test_gradients_that_overflow_are_recorded(tmp_path: Path) -> None:
+    model = nn.Linear(6, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with minitrain.record(model, optimizer, tmp_path):
+        (model(batch(0)) * math.inf).mean().backward()
+        optimizer.step()
+    assert math.isnan(steps_of(tmp_path)[0]["gradients"]["weight"]["norm"])
+
+
+def refused(line: str, *args: Any, **options: Any) -> None:
+    with pytest.raises(UserError, match=line) as caught:
+        minitrain.record(*args, **options).start()
+    assert "\n" not in str(caught.value)
+
+
+def test_what_means_nothing_is_one_line(tmp_path: Path) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    refused("model is a function: must be", loop, optimizer, tmp_path)
+    refused("model ReLU has no parameters", nn.ReLU(), optimizer, tmp_path)
+    refused("optimizer is a Tensor: must be", model, torch.ones(1), tmp_path)
+    scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
+    refused("optimizer is a ConstantLR: must", model, [scheduler], tmp_path)
+    for every in (0, -1, 2.0, True):
+        refused(f"every = {every}: must be", model, optimizer, tmp_path, every=every)
+    refused("on_alarm = 'mail': must", model, None, tmp_path, on_alarm="mail")
+    refused("timeout_s = 0: must be above", model, None, tmp_path, timeout_s=0)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_has_one_recording_and_a_recorder_one_start(tmp_path: Path) -> None:
+    model = Net()
+    recorder = minitrain.record(model, None, tmp_path)
+    recorder.stop()
+    recorder.start()
+    with pytest.raises(UserError, match="was started before"):
+        recorder.start()
+    recorder.stop()
+    with pytest.raises(UserError, match="was started before"):
+        recorder.start()
+    refused("has a recording of rank 0", model, None, tmp_path)
+    path_of_rank(tmp_path, 0).unlink()
+    train_alone(tmp_path, num_steps=1)
+
+
+def test_a_twin_starts_one_unit_in_the_last_place_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Typed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.wide = nn.Parameter(torch.tensor([1.0, 0.0, -2.0]))
+            self.narrow = nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+            self.whole = nn.Parameter(torch.ones(2).long(), requires_grad=False)
+
+        def forward(self) -> torch.Tensor:
+            return self.wide.sum() + self.narrow.sum()
+
+    monkeypatch.setenv("MINITRAIN_TWIN", "1")
+    model = Typed()
+    with minitrain.record(model, torch.optim.SGD([model.wide], lr=0.1), tmp_path):
+        assert model.wide.tolist() == [1, 0, -2]
+        model().backward()
+    up = [1 + 2.0**-23, 2.0**-149, -2 + 2.0**-23]
+    assert model.wide.tolist() == up
+    assert model.narrow.tolist() == [1 + 2.0**-7] * 2
+    assert model.whole.tolist() == [1, 1]
+    header = read_recording(tmp_path).ranks[0].header
+    assert header["twin"] is True
+    assert header["start"]["wide"] == digest(torch.tensor(up))
