@@ -110,7 +110,7 @@ class Watch:
         self.verdict: RankError | None = None
         # the ranks that ended with more to do, before anybody could end them for it
         self.first: set[int] = set()
-        # the ranks were ended because those of another host had
+        # ranks were ended because those of another host had: all but the first, if any
         self.followed = False
 
     def look(self) -> RankError | None:
