@@ -116,3 +116,46 @@ def test_rank_that_ended_first_here_followed_nobody(
     assert isinstance(cause, RankError)
     assert str(cause).startswith(named)
     assert cause.of_another is of_another
+
+
+def test_question_that_fails_is_asked_again(
+    tmp_path: Path,
+    process: subprocess.Popen[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before, a traceback on the terminal, and nobody asked any longer."""
+    asked: list[str] = []
+    tracebacks: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", tracebacks.append)
+
+    def ended_elsewhere() -> bool:
+        asked.append(threading.current_thread().name)
+        if len(asked) == 1:
+            raise RuntimeError("the store says what nobody expects")
+        return True
+
+    watch = Watch(tmp_path, lambda: {0: process.pid}, ended_elsewhere)
+    with watch.in_background():
+        assert process.wait(10) == -signal.SIGKILL
+    assert watch.followed
+    assert not tracebacks
+    assert asked == ["ask other hosts"] * 2
+
+
+def test_nobody_asks_after_the_end(
+    tmp_path: Path, process: subprocess.Popen[bytes]
+) -> None:
+    """Before, an answer that came a little late came when torch was being unloaded."""
+    asking = threading.Event()
+    answered = threading.Event()
+
+    def ended_elsewhere() -> bool:
+        asking.set()
+        time.sleep(0.2)
+        answered.set()
+        return False
+
+    with Watch(tmp_path, lambda: {0: process.pid}, ended_elsewhere).in_background():
+        assert asking.wait(10)
+    assert "ask other hosts" not in [one.name for one in threading.enumerate()]
+    assert answered.is_set()
