@@ -14,17 +14,13 @@ import torch.distributed as dist
 
 from minitrain.core.errors import UserError, describe_os_error
 from minitrain.distributed.causes import as_plain, from_plain, order, with_silent
-from minitrain.distributed.hearing import hear
+from minitrain.distributed.hearing import Told, hear, read
 from minitrain.distributed.hosts import Hosts
 from minitrain.distributed.interfaces import family_of
 from minitrain.distributed.meeting import store_at
 from minitrain.distributed.meeting_point import POLL_S, find, no_run, serve
 from minitrain.distributed.rendezvous import Agents
-from minitrain.distributed.torch_private import (
-    PrefixStore,
-    Store,
-    open_exit_barrier,
-)
+from minitrain.distributed.torch_private import PrefixStore, Store, open_exit_barrier
 
 GAVE_UP, SAME = "gave up", "same"
 # to the address of a host that is there
@@ -60,6 +56,8 @@ class Gathering:
         self.number: int | None = None
         self.attempt = 0
         self._ear = store
+        # what was heard, whatever becomes of the store
+        self._told: Told = {}
         self._lost_first = False
 
     @property
@@ -116,9 +114,7 @@ class Gathering:
         """
         keys = [f"attempt {self.attempt} {other.number}" for other in self._others]
         try:
-            told = [self._ear.get(key) for key in keys if self._ear.check([key])]
-            # or that they ended well
-            return any(map(json.loads, told))
+            return read(self._ear, keys, self._told)
         except dist.DistError:
             self._lost_first = True
             return True
@@ -128,29 +124,30 @@ class Gathering:
     ) -> Exception | None:
         """Tell the others of ``error``, or that there is none -> the first cause."""
         mine = self.everyone[0]
-        found, silent = {mine.number: error}, []
         with suppress(dist.DistError):
             self.store.set(f"{what} {mine.number}", json.dumps(as_plain(error)))
-        keys = [f"{what} {other.number}" for other in self._others]
+        names = {f"{what} {other.number}": str(other) for other in self._others}
+        # whoever else asks may find the first lost after all was heard here
+        lost = self._lost_first
         try:
             # an answer that comes late would be taken for that to the next question
-            lost = self._lost_first
-            heard = {} if lost else hear(self.store, keys, within_s, after_error_s)
+            if not lost:
+                hear(self.store, names, self._told, within_s, after_error_s)
         except dist.DistError:
-            self._lost_first = True
-        if self._lost_first:
-            return with_silent(error, [str(min(self._others))])
-        for other, key in zip(self._others, keys, strict=True):
-            if key not in heard:
+            lost = self._lost_first = True
+        found, silent = {mine.number: error}, []
+        for other, key in zip(self._others, names, strict=True):
+            if key not in self._told:
                 silent.append(str(other))
                 continue
-            told = from_plain(heard[key])
+            told = from_plain(self._told[key])
             if isinstance(told, UserError) and str(told) != str(error):
                 told = UserError(f"{other}: {told}")
             found[other.number] = told
         causes = [(order(one), number) for number, one in found.items() if one]
         cause = found[min(causes)[1]] if causes else None
-        return with_silent(cause, silent)
+        # with the first went what the others would have told
+        return with_silent(cause, silent[:1] if lost else silent)
 
     def _has(self, key: str) -> bool:
         try:

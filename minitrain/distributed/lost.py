@@ -124,20 +124,28 @@ def early(folder: Path, pids: Mapping[int, int]) -> list[Lost]:
     return found
 
 
+def began_it(failure: Lost | UserError, first: Container[int]) -> bool:
+    """Whether it is of a rank that ended before any was ended, and not because of
+    another: ``first`` are those that ended before a launcher could end any.
+    """
+    if isinstance(failure, UserError):
+        return False
+    return failure.rank in first and failure.kind < LEFT
+
+
 def root_cause(
     failures: Iterable[Lost | UserError], first: Container[int] = ()
 ) -> Exception:
     """The failure to report: a user's mistake first, a rank that lost a peer last.
 
-    The ranks ``first`` ended before a launcher could end any; where one of them did not
-    leave because of another, it comes before all that ended later.
+    A rank that :func:`began_it`, of those that were ``first``, comes before all that
+    ended later.
     """
 
     def order(failure: Lost | UserError) -> tuple[bool, int]:
         if isinstance(failure, UserError):
             return False, -1
-        later = failure.rank not in first or failure.kind >= LEFT
-        return later, failure.kind
+        return not began_it(failure, first), failure.kind
 
     cause = min(failures, key=order)
     return cause if isinstance(cause, UserError) else cause.error()

@@ -34,7 +34,7 @@ def serve(hosts: Hosts, timeout_s: float) -> Store:
             f"--rdzv-endpoint: {hosts.endpoint}: {error.strerror}; where several hosts "
             "of a run share an address, --node-rank tells them apart"
         ) from None
-    _say(f"waiting at {hosts.endpoint} for {hosts.count - 1} more")
+    say(f"waiting at {hosts.endpoint} for {hosts.count - 1} more")
     return TCPStore(
         *place,
         is_master=True,
@@ -50,7 +50,7 @@ def find(hosts: Hosts, timeout_s: float) -> Store:
 
     Raises UserError where nobody answers within ``timeout_s``, or somebody else.
     """
-    _say(f"waiting for the first host, at {hosts.endpoint}")
+    say(f"waiting for the first host, at {hosts.endpoint}")
     deadline = time.monotonic() + timeout_s
     _until_open(hosts, deadline, timeout_s)
     left_s = max(1.0, deadline - time.monotonic())
@@ -99,5 +99,6 @@ def _until_open(hosts: Hosts, deadline: float, timeout_s: float) -> None:
         time.sleep(POLL_S)
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
+    """For whoever waits before a terminal."""
     print(line, file=sys.stderr, flush=True)

@@ -21,7 +21,14 @@ from minitrain.core.ended import Stopped
 from minitrain.core.errors import EXIT_USER, RankError, UserError
 from minitrain.distributed.causes import not_together
 from minitrain.distributed.gathering import Gathering
-from minitrain.distributed.lost import Lost, early, ended, raised, root_cause
+from minitrain.distributed.lost import (
+    Lost,
+    began_it,
+    early,
+    ended,
+    raised,
+    root_cause,
+)
 from minitrain.distributed.meeting import (
     STORE,
     one_host,
@@ -86,7 +93,7 @@ def torchrun(
         except dist.DistError:
             cause = not_together()
         except ChildFailedError as error:
-            cause = watch.verdict or _cause(folder, error.failures, pids, watch)
+            cause = watch.verdict or cause_of(folder, error.failures, pids, watch)
         else:
             cause = root_cause(left) if (left := early(folder, pids)) else None
         finally:
@@ -145,13 +152,16 @@ def _environment(
                 os.environ[name] = value
 
 
-def _cause(
+def cause_of(
     folder: Path, failures: dict[int, Any], pids: dict[int, int], watch: Watch
 ) -> Exception:
+    """Of the ``failures`` that torchrun tells, and what it does not, the cause."""
     found = [_failure(folder, rank, failure) for rank, failure in failures.items()]
     well = {rank: pid for rank, pid in pids.items() if rank not in failures}
-    cause = root_cause([*found, *early(folder, well)], watch.first)
-    if watch.followed and isinstance(cause, RankError):
+    found += early(folder, well)
+    cause = root_cause(found, watch.first)
+    own = any(began_it(failure, watch.first) for failure in found)
+    if watch.followed and not own and isinstance(cause, RankError):
         # they were killed here for what was told there
         cause.of_another = True
     return cause

@@ -33,6 +33,8 @@ UNWATCHED = "start"
 # from the end of a rank that had more to do to that of the others; torchrun waits for
 # them ten times as long, and for ever where the exit code is 0
 BURIED_S = 3.0
+# for what is asked of another host to be answered yet, when nobody needs the answer
+ASKED_S = 0.5
 
 
 @dataclass
@@ -110,7 +112,7 @@ class Watch:
         self.verdict: RankError | None = None
         # the ranks that ended with more to do, before anybody could end them for it
         self.first: set[int] = set()
-        # the ranks were ended because those of another host had
+        # ranks were ended because those of another host had: all but the first, if any
         self.followed = False
 
     def look(self) -> RankError | None:
@@ -200,23 +202,30 @@ class Watch:
 
         thread = threading.Thread(target=watch, name="watch", daemon=True)
         thread.start()
+        asks = None
         if ask := self._elsewhere:
-            # Another host may take long to answer, and this one is watched meanwhile.
-            # Nobody waits for this thread: nobody needs an answer after the end.
-            asking = (ask, over)
-            threading.Thread(target=self._ask, args=asking, daemon=True).start()
+            # another host may take long to answer, and this one is watched meanwhile
+            asks = threading.Thread(
+                target=self._ask, args=(ask, over), name="ask other hosts", daemon=True
+            )
+            asks.start()
         try:
             yield
         finally:
             over.set()
             thread.join()
+            if asks is not None:
+                # not for the answer, which may never come
+                asks.join(ASKED_S)
 
     def _ask(self, elsewhere: Callable[[], bool], over: threading.Event) -> None:
         """Note that the ranks of another host have ended, once they have."""
         while not over.wait(POLL_S):
-            if elsewhere():
-                self._ended_there.set()
-                return
+            # who cannot tell may be able to later; the ranks here are watched anyhow
+            with suppress(Exception):
+                if elsewhere():
+                    self._ended_there.set()
+                    return
 
 
 def _signs(stacks: Mapping[int, stack.Stack]) -> list[Callable[[_Rank], bool]]:

@@ -14,6 +14,7 @@ from minitrain.core.params import Params
 from minitrain.core.provenance import require_torch
 from minitrain.distributed.groups import distributed, local_device, require_gpus
 from minitrain.distributed.hosts import Hosts
+from minitrain.distributed.interfaces import require_no_label
 from minitrain.distributed.place import my_place
 from minitrain.distributed.together import only_first
 from minitrain.model.factory import try_model
@@ -89,7 +90,10 @@ def preflight(job: Job, hosts: Hosts | None = None) -> None:
     require_torch(job.params.environment.torch)
     if job.backend == "nccl":
         count = job.world_size
-        require_gpus(count if hosts is None else hosts.ranks_here(count))
+        if hosts is not None:
+            count = hosts.ranks_here(count)
+            require_no_label(hosts.interface)
+        require_gpus(count)
     if not job.shards.exists():
         raise UserError(
             f"{job.shards}: no shards for {job.world_size} processes; {job.world_size} "

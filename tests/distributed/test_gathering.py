@@ -1,7 +1,9 @@
 """Hosts come together, reach each other, and tell each other what went wrong."""
 
+import re
 import socket
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -9,14 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from ipv6 import require_ipv6
 from ports import free_port
 
 from minitrain.core.errors import RankError, UserError
-from minitrain.distributed.gathering import Gathering, gathered
+from minitrain.distributed import gathering as module
+from minitrain.distributed.gathering import Gathering, Known, gathered
 from minitrain.distributed.hosts import Hosts
 from minitrain.distributed.interfaces import Interface
-from minitrain.distributed.torch_private import TCPStore
+from minitrain.distributed.torch_private import HashStore, TCPStore
 
 LOOPBACK = Interface("lo", "127.0.0.1")
 Body = Callable[[Gathering], Any]
@@ -228,6 +232,92 @@ def test_silent_host_is_named_where_it_may_be_the_cause(
     assert first.startswith("no word from host 1 (")
     assert first.endswith("; lost")
     assert second == "silent"
+
+
+def test_host_that_never_tells_is_not_waited_for_without_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its ranks have twice the limit of a wait to end, and then it is lost."""
+    monkeypatch.setattr("minitrain.distributed.gathering.TOLD_S", 0.5)
+    monkeypatch.setattr("minitrain.distributed.hearing.SAY_S", 0.3)
+    begun, over = threading.Event(), threading.Event()
+
+    def body(gathering: Gathering) -> tuple[str, float]:
+        if not gathering.hosts.is_first:
+            begun.set()
+            over.wait(20)
+            return "silent", 0.0
+        begun.wait(5)
+        gathering.begin_attempt()
+        gathering.timeout_s = 0.5
+        began = time.monotonic()
+        error = gathering.agree_on(None)
+        over.set()
+        assert isinstance(error, UserError)
+        return str(error), time.monotonic() - began
+
+    (line, took_s), _ = meet(2, body, [0, 1])
+    assert line.startswith("no word from host 1 (")
+    # twice 0.5 s, and 0.5 s to tell it
+    assert 1.5 <= took_s < 10
+    (said,) = [one for one in capsys.readouterr().err.splitlines() if "most" in one]
+    assert said.startswith("waiting for host 1 (")
+    assert re.search(r", \d s at most$", said)
+
+
+class Leaves(HashStore):
+    """The store of a host that is lost once somebody has read in it."""
+
+    lost = False
+
+    def get(self, key: str) -> bytes:
+        self.lost = True
+        return bytes(super().get(key))
+
+    def check(self, keys: list[str]) -> bool:
+        if self.lost:
+            raise dist.DistNetworkError("closed by peer")
+        return bool(super().check(keys))
+
+
+def the_second_of_three(store: HashStore) -> Gathering:
+    hosts = Hosts(3, "127.0.0.1", free_port(), LOOPBACK, 1)
+    gathering = Gathering(hosts, store, 20, 3)
+    gathering.everyone = [Known(n, "here", "127.0.0.1", 1) for n in (1, 0, 2)]
+    return gathering
+
+
+@pytest.mark.parametrize("by_the_watch", [False, True])
+def test_cause_that_was_heard_outlives_the_store(by_the_watch: bool) -> None:
+    """Before: no word from host 0."""
+    store = Leaves()
+    gathering = the_second_of_three(store)
+    store.set("attempt 0 2", '{"line": "rank 2: a bug", "mistake": false}')
+    if by_the_watch:
+        assert gathering.ended_elsewhere()
+    agreed = gathering.agree_on(rank_error("lost a peer", of_another=True))
+    assert str(agreed) == "rank 2: a bug"
+    # and nobody is asked any more
+    agreed = gathering.agree_on(rank_error("lost a peer", of_another=True))
+    assert str(agreed) == "rank 2: a bug"
+
+
+def test_host_that_is_lost_after_all_told_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The watch's own thread may find it lost. Before: no word from host 0."""
+    gathering = the_second_of_three(HashStore())
+    hear = module.hear
+
+    def and_then_it_is_lost(*arguments: Any) -> Any:
+        heard = hear(*arguments)
+        monkeypatch.setattr(gathering, "_lost_first", True)
+        return heard
+
+    monkeypatch.setattr(module, "hear", and_then_it_is_lost)
+    for number in (0, 2):
+        gathering.store.set(f"attempt 0 {number}", "{}")
+    assert gathering.agree_on(None) is None
 
 
 def test_ranks_that_ended_elsewhere_are_known_here() -> None:

@@ -4,18 +4,21 @@ import json
 import threading
 import time
 
-from minitrain.distributed.hearing import hear
+import pytest
+import torch.distributed as dist
+
+from minitrain.distributed.hearing import Told, hear
 from minitrain.distributed.torch_private import HashStore, Store
 
 ERROR = {"line": "rank 1: a bug", "mistake": False}
+NAMES = {"host 1": "host 1 (a)", "host 2": "host 2 (b)"}
 
 
-def timed(
-    store: Store, within_s: float, after_error_s: float
-) -> tuple[dict[str, dict[str, object]], float]:
+def timed(store: Store, within_s: float, after_error_s: float) -> tuple[Told, float]:
     """What hosts 1 and 2 tell, and after how many seconds."""
     began = time.monotonic()
-    told = hear(store, ["host 1", "host 2"], within_s, after_error_s)
+    told: Told = {}
+    hear(store, NAMES, told, within_s, after_error_s)
     return told, time.monotonic() - began
 
 
@@ -45,3 +48,27 @@ def test_after_an_error_the_others_have_little_time() -> None:
     told, took_s = timed(store, 60, 0.5)
     assert told == {"host 1": ERROR}
     assert 0.5 <= took_s < 30
+
+
+def test_what_was_heard_before_the_store_is_lost_is_kept() -> None:
+    class Lost(HashStore):
+        def check(self, keys: list[str]) -> bool:
+            if keys == ["host 2"]:
+                raise dist.DistNetworkError("closed by peer")
+            return bool(super().check(keys))
+
+    store, told = Lost(), {}
+    store.set("host 1", json.dumps(ERROR))
+    with pytest.raises(dist.DistNetworkError):
+        hear(store, NAMES, told, 60, 60)
+    assert told == {"host 1": ERROR}
+
+
+def test_who_waits_for_long_says_once_for_whom(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("minitrain.distributed.hearing.SAY_S", 0.2)
+    store = HashStore()
+    store.set("host 1", "{}")
+    timed(store, 1.45, 0)
+    assert capsys.readouterr().err == "waiting for host 2 (b), 1 s at most\n"

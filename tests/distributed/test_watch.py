@@ -8,10 +8,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from waiting import wait_for
 
+from minitrain.core.errors import RankError
 from minitrain.distributed.place import file_of, make_place
+from minitrain.distributed.torchrun import cause_of
 from minitrain.distributed.watch import Watch
 
 
@@ -69,3 +73,89 @@ def test_ranks_end_with_those_of_another_host(
         assert process.wait(10) == -signal.SIGKILL
     assert watch.followed
     assert watch.verdict is None
+
+
+@pytest.mark.parametrize(
+    ("leaving", "named", "of_another"),
+    [("", "rank 2 ", False), ("lost a peer", "rank 3 ", True)],
+)
+def test_rank_that_ended_first_here_followed_nobody(
+    leaving: str,
+    named: str,
+    of_another: bool,
+    tmp_path: Path,
+    process: subprocess.Popen[bytes],
+) -> None:
+    """Ranks of another host lost it, and tell that at once. Before, a crash here was
+    taken for what came of theirs.
+    """
+    places = {number: make_place(file_of(tmp_path, number)) for number in (2, 3)}
+    for one in places.values():
+        one.mark(2, "forward")
+    places[2].leave(leaving)
+    told = threading.Event()
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as crashes:
+        pids = {2: crashes.pid, 3: process.pid}
+        watch = Watch(tmp_path, lambda: pids, told.is_set)
+        with watch.in_background():
+            crashes.send_signal(signal.SIGSEGV)
+            wait_for(lambda: [*watch.first], 1)
+            assert watch.first == {2}
+            told.set()
+            assert process.wait(10) == -signal.SIGKILL
+    assert watch.followed
+    failures = {
+        number: SimpleNamespace(message="", pid=pid, exitcode=-code)
+        for (number, pid), code in zip(
+            pids.items(), (signal.SIGSEGV, signal.SIGKILL), strict=True
+        )
+    }
+    if leaving:
+        failures[2].message = {"message": "RuntimeError: Connection reset by peer"}
+    cause = cause_of(tmp_path, failures, pids, watch)
+    assert isinstance(cause, RankError)
+    assert str(cause).startswith(named)
+    assert cause.of_another is of_another
+
+
+def test_question_that_fails_is_asked_again(
+    tmp_path: Path,
+    process: subprocess.Popen[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before, a traceback on the terminal, and nobody asked any longer."""
+    asked: list[str] = []
+    tracebacks: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", tracebacks.append)
+
+    def ended_elsewhere() -> bool:
+        asked.append(threading.current_thread().name)
+        if len(asked) == 1:
+            raise RuntimeError("the store says what nobody expects")
+        return True
+
+    watch = Watch(tmp_path, lambda: {0: process.pid}, ended_elsewhere)
+    with watch.in_background():
+        assert process.wait(10) == -signal.SIGKILL
+    assert watch.followed
+    assert not tracebacks
+    assert asked == ["ask other hosts"] * 2
+
+
+def test_nobody_asks_after_the_end(
+    tmp_path: Path, process: subprocess.Popen[bytes]
+) -> None:
+    """Before, an answer that came a little late came when torch was being unloaded."""
+    asking = threading.Event()
+    answered = threading.Event()
+
+    def ended_elsewhere() -> bool:
+        asking.set()
+        time.sleep(0.2)
+        answered.set()
+        return False
+
+    with Watch(tmp_path, lambda: {0: process.pid}, ended_elsewhere).in_background():
+        assert asking.wait(10)
+    assert "ask other hosts" not in [one.name for one in threading.enumerate()]
+    assert answered.is_set()
