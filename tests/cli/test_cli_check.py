@@ -9,6 +9,7 @@ from one_line import refusal
 
 from minitrain.cli.check import in_words
 from minitrain.cli.main import run
+from minitrain.core.errors import UserError
 from minitrain.testing.climb import Climbed
 from minitrain.testing.named import find
 from minitrain.testing.text_batches import (
