@@ -1,7 +1,7 @@
 """What a line of a recording must hold: each key, its type and its range.
 
 It is checked once, as the line is read, so that nobody who works with it need doubt it.
-Keys beside these are left alone.
+Other keys are left alone.
 """
 
 from collections.abc import Callable, Mapping
@@ -123,6 +123,10 @@ FIELDS: dict[str, dict[str, Check]] = {
     "note": _TOLD,
     "end": {"steps": _named(_COUNT), "forwards": _COUNT},
 }
+# what a line of version 1 may have beside
+MAY_HAVE: dict[str, dict[str, Check]] = {
+    "step": {"unread": _text, "broadcast_buffers": _or_none(_flag)},
+}
 
 
 def fault_of(row: Mapping[str, Any]) -> str | None:
@@ -132,8 +136,15 @@ def fault_of(row: Mapping[str, Any]) -> str | None:
         if key not in row:
             return f"{kind} without {key}"
         if not check(row[key]):
-            return f"{kind} with {key} = {shown(row[key])}"
+            return _wrong(row, key)
+    for key, check in MAY_HAVE.get(kind, {}).items():
+        if key in row and not check(row[key]):
+            return _wrong(row, key)
     return None
+
+
+def _wrong(row: Mapping[str, Any], key: str) -> str:
+    return f"{row['kind']} with {key} = {shown(row[key])}"
 
 
 def shown(value: Any) -> str:

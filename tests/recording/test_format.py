@@ -264,6 +264,8 @@ WRONG: dict[str, dict[str, list[Any]]] = {
         "parameters": [{"w": PRINT | {"sha": 5}}, {"w": PRINT | {"norm": None}}],
         "before": [{"w": None}],
         "moments": [None],
+        "unread": [None],
+        "broadcast_buffers": [1],
     },
     "alarm": {"step": ["0"], "ranks": [["0"], 1], "line": [None]},
     "end": {"steps": [{"0": "2"}, [1], {"0": -1}], "forwards": [None]},
