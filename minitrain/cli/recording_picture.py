@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
 
-from minitrain.cli.recording_words import KINDS, where
+from minitrain.cli.recording_words import KINDS, at_or_from, printable, where
 from minitrain.core.files import atomic_path
 from minitrain.report.canvas import BLACK, BLUE, ORANGE, canvas, save
 
@@ -97,10 +97,16 @@ def _draw(axes: Axes, steps: Sequence["StepCompared"], kind: str, limit: str) ->
 def _title(found: "RecordingsCompared") -> str:
     verdict = found.verdict[:1].upper() + found.verdict[1:]
     if found.first:
-        return f"{verdict} at {where(found.first)}"
+        return _plain(f"{verdict} {at_or_from(found.first)} {where(found.first)}")
     if not found.same:
-        return f"{verdict}: {', '.join([*found.broken, *_only(found)])}"
+        why = [*found.broken, *found.unseen, *_only(found)]
+        return _plain(f"{verdict}: {', '.join(why)}")
     return f"{verdict} at all {len(found.steps)} recorded steps"
+
+
+def _plain(text: str) -> str:
+    """Nothing that matplotlib would take for a formula."""
+    return printable(text).replace("$", r"\$")
 
 
 def _only(found: "RecordingsCompared") -> list[str]:

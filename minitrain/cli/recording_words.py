@@ -18,16 +18,16 @@ WORST = "=~?x"
 STRIP_WIDTH = 60
 SHOWN = 5
 KINDS = ("gradients", "parameters")
-# of what is allowed: more says little
-HIDES = 0.1
 
 
 def recordings_in_words(found: "RecordingsCompared") -> str:
     """The verdict first, then where and why; a line each."""
     lines = [_verdict(found)]
     if found.doubt:
-        lines.append(f"beyond the quick limits already at {where(found.doubt)}")
+        already = f"{at_or_from(found.doubt)} {where(found.doubt)}"
+        lines.append(f"beyond the quick limits already {already}")
     lines += found.broken
+    lines += [line for line in found.unseen if line not in lines[0]]
     for side, only in (("A", found.only_in_a), ("B", found.only_in_b)):
         if only:
             lines.append(f"only in {side}: {_some(only)}")
@@ -41,7 +41,16 @@ def recordings_in_words(found: "RecordingsCompared") -> str:
             "a twin tells: run A once more with MINITRAIN_TWIN=1 into another folder, "
             "then --twin FOLDER"
         )
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))
+
+
+def printable(text: str) -> str:
+    """``text`` as one line that does nothing to a terminal: names and lines come from
+    files that anybody may have written.
+    """
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode() for c in text
+    )
 
 
 def _alarms(of_a: Sequence[str], of_b: Sequence[str]) -> list[str]:
@@ -55,6 +64,9 @@ def _alarms(of_a: Sequence[str], of_b: Sequence[str]) -> list[str]:
 
 def _far(found: "RecordingsCompared") -> str:
     """From where on a twin excuses much."""
+    # torch takes seconds to import: not for --help
+    from minitrain.diff.recording_limits import HIDES
+
     for step in found.steps:
         for kind in KINDS:
             if getattr(step, kind).allowed_share > HIDES:
@@ -66,11 +78,11 @@ def _far(found: "RecordingsCompared") -> str:
 def _verdict(found: "RecordingsCompared") -> str:
     steps = plural(len(found.steps), "recorded step")
     if found.first:
-        return f"{found.verdict} at {described(found.first)}"
+        return f"{found.verdict} {at_or_from(found.first)} {described(found.first)}"
     if not found.same:
-        what = (
-            "what only one of them has" if found.verdict == "different" else "not whole"
-        )
+        what = "not whole" if found.broken else "; ".join(found.unseen)
+        if found.verdict == "different":
+            what = "what only one of them has"
         return f"{found.verdict}: {what}; {_alike(found)} is what both have ({steps})"
     return f"{found.verdict}: {steps}{_farthest(found)}"
 
@@ -97,11 +109,18 @@ def _farthest(found: "RecordingsCompared") -> str:
     return f"; {', '.join(said)}" if said else ""
 
 
+def at_or_from(one: "Unlike") -> str:
+    """What stands before where it is."""
+    return "from" if one.onwards else "at"
+
+
 def where(one: "Unlike") -> str:
     """Step, thing, tensor and ranks."""
     text = "the start" if one.step < 0 else f"step {one.step}"
     if one.optimizer:
         text += f" of optimizer {one.optimizer}"
+    if one.onwards:
+        text += " on"
     text += f": {one.what}"
     if one.tensor:
         text += f", tensor {one.tensor}"
@@ -148,6 +167,7 @@ def recordings_as_facts(found: "RecordingsCompared") -> dict[str, Any]:
         "only_in_a": found.only_in_a,
         "only_in_b": found.only_in_b,
         "broken": found.broken,
+        "unseen": found.unseen,
         "no_difference": found.asides,
         "alarms": found.alarms,
     }

@@ -24,7 +24,6 @@ from minitrain.diff.recording_places import (
     samples,
     sketches,
 )
-from minitrain.proof.tolerances import GRADIENT_SHARE
 
 # of a whole gradient: what one in 16 bits is off
 LOW_PRECISION = (2e-4, 2e-2)
@@ -127,7 +126,7 @@ def cause_in_own(place: Place) -> Cause | None:
             return None
         ours, theirs = (joined(row["own"], names) for row in (a, b))
         size = max(size, *(length(joined(a["own"], [name])) for name in names))
-        if not length(theirs - ours) <= GRADIENT_SHARE * size:
+        if not length(theirs - ours) <= place.gradient_share * size:
             unlike.append(rank)
             factors.append(fit(theirs, [ours]))
     if not unlike:

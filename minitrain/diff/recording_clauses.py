@@ -19,6 +19,7 @@ from minitrain.diff.recording_places import (
     samples,
     sketches,
 )
+from minitrain.diff.recording_still import stands
 
 # of a step: what Adam makes of rounding leaves so much of a fit
 ADAPTIVE = 0.02
@@ -116,7 +117,7 @@ def cause_in_parameters(
     a, b = place.a[found.pairs[0][0]], place.b[found.pairs[0][1]]
     names = common(a["parameters"], b["parameters"])
     for row, other, side in ((b, a, "B"), (a, b, "A")):
-        if _stands(row, found.tensor) and not _stands(other, found.tensor):
+        if stands(row, found.tensor) and not stands(other, found.tensor):
             return Cause(f"{found.tensor} does not move in {side}", sure=True)
     ours, theirs = (joined(sketches(row, "parameters"), names) for row in (a, b))
     pairs = [("A", ours), ("B", theirs)]
@@ -128,10 +129,6 @@ def cause_in_parameters(
     elif cause := _of_first_step(ours, theirs, a, names, place.world_sizes):
         return cause
     return Cause(_of_state(place, before))
-
-
-def _stands(row: Row, name: str) -> bool:
-    return bool(row["before"].get(name) == row["parameters"][name]["sha"])
 
 
 def cause_of_drift(

@@ -8,102 +8,41 @@ a fault; without a twin only what no rounding grows to is one.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal
 
-import torch
-
-from minitrain.diff.recording_places import (
-    Place,
-    Row,
-    apart,
-    common,
-    fit,
-    joined,
-    norm,
-    sketches,
-)
-from minitrain.proof.tolerances import GRADIENT_SHARE, SGD_SHARE, TIMES_TWIN
+from minitrain.diff.recording_course import Course
+from minitrain.diff.recording_places import Place, Row, apart, common, is_finite, norm
+from minitrain.proof.tolerances import SGD_SHARE, STATE_FLOAT64, TIMES_TWIN
 
 Kind = Literal["gradients", "parameters"]
 Pair = tuple[int, int]
+Limits = Mapping[str, float]
 
-# what rounding alone makes of one operation in float32
-UNIT = 2.0**-24
 # Adam divides by the gradient's size, so elements whose gradient is no more than noise
-# go anywhere: of a share r of noise sqrt(r), in the norm, and some
-ADAPTIVE_TIMES_ROOT = 10.0
-# a tensor that is nothing but noise (the bias of attention's keys) goes there or back
-ADAPTIVE_AT_MOST = 2.0
-# what 16 bits round to, and some; and by how much rounding grows in a step
-COARSE, COARSE_ADAPTIVE, GROWTH = 0.03, 0.3, 2.0
-# of a fit: SGD's step is a sum of gradients and weights
-LINEAR = 1e-3
+# go anywhere: of a share r of noise sqrt(r), in the norm, and some; what is within the
+# quick limit of gradients makes no more than the second
+ADAPTIVE_TIMES_ROOT, ADAPTIVE_SHARE = 10.0, 0.03
+# a tensor that is nothing but noise (the bias of attention's keys) goes there or back;
+# of one that is so in part (where keys share it with queries) that part is small
+NOISE_AT_MOST, PART_AT_MOST = 2.0, 0.1
+# by how much rounding grows in a step; what 16 bits round to, and some, and of a model
+# in float64 what float32 does
+GROWTH = 2.0
+COARSE = {False: 0.03, True: 1e-5}
+COARSE_ADAPTIVE = {False: 0.3, True: 0.03}
+# what only a twin excuses, and so much of it, could be a fault as well
+HIDES = 0.1
 
 
 @dataclass(frozen=True)
-class Course:
-    """How A trained, as far as limits depend on it: where each tensor was after the
-    first recorded step, how far that step took it, whether steps are linear in the
-    gradients (SGD) or not (Adam), and whether training changes buffers.
+class ByTwin:
+    """Of what is within the limits by the twin alone, the ``tensor`` that is allowed
+    most: how far it is apart, and may be, as a share of the model's size.
     """
 
-    numel: Mapping[str, int]
-    eps: Mapping[str, float]
-    first: Mapping[str, Sequence[float]]
-    first_move: Mapping[str, float]
-    linear: bool
-    trains_buffers: bool
-
-    def moved(self, row: Row) -> dict[str, float]:
-        """How far training has moved each tensor until ``row``, from its start."""
-        now = sketches(row, "parameters")
-        return {
-            name: self.first_move[name] + apart(now[name], self.first[name])
-            for name in common(self.first, now)
-        }
-
-
-def course_of(header: Row, rows: Sequence[Row]) -> Course:
-    """The course of a rank's rows, of one optimizer and in order."""
-    first = sketches(rows[0], "parameters")
-    numel, eps = {}, {}
-    for name, about in header["parameters"].items():
-        numel[name] = math.prod(about["shape"])
-        dtype = getattr(torch, about["dtype"])
-        eps[name] = torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
-    follows = len(rows) > 1 and rows[1]["step"] == rows[0]["step"] + 1
-    if follows:
-        second = sketches(rows[1], "parameters")
-        move = {n: apart(first[n], second[n]) for n in common(first, second)}
-    else:
-        rate, gradients = max(rows[0]["lr"], default=0.0), rows[0]["gradients"]
-        move = {
-            n: rate * min(norm(gradients[n]), math.sqrt(numel[n]))
-            for n in common(first, gradients)
-        }
-    first_move = {name: move.get(name, 0.0) for name in first}
-    buffers = rows[0]["buffers"] != rows[-1]["buffers"]
-    return Course(numel, eps, first, first_move, _is_linear(rows), buffers)
-
-
-def _is_linear(rows: Sequence[Row]) -> bool:
-    """Whether the first step that can be told is one of SGD: with momentum a sum of the
-    gradients so far, with weight decay also of the weights.
-    """
-    for number, (before, row) in enumerate(pairwise(rows)):
-        past = rows[: number + 2]
-        if row["step"] != number + rows[0]["step"] + 1:
-            break
-        names = common(*(one["gradients"] for one in past), row["parameters"])
-        start, end = (joined(sketches(r, "parameters"), names) for r in (before, row))
-        parts = [joined(sketches(r, "gradients"), names) for r in past]
-        found = fit(end - start, [*parts, start])
-        # weights may be zero, or the same as a gradient
-        found = found or fit(end - start, [*parts[-1:]])
-        if found is not None:
-            return found[1] < LINEAR
-    return False
+    tensor: str
+    share: float
+    allowed: float
 
 
 @dataclass(frozen=True)
@@ -113,7 +52,8 @@ class Measured:
     ``tensor`` is the one farthest beyond what is ``allowed``, ``pairs`` the ranks of A
     and B where it is unlike, ``size`` what its ``gap`` is a share of: of the largest
     gradient, or of how far training has moved the model. ``whole`` is the share of all
-    tensors together; ``equal`` says that all bits are.
+    tensors together; ``equal`` says that all bits are. ``by_twin`` is set where the
+    twin excuses so much that a fault could hide.
     """
 
     kind: Kind
@@ -130,13 +70,12 @@ class Measured:
     num_beyond_quick: int = 0
     num: int = 0
     trains_buffers: bool = False
+    by_twin: ByTwin | None = None
 
     @property
     def share(self) -> float:
         """The gap as a share of ``size``."""
-        if self.size > 0:
-            return self.gap / self.size
-        return math.inf if self.gap else 0.0
+        return _share(self.gap, self.size)
 
     @property
     def allowed_share(self) -> float:
@@ -156,13 +95,20 @@ def measure(place: Place, kind: Kind, course: Course, noise: float) -> Measured:
         return Measured(kind, True, True, size=size, num=len(ours))
     far = {name: max(found.values(), default=0.0) for name, found in gaps.items()}
     quick = _quick(place, kind, course, size, scale, noise)
-    allowed = _with_twin(place, kind, ours, quick, scale)
-    beyond = [name for name, gap in far.items() if not gap <= allowed.get(name, 0.0)]
+    allowed = quick
+    if place.twin is not None:
+        # it shows by itself what elements of noise do
+        least = _quick(place, kind, course, size, scale, None)
+        allowed = _with_twin(place.twin[kind], ours, least, scale)
+    beyond, beyond_quick = _beyond(far, allowed), _beyond(far, quick)
     may_be_noise = kind == "parameters" and not course.linear and place.twin is None
-    noisy = bool(beyond and may_be_noise) and _is_noise(far, beyond, scale, allowed)
-    worst = max(far, key=lambda name: far[name] / (allowed.get(name, 0.0) + 1e-300))
+    noisy = bool(beyond and may_be_noise) and _is_noise(
+        place, far, beyond, scale, allowed
+    )
+    worst = max(far, key=lambda name: _times(far[name], allowed.get(name, 0.0)))
     where = {pair: g for pair, g in gaps[worst].items() if g > allowed.get(worst, 0.0)}
-    entry = ours.get(worst) or theirs[worst]
+    entry = ours.get(worst) or theirs.get(worst)
+    own_size = norm(entry) if entry else 0.0
     return Measured(
         kind=kind,
         equal=False,
@@ -172,12 +118,13 @@ def measure(place: Place, kind: Kind, course: Course, noise: float) -> Measured:
         gap=math.hypot(*far.values()) if noisy else far[worst],
         allowed=math.hypot(*allowed.values()) if noisy else allowed.get(worst, 0.0),
         size=size,
-        own_size=norm(entry) if kind == "gradients" else scale.get(worst, 0.0),
+        own_size=own_size if kind == "gradients" else scale.get(worst, 0.0),
         whole=_whole(far, [norm(e) for e in ours.values()], size, kind),
         num_beyond=len(beyond),
-        num_beyond_quick=sum(not gap <= quick.get(n, 0.0) for n, gap in far.items()),
+        num_beyond_quick=len(beyond_quick),
         num=len({**ours, **theirs}),
         trains_buffers=course.trains_buffers,
+        by_twin=None if beyond else _by_twin(far, beyond_quick, allowed, size),
     )
 
 
@@ -189,9 +136,9 @@ def _gaps(place: Place, kind: Kind) -> dict[str, dict[Pair, float]]:
         for name in {**ours, **theirs}:
             x, y = ours.get(name), theirs.get(name)
             if x is None or y is None:
-                # no gradient, and one of zeros, are the same to most
+                # no gradient, and one of zeros, are other bits, and the same to most
                 alone = norm(x or y)
-                gaps = {pair: alone} if alone else {}
+                gaps = {pair: math.inf if alone != 0 else 0.0}
             elif x["sha"] == y["sha"]:
                 gaps = {}
             else:
@@ -206,7 +153,7 @@ def _sizes(
     """The model's size that gaps are shares of, and that of each tensor."""
     if kind == "parameters":
         moved = course.moved(row)
-        return math.hypot(*moved.values()), moved
+        return math.hypot(*filter(math.isfinite, moved.values())), moved
     sides = [[norm(entry) for entry in side.values()] for side in (ours, theirs)]
     finite = [[x for x in side if math.isfinite(x)] for side in sides]
     size = min(max(side, default=0.0) for side in finite)
@@ -218,39 +165,31 @@ def _quick(
     kind: Kind,
     course: Course,
     size: float,
-    scale: Mapping[str, float],
-    noise: float,
+    scale: Limits,
+    noise: float | None,
 ) -> dict[str, float]:
     if kind == "gradients":
         a, b = place.pairs[0]
         names = {**place.a[a][kind], **place.b[b][kind]}
-        return dict.fromkeys(names, GRADIENT_SHARE * size)
-    share = SGD_SHARE
-    if not course.linear:
-        share = max(share, ADAPTIVE_TIMES_ROOT * math.sqrt(noise))
+        return dict.fromkeys(names, place.gradient_share * size)
+    share = STATE_FLOAT64 if place.double else SGD_SHARE
+    if not course.linear and noise is not None:
+        root = ADAPTIVE_TIMES_ROOT * math.sqrt(max(noise, place.unit))
+        share = max(share, min(root, ADAPTIVE_SHARE))
     # a unit in the last place each step goes one way or the other
     steps = math.sqrt(place.step + 1)
     held = place.a[place.pairs[0][0]][kind]
     return {
-        name: steps * course.eps[name] * norm(held[name]) + share * moved
+        name: steps * course.eps.get(name, 0.0) * norm(held[name]) + share * moved
         for name, moved in scale.items()
     }
 
 
-def _with_twin(
-    place: Place,
-    kind: Kind,
-    ours: Row,
-    quick: Mapping[str, float],
-    scale: Mapping[str, float],
-) -> dict[str, float]:
+def _with_twin(twin: Row, ours: Row, quick: Limits, scale: Limits) -> dict[str, float]:
     """The quick limits, or ten times as far as the twin. A tensor of few elements may
     stay by chance where it was: it may go as far as the model does, for its size.
     """
-    if place.twin is None:
-        return dict(quick)
-    twin = place.twin[kind]
-    names = common(ours, twin)
+    names = [n for n in common(ours, twin) if is_finite(ours[n]) and is_finite(twin[n])]
     far = {n: apart(ours[n]["sketch"], twin[n]["sketch"]) for n in names}
     size = math.hypot(*(scale.get(n, 0.0) for n in names))
     share = math.hypot(*far.values()) / size if size else 0.0
@@ -260,29 +199,78 @@ def _with_twin(
     }
 
 
+def _within(gap: float, limit: float) -> bool:
+    """What is not finite never is."""
+    return math.isfinite(gap) and gap <= limit
+
+
+def _beyond(far: Limits, limits: Limits) -> list[str]:
+    return [n for n, gap in far.items() if not _within(gap, limits.get(n, 0.0))]
+
+
+def _times(gap: float, limit: float) -> float:
+    """How many times the limit a gap is; of what is not finite, no limit is known."""
+    if not math.isfinite(limit):
+        return math.inf if gap else 0.0
+    return gap / (limit + 1e-300)
+
+
+def _by_twin(
+    far: Limits, beyond_quick: Sequence[str], allowed: Limits, size: float
+) -> ByTwin | None:
+    """Where the twin alone excuses much."""
+    if not beyond_quick:
+        return None
+    name = max(beyond_quick, key=lambda name: allowed[name])
+    share = _share(allowed[name], size)
+    return ByTwin(name, _share(far[name], size), share) if share > HIDES else None
+
+
 def _is_noise(
-    far: Mapping[str, float],
+    place: Place,
+    far: Limits,
     beyond: Sequence[str],
-    scale: Mapping[str, float],
-    allowed: Mapping[str, float],
+    scale: Limits,
+    allowed: Limits,
 ) -> bool:
-    """Whether only tensors are beyond that hardly count beside all others."""
-    near = all(far[n] <= ADAPTIVE_AT_MOST * scale.get(n, 0.0) for n in beyond)
-    return near and math.hypot(*far.values()) <= math.hypot(*allowed.values())
+    """Whether only tensors are beyond that hardly count beside all others: far those
+    whose gradient is noise, and a little those of which a part is.
+    """
+    gradients = place.a[place.pairs[0][0]]["gradients"]
+    norms = {name: norm(entry) for name, entry in gradients.items()}
+    least = place.gradient_share * max(norms.values(), default=0.0)
+    for name in beyond:
+        noise = norms.get(name, math.inf) <= least
+        most = NOISE_AT_MOST if noise else PART_AT_MOST
+        if not _within(far[name], most * scale.get(name, 0.0)):
+            return False
+    return math.hypot(*far.values()) <= math.hypot(*allowed.values())
 
 
-def _whole(
-    far: Mapping[str, float], norms: Sequence[float], size: float, kind: Kind
-) -> float:
+def _whole(far: Limits, norms: Sequence[float], size: float, kind: Kind) -> float:
     gap = math.hypot(*far.values())
     if kind == "gradients":
         size = math.hypot(*norms)
     return gap / size if size > 0 else math.inf
 
 
-def beyond_doubt(share: float, before: float, steps: int, coarse: float) -> bool:
-    """Whether rounding cannot have grown to this ``share`` in so many ``steps``, from
-    what it was ``before``.
+def _share(gap: float, size: float) -> float:
+    if size > 0:
+        return gap / size
+    return math.inf if gap else 0.0
+
+
+def beyond_doubt(place: Place, share: float, before: float, steps: int) -> bool:
+    """Whether rounding cannot have grown to this ``share`` of gradients in so many
+    ``steps``, from what it was ``before``.
     """
-    grown = max(before, UNIT) * GROWTH ** min(steps, 64)
-    return not share <= max(coarse, grown)
+    grown = max(before, place.unit) * GROWTH ** min(steps, 64)
+    return not share <= max(COARSE[place.double], grown)
+
+
+def step_beyond_doubt(place: Place, share: float, steps: int, linear: bool) -> bool:
+    """The same of parameters, whose gradients are alike."""
+    if linear:
+        return beyond_doubt(place, share, place.unit, steps)
+    grown = place.unit * GROWTH ** min(steps, 64)
+    return not share <= max(COARSE_ADAPTIVE[place.double], grown)

@@ -16,16 +16,25 @@ import torch
 from torch import Tensor
 
 from minitrain.diff.diagnosis import combination
+from minitrain.proof.tolerances import GRADIENT_SHARE, GRADIENT_SHARE_FLOAT64
+from minitrain.recording.format import Recording
 
 Row = Mapping[str, Any]
 Rows = Mapping[int, Row]
 Sketches = Mapping[str, Sequence[float]]
+Key = tuple[int, int]
+
+# ranks that are named
+NAMED = 8
+DOUBLE = {"float64", "complex128"}
+# what rounding alone makes of one operation, in float32 and in float64
+UNIT, UNIT_FLOAT64 = 2.0**-24, 2.0**-53
 
 
 @dataclass(frozen=True)
 class Place:
     """One step of one optimizer in A and in B: a row for each rank. ``twin`` is that of
-    the first rank of A's twin.
+    the first rank of A's twin; ``double`` says that both train in float64.
     """
 
     optimizer: int
@@ -34,6 +43,7 @@ class Place:
     b: Rows
     world_sizes: tuple[int, int]
     twin: Row | None = None
+    double: bool = False
 
     @property
     def same_size(self) -> bool:
@@ -57,6 +67,63 @@ class Place:
         """Whether a forward pass drew random numbers."""
         return any(row["draws"] for row in (*self.a.values(), *self.b.values()))
 
+    @property
+    def gradient_share(self) -> float:
+        """Of the largest gradient: how far rounding may take another one."""
+        return GRADIENT_SHARE_FLOAT64 if self.double else GRADIENT_SHARE
+
+    @property
+    def unit(self) -> float:
+        """What rounding alone makes of one operation."""
+        return UNIT_FLOAT64 if self.double else UNIT
+
+
+def places_of(a: Recording, b: Recording, twin: Recording | None) -> list[Place]:
+    """The steps that ranks which are held to each other both recorded."""
+    sizes = a.world_size, b.world_size
+    double = all(is_double(one) for one in (a, b))
+    places = []
+    for key in sorted(_keys(a) & _keys(b), key=lambda key: (key[1], key[0])):
+        rows = _rows(a, key), _rows(b, key)
+        of_twin = twin and twin.ranks[min(twin.ranks)].steps.get(key)
+        usable = of_twin if of_twin and finite_as(of_twin, rows[0]) else None
+        place = Place(*key, *rows, sizes, usable, double)
+        places += [place] if place.pairs else []
+    return places
+
+
+def is_double(recording: Recording) -> bool:
+    """Whether all parameters are float64: then so is what is computed."""
+    about = next(iter(recording.ranks.values())).header["parameters"]
+    return {one["dtype"] for one in about.values()} <= DOUBLE
+
+
+def _keys(recording: Recording) -> set[Key]:
+    return {key for one in recording.ranks.values() for key in one.steps}
+
+
+def _rows(recording: Recording, key: Key) -> dict[int, Row]:
+    return {
+        rank: one.steps[key]
+        for rank, one in sorted(recording.ranks.items())
+        if key in one.steps
+    }
+
+
+def finite_as(twin: Row, a: Rows) -> bool:
+    """Whether a twin is finite wherever A is: one that is not shows nothing."""
+    first = a[min(a)]
+    return all(
+        is_finite(twin[kind][name]) or not is_finite(first[kind][name])
+        for kind in ("gradients", "parameters")
+        for name in common(twin[kind], first[kind])
+    )
+
+
+def is_finite(entry: Row) -> bool:
+    """Whether a tensor has neither NaN nor infinity."""
+    return all(map(math.isfinite, (entry["norm"], *entry["sketch"])))
+
 
 def pairs_of(a: Rows, b: Rows, same_size: bool) -> list[tuple[int, int]]:
     """The ranks of A and B that are compared."""
@@ -77,24 +144,18 @@ def sketches(row: Row, kind: str) -> dict[str, list[float]]:
 
 def joined(parts: Sketches, names: Sequence[str]) -> Tensor:
     """The sketches of ``names`` as one vector."""
-    values = [_number(value) for name in names for value in parts[name]]
+    values = [float(value) for name in names for value in parts[name]]
     return torch.tensor(values, dtype=torch.float64)
-
-
-def _number(value: float | None) -> float:
-    # JSON has no NaN
-    return math.nan if value is None else float(value)
 
 
 def norm(entry: Row) -> float:
     """The norm of a tensor, NaN where it has none."""
-    return _number(entry["norm"])
+    return float(entry["norm"])
 
 
 def apart(a: Sequence[float], b: Sequence[float]) -> float:
     """About how far two tensors are apart; infinitely, if one is not finite."""
-    pairs = zip(a, b, strict=True)
-    found = math.sqrt(sum((_number(x) - _number(y)) ** 2 for x, y in pairs))
+    found = math.dist(a, b)
     return found if math.isfinite(found) else math.inf
 
 
@@ -112,7 +173,7 @@ def fit(target: Tensor, parts: Sequence[Tensor]) -> tuple[list[float], float] | 
         return None
     matrix = torch.stack([target, *parts], dim=1)
     sizes = matrix.norm(dim=0)
-    if not (torch.isfinite(matrix).all() and (sizes > 0).all()):
+    if not (torch.isfinite(sizes).all() and (sizes > 0).all()):
         return None
     if len(parts) > 1 and torch.linalg.cond(matrix[:, 1:] / sizes[1:]) > 1e4:
         return None
@@ -135,5 +196,7 @@ def _digests(row: Row) -> Iterator[str]:
 
 
 def in_ranks(ranks: Sequence[int]) -> str:
-    """``rank 1`` or ``ranks 0, 1``."""
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+    """``rank 1`` or ``ranks 0, 1``; the first of many."""
+    more = f" and {len(ranks) - NAMED} more" if len(ranks) > NAMED else ""
+    named = ", ".join(map(str, ranks[:NAMED]))
+    return f"rank{'s' * (len(ranks) > 1)} {named}{more}"

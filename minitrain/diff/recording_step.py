@@ -1,8 +1,8 @@
 """One step of two recordings: what differs first there, and whether that is sure."""
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from minitrain.diff.recording_causes import cause_in_gradients
 from minitrain.diff.recording_clauses import (
@@ -10,15 +10,14 @@ from minitrain.diff.recording_clauses import (
     cause_in_parameters,
     cause_of_drift,
 )
+from minitrain.diff.recording_course import Course
 from minitrain.diff.recording_limits import (
-    COARSE,
-    COARSE_ADAPTIVE,
-    UNIT,
-    Course,
     Kind,
     Measured,
+    Pair,
     beyond_doubt,
     measure,
+    step_beyond_doubt,
 )
 from minitrain.diff.recording_places import (
     Place,
@@ -29,6 +28,7 @@ from minitrain.diff.recording_places import (
     samples,
     sketches,
 )
+from minitrain.diff.recording_still import still_in_one
 from minitrain.diff.recording_unlike import (
     Unlike,
     hidden_unlike,
@@ -37,6 +37,7 @@ from minitrain.diff.recording_unlike import (
 )
 
 KINDS: tuple[Kind, Kind] = ("gradients", "parameters")
+OF = {"gradients": "the largest gradient", "parameters": "how far it has moved"}
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,9 @@ class Comparer:
         self.course = course
         self.same_torch = same_torch
         self.before: Place | None = None
-        self.noise = UNIT
+        self.noise = 0.0
         # of the gradients, at the recorded step before
-        self.share = UNIT
+        self.share = 0.0
         self.equal = True
         self.twin_tells = True
         self.over = False
@@ -81,8 +82,9 @@ class Comparer:
         self.over = self.over or mark == "x"
         self.equal = self.equal and equal
         self.before = place
-        self.share = max(UNIT, gradients.share)
-        if gradients.within:
+        self.share = gradients.share
+        # what a twin alone excuses may be another thing than rounding
+        if gradients.within and not gradients.num_beyond_quick:
             self.noise = max(self.noise, min(gradients.whole, 1.0))
         step = place.optimizer, place.step
         return StepCompared(*step, mark, gradients, parameters, first)
@@ -100,17 +102,22 @@ class Comparer:
             yield rates
         if not gradients.within:
             yield self._gradients(place, gradients, consecutive or parameters.within)
+        elif gradients.by_twin:
+            yield self._by_twin(place, gradients)
         if rates and consecutive:
             yield rates
         exact = self.equal and gradients.equal
         if gradients.within and (one := self._parameters(place, parameters, exact)):
             yield one
+        elif gradients.within and parameters.by_twin:
+            yield self._by_twin(place, parameters)
         if exact and place.same_size:
             yield from hidden_unlike(place, self.same_torch)
 
     def _data(self, place: Place, gradients: Measured) -> Unlike | None:
         a, b = samples(place.a), samples(place.b)
-        if a == b or not (a and b and place.complete):
+        there = place.complete or (place.same_size and place.a.keys() == place.b.keys())
+        if a == b or not (a and b and there):
             return None
         earlier = [] if self.before is None else [self.before]
         much, cause = cause_in_data(place, earlier)
@@ -126,7 +133,9 @@ class Comparer:
             else []
         )
         where = in_ranks(unlike) if len(unlike) < len(place.pairs) and unlike else ""
-        return self._say(place, "data", much, cause, "", where, not gradients.within)
+        # a rank that is missing may have read what these lack
+        sure = place.complete and not gradients.within
+        return self._say(place, "data", much, cause, "", where, sure)
 
     def _gradients(self, place: Place, found: Measured, here: bool) -> Unlike:
         """``here``: it is this step that takes them apart, and none before it."""
@@ -135,8 +144,8 @@ class Comparer:
         share = max(found.share, found.gap / found.own_size if local else 0.0)
         # what is rounded to 16 bits, a unit in the last place of 32 does not move
         self.twin_tells = self.twin_tells and not cause.coarse
-        sure = cause.sure or self._beyond_doubt(place, share, self.share, COARSE)
-        ranks = _where(place, found)
+        sure = cause.sure or self._beyond_doubt(place, share)
+        ranks = _where(place, found.pairs)
         if cause.what:
             on_all = len(cause.ranks) == len(place.pairs)
             ranks = "" if on_all else in_ranks(cause.ranks)
@@ -148,6 +157,11 @@ class Comparer:
     def _parameters(self, place: Place, found: Measured, exact: bool) -> Unlike | None:
         if found.equal:
             return None
+        # whatever rounding may do to a tensor that is small
+        if still := still_in_one(place, self.course):
+            much, ranks = "moves in one alone", _where(place, still.pairs)
+            why = f"{still.tensor} does not move in {still.side}"
+            return self._say(place, found.kind, much, why, still.tensor, ranks)
         before, linear = self.before, self.course.linear
         cause = None
         if found.within and before is not None:
@@ -157,43 +171,55 @@ class Comparer:
             return None
         else:
             cause = cause_in_parameters(place, before, found, linear)
-            coarse = COARSE if linear else COARSE_ADAPTIVE
             share = self._new_share(place, found)
             # from the same gradients, to the bit, a step is off by a unit or two
-            sure = cause.sure or exact or self._beyond_doubt(place, share, UNIT, coarse)
+            sure = cause.sure or exact or self._beyond_doubt(place, share, linear)
         if cause is None:
             return None
-        where = _where(place, found)
+        where = _where(place, found.pairs)
         much = _much(found)
         return self._say(
             place, found.kind, much, cause.clause, found.tensor, where, sure
         )
 
+    def _by_twin(self, place: Place, found: Measured) -> Unlike:
+        """What only the twin allows, where it allows so much that nothing is told."""
+        assert found.by_twin
+        gap, allowed = found.by_twin.share, found.by_twin.allowed
+        much = f"about {gap:.2g} of {OF[found.kind]} apart, allowed {allowed:.2g}"
+        cause = "rounding goes as far, says the twin: a fault could hide"
+        tensor = found.by_twin.tensor
+        one = self._say(place, found.kind, much, cause, tensor, sure=False)
+        return replace(one, onwards=True)
+
     def _beyond_doubt(
-        self, place: Place, share: float, before: float, coarse: float
+        self, place: Place, share: float, linear: bool | None = None
     ) -> bool:
+        """``linear`` is of parameters."""
         if place.draws and not place.same_size:
             return False
         if place.twin is not None and self.twin_tells:
             return True
         steps = place.step - (-1 if self.before is None else self.before.step)
-        return beyond_doubt(share, before, steps, coarse)
+        if linear is None:
+            return beyond_doubt(place, share, self.share, steps)
+        return step_beyond_doubt(place, share, steps, linear)
 
     def _new_share(self, place: Place, found: Measured) -> float:
         """How far the last steps took A and B apart, by how far they went."""
         pair = found.pairs[0]
         now = place.a[pair[0]], place.b[pair[1]]
-        names = common(*(row["parameters"] for row in now))
-        a, b = (joined(sketches(row, "parameters"), names) for row in now)
         if self.before is None:
+            names = common(*(row["parameters"] for row in now))
+            a, b = (joined(sketches(row, "parameters"), names) for row in now)
             went = math.hypot(*self.course.first_move.values())
             return _ratio(length(b - a), went)
         rows = self.before.a.get(pair[0]), self.before.b.get(pair[1])
         if rows[0] is None or rows[1] is None:
             return found.whole
-        was_a, was_b = (
-            joined(sketches(row, "parameters"), names) for row in rows if row
-        )
+        kept = [sketches(row, "parameters") for row in (*now, *rows) if row]
+        names = common(*kept)
+        a, b, was_a, was_b = (joined(parts, names) for parts in kept)
         return _ratio(length((b - a) - (was_b - was_a)), length(a - was_a))
 
     def _say(
@@ -212,24 +238,26 @@ class Comparer:
         )
 
 
-def _where(place: Place, found: Measured) -> str:
+def _where(place: Place, pairs: Sequence[Pair]) -> str:
     """The ranks where it is unlike; none where it is on all."""
-    if len(found.pairs) == len(place.pairs):
+    if len(pairs) == len(place.pairs):
         return ""
     if place.same_size:
-        return in_ranks([rank for rank, _ in found.pairs])
+        return in_ranks([rank for rank, _ in pairs])
     first = min(place.a)
-    of_b = [y for x, y in found.pairs if x == first]
+    of_b = [y for x, y in pairs if x == first]
     if of_b:
         return f"{in_ranks(of_b)} of B"
-    return f"{in_ranks([x for x, _ in found.pairs])} of A"
+    return f"{in_ranks([x for x, _ in pairs])} of A"
 
 
 def _much(found: Measured) -> str:
-    of = "the largest gradient" if found.kind == "gradients" else "how far it has moved"
+    of = OF[found.kind]
     size = found.size if found.kind == "gradients" else found.own_size
     gap = f"{found.gap:.3g} apart"
-    if size > 0:
+    if math.isinf(found.gap):
+        gap = "not in both, or not finite"
+    elif size > 0:
         allowed = f"allowed {found.allowed / size:.2g}"
         gap = f"about {found.gap / size:.2g} of {of} apart, {allowed}"
     if found.num_beyond > 1:

@@ -15,7 +15,8 @@ SAME_RATE = 1e-6
 @dataclass(frozen=True)
 class Unlike:
     """What differs at a step, by how ``much``, and the probable cause; not ``sure``
-    where rounding might have come to it. ``since`` is the recorded step before.
+    where rounding might have come to it. ``since`` is the recorded step before;
+    ``onwards`` says that it is so from here on, whatever comes.
     """
 
     step: int
@@ -27,6 +28,7 @@ class Unlike:
     sure: bool = True
     since: int | None = None
     optimizer: int = 0
+    onwards: bool = False
 
 
 def rates_unlike(place: Place) -> Unlike | None:

@@ -1,9 +1,20 @@
 """What is to be said of two recordings as a whole: models, starts, what one lacks."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from minitrain.diff.recording_places import Row, Rows, in_ranks, pairs_of
+from minitrain.diff.recording_limits import COARSE
+from minitrain.diff.recording_places import (
+    Place,
+    Row,
+    Rows,
+    apart,
+    in_ranks,
+    norm,
+    pairs_of,
+    samples,
+)
 from minitrain.diff.recording_step import StepCompared
 from minitrain.diff.recording_unlike import Unlike
 from minitrain.recording.format import OfRank, Recording
@@ -14,7 +25,6 @@ START = -1
 # in a header: what may differ between the same computation
 MAY_DIFFER = ("world_size", "every", "torch", "threads", "device")
 EARLY_STEPS = 3
-SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -55,7 +65,7 @@ def models_unlike(a: Row, b: Row) -> Unlike | None:
 
 def start_unlike(a: Recording, b: Recording, first: StepCompared) -> Unlike | None:
     """Where the start weights differ by more than rounding: then so do the parameters
-    after the ``first`` step.
+    after the ``first`` step. By no more than 16 bits is not sure.
     """
     ours, theirs = headers(a), headers(b)
     same_size = a.world_size == b.world_size
@@ -67,12 +77,29 @@ def start_unlike(a: Recording, b: Recording, first: StepCompared) -> Unlike | No
     if not pairs or first.parameters.within or any(map(_is_twin, (ours, theirs))):
         return None
     names = unlike[pairs[0]]
-    ranks, cause = "", "another seed, or another checkpoint"
+    ranks, cause, sure = "", "another seed, or another checkpoint", True
     if len(pairs) < len(unlike):
         side = [y if x == min(ours) or same_size else x for x, y in pairs]
         ranks, cause = in_ranks(side), "weights that are not broadcast"
+    elif _apart(a, b, pairs[0], first) <= COARSE[False]:
+        cause, sure = "rounding, or weights that were kept in 16 bits?", False
     much = f"{len(names)} of {len(ours[pairs[0][0]]['start'])} tensors are unlike"
-    return Unlike(START, "start weights", much, cause, names[0], ranks)
+    return Unlike(START, "start weights", much, cause, names[0], ranks, sure)
+
+
+def _apart(
+    a: Recording, b: Recording, pair: tuple[int, int], at: StepCompared
+) -> float:
+    """How far weights are apart after a step, as a share of their size."""
+    key = at.optimizer, at.step
+    rows = a.ranks[pair[0]].steps.get(key), b.ranks[pair[1]].steps.get(key)
+    if rows[0] is None or rows[1] is None:
+        return math.inf
+    ours, theirs = (row["parameters"] for row in rows if row)
+    names = [name for name in ours if name in theirs]
+    gaps = [apart(ours[name]["sketch"], theirs[name]["sketch"]) for name in names]
+    size = math.hypot(*(norm(ours[name]) for name in names))
+    return math.hypot(*gaps) / size if size > 0 else math.inf
 
 
 def starts_alike(a: Recording, b: Recording) -> bool:
@@ -91,7 +118,8 @@ def _is_twin(of_ranks: Rows) -> bool:
 
 def lacking(side: str, mine: Recording, other: Recording) -> Lacking:
     """What ``other`` should have as well, and how ``mine``, which is ``side``, is not
-    whole.
+    whole. Rank r is held to rank r, or where there are not as many to all others of its
+    own recording.
     """
     broken = []
     if mine.missing:
@@ -102,34 +130,100 @@ def lacking(side: str, mine: Recording, other: Recording) -> Lacking:
         of_all = len(early) == len(mine.ranks)
         which = "" if of_all else f" on {in_ranks(early)}"
         broken.append(f"{side} ends early{which}: nothing after step {last}")
-    ours, theirs = (_keys(recording) for recording in (mine, other))
-    every = next(iter(other.ranks.values())).header["every"]
+    if mine.world_size == other.world_size:
+        pairs = [
+            (rank, [one], [other.ranks[rank]])
+            for rank, one in mine.ranks.items()
+            if rank in other.ranks
+        ]
+    else:
+        pairs = [(0, [*mine.ranks.values()], [*other.ranks.values()])]
+        broken += _uneven(side, mine)
+    only: dict[str, list[int]] = {}
+    for rank, ours, theirs in pairs:
+        for what in _more(ours, theirs):
+            only.setdefault(what, []).append(rank)
+    return Lacking(
+        [
+            what if len(ranks) == len(pairs) else f"{what} on {in_ranks(ranks)}"
+            for what, ranks in only.items()
+        ],
+        broken,
+    )
+
+
+def _more(mine: Sequence[OfRank], other: Sequence[OfRank]) -> list[str]:
+    """What ranks did that the others should have done too."""
+    every = other[0].header["every"]
     steps = sorted(
         step
-        for number, step in ours - theirs
+        for _, step in _keys(mine) - _keys(other)
         if step < EARLY_STEPS or step % every == 0
     )
-    only = [f"step {step}" for step in dict.fromkeys(steps)]
-    for number, count in _ends(mine).items():
-        fewer = _ends(other).get(number, count)
-        if count > fewer and not steps:
-            only.append(f"{count - fewer} steps after the first {fewer}")
-    return Lacking(only, broken)
+    if steps:
+        return [f"step {step}" for step in dict.fromkeys(steps)]
+    counts, others = _ends(mine), _ends(other)
+    fewer = {key: others.get(key, count) for key, count in counts.items()}
+    return [
+        f"{count - fewer[key]} steps after the first {fewer[key]}"
+        for key, count in counts.items()
+        if count > fewer[key]
+    ]
 
 
-def _keys(recording: Recording) -> set[tuple[int, int]]:
-    return {key for one in recording.ranks.values() for key in one.steps}
+def _uneven(side: str, mine: Recording) -> list[str]:
+    """Ranks that did less than another one of the same recording, and ended."""
+    whole = [*mine.ranks.values()]
+    keys, ends = _keys(whole), _ends(whole)
+    less = [
+        rank
+        for rank, one in mine.ranks.items()
+        if one.end and (keys - _keys([one]) or ends != _ends([one]))
+    ]
+    return [f"{side} has fewer steps on {in_ranks(less)}"] if less else []
+
+
+def _keys(ranks: Sequence[OfRank]) -> set[tuple[int, int]]:
+    return {key for one in ranks for key in one.steps}
 
 
 def _last(one: OfRank) -> int:
     return max((step for _, step in one.steps), default=START)
 
 
-def _ends(recording: Recording) -> dict[str, int]:
-    ends = [one.end["steps"] for one in recording.ranks.values() if one.end]
+def _ends(ranks: Sequence[OfRank]) -> dict[str, int]:
+    ends = [one.end["steps"] for one in ranks if one.end]
     return {
         key: max(e.get(key, 0) for e in ends) for key in {k for e in ends for k in e}
     }
+
+
+def unseen_in(a: Recording, b: Recording, places: Sequence[Place]) -> list[str]:
+    """What nobody recorded, and so is equal without being so."""
+    said = []
+    for number in sorted({place.optimizer for place in places}):
+        rows = [
+            row
+            for place in places
+            if place.optimizer == number
+            for row in (*place.a.values(), *place.b.values())
+        ]
+        if not any(row["gradients"] for row in rows):
+            of = f" of optimizer {number}" if number else ""
+            said.append(f"no gradients{of} were recorded, so none are compared")
+    sides = [
+        side
+        for side, recording in (("A", a), ("B", b))
+        if not any(
+            samples({rank: row})
+            for rank, one in recording.ranks.items()
+            for row in one.steps.values()
+        )
+    ]
+    if sides:
+        where = " and ".join(sides)
+        said.append(f"no samples were recorded in {where}, so data is not compared")
+    return said
 
 
 def alarms_in(recording: Recording) -> list[str]:
@@ -145,10 +239,12 @@ def alarms_in(recording: Recording) -> list[str]:
                 found += judge.see(rows)
         if all(one.end for one in ranks):
             found += judge.see([one.end for one in ranks if one.end])
-    # by rule: each tells a fault once, where it began
-    lines = {one.rule: one.line for one in found}
+    # by rule: each tells a fault once, where it began; an alarm after a note is another
+    lines: dict[tuple[str, bool], str] = {}
+    for one in found:
+        lines.setdefault((one.rule, one.severe), one.line)
     for row in (row for one in ranks for row in one.alarms):
-        lines.setdefault(row["rule"], row["line"])
+        lines.setdefault((row["rule"], row["kind"] == "alarm"), row["line"])
     return [line.removeprefix("minitrain: ") for line in lines.values()]
 
 
@@ -164,10 +260,6 @@ def asides_of(a: Recording, b: Recording, steps: Sequence[StepCompared]) -> list
     said += _of_dtypes(ours, theirs)
     if not starts_alike(a, b):
         said.append("start weights: other bits")
-    for side, recording in (("A", a), ("B", b)):
-        rows = [row for one in recording.ranks.values() for row in one.steps.values()]
-        if not any(batch for row in rows for batch in row["inputs"]):
-            said.append(f"{side} recorded no samples: data is not compared")
     return said + _of_losses(a, b, steps)
 
 

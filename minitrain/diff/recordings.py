@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Literal
 
 from minitrain.core.errors import UserError
-from minitrain.diff.recording_limits import course_of
-from minitrain.diff.recording_places import Place, Row, samples
+from minitrain.diff.recording_course import course_in
+from minitrain.diff.recording_places import Place, places_of
 from minitrain.diff.recording_step import Comparer, StepCompared
+from minitrain.diff.recording_twin import read_twin
 from minitrain.diff.recording_unlike import Unlike
 from minitrain.diff.recording_whole import (
     Lacking,
@@ -22,6 +23,7 @@ from minitrain.diff.recording_whole import (
     lacking,
     models_unlike,
     start_unlike,
+    unseen_in,
 )
 from minitrain.recording.format import Recording, is_recording, read_recording
 
@@ -39,8 +41,9 @@ class RecordingsCompared:
 
     ``first`` is the first sure difference, and where there is none what cannot be
     decided; ``doubt`` is what could not be decided before it. ``broken`` says what
-    makes a recording not whole, ``asides`` what is no difference, ``alarms`` what the
-    rules of the recorder find in each.
+    makes a recording not whole, ``unseen`` what cannot be compared because nobody
+    recorded it, ``asides`` what is no difference, ``alarms`` what the rules of the
+    recorder find in each.
     """
 
     verdict: Verdict
@@ -51,6 +54,7 @@ class RecordingsCompared:
     only_in_a: list[str] = field(default_factory=list)
     only_in_b: list[str] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
+    unseen: list[str] = field(default_factory=list)
     asides: list[str] = field(default_factory=list)
     alarms: dict[str, list[str]] = field(default_factory=dict)
 
@@ -70,7 +74,7 @@ def compare_recordings(
     step in common, and for a twin that is none of ``a``.
     """
     ours, theirs = read_recording(a), read_recording(b)
-    places = _places(ours, theirs, None if twin is None else _twin_of(ours, twin))
+    places = places_of(ours, theirs, None if twin is None else read_twin(ours, twin))
     if not places:
         raise UserError(f"{a}: has no recorded step in common with {b}")
     steps = _compare(ours, theirs, places)
@@ -84,8 +88,9 @@ def compare_recordings(
     doubt = next((one for one in found if one and not one.sure), None)
     lacks = lacking("A", ours, theirs), lacking("B", theirs, ours)
     equal = ours.world_size == theirs.world_size and {s.mark for s in steps} == {"="}
+    unseen = unseen_in(ours, theirs, places)
     return RecordingsCompared(
-        verdict=_verdict(sure, doubt, lacks, equal),
+        verdict=_verdict(sure, doubt, lacks, unseen, equal),
         first=sure or doubt,
         doubt=doubt if sure and doubt and doubt.step <= sure.step else None,
         steps=steps,
@@ -93,6 +98,7 @@ def compare_recordings(
         only_in_a=lacks[0].only,
         only_in_b=lacks[1].only,
         broken=[*lacks[0].broken, *lacks[1].broken],
+        unseen=unseen,
         asides=asides_of(ours, theirs, steps),
         alarms={"A": alarms_in(ours), "B": alarms_in(theirs)},
     )
@@ -102,66 +108,26 @@ def _verdict(
     sure: Unlike | None,
     doubt: Unlike | None,
     lacks: tuple[Lacking, Lacking],
+    unseen: list[str],
     equal: bool,
 ) -> Verdict:
     broken = any(one.broken for one in lacks)
     # what a recording lacks that ended early, it may have done
     if sure or (any(one.only for one in lacks) and not broken):
         return "different"
-    if doubt or broken:
+    if doubt or broken or unseen:
         return "undecided"
     return "equal bits" if equal else "same computation within rounding"
 
 
 def _compare(a: Recording, b: Recording, places: list[Place]) -> list[StepCompared]:
     """Each optimizer has a course of its own."""
-    rank = min(a.ranks)
-    of_a = a.ranks[rank]
-    versions = {one.header.get("torch") for r in (a, b) for one in r.ranks.values()}
+    versions = {one.header["torch"] for r in (a, b) for one in r.ranks.values()}
     comparers: dict[int, Comparer] = {}
     steps = []
     for place in places:
         number = place.optimizer
         if number not in comparers:
-            rows = [row for key, row in of_a.steps.items() if key[0] == number]
-            rows.sort(key=lambda row: int(row["step"]))
-            course = course_of(of_a.header, rows)
-            comparers[number] = Comparer(course, len(versions) == 1)
+            comparers[number] = Comparer(course_in(a, number), len(versions) == 1)
         steps.append(comparers[number].compare(place))
     return steps
-
-
-def _places(a: Recording, b: Recording, twin: Recording | None) -> list[Place]:
-    """The recorded steps that the first rank of both has."""
-    first = min(a.ranks), min(b.ranks)
-    shared = a.ranks[first[0]].steps.keys() & b.ranks[first[1]].steps.keys()
-    places = []
-    for key in sorted(shared, key=lambda key: (key[1], key[0])):
-        of_twin = twin and twin.ranks[min(twin.ranks)].steps.get(key)
-        sizes = a.world_size, b.world_size
-        place = Place(*key, _rows(a, key), _rows(b, key), sizes, of_twin or None)
-        places += [place] if place.pairs else []
-    return places
-
-
-def _rows(recording: Recording, key: tuple[int, int]) -> dict[int, Row]:
-    return {
-        rank: one.steps[key]
-        for rank, one in sorted(recording.ranks.items())
-        if key in one.steps
-    }
-
-
-def _twin_of(a: Recording, folder: Path) -> Recording:
-    twin = read_recording(folder)
-    if not next(iter(twin.ranks.values())).header["twin"]:
-        raise UserError(
-            f"{folder}: is no twin; record {a.folder} again with MINITRAIN_TWIN=1"
-        )
-    places = _places(a, twin, None)
-    same = twin.world_size == a.world_size and places
-    if not same or any(samples(p.a) != samples(p.b) for p in places if p.complete):
-        raise UserError(
-            f"{folder}: is no twin of {a.folder}: another world size, steps or samples"
-        )
-    return twin

@@ -15,21 +15,10 @@ from typing import Any, BinaryIO
 
 from minitrain.core.errors import UserError
 from minitrain.core.files import writing
+from minitrain.recording.fields import fault_of, shown
 
 VERSION = 1
 Row = dict[str, Any]
-
-NEEDED = {
-    "recording": ("rank", "world_size", "every", "twin", "parameters", "start"),
-    "step": (
-        *("optimizer", "step", "forwards", "inputs", "loss", "lr", "draws", "random"),
-        *("wrapper", "wrapper_id", "synced", "own", "gradients", "without_gradient"),
-        *("parameters", "before", "buffers", "moments", "not_held"),
-    ),
-    "alarm": ("rule", "step", "ranks", "tensor", "line"),
-    "note": ("rule", "step", "ranks", "tensor", "line"),
-    "end": ("steps", "forwards"),
-}
 
 
 @dataclass(frozen=True)
@@ -95,11 +84,14 @@ def read_recording(folder: Path) -> Recording:
     if not ranks:
         raise UserError(f"{folder}: nothing recorded; no rank came to its first step")
     for key in ("world_size", "every", "twin"):
-        values = {rank: one.header[key] for rank, one in ranks.items()}
-        if len(set(values.values())) > 1:
+        # of each value the first rank that has it
+        values: dict[Any, int] = {}
+        for rank, one in ranks.items():
+            values.setdefault(one.header[key], rank)
+        if len(values) > 1:
+            told = [f"{value} on rank {rank}" for value, rank in values.items()][:2]
             raise UserError(
-                f"{folder}: ranks of unlike runs: {key} is "
-                + ", ".join(f"{value} on rank {r}" for r, value in values.items())
+                f"{folder}: ranks of unlike runs: {key} is {', '.join(told)}"
             )
     recording = Recording(folder, ranks)
     if max(ranks) >= recording.world_size:
@@ -111,8 +103,14 @@ def read_recording(folder: Path) -> Recording:
 
 
 def _read_rank(path: Path, rank: int) -> OfRank | None:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UserError(
+            f"{path}: cannot be read ({error.strerror}): must be a file of a recording"
+        ) from error
     # after a kill the last line need not be whole
-    lines = path.read_bytes().split(b"\n")[:-1]
+    lines = data.split(b"\n")[:-1]
     if not lines:
         return None
     rows = [_row(path, number, line) for number, line in enumerate(lines, start=1)]
@@ -140,20 +138,22 @@ def _read_rank(path: Path, rank: int) -> OfRank | None:
 def _row(path: Path, number: int, line: bytes) -> Row:
     try:
         row = json.loads(line)
-        kind = row["kind"]
+        if not isinstance(row, dict):
+            raise TypeError("not an object")
         version = row.get("version", VERSION)
-        if version != VERSION:
-            raise UserError(
-                f"{path}: version = {version!r}: must be {VERSION}; another minitrain "
-                "wrote this recording"
-            )
-        lacking = [key for key in NEEDED[kind] if key not in row]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        fault = fault_of(row) if version == VERSION else None
+    # what is nested too deeply is a RecursionError
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"[:80]
         raise UserError(f"{path}: line {number}: damaged ({reason})") from error
-    if lacking:
-        raise UserError(f"{path}: line {number}: damaged: {kind} without {lacking[0]}")
-    return dict(row)
+    if version != VERSION:
+        raise UserError(
+            f"{path}: version = {shown(version)}: must be {VERSION}; another minitrain "
+            "wrote this recording"
+        )
+    if fault:
+        raise UserError(f"{path}: line {number}: damaged: {fault}")
+    return row
 
 
 class Writer:

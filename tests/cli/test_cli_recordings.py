@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from matplotlib.image import imread
-from recorded import record, sgd
+from recorded import alter, record, sgd
 
 from minitrain.cli.main import run
 from minitrain.cli.recording_picture import draw_recordings
@@ -144,3 +144,36 @@ def test_what_is_undecided_asks_for_a_twin(
     lines = recordings_in_words(found).splitlines()
     assert lines[0].startswith("undecided at step 0: gradients, tensor ")
     assert lines[-1].startswith("a twin tells: run A once more with MINITRAIN_TWIN=1")
+
+
+@pytest.mark.parametrize("name", ["out.\x1b[2J\nbias", "out.$_$"])
+def test_names_and_lines_of_a_file_do_nothing_to_a_terminal(
+    runs: dict[str, str],
+    tmp_path: Path,
+    name: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = record(tmp_path / "odd", steps=12, every=5)
+    path = folder / "rank-0.jsonl"
+    alarm = {"rule": "mean", "step": 0, "ranks": [], "tensor": name, "line": name}
+    text = path.read_text().replace('"out.bias"', json.dumps(name))
+    path.write_text(text + json.dumps({"kind": "alarm", **alarm}) + "\n")
+    picture = tmp_path / "odd.png"
+    assert run(["verify", str(folder), runs["a"], "--picture", str(picture)]) == 1
+    out = capsys.readouterr().out
+    assert out.splitlines()[0].startswith("different at the start: model, tensor out.")
+    assert out.count("\n") == len(out.splitlines()) == 3
+    assert "\x1b" not in out
+    assert picture.exists()
+
+
+def test_json_has_what_nobody_recorded(
+    runs: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    b = record(tmp_path / "b", steps=12, every=5)
+    alter(b, 0, lambda row: row.update(inputs=[[]]))
+    picture = str(tmp_path / "b.png")
+    assert run(["verify", runs["a"], str(b), "--json", "--picture", picture]) == 1
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["verdict"] == "undecided"
+    assert facts["unseen"] == ["no samples were recorded in B, so data is not compared"]

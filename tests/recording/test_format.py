@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from one_line import refusal
 
 from minitrain.core.errors import UserError
+from minitrain.recording.fields import FIELDS
 from minitrain.recording.format import (
-    NEEDED,
     Row,
     Writer,
     is_recording,
@@ -16,18 +17,62 @@ from minitrain.recording.format import (
     read_recording,
 )
 
+ABOUT = {"shape": [2, 3], "dtype": "float32", "trained": True}
+PRINT = {"sha": "0", "norm": 1.0, "sketch": [0.5] * 8}
+ALARM = {"rule": "mean", "step": 0, "ranks": [1], "tensor": "", "line": ""}
+ROWS: dict[str, Row] = {
+    "recording": {
+        "version": 1,
+        "rank": 0,
+        "world_size": 1,
+        "every": 10,
+        "twin": False,
+        "torch": "2.13.0",
+        "threads": 1,
+        "device": "cpu",
+        "bins": 8,
+        "parameters": {"w": ABOUT},
+        "start": {"w": "0"},
+    },
+    "step": {
+        "optimizer": 0,
+        "step": 0,
+        "forwards": 1,
+        "inputs": [["0"]],
+        "loss": None,
+        "lr": [0.1],
+        "draws": False,
+        "random": "0",
+        "wrapper": "",
+        "wrapper_id": 0,
+        "synced": None,
+        "syncs": [None],
+        "group": None,
+        "own": {"w": [0.5] * 8},
+        "gradients": {"w": PRINT},
+        "without_gradient": [],
+        "parameters": {},
+        "before": {"w": "0"},
+        "buffers": {},
+        "moments": "",
+        "not_held": [],
+    },
+    "alarm": ALARM,
+    "note": ALARM,
+    "end": {"steps": {"0": 1}, "forwards": 1},
+}
+
 
 def row_of(kind: str, **values: Any) -> Row:
-    return {"kind": kind} | dict.fromkeys(NEEDED[kind]) | values
+    return {"kind": kind} | ROWS[kind] | values
 
 
 def header(rank: int = 0, world_size: int = 1, **values: Any) -> Row:
-    known = {"version": 1, "rank": rank, "world_size": world_size, "every": 10}
-    return row_of("recording", **known, twin=False) | values
+    return row_of("recording", rank=rank, world_size=world_size, **values)
 
 
-def step(number: int, optimizer: int = 0) -> Row:
-    return row_of("step", step=number, optimizer=optimizer)
+def step(number: int, optimizer: int = 0, **values: Any) -> Row:
+    return row_of("step", step=number, optimizer=optimizer, **values)
 
 
 def write(folder: Path, *rows: Row, rank: int = 0) -> Path:
@@ -119,7 +164,7 @@ DAMAGED: dict[str, tuple[list[Any], str]] = {
     "another version": ([header(version=2)], "version = 2: must be 1"),
     "no header": ([step(0)], "line 1: not the header"),
     "of another rank": ([header(1, 2)], "line 1: not the header .* of rank 0"),
-    "a rank too many": ([header(0, 0)], "rank 0 is none of a run"),
+    "nested deeply": ([header(), b"[" * 100_000], "line 2: damaged .RecursionError"),
     "twice the header": ([header(), header()], "line 2: .*: no place for 'recording'"),
     "a step twice": (
         [header(), step(3), step(3)],
@@ -149,3 +194,98 @@ def test_ranks_of_unlike_runs_are_told(tmp_path: Path) -> None:
     write(tmp_path, header(1, 2, every=5), rank=1)
     with pytest.raises(UserError, match="every is 10 on rank 0, 5 on rank 1"):
         read_recording(tmp_path)
+
+
+def test_a_rank_too_many_is_told(tmp_path: Path) -> None:
+    write(tmp_path, header(0, 1))
+    write(tmp_path, header(1, 1), rank=1)
+    with pytest.raises(UserError, match="rank 1 is none of a run with world_size 1"):
+        read_recording(tmp_path)
+
+
+def test_what_is_no_file_is_told(tmp_path: Path) -> None:
+    path_of_rank(tmp_path, 0).mkdir()
+    with pytest.raises(UserError, match=r"rank-0\.jsonl: cannot be read"):
+        read_recording(tmp_path)
+
+
+def test_each_kind_of_line_needs_all_its_keys(tmp_path: Path) -> None:
+    assert {kind: {*row} for kind, row in ROWS.items()} == {
+        kind: {*fields} for kind, fields in FIELDS.items()
+    }
+    for kind, fields in FIELDS.items():
+        for key in fields:
+            row = row_of(kind)
+            del row[key]
+            line = f"damaged: {kind} without {key}"
+            assert damage(tmp_path, kind, row).endswith(line)
+
+
+def damage(folder: Path, kind: str, row: Row) -> str:
+    """What is said of a row, after the header if it is none."""
+    rows = [row] if kind == "recording" else [header(), row]
+    text = "".join(json.dumps(one) + "\n" for one in rows)
+    path_of_rank(folder, 0).write_text(text)
+    return refusal(read_recording, folder)
+
+
+SHORT = PRINT | {"sketch": [0.5] * 7}
+WRONG: dict[str, dict[str, list[Any]]] = {
+    "recording": {
+        "rank": [-1, "0", None],
+        "world_size": ["2", 0, 10**12, 2.0, True],
+        "every": [0, -1, "10", 10**400],
+        "twin": [0, "yes"],
+        "bins": [4, "8"],
+        "threads": [0],
+        "parameters": [
+            [],
+            {"w": {}},
+            {"w": ABOUT | {"shape": [-1]}},
+            {"w": ABOUT | {"shape": [2**40, 2**40]}},
+            {"w": ABOUT | {"shape": [1] * 99}},
+            {"w": ABOUT | {"dtype": 32}},
+            {"w": ABOUT | {"trained": 1}},
+        ],
+        "start": [None, {"w": 0}],
+    },
+    "step": {
+        "step": [-1, "0", 0.5],
+        "optimizer": [None, [0]],
+        "inputs": [[0], [[0]], {}],
+        "loss": ["1.0", 10**400],
+        "lr": [0.1, ["0.1"], [None]],
+        "draws": [None],
+        "synced": ["yes"],
+        "syncs": [None, [1]],
+        "group": [0, "2"],
+        "own": [{"w": [0.5] * 7}, {"w": ["a"] * 8}, {"w": 0.5}],
+        "gradients": [{"w": SHORT}, {"w": {"sha": "0"}}, {"w": PRINT | {"norm": -1}}],
+        "parameters": [{"w": PRINT | {"sha": 5}}, {"w": PRINT | {"norm": None}}],
+        "before": [{"w": None}],
+        "moments": [None],
+        "unread": [None],
+        "broadcast_buffers": [1],
+    },
+    "alarm": {"step": ["0"], "ranks": [["0"], 1], "line": [None]},
+    "end": {"steps": [{"0": "2"}, [1], {"0": -1}], "forwards": [None]},
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_value_of_another_type_or_range_is_told(tmp_path: Path, kind: str) -> None:
+    for key, values in WRONG[kind].items():
+        for value in values:
+            line = damage(tmp_path, kind, row_of(kind, **{key: value}))
+            assert f"damaged: {kind} with {key} = " in line, value
+
+
+def test_what_is_said_of_a_value_does_nothing_to_a_terminal(tmp_path: Path) -> None:
+    line = damage(tmp_path, "recording", header(every="\x1b[2J\n" * 999))
+    assert "\x1b" not in line
+
+
+def test_numbers_that_are_not_finite_are_numbers(tmp_path: Path) -> None:
+    entry = PRINT | {"norm": float("nan"), "sketch": [float("inf")] * 8}
+    write(tmp_path, header(), step(0, gradients={"w": entry}, loss=float("nan")))
+    assert list(read_recording(tmp_path).ranks[0].steps) == [(0, 0)]

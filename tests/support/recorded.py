@@ -2,6 +2,7 @@
 spoil it: the rows are those of a true run, and what a plan alters is known.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -209,6 +210,8 @@ def _row(
         "wrapper": wrapper,
         "wrapper_id": 1,
         "synced": True if wrapper else None,
+        "syncs": [True if wrapper else None],
+        "group": plan.world_size if wrapper else None,
         "own": {n: sketch(t) for n, t in own.items()} if plan.with_own else {},
         "gradients": {name: fingerprint(t) for name, t in gradients.items()},
         "without_gradient": [],
@@ -217,3 +220,29 @@ def _row(
         "moments": digest(torch.cat(flat)) if flat else "",
         "not_held": [],
     }
+
+
+def rows_of(folder: Path, rank: int = 0) -> list[dict[str, Any]]:
+    """All lines of a rank."""
+    lines = (folder / f"rank-{rank}.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def write(folder: Path, rows: list[dict[str, Any]], rank: int = 0) -> None:
+    """Other lines for a rank."""
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / f"rank-{rank}.jsonl").write_text(text)
+
+
+def alter(
+    folder: Path,
+    rank: int,
+    change: Callable[[dict[str, Any]], Any],
+    at: int | None = None,
+) -> None:
+    """Change each step of a rank, or the one."""
+    rows = rows_of(folder, rank)
+    for row in rows:
+        if row["kind"] == "step" and at in (None, row["step"]):
+            change(row)
+    write(folder, rows, rank)
