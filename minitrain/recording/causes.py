@@ -17,6 +17,7 @@ from minitrain.recording.fits import (
 UNKNOWN = "unknown"
 # of a tensor: what other hardware, or other threads, may make of the same sum
 ROUNDING = 1e-5
+APART = "apart by rounding"
 
 
 def of_unlike_gradients(
@@ -39,7 +40,7 @@ def of_unlike_gradients(
     rank = ranks[0]
     factor, rest = times(found.gradients[rank], found.gradients[usual])
     if rest < ROUNDING and abs(factor - 1) < ROUNDING:
-        return "apart by rounding", "other hardware, threads or libraries on ranks"
+        return APART, "other hardware, threads or libraries on ranks"
     if rest < CLOSE:
         what = f"{factor:.3g} times that of rank {usual}, and else the same"
         return what, "clipped, or scaled, by a number of its own: that of all is needed"

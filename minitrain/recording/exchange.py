@@ -5,6 +5,7 @@ calls that are looked at and not waited for. What each rank has sent stands in t
 group's store beside it: it says who does not come.
 """
 
+import ctypes
 import json
 import time
 from collections import deque
@@ -50,7 +51,7 @@ class Exchange:
 
     Making it waits for the others, ``timeout_s`` at most; nothing else waits longer
     than it is told to. Who has not sent a row ``timeout_s`` after this rank has is said
-    by :meth:`missing`.
+    by :meth:`missing`, to whoever asks then.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -74,8 +75,15 @@ class Exchange:
         except RuntimeError:
             self._lost = f"no connection among the ranks within {timeout_s:g} s"
 
+    @property
+    def has_all(self) -> bool:
+        """Whether all ranks came."""
+        return self._group is not None
+
     def send(self, row: dict[str, Any]) -> None:
-        """Send ``row`` to all; returns at once."""
+        """Send ``row`` to all and wait for none; that it was sent is told to the store,
+        which answers.
+        """
         if self._group is None:
             return
         step = int(row.get("step", 0))
@@ -115,14 +123,16 @@ class Exchange:
 
     def close(self) -> None:
         """Leave the group; what is on its way is lost. Harmless to call twice."""
+        under_way = self._work is not None and not self._work.is_completed()
         group, self._group, self._work = self._group, None, None
         self._waiting.clear()
         if group is not None:
             # the run may have left all groups before
             with suppress(RuntimeError, ValueError, AssertionError):
                 dist.destroy_process_group(group)
-            # else its threads wait for what is on its way
-            group.abort()
+            if under_way:
+                # gloo aborts nothing: the end of the group would wait for the others
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
     def _advance(self) -> None:
         """Take what has come, and start what comes next: one after the other, so that

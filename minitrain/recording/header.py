@@ -47,6 +47,19 @@ def header_of(parameters: Mapping[str, Tensor], every: int) -> Row:
     }
 
 
+def require_all(
+    parameters: Mapping[str, Tensor], has_all: bool, timeout_s: float
+) -> None:
+    """Raise UserError where ranks hold parts of parameters, which only all together can
+    hash, and not all record.
+    """
+    if not has_all and any(hasattr(p, "full_tensor") for p in parameters.values()):
+        raise UserError(
+            "record: each rank holds a part of the parameters, and not all ranks began "
+            f"to record within {timeout_s:g} s: every rank has to"
+        )
+
+
 def require_whole(inner: nn.Module, parameters: Mapping[str, Tensor]) -> None:
     """Raise UserError where ranks hold parts of parameters that none can put together,
     in the first forward pass.

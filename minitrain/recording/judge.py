@@ -1,4 +1,7 @@
-"""The rules over a whole run, step after step: each fault is told once."""
+"""The rules over a whole run, step after step: each fault is told once.
+
+A rule may first have something to note and later an alarm: both are told.
+"""
 
 from minitrain.recording.alarm import Alarm, Rows
 from minitrain.recording.rules import alarms_at_end, alarms_at_start, alarms_of
@@ -10,7 +13,8 @@ class Judge:
 
     def __init__(self) -> None:
         self._before: dict[int, Rows] = {}
-        self._told: set[str] = set()
+        # by rule and severity: what may be meant does not hide what may not
+        self._told: set[tuple[str, bool]] = set()
         # when a batch was read first, by rank
         self._read: list[dict[int, int]] = []
         # ranks that are at unlike places are so for the rest of the run
@@ -50,7 +54,7 @@ class Judge:
     def _new(self, found: list[Alarm]) -> list[Alarm]:
         new = []
         for one in found:
-            if one.rule not in self._told:
-                self._told.add(one.rule)
+            if (one.rule, one.severe) not in self._told:
+                self._told.add((one.rule, one.severe))
                 new.append(one)
         return new

@@ -26,13 +26,15 @@ from minitrain.recording.fingerprint import gathered
 
 # beside every so many steps the first: there most goes wrong, and rounding is small
 FIRST_STEPS = 3
+# of other optimizers: one that makes none meanwhile has made its last
+IDLE = 100
 
 
 @dataclass
 class Stepped:
     """An optimizer of the model. ``steps`` it has made; ``passes`` and ``losses`` are
-    how many were there at its last one. ``by_closure``: the step that it is at computes
-    its gradients itself.
+    how many were there at its last one, which was the ``last``-th of all optimizers'.
+    ``by_closure``: the step that it is at computes its gradients itself.
     """
 
     number: int
@@ -40,11 +42,19 @@ class Stepped:
     steps: int = 0
     passes: int = 0
     losses: int = 0
+    last: int = 0
     by_closure: bool = False
 
     def is_due(self, every: int) -> bool:
         """Whether its next step is one to be recorded."""
         return self.steps < FIRST_STEPS or self.steps % every == 0
+
+    def grad_scale(self) -> float:
+        """What a loss scaler leaves for the optimizer to divide the gradients by, as it
+        does for fused ones.
+        """
+        scale = getattr(self._optimizer, "grad_scale", None)
+        return 1.0 if scale is None else float(scale)
 
     def holds(self) -> set[int]:
         """The parameters in it, by ``id``."""
@@ -117,13 +127,15 @@ def unwrapped(given: Any) -> list[Optimizer] | None:
 @dataclass
 class Optimizers:
     """Calls ``before(stepped)`` and ``after(stepped)`` around every outermost step of
-    those ``given``, or, without, of those that hold a parameter of the model.
+    those ``given``, or, without, of those that hold a parameter of the model. They made
+    ``steps`` together.
     """
 
     given: list[Optimizer] | None
     before: Callable[[Stepped], None]
     after: Callable[[Stepped], None]
     seen: list[Stepped] = field(default_factory=list)
+    steps: int = 0
     _known: dict[int, "weakref.ref[Tensor]"] = field(default_factory=dict)
     _within: list[tuple[Optimizer, bool]] = field(default_factory=list)
     _handles: list[RemovableHandle] = field(default_factory=list)
@@ -153,8 +165,9 @@ class Optimizers:
 
     def are_due(self, every: int) -> bool:
         """Whether a step to be recorded comes next; before the first, it does."""
-        stepped = [one for one in self.seen if one.steps]
-        return not stepped or any(one.is_due(every) for one in stepped)
+        stepped = [one for one in self.seen if one.steps and one.ref() is not None]
+        at_work = [one for one in stepped if self.steps - one.last <= IDLE]
+        return not stepped or any(one.is_due(every) for one in at_work)
 
     def hold(self) -> set[int]:
         """The parameters in any that was seen, by ``id``."""
@@ -186,7 +199,9 @@ class Optimizers:
             return
         stepped = self._find(optimizer)
         if stepped is not None and not _was_skipped(optimizer):
+            self.steps += 1
             stepped.steps += 1
+            stepped.last = self.steps
             self.after(stepped)
 
     def _find(self, optimizer: Optimizer) -> Stepped | None:

@@ -8,20 +8,24 @@ from torch import Tensor, nn
 
 from minitrain.recording.fingerprint import digest, fingerprint, sketch
 from minitrain.recording.format import Row
-from minitrain.recording.inputs import mean_loss, random_digest, sample_digests
-from minitrain.recording.optimizers import Optimizers, Stepped
+from minitrain.recording.inputs import mean_loss, random_digest, read
+from minitrain.recording.optimizers import IDLE, Optimizers, Stepped
 from minitrain.recording.taps import Wrappers, parameters_of, plain_name
 
 
 @dataclass
 class Pass:
-    """A forward pass; what is known of the first one of a step alone is None else."""
+    """A forward pass: what it was given, or why that could not be ``unread``, and the
+    wrapper around it. What is known of the first one of a step alone is None else.
+    """
 
     inputs: list[str]
-    wrapper: str
-    wrapper_id: int
-    synced: bool | None
-    group: int | None
+    unread: str = ""
+    wrapper: str = ""
+    wrapper_id: int = 0
+    synced: bool | None = None
+    broadcast_buffers: bool | None = None
+    group: int | None = None
     random: str | None = None
     draws: bool | None = None
     buffers: dict[str, str] | None = None
@@ -34,9 +38,10 @@ class Pages:
 
     def __init__(self, inner: nn.Module, wrappers: Wrappers) -> None:
         self._inner, self._wrappers = inner, wrappers
-        self._device = next(inner.parameters()).device
         self._passes: list[Pass] = []
         self._losses: list[Tensor | float] = []
+        # how many of both are of steps that were long ago
+        self._old = 0, 0
         self._own: dict[str, list[float]] = {}
         self._first: Pass | None = None
         self._begun: dict[int, Row] = {}
@@ -44,27 +49,37 @@ class Pages:
 
     def pass_begins(self, wrapper: nn.Module | None, inputs: Any) -> bool:
         """Before a forward pass; whether it is the first since the last step."""
-        kind = "" if wrapper is None else type(wrapper).__name__
-        synced = getattr(wrapper, "require_backward_grad_sync", None)
-        number, group = self._wrappers.count, _group_size(wrapper)
-        one = Pass(sample_digests(inputs), kind, number, synced, group)
+        one = Pass(*read(inputs))
+        if wrapper is not None:
+            one.wrapper = type(wrapper).__name__
+            one.synced = getattr(wrapper, "require_backward_grad_sync", None)
+            one.broadcast_buffers = getattr(wrapper, "broadcast_buffers", None)
+            one.group = _group_size(wrapper)
+        one.wrapper_id = self._wrappers.count
         self._passes.append(one)
         if self._first is not None:
             return False
         named = self._inner.named_buffers()
         one.buffers = {plain_name(name): digest(buffer) for name, buffer in named}
-        one.random = random_digest(self._device)
+        one.random = self._random()
         self._first = one
         return True
 
     def first_pass_ended(self) -> None:
         """After it, before anything else draws random numbers."""
         if self._first is not None:
-            self._first.draws = random_digest(self._device) != self._first.random
+            self._first.draws = self._random() != self._first.random
+
+    def _random(self) -> str:
+        # the model may have been moved since the recorder was made
+        return random_digest(next(self._inner.parameters()).device)
 
     def own_gradient(self, name: str, gradient: Tensor) -> None:
-        """As a backward pass leaves it, before any other rank's is mixed in."""
-        self._own[name] = sketch(gradient)
+        """As a backward pass leaves it, before any other rank's is mixed in. Of passes
+        that are not synchronized the next has all: it adds to their gradient.
+        """
+        if not self._passes or self._passes[-1].synced is not False:
+            self._own[name] = sketch(gradient)
 
     def loss(self, loss: Tensor | float) -> None:
         """As the user tells it."""
@@ -72,11 +87,21 @@ class Pages:
 
     def forget(self, optimizers: Optimizers) -> None:
         """No step to be recorded comes next."""
-        self._passes.clear()
-        self._losses.clear()
         self._own.clear()
+        self._drop(len(self._passes), len(self._losses), optimizers)
+
+    def forget_old(self, optimizers: Optimizers) -> None:
+        """Of what was so many steps ago no optimizer is told any more."""
+        if optimizers.steps % IDLE == 0:
+            self._drop(*self._old, optimizers)
+            self._old = len(self._passes), len(self._losses)
+
+    def _drop(self, passes: int, losses: int, optimizers: Optimizers) -> None:
+        del self._passes[:passes], self._losses[:losses]
+        self._old = 0, 0
         for stepped in optimizers.seen:
-            stepped.passes = stepped.losses = 0
+            stepped.passes = max(0, stepped.passes - passes)
+            stepped.losses = max(0, stepped.losses - losses)
 
     def step_begins(self, stepped: Stepped, optimizers: Optimizers) -> None:
         """Before the step of an optimizer that is recorded."""
@@ -116,14 +141,12 @@ class Pages:
         """What led to the step: passes, and gradients as the optimizer gets them."""
         passes, losses = self._passes[stepped.passes :], self._losses[stepped.losses :]
         firsts = [one for one in passes if one.random is not None]
-        first = firsts[0] if firsts else Pass([], "", 0, None, None, "", False, {})
+        first = firsts[0] if firsts else Pass([], random="", draws=False, buffers={})
         last = passes[-1] if passes else first
-        named = parameters_of(self._inner)
-        trained = {name: named[name] for name in mine if named[name].requires_grad}
-        gradients = {n: p.grad for n, p in trained.items() if p.grad is not None}
         page |= {
             "forwards": self.forwards,
             "inputs": [one.inputs for one in passes],
+            "unread": next((one.unread for one in passes if one.unread), ""),
             "loss": mean_loss(losses),
             "lr": stepped.rates(),
             "draws": bool(first.draws),
@@ -132,15 +155,32 @@ class Pages:
             "wrapper_id": last.wrapper_id,
             "synced": last.synced,
             "syncs": [one.synced for one in passes],
+            "broadcast_buffers": first.broadcast_buffers,
             "group": last.group,
-            "own": {n: self._own.pop(n) for n in trained if n in self._own},
-            "gradients": {n: fingerprint(grad) for n, grad in gradients.items()},
-            "without_gradient": [n for n in trained if n not in gradients],
             "buffers": first.buffers,
         }
+        self._collect_gradients(page, stepped, mine, last)
+
+    def _collect_gradients(
+        self, page: Row, stepped: Stepped, mine: list[str], last: Pass
+    ) -> None:
+        named, scale = parameters_of(self._inner), stepped.grad_scale()
+        trained = {name: named[name] for name in mine if named[name].requires_grad}
+        # one at a time: unscaled ones are copies
+        gradients = {
+            name: fingerprint(p.grad if scale == 1 else p.grad / scale)
+            for name, p in trained.items()
+            if p.grad is not None
+        }
+        own = {n: self._own.pop(n) for n in trained if n in self._own}
+        if last.synced is False:
+            # there was none that synchronized, so they are this rank's own
+            own = {name: gradient["sketch"] for name, gradient in gradients.items()}
+        page["own"], page["gradients"] = own, gradients
+        page["without_gradient"] = [name for name in trained if name not in gradients]
 
 
-def _group_size(wrapper: nn.Module | None) -> int | None:
+def _group_size(wrapper: nn.Module) -> int | None:
     """Among how many ranks a wrapper averages; None where it does not tell."""
     group = getattr(wrapper, "process_group", None)
     return group.size() if isinstance(group, dist.ProcessGroup) else None

@@ -1,8 +1,8 @@
 """Two lines in any training loop, and it is written down: ``minitrain.record``.
 
 The first three steps of each optimizer and every so many after are recorded; between
-them passes and steps are counted, no more. Hooks only look, so the run's bits are those
-of the same run without a recorder.
+them hooks tell which passes are of the training, and count these and the steps. They
+only look, so the run's bits are those of the same run without a recorder.
 """
 
 from collections.abc import Sequence
@@ -15,8 +15,14 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from minitrain.core.errors import EvidenceError, UserError
-from minitrain.recording.format import Row, Writer, refuse_second
-from minitrain.recording.header import header_of, rank_and_size, require_whole
+from minitrain.recording.format import Row, refuse_second
+from minitrain.recording.header import (
+    header_of,
+    rank_and_size,
+    require_all,
+    require_whole,
+)
+from minitrain.recording.lines import Lines
 from minitrain.recording.optimizers import Optimizers, Stepped, unwrapped
 from minitrain.recording.page import Pages
 from minitrain.recording.taps import (
@@ -59,7 +65,7 @@ class Recorder:
         self._optimizers = Optimizers(given, self._step_begins, self._step_ended)
         self._before: RemovableHandle | None = None
         self._after: RemovableHandle | None = None
-        self._writer: Writer | None = None
+        self._lines: Lines | None = None
         self._watch: Watch | None = None
         self._state = "new"
         self._due = True
@@ -131,6 +137,9 @@ class Recorder:
                 self._close()
 
     def _pass_begins(self, module: nn.Module, args: Any, options: Any) -> None:
+        # what was compiled goes on calling hooks that were removed
+        if self._state != "recording":
+            return
         wrapper = self._wrappers.take()
         # a copy that shares this hook is another model
         if module is not self._inner or not is_training_pass(self._inner):
@@ -167,29 +176,37 @@ class Recorder:
         if not self._due and self._own.listens:
             self._own.stop()
             self._pages.forget(self._optimizers)
+        self._pages.forget_old(self._optimizers)
         waits = row is not None and self._raises
         watch.look(self._timeout_s if waits else 0.0)
 
     def _append(self, row: Row) -> None:
-        assert self._writer is not None
-        self._writer.append(row)
+        if self._lines is not None:
+            self._lines.append(row)
 
     def _begin(self) -> Watch:
-        """Once: the first line, and the meeting with the other ranks."""
+        """Once: the meeting with the other ranks, and the first line."""
         if self._watch is not None:
             return self._watch
         parameters = parameters_of(self._inner)
-        require_whole(self._inner, parameters)
-        # at the end of a run without a step it is too late
-        if is_twin() and self._state == "recording":
-            perturb(parameters.values())
-        self._optimizers.know(parameters.values())
-        self._writer = Writer(self._folder, rank_and_size()[0])
-        header = header_of(parameters, self._every)
-        self._append(header)
-        self._watch = Watch(self._append, self._timeout_s, self._raises)
-        self._watch.send(header)
-        return self._watch
+        try:
+            require_whole(self._inner, parameters)
+            # at the end of a run without a step it is too late
+            if is_twin() and self._state == "recording":
+                perturb(parameters.values())
+            self._optimizers.know(parameters.values())
+            self._watch = watch = Watch(self._append, self._timeout_s, self._raises)
+            # what follows needs all ranks where each has a part of the parameters
+            require_all(parameters, watch.has_all, self._timeout_s)
+            self._lines = Lines(self._folder, rank_and_size()[0], self._raises)
+            header = header_of(parameters, self._every)
+            self._append(header)
+            watch.send(header)
+        except BaseException:
+            self._listen_no_more()
+            self._close()
+            raise
+        return watch
 
     def _listen_no_more(self) -> None:
         self._state = "ended"
@@ -199,12 +216,13 @@ class Recorder:
         for handle in (self._before, self._after):
             if handle is not None:
                 handle.remove()
+        self._before = self._after = None
 
     def _close(self) -> None:
         if self._watch is not None:
             self._watch.close()
-        if self._writer is not None:
-            self._writer.close()
+        if self._lines is not None:
+            self._lines.close()
 
 
 def _require(model: Any, every: Any, on_alarm: Any, timeout_s: Any) -> None:
@@ -241,9 +259,10 @@ def record(
     the steps 0, 1, 2 and each ``every``-th are recorded.
 
     Where ranks are unlike at such a step, or something else is wrong with it, a line
-    says so (``on_alarm="raise"``: EvidenceError on all ranks); so it does where a rank
-    does not come within ``timeout_s``. With MINITRAIN_TWIN=1 in the environment the run
-    begins one unit in the last place away, to see how far rounding alone carries it.
+    says so (``on_alarm="raise"``: EvidenceError on all ranks). That a rank does not
+    come within ``timeout_s`` is said by those that did, at a later step or at the end.
+    With MINITRAIN_TWIN=1 in the environment the run begins one unit in the last place
+    away, to see how far rounding alone carries it.
 
     Raises UserError for arguments that mean nothing, and for a folder that has a
     recording.

@@ -18,10 +18,16 @@ from minitrain.recording.alarm import (
 )
 from minitrain.recording.causes import not_broadcast, of_unlike_parameters
 from minitrain.recording.rules_of_gradients import gradients, no_gradient, own_gradients
-from minitrain.recording.rules_of_inputs import again, random_numbers, same_samples
+from minitrain.recording.rules_of_inputs import (
+    again,
+    random_numbers,
+    same_samples,
+    unread,
+)
 from minitrain.recording.rules_of_progress import (
     forward_passes,
     learning_rates,
+    not_finite,
     not_held,
     synchronized_often,
     unmoved,
@@ -42,7 +48,8 @@ def alarms_of(rows: Rows, before: Rows | None) -> list[Alarm]:
     if ranks := unlike(places):
         return [_elsewhere(rows, ranks)]
     found = [one for rule in RULES for one in rule(rows, before)]
-    unlike_ranks = {one.rule for one in found if one.severe and one.ranks}
+    # apart by rounding, too: the parameters follow
+    unlike_ranks = {one.rule for one in found if one.ranks}
     if not unlike_ranks & {"gradients", "learning rates"}:
         found += parameters(rows, before)
     return found
@@ -135,17 +142,40 @@ def parameters(rows: Rows, before: Rows | None) -> list[Alarm]:
 
 
 def buffers(rows: Rows, before: Rows | None) -> list[Alarm]:
-    """Equal on all ranks as the first forward pass of the step begins."""
+    """Equal on all ranks as the first forward pass of the step begins; a note where no
+    wrapper is there to make them so.
+    """
     name, ranks = first_unlike([row.get("buffers", {}) for row in rows])
     if not ranks:
         return []
     what = "unlike those of the others as the forward pass begins"
+    severe = all(map(_broadcasts_buffers, rows))
     cause = "rank 0's buffers are not broadcast before the forward pass"
-    step = rows[0]["step"]
-    return [alarm("buffers", step, what, ranks=ranks, tensor=name, cause=cause)]
+    if not severe:
+        cause = (
+            "no wrapper broadcasts them: each rank keeps its own, which may be meant"
+        )
+    return [
+        alarm(
+            "buffers",
+            rows[0]["step"],
+            what,
+            ranks=ranks,
+            tensor=name,
+            cause=cause,
+            severe=severe,
+        )
+    ]
+
+
+def _broadcasts_buffers(row: Row) -> bool:
+    """Whether the wrapper is to do so; where none says it, DDP does."""
+    usual = row.get("wrapper") == "DistributedDataParallel"
+    return bool(row.get("broadcast_buffers", usual))
 
 
 RULES: tuple[Rule, ...] = (
+    unread,
     same_samples,
     again,
     forward_passes,
@@ -155,6 +185,7 @@ RULES: tuple[Rule, ...] = (
     gradients,
     own_gradients,
     no_gradient,
+    not_finite,
     unmoved,
     not_held,
     synchronized_often,

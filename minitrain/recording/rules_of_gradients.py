@@ -1,7 +1,10 @@
 """Gradients: the same on all ranks, and the mean of the ranks' own."""
 
+from collections.abc import Iterator
+
 from minitrain.recording.alarm import Alarm, Rows, alarm, all_names, named, shas, unlike
-from minitrain.recording.causes import of_unlike_gradients
+from minitrain.recording.causes import APART, of_unlike_gradients
+from minitrain.recording.fingerprint import BINS
 from minitrain.recording.fits import (
     CLOSE,
     comparable,
@@ -25,8 +28,17 @@ def gradients(rows: Rows, before: Rows | None) -> list[Alarm]:
     # a rank may be alone in another tensor than the first
     ranks = max((found[name] for name in differ), key=len)
     what, cause = of_unlike_gradients(rows, before, differ, ranks)
-    step = rows[0]["step"]
-    return [alarm("gradients", step, what, ranks=ranks, tensor=differ[0], cause=cause)]
+    return [
+        alarm(
+            "gradients",
+            rows[0]["step"],
+            what,
+            ranks=ranks,
+            tensor=differ[0],
+            cause=cause,
+            severe=what != APART,
+        )
+    ]
 
 
 def own_gradients(rows: Rows, before: Rows | None) -> list[Alarm]:
@@ -65,17 +77,31 @@ def _factor(rows: Rows) -> float | None:
 
 
 def _lacking(rows: Rows, names: list[str]) -> list[Alarm]:
-    for name in names:
-        one = sketches(rows, [name])
-        if one is None or times(one.gradients[0], one.mean)[1] < CLOSE:
-            continue
-        found = factors(one.gradients[0], one.own)
-        if found and (lacks := lacking(found)):
+    for together in _sets(_not_the_mean(rows, names), len(rows)):
+        found = sketches(rows, together)
+        parts = None if found is None else factors(found.gradients[0], found.own)
+        if parts and (lacks := lacking(parts)):
             what = f"on all ranks a sum that lacks the gradient of {named(lacks)}"
             cause = "a transfer that was lost, or a rank that was left out"
-            step = rows[0]["step"]
-            return [alarm("mean", step, what, ranks=lacks, tensor=name, cause=cause)]
+            step, tensor = rows[0]["step"], together[0]
+            return [alarm("mean", step, what, ranks=lacks, tensor=tensor, cause=cause)]
     return []
+
+
+def _not_the_mean(rows: Rows, names: list[str]) -> list[str]:
+    found = ((name, sketches(rows, [name])) for name in names)
+    return [n for n, s in found if s and times(s.gradients[0], s.mean)[1] >= CLOSE]
+
+
+def _sets(names: list[str], world_size: int) -> Iterator[list[str]]:
+    """Each alone, which may have a factor of its own; then some that come after each
+    other, as in a bucket: so many that their numbers tell all ranks apart.
+    """
+    yield from ([name] for name in names)
+    size = -(-2 * world_size // BINS)
+    if size > 1:
+        last = max(1, len(names) - size + 1)
+        yield from (names[i : i + size] for i in range(last if names else 0))
 
 
 def no_gradient(rows: Rows, before: Rows | None) -> list[Alarm]:

@@ -69,6 +69,17 @@ def _all(read: list[Counter[str]]) -> list[str]:
     return [digest for one in read for digest in one]
 
 
+def unread(rows: Rows, before: Rows | None) -> list[Alarm]:
+    """What the forward pass is given can be read, on all ranks."""
+    why = [row.get("unread", "") for row in rows]
+    ranks = [rank for rank, one in enumerate(why) if one]
+    if not ranks:
+        return []
+    what = f"samples are not recorded: {why[ranks[0]]}"
+    whom = ranks if len(ranks) < len(rows) else []
+    return [alarm("inputs", rows[0]["step"], what, ranks=whom, severe=False)]
+
+
 def again(rows: Rows, before: Rows | None) -> list[Alarm]:
     """Not the batch of the recorded step before."""
     if before is None:

@@ -1,13 +1,18 @@
 """That ranks do the same at a step, and that the step moves what it should."""
 
-from minitrain.recording.alarm import Alarm, Row, Rows, alarm, unlike
+import math
+from collections.abc import Sequence
+
+from minitrain.recording.alarm import Alarm, Row, Rows, alarm, all_names, unlike
 
 # a step, as a share of a parameter, that float32 may well round away
 ROUNDED = 1e-6
 
 
 def forward_passes(rows: Rows, before: Rows | None) -> list[Alarm]:
-    """As many on all ranks, since the recorded step before."""
+    """As many on all ranks, since the recorded step before; a rank may look at what its
+    model makes of a batch, so it is a note.
+    """
     was = [0] * len(rows) if before is None else [row["forwards"] for row in before]
     counts = [row["forwards"] - then for row, then in zip(rows, was, strict=True)]
     ranks = unlike(counts)
@@ -16,7 +21,8 @@ def forward_passes(rows: Rows, before: Rows | None) -> list[Alarm]:
     usual = next(n for rank, n in enumerate(counts) if rank not in ranks)
     what = f"{counts[ranks[0]]} forward passes for this step, but elsewhere {usual}"
     cause = "unlike numbers of batches, or passes that are not of the training"
-    return [alarm("steps", rows[0]["step"], what, ranks=ranks, cause=cause)]
+    step = rows[0]["step"]
+    return [alarm("steps", step, what, ranks=ranks, cause=cause, severe=False)]
 
 
 def learning_rates(rows: Rows, before: Rows | None) -> list[Alarm]:
@@ -45,6 +51,25 @@ def wrappers(rows: Rows, before: Rows | None) -> list[Alarm]:
     what = f"wrapper number {max(now)} of the model"
     cause = "the model is wrapped anew (in the loop?)"
     return [alarm("wrapper", rows[0]["step"], what, cause=cause, severe=False)]
+
+
+def not_finite(rows: Rows, before: Rows | None) -> list[Alarm]:
+    """Numbers, on one rank at least: that of a rank alone is unlike the others'."""
+    for kind in ("gradients", "parameters"):
+        tables = [row.get(kind, {}) for row in rows]
+        names = [name for name in all_names(tables) if _none_finite(tables, name)]
+        if names:
+            what = f"NaN or infinity in {kind} ({len(names)} such tensors)"
+            step, name, cause = rows[0]["step"], names[0], "overflow, or 0 / 0"
+            return [
+                alarm("not finite", step, what, tensor=name, cause=cause, severe=False)
+            ]
+    return []
+
+
+def _none_finite(tables: Sequence[Row], name: str) -> bool:
+    have = [table[name]["norm"] for table in tables if name in table]
+    return not any(map(math.isfinite, have))
 
 
 def unmoved(rows: Rows, before: Rows | None) -> list[Alarm]:

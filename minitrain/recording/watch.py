@@ -32,8 +32,13 @@ class Watch:
         if together and dist.get_world_size() > 1:
             self._exchange = Exchange(timeout_s)
 
+    @property
+    def has_all(self) -> bool:
+        """Whether all ranks record."""
+        return self._exchange is None or self._exchange.has_all
+
     def send(self, row: Row) -> None:
-        """To all ranks; returns at once."""
+        """To all ranks; waits for none of them."""
         if self._exchange is None:
             self._alone.append([row])
         else:

@@ -1,5 +1,6 @@
 """Whatever wraps the model, and whenever: the recorder hears the model inside."""
 
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import minitrain
 from minitrain.core.errors import UserError
 from minitrain.distributed.groups import distributed, wrap_for_ddp
+from minitrain.recording import page
 from minitrain.recording.format import read_recording
 
 
@@ -152,6 +154,22 @@ def test_inputs_of_any_form_have_a_digest_a_sample(tmp_path: Path) -> None:
     assert inputs[0] == inputs[2] != inputs[1]
 
 
+def test_random_states_are_those_of_where_the_model_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be moved after the recorder was made."""
+    seen = []
+    monkeypatch.setattr(page, "random_digest", lambda device: seen.append(str(device)))
+    with torch.device("meta"):
+        model = Net()
+    with minitrain.record(model, None, tmp_path):
+        model.to_empty(device="cpu")
+        for tensor in model.state_dict().values():
+            tensor.zero_()
+        loop(model, torch.optim.SGD(model.parameters(), lr=0.1), 1)
+    assert seen == ["cpu", "cpu"]
+
+
 def late_and_early(folder: Path, early: bool) -> list[Any]:
     """The model is wrapped by DDP before or after the recorder starts."""
     with distributed() as (rank, _):
@@ -163,6 +181,7 @@ def late_and_early(folder: Path, early: bool) -> list[Any]:
             model = model if early else wrap_for_ddp(model)
             loop(model, optimizer, 2, rank=rank, micro=2)
         rows = steps_of(folder, rank)
+        assert all(row["broadcast_buffers"] is True for row in rows)
         return [[r["wrapper"], r["wrapper_id"], r["syncs"]] for r in rows]
 
 
@@ -173,6 +192,70 @@ def test_ddp_is_seen_before_and_after(tmp_path: Path, early: bool) -> None:
     headers = [one.header for one in read_recording(tmp_path).ranks.values()]
     # the first line waits for the first pass: rank 0's weights are everywhere
     assert headers[0]["start"] == headers[1]["start"]
+
+
+def accumulated(folder: Path, passes: list[bool]) -> tuple[int, Any]:
+    """How often a gradient was sketched before the step, and how far the sketches are
+    from those of the gradients that this rank computed itself.
+    """
+    with distributed() as (rank, _):
+        torch.manual_seed(0)
+        model, own = wrap_for_ddp(Simple()), Simple()
+        own.load_state_dict(model.module.state_dict())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        calls = []
+        sketch = page.sketch
+        page.sketch = lambda tensor: calls.append(1) or sketch(tensor)  # type: ignore
+        with minitrain.record(model, optimizer, folder):
+            for number, syncs in enumerate(passes):
+                with nullcontext() if syncs else model.no_sync():
+                    loss_of(model, batch(0, rank, number)).backward()
+                loss_of(own, batch(0, rank, number)).backward()
+            optimizer.step()
+        page.sketch = sketch  # type: ignore[attr-defined]
+        found = steps_of(folder, rank)[0]["own"]
+        known = {name: sketch(p.grad) for name, p in own.named_parameters()}
+        assert found.keys() == known.keys()
+        gaps = [
+            abs(x - y) for n in known for x, y in zip(known[n], found[n], strict=True)
+        ]
+        return len(calls), max(gaps)
+
+
+@pytest.mark.parametrize(
+    ("passes", "times"),
+    [([True], 1), ([False, False, True], 1), ([True, True], 2), ([False, False], 0)],
+)
+def test_own_gradients_are_sketched_where_ranks_come_together(
+    tmp_path: Path, passes: list[bool], times: int
+) -> None:
+    for calls, gap in minitrain.launch(accumulated, 2, tmp_path, passes):
+        assert calls == 4 * times
+        # of two that synchronize the second has the mean of the first in it
+        assert gap < 1e-5 or passes == [True, True]
+
+
+def many_passes(folder: Path) -> list[Any]:
+    """Rank 0 looks at what its model makes of a batch, in training mode."""
+    with distributed() as (rank, _):
+        torch.manual_seed(rank)
+        model = wrap_for_ddp(Simple())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with minitrain.record(model, optimizer, folder, on_alarm="raise"):
+            loop(model, optimizer, 2, rank=rank)
+            if rank == 0:
+                model.module(batch(0))
+            loop(model, optimizer, 1, rank=rank)
+        return [
+            (row["kind"], row["rule"])
+            for row in read_recording(folder).ranks[rank].alarms
+        ]
+
+
+def test_a_pass_that_one_rank_alone_makes_ends_nothing(tmp_path: Path) -> None:
+    found = minitrain.launch(many_passes, 2, tmp_path)
+    assert ("note", "steps") in found[0]
+    assert {kind for kind, _ in found[0]} == {"note"}
 
 
 def sharded(folder: Path, is_late: bool) -> list[str]:

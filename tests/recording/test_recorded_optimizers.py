@@ -138,6 +138,34 @@ def test_a_step_that_a_loss_scaler_skips_is_none(tmp_path: Path) -> None:
         assert [len(row["inputs"]) for row in rows] == [1, 2, 1]
 
 
+@pytest.mark.parametrize("is_unscaled", [False, True])
+def test_gradients_are_unscaled_whoever_does_it(
+    tmp_path: Path, is_unscaled: bool
+) -> None:
+    """A fused optimizer is given those of the scaled loss, and the scale."""
+    found = []
+    for fused in (False, True):
+        torch.manual_seed(0)
+        model = nn.Linear(6, 1)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1, fused=fused)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        folder = tmp_path / str(fused)
+        with minitrain.record(model, optimizer, folder):
+            scaler.scale(loss_of(model, batch(0))).backward()
+            if is_unscaled:
+                scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+        (row,) = steps_of(folder)
+        found.append(row["gradients"])
+    assert found[0] == found[1]
+    torch.manual_seed(0)
+    model = nn.Linear(6, 1)
+    loss_of(model, batch(0)).backward()
+    norm = float(model.weight.grad.norm())
+    assert found[1]["weight"]["norm"] == pytest.approx(norm, rel=1e-5)
+
+
 def test_a_step_may_compute_its_gradients_itself(tmp_path: Path) -> None:
     model = Net(dropout=0.0)
     for kind in (SGD, torch.optim.LBFGS):

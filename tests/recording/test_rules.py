@@ -1,8 +1,11 @@
 """The rules, each with a fault that it finds and a clean twin of it that is silent."""
 
+import math
+from functools import partial
 from typing import Any
 
 import pytest
+import torch
 from recorded_rows import (
     SHAPES,
     Tensors,
@@ -138,7 +141,9 @@ def test_mixed_up_parts() -> None:
 
 def test_apart_by_rounding() -> None:
     got = {name: tensor * (1 + 2e-7) for name, tensor in mean(OWN).items()}
-    assert "apart by rounding" in only(at_step_1([mean(OWN), got])).line
+    found = only(at_step_1([mean(OWN), got]))
+    assert (found.rule, found.ranks, found.severe) == ("gradients", [1], False)
+    assert "apart by rounding" in found.line
 
 
 def test_a_rank_without_a_gradient() -> None:
@@ -156,8 +161,22 @@ def test_without_own_gradients_the_cause_is_unknown() -> None:
 
 def test_gradients_that_are_not_finite() -> None:
     bad = scaled(mean(OWN), float("nan"))
-    assert at_step_1([bad, bad]) == []
+    found = only(at_step_1([bad, bad]))
+    assert (found.rule, found.tensor, found.severe) == ("not finite", FIRST, False)
+    assert "NaN or infinity in gradients (3 such tensors)" in found.line
     assert only(at_step_1([mean(OWN), bad])).ranks == [1]
+
+
+def test_parameters_that_are_not_finite() -> None:
+    usual = rows_of(1, OWN)[0]["parameters"]
+    bad = usual | {"layer.bias": fingerprint(torch.tensor([1.0, math.inf]))}
+    found = only(at_step_1(parameters=bad))
+    assert (found.rule, found.tensor, found.severe) == (
+        "not finite",
+        "layer.bias",
+        False,
+    )
+    assert "NaN or infinity in parameters (1 such tensors)" in found.line
 
 
 # gradients against the ranks' own
@@ -195,6 +214,19 @@ def test_a_rank_is_missing_in_one_tensor_on_all() -> None:
     got = mean(OWN) | {name: OWN[0][name] / 2}
     found = only(at_step_1([got] * 2))
     assert (found.tensor, found.ranks) == (name, [1])
+
+
+@pytest.mark.parametrize("world_size", [8, 9, 12])
+def test_a_rank_is_missing_among_many(world_size: int) -> None:
+    """More than one tensor has numbers for."""
+    own = own_of(1, world_size)
+    part = {n: (world_size * mean(own)[n] - own[3][n]) / world_size for n in SHAPES}
+    found = only(alarms_of(rows_of(1, own, [part] * world_size), None))
+    assert (found.rule, found.ranks, found.severe) == ("mean", [3], True)
+    assert "lacks the gradient of rank 3" in found.line
+    noise = random_tensors(5)
+    noisy = {n: t + noise[n] for n, t in mean(own).items()}
+    assert alarms_of(rows_of(1, own, [noisy] * world_size), None) == []
 
 
 def test_what_a_hook_may_do_to_gradients_is_no_fault() -> None:
@@ -369,6 +401,14 @@ def test_some_samples_that_several_ranks_read() -> None:
     assert at_step_1(**shared(1)) == []
 
 
+def test_samples_that_cannot_be_read() -> None:
+    why = "RuntimeError: no"
+    found = only(at_step_1(inputs=[[]], unread=on_rank(1, why, "")))
+    assert (found.rule, found.ranks, found.severe) == ("inputs", [1], False)
+    assert "samples are not recorded: RuntimeError: no" in found.line
+    assert only(at_step_1(inputs=[[]], unread=why)).ranks == []
+
+
 def test_the_batch_of_the_step_before_again() -> None:
     before = rows_of(0, own_of(0, 2), inputs=samples_of)
     found = only(at_step_1(last=before, inputs=samples_of))
@@ -388,7 +428,7 @@ def test_unlike_numbers_of_samples() -> None:
 
 def test_unlike_numbers_of_forward_passes() -> None:
     found = only(at_step_1(forwards=on_rank(1, 5, 2)))
-    assert (found.rule, found.ranks) == ("steps", [1])
+    assert (found.rule, found.ranks, found.severe) == ("steps", [1], False)
     assert "4 forward passes for this step, but elsewhere 1" in found.line
     # told at the step at which it happened alone
     before = [row | {"forwards": rank} for rank, row in enumerate(BEFORE)]
@@ -406,11 +446,22 @@ def test_unlike_steps() -> None:
 
 
 def test_buffers_unlike_as_the_forward_pass_begins() -> None:
-    found = only(
-        at_step_1(buffers=on_rank(1, {"running_mean": "0"}, {"running_mean": "1"}))
-    )
-    assert (found.rule, found.tensor, found.ranks) == ("buffers", "running_mean", [1])
-    assert "not broadcast before the forward pass" in found.line
+    unlike = on_rank(1, {"running_mean": "0"}, {"running_mean": "1"})
+    # what was recorded before rows had the setting was under DDP
+    for told in ({"broadcast_buffers": True}, {}):
+        found = only(at_step_1(buffers=unlike, **told))
+        assert (found.rule, found.tensor) == ("buffers", "running_mean")
+        assert (found.ranks, found.severe) == ([1], True)
+        assert "not broadcast before the forward pass" in found.line
+    # by the setting, or without a wrapper, a rank has its own
+    for told in (
+        {"broadcast_buffers": False},
+        {"broadcast_buffers": None, "wrapper": ""},
+        {"wrapper": ""},
+    ):
+        found = only(at_step_1(buffers=unlike, **told))
+        assert (found.rule, found.severe) == ("buffers", False)
+        assert "no wrapper broadcasts them" in found.line
 
 
 def test_a_wrapper_made_anew() -> None:
@@ -481,6 +532,32 @@ def test_a_judge_tells_a_fault_once() -> None:
     assert judge.see(headers(2)) == []
     assert only(judge.see(rows_of(0, OWN, OWN))).rule == "gradients"
     assert judge.see(rows_of(1, OWN, OWN, inputs=samples_of)) == []
+
+
+def test_a_note_does_not_hide_an_alarm_of_the_same_rule() -> None:
+    judge = Judge()
+    total = scaled(mean(OWN), 2)
+    assert not only(judge.see(rows_of(0, OWN, [total] * 2))).severe
+    part = {name: OWN[1][name] / 2 for name in SHAPES}
+    found = only(judge.see(rows_of(1, OWN, [part] * 2, inputs=samples_of)))
+    assert (found.rule, found.severe, found.ranks) == ("mean", True, [0])
+    # each once
+    for gradients in (total, part):
+        step = 2 + (gradients is part)
+        inputs = partial(samples_of, step=step)
+        assert judge.see(rows_of(step, OWN, [gradients] * 2, inputs=inputs)) == []
+    assert not only(judge.see(headers(2, threads=on_rank(1, 2, 1)))).severe
+    assert only(judge.see(headers(2, every=on_rank(1, 10, 1)))).severe
+
+
+def test_ranks_apart_by_rounding_have_parameters_apart() -> None:
+    judge = Judge()
+    got = {name: tensor * (1 + 2e-7) for name, tensor in mean(OWN).items()}
+    rows = rows_of(0, OWN, [mean(OWN), got])
+    assert rows[0]["parameters"] != rows[1]["parameters"]
+    assert [one.rule for one in judge.see(rows)] == ["gradients"]
+    (found,) = judge.see(rows_of(1, OWN, OWN, inputs=samples_of))
+    assert (found.rule, found.severe) == ("gradients", True)
 
 
 def test_a_judge_knows_a_batch_of_an_epoch_before() -> None:

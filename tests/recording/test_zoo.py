@@ -71,8 +71,9 @@ ZOO = [
         "documented option of DDP",
         "buffers",
         1,
-        "rank 0's buffers are not broadcast",
+        "no wrapper broadcasts them",
         tensor="norm.running_mean",
+        kind="note",
     ),
     note(
         "missing_set_epoch",

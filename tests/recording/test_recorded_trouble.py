@@ -1,0 +1,207 @@
+"""What is in the recorder's way is not to be in the way of the run."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from project import ROOT
+from recorded_loops import Net, batch, loop, loss_of, state_bytes, steps_of
+from torch import Tensor, nn
+
+import minitrain
+from minitrain.core.errors import UserError
+from minitrain.distributed.groups import distributed, wrap_for_ddp
+from minitrain.recording import lines
+from minitrain.recording.format import Row, Writer, read_recording
+
+# far above what a process needs to end, and what is too long to wait for
+SOON_S, LONG_S = 60, 600
+
+
+class OnDiskThatFills(Writer):
+    """From the second step on there is no room."""
+
+    def append(self, row: Row) -> None:
+        if row.get("step") == 1:
+            full = os.open("/dev/full", os.O_WRONLY)
+            os.dup2(full, self._file.fileno())
+            os.close(full)
+        super().append(row)
+
+
+def on_full_disk(folder: Path | None, is_sharded: bool) -> list[bytes]:
+    """The disk of rank 1 fills up."""
+    with distributed() as (rank, _):
+        torch.manual_seed(rank)
+        if is_sharded:
+            from torch.distributed.fsdp import fully_shard
+
+            torch.manual_seed(0)
+            model: nn.Module = nn.Sequential(nn.Linear(6, 16), nn.Linear(16, 1))
+            model = fully_shard(nn.Sequential(model, nn.Flatten(0)))
+        else:
+            model = wrap_for_ddp(Net())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if rank == 1:
+            lines.Writer = OnDiskThatFills  # type: ignore[misc]
+        if folder is None:
+            loop(model, optimizer, 5, rank=rank)
+        else:
+            with minitrain.record(model, optimizer, folder, every=1, timeout_s=10):
+                loop(model, optimizer, 5, rank=rank)
+        return [] if is_sharded else state_bytes(model, optimizer)
+
+
+@pytest.mark.real_launch
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_a_full_disk_ends_the_recording_and_not_the_run(
+    tmp_path: Path, is_sharded: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    plain = minitrain.launch(on_full_disk, 2, None, is_sharded)
+    folder = tmp_path / "recorded"
+    assert minitrain.launch(on_full_disk, 2, folder, is_sharded) == plain
+    first, second = read_recording(folder).ranks.values()
+    # the others go on, and hear of all its steps
+    assert (len(first.steps), first.alarms) == (5, [])
+    assert first.end is not None
+    assert (list(second.steps), second.end) == ([(0, 0)], None)
+    said = [line for line in capfd.readouterr().err.splitlines() if "minitrain" in line]
+    assert len(said) == 1
+    assert said[0].startswith("minitrain: rank 1 records no more: ")
+    assert "no space left on the disk" in said[0]
+
+
+def test_a_full_disk_ends_the_run_where_alarms_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "Writer", OnDiskThatFills)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with (
+        pytest.raises(UserError, match="no space left on the disk"),
+        minitrain.record(model, optimizer, tmp_path, on_alarm="raise"),
+    ):
+        loop(model, optimizer, 3)
+
+
+class TakesNested(nn.Module):
+    """Texts of unlike length, that are not padded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.values() * self.weight).sum()
+
+
+def test_inputs_that_cannot_be_read_are_noted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = TakesNested()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with minitrain.record(model, optimizer, tmp_path, on_alarm="raise"):
+        for _ in range(2):
+            values, offsets = torch.ones(5, 3), torch.tensor([0, 2, 5])
+            x = torch.nested.nested_tensor_from_jagged(values, offsets)
+            model(x).backward()
+            optimizer.step()
+    rows = steps_of(tmp_path)
+    assert [row["inputs"] for row in rows] == [[[]], [[]]]
+    assert all(row["gradients"]["weight"]["norm"] > 0 for row in rows)
+    (note,) = read_recording(tmp_path).ranks[0].alarms
+    assert (note["kind"], note["rule"], note["step"]) == ("note", "inputs", 0)
+    assert f"samples are not recorded: {rows[0]['unread']}" in note["line"]
+    assert note["line"] in capsys.readouterr().err
+
+
+def sharded_and_recorded_by_one(folder: Path) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    with distributed(timeout_s=60) as (rank, _):
+        model = fully_shard(nn.Sequential(nn.Linear(6, 1), nn.Flatten(0)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if rank == 1:
+            loop(model, optimizer, 2, rank=rank)
+            return
+        with minitrain.record(model, optimizer, folder, timeout_s=2):
+            loop(model, optimizer, 2, rank=rank)
+
+
+def test_parts_that_one_rank_alone_would_record_are_refused(tmp_path: Path) -> None:
+    """What hashes them would meet the collectives of the others' run, or wait."""
+    with pytest.raises(UserError, match=r"within 2 s: every rank has to"):
+        minitrain.launch(sharded_and_recorded_by_one, 2, tmp_path)
+    # so the folder can be used
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_was_compiled_with_the_hooks_goes_on_alone(tmp_path: Path) -> None:
+    """It calls them after they were removed."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorder = minitrain.record(model, optimizer, tmp_path, every=1)
+    recorder.start()
+    loop(model, optimizer, 1)
+    hooks = [*model._forward_pre_hooks.values()]
+    recorder.stop()
+    written = (tmp_path / "rank-0.jsonl").read_bytes()
+    for hook in hooks:
+        hook(model, (batch(1),), {})
+    assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
+    assert not model._forward_hooks
+    loss_of(model, batch(1)).backward()
+    optimizer.step()
+    assert recorder._pages.forwards == 1
+    assert (tmp_path / "rank-0.jsonl").read_bytes() == written
+
+
+ENDS_BY_AN_ERROR = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, "tests/support")
+import torch, torch.distributed as dist
+from recorded_loops import Net, batch, loop
+import minitrain
+folder, rank, long_s = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+meet = "file://" + str(folder / "meet")
+dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=2)
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+recorder = minitrain.record(model, optimizer, folder / "recording")
+recorder.start()
+if rank == 1:
+    model(batch(0))
+    time.sleep(long_s)
+try:
+    for _ in range(3):
+        # the first rows come together, and the next wait for the other rank
+        loop(model, optimizer, 1)
+        time.sleep(0.5)
+    raise KeyError("a bug of the loop")
+finally:
+    dist.destroy_process_group()
+"""
+
+
+def test_a_run_that_ends_by_an_error_waits_for_nobody(tmp_path: Path) -> None:
+    """Though nobody stopped the recorder, and its rows are on their way."""
+
+    def start(rank: int) -> Any:
+        command = [sys.executable, "-c", ENDS_BY_AN_ERROR, tmp_path, str(rank)]
+        return subprocess.Popen(
+            [*command, str(LONG_S)], cwd=ROOT, stderr=subprocess.PIPE, text=True
+        )
+
+    with start(0) as first, start(1) as second:
+        try:
+            _, said = first.communicate(timeout=SOON_S)
+        finally:
+            first.kill()
+            second.kill()
+    assert first.returncode == 1
+    assert "KeyError: 'a bug of the loop'" in said
