@@ -48,6 +48,8 @@ def draw_recordings(found: "RecordingsCompared", path: Path) -> None:
     ticks = [EQUAL, *(10.0**n for n in range(-8, 1, 2))]
     axes.set_yticks(ticks, ["equal bits", *(f"1e{n}" for n in range(-8, 0, 2)), "1"])
     axes.set_xlabel("step")
+    # there is no step 2.5
+    axes.locator_params(axis="x", integer=True)
     axes.set_ylabel("distance of A and B, as a share")
     axes.minorticks_off()
     handles, _ = axes.get_legend_handles_labels()
