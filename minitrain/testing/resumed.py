@@ -72,17 +72,19 @@ def run_stopped(
     folder: Path,
     stops: Sequence[int],
     spoil: Callable[[], None] | None = None,
-    timeout_s: float = 600,
+    each_s: float = 60,
 ) -> list[list[Left]]:
     """Go on after each of ``stops`` in one set of ``world_size`` new processes -> what
     the ranks left, stop by stop.
 
     A stop is a number of steps, and the run goes on from the checkpoint after these
     alone, which a run with the stop SAVING has left in ``folder``. ``spoil`` is called
-    in every process beforehand. Raises RankError for one that fails.
+    in every process beforehand. Raises RankError for one that fails, or where all take
+    more than ``each_s`` seconds a stop; three stops' time is for the start.
     """
+    limit = each_s * (3 + len(stops))
     ranks = launch(
-        _be_a_rank, world_size, config, folder, stops, spoil, timeout_s=timeout_s
+        _be_a_rank, world_size, config, folder, stops, spoil, timeout_s=limit
     )
     return [list(one) for one in zip(*ranks, strict=True)]
 
