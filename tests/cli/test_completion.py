@@ -21,7 +21,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
 """
 # each prints how it completes the first word
 OTHERS = {
-    "zsh": "autoload -U compinit; compinit -u -D; eval \"$(cat script)\"; "
+    "zsh": 'autoload -U compinit; compinit -u -D; eval "$(cat script)"; '
     "print ${_comps[minitrain]}; print ${(t)_shtab_minitrain_verify_options}",
     "fish": "source script; complete -C 'minitrain verif' | string split -f 1 \\t",
 }

@@ -95,8 +95,8 @@ def test_strategy_of_ones_own_is_a_choice_too() -> None:
 
 def test_choices_are_those_of_the_library() -> None:
     """They are written down twice, since the library's come with torch."""
-    assert check.OPTIMIZERS == tuple(OPTIMIZERS)
-    assert check.PRECISIONS == PRECISIONS
+    assert tuple(OPTIMIZERS) == check.OPTIMIZERS
+    assert PRECISIONS == check.PRECISIONS
     assert make_parser().parse_args([*MODEL, "--sync", ALL]).sync == ALL
 
 
