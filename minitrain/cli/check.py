@@ -14,32 +14,53 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minitrain.cli.answer import Answer
+from minitrain.cli.parser import Named, Names
 from minitrain.core.errors import UserError
+from minitrain.sync.catalog import STRATEGIES
 
 if TYPE_CHECKING:
     from minitrain.testing.check import Ladder
     from minitrain.testing.climb import Climbed
 
-EXAMPLE = "minitrain check my_model.py:build --steps 5"
+EXAMPLES = {
+    "a model of Hugging Face's convention reads its own file": (
+        "minitrain check my_model.py:build --steps 5"
+    ),
+    "another one brings what it reads, and its loss": (
+        "minitrain check net.py:build --batches net.py:batches --loss net.py:loss"
+    ),
+    "held to what another strategy promises": (
+        "minitrain check my_model.py:build --sync flat --optimizer sgd"
+    ),
+}
+# those of minitrain/train, which imports torch: it takes seconds, and not for --help
+OPTIMIZERS = ("adamw", "sgd")
+PRECISIONS = ("float32", "bf16", "fp16")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the model, what it reads, and how it is trained."""
     add = parser.add_argument
-    add("model", metavar="MODEL", help="FILE.py:NAME or module:NAME, which builds it")
+    what = "FILE.py:NAME or module:NAME, which builds it"
+    add("model", type=Named, metavar="MODEL", help=what)
     data = parser.add_mutually_exclusive_group()
     data.add_argument("--text", type=Path, metavar="FILE", help="a line is a sample")
     data.add_argument(
         "--batches",
+        type=Named,
         metavar="NAME",
         help="FILE.py:NAME of global batches: a list, a DataLoader, or a function",
     )
-    add("--loss", metavar="NAME", help="FILE.py:NAME of loss(model, batch), a mean")
-    add("--count", metavar="NAME", help="FILE.py:NAME of count(batch): targets of it")
+    functions = {"loss": "loss(model, batch), a mean", "count": "count(batch): targets"}
+    for name, what in functions.items():
+        what = f"FILE.py:NAME of {what}"
+        add(f"--{name}", type=Named, metavar="NAME", help=what)
     add("--world-size", type=int, default=2, metavar="W", help="processes (2)")
-    add("--sync", default="ddp", help="a strategy, or all (ddp)")
-    add("--optimizer", default="adamw", choices=["adamw", "sgd"], help="(adamw)")
-    add("--precision", default="float32", help="float32, bf16 or fp16 (float32)")
+    strategies = Names(["all", *STRATEGIES])
+    what = "a strategy, all of them, or package.module:Class (ddp)"
+    add("--sync", default="ddp", choices=strategies, metavar="NAME", help=what)
+    add("--optimizer", default="adamw", choices=OPTIMIZERS, help="(adamw)")
+    add("--precision", default="float32", choices=PRECISIONS, help="(float32)")
     add("--steps", type=int, default=3, metavar="N", help="steps, at least 2 (3)")
     add("--batch-size", type=int, default=8, metavar="B", help="lines a batch (8)")
     add("--timeout-s", type=float, default=300, metavar="S", help="limit (300)")

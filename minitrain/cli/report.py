@@ -10,7 +10,10 @@ from pathlib import Path
 
 from minitrain.cli.answer import Answer
 
-EXAMPLE = "minitrain report --json"
+EXAMPLES = {
+    "after an edit of words or pictures": "minitrain report",
+    "of folders of another name": "minitrain report --data built --metrics results",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
