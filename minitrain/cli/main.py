@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from minitrain import __version__
-from minitrain.cli import check, doctor, explain, report, verify
+from minitrain.cli import check, doctor, explain, report, summary, verify
 from minitrain.cli.answer import Answer
 from minitrain.core.errors import EXIT_EVIDENCE, run_stage
 
@@ -22,6 +22,7 @@ COMMANDS = {
     "doctor": doctor,
     "explain": explain,
     "report": report,
+    "summary": summary,
 }
 EXIT_CODES = "exit codes: 0 all well, 1 the evidence says no, 2 bad input"
 
@@ -45,11 +46,11 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(metavar="COMMAND")
     for name, command in COMMANDS.items():
-        summary, _, description = (command.__doc__ or "").partition("\n\n")
+        headline, _, description = (command.__doc__ or "").partition("\n\n")
         added = commands.add_parser(
             name,
-            help=summary,
-            description=f"{summary}\n\n{description}",
+            help=headline,
+            description=f"{headline}\n\n{description}",
             epilog=f"example:\n  {command.EXAMPLE}\n\n{EXIT_CODES}",
             formatter_class=as_written,
         )
