@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 # CPU=1: torch without CUDA, from the index that pytorch.org names for it
-TORCH := $(if $(filter-out 0,$(CPU)),--extra-index-url https://download.pytorch.org/whl/cpu)
+TORCH := $(if $(filter 1,$(CPU)),--extra-index-url https://download.pytorch.org/whl/cpu)
 # DVC without its hints; -P: files of yours in the root are no modules of DVC
 DVC := $(BIN)/python -P -m minitrain.cli.quiet_dvc
 
