@@ -3,7 +3,7 @@
     python -m minitrain.cli.quiet_dvc repro
 
 After stages that ran, DVC advises to add dvc.lock to git, to let it do that by itself,
-and to push to a remote, even where there is none. Its ``--quiet`` hides errors, too, and
+and to push to a remote, even where there is none. Its ``--quiet`` hides errors too, and
 ``core.autostage`` would change what ``git checkout dvc.lock`` goes back to. So these
 lines are left out, by their words: whatever else DVC says, or a later DVC says in other
 words, is there, and so are the stages' own output and the exit codes.

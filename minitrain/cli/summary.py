@@ -1,8 +1,8 @@
 """Say the result in five lines: bits, speed, time, loss, and where the report is.
 
-Reads metrics/ of the project in the current folder, and measures nothing. Before them
-stands what the model says, before and after training. Exit code 0: said, 1: the evidence
-has a breach, which is said instead, 2: a file is missing or cannot be read.
+Reads metrics/ of the project in the current folder, and measures nothing. Before the
+lines stands what the model says, before and after training. Exit code 0: said, 1: the
+evidence has a breach, which is said instead, 2: a file is missing or cannot be read.
 """
 
 import argparse

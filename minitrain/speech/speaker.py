@@ -1,7 +1,7 @@
-"""Texts drawn from a language model, token by token, with dice that are always the same.
+"""Texts drawn from a language model, token by token, with the same dice every time.
 
-Two models whose probabilities are equal say the same. So do two that differ by rounding,
-but for a draw that falls within that rounding.
+Two models whose chances are equal say the same. So do two that differ by rounding, but
+for a draw that falls within that rounding.
 """
 
 from typing import Any
