@@ -14,7 +14,7 @@ import logging
 import runpy
 import sys
 from contextlib import redirect_stdout
-from typing import TextIO
+from typing import TextIO, cast
 
 HINTS = (
     "To track the changes with git, run:",
@@ -60,7 +60,7 @@ def without_news(record: logging.LogRecord) -> bool:
 def main() -> None:
     """Run DVC with the arguments of this process; ends the process as DVC does."""
     logging.getLogger("dvc_data.hashfile.checkout").addFilter(without_news)
-    with redirect_stdout(WithoutHints(sys.stdout)):
+    with redirect_stdout(cast(TextIO, WithoutHints(sys.stdout))):
         runpy.run_module("dvc", run_name="__main__", alter_sys=True)
 
 

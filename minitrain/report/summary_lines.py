@@ -34,7 +34,8 @@ def summary_lines(metrics: Path) -> tuple[bool, list[str]]:
         told = textwrap.wrap(manifest["lesson_notes"], WIDTH)
         where = f"Nothing was published: {metrics / 'report.md'} says what differs."
         return False, [*told, where]
-    run, said = f"gloo-{manifest['world_size']}", {}
+    run = f"gloo-{manifest['world_size']}"
+    said: dict[str, str] = {}
     with reading(metrics / "manifest.json"):
         said["Bits"] = _bits(run, manifest["verdicts"])
         said["Speed"] = _speed(run, manifest)

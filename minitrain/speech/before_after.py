@@ -37,7 +37,7 @@ def before_and_after(params: Params, states: Mapping[str, Path]) -> dict[str, An
     model = start_model(params)
     block_size, seed = params.model.block_size, params.train.seed
     say = partial(speak, model, block_size=block_size, seed=seed)
-    after = {}
+    after: dict[str, list[bytes]] = {}
     try:
         before = say(show="before training")
         for run, state in states.items():
