@@ -12,7 +12,15 @@ import sys
 from collections.abc import Sequence
 
 from minitrain import __version__
-from minitrain.cli import check, completion, doctor, explain, report, verify
+from minitrain.cli import (
+    check,
+    completion,
+    doctor,
+    explain,
+    report,
+    summary,
+    verify,
+)
 from minitrain.cli.answer import Answer
 from minitrain.cli.colors import colored, wants_color
 from minitrain.cli.parser import Parser
@@ -24,6 +32,7 @@ COMMANDS = {
     "doctor": doctor,
     "explain": explain,
     "report": report,
+    "summary": summary,
     "completion": completion,
 }
 EXIT_CODES = "exit codes: 0 all well, 1 the evidence says no, 2 bad input"
@@ -72,12 +81,12 @@ def make_parser() -> Parser:
     commands = parser.add_subparsers(metavar="COMMAND")
     added: dict[str, Parser] = {}
     for name, command in COMMANDS.items():
-        summary, _, description = (command.__doc__ or "").partition("\n\n")
+        headline, _, description = (command.__doc__ or "").partition("\n\n")
         examples = [f"  # {what}\n  {line}" for what, line in command.EXAMPLES.items()]
         added[name] = commands.add_parser(
             name,
-            help=summary,
-            description=f"{summary}\n\n{description}",
+            help=headline,
+            description=f"{headline}\n\n{description}",
             epilog="\n".join(["examples:", *examples, "", EXIT_CODES]),
             formatter_class=as_written,
         )

@@ -46,6 +46,7 @@ FILES = (
     "manifest.json",
     "summary.json",
     "scaling.csv",
+    "losses.csv",
     SCALING_PNG,
     ACCOUNT_PNG,
     LOSSES_PNG,
@@ -93,6 +94,9 @@ def publish(project: Project) -> str:
     # Numbers for other programs, then the page.
     with open_atomic(metrics / "scaling.csv") as file:
         scaling.to_csv(file, index=False)
+    losses = [table.assign(run=run) for run, table in results.losses.items()]
+    with open_atomic(metrics / "losses.csv") as file:
+        pd.concat(losses)[["run", "step", "loss"]].to_csv(file, index=False)
     published = manifest(results, finding)
     write_json(metrics / "manifest.json", published)
     write_json(metrics / "summary.json", summary(results, finding))

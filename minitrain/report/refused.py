@@ -43,8 +43,8 @@ MANIFEST = (
     "lesson_notes",
     "launcher",
 )
-# made of the speeds, account and losses of runs that are refused
-REMOVED = ("scaling.csv", "account.png", "losses.png")
+# made of the speeds, account, losses and states of runs that are refused
+REMOVED = ("scaling.csv", "account.png", "losses.csv", "losses.png", "samples.json")
 
 
 def breach_line(verdicts: Verdicts) -> str:

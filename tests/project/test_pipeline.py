@@ -94,6 +94,8 @@ DETERMINISTIC = [
     "data/runs/replay-2",
     "data/evidence",
     "metrics/equivalence.json",
+    "metrics/losses.csv",
+    "metrics/samples.json",
 ]
 
 
@@ -263,7 +265,7 @@ def test_report_misses_a_row(
 
 # what may change without a run being trained or measured again
 TRAINS = {"train", "train_nccl", "replay", "baseline"}
-LEAVES_TRAINING_ALONE = ("analysis", "report", "cli", "diff", "testing")
+LEAVES_TRAINING_ALONE = ("analysis", "report", "cli", "diff", "testing", "speech")
 
 
 @pytest.mark.parametrize("package", LEAVES_TRAINING_ALONE)
@@ -487,11 +489,10 @@ def test_metrics_and_params_diff_are_readable(
     folder = Path(shutil.copytree(twins[1], tmp_path / "copy", symlinks=True))
     code, output = run_dvc(folder, "metrics", "show")
     assert code == 0
-    # a busy machine has no speedup
-    assert "over_one_process.noise_floor" in output
-    code, output = run_dvc(folder, "plots", "show", "--json")
-    assert code == 0, output
-    assert "scaling" in output
+    assert "noise_floor" in output
+    assert "gloo-2.gap_billionths" in output
+    # each cell is a word: a narrow terminal breaks none of them
+    assert max(map(len, output.splitlines())) <= 160
 
 
 def test_strategies_that_promise_other_things_than_ddp(
