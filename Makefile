@@ -4,14 +4,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 # a user's own files in the root are the user's
-CODE := minitrain stages studies examples tests
+CODE := minitrain stages studies examples tests docs
 STUDIES := $(notdir $(patsubst %/,%,$(wildcard studies/*/)))
 # what .venv-peers has beside .venv
 OTHERS := studies/peers/requirements.txt tests/frameworks/requirements.txt
 # two files of tests at a time: many of them wait
 TWO := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: all check test lint studies help
+.PHONY: all check test lint studies docs help
 .DEFAULT_GOAL := all
 
 all: .venv/installed ## set up, and run the pipeline: about three minutes on 2 cores
@@ -23,7 +23,7 @@ all: .venv/installed ## set up, and run the pipeline: about three minutes on 2 c
 check: lint ## lint, types and the quick tests: three minutes
 	@$(BIN)/python -m pytest $(TWO) -m "not slow"
 
-test: lint .venv-peers/installed ## lint, types and all tests: twenty minutes
+test: lint .venv-peers/installed .venv-docs/installed ## lint, types and all tests: twenty minutes
 	@$(BIN)/python -m pytest $(TWO)
 
 lint: .venv/installed ## ruff and mypy alone
@@ -32,6 +32,10 @@ lint: .venv/installed ## ruff and mypy alone
 	@$(BIN)/mypy
 
 studies: $(STUDIES:%=study-%) ## the slower experiments, all of them; study-NAME runs one
+
+docs: .venv-docs/installed ## the docs as a site, in site/
+	@.venv-docs/bin/mkdocs build --strict --quiet
+	@echo "The docs: site/index.html"
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
@@ -61,4 +65,9 @@ study-peers: .venv-peers/installed
 	  print(line, file=open(f"{own}/venv.pth", "w"))'
 	.venv-peers/bin/python -m pip install --quiet $(OTHERS:%=--requirement %) \
 	  --requirement requirements.lock
+	@touch $@
+
+.venv-docs/installed: docs/requirements.txt
+	$(PYTHON) -m venv --clear .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --requirement docs/requirements.txt
 	@touch $@

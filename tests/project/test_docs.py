@@ -370,7 +370,7 @@ def test_hooks_and_ci_run_the_tools_of_make_test() -> None:
     hooks = YAML(typ="safe").load((ROOT / ".pre-commit-config.yaml").read_text())
     # a user's own files in the root are no concern of theirs
     code = re.findall(r"^CODE := (.*)$", recipe, re.MULTILINE)[0].split()
-    assert code == ["minitrain", "stages", "studies", "examples", "tests"]
+    assert code == ["minitrain", "stages", "studies", "examples", "tests", "docs"]
     assert hooks["files"] == f"^({'|'.join(code)})/"
     assert (
         re.findall(r"\$\(BIN\)/ruff .* (\S+)$", recipe, re.MULTILINE) == ["$(CODE)"] * 2

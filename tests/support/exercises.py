@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mutated import PREPARE
 from pages import Block, blocks, edit, values
 from project import ROOT
 from reruns import table
@@ -48,6 +49,16 @@ class Exercise:
         else:
             keys = ["/".join(Path(edit(self.change).file).parts[:2])]
         return {stage for key in keys for stage in table()[key]}
+
+
+def of_runs(folder: Path) -> list[list[str]]:
+    """The stages from the text to the verdict, for the world sizes of ``folder``."""
+    params = YAML(typ="safe").load((folder / "params.yaml").read_text())
+    sizes = [str(size) for size in params["gloo"]["world_sizes"]]
+    train = [["train", "--backend", "gloo", "--world-size", size] for size in sizes]
+    replay = [["replay", "--world-size", size] for size in sizes]
+    verify = [["verify", "--backend", "gloo", "--world-size", size] for size in sizes]
+    return [*PREPARE, *train, *replay, *verify, ["equivalence"]]
 
 
 def read(path: Path) -> Exercise:

@@ -38,7 +38,6 @@ RUN_BY = {
     "minitrain verify data/runs/gloo-2/states/state-rank-0.pt "
     "data/runs/replay-2/state.pt": FALSIFY,
     'grep -rhE "^(from|import) " minitrain/proof/witness': FALSIFY,
-    "minitrain verify data/runs/gloo-2 data/runs/gloo-1": FALSIFY,
     "minitrain explain": "tests/cli/test_walk.py::test_command",
     "minitrain doctor": (
         "tests/cli/test_doctor.py::test_command_prints_json_and_has_an_exit_code"
@@ -46,10 +45,6 @@ RUN_BY = {
     "python examples/nanogpt_style.py runs/one": LOOPS,
     "torchrun --nproc-per-node 2 examples/nanogpt_style.py runs/two": LOOPS,
     "torchrun --nproc-per-node 2 examples/nanogpt_style.py runs/bug --bug": BUGS,
-    "sbatch launch/slurm/one-node.sbatch": (
-        "tests/project/test_slurm.py::"
-        "test_job_whose_time_is_nearly_up_goes_on_after_a_requeue"
-    ),
 }
 
 STUDY = "a study, minutes to an hour; its README holds what came of it"
@@ -100,6 +95,9 @@ NOT_RUN = {
     "minitrain verify runs/one runs/bug": YOURS,
     "minitrain verify runs/a runs/b": YOURS,
     "minitrain verify runs/a runs/b --twin runs/c --picture apart.png": YOURS,
+    "minitrain verify data/runs/gloo-2 data/runs/gloo-1": (
+        "ends with code 1, as it should: tests/diff/test_run_diff.py"
+    ),
     "minitrain report": "tests/report draws from small results; stages.report is run",
     "minitrain check my_classifier.py:build --batches my_classifier.py:batches": (
         HUGGING_FACE
@@ -126,6 +124,7 @@ NOT_RUN = {
     "dvc commit --force train@4": SLURM,
     "launch/host --world-size 4 --nnodes 2 --rdzv-endpoint 10.0.0.1:29400": MANY_HOSTS,
     "launch/host --world-size 4 --nnodes 2 --rdzv-endpoint 10.0.0.1": MANY_HOSTS,
+    "sbatch launch/slurm/one-node.sbatch": SLURM,
     "sbatch launch/slurm/one-node.sbatch train@2": SLURM,
     "sbatch --nodes=2 --cpus-per-task=2 launch/slurm/many-nodes.sbatch 4": SLURM,
     "sbatch --cpus-per-task=4 launch/slurm/one-node.sbatch": SLURM,
