@@ -26,5 +26,5 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def tracked() -> list[str]:
     """New files that git does not ignore among them."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    return [path for path in listed.stdout.splitlines() if (ROOT / path).is_file()]
+    listed = subprocess.check_output(command, cwd=ROOT, text=True).splitlines()
+    return [path for path in listed if (ROOT / path).is_file()]

@@ -1,6 +1,6 @@
 """The docs say what is there: numbers, links, names, commands.
 
-Words are checked by reading, what is typed by tests/project/test_tutorial.py and others.
+Words are checked by reading; what is to be typed, by tests/project/test_commands.py.
 """
 
 import importlib
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pages import Block, blocks, edit, without_fences
+from pages import Block, blocks, edit, pages_of, without_fences
 from project import PARAMS_FILE, ROOT, run_python
 from ruamel.yaml import YAML
 from test_house import DOORS, MAY_IMPORT
@@ -24,9 +24,7 @@ from minitrain.report.glossary import RUNGS
 from minitrain.sync.guarantees import GUARANTEES, Guarantees
 from minitrain.testing.faults import BUGS, Bug
 
-PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
-for room in ("docs", "launch"):
-    PAGES += sorted(p.relative_to(ROOT).as_posix() for p in (ROOT / room).rglob("*.md"))
+PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *pages_of("docs", "launch")]
 TEXT = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
 README = TEXT["README.md"]
 STAGES: dict[str, dict[str, Any]] = YAML(typ="safe").load(
@@ -100,9 +98,7 @@ def anchor(heading: str) -> str:
 
 
 # links are those of every page that there is
-LINKED = [*PAGES]
-for room in ("examples", "metrics", "studies"):
-    LINKED += sorted(p.relative_to(ROOT).as_posix() for p in (ROOT / room).rglob("*.md"))
+LINKED = [*PAGES, *pages_of("examples", "metrics", "studies")]
 
 
 def dead_links(page: Path) -> list[str]:
@@ -134,7 +130,8 @@ def test_dead_links_are_found(tmp_path: Path) -> None:
     (tmp_path / "other.md").write_text("# One heading\n\n```sh\n# not another\n```\n")
     page.write_text(
         "# Here\n[a](other.md) [b](other.md#one-heading) [c](#here) ![d](none.png)\n"
-        "[e](other.md#not-another) [f](#there) [g](none.md)\n```text\n[h](no.md)\n```\n"
+        "[e](other.md#not-another) [f](#there) [g](none.md)\n"
+        "```text\n[h](no.md)\n```\n"
     )
     dead = ["none.png", "other.md#not-another", "#there", "none.md"]
     assert dead_links(page) == dead

@@ -183,7 +183,7 @@ def test_line_that_ends_a_broken_run(typed: dict[str, list[Typed]]) -> None:
 
 
 def pasted(code: str) -> tuple[str, str]:
-    """What Python's prompt prints, and what it complains of, when ``code`` is pasted."""
+    """What Python's prompt prints, and complains of, when ``code`` is pasted there."""
     done = subprocess.run(
         [sys.executable, "-i", "-q"],
         input=f"{code}\n",
@@ -198,7 +198,7 @@ def pasted(code: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("number", range(3))
-def test_python_can_be_pasted_and_prints_what_stands_below_it(number: int) -> None:
+def test_python_is_pasted_and_prints_what_stands_below_it(number: int) -> None:
     pairs = [(a.text, b.text) for a, b in pairwise(BLOCKS) if a.language == "python"]
     assert len(pairs) == 3
     code, expected = pairs[number]

@@ -1,17 +1,15 @@
-"""Every command that README.md and the docs show: which test runs it, or why none does.
+"""Every command of README.md and the docs: which test runs it, or why none does.
 
-tests/project/test_commands.py holds both tables to the pages, and the first to the tests.
+tests/project/test_commands.py holds both tables to the pages, and the first to tests.
 """
 
 TUTORIAL = "tests/project/test_tutorial.py::test_every_command_ends_well"
-COURSE = "tests/course/test_course.py::test_stages_that_run_are_the_promised_ones"
 LOOK = "tests/course/test_course.py::test_what_a_student_sees"
 HOW_TO = "tests/course/test_how_to.py::test_page_does_what_it_says"
 FALSIFY = "tests/course/test_how_to.py::test_what_would_refute_the_proof_does_not"
-LOOPS = (
-    "tests/frameworks/test_examples.py::test_one_process_and_two_are_the_same_computation"
-)
-BUGS = "tests/frameworks/test_examples.py::test_the_planted_bug_is_named"
+EXAMPLES = "tests/frameworks/test_examples.py::"
+LOOPS = EXAMPLES + "test_one_process_and_two_are_the_same_computation"
+BUGS = EXAMPLES + "test_the_planted_bug_is_named"
 
 RUN_BY = {
     "dvc stage list": TUTORIAL,
@@ -55,8 +53,7 @@ MANY_HOSTS = (
     "network namespaces"
 )
 SLURM = (
-    "needs as many nodes; tests/project/test_slurm.py submits the same scripts with the "
-    "addresses of a small cluster of its own"
+    "needs a cluster; tests/project/test_slurm.py submits these scripts to one of its own"
 )
 YOURS = "names files of yours; tests/cli tries the command on others"
 FIREWALL = "would change who can reach this machine"
@@ -109,7 +106,9 @@ NOT_RUN = {
     "MINITRAIN_TRACEBACK=1 dvc repro": "there is none to show of a run that ends well",
     "dvc repro shard": "tests/project/test_several_hosts.py runs the stage itself",
     "dvc repro check corpus shard": SLURM,
-    "dvc repro --force train@2": "is to be interrupted: tests/project/test_interrupted.py",
+    "dvc repro --force train@2": (
+        "is to be interrupted; tests/project/test_interrupted.py does that"
+    ),
     "dvc repro --force equivalence": (
         "tests/project/test_pipeline.py builds two copies instead, and compares"
     ),

@@ -1,4 +1,4 @@
-"""Pages of Markdown as tests read them: what is fenced, and what that asks to change."""
+"""Pages of Markdown as tests read them: what is fenced, and what it asks to change."""
 
 import re
 from collections.abc import Iterator
@@ -6,10 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from project import set_params
+from project import ROOT, set_params
 from ruamel.yaml import YAML
 
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def pages_of(*rooms: str) -> list[str]:
+    """All pages in these folders of the project, by their paths."""
+    found = [path for room in rooms for path in sorted((ROOT / room).rglob("*.md"))]
+    return [path.relative_to(ROOT).as_posix() for path in found]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""docs/what-reruns.md as tests read it; tests/project/test_pipeline.py holds it to DVC."""
+"""docs/what-reruns.md, which tests/project/test_pipeline.py holds to DVC."""
 
 import re
 from functools import cache
