@@ -8,8 +8,8 @@ import pytest
 from project import copy_project, run_dvc
 from quick_dvc import stages_in_forks
 
-# bits and directions do not depend on how long it trains
-SMALL = {"corpus.num_sentences": 80, "train.num_steps": 8, "gloo.world_sizes": [2]}
+# of two processes, unless an exercise asks for more
+SMALL = {"corpus.num_sentences": 80, "gloo.world_sizes": [2]}
 
 
 @pytest.fixture(scope="session")

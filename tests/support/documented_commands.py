@@ -35,7 +35,7 @@ RUN_BY = {
     "data/runs/gloo-2/states/state-rank-1.pt": FALSIFY,
     "minitrain verify data/runs/gloo-2/states/state-rank-0.pt "
     "data/runs/replay-2/state.pt": FALSIFY,
-    'grep -rhE "^(from|import) " minitrain/proof/witness': FALSIFY,
+    'grep -rhE --include="*.py" "^(from|import) " minitrain/proof/witness': FALSIFY,
     "minitrain explain": "tests/cli/test_walk.py::test_command",
     "minitrain doctor": (
         "tests/cli/test_doctor.py::test_command_prints_json_and_has_an_exit_code"
