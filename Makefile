@@ -8,7 +8,7 @@ TORCH := $(if $(filter 1,$(CPU)),--extra-index-url https://download.pytorch.org/
 DVC := $(BIN)/python -P -m minitrain.cli.quiet_dvc
 
 # a user's own files in the root are the user's
-CODE := minitrain stages studies examples tests
+CODE := minitrain stages studies examples tests docs
 STUDIES := $(notdir $(patsubst %/,%,$(wildcard studies/*/)))
 # what .venv-peers has beside .venv
 OTHERS := studies/peers/requirements.txt tests/frameworks/requirements.txt
@@ -18,7 +18,7 @@ TWO := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 # columns of `dvc exp show` that are files, not numbers
 FILES := (data|metrics|minitrain|stages|studies)/|params.yaml$$|requirements.lock$$
 
-.PHONY: all check test lint studies experiments help
+.PHONY: all check test lint studies experiments docs help
 .DEFAULT_GOAL := all
 
 all: .venv/installed ## set up, and run the pipeline: about three minutes on 2 cores
@@ -29,7 +29,7 @@ all: .venv/installed ## set up, and run the pipeline: about three minutes on 2 c
 check: lint ## lint, types and the quick tests: three minutes
 	@$(BIN)/python -m pytest $(TWO) -m "not slow"
 
-test: lint .venv-peers/installed ## lint, types and all tests: twenty minutes
+test: lint .venv-peers/installed .venv-docs/installed ## lint, types and all tests: twenty minutes
 	@$(BIN)/python -m pytest $(TWO)
 
 lint: .venv/installed ## ruff and mypy alone
@@ -41,6 +41,10 @@ studies: $(STUDIES:%=study-%) ## the slower experiments, all of them; study-NAME
 
 experiments: .venv/installed ## what `dvc exp run` tried: what was changed, what came of it
 	@$(BIN)/dvc exp show --no-pager --only-changed --drop '$(FILES)'
+
+docs: .venv-docs/installed ## the docs as a site, in site/
+	@.venv-docs/bin/mkdocs build --strict --quiet
+	@echo "The docs: site/index.html"
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
@@ -70,4 +74,9 @@ study-peers: .venv-peers/installed
 	  print(line, file=open(f"{own}/venv.pth", "w"))'
 	.venv-peers/bin/python -m pip install --quiet $(OTHERS:%=--requirement %) \
 	  --requirement requirements.lock
+	@touch $@
+
+.venv-docs/installed: docs/requirements.txt
+	$(PYTHON) -m venv --clear .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --requirement docs/requirements.txt
 	@touch $@

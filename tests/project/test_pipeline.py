@@ -25,6 +25,7 @@ from project import (
     set_params,
     start_dvc,
 )
+from reruns import table
 from ruamel.yaml import YAML
 
 # DVC starts a process for every stage, and looks at every file for every question
@@ -296,13 +297,6 @@ CHANGED_PARAMS = {
     "gloo.world_sizes": [1],
     "nccl.world_sizes": [1],
 }
-
-
-def table() -> dict[str, list[str]]:
-    """docs/what-reruns.md: a parameter or file -> the stages it touches directly."""
-    text = (ROOT / "docs/what-reruns.md").read_text()
-    rows = re.findall(r"^\| `([^`]+)` \| ([^|]*) \|$", text, flags=re.MULTILINE)
-    return {key: re.findall(r"\w+", stages) for key, stages in rows}
 
 
 def stages_touched(folder: Path) -> set[str]:

@@ -1,0 +1,30 @@
+"""One small project, built once: every exercise and every page begins there."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from project import copy_project, run_dvc
+from quick_dvc import stages_in_forks
+
+# of two processes, unless an exercise asks for more
+SMALL = {"corpus.num_sentences": 80, "gloo.world_sizes": [2]}
+
+
+@pytest.fixture(scope="session")
+def base(stages_by_fork: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project that DVC has built."""
+    folder = copy_project(tmp_path_factory.mktemp("course") / "base", SMALL)
+    stages_in_forks(folder, stages_by_fork)
+    code, output = run_dvc(folder, "repro")
+    assert code == 0, output
+    return folder
+
+
+@pytest.fixture
+def copy(base: Path, tmp_path: Path) -> Iterator[Path]:
+    """The same, to be changed."""
+    folder = Path(shutil.copytree(base, tmp_path / "copy", symlinks=True))
+    yield folder
+    shutil.rmtree(folder)
