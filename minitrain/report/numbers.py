@@ -22,6 +22,11 @@ def thousands(number: float) -> str:
     return f"{number:,.0f}"
 
 
+def counted(count: int, noun: str) -> str:
+    """``12,078 samples``, ``1 sample``."""
+    return f"{thousands(count)} {noun}{'' if count == 1 else 's'}"
+
+
 def times(*ratios: float) -> list[str]:
     """Each ratio with two decimals; all with three where one would show 1.00."""
     decimals = 3 if "1.00" in [f"{ratio:.2f}" for ratio in ratios] else 2
