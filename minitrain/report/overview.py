@@ -7,7 +7,7 @@ from typing import Any
 
 from minitrain.report.ladder import rungs
 from minitrain.report.matrix import Outcome, outcome_of
-from minitrain.report.numbers import counted, plural, thousands
+from minitrain.report.numbers import capitalized, counted, plural, thousands
 from minitrain.report.render import markup
 from minitrain.report.results import Results
 
@@ -54,7 +54,7 @@ def draw_overview(results: Results) -> str:
 def overview_in_words(results: Results) -> str:
     """What the picture shows, for whoever does not see it."""
     facts = _facts(results)
-    said = "; ".join(outcome.words for outcome in _outcomes(results))
+    said = capitalized("; ".join(outcome.words for outcome in _outcomes(results)))
     return (
         f"What {facts['run']} did: {facts['text']}, {facts['dealt']}; "
         f"{facts['computes']}; {facts['becomes']}, {facts['times']}. {said}."
@@ -146,6 +146,7 @@ def _said(name: str, ladder: Mapping[str, Mapping[str, Any]], whom: str) -> Outc
             "absent": f"not compared with {whom}",
         },
     }
-    # without bits there is nothing to say of bytes
-    kind = "undecided" if outcome.words == "passed" else outcome.kind
-    return Outcome(kind, outcome.mark, words[name][kind])
+    # where no bits were compared there is nothing to say of bytes
+    if outcome.words == "passed":
+        outcome = outcome_of({"verdict": "undecided"})
+    return Outcome(outcome.kind, outcome.mark, words[name][outcome.kind])

@@ -66,7 +66,7 @@ TERMS = (
         "gloo, nccl",
         "Libraries that carry the data: between CPUs, and between GPUs. gloo-2 is the "
         "run of two processes that used gloo.",
-        ("gloo", "nccl", "gloo-2"),
+        ("gloo", "nccl"),
     ),
     Term(
         "All-reduce",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 KINDS = {".png": "image/png", ".svg": "image/svg+xml"}
 ANCHORS = anchors()
-RUN = r"(?P<run>\b(?:gloo|nccl|replay)-\d+)\b"
+RUN = r"\b(?P<run>(?P<backend>gloo|nccl|replay)-\d+)\b"
 # the longest first: "replay only" is not "replay"
 WORDS = re.compile(
     "|".join(
@@ -99,10 +99,10 @@ class _Renderer(RendererHTML):
 
 
 def _word(match: re.Match[str], seen: set[str] | None) -> str:
-    word = escape(match[0])
+    word, spelling = escape(match[0]), match[0].lower()
     if match["run"]:
-        word = f'<span class="run">{word}</span>'
-    anchor = ANCHORS.get(match[0].lower())
+        word, spelling = f'<span class="run">{word}</span>', match["backend"].lower()
+    anchor = ANCHORS.get(spelling)
     if anchor is None or seen is None or anchor in seen:
         return word
     seen.add(anchor)
