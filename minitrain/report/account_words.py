@@ -65,8 +65,8 @@ def account_sentences(finding: "Finding") -> list[str]:
         return [
             f"The timed parts of a step of {run} add up to {ms(account['sum_ms'])}, "
             f"while a step without instruments takes {ms(account['plain_step_ms'])}: "
-            f"{abs(account['gap_pct']):.1f} % apart, more than {percent(CLOSED_WITHIN)}, so "
-            "they do not explain its speed."
+            f"{abs(account['gap_pct']):.1f} % apart, more than "
+            f"{percent(CLOSED_WITHIN)}, so they do not explain its speed."
         ]
     shares = shares_of_step(account)
     compute = {key: shares[key] for key in COMPUTE if key in shares}

@@ -56,7 +56,7 @@ def _two_hosts(said: Mapping[str, Any]) -> Section:
             f"that are the same from each other ({floor}), or what rounds measured "
             "less and more of."
         )
-    gpus = "" if said["on_gpus"] else " No run on a GPU: nccl.world_sizes asks for none."
+    gpus = " No run on a GPU: nccl.world_sizes asks for none."
     return Section(
         name="hosts",
         question="And on two hosts?",
@@ -67,11 +67,11 @@ def _two_hosts(said: Mapping[str, Any]) -> Section:
             "joined by links of these rates, and all processes share its cores. "
             "Expected is what the cost model says of the all-reduces of a step alone "
             "on their link (studies/prediction); measured also holds waiting for the "
-            f"other rank, and for a core.{expected}{gpus}"
+            f"other rank, and for a core.{expected}{'' if said['on_gpus'] else gpus}"
         ],
         try_next=Markdown(
-            "Give `links` in `studies/network/params.yaml` a rate between two of these, "
-            "write down the speed that you expect, and run `make study-network`."
+            "Give `links` in `studies/network/params.yaml` a rate between two of "
+            "these, write down the speed that you expect, and run `make study-network`."
         ),
         folds=[Fold(MADE_BY, escaped(said["made_by"]))],
     )

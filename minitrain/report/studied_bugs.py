@@ -50,7 +50,7 @@ def loss_curve(mine: Sequence[float], clean: Sequence[Sequence[float]]) -> str:
 
 
 def bugs_headline(found: Mapping[str, Any] | None) -> str:
-    """What bugs look like, in one line; no number where the study is not of this code."""
+    """What bugs look like, in one line; without a number where other code counted."""
     if found is None:
         return "Not an error message: a comparison that says no"
     bugs = found["bugs"].values()
@@ -78,10 +78,10 @@ def bugs_sentences(found: Mapping[str, Any] | None) -> str:
         )
     return (
         f"{text} The study studies/zoo injected each of these bugs, with a tiny model "
-        "and 2 processes: a curve looks right where it is nearer to the clean one, over "
-        "the last quarter of its steps, than clean runs of other seeds are to each "
-        f"other. {found['alarms']} of {plural(found['clean_runs'], 'clean run')} raised "
-        f"an alarm. {measured_where(found['provenance'])}"
+        "and 2 processes: a curve looks right where it is nearer to the clean one, "
+        "over the last quarter of its steps, than clean runs of other seeds are to "
+        f"each other. {found['alarms']} of {plural(found['clean_runs'], 'clean run')} "
+        f"raised an alarm. {measured_where(found['provenance'])}"
     )
 
 

@@ -145,7 +145,7 @@ def test_page_shows_no_study_that_other_code_made() -> None:
     page = (ROOT / "metrics/report.md").read_text()
     texts = labels()
     known = "Newer code" in texts[ROOT]
-    shown = {"ladder": "The study studies/ladder trained", "zoo": "studies/zoo injected"}
+    shown = {"ladder": "studies/ladder trained", "zoo": "studies/zoo injected"}
     for study, said in shown.items():
         if said in page and not known:
             again = "run .venv/bin/dvc repro --force --single-item report"

@@ -45,7 +45,7 @@ def chromium(tmp_path: Path) -> Iterator[Browser]:
 
 
 def with_all_outcomes() -> Results:
-    """Every kind of outcome, long words and many runs: what a page can have at worst."""
+    """Every kind of outcome, long words and many runs: a page at its worst."""
     sizes = [1, 2, 4]
     ladders: dict[str, Any] = {f"gloo-{size}": ladder_of(size) for size in sizes}
     ladders["gloo-2"] |= {"verdict": "replay only", "rests_on": LONG}
@@ -116,8 +116,8 @@ def test_glossary_is_a_click_away(chromium: Browser, tmp_path: Path) -> None:
     page = written(with_all_outcomes(), tmp_path)
     visit = chromium.visit(page.as_uri())
     visit.evaluate("document.querySelector('a[href^=\"#term-\"]').click()")
-    shown = visit.evaluate("document.querySelector(':target').getBoundingClientRect().y")
-    assert 0 <= shown < 900
+    target = "document.querySelector(':target')"
+    assert 0 <= visit.evaluate(f"{target}.getBoundingClientRect().y") < 900
 
 
 WHOLE = """<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">
@@ -145,7 +145,10 @@ WIDE_TABLE = f"<table><tr>{'<td>a cell of a table</td>' * 20}</tr></table>"
         ('<div style="opacity: .5"><p>half there</p></div>', {"faint"}),
         ('<div style="background: #222"><p>dark</p></div>', {"faint"}),
         ('<div style="background: #2225"><p>darker</p></div>', set()),
-        ("<details><summary>s</summary><p style='color: #999'>x</p></details>", {"faint"}),
+        (
+            "<details><summary>s</summary><p style='color: #999'>x</p></details>",
+            {"faint"},
+        ),
         ('<p style="font-size: 11px">small</p>', {"small"}),
         (f'<img src="{PIXEL}">', {"no_alt"}),
         (f'<img src="{PIXEL}" alt=" ">', {"no_alt"}),

@@ -1,4 +1,4 @@
-"""What a bug would look like: counted by hand, and no number where other code counted."""
+"""What a bug would look like: by hand, and no number where other code counted."""
 
 import re
 from typing import Any

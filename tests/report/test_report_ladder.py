@@ -135,7 +135,10 @@ def test_nothing_compared_is_nothing_proven() -> None:
     ("verdict", "said"),
     [
         ("proven", "Yes, to the last bit: gloo-2 is proven"),
-        ("replay only", "The bits of its replay, and no witness: gloo-2 is replay only"),
+        (
+            "replay only",
+            "The bits of its replay, and no witness: gloo-2 is replay only",
+        ),
         ("undecided", "Not decided: gloo-2 is undecided"),
         ("breach", "No: gloo-2 is a breach"),
     ],

@@ -1,4 +1,4 @@
-"""The picture of what was done: drawn from the run's own facts, well-formed, readable."""
+"""The picture of what was done: the run's own facts, and well-formed."""
 
 from typing import Any
 from xml.etree import ElementTree
@@ -71,7 +71,10 @@ def test_ranks_have_columns_side_by_side(size: int, columns: list[int]) -> None:
         (rung("breach", 3, 1e-7), "✗ not the same on both ranks"),
         (rung("undecided"), "? not decided whether both ranks hold the same"),
         (rung("not run"), "– both ranks were not compared"),
-        (rung("within tolerance", 9, 1e-7), "≈ the same within tolerance on both ranks"),
+        (
+            rung("within tolerance", 9, 1e-7),
+            "≈ the same within tolerance on both ranks",
+        ),
     ],
 )
 def test_nothing_is_called_the_same_that_is_not(given: Any, said: str) -> None:

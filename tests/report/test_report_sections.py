@@ -1,4 +1,4 @@
-"""The questions of the report: an answer beside each, and something that can be tried."""
+"""The questions of the report: an answer beside each, and something to try."""
 
 import re
 from pathlib import Path
@@ -103,7 +103,8 @@ def test_what_to_try_can_be_tried() -> None:
     }
     for key, study in (("world_sizes", "ladder"), ("links", "network")):
         assert f"`{key}` in `studies/{study}/params.yaml`" in tried
-        assert key in yaml.load((ROOT / f"studies/{study}/params.yaml").read_text())[study]
+        settings = yaml.load((ROOT / f"studies/{study}/params.yaml").read_text())
+        assert key in settings[study]
     assert "per_parameter" in STRATEGIES
     worker = Path(ROOT / "minitrain/train/worker.py").read_text()
     assert "return loss * share" in worker

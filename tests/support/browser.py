@@ -63,8 +63,9 @@ class Visit:
     def picture(self, path: Path) -> None:
         """The whole page as a PNG file."""
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {"x": 0, "y": 0, **size, "scale": 1}
-        shot = self.call("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
+        whole = {"x": 0, "y": 0, **size, "scale": 1}
+        options = {"clip": whole, "captureBeyondViewport": True}
+        shot = self.call("Page.captureScreenshot", **options)
         path.write_bytes(base64.b64decode(shot["data"]))
 
     def told(self, event: dict[str, Any]) -> None:

@@ -49,7 +49,8 @@ SCRIPT = r"""
       (color, style) => over(rgba(style.backgroundColor), color), bottom);
     const ink = rgba(getComputedStyle(element).color);
     ink[3] *= styles.reduce((product, style) => product * Number(style.opacity), 1);
-    const [light, dark] = [over(ink, below), below].map(luminance).sort((a, b) => b - a);
+    const [light, dark] = [over(ink, below), below].map(luminance)
+      .sort((a, b) => b - a);
     return (light + 0.05) / (dark + 0.05);
   };
   const texts = [];

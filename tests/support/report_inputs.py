@@ -272,8 +272,8 @@ def studied_collectives(**machine: Any) -> pd.DataFrame:
 
 
 def zoo() -> dict[str, Any]:
-    """studies/zoo/zoo.json of three bugs, one of which nobody catches: clean runs of two
-    seeds lie 1 apart, so that the second bug's curve, 5 away, looks wrong.
+    """What is in studies/zoo/zoo.json, of three bugs, one of which nobody catches: two
+    clean runs lie 1 apart, so that the second bug's curve, 5 away, looks wrong.
     """
 
     def bug(check: str, losses: list[float], **verdicts: str) -> dict[str, Any]:
