@@ -36,6 +36,7 @@ def answer(options: argparse.Namespace) -> Answer:
         baseline=options.data / "baseline",
         metrics=options.metrics,
         readme=Path("README.md"),
+        zoo=Path("studies/zoo/inject.py"),
     )
     ok = True
     try:

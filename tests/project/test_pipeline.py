@@ -165,6 +165,7 @@ def test_every_file_of_the_contract_is_there(twins: list[Path]) -> None:
         "metrics/scaling.csv",
         "metrics/scaling.png",
         "metrics/manifest.json",
+        "metrics/overview.svg",
         "metrics/report.html",
         "metrics/report.md",
     ]
@@ -229,6 +230,7 @@ def report_with(
         "metrics/ladder.csv",
         "metrics/ladder.json",
         "metrics/collectives.csv",
+        "metrics/zoo.json",
     ],
 )
 def test_report_names_a_damaged_file(twins: list[Path], file: str) -> None:
