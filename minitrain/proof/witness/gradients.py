@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from minitrain.proof.witness.batches import cuts
 from minitrain.proof.witness.passes import (
@@ -43,11 +43,16 @@ class Judge:
     """Holds what a run recorded against what it should have computed."""
 
     def __init__(
-        self, task: Task, record: Record, batch_of: BatchOf, groups_of: GroupsOf
+        self,
+        task: Task,
+        model: nn.Module,
+        record: Record,
+        batch_of: BatchOf,
+        groups_of: GroupsOf,
     ) -> None:
         self.task, self.record = task, record
         self.batch_of, self.groups_of = batch_of, groups_of
-        self.computer = Computer(task)
+        self.computer = Computer(task, model)
         self.steps = record.steps()
 
     def losses_only(self) -> dict[str, Rung]:
