@@ -11,7 +11,17 @@ EXAMPLES = "tests/frameworks/test_examples.py::"
 LOOPS = EXAMPLES + "test_one_process_and_two_are_the_same_computation"
 BUGS = EXAMPLES + "test_the_planted_bug_is_named"
 
+CLASS = "tests/project/test_dvc_views.py::test_class_pulls_what_the_teacher_ran"
+
 RUN_BY = {
+    "minitrain summary": (
+        "tests/cli/test_cli_summary.py::test_lines_are_printed_and_given_to_programs"
+    ),
+    "dvc remote add --default class /srv/minitrain": CLASS,
+    "dvc push": CLASS,
+    "git add --all": CLASS,
+    'git commit --message "What the class starts from"': CLASS,
+    "dvc pull": CLASS,
     "dvc stage list": TUTORIAL,
     "git switch --create mine": TUTORIAL,
     'git commit --all --message "Result on my machine"': TUTORIAL,
@@ -64,7 +74,6 @@ NOT_RUN = {
     "make docs": SETS_UP + ", and then tests/project/test_site.py builds the site",
     "make .venv/installed": SETS_UP,
     "source .venv/bin/activate": "a convenience of your shell",
-    "export PIP_EXTRA_INDEX_URL=...": "the address is to be filled in",
     "git clone ... && cd minitrain && make .venv/installed": SETS_UP,
     "dvc exp run -S train.learning_rate=0.001": (
         "the tutorial's test runs the same of other keys"
