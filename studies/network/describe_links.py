@@ -14,6 +14,8 @@ from minitrain.core.provenance import measured_where
 from minitrain.report.numbers import ms, percent
 
 STUDY = Path(__file__).resolve().parent
+# that are shown of the ladder: who repeats the bits, and who shares no code
+RUNGS = ("replay", "witness_gradients")
 
 
 def main() -> None:
@@ -44,7 +46,7 @@ def page(speeds: Speeds, bits: dict[str, Any], origin: Any) -> Iterator[str]:
             if arm.goes_over(link):
                 yield f"| {' | '.join(cells(speeds, arm, link, busy))} |"
     yield from ("", "## Bits, over every link", "")
-    yield "| arm | verdict | its replay | witness | every round | same on one host |"
+    yield "| arm | verdict | replay | gradients, by the witness | rounds | one host |"
     yield "|---|---|---|---|---|---|"
     for arm in ARMS:
         yield f"| {' | '.join(kept(arm, bits[arm.name]))} |"
@@ -76,7 +78,7 @@ def kept(arm: Arm, found: dict[str, Any]) -> list[str]:
     rungs = found["rungs"]
     # another link with other bits would have ended the study
     alone = "equal" if found["same_on_one_host"] else "other bits"
-    own = rungs["replay"], rungs["witness"]
+    own = (rungs[name] for name in RUNGS)
     return [arm.name, found["verdict"], *own, "equal", alone]
 
 

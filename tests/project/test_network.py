@@ -25,6 +25,7 @@ from minitrain.bench.load import Usage
 from minitrain.core.provenance import usable_cores
 from minitrain.core.rate import LOOPBACK
 from minitrain.core.study import load_study
+from minitrain.report import glossary
 
 # no headers, no latency of frames: at 8 Mbit/s a byte takes a microsecond
 CABLE = Shaped(alpha=1e-3, frame_bytes=0, overhead=1.0, burst_bytes=40_000)
@@ -104,6 +105,23 @@ def test_rows_of_the_report_have_the_rounds_of_all_reduces() -> None:
     assert [last[name] for name in names] == [2.0, 4.0, 5.0]
 
 
+def test_page_says_what_became_of_the_bits() -> None:
+    assert {*describe_links.RUNGS} <= {*glossary.RUNGS}
+    equal = {"replay": "equal", "witness_gradients": "within tolerance"}
+    one = {"verdict": "proven", "rungs": equal, "same_on_one_host": True}
+    bits = {arm.name: one for arm in ARMS}
+    other = {"replay": "not run", "witness_gradients": "not run"}
+    bits[HIERARCHICAL] = {**one, "rungs": other, "same_on_one_host": False}
+    load = {"others_share": 0.0, "steal_share": 0.0}
+    machine = {"gpu": None, "cpu": "a CPU", "cores": 2, "torch": "2"}
+    origin = {"measured_at": "2026-01-01", "machine": machine, "load": load}
+    text = "\n".join(describe_links.page(speeds({}), bits, origin))
+    bits_of = text.partition("## Bits")[2]
+    assert "| ddp | proven | equal | within tolerance | equal | equal |" in bits_of
+    last = f"| {HIERARCHICAL} | proven | not run | not run | equal | other bits |"
+    assert last in bits_of
+
+
 def test_twins_are_trained_alike() -> None:
     first, again = named(FOUR), named(AGAIN)
     assert (first.hosts, first.ranks_per_host) == (2, 2)
@@ -157,7 +175,7 @@ ORIGIN = {
     ],
 )
 def test_page_says_by_what_it_judges(others: float, expected: str) -> None:
-    rungs = {"replay": "equal", "witness": "equal"}
+    rungs = {"replay": "equal", "witness_gradients": "equal"}
     one = {"rungs": rungs, "verdict": "proven", "same_on_one_host": True}
     origin = {**ORIGIN, "load": {"others_share": others, "steal_share": 0.0}}
     found, bits = speeds({AGAIN: (1, 1, 0.8)}), {arm.name: one for arm in ARMS}

@@ -111,7 +111,8 @@ def code_in_lock(made: Made) -> str:
     md5s = {
         (folder / dep["path"]).resolve().relative_to(ROOT).as_posix(): dep["md5"]
         for dep in lock["deps"]
-        if dep["path"].endswith(".py") or CODE & {*Path(dep["path"]).parts}
+        if dep["path"].endswith(".py")
+        or (dep["md5"].endswith(".dir") and CODE & {*Path(dep["path"]).parts})
     }
     lines = [f"{md5s[name]}  {name}\n" for name in sorted(md5s)]
     return sha256("".join(lines).encode()).hexdigest()
