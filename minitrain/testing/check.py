@@ -159,8 +159,8 @@ def examine(
     run = run or run_ranks(config, world_size, inject, timeout_s=timeout_s)
     again = run_replay(config, run, world_size)
     own = own_rungs(config, run, again, witness(config, run, world_size))
-    one = one or _beside(config, run)
-    rungs = ladder(own, config, run, one, cache(partial(run_twin, config)), atol)
+    beside = one or _beside(config, run)
+    rungs = ladder(own, config, run, beside, cache(partial(run_twin, config)), atol)
     # in memory a sample is told by its content, which batches may hold twice
     del rungs["one_process_data"]
 

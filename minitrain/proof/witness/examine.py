@@ -11,7 +11,7 @@ from minitrain.proof.witness.corpus import Corpus
 from minitrain.proof.witness.gradients import Judge
 from minitrain.proof.witness.hashes import hashes_rung
 from minitrain.proof.witness.optimizer import step_rung
-from minitrain.proof.witness.passes import built
+from minitrain.proof.witness.passes import Computer, built
 from minitrain.proof.witness.record import (
     Record,
     Rung,
@@ -99,7 +99,7 @@ def numbers(
         return grouped(batch_of(step), record, step)
 
     with torch.random.fork_rng(devices=[]):
-        judge = Judge(task, model, record, batch_of, groups_of)
+        judge = Judge(Computer(task, model), record, batch_of, groups_of)
         if not judge.repeats():
             why = "the same pass twice differs: a state that state_dict does not have?"
             return found | {"witness_gradients": rung("not run", why)}

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from minitrain.proof.witness.batches import cuts
 from minitrain.proof.witness.passes import (
@@ -22,7 +22,7 @@ from minitrain.proof.witness.passes import (
     Pass,
     size,
 )
-from minitrain.proof.witness.record import Record, Rung, Task, Worst, rung
+from minitrain.proof.witness.record import Record, Rung, Worst, rung
 from minitrain.proof.witness.spread import spread_rung
 
 FACTOR = 16
@@ -43,16 +43,10 @@ class Judge:
     """Holds what a run recorded against what it should have computed."""
 
     def __init__(
-        self,
-        task: Task,
-        model: nn.Module,
-        record: Record,
-        batch_of: BatchOf,
-        groups_of: GroupsOf,
+        self, computer: Computer, record: Record, batch_of: BatchOf, groups_of: GroupsOf
     ) -> None:
-        self.task, self.record = task, record
+        self.computer, self.task, self.record = computer, computer.task, record
         self.batch_of, self.groups_of = batch_of, groups_of
-        self.computer = Computer(task, model)
         self.steps = record.steps()
 
     def losses_only(self) -> dict[str, Rung]:

@@ -97,10 +97,10 @@ def add_next(
     )
     g = zero if gradient is None else gradient
     for one, *parts in pieces(after, before, g, m, v):
-        w, *rest = (part.double() for part in parts)
+        w, g, m, v = (part.double() for part in parts)
         wanted, terms = w, zero
         if gradient is not None:
-            wanted, terms = next_value(task, w, *rest, float(taken) + 1)
+            wanted, terms = next_value(task, w, g, m, v, float(taken) + 1)
         allowed = unit * (2 * w.abs() + 8 * terms)
         worst.add(one, wanted, allowed, where)
 
