@@ -16,8 +16,8 @@ from minitrain.cli.answer import Answer
 from minitrain.cli.parser import Named
 
 EXAMPLES = {
-    "look at it": "minitrain completion bash",
-    "a line for `config.fish`": "minitrain completion fish",
+    "the script for bash": "minitrain completion bash",
+    "the script for fish": "minitrain completion fish",
 }
 SHELLS = ("bash", "zsh", "fish")
 # by the type of an argument

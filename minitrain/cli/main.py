@@ -77,7 +77,7 @@ def make_parser() -> Parser:
         formatter_class=as_written,
     )
     version = f"minitrain {__version__}"
-    parser.add_argument("--version", action="version", version=version)
+    parser.add_argument("-V", "--version", action="version", version=version)
     commands = parser.add_subparsers(metavar="COMMAND")
     added: dict[str, Parser] = {}
     for name, command in COMMANDS.items():
