@@ -8,8 +8,10 @@ import pytest
 from project import copy_project, run_dvc
 from quick_dvc import stages_in_forks
 
-# of two processes, unless an exercise asks for more
-SMALL = {"corpus.num_sentences": 80, "gloo.world_sizes": [2]}
+# two processes, unless an exercise asks for more
+SMALL = {"gloo.world_sizes": [2]}
+# what no stage reads
+IDLE = shutil.ignore_patterns("studies", "tests", "docs", "launch", "examples")
 
 
 @pytest.fixture(scope="session")
@@ -25,6 +27,7 @@ def base(stages_by_fork: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def copy(base: Path, tmp_path: Path) -> Iterator[Path]:
     """The same, to be changed."""
-    folder = Path(shutil.copytree(base, tmp_path / "copy", symlinks=True))
+    folder = tmp_path / "copy"
+    shutil.copytree(base, folder, symlinks=True, ignore=IDLE)
     yield folder
     shutil.rmtree(folder)

@@ -20,7 +20,7 @@ def typed(block: Block) -> Iterator[str]:
         found = block.shown_commands
         if block.language == "text":
             found += re.findall(r"^minitrain .+$", block.text, re.MULTILINE)
-    yield from (command.replace(".venv/bin/", "") for command in found)
+    yield from (re.sub(r"(?<!source )\.venv/bin/", "", line) for line in found)
 
 
 def commands() -> dict[str, str]:

@@ -110,9 +110,20 @@ def dead_links(page: Path) -> list[str]:
             continue
         name, _, section = link.partition("#")
         path = page.parent / name if name else page
+        if path in made_beside(page):
+            continue
         if not path.exists() or (section and section not in anchors(path)):
             dead.append(link)
     return dead
+
+
+def made_beside(page: Path) -> list[Path]:
+    """What a study makes, and has perhaps not made yet."""
+    pipeline = page.with_name("dvc.yaml")
+    if not pipeline.exists():
+        return []
+    stages = YAML(typ="safe").load(pipeline.read_text())["stages"].values()
+    return [page.parent / out for stage in stages for out in written_by(stage)]
 
 
 def anchors(path: Path) -> set[str]:

@@ -61,9 +61,7 @@ MANY_HOSTS = (
     "needs another host; tests/project/test_several_hosts.py does the same between two "
     "network namespaces"
 )
-SLURM = (
-    "needs a cluster; tests/project/test_slurm.py submits these scripts to one of its own"
-)
+SLURM = "needs a cluster; tests/project/test_slurm.py submits these scripts to its own"
 YOURS = "names files of yours; tests/cli tries the command on others"
 FIREWALL = "would change who can reach this machine"
 HUGGING_FACE = "needs transformers, which minitrain does not"
@@ -71,7 +69,6 @@ NOT_RUN = {
     "make": SETS_UP,
     "make check": SETS_UP,
     "make test": SETS_UP,
-    "make docs": SETS_UP + ", and then tests/project/test_site.py builds the site",
     "make .venv/installed": SETS_UP,
     "source .venv/bin/activate": "a convenience of your shell",
     "git clone ... && cd minitrain && make .venv/installed": SETS_UP,
