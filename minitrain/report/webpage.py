@@ -91,7 +91,8 @@ class _Renderer(RendererHTML):
         self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType
     ) -> str:
         """Text, in which names of runs are not broken and words are linked."""
-        content, html, end = tokens[idx].content, [], 0
+        content, end = tokens[idx].content, 0
+        html: list[str] = []
         for match in WORDS.finditer(content):
             html += [escape(content[end : match.start()]), _word(match, env["seen"])]
             end = match.end()
