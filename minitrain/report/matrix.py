@@ -14,7 +14,7 @@ from minitrain.report.results import Results
 
 LEGEND = (
     "= equal to the last bit; ✓ passed, where no bits are compared; ≈ within "
-    "tolerance, and how far apart; ? undecided; ✗ breach; – not run."
+    "tolerance, and how far apart; ? undecided; ✗ breach; - not run."
 )
 # of a rung: the color, and the mark
 OUTCOMES = {
@@ -23,7 +23,7 @@ OUTCOMES = {
     "within tolerance": ("near", "≈"),
     "undecided": ("undecided", "?"),
     "breach": ("breach", "✗"),
-    "not run": ("absent", "–"),
+    "not run": ("absent", "-"),
 }
 # of a run
 VERDICTS = {

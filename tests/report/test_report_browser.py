@@ -28,9 +28,7 @@ from minitrain.report.words import find, headline, losses_headline
 
 pytestmark = pytest.mark.slow
 NARROW, WIDE = 390, 1440
-WINDOWS = [
-    (width, scheme) for width in (NARROW, WIDE) for scheme in ("light", "dark")
-]
+WINDOWS = [(width, scheme) for width in (NARROW, WIDE) for scheme in ("light", "dark")]
 LONG = "Donaudampfschifffahrtsgesellschaft" * 8
 
 

@@ -70,7 +70,7 @@ def test_ranks_have_columns_side_by_side(size: int, columns: list[int]) -> None:
     [
         (rung("breach", 3, 1e-7), "✗ not the same on both ranks"),
         (rung("undecided"), "? not decided whether both ranks hold the same"),
-        (rung("not run"), "– both ranks were not compared"),
+        (rung("not run"), "- both ranks were not compared"),
         (
             rung("within tolerance", 9, 1e-7),
             "≈ the same within tolerance on both ranks",
