@@ -25,12 +25,15 @@ if TYPE_CHECKING:
 
 KINDS = {".png": "image/png", ".svg": "image/svg+xml"}
 ANCHORS = anchors()
+# what stays in one line: the name of a run, a number with its unit
 RUN = r"\b(?P<run>(?P<backend>gloo|nccl|replay)-\d+)\b"
+NUMBER = r"(?P<number>\d[\d.,]* (?:%|ms\b))"
 # the longest first: "replay only" is not "replay"
 WORDS = re.compile(
     "|".join(
         [
             RUN,
+            NUMBER,
             *(
                 rf"\b{re.escape(spelling)}\b"
                 for spelling in sorted(ANCHORS, key=len, reverse=True)
@@ -100,10 +103,10 @@ class _Renderer(RendererHTML):
 
 
 def _word(match: re.Match[str], seen: set[str] | None) -> str:
-    word, spelling = escape(match[0]), match[0].lower()
-    if match["run"]:
-        word, spelling = f'<span class="run">{word}</span>', match["backend"].lower()
-    anchor = ANCHORS.get(spelling)
+    word = escape(match[0])
+    if match["run"] or match["number"]:
+        word = f'<span class="kept">{word}</span>'
+    anchor = ANCHORS.get((match["backend"] or match[0]).lower())
     if anchor is None or seen is None or anchor in seen:
         return word
     seen.add(anchor)

@@ -238,8 +238,13 @@ def test_names_of_runs_are_not_broken(tmp_path: Path) -> None:
     html = html_of(results([1, 2]), tmp_path)
     body = re.sub(r'alt="[^"]*"', "", html.partition("<body>")[2])
     assert "gloo-2" in body
-    assert not re.search(r'(?<!<span class="run">)gloo-\d', body)
-    assert re.search(r"\.run\b[^}]*white-space: nowrap", html)
+    assert not re.search(r'(?<!<span class="kept">)gloo-\d', body)
+    # nor numbers from their units
+    assert '(<span class="kept">100.0 ms</span>)' in body
+    others = body.replace("5-95 % interval", "")
+    assert re.search(r"[\d.,]+ %", others)
+    assert not re.search(r"(?<![\d.,>])[\d.,]+ %", others)
+    assert re.search(r"\.kept\b[^}]*white-space: nowrap", html)
 
 
 def test_folds_are_closed_and_the_matrix_is_open(tmp_path: Path) -> None:
