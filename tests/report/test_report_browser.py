@@ -33,12 +33,10 @@ LONG = "Donaudampfschifffahrtsgesellschaft" * 8
 
 
 @pytest.fixture
-def chromium(tmp_path: Path) -> Iterator[Browser]:
+def chromium() -> Iterator[Browser]:
     if WHY_NOT:
         pytest.skip(WHY_NOT)
-    home = tmp_path / "home"
-    home.mkdir()
-    with browser(home) as running:
+    with browser() as running:
         yield running
 
 
