@@ -13,8 +13,12 @@ from minitrain.report.render import Markdown, table
 from minitrain.report.results import Results
 
 LEGEND = (
-    "= equal to the last bit; ✓ passed, where no bits are compared; ≈ within "
-    "tolerance, and how far apart; ? undecided; ✗ breach; – not run."
+    "= equal to the last bit",
+    "✓ passed (no bits compared)",
+    "≈ within tolerance, how far apart",
+    "? undecided",
+    "✗ breach",
+    "- not run",
 )
 # of a rung: the color, and the mark
 OUTCOMES = {
@@ -23,7 +27,7 @@ OUTCOMES = {
     "within tolerance": ("near", "≈"),
     "undecided": ("undecided", "?"),
     "breach": ("breach", "✗"),
-    "not run": ("absent", "–"),
+    "not run": ("absent", "-"),
 }
 # of a run
 VERDICTS = {
@@ -65,7 +69,7 @@ class Matrix:
 
     runs: tuple[tuple[str, Outcome], ...]
     rows: tuple[Row, ...]
-    legend: str = LEGEND
+    legend: tuple[str, ...] = LEGEND
 
     def as_markdown(self) -> Markdown:
         """The same as a table."""

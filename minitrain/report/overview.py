@@ -11,11 +11,11 @@ from minitrain.report.numbers import capitalized, counted, plural, thousands
 from minitrain.report.render import markup
 from minitrain.report.results import Results
 
-WIDTH, GAP, MARGIN = 480, 16, 8
+WIDTH, GAP, MARGIN = 400, 16, 8
 # pixels of a letter at the size of the text in a box
 LETTER = 7.4
 LINES_OF_SAMPLE = 3
-LONGEST_STRATEGY = 24
+LONGEST_STRATEGY = 18
 MOST_RANKS = 3
 DIGITS_OF_HASH = 8
 
@@ -66,7 +66,7 @@ def _facts(results: Results) -> dict[str, str]:
     made, ranks = results.provenance[run], results.world_size
     several = ranks > 1
     sync, size = made["sync"], results.batch_size
-    becomes = f"{_printable(sync)[:LONGEST_STRATEGY]}: the gradients of all become one"
+    becomes = f"{_printable(sync)[:LONGEST_STRATEGY]}: gradients of all become one"
     if sync == "ddp":
         becomes = "all-reduce: each gets the mean of all gradients"
     return {
@@ -121,7 +121,7 @@ def _outcomes(results: Results) -> list[Outcome]:
     """Of the ranks among each other, and of the run with its replay."""
     ladder = rungs(results.equivalence[results.largest])
     count = results.world_size
-    found = [_said("replay", ladder, "one process that replays the shards")]
+    found = [_said("replay", ladder, "its replay by one process")]
     if count > 1:
         whom = "both ranks" if count == 2 else f"all {count} ranks"
         found.insert(0, _said("ranks", ladder, whom))
@@ -141,7 +141,7 @@ def _said(name: str, ladder: Mapping[str, Mapping[str, Any]], whom: str) -> Outc
         "replay": {
             "equal": f"the same bytes as {whom}",
             "near": f"within tolerance of {whom}",
-            "undecided": f"not decided whether it is that of {whom}",
+            "undecided": f"not decided against {whom}",
             "breach": f"not that of {whom}",
             "absent": f"not compared with {whom}",
         },

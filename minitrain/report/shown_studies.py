@@ -56,6 +56,8 @@ def _two_hosts(said: Mapping[str, Any]) -> Section:
             f"that are the same from each other ({floor}), or what rounds measured "
             "less and more of."
         )
+    # the title has the first sentence
+    speeds = said["outcome"].removeprefix(f"{said['finding']}.")
     gpus = " No run on a GPU: nccl.world_sizes asks for none."
     return Section(
         name="hosts",
@@ -63,7 +65,7 @@ def _two_hosts(said: Mapping[str, Any]) -> Section:
         finding=said["finding"],
         table=said["table"],
         paragraphs=[
-            f"{said['outcome']} The hosts are network namespaces on this machine, "
+            f"{speeds} The hosts are network namespaces on this machine, "
             "joined by links of these rates, and all processes share its cores. "
             "Expected is what the cost model says of the all-reduces of a step alone "
             "on their link (studies/prediction); measured also holds waiting for the "

@@ -25,12 +25,15 @@ if TYPE_CHECKING:
 
 KINDS = {".png": "image/png", ".svg": "image/svg+xml"}
 ANCHORS = anchors()
+# what stays in one line: the name of a run, a number with its unit
 RUN = r"\b(?P<run>(?P<backend>gloo|nccl|replay)-\d+)\b"
+NUMBER = r"(?P<number>\d[\d.,]* (?:%|ms\b))"
 # the longest first: "replay only" is not "replay"
 WORDS = re.compile(
     "|".join(
         [
             RUN,
+            NUMBER,
             *(
                 rf"\b{re.escape(spelling)}\b"
                 for spelling in sorted(ANCHORS, key=len, reverse=True)
@@ -91,7 +94,8 @@ class _Renderer(RendererHTML):
         self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType
     ) -> str:
         """Text, in which names of runs are not broken and words are linked."""
-        content, html, end = tokens[idx].content, [], 0
+        content, end = tokens[idx].content, 0
+        html: list[str] = []
         for match in WORDS.finditer(content):
             html += [escape(content[end : match.start()]), _word(match, env["seen"])]
             end = match.end()
@@ -99,10 +103,10 @@ class _Renderer(RendererHTML):
 
 
 def _word(match: re.Match[str], seen: set[str] | None) -> str:
-    word, spelling = escape(match[0]), match[0].lower()
-    if match["run"]:
-        word, spelling = f'<span class="run">{word}</span>', match["backend"].lower()
-    anchor = ANCHORS.get(spelling)
+    word = escape(match[0])
+    if match["run"] or match["number"]:
+        word = f'<span class="kept">{word}</span>'
+    anchor = ANCHORS.get((match["backend"] or match[0]).lower())
     if anchor is None or seen is None or anchor in seen:
         return word
     seen.add(anchor)

@@ -28,19 +28,15 @@ from minitrain.report.words import find, headline, losses_headline
 
 pytestmark = pytest.mark.slow
 NARROW, WIDE = 390, 1440
-WINDOWS = [
-    (width, scheme) for width in (NARROW, WIDE) for scheme in ("light", "dark")
-]
+WINDOWS = [(width, scheme) for width in (NARROW, WIDE) for scheme in ("light", "dark")]
 LONG = "Donaudampfschifffahrtsgesellschaft" * 8
 
 
 @pytest.fixture
-def chromium(tmp_path: Path) -> Iterator[Browser]:
+def chromium() -> Iterator[Browser]:
     if WHY_NOT:
         pytest.skip(WHY_NOT)
-    home = tmp_path / "home"
-    home.mkdir()
-    with browser(home) as running:
+    with browser() as running:
         yield running
 
 

@@ -19,7 +19,7 @@ from minitrain.report.matrix import OUTCOMES, VERDICTS, matrix, outcome_of
         (rung("within tolerance"), "near", "≈ within"),
         (rung("undecided"), "undecided", "? undecided"),
         (rung("breach", 3, 1.0), "breach", "✗ breach"),
-        (rung("not run"), "absent", "– not run"),
+        (rung("not run"), "absent", "- not run"),
     ],
 )
 def test_outcomes(given: dict[str, object], kind: str, shown: str) -> None:
@@ -44,13 +44,13 @@ def test_rows_are_rungs_and_columns_are_runs() -> None:
     rows = {row.what: [str(outcome) for outcome in row.outcomes] for row in found.rows}
     assert rows == {
         RUNGS["trained"]: ["✓ passed", "✓ passed"],
-        RUNGS["ranks"]: ["– not run", "= equal"],
+        RUNGS["ranks"]: ["- not run", "= equal"],
         RUNGS["data"]: ["= equal", "= equal"],
         RUNGS["replay_gradients"]: ["= equal", "= equal"],
         RUNGS["replay_parameters"]: ["= equal", "= equal"],
         RUNGS["replay"]: ["= equal", "= equal"],
-        RUNGS["one_process_gradients"]: ["– not run", "≈ 3.1e-06"],
-        RUNGS["one_process"]: ["– not run", "≈ 3.1e-06"],
+        RUNGS["one_process_gradients"]: ["- not run", "≈ 3.1e-06"],
+        RUNGS["one_process"]: ["- not run", "≈ 3.1e-06"],
     }
 
 

@@ -129,7 +129,8 @@ def test_html_escapes_everything(tmp_path: Path) -> None:
     # of the verdict, a rung's name (twice) and detail, two ranks, machine and strategy
     assert read.texts.count(SHOWN) == 8
     # the headline names the strategy
-    assert any(SHOWN in str(attributes.get("alt")) for attributes in read.attributes)
+    words = [" ".join(str(one["alt"]).split()) for one in read.attributes_of("img")]
+    assert any(SHOWN in one for one in words)
     read = Reader(to_html(refusal(NASTY)))
     assert not {"script", "a", "em", "code"} & {*read.tags}
     assert read.texts.count(SHOWN) == 5
@@ -227,7 +228,9 @@ def test_words_are_linked_where_they_are_used_first(tmp_path: Path) -> None:
         word = said[f"term-{anchor}"]
         paragraphs = re.findall(r"<p(?: class=\"\w+\")?>(.*?)</p>", html, re.DOTALL)
         first = next(p for p in paragraphs if re.search(rf"\b{word}\b", p))
-        before, _, _ = first.partition(f">{word}</a>")
+        link = f'<a href="#term-{anchor}">{word}</a>'
+        assert link in first
+        before, _, _ = first.partition(link)
         assert not re.search(rf"\b{word}\b", re.sub("<[^>]*>", "", before)), word
 
 
@@ -235,8 +238,13 @@ def test_names_of_runs_are_not_broken(tmp_path: Path) -> None:
     html = html_of(results([1, 2]), tmp_path)
     body = re.sub(r'alt="[^"]*"', "", html.partition("<body>")[2])
     assert "gloo-2" in body
-    assert not re.search(r'(?<!<span class="run">)gloo-\d', body)
-    assert re.search(r"\.run\b[^}]*white-space: nowrap", html)
+    assert not re.search(r'(?<!<span class="kept">)gloo-\d', body)
+    # nor numbers from their units
+    assert '(<span class="kept">100.0 ms</span>)' in body
+    others = body.replace("5-95 % interval", "")
+    assert re.search(r"[\d.,]+ %", others)
+    assert not re.search(r"(?<![\d.,>])[\d.,]+ %", others)
+    assert re.search(r"\.kept\b[^}]*white-space: nowrap", html)
 
 
 def test_folds_are_closed_and_the_matrix_is_open(tmp_path: Path) -> None:

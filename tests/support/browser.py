@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -153,8 +154,16 @@ class Browser:
 
 
 @contextmanager
-def browser(home: Path) -> Iterator[Browser]:
-    """Chromium with nothing but the empty folder ``home`` for its files."""
+def browser() -> Iterator[Browser]:
+    """Chromium with a folder of its own for all its files."""
+    # the path of a socket has at most 108 letters: a test's own folder is too deep
+    own = TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True)
+    with own as home, _running(Path(home)) as running:
+        yield running
+
+
+@contextmanager
+def _running(home: Path) -> Iterator[Browser]:
     assert CHROMIUM is not None
     to_it, into, out_of, from_it = _pipes()
     own = f"--user-data-dir={home / 'profile'}"
