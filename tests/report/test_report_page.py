@@ -391,6 +391,7 @@ def test_stage_writes_every_file(project: Path) -> None:
         "scaling.csv",
         "scaling.png",
         "account.png",
+        "losses.csv",
         "losses.png",
         "manifest.json",
         "summary.json",
