@@ -268,8 +268,8 @@ def test_class_pulls_what_the_teacher_ran(tmp_path: Path) -> None:
 
 
 def changed_lines(path: Path, change: str) -> list[str]:
-    """What `dvc exp run -S` changes in a file, as a diff has it. The first time an empty
-    line below the list may go: DVC makes that list anew.
+    """What `dvc exp run -S` changes in a file, as a diff has it. The first time, an
+    empty line below a list may go: DVC makes that list anew.
     """
     before = path.read_text().splitlines()
     apply_overrides(str(path), [change])
