@@ -44,8 +44,8 @@ def before_and_after(params: Params, states: Mapping[str, Path]) -> dict[str, An
             _load(model, state)
             after[run] = say(show=run)
     except Mute as why:
-        nothing = {"before": [], "after": {}, "same_texts": None}
-        return {**facts, "mute": str(why), **nothing}
+        facts |= {"mute": str(why), "before": [], "after": {}}
+        return {**facts, "same_texts": None}
     said = [*after.values()]
     return {
         **facts,

@@ -488,6 +488,7 @@ def test_stage_writes_every_file(project: Path) -> None:
         "overview.svg",
         "scaling.png",
         "account.png",
+        "losses.csv",
         "losses.png",
         "manifest.json",
         "summary.json",
