@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from minitrain.core.files import read_csv, read_json, reading
+from minitrain.report.account_words import COMPUTE, shares_of_step
 from minitrain.report.manifest import over
 from minitrain.report.numbers import ms, percent, times
 from minitrain.report.results import num_hosts, with_hosts
 from minitrain.report.samples import WIDTH, fitted, spoken
-from minitrain.report.words import COMPUTE, shares_of_step
 
 Files = Mapping[str, Any]
 
