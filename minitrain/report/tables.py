@@ -122,7 +122,8 @@ def account_table(results: Results) -> Markdown:
         if any(part in account for account in accounts.values())
     ]
     closed = ("yes" if account["closed"] else "no" for account in accounts.values())
-    gaps = (f"{account['gap_pct']:.1f} %" for account in accounts.values())
+    # no gap below zero that rounds to none
+    gaps = (f"{round(of['gap_pct'], 1) + 0:.1f} %" for of in accounts.values())
     rows += [["gap", *gaps], ["adds up to a step", *closed]]
     names = map(results.label, accounts)
     return table(["mean ms of a step (5-95 % interval)", *names], rows)

@@ -280,6 +280,13 @@ def test_page_has_a_line_on_ddps_own_log_where_there_is_one() -> None:
     assert "own log" not in page_of(measured)
 
 
+def test_gap_that_rounds_to_none_has_no_sign() -> None:
+    measured = results([1, 2])
+    for run, gap in (("gloo-1", -0.04), ("gloo-2", -0.06)):
+        measured.timing[run]["account"]["gap_pct"] = gap
+    assert "| gap | 0.0 % | -0.1 % |" in page_of(measured)
+
+
 def test_page_shows_unknown_rungs_by_name() -> None:
     extra = {"gloo-2": ladder_of(2) | {"float64": {"verdict": "within tolerance"}}}
     extra["gloo-2"]["float64"]["max_abs_diff"] = 2e-14
