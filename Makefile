@@ -2,28 +2,36 @@
 # `make test`: lint, types and tests. `make help` lists the others.
 PYTHON ?= python3
 BIN := .venv/bin
+# CPU=1: torch without CUDA, from the index that pytorch.org names for it
+TORCH := $(if $(filter 1,$(CPU)),--extra-index-url https://download.pytorch.org/whl/cpu)
+# DVC without its hints; -P: files of yours in the root are no modules of DVC
+DVC := $(BIN)/python -P -m minitrain.cli.quiet_dvc
 
 # a user's own files in the root are the user's
-CODE := minitrain stages studies examples tests
+CODE := minitrain stages studies examples tests docs
 STUDIES := $(notdir $(patsubst %/,%,$(wildcard studies/*/)))
 # what .venv-peers has beside .venv
 OTHERS := studies/peers/requirements.txt tests/frameworks/requirements.txt
 # two files of tests at a time: many of them wait
 TWO := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: all check test lint studies help
+# columns that `make experiments` leaves out of `dvc exp show`: files, gaps, and losses of
+# all runs but one, since those of the others differ by rounding
+FILES := (data|metrics|minitrain|stages|studies)/|params.yaml$$|requirements.lock$$
+OTHER := $(FILES)|Created|.*gap_billionths|gloo-(?!1\.).*loss|nccl-.*loss
+
+.PHONY: all check test lint studies experiments docs help
 .DEFAULT_GOAL := all
 
 all: .venv/installed ## set up, and run the pipeline: about three minutes on 2 cores
 	@$(BIN)/python -m minitrain.core.dvc_lock
-	@$(BIN)/dvc repro
-	@$(BIN)/dvc metrics show
-	@echo "The report: metrics/report.html"
+	@$(DVC) repro
+	@$(BIN)/minitrain summary
 
 check: lint ## lint, types and the quick tests: three minutes
 	@$(BIN)/python -m pytest $(TWO) -m "not slow"
 
-test: lint .venv-peers/installed ## lint, types and all tests: twenty minutes
+test: lint .venv-peers/installed .venv-docs/installed ## lint, types and all tests: twenty minutes
 	@$(BIN)/python -m pytest $(TWO)
 
 lint: .venv/installed ## ruff and mypy alone
@@ -33,12 +41,19 @@ lint: .venv/installed ## ruff and mypy alone
 
 studies: $(STUDIES:%=study-%) ## the slower experiments, all of them; study-NAME runs one
 
+experiments: .venv/installed ## what `dvc exp run` tried: what was changed, what came of it
+	@$(BIN)/dvc exp show --no-pager --only-changed --drop '$(OTHER)'
+
+docs: .venv-docs/installed ## the docs as a site, in site/
+	@.venv-docs/bin/mkdocs build --strict --quiet
+	@echo "The docs: site/index.html"
+
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
 
 study-%: .venv/installed
 	@$(BIN)/python -m minitrain.core.dvc_lock
-	@$(BIN)/dvc repro studies/$*/dvc.yaml
+	@$(DVC) repro studies/$*/dvc.yaml
 	@$(BIN)/python studies/label.py
 
 # what minitrain is compared with, and what tests record, is no part of .venv
@@ -48,8 +63,8 @@ study-peers: .venv-peers/installed
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "error: $(PYTHON) must be Python 3.11 or newer; PYTHON=... make picks one" >&2; exit 2; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --requirement requirements.lock
-	$(BIN)/python -m pip install --quiet --no-deps --editable .
+	$(BIN)/python -m pip install $(TORCH) --requirement requirements.lock
+	@$(BIN)/python -m pip install --quiet --no-deps --editable .
 	@touch $@
 
 # it sees all that is in .venv, so only the rest is installed: half a minute
@@ -61,4 +76,9 @@ study-peers: .venv-peers/installed
 	  print(line, file=open(f"{own}/venv.pth", "w"))'
 	.venv-peers/bin/python -m pip install --quiet $(OTHERS:%=--requirement %) \
 	  --requirement requirements.lock
+	@touch $@
+
+.venv-docs/installed: docs/requirements.txt
+	$(PYTHON) -m venv --clear .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --requirement docs/requirements.txt
 	@touch $@

@@ -16,6 +16,7 @@ PROJECT = Project(
     baseline=DATA / "baseline",
     metrics=Path("metrics"),
     readme=Path("README.md"),
+    zoo=Path("studies/zoo/inject.py"),
 )
 
 

@@ -21,7 +21,7 @@ from minitrain.distributed import launcher
 # what a runner of CI need not have; the others are minitrain.bench.two_hosts.why_not
 MAY_BE_MISSING = ("needs a GPU", "needs root", "needs iproute2")
 # what they hold is ranks at work, or takes them to be seen
-MANY_RANKS = {"bench", "distributed", "frameworks", "recording", "sync"}
+MANY_RANKS = {"bench", "distributed", "frameworks", "notebooks", "recording", "sync"}
 # tests beside this one have shared memory too, for a moment
 OF_OTHERS_S = 5.0
 CACHE_OF_TORCH = f"torchinductor_{getpass.getuser()}"

@@ -14,32 +14,53 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minitrain.cli.answer import Answer
+from minitrain.cli.parser import Named, Names
 from minitrain.core.errors import UserError
+from minitrain.sync.catalog import STRATEGIES
 
 if TYPE_CHECKING:
     from minitrain.testing.check import Ladder
     from minitrain.testing.climb import Climbed
 
-EXAMPLE = "minitrain check my_model.py:build --steps 5"
+EXAMPLES = {
+    "a model of Hugging Face's convention reads its own file": (
+        "minitrain check my_model.py:build --steps 5"
+    ),
+    "another one brings what it reads, and its loss": (
+        "minitrain check net.py:build --batches net.py:batches --loss net.py:loss"
+    ),
+    "held to what another strategy promises": (
+        "minitrain check my_model.py:build --sync flat --optimizer sgd"
+    ),
+}
+# those of minitrain/train, which imports torch: it takes seconds, and not for --help
+OPTIMIZERS = ("adamw", "sgd")
+PRECISIONS = ("float32", "bf16", "fp16")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the model, what it reads, and how it is trained."""
     add = parser.add_argument
-    add("model", metavar="MODEL", help="FILE.py:NAME or module:NAME, which builds it")
+    what = "FILE.py:NAME or module:NAME, which builds it"
+    add("model", type=Named, metavar="MODEL", help=what)
     data = parser.add_mutually_exclusive_group()
     data.add_argument("--text", type=Path, metavar="FILE", help="a line is a sample")
     data.add_argument(
         "--batches",
+        type=Named,
         metavar="NAME",
         help="FILE.py:NAME of global batches: a list, a DataLoader, or a function",
     )
-    add("--loss", metavar="NAME", help="FILE.py:NAME of loss(model, batch), a mean")
-    add("--count", metavar="NAME", help="FILE.py:NAME of count(batch): targets of it")
+    functions = {"loss": "loss(model, batch), a mean", "count": "count(batch): targets"}
+    for name, what in functions.items():
+        what = f"FILE.py:NAME of {what}"
+        add(f"--{name}", type=Named, metavar="NAME", help=what)
     add("--world-size", type=int, default=2, metavar="W", help="processes (2)")
-    add("--sync", default="ddp", help="a strategy, or all (ddp)")
-    add("--optimizer", default="adamw", choices=["adamw", "sgd"], help="(adamw)")
-    add("--precision", default="float32", help="float32, bf16 or fp16 (float32)")
+    strategies = Names(["all", *STRATEGIES])
+    what = "a strategy, all of them, or package.module:Class (ddp)"
+    add("--sync", default="ddp", choices=strategies, metavar="NAME", help=what)
+    add("--optimizer", default="adamw", choices=OPTIMIZERS, help="(adamw)")
+    add("--precision", default="float32", choices=PRECISIONS, help="(float32)")
     add("--steps", type=int, default=3, metavar="N", help="steps, at least 2 (3)")
     add("--batch-size", type=int, default=8, metavar="B", help="lines a batch (8)")
     add("--timeout-s", type=float, default=300, metavar="S", help="limit (300)")
@@ -109,7 +130,7 @@ def in_words(found: "Climbed", seconds: float) -> str:
     took = f"{seconds:.0f} s"
     if len(found.ladders) == 1 and not found.refused:
         (only,) = found.ladders.values()
-        return f"{only}\n{took}"
+        return "\n".join([*_every_rung(only), took])
     width = max(map(len, (*found.ladders, *found.refused)))
     lines = []
     for name, ladder in found.ladders.items():
@@ -119,3 +140,14 @@ def in_words(found: "Climbed", seconds: float) -> str:
     for name, why in found.refused.items():
         lines.append(f"{name:<{width}}  not tried: {why}")
     return "\n".join([*lines, took])
+
+
+def _every_rung(ladder: "Ladder") -> list[str]:
+    # in the words of the report, which takes a second to import: not for --help
+    from minitrain.report.ladder import printed
+
+    lines = printed({name: asdict(rung) for name, rung in ladder.rungs.items()})
+    lines.append(f"{ladder.verdict}: {ladder.rests_on}")
+    if ladder.divergence is not None:
+        lines.append(f"first difference: {ladder.divergence}")
+    return lines

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from minitrain.cli.checks.collectives import Probe
     from minitrain.cli.checks.machine import Examination
 
-EXAMPLE = "minitrain doctor"
+EXAMPLES = {
+    "what is odd, a line each": "minitrain doctor",
+    "every probe, for a program": "minitrain doctor --json",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -14,7 +14,10 @@ from minitrain.cli.answer import Answer
 if TYPE_CHECKING:
     from minitrain.cli.walk import Rank, Walk
 
-EXAMPLE = "minitrain explain"
+EXAMPLES = {
+    "to read": "minitrain explain",
+    "the same numbers, for a program": "minitrain explain --json",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,8 +12,18 @@ import sys
 from collections.abc import Sequence
 
 from minitrain import __version__
-from minitrain.cli import check, doctor, explain, report, verify
+from minitrain.cli import (
+    check,
+    completion,
+    doctor,
+    explain,
+    report,
+    summary,
+    verify,
+)
 from minitrain.cli.answer import Answer
+from minitrain.cli.colors import colored, wants_color
+from minitrain.cli.parser import Parser
 from minitrain.core.errors import EXIT_EVIDENCE, run_stage
 
 COMMANDS = {
@@ -22,6 +32,8 @@ COMMANDS = {
     "doctor": doctor,
     "explain": explain,
     "report": report,
+    "summary": summary,
+    "completion": completion,
 }
 EXIT_CODES = "exit codes: 0 all well, 1 the evidence says no, 2 bad input"
 
@@ -32,39 +44,54 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command -> its exit code."""
-    as_written = argparse.RawDescriptionHelpFormatter
-    examples = [command.EXAMPLE for command in (check, doctor, explain, verify)]
-    parser = argparse.ArgumentParser(
-        prog="minitrain",
-        description="Instruments for data-parallel training.",
-        epilog="\n  ".join(["examples:", *examples]) + f"\n\n{EXIT_CODES}",
-        formatter_class=as_written,
-    )
-    version = f"minitrain {__version__}"
-    parser.add_argument("--version", action="version", version=version)
-    commands = parser.add_subparsers(metavar="COMMAND")
-    for name, command in COMMANDS.items():
-        summary, _, description = (command.__doc__ or "").partition("\n\n")
-        added = commands.add_parser(
-            name,
-            help=summary,
-            description=f"{summary}\n\n{description}",
-            epilog=f"example:\n  {command.EXAMPLE}\n\n{EXIT_CODES}",
-            formatter_class=as_written,
-        )
-        added.add_argument("--json", action="store_true", help="print JSON")
-        command.add_arguments(added)
-        added.set_defaults(answer=command.answer)
-    options = parser.parse_args(arguments)
+    """Run one command -> its exit code. Raises UserError for what is no command."""
+    parser = make_parser()
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        options.parser.refuse(unknown)
     if "answer" not in options:
         parser.print_help()
         return 0
     answer: Answer = options.answer(options)
-    facts = json.dumps(answer.facts, indent=2, allow_nan=False) if options.json else ""
+    text = answer.text
+    if options.json:
+        text = json.dumps(answer.facts, indent=2, allow_nan=False)
+    elif wants_color(sys.stdout):
+        text = colored(text)
     try:
-        print(facts or answer.text, flush=True)
+        print(text, flush=True)
     except BrokenPipeError:
         # `| head` has read enough; Python would complain of it once more at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0 if answer.ok else EXIT_EVIDENCE
+
+
+def make_parser() -> Parser:
+    """The parser of all commands; what it finds also names the one that found it."""
+    as_written = argparse.RawDescriptionHelpFormatter
+    first = [next(iter(one.EXAMPLES.values())) for one in COMMANDS.values()]
+    parser = Parser(
+        prog="minitrain",
+        description="Instruments for data-parallel training.",
+        epilog="\n  ".join(["examples:", *first]) + f"\n\n{EXIT_CODES}",
+        formatter_class=as_written,
+    )
+    version = f"minitrain {__version__}"
+    parser.add_argument("-V", "--version", action="version", version=version)
+    commands = parser.add_subparsers(metavar="COMMAND")
+    added: dict[str, Parser] = {}
+    for name, command in COMMANDS.items():
+        headline, _, description = (command.__doc__ or "").partition("\n\n")
+        examples = [f"  # {what}\n  {line}" for what, line in command.EXAMPLES.items()]
+        added[name] = commands.add_parser(
+            name,
+            help=headline,
+            description=f"{headline}\n\n{description}",
+            epilog="\n".join(["examples:", *examples, "", EXIT_CODES]),
+            formatter_class=as_written,
+        )
+        added[name].add_argument("--json", action="store_true", help="print JSON")
+        command.add_arguments(added[name])
+        added[name].set_defaults(answer=command.answer, parser=added[name])
+    parser.set_defaults(parser=parser, whole=parser, commands=added)
+    return parser

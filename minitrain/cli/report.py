@@ -10,7 +10,10 @@ from pathlib import Path
 
 from minitrain.cli.answer import Answer
 
-EXAMPLE = "minitrain report --json"
+EXAMPLES = {
+    "after an edit of words or pictures": "minitrain report",
+    "of folders of another name": "minitrain report --data built --metrics results",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +36,7 @@ def answer(options: argparse.Namespace) -> Answer:
         baseline=options.data / "baseline",
         metrics=options.metrics,
         readme=Path("README.md"),
+        zoo=Path("studies/zoo/inject.py"),
     )
     ok = True
     try:

@@ -27,7 +27,15 @@ if TYPE_CHECKING:
     from minitrain.diff.run_diff import RunsCompared
     from minitrain.diff.state_diff import Comparison
 
-EXAMPLE = "minitrain verify mine.pt other.pt --strip-prefix module."
+EXAMPLES = {
+    "two states, one of them saved from a wrapper": (
+        "minitrain verify mine.pt other.pt --strip-prefix module."
+    ),
+    "two training runs": "minitrain verify data/runs/gloo-2 before/runs/gloo-2",
+    "two recordings, and a picture of where they part": (
+        "minitrain verify runs/one runs/two --picture apart.png"
+    ),
+}
 NAMES_SHOWN = 5
 
 
@@ -190,9 +198,7 @@ def _differences(found: "Comparison") -> list[str]:
         values = found.num_values
         more = f" and {plural(values, 'value')}" if values else ""
         return [f"equal: {plural(found.num_tensors, 'tensor')}{more}, every bit"]
-    of = plural(found.num_tensors, "tensor")
-    elements = plural(found.num_different_elements, "element")
-    lines = [f"different: {found.num_different_tensors} of {of}, {elements} in all"]
+    lines = [f"different: {_how_much(found)}"]
     if first := found.first:
         place = f"{first.tensor}[{', '.join(map(str, first.index))}]"
         lines += [
@@ -214,6 +220,21 @@ def _differences(found: "Comparison") -> list[str]:
     for name, what in (found.unlike | found.values).items():
         lines.append(f"{name}: {what}")
     return lines
+
+
+def _how_much(found: "Comparison") -> str:
+    both = plural(found.num_tensors, "tensor")
+    if found.num_different_tensors:
+        elements = plural(found.num_different_elements, "element")
+        return f"{found.num_different_tensors} of {both}, {elements} in all"
+    unlike = {
+        "names": found.only_in_a or found.only_in_b,
+        "shapes or types": found.unlike,
+        "values": found.values,
+    }
+    only = " and ".join(what for what, there in unlike.items() if there)
+    equal = f"equal is what both have: {both}"
+    return f"only {only}; {equal if found.num_tensors else 'no tensor was compared'}"
 
 
 def _some(names: list[str]) -> str:

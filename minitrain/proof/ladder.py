@@ -90,18 +90,19 @@ def ladder(
     own: Mapping[str, Rung],
     config: RunConfig,
     run: Evidence,
-    one: Evidence | None,
+    one: Evidence | str,
     twin: Twin,
     atol: float,
     more: Mapping[str, Rung] | None = None,
 ) -> Rungs:
     """All rungs of ``run``: its ``own``, those against ``one`` process, and ``more``.
 
-    ``one`` is None where the run is that process itself. ``twin`` is asked only for
-    what is beyond the quick limits; ``atol`` is one of them.
+    ``one`` is the reason where there is none: the run is that process itself, or has
+    nothing that could be compared. ``twin`` is asked only for what is beyond the quick
+    limits; ``atol`` is one of them.
     """
-    if one is None:
-        beside = dict.fromkeys(ONE_PROCESS, not_run("it is the one process"))
+    if isinstance(one, str):
+        beside = dict.fromkeys(ONE_PROCESS, not_run(one))
     else:
         beside = one_process_rungs(run, one, config, atol, twin)
         if "loss" not in config.sync.guarantees.promises:

@@ -68,7 +68,7 @@ def ladder_of_run(
     with reading(file):
         recorded = read_json(file)["rungs"]
         own = {name: Rung(**rung) for name, rung in recorded.items()}
-    beside = None if is_one_process(run, params) else one
+    beside = "it is the one process" if is_one_process(run, params) else one
     return ladder(
         own,
         config,

@@ -41,31 +41,75 @@ def verdict_in_words(rung: Mapping[str, Any]) -> str:
     return str(rung["verdict"])
 
 
+def printed(ladder: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A line for each rung, for a terminal: its name, what came of it, how far apart
+    the two are where that is within tolerance, and its detail.
+    """
+    width = max(map(len, ladder))
+    lines = []
+    for name, rung in ladder.items():
+        said, apart = verdict_in_words(rung), rung.get("max_abs_diff")
+        near = said == "within tolerance" and apart is not None
+        details = [f"{apart:.1e} apart" if near else "", rung.get("detail", "")]
+        detail = "; ".join(filter(None, details))
+        lines.append(f"{name:<{width}}  {said:<16}  {detail}".rstrip())
+    return lines
+
+
+# the answer to "the same?", by the verdict on the run that the findings are about
+ANSWERS = {
+    "proven": "Yes, to the last bit: {run} is proven",
+    "replay only": "The bits of its replay, and no witness: {run} is replay only",
+    "undecided": "Not decided: {run} is undecided",
+    "breach": "No: {run} is a breach",
+}
+
+
+def same_headline(results: Results) -> str:
+    """Whether the runs computed the same, in one line."""
+    run = results.largest
+    verdict, label = results.verdict(run), results.label(run)
+    if broken := _by_verdict(results).get("breach"):
+        return f"No: {', '.join(broken)} breached"
+    if results.world_size == 1:
+        text = f"Only one process ran: {label} is {verdict}"
+    else:
+        text = ANSWERS[verdict].format(run=label)
+    others = [one for one in results.equivalence if results.verdict(one) != verdict]
+    also = [f"{results.label(one)} is {results.verdict(one)}" for one in others]
+    return "; ".join([text, *also])
+
+
 def equivalence_sentences(results: Results) -> str:
     """The verdict on the largest run and what it rests on; what all runs' rungs say."""
-    by_verdict: dict[str, dict[str, Mapping[str, Any]]] = {}
-    for run, ladder in results.equivalence.items():
-        for name, rung in rungs(ladder).items():
-            of_verdict = by_verdict.setdefault(verdict_in_words(rung), {})
-            of_verdict[f"{run} {name}"] = rung
+    by_verdict = _by_verdict(results)
     if broken := by_verdict.get("breach"):
         return f"The runs are not equivalent: {', '.join(broken)} breached."
     by_verdict.pop("passed", None)
     if not by_verdict:
         return "Nothing was compared, so nothing is proven."
-    counts = [f"{len(by_verdict.get('equal', {}))} equal to the last bit"]
+    counts = [f"{len(by_verdict.get('equal', []))} equal to the last bit"]
     if near := by_verdict.get("within tolerance"):
         counts.append(f"{len(near)} within their tolerance")
     if undecided := by_verdict.get("undecided"):
         counts.append(f"{len(undecided)} undecided ({', '.join(undecided)})")
     if skipped := by_verdict.get("not run"):
-        counts.append(f"{len(skipped)} not run ({', '.join(skipped)})")
+        counts.append(f"{len(skipped)} not run")
     total = plural(sum(map(len, by_verdict.values())), "comparison")
     run = results.largest
     rests_on = results.rests_on(run) or "nobody recorded what it rests on"
     lead = (
         f"The verdict on {results.label(run)} is {results.verdict(run)}: {rests_on}. "
     )
-    if any(run.endswith(" world_sizes") for run in by_verdict.get("equal", {})):
+    if any(run.endswith(" world_sizes") for run in by_verdict.get("equal", [])):
         lead += "The bits do not depend on the number of processes. "
     return f"{lead}No breach was found: of {total}, {', '.join(counts)}."
+
+
+def _by_verdict(results: Results) -> dict[str, list[str]]:
+    """Run and name of every rung, by what came of it."""
+    found: dict[str, list[str]] = {}
+    for run, ladder in results.equivalence.items():
+        for name, rung in rungs(ladder).items():
+            found.setdefault(verdict_in_words(rung), []).append(f"{run} {name}")
+    return found

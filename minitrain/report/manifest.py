@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from minitrain.analysis.comparison import ONE_PROCESS, ddp_arm
+from minitrain.analysis.comparison import ONE_PROCESS, Comparison, ddp_arm
 from minitrain.report.ladder import byte_equivalent
 from minitrain.report.results import Results
 from minitrain.report.words import Finding, lesson_notes
@@ -13,7 +13,7 @@ def manifest(results: Results, finding: Finding) -> dict[str, Any]:
 
     They speak of the largest gloo run. Speeds are medians over the rounds of the
     baseline, on one host; the all-reduce is that run's, on ``num_hosts``.
-    ``noise_floor`` is relative.
+    ``noise_floor`` is relative, ``over_...`` is how many times a speed the run's is.
     """
     run, baseline = results.largest, results.baseline
     made, timing = results.provenance[run], results.timing[run]
@@ -47,6 +47,8 @@ def manifest(results: Results, finding: Finding) -> dict[str, Any]:
         "machine_busy": finding.busy,
         "noise_floor": round(finding.against_one.noise_floor, 5),
         "num_rounds": baseline.num_rounds,
+        **_over("one_process", finding.against_one, finding.busy),
+        **_over("all_cores", finding.against_all_cores, finding.busy),
         "torch": results.machine["torch"],
         "machine": dict(results.machine),
         "git_commit": made["git_commit"],
@@ -56,3 +58,14 @@ def manifest(results: Results, finding: Finding) -> dict[str, Any]:
         "baseline_measured_at": results.baseline_provenance["measured_at"],
         "params_sha256": results.params_sha256,
     }
+
+
+def _over(opponent: str, one: Comparison, busy: str | None) -> dict[str, Any]:
+    """A ratio and what it comes to; nothing where the machine was busy."""
+    judged = (None, None) if busy else (round(one.ratio, 4), one.verdict)
+    return dict(zip(over(opponent), judged, strict=True))
+
+
+def over(opponent: str) -> tuple[str, str]:
+    """The keys of the ratio to ``opponent``'s speed, and of the verdict on it."""
+    return f"over_{opponent}", f"over_{opponent}_verdict"

@@ -6,6 +6,12 @@ def plural(count: int, noun: str, nouns: str | None = None) -> str:
     return f"{count} {noun if count == 1 else nouns or noun + 's'}"
 
 
+def all_of(count: int, noun: str) -> str:
+    """``all 4 cores``, ``both cores``, ``the only core``."""
+    few = {1: f"the only {noun}", 2: f"both {noun}s"}
+    return few.get(count, f"all {count} {noun}s")
+
+
 def capitalized(text: str) -> str:
     """``text`` as the start of a sentence."""
     return text[:1].upper() + text[1:]
@@ -14,6 +20,11 @@ def capitalized(text: str) -> str:
 def thousands(number: float) -> str:
     """``16,900``: rounded to a whole number."""
     return f"{number:,.0f}"
+
+
+def counted(count: int, noun: str) -> str:
+    """``12,078 samples``, ``1 sample``."""
+    return f"{thousands(count)} {noun}{'' if count == 1 else 's'}"
 
 
 def times(*ratios: float) -> list[str]:

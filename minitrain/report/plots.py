@@ -9,9 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
+from minitrain.report.account_words import PARTS
 from minitrain.report.canvas import BLACK, BLUE, GREEN, ORANGE, PURPLE, canvas, save
 from minitrain.report.numbers import ms
-from minitrain.report.words import PARTS
 
 PART_COLORS = {
     "data_ms": "#999999",
@@ -46,7 +46,7 @@ def draw_account(
         axes.barh(row + 0.34, plain, height=0.1, color=BLACK)
         text = f"step without instruments: {ms(plain)}"
         if not account["closed"]:
-            text += f"  (account not closed: parts add up to {ms(account['sum_ms'])})"
+            text += f"  (its parts add up to {ms(account['sum_ms'])}: too far apart)"
         axes.text(0.006 * widest, row + 0.5, text, va="center", fontsize=9.5)
     axes.set_yticks(range(len(accounts)), accounts)
     axes.set_ylim(len(accounts) - 0.3, -0.45)

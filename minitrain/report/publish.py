@@ -20,24 +20,22 @@ from minitrain.core.files import (
     write_json,
 )
 from minitrain.core.params import Params, load_params
+from minitrain.core.provenance import code_sha256
 from minitrain.data.shards import first_texts
+from minitrain.report.account_words import PARTS, account_headline
 from minitrain.report.manifest import manifest
-from minitrain.report.page import ACCOUNT_PNG, LOSSES_PNG, SCALING_PNG, page
+from minitrain.report.overview import draw_overview
+from minitrain.report.page import OVERVIEW_SVG, as_markdown, compose
 from minitrain.report.plots import draw_account, draw_losses
 from minitrain.report.refused import breach_line, refuse
-from minitrain.report.render import to_html
 from minitrain.report.result import write_result
 from minitrain.report.results import Results, only_runs
 from minitrain.report.scaling_plot import draw_scaling
+from minitrain.report.sections import ACCOUNT_PNG, LOSSES_PNG, SCALING_PNG
 from minitrain.report.studied import Studied
 from minitrain.report.summary import summary
-from minitrain.report.words import (
-    PARTS,
-    account_headline,
-    find,
-    headline,
-    losses_headline,
-)
+from minitrain.report.webpage import report_html
+from minitrain.report.words import find, headline, losses_headline
 
 # what is published, in the folder of the results; after a breach not all of it
 FILES = (
@@ -46,6 +44,8 @@ FILES = (
     "manifest.json",
     "summary.json",
     "scaling.csv",
+    "losses.csv",
+    OVERVIEW_SVG,
     SCALING_PNG,
     ACCOUNT_PNG,
     LOSSES_PNG,
@@ -55,7 +55,8 @@ FILES = (
 @dataclass(frozen=True)
 class Project:
     """Where the files are: folders of what was built, the folder of what is published
-    and read there, and ``params`` and ``readme``, which are files.
+    and read there, and ``params``, ``readme`` and ``zoo``, which are files: that last
+    the script of the study of bugs.
     """
 
     params: Path
@@ -64,6 +65,7 @@ class Project:
     baseline: Path
     metrics: Path
     readme: Path
+    zoo: Path
 
 
 def publish(project: Project) -> str:
@@ -81,6 +83,8 @@ def publish(project: Project) -> str:
     finding = find(results)
 
     # Pictures, each titled with what it shows on this machine.
+    with open_atomic(metrics / OVERVIEW_SVG) as file:
+        file.write(draw_overview(results))
     scaling = results.baseline.scaling().round(1)
     with atomic_path(metrics / SCALING_PNG) as path:
         draw_scaling(scaling, headline(finding), path, finding.strategy)
@@ -93,14 +97,17 @@ def publish(project: Project) -> str:
     # Numbers for other programs, then the page.
     with open_atomic(metrics / "scaling.csv") as file:
         scaling.to_csv(file, index=False)
+    losses = [table.assign(run=run) for run, table in results.losses.items()]
+    with open_atomic(metrics / "losses.csv") as file:
+        pd.concat(losses)[["run", "step", "loss"]].to_csv(file, index=False)
     published = manifest(results, finding)
     write_json(metrics / "manifest.json", published)
     write_json(metrics / "summary.json", summary(results, finding))
-    written = page(results, finding)
+    composed = compose(results, finding)
     with open_atomic(metrics / "report.md") as file:
-        file.write(written)
+        file.write(as_markdown(composed))
     with open_atomic(metrics / "report.html") as file:
-        file.write(to_html(written, metrics))
+        file.write(report_html(composed, metrics))
     write_result(project.readme, results, published, scaling)
     return headline(finding)
 
@@ -123,6 +130,8 @@ def read_results(
     }
     return Results(
         seed=params.train.seed,
+        batch_size=params.train.global_batch_size,
+        num_samples=_num_samples(project.shards, max(params.gloo.world_sizes)),
         params_sha256=sha256_file(project.params),
         gloo_world_sizes=params.gloo.world_sizes,
         baseline=Baseline(
@@ -143,7 +152,21 @@ def read_results(
         studied=_studied(metrics / "ladder", params),
         studied_hosts=_studied(metrics / "hosts", params),
         studied_collectives=read_csv(metrics / "collectives.csv"),
+        bugs=_bugs(metrics / "zoo.json", project.zoo),
     )
+
+
+def _num_samples(shards: Path, world_size: int) -> int:
+    index = read_json(shards / f"world-{world_size}" / "index.json", "samples")
+    return int(index["samples"])
+
+
+def _bugs(file: Path, zoo: Path) -> dict[str, Any] | None:
+    """What the study of bugs found; None where the code that it ran is not today's."""
+    found: dict[str, Any] = read_json(file, "bugs", "provenance")
+    with reading(file):
+        code = found["provenance"]["code_sha256"]
+    return found if code is not None and code == code_sha256(zoo) else None
 
 
 def _studied(stem: Path, params: Params) -> Studied:

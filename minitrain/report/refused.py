@@ -15,9 +15,9 @@ from minitrain.report.render import (
     escaped,
     markdown,
     table,
-    to_html,
     write_marked,
 )
+from minitrain.report.webpage import to_html
 
 Verdicts = Mapping[str, Mapping[str, Any]]
 
@@ -43,8 +43,15 @@ MANIFEST = (
     "lesson_notes",
     "launcher",
 )
-# made of the speeds, account and losses of runs that are refused
-REMOVED = ("scaling.csv", "account.png", "losses.png")
+# made of the speeds, account, losses and states of runs that are refused
+REMOVED = (
+    "overview.svg",
+    "scaling.csv",
+    "account.png",
+    "losses.csv",
+    "losses.png",
+    "samples.json",
+)
 
 
 def breach_line(verdicts: Verdicts) -> str:
@@ -86,7 +93,7 @@ def refuse(verdicts: Verdicts, params: Params, metrics: Path, readme: Path) -> N
     with open_atomic(metrics / "report.md") as file:
         file.write(page)
     with open_atomic(metrics / "report.html") as file:
-        file.write(to_html(page, metrics))
+        file.write(to_html(page))
     for name in REMOVED:
         (metrics / name).unlink(missing_ok=True)
     write_marked(readme, "result", refused_block(said))

@@ -1,17 +1,15 @@
-"""Pages: Markdown made by the templates beside this file, and HTML made of that.
+"""Pages: Markdown, and HTML or SVG, made by the templates beside this file.
 
 Whatever a template is given is plain text, and is escaped unless it is
-:class:`Markdown`. An HTML page has its pictures inside; Markdown links them.
+:class:`Markdown`, which a page in HTML takes from :mod:`minitrain.report.webpage`.
 """
 
-import base64
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markdown_it import MarkdownIt
 
 from minitrain.core.files import open_atomic
 
@@ -37,22 +35,19 @@ def table(header: Sequence[Any], rows: Iterable[Sequence[Any]]) -> Markdown:
     return Markdown("\n".join([head, "|---" * len(header) + "|", *lines]))
 
 
+def paragraphs(texts: Iterable[str]) -> Markdown:
+    """A paragraph for each of ``texts``."""
+    return Markdown("\n\n".join(map(escaped, texts)))
+
+
 def markdown(template: str, **values: Any) -> Markdown:
     """The page that a template in ``templates`` makes of ``values``."""
     return Markdown(_MARKDOWN.get_template(template).render(values))
 
 
-def to_html(page: Markdown, folder: Path) -> str:
-    """``page`` as one HTML file; pictures are read from ``folder`` (OSError)."""
-    tokens = _PARSER.parse(page)
-    inline = [token for token in tokens if token.type == "inline"]
-    for one in (child for token in inline for child in token.children or []):
-        if one.type == "image":
-            picture = base64.b64encode((folder / str(one.attrs["src"])).read_bytes())
-            one.attrs["src"] = f"data:image/png;base64,{picture.decode('ascii')}"
-    body = _PARSER.renderer.render(tokens, _PARSER.options, {})
-    title = "".join(one.content for one in inline[0].children or [])
-    return _HTML.get_template("page.html").render(title=title, body=body)
+def markup(template: str, **values: Any) -> str:
+    """The page in HTML, or the picture in SVG, that a template makes of ``values``."""
+    return _MARKUP.get_template(template).render(values)
 
 
 def write_marked(path: Path, name: str, text: str) -> None:
@@ -70,8 +65,6 @@ def write_marked(path: Path, name: str, text: str) -> None:
             file.write(after)
 
 
-# HTML in a page is text: only what is escaped here becomes markup
-_PARSER = MarkdownIt("commonmark", {"html": False, "xhtmlOut": False}).enable("table")
 _LAYOUT: dict[str, Any] = {
     "loader": TEMPLATES,
     "undefined": StrictUndefined,
@@ -80,4 +73,4 @@ _LAYOUT: dict[str, Any] = {
     "keep_trailing_newline": True,
 }
 _MARKDOWN = Environment(finalize=escaped, **_LAYOUT)
-_HTML = Environment(autoescape=True, **_LAYOUT)
+_MARKUP = Environment(autoescape=True, **_LAYOUT)

@@ -9,10 +9,10 @@ import pandas as pd
 from minitrain.analysis.comparison import AGAIN, TIMED
 from minitrain.analysis.made_by import label, made_by_pipeline
 from minitrain.report.numbers import ms, percent, plural, thousands
-from minitrain.report.page import arm_in_words
 from minitrain.report.refused import refused_block
 from minitrain.report.render import markdown, table, write_marked
 from minitrain.report.results import Results, num_hosts, with_hosts
+from minitrain.report.tables import arm_in_words
 
 HEAD = (
     "what ran",

@@ -19,11 +19,14 @@ class Results:
 
     ``provenance``, ``first_texts``, ``equivalence``, ``timing`` and ``losses`` hold one
     entry per run that params ask for, in that order. ``account`` has the columns run,
-    part (a key of the account in timing.json), mean_ms, low_ms, high_ms. Raises
-    UserError when the timings come from more than one machine.
+    part (a key of the account in timing.json), mean_ms, low_ms, high_ms. A step takes
+    ``batch_size`` of ``num_samples``. ``bugs`` is what the zoo found, None where other
+    code found it. Raises UserError when the timings come from more than one machine.
     """
 
     seed: int
+    batch_size: int
+    num_samples: int
     params_sha256: str
     gloo_world_sizes: list[int]
     baseline: Baseline
@@ -37,6 +40,7 @@ class Results:
     studied: Studied
     studied_hosts: Studied
     studied_collectives: pd.DataFrame
+    bugs: Mapping[str, Any] | None
 
     def __post_init__(self) -> None:
         named = {"baseline": self.baseline_provenance, **self.provenance}

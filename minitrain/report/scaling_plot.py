@@ -12,7 +12,7 @@ from matplotlib.ticker import StrMethodFormatter
 
 from minitrain.analysis.comparison import ALL_CORES, NO_SYNC, ONE_PROCESS
 from minitrain.report.canvas import BLACK, BLUE, GRAY, GREEN, ORANGE, canvas, save
-from minitrain.report.numbers import plural, thousands
+from minitrain.report.numbers import all_of, plural, thousands
 
 DOT: dict[str, Any] = {"marker": "o", "markersize": 7, "linewidth": 2}
 
@@ -77,7 +77,7 @@ def _alone(arms: pd.DataFrame) -> list[Series]:
         int(count) for count in arms.loc[[ONE_PROCESS, ALL_CORES], "threads"]
     )
     label = f"one process, {plural(threads, 'thread')}"
-    all_cores = f"one process, all {plural(cores, 'core')}"
+    all_cores = f"one process, {all_of(cores, 'core')}"
     lines = [
         _measured(label, arms.loc[[ONE_PROCESS]], BLACK, DOT),
         _measured(all_cores, arms.loc[[ALL_CORES]], ORANGE, DOT, dodge=-1),

@@ -36,9 +36,11 @@ def studied_hosts(results: Results) -> dict[str, Any]:
     floor = None if why else float(origin["allreduce_noise_floor"])
     measured = [_cells(row, floor) for row in found.to_dict("records")]
     rows = [*measured, *_on_gpus(results)]
+    far = found[found["hosts"] > 1]
     return {
         "foreign": None,
-        "outcome": _outcome(found[found["hosts"] > 1], origin, why),
+        "finding": _bits(far),
+        "outcome": _outcome(far, origin, why),
         "allreduce_noise_floor": None if floor is None else percent(floor),
         "table": table(COLUMNS, rows),
         "on_gpus": any(run.startswith("nccl-") for run in results.timing),
@@ -56,10 +58,14 @@ def _not_judged(origin: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _outcome(far: pd.DataFrame, origin: Mapping[str, Any], why: str | None) -> str:
+def _bits(far: pd.DataFrame) -> str:
     same = int(far["same_on_one_host"].sum())
     links = plural(len(far), "link")
-    bits = f"{same} of {links} between two hosts gave the bits of one host."
+    return f"{same} of {links} between two hosts gave the bits of one host"
+
+
+def _outcome(far: pd.DataFrame, origin: Mapping[str, Any], why: str | None) -> str:
+    bits = f"{_bits(far)}."
     if why:
         return f"{bits} No speed is judged, {why}."
     return f"{bits} {_speeds(far, origin['noise_floor'])}".strip()

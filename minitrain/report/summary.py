@@ -6,36 +6,36 @@ change of the learning rate would seem to change them.
 
 from typing import Any
 
-from minitrain.report.ladder import byte_equivalent
+from minitrain.analysis.comparison import ONE_PROCESS, expected_arms
 from minitrain.report.results import Results
 from minitrain.report.words import Finding
 
+# dvc shows five decimals
+BILLIONTHS = 1e9
+
 
 def summary(results: Results, finding: Finding) -> dict[str, Any]:
-    """The keys of metrics/summary.json, which ``dvc metrics`` shows; None: undefined.
+    """The keys of metrics/summary.json, which ``dvc metrics`` shows; None: not judged.
 
-    Per run: the verdict on it, the last reduced loss, whether ranks and replay agree to
-    the bit, and the largest distance of the final state from one process, in units of
-    1e-9 (dvc shows five decimals). ``speedup`` is that of the largest run over one
-    process, from the rounds of the baseline stage, None where ``machine_busy``; a
-    relative change below ``noise_floor`` is none.
+    Per run: the ``verdict`` on it and the last reduced ``loss``; where it was compared
+    with one process that takes the whole batch, the largest distance of the final
+    states, ``gap_billionths``; where its processes took part in the baseline,
+    ``speedup``, how many times the speed of one process with as many threads they have,
+    None on a machine that was busy. A relative change below ``noise_floor`` is none.
     """
-    runs = {run: _of_run(results, run) for run in results.timing}
-    one = finding.against_one
-    speed = {
-        "speedup": None if finding.busy else round(one.ratio, 3),
-        "noise_floor": round(one.noise_floor, 3),
-        "machine_busy": bool(finding.busy),
-    }
-    return {finding.run + "_over_one_process": speed, **runs}
+    runs = {run: _of_run(results, finding, run) for run in results.timing}
+    return {"noise_floor": round(finding.against_one.noise_floor, 3), **runs}
 
 
-def _of_run(results: Results, run: str) -> dict[str, Any]:
-    rungs = results.equivalence[run]
-    gap = rungs["one_process"]["max_abs_diff"]
-    return {
+def _of_run(results: Results, finding: Finding, run: str) -> dict[str, Any]:
+    told: dict[str, Any] = {
         "verdict": results.verdict(run),
         "loss": round(float(results.losses[run]["loss"].iloc[-1]), 6),
-        "bits_equal": byte_equivalent(rungs),
-        "one_process_gap_1e_9": None if gap is None else round(gap * 1e9, 1),
     }
+    gap = results.equivalence[run]["one_process"]["max_abs_diff"]
+    if gap is not None:
+        told["gap_billionths"] = round(gap * BILLIONTHS, 1)
+    if run in expected_arms(results.gloo_world_sizes):
+        compared = results.baseline.compare(run, ONE_PROCESS)
+        told["speedup"] = None if finding.busy else round(compared.ratio, 3)
+    return told

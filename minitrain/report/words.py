@@ -6,30 +6,18 @@ from typing import Any
 
 import pandas as pd
 
-from minitrain.analysis.account import CLOSED_WITHIN
 from minitrain.analysis.busy import why_busy
 from minitrain.analysis.comparison import ALL_CORES, NO_SYNC, ONE_PROCESS, Comparison
-from minitrain.report.numbers import capitalized, ms, percent, plural, thousands, times
-from minitrain.report.results import Results, num_hosts, with_hosts
-
-# parts of the step account in the order of a step, and what to call them
-PARTS = {
-    "data_ms": "data",
-    "wait_ms": "wait",
-    "forward_ms": "forward",
-    "backward_compute_ms": "backward",
-    "interference_ms": "interference",
-    "comm_exposed_ms": "exposed communication",
-    "optimizer_ms": "optimizer",
-    "optimizer_comm_ms": "communication of the optimizer",
-}
-COMPUTE = ("forward_ms", "backward_compute_ms", "optimizer_ms")
-COMMUNICATION = (
-    "wait_ms",
-    "interference_ms",
-    "comm_exposed_ms",
-    "optimizer_comm_ms",
+from minitrain.report.account_words import account_sentences
+from minitrain.report.numbers import (
+    all_of,
+    capitalized,
+    percent,
+    plural,
+    thousands,
+    times,
 )
+from minitrain.report.results import Results, num_hosts
 
 
 @dataclass(frozen=True)
@@ -97,7 +85,7 @@ def headline(finding: Finding) -> str:
     if finding.busy:
         return f"{capitalized(finding.subject)}: the machine was busy, no speed judged"
     one = "one without" if finding.world_size == 1 else "one process"
-    all_cores = f"one process on all {plural(finding.cores, 'core')}"
+    all_cores = f"one process on {all_of(finding.cores, 'core')}"
     return (
         f"{capitalized(finding.subject)}: {_clause(finding.against_one, one)}, "
         f"{_clause(finding.against_all_cores, all_cores)}"
@@ -112,11 +100,24 @@ def _clause(compared: Comparison, other: str) -> str:
 
 
 def lesson_notes(finding: Finding) -> str:
-    """Why N processes are faster, or slower, here: a paragraph of measured numbers.
+    """Why N processes are faster, or slower, here: a paragraph of measured numbers,
+    :func:`speed_notes` and :func:`account_notes`.
+    """
+    return f"{speed_notes(finding)} {account_notes(finding)}".strip()
 
-    Without a decided verdict it gives no reason, and an account that does not close,
-    or disagrees with the ceiling, or is of several hosts, is not used as one; it says
-    so instead. Of a busy machine it says nothing else.
+
+def account_notes(finding: Finding) -> str:
+    """What the parts of a step say of that speed; "" where none was decided."""
+    if finding.busy or finding.against_one.verdict == "no difference seen":
+        return ""
+    return " ".join(account_sentences(finding))
+
+
+def speed_notes(finding: Finding) -> str:
+    """How fast N processes are beside one, and what they could reach.
+
+    Without a decided verdict it gives no reason. Of a busy machine it says nothing
+    else.
     """
     if finding.busy:
         return (
@@ -131,7 +132,7 @@ def lesson_notes(finding: Finding) -> str:
     same = f"one process with {threads}"
     if alone:
         same = f"one process without {finding.strategy}"
-    all_cores = f"one process that uses all {plural(finding.cores, 'core')}"
+    all_cores = f"one process that uses {all_of(finding.cores, 'core')}"
     one = finding.against_one
     sentences = [
         f"Measured in {one.num_rounds} rounds; a difference below the noise floor of "
@@ -147,7 +148,7 @@ def lesson_notes(finding: Finding) -> str:
         sentences.insert(0, only)
     if one.verdict == "no difference seen":
         return " ".join([*sentences, "So no reason is given."])
-    return " ".join([*sentences, *_ceiling(finding), *_account(finding)])
+    return " ".join([*sentences, *_ceiling(finding)])
 
 
 def floor_in_words(num_pairs: int) -> str:
@@ -198,84 +199,6 @@ def _ceiling(finding: Finding) -> list[str]:
         f"{percent(reached.ratio)} of that ceiling (5-95 % interval "
         f"{percent(reached.low)} to {percent(reached.high)}): {meaning}."
     ]
-
-
-def _account(finding: Finding) -> list[str]:
-    account, run = finding.account, finding.run
-    if finding.num_hosts > 1:
-        return []
-    if account is None:
-        return [
-            f"The step account of {run} is incomplete, so it does not explain this."
-        ]
-    if not account["closed"]:
-        return [
-            f"The step account of {run} does not close, so it is not used to explain "
-            f"this: its parts add up to {ms(account['sum_ms'])}, a step without "
-            f"instruments takes {ms(account['plain_step_ms'])} "
-            f"(gap {account['gap_pct']:.1f} %)."
-        ]
-    shares = shares_of_step(account)
-    compute = {key: shares[key] for key in COMPUTE if key in shares}
-    detail = ", ".join(f"{PARTS[key]} {percent(compute[key])}" for key in compute)
-    others = [
-        _interference(finding, shares[key])
-        if key == "interference_ms"
-        else f"{PARTS[key]} {percent(shares[key])}"
-        for key in sorted(shares.keys() - compute, key=lambda key: -shares[key])
-    ]
-    return [
-        f"Of an average step of {run} ({ms(account['sum_ms'])}), computing takes "
-        f"{percent(sum(compute.values()))} ({detail}); {', '.join(others)}.",
-        *_cross_check(finding, shares),
-    ]
-
-
-def _cross_check(finding: Finding, shares: Mapping[str, float]) -> list[str]:
-    """Two independent measurements of one thing: the account, and the ceiling."""
-    if finding.of_ceiling is None:
-        return []
-    left = 1 - sum(shares.get(part, 0) for part in COMMUNICATION)
-    reached = finding.of_ceiling.ratio
-    text = (
-        f"Without waiting, interference and exposed communication {percent(left)} of "
-        f"that step would be left, where the rounds found {percent(reached)}"
-    )
-    if abs(left - reached) > CLOSED_WITHIN:
-        return [f"{text}: the two disagree, so the account does not explain the speed."]
-    return [f"{text}: the two agree within {percent(CLOSED_WITHIN)} of the step."]
-
-
-def _interference(finding: Finding, share: float) -> str:
-    text = f"interference {percent(share)}"
-    low, high = finding.interference_ms or (share, share)
-    if low <= 0 <= high or share < 0:
-        return f"{text} (not told from zero)"
-    return text
-
-
-def shares_of_step(account: Mapping[str, Any]) -> dict[str, float]:
-    """Each part's share of their sum, in the order of a step, without null parts."""
-    return {
-        part: account[part] / account["sum_ms"]
-        for part in PARTS
-        if account.get(part) is not None
-    }
-
-
-def account_headline(finding: Finding) -> str:
-    """Where the time of a step goes, in one line: the title of the account picture."""
-    run = with_hosts(finding.run, finding.num_hosts)
-    if finding.account is None:
-        return f"{run}: the step account is incomplete"
-    if not finding.account["closed"]:
-        return f"{run}: the step account does not close"
-    shares = shares_of_step(finding.account)
-    compute = sum(shares.get(part, 0) for part in COMPUTE)
-    text = f"{run}: computing takes {percent(compute)} of a step"
-    if finding.world_size == 1 or "comm_exposed_ms" not in shares:
-        return text
-    return f"{text}, exposed communication {percent(shares['comm_exposed_ms'])}"
 
 
 def losses_headline(losses: Mapping[str, pd.DataFrame]) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from minitrain.analysis.verdicts import Verdict, as_dicts, verdict_of
 from minitrain.core.errors import EvidenceError, RankError, UserError
 from minitrain.diff.diagnosis import UNKNOWN, Divergence, Values, What, cause_of, locate
-from minitrain.proof.bits import Rung
+from minitrain.proof.bits import Rung, own_to_each_rank
 from minitrain.proof.evidence import Evidence
 from minitrain.proof.ladder import ladder, own_rungs
 from minitrain.proof.witness.examine import examine_batches
@@ -27,7 +27,6 @@ from minitrain.testing.arguments import (
 from minitrain.testing.preflight import note_on_state
 from minitrain.testing.trial import (
     in_memory_of,
-    one_thread,
     run_alone,
     run_ranks,
     run_replay,
@@ -160,8 +159,8 @@ def examine(
     run = run or run_ranks(config, world_size, inject, timeout_s=timeout_s)
     again = run_replay(config, run, world_size)
     own = own_rungs(config, run, again, witness(config, run, world_size))
-    one = one or run_alone(config)
-    rungs = ladder(own, config, run, one, cache(partial(run_twin, config)), atol)
+    beside = one or _beside(config, run)
+    rungs = ladder(own, config, run, beside, cache(partial(run_twin, config)), atol)
     # in memory a sample is told by its content, which batches may hold twice
     del rungs["one_process_data"]
 
@@ -178,6 +177,14 @@ def examine(
 
     promised = "replay" in config.sync.guarantees.promises
     return Ladder(rungs, locate(run.rows, again.rows, explain) if promised else None)
+
+
+def _beside(config: RunConfig, run: Evidence) -> Evidence | str:
+    """One process with the whole batches; or why nothing of it would be compared."""
+    why = own_to_each_rank(run.rows)
+    if why and "loss" not in config.sync.guarantees.promises:
+        return why
+    return run_alone(config)
 
 
 def _shares(config: RunConfig, step: int, world_size: int) -> list[float]:
@@ -206,7 +213,8 @@ def witness(config: RunConfig, run: Evidence, world_size: int) -> dict[str, Any]
         wire=getattr(torch, guarantees.wire) if guarantees.wire else None,
     )
     record = Record(run.rows, run.losses, run.sampled, run.state)
-    with one_thread(), untouched_random_state():
+    # it promises no bits, so it may use all threads that this process has
+    with untouched_random_state():
         exact = guarantees.are_exact
         return examine_batches(task, data.batches, record, exact=exact)
 

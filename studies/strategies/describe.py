@@ -6,8 +6,8 @@ from typing import Any
 from minitrain.core.errors import run_stage
 from minitrain.core.files import open_atomic, read_json
 from minitrain.core.provenance import measured_where
+from minitrain.report.account_words import PARTS, shares_of_step
 from minitrain.report.numbers import ms, percent
-from minitrain.report.words import PARTS, shares_of_step
 
 STUDY = Path(__file__).resolve().parent
 

@@ -1,6 +1,7 @@
 """``minitrain check``: one's own model from the command line."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -133,7 +134,12 @@ def test_model_that_reads_text(model: str, capsys: pytest.CaptureFixture[str]) -
     lines = capsys.readouterr().out.splitlines()
     assert lines[-2].startswith("proven: the bits are those of a replay, and ")
     assert lines[-1].endswith(" s")
-    assert ["ranks", "equal"] in [line.split()[:2] for line in lines]
+    words = [line.split() for line in lines]
+    assert ["ranks", "equal"] in [line[:2] for line in words]
+    # as the report has it: no bits were compared
+    assert ["trained", "passed"] in [line[:2] for line in words]
+    (near,) = [line for line in lines if line.startswith("one_process_gradients ")]
+    assert re.search(r" within tolerance +\S+e-\d+ apart; allowed: ", near)
 
 
 def test_model_with_batches_and_a_loss(

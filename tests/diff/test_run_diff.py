@@ -10,26 +10,15 @@ from typing import Any
 import pytest
 import torch
 from one_line import refusal
+from run_on_disk import write
 
 from minitrain.cli.main import run
 from minitrain.core.files import read_jsonl, write_jsonl
 from minitrain.diff.run_diff import compare_runs
-from minitrain.proof.evidence import Evidence
 from minitrain.testing import faults as bugs
 from minitrain.testing.subjects import make_run
 from minitrain.testing.trial import run_alone, run_ranks
-from minitrain.train.outputs import write_records
 from minitrain.train.recorder import load_tensors, save_tensors
-
-
-def write(folder: Path, outcome: Evidence) -> Path:
-    """The files of a training run that the comparison reads."""
-    folder.mkdir()
-    save_tensors(folder / "sampled.pt", outcome.sampled)
-    write_records(folder, outcome.results, threads=1)
-    for rank, state in enumerate(outcome.states):
-        save_tensors(folder / f"states/state-rank-{rank}.pt", state)
-    return folder
 
 
 @pytest.fixture(scope="module")

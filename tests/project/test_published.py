@@ -25,6 +25,7 @@ from minitrain.analysis.least_squares import nonnegative
 from minitrain.analysis.made_by import Made, made_by_pipeline, made_in_study
 from minitrain.core.provenance import code_sha256
 from minitrain.report.result import result_block
+from minitrain.report.studied_bugs import digest
 from studies.label import labels
 
 pytestmark = pytest.mark.published
@@ -145,9 +146,16 @@ def test_page_shows_no_study_that_other_code_made() -> None:
     page = (ROOT / "metrics/report.md").read_text()
     texts = labels()
     known = "Newer code" in texts[ROOT]
-    if "The study studies/ladder trained" in page and not known:
-        again = "run .venv/bin/dvc repro --force --single-item report"
-        assert "Newer code" not in texts[ROOT / "studies/ladder"], again
+    shown = {"ladder": "studies/ladder trained", "zoo": "studies/zoo injected"}
+    for study, said in shown.items():
+        if said in page and not known:
+            again = "run .venv/bin/dvc repro --force --single-item report"
+            assert "Newer code" not in texts[ROOT / "studies" / study], again
+
+
+def test_zoo_of_the_report_is_that_of_the_study() -> None:
+    zoo = json.loads(in_working_tree("studies/zoo/zoo.json"))
+    assert json.loads(in_working_tree("metrics/zoo.json")) == digest(zoo)
 
 
 def test_lines_in_the_docs_are_those_of_the_sweep() -> None:

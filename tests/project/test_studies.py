@@ -13,15 +13,17 @@ from dvc.exceptions import DvcException
 from dvc.repo import Repo
 from one_line import refusal
 from project import PARAMS_FILE, ROOT
+from report_inputs import zoo
 from ruamel.yaml import YAML
 
 from minitrain.analysis.busy import MAX_TAKEN
 from minitrain.bench.interleaved import load_interleaved
 from minitrain.core.errors import UserError
-from minitrain.core.files import write_json
+from minitrain.core.files import read_json, write_json
 from minitrain.core.provenance import provenance
 from minitrain.core.schema import Section
 from minitrain.core.study import Interleaved, load_study
+from minitrain.report.studied_bugs import digest
 
 STUDIES = sorted(file.parent.name for file in ROOT.glob("studies/*/params.yaml"))
 
@@ -212,6 +214,24 @@ def test_zoo_is_drawn_though_bugs_leave_out_rungs(
     }
     draw.draw_matrix({"bugs": bugs, "clean": []})
     assert (tmp_path / "matrix.png").is_file()
+
+
+def test_zoo_leaves_its_digest_for_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = load_script(ROOT / "studies/zoo/draw.py")
+    study, metrics = tmp_path / "studies/zoo", tmp_path / "metrics"
+    for folder in (study, metrics):
+        folder.mkdir(parents=True)
+    monkeypatch.setattr(draw, "STUDY", study)
+    write_json(study / "zoo.json", zoo())
+    draw.main()
+    assert read_json(metrics / "zoo.json") == digest(zoo())
+    assert {path.name for path in study.iterdir()} == {
+        "zoo.json",
+        "matrix.png",
+        "losses.png",
+    }
 
 
 @pytest.mark.parametrize("others", [0.02, 0.4])

@@ -19,8 +19,11 @@ from torch import Tensor, nn
 from minitrain.core.errors import EvidenceError
 from minitrain.proof import replay
 from minitrain.proof.evidence import Evidence
+from minitrain.proof.witness import optimizer as stepped
 from minitrain.proof.witness.examine import examine_batches
+from minitrain.proof.witness.passes import Computer
 from minitrain.proof.witness.record import Record, Task
+from minitrain.proof.witness.spread import Draws
 from minitrain.sync.explicit import Flat
 from minitrain.testing.check import check_data_parallel, examine
 from minitrain.testing.faults import mean_of_means
@@ -112,6 +115,23 @@ def test_honest_run(honest: Any, optimizer: str) -> None:
         "witness_gradients",
         "witness_loss",
     ]
+
+
+@pytest.mark.parametrize("kind", ["after", "moments"])
+def test_a_large_tensor_is_compared_to_its_end(
+    honest: Any, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(stepped, "PIECE", 7)
+    trial, record = honest("adamw")
+    task, same = task_of(trial), Record(**record)
+    assert stepped.step_rung(task, same)["verdict"] == "within tolerance"
+    named = [k for k in record["tensors"] if k.startswith(f"1/{kind}/")]
+    large = max(named, key=lambda key: record["tensors"][key].numel())
+    assert record["tensors"][large].numel() > 7
+    record["tensors"][large].view(-1)[-1] += 1e-3
+    found = stepped.step_rung(task, Record(**record))
+    assert found["verdict"] == "breach"
+    assert large.split("/")[2] in found["detail"]
 
 
 def rows_of(record: dict[str, Any], kind: str) -> list[dict[str, Any]]:
@@ -543,6 +563,21 @@ def test_training_with_dropout_is_not_left_alone() -> None:
     spoilt = copy.deepcopy(record)
     spoilt["losses"] = [2 * loss for loss in spoilt["losses"]]
     assert "witness_spread" in breached(asked(trial, spoilt))
+
+
+def test_draws_of_some_elements_are_those_of_all() -> None:
+    """And more draws go on from those that were made."""
+    trial = replace(make_run(), factory=lambda: Noisy("dropout"))
+    model, groups = trial.start_model(0), [[trial.data.batches[0]]]
+    computer, state = Computer(task_of(trial), model), dict(model.state_dict())
+    draws = Draws(computer, copy.deepcopy(state), groups)
+    few, more = [*draws.first(2)], draws.first(4)
+    assert few == more[:2]
+    assert len(more) == len(draws.made) == 4
+    for seed, one in enumerate(more):
+        whole = computer.own_precision(draws.state, groups, "float32", False, seed)
+        assert draws.row(one).equal(draws.row_of_all(whole))
+        assert one.loss == whole.loss
 
 
 def test_batch_norm_is_compared_part_by_part() -> None:

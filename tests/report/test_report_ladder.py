@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from project import PARAMS_FILE
-from report_inputs import ladder_of, results
+from report_inputs import ladder_of, results, rung
 
 from minitrain.core.params import load_params
 from minitrain.proof.ladder import ONE_PROCESS
@@ -15,7 +15,9 @@ from minitrain.report.glossary import RUNGS
 from minitrain.report.ladder import (
     byte_equivalent,
     equivalence_sentences,
+    printed,
     rungs,
+    same_headline,
     verdict_in_words,
 )
 from minitrain.testing.check import examine
@@ -65,8 +67,8 @@ def test_sentences_count_the_verdicts() -> None:
     text = equivalence_sentences(results([1, 2], equivalence=runs))
     assert text.startswith(f"The verdict on gloo-2 is proven: {why}. No breach")
     assert "of 14 comparisons, 9 equal to the last bit, 2 within their tol" in text
-    skipped = "gloo-1 ranks, gloo-1 one_process_gradients, gloo-1 one_process"
-    assert f"3 not run ({skipped})" in text
+    # which ones, the matrix shows: tests/report/test_report_matrix.py
+    assert text.endswith(", 3 not run.")
 
 
 def test_sentences_name_the_breach_and_claim_nothing_else() -> None:
@@ -127,3 +129,55 @@ def test_nothing_compared_is_nothing_proven() -> None:
     nothing = {"gloo-2": {"state_sha256": ["ab"] * 2}}
     text = equivalence_sentences(results([2], equivalence=nothing))
     assert text == "Nothing was compared, so nothing is proven."
+
+
+@pytest.mark.parametrize(
+    ("verdict", "said"),
+    [
+        ("proven", "Yes, to the last bit: gloo-2 is proven"),
+        (
+            "replay only",
+            "The bits of its replay, and no witness: gloo-2 is replay only",
+        ),
+        ("undecided", "Not decided: gloo-2 is undecided"),
+        ("breach", "No: gloo-2 is a breach"),
+    ],
+)
+def test_headline_answers_with_the_verdict(verdict: str, said: str) -> None:
+    ladder = ladder_of(2) | {"verdict": verdict}
+    assert same_headline(results([2], equivalence={"gloo-2": ladder})) == said
+
+
+def test_headline_says_no_where_any_rung_does() -> None:
+    """Whatever the verdict of the run says."""
+    broken = changed("data", bytes_equal=False, verdict="breach")
+    runs = {"gloo-1": ladder_of(1), "gloo-2": broken | {"verdict": "proven"}}
+    text = same_headline(results([1, 2], equivalence=runs))
+    assert text == "No: gloo-2 data breached"
+
+
+def test_headline_names_a_run_with_another_verdict() -> None:
+    runs = {"gloo-1": ladder_of(1), "gloo-2": ladder_of(2) | {"verdict": "proven"}}
+    text = same_headline(results([1, 2], equivalence=runs))
+    assert text == "Yes, to the last bit: gloo-2 is proven; gloo-1 is undecided"
+
+
+def test_one_process_is_no_answer() -> None:
+    alone = {"gloo-1": ladder_of(1) | {"verdict": "proven"}}
+    text = same_headline(results([1], equivalence=alone))
+    assert text == "Only one process ran: gloo-1 is proven"
+
+
+def test_printed_ladder_has_the_words_of_the_report_and_distances() -> None:
+    ladder = {
+        "trained": rung("equal", detail="50 of 50 tensors changed"),
+        "replay": rung("equal", 0, 0.0),
+        "one_process": rung("within tolerance", 812, 3.1e-06, "allowed: 0.0003"),
+        "reference": rung("within tolerance", detail="at most 0 of it"),
+    }
+    assert printed(ladder) == [
+        "trained      passed            50 of 50 tensors changed",
+        "replay       equal",
+        "one_process  within tolerance  3.1e-06 apart; allowed: 0.0003",
+        "reference    within tolerance  at most 0 of it",
+    ]

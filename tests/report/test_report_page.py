@@ -27,18 +27,22 @@ from report_inputs import (
     rung,
     studied_collectives,
     timing_of,
+    zoo,
 )
 
 from minitrain.cli.main import run as minitrain
 from minitrain.core.errors import EvidenceError, UserError
 from minitrain.core.params import load_params
 from minitrain.report.manifest import manifest
-from minitrain.report.page import arm_in_words, cell, page, shortened
+from minitrain.report.page import compose, page
 from minitrain.report.publish import FILES
-from minitrain.report.render import escaped, markdown, table, to_html
+from minitrain.report.render import escaped, markdown, table
 from minitrain.report.results import Results, only_runs
+from minitrain.report.studied_bugs import digest
 from minitrain.report.summary import summary
-from minitrain.report.words import find, lesson_notes
+from minitrain.report.tables import arm_in_words, cell, shortened
+from minitrain.report.webpage import report_html, to_html
+from minitrain.report.words import account_notes, find, lesson_notes, speed_notes
 from stages import report
 
 NASTY = '<script>alert(1)</script> & a | b *c* _d_ `e` [f](g) "h"\nnext'
@@ -55,6 +59,10 @@ def refusal(text: str) -> str:
 
 def page_of(measured: Results) -> str:
     return page(measured, find(measured))
+
+
+def html_of(measured: Results, folder: Path) -> str:
+    return report_html(compose(measured, find(measured)), pictures(folder))
 
 
 def manifest_of(measured: Results) -> dict[str, Any]:
@@ -79,6 +87,10 @@ class Reader(HTMLParser):
         if tag not in ("meta", "img", "br"):
             self.open.append(tag)
 
+    def attributes_of(self, tag: str) -> list[dict[str, str | None]]:
+        pairs = zip(self.tags, self.attributes, strict=True)
+        return [attributes for name, attributes in pairs if name == tag]
+
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
 
@@ -87,50 +99,57 @@ class Reader(HTMLParser):
 
 
 def pictures(folder: Path) -> Path:
-    for name in ("scaling.png", "account.png", "losses.png"):
+    for name in ("overview.svg", "scaling.png", "account.png", "losses.png"):
         (folder / name).write_bytes(b"pixels")
     return folder
 
 
-def nasty_page() -> str:
-    """The page with a nasty text wherever one can come from people or machines."""
+def nasty_results() -> Results:
+    """A nasty text wherever one can come from people or machines."""
     ladder = ladder_of(2) | {"verdict": "proven", "rests_on": NASTY}
     ladder[NASTY] = rung("equal", detail=NASTY)
     machine = MACHINE | {"cpu": NASTY}
-    measured = results(
+    return results(
         [2],
         equivalence={"gloo-2": ladder},
         first_texts={"gloo-2": [NASTY, NASTY]},
         provenance={"gloo-2": provenance_of(2, machine=machine, sync=NASTY)},
         baseline_provenance=provenance_of(1, machine=machine),
     )
-    return page_of(measured)
 
 
 def test_html_escapes_everything(tmp_path: Path) -> None:
-    read = Reader(to_html(nasty_page(), pictures(tmp_path)))
-    assert not {"script", "a", "em", "code"} & {*read.tags}
-    # of the verdict, a rung's name and detail, two ranks, machine and strategy
-    assert read.texts.count(SHOWN) == 7
+    read = Reader(html_of(nasty_results(), tmp_path))
+    assert not {"script", "em"} & {*read.tags}
+    # what is linked and set as code is our own
+    links = {str(attributes["href"]) for attributes in read.attributes_of("a")}
+    assert links
+    assert {link for link in links if not link.startswith("#term-")} == set()
+    assert "e" not in read.texts
+    # of the verdict, a rung's name (twice) and detail, two ranks, machine and strategy
+    assert read.texts.count(SHOWN) == 8
     # the headline names the strategy
-    assert any(SHOWN in str(attributes.get("alt")) for attributes in read.attributes)
-    read = Reader(to_html(refusal(NASTY), tmp_path))
+    words = [" ".join(str(one["alt"]).split()) for one in read.attributes_of("img")]
+    assert any(SHOWN in one for one in words)
+    read = Reader(to_html(refusal(NASTY)))
     assert not {"script", "a", "em", "code"} & {*read.tags}
     assert read.texts.count(SHOWN) == 5
 
 
 @given(st.text(st.characters(exclude_categories=["Cs", "Cc"])))
 @example("__0__")
+@example("of gloo-2, a witness")
 def test_a_cell_shows_any_text(text: str) -> None:
-    html = to_html(table(["x"], [[text]]), Path())
-    shown = [one for one in Reader(html).texts if one.strip()]
-    assert shown[-1:] == [" ".join(text.split()) or "x"]
+    html = to_html(table(["x"], [[text]]))
+    whole = "".join(Reader(html).texts).rstrip("\n")
+    assert whole.rsplit("\n", 1)[-1] == (" ".join(text.split()) or "x")
 
 
 def test_html_carries_its_pictures(tmp_path: Path) -> None:
-    html = to_html(page_of(results([1, 2])), pictures(tmp_path))
+    html = html_of(results([1, 2]), tmp_path)
     # base64 of the six bytes
     assert html.count('src="data:image/png;base64,cGl4ZWxz"') == 3
+    assert html.count('src="data:image/svg+xml;base64,cGl4ZWxz"') == 1
     assert 'name="viewport"' in html
     assert "@media print" in html
     assert "http" not in html
@@ -155,21 +174,96 @@ def test_markdown_leaves_names_alone() -> None:
 @pytest.mark.parametrize("world_sizes", [[1], [2, 4], [1, 2, 4]])
 def test_page_tells_the_whole_story(world_sizes: list[int]) -> None:
     measured = results(world_sizes)
-    text = page_of(measured)
-    assert re.findall(r"^## (.+)$", text, flags=re.MULTILINE) == [
-        "Did they compute the same?",
-        "And with more processes, other optimizers, other numbers?",
-        "And on two hosts?",
-        "Where did the time go?",
-        "Did they learn the same?",
+    text, found = page_of(measured), find(measured)
+    titles = re.findall(r"^## (.+)$", text, flags=re.MULTILINE)
+    assert [title.partition("?")[0] for title in titles] == [
+        "The same",
+        "How fast",
+        "Where does the time go",
+        "Did they learn the same",
+        "What would a bug look like",
+        "And with more processes, other optimizers, other numbers",
+        "And on two hosts",
         "What the words mean",
         "Machine and origin",
     ]
-    assert lesson_notes(find(measured)) in text.splitlines()
+    # each question has its answer beside it, and all but the last something to try
+    assert all(title.partition("? ")[2] for title in titles[:-2])
+    assert text.count("\n**Try next:** ") == len(titles) - 2
+    assert speed_notes(found) in text.splitlines()
+    assert account_notes(found) in text
     for run in measured.provenance:
         assert f"| {run} |" in text
     for rows in re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE):
         assert len({len(re.findall(r"(?<!\\)\|", r)) for r in rows.splitlines()}) == 1
+
+
+def test_data_parallelism_is_explained_before_the_first_number(tmp_path: Path) -> None:
+    measured = results([1, 2])
+    for text in (page_of(measured), "".join(body_of(html_of(measured, tmp_path)))):
+        before = re.split(r"\d", text)[0]
+        for word in ("batch", "copy of the model", "average their gradients"):
+            assert word in before
+    # and nothing but that paragraph and the title stands above the picture
+    above, _, _ = page_of(measured).partition("![")
+    assert len(above.split("\n\n")) == 3
+
+
+def body_of(html: str) -> list[str]:
+    """What is read on the page."""
+    return Reader(html.partition("<body>")[2].partition("</body>")[0]).texts
+
+
+def test_words_are_linked_where_they_are_used_first(tmp_path: Path) -> None:
+    html = html_of(results([1, 2]), tmp_path)
+    links = re.findall(r'<a href="#([\w-]+)">([^<]+)</a>', html)
+    anchors = [anchor for anchor, _ in links]
+    assert len(anchors) == len({*anchors})
+    targets = re.findall(r'<dt id="([\w-]+)">', html)
+    assert {*anchors} <= {*targets}
+    assert len(targets) == len({*targets})
+    # the words that nobody can do without, each before any other use of it
+    said = dict(links)
+    for anchor in ("step-batch", "gradients", "rank-world-size", "replay", "witness"):
+        word = said[f"term-{anchor}"]
+        paragraphs = re.findall(r"<p(?: class=\"\w+\")?>(.*?)</p>", html, re.DOTALL)
+        first = next(p for p in paragraphs if re.search(rf"\b{word}\b", p))
+        link = f'<a href="#term-{anchor}">{word}</a>'
+        assert link in first
+        before, _, _ = first.partition(link)
+        assert not re.search(rf"\b{word}\b", re.sub("<[^>]*>", "", before)), word
+
+
+def test_names_of_runs_are_not_broken(tmp_path: Path) -> None:
+    html = html_of(results([1, 2]), tmp_path)
+    body = re.sub(r'alt="[^"]*"', "", html.partition("<body>")[2])
+    assert "gloo-2" in body
+    assert not re.search(r'(?<!<span class="kept">)gloo-\d', body)
+    # nor numbers from their units
+    assert '(<span class="kept">100.0 ms</span>)' in body
+    others = body.replace("5-95 % interval", "")
+    assert re.search(r"[\d.,]+ %", others)
+    assert not re.search(r"(?<![\d.,>])[\d.,]+ %", others)
+    assert re.search(r"\.kept\b[^}]*white-space: nowrap", html)
+
+
+def test_folds_are_closed_and_the_matrix_is_open(tmp_path: Path) -> None:
+    html = html_of(results([1, 2]), tmp_path)
+    folds = re.findall(r"<details>\n?<summary>|<details><summary>", html)
+    assert len(folds) == html.count("<details") > 4
+    opened, _, _ = html.partition("<details>")
+    assert '<table class="matrix">' in opened
+    # never by its color alone
+    assert '<td class="near"><span class="mark">≈</span> 3.1e-06</td>' in opened
+    assert '<span class="verdict undecided">? undecided</span>' in opened
+
+
+def test_rows_that_nobody_ran_are_muted(tmp_path: Path) -> None:
+    measured = results([1, 2])
+    measured.equivalence["gloo-2"]["ranks"] = rung("not run")
+    html = html_of(measured, tmp_path)
+    muted = re.findall(r'<tr class="muted"><th scope="row">(.*?)</th>', html)
+    assert muted == ["final state of every rank, against rank 0"]
 
 
 def test_page_has_a_line_on_ddps_own_log_where_there_is_one() -> None:
@@ -184,6 +278,13 @@ def test_page_has_a_line_on_ddps_own_log_where_there_is_one() -> None:
     for part in says.values():
         part["difference_pct"] = None
     assert "own log" not in page_of(measured)
+
+
+def test_gap_that_rounds_to_none_has_no_sign() -> None:
+    measured = results([1, 2])
+    for run, gap in (("gloo-1", -0.04), ("gloo-2", -0.06)):
+        measured.timing[run]["account"]["gap_pct"] = gap
+    assert "| gap | 0.0 % | -0.1 % |" in page_of(measured)
 
 
 def test_page_shows_unknown_rungs_by_name() -> None:
@@ -357,7 +458,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         measured.losses[run].to_csv(folder / "losses.csv", index=False)
         ranks = [{"first_text": f"Text {rank}."} for rank in range(world_size)]
         shards = tmp_path / f"data/shards/world-{world_size}"
-        write(shards / "index.json", {"ranks": ranks})
+        write(shards / "index.json", {"samples": 1234, "ranks": ranks})
     # gloo-4 is left over from an earlier setting
     sizes = {"gloo-1": 1, "gloo-2": 2, "gloo-4": 4}
     metrics = tmp_path / "metrics"
@@ -372,6 +473,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         write(metrics / f"{name}.json", study.origin)
     (tmp_path / "README.md").write_text(MARKED)
     measured.studied_collectives.to_csv(metrics / "collectives.csv", index=False)
+    write(metrics / "zoo.json", digest(zoo()))
     return tmp_path
 
 
@@ -388,9 +490,12 @@ def test_stage_writes_every_file(project: Path) -> None:
         "hosts.json",
         "ladder.csv",
         "ladder.json",
+        "zoo.json",
         "scaling.csv",
+        "overview.svg",
         "scaling.png",
         "account.png",
+        "losses.csv",
         "losses.png",
         "manifest.json",
         "summary.json",
@@ -399,8 +504,9 @@ def test_stage_writes_every_file(project: Path) -> None:
     }
     markdown = (metrics / "report.md").read_text()
     linked = re.findall(r"^!\[.*\]\((.+)\)$", markdown, flags=re.MULTILINE)
-    assert len(linked) == 3
+    assert len(linked) == 4
     assert set(linked) <= made
+    assert "1,234 samples of text" in (metrics / "overview.svg").read_text()
     assert "gloo-4" not in markdown
     readme = (project / "README.md").read_text()
     assert "| 2 processes, DDP | 2 | 1 | " in readme
@@ -408,7 +514,7 @@ def test_stage_writes_every_file(project: Path) -> None:
     assert "- `train.py`: made by code " in readme
     assert "Text 1." in markdown
     read = Reader((metrics / "report.html").read_text())
-    assert read.tags.count("img") == 3
+    assert read.tags.count("img") == 4
     header = (metrics / "scaling.csv").read_text().partition("\n")[0]
     speeds = "tokens_per_s_p5,tokens_per_s_p50,tokens_per_s_p95"
     assert header == f"arm,processes,threads,{speeds}"
@@ -420,6 +526,24 @@ def test_stage_repeats_itself(project: Path) -> None:
         return {path.name: path.read_bytes() for path in Path("metrics").iterdir()}
 
     assert content() == content()
+
+
+def test_bugs_of_the_zoo_are_shown_where_its_code_is_todays(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def said() -> str:
+        report.main()
+        return (project / "metrics/report.md").read_text()
+
+    # no study is here, so nobody knows; then other code is
+    assert "left out, since other code made it" in said()
+    monkeypatch.setattr("minitrain.report.publish.code_sha256", lambda script: "ef")
+    assert "left out, since other code made it" in said()
+    monkeypatch.setattr(
+        "minitrain.report.publish.code_sha256",
+        lambda script: "12" * 32 if script == Path("studies/zoo/inject.py") else None,
+    )
+    assert "| sum for mean |" in said()
 
 
 def test_a_readme_of_ones_own_is_left_alone(project: Path) -> None:

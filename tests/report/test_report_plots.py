@@ -47,7 +47,7 @@ def test_scaling(world_sizes: list[int], tmp_path: Path, drawn: list[Figure]) ->
     shown = texts(drawn[0])
     assert "The finding" in shown
     labels = {text.partition("\n")[0] for text in shown}
-    assert {"one process, 1 thread", "one process, all 2 cores"} <= labels
+    assert {"one process, 1 thread", "one process, both cores"} <= labels
     several = {
         "DDP",
         "no communication",
@@ -105,7 +105,7 @@ def test_account_puts_a_negative_part_left_of_zero(
     assert max(bar.get_x() + bar.get_width() for bar in axes.patches) == 98.0
     shown = texts(drawn[0])
     assert "Where it goes" in shown
-    assert any("not closed: parts add up to 90.0 ms" in text for text in shown)
+    assert any("its parts add up to 90.0 ms: too far apart" in text for text in shown)
     assert "step without instruments: 86.0 ms" in shown
 
 

@@ -113,7 +113,8 @@ def publish(folder: Path) -> tuple[Path, Path]:
     metrics.mkdir()
     for name in ("summary.json", "manifest.json", "report.md", "report.html"):
         (metrics / name).write_text("success")
-    for name in ("scaling.png", "account.png", "losses.png", "scaling.csv"):
+    pictures = ("overview.svg", "scaling.png", "account.png", "losses.png")
+    for name in (*pictures, "scaling.csv"):
         (metrics / name).write_text("success")
     readme.write_text(README)
     return metrics, readme

@@ -9,17 +9,19 @@ from report_inputs import ACCOUNT, on_two_hosts, provenance_of, results
 
 from minitrain.analysis.comparison import Comparison
 from minitrain.core.errors import UserError
+from minitrain.report.account_words import account_headline
 from minitrain.report.manifest import manifest
-from minitrain.report.numbers import plural, times
+from minitrain.report.numbers import all_of, counted, plural, times
 from minitrain.report.page import page
 from minitrain.report.summary import summary
 from minitrain.report.words import (
     Finding,
-    account_headline,
+    account_notes,
     find,
     headline,
     lesson_notes,
     losses_headline,
+    speed_notes,
 )
 
 
@@ -63,7 +65,7 @@ def test_faster() -> None:
         "3 A/A pairs showed in this run (in another, identical arms may differ by"
     ) in notes
     # 16,000 / 12,500
-    assert "one process that uses all 2 cores: 16,000 against 12,500" in notes
+    assert "one process that uses both cores: 16,000 against 12,500" in notes
     assert "1.28 times the speed" in notes
     # 19,000 / 10,000 and 16,000 / 19,000
     assert "1.90 times the speed of one (ideal: 2)" in notes
@@ -109,7 +111,7 @@ def test_account_of_two_hosts_is_shown_as_that() -> None:
     title = account_headline(finding(num_hosts=2))
     assert title.startswith("gloo-2 (2 hosts): computing takes 84.0 % of a step")
     incomplete = account_headline(finding(num_hosts=2, account=None))
-    assert incomplete == "gloo-2 (2 hosts): the step account is incomplete"
+    assert incomplete == "gloo-2 (2 hosts): not every part of a step was timed"
 
 
 def test_hosts_of_the_largest_run_are_found() -> None:
@@ -185,11 +187,11 @@ def test_busy_machine_judges_no_speed(speeds: dict[str, float]) -> None:
     text = headline(found) + notes + written
     for verdict in ("faster than", "slower than", "no difference seen", "times the"):
         assert verdict not in text.replace("times the speed without", "")
-    # nothing stands out
-    assert f"\n\n{headline(found)}.\n\n" in written
-    speed = summary(measured, found)["gloo-2_over_one_process"]
-    assert (speed["speedup"], speed["machine_busy"]) == (None, True)
-    assert manifest(measured, found)["machine_busy"] == BUSY
+    assert f"\n## How fast? {headline(found)}\n" in written
+    assert summary(measured, found)["gloo-2"]["speedup"] is None
+    published = manifest(measured, found)
+    assert published["machine_busy"] == BUSY
+    assert {published[key] for key in published if key.startswith("over_")} == {None}
 
 
 def test_quiet_machine_has_a_headline() -> None:
@@ -198,14 +200,14 @@ def test_quiet_machine_has_a_headline() -> None:
     measured = results([1, 2], baseline_provenance=origin)
     found = find(measured)
     assert "faster than one process" in headline(found)
-    assert f"\n\n**{headline(found)}.**\n\n" in page(measured, found)
-    speed = summary(measured, found)["gloo-2_over_one_process"]
-    assert speed == {
-        "speedup": round(found.against_one.ratio, 3),
-        "noise_floor": round(found.against_one.noise_floor, 3),
-        "machine_busy": False,
-    }
-    assert manifest(measured, found)["machine_busy"] is None
+    assert f"\n## How fast? {headline(found)}\n" in page(measured, found)
+    told = summary(measured, found)
+    assert told["gloo-2"]["speedup"] == round(found.against_one.ratio, 3)
+    assert told["noise_floor"] == round(found.against_one.noise_floor, 3)
+    published = manifest(measured, found)
+    assert published["machine_busy"] is None
+    assert published["over_one_process_verdict"] == "faster"
+    assert published["over_all_cores"] == round(found.against_all_cores.ratio, 4)
 
 
 def test_rounds_that_scatter_are_a_busy_machine_where_nothing_else_is_known() -> None:
@@ -217,15 +219,24 @@ def test_rounds_that_scatter_are_a_busy_machine_where_nothing_else_is_known() ->
 def test_account_that_does_not_close_is_refused() -> None:
     gap = ACCOUNT | {"plain_step_ms": 90.0, "gap_pct": 11.1, "closed": False}
     notes = lesson_notes(finding(account=gap))
-    assert "The step account of gloo-2 does not close" in notes
-    assert "add up to 100.0 ms, a step without instruments takes 90.0 ms" in notes
+    assert (
+        "The timed parts of a step of gloo-2 add up to 100.0 ms, while a step without "
+        "instruments takes 90.0 ms: 11.1 % apart, more than 5.0 %, so they do not "
+        "explain its speed."
+    ) in notes
     assert "computing takes" not in notes
-    assert account_headline(finding(account=gap)).endswith("does not close")
+    assert account_headline(finding(account=gap)) == (
+        "gloo-2: the parts of a step add up to 100.0 ms, a step takes 90.0 ms: too far "
+        "apart to explain it"
+    )
+    less = gap | {"sum_ms": 80.0, "gap_pct": -11.1}
+    assert "add up to 80.0 ms" in lesson_notes(finding(account=less))
+    assert " 11.1 % apart" in lesson_notes(finding(account=less))
 
 
 def test_no_account() -> None:
     notes = lesson_notes(finding(account=None))
-    assert "The step account of gloo-2 is incomplete" in notes
+    assert "Not every part of a step of gloo-2 was timed" in notes
     assert "computing takes" not in notes
 
 
@@ -297,7 +308,7 @@ def test_one_process_says_nothing_of_several() -> None:
 def test_headline() -> None:
     assert headline(finding()) == (
         "2 processes: faster than one process (1.60 times the speed), "
-        "faster than one process on all 2 cores (1.28 times the speed)"
+        "faster than one process on both cores (1.28 times the speed)"
     )
 
 
@@ -345,3 +356,28 @@ def test_numbers() -> None:
     assert times(0.992, 0.987, 0.996) == ["0.992", "0.987", "0.996"]
     assert (plural(1, "core"), plural(2, "core")) == ("1 core", "2 cores")
     assert plural(2, "process", "processes") == "2 processes"
+    assert [all_of(count, "core") for count in (1, 2, 16)] == [
+        "the only core",
+        "both cores",
+        "all 16 cores",
+    ]
+    assert (counted(1, "step"), counted(12_078, "step")) == ("1 step", "12,078 steps")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"num_hosts": 2},
+        {"busy": "others took 40 % of its cores"},
+        {"against_one": compared(10_050, 10_000, spread=0.02)},
+        {"account": None},
+    ],
+)
+def test_lesson_is_the_two_paragraphs_of_the_page(changes: dict[str, Any]) -> None:
+    found = finding(**changes)
+    both = [speed_notes(found), account_notes(found)]
+    assert lesson_notes(found) == " ".join(filter(None, both))
+    # where nothing is decided, the parts of a step explain nothing
+    decided = not {"num_hosts", "busy", "against_one"} & {*changes}
+    assert bool(both[1]) is decided

@@ -7,10 +7,10 @@ import numpy as np
 import pandas as pd
 
 from minitrain.analysis.comparison import Baseline
+from minitrain.report.account_words import PARTS
 from minitrain.report.results import Results
 from minitrain.report.studied import Studied
 from minitrain.report.studied_ladder import BYTES, GAPS
-from minitrain.report.words import PARTS
 
 # the keys of manifest.json in the order of the contract, whatever came of the runs
 CONTRACT = [
@@ -271,6 +271,30 @@ def studied_collectives(**machine: Any) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns).assign(**where)
 
 
+def zoo() -> dict[str, Any]:
+    """What is in studies/zoo/zoo.json, of three bugs, one of which nobody catches: two
+    clean runs lie 1 apart, so that the second bug's curve, 5 away, looks wrong.
+    """
+
+    def bug(check: str, losses: list[float], **verdicts: str) -> dict[str, Any]:
+        about = {"met_in": "a project #1", "model": "plain", "check": check}
+        return {**about, "verdicts": verdicts, "losses": losses}
+
+    provenance = {"measured_at": "2026-01-01T02:03:04Z", "git_commit": "0123"}
+    return {
+        "bugs": {
+            "sum_for_mean": bug("replay", [4.0] * 8, ranks="equal", replay="breach"),
+            "other_data": bug("data", [9.0] * 8, data="breach", replay="breach"),
+            "stops": bug("ranks", [4.0], ranks="equal"),
+        },
+        "clean": [{"breaches": []}, {"breaches": ["ranks"]}],
+        "clean_losses": {"plain": [[4.0] * 8, [5.0] * 8]},
+        "code_sha256": "12" * 32,
+        "machine": MACHINE,
+        **provenance,
+    }
+
+
 def on_two_hosts(measured: Results, run: str) -> Results:
     """The same, but ``run`` was trained on two hosts."""
     timing = {**measured.timing, run: {**measured.timing[run], "num_hosts": 2}}
@@ -286,6 +310,8 @@ def results(world_sizes: list[int], **changes: Any) -> Results:
     steps = np.arange(100)
     fields: dict[str, Any] = {
         "seed": 35000,
+        "batch_size": 32,
+        "num_samples": 12_078,
         "params_sha256": "cd" * 32,
         "gloo_world_sizes": world_sizes,
         "baseline": Baseline(table, world_sizes, "rounds.csv"),
@@ -315,5 +341,6 @@ def results(world_sizes: list[int], **changes: Any) -> Results:
         "studied": studied(),
         "studied_hosts": studied(table=HOSTS),
         "studied_collectives": studied_collectives(),
+        "bugs": None,
     }
     return Results(**fields | changes)

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from minitrain.cli.checks.collectives import Probe, probe_all, worst
 from minitrain.core.errors import UserError
+from minitrain.core.progress import progress
 from minitrain.core.provenance import usable_cores
 from minitrain.distributed.groups import distributed
 from minitrain.distributed.launcher import launch
@@ -82,7 +83,7 @@ def _probe(inject: Callable[[], None] | None) -> list[Probe]:
     found: list[Probe] = []
     limit = timedelta(seconds=GROUP_TIMEOUT_S)
     with distributed() as (rank, _):
-        for size in WORLD_SIZES:
+        for size in progress(WORLD_SIZES, "numbers of ranks", show=rank == 0):
             group = dist.new_group(list(range(size)), timeout=limit)
             if rank < size:
                 found += probe_all(group)

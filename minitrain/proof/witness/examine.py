@@ -11,6 +11,7 @@ from minitrain.proof.witness.corpus import Corpus
 from minitrain.proof.witness.gradients import Judge
 from minitrain.proof.witness.hashes import hashes_rung
 from minitrain.proof.witness.optimizer import step_rung
+from minitrain.proof.witness.passes import Computer, built
 from minitrain.proof.witness.record import (
     Record,
     Rung,
@@ -84,7 +85,8 @@ def numbers(
     task: Task, record: Record, batch_of: Callable[[int], Any], exact: bool
 ) -> dict[str, Rung]:
     """The rungs that do not depend on where batches come from."""
-    found: dict[str, Rung] = {"witness_hashes": hashes_rung(task, record)}
+    model = built(task)
+    found: dict[str, Rung] = {"witness_hashes": hashes_rung(task, model, record)}
     # what follows needs a record that is whole
     if found["witness_hashes"]["verdict"] == "breach":
         return found
@@ -97,7 +99,7 @@ def numbers(
         return grouped(batch_of(step), record, step)
 
     with torch.random.fork_rng(devices=[]):
-        judge = Judge(task, record, batch_of, groups_of)
+        judge = Judge(Computer(task, model), record, batch_of, groups_of)
         if not judge.repeats():
             why = "the same pass twice differs: a state that state_dict does not have?"
             return found | {"witness_gradients": rung("not run", why)}

@@ -22,7 +22,7 @@ from minitrain.proof.witness.passes import (
     Pass,
     size,
 )
-from minitrain.proof.witness.record import Record, Rung, Task, Worst, rung
+from minitrain.proof.witness.record import Record, Rung, Worst, rung
 from minitrain.proof.witness.spread import spread_rung
 
 FACTOR = 16
@@ -43,11 +43,10 @@ class Judge:
     """Holds what a run recorded against what it should have computed."""
 
     def __init__(
-        self, task: Task, record: Record, batch_of: BatchOf, groups_of: GroupsOf
+        self, computer: Computer, record: Record, batch_of: BatchOf, groups_of: GroupsOf
     ) -> None:
-        self.task, self.record = task, record
+        self.computer, self.task, self.record = computer, computer.task, record
         self.batch_of, self.groups_of = batch_of, groups_of
-        self.computer = Computer(task)
         self.steps = record.steps()
 
     def losses_only(self) -> dict[str, Rung]:

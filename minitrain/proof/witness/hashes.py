@@ -6,17 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from minitrain.proof.witness.batches import bytes_of
-from minitrain.proof.witness.passes import built
 from minitrain.proof.witness.record import Record, Rung, Task, rung
 
 HASHED = {"gradients": "gradients", "after": "parameters"}
 Rows = Mapping[tuple[int, int], Mapping[str, Any]]
 
 
-def hashes_rung(task: Task, record: Record) -> Rung:
+def hashes_rung(task: Task, model: nn.Module, record: Record) -> Rung:
     """Every rank recorded every step that was promised, all with the same hashes, and
     those of the sampled steps are of the tensors that the witness looks at: of every
     parameter, and each step starts where the one before it ended.
@@ -39,7 +38,7 @@ def hashes_rung(task: Task, record: Record) -> Rung:
         for key in HASHED.values():
             if rows[step, rank].get(key) != rows[step, 0].get(key):
                 return rung("breach", f"step {step}: rank {rank} has other {key}")
-    wrong = state_is_wrong(task, record)
+    wrong = state_is_wrong(model, record)
     for step in sampled:
         wrong = wrong or step_is_wrong(step, rows, record)
     if wrong:
@@ -47,9 +46,8 @@ def hashes_rung(task: Task, record: Record) -> Rung:
     return rung("equal", f"{len(wanted)} records, sampled steps {sampled}")
 
 
-def state_is_wrong(task: Task, record: Record) -> str:
+def state_is_wrong(model: nn.Module, record: Record) -> str:
     """What is missing in the states, or is not that of the last step."""
-    model = built(task)
     parameters = {name for name, _ in model.named_parameters()}
     for step in record.steps():
         if record.of(step, "after").keys() != parameters:

@@ -1,5 +1,7 @@
 """The optimizer's step, from a recorded state and gradient."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -7,6 +9,8 @@ from minitrain.proof.witness.record import Record, Rung, Task, Tensors, Worst, r
 
 # torch's defaults (torch.optim.AdamW)
 BETA1, BETA2, EPSILON, WEIGHT_DECAY = 0.9, 0.999, 1e-8, 1e-2
+# elements that are computed at a time
+PIECE = 1 << 16
 
 
 def step_rung(task: Task, record: Record) -> Rung:
@@ -34,14 +38,12 @@ def step_rung(task: Task, record: Record) -> Rung:
                 if not least <= count <= step:
                     why = f"{name} has taken {count:.0f} steps, at least {least} seen"
                     return rung("breach", f"step {step}: {why}")
+        steps_left_out = not finite and task.precision == "fp16"
         for name, after in record.of(step, "after").items():
-            wanted, terms = before[name].double(), torch.zeros(())
             # a scaler leaves out a step that has overflowed
-            if name in gradients and (finite or task.precision != "fp16"):
-                wanted, terms = next_value(task, wanted, gradients[name], moments, name)
-            unit = torch.finfo(after.dtype).eps
-            allowed = unit * (2 * before[name].double().abs() + 8 * terms)
-            worst.add(after, wanted, allowed, f"step {step}, tensor {name}")
+            gradient = None if steps_left_out else gradients.get(name)
+            where = f"step {step}, tensor {name}"
+            add_next(worst, task, after, before[name], gradient, moments, name, where)
     return worst.rung()
 
 
@@ -64,31 +66,69 @@ def add_moments(worst: Worst, record: Record, step: int) -> None:
     gradients, moments = record.of(step, "gradients"), record.of(step, "moments")
     later = record.of(step + 1, "moments")
     for name, gradient in gradients.items() if step + 1 in record.steps() else ():
-        g, zero = gradient.double(), torch.zeros(())
-        for key, beta, new in (("exp_avg", BETA1, g), ("exp_avg_sq", BETA2, g * g)):
+        for key, beta in (("exp_avg", BETA1), ("exp_avg_sq", BETA2)):
             found = later.get(f"{name}/{key}", torch.zeros_like(gradient))
-            old = moments.get(f"{name}/{key}", zero).double()
+            old = moments.get(f"{name}/{key}", torch.zeros(()))
             unit = torch.finfo(found.dtype)
-            terms = beta * old.abs() + (1 - beta) * new.abs()
-            allowed = 4 * unit.eps * (terms + unit.smallest_normal)
-            wanted = beta * old + (1 - beta) * new
             where = f"{key} after step {step}, tensor {name}"
-            worst.add(found, wanted, allowed, where)
+            for one, was, g in pieces(found, old, gradient):
+                was, new = was.double(), g.double()
+                if key == "exp_avg_sq":
+                    new = new * new
+                terms = beta * was.abs() + (1 - beta) * new.abs()
+                allowed = 4 * unit.eps * (terms + unit.smallest_normal)
+                worst.add(one, beta * was + (1 - beta) * new, allowed, where)
+
+
+def add_next(
+    worst: Worst,
+    task: Task,
+    after: Tensor,
+    before: Tensor,
+    gradient: Tensor | None,
+    moments: Tensors,
+    name: str,
+    where: str,
+) -> None:
+    """A parameter after a step; without a ``gradient`` it must be as it was."""
+    zero, unit = torch.zeros(()), torch.finfo(after.dtype).eps
+    m, v, taken = (
+        moments.get(f"{name}/{key}", zero) for key in ("exp_avg", "exp_avg_sq", "step")
+    )
+    g = zero if gradient is None else gradient
+    for one, *parts in pieces(after, before, g, m, v):
+        w, g, m, v = (part.double() for part in parts)
+        wanted, terms = w, zero
+        if gradient is not None:
+            wanted, terms = next_value(task, w, g, m, v, float(taken) + 1)
+        allowed = unit * (2 * w.abs() + 8 * terms)
+        worst.add(one, wanted, allowed, where)
+
+
+def pieces(first: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Of tensors of one shape, or of no dimension, which stand for all elements: the
+    same part of each, small enough for what is computed from it to stay in a
+    processor's cache.
+    """
+    count = first.numel()
+    parts = [
+        (t.flatten() if t.dim() else t.expand(count)).split(PIECE)
+        for t in (first.reshape(-1), *others)
+    ]
+    yield from zip(*parts, strict=True)
 
 
 def next_value(
-    task: Task, w: Tensor, gradient: Tensor, moments: Tensors, name: str
+    task: Task, w: Tensor, g: Tensor, m: Tensor, v: Tensor, t: float
 ) -> tuple[Tensor, Tensor]:
-    """A parameter after the step, and the size of the terms that make up its step.
+    """A parameter w after step number t with gradient g, from moments m and v before
+    it, and the size of the terms that make up its step.
 
-    Of a parameter w with gradient g (Loshchilov and Hutter 2019, torch.optim.AdamW).
+    Loshchilov and Hutter 2019, torch.optim.AdamW.
     """
-    g, rate, zero = gradient.double(), task.learning_rate, torch.zeros(())
+    rate = task.learning_rate
     if task.optimizer == "sgd":
         return w - rate * g, rate * g.abs()
-    m = moments.get(f"{name}/exp_avg", zero).double()
-    v = moments.get(f"{name}/exp_avg_sq", zero).double()
-    t = float(moments.get(f"{name}/step", zero)) + 1
     terms = BETA1 * m.abs() + (1 - BETA1) * g.abs()
     m, v = BETA1 * m + (1 - BETA1) * g, BETA2 * v + (1 - BETA2) * g * g
     scale = rate / (1 - BETA1**t) / ((v / (1 - BETA2**t)).sqrt() + EPSILON)

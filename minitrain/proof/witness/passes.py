@@ -65,9 +65,9 @@ def size(tensor: Tensor) -> float:
 class Computer:
     """The model of a task, in float64 and in its own precision."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, model: nn.Module) -> None:
         self.task = task
-        self.own, self.fine = built(task), built(task)
+        self.own, self.fine = model, built(task)
         self.modes = [module.training for module in self.own.modules()]
         # in their order: what is drawn for each must not depend on that of a set
         self.parameters = [name for name, _ in self.own.named_parameters()]
@@ -104,6 +104,7 @@ class Computer:
         bits: str,
         evaluate: bool,
         seed: int = 0,
+        places: Tensors | None = None,
     ) -> Pass:
         """As the run computes, in fp16 with a loss that is scaled as far as it goes;
         a probe's is not.
@@ -113,7 +114,9 @@ class Computer:
             scale = LARGEST_SCALE
         for _ in range(HALVINGS):
             with torch.autocast("cpu", dtype) if dtype else nullcontext():
-                one = self.compute(self.own, state, groups, evaluate, seed, scale)
+                one = self.compute(
+                    self.own, state, groups, evaluate, seed, scale, places
+                )
             if bits != "fp16" or one.is_finite():
                 break
             scale /= 2
@@ -139,8 +142,11 @@ class Computer:
         evaluate: bool,
         seed: int,
         scale: float = 1.0,
+        places: Tensors | None = None,
     ) -> Pass:
-        """Of the mean over the targets of all parts; ``scale`` is taken out again."""
+        """Of the mean over the targets of all parts; ``scale`` is taken out again. Of
+        gradients the elements at ``places``, by tensor, or all.
+        """
         seed_everything(seed)
         for module, mode in zip(model.modules(), self.modes, strict=True):
             module.training = mode and not evaluate
@@ -153,12 +159,20 @@ class Computer:
             for part in group:
                 share = self.task.count(part) / every
                 if share:
-                    total += share * self.one_part(model, part, share * scale, found)
+                    weight = share * scale
+                    total += share * self.one_part(model, part, weight, found, places)
         self.drew = before != random_state()
-        return Pass(total, {name: g / scale for name, g in found.items()})
+        for gradient in found.values() if scale != 1 else ():
+            gradient /= scale
+        return Pass(total, found)
 
     def one_part(
-        self, model: nn.Module, part: Any, weight: float, found: Tensors
+        self,
+        model: nn.Module,
+        part: Any,
+        weight: float,
+        found: Tensors,
+        places: Tensors | None,
     ) -> float:
         """Add the weighted gradient of a part to those ``found``; gives its loss."""
         model.zero_grad()
@@ -167,9 +181,15 @@ class Computer:
             self.loss_unit = torch.finfo(loss.dtype).eps
         (loss * weight).backward()
         for name, parameter in model.named_parameters():
-            if parameter.grad is not None:
-                own = parameter.grad.double()
-                found[name] = found[name] + own if name in found else own.clone()
+            if parameter.grad is None:
+                continue
+            own = parameter.grad
+            if places is not None:
+                own = own.flatten()[places[name]]
+            if name in found:
+                found[name] += own
+            else:
+                found[name] = own.to(torch.float64, copy=True)
         return loss.item()
 
 

@@ -7,7 +7,7 @@ from minitrain.proof.witness.passes import Computer, Groups, GroupsOf, Pass, siz
 from minitrain.proof.witness.record import Record, Rung, Tensors, Worst, rung
 
 # first few draws, and many where a few would refuse; standard deviations of them
-NUM_DRAWS, MANY_DRAWS, DEVIATIONS = 16, 256, 8
+NUM_DRAWS, MANY_DRAWS, DEVIATIONS = 8, 256, 8
 NUM_ELEMENTS = 65536
 
 
@@ -21,12 +21,11 @@ def spread_rung(computer: Computer, record: Record, groups_of: GroupsOf) -> Rung
         claim = Pass(record.losses[step], record.of(step, "gradients"))
         if computer.task.precision == "fp16" and not claim.is_finite():
             continue
-        state = record.of(step, "before")
-        for number in (NUM_DRAWS, MANY_DRAWS):
-            found = spread(computer, state, groups_of(step), claim, number)
+        draws = Draws(computer, record.of(step, "before"), groups_of(step))
+        found = spread(draws, claim, NUM_DRAWS)
+        if found.share > 1:
             # what is drawn rarely is missing among few
-            if found.share <= 1:
-                break
+            found = spread(draws, claim, MANY_DRAWS)
         if found.share < 0:
             return rung("not run", f"step {step}: some draws change nothing")
         if found.share > worst.share:
@@ -36,32 +35,70 @@ def spread_rung(computer: Computer, record: Record, groups_of: GroupsOf) -> Rung
     return worst.rung()
 
 
-def choice(one: Pass) -> Tensor:
-    """Some elements of a gradient, always the same: all would not fit in memory."""
-    count = one.flat(one).numel()
-    if count <= NUM_ELEMENTS:
-        return torch.arange(count)
-    chance = torch.Generator().manual_seed(0)
-    return torch.randint(count, (NUM_ELEMENTS,), generator=chance)
+def chosen_places(computer: Computer) -> Tensors:
+    """Some elements of each gradient, always the same: many draws of all would not fit
+    in memory.
+    """
+    named = computer.own.named_parameters()
+    sizes = {name: p.numel() for name, p in named if p.requires_grad}
+    every, start, found = sum(sizes.values()), 0, {}
+    some = torch.arange(every)
+    if every > NUM_ELEMENTS:
+        chance = torch.Generator().manual_seed(0)
+        some = torch.randint(every, (NUM_ELEMENTS,), generator=chance)
+    for name, count in sizes.items():
+        found[name] = some[(start <= some) & (some < start + count)] - start
+        start += count
+    return found
 
 
-def spread(
-    computer: Computer, state: Tensors, groups: Groups, claim: Pass, number: int
-) -> Worst:
+class Draws:
+    """Passes of one step, each with random numbers of its own; of their gradients the
+    chosen places.
+    """
+
+    def __init__(self, computer: Computer, state: Tensors, groups: Groups) -> None:
+        self.computer, self.state, self.groups = computer, state, groups
+        self.places = chosen_places(computer)
+        self.made: list[Pass] = []
+
+    def first(self, number: int) -> list[Pass]:
+        """So many; what was made once is not made again."""
+        for seed in range(len(self.made), number):
+            self.made.append(self.one(evaluate=False, seed=seed))
+        return self.made[:number]
+
+    def one(self, evaluate: bool, seed: int) -> Pass:
+        """A pass in training, or in eval mode."""
+        given = self.computer.task.precision, evaluate, seed, self.places
+        return self.computer.own_precision(self.state, self.groups, *given)
+
+    def row(self, one: Pass) -> Tensor:
+        """The chosen elements of a pass that has no others."""
+        parts = [
+            one.of(name, torch.zeros(len(where), dtype=torch.float64))
+            for name, where in self.places.items()
+        ]
+        return torch.cat(parts)
+
+    def row_of_all(self, claim: Pass) -> Tensor:
+        """The same of a pass that has all elements."""
+        some = {
+            name: claim.gradients[name].flatten()[where].double()
+            for name, where in self.places.items()
+            if name in claim.gradients
+        }
+        return self.row(Pass(claim.loss, some))
+
+
+def spread(draws: Draws, claim: Pass, number: int) -> Worst:
     """How far a recorded step is from so many draws."""
-    worst = Worst()
-    bits = computer.task.precision
-    first = computer.own_precision(state, groups, bits, False)
-    some = choice(first)
-    rows, each = [], []
-    for seed in range(number):
-        draw = computer.own_precision(state, groups, bits, False, seed)
-        rows.append(draw.flat(first)[some])
-        each.append(draw.loss)
-    flat, losses = torch.stack(rows), torch.tensor(each, dtype=torch.float64)
+    worst, made = Worst(), draws.first(number)
+    flat = torch.stack([draws.row(one) for one in made])
+    losses = torch.tensor([one.loss for one in made], dtype=torch.float64)
     if len(flat.unique(dim=0)) < number:
         return worst
-    said, mean = claim.flat(first).double()[some], flat.mean(0)
+    said, mean = draws.row_of_all(claim), flat.mean(0)
     # each draw from the mean of the others
     apart = (flat - mean).norm(dim=1) * number / (number - 1)
     for what, values, one in (
@@ -74,7 +111,7 @@ def spread(
     what = f"distance from the mean of {number} draws"
     worst.add((said - mean).norm(), torch.zeros(()), allowed, what)
     try:
-        still = computer.own_precision(state, groups, bits, True).flat(first)[some]
+        still = draws.row(draws.one(evaluate=True, seed=0))
     except Exception:
         return worst
     nearest = float((flat - still).norm(dim=1).min())

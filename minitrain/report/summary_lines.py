@@ -1,0 +1,121 @@
+"""The result in five lines of a terminal, made of the files that are published."""
+
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from minitrain.core.files import read_csv, read_json, reading
+from minitrain.report.account_words import COMPUTE, shares_of_step
+from minitrain.report.manifest import over
+from minitrain.report.numbers import ms, percent, times
+from minitrain.report.results import num_hosts, with_hosts
+from minitrain.report.samples import WIDTH, fitted, spoken
+
+Files = Mapping[str, Any]
+
+# a verdict and what it rests on, as short as it can be said
+VERDICT_IN_WORDS = {
+    "proven": "proven: bits of a one-process replay, a witness agrees",
+    "replay only": "replay only: bits of a one-process replay, no witness",
+    "undecided": "undecided: bits were not promised, or not compared",
+}
+
+
+def summary_lines(metrics: Path) -> tuple[bool, list[str]]:
+    """Whether no run was refused, and what to print: what the model says, where it is
+    known, then five lines; after a breach what differs.
+
+    Lines have at most WIDTH characters. Reads the files in the folder ``metrics``;
+    UserError or OSError, naming one, where it is missing or damaged.
+    """
+    manifest = read_json(metrics / "manifest.json", "lesson_notes", "world_size")
+    if manifest.get("verdict") == "breach":
+        told = textwrap.wrap(manifest["lesson_notes"], WIDTH)
+        where = f"Nothing was published: {metrics / 'report.md'} says what differs."
+        return False, [*told, where]
+    run = f"gloo-{manifest['world_size']}"
+    said: dict[str, str] = {}
+    with reading(metrics / "manifest.json"):
+        said["Bits"] = _bits(run, manifest["verdicts"])
+        said["Speed"] = _speed(run, manifest)
+    timing = read_json(metrics / "timing.json")
+    with reading(metrics / "timing.json"):
+        said["Time"] = _time(run, timing[run])
+    said["Loss"] = _loss(metrics / "losses.csv", run)
+    lines = [fitted(f"{name:<7}{text}") for name, text in said.items()]
+    # a path that is cut leads nowhere
+    lines.append(f"{'Report':<7}{metrics / 'report.html'}")
+    return True, [*_spoken(metrics / "samples.json"), *lines]
+
+
+def _spoken(path: Path) -> list[str]:
+    if not path.is_file():
+        return []
+    samples = read_json(path)
+    with reading(path):
+        return [*spoken(samples), ""]
+
+
+def _bits(largest: str, verdicts: Files) -> str:
+    """The verdicts, the largest run's first; runs that share one stand together."""
+    runs: dict[str, list[str]] = {}
+    for run in [largest, *(run for run in verdicts if run != largest)]:
+        runs.setdefault(verdicts[run]["verdict"], []).append(run)
+    if len(runs) > 1:
+        told = (f"{', '.join(each)} {verdict}" for verdict, each in runs.items())
+        return "; ".join(told)
+    (verdict,) = runs
+    count = len(verdicts)
+    named = ", ".join(verdicts) if count < 3 else f"all {count} runs"
+    return f"{named}: {VERDICT_IN_WORDS[verdict]}"
+
+
+def _speed(run: str, manifest: Files) -> str:
+    """Against one process with as many threads, and against one on all cores: the fair
+    opponent, which has what they have together.
+    """
+    if busy := manifest["machine_busy"]:
+        return f"{run}: busy machine, not judged: {busy}"
+    opponents = {"one_process": "one process", "all_cores": "all cores"}
+    told, undecided = [], []
+    for key, opponent in opponents.items():
+        ratio, verdict = (manifest[name] for name in over(key))
+        if verdict == "no difference seen":
+            undecided.append(opponent)
+        else:
+            told.append(f"{times(ratio)[0]} times {opponent}")
+    if undecided:
+        told.append(f"no difference to {' or '.join(undecided)}")
+    # all arms were on one, wherever the run was
+    subject = run if manifest["num_hosts"] == 1 else "one host"
+    return f"{subject}: {', '.join(told)}, floor {percent(manifest['noise_floor'])}"
+
+
+def _time(run: str, timing: Files) -> str:
+    account, name = timing["account"], with_hosts(run, num_hosts(timing))
+    if account["closed"] is None:
+        return f"{name}: not explained: a part of a step was not measured"
+    if not account["closed"]:
+        parts, step = ms(account["sum_ms"]), ms(account["plain_step_ms"])
+        return f"{name}: not explained: parts add up to {parts} of {step}"
+    shares = shares_of_step(account)
+    compute = percent(sum(shares.get(part, 0) for part in COMPUTE))
+    text = f"{name}: computing {compute} of steps"
+    exposed = shares.get("comm_exposed_ms")
+    if run == "gloo-1" or exposed is None:
+        return text
+    return f"{text}, exposed communication {percent(exposed)}"
+
+
+def _loss(path: Path, run: str) -> str:
+    table = read_csv(path, "run", "step", "loss")
+    with reading(path):
+        curves = table.pivot(index="step", columns="run", values="loss")
+        first, last = curves[run].iloc[[0, -1]]
+        text = f"{first:.2f} at the first step, {last:.2f} at the last"
+        if len(curves.columns) == 1:
+            return text
+        shared = curves.dropna()
+        apart = (shared.max(axis="columns") - shared.min(axis="columns")).max()
+        return f"{text}; runs at most {apart:.1e} apart"

@@ -1,0 +1,1 @@
+"""What a language model says, before and after training."""

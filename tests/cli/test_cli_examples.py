@@ -1,0 +1,68 @@
+"""The examples that help shows: each is run, in a folder that has what it names."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+from recorded import record
+from run_on_disk import write
+from test_cli_check import MODEL
+
+from minitrain.cli.main import COMMANDS, make_parser, run
+from minitrain.core.errors import UserError
+from minitrain.testing.subjects import make_run
+from minitrain.testing.trial import run_ranks
+
+EXAMPLES = [line for one in COMMANDS.values() for line in one.EXAMPLES.values()]
+# tests/report makes the project that these need
+NEED_ONE = ("minitrain report", "minitrain summary")
+OF_A_PROJECT = [line for line in EXAMPLES if line.startswith(NEED_ONE)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("examples")
+    (path / "beside.py").write_text("WIDTH = 8\n")
+    (path / "my_model.py").write_text(MODEL)
+    (path / "net.py").write_text(f"{MODEL}\nbuild = linear\n")
+    state = {"w": torch.ones(2, 3), "b": torch.zeros(3)}
+    torch.save(state, path / "mine.pt")
+    torch.save({f"module.{n}": t for n, t in state.items()}, path / "other.pt")
+    outcome = run_ranks(make_run(), 2)
+    for runs in ("data/runs", "before/runs"):
+        write(path / runs / "gloo-2", outcome)
+    for name in ("one", "two"):
+        record(path / "runs" / name, steps=6)
+    return path
+
+
+@pytest.mark.parametrize("line", [x for x in EXAMPLES if x not in OF_A_PROJECT])
+def test_example_is_run(
+    line: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(folder)
+    _, *arguments = shlex.split(line)
+    assert run(arguments) == 0
+    shown = capsys.readouterr().out
+    assert shown
+    if "--json" in arguments:
+        assert json.loads(shown)
+    if "--picture" in arguments:
+        assert Path("apart.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("line", OF_A_PROJECT)
+def test_example_of_a_project_is_understood(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _, *arguments = shlex.split(line)
+    make_parser().parse_args(arguments)
+    # and refused for want of a project, for nothing else
+    with pytest.raises((UserError, OSError), match=r"params\.yaml|manifest\.json"):
+        run(arguments)

@@ -1,0 +1,33 @@
+"""One small project, built once: every exercise and every page begins there."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from project import copy_project, run_dvc
+from quick_dvc import stages_in_forks
+
+# two processes, unless an exercise asks for more
+SMALL = {"gloo.world_sizes": [2]}
+# what no stage reads
+IDLE = shutil.ignore_patterns("studies", "tests", "docs", "launch", "examples")
+
+
+@pytest.fixture(scope="session")
+def base(stages_by_fork: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project that DVC has built."""
+    folder = copy_project(tmp_path_factory.mktemp("course") / "base", SMALL)
+    stages_in_forks(folder, stages_by_fork)
+    code, output = run_dvc(folder, "repro")
+    assert code == 0, output
+    return folder
+
+
+@pytest.fixture
+def copy(base: Path, tmp_path: Path) -> Iterator[Path]:
+    """The same, to be changed."""
+    folder = tmp_path / "copy"
+    shutil.copytree(base, folder, symlinks=True, ignore=IDLE)
+    yield folder
+    shutil.rmtree(folder)

@@ -1,0 +1,161 @@
+"""Every exercise of the course is done, in a small copy of the project, and has the
+effect that its page promises. All begin from one pipeline.
+
+Directions, not sizes, and nothing that a clock says: so it holds on any machine.
+"""
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from exercises import COURSE, PAGES, RUNS, Exercise, broken, of_runs, read
+from look import look, main
+from mutated import run_stages
+from pages import blocks, change, values
+from project import PARAMS_FILE, run_dvc
+from ruamel.yaml import YAML
+
+EXERCISES = [read(path) for path in PAGES]
+TRAINED = [one for one in EXERCISES if RUNS not in one.promises]
+RERUN = [one for one in EXERCISES if RUNS in one.promises]
+PARTS = ["Change", "Predict", "Run and compare", "What to look for"]
+# DVC looks at every file for every question
+pytestmark = pytest.mark.timeout(600)
+of_base = cache(look)
+
+
+def by_name(exercise: Exercise) -> str:
+    return exercise.name
+
+
+@pytest.mark.parametrize("exercise", TRAINED, ids=by_name)
+def test_effect_is_the_promised_one(
+    exercise: Exercise, base: Path, copy: Path, stages_by_fork: str
+) -> None:
+    change(exercise.change, copy)
+    stages = of_runs(copy)
+    # what comes before has no other inputs than in the base
+    first = next(i for i, s in enumerate(stages) if s[0] in exercise.touches())
+    outcome = run_stages(stages_by_fork, copy, stages[first:])
+    refused = "breach" in exercise.promises.values()
+    assert (outcome.place, outcome.code) == ("equivalence", refused), outcome.output
+    before = of_base(base, exercise.counts)
+    assert broken(exercise.promises, before, look(copy, exercise.counts)) == []
+    # had the change done nothing, that would show
+    assert broken(exercise.promises, before, before)
+
+
+@pytest.mark.parametrize("exercise", RERUN, ids=by_name)
+def test_stages_that_run_are_the_promised_ones(exercise: Exercise, copy: Path) -> None:
+    code, output = run_dvc(copy, "repro")
+    assert code == 0, output
+    assert "Running stage" not in output
+    change(exercise.change, copy)
+    code, output = run_dvc(copy, "repro")
+    assert code == 0, output
+    ran = re.findall(r"^Running stage '(\w+)", output, re.MULTILINE)
+    assert sorted(ran) == sorted(exercise.promises[RUNS])
+
+
+def test_there_are_enough_and_the_index_lists_them_in_order() -> None:
+    index = (COURSE / "README.md").read_text()
+    assert len(EXERCISES) == 16
+    assert index.startswith("# A course in sixteen exercises\n")
+    row = re.compile(r"^\| \d+ \| \[.+\]\((\d\d-[\w-]+\.md)\) \|", re.MULTILINE)
+    linked = row.findall(index)
+    assert linked == [one.path.name for one in EXERCISES]
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=by_name)
+def test_page_has_its_parts(exercise: Exercise) -> None:
+    assert re.findall(r"^## (.+)$", exercise.text, re.MULTILINE) == PARTS
+    number, title = re.match(r"# (\d+)\. (.+)\n", exercise.text).groups()
+    assert exercise.name.startswith(f"{int(number):02}-")
+    index = (COURSE / "README.md").read_text()
+    assert f"| {number} | [{title}]({exercise.path.name}) |" in index
+    asked, _, solution = exercise.text.partition('<details markdown="1">\n')
+    assert solution.startswith("<summary>Solution</summary>\n\n")
+    assert solution.endswith("\n</details>\n")
+    # the change is told, the effect is not
+    assert exercise.change in blocks(asked)
+    assert len(blocks(asked)) == len(blocks(exercise.text)) - 1
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=by_name)
+def test_change_is_one_of_what_there_is(exercise: Exercise) -> None:
+    if exercise.change.language == "yaml":
+        there = YAML(typ="safe").load(PARAMS_FILE.read_text())
+        for key, value in values(exercise.change).items():
+            section, _, name = key.partition(".")
+            assert there[section][name] != value
+    else:
+        assert "breach" in exercise.promises.values()
+
+
+BEFORE = {"gloo-2": {"state": "a", "loss": 2.0, "gap": None, "calls a step": 2}}
+AFTER = {
+    "gloo-2": {"state": "a", "loss": 1.0, "gap": 1e-7, "calls a step": 49},
+    "gloo-4": {"state": "b", "loss": 1.0, "verdict": "proven"},
+}
+
+
+@pytest.mark.parametrize(
+    ("promise", "said"),
+    [
+        ("gloo-2 state", "same"),
+        ("gloo-2 loss", "less"),
+        ("gloo-2 calls a step", "more"),
+        ("gloo-4 state", "differs from gloo-2"),
+        ("gloo-4 loss", "same as gloo-2"),
+        ("gloo-4 verdict", "proven"),
+        ("gloo-2 calls a step", 49),
+    ],
+)
+def test_promise_holds(promise: str, said: Any) -> None:
+    assert broken({promise: said}, BEFORE, AFTER) == []
+
+
+@pytest.mark.parametrize(
+    ("promise", "said"),
+    [
+        ("gloo-2 state", "differs"),
+        ("gloo-2 loss", "more"),
+        ("gloo-2 loss", "same"),
+        ("gloo-2 calls a step", "less"),
+        ("gloo-4 state", "same as gloo-2"),
+        ("gloo-4 verdict", "undecided"),
+        # what is not there, or undefined, is neither equal nor more
+        ("gloo-2 gap", "more"),
+        ("gloo-4 gap", "less"),
+        ("gloo-8 state", "same"),
+        ("gloo-8 state", "differs from gloo-2"),
+        ("gloo-2 state", "same as gloo-8"),
+        ("gloo-2 state", "differs from gloo-8"),
+        ("gloo-2 colour", "same"),
+    ],
+)
+def test_promise_is_broken(promise: str, said: Any) -> None:
+    (told,) = broken({promise: said}, BEFORE, AFTER)
+    assert told.startswith(f"{promise}: {said}, but ")
+
+
+def test_what_a_student_sees(
+    base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(base)
+    main()
+    printed, said = capsys.readouterr()
+    assert said == "counting the messages of a step ...\n"
+    head, *rows = [re.split(r"  +", line.strip()) for line in printed.splitlines()]
+    assert head == ["gloo-2"]
+    shown = dict(rows)
+    assert list(shown) == [
+        "verdict", "state", "gap", "loss", "samples", "batches",
+        "calls a step", "bytes a step",
+    ]  # fmt: skip
+    found = of_base(base, True)["gloo-2"]
+    assert shown["state"] == found["state"]
+    assert float(shown["loss"]) == pytest.approx(found["loss"], rel=1e-5)
+    assert shown["bytes a step"] == f"{found['bytes a step']:,}"

@@ -1,0 +1,87 @@
+"""Pages with something to type, typed in a small copy of the project."""
+
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+from documented_commands import FALSIFY, HOW_TO, RUN_BY
+from exercises import of_runs
+from mutated import run_stages
+from pages import Block, blocks, change
+from project import ROOT
+
+from minitrain.cli.main import run
+from minitrain.core.files import read_json
+
+PAGES = ("own-text", "own-model", "another-strategy")
+RUN_HERE = {command for command, test in RUN_BY.items() if test == HOW_TO}
+
+
+def own_file(block: Block) -> str | None:
+    """The name of a file that the page says to write."""
+    first = block.text.partition("\n")[0]
+    is_file = block.language == "python" and first.endswith(".py")
+    return first.removeprefix("# ") if is_file else None
+
+
+def state_of(folder: Path) -> str:
+    return str(read_json(folder / "metrics/equivalence.json")["gloo-2"]["state_sha256"])
+
+
+def type_in(folder: Path, command: str) -> None:
+    """A command of :data:`RUN_HERE`."""
+    program, *words = shlex.split(command)
+    if program == "minitrain":
+        assert run(words) == 0
+    else:
+        subprocess.run([program, *words], cwd=folder, check=True)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_page_does_what_it_says(
+    page: str, copy: Path, stages_by_fork: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends with a run that is proven; ``dvc repro`` is its stages here."""
+    monkeypatch.chdir(copy)
+    before = state_of(copy)
+    typed: list[str] = []
+    for block in blocks((ROOT / f"docs/how-to/{page}.md").read_text(encoding="utf-8")):
+        if block.language == "yaml":
+            change(block, copy)
+        if name := own_file(block):
+            (copy / name).write_text(block.text)
+        for command in block.commands if block.language == "sh" else []:
+            typed.append(command.removeprefix(".venv/bin/"))
+            if typed[-1] in RUN_HERE:
+                type_in(copy, typed[-1])
+            elif typed[-1] == "dvc repro":
+                outcome = run_stages(stages_by_fork, copy, [["check"], *of_runs(copy)])
+                assert outcome.code == 0, outcome.output
+    assert "dvc repro" in typed
+    assert read_json(copy / "metrics/equivalence.json")["gloo-2"]["verdict"] == "proven"
+    # two ranks add in one order, whatever the strategy
+    assert (state_of(copy) == before) == (page == "another-strategy")
+
+
+def test_every_command_that_is_run_here_is_on_a_page() -> None:
+    texts = [(ROOT / f"docs/how-to/{page}.md").read_text() for page in PAGES]
+    shown = {c for text in texts for block in blocks(text) for c in block.commands}
+    assert {c.removeprefix(".venv/bin/") for c in shown} >= RUN_HERE
+
+
+def test_what_would_refute_the_proof_does_not(
+    base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(base)
+    commands = [command for command, test in RUN_BY.items() if test == FALSIFY]
+    hashed, verified, searched = map(shlex.split, commands)
+    printed = subprocess.run(hashed, capture_output=True, text=True, check=True).stdout
+    hashes = {line.split()[0] for line in printed.splitlines()}
+    assert str([*hashes, *hashes]) == state_of(base)
+    assert run(verified[1:]) == 0
+    assert "equal" in capsys.readouterr().out
+    lines = subprocess.run(searched, capture_output=True, text=True, check=True).stdout
+    ours = [line for line in lines.splitlines() if "minitrain" in line]
+    assert ours
+    assert all("minitrain.proof.witness" in line for line in ours)

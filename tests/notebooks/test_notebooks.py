@@ -1,0 +1,143 @@
+"""The notebooks: kept without outputs, and every cell runs and shows what it says."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import nbclient
+import nbformat
+import pytest
+from project import ROOT
+from report_inputs import ladder_of, results, rung, timing_of
+
+from minitrain.report.manifest import manifest
+from minitrain.report.words import find
+
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+# of what asyncio and zmq will change some day
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+def name(path: Path) -> str:
+    return path.name
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
+def test_notebook_is_kept_without_outputs_and_as_a_diff_likes_it(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    notebook = json.loads(text)
+    nbformat.validate(notebook)
+    for cell in notebook["cells"]:
+        assert cell["metadata"] == {}
+        if cell["cell_type"] == "code":
+            assert (cell["outputs"], cell["execution_count"]) == ([], None)
+    # what an editor on one machine adds, such as its version of Python
+    assert notebook["metadata"]["language_info"] == {"name": "python"}
+    plain = json.dumps(notebook, ensure_ascii=False, indent=1, sort_keys=True)
+    assert text == plain + "\n"
+
+
+def test_readme_has_a_row_for_each() -> None:
+    readme = (ROOT / "notebooks/README.md").read_text()
+    rows = re.findall(r"^\| \[(.+)\]\((.+)\) \|", readme, re.MULTILINE)
+    assert sorted(rows) == sorted((path.name, path.name) for path in NOTEBOOKS)
+
+
+@pytest.mark.parametrize("arguments", [["check"], ["format", "--check"]], ids=" ".join)
+def test_code_is_as_tidy_as_the_library(arguments: list[str]) -> None:
+    command = [sys.executable, "-m", "ruff", *arguments, "--no-cache", "notebooks"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def executed(folder: Path, notebook: str) -> dict[str, Any]:
+    """Each code cell by its id: what it printed or returned, and its pictures."""
+    (folder / "notebooks").mkdir(exist_ok=True)
+    path = shutil.copy(ROOT / "notebooks" / notebook, folder / "notebooks")
+    made = nbformat.read(path, as_version=4)
+    # where Jupyter and editors start a kernel: beside the notebook
+    where = {"metadata": {"path": str(folder / "notebooks")}}
+    nbclient.NotebookClient(made, timeout=120, resources=where).execute()
+    return {cell.id: shown(cell) for cell in made.cells if cell.cell_type == "code"}
+
+
+def shown(cell: Any) -> tuple[str, int]:
+    """The text of a cell's outputs, and how many of them are pictures."""
+    texts = [out.get("text") or out["data"].get("text/plain") for out in cell.outputs]
+    images = ["image/png" in out.get("data", {}) for out in cell.outputs]
+    return "\n".join(map(str, texts)), sum(images)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """The results of a project whose second run has a breach, as its stages write."""
+    measured = results([1, 2])
+    metrics = tmp_path / "metrics"
+    metrics.mkdir()
+    ladders = {f"gloo-{size}": ladder_of(size) for size in (1, 2)}
+    written = {
+        "manifest": manifest(measured, find(measured)),
+        "equivalence": ladders,
+        "timing": {f"gloo-{size}": timing_of(size) for size in (1, 2)},
+    }
+    ladders["gloo-2"]["replay"] = rung("breach", 9, 0.1, "12 elements differ")
+    for file, content in written.items():
+        (metrics / f"{file}.json").write_text(json.dumps(content))
+    measured.baseline.scaling().to_csv(metrics / "scaling.csv", index=False)
+    measured.account.to_csv(metrics / "account.csv", index=False)
+    for run, losses in measured.losses.items():
+        folder = tmp_path / "data/runs" / run
+        folder.mkdir(parents=True)
+        losses.to_csv(folder / "losses.csv", index=False)
+    return tmp_path
+
+
+def test_results_are_those_of_the_files(project: Path) -> None:
+    cells = executed(project, "results.ipynb")
+    assert re.search(r"^steps +100$", cells["read"][0], re.MULTILINE)
+    rows = [line.split() for line in cells["rungs"][0].splitlines()]
+    assert ["gloo-1", "gloo-2"] in rows
+    assert ["replay", "equal", "breach"] in rows
+    assert ["replay_gradients", "equal", "equal"] in rows
+    # of 10,000 tokens per second and of 16,400, against 13,000; noise is 1 %
+    ratios = dict(re.findall(r"^(\S+) +(\d\.\d+)$", cells["ratio"][0], re.MULTILINE))
+    assert float(ratios["one_process"]) == pytest.approx(10 / 13, rel=0.03)
+    assert float(ratios["gloo-2"]) == pytest.approx(16.4 / 13, rel=0.03)
+    assert re.search(r"^gloo-2 +True$", cells["account"][0], re.MULTILINE)
+    # the losses of the two runs are 2e-7 apart, by how they were made up
+    (gap,) = re.findall(r"largest gap: (\S+)", cells["losses"][0])
+    assert float(gap) == pytest.approx(2e-7, rel=0.01)
+    pictures = {ident for ident, (_, images) in cells.items() if images}
+    assert pictures == {"matrix", "speed", "account", "losses"}
+
+
+def test_results_of_a_fresh_clone_have_no_losses_yet(project: Path) -> None:
+    shutil.rmtree(project / "data")
+    cells = executed(project, "results.ipynb")
+    assert cells["losses"] == ("data/ is not built yet: run make first\n", 0)
+
+
+def test_results_that_are_missing_are_an_error(project: Path) -> None:
+    (project / "metrics/scaling.csv").unlink()
+    with pytest.raises(nbclient.exceptions.CellExecutionError, match=r"scaling\.csv"):
+        executed(project, "results.ipynb")
+
+
+def test_ranks_start_from_cells(tmp_path: Path) -> None:
+    cells = executed(tmp_path, "ranks.ipynb")
+    ranks = [f"rank {rank} of 4" for rank in range(4)]
+    assert cells["who"][0].replace("\n", "") == str(ranks)
+    assert cells["average"][0] == "[4.0, 4.0, 4.0, 4.0]"
+    together, alone = cells["train"][0].strip().splitlines()
+    # the name, and a hash of the weights for each rank
+    assert len(set(together.split()[1:])) == 1
+    assert len(set(alone.split()[1:])) == 2
+    (gap,) = re.findall(r"largest gap: (\S+)", cells["one"][0])
+    assert float(gap) < 1e-5
+    assert cells["draw"][1] == 1
+    assert re.match(r"rank 1 \(.*ValueError: a sample is missing", cells["error"][0])
+    assert re.search(r"^proven: ", cells["ladder"][0], re.MULTILINE)

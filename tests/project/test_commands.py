@@ -1,0 +1,79 @@
+"""Every command in README.md and the docs is run by a test, or it says why not."""
+
+import ast
+import re
+from collections.abc import Iterator
+
+import pytest
+from documented_commands import NOT_RUN, RUN_BY
+from pages import Block, blocks, pages_of
+from project import ROOT
+
+PAGES = ["README.md", "CONTRIBUTING.md", *pages_of("docs", "examples", "launch")]
+
+
+def typed(block: Block) -> Iterator[str]:
+    """The commands of a block, whichever environment they are taken from."""
+    if block.language == "sh":
+        found = block.commands
+    else:
+        found = block.shown_commands
+        if block.language == "text":
+            found += re.findall(r"^minitrain .+$", block.text, re.MULTILINE)
+    yield from (re.sub(r"(?<!source )\.venv/bin/", "", line) for line in found)
+
+
+def commands() -> dict[str, str]:
+    """Every command that is shown somewhere -> a page that shows it."""
+    return {
+        command: page
+        for page in PAGES
+        for block in blocks((ROOT / page).read_text(encoding="utf-8"))
+        for command in typed(block)
+    }
+
+
+def test_there_are_commands_of_every_kind() -> None:
+    found = commands()
+    assert "make" in found
+    assert "dvc repro" in found
+    assert "minitrain explain" in found
+    assert "minitrain verify runs/a runs/b --twin runs/c --picture apart.png" in found
+    assert "python docs/course/look.py" in found
+
+
+def test_every_command_has_a_test_or_a_reason() -> None:
+    found = commands()
+    known = RUN_BY.keys() | NOT_RUN.keys()
+    assert {c: page for c, page in found.items() if c not in known} == {}
+    assert sorted(known - found.keys()) == []
+    assert sorted(RUN_BY.keys() & NOT_RUN.keys()) == []
+
+
+@pytest.mark.parametrize("test", sorted(set(RUN_BY.values())))
+def test_the_test_is_there(test: str) -> None:
+    path, _, name = test.partition("::")
+    tree = ast.parse((ROOT / path).read_text())
+    assert name in {f.name for f in tree.body if isinstance(f, ast.FunctionDef)}
+
+
+def test_reasons_name_what_is_there() -> None:
+    for reason in NOT_RUN.values():
+        assert len(reason) > 8
+        for path in re.findall(r"tests/[\w/]+(?:\.py)?|\.ci/\w+", reason):
+            assert (ROOT / path).exists(), reason
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("```sh\nmake  # builds\n# nothing\n\n```\n", ["make"]),
+        ("```sh\na \\\n  -b\n```\n", ["a -b"]),
+        ("```sh\n.venv/bin/a && .venv/bin/b\n```\n", ["a && b"]),
+        ("```text\n$ minitrain doctor\nfine\n```\n", ["minitrain doctor"]),
+        ("```text\nminitrain verify a b\n```\n", ["minitrain verify a b"]),
+        ("```yaml\na: 1\n```\n", []),
+    ],
+)
+def test_commands_of_a_block(text: str, expected: list[str]) -> None:
+    assert [c for block in blocks(text) for c in typed(block)] == expected

@@ -1,0 +1,326 @@
+"""What DVC shows of the results: charts, pictures, tables, a remote, params.yaml."""
+
+import difflib
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from dvc.utils.hydra import apply_overrides
+from project import PARAMS_FILE, ROOT, copy_project, environment, run_dvc
+from report_inputs import ladder_of, results
+from ruamel.yaml import YAML
+
+from minitrain.core.files import write_json
+from minitrain.report.results import Results
+from minitrain.report.summary import summary
+from minitrain.report.words import PARTS, find
+
+PLOTS = YAML(typ="safe").load((ROOT / "metrics/dvc.yaml").read_text())["plots"]
+CHARTS = {
+    name: chart for p in PLOTS if isinstance(p, dict) for name, chart in p.items()
+}
+PICTURES = [plot for plot in PLOTS if isinstance(plot, str)]
+AS_SOMEBODY = ["-c", "user.name=Somebody", "-c", "user.email=somebody@example.org"]
+
+
+def git(folder: Path, *arguments: str) -> None:
+    subprocess.run(["git", *AS_SOMEBODY, *arguments], cwd=folder, check=True)
+
+
+def measured(**speeds: float) -> Results:
+    ladders = {f"gloo-{w}": ladder_of(w) | {"verdict": "proven"} for w in (1, 2)}
+    return results([1, 2], equivalence=ladders, speeds=speeds)
+
+
+def publish(metrics: Path, measured: Results) -> None:
+    """The files that DVC draws, as the stages write them."""
+    measured.baseline.scaling().round(1).to_csv(metrics / "scaling.csv", index=False)
+    measured.account.to_csv(metrics / "account.csv", index=False)
+    losses = [table.assign(run=run) for run, table in measured.losses.items()]
+    table = pd.concat(losses)[["run", "step", "loss"]]
+    table.to_csv(metrics / "losses.csv", index=False)
+    write_json(metrics / "summary.json", summary(measured, find(measured)))
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A project whose results differ from its last commit, and the page of the diff."""
+    project = copy_project(tmp_path_factory.mktemp("views") / "project")
+    publish(project / "metrics", measured())
+    git(project, "add", "--all")
+    git(project, "commit", "--quiet", "--message", "before")
+    publish(project / "metrics", measured(gloo_2=12_000))
+    code, output = run_dvc(project, "plots", "diff")
+    assert code == 0, output
+    assert "failed to load" not in output
+    return project, (project / "dvc_plots/index.html").read_text()
+
+
+def charts(text: str) -> dict[str, dict[str, Any]]:
+    """The Vega-Lite charts of a page, by their titles."""
+    found = [json.loads(s) for s in re.findall(r"var spec = (\{.*\});\n", text)]
+    return {chart["title"]["text"]: chart for chart in found}
+
+
+def fields(chart: Any) -> Iterator[str]:
+    """Every column that a chart reads."""
+    if isinstance(chart, dict):
+        for key, value in chart.items():
+            if key == "field":
+                yield value
+            elif key != "data":
+                yield from fields(value)
+    elif isinstance(chart, list):
+        for one in chart:
+            yield from fields(one)
+
+
+@pytest.mark.pipeline
+@pytest.mark.parametrize("name", CHARTS)
+def test_chart_reads_columns_that_are_there_of_both_sides(
+    page: tuple[Path, str], name: str
+) -> None:
+    chart = charts(page[1])[CHARTS[name]["title"]]
+    rows = chart["data"]["values"]
+    assert {row["rev"] for row in rows} == {"HEAD", "workspace"}
+    made = {step["as"] for step in chart.get("transform", []) if "as" in step}
+    read = {*fields(chart)}
+    assert "rev" in read
+    assert read - made <= rows[0].keys()
+    # each anchor of the template was filled
+    assert "<DVC_METRIC" not in json.dumps(chart)
+
+
+@pytest.mark.pipeline
+def test_speeds_show_what_changed_and_no_twin(page: tuple[Path, str]) -> None:
+    chart = charts(page[1])[CHARTS["speed"]["title"]]
+    speed = {
+        row["rev"]: float(row["tokens_per_s_p50"])
+        for row in chart["data"]["values"]
+        if row["arm"] == "gloo-2"
+    }
+    # 12,000 for 16,400 tokens per second, but for a common drift
+    assert speed["workspace"] / speed["HEAD"] == pytest.approx(
+        12_000 / 16_400, rel=0.05
+    )
+    (pattern,) = re.findall(r"!test\(/(.*)/, datum\.arm\)", json.dumps(chart))
+    arms = {row["arm"] for row in chart["data"]["values"]}
+    assert {arm for arm in arms if not re.search(pattern, arm)} == {
+        "one_process",
+        "one_process_all_cores",
+        "gloo-2",
+        "gloo-2-no-sync",
+    }
+
+
+def test_parts_of_the_account_are_drawn_in_the_order_and_colors_of_the_picture() -> (
+    None
+):
+    from minitrain.report.plots import PART_COLORS
+
+    template = json.loads((ROOT / ".dvc/plots/account.json").read_text())
+    color = template["encoding"]["color"]["scale"]
+    assert dict(zip(color["domain"], color["range"], strict=True)) == PART_COLORS
+    (order,) = template["transform"]
+    assert re.findall(r"'(\w+)'", order["calculate"]) == color["domain"] == [*PARTS]
+
+
+@pytest.mark.pipeline
+def test_page_without_a_network_says_so_and_has_the_pictures(
+    page: tuple[Path, str],
+) -> None:
+    project, text = page
+    assert "window.vegaEmbed = () =>" in text
+    # after Vega was asked for, before a chart asks for it
+    scripts, notice, first = (
+        text.index(part) for part in ("cdn.jsdelivr.net/npm", "= () =>", "var spec")
+    )
+    assert scripts < notice < first
+    pictures = re.findall(r'<img src="([^"]+)"', text)
+    # before and after
+    assert len(pictures) == 2 * len(PICTURES)
+    for path in pictures:
+        assert (project / "dvc_plots" / path).is_file()
+
+
+@pytest.mark.pipeline
+def test_metrics_are_few_and_narrow(page: tuple[Path, str]) -> None:
+    project, _ = page
+    code, output = run_dvc(project, "metrics", "diff")
+    assert code == 0, output
+    head, *rows = output.splitlines()
+    assert head.split() == ["Path", "Metric", "HEAD", "workspace", "Change"]
+    assert {row.split()[1] for row in rows} <= {"gloo-2.speedup", "noise_floor"}
+    assert any("gloo-2.speedup" in row for row in rows)
+    assert max(map(len, output.splitlines())) <= 80
+    code, output = run_dvc(project, "metrics", "show")
+    assert max(map(len, output.splitlines())) <= 160
+
+
+EXPERIMENT = """stages:
+  train:
+    cmd: python write.py
+    deps: [write.py]
+    params: [train, gloo]
+    outs: [data/out]
+    metrics: [metrics/summary.json: {cache: false}]
+"""
+WRITE = """import json
+from pathlib import Path
+from ruamel.yaml import YAML
+
+params = YAML(typ="safe").load(Path("params.yaml"))
+told = json.loads(Path("told.json").read_text())
+rate, sizes = params["train"]["learning_rate"], params["gloo"]["world_sizes"]
+told["noise_floor"] = round(told["noise_floor"] + rate, 3)
+for run in ("gloo-1", "gloo-2"):
+    told[run]["loss"] += rate
+told["gloo-2"]["gap_billionths"] *= 1000 * rate
+told["gloo-2"]["speedup"] += rate
+if 4 in sizes:
+    told["gloo-4"] = told["gloo-2"]
+Path("metrics").mkdir(exist_ok=True)
+Path("data").mkdir(exist_ok=True)
+Path("data/out").write_text(str(told))
+Path("metrics/summary.json").write_text(json.dumps(told))
+"""
+
+
+@pytest.mark.pipeline
+def test_experiments_fit_160_columns(tmp_path: Path) -> None:
+    """A stage that writes the numbers of ours at once."""
+    (tmp_path / "dvc.yaml").write_text(EXPERIMENT)
+    (tmp_path / "write.py").write_text(WRITE)
+    (tmp_path / ".gitignore").write_text(".venv\n")
+    ours = measured()
+    write_json(tmp_path / "told.json", summary(ours, find(ours)))
+    for name in ("Makefile", "requirements.lock", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.copy(PARAMS_FILE, tmp_path / "params.yaml")
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv/installed").touch()
+    # with our settings: others would tell their makers of each command
+    (tmp_path / ".dvc").mkdir()
+    for name in ("config", ".gitignore"):
+        shutil.copy(ROOT / ".dvc" / name, tmp_path / ".dvc")
+    git(tmp_path, "init", "--quiet")
+    run_dvc(tmp_path, "repro")
+    git(tmp_path, "add", "--all")
+    git(tmp_path, "commit", "--quiet", "--message", "before")
+    for change in ("train.learning_rate=0.001", "gloo.world_sizes=[1,2,4]"):
+        code, output = run_dvc(tmp_path, "exp", "run", "-S", change)
+        assert code == 0, output
+    done = subprocess.run(
+        ["make", "--silent", "experiments", f"BIN={Path(sys.executable).parent}"],
+        cwd=tmp_path,
+        env=environment(COLUMNS="160"),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 160
+    (head,) = [line.split() for line in lines if "Experiment" in line]
+    # whole words: nothing was left out for want of room
+    assert head == [
+        "Experiment",
+        "noise_floor",
+        "gloo-1.loss",
+        "gloo-2.speedup",
+        "gloo-4.verdict",
+        "gloo-4.speedup",
+        "train.learning_rate",
+        "gloo.world_sizes",
+    ]
+    (row,) = [line for line in lines if "[1, 2, 4]" in line and "workspace" in line]
+    assert row.split()[0] == "workspace"
+    assert "0.001" in row
+
+
+@pytest.mark.pipeline
+def test_class_pulls_what_the_teacher_ran(tmp_path: Path) -> None:
+    """docs/how-to-remote.md, with the first two stages."""
+    teacher = copy_project(tmp_path / "teacher")
+    store = tmp_path / "store"
+    # what the tests have in common with a clone of the project
+    for arguments in (
+        ["repro", "corpus"],
+        ["remote", "add", "--default", "class", str(store)],
+        ["push"],
+    ):
+        code, output = run_dvc(teacher, *arguments)
+        assert code == 0, output
+    git(teacher, "add", "--all")
+    git(teacher, "commit", "--quiet", "--message", "What the class starts from")
+    git(tmp_path, "clone", "--quiet", str(teacher), str(tmp_path / "student"))
+    student = tmp_path / "student"
+    code, output = run_dvc(student, "pull", "--with-deps", "corpus")
+    assert code == 0, output
+    corpus = "data/corpus.jsonl"
+    assert (student / corpus).read_bytes() == (teacher / corpus).read_bytes()
+    code, output = run_dvc(student, "repro", "corpus")
+    assert code == 0, output
+    assert "Running stage" not in output
+    # it is what was pulled, and not what stands in git
+    shutil.rmtree(store)
+    shutil.rmtree(student / ".dvc/cache")
+    (student / corpus).unlink()
+    code, output = run_dvc(student, "pull", "--with-deps", "corpus")
+    assert code != 0
+
+
+def changed_lines(path: Path, change: str) -> list[str]:
+    """What `dvc exp run -S` changes in a file, as a diff has it. The first time, an
+    empty line below a list may go: DVC makes that list anew.
+    """
+    before = path.read_text().splitlines()
+    apply_overrides(str(path), [change])
+    diff = difflib.ndiff(before, path.read_text().splitlines())
+    lines = [line for line in diff if line[0] in "+-"]
+    assert lines.count("- ") <= 1
+    return [line for line in lines if line != "- "]
+
+
+@pytest.mark.published
+@pytest.mark.parametrize(
+    ("change", "lines"),
+    [
+        (
+            "train.learning_rate=0.001",
+            ["-   learning_rate: 0.0003", "+   learning_rate: 0.001"],
+        ),
+        ("gloo.world_sizes=[1,2,4]", ["+   - 4"]),
+        ("train.num_epochs=2", ["-   num_epochs:", "+   num_epochs: 2"]),
+    ],
+)
+def test_params_stand_as_dvc_writes_them(
+    tmp_path: Path, change: str, lines: list[str]
+) -> None:
+    """So that a value which it writes is one line of a diff."""
+    path = Path(shutil.copy(ROOT / "params.yaml", tmp_path))
+    assert changed_lines(path, change) == lines
+
+
+def test_params_that_stand_otherwise_are_noise(tmp_path: Path) -> None:
+    """The test above would see it."""
+    path = Path(shutil.copy(ROOT / "params.yaml", tmp_path))
+    text = path.read_text().replace("  - 1\n  - 2\n", "    - 1\n    - 2\n")
+    path.write_text(text + "extra: {a: null}\n")
+    assert len(changed_lines(path, "train.seed=1")) > 2
+
+
+def test_definitions_draw_what_a_stage_writes() -> None:
+    stages = YAML(typ="safe").load((ROOT / "dvc.yaml").read_text())["stages"]
+    outs = [out for stage in stages.values() for out in stage.get("outs", [])]
+    names = {out if isinstance(out, str) else next(iter(out)) for out in outs}
+    drawn = {name for chart in CHARTS.values() for name in chart["y"]} | {*PICTURES}
+    assert {f"metrics/{name}" for name in drawn} <= names
+    for chart in CHARTS.values():
+        assert (ROOT / f".dvc/plots/{chart['template']}.json").is_file()

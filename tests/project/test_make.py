@@ -1,0 +1,73 @@
+"""What `make` runs: the install, the pipeline, the five lines at its end."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from project import ROOT, environment
+
+CPU_INDEX = "--extra-index-url https://download.pytorch.org/whl/cpu"
+
+
+def would_run(*arguments: str, **variables: str) -> list[str]:
+    """The commands of a make that runs none, as if nothing were there yet."""
+    command = ["make", "--dry-run", "--always-make", *arguments]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=environment(**{"CPU": "", **variables}),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.splitlines()
+
+
+def install(*arguments: str, **variables: str) -> str:
+    """The line that installs what requirements.lock pins."""
+    lines = would_run(".venv/installed", *arguments, **variables)
+    (line,) = [line for line in lines if "--requirement requirements.lock" in line]
+    return line
+
+
+def test_progress_of_pip_is_seen() -> None:
+    assert "--quiet" not in install()
+
+
+def test_cpu_build_of_torch_is_one_word() -> None:
+    assert CPU_INDEX in install("CPU=1")
+    assert CPU_INDEX in install(CPU="1")
+
+
+@pytest.mark.parametrize("cpu", ["0", ""])
+def test_other_indexes_are_asked_for_nothing(cpu: str) -> None:
+    assert "://" not in install()
+    assert "://" not in install(f"CPU={cpu}")
+
+
+def test_make_ends_with_the_summary() -> None:
+    *_, pipeline, summary = would_run("all")
+    assert pipeline == ".venv/bin/python -P -m minitrain.cli.quiet_dvc repro"
+    assert summary == ".venv/bin/minitrain summary"
+
+
+def test_pipeline_that_fails_has_no_summary(tmp_path: Path) -> None:
+    """The error is the last word, and make's exit code is not 0."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for name in ("requirements.lock", "pyproject.toml", ".venv/installed"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    for name, code in (("python", 7), ("minitrain", 0)):
+        tool = tmp_path / ".venv/bin" / name
+        tool.parent.mkdir(exist_ok=True)
+        tool.write_text(
+            f'#!/bin/sh\necho {name}\n[ "$2" = -m ] && exit {code}\nexit 0\n'
+        )
+        tool.chmod(0o755)
+    done = subprocess.run(["make"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stdout.split() == ["python", "python"]
+    assert re.search(r"Error 7", done.stderr)

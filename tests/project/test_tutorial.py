@@ -1,0 +1,203 @@
+"""The tutorial, typed: every command, every change, every output that it shows.
+
+Outputs are compared by shape: names as they are, numbers as numbers.
+"""
+
+import re
+import shlex
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from pages import blocks, change
+from project import ROOT, copy_project, environment, run_dvc
+from quick_dvc import stages_in_forks
+
+# DVC looks at every file for every question
+pytestmark = pytest.mark.timeout(600)
+
+TEXT = (ROOT / "docs/tutorial.md").read_text(encoding="utf-8")
+BLOCKS = blocks(TEXT)
+# the batch of the default, so that the tutorial's is another one
+SMALL = {"corpus.num_sentences": 80, "train.global_batch_size": 32}
+# make does more; and nobody activates anything here
+INSTEAD = {
+    "make": "dvc repro",
+    "source .venv/bin/activate": "git status",
+    "make experiments": "dvc exp show --no-pager --only-changed",
+}
+# what `dvc repro` does with a bug in the code
+REFUSED = 255
+OF_SPEED = re.compile(r"speedup|noise_floor|machine_busy")
+
+
+class Typed(NamedTuple):
+    """How a command ended, and what it printed."""
+
+    code: int
+    output: str
+
+
+@pytest.fixture(scope="module")
+def folder(stages_by_fork: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small project as a clone has it."""
+    folder = copy_project(tmp_path_factory.mktemp("tutorial") / "clone", SMALL)
+    stages_in_forks(folder, stages_by_fork)
+    # the copy leaves it out; git commits only what it knows
+    (folder / "dvc.lock").write_text("schema: '2.0'\nstages: {}\n")
+    for words in (
+        "config user.name Somebody",
+        "config user.email somebody@example.org",
+        "add --all",
+        "commit --quiet --message clone",
+    ):
+        subprocess.run(["git", *words.split()], cwd=folder, check=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def typed(folder: Path) -> dict[str, list[Typed]]:
+    """The whole tutorial, from its first command to its last: each, as often as it
+    stands there.
+    """
+    found: dict[str, list[Typed]] = {}
+    for block in BLOCKS:
+        if block.language in ("yaml", "diff"):
+            change(block, folder)
+        for command in block.commands if block.language == "sh" else []:
+            found.setdefault(command, []).append(type_in(folder, command))
+    return found
+
+
+def type_in(folder: Path, command: str) -> Typed:
+    program, *words = shlex.split(INSTEAD.get(command, command))
+    if program == "dvc":
+        return Typed(*run_dvc(folder, *words))
+    assert program == "git", f"nobody types {command} here"
+    done = subprocess.run(
+        [program, *words], cwd=folder, capture_output=True, text=True, env=environment()
+    )
+    return Typed(done.returncode, done.stdout + done.stderr)
+
+
+def shown_below(command: str) -> str:
+    """The output of ``command`` as the tutorial shows it."""
+    (text,) = (
+        below.text
+        for above, below in pairwise(BLOCKS)
+        if (above.language, below.language) == ("sh", "text")
+        and above.commands[-1] == command
+    )
+    return text
+
+
+def cells(table: str) -> list[str]:
+    """The lines of a table, however wide its columns are."""
+    return [" ".join(line.split()) for line in table.splitlines() if line.strip()]
+
+
+def shape(line: str) -> str:
+    """``line`` with every number as ``#``, and none where there is none."""
+    return re.sub(r"-?\d+(\.\d+)?(e-?\d+)?", "#", line)
+
+
+def test_every_command_ends_well(typed: dict[str, list[Typed]]) -> None:
+    """But for the one that comes after the bug."""
+    *well, after_the_bug = typed["dvc repro"]
+    assert after_the_bug.code == REFUSED, after_the_bug.output
+    ended = {**typed, "dvc repro": well}
+    bad = {c: one for c, times in ended.items() for one in times if one.code}
+    assert bad == {}
+
+
+def test_stages(typed: dict[str, list[Typed]]) -> None:
+    (listed,) = typed["dvc stage list"]
+    assert cells(listed.output) == cells(shown_below("dvc stage list"))
+
+
+def test_parameters_that_differ(typed: dict[str, list[Typed]]) -> None:
+    (diff,) = typed["dvc params diff"]
+    assert cells(diff.output) == cells(shown_below("dvc params diff"))
+
+
+def test_metrics_that_differ(typed: dict[str, list[Typed]]) -> None:
+    """All but those of speed, which a busy machine has not."""
+    (diff,) = typed["dvc metrics diff"]
+    rows = [row for row in cells(diff.output) if not OF_SPEED.search(row)]
+    shown = cells(shown_below("dvc metrics diff"))
+    assert [*map(shape, rows)] == [*map(shape, shown)]
+    # the loss is lower, as the text says
+    loss = [float(row.split()[-1]) for row in rows if ".loss " in row]
+    assert len(loss) == 2
+    assert max(loss) < 0
+
+
+def test_page_with_the_pictures(typed: dict[str, list[Typed]], folder: Path) -> None:
+    (diff,) = typed["dvc plots diff"]
+    page = folder / "dvc_plots/index.html"
+    assert page.is_file()
+    assert page.as_uri() in "".join(diff.output.split())
+
+
+def test_order_of_stages_of_an_experiment(typed: dict[str, list[Typed]]) -> None:
+    command = "dvc exp run -S train.global_batch_size=8"
+    (ran,) = typed[command]
+    says = r"^(?:Running stage|Stage '.*skipping|Ran exp|Experiment results).*$"
+    name = r"(?<=Ran experiment\(s\): )\w+-\w+"
+    lines, shown = (
+        re.findall(says, re.sub(name, "NAME", text), re.MULTILINE)
+        for text in (ran.output, shown_below(command))
+    )
+    assert lines == shown
+
+
+def test_four_processes_train_nobody_else(typed: dict[str, list[Typed]]) -> None:
+    (ran,) = typed["dvc exp run -S 'gloo.world_sizes=[1,2,4]'"]
+    trained = re.findall(r"^Running stage '(train@\d)'", ran.output, re.MULTILINE)
+    assert trained == ["train@4"]
+
+
+def test_line_that_ends_a_broken_run(typed: dict[str, list[Typed]]) -> None:
+    *_, broken = typed["dvc repro"]
+    (line,) = re.findall(r"^error: .*$", broken.output, re.MULTILINE)[:1]
+    (shown,) = shown_below("dvc repro").splitlines()
+    # which others follow, and where they are cut off, depends on the model
+    (first, more), (first_shown, more_shown) = (
+        text.split("; and ") for text in (line, shown)
+    )
+    assert shape(first) == shape(first_shown)
+    assert re.match(r"\d+ more: gloo-", more)
+    assert re.match(r"\d+ more: gloo-", more_shown)
+    assert "Traceback" not in broken.output
+
+
+def pasted(code: str) -> tuple[str, str]:
+    """What Python's prompt prints, and complains of, when ``code`` is pasted there."""
+    done = subprocess.run(
+        [sys.executable, "-i", "-q"],
+        input=f"{code}\n",
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    complaints = done.stderr.replace(">>> ", "").replace("... ", "")
+    return done.stdout, complaints.strip()
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_python_is_pasted_and_prints_what_stands_below_it(number: int) -> None:
+    pairs = [(a.text, b.text) for a, b in pairwise(BLOCKS) if a.language == "python"]
+    assert len(pairs) == 3
+    code, expected = pairs[number]
+    assert pasted(code) == (expected, "")
+
+
+def test_function_with_a_blank_line_cannot_be_pasted() -> None:
+    """Or the test before would prove nothing."""
+    _, complaints = pasted("def f():\n    a = 1\n\n    return a\n")
+    assert "Error" in complaints

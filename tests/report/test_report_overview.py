@@ -1,0 +1,125 @@
+"""The picture of what was done: the run's own facts, and well-formed."""
+
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from report_inputs import ladder_of, provenance_of, results, rung
+
+from minitrain.report.overview import WIDTH, draw_overview, overview_in_words
+from minitrain.report.results import Results
+
+SVG = "{http://www.w3.org/2000/svg}"
+NASTY = '<script>alert(1)</script> & "quoted" \x0b\x00\ufffe end'
+
+
+def drawn(measured: Results) -> ElementTree.Element:
+    return ElementTree.fromstring(draw_overview(measured))
+
+
+def texts(picture: ElementTree.Element) -> list[str]:
+    return [str(text.text) for text in picture.iter(f"{SVG}text")]
+
+
+def with_ladder(size: int, **rungs: Any) -> Results:
+    run = f"gloo-{size}"
+    return results([size], equivalence={run: ladder_of(size) | rungs})
+
+
+def test_it_shows_the_facts_of_the_run() -> None:
+    # 12,078 samples, 32 of them a step, 870,000 parameters, 100 steps
+    hashes = ["12345678" + "ab" * 28, "9abcdef0" + "ab" * 28]
+    shown = texts(drawn(with_ladder(2, state_sha256=hashes)))
+    for text in (
+        "12,078 samples of text",
+        "32 samples a step for 2 ranks",
+        "rank 0",
+        "rank 1",
+        "all-reduce: each gets the mean of all gradients",
+        "870,000 numbers, 100 steps",
+        "12345678…",
+        "9abcdef0…",
+        "= the same bytes on both ranks",
+        "= the same bytes as its replay by one process",
+    ):
+        assert text in shown
+    assert shown.count("16 of these") == 2
+    assert any(text.startswith("“Rank 0 <b>reads</b>") for text in shown)
+
+
+@pytest.mark.parametrize(
+    ("size", "columns"), [(1, [0]), (2, [0, 1]), (3, [0, 1, 2]), (8, [0, 1, 7])]
+)
+def test_ranks_have_columns_side_by_side(size: int, columns: list[int]) -> None:
+    speeds = {f"gloo_{size}": 9_000, f"gloo_{size}_no_sync": 9_500}
+    picture = drawn(results([size], speeds=speeds))
+    shown = texts(picture)
+    names = [text for text in shown if text.startswith("rank ")]
+    assert names == [f"rank {rank}" for rank in columns]
+    assert ("…" in shown) == (size > 3)
+    boxes = [box for box in picture.findall(f"{SVG}svg") if box.get("height") == "136"]
+    spans = [(float(box.attrib["x"]), float(box.attrib["width"])) for box in boxes]
+    ends = [0.0, *(x + width for x, width in spans)]
+    for (x, _), end in zip(spans, ends, strict=False):
+        assert x > end
+    assert ends[-1] < WIDTH
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (rung("breach", 3, 1e-7), "✗ not the same on both ranks"),
+        (rung("undecided"), "? not decided whether both ranks hold the same"),
+        (rung("not run"), "- both ranks were not compared"),
+        (
+            rung("within tolerance", 9, 1e-7),
+            "≈ the same within tolerance on both ranks",
+        ),
+    ],
+)
+def test_nothing_is_called_the_same_that_is_not(given: Any, said: str) -> None:
+    shown = texts(drawn(with_ladder(2, ranks=given)))
+    assert said in shown
+    assert "= the same bytes on both ranks" not in shown
+
+
+def test_what_compared_no_bits_says_nothing_of_bytes() -> None:
+    shown = texts(drawn(with_ladder(2, ranks=rung("equal"), replay=rung("equal"))))
+    assert not [text for text in shown if "the same bytes" in text]
+
+
+def test_another_strategy_is_no_all_reduce() -> None:
+    made = {"gloo-2": provenance_of(2, sync="powersgd")}
+    picture = drawn(results([2], provenance=made))
+    assert "powersgd: gradients of all become one" in texts(picture)
+    assert "all-reduce" not in " ".join(texts(picture))
+
+
+def test_any_text_leaves_a_picture() -> None:
+    made = {"gloo-2": provenance_of(2, sync=NASTY)}
+    first = {"gloo-2": [NASTY, "日本語の文" * 40]}
+    picture = drawn(results([2], provenance=made, first_texts=first))
+    assert {element.tag for element in picture.iter()} == {
+        f"{SVG}{tag}"
+        for tag in ("svg", "title", "defs", "marker", "path", "rect", "g", "text")
+    }
+    # at most three lines in each of two boxes, which clip what is wider
+    samples = [t for t in picture.iter(f"{SVG}text") if t.get("font-style")]
+    assert 2 <= len(samples) <= 6
+
+
+def test_words_say_what_the_picture_shows() -> None:
+    text = overview_in_words(results([2]))
+    assert text == (
+        "What gloo-2 did: 12,078 samples of text, 32 samples a step for 2 ranks; each "
+        "computes gradients with its own copy of the model; all-reduce: each gets the "
+        "mean of all gradients, 870,000 numbers, 100 steps. The same bytes on both "
+        "ranks; the same bytes as its replay by one process."
+    )
+
+
+def test_one_process_averages_with_nobody() -> None:
+    shown = texts(drawn(results([1])))
+    assert "one rank: nobody to average with" in shown
+    assert "all of these" in shown
+    assert not [text for text in shown if "both ranks" in text]

@@ -1,0 +1,229 @@
+"""Five lines at the end of `make`: right words for every shape of result."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from project import PARAMS_FILE
+from report_inputs import (
+    ladder_of,
+    on_two_hosts,
+    provenance_of,
+    results,
+    rung,
+    timing_of,
+)
+
+from minitrain.core.errors import UserError
+from minitrain.core.files import write_json
+from minitrain.core.params import load_params
+from minitrain.report.manifest import manifest
+from minitrain.report.refused import refuse
+from minitrain.report.results import Results
+from minitrain.report.summary_lines import summary_lines
+from minitrain.report.words import find
+
+SAMPLES = {
+    "mute": None,
+    "before": ["\ufffdx", "q"],
+    "after": {"gloo-1": ["He was not.", "They"], "gloo-2": ["He was not.", "They"]},
+    "same_texts": True,
+}
+
+
+def published(folder: Path, measured: Results) -> Path:
+    """The files that the lines are made of, as the stages write them."""
+    write_json(folder / "manifest.json", manifest(measured, find(measured)))
+    write_json(folder / "timing.json", dict(measured.timing))
+    losses = [table.assign(run=run) for run, table in measured.losses.items()]
+    pd.concat(losses).to_csv(folder / "losses.csv", index=False)
+    return folder
+
+
+def proven(world_sizes: list[int], **changes: Any) -> Results:
+    """Results whose runs have verdicts, ``verdict`` of all of them."""
+    verdict = changes.pop("verdict", "proven")
+    ladders = {f"gloo-{w}": ladder_of(w) | {"verdict": verdict} for w in world_sizes}
+    return results(world_sizes, **{"equivalence": ladders, **changes})
+
+
+def said(folder: Path, measured: Results) -> dict[str, str]:
+    """The five lines, by their first word; none is longer than a terminal."""
+    ok, lines = summary_lines(published(folder, measured))
+    assert ok
+    assert len(lines) == 5
+    # the last has the path of a folder of the tests
+    assert max(map(len, lines[:-1])) <= 80
+    words = dict(line.split(maxsplit=1) for line in lines)
+    assert list(words) == ["Bits", "Speed", "Time", "Loss", "Report"]
+    # nothing was left out for want of room
+    assert not any(text.endswith("...") for text in words.values())
+    return words
+
+
+def test_five_lines_say_bits_speed_time_loss_and_where_the_report_is(
+    tmp_path: Path,
+) -> None:
+    measured = proven([1, 2], speeds={"one_process_all_cores": 16_400})
+    # 16,400 over 10,000, and over itself; 84 of 100 ms are computing, 10 exposed
+    lines = said(tmp_path, measured)
+    floor = re.sub(r".*(floor \d\.\d %)$", r"\1", lines["Speed"])
+    ratio = f"{find(measured).against_one.ratio:.2f}"
+    assert ratio in ("1.63", "1.64", "1.65")
+    speed = f"gloo-2: {ratio} times one process, no difference to all cores, {floor}"
+    assert lines == {
+        "Bits": "gloo-1, gloo-2: proven: bits of a one-process replay, "
+        "a witness agrees",
+        "Speed": speed,
+        "Time": "gloo-2: computing 84.0 % of steps, exposed communication 10.0 %",
+        # 5.5 * exp(-99 / 40) is 0.463; the runs are 2e-7 apart all along
+        "Loss": "5.50 at the first step, 0.46 at the last; runs at most 2.0e-07 apart",
+        "Report": str(tmp_path / "report.html"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("all_cores", "one", "words"),
+    [
+        (13_000, 10_000, "1.64 times one process, 1.26 times all cores"),
+        (20_000, 10_000, "1.64 times one process, 0.82 times all cores"),
+        (16_400, 16_400, "no difference to one process or all cores"),
+        (13_000, 16_400, "1.26 times all cores, no difference to one process"),
+    ],
+)
+def test_speed_says_what_is_decided(
+    tmp_path: Path, all_cores: int, one: int, words: str
+) -> None:
+    speeds = {"one_process_all_cores": all_cores, "one_process": one}
+    line = said(tmp_path, proven([1, 2], speeds=speeds, noise=0.001))["Speed"]
+    assert line.startswith(f"gloo-2: {words}, floor 0.")
+
+
+def test_busy_machine_has_no_speed(tmp_path: Path) -> None:
+    taken = provenance_of(1, load={"others_share": 0.4, "steal_share": 0.0})
+    line = said(tmp_path, proven([1, 2], baseline_provenance=taken))["Speed"]
+    assert line == "gloo-2: busy machine, not judged: others took 40 % of its cores"
+    lines = said(tmp_path, proven([1, 16], speeds=SIXTEEN, noise=0.3))
+    assert re.search("not judged: rounds of the same arm lie .* apart$", lines["Speed"])
+
+
+SIXTEEN = {"gloo_16": 16_400, "gloo_16_no_sync": 17_000}
+
+
+@pytest.mark.parametrize("world_sizes", [[1], [4], [1, 4], [1, 2, 4]])
+def test_world_sizes_without_two(tmp_path: Path, world_sizes: list[int]) -> None:
+    lines = said(tmp_path, proven(world_sizes))
+    largest = f"gloo-{max(world_sizes)}"
+    assert lines["Speed"].startswith(f"{largest}: ")
+    assert lines["Time"].startswith(f"{largest}: computing ")
+    assert ("exposed" in lines["Time"]) == (world_sizes != [1])
+    assert ("apart" in lines["Loss"]) == (len(world_sizes) > 1)
+    named = ", ".join(f"gloo-{w}" for w in world_sizes)
+    named = "all 3 runs" if len(world_sizes) == 3 else named
+    assert lines["Bits"].startswith(f"{named}: proven")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "words"),
+    [
+        ("replay only", "replay only: bits of a one-process replay, no witness"),
+        ("undecided", "undecided: bits were not promised, or not compared"),
+    ],
+)
+def test_bits_are_called_what_the_verdict_is(
+    tmp_path: Path, verdict: str, words: str
+) -> None:
+    lines = said(tmp_path, proven([1, 2], verdict=verdict))
+    assert lines["Bits"] == f"gloo-1, gloo-2: {words}"
+
+
+def test_verdicts_that_differ_are_each_named(tmp_path: Path) -> None:
+    ladders = {
+        "gloo-1": ladder_of(1) | {"verdict": "proven"},
+        "gloo-2": ladder_of(2) | {"verdict": "proven"},
+        "gloo-4": ladder_of(4) | {"verdict": "undecided"},
+    }
+    lines = said(tmp_path, results([1, 2, 4], equivalence=ladders))
+    assert lines["Bits"] == "gloo-4 undecided; gloo-1, gloo-2 proven"
+
+
+def with_account(**changes: Any) -> Results:
+    timing = timing_of(2)
+    timing["account"] |= changes
+    return proven([2], timing={"gloo-2": timing})
+
+
+def test_account_that_does_not_close_explains_nothing(tmp_path: Path) -> None:
+    open_account = with_account(closed=False, sum_ms=110.0, plain_step_ms=98.0)
+    line = said(tmp_path, open_account)["Time"]
+    assert line == "gloo-2: not explained: parts add up to 110.0 ms of 98.0 ms"
+    line = said(tmp_path, with_account(closed=None))["Time"]
+    assert line == "gloo-2: not explained: a part of a step was not measured"
+
+
+def test_run_on_two_hosts_is_named_as_such(tmp_path: Path) -> None:
+    lines = said(tmp_path, on_two_hosts(proven([1, 2]), "gloo-2"))
+    assert lines["Time"].startswith("gloo-2 (2 hosts): computing ")
+    # the arms of the baseline were on one
+    assert lines["Speed"].startswith("one host: 1.6")
+
+
+def test_breach_is_said_in_the_place_of_the_result(tmp_path: Path) -> None:
+    published(tmp_path, proven([1, 2]))
+    write_json(tmp_path / "samples.json", SAMPLES)
+    detail = "tensor blocks.0.attention.qkv.weight, element 3: 0x1p-3 and 0x1p-2" * 2
+    broken = {"gloo-2": ladder_of(2) | {"ranks": rung("breach", detail=detail)}}
+    refuse(broken, load_params(PARAMS_FILE), tmp_path, tmp_path / "README.md")
+    ok, lines = summary_lines(tmp_path)
+    assert not ok
+    assert lines[0].startswith("Breach: gloo-2: ranks: tensor blocks.0.")
+    assert max(map(len, lines[:-1])) <= 80
+    assert lines[-1].startswith(f"Nothing was published: {tmp_path / 'report.md'}")
+    # nor is what the refused run says
+    assert not (tmp_path / "samples.json").exists()
+
+
+def test_what_the_model_says_comes_first(tmp_path: Path) -> None:
+    published(tmp_path, proven([1, 2]))
+    write_json(tmp_path / "samples.json", SAMPLES)
+    ok, lines = summary_lines(tmp_path)
+    assert ok
+    assert lines[:6] == [
+        "The model speaks, with the same dice before and after training:",
+        "  before  \ufffdx",
+        "  after   He was not.",
+        "  after   They",
+        "  gloo-1 and gloo-2 say the same, letter by letter.",
+        "",
+    ]
+    assert len(lines) == 11
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "timing.json", "losses.csv"])
+def test_file_that_is_missing_or_cut_is_named(tmp_path: Path, name: str) -> None:
+    path = published(tmp_path, proven([1, 2])) / name
+    whole = path.read_text()
+    path.write_text(whole[: len(whole) // 2])
+    with pytest.raises(UserError, match=re.escape(f"{path}: damaged, or not of this")):
+        summary_lines(tmp_path)
+    path.unlink()
+    with pytest.raises(OSError, match=re.escape(name)):
+        summary_lines(tmp_path)
+
+
+def test_manifest_of_an_older_version_is_named(tmp_path: Path) -> None:
+    path = published(tmp_path, proven([1, 2])) / "manifest.json"
+    older = {k: v for k, v in json.loads(path.read_text()).items() if "over_" not in k}
+    write_json(path, older)
+    with pytest.raises(UserError, match=r"manifest\.json: damaged, or not of this ver"):
+        summary_lines(tmp_path)
+
+
+def test_samples_that_are_cut_are_named(tmp_path: Path) -> None:
+    published(tmp_path, proven([1, 2]))
+    (tmp_path / "samples.json").write_text('{"mute": null}\n')
+    with pytest.raises(UserError, match=r"samples\.json: damaged"):
+        summary_lines(tmp_path)

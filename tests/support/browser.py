@@ -1,0 +1,209 @@
+"""Headless Chromium, driven by the DevTools protocol over a pair of pipes."""
+
+import base64
+import fcntl
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+WHY_NOT = None if CHROMIUM else "needs chromium"
+LIMIT_S = 60.0
+# Chromium reads commands from descriptor 3 and answers on 4; sh knows single digits
+START = 'exec "${@:3}" 3<&"$1" 4>&"$2"'
+OPTIONS = (
+    "--headless",
+    "--remote-debugging-pipe",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-crash-reporter",
+    "--disable-extensions",
+    "--no-first-run",
+    "--hide-scrollbars",
+    # root has none, nor has everybody on CI; what is opened here is our own
+    "--no-sandbox",
+)
+# an error that a page makes, by the event that tells of it
+COMPLAINTS = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")
+
+
+@dataclass
+class Visit:
+    """A page that was loaded: ``asked`` for which addresses, and what ``complaints``
+    stand in the console.
+    """
+
+    browser: "Browser"
+    session: str
+    asked: list[str] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+
+    def call(self, method: str, **params: Any) -> Any:
+        """One command of the protocol -> its result."""
+        return self.browser.call(method, self.session, **params)
+
+    def evaluate(self, script: str) -> Any:
+        """What an expression comes to in the page, by way of JSON."""
+        said = self.call("Runtime.evaluate", expression=script, returnByValue=True)
+        assert "exceptionDetails" not in said, said["exceptionDetails"]
+        return said["result"].get("value")
+
+    def picture(self, path: Path) -> None:
+        """The whole page as a PNG file."""
+        size = self.call("Page.getLayoutMetrics")["cssContentSize"]
+        whole = {"x": 0, "y": 0, **size, "scale": 1}
+        options = {"clip": whole, "captureBeyondViewport": True}
+        shot = self.call("Page.captureScreenshot", **options)
+        path.write_bytes(base64.b64decode(shot["data"]))
+
+    def told(self, event: dict[str, Any]) -> None:
+        """Remember what an event says of the page."""
+        if event.get("sessionId") != self.session:
+            return
+        name, params = event["method"], event["params"]
+        if name == "Network.requestWillBeSent":
+            self.asked.append(params["request"]["url"])
+        elif name in COMPLAINTS:
+            self.complaints.append(f"{name}: {json.dumps(params)[:500]}")
+
+
+class Browser:
+    """A running Chromium; what lies in its pipes is answers and events, NUL between."""
+
+    def __init__(self, into: int, out_of: int, log: Path) -> None:
+        self._into, self._out_of, self._log = into, out_of, log
+        self._read, self._number = b"", 0
+        self._visits: list[Visit] = []
+        self._events: list[dict[str, Any]] = []
+
+    def call(self, method: str, session: str | None = None, **params: Any) -> Any:
+        """Send a command and wait for its result; events before it are kept."""
+        self._number += 1
+        command = {"id": self._number, "method": method, "params": params}
+        if session is not None:
+            command["sessionId"] = session
+        os.write(self._into, json.dumps(command).encode() + b"\0")
+        while True:
+            message = self._next()
+            if message.get("id") == self._number:
+                assert "error" not in message, f"{method}: {message['error']}"
+                return message["result"]
+
+    def wait_for(self, method: str, session: str) -> None:
+        """Until such an event came."""
+
+        def came() -> bool:
+            return any(
+                event["method"] == method and event.get("sessionId") == session
+                for event in self._events
+            )
+
+        while not came():
+            self._next()
+
+    def visit(
+        self, address: str, *, width: int = 1440, scheme: str = "light", **media: Any
+    ) -> Visit:
+        """Load ``address`` in a window ``width`` pixels wide, in a color ``scheme``."""
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        attach = {"targetId": target, "flatten": True}
+        session = self.call("Target.attachToTarget", **attach)["sessionId"]
+        visit = Visit(self, session)
+        self._visits.append(visit)
+        for domain in ("Page", "Network", "Runtime", "Log"):
+            visit.call(f"{domain}.enable")
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        visit.call("Emulation.setDeviceMetricsOverride", **size)
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        visit.call("Emulation.setEmulatedMedia", features=features, **media)
+        self._events.clear()
+        visit.call("Page.navigate", url=address)
+        self.wait_for("Page.loadEventFired", session)
+        return visit
+
+    def _next(self) -> dict[str, Any]:
+        deadline = time.monotonic() + LIMIT_S
+        while b"\0" not in self._read:
+            left = deadline - time.monotonic()
+            ready, _, _ = select.select([self._out_of], [], [], max(left, 0))
+            log = self._log.read_text(errors="replace")[-2000:]
+            assert ready, f"chromium said nothing for {LIMIT_S:.0f} s: {log}"
+            more = os.read(self._out_of, 1 << 16)
+            assert more, f"chromium ended: {log}"
+            self._read += more
+        line, _, self._read = self._read.partition(b"\0")
+        message: dict[str, Any] = json.loads(line)
+        if "method" in message:
+            self._events.append(message)
+            for visit in self._visits:
+                visit.told(message)
+        return message
+
+
+@contextmanager
+def browser() -> Iterator[Browser]:
+    """Chromium with a folder of its own for all its files."""
+    # the path of a socket has at most 108 letters: a test's own folder is too deep
+    own = TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True)
+    with own as home, _running(Path(home)) as running:
+        yield running
+
+
+@contextmanager
+def _running(home: Path) -> Iterator[Browser]:
+    assert CHROMIUM is not None
+    to_it, into, out_of, from_it = _pipes()
+    own = f"--user-data-dir={home / 'profile'}"
+    command = ["bash", "-c", START, "bash", str(to_it), str(from_it), CHROMIUM]
+    temporary, log = home / "tmp", home / "log.txt"
+    temporary.mkdir()
+    outside = {"HOME": str(home), "TMPDIR": str(temporary)}
+    with log.open("wb") as errors:
+        process = subprocess.Popen(
+            [*command, *OPTIONS, own],
+            pass_fds=(to_it, from_it),
+            env={**os.environ, **outside},
+            stdout=errors,
+            stderr=errors,
+            start_new_session=True,
+        )
+    for end in (to_it, from_it):
+        os.close(end)
+    running = Browser(into, out_of, log)
+    try:
+        yield running
+    finally:
+        with suppress(AssertionError, OSError):
+            running.call("Browser.close")
+        for end in (into, out_of):
+            os.close(end)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=LIMIT_S)
+        # whatever is left of its group
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _pipes() -> list[int]:
+    """Ends of two pipes: what it reads and we write, what we read and it writes. They
+    lie above 3 and 4, which will be its own, and above what bash takes for itself.
+    """
+    ends = [*os.pipe(), *os.pipe()]
+    above = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 20) for end in ends]
+    for end in ends:
+        os.close(end)
+    return above

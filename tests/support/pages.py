@@ -1,0 +1,88 @@
+"""Pages of Markdown as tests read them: what is fenced, and what it asks to change."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from project import ROOT, set_params
+from ruamel.yaml import YAML
+
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def pages_of(*rooms: str) -> list[str]:
+    """All pages in these folders of the project, by their paths."""
+    found = [path for room in rooms for path in sorted((ROOT / room).rglob("*.md"))]
+    return [path.relative_to(ROOT).as_posix() for path in found]
+
+
+@dataclass(frozen=True)
+class Block:
+    """What stands between two fences: ``sh``, ``yaml``, ``diff``, ``python``, ..."""
+
+    language: str
+    text: str
+
+    @property
+    def commands(self) -> list[str]:
+        """The lines of a shell, without comments; one that goes on is one."""
+        whole = self.text.replace("\\\n", " ")
+        lines = [re.sub(r"(^|\s+)#.*", "", line) for line in whole.splitlines()]
+        return [" ".join(line.split()) for line in lines if line.strip()]
+
+    @property
+    def shown_commands(self) -> list[str]:
+        """Of a session, what was typed."""
+        return re.findall(r"^\$ (.+)$", self.text, re.MULTILINE)
+
+
+def blocks(text: str) -> list[Block]:
+    """All that is fenced in ``text``, in order."""
+    return [Block(*found) for found in FENCED.findall(text)]
+
+
+def without_fences(text: str) -> str:
+    """``text`` without what is fenced in it."""
+    return FENCED.sub("", text)
+
+
+def values(block: Block) -> dict[str, Any]:
+    """The dotted keys of params.yaml that a ``yaml`` block sets."""
+    return dict(_dotted(YAML(typ="safe").load(block.text)))
+
+
+def _dotted(sections: dict[str, dict[str, Any]]) -> Iterator[tuple[str, Any]]:
+    for section, keys in sections.items():
+        for key, value in keys.items():
+            yield f"{section}.{key}", value
+
+
+@dataclass(frozen=True)
+class Edit:
+    """``old`` stands in ``file`` exactly once, and becomes ``new``."""
+
+    file: str
+    old: str
+    new: str
+
+
+def edit(block: Block) -> Edit:
+    """What a ``diff`` block does to one file, ``--- FILE``."""
+    head, *lines = block.text.splitlines(keepends=True)
+    old = "".join(line[1:] for line in lines if line[0] != "+")
+    new = "".join(line[1:] for line in lines if line[0] != "-")
+    return Edit(head.removeprefix("--- ").strip(), old, new)
+
+
+def change(block: Block, folder: Path) -> None:
+    """Do in ``folder`` what a ``yaml`` or a ``diff`` block asks for."""
+    if block.language == "yaml":
+        set_params(folder, values(block))
+        return
+    asked = edit(block)
+    path = folder / asked.file
+    text = path.read_text()
+    assert text.count(asked.old) == 1, asked
+    path.write_text(text.replace(asked.old, asked.new))
