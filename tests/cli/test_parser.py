@@ -19,12 +19,12 @@ MODEL = ["check", "my_model.py:build"]
         (
             ["verfy", "a", "b"],
             "COMMAND = 'verfy': must be one of check, verify, doctor, explain, report, "
-            "completion (did you mean verify?)",
+            "summary, completion (did you mean verify?)",
         ),
         (
             ["prove"],
             "COMMAND = 'prove': must be one of check, verify, doctor, explain, report, "
-            "completion",
+            "summary, completion",
         ),
         (
             [*MODEL, "--optimizer", "adam"],

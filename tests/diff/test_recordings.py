@@ -428,8 +428,13 @@ def test_sound_ones_are_never_called_different(optimizer: Any, tmp_path: Path) -
         twin = record(tmp_path / f"{seed}-twin", twin=True, **plan)
         size = 4 if seed % 2 else 2
         b = record(tmp_path / f"{seed}-{size}", world_size=size, **plan)
-        for pair in ((a, b), (b, twin), (a, twin), (a, b, twin)):
-            assert verdict(*pair) == "same computation within rounding", (seed, pair)
+        same = "same computation within rounding"
+        for pair in ((a, b), (a, b, twin)):
+            assert verdict(*pair) == same, (seed, pair)
+        # A twin is another start: where a gradient is nothing but rounding (the bias of
+        # a key), AdamW makes a whole step of it, in another direction.
+        for pair in ((b, twin), (a, twin)):
+            assert verdict(*pair) in (same, "undecided"), (seed, pair)
 
 
 def verdict(a: Path, b: Path, twin: Path | None = None) -> str:

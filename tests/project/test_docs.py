@@ -122,7 +122,7 @@ def made_beside(page: Path) -> list[Path]:
     pipeline = page.with_name("dvc.yaml")
     if not pipeline.exists():
         return []
-    stages = YAML(typ="safe").load(pipeline.read_text())["stages"].values()
+    stages = YAML(typ="safe").load(pipeline.read_text()).get("stages", {}).values()
     return [page.parent / out for stage in stages for out in written_by(stage)]
 
 

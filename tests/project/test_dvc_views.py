@@ -1,6 +1,5 @@
-"""What DVC shows of the results: charts, pictures, tables, a remote, params.yaml."""
+"""What DVC shows of the results: charts, pictures, tables, and a remote."""
 
-import difflib
 import json
 import re
 import shutil
@@ -12,15 +11,15 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from dvc.utils.hydra import apply_overrides
 from project import PARAMS_FILE, ROOT, copy_project, environment, run_dvc
 from report_inputs import ladder_of, results
 from ruamel.yaml import YAML
 
 from minitrain.core.files import write_json
+from minitrain.report.account_words import PARTS
 from minitrain.report.results import Results
 from minitrain.report.summary import summary
-from minitrain.report.words import PARTS, find
+from minitrain.report.words import find
 
 PLOTS = YAML(typ="safe").load((ROOT / "metrics/dvc.yaml").read_text())["plots"]
 CHARTS = {
@@ -274,46 +273,6 @@ def test_class_pulls_what_the_teacher_ran(tmp_path: Path) -> None:
     (student / corpus).unlink()
     code, output = run_dvc(student, "pull", "--with-deps", "corpus")
     assert code != 0
-
-
-def changed_lines(path: Path, change: str) -> list[str]:
-    """What `dvc exp run -S` changes in a file, as a diff has it. The first time, an
-    empty line below a list may go: DVC makes that list anew.
-    """
-    before = path.read_text().splitlines()
-    apply_overrides(str(path), [change])
-    diff = difflib.ndiff(before, path.read_text().splitlines())
-    lines = [line for line in diff if line[0] in "+-"]
-    assert lines.count("- ") <= 1
-    return [line for line in lines if line != "- "]
-
-
-@pytest.mark.published
-@pytest.mark.parametrize(
-    ("change", "lines"),
-    [
-        (
-            "train.learning_rate=0.001",
-            ["-   learning_rate: 0.0003", "+   learning_rate: 0.001"],
-        ),
-        ("gloo.world_sizes=[1,2,4]", ["+   - 4"]),
-        ("train.num_epochs=2", ["-   num_epochs:", "+   num_epochs: 2"]),
-    ],
-)
-def test_params_stand_as_dvc_writes_them(
-    tmp_path: Path, change: str, lines: list[str]
-) -> None:
-    """So that a value which it writes is one line of a diff."""
-    path = Path(shutil.copy(ROOT / "params.yaml", tmp_path))
-    assert changed_lines(path, change) == lines
-
-
-def test_params_that_stand_otherwise_are_noise(tmp_path: Path) -> None:
-    """The test above would see it."""
-    path = Path(shutil.copy(ROOT / "params.yaml", tmp_path))
-    text = path.read_text().replace("  - 1\n  - 2\n", "    - 1\n    - 2\n")
-    path.write_text(text + "extra: {a: null}\n")
-    assert len(changed_lines(path, "train.seed=1")) > 2
 
 
 def test_definitions_draw_what_a_stage_writes() -> None:

@@ -3,11 +3,14 @@
 Nothing else in tests/ reads it, so that a user may change it and still run them.
 """
 
+import difflib
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from dvc.utils.hydra import apply_overrides
 from project import PARAMS_FILE, ROOT
 from ruamel.yaml import YAML
 
@@ -58,6 +61,47 @@ def test_tests_have_the_same_keys() -> None:
 def test_comment_names_every_strategy() -> None:
     (comment,) = re.findall("# How gradients become one.*?\n  sync:", TEXT, re.DOTALL)
     assert [name for name in STRATEGIES if name not in comment] == []
+
+
+def changed_lines(path: Path, change: str) -> list[str]:
+    """What `dvc exp run -S` changes in a file, as a diff has it. The first time, an
+    empty line below a list may go: DVC makes that list anew.
+    """
+    before = path.read_text().splitlines()
+    apply_overrides(str(path), [change])
+    diff = difflib.ndiff(before, path.read_text().splitlines())
+    lines = [line for line in diff if line[0] in "+-"]
+    assert lines.count("- ") <= 1
+    return [line for line in lines if line != "- "]
+
+
+@pytest.mark.published
+@pytest.mark.parametrize(
+    ("change", "lines"),
+    [
+        (
+            "train.learning_rate=0.001",
+            ["-   learning_rate: 0.0003", "+   learning_rate: 0.001"],
+        ),
+        ("gloo.world_sizes=[1,2,4]", ["+   - 4"]),
+        ("train.num_epochs=2", ["-   num_epochs:", "+   num_epochs: 2"]),
+    ],
+)
+def test_params_stand_as_dvc_writes_them(
+    tmp_path: Path, change: str, lines: list[str]
+) -> None:
+    """So that a value which it writes is one line of a diff."""
+    path = Path(shutil.copy(OWN, tmp_path))
+    assert changed_lines(path, change) == lines
+
+
+@pytest.mark.published
+def test_params_that_stand_otherwise_are_noise(tmp_path: Path) -> None:
+    """The test above would see it."""
+    path = Path(shutil.copy(OWN, tmp_path))
+    text = path.read_text().replace("  - 1\n  - 2\n", "    - 1\n    - 2\n")
+    path.write_text(text + "extra: {a: null}\n")
+    assert len(changed_lines(path, "train.seed=1")) > 2
 
 
 TESTS = sorted((ROOT / "tests").rglob("*.py"))

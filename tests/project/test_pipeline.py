@@ -445,7 +445,8 @@ def shown(folder: Path) -> dict[str, Any]:
     metrics = folder / "metrics"
     names = ("report.md", "report.html", "manifest.json")
     return {
-        **{name: (metrics / name).read_text() for name in names},
+        # words alone: run names have tags of their own
+        **{n: re.sub("<[^>]+>", "", (metrics / n).read_text()) for n in names},
         "metrics": output,
         "readme": (folder / "README.md").read_text(),
         "picture": (metrics / "scaling.png").read_bytes(),
