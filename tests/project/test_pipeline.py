@@ -21,6 +21,7 @@ from project import (
     ROOT,
     copy_project,
     run_dvc,
+    run_python,
     run_stage,
     set_params,
     start_dvc,
@@ -490,6 +491,18 @@ def test_metrics_and_params_diff_are_readable(
     assert "gloo-2.gap_billionths" in output
     # each cell is a word: a narrow terminal breaks none of them
     assert max(map(len, output.splitlines())) <= 160
+
+
+@pytest.mark.pipeline
+def test_end_of_make_fits_a_terminal(twins: list[Path]) -> None:
+    """What the stages really wrote, in words."""
+    done = run_python("-m", "minitrain", "summary", folder=twins[0])
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    words = ["Bits", "Speed", "Time", "Loss", "Report"]
+    assert [line.split()[0] for line in lines[-5:]] == words
+    assert lines[0].startswith("The model speaks, ")
+    assert max(map(len, lines)) <= 80
 
 
 def test_strategies_that_promise_other_things_than_ddp(
