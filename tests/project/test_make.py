@@ -67,7 +67,9 @@ def test_pipeline_that_fails_has_no_summary(tmp_path: Path) -> None:
             f'#!/bin/sh\necho {name}\n[ "$2" = -m ] && exit {code}\nexit 0\n'
         )
         tool.chmod(0o755)
-    done = subprocess.run(["make"], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        ["make"], cwd=tmp_path, env=environment(), capture_output=True, text=True
+    )
     assert done.returncode == 2
     assert done.stdout.split() == ["python", "python"]
     assert re.search(r"Error 7", done.stderr)

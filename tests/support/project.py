@@ -60,10 +60,16 @@ def set_params(folder: Path, changes: dict[str, Any]) -> None:
         yaml.dump(document, file)
 
 
+MAKES = {"MAKEFLAGS", "MAKELEVEL", "MFLAGS"}
+
+
 def environment(**variables: str) -> dict[str, str]:
-    """This process's environment with its own Python first on the path."""
+    """This process's environment with its own Python first on the path, and without
+    what the make that runs the tests would tell another.
+    """
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, **variables}
+    own = {name: value for name, value in os.environ.items() if name not in MAKES}
+    return {**own, "PATH": path, **variables}
 
 
 def run_python(

@@ -340,7 +340,7 @@ def test_goes_on_to_the_same_bytes_but_not_on_other_hosts(tmp_path: Path) -> Non
     shards = write_samples(tmp_path / "shards", 3)
     config = CASES["ddp, 3 ranks"].config(shards, 8)
     config = replace(config, sync=placed(0, 0, 1))
-    go_on = partial(run_stopped, world_size=3, folder=tmp_path, timeout_s=60)
+    go_on = partial(run_stopped, world_size=3, folder=tmp_path)
     undisturbed, saving = go_on(config, stops=[UNDISTURBED, SAVING])
     assert differing(saving, undisturbed) == []
     (again,) = go_on(config, stops=[6])
