@@ -24,7 +24,7 @@ OTHER := $(FILES)|Created|.*gap_billionths|gloo-(?!1\.).*loss|nccl-.*loss
 .DEFAULT_GOAL := all
 
 all: .venv/installed ## set up, and run the pipeline: about three minutes on 2 cores
-	@$(BIN)/python -m minitrain.core.dvc_lock
+	@$(BIN)/python -m minitrain.cli.after_kill
 	@$(DVC) repro
 	@$(BIN)/minitrain summary
 
@@ -52,7 +52,7 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
 
 study-%: .venv/installed
-	@$(BIN)/python -m minitrain.core.dvc_lock
+	@$(BIN)/python -m minitrain.cli.after_kill
 	@$(DVC) repro studies/$*/dvc.yaml
 	@$(BIN)/python studies/label.py
 

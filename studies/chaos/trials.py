@@ -1,6 +1,7 @@
 """One trial: a pipeline, a fault, and the pipeline again."""
 
 import shutil
+import sys
 from dataclasses import replace
 from random import Random
 
@@ -13,7 +14,7 @@ from runs import Trial, repeat, watch
 from world import World
 from wreck import Fault
 
-from minitrain.core.dvc_lock import remove_torn_notes
+from minitrain.cli.after_kill import mend
 
 
 def run_trial(
@@ -41,7 +42,7 @@ def run_trial(
         first, log = watch(world, trial, limit_s), world.log
         for remedy in world.remedies:
             remedy()
-        remove_torn_notes(folder)
+        mend(folder)
         # at once, as by `make`, whatever is left of the first
         world.mark = f"{folder} second"
         world.more = {}
@@ -57,6 +58,11 @@ def run_trial(
         trial.exit_code, trial.outcome = first.code, judge.outcome(first)
         lines = [x for x in first.said.splitlines() if x.startswith("error: ")]
         trial.said, trial.wrong = "; ".join(lines), "; ".join(found)
+        if found:
+            # its folder goes, and with it all that could tell why
+            title = f"trial {number} ({kind} on {target}): {trial.wrong}"
+            said = [run.said for run in (first, second)]
+            print(title, *said, sep="\n", file=sys.stderr)
     finally:
         kill_all(mark)
         world.end()

@@ -1,0 +1,178 @@
+"""What a killed DVC leaves half-written: put right, and never under one that lives."""
+
+import fcntl
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from dvc.dvcfile import Lockfile
+from dvc.exceptions import DvcException
+from dvc.repo import Repo
+from dvc.rwlock import RWLOCK_FILE, RWLOCK_LOCK, RWLockFileCorruptedError, rwlock
+from dvc_objects.fs import localfs
+from project import environment, run_python
+
+from minitrain.cli import after_kill
+from minitrain.cli.after_kill import is_accepted, keep_whole_stages, remove_torn_notes
+
+WHOLE = '{"write": {}, "read": {}}'
+HALF = "a DVC that was killed left half of it"
+TWO_STAGES = """stages:
+  a:
+    cmd: echo 1 > x
+    outs: [x]
+  b:
+    cmd: cat x > y
+    deps: [x]
+    outs: [y]
+"""
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> Path:
+    """In the place of DVC's, with what guards them."""
+    assert (after_kill.NOTES, after_kill.GUARD) == (RWLOCK_FILE, RWLOCK_LOCK)
+    folder = tmp_path / ".dvc/tmp"
+    folder.mkdir(parents=True)
+    (folder / after_kill.GUARD).touch()
+    return folder / after_kill.NOTES
+
+
+def notes_of_dvc(folder: Path) -> None:
+    with rwlock(str(folder), localfs, "dvc repro", [], ["a"], False):
+        pass
+
+
+@pytest.mark.parametrize("torn", ["", WHOLE[:5]])
+def test_half_of_them_is_removed_and_dvc_goes_on(notes: Path, torn: str) -> None:
+    notes.write_text(torn)
+    with pytest.raises(RWLockFileCorruptedError):
+        notes_of_dvc(notes.parent)
+    done = run_python("-m", "minitrain.cli.after_kill", folder=notes.parents[2])
+    line = f".dvc/tmp/rwlock: {HALF}; removed\n"
+    assert (done.returncode, done.stderr) == (0, line)
+    notes_of_dvc(notes.parent)
+    assert notes.is_file()
+
+
+def test_whole_ones_stay(notes: Path) -> None:
+    notes.write_text(WHOLE)
+    assert remove_torn_notes(notes.parents[2]) is None
+    assert notes.read_text() == WHOLE
+
+
+def test_those_that_a_dvc_is_writing_stay(notes: Path) -> None:
+    notes.write_text("")
+    with open(notes.with_name(after_kill.GUARD)) as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert remove_torn_notes(notes.parents[2]) is None
+    assert notes.is_file()
+
+
+def test_a_project_without_dvc_is_left_alone(tmp_path: Path) -> None:
+    assert remove_torn_notes(tmp_path) is None
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project of two stages that were made."""
+    folder = tmp_path_factory.mktemp("made")
+    Repo.init(str(folder), no_scm=True).close()
+    (folder / "dvc.yaml").write_text(TWO_STAGES)
+    assert "Running stage 'b'" in repro(folder)
+    return folder
+
+
+@pytest.fixture
+def lock(made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(after_kill, "WRITTEN_S", 0)
+    return made / "dvc.lock"
+
+
+@pytest.fixture
+def whole(lock: Path) -> str:
+    return lock.read_text()
+
+
+def repro(folder: Path) -> str:
+    """What `dvc repro` says; it ends well."""
+    done = subprocess.run(
+        [sys.executable, "-m", "dvc", "repro"],
+        cwd=folder,
+        env=environment(DVC_NO_ANALYTICS="1"),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def dvc_reads(lock: Path) -> bool:
+    with Repo(str(lock.parent)) as repo:
+        return read_by(repo, lock)
+
+
+def read_by(repo: Repo, lock: Path) -> bool:
+    try:
+        Lockfile(repo, str(lock)).load()
+    except DvcException:
+        return False
+    return True
+
+
+def test_every_beginning_is_read_by_dvc_afterwards(lock: Path, whole: str) -> None:
+    mended = set()
+    with Repo(str(lock.parent)) as repo:
+        for length in range(len(whole)):
+            lock.write_text(whole[:length])
+            accepted = is_accepted(whole[:length])
+            assert accepted == read_by(repo, lock)
+            assert keep_whole_stages(lock) != accepted
+            assert read_by(repo, lock)
+            mended.add(lock.read_text() if lock.exists() else None)
+    first_stage = whole[: whole.index("  b:\n")]
+    # beside those of which DVC itself makes the best
+    assert {None, first_stage} <= mended
+    lock.write_text(whole)
+    assert not keep_whole_stages(lock)
+    assert lock.read_text() == whole
+
+
+def test_command_says_it_and_dvc_goes_on(lock: Path, whole: str) -> None:
+    lock.write_text(whole[:-100])
+    assert not dvc_reads(lock)
+    done = run_python("-m", "minitrain.cli.after_kill", folder=lock.parent)
+    line = f"dvc.lock: {HALF}; its whole stages are kept\n"
+    assert (done.returncode, done.stderr) == (0, line)
+    # what the lost stage made comes back from DVC's cache of runs
+    assert "Stage 'b' is cached" in repro(lock.parent)
+    assert lock.read_text() == whole
+
+
+@pytest.mark.parametrize(
+    "spoiled",
+    [
+        "<<<<<<< HEAD\n{}=======\n{}>>>>>>> other\n",
+        "words\n",
+        "stages:\n  a:\n    cmd: 1\n",
+    ],
+)
+def test_what_no_kill_leaves_is_left_alone(
+    lock: Path, whole: str, spoiled: str
+) -> None:
+    text = spoiled.format(whole, whole)
+    lock.write_text(text)
+    assert not dvc_reads(lock)
+    assert not keep_whole_stages(lock)
+    assert lock.read_text() == text
+    lock.write_text(whole)
+
+
+def test_one_that_is_being_written_is_left_alone(
+    lock: Path, whole: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock.write_text("")
+    monkeypatch.setattr(after_kill.time, "sleep", lambda _: lock.write_text(whole))
+    assert not keep_whole_stages(lock)
+    assert lock.read_text() == whole
