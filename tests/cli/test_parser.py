@@ -5,7 +5,7 @@ from one_line import refusal
 
 from minitrain.cli import check
 from minitrain.cli.main import make_parser, run
-from minitrain.cli.parser import nearest
+from minitrain.core.errors import did_you_mean
 from minitrain.testing.climb import ALL
 from minitrain.train.config import OPTIMIZERS
 from minitrain.train.precision import PRECISIONS
@@ -101,5 +101,5 @@ def test_choices_are_those_of_the_library() -> None:
 
 
 def test_nothing_is_meant_where_nothing_is_near() -> None:
-    assert nearest("sgdm", ["adamw", "sgd"]) == " (did you mean sgd?)"
-    assert nearest("lion", ["adamw", "sgd"]) == ""
+    assert did_you_mean("sgdm", ["adamw", "sgd"]) == " (did you mean sgd?)"
+    assert did_you_mean("lion", ["adamw", "sgd"]) == ""
