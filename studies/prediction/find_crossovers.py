@@ -21,7 +21,7 @@ from minitrain.core.setting import setting_of
 from minitrain.core.study import load_study
 
 # a claim is tried where the predicted gain is so many times what it may be wrong by
-CLEARLY = 2
+CLEARLY = 3
 
 
 def main() -> None:
@@ -67,7 +67,7 @@ def answer(
     found = crossover(gain, *ends, error)
     # where the model is barely sure, no measurement tells the two apart
     clear = crossover(gain, *ends, CLEARLY * error)
-    where = found and clear and further(found, clear)
+    where = found and clear and further(found, clear, ends)
     tried = sides(asked.over, gain, where, ends, error, setting.processes)
     return {
         **said,
