@@ -11,13 +11,16 @@ removes from its notes itself.
 import fcntl
 import json
 import re
+import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from dvc.exceptions import DvcException
 from dvc.schema import COMPILED_LOCKFILE_SCHEMA
-from dvc.utils.serialize import parse_yaml
+from dvc.utils.serialize import dumps_yaml, parse_yaml
 from dvc.utils.strictyaml import validate
 
 from minitrain.core.errors import run_stage
@@ -27,6 +30,7 @@ NOTES, GUARD = "rwlock", "rwlock.lock"
 LOCKS = ("dvc.lock", "studies/*/dvc.lock")
 # a DVC that lives has written all of it by then
 WRITTEN_S = 1.0
+HEAD = "schema: '2.0'\nstages:\n"
 A_STAGE = re.compile(r"^  [^\s#]", re.MULTILINE)
 
 
@@ -37,9 +41,12 @@ def mend(project: Path) -> list[str]:
         [f"{notes}: a DVC that was killed left half of it; removed"] if notes else []
     )
     for path in sorted(path for name in LOCKS for path in project.glob(name)):
-        if keep_whole_stages(path):
-            kept = "its whole stages are kept" if path.exists() else "removed"
-            lines.append(f"{path}: a DVC that was killed left half of it; {kept}")
+        if restore_stages(path):
+            now = "has its whole stages, and the others as committed"
+            lines.append(
+                f"{path}: a DVC that was killed left half of it; "
+                f"{now if path.exists() else 'removed'}"
+            )
     return lines
 
 
@@ -62,43 +69,50 @@ def remove_torn_notes(project: Path) -> Path | None:
     return None
 
 
-def keep_whole_stages(lock: Path) -> bool:
-    """Cut a dvc.lock that is half-written behind its last whole stage, or remove it
-    where it has none -> whether there was a need. The stages that are lost DVC gets
-    back from its cache of runs, or makes again.
+def restore_stages(lock: Path) -> bool:
+    """Of a dvc.lock that is half-written keep the stages that are whole, and take the
+    others from the last commit; without any, remove it -> whether there was a need.
+    DVC holds each stage against what lies there, so one that is missing, or older,
+    comes from its cache of runs, or is made again.
 
     What is no beginning of a dvc.lock, as one with conflicts of a merge, is left alone.
     """
     torn = _read(lock)
-    if is_accepted(torn):
+    if stages_of(torn) is not None:
         return False
     time.sleep(WRITTEN_S)
     if not lock.is_file() or _read(lock) != torn:
         return False
-    stages = [found.start() for found in A_STAGE.finditer(torn)]
-    kept = torn[: stages[-1]] if stages else ""
-    if is_accepted(kept):
-        with open_atomic(lock) as file:
-            file.write(kept)
-    elif len(stages) > 1 or not _is_beginning(torn):
+    starts = [found.start() for found in A_STAGE.finditer(torn)]
+    whole = stages_of(torn[: starts[-1]]) if len(starts) > 1 else {}
+    before = torn[: starts[0]] if starts else torn.rstrip(" ")
+    if whole is None or not HEAD.startswith(before):
         return False
+    stages = {**(stages_of(_committed(lock)) or {}), **whole}
+    if stages:
+        with open_atomic(lock) as file:
+            file.write(dumps_yaml({"schema": "2.0", "stages": stages}))
     else:
         lock.unlink()
     return True
 
 
-def is_accepted(text: str) -> bool:
-    """Whether DVC goes on with a dvc.lock of this text."""
+def stages_of(text: str) -> dict[str, Any] | None:
+    """Those in a dvc.lock of this text, by name; None where DVC does not take it."""
     try:
-        validate(parse_yaml(text, "dvc.lock"), COMPILED_LOCKFILE_SCHEMA)
+        data = parse_yaml(text, "dvc.lock")
+        return validate(data, COMPILED_LOCKFILE_SCHEMA).get("stages", {})
     except DvcException:
-        return False
-    return True
+        return None
 
 
-def _is_beginning(text: str) -> bool:
-    start = "schema: '2.0'\nstages:\n"
-    return text.startswith(start) or start.startswith(text)
+def _committed(lock: Path) -> str:
+    """What git has of it; nothing where there is no git, or none of it."""
+    command = ["git", "show", f"HEAD:./{lock.name}"]
+    with suppress(FileNotFoundError):
+        done = subprocess.run(command, cwd=lock.parent, capture_output=True, text=True)
+        return done.stdout
+    return ""
 
 
 def _read(lock: Path) -> str:

@@ -1,8 +1,10 @@
 """What a killed DVC leaves half-written: put right, and never under one that lives."""
 
 import fcntl
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from dvc_objects.fs import localfs
 from project import environment, run_python
 
 from minitrain.cli import after_kill
-from minitrain.cli.after_kill import is_accepted, keep_whole_stages, remove_torn_notes
+from minitrain.cli.after_kill import remove_torn_notes, restore_stages, stages_of
 
 WHOLE = '{"write": {}, "read": {}}'
 HALF = "a DVC that was killed left half of it"
@@ -126,16 +128,16 @@ def test_every_beginning_is_read_by_dvc_afterwards(lock: Path, whole: str) -> No
     with Repo(str(lock.parent)) as repo:
         for length in range(len(whole)):
             lock.write_text(whole[:length])
-            accepted = is_accepted(whole[:length])
+            accepted = stages_of(whole[:length]) is not None
             assert accepted == read_by(repo, lock)
-            assert keep_whole_stages(lock) != accepted
+            assert restore_stages(lock) != accepted
             assert read_by(repo, lock)
             mended.add(lock.read_text() if lock.exists() else None)
     first_stage = whole[: whole.index("  b:\n")]
     # beside those of which DVC itself makes the best
     assert {None, first_stage} <= mended
     lock.write_text(whole)
-    assert not keep_whole_stages(lock)
+    assert not restore_stages(lock)
     assert lock.read_text() == whole
 
 
@@ -143,10 +145,43 @@ def test_command_says_it_and_dvc_goes_on(lock: Path, whole: str) -> None:
     lock.write_text(whole[:-100])
     assert not dvc_reads(lock)
     done = run_python("-m", "minitrain.cli.after_kill", folder=lock.parent)
-    line = f"dvc.lock: {HALF}; its whole stages are kept\n"
+    line = f"dvc.lock: {HALF}; has its whole stages, and the others as committed\n"
     assert (done.returncode, done.stderr) == (0, line)
     # what the lost stage made comes back from DVC's cache of runs
     assert "Stage 'b' is cached" in repro(lock.parent)
+    assert lock.read_text() == whole
+
+
+@pytest.fixture
+def committed(lock: Path, whole: str) -> Iterator[str]:
+    """What git has of it: the second stage, and a first one of another day."""
+    older = whole.replace("echo 1 > x", "echo 0 > x")
+    lock.write_text(older)
+    for command in (
+        ["init", "--quiet"],
+        ["add", "dvc.lock"],
+        ["-c", "user.name=a", "-c", "user.email=a", "commit", "-qm", "lock"],
+    ):
+        subprocess.run(["git", *command], cwd=lock.parent, check=True)
+    yield older
+    shutil.rmtree(lock.parent / ".git")
+    lock.write_text(whole)
+
+
+@pytest.mark.parametrize("length", [0, 20, 100])
+def test_stages_that_are_lost_are_those_of_the_last_commit(
+    lock: Path, whole: str, committed: str, length: int
+) -> None:
+    lock.write_text(whole[:length])
+    assert restore_stages(lock)
+    assert lock.read_text() == committed
+
+
+def test_a_whole_stage_is_newer_than_the_last_commit(
+    lock: Path, whole: str, committed: str
+) -> None:
+    lock.write_text(whole[:-100])
+    assert restore_stages(lock)
     assert lock.read_text() == whole
 
 
@@ -164,7 +199,7 @@ def test_what_no_kill_leaves_is_left_alone(
     text = spoiled.format(whole, whole)
     lock.write_text(text)
     assert not dvc_reads(lock)
-    assert not keep_whole_stages(lock)
+    assert not restore_stages(lock)
     assert lock.read_text() == text
     lock.write_text(whole)
 
@@ -174,5 +209,5 @@ def test_one_that_is_being_written_is_left_alone(
 ) -> None:
     lock.write_text("")
     monkeypatch.setattr(after_kill.time, "sleep", lambda _: lock.write_text(whole))
-    assert not keep_whole_stages(lock)
+    assert not restore_stages(lock)
     assert lock.read_text() == whole
