@@ -6,6 +6,7 @@ import damage
 import disk
 from damage import LATER, YEAR_S
 from processes import kill_all
+from torn_lock import kill_at_lock
 from world import World
 from wreck import (
     ALL,
@@ -13,7 +14,6 @@ from wreck import (
     STAGE,
     TRAIN,
     Fault,
-    kill_at_lock,
     kill_tree,
     signal_group,
     signal_one,

@@ -9,6 +9,7 @@ import disk
 import judge
 import leftovers
 from copies import Undisturbed, copy_without
+from judge import Ran
 from processes import kill_all
 from runs import Trial, repeat, watch
 from world import World
@@ -59,13 +60,16 @@ def run_trial(
         lines = [x for x in first.said.splitlines() if x.startswith("error: ")]
         trial.said, trial.wrong = "; ".join(lines), "; ".join(found)
         if found:
-            # its folder goes, and with it all that could tell why
-            title = f"trial {number} ({kind} on {target}): {trial.wrong}"
-            said = [run.said for run in (first, second)]
-            print(title, *said, sep="\n", file=sys.stderr)
+            complain(trial, first, second)
     finally:
         kill_all(mark)
         world.end()
         for one in [folder, *folder.parent.glob(f"{folder.name}-*")]:
             shutil.rmtree(one) if one.is_dir() else one.unlink(missing_ok=True)
     return trial
+
+
+def complain(trial: Trial, *runs: Ran) -> None:
+    """Tell what its runs said: the folder goes, and all that could tell why."""
+    title = f"trial {trial.trial} ({trial.kind} on {trial.target}): {trial.wrong}"
+    print(title, *(run.said for run in runs), sep="\n", file=sys.stderr)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from signal import SIGKILL, Signals
+from signal import Signals
 
 from copies import TARGETS
 from processes import kill_all, processes, send, wait_until
@@ -70,22 +70,6 @@ def kill_tree(world: World) -> str:
     sometime(world)
     kill_all(world.mark)
     return "all"
-
-
-def kill_at_lock(world: World) -> str:
-    """Kill DVC while it writes dvc.lock, in which it begins by emptying it."""
-    lock = world.folder / "dvc.lock"
-    whole = lock.stat().st_size
-    victims = world.await_role("dvc")
-    limit = time.monotonic() + START_S
-    # no pause: it takes a few milliseconds
-    while not world.ended and lock.stat().st_size >= whole:
-        if time.monotonic() > limit:
-            break
-    send(SIGKILL, victims)
-    left = lock.stat().st_size
-    kill_all(world.mark)
-    return f"dvc.lock, {left} bytes" if left < whole else "nobody"
 
 
 def spoil(how: Callable[[Random, Path], None]) -> Callable[[World], str]:

@@ -5,7 +5,7 @@ from one_line import refusal
 
 from minitrain.cli import check
 from minitrain.cli.main import make_parser, run
-from minitrain.core.errors import did_you_mean
+from minitrain.cli.parser import Names
 from minitrain.testing.climb import ALL
 from minitrain.train.config import OPTIMIZERS
 from minitrain.train.precision import PRECISIONS
@@ -100,6 +100,8 @@ def test_choices_are_those_of_the_library() -> None:
     assert make_parser().parse_args([*MODEL, "--sync", ALL]).sync == ALL
 
 
-def test_nothing_is_meant_where_nothing_is_near() -> None:
-    assert did_you_mean("sgdm", ["adamw", "sgd"]) == " (did you mean sgd?)"
-    assert did_you_mean("lion", ["adamw", "sgd"]) == ""
+def test_a_name_of_ones_own_is_among_the_choices() -> None:
+    names = Names(("ddp", "flat"))
+    assert "ddp" in names
+    assert "mine:Mine" in names
+    assert "mine" not in names
