@@ -104,6 +104,8 @@ def nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     left = [child for child in children if child.pid not in known]
     for child in left:
         child.kill()
+    # else the tests after this one would find what it left, too
+    psutil.wait_procs(left, timeout=5)
     names = (environment.keys() | os.environ.keys()) - SET_BY_OTHERS
     changed = {n for n in names if environment.get(n) != os.environ.get(n)}
     os.environ.clear()
