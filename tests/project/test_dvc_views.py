@@ -245,7 +245,7 @@ def test_experiments_fit_160_columns(tmp_path: Path) -> None:
 
 @pytest.mark.pipeline
 def test_class_pulls_what_the_teacher_ran(tmp_path: Path) -> None:
-    """docs/how-to-remote.md, with the first two stages."""
+    """docs/how-to/a-class.md, with the first two stages."""
     teacher = copy_project(tmp_path / "teacher")
     store = tmp_path / "store"
     # what the tests have in common with a clone of the project
