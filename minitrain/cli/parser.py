@@ -1,11 +1,11 @@
 """Arguments of the command line: what is wrong with them is one line."""
 
 import argparse
-import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from minitrain.core.errors import UserError
+from minitrain.testing.nearest import nearest
 
 
 class Parser(argparse.ArgumentParser):
@@ -46,9 +46,3 @@ class Names(tuple[str, ...]):
 
 class Named(str):
     """``FILE.py:NAME`` or ``module:NAME``: a shell completes the file."""
-
-
-def nearest(word: str, allowed: Iterable[str]) -> str:
-    """What was probably meant, as the end of a line; nothing where nothing is near."""
-    close = difflib.get_close_matches(word, list(allowed), n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
