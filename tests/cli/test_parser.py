@@ -5,6 +5,7 @@ from one_line import refusal
 
 from minitrain.cli import check
 from minitrain.cli.main import make_parser, run
+from minitrain.cli.parser import Names
 from minitrain.testing.climb import ALL
 from minitrain.train.config import OPTIMIZERS
 from minitrain.train.precision import PRECISIONS
@@ -92,6 +93,7 @@ def test_strategy_that_is_misspelt_is_found_among_all() -> None:
 def test_strategy_of_ones_own_is_a_choice_too() -> None:
     options = make_parser().parse_args([*MODEL, "--sync", "mine:Mine"])
     assert options.sync == "mine:Mine"
+    assert "mine" not in Names(["ddp"])
 
 
 def test_choices_are_those_of_the_library() -> None:
