@@ -9,7 +9,7 @@ DVC := $(BIN)/python -P -m minitrain.cli.quiet_dvc
 
 # a user's own files in the root are the user's
 CODE := minitrain stages studies examples tests docs
-STUDIES := $(notdir $(patsubst %/,%,$(wildcard studies/*/)))
+STUDIES := $(sort $(notdir $(patsubst %/dvc.yaml,%,$(wildcard studies/*/dvc.yaml))))
 # what .venv-peers has beside .venv
 OTHERS := studies/peers/requirements.txt tests/frameworks/requirements.txt
 # two files of tests at a time: many of them wait
@@ -52,6 +52,8 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
 
 study-%: .venv/installed
+	@test -f studies/$*/dvc.yaml || \
+	  { echo "error: no study $*: must be one of $(STUDIES)" >&2; exit 2; }
 	@$(BIN)/python -m minitrain.cli.after_kill
 	@$(DVC) repro studies/$*/dvc.yaml
 	@$(BIN)/python studies/label.py
