@@ -13,5 +13,6 @@ def nearest_file(path: Path, but: Collection[Path] = ()) -> str:
         return ""
     beside = {one.name for one in path.parent.iterdir()}
     beside -= {one.name for one in but if one.parent == path.parent}
-    close = difflib.get_close_matches(path.name, beside, n=1)
+    # nearer than by the end of its name alone
+    close = difflib.get_close_matches(path.name, beside, n=1, cutoff=0.8)
     return f" (did you mean {path.with_name(close[0])}?)" if close else ""
