@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from minitrain.recording.alarm import Rows, all_names
+from minitrain.recording.alarm import Rows
 
 # relative, of what is left of a fit: room for what is kept in bfloat16
 CLOSE = 1e-2
@@ -35,15 +35,8 @@ class Sketches:
 
 def comparable(rows: Rows) -> list[str]:
     """The tensors of which every rank has its own gradient and the one it got."""
-    names = all_names([row.get("gradients", {}) for row in rows])
-    return [
-        name
-        for name in names
-        if all(
-            name in row.get("own", {}) and name in row.get("gradients", {})
-            for row in rows
-        )
-    ]
+    tables = [row.get(kind, {}) for row in rows for kind in ("own", "gradients")]
+    return [name for name in tables[1] if all(name in table for table in tables)]
 
 
 def sketches(rows: Rows, names: Sequence[str]) -> Sketches | None:
