@@ -81,31 +81,46 @@ def _sketch_and_norm(dense: Tensor) -> tuple[list[float], float]:
     real = torch.view_as_real(dense) if dense.is_complex() else dense
     line = real.reshape(-1)
     flat = line.numpy() if line.dtype in USUAL else line
-    # of a tensor that is no longer than a block only the parts that it has
-    parts = min(PARTS, -(-len(flat) // PART))
-    total, square = np.zeros((parts, PART)), 0.0
-    # some blocks at a time: no copy of a whole tensor, and sums in float64
-    for number, start in enumerate(range(0, len(flat), TOGETHER * BLOCK)):
-        wide = _wide(flat[start : start + TOGETHER * BLOCK], parts)
-        signs = _signs_of_blocks(number)[: len(wide), :parts]
-        total += np.einsum("bpj,bp->pj", wide, signs)
-        # by rows that are too short for BLAS to begin threads beside those of the run
-        square += float(np.vecdot(wide, wide).sum())
-    rows = -(-min(len(flat), BLOCK) // ROW)
-    eights = total.reshape(-1, ROW // BINS, BINS)[:rows]
-    sums = np.einsum("rij,rij->rj", eights, _signs()[:rows])
-    bins = np.bincount(_bins_of_rows()[:rows].reshape(-1), sums.reshape(-1), BINS)
+    bins, square = _of_few(flat) if len(flat) <= PART else _of_many(flat)
     return bins.tolist(), math.sqrt(square)
 
 
-def _wide(piece: Numbers | Tensor, parts: int) -> Numbers:
-    """In float64, as (blocks, parts, elements), with zeros at the end."""
-    count = len(piece)
-    wide = np.empty((-(-count // BLOCK), parts, PART))
-    flat = wide.reshape(-1)
-    flat[:count] = piece.double().numpy() if isinstance(piece, Tensor) else piece
-    flat[count:] = 0
+def _of_few(flat: Numbers | Tensor) -> tuple[Numbers, float]:
+    """Element by element: most tensors are small, and what counts are the calls."""
+    wide, (bins, signs) = _wide(flat), _first_part()
+    signed = wide * signs[: len(wide)]
+    return np.bincount(bins[: len(wide)], signed, BINS), float(np.vecdot(wide, wide))
+
+
+def _of_many(flat: Numbers | Tensor) -> tuple[Numbers, float]:
+    total, square = np.zeros((PARTS, PART)), 0.0
+    # some blocks at a time: no copy of a whole tensor, and sums in float64
+    for number, start in enumerate(range(0, len(flat), TOGETHER * BLOCK)):
+        wide = _wide(flat[start : start + TOGETHER * BLOCK], BLOCK)
+        blocks = wide.reshape(-1, PARTS, PART)
+        signs = _signs_of_blocks(number)[: len(blocks)]
+        total += np.einsum("bpj,bp->pj", blocks, signs)
+        # by rows that are too short for BLAS to begin threads beside those of the run
+        square += float(np.vecdot(blocks, blocks).sum())
+    eights = total.reshape(-1, ROW // BINS, BINS)
+    sums = np.einsum("rij,rij->rj", eights, _signs())
+    return np.bincount(_bins_of_rows().reshape(-1), sums.reshape(-1), BINS), square
+
+
+def _wide(flat: Numbers | Tensor, unit: int = 1) -> Numbers:
+    """In float64, with zeros at the end up to a multiple of ``unit``."""
+    count = len(flat)
+    wide = np.empty(-(-count // unit) * unit)
+    wide[:count] = flat.double().numpy() if isinstance(flat, Tensor) else flat
+    wide[count:] = 0
     return wide
+
+
+@cache
+def _first_part() -> tuple[Numbers, Numbers]:
+    """The bin and the sign of each element of a tensor's first part."""
+    bins = np.tile(_bins_of_rows(), ROW // BINS).reshape(-1)[:PART]
+    return bins, _signs().reshape(-1)[:PART] * _signs_of_blocks(0)[0, 0]
 
 
 @cache

@@ -7,6 +7,7 @@ factors are tells most faults apart.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -50,7 +51,7 @@ def sketches(rows: Rows, names: Sequence[str]) -> Sketches | None:
             lambda row, name: row["own"][name],
         )
     ]
-    gradients, own = (torch.tensor(one, dtype=torch.float64) for one in pair)
+    gradients, own = (torch.from_numpy(np.array(one, np.float64)) for one in pair)
     if not (gradients.isfinite().all() and own.isfinite().all()):
         return None
     return Sketches(gradients, own)
