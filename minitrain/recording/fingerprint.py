@@ -23,8 +23,6 @@ from minitrain.data.cut import bytes_of
 from minitrain.sync.strategy import whole
 
 Numbers = npt.NDArray[Any]
-# whatever hashlib and zlib read
-Buffer = Numbers | memoryview
 # usual types, which NumPy has too
 USUAL = (torch.float32, torch.float64, torch.complex64, torch.int64)
 BINS = 8
@@ -63,11 +61,11 @@ def gathered(tensor: Tensor) -> Tensor:
     return dense.resolve_conj().resolve_neg().cpu()
 
 
-def bytes_in(dense: Tensor) -> Buffer:
+def bytes_in(dense: Tensor) -> memoryview:
     """All bytes of what :func:`gathered` gives, row after row."""
     if dense.dtype in USUAL and dense.is_contiguous():
         # several times as fast, which counts for small tensors
-        return dense.numpy()
+        return dense.numpy().data
     return bytes_of(dense)
 
 
