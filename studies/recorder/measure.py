@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pandas as pd
-from recorded_loop import FIRST, RAW, arms_of
+from recorded_loop import FIRST, RAW, HandWritten, arms_of
 from recorder_settings import Recorder
 
 from minitrain.bench.arms import Row, close, enter, take_turns
@@ -62,7 +62,8 @@ def compete(
         rounds = progress(range(count), "rounds", total=count, show=is_main_process())
         contestants = enter(params, ROOT / "data/shards", arms)
         rows = take_turns(contestants, rounds, num_steps)
-        steps = [row for one in contestants if one for row in one.steps(num_steps)]
+        hand = [one for one in contestants if isinstance(one, HandWritten)]
+        steps = [row for one in hand for row in one.steps(num_steps)]
         states = {one.arm.name: state_sha256(one) for one in contestants if one}
         close(contestants)
     return rows, steps, states
