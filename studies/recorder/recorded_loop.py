@@ -13,8 +13,6 @@ from minitrain.bench.arms import Arm, Contestant, Row
 from minitrain.core.params import Params
 from minitrain.sync.catalog import PLAIN
 
-RAW, AGAIN = "raw DDP loop", "raw DDP loop again"
-EVERY_STEP, BETWEEN = "every step recorded", "between recorded steps"
 # no run of this study comes so far
 NEVER = 10**9
 # the first steps are recorded by every recorder: they come before anything is timed
@@ -89,14 +87,3 @@ class HandWritten(Contestant):
         if self.recorder is not None:
             self.recorder.stop()
         super().close()
-
-
-def arms_of(world_size: int, every: int, folder: Path) -> Iterator[Recorded]:
-    for name, interval in (
-        (RAW, 0),
-        (f"recorded every {every}", every),
-        (BETWEEN, NEVER),
-        (EVERY_STEP, 1),
-        (AGAIN, 0),
-    ):
-        yield Recorded(name, world_size, 1, every=interval, folder=folder)
