@@ -18,17 +18,19 @@ HEAD = "arm | a step | longer than the raw loop's | 5-95 % | verdict"
 
 
 def main() -> None:
-    rows = pd.read_csv(STUDY / "rounds.csv")
+    rows, steps = (pd.read_csv(STUDY / f"{n}.csv") for n in ("rounds", "steps"))
     found, memory = (read_json(STUDY / f"{n}.json") for n in ("machine", "memory"))
     require_one_machine({"machine.json": found, "memory.json": memory})
-    rounds = Rounds(rows, list(rows["arm"].unique()), [(RAW, AGAIN)], "rounds.csv")
+    rounds, by_step = (rounds_of(one) for one in (rows, steps))
     lines = [
         f"{measured_where(found)} {rounds.num_rounds} rounds, noise floor "
-        f"{percent(rounds.noise_floor())}.",
+        f"{percent(rounds.noise_floor())}; step by step {by_step.num_rounds} steps, "
+        f"noise floor {percent(by_step.noise_floor())}.",
         "",
         f"| {HEAD} |",
         "|---" * 5 + "|",
         *times_of(rounds, rows, found["every"]),
+        *times_of(by_step, steps, 1, ", step by step"),
         "",
         *others(rows, found, memory["runs"]),
     ]
@@ -36,11 +38,17 @@ def main() -> None:
         file.write("\n".join(lines) + "\n")
 
 
+def rounds_of(rows: pd.DataFrame) -> Rounds:
+    return Rounds(rows, list(rows["arm"].unique()), [(RAW, AGAIN)], "studies/recorder")
+
+
 def step_ms(rows: pd.DataFrame, arm: str, every: int) -> float:
     return float(1e3 * rows[rows["arm"] == arm]["seconds"].median() / every)
 
 
-def times_of(rounds: Rounds, rows: pd.DataFrame, every: int) -> list[str]:
+def times_of(
+    rounds: Rounds, rows: pd.DataFrame, every: int, how: str = ""
+) -> list[str]:
     lines = []
     for arm in rows["arm"].unique():
         # how many times as long the arm takes: the raw loop's speed over its own
@@ -49,7 +57,7 @@ def times_of(rounds: Rounds, rows: pd.DataFrame, every: int) -> list[str]:
         verdicts = {"faster": "longer", "slower": "shorter"}
         verdict = verdicts.get(one.verdict, one.verdict)
         told = f"{longer} | {low} to {high} | {verdict}" if arm != RAW else "- | - | -"
-        lines.append(f"| {arm} | {took} | {told} |")
+        lines.append(f"| {arm}{how} | {took} | {told} |")
     return lines
 
 

@@ -86,11 +86,14 @@ def test_strategy_that_is_misspelt_is_found_among_all() -> None:
     line = refusal(run, [*MODEL, "--sync", "zero"])
     assert line.startswith("--sync = 'zero': must be one of all, ddp, ")
     assert line.endswith(" (did you mean zero1?)")
+    line = refusal(run, [*MODEL, "--sync", "dpd"])
+    assert line.endswith(" (did you mean ddp?)")
 
 
 def test_strategy_of_ones_own_is_a_choice_too() -> None:
     options = make_parser().parse_args([*MODEL, "--sync", "mine:Mine"])
     assert options.sync == "mine:Mine"
+    assert "mine" not in Names(["ddp"])
 
 
 def test_choices_are_those_of_the_library() -> None:
@@ -98,10 +101,3 @@ def test_choices_are_those_of_the_library() -> None:
     assert tuple(OPTIMIZERS) == check.OPTIMIZERS
     assert PRECISIONS == check.PRECISIONS
     assert make_parser().parse_args([*MODEL, "--sync", ALL]).sync == ALL
-
-
-def test_a_name_of_ones_own_is_among_the_choices() -> None:
-    names = Names(("ddp", "flat"))
-    assert "ddp" in names
-    assert "mine:Mine" in names
-    assert "mine" not in names

@@ -33,6 +33,15 @@ def test_study_measures_and_tells(tmp_path: Path) -> None:
     rows = pd.read_csv(study / "rounds.csv")
     assert {*rows["arm"]} == {*ARMS}
     assert (rows.groupby("arm").size() == 15).all()
+    steps = pd.read_csv(study / "steps.csv")
+    # where none was recorded; four of each of 15 turns, and the same batches
+    assert {*steps["arm"]} == {ARMS[0], ARMS[2], ARMS[4]}
+    assert (steps.groupby("arm").size() == 60).all()
+    assert (steps.groupby("round")["tokens"].nunique() == 1).all()
+    # a turn is its steps, and two barriers
+    by_arm = steps.groupby("arm")["seconds"].sum()
+    turns = rows.groupby("arm")["seconds"].sum()[by_arm.index]
+    assert (by_arm <= turns).all()
     found = json.loads((study / "machine.json").read_text())
     # three steps, then 15 turns of one step that is not timed and four that are
     assert found["steps"] == 78
@@ -48,6 +57,7 @@ def test_study_measures_and_tells(tmp_path: Path) -> None:
     assert every_4 / every_step == pytest.approx(19 / 75, rel=0.02)
     table = (study / "table.md").read_text()
     assert "| every step recorded | " in table
+    assert "| between recorded steps, step by step | " in table
     assert "- A step that is recorded takes " in table
     assert "- After 78 steps all arms have the same bits." in table
     assert (study / "recorder.png").is_file()
