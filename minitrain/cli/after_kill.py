@@ -13,41 +13,49 @@ import json
 import re
 import subprocess
 import sys
-import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dvc.exceptions import DvcException
+from dvc.exceptions import DvcException, NotDvcRepoError
+from dvc.lock import LockError
+from dvc.repo import Repo
 from dvc.schema import COMPILED_LOCKFILE_SCHEMA
 from dvc.utils.serialize import dumps_yaml, parse_yaml
-from dvc.utils.strictyaml import validate
+from dvc.utils.strictyaml import merge_conflict_marker, validate
 
 from minitrain.core.errors import run_stage
 from minitrain.core.files import open_atomic
 
 NOTES, GUARD = "rwlock", "rwlock.lock"
 LOCKS = ("dvc.lock", "studies/*/dvc.lock")
-# a DVC that lives has written all of it by then
-WRITTEN_S = 1.0
-HEAD = "schema: '2.0'\nstages:\n"
+HALF = "a DVC that was killed left half of it"
+BEGINNING = "schema: '2.0'\nstages:\n"
 A_STAGE = re.compile(r"^  [^\s#]", re.MULTILINE)
+# of DVC's data registries, which this project does not have
+DATASETS = re.compile("^datasets:", re.MULTILINE)
 
 
 def mend(project: Path) -> list[str]:
     """Put right what a killed DVC left in ``project`` -> a line for each file."""
     notes = remove_torn_notes(project)
-    lines = (
-        [f"{notes}: a DVC that was killed left half of it; removed"] if notes else []
-    )
-    for path in sorted(path for name in LOCKS for path in project.glob(name)):
-        if restore_stages(path):
-            now = "has its whole stages, and the others as committed"
-            lines.append(
-                f"{path}: a DVC that was killed left half of it; "
-                f"{now if path.exists() else 'removed'}"
-            )
+    lines = [f"{notes}: {HALF}; removed"] if notes else []
+    locks = sorted(path for name in LOCKS for path in project.glob(name))
+    torn = [path for path in locks if whole_stages(_read(path)) is not None]
+    if torn:
+        # whoever holds DVC's lock lives, and may be writing it
+        held_up = suppress(LockError, NotDvcRepoError)
+        with held_up, Repo(str(project)) as repo, repo.lock:
+            lines += [f"{path}: {HALF}; {now}" for path, now in _restored(torn)]
     return lines
+
+
+def _restored(locks: list[Path]) -> Iterator[tuple[Path, str]]:
+    for path in locks:
+        if restore_stages(path):
+            now = "it has its whole stages, and the others as committed"
+            yield path, now if path.exists() else "removed"
 
 
 def remove_torn_notes(project: Path) -> Path | None:
@@ -71,30 +79,39 @@ def remove_torn_notes(project: Path) -> Path | None:
 
 def restore_stages(lock: Path) -> bool:
     """Of a dvc.lock that is half-written keep the stages that are whole, and take the
-    others from the last commit; without any, remove it -> whether there was a need.
+    others from the last commit; without any, remove it -> whether it was changed.
     DVC holds each stage against what lies there, so one that is missing, or older,
     comes from its cache of runs, or is made again.
-
-    What is no beginning of a dvc.lock, as one with conflicts of a merge, is left alone.
     """
-    torn = _read(lock)
-    if stages_of(torn) is not None:
+    torn, committed = _read(lock), _committed(lock)
+    whole = whole_stages(torn)
+    if whole is None or DATASETS.search(committed):
         return False
-    time.sleep(WRITTEN_S)
-    if not lock.is_file() or _read(lock) != torn:
-        return False
-    starts = [found.start() for found in A_STAGE.finditer(torn)]
-    whole = stages_of(torn[: starts[-1]]) if len(starts) > 1 else {}
-    before = torn[: starts[0]] if starts else torn.rstrip(" ")
-    if whole is None or not HEAD.startswith(before):
-        return False
-    stages = {**(stages_of(_committed(lock)) or {}), **whole}
-    if stages:
+    if stages := {**(stages_of(committed) or {}), **whole}:
         with open_atomic(lock) as file:
             file.write(dumps_yaml({"schema": "2.0", "stages": stages}))
-    else:
-        lock.unlink()
+        return True
+    # a line that is whole may be the last one that a newer DVC wrote
+    if torn.endswith("\n") and not BEGINNING.startswith(torn):
+        return False
+    lock.unlink()
     return True
+
+
+def whole_stages(text: str) -> dict[str, Any] | None:
+    """Those that are whole in the beginning of a dvc.lock; None for what is all of one,
+    or no beginning, as what a merge left with conflicts.
+    """
+    if merge_conflict_marker.search(text) or DATASETS.search(text):
+        return None
+    # DVC takes many a beginning for all of it, but its last line has an end
+    if text.endswith("\n") and stages_of(text) is not None:
+        return None
+    starts = [found.start() for found in A_STAGE.finditer(text)]
+    before = text[: starts[0]] if starts else text.rstrip(" ")
+    if not BEGINNING.startswith(before):
+        return None
+    return stages_of(text[: starts[-1]]) if len(starts) > 1 else {}
 
 
 def stages_of(text: str) -> dict[str, Any] | None:
@@ -110,8 +127,8 @@ def _committed(lock: Path) -> str:
     """What git has of it; nothing where there is no git, or none of it."""
     command = ["git", "show", f"HEAD:./{lock.name}"]
     with suppress(FileNotFoundError):
-        done = subprocess.run(command, cwd=lock.parent, capture_output=True, text=True)
-        return done.stdout
+        done = subprocess.run(command, cwd=lock.parent, capture_output=True)
+        return done.stdout.decode(errors="replace")
     return ""
 
 

@@ -53,7 +53,9 @@ def spoken_table(samples: Samples) -> Markdown | None:
     said = {"before": samples["before"]}
     said |= {f"after, {runs}": texts for runs, texts in after.items()}
     rows = [
-        (when, text or "(nothing)") for when, texts in said.items() for text in texts
+        (when, text if text.strip() else "(nothing)")
+        for when, texts in said.items()
+        for text in texts
     ]
     return table(["training", "the model writes"], rows)
 

@@ -1,29 +1,25 @@
 """Draw how much longer a step takes with the recorder beside the loop."""
 
-from pathlib import Path
-
 import pandas as pd
+from recorder_rows import BY_STEP, RAW, STUDY, read_rows, rounds_of
 
-from minitrain.analysis.comparison import Comparison, Rounds
+from minitrain.analysis.comparison import Comparison
 from minitrain.core.errors import run_stage
 from minitrain.core.files import atomic_path
 from minitrain.report.canvas import BLACK, BLUE, GRAY, canvas, save
 from minitrain.report.numbers import percent
 
-STUDY = Path(__file__).resolve().parent
-RAW, AGAIN = "raw DDP loop", "raw DDP loop again"
-
 
 def main() -> None:
-    draw(found_in("rounds") | found_in("steps", ", step by step"))
+    rows, steps = read_rows()
+    draw(found_in(rows) | found_in(steps, BY_STEP))
 
 
-def found_in(name: str, how: str = "") -> dict[str, Comparison]:
-    rows = pd.read_csv(STUDY / f"{name}.csv")
-    arms = list(rows["arm"].unique())
-    rounds = Rounds(rows, arms, [(RAW, AGAIN)], f"{name}.csv")
+def found_in(rows: pd.DataFrame, how: str = "") -> dict[str, Comparison]:
+    rounds = rounds_of(rows)
+    arms = [arm for arm in rows["arm"].unique() if arm != RAW]
     # the raw loop's speed over an arm's: how many times as long the arm takes
-    return {arm + how: rounds.compare(RAW, arm) for arm in arms if arm != RAW}
+    return {arm + how: rounds.compare(RAW, arm) for arm in arms}
 
 
 def headline(found: dict[str, Comparison]) -> str:

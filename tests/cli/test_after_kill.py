@@ -16,10 +16,14 @@ from dvc_objects.fs import localfs
 from project import environment, run_python
 
 from minitrain.cli import after_kill
-from minitrain.cli.after_kill import remove_torn_notes, restore_stages, stages_of
+from minitrain.cli.after_kill import (
+    HALF,
+    mend,
+    remove_torn_notes,
+    restore_stages,
+)
 
 WHOLE = '{"write": {}, "read": {}}'
-HALF = "a DVC that was killed left half of it"
 TWO_STAGES = """stages:
   a:
     cmd: echo 1 > x
@@ -87,9 +91,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def lock(made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(after_kill, "WRITTEN_S", 0)
-    return made / "dvc.lock"
+def lock(made: Path) -> Iterator[Path]:
+    """As DVC wrote it, before each test."""
+    path = made / "dvc.lock"
+    text = path.read_text()
+    yield path
+    path.write_text(text)
 
 
 @pytest.fixture
@@ -123,35 +130,6 @@ def read_by(repo: Repo, lock: Path) -> bool:
     return True
 
 
-def test_every_beginning_is_read_by_dvc_afterwards(lock: Path, whole: str) -> None:
-    mended = set()
-    with Repo(str(lock.parent)) as repo:
-        for length in range(len(whole)):
-            lock.write_text(whole[:length])
-            accepted = stages_of(whole[:length]) is not None
-            assert accepted == read_by(repo, lock)
-            assert restore_stages(lock) != accepted
-            assert read_by(repo, lock)
-            mended.add(lock.read_text() if lock.exists() else None)
-    first_stage = whole[: whole.index("  b:\n")]
-    # beside those of which DVC itself makes the best
-    assert {None, first_stage} <= mended
-    lock.write_text(whole)
-    assert not restore_stages(lock)
-    assert lock.read_text() == whole
-
-
-def test_command_says_it_and_dvc_goes_on(lock: Path, whole: str) -> None:
-    lock.write_text(whole[:-100])
-    assert not dvc_reads(lock)
-    done = run_python("-m", "minitrain.cli.after_kill", folder=lock.parent)
-    line = f"dvc.lock: {HALF}; has its whole stages, and the others as committed\n"
-    assert (done.returncode, done.stderr) == (0, line)
-    # what the lost stage made comes back from DVC's cache of runs
-    assert "Stage 'b' is cached" in repro(lock.parent)
-    assert lock.read_text() == whole
-
-
 @pytest.fixture
 def committed(lock: Path, whole: str) -> Iterator[str]:
     """What git has of it: the second stage, and a first one of another day."""
@@ -166,6 +144,61 @@ def committed(lock: Path, whole: str) -> Iterator[str]:
     yield older
     shutil.rmtree(lock.parent / ".git")
     lock.write_text(whole)
+
+
+def test_every_beginning_is_read_by_dvc_afterwards(
+    lock: Path, whole: str, committed: str
+) -> None:
+    second = committed[committed.index("  b:\n") :]
+    mended = set()
+    with Repo(str(lock.parent)) as repo:
+        for length in range(len(whole)):
+            text = whole[:length]
+            lock.write_text(text)
+            refused = not read_by(repo, lock)
+            # of what DVC takes, too, a line without end tells that more was to come
+            assert restore_stages(lock) == (refused or not text.endswith("\n"))
+            assert read_by(repo, lock)
+            mended.add(lock.read_text())
+    assert {committed, whole[: whole.index("  b:\n")] + second} <= mended
+
+
+def test_one_that_is_whole_stays(lock: Path, whole: str, committed: str) -> None:
+    lock.write_text(whole)
+    assert not restore_stages(lock)
+    assert lock.read_text() == whole
+
+
+@pytest.mark.parametrize(
+    ("end", "left"), [(0, None), (20, None), (100, None), ("outs:\n", "outs:\n")]
+)
+def test_without_a_whole_stage_or_a_commit_it_is_removed(
+    lock: Path, whole: str, end: int | str, left: str | None
+) -> None:
+    """Unless it ends with a line: then it may be what a newer DVC wrote."""
+    length = end if isinstance(end, int) else whole.index(end) + len(end)
+    lock.write_text(whole[:length])
+    assert restore_stages(lock) == (left is None)
+    assert lock.exists() == (left is not None)
+
+
+def test_not_while_a_dvc_is_at_work(lock: Path, whole: str) -> None:
+    lock.write_text("")
+    with Repo(str(lock.parent)) as repo, repo.lock:
+        assert mend(lock.parent) == []
+    assert lock.read_text() == ""
+    assert len(mend(lock.parent)) == 1
+
+
+def test_command_says_it_and_dvc_goes_on(lock: Path, whole: str) -> None:
+    lock.write_text(whole[:-100])
+    assert not dvc_reads(lock)
+    done = run_python("-m", "minitrain.cli.after_kill", folder=lock.parent)
+    line = f"dvc.lock: {HALF}; it has its whole stages, and the others as committed\n"
+    assert (done.returncode, done.stderr) == (0, line)
+    # what the lost stage made comes back from DVC's cache of runs
+    assert "Stage 'b' is cached" in repro(lock.parent)
+    assert lock.read_text() == whole
 
 
 @pytest.mark.parametrize("length", [0, 20, 100])
@@ -189,25 +222,18 @@ def test_a_whole_stage_is_newer_than_the_last_commit(
     "spoiled",
     [
         "<<<<<<< HEAD\n{}=======\n{}>>>>>>> other\n",
+        "{}<<<<<<< HEAD\n      size: 2\n=======\n      size: 3\n>>>>>>> other\n",
+        "schema: '2.0'\nstages:\n  a:\n<<<<<<< HEAD\n    cmd: 1\n=======\n",
         "words\n",
         "stages:\n  a:\n    cmd: 1\n",
+        "{}datasets:\n- name: d\n  type: url\n  url: s3://x\n  fi",
     ],
 )
 def test_what_no_kill_leaves_is_left_alone(
-    lock: Path, whole: str, spoiled: str
+    lock: Path, whole: str, committed: str, spoiled: str
 ) -> None:
     text = spoiled.format(whole, whole)
     lock.write_text(text)
     assert not dvc_reads(lock)
     assert not restore_stages(lock)
     assert lock.read_text() == text
-    lock.write_text(whole)
-
-
-def test_one_that_is_being_written_is_left_alone(
-    lock: Path, whole: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lock.write_text("")
-    monkeypatch.setattr(after_kill.time, "sleep", lambda _: lock.write_text(whole))
-    assert not restore_stages(lock)
-    assert lock.read_text() == whole
