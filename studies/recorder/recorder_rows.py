@@ -9,7 +9,7 @@ from minitrain.core.files import read_json
 
 STUDY = Path(__file__).resolve().parent
 RAW, AGAIN = "raw DDP loop", "raw DDP loop again"
-BY_STEP = ", by its median step"
+BY_STEP = ", median step"
 
 
 def read_rows() -> tuple[pd.DataFrame, pd.DataFrame]:

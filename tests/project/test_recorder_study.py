@@ -58,7 +58,7 @@ def test_study_measures_and_tells(tmp_path: Path) -> None:
     assert every_4 / every_step == pytest.approx(19 / 75, rel=0.02)
     table = (study / "table.md").read_text()
     assert "| every step recorded | " in table
-    assert "| between recorded steps, by its median step | " in table
+    assert "| between recorded steps, median step | " in table
     assert "- A step that is recorded takes " in table
     assert "- After 78 steps all arms have the same bits." in table
     assert (study / "recorder.png").is_file()
