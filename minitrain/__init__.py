@@ -4,6 +4,7 @@ Importing the package is cheap on purpose (no torch): stages that only handle
 text or tables start in a fraction of a second.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,11 @@ __all__ = [
     "launch",
     "record",
 ]
+
+# A rank of ours, before anything that takes time: one that is stopped while it imports
+# torch would outlive a launcher that is killed.
+if os.environ.get("MINITRAIN_LAUNCHER_PID") == str(os.getppid()):
+    import_module("minitrain.distributed.parent").end_with_parent()
 
 _HOMES = {
     "EvidenceError": "core.errors",

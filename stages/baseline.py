@@ -1,4 +1,4 @@
-"""Measure the arms of the speed comparison, interleaved; the only source of "faster".
+"""Measure the arms of the speed comparison; the only source of "faster".
 
     python -m stages.baseline
 

@@ -1,4 +1,4 @@
-"""Join the evidence on all runs, compare them with one process, and refuse a breach.
+"""Compare all runs with one process by their evidence; refuse a breach.
 
     python -m stages.equivalence
 

@@ -1,6 +1,8 @@
-"""Repeat a run of W ranks in one process, shard after shard, in the strategy's order.
+"""Repeat a run of W ranks in one process, shard after shard.
 
-python -m stages.replay --world-size 2
+    python -m stages.replay --world-size 2
+
+Their gradients are added in the order that the run's strategy adds them in.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Join what the stages measured into pictures, a manifest and the one-page report.
+"""Join what was measured into pictures, a manifest and the report.
 
 python -m stages.report
 """

@@ -1,4 +1,4 @@
-"""Deal the corpus to ranks, once for every world size that any backend asks for.
+"""Deal the corpus to ranks, once for every world size.
 
     python -m stages.shard
 

@@ -1,4 +1,4 @@
-"""Summarize the step times of all runs: joins what they measured, measures nothing.
+"""Summarize the step times of all runs; measures nothing itself.
 
 python -m stages.timing
 """

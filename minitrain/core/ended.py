@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from minitrain.core.guard import GUARD, STOPPED_S, stopped_by
+from minitrain.core.guard import GUARD, STOPPED_S, children, stopped_by
 
 # a rank that a launcher of ours started; the launcher says what became of it
 LAUNCHER_PID = "MINITRAIN_LAUNCHER_PID"
@@ -109,5 +109,8 @@ def _watch_guard(doomed: threading.Event) -> None:
     line = f"its guard (process {guard}) was stopped for {STOPPED_S:g} s"
     print(f"error: stopped: {line}", file=sys.stderr, flush=True)
     doomed.set()
+    # else a rank that was stopped too, before it had tied itself to us, would stay
+    for child in children():
+        os.kill(child, signal.SIGKILL)
     # the kernel then ends this process, as guard.py arranged
     os.kill(guard, signal.SIGKILL)

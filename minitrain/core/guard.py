@@ -223,12 +223,13 @@ def end_children(within_s: float) -> None:
         if pid:
             continue
         if time.monotonic() > deadline:
-            for child in _children():
+            for child in children():
                 os.kill(child, signal.SIGKILL)
         time.sleep(0.02)
 
 
-def _children() -> list[int]:
+def children() -> list[int]:
+    """The processes that this one started, or adopted, and has not buried."""
     me = str(os.getpid())
     pids = [int(p.name) for p in Path("/proc").iterdir() if p.name.isdecimal()]
     return [pid for pid in pids if (_stat(pid) or ["", ""])[1] == me]

@@ -36,11 +36,17 @@ def main():
 
 run_stage(main)
 """
+STARTS_A_RANK = """
+import subprocess
+subprocess.Popen(["sleep", "60"], stderr=subprocess.DEVNULL, start_new_session=True)
+"""
 GUARD = [sys.executable, "-I", "-S", str(ROOT / "minitrain/core/guard.py")]
 
 
-def start(folder: Path, *command: str, seconds: float = 60) -> subprocess.Popen[str]:
-    (folder / "stage.py").write_text(STAGE)
+def start(
+    folder: Path, *command: str, seconds: float = 60, stage: str = STAGE
+) -> subprocess.Popen[str]:
+    (folder / "stage.py").write_text(stage)
     process = subprocess.Popen(
         [*command, "stage.py", str(seconds)],
         cwd=folder,
@@ -137,3 +143,20 @@ def test_guard_that_is_stopped_alone_does_not_hold_up_dvc(
     line = f"its guard (process {process.pid}) was stopped for 3 s"
     assert said == f"error: stopped: {line}\n"
     assert has_ended(stage)
+
+
+def test_what_the_stage_started_ends_with_it_where_it_is_stopped_too(
+    tmp_path: Path,
+) -> None:
+    """As a rank in its first moments: it has not asked yet to end with its parent."""
+    process = start(tmp_path, *GUARD, stage=STARTS_A_RANK + STAGE)
+    (stage,) = psutil.Process(process.pid).children()
+    (rank,) = stage.children()
+    rank.suspend()
+    process.send_signal(signal.SIGSTOP)
+    process.communicate(timeout=15)
+    assert has_ended(stage)
+    gone = has_ended(rank)
+    if not gone:
+        rank.kill()
+    assert gone

@@ -9,11 +9,20 @@ from pathlib import Path
 import psutil
 import pytest
 from project import ROOT, environment
+from waiting import ended as has_ended
 from waiting import wait_for
 
 from minitrain.distributed.meeting import STORE
 
 pytestmark = pytest.mark.real_launch
+# a rank that is stopped before it has imported anything but the package
+EARLY = """
+import os, subprocess, sys, time
+stops = "import minitrain, os, signal; os.kill(os.getpid(), signal.SIGSTOP)"
+os.environ["MINITRAIN_LAUNCHER_PID"] = str(os.getpid())
+subprocess.Popen([sys.executable, "-c", stops], start_new_session=True)
+time.sleep(60)
+"""
 LAUNCH = "import faulty_rank as f; from minitrain import launch; launch(f.be_a_rank, 2,"
 STARTED_BY = {
     "torchrun": ["-m", "faulty_rank", "{how}", "2", "60"],
@@ -45,6 +54,21 @@ def test_ranks_end_when_their_launcher_is_killed(
     for rank in alive:
         rank.kill()
     assert len(gone) == 2
+
+
+def test_rank_that_is_stopped_while_it_starts_ends_with_its_launcher() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", EARLY], env=environment(PYTHONPATH=str(ROOT))
+    )
+    (rank,) = wait_for(lambda: psutil.Process(process.pid).children(), count=1)
+    stopped = psutil.STATUS_STOPPED
+    wait_for(lambda: [rank] if rank.status() == stopped else [], count=1)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    gone = has_ended(rank)
+    if not gone:
+        rank.kill()
+    assert gone
 
 
 def at_fault(temporary: Path) -> list[Path]:
