@@ -13,7 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from minitrain.core.guard import GUARD, STOPPED_S, children, stopped_by
+from minitrain.core.guard import (
+    GUARD,
+    STOPPED_S,
+    ancestors_up_to_dvc,
+    children,
+    stopped_by,
+)
 
 # a rank that a launcher of ours started; the launcher says what became of it
 LAUNCHER_PID = "MINITRAIN_LAUNCHER_PID"
@@ -95,18 +101,23 @@ def _guard_is_stopped() -> bool:
 
 
 def _watch_guard(doomed: threading.Event) -> None:
-    """End the guard once it was stopped for too long: nobody then waits for this stage,
-    and DVC would wait for ever.
+    """End the guard once it was stopped for too long, for DVC would wait for ever; at
+    once where DVC has gone, which the guard does not see now.
     """
     # else this thread may be the one that takes them, and the main one sleeps on
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    # None: one of them went while this process started
+    watched, gone = ancestors_up_to_dvc(), False
     # polls and not a clock: none pass while Ctrl-Z has stopped this process too
     polls = 0
-    while polls * POLL_S <= STOPPED_S:
+    while polls * POLL_S <= STOPPED_S and not gone:
         time.sleep(POLL_S)
         polls = polls + 1 if _guard_is_stopped() else 0
+        if polls:
+            gone = watched is None or any(process.is_gone() for process in watched)
     guard = int(os.environ[GUARD])
-    line = f"its guard (process {guard}) was stopped for {STOPPED_S:g} s"
+    how_long = "and what waited for it has ended" if gone else f"for {STOPPED_S:g} s"
+    line = f"its guard (process {guard}) was stopped {how_long}"
     print(f"error: stopped: {line}", file=sys.stderr, flush=True)
     doomed.set()
     # else a rank that was stopped too, before it had tied itself to us, would stay

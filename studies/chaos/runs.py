@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from judge import ON, RESTART, Ran
-from processes import kill_all, processes, wait_until
+from processes import kill_all, wait_until, with_role
 from results import digests
 from world import World
 
@@ -48,8 +48,10 @@ def repeat(
 ) -> tuple[Ran, list[Path]]:
     """The second run, and the checkpoints that it found."""
     world.start("second", *world.before)
-    # a stage outlives its DVC for a moment, and where it ends well needs none any more
-    wait_until(lambda: not processes(mark), limit_s)
+    # a stage outlives its DVC for a moment, and where it ends well needs none any more;
+    # no longer than the one that holds them, or those of the second run were among them
+    holder = "stage" if world.target.startswith("replay") else "rank"
+    wait_until(lambda: not with_role(mark, holder), limit_s)
     found = world.checkpoints()
     wait_until(lambda: world.ended or ON in world.said(), limit_s)
     if trial.detection_s is not None and trial.recovery_s is None:

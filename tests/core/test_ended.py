@@ -40,6 +40,12 @@ STARTS_A_RANK = """
 import subprocess
 subprocess.Popen(["sleep", "60"], stderr=subprocess.DEVNULL, start_new_session=True)
 """
+# it would wait for longer than the test
+PATIENT = STAGE.replace("STOPPED_S = 3", "STOPPED_S = 600")
+DVC = """
+import os, subprocess, sys
+subprocess.call([*sys.argv[1:]], env={**os.environ, "DVC_STAGE": "train@2"})
+"""
 GUARD = [sys.executable, "-I", "-S", str(ROOT / "minitrain/core/guard.py")]
 
 
@@ -160,3 +166,20 @@ def test_what_the_stage_started_ends_with_it_where_it_is_stopped_too(
     if not gone:
         rank.kill()
     assert gone
+
+
+def test_dvc_that_is_gone_is_not_waited_for_by_a_guard_that_is_stopped(
+    tmp_path: Path,
+) -> None:
+    """Else the next DVC starts the stage beside this one."""
+    (tmp_path / "dvc.py").write_text(DVC)
+    process = start(tmp_path, sys.executable, "dvc.py", *GUARD, stage=PATIENT)
+    (guard,) = psutil.Process(process.pid).children()
+    (stage,) = guard.children()
+    guard.suspend()
+    process.kill()
+    assert has_ended(stage, within_s=5)
+    _, said = process.communicate(timeout=5)
+    line = f"its guard (process {guard.pid}) was stopped and what waited for it has"
+    assert said == f"error: stopped: {line} ended\n"
+    assert has_ended(guard)
