@@ -66,7 +66,7 @@ study-peers: .venv-peers/installed
 	  { echo "error: $(PYTHON) must be Python 3.11 or newer; PYTHON=... make picks one" >&2; exit 2; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install $(TORCH) --requirement requirements.lock
-	@$(BIN)/python -m pip install --quiet --no-deps --editable .
+	$(BIN)/python -m pip install --no-deps --editable .
 	@touch $@
 
 # it sees all that is in .venv, so only the rest is installed: half a minute
