@@ -87,7 +87,7 @@ NOT_RUN = {
         "git alone; tests/project/test_pipeline.py compares the bytes of two copies"
     ),
     "diff before.txt after.txt": "of what a test prints; diff alone",
-    "cp metrics/equivalence.json undisturbed.json": "cp alone",
+    "cp metrics/equivalence.json undisturbed.json": "a copy alone",
     "diff undisturbed.json metrics/equivalence.json": (
         "tests/project/test_interrupted.py compares more than this file"
     ),
