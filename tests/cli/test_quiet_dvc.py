@@ -141,9 +141,9 @@ def test_errors_and_exit_codes_are_those_of_dvc(
 @pytest.mark.pipeline
 def test_interrupted_stage_has_the_last_word(project: Path) -> None:
     """It ends as one that Ctrl-C ended; plain DVC says that, too."""
-    ended = STAGE.replace("cat made", "echo error: interrupted >&2; exit 130")
+    ended = STAGE.replace("cat made", "echo interrupted >&2; exit 130")
     (project / "dvc.yaml").write_text(ended)
     quiet, plain = (repro(project, m) for m in ("minitrain.cli.quiet_dvc", "dvc"))
     assert quiet.returncode == plain.returncode == 255
     assert "exited with 130" in plain.stderr
-    assert quiet.stderr == "error: interrupted\n"
+    assert quiet.stderr == "interrupted\n"
