@@ -38,6 +38,8 @@ RUN_BY = {
     "make experiments": TUTORIAL,
     "git checkout minitrain/train/worker.py": TUTORIAL,
     "python docs/course/look.py": LOOK,
+    "python docs/course/look.py | tee before.txt": LOOK,
+    "python docs/course/look.py | tee after.txt": LOOK,
     "cp CHANGELOG.md my-text.txt": HOW_TO,
     "minitrain check my_model.py:alone": HOW_TO,
     "sha256sum data/runs/gloo-2/states/state-rank-0.pt "
@@ -81,11 +83,14 @@ NOT_RUN = {
     'git commit --all --message "What I changed, what I expected, what came"': (
         "git alone; the tutorial's test does the same"
     ),
-    "git diff metrics/equivalence.json": "git alone",
     "git diff --exit-code metrics/equivalence.json": (
         "git alone; tests/project/test_pipeline.py compares the bytes of two copies"
     ),
-    "python docs/course/look.py | tee before.txt": "the same without tee is run",
+    "diff before.txt after.txt": "of what a test prints; diff alone",
+    "cp metrics/equivalence.json undisturbed.json": "a copy alone",
+    "diff undisturbed.json metrics/equivalence.json": (
+        "tests/project/test_interrupted.py compares more than this file"
+    ),
     "minitrain check my_model.py:build": YOURS,
     "minitrain check my_model.py:build --sync all": (
         "thirteen trainings; tests/cli/test_cli_check.py::test_all_strategies"
