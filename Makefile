@@ -9,11 +9,11 @@ DVC := $(BIN)/python -P -m minitrain.cli.quiet_dvc
 
 # a user's own files in the root are the user's
 CODE := minitrain stages studies examples tests docs
-STUDIES := $(notdir $(patsubst %/,%,$(wildcard studies/*/)))
+STUDIES := $(sort $(notdir $(patsubst %/dvc.yaml,%,$(wildcard studies/*/dvc.yaml))))
 # what .venv-peers has beside .venv
 OTHERS := studies/peers/requirements.txt tests/frameworks/requirements.txt
-# two files of tests at a time: many of them wait
-TWO := --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# three files of tests at a time on two cores: many of them wait
+SIDE_BY_SIDE := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 # columns that `make experiments` leaves out of `dvc exp show`: files, gaps, and losses of
 # all runs but one, since those of the others differ by rounding
@@ -24,15 +24,15 @@ OTHER := $(FILES)|Created|.*gap_billionths|gloo-(?!1\.).*loss|nccl-.*loss
 .DEFAULT_GOAL := all
 
 all: .venv/installed ## set up, and run the pipeline: about three minutes on 2 cores
-	@$(BIN)/python -m minitrain.core.dvc_lock
+	@$(BIN)/python -m minitrain.cli.after_kill
 	@$(DVC) repro
 	@$(BIN)/minitrain summary
 
 check: lint ## lint, types and the quick tests: three minutes
-	@$(BIN)/python -m pytest $(TWO) -m "not slow"
+	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not slow"
 
 test: lint .venv-peers/installed .venv-docs/installed ## lint, types and all tests: twenty minutes
-	@$(BIN)/python -m pytest $(TWO)
+	@$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
 lint: .venv/installed ## ruff and mypy alone
 	@$(BIN)/ruff check $(CODE)
@@ -52,7 +52,9 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
 
 study-%: .venv/installed
-	@$(BIN)/python -m minitrain.core.dvc_lock
+	@test -f studies/$*/dvc.yaml || \
+	  { echo "error: no study $*: must be one of $(STUDIES)" >&2; exit 2; }
+	@$(BIN)/python -m minitrain.cli.after_kill
 	@$(DVC) repro studies/$*/dvc.yaml
 	@$(BIN)/python studies/label.py
 

@@ -7,13 +7,13 @@ import socket
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import torch
 from fork_server import ForkServer, start_by_fork
+from held_memory import held_by, segments
 from mutated import ADDRESS, Server, servers
 
 from minitrain.distributed import launcher
@@ -22,7 +22,7 @@ from minitrain.distributed import launcher
 MAY_BE_MISSING = ("needs a GPU", "needs root", "needs iproute2")
 # what they hold is ranks at work, or takes them to be seen
 MANY_RANKS = {"bench", "distributed", "frameworks", "notebooks", "recording", "sync"}
-# tests beside this one have shared memory too, for a moment
+# tests beside this one make and remove shared memory too: in a moment
 OF_OTHERS_S = 5.0
 CACHE_OF_TORCH = f"torchinductor_{getpass.getuser()}"
 SET_BY_OTHERS = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}
@@ -96,7 +96,7 @@ def nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     tempfile.tempdir = str(temporary)
     os.environ["TMPDIR"] = str(temporary)
     environment = dict(os.environ)
-    segments = _shared_memory()
+    segments_before = segments()
     yield
     tempfile.tempdir = outside
     children = psutil.Process().children(recursive=True)
@@ -104,6 +104,8 @@ def nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     left = [child for child in children if child.pid not in known]
     for child in left:
         child.kill()
+    # else the tests after this one would find what it left, too
+    psutil.wait_procs(left, timeout=5)
     names = (environment.keys() | os.environ.keys()) - SET_BY_OTHERS
     changed = {n for n in names if environment.get(n) != os.environ.get(n)}
     os.environ.clear()
@@ -113,17 +115,14 @@ def nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     # torch makes its compiler's cache as soon as a model is wrapped
     files = {file.name for file in temporary.iterdir()} - {CACHE_OF_TORCH}
     assert not files, f"temporary files left behind: {files}"
-    new = _shared_memory() - segments
+    new = segments() - segments_before
     deadline = time.monotonic() + OF_OTHERS_S
     while new and time.monotonic() < deadline:
+        # whom this test started has gone
+        new -= held_by(lambda pid: pid != os.getpid())
         time.sleep(0.1)
-        new &= _shared_memory()
+        new &= segments()
     assert not new, f"shared memory left behind: {new}"
-
-
-def _shared_memory() -> set[Path]:
-    folder = Path("/dev/shm")
-    return set(folder.iterdir()) if folder.is_dir() else set()
 
 
 # first: pytest's own hook selects by these marks

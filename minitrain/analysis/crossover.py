@@ -102,12 +102,16 @@ def measurable(over: Over, value: float, processes: int, *, up: bool) -> float:
     return max(1, whole) * step
 
 
-def further(found: Crossover, clear: Crossover) -> Crossover:
-    """``found`` with the bounds of ``clear``, which a larger error gave, where it has
-    some.
+def further(found: Crossover, clear: Crossover, ends: tuple[float, float]) -> Crossover:
+    """``found`` with the bounds of ``clear``, which a larger error gave; where that has
+    none, as far as what was asked for goes. A side of which nothing is claimed stays.
     """
-    low, high = clear.low or found.low, clear.high or found.high
-    return replace(found, low=low, high=high)
+    smallest, largest = ends
+    return replace(
+        found,
+        low=found.low and (clear.low or smallest),
+        high=found.high and (clear.high or largest),
+    )
 
 
 def sides(

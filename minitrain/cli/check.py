@@ -126,7 +126,7 @@ def in_words(found: "Climbed", seconds: float) -> str:
     took = f"{seconds:.0f} s"
     if len(found.ladders) == 1 and not found.refused:
         (only,) = found.ladders.values()
-        return "\n".join([*_every_rung(only), took])
+        return f"{only}\n{took}"
     width = max(map(len, (*found.ladders, *found.refused)))
     lines = []
     for name, ladder in found.ladders.items():
@@ -136,14 +136,3 @@ def in_words(found: "Climbed", seconds: float) -> str:
     for name, why in found.refused.items():
         lines.append(f"{name:<{width}}  not tried: {why}")
     return "\n".join([*lines, took])
-
-
-def _every_rung(ladder: "Ladder") -> list[str]:
-    # in the words of the report, which takes a second to import: not for --help
-    from minitrain.report.ladder import printed
-
-    lines = printed({name: asdict(rung) for name, rung in ladder.rungs.items()})
-    lines.append(f"{ladder.verdict}: {ladder.rests_on}")
-    if ladder.divergence is not None:
-        lines.append(f"first difference: {ladder.divergence}")
-    return lines

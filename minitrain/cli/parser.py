@@ -1,11 +1,10 @@
 """Arguments of the command line: what is wrong with them is one line."""
 
 import argparse
-import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from minitrain.core.errors import UserError
+from minitrain.core.errors import UserError, did_you_mean
 
 
 class Parser(argparse.ArgumentParser):
@@ -23,7 +22,7 @@ class Parser(argparse.ArgumentParser):
         if not options:
             self.error(f"{unknown[0]!r} is one argument too many")
         name, *_ = options[0].split("=")
-        near = nearest(name, self._option_string_actions)
+        near = did_you_mean(name, self._option_string_actions)
         self.error(f"{name}: unknown option{near}")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
@@ -31,7 +30,7 @@ class Parser(argparse.ArgumentParser):
             return
         name = "/".join(action.option_strings) or action.metavar or action.dest
         allowed = [str(choice) for choice in action.choices]
-        near = nearest(str(value), allowed)
+        near = did_you_mean(str(value), allowed)
         raise UserError(
             f"{name} = {value!r}: must be one of {', '.join(allowed)}{near}"
         )
@@ -46,9 +45,3 @@ class Names(tuple[str, ...]):
 
 class Named(str):
     """``FILE.py:NAME`` or ``module:NAME``: a shell completes the file."""
-
-
-def nearest(word: str, allowed: Iterable[str]) -> str:
-    """What was probably meant, as the end of a line; nothing where nothing is near."""
-    close = difflib.get_close_matches(word, list(allowed), n=1)
-    return f" (did you mean {close[0]}?)" if close else ""

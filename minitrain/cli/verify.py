@@ -21,6 +21,7 @@ from minitrain.cli.answer import Answer
 from minitrain.cli.recording_words import recordings_as_facts, recordings_in_words
 from minitrain.core.errors import UserError
 from minitrain.report.numbers import plural
+from minitrain.testing.nearest import nearest_file
 
 if TYPE_CHECKING:
     from minitrain.diff.folders import FoldersCompared
@@ -74,6 +75,7 @@ def answer(options: argparse.Namespace) -> Answer:
     from minitrain.diff.state_diff import compare_states
     from minitrain.diff.states import read_state
 
+    _refuse_misspelt([options.a, options.b, options.twin])
     a, b, prefix = options.a, options.b, options.strip_prefix
     if is_recording(a) or is_recording(b):
         return _answer_for_recordings(options)
@@ -94,6 +96,14 @@ def answer(options: argparse.Namespace) -> Answer:
     more = f"\nnot compared: {_some(others)}" if others else ""
     facts = {**asdict(found), "not_compared": others}
     return Answer(found.equal, facts, in_words(found) + more)
+
+
+def _refuse_misspelt(paths: list[Path | None]) -> None:
+    """Where nothing is near, whoever reads it says what is missing."""
+    given = [path for path in paths if path is not None]
+    for path in given:
+        if not path.exists() and (near := nearest_file(path, but=given)):
+            raise UserError(f"{path}: does not exist{near}")
 
 
 def _answer_for_runs(a: Path, b: Path) -> Answer:

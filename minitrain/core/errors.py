@@ -4,10 +4,11 @@ Exit codes of every command and stage: 0 all well; 1 the run finished and the
 evidence says no; 2 bad input or environment; 128 + n ended by signal n.
 """
 
+import difflib
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from minitrain.core.disk import disk_full, is_disk_full
@@ -26,6 +27,14 @@ class UserError(Exception):
 
 class EvidenceError(Exception):
     """The run finished and its evidence says no: one line that says what differs."""
+
+
+def did_you_mean(word: str, allowed: Iterable[str]) -> str:
+    """The end of a line about ``word``: the one of ``allowed`` that is near to it, or
+    nothing where none is.
+    """
+    close = difflib.get_close_matches(word, [*allowed], n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
 
 
 class RankError(Exception):

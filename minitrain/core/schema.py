@@ -4,7 +4,6 @@ Unknown keys are refused. A mistake raises :class:`~minitrain.core.errors.UserEr
 with one line that names the file, the key, the value and what is allowed.
 """
 
-import difflib
 import re
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -15,7 +14,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError
 from ruamel.yaml.reader import ReaderError
 
-from minitrain.core.errors import UserError
+from minitrain.core.errors import UserError, did_you_mean
 
 # what the C types take that torch and gloo put numbers in
 MAX_COUNT, MAX_FLOAT = 2**31 - 1, 1e9
@@ -123,16 +122,20 @@ def _one_error(schema: type[Section], detail: ErrorDetails) -> str:
         return f"{key}.{problem}" if key else str(problem)
     message = re.sub("^(Input|List|Value) should", "must", detail["msg"])
     message = message.removeprefix("Value error, ")
-    return f"{key} = {_shown(detail['input'])}: {message}"
+    return f"{key} = {_shown(detail['input'])}: {message}{_meant(detail)}"
+
+
+def _meant(detail: ErrorDetails) -> str:
+    expected = str(detail.get("ctx", {}).get("expected", ""))
+    return did_you_mean(str(detail["input"]), re.findall("'(.*?)'", expected))
 
 
 def _suggestion(schema: type[Section], parts: list[str]) -> str:
     section: Any = schema
     for part in parts[:-1]:
         section = section.model_fields[part].annotation
-    close = difflib.get_close_matches(parts[-1], section.model_fields, n=1)
-    allowed = ", ".join(section.model_fields)
-    return f" (did you mean {close[0]}?)" if close else f"; allowed: {allowed}"
+    meant = did_you_mean(parts[-1], section.model_fields)
+    return meant or f"; allowed: {', '.join(section.model_fields)}"
 
 
 def _shown(value: object) -> str:

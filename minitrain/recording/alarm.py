@@ -64,6 +64,8 @@ def unlike(values: Sequence[Hashable]) -> list[int]:
     """Which have another value than most have; where as many have one as another, than
     the first of them.
     """
+    if len({*values}) < 2:
+        return []
     counts = Counter(values)
     # max and Counter keep the order of the ranks
     usual = max(counts, key=lambda value: counts[value])

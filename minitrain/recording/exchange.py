@@ -21,9 +21,11 @@ from torch import Tensor
 
 from minitrain.distributed.torch_private import group_by
 from minitrain.recording.alarm import Alarm, alarm, named
+from minitrain.recording.format import Row
 from minitrain.recording.rules import place
 
-POLL_S = 0.005
+# a set is most often there at once; who waits longer is not to take a core
+POLL_S, FIRST_POLL_S = 0.005, 0.0001
 # of what a rank waits for, as long as the run itself may: who is slow can still come
 NEVER = timedelta(days=1)
 # a row that is longer than the others so far takes a second call
@@ -37,6 +39,7 @@ _numbers = count()
 class _Mine:
     """A row that is on its way."""
 
+    row: Row
     step: int
     place: str
     # a rank may be long in coming to its end: it saves, or evaluates
@@ -59,7 +62,7 @@ class Exchange:
         self.world_size = dist.get_world_size()
         self._rank = dist.get_rank()
         self._waiting: deque[_Mine] = deque()
-        self._complete: list[list[dict[str, Any]]] = []
+        self._complete: list[list[Row]] = []
         self._work: Any = None
         self._parts: list[Tensor] = []
         # as all ranks have it, for they see the same lengths
@@ -80,31 +83,33 @@ class Exchange:
         """Whether all ranks came."""
         return self._group is not None
 
-    def send(self, row: dict[str, Any]) -> None:
-        """Send ``row`` to all and wait for none; that it was sent is told to the store,
-        which answers.
+    def send(self, row: Row, line: bytes) -> None:
+        """Send ``row``, which is this ``line``, to all and wait for none;
+        that it was sent is told to the store, which answers.
         """
         if self._group is None:
             return
         step = int(row.get("step", 0))
         if row["kind"] == "end":
             step = sum(row["steps"].values())
-        data = json.dumps(row).encode()
-        self._waiting.append(_Mine(step, place(row), row["kind"] == "end", data))
+        mine = _Mine(row, step, place(row), row["kind"] == "end", line)
+        self._waiting.append(mine)
         self._sent += 1
         with suppress(RuntimeError):
             heard = json.dumps([self._sent, place(row)])
             self._group.get_group_store().set(f"sent by {self._rank}", heard)
         self._advance()
 
-    def received(self, wait_s: float = 0.0) -> list[list[dict[str, Any]]]:
+    def received(self, wait_s: float = 0.0) -> list[list[Row]]:
         """The sets that are complete and were not had before, each in rank order. Waits
         for what is on its way, ``wait_s`` seconds at most.
         """
         deadline = time.monotonic() + wait_s
         self._advance()
+        pause = FIRST_POLL_S
         while self._waiting and not self._lost and time.monotonic() < deadline:
-            time.sleep(POLL_S)
+            time.sleep(pause)
+            pause = min(2 * pause, POLL_S)
             self._advance()
         complete, self._complete = self._complete, []
         return complete
@@ -167,10 +172,14 @@ class Exchange:
             self._room = int(MORE * max(lengths))
             self._gather(self._waiting[0].data, self._room)
             return
-        pairs = zip(framed, lengths, strict=True)
-        rows = [json.loads(one[HEAD : HEAD + length]) for one, length in pairs]
-        self._complete.append(rows)
-        self._waiting.popleft()
+        mine = self._waiting.popleft().row
+        pairs = enumerate(zip(framed, lengths, strict=True))
+        self._complete.append(
+            [
+                mine if rank == self._rank else json.loads(one[HEAD : HEAD + length])
+                for rank, (one, length) in pairs
+            ]
+        )
         self._work, self._parts = None, []
 
     def _late(self) -> Alarm | None:

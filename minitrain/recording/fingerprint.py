@@ -23,11 +23,13 @@ from minitrain.data.cut import bytes_of
 from minitrain.sync.strategy import whole
 
 Numbers = npt.NDArray[Any]
+# usual types, which NumPy has too
+USUAL = (torch.float32, torch.float64, torch.complex64, torch.int64)
 BINS = 8
-# elements: in float64 a block and the sum of blocks stay in a processor's cache
-BLOCK = 1 << 14
-PARTS = 8
-ROW = 64
+BLOCK, PARTS, ROW = 1 << 14, 8, 64
+PART = BLOCK // PARTS
+# blocks at a time: in float64 they stay in a processor's cache
+TOGETHER = 4
 
 
 def digest(tensor: Tensor) -> str:
@@ -59,56 +61,87 @@ def gathered(tensor: Tensor) -> Tensor:
     return dense.resolve_conj().resolve_neg().cpu()
 
 
+def bytes_in(dense: Tensor) -> memoryview:
+    """All bytes of what :func:`gathered` gives, row after row."""
+    if dense.dtype in USUAL and dense.is_contiguous():
+        # several times as fast, which counts for small tensors
+        return dense.numpy().data
+    return bytes_of(dense)
+
+
 def _digest(dense: Tensor) -> str:
-    return hashlib.sha256(bytes_of(dense)).hexdigest()[:32]
+    return hashlib.sha256(bytes_in(dense)).hexdigest()[:32]
 
 
+# no warning of what overflows: it is recorded as what it is
+@np.errstate(all="ignore")
 def _sketch_and_norm(dense: Tensor) -> tuple[list[float], float]:
     real = torch.view_as_real(dense) if dense.is_complex() else dense
-    flat = real.reshape(-1)
-    num_rows = min(BLOCK // ROW, -(-len(flat) // ROW))
-    total, square = torch.zeros(num_rows * ROW, dtype=torch.float64), 0.0
-    # block upon block: no copy of a whole tensor, and sums in float64
-    for number, block in enumerate(flat.split(BLOCK)):
-        wide = block.double()
-        # not by BLAS, whose threads would contend with those of the run
-        square += float(torch.linalg.vector_norm(wide)) ** 2
-        if len(wide) == BLOCK:
-            parts = wide.view(PARTS, -1)
-            total.view(PARTS, -1).addcmul_(parts, _signs_of_block(number))
-        else:
-            total[: len(wide)].addcmul_(wide, _each_sign(number)[: len(wide)])
-    signed = total.mul_(_signs()[: len(total)])
-    rows = signed.view(num_rows, ROW // BINS, BINS).sum(1).view(-1).numpy()
-    bins = np.bincount(_bins_of_rows()[: len(rows)], rows, BINS)
+    line = real.reshape(-1)
+    flat = line.numpy() if line.dtype in USUAL else line
+    bins, square = _of_few(flat) if len(flat) <= PART else _of_many(flat)
     return bins.tolist(), math.sqrt(square)
+
+
+def _of_few(flat: Numbers | Tensor) -> tuple[Numbers, float]:
+    """Element by element: most tensors are small, and what counts are the calls."""
+    wide, (bins, signs) = _wide(flat), _first_part()
+    signed = wide * signs[: len(wide)]
+    return np.bincount(bins[: len(wide)], signed, BINS), float(np.vecdot(wide, wide))
+
+
+def _of_many(flat: Numbers | Tensor) -> tuple[Numbers, float]:
+    total, square = np.zeros((PARTS, PART)), 0.0
+    # some blocks at a time: no copy of a whole tensor, and sums in float64
+    for number, start in enumerate(range(0, len(flat), TOGETHER * BLOCK)):
+        wide = _wide(flat[start : start + TOGETHER * BLOCK], BLOCK)
+        blocks = wide.reshape(-1, PARTS, PART)
+        signs = _signs_of_blocks(number)[: len(blocks)]
+        total += np.einsum("bpj,bp->pj", blocks, signs)
+        # by rows that are too short for BLAS to begin threads beside those of the run
+        square += float(np.vecdot(blocks, blocks).sum())
+    eights = total.reshape(-1, ROW // BINS, BINS)
+    sums = np.einsum("rij,rij->rj", eights, _signs())
+    return np.bincount(_bins_of_rows().reshape(-1), sums.reshape(-1), BINS), square
+
+
+def _wide(flat: Numbers | Tensor, unit: int = 1) -> Numbers:
+    """In float64, with zeros at the end up to a multiple of ``unit``."""
+    count = len(flat)
+    wide = np.empty(-(-count // unit) * unit)
+    wide[:count] = flat.double().numpy() if isinstance(flat, Tensor) else flat
+    wide[count:] = 0
+    return wide
+
+
+@cache
+def _first_part() -> tuple[Numbers, Numbers]:
+    """The bin and the sign of each element of a tensor's first part."""
+    bins = np.tile(_bins_of_rows(), ROW // BINS).reshape(-1)[:PART]
+    return bins, _signs().reshape(-1)[:PART] * _signs_of_blocks(0)[0, 0]
 
 
 @cache
 def _bins_of_rows() -> Numbers:
     first = np.frombuffer(_random_bytes("rows", BLOCK // ROW), np.uint8)
-    bins = (first[:, None].astype(np.intp) + np.arange(BINS)) % BINS
-    return bins.reshape(-1)
+    return (first[:, None].astype(np.intp) + np.arange(BINS)) % BINS
 
 
 @cache
-def _signs() -> Tensor:
-    return _random_signs("signs", BLOCK)
+def _signs() -> Numbers:
+    return _random_signs("signs", BLOCK).reshape(-1, ROW // BINS, BINS)
 
 
-@lru_cache(maxsize=4096)
-def _signs_of_block(number: int) -> Tensor:
-    return _random_signs(f"block {number}", PARTS).view(PARTS, 1)
+@lru_cache(maxsize=1024)
+def _signs_of_blocks(number: int) -> Numbers:
+    """Of the parts of each of those that are taken together."""
+    blocks = range(number * TOGETHER, (number + 1) * TOGETHER)
+    return np.stack([_random_signs(f"block {block}", PARTS) for block in blocks])
 
 
-@lru_cache(maxsize=4)
-def _each_sign(number: int) -> Tensor:
-    return _signs_of_block(number).expand(-1, BLOCK // PARTS).reshape(-1)
-
-
-def _random_signs(name: str, count: int) -> Tensor:
+def _random_signs(name: str, count: int) -> Numbers:
     bits = np.unpackbits(np.frombuffer(_random_bytes(name, count // 8), np.uint8))
-    return torch.from_numpy(bits * 2.0 - 1)
+    return bits * 2.0 - 1
 
 
 def _random_bytes(name: str, count: int) -> bytes:

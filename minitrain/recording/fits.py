@@ -7,10 +7,11 @@ factors are tells most faults apart.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from minitrain.recording.alarm import Rows, all_names
+from minitrain.recording.alarm import Rows
 
 # relative, of what is left of a fit: room for what is kept in bfloat16
 CLOSE = 1e-2
@@ -35,15 +36,8 @@ class Sketches:
 
 def comparable(rows: Rows) -> list[str]:
     """The tensors of which every rank has its own gradient and the one it got."""
-    names = all_names([row.get("gradients", {}) for row in rows])
-    return [
-        name
-        for name in names
-        if all(
-            name in row.get("own", {}) and name in row.get("gradients", {})
-            for row in rows
-        )
-    ]
+    tables = [row.get(kind, {}) for row in rows for kind in ("own", "gradients")]
+    return [name for name in tables[1] if all(name in table for table in tables)]
 
 
 def sketches(rows: Rows, names: Sequence[str]) -> Sketches | None:
@@ -57,7 +51,7 @@ def sketches(rows: Rows, names: Sequence[str]) -> Sketches | None:
             lambda row, name: row["own"][name],
         )
     ]
-    gradients, own = (torch.tensor(one, dtype=torch.float64) for one in pair)
+    gradients, own = (torch.from_numpy(np.array(one, np.float64)) for one in pair)
     if not (gradients.isfinite().all() and own.isfinite().all()):
         return None
     return Sketches(gradients, own)

@@ -156,8 +156,14 @@ def _row(path: Path, number: int, line: bytes) -> Row:
     return row
 
 
+def line_of(row: Row) -> bytes:
+    """``row`` as one line of a recording."""
+    text = json.dumps(row, separators=(",", ":"), ensure_ascii=False)
+    return (text + "\n").encode()
+
+
 class Writer:
-    """Appends to the file of one rank; each row is with the operating system before
+    """Appends to the file of one rank; each line is with the operating system before
     :meth:`append` returns. UserError where that rank has a recording there already.
     """
 
@@ -168,11 +174,10 @@ class Writer:
             folder.mkdir(parents=True, exist_ok=True)
             self._file: BinaryIO = open(self.path, "xb")  # noqa: SIM115
 
-    def append(self, row: Row) -> None:
-        """Write ``row`` as one line."""
-        line = json.dumps(row, separators=(",", ":"), ensure_ascii=False) + "\n"
+    def append(self, line: bytes) -> None:
+        """Write what :func:`line_of` made of a row."""
         with writing(self.path):
-            self._file.write(line.encode())
+            self._file.write(line)
             self._file.flush()
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from minitrain.core.disk import is_disk_full
 from minitrain.core.errors import UserError, describe_os_error
-from minitrain.recording.format import Row, Writer
+from minitrain.recording.format import Writer
 
 
 class Lines:
@@ -25,11 +25,11 @@ class Lines:
                 raise
             self._end(error)
 
-    def append(self, row: Row) -> None:
-        """Write ``row``, if all before it was written."""
+    def append(self, line: bytes) -> None:
+        """Write ``line``, if all before it was written."""
         if self._writer is not None:
             try:
-                self._writer.append(row)
+                self._writer.append(line)
             except (OSError, UserError) as error:
                 self._end(error)
 

@@ -21,8 +21,7 @@ from torch.optim.optimizer import (
 from torch.utils.hooks import RemovableHandle
 
 from minitrain.core.errors import UserError
-from minitrain.data.cut import bytes_of
-from minitrain.recording.fingerprint import gathered
+from minitrain.recording.fingerprint import bytes_in, gathered
 
 # beside every so many steps the first: there most goes wrong, and rounding is small
 FIRST_STEPS = 3
@@ -92,7 +91,7 @@ def _held(optimizer: Optimizer) -> list[Tensor]:
 def _parts(kept: Any) -> Iterator[bytes]:
     if isinstance(kept, Tensor):
         # three times as fast as SHA-256: moments are twice as many as parameters
-        yield zlib.crc32(bytes_of(gathered(kept))).to_bytes(4)
+        yield zlib.crc32(bytes_in(gathered(kept))).to_bytes(4)
     elif isinstance(kept, dict):
         for key in sorted(kept, key=str):
             yield str(key).encode()

@@ -1,8 +1,10 @@
 """A step as it is written down: collected from forward pass to optimizer."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -11,6 +13,9 @@ from minitrain.recording.format import Row
 from minitrain.recording.inputs import mean_loss, random_digest, read
 from minitrain.recording.optimizers import IDLE, Optimizers, Stepped
 from minitrain.recording.taps import Wrappers, parameters_of, plain_name
+
+# bytes of gradients that are kept for a moment: less than a bucket of DDP's
+KEPT = 8 << 20
 
 
 @dataclass
@@ -43,6 +48,9 @@ class Pages:
         # how many of both are of steps that were long ago
         self._old = 0, 0
         self._own: dict[str, list[float]] = {}
+        # gradients that are yet to be sketched, and their bytes
+        self._kept: dict[str, Tensor] = {}
+        self._num_kept = 0
         self._first: Pass | None = None
         self._begun: dict[int, Row] = {}
         self.forwards = 0
@@ -78,8 +86,24 @@ class Pages:
         """As a backward pass leaves it, before any other rank's is mixed in. Of passes
         that are not synchronized the next has all: it adds to their gradient.
         """
-        if not self._passes or self._passes[-1].synced is not False:
+        if self._passes and self._passes[-1].synced is False:
+            return
+        if gradient.layout is not torch.strided or gradient.nbytes > KEPT:
             self._own[name] = sketch(gradient)
+            return
+        # later, many at once: beside a backward pass each takes three times as long
+        self._kept[name] = gradient.detach().clone()
+        self._num_kept += gradient.nbytes
+        if self._num_kept > KEPT:
+            self._sketch_kept()
+
+    def _sketch_kept(self) -> None:
+        self._num_kept = 0
+        # not over its items: each device has a thread that may add some
+        with suppress(KeyError):
+            while True:
+                name, gradient = self._kept.popitem()
+                self._own[name] = sketch(gradient)
 
     def loss(self, loss: Tensor | float) -> None:
         """As the user tells it."""
@@ -88,6 +112,8 @@ class Pages:
     def forget(self, optimizers: Optimizers) -> None:
         """No step to be recorded comes next."""
         self._own.clear()
+        self._kept.clear()
+        self._num_kept = 0
         self._drop(len(self._passes), len(self._losses), optimizers)
 
     def forget_old(self, optimizers: Optimizers) -> None:
@@ -172,6 +198,7 @@ class Pages:
             for name, p in trained.items()
             if p.grad is not None
         }
+        self._sketch_kept()
         own = {n: self._own.pop(n) for n in trained if n in self._own}
         if last.synced is False:
             # there was none that synchronized, so they are this rank's own

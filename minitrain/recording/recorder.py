@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from minitrain.core.errors import EvidenceError, UserError
-from minitrain.recording.format import Row, refuse_second
+from minitrain.recording.format import Row, line_of, refuse_second
 from minitrain.recording.header import (
     header_of,
     rank_and_size,
@@ -98,8 +98,7 @@ class Recorder:
                 watch = self._begin()
                 steps = {str(one.number): one.steps for one in self._optimizers.seen}
                 end = {"kind": "end", "steps": steps, "forwards": self._pages.forwards}
-                self._append(end)
-                watch.send(end)
+                self._tell(end, watch)
                 watch.look(self._timeout_s)
             finally:
                 self._close()
@@ -170,8 +169,7 @@ class Recorder:
         watch = self._begin()
         row = self._pages.step_ended(stepped)
         if row is not None:
-            self._append(row)
-            watch.send(row)
+            self._tell(row, watch)
         self._due = self._optimizers.are_due(self._every)
         if not self._due and self._own.listens:
             self._own.stop()
@@ -180,9 +178,15 @@ class Recorder:
         waits = row is not None and self._raises
         watch.look(self._timeout_s if waits else 0.0)
 
-    def _append(self, row: Row) -> None:
+    def _tell(self, row: Row, watch: Watch) -> None:
+        """To the file and to the other ranks."""
+        line = line_of(row)
+        self._append(line)
+        watch.send(row, line)
+
+    def _append(self, line: bytes) -> None:
         if self._lines is not None:
-            self._lines.append(row)
+            self._lines.append(line)
 
     def _begin(self) -> Watch:
         """Once: the meeting with the other ranks, and the first line."""
@@ -199,9 +203,7 @@ class Recorder:
             # what follows needs all ranks where each has a part of the parameters
             require_all(parameters, watch.has_all, self._timeout_s)
             self._lines = Lines(self._folder, rank_and_size()[0], self._raises)
-            header = header_of(parameters, self._every)
-            self._append(header)
-            watch.send(header)
+            self._tell(header_of(parameters, self._every), watch)
         except BaseException:
             self._listen_no_more()
             self._close()

@@ -8,20 +8,20 @@ import torch.distributed as dist
 from minitrain.core.errors import EvidenceError
 from minitrain.recording.alarm import Alarm
 from minitrain.recording.exchange import Exchange
-from minitrain.recording.format import Row
+from minitrain.recording.format import Row, line_of
 from minitrain.recording.judge import Judge
 
 
 class Watch:
     """Of one rank: sends its rows to the others, and judges what has come of all.
 
-    ``write`` gets each alarm once, on every rank; rank 0 prints it. With ``raises``, an
-    alarm that is no note ends the run on all ranks at the step in which it is found:
-    for that they wait for each other at recorded steps.
+    ``write`` gets the line of each alarm once, on every rank; rank 0 prints it. With
+    ``raises``, an alarm that is no note ends the run on all ranks at the step in which
+    it is found: for that they wait for each other at recorded steps.
     """
 
     def __init__(
-        self, write: Callable[[Row], None], timeout_s: float, raises: bool
+        self, write: Callable[[bytes], None], timeout_s: float, raises: bool
     ) -> None:
         self._write, self._raises = write, raises
         self._judge = Judge()
@@ -37,12 +37,12 @@ class Watch:
         """Whether all ranks record."""
         return self._exchange is None or self._exchange.has_all
 
-    def send(self, row: Row) -> None:
-        """To all ranks; waits for none of them."""
+    def send(self, row: Row, line: bytes) -> None:
+        """``row``, which is this ``line``, to all ranks; waits for none of them."""
         if self._exchange is None:
             self._alone.append([row])
         else:
-            self._exchange.send(row)
+            self._exchange.send(row, line)
 
     def look(self, wait_s: float = 0.0) -> None:
         """Judge what has come, or comes within ``wait_s``; EvidenceError where that
@@ -68,7 +68,7 @@ class Watch:
     def _tell(self, found: Iterable[Alarm]) -> None:
         ends = None
         for alarm in found:
-            self._write(alarm.row())
+            self._write(line_of(alarm.row()))
             if self._rank == self._speaker(alarm):
                 print(alarm.line, file=sys.stderr, flush=True)
             if alarm.severe and self._raises and ends is None:

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from minitrain.proof.words import verdict_in_words
 from minitrain.report.glossary import RUNGS
-from minitrain.report.ladder import rungs, verdict_in_words
+from minitrain.report.ladder import rungs
 from minitrain.report.render import Markdown, table
 from minitrain.report.results import Results
 

@@ -149,6 +149,7 @@ def read_results(
         timing=timing,
         account=_account(metrics / "account.csv", expected),
         losses={run: _losses(folders[run], origins[run]["num_steps"]) for run in runs},
+        samples=_samples(metrics / "samples.json", params),
         studied=_studied(metrics / "ladder", params),
         studied_hosts=_studied(metrics / "hosts", params),
         studied_collectives=read_csv(metrics / "collectives.csv"),
@@ -167,6 +168,14 @@ def _bugs(file: Path, zoo: Path) -> dict[str, Any] | None:
     with reading(file):
         code = found["provenance"]["code_sha256"]
     return found if code is not None and code == code_sha256(zoo) else None
+
+
+def _samples(file: Path, params: Params) -> dict[str, Any]:
+    """What the model said; UserError where a run has none, and none says why."""
+    found: dict[str, Any] = read_json(file, "mute", "before", "after", "same_texts")
+    if found["mute"] is None:
+        found["after"] = only_runs(found["after"], list(params.runs()), str(file))
+    return found
 
 
 def _studied(stem: Path, params: Params) -> Studied:

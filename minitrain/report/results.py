@@ -20,7 +20,8 @@ class Results:
     ``provenance``, ``first_texts``, ``equivalence``, ``timing`` and ``losses`` hold one
     entry per run that params ask for, in that order. ``account`` has the columns run,
     part (a key of the account in timing.json), mean_ms, low_ms, high_ms. A step takes
-    ``batch_size`` of ``num_samples``. ``bugs`` is what the zoo found, None where other
+    ``batch_size`` of ``num_samples``. ``samples`` is what the stage ``sample`` wrote.
+    ``bugs`` is what the zoo found, None where other
     code found it. Raises UserError when the timings come from more than one machine.
     """
 
@@ -37,6 +38,7 @@ class Results:
     timing: Mapping[str, Mapping[str, Any]]
     account: pd.DataFrame
     losses: Mapping[str, pd.DataFrame]
+    samples: Mapping[str, Any]
     studied: Studied
     studied_hosts: Studied
     studied_collectives: pd.DataFrame

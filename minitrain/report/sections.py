@@ -9,6 +9,7 @@ from minitrain.report.ladder import equivalence_sentences, same_headline
 from minitrain.report.matrix import matrix
 from minitrain.report.render import Markdown, paragraphs
 from minitrain.report.results import Results
+from minitrain.report.samples import spoken_sentences, spoken_table
 from minitrain.report.section import Figure, Fold, Section
 from minitrain.report.stragglers import straggler_sentence
 from minitrain.report.studied_bugs import bugs_headline, bugs_sentences, bugs_table
@@ -100,18 +101,20 @@ def where_time_goes(results: Results, finding: Finding) -> Section:
 
 
 def learned(results: Results) -> Section:
-    """Whether the losses are those of one training."""
+    """Whether the losses are those of one training, and what the model says then."""
     title = losses_headline(results.losses)
     return Section(
         name="learned",
         question="Did they learn the same?",
         finding=title,
         figure=Figure(LOSSES_PNG, title),
+        table=spoken_table(results.samples),
         paragraphs=[
             "The loss says how badly the model predicts the next byte: lower is "
             "better. All runs read the same batches from the same start, so their "
             "curves should lie on each other. Curves alone prove little: below is what "
-            "they hide."
+            "they hide.",
+            spoken_sentences(results.samples),
         ],
         try_next=Markdown(
             "Set `train.learning_rate` to 0.0006: will the last loss be lower, and "

@@ -4,9 +4,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from minitrain.analysis.comparison import AGAIN, ALL_CORES, NO_SYNC, ONE_PROCESS, TIMED
+from minitrain.proof.words import verdict_in_words
 from minitrain.report.account_words import PARTS
 from minitrain.report.glossary import RUNGS
-from minitrain.report.ladder import rungs, verdict_in_words
+from minitrain.report.ladder import rungs
 from minitrain.report.manifest import manifest
 from minitrain.report.numbers import plural, thousands
 from minitrain.report.render import Markdown, table

@@ -3,7 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING
 
-from minitrain.core.errors import UserError
+from minitrain.core.errors import UserError, did_you_mean
 from minitrain.sync.guarantees import GUARANTEES, Guarantees
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def find_strategy(name: str) -> "type[Strategy]":
         allowed = ", ".join(STRATEGIES)
         raise UserError(
             f"train.sync = {name!r}: must be one of {allowed}, or package.module:Class"
+            f"{did_you_mean(name, STRATEGIES)}"
         )
     try:
         found = getattr(importlib.import_module(module), attribute)

@@ -16,6 +16,7 @@ from minitrain.proof.evidence import Evidence
 from minitrain.proof.ladder import ladder, own_rungs
 from minitrain.proof.witness.examine import examine_batches
 from minitrain.proof.witness.record import Record, Task
+from minitrain.proof.words import printed
 from minitrain.sync.guarantees import DEFAULTS, Tuning
 from minitrain.sync.strategy import Strategy
 from minitrain.testing.arguments import (
@@ -67,11 +68,7 @@ class Ladder:
         return [name for name, r in self.rungs.items() if r.verdict == "breach"]
 
     def __str__(self) -> str:
-        width = max(map(len, self.rungs))
-        lines = [
-            f"{name:<{width}}  {rung.verdict:<16}  {rung.detail}".rstrip()
-            for name, rung in self.rungs.items()
-        ]
+        lines = printed(as_dicts(self.rungs))
         lines.append(f"{self.verdict}: {self.rests_on}")
         if self.divergence is not None:
             lines.append(f"first difference: {self.divergence}")

@@ -9,8 +9,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from minitrain.core.errors import UserError
+from minitrain.core.errors import UserError, did_you_mean
 from minitrain.model.neighbors import neighbors_of
+from minitrain.testing.nearest import nearest_file
 
 
 @dataclass(frozen=True)
@@ -43,13 +44,17 @@ def find(written: str, option: str) -> Any:
             with neighbors_of(path):
                 found = _load(path)
     except FileNotFoundError:
-        raise UserError(f"{option} = {written!r}: no file {place}") from None
+        near = nearest_file(Path(place))
+        raise UserError(f"{option} = {written!r}: no file {place}{near}") from None
     except (Exception, SystemExit) as error:
         raise UserError(
             f"{option} = {written!r}: {place}: {type(error).__name__}: {error}"
         ) from error
     if not hasattr(found, name):
-        raise UserError(f"{option} = {written!r}: {place} has no {name}")
+        near = did_you_mean(
+            name, [one for one in vars(found) if not one.startswith("_")]
+        )
+        raise UserError(f"{option} = {written!r}: {place} has no {name}{near}")
     named = getattr(found, name)
     return OfFile(path, name) if path.suffix == ".py" and callable(named) else named
 

@@ -6,6 +6,7 @@ import damage
 import disk
 from damage import LATER, YEAR_S
 from processes import kill_all
+from torn_lock import kill_at_lock
 from world import World
 from wreck import (
     ALL,
@@ -63,6 +64,7 @@ FAULTS = {
     "kill_stage": Fault(signal_one(SIGKILL, *STAGE)),
     "kill_rank": Fault(signal_one(SIGKILL, "rank"), TRAIN),
     "kill_tree": Fault(kill_tree),
+    "kill_at_lock": Fault(kill_at_lock),
     "stop_rank": Fault(signal_one(SIGSTOP, "rank"), TRAIN),
     "stop_stage": Fault(signal_one(SIGSTOP, *STAGE)),
     "term_dvc": Fault(signal_one(SIGTERM, "dvc")),

@@ -1,6 +1,7 @@
 """One trial: a pipeline, a fault, and the pipeline again."""
 
 import shutil
+import sys
 from dataclasses import replace
 from random import Random
 
@@ -8,12 +9,13 @@ import disk
 import judge
 import leftovers
 from copies import Undisturbed, copy_without
+from judge import Ran
 from processes import kill_all
 from runs import Trial, repeat, watch
 from world import World
 from wreck import Fault
 
-from minitrain.core.dvc_lock import remove_torn_notes
+from minitrain.cli.after_kill import mend
 
 
 def run_trial(
@@ -41,7 +43,7 @@ def run_trial(
         first, log = watch(world, trial, limit_s), world.log
         for remedy in world.remedies:
             remedy()
-        remove_torn_notes(folder)
+        mend(folder)
         # at once, as by `make`, whatever is left of the first
         world.mark = f"{folder} second"
         world.more = {}
@@ -57,9 +59,17 @@ def run_trial(
         trial.exit_code, trial.outcome = first.code, judge.outcome(first)
         lines = [x for x in first.said.splitlines() if x.startswith("error: ")]
         trial.said, trial.wrong = "; ".join(lines), "; ".join(found)
+        if found:
+            complain(trial, first, second)
     finally:
         kill_all(mark)
         world.end()
         for one in [folder, *folder.parent.glob(f"{folder.name}-*")]:
             shutil.rmtree(one) if one.is_dir() else one.unlink(missing_ok=True)
     return trial
+
+
+def complain(trial: Trial, *runs: Ran) -> None:
+    """Tell what its runs said: the folder goes, and all that could tell why."""
+    title = f"trial {trial.trial} ({trial.kind} on {trial.target}): {trial.wrong}"
+    print(title, *(run.said for run in runs), sep="\n", file=sys.stderr)

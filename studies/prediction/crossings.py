@@ -87,4 +87,4 @@ def crossovers(found: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def short(value: float | None, unit: str) -> str:
-    return "beyond the range" if value is None else f"{value:.3g}{unit}"
+    return "beyond the range" if value is None else f"{float(f'{value:.3g}'):,g}{unit}"

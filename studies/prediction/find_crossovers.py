@@ -5,6 +5,7 @@ what is to be measured on either side.
 from collections.abc import Mapping
 from typing import Any
 
+from claimed_ends import claimed_ends
 from fitted import machine_of
 from held_out_pairs import Pairs, pairs
 from prediction_settings import Asked, Prediction
@@ -21,7 +22,7 @@ from minitrain.core.setting import setting_of
 from minitrain.core.study import load_study
 
 # a claim is tried where the predicted gain is so many times what it may be wrong by
-CLEARLY = 2
+CLEARLY = 3
 
 
 def main() -> None:
@@ -67,7 +68,7 @@ def answer(
     found = crossover(gain, *ends, error)
     # where the model is barely sure, no measurement tells the two apart
     clear = crossover(gain, *ends, CLEARLY * error)
-    where = found and clear and further(found, clear)
+    where = found and clear and further(found, clear, claimed_ends(gain, found, ends))
     tried = sides(asked.over, gain, where, ends, error, setting.processes)
     return {
         **said,

@@ -1,10 +1,10 @@
 """Write what the recorder costs: in time, in memory and on the disk."""
 
-from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
 import pandas as pd
+from recorder_rows import BY_STEP, RAW, STUDY, read_rows, rounds_of
 
 from minitrain.analysis.comparison import Rounds
 from minitrain.core.errors import run_stage
@@ -12,23 +12,23 @@ from minitrain.core.files import open_atomic, read_json
 from minitrain.core.provenance import measured_where, require_one_machine
 from minitrain.report.numbers import ms, percent
 
-STUDY = Path(__file__).resolve().parent
-RAW, AGAIN = "raw DDP loop", "raw DDP loop again"
 HEAD = "arm | a step | longer than the raw loop's | 5-95 % | verdict"
 
 
 def main() -> None:
-    rows = pd.read_csv(STUDY / "rounds.csv")
+    rows, steps = read_rows()
     found, memory = (read_json(STUDY / f"{n}.json") for n in ("machine", "memory"))
     require_one_machine({"machine.json": found, "memory.json": memory})
-    rounds = Rounds(rows, list(rows["arm"].unique()), [(RAW, AGAIN)], "rounds.csv")
+    rounds, by_step = (rounds_of(one) for one in (rows, steps))
     lines = [
         f"{measured_where(found)} {rounds.num_rounds} rounds, noise floor "
-        f"{percent(rounds.noise_floor())}.",
+        f"{percent(rounds.noise_floor())}; by the median step of each turn "
+        f"{percent(by_step.noise_floor())}.",
         "",
         f"| {HEAD} |",
         "|---" * 5 + "|",
         *times_of(rounds, rows, found["every"]),
+        *times_of(by_step, steps, 1, BY_STEP),
         "",
         *others(rows, found, memory["runs"]),
     ]
@@ -40,7 +40,9 @@ def step_ms(rows: pd.DataFrame, arm: str, every: int) -> float:
     return float(1e3 * rows[rows["arm"] == arm]["seconds"].median() / every)
 
 
-def times_of(rounds: Rounds, rows: pd.DataFrame, every: int) -> list[str]:
+def times_of(
+    rounds: Rounds, rows: pd.DataFrame, every: int, how: str = ""
+) -> list[str]:
     lines = []
     for arm in rows["arm"].unique():
         # how many times as long the arm takes: the raw loop's speed over its own
@@ -49,7 +51,7 @@ def times_of(rounds: Rounds, rows: pd.DataFrame, every: int) -> list[str]:
         verdicts = {"faster": "longer", "slower": "shorter"}
         verdict = verdicts.get(one.verdict, one.verdict)
         told = f"{longer} | {low} to {high} | {verdict}" if arm != RAW else "- | - | -"
-        lines.append(f"| {arm} | {took} | {told} |")
+        lines.append(f"| {arm}{how} | {took} | {told} |")
     return lines
 
 

@@ -1,25 +1,25 @@
 """Draw how much longer a step takes with the recorder beside the loop."""
 
-from pathlib import Path
-
 import pandas as pd
+from recorder_rows import BY_STEP, RAW, STUDY, read_rows, rounds_of
 
-from minitrain.analysis.comparison import Comparison, Rounds
+from minitrain.analysis.comparison import Comparison
 from minitrain.core.errors import run_stage
 from minitrain.core.files import atomic_path
 from minitrain.report.canvas import BLACK, BLUE, GRAY, canvas, save
 from minitrain.report.numbers import percent
 
-STUDY = Path(__file__).resolve().parent
-RAW, AGAIN = "raw DDP loop", "raw DDP loop again"
-
 
 def main() -> None:
-    rows = pd.read_csv(STUDY / "rounds.csv")
-    arms = list(rows["arm"].unique())
-    rounds = Rounds(rows, arms, [(RAW, AGAIN)], "rounds.csv")
+    rows, steps = read_rows()
+    draw(found_in(rows) | found_in(steps, BY_STEP))
+
+
+def found_in(rows: pd.DataFrame, how: str = "") -> dict[str, Comparison]:
+    rounds = rounds_of(rows)
+    arms = [arm for arm in rows["arm"].unique() if arm != RAW]
     # the raw loop's speed over an arm's: how many times as long the arm takes
-    draw({arm: rounds.compare(RAW, arm) for arm in arms if arm != RAW})
+    return {arm + how: rounds.compare(RAW, arm) for arm in arms}
 
 
 def headline(found: dict[str, Comparison]) -> str:
@@ -35,11 +35,11 @@ def headline(found: dict[str, Comparison]) -> str:
 
 def draw(found: dict[str, Comparison]) -> None:
     title = headline(found)
-    figure, axes = canvas(0.42 * len(found) + 0.7, title, right=0.97, left=0.27)
-    floor = 100 * next(iter(found.values())).noise_floor
-    axes.axvspan(-floor, floor, color="#e4e4e4", linewidth=0)
+    figure, axes = canvas(0.42 * len(found) + 0.7, title, right=0.97, left=0.34)
     axes.axvline(0, color=BLACK, linewidth=0.8)
     for y, one in enumerate(found.values()):
+        floor = 100 * one.noise_floor
+        axes.barh(y, 2 * floor, height=1, left=-floor, color="#e4e4e4", zorder=0)
         color = BLUE if one.verdict != "no difference seen" else GRAY
         low, middle, high = (100 * (r - 1) for r in (one.low, one.ratio, one.high))
         axes.plot([low, high], [y, y], color=color, linewidth=2)

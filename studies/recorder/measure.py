@@ -11,7 +11,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pandas as pd
-from recorded_loop import FIRST, RAW, arms_of
+from recorded_loop import FIRST, HandWritten
+from recorder_arms import RAW, arms_of
 from recorder_settings import Recorder
 
 from minitrain.bench.arms import Row, close, enter, take_turns
@@ -23,6 +24,7 @@ from minitrain.core.progress import progress
 from minitrain.core.provenance import provenance
 from minitrain.distributed.groups import distributed, is_main_process
 from minitrain.distributed.launcher import launch
+from minitrain.recording.format import read_recording
 from minitrain.train.recorder import sha256_tensor
 
 STUDY = Path(__file__).resolve().parent
@@ -35,14 +37,17 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         run = partial(compete, params, study, Path(folder))
         ranks = launch(run, study.world_size, timeout_s=3600)
-        files = {path.parent.name: path for path in Path(folder).glob("*/rank-0.jsonl")}
-        sizes = {name: path.stat().st_size for name, path in sorted(files.items())}
-    states = {name: [rank[1][name] for rank in ranks] for name in ranks[0][1]}
+        sizes = {}
+        for path in sorted(Path(folder).glob("*/rank-0.jsonl")):
+            refuse_alarms(path.parent)
+            sizes[path.parent.name] = path.stat().st_size
+    states = {name: [rank[2][name] for rank in ranks] for name in ranks[0][2]}
     others = [name for name, of in states.items() if {*of} != {states[RAW][0]}]
     if others:
         raise EvidenceError(f"other bits than {RAW}: {others}")
-    with open_atomic(STUDY / "rounds.csv") as file:
-        pd.DataFrame(ranks[0][0]).to_csv(file, index=False)
+    for name, rows in zip(("rounds", "steps"), ranks[0][:2], strict=True):
+        with open_atomic(STUDY / f"{name}.csv") as file:
+            pd.DataFrame(rows).to_csv(file, index=False)
     steps = FIRST + study.num_rounds * (1 + study.steps_per_round)
     found = {"steps": steps, "every": study.steps_per_round}
     found |= {"bytes_of_rank_0": sizes, "states_sha256_of_ranks": states}
@@ -51,16 +56,25 @@ def main() -> None:
 
 def compete(
     params: Params, study: Recorder, folder: Path
-) -> tuple[list[Row], dict[str, str]]:
-    count = study.num_rounds
+) -> tuple[list[Row], list[Row], dict[str, str]]:
+    count, num_steps = study.num_rounds, study.steps_per_round
     with distributed(timeout_s=600):
         arms = list(arms_of(study.world_size, study.steps_per_round, folder))
         rounds = progress(range(count), "rounds", total=count, show=is_main_process())
         contestants = enter(params, ROOT / "data/shards", arms)
-        rows = take_turns(contestants, rounds, study.steps_per_round)
+        rows = take_turns(contestants, rounds, num_steps)
+        hand = [one for one in contestants if isinstance(one, HandWritten)]
+        steps = [row for one in hand for row in one.steps(num_steps)]
         states = {one.arm.name: state_sha256(one) for one in contestants if one}
         close(contestants)
-    return rows, states
+    return rows, steps, states
+
+
+def refuse_alarms(folder: Path) -> None:
+    """What is timed is a run in which all is well."""
+    for rank, recorded in read_recording(folder).ranks.items():
+        for alarm in (one for one in recorded.alarms if one["kind"] == "alarm"):
+            raise EvidenceError(f"{folder.name}, rank {rank}: {alarm['line']}")
 
 
 def state_sha256(contestant: Any) -> str:

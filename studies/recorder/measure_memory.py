@@ -4,7 +4,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from recorded_loop import arms_of
+from recorder_arms import arms_of
 from recorder_settings import Recorder
 
 from minitrain.bench.arms import close, enter, take_turns

@@ -135,14 +135,18 @@ def test_claims_are_tried_where_they_are_clear_if_that_is_in_the_range() -> None
     found, clear = (crossover(gain, 2, 40, math.log(x)) for x in (1.5, 3))
     assert found is not None
     assert clear is not None
-    where = further(found, clear)
+    where = further(found, clear, (2, 40))
     # from 3.3 to 30 the one is less than three times as fast as the other
     assert where.low == pytest.approx(10 / 3)
     assert where.high == pytest.approx(30)
     beyond = crossover(gain, 2, 40, math.log(9))
     assert beyond is not None
-    # nowhere nine times: where it is sure at all
-    assert further(found, beyond) == found
+    # nowhere nine times: as clear as it gets
+    ends = further(found, beyond, (2, 40))
+    assert (ends.low, ends.high) == (2, 40)
+    one_side = Crossover(10, None, 15, True)
+    # nothing is claimed below
+    assert further(one_side, beyond, (2, 40)) == Crossover(10, None, 40, True)
 
 
 def test_without_crossover_both_ends_are_claimed_if_they_are_sure() -> None:

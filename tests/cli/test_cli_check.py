@@ -254,7 +254,15 @@ def test_all_strategies(model: str, capsys: pytest.CaptureFixture[str]) -> None:
         (["my_model.py"], "MODEL = 'my_model.py': must be FILE.py:NAME or module:NAME"),
         (["no.py:build"], "MODEL = 'no.py:build': no file no.py"),
         (["torch.nn:Identity"], "torch.nn: no file to read; --text or --batches names"),
-        (["my_model.py:bild"], "MODEL = 'my_model.py:bild': my_model.py has no bild"),
+        (
+            ["my_model.py:bild"],
+            "MODEL = 'my_model.py:bild': my_model.py has no bild (did you mean build?)",
+        ),
+        (
+            ["my_modl.py:build"],
+            "MODEL = 'my_modl.py:build': no file my_modl.py (did you mean "
+            "my_model.py?)",
+        ),
         (
             ["my_model.py:build", "--loss", "no_such_module:x"],
             "--loss = 'no_such_module:x': no_such_module: ModuleNotFoundError: ",

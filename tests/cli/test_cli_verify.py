@@ -65,6 +65,12 @@ def test_other_names(
     ("arguments", "code", "line"),
     [
         (["verify", "nowhere.pt", "nowhere.pt"], 2, "error: nowhere.pt: No such file"),
+        (["verify", "empty", "emty"], 2, "error: emty: does not exist"),
+        (
+            ["verify", "emty", "nowhere"],
+            2,
+            "error: emty: does not exist (did you mean empty?)",
+        ),
         (["verify", "."], 2, "error: minitrain verify: the following arguments are"),
         (
             ["verify", "empty", "empty"],

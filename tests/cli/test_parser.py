@@ -5,7 +5,7 @@ from one_line import refusal
 
 from minitrain.cli import check
 from minitrain.cli.main import make_parser, run
-from minitrain.cli.parser import nearest
+from minitrain.cli.parser import Names
 from minitrain.testing.climb import ALL
 from minitrain.train.config import OPTIMIZERS
 from minitrain.train.precision import PRECISIONS
@@ -86,11 +86,14 @@ def test_strategy_that_is_misspelt_is_found_among_all() -> None:
     line = refusal(run, [*MODEL, "--sync", "zero"])
     assert line.startswith("--sync = 'zero': must be one of all, ddp, ")
     assert line.endswith(" (did you mean zero1?)")
+    line = refusal(run, [*MODEL, "--sync", "dpd"])
+    assert line.endswith(" (did you mean ddp?)")
 
 
 def test_strategy_of_ones_own_is_a_choice_too() -> None:
     options = make_parser().parse_args([*MODEL, "--sync", "mine:Mine"])
     assert options.sync == "mine:Mine"
+    assert "mine" not in Names(["ddp"])
 
 
 def test_choices_are_those_of_the_library() -> None:
@@ -98,8 +101,3 @@ def test_choices_are_those_of_the_library() -> None:
     assert tuple(OPTIMIZERS) == check.OPTIMIZERS
     assert PRECISIONS == check.PRECISIONS
     assert make_parser().parse_args([*MODEL, "--sync", ALL]).sync == ALL
-
-
-def test_nothing_is_meant_where_nothing_is_near() -> None:
-    assert nearest("sgdm", ["adamw", "sgd"]) == " (did you mean sgd?)"
-    assert nearest("lion", ["adamw", "sgd"]) == ""

@@ -11,6 +11,7 @@ from minitrain.core.errors import (
     RankError,
     UserError,
     describe_os_error,
+    did_you_mean,
     run_stage,
 )
 
@@ -118,3 +119,8 @@ def test_user_and_evidence_are_told_apart() -> None:
 def test_operating_system_error_with_two_paths_names_the_first() -> None:
     error = OSError(18, "Invalid cross-device link", "from", None, "to")
     assert describe_os_error(error) == "from: Invalid cross-device link"
+
+
+def test_nothing_is_meant_where_nothing_is_near() -> None:
+    assert did_you_mean("sgdm", ["adamw", "sgd"]) == " (did you mean sgd?)"
+    assert did_you_mean("lion", ["adamw", "sgd"]) == ""

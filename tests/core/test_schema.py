@@ -1,6 +1,7 @@
 """YAML as validated objects, on a file of two sections made up here."""
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from one_line import refusal
@@ -23,6 +24,7 @@ class Oven(Section):
     trays: Some[Count]
     notes: Distinct[str]
     hours: PositiveFloat
+    heat: Literal["bottom", "top"] = "top"
 
 
 class Kitchen(Section):
@@ -62,6 +64,12 @@ def test_values_have_the_types_of_the_schema(tmp_path: Path) -> None:
         ({"trays": "[3, 3]"}, "oven.trays = [3, 3]: must be a list that holds each"),
         ({"trays": "[1, null]"}, "oven.trays.1 = null: must be a valid integer"),
         ({"notes": "[a, a]"}, "oven.notes = ['a', 'a']: must be a list that holds"),
+        (
+            {"heat": "tpo"},
+            "oven.heat = 'tpo': must be 'bottom' or 'top' (did you mean top?)",
+        ),
+        ({"heat": "air"}, "oven.heat = 'air': must be 'bottom' or 'top'"),
+        ({"heat": "[1]"}, "oven.heat = [1]: must be 'bottom' or 'top'"),
         ({"degree": "1"}, "oven.degree: unknown key (did you mean degrees?)"),
         ({"zzz": "1"}, "oven.zzz: unknown key; allowed: degrees, rack, trays, notes"),
         # the cause before what follows from it

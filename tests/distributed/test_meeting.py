@@ -7,9 +7,11 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
+import psutil
 import pytest
 import torch.distributed as dist
 
@@ -150,26 +152,35 @@ time.sleep(60)
 """
 
 
+@pytest.fixture
+def server() -> Iterator[subprocess.Popen[str]]:
+    """A store in a process of its own, which says its port."""
+    command = [sys.executable, "-c", SERVES]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        yield server
+        server.kill()
+
+
 def test_store_that_stops_to_answer_is_lost_within_the_limit(
-    monkeypatch: pytest.MonkeyPatch,
+    server: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before, the call did not return, as where a host vanishes."""
     monkeypatch.setattr("minitrain.distributed.meeting.SILENT_S", 0.5)
-    command = [sys.executable, "-c", SERVES]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        port = int(server.stdout.readline())
-        # as other parts of a process may have: it has no address
-        one, other = socket.socketpair()
-        with one, other:
-            store = store_at("127.0.0.1", port, timedelta(seconds=1))
-        # to wait for long is not to be lost
-        with pytest.raises(dist.DistStoreError):
-            store.wait(["nothing"], timedelta(seconds=3))
-        assert not store.check(["nothing"])
-        server.send_signal(signal.SIGSTOP)
-        began = time.monotonic()
-        with pytest.raises(dist.DistNetworkError):
-            store.check(["nothing"])
-        server.kill()
+    assert server.stdout is not None
+    port = int(server.stdout.readline())
+    # as other parts of a process may have: it has no address
+    one, other = socket.socketpair()
+    with one, other:
+        store = store_at("127.0.0.1", port, timedelta(seconds=1))
+    # to wait for long is not to be lost
+    with pytest.raises(dist.DistStoreError):
+        store.wait(["nothing"], timedelta(seconds=3))
+    assert not store.check(["nothing"])
+    server.send_signal(signal.SIGSTOP)
+    while psutil.Process(server.pid).status() != psutil.STATUS_STOPPED:
+        # until then it may answer
+        time.sleep(0.01)
+    began = time.monotonic()
+    with pytest.raises(dist.DistNetworkError):
+        store.check(["nothing"])
     assert 1 < time.monotonic() - began < 5

@@ -13,8 +13,9 @@ from chaos_settings import Chaos
 from copies import Undisturbed
 from counts import summary
 from faults import FAULTS
+from held_memory import held_by, segments
 from judge import Ran
-from processes import MARK, processes
+from processes import MARK, environ, processes
 from project import ROOT
 from run import run_trials
 
@@ -106,6 +107,17 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leftovers, "GONE_S", 0.2)
+    monkeypatch.setattr(leftovers, "segments", not_of_other_tests)
+
+
+def not_of_other_tests() -> set[str]:
+    """Segments that nobody holds, or a process of a trial."""
+
+    def is_another(pid: int) -> bool:
+        names = [one.partition(b"=")[0] for one in environ(Path(f"/proc/{pid}"))]
+        return pid != os.getpid() and MARK.encode() not in names
+
+    return segments() - held_by(is_another)
 
 
 def left_in(folders: tuple[Path, Path], shared: set[str] | None = None) -> list[str]:

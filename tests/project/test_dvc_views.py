@@ -11,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from browser import WHY_NOT, browser
 from project import PARAMS_FILE, ROOT, copy_project, environment, run_dvc
 from report_inputs import ladder_of, results
 from ruamel.yaml import YAML
@@ -149,6 +150,30 @@ def test_page_without_a_network_says_so_and_has_the_pictures(
         assert (project / "dvc_plots" / path).is_file()
 
 
+OUTSIDE = """[...document.images].filter(image => image.naturalWidth === 0
+  || image.getBoundingClientRect().right > innerWidth).length"""
+
+
+@pytest.mark.pipeline
+@pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
+@pytest.mark.parametrize("width", [390, 1440])
+def test_page_without_a_network_shows_all_pictures(
+    page: tuple[Path, str], width: int
+) -> None:
+    project, text = page
+    offline = re.sub(r'<script[^>]*src="https:[^>]*></script>', "", text)
+    assert offline != text
+    path = project / "dvc_plots/offline.html"
+    path.write_text(offline)
+    with browser() as running:
+        visit = running.visit(path.as_uri(), width=width)
+        assert visit.evaluate("document.images.length") == 2 * len(PICTURES)
+        assert visit.evaluate(OUTSIDE) == 0
+        notice = "document.getElementById('no-vega').checkVisibility()"
+        assert visit.evaluate(notice)
+        assert visit.complaints == []
+
+
 @pytest.mark.pipeline
 def test_metrics_are_few_and_narrow(page: tuple[Path, str]) -> None:
     project, _ = page
@@ -245,7 +270,7 @@ def test_experiments_fit_160_columns(tmp_path: Path) -> None:
 
 @pytest.mark.pipeline
 def test_class_pulls_what_the_teacher_ran(tmp_path: Path) -> None:
-    """docs/how-to-remote.md, with the first two stages."""
+    """docs/how-to/a-class.md, with the first two stages."""
     teacher = copy_project(tmp_path / "teacher")
     store = tmp_path / "store"
     # what the tests have in common with a clone of the project

@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "diff": {*BELOW_PROOF, "proof", "recording"},
     "testing": {*BELOW_PROOF, "proof", "diff", "analysis"},
     "analysis": {"core"},
-    "report": {"core", "data", "analysis"},
+    "report": {"core", "data", "analysis", "proof"},
     "cli": {"core", "data", "distributed", "sync", "proof"}
     | {"diff", "testing", "report"},
 }

@@ -32,6 +32,15 @@ def install(*arguments: str, **variables: str) -> str:
     return line
 
 
+def installed(folder: Path) -> None:
+    """A project whose install is up to date."""
+    shutil.copy(ROOT / "Makefile", folder)
+    for name in ("requirements.lock", "pyproject.toml", ".venv/installed"):
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+
+
 def test_progress_of_pip_is_seen() -> None:
     assert "--quiet" not in install()
 
@@ -55,11 +64,7 @@ def test_make_ends_with_the_summary() -> None:
 
 def test_pipeline_that_fails_has_no_summary(tmp_path: Path) -> None:
     """The error is the last word, and make's exit code is not 0."""
-    shutil.copy(ROOT / "Makefile", tmp_path)
-    for name in ("requirements.lock", "pyproject.toml", ".venv/installed"):
-        path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
-        path.touch()
+    installed(tmp_path)
     for name, code in (("python", 7), ("minitrain", 0)):
         tool = tmp_path / ".venv/bin" / name
         tool.parent.mkdir(exist_ok=True)
@@ -73,3 +78,23 @@ def test_pipeline_that_fails_has_no_summary(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stdout.split() == ["python", "python"]
     assert re.search(r"Error 7", done.stderr)
+
+
+def test_study_that_is_none_is_one_line(tmp_path: Path) -> None:
+    """It names those that are; a folder without a pipeline is none."""
+    installed(tmp_path)
+    for name in ("noise", "zoo", "__pycache__"):
+        (tmp_path / "studies" / name).mkdir(parents=True)
+    for name in ("noise", "zoo"):
+        (tmp_path / "studies" / name / "dvc.yaml").touch()
+    done = subprocess.run(
+        ["make", "study-nois"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    first, _ = done.stderr.splitlines()
+    assert first == "error: no study nois: must be one of noise zoo"
+    assert done.stdout == ""

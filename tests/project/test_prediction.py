@@ -6,6 +6,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import claimed_ends
 import claims
 import crossings
 import describe_errors
@@ -27,6 +28,7 @@ from prediction_settings import Prediction
 from project import ROOT
 from rows import all_settings
 
+from minitrain.analysis.crossover import Crossover
 from minitrain.analysis.held_out import LEAST_PAIRS
 from minitrain.bench.networks import BURST_BYTES
 from minitrain.core.rate import LOOPBACK
@@ -433,3 +435,21 @@ def test_too_few_pairs_are_said_to_be_too_few(study: Path) -> None:
     rests_on = "1 pair, 1 distinct reference"
     assert f"| compression over mbit | 1 | {rests_on} | too few pairs |  |" in page
     assert "Nothing is sure enough to be claimed." in page
+
+
+@pytest.mark.parametrize(
+    ("at_end", "wanted"), [(0.3, 100), (0.2, 100), (0.15, 17), (-0.3, 17)]
+)
+def test_an_end_at_which_less_is_claimed_is_not_tried(
+    at_end: float, wanted: float
+) -> None:
+    """As where a gain falls again, or turns against what is claimed."""
+    gains = {1: -0.4, 5: -0.2, 17: 0.2, 100: at_end}
+    found = Crossover(10, 5, 17, above=True)
+    assert claimed_ends.claimed_ends(gains.get, found, (1, 100)) == (1, wanted)
+
+
+def test_a_side_of_which_nothing_is_claimed_keeps_its_end() -> None:
+    found = Crossover(10, 5, None, above=True)
+    gain = {1: -0.4, 5: -0.2, 100: 0.1}.get
+    assert claimed_ends.claimed_ends(gain, found, (1, 100)) == (1, 100)

@@ -1,11 +1,12 @@
 """The study of what the recorder costs, run as it is, with a model that is tiny."""
 
 import json
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from project import copy_project, run_python, set_params
+from project import ROOT, copy_project, run_python, set_params
 from tiny import tiny_shards
 
 SMALL = {
@@ -33,6 +34,15 @@ def test_study_measures_and_tells(tmp_path: Path) -> None:
     rows = pd.read_csv(study / "rounds.csv")
     assert {*rows["arm"]} == {*ARMS}
     assert (rows.groupby("arm").size() == 15).all()
+    steps = pd.read_csv(study / "steps.csv")
+    # where none was recorded; four of each of 15 turns, and the same batches
+    assert {*steps["arm"]} == {ARMS[0], ARMS[2], ARMS[4]}
+    assert (steps.groupby("arm").size() == 60).all()
+    assert (steps.groupby("round")["tokens"].nunique() == 1).all()
+    # a turn is its steps, and two barriers
+    by_arm = steps.groupby("arm")["seconds"].sum()
+    turns = rows.groupby("arm")["seconds"].sum()[by_arm.index]
+    assert (by_arm <= turns).all()
     found = json.loads((study / "machine.json").read_text())
     # three steps, then 15 turns of one step that is not timed and four that are
     assert found["steps"] == 78
@@ -48,6 +58,24 @@ def test_study_measures_and_tells(tmp_path: Path) -> None:
     assert every_4 / every_step == pytest.approx(19 / 75, rel=0.02)
     table = (study / "table.md").read_text()
     assert "| every step recorded | " in table
+    assert "| between recorded steps, median step | " in table
     assert "- A step that is recorded takes " in table
     assert "- After 78 steps all arms have the same bits." in table
     assert (study / "recorder.png").is_file()
+
+
+def test_steps_of_a_turn_are_one_round() -> None:
+    """Two turns of two steps, each after one that was not timed."""
+    path = ROOT / "studies/recorder/recorder_rows.py"
+    spec = spec_from_file_location("recorder_rows", path)
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    about = {"arm": "a", "processes": 2, "threads": 1, "world_size": 2, "tokens": 10}
+    times = {1: 1.0, 2: 3.0, 4: 5.0, 5: 6.0}
+    steps = pd.DataFrame(
+        [{"round": number, **about, "seconds": s} for number, s in times.items()]
+    )
+    turns = module.median_steps(steps, 2)
+    assert list(turns["round"]) == [0, 1]
+    assert list(turns["seconds"]) == [2.0, 5.5]
+    assert list(turns["tokens"]) == [10, 10]

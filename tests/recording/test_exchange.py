@@ -13,6 +13,7 @@ from minitrain.distributed.groups import distributed
 from minitrain.distributed.launcher import launch
 from minitrain.recording.alarm import Alarm
 from minitrain.recording.exchange import Exchange
+from minitrain.recording.format import line_of
 from minitrain.recording.judge import Judge
 
 # far above what two ranks need on a busy machine, and what a test waits for in vain
@@ -33,6 +34,10 @@ def exchange_of(timeout_s: float = SOON_S) -> Iterator[tuple[Exchange, int]]:
             exchange.close()
 
 
+def send(exchange: Exchange, row: dict[str, Any]) -> None:
+    exchange.send(row, line_of(row))
+
+
 def row_of(rank: int, world_size: int, step: int) -> dict[str, Any]:
     row = rows_of(step, own_of(step, world_size))[rank]
     # ranks send unlike lengths
@@ -43,7 +48,7 @@ def all_rows(world_size: int, steps: int) -> list[list[dict[str, Any]]]:
     with exchange_of() as (exchange, rank):
         found = []
         for step in range(steps):
-            exchange.send(row_of(rank, world_size, step))
+            send(exchange, row_of(rank, world_size, step))
             found += exchange.received()
             # the run's own collectives go on
             mine = torch.full((3,), float(rank))
@@ -71,7 +76,7 @@ def sends_and_goes_on() -> tuple[float, int, int]:
             time.sleep(1)
         begin = time.monotonic()
         for step in range(3):
-            exchange.send(row_of(rank, 2, step))
+            send(exchange, row_of(rank, 2, step))
         took = time.monotonic() - begin
         early = len(exchange.received())
         return took, early, len(exchange.received(SOON_S))
@@ -85,18 +90,18 @@ def test_nobody_waits_for_a_rank_that_is_late() -> None:
 
 def goes_on_without(timeout_s: float) -> tuple[float, Alarm | None, bool, int]:
     with exchange_of(timeout_s) as (exchange, rank):
-        exchange.send(row_of(rank, 2, 0))
+        send(exchange, row_of(rank, 2, 0))
         exchange.received(SOON_S)
         begin = time.monotonic()
         if rank == 0:
-            exchange.send(row_of(rank, 2, 1))
+            send(exchange, row_of(rank, 2, 1))
             exchange.received(timeout_s + 0.1)
         alarm, again = exchange.missing(), exchange.missing()
         took = time.monotonic() - begin
         dist.barrier()
         if rank == 1:
             # it was late, and comes
-            exchange.send(row_of(rank, 2, 1))
+            send(exchange, row_of(rank, 2, 1))
         came = len(exchange.received(SOON_S))
         return took, alarm, again is None, came
 
@@ -120,7 +125,7 @@ def sends_and_does_not_look(timeout_s: float) -> tuple[Alarm | None, int]:
     with exchange_of(timeout_s) as (exchange, rank):
         dist.barrier()
         for step in range(3):
-            exchange.send(row_of(rank, 2, step))
+            send(exchange, row_of(rank, 2, step))
         early = 0
         if rank == 0:
             early = len(exchange.received(timeout_s + 0.2))
@@ -137,10 +142,10 @@ def test_a_rank_that_is_busy_and_has_sent_all_is_not_missing() -> None:
 
 def waits_for_the_end(timeout_s: float) -> Alarm | None:
     with exchange_of(timeout_s) as (exchange, rank):
-        exchange.send(row_of(rank, 2, 0))
+        send(exchange, row_of(rank, 2, 0))
         exchange.received(SOON_S)
         if rank == 0:
-            exchange.send({"kind": "end", "steps": {"0": 1}, "forwards": 1})
+            send(exchange, {"kind": "end", "steps": {"0": 1}, "forwards": 1})
             exchange.received(timeout_s + 0.1)
         alarm = exchange.missing()
         dist.barrier()
@@ -160,7 +165,7 @@ def does_not_begin(timeout_s: float) -> tuple[float, Alarm | None, int]:
         alarm, count = None, 0
         if rank == 0:
             exchange = Exchange(timeout_s)
-            exchange.send(row_of(rank, 2, 0))
+            send(exchange, row_of(rank, 2, 0))
             alarm, count = exchange.missing(), len(exchange.received(SOON_S))
             exchange.close()
         took = time.monotonic() - begin
@@ -179,11 +184,11 @@ def test_a_rank_that_does_not_record_is_waited_for_once() -> None:
 
 def leaves_early() -> Alarm | None:
     with exchange_of() as (exchange, rank):
-        exchange.send(row_of(rank, 2, 0))
+        send(exchange, row_of(rank, 2, 0))
         exchange.received(SOON_S)
         if rank == 1:
             return None
-        exchange.send(row_of(rank, 2, 1))
+        send(exchange, row_of(rank, 2, 1))
         begin = time.monotonic()
         exchange.received(SOON_S)
         assert time.monotonic() - begin < SOON_S / 2
@@ -201,7 +206,7 @@ def test_a_rank_that_ends_early_is_named_at_once() -> None:
 def judged(rows: list[list[dict[str, Any]]]) -> list[str]:
     with exchange_of() as (exchange, rank):
         for row in rows[rank]:
-            exchange.send(row)
+            send(exchange, row)
         judge = Judge()
         sets = exchange.received(SOON_S)
         return [alarm.line for rows in sets for alarm in judge.see(rows)]
@@ -234,10 +239,10 @@ def test_a_rank_that_makes_fewer_steps_is_named() -> None:
 def closes_with_a_row_on_its_way() -> float:
     with distributed(timeout_s=60) as (rank, _):
         exchange = Exchange(SOON_S)
-        exchange.send(row_of(rank, 2, 0))
+        send(exchange, row_of(rank, 2, 0))
         exchange.received(SOON_S)
         if rank == 0:
-            exchange.send(row_of(rank, 2, 1))
+            send(exchange, row_of(rank, 2, 1))
         else:
             time.sleep(LATE_S)
         begin = time.monotonic()
@@ -254,9 +259,9 @@ def test_closing_waits_for_nobody() -> None:
 def after_the_run_left_its_groups() -> int:
     with distributed(timeout_s=60) as (rank, _):
         exchange = Exchange(SOON_S)
-        exchange.send(row_of(rank, 2, 0))
+        send(exchange, row_of(rank, 2, 0))
         dist.barrier()
-    exchange.send(row_of(rank, 2, 1))
+    send(exchange, row_of(rank, 2, 1))
     count = len(exchange.received(SOON_S))
     exchange.close()
     return count
@@ -271,7 +276,7 @@ def several(rounds: int) -> list[int]:
         counts = []
         for number in range(rounds):
             exchange = Exchange(SOON_S)
-            exchange.send(row_of(rank, 2, number))
+            send(exchange, row_of(rank, 2, number))
             group = dist.new_group([0, 1])
             counts.append(len(exchange.received(SOON_S)))
             exchange.close()

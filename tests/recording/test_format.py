@@ -13,6 +13,7 @@ from minitrain.recording.format import (
     Row,
     Writer,
     is_recording,
+    line_of,
     path_of_rank,
     read_recording,
 )
@@ -78,7 +79,7 @@ def step(number: int, optimizer: int = 0, **values: Any) -> Row:
 def write(folder: Path, *rows: Row, rank: int = 0) -> Path:
     writer = Writer(folder, rank)
     for row in rows:
-        writer.append(row)
+        writer.append(line_of(row))
     writer.close()
     writer.close()
     return path_of_rank(folder, rank)
@@ -102,8 +103,8 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
 
 def test_each_row_is_there_at_once(tmp_path: Path) -> None:
     writer = Writer(tmp_path, 0)
-    writer.append(header())
-    writer.append(step(0))
+    writer.append(line_of(header()))
+    writer.append(line_of(step(0)))
     recorded = read_recording(tmp_path).ranks[0]
     assert list(recorded.steps) == [(0, 0)]
     assert recorded.end is None

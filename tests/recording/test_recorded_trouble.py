@@ -1,5 +1,6 @@
 """What is in the recorder's way is not to be in the way of the run."""
 
+import json
 import os
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import minitrain
 from minitrain.core.errors import UserError
 from minitrain.distributed.groups import distributed, wrap_for_ddp
 from minitrain.recording import lines
-from minitrain.recording.format import Row, Writer, read_recording
+from minitrain.recording.format import Writer, read_recording
 
 # far above what a process needs to end, and what is too long to wait for
 SOON_S, LONG_S = 60, 600
@@ -25,12 +26,12 @@ SOON_S, LONG_S = 60, 600
 class OnDiskThatFills(Writer):
     """From the second step on there is no room."""
 
-    def append(self, row: Row) -> None:
-        if row.get("step") == 1:
+    def append(self, line: bytes) -> None:
+        if json.loads(line).get("step") == 1:
             full = os.open("/dev/full", os.O_WRONLY)
             os.dup2(full, self._file.fileno())
             os.close(full)
-        super().append(row)
+        super().append(line)
 
 
 def on_full_disk(folder: Path | None, is_sharded: bool) -> list[bytes]:

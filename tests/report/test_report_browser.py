@@ -12,7 +12,7 @@ import pytest
 from browser import WHY_NOT, Browser, browser
 from project import PARAMS_FILE
 from readable import look_at
-from report_inputs import ladder_of, results, rung, zoo
+from report_inputs import ladder_of, results, rung, samples, zoo
 
 from minitrain.core.params import load_params
 from minitrain.report.account_words import account_headline
@@ -29,6 +29,7 @@ from minitrain.report.words import find, headline, losses_headline
 pytestmark = pytest.mark.slow
 NARROW, WIDE = 390, 1440
 WINDOWS = [(width, scheme) for width in (NARROW, WIDE) for scheme in ("light", "dark")]
+UNREADABLE = "\N{REPLACEMENT CHARACTER}"
 LONG = "Donaudampfschifffahrtsgesellschaft" * 8
 
 
@@ -48,7 +49,11 @@ def with_all_outcomes() -> Results:
     ladders["gloo-4"] |= {"verdict": "proven", "replay_losses": rung("undecided")}
     ladders["gloo-4"]["loss"] = rung("not run", detail=LONG)
     texts = {f"gloo-{size}": ([LONG, "日本語 <b>"] * size)[:size] for size in sizes}
-    return results(sizes, equivalence=ladders, first_texts=texts, bugs=digest(zoo()))
+    # what no font has, and what has no place to break
+    said = {run: [LONG, f"{UNREADABLE * 30} <i>{run}"] for run in texts}
+    told = samples(before=[UNREADABLE * 64], after=said, same_texts=False)
+    shown = {"first_texts": texts, "samples": told, "bugs": digest(zoo())}
+    return results(sizes, equivalence=ladders, **shown)
 
 
 def written(measured: Results, folder: Path) -> Path:
@@ -77,6 +82,9 @@ def test_page_is_readable(
     # it was looked at: the folded tables alone have hundreds
     assert found.texts > 300
     assert page.as_uri() in visit.asked
+    # what the model says stands where learning does
+    spoken = "document.querySelector('#learned table').innerText"
+    assert f"after, gloo-4\t{LONG}" in visit.evaluate(spoken)
     # and it is dark where that was asked for
     ground = visit.evaluate("getComputedStyle(document.body).backgroundColor")
     assert ground == {"light": "rgb(255, 255, 255)", "dark": "rgb(21, 24, 28)"}[scheme]

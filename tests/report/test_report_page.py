@@ -25,6 +25,7 @@ from report_inputs import (
     results,
     rounds,
     rung,
+    samples,
     studied_collectives,
     timing_of,
     zoo,
@@ -113,6 +114,7 @@ def nasty_results() -> Results:
         [2],
         equivalence={"gloo-2": ladder},
         first_texts={"gloo-2": [NASTY, NASTY]},
+        samples=samples(before=[NASTY], after={"gloo-2": [NASTY]}, same_texts=None),
         provenance={"gloo-2": provenance_of(2, machine=machine, sync=NASTY)},
         baseline_provenance=provenance_of(1, machine=machine),
     )
@@ -126,8 +128,9 @@ def test_html_escapes_everything(tmp_path: Path) -> None:
     assert links
     assert {link for link in links if not link.startswith("#term-")} == set()
     assert "e" not in read.texts
-    # of the verdict, a rung's name (twice) and detail, two ranks, machine and strategy
-    assert read.texts.count(SHOWN) == 8
+    # of the verdict, a rung's name (twice) and detail, two ranks, machine and strategy;
+    # two texts of the model
+    assert read.texts.count(SHOWN) == 10
     # the headline names the strategy
     words = [" ".join(str(one["alt"]).split()) for one in read.attributes_of("img")]
     assert any(SHOWN in one for one in words)
@@ -467,6 +470,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     timings = {run: timing_of(size) for run, size in sizes.items()}
     write(metrics / "timing.json", timings)
     measured.account.to_csv(metrics / "account.csv", index=False)
+    said = {run: ["Model speaks."] for run in sizes}
+    write(metrics / "samples.json", samples(after=said))
     studies = {"ladder": measured.studied, "hosts": measured.studied_hosts}
     for name, study in studies.items():
         study.table.to_csv(metrics / f"{name}.csv", index=False)
@@ -490,6 +495,7 @@ def test_stage_writes_every_file(project: Path) -> None:
         "hosts.json",
         "ladder.csv",
         "ladder.json",
+        "samples.json",
         "zoo.json",
         "scaling.csv",
         "overview.svg",
@@ -513,6 +519,7 @@ def test_stage_writes_every_file(project: Path) -> None:
     assert "old" not in readme
     assert "- `train.py`: made by code " in readme
     assert "Text 1." in markdown
+    assert "| after, gloo-1 and gloo-2 | Model speaks. |" in markdown
     read = Reader((metrics / "report.html").read_text())
     assert read.tags.count("img") == 4
     header = (metrics / "scaling.csv").read_text().partition("\n")[0]
@@ -553,6 +560,18 @@ def test_a_readme_of_ones_own_is_left_alone(project: Path) -> None:
     (project / "README.md").unlink()
     report.main()
     assert not (project / "README.md").exists()
+
+
+def test_stage_refuses_a_run_that_says_nothing(project: Path) -> None:
+    """But for a model that cannot be sampled, which says why."""
+    file = project / "metrics/samples.json"
+    write(file, samples(after={"gloo-1": ["a"]}, same_texts=None))
+    with pytest.raises(UserError, match=r"metrics/samples\.json: no run gloo-2"):
+        report.main()
+    write(file, samples(mute="it has no logits", before=[], after={}))
+    report.main()
+    markdown = (project / "metrics/report.md").read_text()
+    assert "The model cannot be sampled: it has no logits." in markdown
 
 
 def test_stage_refuses_a_run_that_was_not_measured(project: Path) -> None:

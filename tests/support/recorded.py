@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from minitrain.recording.fingerprint import digest, fingerprint, sketch
-from minitrain.recording.format import Writer
+from minitrain.recording.format import Writer, line_of
 
 Tensors = dict[str, Tensor]
 NUM_SAMPLES, BATCH, SIZE, CLASSES = 640, 16, 12, 4
@@ -121,7 +121,7 @@ def record(folder: Path, plan: Plan | None = None, **changes: Any) -> Path:
     plan.begin(models, optimizers)
     writers = [Writer(folder, rank) for rank in ranks]
     for rank, writer in enumerate(writers):
-        writer.append(_header(plan, rank, models[rank]))
+        writer.append(line_of(_header(plan, rank, models[rank])))
     for step in range(plan.steps):
         plan.early(step, models, optimizers)
         batches = plan.deal(step, plan.world_size, order)
@@ -141,11 +141,11 @@ def record(folder: Path, plan: Plan | None = None, **changes: Any) -> Path:
                 digests = [digest(row)[:16] for row in x[batches[rank]]]
                 row = _row(plan, step, one, optimizer, gradients, own[rank], before)
                 row |= {"inputs": [digests], "buffers": buffers[rank]}
-                writers[rank].append(row)
+                writers[rank].append(line_of(row))
         plan.after(step, models, optimizers)
     for writer in writers:
         end = {"steps": {"0": plan.steps}, "forwards": plan.steps}
-        writer.append({"kind": "end", **end})
+        writer.append(line_of({"kind": "end", **end}))
         writer.close()
     return folder
 

@@ -295,6 +295,13 @@ def zoo() -> dict[str, Any]:
     }
 
 
+def samples(**changes: Any) -> dict[str, Any]:
+    """What metrics/samples.json holds, of two runs that say the same."""
+    said = {"gloo-1": ["a", "b", "c"], "gloo-2": ["a", "b", "c"]}
+    whole = {"mute": None, "before": ["?", "!"], "after": said, "same_texts": True}
+    return whole | changes
+
+
 def on_two_hosts(measured: Results, run: str) -> Results:
     """The same, but ``run`` was trained on two hosts."""
     timing = {**measured.timing, run: {**measured.timing[run], "num_hosts": 2}}
@@ -338,6 +345,7 @@ def results(world_sizes: list[int], **changes: Any) -> Results:
             )
             for run, size in runs.items()
         },
+        "samples": samples(after={run: ["Anna swims.", "Bo ran."] for run in runs}),
         "studied": studied(),
         "studied_hosts": studied(table=HOSTS),
         "studied_collectives": studied_collectives(),

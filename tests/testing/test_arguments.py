@@ -255,6 +255,7 @@ SYNCS = (
     ("options", "expected"),
     [
         ({"sync": "x"}, f"sync = 'x': {SYNCS}"),
+        ({"sync": "powersdg"}, f"sync = 'powersdg': {SYNCS} (did you mean powersgd?)"),
         ({"sync": None}, "sync = None: must be a name, or a class that derives from "),
         ({"sync": "train.sync:X"}, "sync = 'train.sync:X': No module named 'train"),
         (

@@ -47,6 +47,8 @@ def test_model_and_loss_of_ones_own(world_size: int) -> None:
 def test_causal_model_by_its_convention() -> None:
     ladder = check_data_parallel(plain, make_batches(0, 3), optimizer="sgd")
     assert "replay_gradients       equal" in str(ladder)
+    # as the report says it
+    assert "trained                passed" in str(ladder)
 
 
 def test_float64_is_held_to_finer_limits() -> None:

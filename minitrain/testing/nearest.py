@@ -1,0 +1,18 @@
+"""Which file was probably meant where its name is misspelt."""
+
+import difflib
+from collections.abc import Collection
+from pathlib import Path
+
+
+def nearest_file(path: Path, but: Collection[Path] = ()) -> str:
+    """The end of a line about ``path``: the nearest of what lies beside it, ``but``
+    these; nothing where nothing is near.
+    """
+    if not path.parent.is_dir():
+        return ""
+    beside = {one.name for one in path.parent.iterdir()}
+    beside -= {one.name for one in but if one.parent == path.parent}
+    # nearer than by the end of its name alone
+    close = difflib.get_close_matches(path.name, beside, n=1, cutoff=0.8)
+    return f" (did you mean {path.with_name(close[0])}?)" if close else ""
