@@ -38,10 +38,10 @@ def hashes_rung(task: Task, model: nn.Module, record: Record) -> Rung:
         for key in HASHED.values():
             if rows[step, rank].get(key) != rows[step, 0].get(key):
                 return rung("breach", f"step {step}: rank {rank} has other {key}")
-    sha256 = Hashes()
-    wrong = state_is_wrong(model, record, sha256)
+    hashes = Hashes()
+    wrong = state_is_wrong(model, record, hashes)
     for step in sampled:
-        wrong = wrong or step_is_wrong(step, rows, record, sha256)
+        wrong = wrong or step_is_wrong(step, rows, record, hashes)
     if wrong:
         return rung("breach", wrong)
     return rung("equal", f"{len(wanted)} records, sampled steps {sampled}")
@@ -105,5 +105,10 @@ class Hashes:
         place = tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
         place += tensor.is_conj(), tensor.is_neg()
         if place not in self.known:
-            self.known[place] = hashlib.sha256(bytes_of(tensor)).hexdigest()
+            self.known[place] = sha256(tensor)
         return self.known[place]
+
+
+def sha256(tensor: Tensor) -> str:
+    """Of all bytes of a tensor, row after row."""
+    return hashlib.sha256(bytes_of(tensor)).hexdigest()
