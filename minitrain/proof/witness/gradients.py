@@ -6,9 +6,6 @@ is so far from float64 in each tensor. ``FACTOR`` times that is allowed, and a w
 gradient is off by thousands.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor
 

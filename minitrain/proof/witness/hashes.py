@@ -93,17 +93,17 @@ def step_is_wrong(step: int, rows: Rows, record: Record, sha256: "Hashes") -> st
 
 
 class Hashes:
-    """SHA-256 of all bytes of a tensor, row after row. Nobody writes into a record while
-    it is looked at, so what lies in one place is read once: the end of a step is often
-    the start of the next.
+    """SHA-256 of tensors. Nobody writes into a record while it is looked at, so what
+    lies in one place is read once: the end of a step is often the start of the next.
     """
 
     def __init__(self) -> None:
         self.known: dict[Any, str] = {}
 
     def __call__(self, tensor: Tensor) -> str:
-        place = tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
-        place += tensor.is_conj(), tensor.is_neg()
+        lies = tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+        # the same bytes, read as others
+        place = *lies, tensor.is_conj(), tensor.is_neg()
         if place not in self.known:
             self.known[place] = sha256(tensor)
         return self.known[place]
