@@ -27,6 +27,7 @@ from minitrain.train.recorder import Recorder
 from minitrain.train.result import TrainResult
 from minitrain.train.resume import run_through
 from minitrain.train.rng import Stream, as_plain, from_plain
+from minitrain.train.worker import start_streams
 
 Gradients = dict[str, Tensor]
 
@@ -99,8 +100,9 @@ class _Replay:
         count = config.num_shards(world_size)
         self._sync, self._world_size = config.sync, world_size
         self._divisor = count if config.sync.guarantees.averages else 1
-        self.model, self._streams = _start(config, count)
+        self._streams = start_streams(config, count)
         self._shards = config.batches(range(count), count).by_shard()
+        self.model = config.start_model(0)
         self._optimizer = plain_optimizer(config, self.model)
         self._precision = Precision(config.precision)
         self._layout = BucketLayout(rows, self.model)
@@ -170,17 +172,6 @@ class _Replay:
         model = self.model
         named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         return {name: tensor.detach() for name, tensor in named.items()}
-
-
-def _start(config: RunConfig, count: int) -> tuple[nn.Module, list[Stream]]:
-    """The first shard's model, which is everybody's, and the random numbers of each of
-    ``count`` shards from the first step on: building its model draws some.
-    """
-    model, streams = config.start_model(0), [Stream()]
-    for shard in range(1, count):
-        config.start_model(shard)
-        streams.append(Stream())
-    return model, streams
 
 
 def _each_shard(

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 Tensors = dict[str, Tensor]
 Rung = dict[str, Any]
-# elements that are computed at a time
-PIECE = 1 << 16
+# elements that are computed at a time: of more, torch starts threads for each operation
+PIECE = 1 << 15
 
 
 @dataclass(frozen=True)
