@@ -138,3 +138,5 @@ def fork_rank(request: dict[str, Any], rank: int, port: int) -> int:
 
 if __name__ == "__main__":
     serve()
+    # not one module after the other
+    os._exit(0)
