@@ -218,6 +218,8 @@ def test_what_listens_listens_on_the_chosen_interface(two: Two) -> None:
         while any(process.poll() is None for process in running):
             for addresses_of, host in zip(seen, made, strict=True):
                 addresses_of |= listening_on(host)
+            # who listens does so for seconds, and looking takes the time of the ranks
+            time.sleep(0.1)
         ended = wait(running)
     assert [one.returncode for one in ended] == [0, 0], ended
     assert seen == addresses
