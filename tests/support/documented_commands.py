@@ -8,7 +8,7 @@ LOOK = "tests/course/test_course.py::test_what_a_student_sees"
 HOW_TO = "tests/course/test_how_to.py::test_page_does_what_it_says"
 FALSIFY = "tests/course/test_how_to.py::test_what_would_refute_the_proof_does_not"
 EXAMPLES = "tests/frameworks/test_examples.py::"
-LOOPS = EXAMPLES + "test_one_process_and_two_are_the_same_computation"
+LOOPS = EXAMPLES + "test_a_run_repeated_has_equal_bits"
 BUGS = EXAMPLES + "test_the_planted_bug_is_named"
 
 CLASS = "tests/project/test_dvc_views.py::test_class_pulls_what_the_teacher_ran"

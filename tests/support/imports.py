@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -31,7 +32,8 @@ def _package(path: Path) -> str:
     return Path(*path.parts[:2] if in_package else path.parts).as_posix()
 
 
-def direct_imports(root: Path, path: Path) -> set[str]:
+@cache
+def direct_imports(root: Path, path: Path) -> frozenset[str]:
     """Files of the project that ``path`` imports, or starts as a process."""
     files = set()
     for name in _names(ast.parse((root / path).read_text()), path):
@@ -40,7 +42,7 @@ def direct_imports(root: Path, path: Path) -> set[str]:
         beside = path.with_name(f"{name}.py")
         if path.parts[0] == "studies" and (root / beside).is_file():
             files.add(beside.as_posix())
-    return files
+    return frozenset(files)
 
 
 def _names(tree: ast.AST, path: Path) -> Iterator[str]:
