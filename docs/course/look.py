@@ -55,7 +55,7 @@ def rungs(ladders: dict[str, Any]) -> Iterator[str]:
     yield line(*found, "rung: what it compares")
     for name in dict.fromkeys(name for ladder in found.values() for name in ladder):
         came = (outcome_of(ladder.get(name, NOT_RUN)) for ladder in found.values())
-        text = line(*came, f"{name}: {RUNGS[name]}")
+        text = line(*came, f"{name}: {RUNGS.get(name, name)}")
         yield textwrap.fill(text, columns, subsequent_indent=indent)
 
 

@@ -127,16 +127,16 @@ def _refuse_other_means(config: RunConfig, model: nn.Module) -> None:
     i, j = halves
     try:
         a, b, ab = _losses(config, model, [i, j, i + j])
+        mean = (first * a + second * b) / (first + second)
+        near = CLOSE * max(map(abs, (a, b, ab)))
+        if not abs(ab - mean) > near or a == b:
+            return
+        aab, abb = _losses(config, model, [i + i + j, i + j + j])
     except Exception:
-        # not made for eval mode, or for float64
-        return
-    mean = (first * a + second * b) / (first + second)
-    near = CLOSE * max(map(abs, (a, b, ab)))
-    if not abs(ab - mean) > near or a == b:
+        # not made for eval mode, for float64, or for other numbers of rows
         return
     # what weight a half has, and whether it keeps it when the other is duplicated
     weight, share = (ab - b) / (a - b), first / (first + second)
-    aab, abb = _losses(config, model, [i + i + j, i + j + j])
     twice = {aab: (2 * weight, 1 - weight), abb: (weight, 2 * (1 - weight))}
     if max(abs(ab - a - b), abs(aab - 2 * a - b), abs(abb - a - 2 * b)) <= 3 * near:
         why = "it is a sum"

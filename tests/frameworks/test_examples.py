@@ -70,14 +70,24 @@ def test_one_process_and_two_are_the_same_computation(
 
 
 @pytest.mark.parametrize(
-    ("name", "world_size"), [("nanogpt_style", 1), *((name, 2) for name in LOOPS)]
+    ("name", "world_size", "arguments"),
+    [
+        ("nanogpt_style", 1, ()),
+        ("nanogpt_style", 2, ("--bug",)),
+        *((name, 2, ()) for name in LOOPS),
+    ],
 )
 def test_a_run_repeated_has_equal_bits(
-    name: str, world_size: int, recorded: Recorded, tmp_path: Path
+    name: str,
+    world_size: int,
+    arguments: tuple[str, ...],
+    recorded: Recorded,
+    tmp_path: Path,
 ) -> None:
     """What users start has those of forks, which all other tests are of."""
-    run_as_users_do(name, world_size, tmp_path / "again")
-    found = compare_recordings(recorded(name, world_size), tmp_path / "again")
+    run_as_users_do(name, world_size, tmp_path / "again", *arguments)
+    first = recorded(name, world_size, *arguments)
+    found = compare_recordings(first, tmp_path / "again")
     assert found.verdict == "equal bits", found.first
 
 

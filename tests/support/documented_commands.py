@@ -9,7 +9,6 @@ HOW_TO = "tests/course/test_how_to.py::test_page_does_what_it_says"
 FALSIFY = "tests/course/test_how_to.py::test_what_would_refute_the_proof_does_not"
 EXAMPLES = "tests/frameworks/test_examples.py::"
 LOOPS = EXAMPLES + "test_a_run_repeated_has_equal_bits"
-BUGS = EXAMPLES + "test_the_planted_bug_is_named"
 
 CLASS = "tests/project/test_dvc_views.py::test_class_pulls_what_the_teacher_ran"
 
@@ -53,7 +52,7 @@ RUN_BY = {
     ),
     "python examples/nanogpt_style.py runs/one": LOOPS,
     "torchrun --nproc-per-node 2 examples/nanogpt_style.py runs/two": LOOPS,
-    "torchrun --nproc-per-node 2 examples/nanogpt_style.py runs/bug --bug": BUGS,
+    "torchrun --nproc-per-node 2 examples/nanogpt_style.py runs/bug --bug": LOOPS,
 }
 
 STUDY = "a study, minutes to an hour; its README holds what came of it"

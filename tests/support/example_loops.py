@@ -40,11 +40,11 @@ def script_of(name: str) -> Path:
     return ROOT / f"examples/{name}.py"
 
 
-def run_as_users_do(name: str, world_size: int, folder: Path) -> None:
+def run_as_users_do(name: str, world_size: int, folder: Path, *arguments: str) -> None:
     """Record one run of examples/``name``.py into ``folder``: alone as a plain script,
     else by torchrun.
     """
-    command = [script_of(name), folder]
+    command = [script_of(name), folder, *arguments]
     if world_size > 1:
         torchrun = ["-m", "torch.distributed.run", "--standalone"]
         command[:0] = [*torchrun, f"--nproc-per-node={world_size}"]
@@ -76,13 +76,18 @@ def loops_by_fork() -> Iterator[Run]:
             servers.add(started[name].process.pid)
         with TemporaryDirectory() as temporary:
             said = Path(temporary, "said")
-            code = started[name].run(
-                [script_of(name), folder, *arguments],
-                world_size,
-                folder.parent,
-                variables_of(temporary, **variables),
-                said,
-            )
+            try:
+                code = started[name].run(
+                    [script_of(name), folder, *arguments],
+                    world_size,
+                    folder.parent,
+                    variables_of(temporary, **variables),
+                    said,
+                )
+            except BaseException:
+                # its answer would be taken for that to the next run
+                started.pop(name).kill()
+                raise
             text = said.read_text(errors="replace")
         assert code == 0, text[-4000:]
         return text

@@ -40,6 +40,7 @@ class ForkedLoops:
             env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
             cwd=root,
             text=True,
+            start_new_session=True,
         )
 
     def run(
@@ -64,7 +65,16 @@ class ForkedLoops:
         return int(self.process.stdout.readline())
 
     def stop(self) -> None:
-        self.process.communicate(timeout=60)
+        try:
+            self.process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
+
+    def kill(self) -> None:
+        """Its ranks, too, which are in its session."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.communicate()
 
 
 def serve() -> None:

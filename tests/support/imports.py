@@ -22,7 +22,7 @@ def imported_by(root: Path, script: Path) -> set[str]:
 
 def as_deps(files: set[str]) -> set[str]:
     """The same as dependencies: of the library whole packages, else files. Its door
-    has names and no code, so that a new version number trains nothing.
+    computes nothing, so that a new version number trains nothing.
     """
     return {_package(Path(file)) for file in files} - {"minitrain/__init__.py"}
 

@@ -9,7 +9,8 @@ from minitrain.proof.witness.record import Record, Rung, Tensors, Worst, rung
 # first few draws, and many where a few would refuse; standard deviations of them
 NUM_DRAWS, MANY_DRAWS, DEVIATIONS = 8, 256, 8
 NUM_ELEMENTS = 65536
-# parameters of a model that is large: of its steps the last alone is looked at
+# parameters of a model that is large: one of its steps alone is looked at, the last
+# that has not overflowed
 LARGE = 1 << 24
 
 
@@ -20,8 +21,9 @@ def spread_rung(computer: Computer, record: Record, groups_of: GroupsOf) -> Rung
     """
     worst, steps = Worst(), record.steps()
     count = sum(parameter.numel() for parameter in computer.own.parameters())
-    looked_at = {steps[-1]} if count > LARGE else {steps[0], steps[-1]}
-    for step in sorted(looked_at):
+    for step in dict.fromkeys((steps[-1], steps[0])):
+        if count > LARGE and worst.share >= 0:
+            break
         claim = Pass(record.losses[step], record.of(step, "gradients"))
         if computer.task.precision == "fp16" and not claim.is_finite():
             continue
