@@ -61,12 +61,15 @@ study-%: .venv/installed
 # what minitrain is compared with, and what tests record, is no part of .venv
 study-peers: .venv-peers/installed
 
+# torch brought setuptools: minitrain needs no other one from the network
 .venv/installed: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "error: $(PYTHON) must be Python 3.11 or newer; PYTHON=... make picks one" >&2; exit 2; }
 	$(PYTHON) -m venv .venv
+	@echo "Installing what requirements.lock pins. At its end pip unpacks all of it, and says"
+	@echo "nothing for a minute or two, the last line being one of setuptools."
 	$(BIN)/python -m pip install $(TORCH) --requirement requirements.lock
-	@$(BIN)/python -m pip install --quiet --no-deps --editable .
+	$(BIN)/python -m pip install --no-deps --no-build-isolation --editable .
 	@touch $@
 
 # it sees all that is in .venv, so only the rest is installed: half a minute

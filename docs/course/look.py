@@ -1,4 +1,6 @@
-"""What the exercises compare, of every run: verdict, bits, data, loss, gap, messages.
+"""What the exercises compare, of every run: verdict, bits, data, loss, gap, messages,
+and the ladder as the report has it, each rung with the key that metrics/ and error
+lines call it by.
 
     .venv/bin/python docs/course/look.py
 
@@ -6,7 +8,10 @@ Reads data/ and metrics/ of the folder that it is called in. The messages are co
 a step that it makes itself, once the ranks have made twelve others.
 """
 
+import shutil
 import sys
+import textwrap
+from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -17,23 +22,51 @@ from minitrain.core.files import read_json, read_jsonl
 from minitrain.core.params import Params, load_params
 
 DIGITS = 12
+WIDTH = 16
+RUNG, NOT_RUN = "rung ", {"verdict": "not run"}
 Quantities = dict[str, dict[str, Any]]
 
 
 def main() -> None:
     print("counting the messages of a step ...", file=sys.stderr)
     found = look(Path())
-    rows = [name for name in next(iter(found.values())) if "rung" not in name]
-    width = 2 + max(map(len, rows))
-    print(" " * width, *(f"{run:<16}" for run in found))
+    ladders = read_json(Path("metrics/equivalence.json"), *found)
+    print(*quantities(found), "", *rungs(ladders), sep="\n")
+
+
+def quantities(found: Quantities) -> Iterator[str]:
+    """A line for each quantity, a column for each run."""
+    rows = [name for name in next(iter(found.values())) if not name.startswith(RUNG)]
+    yield line("", *found)
     for name in rows:
-        cells = (f"{written(found[run][name]):<16}" for run in found)
-        print(f"{name:<{width}}", *cells)
+        yield line(name, *(written(told[name]) for told in found.values()))
+
+
+def rungs(ladders: dict[str, Any]) -> Iterator[str]:
+    """What came of each rung in each run, its key, and the report's words for it."""
+    # the report takes a moment to import: not for those who want look() alone
+    from minitrain.report.glossary import RUNGS
+    from minitrain.report.ladder import rungs as rungs_of
+    from minitrain.report.matrix import outcome_of
+
+    found = {run: rungs_of(ladder) for run, ladder in ladders.items()}
+    columns = shutil.get_terminal_size().columns
+    indent = " " * (WIDTH + 1) * len(found)
+    yield line(*found, "rung: what it compares")
+    for name in dict.fromkeys(name for ladder in found.values() for name in ladder):
+        came = (outcome_of(ladder.get(name, NOT_RUN)) for ladder in found.values())
+        text = line(*came, f"{name}: {RUNGS.get(name, name)}")
+        yield textwrap.fill(text, columns, subsequent_indent=indent)
+
+
+def line(*cells: object) -> str:
+    return " ".join(f"{cell!s:<{WIDTH}}" for cell in cells).rstrip()
 
 
 def written(value: Any) -> str:
+    # a float32 has no more digits than these
     if isinstance(value, float):
-        return f"{value:.6g}"
+        return f"{value:.9g}"
     return "-" if value is None else f"{value:,}" if isinstance(value, int) else value
 
 

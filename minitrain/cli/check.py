@@ -61,7 +61,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--sync", default="ddp", choices=strategies, metavar="NAME", help=what)
     add("--optimizer", default="adamw", choices=OPTIMIZERS, help="(adamw)")
     add("--precision", default="float32", choices=PRECISIONS, help="(float32)")
-    add("--steps", type=int, default=3, metavar="N", help="steps, at least 2 (3)")
+    what = "steps, at least 2 (3; 2 of a large model that reads text)"
+    add("--steps", type=int, metavar="N", help=what)
     add("--batch-size", type=int, default=8, metavar="B", help="lines a batch (8)")
     add("--timeout-s", type=float, default=300, metavar="S", help="limit (300)")
 
@@ -77,21 +78,18 @@ def answer(options: argparse.Namespace) -> Answer:
     seconds = time.monotonic() - begun
     ladders = {name: _facts(ladder) for name, ladder in found.ladders.items()}
     facts = {"strategies": ladders, "refused": found.refused, "seconds": seconds}
-    facts["shortened"] = shortened.removeprefix(", ") or None
-    return Answer(found.holds, facts, in_words(found, seconds) + shortened)
+    facts["shortened"] = shortened or None
+    more = f", {shortened}" if shortened else ""
+    return Answer(found.holds, facts, in_words(found, seconds) + more)
 
 
 def _given(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     """Arguments of a check, and how its text was shortened, if it was."""
+    from minitrain.testing.measured import STEPS, Reading, reading_for
     from minitrain.testing.named import find
-    from minitrain.testing.text_batches import (
-        LONGEST,
-        length_for,
-        num_parameters,
-        text_batches,
-    )
+    from minitrain.testing.text_batches import text_batches
 
-    factory, shortened = find(options.model, "MODEL"), ""
+    factory = find(options.model, "MODEL")
     functions = {
         name: find(getattr(options, name), f"--{name}")
         for name in ("loss", "count")
@@ -100,20 +98,18 @@ def _given(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     if options.batches:
         batches = find(options.batches, "--batches")
         batches = batches() if callable(batches) else batches
+        reading = Reading(factory, STEPS if options.steps is None else options.steps)
     else:
         text = options.text or Path(options.model.rpartition(":")[0])
         if not text.is_file():
             raise UserError(f"{text}: no file to read; --text or --batches names one")
-        size, longest = options.batch_size, LONGEST
-        if parameters := num_parameters(factory):
-            longest = length_for(parameters, size)
-            if longest < LONGEST:
-                millions = f"{parameters / 1e6:.0f} million parameters"
-                shortened = f", {size} lines of at most {longest} bytes: {millions}"
-        batches = text_batches(text, size, options.steps, longest)
-    copied = ("world_size", "optimizer", "precision", "steps", "timeout_s")
+        size = options.batch_size
+        reading = reading_for(factory, size, options.steps)
+        batches = text_batches(text, size, reading.steps, reading.longest)
+    copied = ("world_size", "optimizer", "precision", "timeout_s")
     given = {name: getattr(options, name) for name in copied}
-    return given | functions | {"factory": factory, "batches": batches}, shortened
+    given |= {"factory": reading.factory, "steps": reading.steps, "batches": batches}
+    return given | functions, reading.shortened
 
 
 def _facts(ladder: "Ladder") -> dict[str, Any]:

@@ -7,11 +7,14 @@ and to push to a remote, even where there is none. Its ``--quiet`` hides errors 
 ``core.autostage`` would change what ``git checkout dvc.lock`` goes back to. So these
 lines are left out, by their words: whatever else DVC says, or a later DVC says in other
 words, is there, and so are the stages' own output and the exit codes.
+
+Nor does it say that a stage failed which Ctrl-C ended: the stage has said so itself.
 """
 
 import io
 import logging
 import runpy
+import signal
 import sys
 from contextlib import redirect_stdout
 from typing import TextIO, cast
@@ -25,6 +28,8 @@ HINTS = (
 )
 # a file that a stage is about to make
 NEWS = "No file hash info found for"
+# the end of what DVC says of a stage that Ctrl-C ended
+INTERRUPTED = f"exited with {128 + signal.SIGINT}"
 
 
 class WithoutHints(io.TextIOBase):
@@ -57,8 +62,16 @@ def without_news(record: logging.LogRecord) -> bool:
     return not str(record.msg).startswith(NEWS)
 
 
+def without_interrupts(record: logging.LogRecord) -> bool:
+    """Whether an error that ends DVC is to be shown."""
+    error = record.exc_info[1] if record.exc_info else None
+    cause = error.__cause__ if error else None
+    return not str(cause).endswith(INTERRUPTED)
+
+
 def main() -> None:
     """Run DVC with the arguments of this process; ends the process as DVC does."""
+    logging.getLogger("dvc.cli").addFilter(without_interrupts)
     logging.getLogger("dvc_data.hashfile.checkout").addFilter(without_news)
     with redirect_stdout(cast(TextIO, WithoutHints(sys.stdout))):
         runpy.run_module("dvc", run_name="__main__", alter_sys=True)

@@ -17,7 +17,7 @@ from minitrain.core.guard import (
     GUARD,
     STOPPED_S,
     ancestors_up_to_dvc,
-    children,
+    kill_children,
     stopped_by,
 )
 
@@ -101,27 +101,24 @@ def _guard_is_stopped() -> bool:
 
 
 def _watch_guard(doomed: threading.Event) -> None:
-    """End the guard once it was stopped for too long, for DVC would wait for ever; at
-    once where DVC has gone, which the guard does not see now.
+    """End the guard once it was stopped for too long: DVC would wait for ever. It must go
+    on where DVC has gone, which it does not see now.
     """
     # else this thread may be the one that takes them, and the main one sleeps on
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
-    # None: one of them went while this process started
-    watched, gone = ancestors_up_to_dvc(), False
+    guard, watched = int(os.environ[GUARD]), ancestors_up_to_dvc()
     # polls and not a clock: none pass while Ctrl-Z has stopped this process too
     polls = 0
-    while polls * POLL_S <= STOPPED_S and not gone:
+    while polls * POLL_S <= STOPPED_S:
         time.sleep(POLL_S)
         polls = polls + 1 if _guard_is_stopped() else 0
-        if polls:
-            gone = watched is None or any(process.is_gone() for process in watched)
-    guard = int(os.environ[GUARD])
-    how_long = "and what waited for it has ended" if gone else f"for {STOPPED_S:g} s"
-    line = f"its guard (process {guard}) was stopped {how_long}"
+        # None: one of them went while this process started
+        if polls and (watched is None or any(one.is_gone() for one in watched)):
+            os.kill(guard, signal.SIGCONT)
+    line = f"its guard (process {guard}) was stopped for {STOPPED_S:g} s"
     print(f"error: stopped: {line}", file=sys.stderr, flush=True)
     doomed.set()
     # else a rank that was stopped too, before it had tied itself to us, would stay
-    for child in children():
-        os.kill(child, signal.SIGKILL)
+    kill_children()
     # the kernel then ends this process, as guard.py arranged
     os.kill(guard, signal.SIGKILL)

@@ -21,6 +21,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,12 +105,15 @@ def ancestors_up_to_dvc() -> list[Process] | None:
         return []
     if os.environ.get(STARTED_BY, str(os.getppid())) != str(os.getppid()):
         return None
-    found, pid = [], os.getppid()
-    while (one := Process.of(pid)) and _stat(pid)[2] == str(os.getpgrp()):
+    found, pid, own = [], os.getppid(), str(os.getpgrp())
+    while one := Process.of(pid):
+        fields = _stat(pid)
+        if not fields or fields[2] != own:
+            break
         found.append(one)
         if _stage_of(pid) != f"{DVC_STAGE}={stage}".encode():
             return found
-        pid = int(_stat(pid)[1])
+        pid = int(fields[1])
     return None
 
 
@@ -223,13 +227,22 @@ def end_children(within_s: float) -> None:
         if pid:
             continue
         if time.monotonic() > deadline:
-            for child in children():
-                os.kill(child, signal.SIGKILL)
+            kill_children()
         time.sleep(0.02)
 
 
-def children() -> list[int]:
-    """The processes that this one started, or adopted, and has not buried."""
+def kill_children() -> None:
+    """Kill -9 of what this process started, or adopted; of the group that one of them
+    leads, as ranks do, too.
+    """
+    for child in _children():
+        # another thread may bury it meanwhile
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+            os.killpg(child, signal.SIGKILL)
+
+
+def _children() -> list[int]:
     me = str(os.getpid())
     pids = [int(p.name) for p in Path("/proc").iterdir() if p.name.isdecimal()]
     return [pid for pid in pids if (_stat(pid) or ["", ""])[1] == me]

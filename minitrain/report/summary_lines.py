@@ -118,4 +118,4 @@ def _loss(path: Path, run: str) -> str:
             return text
         shared = curves.dropna()
         apart = (shared.max(axis="columns") - shared.min(axis="columns")).max()
-        return f"{text}; runs at most {apart:.1e} apart"
+        return f"{text}; losses at most {apart:.1e} apart"

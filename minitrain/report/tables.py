@@ -125,7 +125,7 @@ def account_table(results: Results) -> Markdown:
     closed = ("yes" if account["closed"] else "no" for account in accounts.values())
     # no gap below zero that rounds to none
     gaps = (f"{round(of['gap_pct'], 1) + 0:.1f} %" for of in accounts.values())
-    rows += [["gap", *gaps], ["adds up to a step", *closed]]
+    rows += [["sum against that step", *gaps], ["adds up to a step", *closed]]
     names = map(results.label, accounts)
     return table(["mean ms of a step (5-95 % interval)", *names], rows)
 

@@ -214,4 +214,4 @@ def losses_headline(losses: Mapping[str, pd.DataFrame]) -> str:
     if len(losses) == 1:
         return text
     apart = (curves.max(axis="columns") - curves.min(axis="columns")).max()
-    return f"{text}, curves at most {apart:.1e} apart"
+    return f"{text}, at most {apart:.1e} apart"

@@ -124,14 +124,16 @@ def _refuse_other_means(config: RunConfig, model: nn.Module) -> None:
     rows = list(range(len(tensors_of(batch)[0])))
     halves = rows[::2], rows[1::2]
     first, second = (in_memory_of(config).count(chosen(batch, half)) for half in halves)
+    i, j = halves
     try:
-        a, b, ab, aab, abb = _losses(config, model, halves)
+        a, b, ab = _losses(config, model, [i, j, i + j])
+        mean = (first * a + second * b) / (first + second)
+        near = CLOSE * max(map(abs, (a, b, ab)))
+        if not abs(ab - mean) > near or a == b:
+            return
+        aab, abb = _losses(config, model, [i + i + j, i + j + j])
     except Exception:
-        # not made for eval mode, or for float64
-        return
-    mean = (first * a + second * b) / (first + second)
-    near = CLOSE * max(map(abs, (a, b, ab)))
-    if not abs(ab - mean) > near or a == b:
+        # not made for eval mode, for float64, or for other numbers of rows
         return
     # what weight a half has, and whether it keeps it when the other is duplicated
     weight, share = (ab - b) / (a - b), first / (first + second)
@@ -144,8 +146,8 @@ def _refuse_other_means(config: RunConfig, model: nn.Module) -> None:
         # a variance is alike to the first order
         and (weight - share) ** 2 * abs(a - b) > 10 * near
         and all(
-            abs(loss - (i * a + j * b) / (i + j)) <= near
-            for loss, (i, j) in twice.items()
+            abs(loss - (x * a + y * b) / (x + y)) <= near
+            for loss, (x, y) in twice.items()
         )
     ):
         why = f"it weighs them {weight:.3g} to {1 - weight:.3g}"
@@ -159,10 +161,10 @@ def _refuse_other_means(config: RunConfig, model: nn.Module) -> None:
 
 
 def _losses(
-    config: RunConfig, model: nn.Module, halves: Sequence[list[int]]
+    config: RunConfig, model: nn.Module, several: Sequence[list[int]]
 ) -> list[float]:
-    """In eval mode and float64: of each half, of both, of one twice and the other."""
-    batch, (a, b) = doubled(in_memory_of(config).batches[0]), halves
+    """In eval mode and float64: of some rows of the first batch, and of others."""
+    batch = doubled(in_memory_of(config).batches[0])
     model = model.double().eval()
     kept = torch.get_default_dtype()
     # the loss may make tensors of its own
@@ -171,7 +173,7 @@ def _losses(
         with torch.no_grad():
             return [
                 float(in_memory_of(config).loss(model, chosen(batch, rows)))
-                for rows in (a, b, a + b, a + a + b, a + b + b)
+                for rows in several
             ]
     finally:
         torch.set_default_dtype(kept)

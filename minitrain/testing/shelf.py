@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from minitrain.data.cut import bytes_of
+from minitrain.sync.strategy import whole
+from minitrain.train.recorder import Recorder
 
 # of a state, one step's end is the next one's start
 OF_A_STATE = ("before", "after", "state")
@@ -113,6 +115,17 @@ class Shelved(dict[str, Any]):
             if not np.array_equal(part, found):
                 return False
         return True
+
+
+class ShelvingRecorder(Recorder):
+    """Puts what it samples on a shelf as it is: that copies the bytes at once."""
+
+    def _sample(
+        self, step: int | str, kind: str, tensors: Mapping[str, Tensor]
+    ) -> None:
+        for name, tensor in tensors.items():
+            # on all ranks, of whom each may hold a part
+            self.sampled[f"{step}/{kind}/{name}"] = whole(tensor)
 
 
 def _tensor(mapped: Any, laid: Laid) -> Tensor:

@@ -2,14 +2,11 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from minitrain.core.errors import UserError
-from minitrain.model.factory import make_model
-from minitrain.train.rng import seed_everything, untouched_random_state
 
 # a byte is a token
 VOCABULARY = 256
@@ -31,18 +28,6 @@ def length_for(parameters: int, size: int) -> int:
     while longest > SHORTEST and parameters * size * longest > AFFORDED:
         longest //= 2
     return longest
-
-
-def num_parameters(factory: Any) -> int:
-    """Of the model that ``factory`` builds, drawn once for it; 0 where it builds none,
-    which is for the check to say.
-    """
-    if isinstance(factory, nn.Module) or not callable(factory):
-        return 0
-    with untouched_random_state():
-        seed_everything(0)
-        model = make_model(factory, "factory")
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def text_batches(

@@ -15,9 +15,10 @@ from minitrain.distributed.launcher import launch
 from minitrain.proof import single_process
 from minitrain.proof.evidence import Evidence, evidence_of
 from minitrain.proof.replay import replay
-from minitrain.testing.shelf import Shelf, Shelved
+from minitrain.testing.shelf import Shelf, Shelved, ShelvingRecorder
 from minitrain.train.config import RunConfig, config_of, whole_batches
 from minitrain.train.observer import StepObserver
+from minitrain.train.recorder import sampled_steps
 from minitrain.train.rng import untouched_random_state
 from minitrain.train.run import Finished, Inject, run_rank
 from minitrain.train.worker import Worker
@@ -65,7 +66,9 @@ def _be_a_rank(
         laid = one_shelf.enter_context(closing(Shelved(shelves[rank])))
 
         def observer(worker: Worker) -> StepObserver:
-            observed = StepObserver(worker, keep=keep)
+            observed, recorded = StepObserver(worker, keep=keep), config.recorded
+            given = worker.model, recorded, sampled_steps(recorded), keep
+            observed.recorder = ShelvingRecorder(*given)
             # the same everywhere, as their hashes say: of one rank is enough
             observed.recorder.sampled = laid if rank == 0 else Shelved(None)
             return observed

@@ -9,7 +9,7 @@ SAME = (
     *("data/corpus.jsonl", "data/shards", "data/runs/replay-2"),
     *(f"data/runs/gloo-{size}/{name}" for size in (1, 2) for name in RUN),
 )
-# and what each target wreach targetes last
+# and what each target writes last
 OUTPUTS = {
     "shard": "data/shards",
     "train@1": "data/runs/gloo-1/provenance.json",

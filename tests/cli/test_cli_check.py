@@ -1,6 +1,7 @@
 """``minitrain check``: one's own model from the command line."""
 
 import json
+import pickle
 import re
 from pathlib import Path
 
@@ -11,16 +12,18 @@ from one_line import refusal
 from minitrain.cli.check import in_words
 from minitrain.cli.main import run
 from minitrain.core.errors import UserError
+from minitrain.testing import measured
 from minitrain.testing.climb import Climbed
+from minitrain.testing.measured import Measured, reading_for
 from minitrain.testing.named import find
 from minitrain.testing.text_batches import (
     LONGEST,
     PADDING,
     SHORTEST,
     length_for,
-    num_parameters,
     text_batches,
 )
+from minitrain.train.rng import seed_everything
 
 MODEL = """
 import torch
@@ -199,11 +202,54 @@ def test_factory_that_fails_is_no_proof(ends: str, word: str, tmp_path: Path) ->
         run(["check", f"{path}:build"])
 
 
-def test_number_of_parameters_moves_no_generator() -> None:
+def test_large_model_takes_two_steps_unless_told(
+    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measured, "LARGE", 4351)
+    assert run(["check", f"{model}:build"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.endswith(" s, 2 steps: 0 million parameters")
+    factory = find(f"{model}:build", "MODEL")
+    assert reading_for(factory, 8, None).steps == 2
+    told = reading_for(factory, 8, 3)
+    assert (told.steps, told.shortened) == (3, "")
+
+
+def test_model_that_was_measured_is_the_one_that_is_built() -> None:
     before = torch.get_rng_state()
-    assert num_parameters(lambda: torch.nn.Linear(3, 2)) == 3 * 2 + 2
+    factory = Measured(lambda: torch.nn.Linear(3, 2))
+    assert factory.num_parameters == 3 * 2 + 2
     assert torch.equal(torch.get_rng_state(), before)
-    assert num_parameters(torch.nn.Linear(3, 2)) == 0
+    built, drawn = [], []
+    for _ in range(2):
+        seed_everything(0)
+        built.append(factory())
+        drawn.append(torch.rand(1))
+    assert torch.equal(built[0].weight, built[1].weight)
+    assert built[0].weight is not built[1].weight
+    assert drawn[0] == drawn[1]
+
+
+def test_model_that_was_measured_is_not_that_of_another_seed() -> None:
+    factory = Measured(lambda: torch.nn.Linear(3, 2))
+    seed_everything(1)
+    first = factory()
+    seed_everything(1)
+    assert torch.equal(first.weight, torch.nn.Linear(3, 2).weight)
+
+
+def test_process_is_sent_the_factory_alone() -> None:
+    assert pickle.loads(pickle.dumps(Measured(linear))) is linear
+
+
+def linear() -> torch.nn.Linear:
+    """A factory that can be sent."""
+    return torch.nn.Linear(3, 2)
+
+
+@pytest.mark.parametrize("factory", [torch.nn.Linear(3, 2), 3])
+def test_what_builds_no_model_is_left_to_the_check(factory: object) -> None:
+    assert reading_for(factory, 8, None).factory is factory
 
 
 def test_length_of_lines_by_hand() -> None:

@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 from project import ROOT, environment
 
-from minitrain.cli.quiet_dvc import HINTS, NEWS, WithoutHints, without_news
+from minitrain.cli.quiet_dvc import (
+    HINTS,
+    NEWS,
+    WithoutHints,
+    without_interrupts,
+    without_news,
+)
 
 STAGE = """stages:
   make:
@@ -57,6 +63,24 @@ def test_news_of_a_file_that_will_be_made_is_no_warning() -> None:
     assert without_news(record("%s is broken"))
 
 
+@pytest.mark.parametrize(("code", "shown"), [(130, False), (1, True), (143, True)])
+def test_stage_that_was_interrupted_is_no_news(code: int, shown: bool) -> None:
+    from dvc.exceptions import ReproductionError
+    from dvc.stage.exceptions import StageCmdFailedError
+
+    try:
+        raise ReproductionError("x") from StageCmdFailedError("a command", code)
+    except ReproductionError:
+        told = sys.exc_info()
+    record = logging.LogRecord("dvc.cli", logging.ERROR, "x.py", 1, "", None, told)
+    assert without_interrupts(record) == shown
+
+
+def test_error_without_a_cause_is_shown() -> None:
+    record = logging.LogRecord("dvc.cli", logging.ERROR, "x.py", 1, "x", None, None)
+    assert without_interrupts(record)
+
+
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A pipeline of one stage, never run."""
@@ -100,6 +124,7 @@ def test_hints_of_this_dvc_are_gone_and_the_rest_is_there(project: Path) -> None
     ("pipeline", "said"),
     [
         (STAGE.replace("cat made", "exit 3"), "ERROR: failed to reproduce 'make'"),
+        (STAGE.replace("cat made", "exit 143"), "exited with 143"),
         ("stages: [", "dvc.yaml' is invalid"),
     ],
 )
@@ -111,3 +136,14 @@ def test_errors_and_exit_codes_are_those_of_dvc(
     assert quiet.returncode == plain.returncode != 0
     assert said in plain.stderr
     assert quiet.stderr == plain.stderr
+
+
+@pytest.mark.pipeline
+def test_interrupted_stage_has_the_last_word(project: Path) -> None:
+    """It ends as one that Ctrl-C ended; plain DVC says that, too."""
+    ended = STAGE.replace("cat made", "echo interrupted >&2; exit 130")
+    (project / "dvc.yaml").write_text(ended)
+    quiet, plain = (repro(project, m) for m in ("minitrain.cli.quiet_dvc", "dvc"))
+    assert quiet.returncode == plain.returncode == 255
+    assert "exited with 130" in plain.stderr
+    assert quiet.stderr == "interrupted\n"

@@ -38,7 +38,8 @@ run_stage(main)
 """
 STARTS_A_RANK = """
 import subprocess
-subprocess.Popen(["sleep", "60"], stderr=subprocess.DEVNULL, start_new_session=True)
+rank = ["sh", "-c", "sleep 60 & wait"]
+subprocess.Popen(rank, stderr=subprocess.DEVNULL, start_new_session=True)
 """
 # it would wait for longer than the test
 PATIENT = STAGE.replace("STOPPED_S = 3", "STOPPED_S = 600")
@@ -158,14 +159,15 @@ def test_what_the_stage_started_ends_with_it_where_it_is_stopped_too(
     process = start(tmp_path, *GUARD, stage=STARTS_A_RANK + STAGE)
     (stage,) = psutil.Process(process.pid).children()
     (rank,) = stage.children()
+    ranks = [rank, *wait_for(rank.children, count=1)]
     rank.suspend()
     process.send_signal(signal.SIGSTOP)
     process.communicate(timeout=15)
     assert has_ended(stage)
-    gone = has_ended(rank)
-    if not gone:
-        rank.kill()
-    assert gone
+    alive = [one for one in ranks if not has_ended(one)]
+    for one in alive:
+        one.kill()
+    assert alive == []
 
 
 def test_dvc_that_is_gone_is_not_waited_for_by_a_guard_that_is_stopped(
@@ -180,6 +182,7 @@ def test_dvc_that_is_gone_is_not_waited_for_by_a_guard_that_is_stopped(
     process.kill()
     assert has_ended(stage, within_s=5)
     _, said = process.communicate(timeout=5)
-    line = f"its guard (process {guard.pid}) was stopped and what waited for it has"
-    assert said == f"error: stopped: {line} ended\n"
+    line = f"process {process.pid}, which waited for it, has ended"
+    assert said == f"error: stopped: {line}\n"
     assert has_ended(guard)
+    assert not list(tmp_path.glob(".*"))

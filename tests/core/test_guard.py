@@ -245,3 +245,13 @@ def test_what_a_stage_leaves_behind_ends(
     process.communicate(timeout=5)
     assert process.returncode == 0
     assert ended(left)
+
+
+def test_child_that_somebody_buries_meanwhile_does_not_save_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gone, there = (subprocess.Popen(["sleep", time]) for time in ("0", "60"))
+    gone.wait()
+    monkeypatch.setattr(guard, "_children", lambda: [gone.pid, there.pid])
+    guard.kill_children()
+    assert there.wait(timeout=10) == -signal.SIGKILL

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from exercises import COURSE, PAGES, RUNS, Exercise, broken, of_runs, read
 from look import look, main
@@ -17,6 +18,11 @@ from pages import blocks, change, values
 from project import PARAMS_FILE, run_dvc
 from ruamel.yaml import YAML
 
+from minitrain.core.params import load_params
+from minitrain.data.text import VOCAB_SIZE
+from minitrain.model.factory import build_model
+from minitrain.report.glossary import RUNGS
+
 EXERCISES = [read(path) for path in PAGES]
 TRAINED = [one for one in EXERCISES if RUNS not in one.promises]
 RERUN = [one for one in EXERCISES if RUNS in one.promises]
@@ -24,6 +30,7 @@ PARTS = ["Change", "Predict", "Run and compare", "What to look for"]
 # DVC looks at every file for every question
 pytestmark = pytest.mark.timeout(600)
 of_base = cache(look)
+float32 = np.float32
 
 
 def by_name(exercise: Exercise) -> str:
@@ -148,7 +155,8 @@ def test_what_a_student_sees(
     main()
     printed, said = capsys.readouterr()
     assert said == "counting the messages of a step ...\n"
-    head, *rows = [re.split(r"  +", line.strip()) for line in printed.splitlines()]
+    quantities, ladder = printed.split("\n\n")
+    head, *rows = [re.split(r"  +", line.strip()) for line in quantities.splitlines()]
     assert head == ["gloo-2"]
     shown = dict(rows)
     assert list(shown) == [
@@ -157,5 +165,39 @@ def test_what_a_student_sees(
     ]  # fmt: skip
     found = of_base(base, True)["gloo-2"]
     assert shown["state"] == found["state"]
-    assert float(shown["loss"]) == pytest.approx(found["loss"], rel=1e-5)
+    # so that the last bit is seen
+    assert float32(float(shown["loss"])) == float32(found["loss"])
     assert shown["bytes a step"] == f"{found['bytes a step']:,}"
+    # a line that is too long goes on below itself
+    told = re.sub(r"\n  +", " ", ladder)
+    head, *rows = [re.split(r"  +", line) for line in told.splitlines()]
+    assert head == ["gloo-2", "rung: what it compares"]
+    assert ["= equal", f"replay: {RUNGS['replay']}"] in rows
+    assert {row[1].partition(":")[0] for row in rows} == {
+        name.removeprefix("rung ") for name in found if name.startswith("rung ")
+    }
+    assert max(map(len, printed.splitlines())) <= 80
+
+
+def test_words_of_an_exercise_are_linked() -> None:
+    words = "](../reference.md#words)"
+    assert [one.name for one in EXERCISES if words not in one.text] == []
+
+
+def test_numbers_that_an_exercise_gives_are_those_of_the_model() -> None:
+    """Whoever has done no other exercise can predict with them."""
+    (small,) = [one for one in EXERCISES if one.name.startswith("07-")]
+    params = load_params(PARAMS_FILE)
+    model = build_model(params.model, VOCAB_SIZE)
+    sizes = [p.numel() for p in model.parameters()]
+    biases = [p.numel() for p in model.parameters() if p.dim() == 1]
+    matrices = [p.numel() for p in model.parameters() if p.dim() == 2]
+    text = " ".join(small.text.split())
+    capped = round(0.02 * 2**20 / 4)
+    assert f"the model's {len(sizes)} tensors" in text
+    assert f"hold {capped:,} numbers" in text
+    assert f"{min(matrices):,} to {max(matrices):,}" in text
+    assert f"and there are {len(matrices)};" in text
+    # each of them closes a bucket
+    assert min(matrices) > capped
+    assert f"{min(biases):,} to {max(biases):,}" in text

@@ -7,10 +7,11 @@ records as many; the suite records a few, always the same.
 import itertools
 import os
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from example_loops import LOOPS, run_loop
+from example_loops import LOOPS, Run, loops_by_fork
 
 from minitrain.recording.format import read_recording
 
@@ -37,11 +38,16 @@ def test_the_few_have_every_loop_and_number_of_ranks() -> None:
     assert {kind[2] for kind in few} == {1, 2, 3, 4}
 
 
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
+    yield from loops_by_fork()
+
+
 @pytest.mark.parametrize("kind", kinds(), ids=name_of)
-def test_clean_run_gives_no_alarm(kind: Kind, tmp_path: Path) -> None:
+def test_clean_run_gives_no_alarm(run: Run, kind: Kind, tmp_path: Path) -> None:
     seed, loop, ranks, dropout, bf16 = kind
     options = ["--seed", str(seed), "--dropout", str(dropout), *["--bf16"] * bf16]
-    said = run_loop(loop, ranks, tmp_path / "recording", *options)
+    said = run(loop, ranks, tmp_path / "recording", *options)
     recording = read_recording(tmp_path / "recording")
     assert len(recording.ranks) == ranks
     for rank in recording.ranks.values():

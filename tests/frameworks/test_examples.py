@@ -4,12 +4,12 @@ One process and two are the same computation, and each loop's bug is told by nam
 """
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
-from example_loops import LOOPS, run_loop
+from example_loops import LOOPS, Run, loops_by_fork, run_as_users_do
 from project import ROOT
 
 from minitrain.diff.recordings import RecordingsCompared, compare_recordings
@@ -19,14 +19,19 @@ Recorded = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+def run() -> Iterator[Run]:
+    yield from loops_by_fork()
+
+
+@pytest.fixture(scope="module")
+def recorded(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     """The recording of a loop, made once: ``recorded(loop, world_size, "--bug")``."""
 
     @cache
     def record(name: str, world_size: int, *arguments: str, twin: bool = False) -> Path:
         folder = tmp_path_factory.mktemp("loops") / "recording"
         variables = {"MINITRAIN_TWIN": "1"} if twin else {}
-        run_loop(name, world_size, folder, *arguments, **variables)
+        run(name, world_size, folder, *arguments, **variables)
         return folder
 
     return record
@@ -64,12 +69,25 @@ def test_one_process_and_two_are_the_same_computation(
     assert found.verdict == "same computation within rounding", found.first
 
 
-@pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.parametrize(
+    ("name", "world_size", "arguments"),
+    [
+        ("nanogpt_style", 1, ()),
+        ("nanogpt_style", 2, ("--bug",)),
+        *((name, 2, ()) for name in LOOPS),
+    ],
+)
 def test_a_run_repeated_has_equal_bits(
-    name: str, recorded: Recorded, tmp_path: Path
+    name: str,
+    world_size: int,
+    arguments: tuple[str, ...],
+    recorded: Recorded,
+    tmp_path: Path,
 ) -> None:
-    run_loop(name, 2, tmp_path / "again")
-    found = compare_recordings(recorded(name, 2), tmp_path / "again")
+    """What users start has those of forks, which all other tests are of."""
+    run_as_users_do(name, world_size, tmp_path / "again", *arguments)
+    first = recorded(name, world_size, *arguments)
+    found = compare_recordings(first, tmp_path / "again")
     assert found.verdict == "equal bits", found.first
 
 
@@ -107,3 +125,9 @@ def test_the_planted_bug_is_named(name: str, recorded: Recorded) -> None:
     # the ranks agree with each other in what they both do wrong
     assert len(alarms) == (alarm != "")
     assert alarm in "".join(alarms)
+
+
+def test_a_loop_that_fails_is_no_recording(run: Run, tmp_path: Path) -> None:
+    """Or a rank that ended at once would look like one without alarms."""
+    with pytest.raises(AssertionError, match="invalid int value: 'many'"):
+        run("nanogpt_style", 2, tmp_path / "recording", "--steps", "many")

@@ -42,6 +42,37 @@ def test_there_are_commands_of_every_kind() -> None:
     assert "python docs/course/look.py" in found
 
 
+def section(page: str, heading: str) -> str:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert f"\n## {heading}\n" in text
+    return text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+
+
+@pytest.mark.parametrize(
+    ("heading", "at_most"),
+    [("Change something and look", 3), ("Your own text", 3), ("Your own model", 4)],
+)
+def test_readme_needs_few_commands_after_the_clone(heading: str, at_most: int) -> None:
+    """The first ``make`` is one of them, and gives the first report."""
+    install, *_ = blocks(section("README.md", "Three commands"))
+    assert install.commands[0] == "make"
+    typed_there = [
+        b for b in blocks(section("README.md", heading)) if b.language == "sh"
+    ]
+    assert 0 < len(typed_there[0].commands) <= at_most - 1
+
+
+@pytest.mark.parametrize(("page", "at_most"), [("own-text", 3), ("own-model", 4)])
+def test_page_of_ones_own_needs_few_commands(page: str, at_most: int) -> None:
+    """All that are on it, from the clone on."""
+    text = (ROOT / f"docs/how-to/{page}.md").read_text(encoding="utf-8")
+    commands = [c for block in blocks(text) for c in typed(block)]
+    assert 0 < len(commands) <= at_most
+    # it installs before anything that needs it
+    made = next(i for i, one in enumerate(commands) if one.startswith("make"))
+    assert not any(one.startswith(("dvc", "minitrain")) for one in commands[:made])
+
+
 def test_every_command_has_a_test_or_a_reason() -> None:
     found = commands()
     known = RUN_BY.keys() | NOT_RUN.keys()

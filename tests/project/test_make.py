@@ -9,6 +9,7 @@ import pytest
 from project import ROOT, environment
 
 CPU_INDEX = "--extra-index-url https://download.pytorch.org/whl/cpu"
+PYPROJECT = (ROOT / "pyproject.toml").read_text()
 
 
 def would_run(*arguments: str, **variables: str) -> list[str]:
@@ -42,7 +43,28 @@ def installed(folder: Path) -> None:
 
 
 def test_progress_of_pip_is_seen() -> None:
-    assert "--quiet" not in install()
+    lines = would_run(".venv/installed")
+    pip = [i for i, line in enumerate(lines) if "-m pip" in line]
+    assert len(pip) == 2
+    assert not any("--quiet" in lines[i] for i in pip)
+    # what it is silent about is said before
+    assert any("nothing for a minute" in line for line in lines[: pip[0]])
+    # and nothing else waits for a network
+    assert "--no-build-isolation" in lines[pip[1]]
+
+
+def test_setuptools_that_builds_comes_with_the_lock() -> None:
+    """As a requirement of torch's, which is as new as the build asks for."""
+    from importlib.metadata import requires
+
+    def floor(requirement: str) -> int:
+        return int(re.findall(r"setuptools>=(\d+)", requirement)[0])
+
+    (of_torch,) = [one for one in requires("torch") or () if "setuptools" in one]
+    assert ";" not in of_torch
+    built_by = re.findall(r'^requires = \["(.+)"\]$', PYPROJECT, re.MULTILINE)
+    assert [floor(one) for one in built_by] == [77]
+    assert floor(of_torch) >= 77
 
 
 def test_cpu_build_of_torch_is_one_word() -> None:

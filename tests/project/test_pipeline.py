@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,14 +14,13 @@ import pytest
 from dvc.repo import Repo
 from imports import as_deps, imported_by
 from listening import listening
-from mutated import PIPELINE, run_stages
+from mutated import PIPELINE, Outcome, run_stages
 from project import (
     PARAMS_FILE,
     ROOT,
     copy_project,
     run_dvc,
     run_python,
-    run_stage,
     set_params,
     start_dvc,
 )
@@ -202,8 +200,8 @@ def without_its_last_round(whole: bytes) -> bytes:
 
 
 def report_with(
-    copy: Path, file: str, damaged: Callable[[bytes], bytes]
-) -> subprocess.CompletedProcess[str]:
+    address: str, copy: Path, file: str, damaged: Callable[[bytes], bytes]
+) -> Outcome:
     """What the report stage in ``copy`` makes of a damaged ``file``."""
     path = copy / file
     whole = path.read_bytes()
@@ -211,7 +209,7 @@ def report_with(
     path.unlink()
     path.write_bytes(damaged(whole))
     try:
-        return run_stage(copy, "report")
+        return run_stages(address, copy, [["report"]])
     finally:
         path.write_bytes(whole)
 
@@ -234,11 +232,13 @@ def report_with(
         "metrics/zoo.json",
     ],
 )
-def test_report_names_a_damaged_file(twins: list[Path], file: str) -> None:
+def test_report_names_a_damaged_file(
+    stages_by_fork: str, twins: list[Path], file: str
+) -> None:
     """Of files between other stages: tests/project/test_stage_faults.py."""
-    done = report_with(twins[0], file, cut)
-    assert done.returncode == 2, done.stderr
-    (line,) = done.stderr.splitlines()
+    done = report_with(stages_by_fork, twins[0], file, cut)
+    assert done.code == 2, done.output
+    (line,) = done.output.splitlines()
     assert line.startswith(f"error: {file}: damaged, or not of this version (")
 
 
@@ -260,11 +260,15 @@ def test_report_names_a_damaged_file(twins: list[Path], file: str) -> None:
     ],
 )
 def test_report_misses_a_row(
-    twins: list[Path], file: str, cut_off: Callable[[bytes], bytes], said: str
+    stages_by_fork: str,
+    twins: list[Path],
+    file: str,
+    cut_off: Callable[[bytes], bytes],
+    said: str,
 ) -> None:
-    done = report_with(twins[0], file, cut_off)
-    assert done.returncode == 2
-    assert re.match(rf"error: {file}: damaged, .*{said}", done.stderr)
+    done = report_with(stages_by_fork, twins[0], file, cut_off)
+    assert done.code == 2
+    assert re.match(rf"error: {file}: damaged, .*{said}", done.output)
 
 
 # what may change without a run being trained or measured again
@@ -456,7 +460,7 @@ def shown(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.pipeline
 def test_one_flipped_bit_in_a_state_file_is_found(
-    twins: list[Path], tmp_path: Path
+    stages_by_fork: str, twins: list[Path], tmp_path: Path
 ) -> None:
     import torch
 
@@ -468,11 +472,9 @@ def test_one_flipped_bit_in_a_state_file_is_found(
     state["head.weight"].view(torch.int32)[0, 0] ^= 1
     path.unlink()
     save_tensors(path, state)
-    script = ["stages/python", "-m", "stages.verify"]
-    script += ["--backend", "gloo", "--world-size", "2"]
-    from project import environment
-
-    subprocess.run(script, cwd=folder, env=environment(), check=True)
+    verify = ["verify", "--backend", "gloo", "--world-size", "2"]
+    outcome = run_stages(stages_by_fork, folder, [verify])
+    assert outcome.code == 0, outcome.output
     evidence = json.loads((folder / "data/evidence/gloo-2/evidence.json").read_text())
     ranks = evidence["rungs"]["ranks"]
     assert ranks["verdict"] == "breach"

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from project import copy_project, environment, run_stage, set_params
+from mutated import PREPARE, run_stages
+from project import copy_project, environment, set_params
 
 from minitrain.distributed import place
 
@@ -20,12 +21,11 @@ LINE = r"rank 1 \(process (\d+) on \S+\): killed by SIGKILL at step \d+, \w+"
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def project(stages_by_fork: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     steps = {"train.num_steps": 100, "train.hash_every": 100}
     copy = copy_project(tmp_path_factory.mktemp("restarted") / "project", steps)
-    for stage in ("check", "corpus", "shard"):
-        done = run_stage(copy, stage)
-        assert done.returncode == 0, done.stderr
+    done = run_stages(stages_by_fork, copy, [["check"], *PREPARE])
+    assert done.code == 0, done.output
     return copy
 
 
@@ -64,11 +64,11 @@ def rank_of(process: psutil.Process) -> dict[str, str]:
 
 
 def test_rank_that_is_killed_is_named_and_training_goes_on(
-    project: Path, tmp_path: Path
+    stages_by_fork: str, project: Path, tmp_path: Path
 ) -> None:
     states = "data/runs/gloo-2/states"
-    undisturbed = run_stage(project, *TRAIN)
-    assert undisturbed.returncode == 0, undisturbed.stderr
+    undisturbed = run_stages(stages_by_fork, project, [TRAIN])
+    assert undisturbed.code == 0, undisturbed.output
     wanted = {f.name: f.read_bytes() for f in (project / states).iterdir()}
     stage = start(project, tmp_path)
     killed = kill_rank_1(stage, tmp_path, times=1)

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 from far_hosts import PORT, Ended, needs_hosts, start, wait
-from project import copy_project, run_stage, set_params
+from mutated import PREPARE, run_stages
+from project import copy_project, set_params
 from waiting import wait_for
 
 from minitrain.bench.networks import CABLE, Host, Networks, inside
@@ -31,12 +32,11 @@ class Two(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def project(stages_by_fork: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     changes = {"gloo.world_sizes": [1, 2, 4], "train.num_steps": 40}
     copy = copy_project(tmp_path_factory.mktemp("hosts") / "project", changes)
-    for stage in ("check", "corpus", "shard"):
-        done = run_stage(copy, stage)
-        assert done.returncode == 0, done.stderr
+    done = run_stages(stages_by_fork, copy, [["check"], *PREPARE])
+    assert done.code == 0, done.output
     return copy
 
 
@@ -70,12 +70,12 @@ def outputs(folder: Path, world_size: int) -> dict[str, bytes]:
     ("sync", "world_size"), [("ddp", 2), ("invariant", 2), ("invariant", 4)]
 )
 def test_two_hosts_have_the_bits_of_one(
-    project: Path, two: Two, sync: str, world_size: int
+    stages_by_fork: str, project: Path, two: Two, sync: str, world_size: int
 ) -> None:
     for folder in (project, *two):
         set_params(folder, {"train.sync": sync})
-    alone = run_stage(project, *TRAIN, str(world_size))
-    assert alone.returncode == 0, alone.stderr
+    alone = run_stages(stages_by_fork, project, [[*TRAIN, str(world_size)]])
+    assert alone.code == 0, alone.output
     ended = train_on_two(two, world_size)
     assert [one.returncode for one in ended] == [0, 0], ended
     assert outputs(two.near, world_size) == outputs(project, world_size)
@@ -218,18 +218,20 @@ def test_what_listens_listens_on_the_chosen_interface(two: Two) -> None:
         while any(process.poll() is None for process in running):
             for addresses_of, host in zip(seen, made, strict=True):
                 addresses_of |= listening_on(host)
+            # who listens does so for seconds, and looking takes the time of the ranks
+            time.sleep(0.1)
         ended = wait(running)
     assert [one.returncode for one in ended] == [0, 0], ended
     assert seen == addresses
 
 
 def test_rank_killed_on_one_host_is_named_on_both_and_starts_again(
-    project: Path, two: Two
+    stages_by_fork: str, project: Path, two: Two
 ) -> None:
     for folder in (project, *two):
         set_params(folder, {"train.num_steps": 400})
-    alone = run_stage(project, *TRAIN, "2")
-    assert alone.returncode == 0, alone.stderr
+    alone = run_stages(stages_by_fork, project, [[*TRAIN, "2"]])
+    assert alone.code == 0, alone.output
     with Networks(2) as networks:
         made = networks.hosts
         running = [

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from project import ROOT, copy_project, run_dvc, run_stage
+from mutated import run_stages
+from project import ROOT, copy_project, run_dvc
 from slurm import ENDED, Job, Slurm, missing, two_nodes
 from waiting import wait_for
 
@@ -157,7 +158,7 @@ def refused(slurm: Slurm, project: Path) -> dict[str, Outcome]:
 
 
 @pytest.fixture(scope="module")
-def trials(tmp_path_factory: pytest.TempPathFactory) -> Trials:
+def trials(stages_by_fork: str, tmp_path_factory: pytest.TempPathFactory) -> Trials:
     """All jobs, one after the other; Slurm is gone when the first test begins."""
     done = Trials()
     project = copy_project(tmp_path_factory.mktemp("projects") / "project", PARAMS)
@@ -173,8 +174,9 @@ def trials(tmp_path_factory: pytest.TempPathFactory) -> Trials:
         done.strays = slurm.strays()
     done.files = [file.name for file in (folder / "tmp").iterdir()]
     alone = copy_without_runs(project, "alone")
-    ended = run_stage(alone, "train", "--backend", "gloo", "--world-size", "2")
-    assert ended.returncode == 0, ended.stderr
+    train = ["train", "--backend", "gloo", "--world-size", "2"]
+    ended = run_stages(stages_by_fork, alone, [train])
+    assert ended.code == 0, ended.output
     done.wanted = states(alone)
     return done
 

@@ -20,6 +20,8 @@ from minitrain.core.errors import EvidenceError
 from minitrain.proof import replay
 from minitrain.proof.evidence import Evidence
 from minitrain.proof.witness import optimizer as stepped
+from minitrain.proof.witness import record as recorded
+from minitrain.proof.witness import spread as spreading
 from minitrain.proof.witness.examine import examine_batches
 from minitrain.proof.witness.passes import Computer
 from minitrain.proof.witness.record import Record, Task
@@ -121,7 +123,7 @@ def test_honest_run(honest: Any, optimizer: str) -> None:
 def test_a_large_tensor_is_compared_to_its_end(
     honest: Any, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(stepped, "PIECE", 7)
+    monkeypatch.setattr(recorded, "PIECE", 7)
     trial, record = honest("adamw")
     task, same = task_of(trial), Record(**record)
     assert stepped.step_rung(task, same)["verdict"] == "within tolerance"
@@ -563,6 +565,20 @@ def test_training_with_dropout_is_not_left_alone() -> None:
     spoilt = copy.deepcopy(record)
     spoilt["losses"] = [2 * loss for loss in spoilt["losses"]]
     assert "witness_spread" in breached(asked(trial, spoilt))
+
+
+def test_of_a_large_model_the_last_step_is_held_against_draws(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(spreading, "LARGE", 0)
+    trial, record = noisy_record()
+    told = asked(trial, record)["witness_spread"]
+    assert told["verdict"] == "within tolerance"
+    assert told["detail"].endswith("; of 0 million parameters one step alone")
+    last = trial.steps - 1
+    for key in [k for k in record["tensors"] if k.startswith(f"{last}/gradients/")]:
+        rehashed(record, key, 2 * record["tensors"][key])
+    assert "witness_spread" in breached(asked(trial, record))
 
 
 def test_draws_of_some_elements_are_those_of_all() -> None:

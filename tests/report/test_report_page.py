@@ -287,7 +287,7 @@ def test_gap_that_rounds_to_none_has_no_sign() -> None:
     measured = results([1, 2])
     for run, gap in (("gloo-1", -0.04), ("gloo-2", -0.06)):
         measured.timing[run]["account"]["gap_pct"] = gap
-    assert "| gap | 0.0 % | -0.1 % |" in page_of(measured)
+    assert "| sum against that step | 0.0 % | -0.1 % |" in page_of(measured)
 
 
 def test_page_shows_unknown_rungs_by_name() -> None:

@@ -346,7 +346,7 @@ def test_losses_headline() -> None:
     text = losses_headline({"gloo-1": one, "gloo-2": two})
     assert text == (
         "Loss of gloo-1, gloo-2: 5.50 at the first step, 3.00 at the last, "
-        "curves at most 2.0e-06 apart"
+        "at most 2.0e-06 apart"
     )
     assert "apart" not in losses_headline({"gloo-1": one})
 

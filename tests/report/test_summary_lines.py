@@ -80,7 +80,8 @@ def test_five_lines_say_bits_speed_time_loss_and_where_the_report_is(
         "Speed": speed,
         "Time": "gloo-2: computing 84.0 % of steps, exposed communication 10.0 %",
         # 5.5 * exp(-99 / 40) is 0.463; the runs are 2e-7 apart all along
-        "Loss": "5.50 at the first step, 0.46 at the last; runs at most 2.0e-07 apart",
+        "Loss": "5.50 at the first step, 0.46 at the last; "
+        "losses at most 2.0e-07 apart",
         "Report": str(tmp_path / "report.html"),
     }
 

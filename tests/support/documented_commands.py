@@ -8,8 +8,7 @@ LOOK = "tests/course/test_course.py::test_what_a_student_sees"
 HOW_TO = "tests/course/test_how_to.py::test_page_does_what_it_says"
 FALSIFY = "tests/course/test_how_to.py::test_what_would_refute_the_proof_does_not"
 EXAMPLES = "tests/frameworks/test_examples.py::"
-LOOPS = EXAMPLES + "test_one_process_and_two_are_the_same_computation"
-BUGS = EXAMPLES + "test_the_planted_bug_is_named"
+LOOPS = EXAMPLES + "test_a_run_repeated_has_equal_bits"
 
 CLASS = "tests/project/test_dvc_views.py::test_class_pulls_what_the_teacher_ran"
 
@@ -38,6 +37,8 @@ RUN_BY = {
     "make experiments": TUTORIAL,
     "git checkout minitrain/train/worker.py": TUTORIAL,
     "python docs/course/look.py": LOOK,
+    "python docs/course/look.py | tee before.txt": LOOK,
+    "python docs/course/look.py | tee after.txt": LOOK,
     "cp CHANGELOG.md my-text.txt": HOW_TO,
     "minitrain check my_model.py:alone": HOW_TO,
     "sha256sum data/runs/gloo-2/states/state-rank-0.pt "
@@ -51,7 +52,7 @@ RUN_BY = {
     ),
     "python examples/nanogpt_style.py runs/one": LOOPS,
     "torchrun --nproc-per-node 2 examples/nanogpt_style.py runs/two": LOOPS,
-    "torchrun --nproc-per-node 2 examples/nanogpt_style.py runs/bug --bug": BUGS,
+    "torchrun --nproc-per-node 2 examples/nanogpt_style.py runs/bug --bug": LOOPS,
 }
 
 STUDY = "a study, minutes to an hour; its README holds what came of it"
@@ -81,11 +82,14 @@ NOT_RUN = {
     'git commit --all --message "What I changed, what I expected, what came"': (
         "git alone; the tutorial's test does the same"
     ),
-    "git diff metrics/equivalence.json": "git alone",
     "git diff --exit-code metrics/equivalence.json": (
         "git alone; tests/project/test_pipeline.py compares the bytes of two copies"
     ),
-    "python docs/course/look.py | tee before.txt": "the same without tee is run",
+    "diff before.txt after.txt": "of what a test prints; diff alone",
+    "cp metrics/equivalence.json undisturbed.json": "a copy alone",
+    "diff undisturbed.json metrics/equivalence.json": (
+        "tests/project/test_interrupted.py compares more than this file"
+    ),
     "minitrain check my_model.py:build": YOURS,
     "minitrain check my_model.py:build --sync all": (
         "thirteen trainings; tests/cli/test_cli_check.py::test_all_strategies"

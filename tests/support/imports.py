@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -21,7 +22,7 @@ def imported_by(root: Path, script: Path) -> set[str]:
 
 def as_deps(files: set[str]) -> set[str]:
     """The same as dependencies: of the library whole packages, else files. Its door
-    has names and no code, so that a new version number trains nothing.
+    computes nothing, so that a new version number trains nothing.
     """
     return {_package(Path(file)) for file in files} - {"minitrain/__init__.py"}
 
@@ -31,7 +32,8 @@ def _package(path: Path) -> str:
     return Path(*path.parts[:2] if in_package else path.parts).as_posix()
 
 
-def direct_imports(root: Path, path: Path) -> set[str]:
+@cache
+def direct_imports(root: Path, path: Path) -> frozenset[str]:
     """Files of the project that ``path`` imports, or starts as a process."""
     files = set()
     for name in _names(ast.parse((root / path).read_text()), path):
@@ -40,7 +42,7 @@ def direct_imports(root: Path, path: Path) -> set[str]:
         beside = path.with_name(f"{name}.py")
         if path.parts[0] == "studies" and (root / beside).is_file():
             files.add(beside.as_posix())
-    return files
+    return frozenset(files)
 
 
 def _names(tree: ast.AST, path: Path) -> Iterator[str]:

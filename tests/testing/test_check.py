@@ -103,6 +103,17 @@ def test_mean_of_means_of_ones_own_is_found() -> None:
     assert told.verdict == "proven"
 
 
+def roots_of_few(model: nn.Module, batch: Any) -> Tensor:
+    """No mean of its samples, and made for batches of this size."""
+    assert len(batch[0]) <= 8
+    return squares(model, batch).sqrt()
+
+
+def test_loss_that_takes_no_larger_batch_is_left_to_the_witness() -> None:
+    with pytest.raises(EvidenceError, match="is no mean over the targets"):
+        check_data_parallel(line, PAIRS, loss=roots_of_few)
+
+
 def test_random_numbers_of_the_caller_are_left_alone() -> None:
     torch.manual_seed(5)
     expected = torch.rand(1)

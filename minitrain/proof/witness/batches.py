@@ -40,10 +40,12 @@ def names_of(batch: Any) -> list[str]:
     return names
 
 
-def bytes_of(tensor: Tensor) -> bytes:
-    """Of all elements, row after row."""
-    dense = torch.empty(tensor.numel(), dtype=tensor.dtype)
-    return bytes(dense.copy_(tensor.detach().reshape(-1)).view(torch.uint8).numpy())
+def bytes_of(tensor: Tensor) -> memoryview:
+    """Of all elements, row after row; a copy only of what does not lie so."""
+    dense = tensor.detach().reshape(-1)
+    if dense.stride() != (1,) or dense.is_conj() or dense.is_neg():
+        dense = torch.empty(dense.shape, dtype=dense.dtype).copy_(dense)
+    return dense.view(torch.uint8).numpy().data
 
 
 def tensors_of(batch: Any) -> list[Tensor]:

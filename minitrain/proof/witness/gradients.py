@@ -6,13 +6,11 @@ is so far from float64 in each tensor. ``FACTOR`` times that is allowed, and a w
 gradient is off by thousands.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from minitrain.proof.witness.batches import cuts
+from minitrain.proof.witness.mean import CLOSE, Halves
 from minitrain.proof.witness.passes import (
     SIXTEEN_BITS,
     BatchOf,
@@ -20,6 +18,8 @@ from minitrain.proof.witness.passes import (
     Groups,
     GroupsOf,
     Pass,
+    State,
+    gap,
     size,
 )
 from minitrain.proof.witness.record import Record, Rung, Worst, rung
@@ -27,16 +27,12 @@ from minitrain.proof.witness.spread import spread_rung
 
 FACTOR = 16
 NUM_PASSES = 3
-# what is no mean, or no function of its samples, is farther from one; a model that
-# computes partly in float32 comes as near as 2e-7
-CLOSE = {torch.float64: 1e-6, torch.float32: 1e-3}
 # more noise than this share of the gradient judges nothing
 NOISE = 0.5
 # up to this much it must still be about the right one along it
 ALONG_NOISE, ALONG = 8.0, 0.4
 # of the largest gradient, where numbers have 16 bits: of a true zero something is left
 SIXTEEN_BIT_FLOOR = 1e-4
-State = Mapping[str, Tensor]
 
 
 class Judge:
@@ -48,6 +44,9 @@ class Judge:
         self.computer, self.task, self.record = computer, computer.task, record
         self.batch_of, self.groups_of = batch_of, groups_of
         self.steps = record.steps()
+        # steps of which it is known whether training draws a random number at them
+        self.drew: dict[int, bool] = {}
+        self.halves = Halves(computer, batch_of, self.steps)
 
     def losses_only(self) -> dict[str, Rung]:
         """Where gradients are approximations by design: the losses of the steps."""
@@ -59,6 +58,7 @@ class Judge:
         bits = self.task.precision
         try:
             one = self.computer.own_precision(state, groups, bits, evaluate=False)
+            self.drew[0] = self.computer.drew
             other = self.computer.own_precision(state, groups, bits, evaluate=False)
         except RuntimeError:
             # who asks for the gradients says why not
@@ -75,11 +75,11 @@ class Judge:
             whole = self.computer.exact(state, [[self.batch_of(last)]], evaluate=True)
         except Exception as error:
             why = f"in eval mode {type(error).__name__}: {str(error)[:100]}"
-            mean = self.mean_rung(self.record.of(0, "before"), evaluate=False)
+            mean = self.halves.rung(self.record.of(0, "before"), evaluate=False)
             return {"witness_mean": mean, "witness_probe": rung("not run", why)}
         for row in self.record.kind("no probe"):
             why = f"in eval mode: {row['reason']}"
-            mean = self.mean_rung(state, evaluate=True)
+            mean = self.halves.rung(state, evaluate=True)
             return {"witness_mean": mean, "witness_probe": rung("not run", why)}
         rounded = {"rounded"} if self.task.precision in SIXTEEN_BITS else set()
         if rows.keys() != {"probe"} | rounded or any(
@@ -87,7 +87,7 @@ class Judge:
             for name, row in rows.items()
         ):
             return {"witness_probe": rung("breach", "no probe was recorded")}
-        found = {"witness_mean": self.mean_rung(state, evaluate=True)}
+        found = {"witness_mean": self.halves.rung(state, True, {last: whole})}
         for name, row in rows.items():
             key = "witness_precision" if name == "rounded" else "witness_probe"
             claim = Pass(row["loss"], self.record.of(name, "gradients"))
@@ -109,9 +109,12 @@ class Judge:
         if one.far_from(other) > 0:
             return rung("not run", "in eval mode too the loss is a random number")
         worst = Worst()
-        shares = self.computer.exact(state, groups, evaluate=True)
-        alone = shares.far_from(whole) <= CLOSE[self.computer.type]
-        right, both = whole if alone else shares, (worst, worst)
+        right, alone = whole, self.halves.are(last, groups)
+        if not alone:
+            shares = self.computer.exact(state, groups, evaluate=True)
+            alone = shares.far_from(whole) <= CLOSE[self.computer.type]
+            right = whole if alone else shares
+        both = worst, worst
         why = self.compare(where, claim, right, state, last, bits, alone, both)
         return rung(*why) if why else worst.rung()
 
@@ -164,49 +167,14 @@ class Judge:
         """Whether training draws a random number at a step, used or not: one that did
         not matter this time may the next.
         """
-        state, groups = self.record.of(step, "before"), self.groups_of(step)
-        bits = self.task.precision
-        self.computer.own_precision(state, groups, bits, evaluate=False)
-        return self.computer.drew
-
-    def mean_rung(self, state: State, evaluate: bool) -> Rung:
-        """A batch's loss and gradient are the mean of its halves', by their targets."""
-        step = max(self.steps, key=lambda one: self.least(cuts(self.batch_of(one), 2)))
-        batch, close = self.batch_of(step), CLOSE[self.computer.type]
-        halves = cuts(batch, 2)
-        if len(halves) < 2 or not all(self.task.count(half) for half in halves):
-            return rung("not run", "no batch has two halves with targets")
-        each = [self.computer.exact(state, [[half]], evaluate) for half in halves]
-        whole = self.computer.exact(state, [[batch]], evaluate)
-        if not all(one.is_finite() for one in (whole, *each)):
-            return rung("breach", "the loss or its gradient is not finite")
-        counts = torch.tensor([float(self.task.count(half)) for half in halves])
-        shares = (counts / counts.sum()).double()
-        matrix = torch.stack([half.flat(whole) for half in each], 1)
-        wanted, losses = whole.flat(whole), [half.loss for half in each]
-        together = Pass(
-            float(torch.tensor(losses, dtype=torch.float64) @ shares),
-            {"all": matrix @ shares},
-        )
-        apart = together.far_from(Pass(whole.loss, {"all": wanted}))
-        if apart <= close:
-            return rung("within tolerance", "a batch is the mean of its halves", apart)
-        fit = torch.linalg.lstsq(matrix, wanted[:, None]).solution[:, 0]
-        rest = float((matrix @ fit - wanted).norm() / (wanted.norm() + 1e-300))
-        if rest > close or float((fit - shares).abs().max()) <= close:
-            mode = "in eval mode too" if evaluate else "in training"
-            why = f"{mode} a sample's loss depends on more than the sample"
-            return rung("not run", why, apart)
-        has, said = (" and ".join(f"{x:.4g}" for x in w) for w in (fit, shares))
-        why = f"halves of a batch have the weights {has}, by their targets {said}"
-        if float((fit - 1).abs().max()) <= close:
-            why += ": it is a sum"
-        why += "; is it a mean over what is counted?"
-        return rung("breach", f"the loss is no mean over the targets: {why}", apart)
-
-    def least(self, halves: list[Any]) -> int:
-        """The targets of the poorer half."""
-        return min(map(self.task.count, halves)) if len(halves) == 2 else 0
+        if step not in self.drew:
+            state, groups = self.record.of(step, "before"), self.groups_of(step)
+            # of the gradients nothing
+            none = dict.fromkeys(self.computer.parameters, torch.tensor([]).long())
+            given = self.task.precision, False, 0, none
+            self.computer.own_precision(state, groups, *given)
+            self.drew[step] = self.computer.drew
+        return self.drew[step]
 
     def rounding(
         self,
@@ -228,7 +196,7 @@ class Judge:
             one = self.computer.own_precision(start, groups, bits, evaluate)
             loss = max(loss, abs(one.loss - right.loss))
             for name, wanted in right.gradients.items():
-                far[name] = max(far[name], size(one.of(name, wanted) - wanted))
+                far[name] = max(far[name], gap(one.of(name, wanted), wanted))
         return Pass(loss, {name: torch.tensor(apart) for name, apart in far.items()})
 
     def compare(

@@ -1,16 +1,20 @@
 """The optimizer's step, from a recorded state and gradient."""
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
-from minitrain.proof.witness.record import Record, Rung, Task, Tensors, Worst, rung
+from minitrain.proof.witness.record import (
+    Record,
+    Rung,
+    Task,
+    Tensors,
+    Worst,
+    pieces,
+    rung,
+)
 
 # torch's defaults (torch.optim.AdamW)
 BETA1, BETA2, EPSILON, WEIGHT_DECAY = 0.9, 0.999, 1e-8, 1e-2
-# elements that are computed at a time
-PIECE = 1 << 16
 
 
 def step_rung(task: Task, record: Record) -> Rung:
@@ -103,19 +107,6 @@ def add_next(
             wanted, terms = next_value(task, w, g, m, v, float(taken) + 1)
         allowed = unit * (2 * w.abs() + 8 * terms)
         worst.add(one, wanted, allowed, where)
-
-
-def pieces(first: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Of tensors of one shape, or of no dimension, which stand for all elements: the
-    same part of each, small enough for what is computed from it to stay in a
-    processor's cache.
-    """
-    count = first.numel()
-    parts = [
-        (t.flatten() if t.dim() else t.expand(count)).split(PIECE)
-        for t in (first.reshape(-1), *others)
-    ]
-    yield from zip(*parts, strict=True)
 
 
 def next_value(

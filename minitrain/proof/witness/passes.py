@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from minitrain.proof.witness.batches import doubled
-from minitrain.proof.witness.record import Task, Tensors
+from minitrain.proof.witness.record import Task, Tensors, pieces
 
 SIXTEEN_BITS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # what GradScaler starts from; it halves until nothing overflows
 LARGEST_SCALE, HALVINGS = 65536.0, 24
 # parts that start from the same buffers and follow each other on one rank
 Groups = list[list[Any]]
+State = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,8 @@ class Pass:
         to both, since a loss may cancel to zero.
         """
         named = other.gradients.items()
-        apart = max((size(self.of(n, g) - g) for n, g in named), default=0.0)
-        largest = other.largest() + 1e-300
-        loss = abs(self.loss - other.loss) / (abs(other.loss) + largest)
-        return max(loss, apart / largest)
+        apart = max((gap(self.of(n, g), g) for n, g in named), default=0.0)
+        return relative(apart, self.loss, other)
 
     def flat(self, like: "Pass") -> Tensor:
         """All gradients, one after the other, in the order of another's."""
@@ -59,7 +58,21 @@ class Pass:
 
 def size(tensor: Tensor) -> float:
     """The largest absolute value."""
-    return float(tensor.abs().max()) if tensor.numel() else 0.0
+    most = [piece.abs().max() for (piece,) in pieces(tensor)]
+    return float(torch.stack(most).max()) if most else 0.0
+
+
+def gap(a: Tensor, b: Tensor) -> float:
+    """The largest absolute difference of two tensors of one shape."""
+    most = [(x - y).abs().max() for x, y in pieces(a, b)]
+    return float(torch.stack(most).max()) if most else 0.0
+
+
+def relative(apart: float, loss: float, other: Pass) -> float:
+    """How far gradients that are ``apart``, and a ``loss``, are from another pass."""
+    largest = other.largest() + 1e-300
+    far = abs(loss - other.loss) / (abs(other.loss) + largest)
+    return max(far, apart / largest)
 
 
 class Computer:

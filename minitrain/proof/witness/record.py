@@ -1,7 +1,7 @@
 """What a run was asked for, what it wrote, and how a comparison is put down."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 Tensors = dict[str, Tensor]
 Rung = dict[str, Any]
+# elements that are computed at a time: of more, torch starts threads for each operation
+PIECE = 1 << 15
 
 
 @dataclass(frozen=True)
@@ -83,14 +85,16 @@ class Worst:
         if found.shape != wanted.shape:
             self.share, self.where = torch.inf, f"{where} has another shape"
             return
-        apart = (found.double() - wanted.double()).abs()
-        share = torch.where(apart == 0, 0.0, apart / allowed)
-        if not found.numel():
-            return
-        # a NaN is beyond everything
-        worst = float(share.nan_to_num(nan=torch.inf).max())
+        worst, gap = -1.0, 0.0
+        bound = torch.as_tensor(allowed, dtype=torch.float64)
+        for one, right, limit in pieces(found, wanted, bound):
+            apart = (one.double() - right.double()).abs()
+            share = torch.where(apart == 0, 0.0, apart / limit)
+            # a NaN is beyond everything
+            worst = max(worst, float(share.nan_to_num(nan=torch.inf).max()))
+            gap = max(gap, float(apart.max().nan_to_num(torch.inf, torch.inf)))
         if worst > self.share:
-            self.share, self.gap, self.where = worst, float(apart.max()), where
+            self.share, self.gap, self.where = worst, gap, where
 
     def rung(self) -> Rung:
         """Within what is allowed, or a breach."""
@@ -103,6 +107,20 @@ class Worst:
         # no number for JSON where there is a NaN or an infinity
         gap = self.gap if math.isfinite(self.gap) else None
         return rung("breach", f"{self.where}: {times}", gap)
+
+
+def pieces(first: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Of tensors of one shape, or of no dimension, which stand for all elements: the
+    same part of each, small enough for what is computed from it to stay in a
+    processor's cache.
+    """
+    count = first.numel()
+    parts = [
+        (t.flatten() if t.dim() else t.expand(count)).split(PIECE)
+        for t in (first.reshape(-1), *others)
+    ]
+    if count:
+        yield from zip(*parts, strict=True)
 
 
 def fed_names(row: Mapping[str, Any]) -> list[str]:
