@@ -101,8 +101,8 @@ def _guard_is_stopped() -> bool:
 
 
 def _watch_guard(doomed: threading.Event) -> None:
-    """End the guard once it was stopped for too long: DVC would wait for ever. It must go
-    on where DVC has gone, which it does not see now.
+    """End the guard once it was stopped for too long: DVC would wait for ever. Wake it
+    where DVC has gone, so that it sees that.
     """
     # else this thread may be the one that takes them, and the main one sleeps on
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
