@@ -139,7 +139,7 @@ def _gaps(place: Place, kind: Kind) -> dict[str, dict[Pair, float]]:
                 # no gradient, and one of zeros, are other bits, and the same to most
                 alone = norm(x or y)
                 gaps = {pair: math.inf if alone != 0 else 0.0}
-            elif x["sha"] == y["sha"]:
+            elif x["hash"] == y["hash"]:
                 gaps = {}
             else:
                 gaps = {pair: apart(x["sketch"], y["sketch"])}

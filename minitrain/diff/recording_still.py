@@ -26,7 +26,7 @@ class Still:
 def stands(row: Row, name: str) -> bool:
     """Whether a step left a tensor where it was."""
     after = row["parameters"].get(name)
-    return after is not None and bool(row["before"].get(name) == after["sha"])
+    return after is not None and bool(row["before"].get(name) == after["hash"])
 
 
 def still_in_one(place: Place, course: Course) -> Still | None:

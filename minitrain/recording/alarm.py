@@ -89,4 +89,4 @@ def all_names(tables: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def shas(row: Row, what: str) -> dict[str, str]:
     """By name, of ``gradients`` or ``parameters``."""
-    return {name: print_["sha"] for name, print_ in row.get(what, {}).items()}
+    return {name: print_["hash"] for name, print_ in row.get(what, {}).items()}

@@ -71,7 +71,7 @@ def _sketch(value: Any) -> bool:
     return _each(_number)(value) and len(value) == BINS
 
 
-_FINGERPRINT = _with({"sha": _text, "norm": _length, "sketch": _sketch})
+_FINGERPRINT = _with({"hash": _text, "norm": _length, "sketch": _sketch})
 _TOLD = {
     "rule": _text,
     "step": _whole(-1),
@@ -123,7 +123,7 @@ FIELDS: dict[str, dict[str, Check]] = {
     "note": _TOLD,
     "end": {"steps": _named(_COUNT), "forwards": _COUNT},
 }
-# what a line of version 1 may have beside
+# what a line may have beside
 MAY_HAVE: dict[str, dict[str, Check]] = {
     "step": {"unread": _text, "broadcast_buffers": _or_none(_flag)},
 }

@@ -1,4 +1,4 @@
-"""What is kept of a tensor: its SHA-256, its norm, and a sketch of eight numbers.
+"""What is kept of a tensor: its BLAKE3 hash, its norm, and a sketch of eight numbers.
 
 The sketch is linear: that of a mean of tensors is the mean of their sketches, and the
 norm of the difference of two sketches estimates that of the difference of two tensors,
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from blake3 import blake3
 from torch import Tensor
 
 from minitrain.data.cut import bytes_of
@@ -25,6 +26,7 @@ from minitrain.sync.strategy import whole
 Numbers = npt.NDArray[Any]
 # usual types, which NumPy has too
 USUAL = (torch.float32, torch.float64, torch.complex64, torch.int64)
+DIGEST_BYTES = 16
 BINS = 8
 BLOCK, PARTS, ROW = 1 << 14, 8, 64
 PART = BLOCK // PARTS
@@ -33,7 +35,8 @@ TOGETHER = 4
 
 
 def digest(tensor: Tensor) -> str:
-    """The first 32 hex digits of the SHA-256 of a tensor's bytes in row-major order.
+    """The first 32 hex digits of BLAKE3 of a tensor's bytes in row-major order: no
+    weaker than SHA-256's, and five times as fast.
 
     Collective where ranks hold a part of the tensor each, as all of this module is.
     """
@@ -48,10 +51,10 @@ def sketch(tensor: Tensor) -> list[float]:
 
 
 def fingerprint(tensor: Tensor) -> dict[str, Any]:
-    """``sha`` (of :func:`digest`), ``norm`` and ``sketch``."""
+    """``hash`` (of :func:`digest`), ``norm`` and ``sketch``."""
     dense = gathered(tensor)
     sketched, norm = _sketch_and_norm(dense)
-    return {"sha": _digest(dense), "norm": norm, "sketch": sketched}
+    return {"hash": _digest(dense), "norm": norm, "sketch": sketched}
 
 
 def gathered(tensor: Tensor) -> Tensor:
@@ -65,12 +68,12 @@ def bytes_in(dense: Tensor) -> memoryview:
     """All bytes of what :func:`gathered` gives, row after row."""
     if dense.dtype in USUAL and dense.is_contiguous():
         # several times as fast, which counts for small tensors
-        return dense.numpy().data
+        return dense.numpy().reshape(-1).view(np.uint8).data
     return bytes_of(dense)
 
 
 def _digest(dense: Tensor) -> str:
-    return hashlib.sha256(bytes_in(dense)).hexdigest()[:32]
+    return blake3(bytes_in(dense)).hexdigest(length=DIGEST_BYTES)
 
 
 # no warning of what overflows: it is recorded as what it is

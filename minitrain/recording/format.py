@@ -17,7 +17,7 @@ from minitrain.core.errors import UserError
 from minitrain.core.files import writing
 from minitrain.recording.fields import fault_of, shown
 
-VERSION = 1
+VERSION = 2
 Row = dict[str, Any]
 
 

@@ -99,7 +99,7 @@ def _stay(row: Row) -> list[str]:
     return [
         name
         for name, value in row.get("parameters", {}).items()
-        if value["sha"] == before.get(name)
+        if value["hash"] == before.get(name)
         and name in row.get("gradients", {})
         and rate * row["gradients"][name]["norm"] > ROUNDED * value["norm"]
     ]

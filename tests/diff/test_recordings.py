@@ -656,7 +656,7 @@ def test_other_bits_of_the_same_numbers(sound: Any, tmp_path: Path) -> None:
     """As where only one of them has its zeros negative."""
     b = record(tmp_path / "b")
     alter(
-        b, 0, lambda row: [x.update(sha="0" * 32) for x in row["parameters"].values()]
+        b, 0, lambda row: [x.update(hash="0" * 32) for x in row["parameters"].values()]
     )
     found = compare_recordings(sound(world_size=1), b)
     assert found.verdict == "same computation within rounding"

@@ -245,7 +245,7 @@ def test_a_small_tensor_that_stands_is_told(tmp_path: Path, optimizer: Any) -> N
     a, b = (record(tmp_path / name, optimizer=optimizer) for name in "ab")
 
     def stand(row: Row) -> None:
-        row["parameters"]["out.bias"]["sha"] = row["before"]["out.bias"]
+        row["parameters"]["out.bias"]["hash"] = row["before"]["out.bias"]
 
     alter(b, 0, stand, at=20)
     found = compared(a, b)

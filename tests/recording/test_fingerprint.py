@@ -21,12 +21,25 @@ def norm_of(sketched: list[float]) -> float:
     return math.sqrt(sum(x * x for x in sketched))
 
 
-def test_digest_is_the_start_of_the_sha256_of_the_bytes() -> None:
-    tensor = drawn(5, 3)
-    whole = hashlib.sha256(tensor.numpy().tobytes()).hexdigest()
-    assert digest(tensor) == whole[:32]
-    # row-major, however it lies in memory
-    assert digest(tensor.t().contiguous().t()) == whole[:32]
+# of 0 and of 1024 bytes that count from 0 to 250 again and again: the test vectors of
+# github.com/BLAKE3-team/BLAKE3
+OF_NOTHING = "af1349b9f5f9a1a6a0404dea36dcc949"
+OF_1024 = "42214739f095a406f3fc83deb889744a"
+
+
+def test_digest_is_the_start_of_blake3_of_the_bytes() -> None:
+    assert digest(torch.zeros(0)) == OF_NOTHING
+    counted = torch.arange(1024) % 251
+    assert digest(counted.to(torch.uint8)) == OF_1024
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.bfloat16])
+def test_digest_is_of_the_bytes_in_row_major_order(dtype: torch.dtype) -> None:
+    tensor = drawn(5, 3).to(dtype)
+    whole = digest(tensor.view(torch.uint8))
+    assert digest(tensor) == digest(tensor.t().contiguous().t()) == whole
+    assert digest(tensor[:, 1:]) == digest(tensor[:, 1:].contiguous()) != whole
+    assert digest(tensor[0, 0]) == digest(tensor.reshape(-1)[:1])
 
 
 def test_digest_tells_one_bit_and_minus_zero() -> None:
@@ -42,7 +55,7 @@ def test_a_sketch_is_eight_finite_numbers_and_the_norm_exact(shape: tuple) -> No
     known = fingerprint(tensor)
     assert len(known["sketch"]) == BINS
     assert known["sketch"] == sketch(tensor)
-    assert known["sha"] == digest(tensor)
+    assert known["hash"] == digest(tensor)
     assert known["norm"] == pytest.approx(float(tensor.double().norm()), rel=1e-12)
 
 

@@ -19,11 +19,11 @@ from minitrain.recording.format import (
 )
 
 ABOUT = {"shape": [2, 3], "dtype": "float32", "trained": True}
-PRINT = {"sha": "0", "norm": 1.0, "sketch": [0.5] * 8}
+PRINT = {"hash": "0", "norm": 1.0, "sketch": [0.5] * 8}
 ALARM = {"rule": "mean", "step": 0, "ranks": [1], "tensor": "", "line": ""}
 ROWS: dict[str, Row] = {
     "recording": {
-        "version": 1,
+        "version": 2,
         "rank": 0,
         "world_size": 1,
         "every": 10,
@@ -162,7 +162,7 @@ DAMAGED: dict[str, tuple[list[Any], str]] = {
     "no kind": ([{}], "line 1: damaged"),
     "unknown kind": ([header(), {"kind": "what"}], "line 2: damaged"),
     "a key less": ([header(), {"kind": "step"}], "damaged: step without optimizer"),
-    "another version": ([header(version=2)], "version = 2: must be 1"),
+    "another version": ([header(version=1)], "version = 1: must be 2"),
     "no header": ([step(0)], "line 1: not the header"),
     "of another rank": ([header(1, 2)], "line 1: not the header .* of rank 0"),
     "nested deeply": ([header(), b"[" * 100_000], "line 2: damaged .RecursionError"),
@@ -261,8 +261,8 @@ WRONG: dict[str, dict[str, list[Any]]] = {
         "syncs": [None, [1]],
         "group": [0, "2"],
         "own": [{"w": [0.5] * 7}, {"w": ["a"] * 8}, {"w": 0.5}],
-        "gradients": [{"w": SHORT}, {"w": {"sha": "0"}}, {"w": PRINT | {"norm": -1}}],
-        "parameters": [{"w": PRINT | {"sha": 5}}, {"w": PRINT | {"norm": None}}],
+        "gradients": [{"w": SHORT}, {"w": {"hash": "0"}}, {"w": PRINT | {"norm": -1}}],
+        "parameters": [{"w": PRINT | {"hash": 5}}, {"w": PRINT | {"norm": None}}],
         "before": [{"w": None}],
         "moments": [None],
         "unread": [None],

@@ -248,7 +248,7 @@ def test_ranks_that_share_the_moments_step_as_one(tmp_path: Path) -> None:
         rows = steps_of(tmp_path, rank)
         # after the step, so after the ranks have exchanged their parts
         assert all(row["before"].keys() == row["parameters"].keys() for row in rows)
-        shas = {name: p["sha"] for name, p in rows[-1]["parameters"].items()}
+        shas = {name: p["hash"] for name, p in rows[-1]["parameters"].items()}
         assert all(shas[name] != sha for name, sha in rows[-1]["before"].items())
 
 

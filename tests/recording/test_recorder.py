@@ -74,7 +74,7 @@ def test_first_steps_and_every_so_many(tmp_path: Path) -> None:
         expected = [f"{content_digest([x]):064x}"[:16] for x in batch(row["step"])]
         assert inputs == expected
         assert row["own"].keys() == row["gradients"].keys()
-    after = [{n: p["sha"] for n, p in row["parameters"].items()} for row in rows]
+    after = [{n: p["hash"] for n, p in row["parameters"].items()} for row in rows]
     assert [row["before"] for row in rows[1:4]] == after[:3]
     assert len({row["moments"] for row in rows}) == len(rows)
 

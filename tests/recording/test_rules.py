@@ -247,7 +247,7 @@ def test_a_scalar_cannot_tell_ranks_apart() -> None:
         scalar = one["layer.bias"][:1]
         row["own"]["scalar"] = [float(scalar), *[0.0] * 7]
         row["gradients"]["scalar"] = fingerprint(3 * scalar) | {
-            "sha": "0",
+            "hash": "0",
             "sketch": [3.0 * float(own[0]["layer.bias"][0]), *[0.0] * 7],
         }
     assert alarms_of(rows, BEFORE) == []
@@ -324,7 +324,7 @@ def test_a_tensor_that_does_not_move() -> None:
     def stuck(step: int) -> list[dict[str, Any]]:
         rows = rows_of(step, own_of(step, 2))
         for row in rows:
-            row["before"][FIRST] = row["parameters"][FIRST]["sha"]
+            row["before"][FIRST] = row["parameters"][FIRST]["hash"]
         return rows
 
     found = only(alarms_of(stuck(2), stuck(1)))
@@ -338,7 +338,7 @@ def test_a_tensor_that_does_not_move() -> None:
     both = [stuck(1), stuck(2)]
     for rows in both:
         for row in rows:
-            row["gradients"][FIRST] = {"sha": "0", "norm": 0.0, "sketch": [0.0] * 8}
+            row["gradients"][FIRST] = {"hash": "0", "norm": 0.0, "sketch": [0.0] * 8}
             row["own"][FIRST] = [0.0] * 8
     assert alarms_of(both[1], both[0]) == []
 

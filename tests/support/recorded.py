@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from minitrain.recording.fingerprint import digest, fingerprint, sketch
-from minitrain.recording.format import Writer, line_of
+from minitrain.recording.format import VERSION, Writer, line_of
 
 Tensors = dict[str, Tensor]
 NUM_SAMPLES, BATCH, SIZE, CLASSES = 640, 16, 12, 4
@@ -171,7 +171,7 @@ def _header(plan: Plan, rank: int, model: nn.Module) -> dict[str, Any]:
     }
     return {
         "kind": "recording",
-        "version": 1,
+        "version": VERSION,
         "rank": rank,
         "world_size": plan.world_size,
         "every": plan.every,

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from minitrain.recording.fingerprint import digest, fingerprint, sketch
+from minitrain.recording.format import VERSION
 
 SHAPES = {"embedding": (40, 8), "layer.weight": (8, 8), "layer.bias": (8,)}
 RATE = 0.1
@@ -90,7 +91,7 @@ def headers(world_size: int, **changes: Any) -> list[Row]:
     start = {name: digest(tensor) for name, tensor in random_tensors(1000).items()}
     row = {
         "kind": "recording",
-        "version": 1,
+        "version": VERSION,
         "world_size": world_size,
         "every": 1,
         "twin": False,
