@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
 
-from minitrain.cli.recording_words import KINDS, at_or_from, printable, where
+from minitrain.cli.recording_words import (
+    KINDS,
+    at_or_from,
+    number_of,
+    printable,
+    where,
+)
 from minitrain.core.files import atomic_path
 from minitrain.report.canvas import BLACK, BLUE, ORANGE, canvas, save
 
@@ -103,7 +109,7 @@ def _title(found: "RecordingsCompared") -> str:
     if not found.same:
         why = [*found.broken, *found.unseen, *_only(found)]
         return _plain(f"{verdict}: {', '.join(why)}")
-    return f"{verdict} at all {len(found.steps)} recorded steps"
+    return f"{verdict}: {number_of(found.steps)}"
 
 
 def _plain(text: str) -> str:

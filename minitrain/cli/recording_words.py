@@ -76,7 +76,7 @@ def _far(found: "RecordingsCompared") -> str:
 
 
 def _verdict(found: "RecordingsCompared") -> str:
-    steps = plural(len(found.steps), "recorded step")
+    steps = number_of(found.steps)
     if found.first:
         return f"{found.verdict} {at_or_from(found.first)} {described(found.first)}"
     if not found.same:
@@ -117,6 +117,8 @@ def at_or_from(one: "Unlike") -> str:
 def where(one: "Unlike") -> str:
     """Step, thing, tensor and ranks."""
     text = "the start" if one.step < 0 else f"step {one.step}"
+    if one.end:
+        text = f"the end, after step {one.step}"
     if one.optimizer:
         text += f" of optimizer {one.optimizer}"
     if one.onwards:
@@ -135,13 +137,22 @@ def described(one: "Unlike") -> str:
     return f"{text}; probable cause: {one.cause}"
 
 
+def number_of(steps: Sequence["StepCompared"]) -> str:
+    """How many were recorded, and whether more came after them."""
+    more = " and the end" if any(step.end for step in steps) else ""
+    return plural(sum(not step.end for step in steps), "recorded step") + more
+
+
 def strip(steps: Sequence["StepCompared"]) -> str:
     """A mark for each recorded step; the worst of several where there are many."""
     each = -(-len(steps) // STRIP_WIDTH)
     parts = [steps[start : start + each] for start in range(0, len(steps), each)]
     marks = [max((s.mark for s in part), key=WORST.index) for part in parts]
     legend = ", ".join(f"{m} {MARKS[m]}" for m in WORST if m in marks)
-    span = f"steps {steps[0].step} to {steps[-1].step}"
+    recorded = [step.step for step in steps if not step.end]
+    span = f"steps {recorded[0]} to {recorded[-1]}"
+    if len(recorded) < len(steps):
+        span += " and the end"
     several = f", {each} recorded steps a mark" if each > 1 else ""
     return f"{span}: {''.join(marks)}  ({legend}{several})"
 
@@ -160,6 +171,7 @@ def recordings_as_facts(found: "RecordingsCompared") -> dict[str, Any]:
                 "optimizer": step.optimizer,
                 "step": step.step,
                 "mark": step.mark,
+                "end": step.end,
                 **{kind: _measured(getattr(step, kind)) for kind in KINDS},
             }
             for step in found.steps

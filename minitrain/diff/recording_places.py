@@ -34,7 +34,8 @@ UNIT, UNIT_FLOAT64 = 2.0**-24, 2.0**-53
 @dataclass(frozen=True)
 class Place:
     """One step of one optimizer in A and in B: a row for each rank. ``twin`` is that of
-    the first rank of A's twin; ``double`` says that both train in float64.
+    the first rank of A's twin; ``double`` says that both train in float64, ``end`` that
+    it is what they came to after the last recorded step.
     """
 
     optimizer: int
@@ -44,6 +45,7 @@ class Place:
     world_sizes: tuple[int, int]
     twin: Row | None = None
     double: bool = False
+    end: bool = False
 
     @property
     def same_size(self) -> bool:
@@ -79,11 +81,14 @@ class Place:
 
 
 def places_of(a: Recording, b: Recording, twin: Recording | None) -> list[Place]:
-    """The steps that ranks which are held to each other both recorded."""
+    """The steps that ranks which are held to each other both recorded, in the order of
+    the run.
+    """
     sizes = a.world_size, b.world_size
     double = all(is_double(one) for one in (a, b))
     places = []
-    for key in sorted(_keys(a) & _keys(b), key=lambda key: (key[1], key[0])):
+    both = _keys(b).keys()
+    for key in (key for key in _keys(a) if key in both):
         rows = _rows(a, key), _rows(b, key)
         of_twin = twin and twin.ranks[min(twin.ranks)].steps.get(key)
         usable = of_twin if of_twin and finite_as(of_twin, rows[0]) else None
@@ -98,8 +103,9 @@ def is_double(recording: Recording) -> bool:
     return {one["dtype"] for one in about.values()} <= DOUBLE
 
 
-def _keys(recording: Recording) -> set[Key]:
-    return {key for one in recording.ranks.values() for key in one.steps}
+def _keys(recording: Recording) -> dict[Key, None]:
+    """A step that a rank lacks stands behind those that the first one has."""
+    return dict.fromkeys(key for one in recording.ranks.values() for key in one.steps)
 
 
 def _rows(recording: Recording, key: Key) -> dict[int, Row]:
@@ -188,6 +194,11 @@ def common(*rows: Mapping[str, Any]) -> list[str]:
 def samples(rows: Rows) -> Counter[str]:
     """The digests of all samples that these ranks read for one step."""
     return Counter(digest for row in rows.values() for digest in _digests(row))
+
+
+def beside(rows: Rows) -> set[str]:
+    """The digests of what stood beside the samples, however many ranks got it."""
+    return {digest for row in rows.values() for digest in row["beside"] if digest}
 
 
 def _digests(row: Row) -> Iterator[str]:

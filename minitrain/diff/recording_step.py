@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from minitrain.diff.recording_buffers import buffers_apart, buffers_unlike
 from minitrain.diff.recording_causes import cause_in_gradients
 from minitrain.diff.recording_clauses import (
     cause_in_data,
@@ -21,6 +22,7 @@ from minitrain.diff.recording_limits import (
 )
 from minitrain.diff.recording_places import (
     Place,
+    beside,
     common,
     in_ranks,
     joined,
@@ -31,9 +33,10 @@ from minitrain.diff.recording_places import (
 from minitrain.diff.recording_still import still_in_one
 from minitrain.diff.recording_unlike import (
     Unlike,
-    hidden_unlike,
     rates_unlike,
     rest_is_equal,
+    settings_unlike,
+    state_unlike,
 )
 
 KINDS: tuple[Kind, Kind] = ("gradients", "parameters")
@@ -52,6 +55,7 @@ class StepCompared:
     gradients: Measured
     parameters: Measured
     first: Unlike | None = None
+    end: bool = False
 
 
 class Comparer:
@@ -74,6 +78,8 @@ class Comparer:
             measure(place, kind, self.course, self.noise) for kind in KINDS
         )
         equal = gradients.equal and parameters.equal and rest_is_equal(place)
+        if place.same_size:
+            equal = equal and not any(buffers_unlike(place))
         found = [*self._unlike(place, gradients, parameters)]
         first = next((one for one in found if one.sure), found[0] if found else None)
         mark = "=" if equal else "~"
@@ -87,7 +93,7 @@ class Comparer:
         if gradients.within and not gradients.num_beyond_quick:
             self.noise = max(self.noise, min(gradients.whole, 1.0))
         step = place.optimizer, place.step
-        return StepCompared(*step, mark, gradients, parameters, first)
+        return StepCompared(*step, mark, gradients, parameters, first, place.end)
 
     def _unlike(
         self, place: Place, gradients: Measured, parameters: Measured
@@ -95,7 +101,7 @@ class Comparer:
         # in the order in which one follows from the other
         if one := self._data(place, gradients):
             yield one
-        rates = rates_unlike(place)
+        rates = rates_unlike(place) or settings_unlike(place)
         consecutive = self.before is None or self.before.step + 1 == place.step
         # steps between were made at these rates: what differs by now is of them
         if rates and not consecutive:
@@ -112,13 +118,18 @@ class Comparer:
         elif gradients.within and parameters.by_twin:
             yield self._by_twin(place, parameters)
         if exact and place.same_size:
-            yield from hidden_unlike(place, self.same_torch)
+            yield from buffers_unlike(place)
+            yield from state_unlike(place, self.same_torch)
+        elif place.same_size and gradients.within and parameters.within:
+            yield from buffers_apart(place)
 
     def _data(self, place: Place, gradients: Measured) -> Unlike | None:
         a, b = samples(place.a), samples(place.b)
         there = place.complete or (place.same_size and place.a.keys() == place.b.keys())
-        if a == b or not (a and b and there):
+        if not (a and b and there):
             return None
+        if a == b:
+            return self._beside(place, gradients)
         earlier = [] if self.before is None else [self.before]
         much, cause = cause_in_data(place, earlier)
         if gradients.within:
@@ -136,6 +147,15 @@ class Comparer:
         # a rank that is missing may have read what these lack
         sure = place.complete and not gradients.within
         return self._say(place, "data", much, cause, "", where, sure)
+
+    def _beside(self, place: Place, gradients: Measured) -> Unlike | None:
+        """What forward passes got beside the samples, or instead of them."""
+        if beside(place.a) == beside(place.b):
+            return None
+        much = "tensors beside the samples are others"
+        cause = "another mask or table, or what comes first is none of the samples"
+        sure = place.same_size and not gradients.within
+        return self._say(place, "data", much, cause, sure=sure)
 
     def _gradients(self, place: Place, found: Measured, here: bool) -> Unlike:
         """``here``: it is this step that takes them apart, and none before it."""
@@ -234,7 +254,16 @@ class Comparer:
     ) -> Unlike:
         since = None if self.before is None else self.before.step
         return Unlike(
-            place.step, what, much, cause, tensor, ranks, sure, since, place.optimizer
+            place.step,
+            what,
+            much,
+            cause,
+            tensor,
+            ranks,
+            sure,
+            since,
+            place.optimizer,
+            end=place.end,
         )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from minitrain.core.errors import UserError
 from minitrain.diff.recording_course import Course, course_in
 from minitrain.diff.recording_places import Place, apart, in_ranks, places_of, samples
-from minitrain.diff.recording_unlike import rates_unlike
+from minitrain.diff.recording_unlike import rates_unlike, settings_unlike
 from minitrain.recording.format import Recording, read_recording
 
 # units in the last place from which it may begin, each of a tensor's elements
@@ -60,6 +60,8 @@ def _unlike(a: Recording, twin: Recording) -> Iterator[str]:
             yield from _far(place, courses[place.optimizer])
         if rates_unlike(place):
             yield f"other learning rates at step {place.step}"
+        if settings_unlike(place):
+            yield f"other settings of the optimizer at step {place.step}"
         if samples(place.a) != samples(place.b):
             yield f"other samples at step {place.step}"
     if not any(samples(place.a) for place in places):

@@ -3,20 +3,31 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from minitrain.diff.diagnosis import UNKNOWN, cause_in_buffers
+from minitrain.diff.diagnosis import UNKNOWN
 from minitrain.diff.recording_clauses import NOT_RESTORED, SETTINGS, cause_in_rates
-from minitrain.diff.recording_places import Place, Row, in_ranks, samples
+from minitrain.diff.recording_places import (
+    Place,
+    Row,
+    beside,
+    common,
+    in_ranks,
+    samples,
+)
+from minitrain.recording.rules_of_progress import settings_of
 
 # rates that a float32 and a float64 hold
 SAME_RATE = 1e-6
+OTHER_SETTING = "the optimizer is made otherwise, or has other groups of parameters"
 
 
 @dataclass(frozen=True)
 class Unlike:
     """What differs at a step, by how ``much``, and the probable cause; not ``sure``
     where rounding might have come to it. ``since`` is the recorded step before;
-    ``onwards`` says that it is so from here on, whatever comes.
+    ``onwards`` says that it is so from here on, whatever comes, ``end`` that it is what
+    came after the last recorded step.
     """
 
     step: int
@@ -29,6 +40,7 @@ class Unlike:
     since: int | None = None
     optimizer: int = 0
     onwards: bool = False
+    end: bool = False
 
 
 def rates_unlike(place: Place) -> Unlike | None:
@@ -39,7 +51,33 @@ def rates_unlike(place: Place) -> Unlike | None:
     x, y = unlike[0]
     much, cause = cause_in_rates(place.a[x], place.b[y], place.world_sizes)
     ranks = [rank for rank, _ in unlike] if place.same_size else []
-    return _at(place, "learning rate", much, cause, "", ranks)
+    return at(place, "learning rate", much, cause, "", ranks)
+
+
+def settings_unlike(place: Place) -> Unlike | None:
+    """The first parameter that the optimizer has with other settings."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for x, y in place.pairs:
+        a, b = settings_of(place.a[x]), settings_of(place.b[y])
+        for name in common(a, b):
+            for key in common(a[name], b[name]):
+                if not _same_setting(a[name][key], b[name][key]):
+                    found.setdefault((name, key), []).append(x)
+    for (name, key), ranks in found.items():
+        x, y = next(pair for pair in place.pairs if pair[0] == ranks[0])
+        ours, theirs = (settings_of(r)[name][key] for r in (place.a[x], place.b[y]))
+        much = f"{key} = {ours} against {theirs}"
+        of = ranks if place.same_size else []
+        return at(place, "optimizer settings", much, OTHER_SETTING, name, of)
+    return None
+
+
+def _same_setting(a: Any, b: Any) -> bool:
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(map(_same_setting, a, b))
+    if isinstance(a, int | float) and isinstance(b, int | float):
+        return math.isclose(a, b, rel_tol=SAME_RATE)
+    return bool(a == b)
 
 
 def _same_rates(a: Row, b: Row) -> bool:
@@ -52,33 +90,27 @@ def _same_rates(a: Row, b: Row) -> bool:
     )
 
 
-def hidden_unlike(place: Place, same_torch: bool) -> Iterator[Unlike]:
-    """Where gradients and parameters have equal bits, and something else has not."""
-    for rank, _ in place.pairs:
-        a, b = place.a[rank]["buffers"], place.b[rank]["buffers"]
-        names = [name for name in {**a, **b} if a.get(name) != b.get(name)]
-        if names:
-            ranks = [
-                r
-                for r, _ in place.pairs
-                if place.a[r]["buffers"] != place.b[r]["buffers"]
-            ]
-            cause = cause_in_buffers(ranks, place.world_sizes[0])
-            much = f"{len(names)} of {len(a)} buffers"
-            yield _at(place, "buffers", much, cause, names[0], ranks)
-            return
+def state_unlike(place: Place, same_torch: bool) -> Iterator[Unlike]:
+    """Where the optimizer's state has other bits, and all before it has not."""
     ranks = [
         r for r, _ in place.pairs if place.a[r]["moments"] != place.b[r]["moments"]
     ]
     # another version may keep the same state in another form
     if ranks and same_torch:
         cause = f"{NOT_RESTORED}, or {SETTINGS}"
-        yield _at(place, "optimizer state", "other bits", cause, "", ranks)
+        yield at(place, "optimizer state", "other bits", cause, "", ranks)
 
 
-def _at(
-    place: Place, what: str, much: str, cause: str, tensor: str, ranks: list[int]
+def at(
+    place: Place,
+    what: str,
+    much: str,
+    cause: str,
+    tensor: str,
+    ranks: list[int],
+    sure: bool = True,
 ) -> Unlike:
+    """What is unlike there, on ``ranks``."""
     return Unlike(
         place.step,
         what,
@@ -86,14 +118,18 @@ def _at(
         cause,
         tensor,
         in_ranks(ranks) if ranks and len(ranks) < len(place.pairs) else "",
+        sure,
         optimizer=place.optimizer,
+        end=place.end,
     )
 
 
 def rest_is_equal(place: Place) -> bool:
     """Whether all but gradients and parameters is, as far as it must be."""
-    if samples(place.a) != samples(place.b):
+    if samples(place.a) != samples(place.b) or beside(place.a) != beside(place.b):
         return False
     # buffers and an optimizer's share of its state are of a rank's own
-    kinds = ("lr", "buffers", "moments") if place.same_size else ("lr",)
-    return all(place.a[x][k] == place.b[y][k] for x, y in place.pairs for k in kinds)
+    kinds = ("lr", "moments") if place.same_size else ("lr",)
+    return all(
+        place.a[x][kind] == place.b[y][kind] for x, y in place.pairs for kind in kinds
+    )

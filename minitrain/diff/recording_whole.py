@@ -233,19 +233,19 @@ def alarms_in(recording: Recording) -> list[str]:
     if not recording.missing:
         judge = Judge()
         found += judge.see([one.header for one in ranks])
-        for key in sorted(ranks[0].steps, key=lambda key: (key[1], key[0])):
+        for key in ranks[0].steps:
             rows = [one.steps[key] for one in ranks if key in one.steps]
             if len(rows) == len(ranks):
                 found += judge.see(rows)
         if all(one.end for one in ranks):
             found += judge.see([one.end for one in ranks if one.end])
-    # by rule: each tells a fault once, where it began; an alarm after a note is another
-    lines: dict[tuple[str, bool], str] = {}
-    for one in found:
-        lines.setdefault((one.rule, one.severe), one.line)
+    # of what was said while it was made, what the rows do not show: who did not come
+    again = {(one.rule, one.severe) for one in found}
+    lines = [one.line for one in found]
     for row in (row for one in ranks for row in one.alarms):
-        lines.setdefault((row["rule"], row["kind"] == "alarm"), row["line"])
-    return [line.removeprefix("minitrain: ") for line in lines.values()]
+        if (row["rule"], row["kind"] == "alarm") not in again:
+            lines.append(row["line"])
+    return [line.removeprefix("minitrain: ") for line in dict.fromkeys(lines)]
 
 
 def asides_of(a: Recording, b: Recording, steps: Sequence[StepCompared]) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Literal
 
 from minitrain.core.errors import UserError
 from minitrain.diff.recording_course import course_in
+from minitrain.diff.recording_end import ends_of, unseen_ends
 from minitrain.diff.recording_places import Place, places_of
 from minitrain.diff.recording_step import Comparer, StepCompared
 from minitrain.diff.recording_twin import read_twin
@@ -74,9 +75,12 @@ def compare_recordings(
     step in common, and for a twin that is none of ``a``.
     """
     ours, theirs = read_recording(a), read_recording(b)
-    places = places_of(ours, theirs, None if twin is None else read_twin(ours, twin))
+    of_twin = None if twin is None else read_twin(ours, twin)
+    places = places_of(ours, theirs, of_twin)
     if not places:
         raise UserError(f"{a}: has no recorded step in common with {b}")
+    unseen = [*unseen_in(ours, theirs, places), *unseen_ends(ours, theirs, places)]
+    places += ends_of(ours, theirs, of_twin, places)
     steps = _compare(ours, theirs, places)
     headers = (next(iter(one.ranks.values())).header for one in (ours, theirs))
     found = [
@@ -88,7 +92,6 @@ def compare_recordings(
     doubt = next((one for one in found if one and not one.sure), None)
     lacks = lacking("A", ours, theirs), lacking("B", theirs, ours)
     equal = ours.world_size == theirs.world_size and {s.mark for s in steps} == {"="}
-    unseen = unseen_in(ours, theirs, places)
     return RecordingsCompared(
         verdict=_verdict(sure, doubt, lacks, unseen, equal),
         first=sure or doubt,

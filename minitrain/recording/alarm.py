@@ -23,6 +23,8 @@ class Alarm:
     tensor: str
     line: str
     severe: bool = True
+    # all that it is about, where those may become more
+    tensors: tuple[str, ...] = ()
 
     @property
     def kind(self) -> str:
@@ -44,6 +46,7 @@ def alarm(
     tensor: str = "",
     cause: str = "",
     severe: bool = True,
+    tensors: Sequence[str] = (),
 ) -> Alarm:
     """An alarm with its line: where, ``what`` is so, and the probable cause."""
     where = f"minitrain: {'' if severe else 'note: '}step {step}: {rule}"
@@ -52,7 +55,8 @@ def alarm(
     if ranks:
         where += f", {named(ranks)}"
     why = f"; probable cause: {cause}" if cause else ""
-    return Alarm(rule, step, [*ranks], tensor, f"{where}: {what}{why}", severe)
+    line = f"{where}: {what}{why}"
+    return Alarm(rule, step, [*ranks], tensor, line, severe, tuple(tensors))
 
 
 def named(ranks: Sequence[int]) -> str:
@@ -88,5 +92,5 @@ def all_names(tables: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def shas(row: Row, what: str) -> dict[str, str]:
-    """By name, of ``gradients`` or ``parameters``."""
+    """By name, of ``gradients``, ``parameters`` or ``buffers``."""
     return {name: print_["hash"] for name, print_ in row.get(what, {}).items()}

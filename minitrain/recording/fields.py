@@ -72,6 +72,18 @@ def _sketch(value: Any) -> bool:
 
 
 _FINGERPRINT = _with({"hash": _text, "norm": _length, "sketch": _sketch})
+
+
+def _buffer(value: Any) -> bool:
+    # of integers there is the hash alone
+    return _with({"hash": _text})(value) and (len(value) == 1 or _FINGERPRINT(value))
+
+
+def _setting(value: Any) -> bool:
+    return _text(value) or _flag(value) or _number(value) or _each(_number)(value)
+
+
+_GROUP = _with({"parameters": _each(_text), "settings": _named(_setting)})
 _TOLD = {
     "rule": _text,
     "step": _whole(-1),
@@ -101,21 +113,25 @@ FIELDS: dict[str, dict[str, Check]] = {
         "step": _COUNT,
         "forwards": _COUNT,
         "inputs": _each(_each(_text)),
+        "beside": _each(_text),
+        "unread": _text,
         "loss": _or_none(_number),
         "lr": _each(_number),
+        "groups": _each(_GROUP),
         "draws": _flag,
         "random": _text,
         "wrapper": _text,
         "wrapper_id": _COUNT,
         "synced": _or_none(_flag),
         "syncs": _each(_or_none(_flag)),
+        "broadcast_buffers": _or_none(_flag),
         "group": _or_none(_whole(1)),
         "own": _named(_sketch),
         "gradients": _named(_FINGERPRINT),
         "without_gradient": _each(_text),
         "parameters": _named(_FINGERPRINT),
         "before": _named(_text),
-        "buffers": _named(_text),
+        "buffers": _named(_buffer),
         "moments": _text,
         "not_held": _each(_text),
     },
@@ -123,9 +139,9 @@ FIELDS: dict[str, dict[str, Check]] = {
     "note": _TOLD,
     "end": {"steps": _named(_COUNT), "forwards": _COUNT},
 }
-# what a line may have beside
+# what an end has not where ranks hold parts of parameters and not all came to it
 MAY_HAVE: dict[str, dict[str, Check]] = {
-    "step": {"unread": _text, "broadcast_buffers": _or_none(_flag)},
+    "end": {"parameters": _named(_FINGERPRINT), "buffers": _named(_buffer)},
 }
 
 

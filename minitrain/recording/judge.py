@@ -5,7 +5,7 @@ A rule may first have something to note and later an alarm: both are told.
 
 from minitrain.recording.alarm import Alarm, Rows
 from minitrain.recording.rules import alarms_at_end, alarms_at_start, alarms_of
-from minitrain.recording.rules_of_inputs import batch_again, samples
+from minitrain.recording.rules_of_inputs import batch_again, beside, samples
 
 
 class Judge:
@@ -13,8 +13,9 @@ class Judge:
 
     def __init__(self) -> None:
         self._before: dict[int, Rows] = {}
-        # by rule and severity: what may be meant does not hide what may not
-        self._told: set[tuple[str, bool]] = set()
+        # by rule and severity: what may be meant does not hide what may not; and of
+        # which tensors it was
+        self._told: dict[tuple[str, bool], set[str]] = {}
         # when a batch was read first, by rank
         self._read: list[dict[int, int]] = []
         # ranks that are at unlike places are so for the rest of the run
@@ -29,7 +30,7 @@ class Judge:
         if kinds == {"recording"}:
             return alarms_at_start(rows)
         if kinds == {"end"}:
-            return alarms_at_end(rows)
+            return alarms_at_end(rows, [*self._before.values()])
         places = {(row["kind"], row.get("optimizer"), row.get("step")) for row in rows}
         self._apart = len(places) > 1
         optimizer = rows[0].get("optimizer", 0)
@@ -44,7 +45,7 @@ class Judge:
         self._read = self._read or [{} for _ in rows]
         ranks, earlier = [], 0
         for rank, (row, read) in enumerate(zip(rows, self._read, strict=True)):
-            batch = hash((row["optimizer"], *samples(row)))
+            batch = hash((row["optimizer"], *samples(row), *beside(row)))
             first = read.setdefault(batch, row["step"])
             if samples(row) and first < row["step"]:
                 ranks.append(rank)
@@ -54,7 +55,10 @@ class Judge:
     def _new(self, found: list[Alarm]) -> list[Alarm]:
         new = []
         for one in found:
-            if (one.rule, one.severe) not in self._told:
-                self._told.add((one.rule, one.severe))
+            key = one.rule, one.severe
+            told = self._told.get(key)
+            # a few that are meant do not hide many that are not
+            if told is None or len({*one.tensors} - told) > len(told):
+                self._told[key] = {*(told or ()), *one.tensors}
                 new.append(one)
         return new

@@ -6,7 +6,7 @@ ZeroRedundancyOptimizer are, the outermost counts.
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,11 @@ from minitrain.recording.fingerprint import DIGEST_BYTES, bytes_in, gathered
 FIRST_STEPS = 3
 # of other optimizers: one that makes none meanwhile has made its last
 IDLE = 100
+# of a group: the rate has a place of its own, and these say how, not what, is computed
+NO_SETTING = {
+    *("params", "param_names", "lr", "initial_lr"),
+    *("foreach", "fused", "capturable", "differentiable"),
+}
 
 
 @dataclass
@@ -63,6 +68,22 @@ class Stepped:
         groups = self._optimizer.param_groups
         return [float(group["lr"]) for group in groups if "lr" in group]
 
+    def settings(self, names: Mapping[int, str]) -> list[dict[str, Any]]:
+        """Of each group ``parameters``, whose ``names`` are given by ``id``, and its
+        ``settings``: numbers and words, but for the learning rate.
+        """
+        return [
+            {
+                "parameters": [names[id(p)] for p in group["params"] if id(p) in names],
+                "settings": {
+                    key: plain
+                    for key, value in group.items()
+                    if key not in NO_SETTING and (plain := _plain(value)) is not None
+                },
+            }
+            for group in self._optimizer.param_groups
+        ]
+
     def moments(self) -> str:
         """32 hex digits of all that it keeps of its parameters, in their order. Where
         ranks share that, of what this one keeps.
@@ -81,6 +102,19 @@ class Stepped:
         optimizer = self.ref()
         assert optimizer is not None, "it is at a step"
         return optimizer
+
+
+def _plain(value: Any) -> Any:
+    """A number, a word, or a list of numbers, as JSON has them; None for all else."""
+    if isinstance(value, Tensor) and value.numel() == 1:
+        value = value.item()
+    if isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple) and all(
+        isinstance(one, bool | int | float) for one in value
+    ):
+        return [*value]
+    return None
 
 
 def _held(optimizer: Optimizer) -> list[Tensor]:

@@ -20,11 +20,13 @@ KEPT = 8 << 20
 
 @dataclass
 class Pass:
-    """A forward pass: what it was given, or why that could not be ``unread``, and the
-    wrapper around it. What is known of the first one of a step alone is None else.
+    """A forward pass: the samples it was given and what stood ``beside`` them, or why
+    that is ``unread``, and the wrapper around it. What is known of the first one of a
+    step alone is None else.
     """
 
     inputs: list[str]
+    beside: str = ""
     unread: str = ""
     wrapper: str = ""
     wrapper_id: int = 0
@@ -32,8 +34,7 @@ class Pass:
     broadcast_buffers: bool | None = None
     group: int | None = None
     random: str | None = None
-    draws: bool | None = None
-    buffers: dict[str, str] | None = None
+    buffers: dict[str, Row] | None = None
 
 
 class Pages:
@@ -55,8 +56,8 @@ class Pages:
         self._begun: dict[int, Row] = {}
         self.forwards = 0
 
-    def pass_begins(self, wrapper: nn.Module | None, inputs: Any) -> bool:
-        """Before a forward pass; whether it is the first since the last step."""
+    def pass_begins(self, wrapper: nn.Module | None, inputs: Any) -> None:
+        """Before a forward pass."""
         one = Pass(*read(inputs))
         if wrapper is not None:
             one.wrapper = type(wrapper).__name__
@@ -65,18 +66,27 @@ class Pages:
             one.group = _group_size(wrapper)
         one.wrapper_id = self._wrappers.count
         self._passes.append(one)
-        if self._first is not None:
-            return False
-        named = self._inner.named_buffers()
-        one.buffers = {plain_name(name): digest(buffer) for name, buffer in named}
-        one.random = self._random()
-        self._first = one
-        return True
+        if self._first is None:
+            self._first = one
+            one.buffers = self._buffers()
+            one.random = self._random()
 
-    def first_pass_ended(self) -> None:
-        """After it, before anything else draws random numbers."""
-        if self._first is not None:
-            self._first.draws = self._random() != self._first.random
+    def at_the_end(self) -> Row:
+        """What a run without a step to be recorded comes to: ``parameters`` after the
+        last step, and ``buffers``.
+        """
+        named = parameters_of(self._inner)
+        parameters = {name: fingerprint(p) for name, p in named.items()}
+        return {"parameters": parameters, "buffers": self._buffers()}
+
+    def _buffers(self) -> dict[str, Row]:
+        """Of each its hash; of floating ones, which rounding may take apart, all."""
+        return {
+            plain_name(name): fingerprint(buffer)
+            if buffer.is_floating_point()
+            else {"hash": digest(buffer)}
+            for name, buffer in self._inner.named_buffers()
+        }
 
     def _random(self) -> str:
         # the model may have been moved since the recorder was made
@@ -143,7 +153,7 @@ class Pages:
         page["not_held"] = said
         self._begun[stepped.number] = page
         if not stepped.by_closure:
-            self._collect(page, stepped, mine)
+            self._collect(page, stepped, named, mine)
 
     def step_ended(self, stepped: Stepped) -> Row | None:
         """After it -> all that is known of it; None where it is not recorded."""
@@ -158,24 +168,34 @@ class Pages:
         named = parameters_of(self._inner)
         if stepped.by_closure:
             held = stepped.holds()
-            self._collect(page, stepped, [n for n, p in named.items() if id(p) in held])
+            mine = [name for name, p in named.items() if id(p) in held]
+            self._collect(page, stepped, named, mine)
         kept = {name: p for name, p in named.items() if name in page["before"]}
         page["parameters"] = {name: fingerprint(p) for name, p in kept.items()}
         page["moments"] = stepped.moments()
 
-    def _collect(self, page: Row, stepped: Stepped, mine: list[str]) -> None:
+    def _collect(
+        self,
+        page: Row,
+        stepped: Stepped,
+        named: dict[str, nn.Parameter],
+        mine: list[str],
+    ) -> None:
         """What led to the step: passes, and gradients as the optimizer gets them."""
         passes, losses = self._passes[stepped.passes :], self._losses[stepped.losses :]
         firsts = [one for one in passes if one.random is not None]
-        first = firsts[0] if firsts else Pass([], random="", draws=False, buffers={})
+        first = firsts[0] if firsts else Pass([], random="", buffers={})
         last = passes[-1] if passes else first
         page |= {
             "forwards": self.forwards,
             "inputs": [one.inputs for one in passes],
+            "beside": [one.beside for one in passes],
             "unread": next((one.unread for one in passes if one.unread), ""),
             "loss": mean_loss(losses),
             "lr": stepped.rates(),
-            "draws": bool(first.draws),
+            "groups": stepped.settings({id(p): name for name, p in named.items()}),
+            # in forward passes, losses and backward passes
+            "draws": bool(firsts) and self._random() != first.random,
             "random": first.random,
             "wrapper": last.wrapper,
             "wrapper_id": last.wrapper_id,
@@ -185,13 +205,12 @@ class Pages:
             "group": last.group,
             "buffers": first.buffers,
         }
-        self._collect_gradients(page, stepped, mine, last)
+        trained = {name: named[name] for name in mine if named[name].requires_grad}
+        self._collect_gradients(page, trained, stepped.grad_scale(), last)
 
     def _collect_gradients(
-        self, page: Row, stepped: Stepped, mine: list[str], last: Pass
+        self, page: Row, trained: dict[str, nn.Parameter], scale: float, last: Pass
     ) -> None:
-        named, scale = parameters_of(self._inner), stepped.grad_scale()
-        trained = {name: named[name] for name in mine if named[name].requires_grad}
         # one at a time: unscaled ones are copies
         gradients = {
             name: fingerprint(p.grad if scale == 1 else p.grad / scale)

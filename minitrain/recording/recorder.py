@@ -64,7 +64,6 @@ class Recorder:
         given = unwrapped(optimizer)
         self._optimizers = Optimizers(given, self._step_begins, self._step_ended)
         self._before: RemovableHandle | None = None
-        self._after: RemovableHandle | None = None
         self._lines: Lines | None = None
         self._watch: Watch | None = None
         self._state = "new"
@@ -98,6 +97,9 @@ class Recorder:
                 watch = self._begin()
                 steps = {str(one.number): one.steps for one in self._optimizers.seen}
                 end = {"kind": "end", "steps": steps, "forwards": self._pages.forwards}
+                # TODO sharded
+                if not any(hasattr(p, "full_tensor") for p in self._inner.parameters()):
+                    end |= self._pages.at_the_end()
                 self._tell(end, watch)
                 watch.look(self._timeout_s)
             finally:
@@ -150,15 +152,7 @@ class Recorder:
             return
         if not self._own.listens:
             self._own.start(self._inner)
-        if self._pages.pass_begins(wrapper, (args, options)):
-            tap = Tap(self._first_pass_ended)
-            self._after = self._inner.register_forward_hook(tap)
-
-    def _first_pass_ended(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self._after is not None:
-            self._after.remove()
-            self._after = None
-            self._pages.first_pass_ended()
+        self._pages.pass_begins(wrapper, (args, options))
 
     def _step_begins(self, stepped: Stepped) -> None:
         self._begin()
@@ -215,10 +209,9 @@ class Recorder:
         self._wrappers.stop()
         self._optimizers.stop()
         self._own.stop()
-        for handle in (self._before, self._after):
-            if handle is not None:
-                handle.remove()
-        self._before = self._after = None
+        if self._before is not None:
+            self._before.remove()
+            self._before = None
 
     def _close(self) -> None:
         if self._watch is not None:

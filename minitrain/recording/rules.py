@@ -6,6 +6,7 @@ nothing is said of the parameters that follow.
 """
 
 from collections.abc import Callable, Sequence
+from math import dist, hypot, inf, isfinite
 
 from minitrain.recording.alarm import (
     Alarm,
@@ -29,6 +30,7 @@ from minitrain.recording.rules_of_progress import (
     learning_rates,
     not_finite,
     not_held,
+    settings,
     synchronized_often,
     unmoved,
     wrappers,
@@ -36,6 +38,10 @@ from minitrain.recording.rules_of_progress import (
 
 # of a recording's first line: what is to be the same on all ranks
 SAME = ("version", "world_size", "every", "twin", "torch", "threads")
+# what takes parameters apart where it is unlike
+LEADS = {"gradients", "learning rates", "optimizer settings"}
+# of the model: more than gradients that are apart by rounding may come to unsaid
+FAR = 1e-4
 
 Rule = Callable[[Rows, Rows | None], list[Alarm]]
 
@@ -48,10 +54,10 @@ def alarms_of(rows: Rows, before: Rows | None) -> list[Alarm]:
     if ranks := unlike(places):
         return [_elsewhere(rows, ranks)]
     found = [one for rule in RULES for one in rule(rows, before)]
-    # apart by rounding, too: the parameters follow
-    unlike_ranks = {one.rule for one in found if one.ranks}
-    if not unlike_ranks & {"gradients", "learning rates"}:
-        found += parameters(rows, before)
+    # parameters follow from those
+    if not any(one.rule in LEADS and one.ranks and one.severe for one in found):
+        noted = any(one.rule == "gradients" for one in found)
+        found += parameters(rows, before, by_rounding=noted)
     return found
 
 
@@ -83,8 +89,13 @@ def alarms_at_start(headers: Rows) -> list[Alarm]:
     return found
 
 
-def alarms_at_end(ends: Sequence[Row | None]) -> list[Alarm]:
-    """Unlike numbers of steps, and recordings without an end (None)."""
+def alarms_at_end(
+    ends: Sequence[Row | None], before: Sequence[Rows] = ()
+) -> list[Alarm]:
+    """Unlike numbers of steps, recordings without an end (None), and parameters that
+    parted after the last recorded step; ``before`` are the rows of that, for each
+    optimizer.
+    """
     left = [rank for rank, end in enumerate(ends) if end is None]
     whole = [end for end in ends if end is not None]
     last = max((sum(end["steps"].values()) for end in whole), default=0)
@@ -94,7 +105,20 @@ def alarms_at_end(ends: Sequence[Row | None]) -> list[Alarm]:
     steps = [tuple(sorted(end["steps"].items())) for end in whole]
     if ranks := unlike(steps):
         return [_ended(steps, ranks, last)]
-    return []
+    if not all("parameters" in end for end in whole):
+        return []
+    name, ranks = first_unlike([shas(end, "parameters") for end in whole])
+    far = apart(whole)
+    parted = any(
+        first_unlike([shas(r, "parameters") for r in one])[1] for one in before
+    )
+    # else it was told then, or gradients are apart by rounding
+    old = parted and (far <= FAR or any(apart(one) > FAR for one in before))
+    if not ranks or old:
+        return []
+    what = f"unlike those of the others at the end, about {far:.1g} of the model apart"
+    cause = "a step after the last recorded one: every=1 finds it and its cause"
+    return [alarm("parameters", last, what, ranks=ranks, tensor=name, cause=cause)]
 
 
 def _ended(
@@ -129,23 +153,50 @@ def _pair(rows: Rows, ranks: Sequence[int]) -> tuple[Row, Row]:
     return rows[ranks[0]], next(r for n, r in enumerate(rows) if n not in ranks)
 
 
-def parameters(rows: Rows, before: Rows | None) -> list[Alarm]:
-    """Equal on all ranks after the step."""
+def parameters(
+    rows: Rows, before: Rows | None, by_rounding: bool = False
+) -> list[Alarm]:
+    """Equal on all ranks after the step, or near where gradients are apart
+    ``by_rounding``: ranks that nothing brings together again go on apart.
+    """
     name, ranks = first_unlike([shas(row, "parameters") for row in rows])
-    was = [shas(row, "parameters") for row in before or rows[:1]]
+    if not ranks:
+        return []
+    step, far = rows[0]["step"], apart(rows)
+    was = first_unlike([shas(row, "parameters") for row in before or rows[:1]])[1]
+    if far > FAR and (by_rounding or was) and not apart(before or rows[:1]) > FAR:
+        what = f"about {far:.1g} of the model apart"
+        cause = "gradients apart by rounding, for long; or another fault beside it"
+        return [alarm("parameters", step, what, ranks=ranks, tensor=name, cause=cause)]
     # else it was told then, or the gradients were
-    if not ranks or first_unlike(was)[1]:
+    if was or by_rounding:
         return []
     what, cause = of_unlike_parameters(rows, before)
-    step = rows[0]["step"]
     return [alarm("parameters", step, what, ranks=ranks, tensor=name, cause=cause)]
+
+
+def apart(rows: Rows) -> float:
+    """How far a rank's parameters are from those of the first, by their sketches, as a
+    share of their size; infinitely where they are not finite on one alone.
+    """
+    first = rows[0]["parameters"]
+    found = 0.0
+    for row in rows[1:]:
+        names = [name for name in first if name in row["parameters"]]
+        pairs = [(first[name], row["parameters"][name]) for name in names]
+        unlike_ones = [(a, b) for a, b in pairs if a["hash"] != b["hash"]]
+        gap = hypot(*(dist(a["sketch"], b["sketch"]) for a, b in unlike_ones))
+        size = hypot(*(a["norm"] for a, _ in pairs))
+        if gap:
+            found = max(found, gap / size if isfinite(gap) and size else inf)
+    return found
 
 
 def buffers(rows: Rows, before: Rows | None) -> list[Alarm]:
     """Equal on all ranks as the first forward pass of the step begins; a note where no
     wrapper is there to make them so.
     """
-    name, ranks = first_unlike([row.get("buffers", {}) for row in rows])
+    name, ranks = first_unlike([shas(row, "buffers") for row in rows])
     if not ranks:
         return []
     what = "unlike those of the others as the forward pass begins"
@@ -169,9 +220,8 @@ def buffers(rows: Rows, before: Rows | None) -> list[Alarm]:
 
 
 def _broadcasts_buffers(row: Row) -> bool:
-    """Whether the wrapper is to do so; where none says it, DDP does."""
-    usual = row.get("wrapper") == "DistributedDataParallel"
-    return bool(row.get("broadcast_buffers", usual))
+    """Whether the wrapper is to do so."""
+    return bool(row["broadcast_buffers"])
 
 
 RULES: tuple[Rule, ...] = (
@@ -180,6 +230,7 @@ RULES: tuple[Rule, ...] = (
     again,
     forward_passes,
     learning_rates,
+    settings,
     buffers,
     wrappers,
     gradients,

@@ -16,6 +16,8 @@ from minitrain.recording.fits import (
 
 # of a whole model's factor: far above rounding, and a clipping seldom hits it
 NEAR = 2e-4
+# of a tensor: above what 16 bits in the reduction make of it
+OFF = 0.05
 
 
 def gradients(rows: Rows, before: Rows | None) -> list[Alarm]:
@@ -50,9 +52,40 @@ def own_gradients(rows: Rows, before: Rows | None) -> list[Alarm]:
     if len(rows) < 2 or together is None or gradients(rows, before):
         return []
     factor, rest = times(together.gradients[0], together.mean)
-    if rest > CLOSE:
-        return _lacking(rows, names)
-    return _by_number_of_ranks(rows, before, factor)
+    lacking = _lacking(rows, names) if rest > CLOSE else []
+    if lacking:
+        return lacking
+    by_number = _by_number_of_ranks(rows, before, factor) if rest <= CLOSE else []
+    return by_number + _otherwise(rows, names, factor)
+
+
+def _otherwise(rows: Rows, names: list[str], factor: float) -> list[Alarm]:
+    """A note where tensors are not as many times the mean as all are together."""
+    off = {}
+    for name in names:
+        found = sketches(rows, [name])
+        assert found, "all of them together are finite"
+        gap = float((found.gradients[0] - factor * found.mean).norm())
+        # own gradients may nearly cancel
+        size = max(
+            float(found.gradients[0].norm()),
+            abs(factor) * float(found.own.norm(dim=1).max()),
+        )
+        if gap > OFF * size:
+            off[name] = gap / size
+    if not off:
+        return []
+    first = next(iter(off))
+    what = (
+        f"{off[first]:.1g} of itself off from {factor:.3g} times the mean of the "
+        f"ranks' own, which all are together ({len(off)} of {len(names)} tensors)"
+    )
+    cause = (
+        "clipped by value or by tensor, or changed, mixed up or compressed on all "
+        "ranks alike"
+    )
+    step = rows[0]["step"]
+    return [alarm("not the mean", step, what, tensor=first, cause=cause, severe=False)]
 
 
 def _by_number_of_ranks(rows: Rows, before: Rows | None, factor: float) -> list[Alarm]:
@@ -123,6 +156,7 @@ def no_gradient(rows: Rows, before: Rows | None) -> list[Alarm]:
                     tensor=still[0],
                     cause=cause,
                     severe=False,
+                    tensors=still,
                 )
             ]
     return []

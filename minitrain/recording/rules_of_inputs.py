@@ -10,6 +10,15 @@ def samples(row: Row) -> list[str]:
     return [digest for batch in row.get("inputs", []) for digest in batch]
 
 
+def beside(row: Row) -> list[str]:
+    """The digests of what stood beside the samples, of each pass that had such."""
+    return [digest for digest in row.get("beside", []) if digest]
+
+
+def _read(row: Row) -> tuple[list[str], list[str]]:
+    return samples(row), beside(row)
+
+
 def same_samples(rows: Rows, before: Rows | None) -> list[Alarm]:
     """No two ranks read the same samples, none reads one twice, and all read as many.
 
@@ -18,13 +27,13 @@ def same_samples(rows: Rows, before: Rows | None) -> list[Alarm]:
     """
     read = [Counter(samples(row)) for row in rows]
     step = rows[0]["step"]
-    if found := _twins(read, before):
+    if found := _twins(rows, before):
         first, ranks = found
         what = f"exactly the samples of rank {first}"
         cause = "data that is not divided among the ranks (no DistributedSampler?)"
         return [alarm("inputs", step, what, ranks=ranks, cause=cause)]
     notes = []
-    if before is not None and (again := _several(read, before)):
+    if before is not None and (again := _several(rows, before)):
         notes.append(alarm("inputs", step, again, severe=False))
     counts = [sum(one.values()) for one in read]
     if len({*counts}) > 1:
@@ -34,11 +43,16 @@ def same_samples(rows: Rows, before: Rows | None) -> list[Alarm]:
     return notes
 
 
-def _twins(
-    read: list[Counter[str]], before: Rows | None
-) -> tuple[int, list[int]] | None:
+def _twins(rows: Rows, before: Rows | None) -> tuple[int, list[int]] | None:
+    read = [Counter(samples(row)) for row in rows]
+    # a table for all that stands first is taken for the samples: they are beside it
+    more = [beside(row) for row in rows]
     for first, one in enumerate(read):
-        ranks = [r for r in range(first + 1, len(read)) if one and read[r] == one]
+        ranks = [
+            rank
+            for rank in range(first + 1, len(read))
+            if one and read[rank] == one and more[rank] == more[first]
+        ]
         if ranks and (len(one) > 1 or _twins_before(first, ranks, before, one)):
             return first, ranks
     return None
@@ -55,9 +69,14 @@ def _twins_before(
     return alike and was != one and bool(was)
 
 
-def _several(read: list[Counter[str]], before: Rows) -> str:
-    was = [Counter(samples(row)) for row in before]
-    both = (read, was)
+def _several(rows: Rows, before: Rows) -> str:
+    # what a rank reads at both is no sample, but a table, or the batch again
+    both: tuple[list[Counter[str]], list[Counter[str]]] = [], []
+    for now, then in zip(rows, before, strict=True):
+        counts = Counter(samples(now)), Counter(samples(then))
+        kept = {*counts[0]} & {*counts[1]}
+        for each, count in zip(both, counts, strict=True):
+            each.append(Counter({k: n for k, n in count.items() if k not in kept}))
     if all(any(max(one.values(), default=0) > 1 for one in each) for each in both):
         return "a rank reads a sample several times at one step, as at the step before"
     if all(len({*_all(each)}) < sum(map(len, each)) for each in both):
@@ -88,7 +107,7 @@ def again(rows: Rows, before: Rows | None) -> list[Alarm]:
     ranks = [
         rank
         for rank, (row, last) in pairs
-        if samples(row) and samples(row) == samples(last)
+        if samples(row) and _read(row) == _read(last)
     ]
     return [batch_again(rows, ranks, before[0]["step"])] if ranks else []
 

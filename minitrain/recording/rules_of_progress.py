@@ -1,7 +1,7 @@
 """That ranks do the same at a step, and that the step moves what it should."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from minitrain.recording.alarm import Alarm, Row, Rows, alarm, all_names, unlike
 
@@ -41,6 +41,46 @@ def _numbers(rates: tuple[float, ...]) -> str:
     return ", ".join(f"{rate:.6g}" for rate in rates)
 
 
+def settings(rows: Rows, before: Rows | None) -> list[Alarm]:
+    """The optimizer's, for each parameter that ranks have in it."""
+    tables = [settings_of(row) for row in rows]
+    for name in all_names(tables):
+        have = [table.get(name, {}) for table in tables]
+        for key in all_names(have):
+            values = [one[key] for one in have if key in one]
+            ranks = unlike(values)
+            if ranks and len(values) == len(rows):
+                usual = next(v for rank, v in enumerate(values) if rank not in ranks)
+                what = f"{key} = {values[ranks[0]]}, but elsewhere {usual}"
+                step, cause = (
+                    rows[0]["step"],
+                    "the optimizer is made otherwise on ranks",
+                )
+                return [
+                    alarm(
+                        "optimizer settings",
+                        step,
+                        what,
+                        ranks=ranks,
+                        tensor=name,
+                        cause=cause,
+                    )
+                ]
+    return []
+
+
+def settings_of(row: Row) -> dict[str, dict[str, Hashable]]:
+    """Of each parameter in the optimizer, by name: its group's settings."""
+    found: dict[str, dict[str, Hashable]] = {}
+    for group in row.get("groups", []):
+        settings = {
+            key: tuple(value) if isinstance(value, list) else value
+            for key, value in group["settings"].items()
+        }
+        found |= dict.fromkeys(group["parameters"], settings)
+    return found
+
+
 def wrappers(rows: Rows, before: Rows | None) -> list[Alarm]:
     """The same wrapper as before: one made anew forgets its hooks, and broadcasts."""
     now = [row.get("wrapper_id", 0) for row in rows]
@@ -55,9 +95,13 @@ def wrappers(rows: Rows, before: Rows | None) -> list[Alarm]:
 
 def not_finite(rows: Rows, before: Rows | None) -> list[Alarm]:
     """Numbers, on one rank at least: that of a rank alone is unlike the others'."""
-    for kind in ("gradients", "parameters"):
+    for kind in ("gradients", "parameters", "buffers"):
         tables = [row.get(kind, {}) for row in rows]
         names = [name for name in all_names(tables) if _none_finite(tables, name)]
+        if kind == "buffers":
+            # a mask may be made of infinity
+            was = [row.get(kind, {}) for row in before or ()]
+            names = [name for name in names if was and not _none_finite(was, name)]
         if names:
             what = f"NaN or infinity in {kind} ({len(names)} such tensors)"
             step, name, cause = rows[0]["step"], names[0], "overflow, or 0 / 0"
@@ -68,7 +112,8 @@ def not_finite(rows: Rows, before: Rows | None) -> list[Alarm]:
 
 
 def _none_finite(tables: Sequence[Row], name: str) -> bool:
-    have = [table[name]["norm"] for table in tables if name in table]
+    # of integers there is no norm
+    have = [table[name].get("norm", 0.0) for table in tables if name in table]
     return not any(map(math.isfinite, have))
 
 
@@ -87,8 +132,7 @@ def unmoved(rows: Rows, before: Rows | None) -> list[Alarm]:
         "the optimizer holds another tensor, its step is undone, or is less than what "
         "the dtype keeps"
     )
-    step = rows[0]["step"]
-    return [alarm("unmoved", step, what, tensor=names[0], cause=cause, severe=False)]
+    return [_noted("unmoved", rows, what, cause, names)]
 
 
 def _stay(row: Row) -> list[str]:
@@ -112,8 +156,19 @@ def not_held(rows: Rows, before: Rows | None) -> list[Alarm]:
         return []
     what = f"in no optimizer ({len(names)} such tensors)"
     cause = "not given to it, or made, or replaced, after it"
-    step = rows[0]["step"]
-    return [alarm("not held", step, what, tensor=names[0], cause=cause, severe=False)]
+    return [_noted("not held", rows, what, cause, names)]
+
+
+def _noted(rule: str, rows: Rows, what: str, cause: str, names: Sequence[str]) -> Alarm:
+    return alarm(
+        rule,
+        rows[0]["step"],
+        what,
+        tensor=names[0],
+        cause=cause,
+        severe=False,
+        tensors=names,
+    )
 
 
 def synchronized_often(rows: Rows, before: Rows | None) -> list[Alarm]:

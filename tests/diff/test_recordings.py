@@ -493,7 +493,8 @@ def test_other_versions_and_machines_are_said(sound: Any, tmp_path: Path) -> Non
         "device: cpu in A, cuda in B",
     ]
     # steps that the other had no reason to record are no difference
-    assert [step.step for step in found.steps] == [0, 1, 2, 10, 20]
+    recorded = [(step.step, step.end) for step in found.steps]
+    assert recorded == [*((step, False) for step in (0, 1, 2, 10, 20)), (23, True)]
     assert (found.only_in_a, found.only_in_b) == ([], [])
 
 

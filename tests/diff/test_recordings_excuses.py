@@ -42,7 +42,7 @@ def where_first(found: RecordingsCompared) -> tuple[str, int, str]:
 
 
 def other_bits(entry: Row, sketch: Sequence[float]) -> None:
-    entry.update(sha="0" * 32, norm=math.hypot(*sketch), sketch=[*sketch])
+    entry.update(hash="0" * 32, norm=math.hypot(*sketch), sketch=[*sketch])
 
 
 def scale(entries: Row, factor: float) -> None:
@@ -115,7 +115,7 @@ def test_what_stops_in_both_is_compared_where_it_goes_on(tmp_path: Path) -> None
 
 def not_finite(row: Row) -> None:
     entry = row["gradients"]["hidden.bias"]
-    entry.update(sha="0" * 32, norm=math.nan, sketch=[math.nan] * 8)
+    entry.update(hash="0" * 32, norm=math.nan, sketch=[math.nan] * 8)
 
 
 def halved_once(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
@@ -156,7 +156,7 @@ def flipped_once(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
 
 
 def test_what_only_a_far_twin_allows_is_undecided(tmp_path: Path) -> None:
-    plan = {"optimizer": sgd, "steps": 12}
+    plan = {"optimizer": sgd, "steps": 11}
     a, twin = (record(tmp_path / str(x), twin=x, **plan) for x in (False, True))
     for kind in ("gradients", "parameters"):
         alter(twin, 0, lambda row, kind=kind: scale(row[kind], 1.5), at=10)

@@ -38,4 +38,5 @@ def test_one_process_and_two(
         for pair in ((one, two), (one, two, twin), (one, twin)):
             found = compare_recordings(*pair)
             assert found.verdict == "same computation within rounding"
-            assert [s.step for s in found.steps] == [0, 1, 2, 5, 10]
+            assert [s.step for s in found.steps] == [0, 1, 2, 5, 10, 11]
+            assert [s.end for s in found.steps] == [False] * 5 + [True]

@@ -8,6 +8,7 @@ import pytest
 import torch
 from recorded_rows import (
     SHAPES,
+    Row,
     Tensors,
     headers,
     mean,
@@ -226,17 +227,33 @@ def test_a_rank_is_missing_among_many(world_size: int) -> None:
     assert "lacks the gradient of rank 3" in found.line
     noise = random_tensors(5)
     noisy = {n: t + noise[n] for n, t in mean(own).items()}
-    assert alarms_of(rows_of(1, own, [noisy] * world_size), None) == []
+    found = only(alarms_of(rows_of(1, own, [noisy] * world_size), None))
+    assert (found.rule, found.severe) == ("not the mean", False)
 
 
-def test_what_a_hook_may_do_to_gradients_is_no_fault() -> None:
+def test_what_a_hook_may_do_to_gradients_is_a_note() -> None:
     # each tensor clipped by itself, weights of the ranks, noise
     each = {n: t / t.norm() for n, t in mean(OWN).items()}
     weighted = {n: 0.3 * OWN[0][n] + 0.7 * OWN[1][n] for n in SHAPES}
     noise = random_tensors(5)
     noisy = {n: t + noise[n] for n, t in mean(OWN).items()}
     for got in (each, weighted, noisy):
-        assert at_step_1([got] * 2) == []
+        found = only(at_step_1([got] * 2))
+        assert (found.rule, found.severe) == ("not the mean", False)
+
+
+def test_a_tensor_that_is_summed_where_others_are_averaged() -> None:
+    got = mean(OWN) | {"layer.bias": 2 * mean(OWN)["layer.bias"]}
+    found = only(at_step_1([got] * 2))
+    assert (found.rule, found.tensor) == ("not the mean", "layer.bias")
+    assert "(1 of 3 tensors)" in found.line
+
+
+def test_own_gradients_that_cancel_leave_nothing_but_rounding() -> None:
+    name, noise = "layer.bias", random_tensors(5)
+    own = [OWN[0], OWN[1] | {name: -OWN[0][name]}]
+    got = mean(own) | {name: 1e-7 * noise[name]}
+    assert alarms_of(rows_of(1, own, [got] * 2), None) == []
 
 
 def test_a_scalar_cannot_tell_ranks_apart() -> None:
@@ -446,18 +463,16 @@ def test_unlike_steps() -> None:
 
 
 def test_buffers_unlike_as_the_forward_pass_begins() -> None:
-    unlike = on_rank(1, {"running_mean": "0"}, {"running_mean": "1"})
-    # what was recorded before rows had the setting was under DDP
-    for told in ({"broadcast_buffers": True}, {}):
-        found = only(at_step_1(buffers=unlike, **told))
-        assert (found.rule, found.tensor) == ("buffers", "running_mean")
-        assert (found.ranks, found.severe) == ([1], True)
-        assert "not broadcast before the forward pass" in found.line
+    zero, one = ({"running_mean": {"hash": digit}} for digit in "01")
+    unlike = on_rank(1, zero, one)
+    found = only(at_step_1(buffers=unlike, broadcast_buffers=True))
+    assert (found.rule, found.tensor) == ("buffers", "running_mean")
+    assert (found.ranks, found.severe) == ([1], True)
+    assert "not broadcast before the forward pass" in found.line
     # by the setting, or without a wrapper, a rank has its own
     for told in (
         {"broadcast_buffers": False},
         {"broadcast_buffers": None, "wrapper": ""},
-        {"wrapper": ""},
     ):
         found = only(at_step_1(buffers=unlike, **told))
         assert (found.rule, found.severe) == ("buffers", False)
@@ -590,3 +605,90 @@ def test_an_alarm_is_a_line_of_a_recording() -> None:
         "line": found.line,
     }
     assert only(at_step_1(not_held=["x"])).row()["kind"] == "note"
+
+
+# what a hostile reader planted
+
+
+def test_settings_unlike_on_ranks() -> None:
+    def groups(decay: float) -> list[dict[str, Any]]:
+        settings = {"weight_decay": decay, "betas": [0.9, 0.999]}
+        return [{"parameters": [*SHAPES], "settings": settings}]
+
+    found = only(at_step_1(groups=on_rank(1, groups(0.3), groups(0.0))))
+    assert (found.rule, found.ranks) == ("optimizer settings", [1])
+    assert (found.tensor, found.severe) == (next(iter(SHAPES)), True)
+    assert "weight_decay = 0.3, but elsewhere 0.0" in found.line
+    assert at_step_1(groups=on_rank(1, groups(0.3), [])) == []
+
+
+def apart_by(share: float) -> list[Row]:
+    """Rows whose gradients are apart by rounding, and parameters by a share."""
+    rounded = mean(OWN)
+    other = {name: (1 + 1e-7) * tensor for name, tensor in rounded.items()}
+    rows = rows_of(1, OWN, [rounded, other])
+    after = random_tensors(1001)
+    moved = random_tensors(9)
+    rows[0]["parameters"] = {n: fingerprint(t) for n, t in after.items()}
+    rows[1]["parameters"] = {
+        n: fingerprint(t + share * moved[n]) for n, t in after.items()
+    }
+    return rows
+
+
+def test_rounding_hides_no_parameters_that_are_far_apart() -> None:
+    near, far = apart_by(1e-6), apart_by(0.1)
+    note = only(alarms_of(near, None))
+    assert (note.rule, note.severe) == ("gradients", False)
+    found = only([one for one in alarms_of(far, near) if one.severe])
+    assert (found.rule, found.ranks) == ("parameters", [1])
+    assert "of the model apart" in found.line
+    # it was told at the step before
+    assert not any(one.severe for one in alarms_of(far, far))
+
+
+def test_few_tensors_that_are_noted_hide_no_many() -> None:
+    judge = Judge()
+    judge.see(headers(2))
+    said = []
+    for step in range(8):
+        lacks = ["layer.bias"] if step < 4 else [*SHAPES]
+        said += judge.see(rows_of(step, own_of(step, 2), without_gradient=lacks))
+    assert [(one.rule, one.step) for one in said] == [
+        ("no gradient", 1),
+        ("no gradient", 5),
+    ]
+
+
+def test_a_table_that_comes_first_is_no_sample() -> None:
+    table = [["0000", "0001"]]
+    same = {"inputs": table, "beside": ["aa"]}
+    assert only(at_step_1(**same)).rule == "inputs"
+    own = {"inputs": table, "beside": on_rank(1, ["aa"], ["bb"])}
+    last = rows_of(0, OWN, inputs=table, beside=on_rank(1, ["cc"], ["dd"]))
+    assert at_step_1(last=last, **own) == []
+
+
+def test_parameters_that_part_after_the_last_recorded_step() -> None:
+    prints = [
+        {name: fingerprint(tensor) for name, tensor in random_tensors(seed).items()}
+        for seed in (1, 2)
+    ]
+    ends = [{"kind": "end", "steps": {"0": 5}, "parameters": one} for one in prints]
+    found = only(alarms_at_end(ends, [rows_of(1, OWN)]))
+    assert (found.rule, found.ranks, found.step) == ("parameters", [1], 5)
+    assert alarms_at_end([ends[0]] * 2, [rows_of(1, OWN)]) == []
+    # they had parted before, and it was told
+    assert alarms_at_end(ends, [apart_by(0.1)]) == []
+
+
+def test_a_buffer_that_is_no_more_finite() -> None:
+    def full(value: float) -> dict[str, Any]:
+        return {"running_mean": fingerprint(torch.full((4,), value))}
+
+    finite, lost = full(1.0), full(math.inf)
+    last = rows_of(0, OWN, buffers=finite)
+    found = only(at_step_1(last=last, buffers=lost))
+    assert (found.rule, found.tensor) == ("not finite", "running_mean")
+    # as a mask is from the beginning
+    assert at_step_1(last=rows_of(0, OWN, buffers=lost), buffers=lost) == []

@@ -143,8 +143,9 @@ def record(folder: Path, plan: Plan | None = None, **changes: Any) -> Path:
                 row |= {"inputs": [digests], "buffers": buffers[rank]}
                 writers[rank].append(line_of(row))
         plan.after(step, models, optimizers)
-    for writer in writers:
+    for writer, one in zip(writers, models, strict=True):
         end = {"steps": {"0": plan.steps}, "forwards": plan.steps}
+        end |= {"parameters": _parameters(one), "buffers": _buffers(one)}
         writer.append(line_of({"kind": "end", **end}))
         writer.close()
     return folder
@@ -160,8 +161,15 @@ def _own(plan: Plan, model: nn.Module, x: Tensor, y: Tensor) -> Tensors:
     }
 
 
-def _buffers(model: nn.Module) -> dict[str, str]:
-    return {name: digest(buffer) for name, buffer in model.named_buffers()}
+def _buffers(model: nn.Module) -> dict[str, Any]:
+    return {
+        name: fingerprint(b) if b.is_floating_point() else {"hash": digest(b)}
+        for name, b in model.named_buffers()
+    }
+
+
+def _parameters(model: nn.Module) -> dict[str, Any]:
+    return {n: fingerprint(p.detach()) for n, p in model.named_parameters()}
 
 
 def _header(plan: Plan, rank: int, model: nn.Module) -> dict[str, Any]:
@@ -203,6 +211,8 @@ def _row(
         "optimizer": 0,
         "step": step,
         "forwards": step + 1,
+        "beside": [],
+        "unread": "",
         "loss": None,
         "lr": [group["lr"] for group in optimizer.param_groups],
         "draws": plan.draws,
@@ -210,12 +220,14 @@ def _row(
         "wrapper": wrapper,
         "wrapper_id": 1,
         "synced": True if wrapper else None,
+        "groups": [],
         "syncs": [True if wrapper else None],
+        "broadcast_buffers": None,
         "group": plan.world_size if wrapper else None,
         "own": {n: sketch(t) for n, t in own.items()} if plan.with_own else {},
         "gradients": {name: fingerprint(t) for name, t in gradients.items()},
         "without_gradient": [],
-        "parameters": {n: fingerprint(p.detach()) for n, p in model.named_parameters()},
+        "parameters": _parameters(model),
         "before": before,
         "moments": digest(torch.cat(flat)) if flat else "",
         "not_held": [],
