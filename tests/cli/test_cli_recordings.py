@@ -33,7 +33,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def test_equal_bits(runs: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["verify", runs["a"], runs["again"]]) == 0
     assert capsys.readouterr().out == (
-        "equal bits: 5 recorded steps\nsteps 0 to 10: =====  (= equal bits)\n"
+        "equal bits: 5 recorded steps and the end\n"
+        "steps 0 to 10 and the end: ======  (= equal bits)\n"
     )
 
 
@@ -42,8 +43,10 @@ def test_within_rounding(
 ) -> None:
     assert run(["verify", runs["a"], runs["two"], "--twin", runs["twin"]]) == 0
     first, second, third = capsys.readouterr().out.splitlines()
-    assert first.startswith("same computation within rounding: 5 recorded steps; grad")
-    assert second == "steps 0 to 10: ~~~~~  (~ within rounding)"
+    assert first.startswith(
+        "same computation within rounding: 5 recorded steps and the end; gradients at "
+    )
+    assert second == "steps 0 to 10 and the end: ~~~~~~  (~ within rounding)"
     assert third == "no difference by itself: world_size: 1 in A, 2 in B"
 
 
@@ -52,7 +55,7 @@ def test_different(runs: dict[str, str], capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().out.splitlines()[:2] == [
         "different at step 0: learning rate: 0.001 against 0.0005; probable cause: B's "
         "learning rate is divided by the number of processes",
-        "steps 0 to 10: xxxxx  (x different)",
+        "steps 0 to 10 and the end: xxxxxx  (x different)",
     ]
 
 
@@ -61,7 +64,8 @@ def test_json(runs: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     facts = json.loads(capsys.readouterr().out)
     assert (facts["same"], facts["verdict"]) == (False, "different")
     assert (facts["first"]["step"], facts["first"]["what"]) == (0, "learning rate")
-    assert [step["step"] for step in facts["steps"]] == [0, 1, 2, 5, 10]
+    steps = [(step["step"], step["end"]) for step in facts["steps"]]
+    assert steps == [*((step, False) for step in (0, 1, 2, 5, 10)), (11, True)]
 
 
 @pytest.mark.parametrize("b", ["again", "two", "rate", "other"])
@@ -131,9 +135,9 @@ def test_strip_of_many_steps_has_the_worst_of_several(runs: dict[str, str]) -> N
     steps = [*equal.steps * 20, found.steps[0], *equal.steps * 3]
     line = strip(steps)
     assert line.startswith(
-        f"steps 0 to 10: {'=' * 50}x{'=' * 7}  (= equal bits, x diff"
+        f"steps 0 to 10 and the end: {'=' * 40}x{'=' * 6}  (= equal bits, x diff"
     )
-    assert line.endswith(", 2 recorded steps a mark)")
+    assert line.endswith(", 3 recorded steps a mark)")
 
 
 def test_what_is_undecided_asks_for_a_twin(

@@ -159,7 +159,9 @@ def test_random_states_are_those_of_where_the_model_is(
 ) -> None:
     """It may be moved after the recorder was made."""
     seen = []
-    monkeypatch.setattr(page, "random_digest", lambda device: seen.append(str(device)))
+    monkeypatch.setattr(
+        page, "random_digest", lambda device: seen.append(str(device)) or "0"
+    )
     with torch.device("meta"):
         model = Net()
     with minitrain.record(model, None, tmp_path):

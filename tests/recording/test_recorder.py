@@ -27,13 +27,20 @@ from minitrain.recording.fingerprint import digest, fingerprint
 from minitrain.recording.format import path_of_rank, read_recording
 
 
+def kept_of_buffers(model: nn.Module) -> dict[str, Any]:
+    return {
+        name: fingerprint(b) if b.is_floating_point() else {"hash": digest(b)}
+        for name, b in model.named_buffers()
+    }
+
+
 def test_a_step_has_what_the_loop_did(tmp_path: Path) -> None:
     """Worked out beside the recorder."""
     torch.manual_seed(0)
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
     start = {name: digest(p) for name, p in model.named_parameters()}
-    buffers = {name: digest(b) for name, b in model.named_buffers()}
+    buffers = kept_of_buffers(model)
     with minitrain.record(model, optimizer, tmp_path) as recorder:
         told = loss_of(model, batch(0))
         recorder.loss(told)
@@ -52,6 +59,10 @@ def test_a_step_has_what_the_loop_did(tmp_path: Path) -> None:
     assert row["inputs"] == [[f"{content_digest([x]):064x}"[:16] for x in batch(0)]]
     assert row["loss"] == pytest.approx(float(told.detach()) + 0.5)
     assert row["lr"] == [0.25]
+    (group,) = row["groups"]
+    assert group["parameters"] == [*start]
+    assert group["settings"].items() >= {"momentum": 0, "nesterov": False}.items()
+    assert not {"lr", "params", "foreach"} & {*group["settings"]}
     assert row["gradients"] == gradients
     assert row["own"] == {name: one["sketch"] for name, one in gradients.items()}
     assert row["before"] == start
@@ -60,7 +71,10 @@ def test_a_step_has_what_the_loop_did(tmp_path: Path) -> None:
     assert row["draws"] is True
     assert (row["wrapper"], row["wrapper_id"], row["synced"]) == ("", 0, None)
     assert (row["not_held"], row["without_gradient"]) == ([], [])
-    assert one.end == {"kind": "end", "steps": {"0": 1}, "forwards": 1}
+    assert one.end
+    assert (one.end["steps"], one.end["forwards"]) == ({"0": 1}, 1)
+    assert one.end["parameters"] == row["parameters"]
+    assert one.end["buffers"] == kept_of_buffers(model) != buffers
     assert one.alarms == []
 
 
@@ -204,7 +218,10 @@ def test_a_run_without_a_step_has_a_beginning_and_an_end(tmp_path: Path) -> None
     train_alone(tmp_path, num_steps=0)
     one = read_recording(tmp_path).ranks[0]
     assert one.steps == {}
-    assert one.end == {"kind": "end", "steps": {"0": 0}, "forwards": 0}
+    assert one.end
+    assert (one.end["steps"], one.end["forwards"]) == ({"0": 0}, 0)
+    after = {name: entry["hash"] for name, entry in one.end["parameters"].items()}
+    assert after == one.header["start"]
 
 
 def test_gradients_that_overflow_are_recorded(tmp_path: Path) -> None:
