@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 Verdict = Literal["proven", "replay only", "undecided", "breach"]
 ALONE = "one rank has nobody to agree with"
+ITSELF = "it is the one process"
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 # equal bits: of the ranks with each other, of the run with its replay
@@ -51,13 +52,28 @@ def verdict_of(rungs: Mapping[str, Mapping[str, Any]]) -> tuple[Verdict, str]:
     ]
     known = all(verdicts.get(name) in FINE for name in WITNESS_DATA)
     seen = f"a witness computed the gradients {' and '.join(shown)}"
+    verdict: Verdict = "undecided"
+    rests_on = "neither bits nor a witness support it"
     if bits and known and shown:
-        return "proven", f"the bits are those of a replay, and {seen}"
-    if bits:
-        return "replay only", "the bits are those of a replay; no witness supports it"
-    if known and shown:
-        return "undecided", f"no bits were promised or compared, but {seen}"
-    return "undecided", "neither bits nor a witness support it"
+        verdict, rests_on = "proven", f"the bits are those of a replay, and {seen}"
+    elif bits:
+        verdict = "replay only"
+        rests_on = "the bits are those of a replay; no witness supports it"
+    elif known and shown:
+        rests_on = f"no bits were promised or compared, but {seen}"
+    return verdict, rests_on + _unseen(rungs)
+
+
+def _unseen(rungs: Mapping[str, Mapping[str, Any]]) -> str:
+    """What nobody saw, because the run was not compared with one process; not even in
+    its loss.
+    """
+    one = rungs.get("one_process", {})
+    if one.get("verdict") != "not run" or one.get("detail") == ITSELF:
+        return ""
+    if rungs.get("loss", {}).get("verdict") in FINE:
+        return ""
+    return f"; one process was not compared: {one.get('detail')}"
 
 
 def cause(name: str) -> int:

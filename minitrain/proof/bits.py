@@ -137,16 +137,6 @@ def precision_rung(run: Rows, replay: Rows) -> Rung:
     return Rung(True, None, None, "equal", "")
 
 
-def own_to_each_rank(run: Rows) -> str | None:
-    """Why one process with the whole batch computes something else by design, if so."""
-    forward = of_kind(run, "forward")
-    if any(row["draws_random_numbers"] for row in forward):
-        return "the forward pass draws random numbers, each rank its own"
-    if any(row["changes_buffers"] for row in forward):
-        return "the forward pass changes buffers, each rank by its own samples"
-    return None
-
-
 def data_rung(run: Rows, other: Rows) -> Rung:
     """The hash of every step's global batch against ``other``'s: the same samples, and
     on the same ranks where both have as many.

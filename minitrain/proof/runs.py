@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
+from minitrain.analysis.verdicts import ITSELF
 from minitrain.core.files import read_json, reading
 from minitrain.core.params import Params
 from minitrain.proof.bits import Rung, bits_rung, not_run
@@ -68,7 +69,7 @@ def ladder_of_run(
     with reading(file):
         recorded = read_json(file)["rungs"]
         own = {name: Rung(**rung) for name, rung in recorded.items()}
-    beside = "it is the one process" if is_one_process(run, params) else one
+    beside = ITSELF if is_one_process(run, params) else one
     return ladder(
         own,
         config,

@@ -19,9 +19,9 @@ from minitrain.proof.bits import (
     data_rung,
     first_nan,
     not_run,
-    own_to_each_rank,
 )
 from minitrain.proof.evidence import Evidence
+from minitrain.proof.forward import forward_of
 from minitrain.proof.ulp import distance, gaps
 from minitrain.train.config import RunConfig
 
@@ -51,26 +51,34 @@ def one_process_rungs(
 ) -> dict[str, Rung]:
     """All rungs of ``run`` against ``one`` process, by name.
 
-    A forward pass that depends on more than its samples is not compared but for its
-    data and its loss. ``twin`` is asked only for what is beyond the quick limits.
+    A forward pass that draws random numbers, or normalizes by its batch, is not
+    compared but for its data and its loss. ``twin`` is asked only for what is beyond
+    the quick limits.
     """
-    why = own_to_each_rank(run.rows)
+    forward = forward_of(run.rows, train)
+    why = forward.why
 
     def gradients() -> Rung:
         limits = gradient_limits(one.gradients)
-        return close_rung(
+        rung = close_rung(
             run.gradients, one.gradients, limits, lambda: twin(EARLY).gradients
         )
+        return _noted(rung, forward.changes if rung.verdict == "breach" else "")
+
+    def state(ours: Tensors, theirs: Tensors, twins: Callable[[], Tensors]) -> Rung:
+        # a buffer may count a rank's own samples and do no harm: where it does some,
+        # parameters part
+        ours, kept = (_without(tensors, forward.changed) for tensors in (ours, theirs))
+        limits = state_limits(kept, one.start, train, atol)
+        return _noted(close_rung(ours, kept, limits, twins), forward.lacks(theirs))
 
     def early() -> Rung:
         if not run.early:
             return not_run("fewer than three steps")
-        limits = state_limits(one.early, one.start, train, atol)
-        return close_rung(run.early, one.early, limits, lambda: twin(EARLY).early)
+        return state(run.early, one.early, lambda: twin(EARLY).early)
 
     def final() -> Rung:
-        limits = state_limits(one.state, one.start, train, atol)
-        rung = close_rung(run.state, one.state, limits, lambda: twin(None).state)
+        rung = state(run.state, one.state, lambda: twin(None).state)
         if not rung.detail.startswith(EXPLAINED):
             return rung
         # training that is unstable at its rate amplifies rounding without bound, and a
@@ -87,6 +95,14 @@ def one_process_rungs(
         **{name: not_run(why) if why else rung() for name, rung in rungs.items()},
         "loss": loss_rung(run.losses, one.losses),
     }
+
+
+def _without(tensors: Tensors, names: Sequence[str]) -> Tensors:
+    return {name: t for name, t in tensors.items() if name not in names}
+
+
+def _noted(rung: Rung, note: str) -> Rung:
+    return replace(rung, detail="; ".join(filter(None, (rung.detail, note))))
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+# of buffers: what a detail says, and the report looks for
+CHANGES = "each rank's forward pass changes"
+
 
 def verdict_in_words(rung: Mapping[str, Any]) -> str:
     """The verdict; a rung that compares no bits is passed, not equal."""

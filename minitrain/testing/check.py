@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from minitrain.analysis.verdicts import Verdict, as_dicts, verdict_of
 from minitrain.core.errors import EvidenceError, RankError, UserError
 from minitrain.diff.diagnosis import UNKNOWN, Divergence, Values, What, cause_of, locate
-from minitrain.proof.bits import Rung, own_to_each_rank
+from minitrain.proof.bits import Rung
 from minitrain.proof.evidence import Evidence
+from minitrain.proof.forward import forward_of
 from minitrain.proof.ladder import ladder, own_rungs
 from minitrain.proof.witness.examine import examine_batches
 from minitrain.proof.witness.record import Record, Task
@@ -178,7 +179,7 @@ def examine(
 
 def _beside(config: RunConfig, run: Evidence) -> Evidence | str:
     """One process with the whole batches; or why nothing of it would be compared."""
-    why = own_to_each_rank(run.rows)
+    why = forward_of(run.rows, config).why
     if why and "loss" not in config.sync.guarantees.promises:
         return why
     return run_alone(config)

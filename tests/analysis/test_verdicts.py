@@ -4,7 +4,14 @@ from typing import Any
 
 import pytest
 
-from minitrain.analysis.verdicts import ALONE, BITS, MEANING, WITNESS_DATA, verdict_of
+from minitrain.analysis.verdicts import (
+    ALONE,
+    BITS,
+    ITSELF,
+    MEANING,
+    WITNESS_DATA,
+    verdict_of,
+)
 
 Rungs = dict[str, dict[str, Any]]
 
@@ -65,6 +72,44 @@ def test_a_witness_without_bits_is_undecided() -> None:
     verdict, rests_on = verdict_of(proven() | bits)
     assert verdict == "undecided"
     assert "no bits were promised or compared, but a witness" in rests_on
+
+
+@pytest.mark.parametrize(
+    ("changed", "verdict"),
+    [
+        ({}, "proven"),
+        ({"witness_mean": rung("not run")}, "replay only"),
+        ({"replay": rung("not run")}, "undecided"),
+        ({"replay": rung("not run"), "witness_mean": rung("not run")}, "undecided"),
+    ],
+)
+def test_who_was_not_compared_with_one_process_is_told_why(
+    changed: Rungs, verdict: str
+) -> None:
+    without = proven() | changed
+    rungs = without | {"one_process": rung("not run", "it rains")}
+    rests_on = verdict_of(without)[1]
+    said = f"{rests_on}; one process was not compared: it rains"
+    assert verdict_of(rungs) == (verdict, said)
+    # a breach hides nothing
+    broken = rungs | {"data": rung("breach", "wet")}
+    assert verdict_of(broken) == ("breach", "data: wet")
+
+
+@pytest.mark.parametrize(
+    "rungs",
+    [
+        {"one_process": rung("within tolerance")},
+        {"one_process": rung("undecided")},
+        {"one_process": rung("not run", ITSELF)},
+        # the least of all promises, and it is kept
+        {"one_process": rung("not run", "no"), "loss": rung("within tolerance")},
+        # a run too short for it
+        {"one_process": rung("equal"), "one_process_early": rung("not run", "short")},
+    ],
+)
+def test_where_nothing_is_hidden_nothing_is_said(rungs: Rungs) -> None:
+    assert verdict_of(proven() | rungs) == verdict_of(proven())
 
 
 def test_nothing_is_undecided() -> None:

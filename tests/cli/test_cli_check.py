@@ -66,6 +66,21 @@ class Counting(Small):
 def build_counting():
     return Counting()
 
+class Curriculum(Small):
+    # the loss is another from 17 samples on, of each rank its own
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, input_ids, labels):
+        if self.training:
+            self.seen += len(labels)
+        loss = super().forward(input_ids, labels).loss
+        return Output(loss if self.seen <= 16 else loss / 2)
+
+def build_curriculum():
+    return Curriculum()
+
 def linear():
     return torch.nn.Linear(3, 1)
 
@@ -173,6 +188,29 @@ def test_resnet_with_batch_norm_is_proven(
     rungs = verdicts(capsys.readouterr().out)
     assert rungs["replay"] == rungs["replay_buffers"] == "equal"
     assert rungs["witness_gradients"] == rungs["witness_probe"] == "within"
+
+
+def test_batch_norm_is_why_one_process_was_not_compared(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = ["--batches", f"{model}:images", "--loss", f"{model}:loss_of_images"]
+    assert run(["check", f"{model}:resnet", *own, "--sync", "all", "--steps", "2"]) == 0
+    said = dict(x.split(maxsplit=1) for x in capsys.readouterr().out.splitlines()[:-1])
+    why = "; one process was not compared: batch norm normalizes by each rank's own"
+    for name in ("ddp", "fsdp", "invariant"):
+        assert f"{why} samples" in said[name]
+    # it is held to its loss, and was
+    assert "one process" not in said["powersgd"]
+
+
+def test_buffer_that_steers_the_loss_is_a_breach(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["check", f"{model}:build_curriculum"]) == 1
+    ladder = capsys.readouterr().out
+    assert verdicts(ladder)["replay"] == "equal"
+    (last,) = [line for line in ladder.splitlines() if line.startswith("breach: ")]
+    assert last.endswith("; without seen, which each rank's forward pass changes")
 
 
 def verdicts(ladder: str) -> dict[str, str]:
@@ -292,6 +330,13 @@ def test_all_strategies(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert said["ddp"].startswith("proven: ")
     assert said["invariant"].startswith("proven: ")
     assert said["fsdp"].startswith("undecided: ")
+    why = "does not promise to stay close to one process"
+    compressed = "bf16_compress", "fp16_compress"
+    for name in compressed:
+        end = f"; one process was not compared: {name} {why}"
+        assert said[name].endswith(end)
+    silent = [line for name, line in said.items() if name not in compressed]
+    assert not any("one process" in line for line in silent)
 
 
 @pytest.mark.parametrize(

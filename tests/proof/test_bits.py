@@ -17,7 +17,6 @@ from minitrain.proof.bits import (
     data_rung,
     hashes_rung,
     not_run,
-    own_to_each_rank,
     ranks_rung,
     reduced_once_rung,
     trained_rung,
@@ -222,21 +221,6 @@ def test_buffers_are_those_of_the_same_rank() -> None:
     assert rung.detail == "first at step 0, tensor a, rank 0"
 
 
-@pytest.mark.parametrize(
-    ("draws", "changes", "why"),
-    [
-        (False, False, None),
-        (True, False, "the forward pass draws random numbers, each rank its own"),
-        (False, True, "the forward pass changes buffers, each rank by its own samples"),
-    ],
-)
-def test_what_each_rank_has_of_its_own(
-    draws: bool, changes: bool, why: str | None
-) -> None:
-    rows = [*run_rows(), {"kind": "forward", "rank": 0, **forward(draws, changes)}]
-    assert own_to_each_rank(rows) == why
-
-
 def test_equal_data() -> None:
     assert data_rung(run_rows(), replay_rows()).verdict == "equal"
 
@@ -403,17 +387,14 @@ def against(run: State, state: State, twin: State, **changes: Any) -> dict[str, 
 
     def made(state: State) -> Evidence:
         losses = [1.0, 0.9, 0.8]
-        rows = [{"kind": "forward"} | forward(False, False)]
+        clean = {"draws_random_numbers": False, "changes_buffers": False}
+        rows = [{"kind": "forward"} | clean]
         sampled = {f"0/gradients/{name}": tensor for name, tensor in zeros().items()}
         sampled |= {f"early/state/{name}": tensor for name, tensor in state.items()}
         return Evidence(rows, losses, [state], sampled, start=zeros())
 
     params = train(**changes)
     return one_process_rungs(made(run), made(state), params, 1e-5, lambda _: made(twin))
-
-
-def forward(random: bool, buffers: bool) -> dict[str, bool]:
-    return {"draws_random_numbers": random, "changes_buffers": buffers}
 
 
 @pytest.mark.parametrize(

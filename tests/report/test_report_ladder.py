@@ -1,6 +1,6 @@
 """What was proven, in words."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,9 @@ import pytest
 from project import PARAMS_FILE
 from report_inputs import ladder_of, results
 
+from minitrain.analysis.verdicts import verdict_of
 from minitrain.core.params import load_params
+from minitrain.proof.bits import not_run
 from minitrain.proof.ladder import ONE_PROCESS
 from minitrain.proof.runs import across_world_sizes
 from minitrain.report.glossary import RUNGS
@@ -67,6 +69,15 @@ def test_sentences_count_the_verdicts() -> None:
     assert "of 14 comparisons, 9 equal to the last bit, 2 within their tol" in text
     # which ones, the matrix shows: tests/report/test_report_matrix.py
     assert text.endswith(", 3 not run.")
+
+
+def test_sentence_says_what_was_not_compared() -> None:
+    ladder = ladder_of(2)
+    ladder["one_process"] = asdict(not_run("batch norm"))
+    verdict, rests_on = verdict_of(rungs(ladder))
+    said = ladder | {"verdict": verdict, "rests_on": rests_on}
+    text = equivalence_sentences(results([2], equivalence={"gloo-2": said}))
+    assert "; one process was not compared: batch norm. No breach was found" in text
 
 
 def test_sentences_name_the_breach_and_claim_nothing_else() -> None:

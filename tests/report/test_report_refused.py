@@ -9,6 +9,7 @@ from project import PARAMS_FILE
 from report_inputs import CONTRACT, ladder_of, rung
 
 from minitrain.core.params import load_params
+from minitrain.proof.words import CHANGES
 from minitrain.report.refused import HINT, breach_line, refuse
 from minitrain.report.render import write_marked
 
@@ -72,6 +73,10 @@ def test_a_loss_that_is_no_mean_over_the_targets_is_suspected() -> None:
         f"gloo-2: one_process_gradients: wide{HINT}; and 1 more: gloo-2 (one_process)"
     )
     assert "the loss may not be the mean over the counted targets" in HINT
+    # nor where a buffer changes that may steer it
+    detail = f"tensor w is 0.1 off; without seen, which {CHANGES}"
+    steered = {"gloo-2": breached(one_process=detail)}
+    assert breach_line(steered) == f"gloo-2: one_process: {detail}"
     # the data are no matter of the loss
     verdicts["gloo-4"] = breached(ranks="tensor x differs")
     assert HINT not in breach_line(verdicts)

@@ -142,6 +142,7 @@ NOT_RUN = {
     "python -m pytest tests/project/test_mutants.py": SUITE,
     "python -m pytest tests/testing/test_faults.py": SUITE,
     "python -m pytest tests/proof/test_clean_runs.py": SUITE,
+    "python -m pytest tests/proof/test_forward.py": SUITE,
     "python -m pytest tests/recording/test_recorder.py -k same_bits": SUITE,
     "make study-invariance": STUDY,
     "make study-resume": STUDY,

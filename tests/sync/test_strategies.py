@@ -30,7 +30,12 @@ from minitrain.distributed.tree import shards_of, tree_sum
 from minitrain.proof.bits import precision_rung
 from minitrain.proof.evidence import Evidence
 from minitrain.proof.hosts import reduction_of
-from minitrain.sync.catalog import STRATEGIES, find_strategy, guarantees_of
+from minitrain.sync.catalog import (
+    STRATEGIES,
+    find_strategy,
+    guarantees_of,
+    name_of,
+)
 from minitrain.sync.explicit import Flat
 from minitrain.sync.guarantees import Defaults
 from minitrain.sync.stock import StockDDP
@@ -144,7 +149,10 @@ def test_who_promises_nothing_proves_nothing() -> None:
     trial = replace(trial_of("ddp"), sync=Promises)
     ladder = examine(trial, 2, timeout_s=60)
     assert ladder.verdict == "undecided"
-    assert ladder.rests_on == "neither bits nor a witness support it"
+    assert ladder.rests_on == (
+        "neither bits nor a witness support it; one process was not compared: "
+        f"{name_of(Promises)} does not promise to stay close to one process"
+    )
 
 
 @pytest.mark.parametrize(("name", "world_size"), worlds(2, 4))

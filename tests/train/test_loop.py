@@ -40,9 +40,9 @@ from minitrain.proof.bits import (
     bits_rung,
     hashes_rung,
     not_run,
-    own_to_each_rank,
 )
 from minitrain.proof.evidence import Evidence
+from minitrain.proof.forward import DRAWS, NORMALIZES, forward_of
 from minitrain.proof.ladder import ladder as all_rungs
 from minitrain.proof.ladder import own_rungs
 from minitrain.proof.single_process import run_twin
@@ -77,15 +77,23 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 NO_WITNESS = {"witness_data": asdict(not_run("nobody was asked"))}
 
 
-def ladder(run: Evidence, expected: Evidence, one: Evidence) -> dict[str, Rung]:
-    """Every rung of the pipeline for a run, its replay and the one-process run."""
-    config = RunConfig(
-        factory=torch.nn.Identity,
+def described(params: Params) -> RunConfig:
+    """What the ladder asks of a run of ``params``; it has no data."""
+    return RunConfig(
+        factory=partial(build_model, params.model, VOCAB_SIZE),
         data=InMemory([], torch.nn.functional.mse_loss, len),
         steps=NUM_STEPS,
         sync=StockDDP,
-        learning_rate=tiny_params().train.learning_rate,
+        learning_rate=params.train.learning_rate,
+        seed=params.train.seed,
     )
+
+
+def ladder(
+    run: Evidence, expected: Evidence, one: Evidence, params: Params | None = None
+) -> dict[str, Rung]:
+    """Every rung of the pipeline for a run, its replay and the one-process run."""
+    config = described(params or tiny_params())
     own = own_rungs(config, run, expected, NO_WITNESS)
     # as stable as can be: no gap is excused
     return all_rungs(own, config, run, one, lambda most_steps: one, 1e-5)
@@ -120,8 +128,10 @@ ASKED = (
 )
 
 
-def verdicts(run: Evidence, expected: Evidence, one: Evidence) -> dict[str, str]:
-    found = ladder(run, expected, one)
+def verdicts(
+    run: Evidence, expected: Evidence, one: Evidence, params: Params | None = None
+) -> dict[str, str]:
+    found = ladder(run, expected, one, params)
     return {name: found[name].verdict for name in ASKED}
 
 
@@ -131,7 +141,7 @@ def judged(
     """A run without a fault, and the verdict of each rung on it."""
     run = train_tiny(params, shards, world_size)
     expected = replay_tiny(params, shards, run, world_size)
-    return run, verdicts(run, expected, one_process_tiny(params, shards))
+    return run, verdicts(run, expected, one_process_tiny(params, shards), params)
 
 
 CLOSE = ("equal", "within tolerance")
@@ -150,8 +160,9 @@ def test_clean_run_passes_every_rung(
 
 
 OTHER_MODELS = {
-    "batch_norm": "the forward pass changes buffers, each rank by its own samples",
-    "dropout": "the forward pass draws random numbers, each rank its own",
+    "batch_norm": NORMALIZES,
+    "counting": None,
+    "dropout": DRAWS,
     "with_mask": None,
     "tied": None,
     "double": None,
@@ -165,11 +176,11 @@ def test_other_models_pass_every_rung_that_can_be_asked(
 ) -> None:
     params = with_factory(tiny_params(), f"other_models:{factory}")
     run, found = judged(params, shards, world_size)
-    why = own_to_each_rank(run.rows)
+    why = forward_of(run.rows, described(params)).why
     assert why == OTHER_MODELS[factory]
     gaps = [found.pop(name) for name in ONE_PROCESS]
     assert why is not None or {*gaps} <= {*CLOSE}
-    has_buffers = factory in ("batch_norm", "with_mask")
+    has_buffers = factory in ("batch_norm", "counting", "with_mask")
     assert found.pop("replay_buffers") == ("equal" if has_buffers else "not run")
     assert set(found.values()) == {"equal"}
 

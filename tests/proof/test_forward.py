@@ -1,0 +1,235 @@
+"""What a forward pass changes beside its samples, and which of it is an excuse."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from minitrain.core.errors import EvidenceError
+from minitrain.proof.forward import DRAWS, NORMALIZES, Forward, forward_of
+from minitrain.testing.check import check_data_parallel
+from minitrain.testing.subjects import make_run
+from minitrain.train.recorder import sha256_tensor
+
+SAMPLES = 8
+STEPS = 5
+
+
+class Net(nn.Module):
+    """Squares of a line, with ``norm`` before it."""
+
+    def __init__(self, norm: nn.Module | None = None) -> None:
+        super().__init__()
+        self.norm = norm or nn.Identity()
+        self.line = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor, y: Tensor) -> SimpleNamespace:
+        error = self.line(self.norm(x)).squeeze(-1) - y
+        return SimpleNamespace(loss=error.square().mean())
+
+
+class Counts(Net):
+    """How many samples came by, and passes; nobody reads it."""
+
+    def __init__(self, norm: nn.Module | None = None) -> None:
+        super().__init__(norm)
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("passes", torch.zeros(()), persistent=False)
+
+    def forward(self, x: Tensor, y: Tensor) -> SimpleNamespace:
+        if self.training:
+            self.seen += len(x)
+            self.passes += 1
+        return super().forward(x, y)
+
+
+class Curriculum(Counts):
+    """From so many samples on the loss is another: two ranks get there later."""
+
+    def forward(self, x: Tensor, y: Tensor) -> SimpleNamespace:
+        loss = super().forward(x, y).loss
+        return SimpleNamespace(loss=loss if self.seen <= 2 * SAMPLES else 0.1 * loss)
+
+
+class Annealed(Counts):
+    """A penalty that grows with the samples, from the first one on."""
+
+    def forward(self, x: Tensor, y: Tensor) -> SimpleNamespace:
+        loss = super().forward(x, y).loss
+        penalty = self.line.weight.square().sum()
+        return SimpleNamespace(loss=loss + self.seen / SAMPLES * penalty)
+
+
+class Averages(Net):
+    """An average of weights, and what a rank's own samples were like."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("ema", torch.zeros(1, 4))
+        self.register_buffer("typical", torch.zeros(4))
+
+    def forward(self, x: Tensor, y: Tensor) -> SimpleNamespace:
+        if self.training:
+            self.ema.mul_(0.9).add_(self.line.weight.detach(), alpha=0.1)
+            self.typical.mul_(0.9).add_(x.mean(0), alpha=0.1)
+        return super().forward(x, y)
+
+
+def instance_norm() -> nn.Module:
+    """It keeps statistics like batch norm, and trains by those of a sample."""
+    norm = nn.InstanceNorm1d(2, track_running_stats=True)
+    return Net(nn.Sequential(nn.Unflatten(1, (2, 2)), norm, nn.Flatten()))
+
+
+def spectral_norm() -> nn.Module:
+    model = Net()
+    model.line = nn.utils.parametrizations.spectral_norm(model.line)
+    return model
+
+
+def batches() -> list[dict[str, Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(SAMPLES, 4, generator=generator) for _ in range(STEPS)]
+    return [{"x": x, "y": x.sum(1) + 1} for x in inputs]
+
+
+@pytest.mark.parametrize(
+    "factory",
+    [Counts, Averages, instance_norm, spectral_norm],
+    ids=lambda f: f.__name__,
+)
+def test_buffers_that_steer_nothing_are_proven(factory: Callable[[], Any]) -> None:
+    ladder = check_data_parallel(factory, batches())
+    assert ladder.verdict == "proven"
+    for name in ("one_process", "one_process_early", "one_process_gradients"):
+        assert ladder.rungs[name].verdict in ("equal", "within tolerance")
+    assert ladder.rungs["replay_buffers"].verdict == "equal"
+    assert "one process" not in ladder.rests_on
+
+
+def test_a_rung_says_what_it_leaves_out() -> None:
+    """``passes`` is in no state; gradients have nothing to do with either."""
+    rungs = check_data_parallel(Counts, batches()).rungs
+    note = "; without seen, which each rank's forward pass changes"
+    assert rungs["one_process"].detail.endswith(note)
+    assert rungs["one_process_early"].detail.endswith(note)
+    assert note not in rungs["one_process_gradients"].detail
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("factory", [Curriculum, Annealed])
+def test_a_buffer_that_steers_the_loss_is_a_breach(
+    factory: Callable[[], nn.Module], optimizer: Any
+) -> None:
+    """Each rank counts its own samples, so that two processes train otherwise than one;
+    replay and witness agree with them.
+    """
+    options: Any = {"optimizer": optimizer, "learning_rate": 0.01}
+    changes = "each rank's forward pass changes"
+    with pytest.raises(EvidenceError, match=f"^breach: one_process.*{changes}"):
+        check_data_parallel(factory, batches(), **options)
+    ladder = check_data_parallel(factory, batches(), accept=["breach"], **options)
+    # one process has seen more samples than two batches hold in the third step, two
+    # ranks in the fifth
+    expected = {"one_process_early", "one_process"}
+    if factory is Annealed:
+        expected |= {"one_process_gradients"}
+    assert {*ladder.breaches} == expected
+    assert "seen" in ladder.rests_on
+
+
+@pytest.mark.parametrize(
+    ("factory", "why"),
+    [
+        (lambda: Net(nn.BatchNorm1d(4)), NORMALIZES),
+        (
+            lambda: Counts(nn.BatchNorm1d(4)),
+            f"{NORMALIZES}; whether the loss depends on passes, seen, nobody saw",
+        ),
+        (lambda: Net(nn.Dropout(0.1)), DRAWS),
+    ],
+    ids=["batch_norm", "batch_norm_and_counter", "dropout"],
+)
+def test_who_is_not_compared_with_one_process_says_so(
+    factory: Callable[[], nn.Module], why: str
+) -> None:
+    ladder = check_data_parallel(factory, batches())
+    assert ladder.verdict == "proven"
+    assert ladder.rungs["one_process"].detail == why
+    assert ladder.rests_on.endswith(f"; one process was not compared: {why}")
+    assert str(ladder).endswith(f"; one process was not compared: {why}")
+
+
+def rows_of(
+    start: nn.Module, *, draws: bool = False, first: bool = True, **changed: str
+) -> list[dict[str, Any]]:
+    """Two recorded steps of a rank; ``changed`` are hashes after the second, ``first``
+    says whether the first pass changed something too.
+    """
+    buffers = {name: sha256_tensor(b) for name, b in start.named_buffers()}
+    forward = {"draws_random_numbers": draws, "changes_buffers": first}
+    return [
+        {"kind": "forward", "rank": 0, **forward},
+        {"kind": "tensors", "step": 0, "rank": 0, "buffers": buffers},
+        {"kind": "tensors", "step": 1, "rank": 0, "buffers": {**buffers, **changed}},
+    ]
+
+
+def found(factory: Callable[[], nn.Module], **options: Any) -> Forward:
+    rows = rows_of(factory(), **options)
+    return forward_of(rows, replace(make_run(), factory=factory))
+
+
+def test_what_depends_on_nothing_else() -> None:
+    def factory() -> nn.Module:
+        raise AssertionError("there is nothing to ask the model")
+
+    config = replace(make_run(), factory=factory)
+    assert forward_of(rows_of(Counts(), first=False), config) == Forward(None, [])
+
+
+def test_excuses_by_hand() -> None:
+    norm = {"norm.running_mean": "x"}
+    both = Counts(nn.BatchNorm1d(4))
+    assert found(Counts, seen="x") == Forward(None, ["seen"])
+    # a later pass may be the first that changes something
+    assert found(Counts, seen="x", first=False) == Forward(None, ["seen"])
+    assert found(lambda: both, **norm) == Forward(NORMALIZES, [*norm])
+    unseen = "; whether the loss depends on seen, nobody saw"
+    assert found(lambda: both, **norm, seen="x").why == NORMALIZES + unseen
+    # the norm stands still, as in eval mode
+    assert found(lambda: both, seen="x") == Forward(None, ["seen"])
+    assert found(Counts, draws=True, seen="x") == Forward(DRAWS + unseen, ["seen"])
+
+
+def test_a_buffer_of_ones_own_in_a_batch_norm_is_no_excuse() -> None:
+    def factory() -> nn.Module:
+        norm = nn.BatchNorm1d(4)
+        norm.register_buffer("seen", torch.zeros(()))
+        return norm
+
+    assert found(factory, seen="x") == Forward(None, ["seen"])
+    assert found(factory, running_var="x").why == NORMALIZES
+
+
+def test_a_buffer_that_two_modules_share_has_two_names() -> None:
+    def factory() -> nn.Module:
+        one, other = Counts(), Counts()
+        other.seen = one.seen
+        return nn.ModuleList([one, other])
+
+    # it is recorded by the first
+    assert found(factory, **{"0.seen": "x"}).changed == ["0.seen", "1.seen"]
+
+
+def test_random_numbers_of_the_caller_are_left_alone() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    rows = rows_of(Counts(), seen="x")
+    torch.manual_seed(5)
+    forward_of(rows, replace(make_run(), factory=Counts))
+    assert torch.equal(torch.rand(1), expected)
