@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from minitrain.core.errors import UserError
 from minitrain.recording.fingerprint import BINS, digest
 from minitrain.recording.format import VERSION, Row
+from minitrain.recording.taps import is_in_parts
 from minitrain.recording.twin import is_twin
 
 
@@ -53,7 +54,7 @@ def require_all(
     """Raise UserError where ranks hold parts of parameters, which only all together can
     hash, and not all record.
     """
-    if not has_all and any(hasattr(p, "full_tensor") for p in parameters.values()):
+    if not has_all and any(map(is_in_parts, parameters.values())):
         raise UserError(
             "record: each rank holds a part of the parameters, and not all ranks began "
             f"to record within {timeout_s:g} s: every rank has to"
@@ -72,7 +73,7 @@ def require_whole(inner: nn.Module, parameters: Mapping[str, Tensor]) -> None:
             "record: model is in FullyShardedDataParallel, whose parameters have no "
             "names of their own: use fully_shard"
         )
-    parts = any(hasattr(p, "full_tensor") for p in parameters.values())
+    parts = any(map(is_in_parts, parameters.values()))
     if isinstance(inner, fsdp.FSDPModule) and not parts:
         raise UserError(
             "record: fully_shard(model) was called after the recorder's start: call it "

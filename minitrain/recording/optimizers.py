@@ -6,7 +6,7 @@ ZeroRedundancyOptimizer are, the outermost counts.
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,6 +75,16 @@ class Stepped:
             for part in _parts(keeps.state.get(parameter)):
                 digest.update(part)
         return digest.hexdigest(length=DIGEST_BYTES)
+
+    def parts(self, named: Mapping[str, Tensor]) -> list[Any]:
+        """Of each of its parameters, in its order: the name, whether there is a
+        gradient, and what it keeps of it.
+        """
+        names, kept = {id(p): name for name, p in named.items()}, self._optimizer.state
+        held = _held(self._optimizer)
+        keys = [sorted(map(str, kept.get(parameter, {}))) for parameter in held]
+        there = [parameter.grad is not None for parameter in held]
+        return [*zip([names.get(id(p)) for p in held], there, keys, strict=True)]
 
     @property
     def _optimizer(self) -> Optimizer:
@@ -170,6 +180,15 @@ class Optimizers:
         """The parameters in any that was seen, by ``id``."""
         alive = [one for one in self.seen if one.ref() is not None]
         return {held for one in alive for held in one.holds()}
+
+    def parts(self, stepped: Stepped, named: Mapping[str, Tensor]) -> str:
+        """Of a model with these ``named`` parameters: 32 hex digits of which tensors
+        there are for the page of a step.
+        """
+        held = self.hold()
+        lost = [name for name, p in named.items() if id(p) not in held]
+        told = repr((stepped.parts(named), lost)).encode()
+        return blake3(told).hexdigest(length=DIGEST_BYTES)
 
     def forward_begins(self) -> None:
         """A forward pass within a step is that of its closure; else the step before it

@@ -83,6 +83,11 @@ def parameters_of(inner: nn.Module) -> dict[str, nn.Parameter]:
     return {plain_name(name): p for name, p in inner.named_parameters()}
 
 
+def is_in_parts(parameter: Tensor) -> bool:
+    """Whether ranks hold a part of it each, which only all can put together."""
+    return hasattr(parameter, "full_tensor")
+
+
 def is_training_pass(inner: nn.Module) -> bool:
     """Whether the forward pass that begins is one of the training: in training mode,
     with gradients, and not once more for activation checkpointing.
@@ -189,7 +194,7 @@ class OwnGradients:
         no gradient of a rank's own.
         """
         for name, parameter in parameters_of(inner).items():
-            if parameter.requires_grad and not hasattr(parameter, "full_tensor"):
+            if parameter.requires_grad and not is_in_parts(parameter):
                 tap = Tap(self._tell(name))
                 handle = parameter.register_post_accumulate_grad_hook(tap)
                 self._handles.append(handle)
