@@ -21,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 from minitrain.core.errors import UserError
 from minitrain.recording.fingerprint import DIGEST_BYTES, bytes_in, gathered
+from minitrain.recording.taps import uncompiled
 
 # beside every so many steps the first: there most goes wrong, and rounding is small
 FIRST_STEPS = 3
@@ -197,6 +198,8 @@ class Optimizers:
         if self._within and not self._within[0][1]:
             self._within.clear()
 
+    # else a compiled step would trace all that is recorded
+    @uncompiled
     def _begins(self, optimizer: Optimizer, args: Any, options: Any) -> None:
         stepped = None if self._within else self._find(optimizer)
         if stepped is None and not self._within:
@@ -207,6 +210,7 @@ class Optimizers:
             stepped.by_closure = has_closure
             self.before(stepped)
 
+    @uncompiled
     def _ended(self, optimizer: Optimizer, args: Any, options: Any) -> None:
         if not self._within or self._within[-1][0] is not optimizer:
             return

@@ -29,7 +29,8 @@ ADDED = ("_orig_mod.", "_checkpoint_wrapped_module.")
 AGAIN = {"recompute_fn", "backward"}
 
 
-def _uncompiled(method: Method) -> Method:
+def uncompiled(method: Method) -> Method:
+    """``method`` as it is, also where what calls it is compiled."""
     return torch.compiler.disable(method)
 
 
@@ -42,7 +43,7 @@ class Tap:
         self._do = do
 
     # else it would be compiled, again for each number that the recorder counts
-    @_uncompiled
+    @uncompiled
     def __call__(self, *args: Any) -> None:
         if self._do is not None:
             self._do(*args)

@@ -187,6 +187,38 @@ def test_a_step_may_compute_its_gradients_itself(tmp_path: Path) -> None:
             assert row["own"].keys() == row["gradients"].keys() == row["before"].keys()
 
 
+def train_compiled(folder: Path, compiled: str) -> Any:
+    """What is recorded of a loop in which so much is compiled."""
+    torch.manual_seed(0)
+    model = nn.Linear(6, 1)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    make_step: Any = optimizer.step
+
+    def train(x: Any) -> None:
+        loss_of(model, x).backward()
+        make_step()
+        optimizer.zero_grad()
+
+    if compiled == "step":
+        make_step = torch.compile(make_step, backend="eager")
+    if compiled == "all":
+        train = torch.compile(train, backend="eager")
+    with minitrain.record(model, optimizer, folder, every=2):
+        for step in range(5):
+            train(batch(step))
+    return steps_of(folder)
+
+
+# torch warns of itself where it compiles these
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("compiled", ["step", "all"])
+def test_a_step_may_be_compiled(tmp_path: Path, compiled: str) -> None:
+    """What the recorder does within it is not."""
+    rows = train_compiled(tmp_path / "compiled", compiled)
+    assert [row["step"] for row in rows] == [0, 1, 2, 4]
+    assert rows == train_compiled(tmp_path / "not", "nothing")
+
+
 def test_an_error_within_a_step_is_no_step(tmp_path: Path) -> None:
     class Fails(SGD):
         fails = True
