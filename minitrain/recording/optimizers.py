@@ -33,7 +33,8 @@ IDLE = 100
 class Stepped:
     """An optimizer of the model. ``steps`` it has made; ``passes`` and ``losses`` are
     how many were there at its last one, which was the ``last``-th of all optimizers'.
-    ``by_closure``: the step that it is at computes its gradients itself.
+    ``held`` are the parameters that were in it first, by ``id``. ``by_closure``: the
+    step that it is at computes its gradients itself.
     """
 
     number: int
@@ -42,6 +43,7 @@ class Stepped:
     passes: int = 0
     losses: int = 0
     last: int = 0
+    held: set[int] = field(default_factory=set)
     by_closure: bool = False
 
     def is_due(self, every: int) -> bool:
@@ -233,8 +235,17 @@ class Optimizers:
         return self._number(optimizer)
 
     def _number(self, optimizer: Optimizer) -> Stepped:
-        self.seen.append(Stepped(len(self.seen), weakref.ref(optimizer)))
-        return self.seen[-1]
+        made = Stepped(len(self.seen), weakref.ref(optimizer))
+        made.held = made.holds()
+        # one made anew goes on where the last that had the same parameters stepped
+        for one in self.seen:
+            if not one.held.isdisjoint(made.held):
+                made.passes = max(made.passes, one.passes)
+                made.losses = max(made.losses, one.losses)
+                if one.ref() is None:
+                    one.held -= made.held
+        self.seen.append(made)
+        return made
 
     def _is_of_the_model(self, optimizer: Optimizer) -> bool:
         known = self._known

@@ -63,6 +63,25 @@ def test_one_that_is_made_late_is_seen_and_others_are_not(tmp_path: Path) -> Non
     assert [row["forwards"] for row in steps_of(tmp_path)] == [1, 2]
 
 
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_one_that_is_made_anew_has_the_passes_since_the_last(
+    tmp_path: Path, is_kept: bool
+) -> None:
+    """As in each epoch."""
+    model, kept = Net(), []
+    with minitrain.record(model, None, tmp_path, every=1) as recorder:
+        for epoch in range(3):
+            optimizer = SGD(model.parameters(), lr=0.1)
+            kept.append(optimizer if is_kept else None)
+            for step in range(4):
+                recorder.loss(float(10 * epoch + step))
+                loop(model, optimizer, 1)
+    for epoch in range(3):
+        rows = steps_of(tmp_path, optimizer=epoch)
+        assert [len(row["inputs"]) for row in rows] == [1] * 4
+        assert [row["loss"] for row in rows] == [10 * epoch + step for step in range(4)]
+
+
 def test_only_those_given_are_recorded(tmp_path: Path) -> None:
     model = Net()
     first = SGD(model.first.parameters(), lr=0.1)
