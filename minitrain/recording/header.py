@@ -7,11 +7,12 @@ from collections.abc import Mapping
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from minitrain.core.errors import UserError
 from minitrain.recording.fingerprint import BINS, digest
 from minitrain.recording.format import VERSION, Row
-from minitrain.recording.taps import is_in_parts
+from minitrain.recording.taps import is_in_parts, is_transformed, named_tensors
 from minitrain.recording.twin import is_twin
 
 
@@ -61,10 +62,29 @@ def require_all(
         )
 
 
+def require_own(inner: nn.Module) -> None:
+    """Raise UserError where a forward pass begins with parameters or buffers that have
+    no numbers yet, or that are not the model's: others were put there for this pass.
+    """
+    for name, tensor in named_tensors(inner).items():
+        where = f"record: {name}"
+        if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
+            raise UserError(
+                f"{where} has no shape before the first forward pass (a lazy module): "
+                "begin to record after one"
+            )
+        if is_transformed(tensor) or not tensor.is_leaf:
+            raise UserError(
+                f"{where} is not the model's own in this forward pass (torch.func): "
+                "the first one has to be of the model as it is"
+            )
+
+
 def require_whole(inner: nn.Module, parameters: Mapping[str, Tensor]) -> None:
     """Raise UserError where ranks hold parts of parameters that none can put together,
-    in the first forward pass.
+    in the first forward pass; and as :func:`require_own` does.
     """
+    require_own(inner)
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is None:
         return

@@ -32,6 +32,7 @@ from minitrain.recording.taps import (
     Wrappers,
     innermost,
     is_training_pass,
+    is_transformed_pass,
     parameters_of,
 )
 from minitrain.recording.twin import is_twin, perturb
@@ -147,7 +148,7 @@ class Recorder:
         self._optimizers.forward_begins()
         self._begin()
         self._pages.forwards += 1
-        if not self._due:
+        if not self._due or is_transformed_pass(self._inner):
             return
         if not self._own.listens:
             self._own.start(self._inner)
