@@ -84,7 +84,9 @@ def alarms_at_start(headers: Rows) -> list[Alarm]:
 
 
 def alarms_at_end(ends: Sequence[Row | None]) -> list[Alarm]:
-    """Unlike numbers of steps, and recordings without an end (None)."""
+    """Unlike numbers of steps, and recordings without an end (None); a note where none
+    saw a step, or a pass, and has the other.
+    """
     left = [rank for rank, end in enumerate(ends) if end is None]
     whole = [end for end in ends if end is not None]
     last = max((sum(end["steps"].values()) for end in whole), default=0)
@@ -94,7 +96,18 @@ def alarms_at_end(ends: Sequence[Row | None]) -> list[Alarm]:
     steps = [tuple(sorted(end["steps"].items())) for end in whole]
     if ranks := unlike(steps):
         return [_ended(steps, ranks, last)]
-    return []
+    return _unseen(max((end["forwards"] for end in whole), default=0), last)
+
+
+def _unseen(passes: int, steps: int) -> list[Alarm]:
+    """All that a recorder can be blind to looks as if it were not done."""
+    if bool(passes) == bool(steps):
+        return []
+    what, cause = f"{passes} passes and no step", "no optimizer of the model makes them"
+    if steps:
+        what = f"{steps} steps and no forward pass of the training"
+        cause = "the model is in eval(), or not called itself: data is not recorded"
+    return [alarm("steps", steps, what, cause=cause, severe=False)]
 
 
 def _ended(
