@@ -22,6 +22,7 @@ from torch import Tensor
 from minitrain.distributed.torch_private import group_by
 from minitrain.recording.alarm import Alarm, alarm, named
 from minitrain.recording.format import Row
+from minitrain.recording.meetings import Meetings
 from minitrain.recording.rules import place
 
 # a set is most often there at once; who waits longer is not to take a core
@@ -52,9 +53,9 @@ class Exchange:
     """Of the ranks of the default group; each makes it at the same point of the run and
     sends the same sequence of rows.
 
-    Making it waits for the others, ``timeout_s`` at most; nothing else waits longer
-    than it is told to. Who has not sent a row ``timeout_s`` after this rank has is said
-    by :meth:`missing`, to whoever asks then.
+    Making it waits for the others, ``timeout_s`` at most, as ``meetings`` do; nothing
+    else waits longer than it is told to. Who has not sent a row ``timeout_s`` after
+    this rank has is said by :meth:`missing`, to whoever asks then.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -72,11 +73,16 @@ class Exchange:
         self._lost = ""
         self._said = False
         self._group: Any = None
+        self.meetings: Meetings | None = None
         name = f"minitrain recorder {next(_numbers)}"
         try:
             self._group = group_by(range(self.world_size), name, timeout_s)
         except RuntimeError:
             self._lost = f"no connection among the ranks within {timeout_s:g} s"
+            return
+        self.meetings = Meetings(
+            self._group.get_group_store(), self._rank, self.world_size, timeout_s
+        )
 
     @property
     def has_all(self) -> bool:
@@ -92,6 +98,7 @@ class Exchange:
         step = int(row.get("step", 0))
         if row["kind"] == "end":
             step = sum(row["steps"].values())
+            self._meet_no_more()
         mine = _Mine(row, step, place(row), row["kind"] == "end", line)
         self._waiting.append(mine)
         self._sent += 1
@@ -129,6 +136,7 @@ class Exchange:
     def close(self) -> None:
         """Leave the group; what is on its way is lost. Harmless to call twice."""
         under_way = self._work is not None and not self._work.is_completed()
+        self._meet_no_more()
         group, self._group, self._work = self._group, None, None
         self._waiting.clear()
         if group is not None:
@@ -138,6 +146,10 @@ class Exchange:
             if under_way:
                 # gloo aborts nothing: the end of the group would wait for the others
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+
+    def _meet_no_more(self) -> None:
+        if self.meetings is not None:
+            self.meetings.leave()
 
     def _advance(self) -> None:
         """Take what has come, and start what comes next: one after the other, so that

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from minitrain.core.errors import UserError
 from minitrain.recording.fingerprint import BINS, digest
 from minitrain.recording.format import VERSION, Row
+from minitrain.recording.taps import is_in_parts, is_transformed, named_tensors
 from minitrain.recording.twin import is_twin
 
 
@@ -53,17 +55,36 @@ def require_all(
     """Raise UserError where ranks hold parts of parameters, which only all together can
     hash, and not all record.
     """
-    if not has_all and any(hasattr(p, "full_tensor") for p in parameters.values()):
+    if not has_all and any(map(is_in_parts, parameters.values())):
         raise UserError(
             "record: each rank holds a part of the parameters, and not all ranks began "
             f"to record within {timeout_s:g} s: every rank has to"
         )
 
 
+def require_own(inner: nn.Module) -> None:
+    """Raise UserError where a forward pass begins with parameters or buffers that have
+    no numbers yet, or that are not the model's: others were put there for this pass.
+    """
+    for name, tensor in named_tensors(inner).items():
+        where = f"record: {name}"
+        if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
+            raise UserError(
+                f"{where} has no shape before the first forward pass (a lazy module): "
+                "begin to record after one"
+            )
+        if is_transformed(tensor) or not tensor.is_leaf:
+            raise UserError(
+                f"{where} is not the model's own in this forward pass (torch.func): "
+                "the first one has to be of the model as it is"
+            )
+
+
 def require_whole(inner: nn.Module, parameters: Mapping[str, Tensor]) -> None:
     """Raise UserError where ranks hold parts of parameters that none can put together,
-    in the first forward pass.
+    in the first forward pass; and as :func:`require_own` does.
     """
+    require_own(inner)
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is None:
         return
@@ -72,7 +93,7 @@ def require_whole(inner: nn.Module, parameters: Mapping[str, Tensor]) -> None:
             "record: model is in FullyShardedDataParallel, whose parameters have no "
             "names of their own: use fully_shard"
         )
-    parts = any(hasattr(p, "full_tensor") for p in parameters.values())
+    parts = any(map(is_in_parts, parameters.values()))
     if isinstance(inner, fsdp.FSDPModule) and not parts:
         raise UserError(
             "record: fully_shard(model) was called after the recorder's start: call it "

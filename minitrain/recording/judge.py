@@ -25,6 +25,10 @@ class Judge:
         """What is wrong here that was not told before."""
         return self._new([] if self._apart else self._all(rows))
 
+    def told_elsewhere(self, alarm: Alarm) -> list[Alarm]:
+        """What was found without rows, where no rule has told it before."""
+        return self._new([alarm])
+
     def _all(self, rows: Rows) -> list[Alarm]:
         kinds = {row["kind"] for row in rows}
         if kinds == {"recording"}:

@@ -21,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 from minitrain.core.errors import UserError
 from minitrain.recording.fingerprint import DIGEST_BYTES, bytes_in, gathered
+from minitrain.recording.taps import uncompiled
 
 # beside every so many steps the first: there most goes wrong, and rounding is small
 FIRST_STEPS = 3
@@ -37,7 +38,8 @@ NO_SETTING = {
 class Stepped:
     """An optimizer of the model. ``steps`` it has made; ``passes`` and ``losses`` are
     how many were there at its last one, which was the ``last``-th of all optimizers'.
-    ``by_closure``: the step that it is at computes its gradients itself.
+    ``held`` are the parameters that were in it first, by ``id``. ``by_closure``: the
+    step that it is at computes its gradients itself.
     """
 
     number: int
@@ -46,6 +48,7 @@ class Stepped:
     passes: int = 0
     losses: int = 0
     last: int = 0
+    held: set[int] = field(default_factory=set)
     by_closure: bool = False
 
     def is_due(self, every: int) -> bool:
@@ -96,6 +99,16 @@ class Stepped:
             for part in _parts(keeps.state.get(parameter)):
                 digest.update(part)
         return digest.hexdigest(length=DIGEST_BYTES)
+
+    def parts(self, named: Mapping[str, Tensor]) -> list[Any]:
+        """Of each of its parameters, in its order: the name, whether there is a
+        gradient, and what it keeps of it.
+        """
+        names, kept = {id(p): name for name, p in named.items()}, self._optimizer.state
+        held = _held(self._optimizer)
+        keys = [sorted(map(str, kept.get(parameter, {}))) for parameter in held]
+        there = [parameter.grad is not None for parameter in held]
+        return [*zip([names.get(id(p)) for p in held], there, keys, strict=True)]
 
     @property
     def _optimizer(self) -> Optimizer:
@@ -205,6 +218,15 @@ class Optimizers:
         alive = [one for one in self.seen if one.ref() is not None]
         return {held for one in alive for held in one.holds()}
 
+    def parts(self, stepped: Stepped, named: Mapping[str, Tensor]) -> str:
+        """Of a model with these ``named`` parameters: 32 hex digits of which tensors
+        there are for the page of a step.
+        """
+        held = self.hold()
+        lost = [name for name, p in named.items() if id(p) not in held]
+        told = repr((stepped.parts(named), lost)).encode()
+        return blake3(told).hexdigest(length=DIGEST_BYTES)
+
     def forward_begins(self) -> None:
         """A forward pass within a step is that of its closure; else the step before it
         has ended by an error, which no hook tells.
@@ -212,6 +234,8 @@ class Optimizers:
         if self._within and not self._within[0][1]:
             self._within.clear()
 
+    # else a compiled step would trace all that is recorded
+    @uncompiled
     def _begins(self, optimizer: Optimizer, args: Any, options: Any) -> None:
         stepped = None if self._within else self._find(optimizer)
         if stepped is None and not self._within:
@@ -222,6 +246,7 @@ class Optimizers:
             stepped.by_closure = has_closure
             self.before(stepped)
 
+    @uncompiled
     def _ended(self, optimizer: Optimizer, args: Any, options: Any) -> None:
         if not self._within or self._within[-1][0] is not optimizer:
             return
@@ -244,8 +269,17 @@ class Optimizers:
         return self._number(optimizer)
 
     def _number(self, optimizer: Optimizer) -> Stepped:
-        self.seen.append(Stepped(len(self.seen), weakref.ref(optimizer)))
-        return self.seen[-1]
+        made = Stepped(len(self.seen), weakref.ref(optimizer))
+        made.held = made.holds()
+        # one made anew goes on where the last that had the same parameters stepped
+        for one in self.seen:
+            if not one.held.isdisjoint(made.held):
+                made.passes = max(made.passes, one.passes)
+                made.losses = max(made.losses, one.losses)
+                if one.ref() is None:
+                    one.held -= made.held
+        self.seen.append(made)
+        return made
 
     def _is_of_the_model(self, optimizer: Optimizer) -> bool:
         known = self._known

@@ -139,9 +139,13 @@ class Pages:
             stepped.passes = max(0, stepped.passes - passes)
             stepped.losses = max(0, stepped.losses - losses)
 
-    def step_begins(self, stepped: Stepped, optimizers: Optimizers) -> None:
-        """Before the step of an optimizer that is recorded."""
-        named = parameters_of(self._inner)
+    def step_begins(
+        self, stepped: Stepped, optimizers: Optimizers, together: bool
+    ) -> None:
+        """Before the step of an optimizer that is recorded. Not ``together``: without
+        its tensors.
+        """
+        named = parameters_of(self._inner) if together else {}
         held, elsewhere = stepped.holds(), optimizers.hold()
         mine = [name for name, p in named.items() if id(p) in held]
         lost = [name for name, p in named.items() if id(p) not in elsewhere]
@@ -155,24 +159,28 @@ class Pages:
         if not stepped.by_closure:
             self._collect(page, stepped, named, mine)
 
-    def step_ended(self, stepped: Stepped) -> Row | None:
+    def is_begun(self, stepped: Stepped) -> bool:
+        """Whether the step that it is at is recorded."""
+        return stepped.number in self._begun
+
+    def step_ended(self, stepped: Stepped, together: bool) -> Row | None:
         """After it -> all that is known of it; None where it is not recorded."""
         page = self._begun.pop(stepped.number, None)
         if page is not None:
-            self._finish(page, stepped)
+            self._finish(page, stepped, together)
         stepped.passes, stepped.losses = len(self._passes), len(self._losses)
         self._first = None
         return page
 
-    def _finish(self, page: Row, stepped: Stepped) -> None:
-        named = parameters_of(self._inner)
+    def _finish(self, page: Row, stepped: Stepped, together: bool) -> None:
+        named = parameters_of(self._inner) if together else {}
         if stepped.by_closure:
             held = stepped.holds()
             mine = [name for name, p in named.items() if id(p) in held]
             self._collect(page, stepped, named, mine)
         kept = {name: p for name, p in named.items() if name in page["before"]}
         page["parameters"] = {name: fingerprint(p) for name, p in kept.items()}
-        page["moments"] = stepped.moments()
+        page["moments"] = stepped.moments() if together else ""
 
     def _collect(
         self,

@@ -25,12 +25,14 @@ from minitrain.recording.header import (
 from minitrain.recording.lines import Lines
 from minitrain.recording.optimizers import Optimizers, Stepped, unwrapped
 from minitrain.recording.page import Pages
+from minitrain.recording.parts import are_together, end_together
 from minitrain.recording.taps import (
     OwnGradients,
     Tap,
     Wrappers,
     innermost,
     is_training_pass,
+    is_transformed_pass,
     parameters_of,
 )
 from minitrain.recording.twin import is_twin, perturb
@@ -97,8 +99,7 @@ class Recorder:
                 watch = self._begin()
                 steps = {str(one.number): one.steps for one in self._optimizers.seen}
                 end = {"kind": "end", "steps": steps, "forwards": self._pages.forwards}
-                # TODO sharded
-                if not any(hasattr(p, "full_tensor") for p in self._inner.parameters()):
+                if end_together(self._inner, watch, sum(steps.values())):
                     end |= self._pages.at_the_end()
                 self._tell(end, watch)
                 watch.look(self._timeout_s)
@@ -148,20 +149,26 @@ class Recorder:
         self._optimizers.forward_begins()
         self._begin()
         self._pages.forwards += 1
-        if not self._due:
+        if not self._due or is_transformed_pass(self._inner):
             return
         if not self._own.listens:
             self._own.start(self._inner)
         self._pages.pass_begins(wrapper, (args, options))
 
     def _step_begins(self, stepped: Stepped) -> None:
-        self._begin()
+        watch = self._begin()
         if stepped.is_due(self._every):
-            self._pages.step_begins(stepped, self._optimizers)
+            together = are_together(
+                self._inner, self._optimizers, stepped, watch, has_ended=False
+            )
+            self._pages.step_begins(stepped, self._optimizers, together)
 
     def _step_ended(self, stepped: Stepped) -> None:
         watch = self._begin()
-        row = self._pages.step_ended(stepped)
+        together = not self._pages.is_begun(stepped) or are_together(
+            self._inner, self._optimizers, stepped, watch, has_ended=True
+        )
+        row = self._pages.step_ended(stepped, together)
         if row is not None:
             self._tell(row, watch)
         self._due = self._optimizers.are_due(self._every)
@@ -175,7 +182,9 @@ class Recorder:
     def _tell(self, row: Row, watch: Watch) -> None:
         """To the file and to the other ranks."""
         line = line_of(row)
-        self._append(line)
+        # without its tensors a step is not to be taken for one that was recorded
+        if watch.is_whole:
+            self._append(line)
         watch.send(row, line)
 
     def _append(self, line: bytes) -> None:
@@ -256,6 +265,7 @@ def record(
     Where ranks are unlike at such a step, or something else is wrong with it, a line
     says so (``on_alarm="raise"``: EvidenceError on all ranks). That a rank does not
     come within ``timeout_s`` is said by those that did, at a later step or at the end.
+    Where ranks hold a part of each parameter, they wait for each other at such steps.
     With MINITRAIN_TWIN=1 in the environment the run begins one unit in the last place
     away, to see how far rounding alone carries it.
 

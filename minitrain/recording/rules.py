@@ -6,7 +6,6 @@ nothing is said of the parameters that follow.
 """
 
 from collections.abc import Callable, Sequence
-from math import dist, hypot, inf, isfinite
 
 from minitrain.recording.alarm import (
     Alarm,
@@ -17,7 +16,7 @@ from minitrain.recording.alarm import (
     shas,
     unlike,
 )
-from minitrain.recording.causes import not_broadcast, of_unlike_parameters
+from minitrain.recording.causes import not_broadcast
 from minitrain.recording.rules_of_gradients import gradients, no_gradient, own_gradients
 from minitrain.recording.rules_of_inputs import (
     again,
@@ -25,6 +24,7 @@ from minitrain.recording.rules_of_inputs import (
     same_samples,
     unread,
 )
+from minitrain.recording.rules_of_parameters import parameters, parted_at_the_end
 from minitrain.recording.rules_of_progress import (
     forward_passes,
     learning_rates,
@@ -40,8 +40,6 @@ from minitrain.recording.rules_of_progress import (
 SAME = ("version", "world_size", "every", "twin", "torch", "threads")
 # what takes parameters apart where it is unlike
 LEADS = {"gradients", "learning rates", "optimizer settings"}
-# of the model: more than gradients that are apart by rounding may come to unsaid
-FAR = 1e-4
 
 Rule = Callable[[Rows, Rows | None], list[Alarm]]
 
@@ -94,7 +92,7 @@ def alarms_at_end(
 ) -> list[Alarm]:
     """Unlike numbers of steps, recordings without an end (None), and parameters that
     parted after the last recorded step; ``before`` are the rows of that, for each
-    optimizer.
+    optimizer. A note where none saw a step, or a pass, and has the other.
     """
     left = [rank for rank, end in enumerate(ends) if end is None]
     whole = [end for end in ends if end is not None]
@@ -105,20 +103,19 @@ def alarms_at_end(
     steps = [tuple(sorted(end["steps"].items())) for end in whole]
     if ranks := unlike(steps):
         return [_ended(steps, ranks, last)]
-    if not all("parameters" in end for end in whole):
+    unseen = _unseen(max((end["forwards"] for end in whole), default=0), last)
+    return unseen + parted_at_the_end(whole, before, last)
+
+
+def _unseen(passes: int, steps: int) -> list[Alarm]:
+    """All that a recorder can be blind to looks as if it were not done."""
+    if bool(passes) == bool(steps):
         return []
-    name, ranks = first_unlike([shas(end, "parameters") for end in whole])
-    far = apart(whole)
-    parted = any(
-        first_unlike([shas(r, "parameters") for r in one])[1] for one in before
-    )
-    # else it was told then, or gradients are apart by rounding
-    old = parted and (far <= FAR or any(apart(one) > FAR for one in before))
-    if not ranks or old:
-        return []
-    what = f"unlike those of the others at the end, about {far:.1g} of the model apart"
-    cause = "a step after the last recorded one: every=1 finds it and its cause"
-    return [alarm("parameters", last, what, ranks=ranks, tensor=name, cause=cause)]
+    what, cause = f"{passes} passes and no step", "no optimizer of the model makes them"
+    if steps:
+        what = f"{steps} steps and no forward pass of the training"
+        cause = "the model is in eval(), or not called itself: data is not recorded"
+    return [alarm("steps", steps, what, cause=cause, severe=False)]
 
 
 def _ended(
@@ -151,45 +148,6 @@ def place(row: Row) -> str:
 def _pair(rows: Rows, ranks: Sequence[int]) -> tuple[Row, Row]:
     """Of one that is unlike the others, and of one of the others."""
     return rows[ranks[0]], next(r for n, r in enumerate(rows) if n not in ranks)
-
-
-def parameters(
-    rows: Rows, before: Rows | None, by_rounding: bool = False
-) -> list[Alarm]:
-    """Equal on all ranks after the step, or near where gradients are apart
-    ``by_rounding``: ranks that nothing brings together again go on apart.
-    """
-    name, ranks = first_unlike([shas(row, "parameters") for row in rows])
-    if not ranks:
-        return []
-    step, far = rows[0]["step"], apart(rows)
-    was = first_unlike([shas(row, "parameters") for row in before or rows[:1]])[1]
-    if far > FAR and (by_rounding or was) and not apart(before or rows[:1]) > FAR:
-        what = f"about {far:.1g} of the model apart"
-        cause = "gradients apart by rounding, for long; or another fault beside it"
-        return [alarm("parameters", step, what, ranks=ranks, tensor=name, cause=cause)]
-    # else it was told then, or the gradients were
-    if was or by_rounding:
-        return []
-    what, cause = of_unlike_parameters(rows, before)
-    return [alarm("parameters", step, what, ranks=ranks, tensor=name, cause=cause)]
-
-
-def apart(rows: Rows) -> float:
-    """How far a rank's parameters are from those of the first, by their sketches, as a
-    share of their size; infinitely where they are not finite on one alone.
-    """
-    first = rows[0]["parameters"]
-    found = 0.0
-    for row in rows[1:]:
-        names = [name for name in first if name in row["parameters"]]
-        pairs = [(first[name], row["parameters"][name]) for name in names]
-        unlike_ones = [(a, b) for a, b in pairs if a["hash"] != b["hash"]]
-        gap = hypot(*(dist(a["sketch"], b["sketch"]) for a, b in unlike_ones))
-        size = hypot(*(a["norm"] for a, _ in pairs))
-        if gap:
-            found = max(found, gap / size if isfinite(gap) and size else inf)
-    return found
 
 
 def buffers(rows: Rows, before: Rows | None) -> list[Alarm]:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
+from torch.func import debug_unwrap
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.utils.hooks import RemovableHandle
 
@@ -29,7 +30,8 @@ ADDED = ("_orig_mod.", "_checkpoint_wrapped_module.")
 AGAIN = {"recompute_fn", "backward"}
 
 
-def _uncompiled(method: Method) -> Method:
+def uncompiled(method: Method) -> Method:
+    """``method`` as it is, also where what calls it is compiled."""
     return torch.compiler.disable(method)
 
 
@@ -42,7 +44,7 @@ class Tap:
         self._do = do
 
     # else it would be compiled, again for each number that the recorder counts
-    @_uncompiled
+    @uncompiled
     def __call__(self, *args: Any) -> None:
         if self._do is not None:
             self._do(*args)
@@ -81,6 +83,29 @@ def plain_name(name: str) -> str:
 def parameters_of(inner: nn.Module) -> dict[str, nn.Parameter]:
     """By name, as they are now: a run may put others into the model."""
     return {plain_name(name): p for name, p in inner.named_parameters()}
+
+
+def is_in_parts(parameter: Tensor) -> bool:
+    """Whether ranks hold a part of it each, which only all can put together."""
+    return hasattr(parameter, "full_tensor")
+
+
+def named_tensors(inner: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name, as they are now."""
+    named = [*inner.named_parameters(), *inner.named_buffers()]
+    return {plain_name(name): tensor for name, tensor in named}
+
+
+def is_transformed(tensor: Tensor) -> bool:
+    """Whether it stands in for another one within a transform of torch.func, and has
+    no numbers that could be read.
+    """
+    return debug_unwrap(tensor, recurse=False) is not tensor
+
+
+def is_transformed_pass(inner: nn.Module) -> bool:
+    """Whether the forward pass that begins has such a parameter or buffer."""
+    return any(map(is_transformed, named_tensors(inner).values()))
 
 
 def is_training_pass(inner: nn.Module) -> bool:
@@ -185,11 +210,14 @@ class OwnGradients:
         return bool(self._handles)
 
     def start(self, inner: nn.Module) -> None:
-        """Listen to what trains. Where ranks hold a part of a parameter each, there is
-        no gradient of a rank's own.
+        """Listen to what trains, unless others were put there for this pass. Where
+        ranks hold a part of a parameter each, there is no gradient of a rank's own.
         """
-        for name, parameter in parameters_of(inner).items():
-            if parameter.requires_grad and not hasattr(parameter, "full_tensor"):
+        named = parameters_of(inner)
+        if not all(parameter.is_leaf for parameter in named.values()):
+            return
+        for name, parameter in named.items():
+            if parameter.requires_grad and not is_in_parts(parameter):
                 tap = Tap(self._tell(name))
                 handle = parameter.register_post_accumulate_grad_hook(tap)
                 self._handles.append(handle)

@@ -44,6 +44,36 @@ class Watch:
         else:
             self._exchange.send(row, line)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether ranks came together wherever they had to, so far."""
+        meetings = None if self._exchange is None else self._exchange.meetings
+        return meetings is None or not meetings.failed
+
+    def meet(self, place: str, step: int, parts: str) -> bool:
+        """Whether all ranks come to this ``place`` of the run, within the timeout, with
+        the same ``parts``: what needs all of them may follow. Once one has not, they
+        never do. EvidenceError where that ends the run.
+        """
+        meetings = None if self._exchange is None else self._exchange.meetings
+        if meetings is None or meetings.failed:
+            return meetings is None and self.has_all
+        found = meetings.come(place, step, parts)
+        self._tell([] if found is None else self._judge.told_elsewhere(found))
+        return found is None
+
+    def meet_at_the_end(self, step: int) -> bool:
+        """The same at the end. What a rank does that does not come, its last row says,
+        or that there is none.
+        """
+        meetings = None if self._exchange is None else self._exchange.meetings
+        if meetings is None or meetings.failed:
+            return meetings is None and self.has_all
+        found = meetings.come("the end", step, "")
+        # the recording is whole but for what all are needed for
+        meetings.failed = False
+        return found is None
+
     def look(self, wait_s: float = 0.0) -> None:
         """Judge what has come, or comes within ``wait_s``; EvidenceError where that
         ends the run.

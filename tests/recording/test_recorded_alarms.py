@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from project import ROOT
-from recorded_loops import Net, loop, steps_of, train_alone
+from recorded_loops import Net, batch, loop, loss_of, steps_of, train_alone
 from torch import nn
 
 import minitrain
@@ -39,6 +39,26 @@ def apart(folder: Path, options: dict[str, Any], at: int = 1) -> tuple[str, int]
         except EvidenceError as error:
             return str(error), len(done)
     return "", len(done)
+
+
+def test_what_is_not_seen_is_said_at_the_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    # nothing was to be seen
+    with minitrain.record(model, None, tmp_path / "nothing"):
+        pass
+    assert capsys.readouterr().err == ""
+    # a step by hand
+    with minitrain.record(model, None, tmp_path / "passes"):
+        loss_of(model, batch(0)).backward()
+    assert "note: step 0: steps: 1 passes and no step" in capsys.readouterr().err
+    model.eval()
+    with minitrain.record(model, None, tmp_path / "steps"):
+        loop(model, optimizer, 2)
+    said = capsys.readouterr().err
+    assert "note: step 2: steps: 2 steps and no forward pass of the training" in said
 
 
 @pytest.mark.real_launch

@@ -63,6 +63,25 @@ def test_one_that_is_made_late_is_seen_and_others_are_not(tmp_path: Path) -> Non
     assert [row["forwards"] for row in steps_of(tmp_path)] == [1, 2]
 
 
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_one_that_is_made_anew_has_the_passes_since_the_last(
+    tmp_path: Path, is_kept: bool
+) -> None:
+    """As in each epoch."""
+    model, kept = Net(), []
+    with minitrain.record(model, None, tmp_path, every=1) as recorder:
+        for epoch in range(3):
+            optimizer = SGD(model.parameters(), lr=0.1)
+            kept.append(optimizer if is_kept else None)
+            for step in range(4):
+                recorder.loss(float(10 * epoch + step))
+                loop(model, optimizer, 1)
+    for epoch in range(3):
+        rows = steps_of(tmp_path, optimizer=epoch)
+        assert [len(row["inputs"]) for row in rows] == [1] * 4
+        assert [row["loss"] for row in rows] == [10 * epoch + step for step in range(4)]
+
+
 def test_only_those_given_are_recorded(tmp_path: Path) -> None:
     model = Net()
     first = SGD(model.first.parameters(), lr=0.1)
@@ -185,6 +204,38 @@ def test_a_step_may_compute_its_gradients_itself(tmp_path: Path) -> None:
             assert row["without_gradient"] == []
             assert len(row["inputs"]) >= 1
             assert row["own"].keys() == row["gradients"].keys() == row["before"].keys()
+
+
+def train_compiled(folder: Path, compiled: str) -> Any:
+    """What is recorded of a loop in which so much is compiled."""
+    torch.manual_seed(0)
+    model = nn.Linear(6, 1)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    make_step: Any = optimizer.step
+
+    def train(x: Any) -> None:
+        loss_of(model, x).backward()
+        make_step()
+        optimizer.zero_grad()
+
+    if compiled == "step":
+        make_step = torch.compile(make_step, backend="eager")
+    if compiled == "all":
+        train = torch.compile(train, backend="eager")
+    with minitrain.record(model, optimizer, folder, every=2):
+        for step in range(5):
+            train(batch(step))
+    return steps_of(folder)
+
+
+# torch warns of itself where it compiles these
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("compiled", ["step", "all"])
+def test_a_step_may_be_compiled(tmp_path: Path, compiled: str) -> None:
+    """What the recorder does within it is not."""
+    rows = train_compiled(tmp_path / "compiled", compiled)
+    assert [row["step"] for row in rows] == [0, 1, 2, 4]
+    assert rows == train_compiled(tmp_path / "not", "nothing")
 
 
 def test_an_error_within_a_step_is_no_step(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from project import ROOT
 from recorded_loops import Net, batch, loop, loss_of, state_bytes, steps_of
 from torch import Tensor, nn
+from torch.func import functional_call
 
 import minitrain
 from minitrain.core.errors import UserError
@@ -118,6 +120,89 @@ def test_inputs_that_cannot_be_read_are_noted(
     assert (note["kind"], note["rule"], note["step"]) == ("note", "inputs", 0)
     assert f"samples are not recorded: {rows[0]['unread']}" in note["line"]
     assert note["line"] in capsys.readouterr().err
+
+
+class Lazy(nn.Module):
+    """Takes its shapes from the first samples."""
+
+    def __init__(self, with_parameters: bool) -> None:
+        super().__init__()
+        self.norm = nn.LazyBatchNorm1d(affine=with_parameters)
+        self.last = nn.Linear(6, 1)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.last(self.norm(x)).squeeze(-1)
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
+@pytest.mark.parametrize("lazy", ["norm.weight", "norm.running_mean"])
+def test_shapes_that_are_not_known_yet_are_refused(tmp_path: Path, lazy: str) -> None:
+    model = Lazy(with_parameters=lazy == "norm.weight")
+    with (
+        pytest.raises(UserError, match=rf"^record: {lazy} has no shape .*[^\n]+$"),
+        minitrain.record(model, None, tmp_path),
+    ):
+        model(batch(0))
+    # as it says
+    model(batch(0))
+    with minitrain.record(model, None, tmp_path):
+        loop(model, torch.optim.SGD(model.parameters(), lr=0.1), 2)
+    assert len(steps_of(tmp_path)) == 2
+
+
+def by_gradient(model: nn.Module, name: str) -> None:
+    """The sum of what it computes, by one of its tensors."""
+
+    def loss(tensor: Tensor) -> Tensor:
+        return functional_call(model, {name: tensor}, (batch(0),)).sum()
+
+    torch.func.grad(loss)(model.state_dict()[name].clone())
+
+
+def by_other_weights(model: nn.Module, name: str) -> None:
+    functional_call(model, {name: model.get_parameter(name) * 1}, batch(0))
+
+
+class Scaled(nn.Module):
+    """With a buffer that no pass changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(6, 1)
+        self.register_buffer("scale", torch.ones(6))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.last(x * self.scale).squeeze(-1)
+
+
+PASSES = [
+    (by_gradient, "last.weight"),
+    (by_gradient, "scale"),
+    (by_other_weights, "last.weight"),
+]
+
+
+@pytest.mark.parametrize(("pass_of", "name"), PASSES)
+def test_passes_with_other_tensors_are_refused_where_they_are_the_first(
+    tmp_path: Path, pass_of: Callable[[nn.Module, str], None], name: str
+) -> None:
+    model = Scaled()
+    with (
+        pytest.raises(UserError, match=rf"^record: {name} is not the model's own"),
+        minitrain.record(model, None, tmp_path / "first"),
+    ):
+        pass_of(model, name)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with minitrain.record(model, optimizer, tmp_path / "later", every=4):
+        for step in range(5):
+            # beside the training: none of the hooks may be in its way
+            if step:
+                pass_of(model, name)
+            loop(model, optimizer, 1)
+    rows = steps_of(tmp_path / "later")
+    assert [row["forwards"] for row in rows] == [1, 3, 5, 9]
+    assert all([*row["own"]] == ["last.weight", "last.bias"] for row in rows)
+    assert all(len(row["inputs"][-1]) == 5 for row in rows)
 
 
 def sharded_and_recorded_by_one(folder: Path) -> None:

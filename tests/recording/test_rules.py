@@ -539,6 +539,21 @@ def test_unlike_numbers_of_steps_at_the_end() -> None:
     assert only(alarms_at_end([ends[0], None])).ranks == [1]
 
 
+def test_where_passes_or_steps_alone_were_seen_it_is_noted() -> None:
+    ends = [
+        {"kind": "end", "steps": steps, "forwards": passes}
+        for steps, passes in (({}, 7), ({"0": 4, "1": 1}, 0), ({}, 0))
+    ]
+    found = [alarms_at_end([end] * 2) for end in ends]
+    assert [one.line for told in found for one in told] == [
+        "minitrain: note: step 0: steps: 7 passes and no step; probable cause: no "
+        "optimizer of the model makes them",
+        "minitrain: note: step 5: steps: 5 steps and no forward pass of the training; "
+        "probable cause: the model is in eval(), or not called itself: data is not "
+        "recorded",
+    ]
+
+
 # over a run
 
 
