@@ -689,7 +689,8 @@ def test_parameters_that_part_after_the_last_recorded_step() -> None:
         {name: fingerprint(tensor) for name, tensor in random_tensors(seed).items()}
         for seed in (1, 2)
     ]
-    ends = [{"kind": "end", "steps": {"0": 5}, "parameters": one} for one in prints]
+    end = {"kind": "end", "steps": {"0": 5}, "forwards": 5}
+    ends = [end | {"parameters": one} for one in prints]
     found = only(alarms_at_end(ends, [rows_of(1, OWN)]))
     assert (found.rule, found.ranks, found.step) == ("parameters", [1], 5)
     assert alarms_at_end([ends[0]] * 2, [rows_of(1, OWN)]) == []
