@@ -12,7 +12,12 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from minitrain.core.errors import UserError
 from minitrain.recording.fingerprint import BINS, digest
 from minitrain.recording.format import VERSION, Row
-from minitrain.recording.taps import is_in_parts, is_transformed, named_tensors
+from minitrain.recording.taps import (
+    is_in_parts,
+    is_transformed,
+    named_tensors,
+    parameters_of,
+)
 from minitrain.recording.twin import is_twin
 
 
@@ -66,6 +71,7 @@ def require_own(inner: nn.Module) -> None:
     """Raise UserError where a forward pass begins with parameters or buffers that have
     no numbers yet, or that are not the model's: others were put there for this pass.
     """
+    trained = parameters_of(inner)
     for name, tensor in named_tensors(inner).items():
         where = f"record: {name}"
         if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
@@ -73,7 +79,8 @@ def require_own(inner: nn.Module) -> None:
                 f"{where} has no shape before the first forward pass (a lazy module): "
                 "begin to record after one"
             )
-        if is_transformed(tensor) or not tensor.is_leaf:
+        # a buffer may be one that the model computed
+        if is_transformed(tensor) or (name in trained and not tensor.is_leaf):
             raise UserError(
                 f"{where} is not the model's own in this forward pass (torch.func): "
                 "the first one has to be of the model as it is"

@@ -205,6 +205,14 @@ def test_passes_with_other_tensors_are_refused_where_they_are_the_first(
     assert all(len(row["inputs"][-1]) == 5 for row in rows)
 
 
+def test_a_buffer_may_be_one_that_was_computed(tmp_path: Path) -> None:
+    model = Scaled()
+    model.scale = model.last.weight[0].exp()
+    with minitrain.record(model, None, tmp_path):
+        model(batch(0))
+    assert "last.weight" in read_recording(tmp_path).ranks[0].header["start"]
+
+
 def sharded_and_recorded_by_one(folder: Path) -> None:
     from torch.distributed.fsdp import fully_shard
 
