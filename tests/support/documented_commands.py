@@ -91,7 +91,7 @@ NOT_RUN = {
         "tests/project/test_interrupted.py compares more than this file"
     ),
     "minitrain check my_model.py:build": YOURS,
-    "minitrain check my_model.py:build --sync all": (
+    "minitrain check my_model.py:alone --sync all": (
         "thirteen trainings; tests/cli/test_cli_check.py::test_all_strategies"
     ),
     "minitrain verify A B": YOURS,
