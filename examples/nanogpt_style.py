@@ -1,8 +1,8 @@
 """As nanoGPT trains: DDP by hand, accumulation, clipping and a cosine schedule.
 
-python examples/nanogpt_style.py runs/one
-torchrun --nproc-per-node 2 examples/nanogpt_style.py runs/two
-minitrain verify runs/one runs/two
+.venv/bin/python examples/nanogpt_style.py runs/one
+.venv/bin/torchrun --nproc-per-node 2 examples/nanogpt_style.py runs/two
+.venv/bin/minitrain verify runs/one runs/two
 """
 
 import math

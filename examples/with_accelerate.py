@@ -1,8 +1,10 @@
-"""A loop with Hugging Face Accelerate, which accumulates gradients of two batches.
+r"""A loop with Hugging Face Accelerate, which accumulates gradients of two batches.
 
-python examples/with_accelerate.py runs/one
-torchrun --nproc-per-node 2 examples/with_accelerate.py runs/two
-minitrain verify runs/one runs/two
+make .venv-peers/installed
+.venv-peers/bin/python examples/with_accelerate.py runs/one
+.venv-peers/bin/python -m torch.distributed.run --nproc-per-node 2 \
+  examples/with_accelerate.py runs/two
+.venv/bin/minitrain verify runs/one runs/two
 """
 
 import torch

@@ -1,8 +1,10 @@
-"""A loop with Lightning Fabric.
+r"""A loop with Lightning Fabric.
 
-python examples/with_fabric.py runs/one
-torchrun --nproc-per-node 2 examples/with_fabric.py runs/two
-minitrain verify runs/one runs/two
+make .venv-peers/installed
+.venv-peers/bin/python examples/with_fabric.py runs/one
+.venv-peers/bin/python -m torch.distributed.run --nproc-per-node 2 \
+  examples/with_fabric.py runs/two
+.venv/bin/minitrain verify runs/one runs/two
 """
 
 import os

@@ -1,8 +1,10 @@
-"""A small GPT-2 with random weights, trained by the Trainer of transformers.
+r"""A small GPT-2 with random weights, trained by the Trainer of transformers.
 
-python examples/with_trainer.py runs/one
-torchrun --nproc-per-node 2 examples/with_trainer.py runs/two
-minitrain verify runs/one runs/two
+make .venv-peers/installed
+.venv-peers/bin/python examples/with_trainer.py runs/one
+.venv-peers/bin/python -m torch.distributed.run --nproc-per-node 2 \
+  examples/with_trainer.py runs/two
+.venv/bin/minitrain verify runs/one runs/two
 """
 
 import os

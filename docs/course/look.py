@@ -109,8 +109,12 @@ def of_data(data: Path, run: str, world_size: int) -> dict[str, Any]:
     }
 
 
-def messages(params: Params, folder: Path, world_size: int) -> dict[str, int]:
-    """How often rank 0 calls a collective in a step, and with how many bytes."""
+def messages(params: Params, folder: Path, world_size: int) -> dict[str, int | None]:
+    """How often rank 0 calls a collective in a step, and with how many bytes; None of
+    one process, which has nobody to send to, whatever DDP calls.
+    """
+    if world_size == 1:
+        return {"calls a step": None, "bytes a step": None}
     # it needs torch
     from minitrain.bench.ledger import count_step
 

@@ -1,13 +1,16 @@
 """Prove data-parallel training of your own model: the ladder.
 
 MODEL is FILE.py:NAME or module:NAME, a function without arguments that returns a new
-torch.nn.Module. It is trained for a few steps with several processes, replayed by one,
-and worked out once more by a witness. Models of Hugging Face's convention (input_ids
-and labels in, .loss out) with 256 tokens or more need nothing else: they read the bytes
-of a text, by default those of their own file. Others bring --batches and --loss.
+torch.nn.Module: beside the build(model, vocab_size) of the pipeline, one like alone().
+It is trained for a few steps with several processes, replayed by one, and worked out
+once more by a witness. Models of Hugging Face's convention (input_ids and labels in,
+.loss out) with 256 tokens or more need nothing else: they read the bytes of a text, by
+default those of their own file. Others bring --batches and --loss.
 """
 
 import argparse
+import re
+import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from minitrain.cli.answer import Answer
 from minitrain.cli.parser import Named, Names
 from minitrain.core.errors import UserError
+from minitrain.report.numbers import plural
 from minitrain.sync.catalog import STRATEGIES
 
 if TYPE_CHECKING:
@@ -24,24 +28,28 @@ if TYPE_CHECKING:
 
 EXAMPLES = {
     "a model of Hugging Face's convention reads its own file": (
-        "minitrain check my_model.py:build --steps 5"
+        "minitrain check my_model.py:alone --steps 5"
     ),
     "another one brings what it reads, and its loss": (
         "minitrain check net.py:build --batches net.py:batches --loss net.py:loss"
     ),
     "held to what another strategy promises": (
-        "minitrain check my_model.py:build --sync flat --optimizer sgd"
+        "minitrain check my_model.py:alone --sync flat --optimizer sgd"
     ),
 }
 # those of minitrain/train, which imports torch: it takes seconds, and not for --help
 OPTIMIZERS = ("adamw", "sgd")
 PRECISIONS = ("float32", "bf16", "fp16")
+# what Python says of a call without arguments; a place behind it is of one further down
+NEEDS = re.compile(
+    r"factory: TypeError: (\S+\(\)) missing \d+ required [^()]*: ([^()]*)"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the model, what it reads, and how it is trained."""
     add = parser.add_argument
-    what = "FILE.py:NAME or module:NAME, which builds it"
+    what = "FILE.py:NAME or module:NAME, which builds it, without arguments"
     add("model", type=Named, metavar="MODEL", help=what)
     data = parser.add_mutually_exclusive_group()
     data.add_argument("--text", type=Path, metavar="FILE", help="a line is a sample")
@@ -73,14 +81,41 @@ def answer(options: argparse.Namespace) -> Answer:
     from minitrain.testing.climb import climb
 
     begun = time.monotonic()
-    given, shortened = _given(options)
-    found = climb(options.sync, **given)
+    try:
+        given, shortened = _given(options)
+        print(_told(options, given["steps"]), file=sys.stderr, flush=True)
+        found = climb(options.sync, **given)
+    except UserError as error:
+        needs = NEEDS.fullmatch(str(error))
+        if needs is None:
+            raise
+        raise _without_arguments(options.model, *needs.groups()) from None
     seconds = time.monotonic() - begun
     ladders = {name: _facts(ladder) for name, ladder in found.ladders.items()}
     facts = {"strategies": ladders, "refused": found.refused, "seconds": seconds}
     facts["shortened"] = shortened or None
     more = f", {shortened}" if shortened else ""
     return Answer(found.holds, facts, in_words(found, seconds) + more)
+
+
+def _told(options: argparse.Namespace, steps: int) -> str:
+    """What is about to happen, which takes seconds to minutes."""
+    ranks = plural(options.world_size, "process", "processes")
+    text = (
+        f"training {plural(steps, 'step')} with {ranks}, and again with one; a witness "
+        "computes in float64"
+    )
+    if options.sync == "all":
+        text += f": {len(STRATEGIES)} strategies, one after the other"
+    return f"{text} ..."
+
+
+def _without_arguments(model: str, call: str, needed: str) -> UserError:
+    return UserError(
+        f"MODEL = {model!r}: check calls it without arguments, and {call} needs "
+        f"{needed}; beside the build(model, vocab_size) of the pipeline write a "
+        "function like alone(), see docs/how-to/own-model.md"
+    )
 
 
 def _given(options: argparse.Namespace) -> tuple[dict[str, Any], str]:

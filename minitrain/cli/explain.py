@@ -38,7 +38,8 @@ def in_words(taken: "Walk") -> str:
     """The walk, a paragraph for each thing that happens."""
     first, ranks = taken.batches[0], taken.ranks
     read = [
-        f"  rank {rank.rank} owns {_ids(rank.shard):<12} and reads {_ids(rank.samples)}"
+        f"  rank {rank.rank} owns {_ids(rank.shard):<12} "
+        f"and reads {_ids(rank.samples)} in step 0"
         for rank in ranks
     ]
     own = [

@@ -24,7 +24,7 @@ from minitrain.cli import (
 from minitrain.cli.answer import Answer
 from minitrain.cli.colors import colored, wants_color
 from minitrain.cli.parser import Parser
-from minitrain.core.errors import EXIT_EVIDENCE, run_stage
+from minitrain.core.errors import EXIT_EVIDENCE, UserError, run_stage
 
 COMMANDS = {
     "check": check,
@@ -34,6 +34,11 @@ COMMANDS = {
     "report": report,
     "summary": summary,
     "completion": completion,
+}
+# what is done elsewhere, and where
+ELSEWHERE = {
+    "record": "recording is done in Python, by `with minitrain.record(model, "
+    "optimizer, folder):` around your loop: docs/recording.md"
 }
 EXIT_CODES = "exit codes: 0 all well, 1 the evidence says no, 2 bad input"
 
@@ -45,6 +50,9 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command -> its exit code. Raises UserError for what is no command."""
+    if arguments and arguments[0] in ELSEWHERE:
+        name = arguments[0]
+        raise UserError(f"minitrain {name}: no such command; {ELSEWHERE[name]}")
     parser = make_parser()
     options, unknown = parser.parse_known_args(arguments)
     if unknown:

@@ -10,6 +10,9 @@ from minitrain.report.results import Results
 # rungs whose bits decide whether N processes computed what one process computes
 BYTE_RUNGS = ("ranks", "replay", "replay_gradients", "replay_parameters")
 
+# of a rung that a run has not
+NOT_RUN = {"verdict": "not run"}
+
 
 def byte_equivalent(ladder: Mapping[str, Any]) -> bool | None:
     """Whether ranks and replay agree to the last bit on every rung.
@@ -64,7 +67,7 @@ def equivalence_sentences(results: Results) -> str:
     by_verdict = _by_verdict(results)
     if broken := by_verdict.get("breach"):
         return f"The runs are not equivalent: {', '.join(broken)} breached."
-    by_verdict.pop("passed", None)
+    passed = by_verdict.pop("passed", [])
     if not by_verdict:
         return "Nothing was compared, so nothing is proven."
     counts = [f"{len(by_verdict.get('equal', []))} equal to the last bit"]
@@ -82,13 +85,19 @@ def equivalence_sentences(results: Results) -> str:
     )
     if any(run.endswith(" world_sizes") for run in by_verdict.get("equal", [])):
         lead += "The bits do not depend on the number of processes. "
-    return f"{lead}No breach was found: of {total}, {', '.join(counts)}."
+    checks = f"{plural(len(passed), 'check')} passed, and " if passed else ""
+    return f"{lead}No breach was found: {checks}of {total}, {', '.join(counts)}."
 
 
 def _by_verdict(results: Results) -> dict[str, list[str]]:
-    """Run and name of every rung, by what came of it."""
+    """Run and name of every rung, by what came of it; what a run has not, and another
+    has, is not run, as in the matrix.
+    """
+    ladders = {run: rungs(ladder) for run, ladder in results.equivalence.items()}
+    names = dict.fromkeys(name for ladder in ladders.values() for name in ladder)
     found: dict[str, list[str]] = {}
-    for run, ladder in results.equivalence.items():
-        for name, rung in rungs(ladder).items():
-            found.setdefault(verdict_in_words(rung), []).append(f"{run} {name}")
+    for run, ladder in ladders.items():
+        for name in names:
+            said = verdict_in_words(ladder.get(name, NOT_RUN))
+            found.setdefault(said, []).append(f"{run} {name}")
     return found

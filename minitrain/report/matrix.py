@@ -9,7 +9,7 @@ from typing import Any
 
 from minitrain.proof.words import verdict_in_words
 from minitrain.report.glossary import RUNGS
-from minitrain.report.ladder import rungs
+from minitrain.report.ladder import NOT_RUN, rungs
 from minitrain.report.render import Markdown, table
 from minitrain.report.results import Results
 
@@ -93,11 +93,10 @@ def matrix(results: Results) -> Matrix:
     """Every comparison of every run."""
     ladders = {run: rungs(ladder) for run, ladder in results.equivalence.items()}
     names = dict.fromkeys(name for ladder in ladders.values() for name in ladder)
-    absent = {"verdict": "not run"}
     rows = [
         Row(
             RUNGS.get(name, name),
-            tuple(outcome_of(ladder.get(name, absent)) for ladder in ladders.values()),
+            tuple(outcome_of(ladder.get(name, NOT_RUN)) for ladder in ladders.values()),
         )
         for name in names
     ]

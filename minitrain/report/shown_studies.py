@@ -85,8 +85,10 @@ def _left_out(why: Mapping[str, str]) -> Section:
         question="What is left out?",
         finding="Studies that were not made by what is here",
         paragraphs=[
-            f"{LEFT_OUT[study]}: {reason}. make study-{study} measures them, make then "
-            "shows them here."
+            Markdown(
+                f"{escaped(f'{LEFT_OUT[study]}: {reason}.')} `make study-{study}` "
+                "measures them, `make` then shows them here."
+            )
             for study, reason in why.items()
         ],
     )

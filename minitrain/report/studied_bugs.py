@@ -71,10 +71,10 @@ def bugs_sentences(found: Mapping[str, Any] | None) -> str:
         "gradients and bits, and not at the curve."
     )
     if found is None:
-        return (
+        return Markdown(
             f"{text} The study studies/zoo injects such bugs one by one; what it found "
-            "is left out, since other code made it. make study-zoo measures it, make "
-            "then shows it here."
+            "is left out, since other code made it. `make study-zoo` measures it, "
+            "`make` then shows it here."
         )
     return (
         f"{text} The study studies/zoo injected each of these bugs, with a tiny model "

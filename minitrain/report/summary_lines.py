@@ -97,8 +97,9 @@ def _time(run: str, timing: Files) -> str:
     if account["closed"] is None:
         return f"{name}: not explained: a part of a step was not measured"
     if not account["closed"]:
-        parts, step = ms(account["sum_ms"]), ms(account["plain_step_ms"])
-        return f"{name}: not explained: parts add up to {parts} of {step}"
+        parts, step = account["sum_ms"], account["plain_step_ms"]
+        told = f"{ms(parts)} {'of' if parts < step else 'against'} {ms(step)}"
+        return f"{name}: not explained: parts add up to {told}"
     shares = shares_of_step(account)
     compute = percent(sum(shares.get(part, 0) for part in COMPUTE))
     text = f"{name}: computing {compute} of steps"

@@ -17,6 +17,7 @@ from minitrain.report.numbers import (
     thousands,
     times,
 )
+from minitrain.report.render import Markdown, escaped
 from minitrain.report.results import Results, num_hosts
 
 
@@ -120,11 +121,11 @@ def speed_notes(finding: Finding) -> str:
     else.
     """
     if finding.busy:
-        return (
+        return Markdown(
             f"The machine was busy during the {finding.against_one.num_rounds} rounds: "
-            f"{finding.busy}. That disturbs some arms more than others, so no speed is "
-            "judged. On a quiet machine, dvc repro --force --single-item baseline and "
-            "then dvc repro measure again."
+            f"{escaped(finding.busy)}. That disturbs some arms more than others, so no "
+            "speed is judged. On a quiet machine, `.venv/bin/dvc repro --force "
+            "--single-item baseline` and then `.venv/bin/dvc repro` measure again."
         )
     alone = finding.world_size == 1
     threads = plural(finding.threads, "thread")

@@ -135,6 +135,12 @@ def images():
 def loss_of_images(model, batch):
     return torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
 
+def of_the_pipeline(model, vocab_size):
+    return Small()
+
+def build_from_nothing():
+    return of_the_pipeline()
+
 not_a_function = 3
 """
 
@@ -149,7 +155,12 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_model_that_reads_text(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["check", f"{model}:build"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    printed = capsys.readouterr()
+    assert printed.err == (
+        "training 3 steps with 2 processes, and again with one; a witness computes in "
+        "float64 ...\n"
+    )
+    lines = printed.out.splitlines()
     assert lines[-2].startswith("proven: the bits are those of a replay, and ")
     assert lines[-1].endswith(" s")
     words = [line.split() for line in lines]
@@ -325,7 +336,10 @@ def test_model_that_counts_its_calls_is_a_breach(
 def test_all_strategies(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     own = ["--batches", f"{model}:batches", "--loss", f"{model}:loss"]
     assert run(["check", f"{model}:linear", *own, "--sync", "all", "--steps", "2"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    printed = capsys.readouterr()
+    told = "float64: 13 strategies, one after the other ...\n"
+    assert printed.err.endswith(told)
+    lines = printed.out.splitlines()
     said = dict(line.split(maxsplit=1) for line in lines[:-1])
     assert said["ddp"].startswith("proven: ")
     assert said["invariant"].startswith("proven: ")
@@ -367,6 +381,26 @@ def test_all_strategies(model: str, capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_mistakes_are_one_line(model: str, arguments: list[str], line: str) -> None:
     assert refusal(run, ["check", *arguments]).startswith(line)
+
+
+OWN_BATCHES = ["--batches", "my_model.py:batches", "--loss", "my_model.py:loss"]
+
+
+@pytest.mark.parametrize("own", [[], OWN_BATCHES], ids=["text", "batches"])
+def test_function_of_the_pipeline_needs_another_beside_it(
+    own: list[str], model: str
+) -> None:
+    assert refusal(run, ["check", f"{model}:of_the_pipeline", *own]) == (
+        "MODEL = 'my_model.py:of_the_pipeline': check calls it without arguments, and "
+        "of_the_pipeline() needs 'model' and 'vocab_size'; beside the build(model, "
+        "vocab_size) of the pipeline write a function like alone(), see "
+        "docs/how-to/own-model.md"
+    )
+
+
+def test_mistake_within_the_function_is_its_own(model: str) -> None:
+    line = refusal(run, ["check", f"{model}:build_from_nothing"])
+    assert line.startswith("factory: TypeError: of_the_pipeline() missing 2 required ")
 
 
 def test_strategy_that_takes_no_such_model_is_named() -> None:

@@ -64,6 +64,12 @@ MODEL = ["check", "my_model.py:build"]
             "--help",
         ),
         (
+            ["record", "runs/x"],
+            "minitrain record: no such command; recording is done in Python, by `with "
+            "minitrain.record(model, optimizer, folder):` around your loop: "
+            "docs/recording.md",
+        ),
+        (
             ["verify", "a"],
             "minitrain verify: the following arguments are required: B; see minitrain "
             "verify --help",

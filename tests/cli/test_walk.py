@@ -48,6 +48,7 @@ def test_every_sample_is_read_once_an_epoch() -> None:
 def test_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["explain"]) == 0
     text = capsys.readouterr().out
+    assert "  rank 3 owns 3 7 11 15    and reads 11 15 in step 0\n" in text
     assert "(-42.5) + (-10) + (-14.5) + (-100) = -167" in text
     assert all(len(line) <= 80 for line in text.splitlines())
     assert run(["explain", "--json"]) == 0

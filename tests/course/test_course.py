@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from exercises import COURSE, PAGES, RUNS, Exercise, broken, of_runs, read
-from look import look, main
+from look import look, main, messages, written
 from mutated import run_stages
 from pages import blocks, change, values
 from project import PARAMS_FILE, run_dvc
@@ -177,6 +177,12 @@ def test_what_a_student_sees(
         name.removeprefix("rung ") for name in found if name.startswith("rung ")
     }
     assert max(map(len, printed.splitlines())) <= 80
+
+
+def test_one_process_sends_no_message() -> None:
+    """Nor is a step trained to count them."""
+    counted = messages(load_params(PARAMS_FILE), Path("no such folder"), 1)
+    assert {*map(written, counted.values())} == {"-"}
 
 
 def test_words_of_an_exercise_are_linked() -> None:

@@ -17,12 +17,14 @@ from ruamel.yaml import YAML
 from test_house import DOORS, MAY_IMPORT
 
 import minitrain
+from minitrain.analysis.stragglers import FALSE_ALARMS, steps_needed
 from minitrain.analysis.verdicts import VERDICTS
 from minitrain.cli.explain import in_words
 from minitrain.cli.walk import walk
 from minitrain.report.glossary import RUNGS
 from minitrain.sync.guarantees import GUARANTEES, Guarantees
 from minitrain.testing.faults import BUGS, Bug
+from minitrain.train.recorder import recorded_steps
 
 PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *pages_of("docs", "launch")]
 TEXT = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
@@ -281,6 +283,18 @@ def test_keys_of_parameters_in_backticks_exist(page: str) -> None:
 def first_column(page: str, heading: str) -> list[str]:
     section = TEXT[page].partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     return re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE)
+
+
+QUICK = re.compile(r"`train\.num_steps: (\d+)`,\s+`train\.num_warmup_steps: (\d+)`")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/course/README.md"])
+def test_quick_look_leaves_enough_steps_to_name_a_slow_rank(page: str) -> None:
+    """Of two processes, and of the four that the course has in an exercise."""
+    ((steps, warmup),) = (map(int, found) for found in QUICK.findall(TEXT[page]))
+    recorded = recorded_steps(steps, PARAMS["train"]["hash_every"])
+    left = len(set(range(warmup, steps)) - recorded)
+    assert [steps_needed(left, FALSE_ALARMS / ranks) for ranks in (2, 4)] == [left] * 2
 
 
 def test_reference_names_every_parameter_in_the_order_of_the_file() -> None:

@@ -90,6 +90,25 @@ def test_page_is_readable(
     assert ground == {"light": "rgb(255, 255, 255)", "dark": "rgb(21, 24, 28)"}[scheme]
 
 
+CUT = "(e => e.scrollWidth - e.clientWidth)(document.querySelector('{}'))"
+HINT = "getComputedStyle(document.querySelector('#speed figure'), '::before').content"
+
+
+@pytest.mark.parametrize("width", [NARROW, 640, 641, WIDE])
+def test_picture_that_is_cut_says_so(
+    width: int, chromium: Browser, tmp_path: Path
+) -> None:
+    page = written(with_all_outcomes(), tmp_path)
+    visit = chromium.visit(page.as_uri(), width=width)
+    is_cut = visit.evaluate(CUT.format("#speed figure")) > 0
+    assert is_cut == (width <= 640)
+    assert ("scroll sideways" in visit.evaluate(HINT)) == is_cut
+    # what the model says is read, not scrolled
+    assert visit.evaluate(CUT.format("#learned .scroll")) == 0
+    printed = chromium.visit(page.as_uri(), width=width, media="print")
+    assert printed.evaluate(HINT) == "none"
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_page_of_a_breach_is_readable(
     scheme: str, chromium: Browser, tmp_path: Path

@@ -83,5 +83,5 @@ def test_page_has_no_number_where_other_code_counted() -> None:
     known, unknown = section_of(FOUND), section_of(None)
     assert "1 of 3 injected bugs" in known
     assert "| sum for mean |" in known
-    assert "make study-zoo measures it, make then shows it here." in unknown
+    assert "`make study-zoo` measures it, `make` then shows it here." in unknown
     assert not re.search(r"\d", unknown)

@@ -1,12 +1,13 @@
 """What was proven, in words."""
 
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from project import PARAMS_FILE
-from report_inputs import ladder_of, results
+from report_inputs import ladder_of, results, rung
 
 from minitrain.analysis.verdicts import verdict_of
 from minitrain.core.params import load_params
@@ -20,6 +21,7 @@ from minitrain.report.ladder import (
     rungs,
     same_headline,
 )
+from minitrain.report.matrix import matrix
 from minitrain.testing.check import examine
 from minitrain.testing.subjects import make_run
 from minitrain.train.config import config_of
@@ -66,6 +68,7 @@ def test_sentences_count_the_verdicts() -> None:
     runs = {"gloo-1": ladder_of(1), "gloo-2": ladder_of(2) | proven}
     text = equivalence_sentences(results([1, 2], equivalence=runs))
     assert text.startswith(f"The verdict on gloo-2 is proven: {why}. No breach")
+    assert "No breach was found: 2 checks passed, and " in text
     assert "of 14 comparisons, 9 equal to the last bit, 2 within their tol" in text
     # which ones, the matrix shows: tests/report/test_report_matrix.py
     assert text.endswith(", 3 not run.")
@@ -80,6 +83,18 @@ def test_sentence_says_what_was_not_compared() -> None:
     assert "; one process was not compared: batch norm. No breach was found" in text
 
 
+def test_counts_add_up_to_the_cells_of_the_matrix() -> None:
+    runs = {f"gloo-{size}": ladder_of(size) for size in (1, 2)}
+    # asked of the one run alone: a cell in each
+    runs["gloo-2"]["loss"] = rung("within tolerance")
+    measured = results([1, 2], equivalence=runs)
+    text = equivalence_sentences(measured)
+    kinds = "checks? passed|equal to|within their|not run"
+    counts = map(int, re.findall(rf"(\d+) (?:{kinds})", text))
+    cells = [cell for row in matrix(measured).rows for cell in row.outcomes]
+    assert sum(counts) == len(cells) == 18
+
+
 def test_sentences_name_the_breach_and_claim_nothing_else() -> None:
     broken = {"gloo-2": changed("data", bytes_equal=False, verdict="breach")}
     text = equivalence_sentences(results([2], equivalence=broken))
@@ -91,7 +106,8 @@ def test_no_claim_of_equal_bits_from_a_replay_within_tolerance() -> None:
     text = equivalence_sentences(
         results([2], equivalence={"gloo-2": changed("replay", **near)})
     )
-    assert "No breach was found: of 7 comparisons, 4 equal" in text
+    told = "No breach was found: 1 check passed, and of 7 comparisons, 4 equal"
+    assert told in text
 
 
 @pytest.mark.parametrize("verdict", ["replay only", "undecided"])

@@ -92,10 +92,9 @@ def test_what_is_foreign_is_left_out(
     measured = results([2], studied=made)
     measured.provenance["gloo-2"] |= {k: v for k, v in run.items() if k != "machine"}
     if "machine" not in run:
-        line = escaped(
-            f"More processes, other optimizers and number types are left out: {why}. "
-            "make study-ladder measures them, make then shows them here."
-        )
+        left_out = "More processes, other optimizers and number types are left out"
+        again = "`make study-ladder` measures them, `make` then shows them here."
+        line = f"{escaped(f'{left_out}: {why}.')} {again}"
         assert line in page(measured, find(measured)).splitlines()
 
 

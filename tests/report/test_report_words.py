@@ -188,6 +188,10 @@ def test_busy_machine_judges_no_speed(speeds: dict[str, float]) -> None:
     for verdict in ("faster than", "slower than", "no difference seen", "times the"):
         assert verdict not in text.replace("times the speed without", "")
     assert f"\n## How fast? {headline(found)}\n" in written
+    # a command that can be typed, and is shown as one
+    again = "`.venv/bin/dvc repro --force --single-item baseline` and then"
+    assert again in notes
+    assert again in written
     assert summary(measured, found)["gloo-2"]["speedup"] is None
     published = manifest(measured, found)
     assert published["machine_busy"] == BUSY

@@ -160,7 +160,9 @@ def with_account(**changes: Any) -> Results:
 def test_account_that_does_not_close_explains_nothing(tmp_path: Path) -> None:
     open_account = with_account(closed=False, sum_ms=110.0, plain_step_ms=98.0)
     line = said(tmp_path, open_account)["Time"]
-    assert line == "gloo-2: not explained: parts add up to 110.0 ms of 98.0 ms"
+    assert line == "gloo-2: not explained: parts add up to 110.0 ms against 98.0 ms"
+    less = with_account(closed=False, sum_ms=80.0, plain_step_ms=98.0)
+    assert said(tmp_path, less)["Time"].endswith("parts add up to 80.0 ms of 98.0 ms")
     line = said(tmp_path, with_account(closed=None))["Time"]
     assert line == "gloo-2: not explained: a part of a step was not measured"
 

@@ -52,6 +52,9 @@ RUN_BY = {
     ),
     "python examples/nanogpt_style.py runs/one": LOOPS,
     "torchrun --nproc-per-node 2 examples/nanogpt_style.py runs/two": LOOPS,
+    ".venv-peers/bin/python examples/with_fabric.py runs/one": LOOPS,
+    ".venv-peers/bin/python -m torch.distributed.run --nproc-per-node 2 "
+    "examples/with_fabric.py runs/two": LOOPS,
     "torchrun --nproc-per-node 2 examples/nanogpt_style.py runs/bug --bug": LOOPS,
 }
 
@@ -71,6 +74,7 @@ NOT_RUN = {
     "make check": SETS_UP,
     "make test": SETS_UP,
     "make .venv/installed": SETS_UP,
+    "make .venv-peers/installed": SETS_UP,
     "source .venv/bin/activate": "a convenience of your shell",
     "git clone ... && cd minitrain && make .venv/installed": SETS_UP,
     "dvc exp run -S train.learning_rate=0.001": (
@@ -91,7 +95,7 @@ NOT_RUN = {
         "tests/project/test_interrupted.py compares more than this file"
     ),
     "minitrain check my_model.py:build": YOURS,
-    "minitrain check my_model.py:build --sync all": (
+    "minitrain check my_model.py:alone --sync all": (
         "thirteen trainings; tests/cli/test_cli_check.py::test_all_strategies"
     ),
     "minitrain verify A B": YOURS,
