@@ -184,7 +184,7 @@ def test_record_and_verify(bin_folder: Path, empty: Path) -> None:
         run(bin_folder / "python", "loop.py", f"runs/{name}", rate, folder=empty)
     command = (bin_folder / "minitrain", "verify", "runs/one")
     equal = run(*command, "runs/again", folder=empty).stdout
-    assert equal.startswith("equal bits: 3 recorded steps\n")
+    assert equal.startswith("equal bits: 3 recorded steps and the end\n")
     parted = run(*command, "runs/other", folder=empty, expect=1).stdout
     assert parted.startswith("different at step 0: learning rate")
 
