@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from minitrain.recording.recorder import record
     from minitrain.testing.check import Ladder, check_data_parallel
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "EvidenceError",
     "Ladder",

@@ -63,7 +63,7 @@ def finish(axes: Axes, names: list[str], said: str) -> None:
         ncol=4,
         frameon=False,
         loc="lower right",
-        bbox_to_anchor=(1, 0.985),
+        bbox_to_anchor=(1, 1.003),
         borderaxespad=0,
         columnspacing=1,
         handlelength=1,
