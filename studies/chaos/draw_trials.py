@@ -57,13 +57,15 @@ def finish(axes: Axes, names: list[str], said: str) -> None:
     axes.set_xlabel(said, fontsize=9)
     axes.tick_params(length=0, labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)
+    # not through the words above it
+    axes.spines["left"].set_bounds(len(names) - 0.4, -0.3)
     # above, where nothing is drawn
     axes.legend(
         fontsize=8,
         ncol=4,
         frameon=False,
         loc="lower right",
-        bbox_to_anchor=(1, 1.003),
+        bbox_to_anchor=(1, 0.985),
         borderaxespad=0,
         columnspacing=1,
         handlelength=1,
