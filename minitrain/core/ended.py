@@ -7,24 +7,15 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 
-from minitrain.core.guard import (
-    GUARD,
-    STOPPED_S,
-    ancestors_up_to_dvc,
-    kill_children,
-    stopped_by,
-)
+from minitrain.core.guard import GUARD, stopped_by
 
 # a rank that a launcher of ours started; the launcher says what became of it
 LAUNCHER_PID = "MINITRAIN_LAUNCHER_PID"
 STOPS = (signal.SIGTERM, signal.SIGHUP)
-POLL_S = 0.5
 
 
 class Stopped(KeyboardInterrupt):
@@ -59,19 +50,9 @@ def stoppable() -> Iterator[None]:
     before = {s: how for s, how in before.items() if how != signal.SIG_IGN}
     for one in before:
         signal.signal(one, stop)
-    guarded, doomed = _is_guarded(), threading.Event()
-    if guarded:
-        watch = threading.Thread(
-            target=_watch_guard, args=[doomed], name="guard", daemon=True
-        )
-        watch.start()
     try:
         yield
     finally:
-        # until it goes on, or the thread has ended it, and the kernel this process:
-        # nobody hears of this end before. In this order: it is doomed before it ends
-        while guarded and (_guard_is_stopped() or doomed.is_set()):
-            time.sleep(POLL_S)
         # a process that was told to end hears nothing else
         for one, how in before.items() if not stops else ():
             signal.signal(one, how)
@@ -90,35 +71,3 @@ def leave(number: int) -> tuple[str, int]:
 
 def _is_guarded() -> bool:
     return os.environ.get(GUARD) == str(os.getppid())
-
-
-def _guard_is_stopped() -> bool:
-    try:
-        stat = Path(f"/proc/{os.environ[GUARD]}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] == "T"
-
-
-def _watch_guard(doomed: threading.Event) -> None:
-    """End the guard once it was stopped for too long: DVC would wait for ever. Wake it
-    where DVC has gone, so that it sees that.
-    """
-    # else this thread may be the one that takes them, and the main one sleeps on
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
-    guard, watched = int(os.environ[GUARD]), ancestors_up_to_dvc()
-    # polls and not a clock: none pass while Ctrl-Z has stopped this process too
-    polls = 0
-    while polls * POLL_S <= STOPPED_S:
-        time.sleep(POLL_S)
-        polls = polls + 1 if _guard_is_stopped() else 0
-        # None: one of them went while this process started
-        if polls and (watched is None or any(one.is_gone() for one in watched)):
-            os.kill(guard, signal.SIGCONT)
-    line = f"its guard (process {guard}) was stopped for {STOPPED_S:g} s"
-    print(f"error: stopped: {line}", file=sys.stderr, flush=True)
-    doomed.set()
-    # else a rank that was stopped too, before it had tied itself to us, would stay
-    kill_children()
-    # the kernel then ends this process, as guard.py arranged
-    os.kill(guard, signal.SIGKILL)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from minitrain.core.disk import disk_full, is_disk_full
 from minitrain.core.ended import Stopped, leave, stoppable
+from minitrain.core.guard import after_echo
 
 EXIT_EVIDENCE = 1
 EXIT_USER = 2
@@ -88,5 +89,6 @@ def run_stage(main: Callable[[], None]) -> None:
 
 def _fail(line: str, code: int) -> None:
     sys.stdout.flush()
-    print(f"error: {' '.join(line.split())}", file=sys.stderr, flush=True)
+    line = f"error: {' '.join(line.split())}"
+    print(f"{after_echo(code)}{line}", file=sys.stderr, flush=True)
     sys.exit(code)

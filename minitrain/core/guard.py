@@ -11,8 +11,10 @@ ours, so that it is there at once and answers while the stage imports torch. It
 - says in one line which process was killed by which signal;
 - adopts what the stage leaves behind, and ends that.
 
-When the guard itself is killed, the kernel kills the stage. DVC ignores SIGINT as long
-as a stage runs: Ctrl-C reaches the stage because a terminal sends it to everybody.
+When the guard itself is killed, the kernel kills the stage. When it alone is stopped,
+its waker has it go on: a fork of it, which does nothing else and ends with it. DVC
+ignores SIGINT as long as a stage runs: Ctrl-C reaches the stage because a terminal
+sends it to everybody.
 """
 
 import ctypes
@@ -38,7 +40,7 @@ TICK_S = 0.5
 GRACE_S = 10.0
 # of what a stage left behind: ranks remove their folder when they are alone
 ORPHANS_S = 3.0
-# SIGSTOP of the stage alone; Ctrl-Z and schedulers stop the guard with it
+# SIGSTOP of the stage alone, or the guard; Ctrl-Z and schedulers stop all
 STOPPED_S = 10.0
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -55,6 +57,11 @@ def stopped_by(number: int) -> tuple[str, int]:
     """The line and the exit code of a stage that a signal ended as it should."""
     line = "interrupted" if number == signal.SIGINT else f"stopped by {name_of(number)}"
     return line, 128 + number
+
+
+def after_echo(code: int) -> str:
+    """What ends the line in which a terminal shows Ctrl-C as ^C."""
+    return "\n" if code == 128 + signal.SIGINT and sys.stderr.isatty() else ""
 
 
 @dataclass(frozen=True)
@@ -131,28 +138,44 @@ class Guard:
         self.awaited = [signal.SIGCHLD, *self.signals]
         # they stay pending until they are asked for
         signal.pthread_sigmask(signal.SIG_BLOCK, self.awaited)
-        prctl = _prctl()
-        prctl(PR_SET_CHILD_SUBREAPER, 1)
-        guard = os.getpid()
-        self.pid = os.fork()
-        if not self.pid:
-            self._become(command, guard, prctl)
+        self.prctl = _prctl()
+        self.prctl(PR_SET_CHILD_SUBREAPER, 1)
+        self.waker = self._fork(self._wake)
+        self.pid = self._fork(lambda guard: self._become(command, guard))
 
-    def _become(
-        self, command: list[str], guard: int, prctl: Callable[[int, int], int]
-    ) -> None:
+    def _fork(self, body: Callable[[int], None]) -> int:
+        """A child that ends with this process; ``body`` gets the id of that."""
+        guard = os.getpid()
+        pid = os.fork()
+        if pid:
+            return pid
         try:
-            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != guard:
-                os._exit(EXIT_KILLED)
-            # the guard passes it on as SIGTERM, at which an import prints no traceback
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, self.awaited)
-            os.environ[GUARD] = str(guard)
-            os.environ.pop(STARTED_BY, None)
-            os.execv(command[0], command)
+            self.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() == guard:
+                body(guard)
         finally:
             os._exit(EXIT_KILLED)
+
+    def _become(self, command: list[str], guard: int) -> None:
+        # the guard passes it on as SIGTERM, at which an import prints no traceback
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, self.awaited)
+        os.environ[GUARD] = str(guard)
+        os.environ.pop(STARTED_BY, None)
+        os.execv(command[0], command)
+
+    def _wake(self, guard: int) -> None:
+        """SIGCONT to a guard that was stopped for too long, else DVC waits for ever; at
+        once where nobody waits any more.
+        """
+        # ticks and not a clock: none pass while this process is stopped too
+        ticks = 0
+        while True:
+            time.sleep(TICK_S)
+            ticks = ticks + 1 if _stat(guard)[:1] == ["T"] else 0
+            is_alone = any(process.is_gone() for process in self.watched)
+            if ticks * TICK_S > STOPPED_S or (ticks and is_alone):
+                os.kill(guard, signal.SIGCONT)
 
     def wait(self) -> int:
         """The exit code of the stage, after a line where it cannot say one itself."""
@@ -165,11 +188,12 @@ class Guard:
             if time.monotonic() > self.deadline:
                 os.kill(self.pid, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(status)
-        end_children(ORPHANS_S)
+        # to the very end somebody must be there to wake it
+        end_children(ORPHANS_S, but=self.waker)
         if code >= 0 and self.why is None:
             return code
         line, code = self.why or self._killed_by(-code)
-        print(f"error: {line}", file=sys.stderr, flush=True)
+        print(f"{after_echo(code)}error: {line}", file=sys.stderr, flush=True)
         return code
 
     def _killed_by(self, number: int) -> tuple[str, int]:
@@ -186,14 +210,19 @@ class Guard:
         while True:
             how = os.WNOHANG | os.WUNTRACED | os.WCONTINUED
             pid, status = os.waitpid(-1, how)
-            if pid == self.pid:
-                if not os.WIFSTOPPED(status) and not os.WIFCONTINUED(status):
-                    return status
-                self.ticks_stopped = 0 if os.WIFSTOPPED(status) else None
             if not pid:
                 return None
+            has_ended = os.WIFEXITED(status) or os.WIFSIGNALED(status)
+            if pid == self.pid and has_ended:
+                return status
+            if pid == self.pid:
+                self.ticks_stopped = 0 if os.WIFSTOPPED(status) else None
+            if pid == self.waker and has_ended:
+                self.waker = 0
 
     def _tick(self) -> None:
+        if not self.waker:
+            self.waker = self._fork(self._wake)
         for process in self.watched:
             if process.is_gone():
                 line = f"stopped: process {process.pid}, which waited for it, has ended"
@@ -214,38 +243,33 @@ class Guard:
             os.kill(self.pid, signal.SIGCONT)
 
 
-def end_children(within_s: float) -> None:
-    """Wait for all child processes; kill those that are there after ``within_s``, and
-    their children, until there are none.
+def end_children(within_s: float, but: int) -> None:
+    """Wait for all child processes ``but`` one; kill those that are there after
+    ``within_s``, and their children, until there are none.
     """
     deadline = time.monotonic() + within_s
-    while True:
-        try:
-            pid, _ = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
-        if pid:
-            continue
+    while children := _children() - {but}:
         if time.monotonic() > deadline:
-            kill_children()
+            kill(children)
+        for child in children:
+            # one that was killed while it was looked at is buried in the next round
+            with suppress(ChildProcessError):
+                os.waitpid(child, os.WNOHANG)
         time.sleep(0.02)
 
 
-def kill_children() -> None:
-    """Kill -9 of what this process started, or adopted; of the group that one of them
-    leads, as ranks do, too.
-    """
-    for child in _children():
-        # another thread may bury it meanwhile
+def kill(children: set[int]) -> None:
+    """Kill -9, and of the groups that they lead, as ranks do."""
+    for child in children:
         with suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
             os.killpg(child, signal.SIGKILL)
 
 
-def _children() -> list[int]:
+def _children() -> set[int]:
     me = str(os.getpid())
     pids = [int(p.name) for p in Path("/proc").iterdir() if p.name.isdecimal()]
-    return [pid for pid in pids if (_stat(pid) or ["", ""])[1] == me]
+    return {pid for pid in pids if (_stat(pid) or ["", ""])[1] == me}
 
 
 def _prctl() -> Callable[[int, int], int]:

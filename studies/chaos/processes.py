@@ -11,27 +11,35 @@ MARK = "CHAOS_TRIAL"
 
 
 def processes(mark: str) -> dict[int, str]:
-    """Their ids, and what each of them is: dvc, shell, guard, stage, rank or other."""
+    """Their ids, and what each of them is: dvc, shell, guard, waker, stage, rank or
+    other.
+    """
     found = {}
     for folder in Path("/proc").iterdir():
         if not folder.name.isdecimal():
             continue
         with suppress(OSError):
             if f"{MARK}={mark}".encode() in environ(folder):
-                stat = (folder / "stat").read_text().rpartition(")")[2].split()
-                if stat[0] not in "ZX":
-                    found[int(folder.name)] = role(folder)
+                state, parent = stat(folder)
+                if state not in "ZX":
+                    found[int(folder.name)] = role(folder, parent)
     return found
+
+
+def stat(folder: Path) -> list[str]:
+    """The state of a process, and its parent's id."""
+    return (folder / "stat").read_text().rpartition(")")[2].split()[:2]
 
 
 def environ(folder: Path) -> list[bytes]:
     return (folder / "environ").read_bytes().split(b"\0")
 
 
-def role(folder: Path) -> str:
-    words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+def role(folder: Path, parent: str) -> str:
+    words = command(folder)
     if "guard.py" in " ".join(words[:4]):
-        return "guard"
+        # it is a fork of the guard
+        return "waker" if words == command(folder.with_name(parent)) else "guard"
     if words[1:3] == ["-m", "dvc"]:
         return "dvc"
     # ranks have -u before it
@@ -39,6 +47,10 @@ def role(folder: Path) -> str:
         names = [variable.partition(b"=")[0] for variable in environ(folder)]
         return "rank" if b"RANK" in names else "stage"
     return "shell" if words[0].endswith("sh") or "stages/python" in words else "other"
+
+
+def command(folder: Path) -> list[str]:
+    return (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
 
 
 def with_role(mark: str, *roles: str) -> list[int]:

@@ -247,11 +247,104 @@ def test_what_a_stage_leaves_behind_ends(
     assert ended(left)
 
 
-def test_child_that_somebody_buries_meanwhile_does_not_save_the_others(
-    monkeypatch: pytest.MonkeyPatch,
+def waker_of(process: subprocess.Popen[str]) -> psutil.Process:
+    """The fork of the guard; its stage runs another command."""
+    guard = psutil.Process(process.pid)
+    (waker,) = [one for one in guard.children() if one.cmdline() == guard.cmdline()]
+    return waker
+
+
+# after "0": at its very end, when the stage itself is there no longer
+@pytest.mark.parametrize("body", ["time.sleep(3); sys.exit(5)", "sys.exit(5)"])
+def test_guard_that_is_stopped_alone_goes_on(
+    folder: Path, started: list[subprocess.Popen[str]], body: str
 ) -> None:
+    command = guarded(f"time.sleep(0.5); {body}", "guard.STOPPED_S = 1")
+    process, _ = start(folder, started, command)
+    process.send_signal(signal.SIGSTOP)
+    _, said = process.communicate(timeout=10)
+    assert (process.returncode, said) == (5, "")
+
+
+def test_guard_that_is_stopped_while_it_cleans_up_goes_on(
+    folder: Path, started: list[subprocess.Popen[str]]
+) -> None:
+    inner = "subprocess.Popen(['setsid', 'sleep', '63'], stderr=subprocess.DEVNULL)"
+    limits = "guard.STOPPED_S = 1; guard.ORPHANS_S = 2"
+    command = guarded(f"{inner}; time.sleep(1)", limits)
+    process, stage = start(folder, started, command)
+    waker = waker_of(process)
+    assert ended(stage)
+    process.send_signal(signal.SIGSTOP)
+    _, said = process.communicate(timeout=10)
+    assert (process.returncode, said) == (0, "")
+    assert ended(waker)
+
+
+def test_both_stopped_each_alone_end(
+    folder: Path, started: list[subprocess.Popen[str]]
+) -> None:
+    command = guarded(SLEEP, "guard.STOPPED_S = 1")
+    process, stage = start(folder, started, command)
+    stage.suspend()
+    process.send_signal(signal.SIGSTOP)
+    _, said = process.communicate(timeout=10)
+    assert process.returncode == 2
+    assert said.endswith("was stopped by a signal and did not go on for 1 s\n")
+
+
+def test_dvc_that_is_gone_is_not_waited_for_by_a_guard_that_is_stopped(
+    folder: Path, started: list[subprocess.Popen[str]]
+) -> None:
+    """Else the next DVC starts the stage beside this one."""
+    dvc = [sys.executable, "dvc.py", *guarded(SLEEP, "guard.STOPPED_S = 600")]
+    process, stage = start(folder, started, dvc)
+    (between,) = psutil.Process(process.pid).children()
+    between.suspend()
+    process.kill()
+    assert ended(stage)
+    _, said = process.communicate(timeout=5)
+    line = f"process {process.pid}, which waited for it, has ended"
+    assert said == f"error: stopped: {line}\n"
+    assert ended(between)
+
+
+def test_a_killed_waker_has_a_successor(
+    folder: Path, started: list[subprocess.Popen[str]]
+) -> None:
+    command = guarded("time.sleep(5); sys.exit(5)", "guard.STOPPED_S = 1")
+    process, _ = start(folder, started, command)
+    waker = waker_of(process)
+    # what ends the guard does not end it before
+    for number in (*guard.STOPS, signal.SIGCONT):
+        waker.send_signal(number)
+    time.sleep(1)
+    assert waker_of(process) == waker
+    waker.kill()
+    assert ended(waker)
+    wait_for(lambda: psutil.Process(process.pid).children(), count=2)
+    process.send_signal(signal.SIGSTOP)
+    _, said = process.communicate(timeout=10)
+    assert (process.returncode, said) == (5, "")
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_waker_ends_with_its_guard(
+    folder: Path, started: list[subprocess.Popen[str]], how: str
+) -> None:
+    process, _ = start(folder, started, guarded(SLEEP))
+    waker = waker_of(process)
+    if how == "stopped":
+        waker.suspend()
+        process.terminate()
+    else:
+        process.kill()
+    process.communicate(timeout=10)
+    assert ended(waker)
+
+
+def test_one_that_has_ended_does_not_save_the_others() -> None:
     gone, there = (subprocess.Popen(["sleep", time]) for time in ("0", "60"))
     gone.wait()
-    monkeypatch.setattr(guard, "_children", lambda: [gone.pid, there.pid])
-    guard.kill_children()
+    guard.kill({gone.pid, there.pid})
     assert there.wait(timeout=10) == -signal.SIGKILL
