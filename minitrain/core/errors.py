@@ -5,6 +5,7 @@ evidence says no; 2 bad input or environment; 128 + n ended by signal n.
 """
 
 import difflib
+import gc
 import os
 import signal
 import sys
@@ -68,6 +69,7 @@ def run_stage(main: Callable[[], None]) -> None:
     after everything was cleaned up. Any other exception is a bug and keeps its
     traceback.
     """
+    gc.enable()
     try:
         with stoppable():
             main()

@@ -1,10 +1,13 @@
 """Exit codes and error lines of stages."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from project import ROOT
 
 from minitrain.core.errors import (
     EvidenceError,
@@ -35,6 +38,17 @@ def outcome(
 def test_success_goes_on_to_the_end(capsys: pytest.CaptureFixture[str]) -> None:
     run_stage(lambda: print("done"))
     assert capsys.readouterr() == ("done\n", "")
+
+
+def test_garbage_is_looked_for_once_all_is_imported() -> None:
+    """Not before: what modules make is none. Ranks are started with -m, too."""
+    see = "import gc; print(gc.isenabled())"
+    loading = [sys.executable, "-c", f"import stages.corpus; {see}"]
+    assert subprocess.check_output(loading, cwd=ROOT, text=True) == "True\n"
+    as_stage = f"import sys; sys.argv[0] = '-m'; import stages.corpus; {see}; "
+    as_stage += f"stages.corpus.run_stage(lambda: exec({see!r}))"
+    loading = [sys.executable, "-c", as_stage]
+    assert subprocess.check_output(loading, cwd=ROOT, text=True) == "False\nTrue\n"
 
 
 @pytest.mark.parametrize(
