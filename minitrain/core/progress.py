@@ -14,9 +14,14 @@ SECONDS_BETWEEN_LINES = 5.0
 class _Lines(TextIOBase):
     """Turns the frames of a bar into lines: no carriage returns in a log."""
 
+    last = ""
+
     def write(self, text: str) -> int:
         line = text.strip("\r\n ")
-        if line:
+        # a bar that is closed shows where it was once more
+        done = line.partition(" [")[0]
+        if done not in ("", self.last):
+            self.last = done
             print(line, file=sys.stderr)
         return len(text)
 
