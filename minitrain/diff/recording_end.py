@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from minitrain.diff.recording_places import Place, Row, Rows, finite_as
+from minitrain.recording.alarm import hashes
 from minitrain.recording.format import Recording
 
 KINDS = ("parameters", "buffers")
@@ -64,11 +65,6 @@ def _same(ends: Rows, rows: Rows) -> bool:
         for rank in ends
         for kind in KINDS
     )
-
-
-def hashes(row: Row, kind: str) -> dict[str, str]:
-    """By name, of ``gradients``, ``parameters`` or ``buffers``."""
-    return {name: entry["hash"] for name, entry in row[kind].items()}
 
 
 def unseen_ends(a: Recording, b: Recording, places: Sequence[Place]) -> list[str]:

@@ -91,6 +91,6 @@ def all_names(tables: Sequence[Mapping[str, Any]]) -> list[str]:
     return [*dict.fromkeys(name for table in tables for name in table)]
 
 
-def shas(row: Row, what: str) -> dict[str, str]:
+def hashes(row: Row, what: str) -> dict[str, str]:
     """By name, of ``gradients``, ``parameters`` or ``buffers``."""
     return {name: print_["hash"] for name, print_ in row.get(what, {}).items()}

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from minitrain.recording.alarm import Row, Rows, first_unlike, named, shas, unlike
+from minitrain.recording.alarm import Row, Rows, first_unlike, hashes, named, unlike
 from minitrain.recording.fits import (
     BETTER,
     CLOSE,
@@ -150,4 +150,4 @@ def _share(rows: Rows, differ: Sequence[str]) -> str:
 
 
 def _count(row: Row) -> int:
-    return len(shas(row, "gradients"))
+    return len(hashes(row, "gradients"))

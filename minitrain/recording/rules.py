@@ -13,7 +13,7 @@ from minitrain.recording.alarm import (
     Rows,
     alarm,
     first_unlike,
-    shas,
+    hashes,
     unlike,
 )
 from minitrain.recording.causes import not_broadcast
@@ -154,7 +154,7 @@ def buffers(rows: Rows, before: Rows | None) -> list[Alarm]:
     """Equal on all ranks as the first forward pass of the step begins; a note where no
     wrapper is there to make them so.
     """
-    name, ranks = first_unlike([shas(row, "buffers") for row in rows])
+    name, ranks = first_unlike([hashes(row, "buffers") for row in rows])
     if not ranks:
         return []
     what = "unlike those of the others as the forward pass begins"

@@ -2,7 +2,15 @@
 
 from collections.abc import Iterator
 
-from minitrain.recording.alarm import Alarm, Rows, alarm, all_names, named, shas, unlike
+from minitrain.recording.alarm import (
+    Alarm,
+    Rows,
+    alarm,
+    all_names,
+    hashes,
+    named,
+    unlike,
+)
 from minitrain.recording.causes import APART, of_unlike_gradients
 from minitrain.recording.fingerprint import BINS
 from minitrain.recording.fits import (
@@ -22,7 +30,7 @@ OFF = 0.05
 
 def gradients(rows: Rows, before: Rows | None) -> list[Alarm]:
     """Equal on all ranks as the optimizer gets them."""
-    tables = [shas(row, "gradients") for row in rows]
+    tables = [hashes(row, "gradients") for row in rows]
     found = {n: unlike([t.get(n) for t in tables]) for n in all_names(tables)}
     differ = [name for name, ranks in found.items() if ranks]
     if not differ:

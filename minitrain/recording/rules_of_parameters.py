@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import dist, hypot, inf, isfinite
 
-from minitrain.recording.alarm import Alarm, Rows, alarm, first_unlike, shas
+from minitrain.recording.alarm import Alarm, Rows, alarm, first_unlike, hashes
 from minitrain.recording.causes import of_unlike_parameters
 
 # of the model: more than gradients that are apart by rounding may come to unsaid
@@ -16,11 +16,11 @@ def parameters(
     """Equal on all ranks after the step, or near where gradients are apart
     ``by_rounding``: ranks that nothing brings together again go on apart.
     """
-    name, ranks = first_unlike([shas(row, "parameters") for row in rows])
+    name, ranks = first_unlike([hashes(row, "parameters") for row in rows])
     if not ranks:
         return []
     step, far = rows[0]["step"], apart(rows)
-    was = first_unlike([shas(row, "parameters") for row in before or rows[:1]])[1]
+    was = first_unlike([hashes(row, "parameters") for row in before or rows[:1]])[1]
     if far > FAR and (by_rounding or was) and not apart(before or rows[:1]) > FAR:
         what = f"about {far:.1g} of the model apart"
         cause = "gradients apart by rounding, for long; or another fault beside it"
@@ -53,10 +53,10 @@ def parted_at_the_end(ends: Rows, before: Sequence[Rows], last: int) -> list[Ala
     """Equal on all ranks after the last step, where all have an end that was seen."""
     if not all("parameters" in end for end in ends):
         return []
-    name, ranks = first_unlike([shas(end, "parameters") for end in ends])
+    name, ranks = first_unlike([hashes(end, "parameters") for end in ends])
     far = apart(ends)
     parted = any(
-        first_unlike([shas(row, "parameters") for row in rows])[1] for rows in before
+        first_unlike([hashes(row, "parameters") for row in rows])[1] for rows in before
     )
     # else it was told then, or gradients are apart by rounding
     told = parted and (far <= FAR or any(apart(rows) > FAR for rows in before))
