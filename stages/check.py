@@ -11,6 +11,7 @@ from pathlib import Path
 
 from minitrain.core.errors import UserError, run_stage
 from minitrain.core.files import open_atomic
+from minitrain.core.nearest import nearest_file
 from minitrain.core.params import load_params
 from minitrain.core.provenance import require_torch
 from minitrain.sync.catalog import guarantees_of
@@ -22,10 +23,13 @@ def main() -> None:
     files = {"corpus.source": params.corpus.source, "model.file": params.model.file}
     for key, name in files.items():
         if not Path(name).is_file():
-            raise UserError(f"params.yaml: {key} = {name!r}: no such file")
+            near = nearest_file(Path(name))
+            raise UserError(f"params.yaml: {key} = {name!r}: no such file{near}")
     if not Path(params.model.deps).exists():
+        near = nearest_file(Path(params.model.deps))
         raise UserError(
             f"params.yaml: model.deps = {params.model.deps!r}: no such file or folder"
+            f"{near}"
         )
     try:
         guarantees = guarantees_of(params.train.sync)

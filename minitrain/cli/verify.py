@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 from minitrain.cli.answer import Answer
 from minitrain.cli.recording_words import recordings_as_facts, recordings_in_words
 from minitrain.core.errors import UserError
+from minitrain.core.nearest import nearest_file
 from minitrain.report.numbers import plural
-from minitrain.testing.nearest import nearest_file
 
 if TYPE_CHECKING:
     from minitrain.diff.folders import FoldersCompared

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from minitrain.core.errors import UserError
+from minitrain.core.nearest import nearest_file
 
 VOCAB_SIZE = 256
 BOUNDARY = b"\xff"
@@ -26,7 +27,8 @@ def read_corpus(path: Path) -> Iterator[dict[str, Any]]:
     that are not such objects, and a file without samples.
     """
     if not path.is_file():
-        raise UserError(f"{path}: no such file; corpus.source must name one")
+        near = nearest_file(path)
+        raise UserError(f"{path}: no such file; corpus.source must name one{near}")
     parse = _parse_object if path.suffix == ".jsonl" else _parse_text
     empty = True
     with open(path, "rb") as file:

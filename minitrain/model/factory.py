@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from minitrain.core.errors import UserError
+from minitrain.core.errors import UserError, did_you_mean
+from minitrain.core.nearest import nearest_file
 from minitrain.core.params import Model
 from minitrain.data.batches import MicroBatch, causal_lm_loss
 from minitrain.model.neighbors import neighbors_of
@@ -68,10 +69,17 @@ def _find_factory(params: Model) -> Callable[..., Any]:
     factory = getattr(module, name, None)
     if not callable(factory):
         where = module_name or params.file
+        near = did_you_mean(name, _functions_of(module))
         raise UserError(
             f"model.factory = {params.factory!r}: {where} has no function {name!r}"
+            f"{near}"
         )
     return factory
+
+
+def _functions_of(module: ModuleType) -> list[str]:
+    named = vars(module).items()
+    return [name for name, one in named if callable(one) and not name.startswith("_")]
 
 
 def _import(module_name: str) -> ModuleType:
@@ -83,7 +91,8 @@ def _import(module_name: str) -> ModuleType:
 
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise UserError(f"model.file = {str(path)!r}: no such file")
+        near = nearest_file(path)
+        raise UserError(f"model.file = {str(path)!r}: no such file{near}")
     spec = importlib.util.spec_from_file_location(f"model_file_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise UserError(f"model.file = {str(path)!r}: must be a Python file")

@@ -10,8 +10,8 @@ from types import ModuleType
 from typing import Any
 
 from minitrain.core.errors import UserError, did_you_mean
+from minitrain.core.nearest import nearest_file
 from minitrain.model.neighbors import neighbors_of
-from minitrain.testing.nearest import nearest_file
 
 
 @dataclass(frozen=True)

@@ -240,6 +240,15 @@ def test_missing_file() -> None:
     assert line == "model.file = 'nowhere.py': no such file"
 
 
+def test_what_was_meant(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text("def make_model(): ...\n_make_modem = None\n")
+    line = refusal(build_model, section(tmp_path / "modle.py"), VOCAB_SIZE)
+    assert line.endswith(f"no such file (did you mean {tmp_path / 'model.py'}?)")
+    misspelt = section(tmp_path / "model.py", "make_modem")
+    line = refusal(build_model, misspelt, VOCAB_SIZE)
+    assert line.endswith("no function 'make_modem' (did you mean make_model?)")
+
+
 def test_file_that_is_not_python(tmp_path: Path) -> None:
     (tmp_path / "model.txt").write_text("x = 1")
     line = refusal(build_model, section(tmp_path / "model.txt"), VOCAB_SIZE)

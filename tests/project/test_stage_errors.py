@@ -69,6 +69,11 @@ CHECK = {
         {"model.deps": "mine"},
         "model.deps = 'mine': no such file or folder",
     ),
+    "misspelt": (
+        {"model.file": "minitrain/model/gtp.py"},
+        "gtp.py': no such file (did you mean minitrain/model/gpt.py?)",
+    ),
+    "misspelt folder": ({"model.deps": "minitrian"}, "(did you mean minitrain?)"),
     "no such GPUs": ({"nccl.world_sizes": [8]}, "nccl.world_sizes: 8", "GPUs"),
     **{
         f"{sync} on a GPU": (

@@ -7,9 +7,9 @@ from pathlib import Path
 
 def nearest_file(path: Path, but: Collection[Path] = ()) -> str:
     """The end of a line about ``path``: the nearest of what lies beside it, ``but``
-    these; nothing where nothing is near.
+    these; nothing where nothing is near, or ``path`` itself is there.
     """
-    if not path.parent.is_dir():
+    if path.exists() or not path.parent.is_dir():
         return ""
     beside = {one.name for one in path.parent.iterdir()}
     beside -= {one.name for one in but if one.parent == path.parent}

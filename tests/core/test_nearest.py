@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from minitrain.testing.nearest import nearest_file
+from minitrain.core.nearest import nearest_file
 
 
 def test_a_file_is_sought_beside_the_one_that_is_missing(tmp_path: Path) -> None:
