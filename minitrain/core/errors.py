@@ -14,7 +14,7 @@ from pathlib import Path
 
 from minitrain.core.disk import disk_full, is_disk_full
 from minitrain.core.ended import Stopped, leave, stoppable
-from minitrain.core.guard import after_echo
+from minitrain.core.guard import say
 
 EXIT_EVIDENCE = 1
 EXIT_USER = 2
@@ -91,6 +91,4 @@ def run_stage(main: Callable[[], None]) -> None:
 
 def _fail(line: str, code: int) -> None:
     sys.stdout.flush()
-    line = f"error: {' '.join(line.split())}"
-    print(f"{after_echo(code)}{line}", file=sys.stderr, flush=True)
-    sys.exit(code)
+    sys.exit(say(" ".join(line.split()), code))

@@ -9,9 +9,12 @@ def nearest_file(path: Path, but: Collection[Path] = ()) -> str:
     """The end of a line about ``path``: the nearest of what lies beside it, ``but``
     these; nothing where nothing is near, or ``path`` itself is there.
     """
-    if path.exists() or not path.parent.is_dir():
+    try:
+        beside = {one.name for one in path.parent.iterdir()}
+    except OSError:
         return ""
-    beside = {one.name for one in path.parent.iterdir()}
+    if path.name in beside:
+        return ""
     beside -= {one.name for one in but if one.parent == path.parent}
     # nearer than by the end of its name alone
     close = difflib.get_close_matches(path.name, beside, n=1, cutoff=0.8)

@@ -19,7 +19,7 @@ class _Lines(TextIOBase):
     def write(self, text: str) -> int:
         line = text.strip("\r\n ")
         # a bar that is closed shows where it was once more
-        done = line.partition(" [")[0]
+        done = line.rpartition(" [")[0]
         if done not in ("", self.last):
             self.last = done
             print(line, file=sys.stderr)

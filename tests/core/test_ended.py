@@ -92,7 +92,8 @@ def test_on_a_terminal_it_begins_a_line(command: list[str], tmp_path: Path) -> N
 
 def test_signal_to_the_stage_and_not_to_its_guard(tmp_path: Path) -> None:
     process = start(tmp_path, *GUARD)
-    _, stage = psutil.Process(process.pid).children()
+    guard = psutil.Process(process.pid)
+    (stage,) = [one for one in guard.children() if one.cmdline() != guard.cmdline()]
     stage.terminate()
     _, said = process.communicate(timeout=10)
     assert (process.returncode, said) == (143, "error: stopped by SIGTERM\n")

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -56,8 +57,8 @@ def started() -> Iterator[list[subprocess.Popen[str]]]:
 def guarded(body: str, limit: str = "") -> list[str]:
     """A command that runs ``body`` under guard; ``limit`` changes its limits."""
     if limit:
-        changed = f"import sys; sys.path.insert(0, {str(ROOT / 'minitrain/core')!r})\n"
-        changed += f"import guard; {limit}; sys.exit(guard.main())"
+        changed = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+        changed += f"from minitrain.core import guard\n{limit}\nsys.exit(guard.main())"
         return [sys.executable, "-c", changed, "stage.py", body]
     return [sys.executable, "-I", "-S", str(ROOT / GUARD), "stage.py", body]
 
@@ -247,14 +248,25 @@ def test_what_a_stage_leaves_behind_ends(
     assert ended(left)
 
 
+# something that is there when the stage has ended, for three seconds
+LEAVES = "subprocess.Popen(['setsid', 'sleep', '63'], stderr=subprocess.DEVNULL)"
+
+
+def wakers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """Forks of the guard; its stage runs another command, and the dead none."""
+    guard, found = psutil.Process(process.pid), []
+    for child in guard.children():
+        with suppress(psutil.NoSuchProcess):
+            found += [child] if child.cmdline() == guard.cmdline() else []
+    return found
+
+
 def waker_of(process: subprocess.Popen[str]) -> psutil.Process:
-    """The fork of the guard; its stage runs another command."""
-    guard = psutil.Process(process.pid)
-    (waker,) = [one for one in guard.children() if one.cmdline() == guard.cmdline()]
+    (waker,) = wakers_of(process)
     return waker
 
 
-# after "0": at its very end, when the stage itself is there no longer
+# the second: at its very end, when the stage itself is there no longer
 @pytest.mark.parametrize("body", ["time.sleep(3); sys.exit(5)", "sys.exit(5)"])
 def test_guard_that_is_stopped_alone_goes_on(
     folder: Path, started: list[subprocess.Popen[str]], body: str
@@ -269,9 +281,7 @@ def test_guard_that_is_stopped_alone_goes_on(
 def test_guard_that_is_stopped_while_it_cleans_up_goes_on(
     folder: Path, started: list[subprocess.Popen[str]]
 ) -> None:
-    inner = "subprocess.Popen(['setsid', 'sleep', '63'], stderr=subprocess.DEVNULL)"
-    limits = "guard.STOPPED_S = 1; guard.ORPHANS_S = 2"
-    command = guarded(f"{inner}; time.sleep(1)", limits)
+    command = guarded(f"{LEAVES}; time.sleep(1)", "guard.STOPPED_S = 1")
     process, stage = start(folder, started, command)
     waker = waker_of(process)
     assert ended(stage)
@@ -309,10 +319,11 @@ def test_dvc_that_is_gone_is_not_waited_for_by_a_guard_that_is_stopped(
     assert ended(between)
 
 
-def test_a_killed_waker_has_a_successor(
-    folder: Path, started: list[subprocess.Popen[str]]
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_waker_that_cannot_wake_has_a_successor(
+    folder: Path, started: list[subprocess.Popen[str]], how: signal.Signals
 ) -> None:
-    command = guarded("time.sleep(5); sys.exit(5)", "guard.STOPPED_S = 1")
+    command = guarded("time.sleep(6); sys.exit(5)", "guard.STOPPED_S = 1")
     process, _ = start(folder, started, command)
     waker = waker_of(process)
     # what ends the guard does not end it before
@@ -320,12 +331,103 @@ def test_a_killed_waker_has_a_successor(
         waker.send_signal(number)
     time.sleep(1)
     assert waker_of(process) == waker
-    waker.kill()
-    assert ended(waker)
-    wait_for(lambda: psutil.Process(process.pid).children(), count=2)
+    waker.send_signal(how)
+    wait_for(lambda: [one for one in wakers_of(process) if one != waker], count=1)
     process.send_signal(signal.SIGSTOP)
     _, said = process.communicate(timeout=10)
     assert (process.returncode, said) == (5, "")
+
+
+def test_a_waker_that_is_killed_at_the_end_has_a_successor(
+    folder: Path, started: list[subprocess.Popen[str]]
+) -> None:
+    command = guarded(f"{LEAVES}; time.sleep(1)", "guard.STOPPED_S = 1")
+    process, stage = start(folder, started, command)
+    waker = waker_of(process)
+    assert ended(stage)
+    waker.kill()
+    wait_for(lambda: [one for one in wakers_of(process) if one != waker], count=1)
+    process.send_signal(signal.SIGSTOP)
+    _, said = process.communicate(timeout=10)
+    assert (process.returncode, said) == (0, "")
+
+
+def test_without_memory_for_a_waker_the_stage_goes_on(
+    folder: Path, started: list[subprocess.Popen[str]]
+) -> None:
+    fails = """
+import errno, os
+fork, calls = os.fork, []
+def fails_first():
+    calls.append(1)
+    if len(calls) in (1, 3):
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+    return fork()
+os.fork = fails_first
+"""
+    command = guarded("time.sleep(2); sys.exit(5)", fails)
+    process, _ = start(folder, started, command)
+    assert wait_for(lambda: wakers_of(process), count=1)
+    _, said = process.communicate(timeout=10)
+    assert (process.returncode, said) == (5, "")
+
+
+def test_dvc_that_is_gone_is_seen_amid_signals(
+    folder: Path, started: list[subprocess.Popen[str]]
+) -> None:
+    """Of orphans that the guard adopts, one after the other."""
+    busy = "while 1: subprocess.call(['sh', '-c', 'sleep 0.1 & exit']); time.sleep(.1)"
+    dvc = [sys.executable, "dvc.py", *guarded(busy)]
+    process, stage = start(folder, started, dvc)
+    process.kill()
+    assert ended(stage)
+
+
+def test_no_time_to_clean_up_passes_while_all_are_stopped(
+    folder: Path, started: list[subprocess.Popen[str]]
+) -> None:
+    cleans = "(time.sleep(1), Path('cleaned').touch(), sys.exit(1))"
+    body = f"import signal; signal.signal(signal.SIGTERM, lambda *_: {cleans}); {SLEEP}"
+    process, _ = start(folder, started, guarded(body, "guard.GRACE_S = 2.5"))
+    time.sleep(0.5)
+    process.terminate()
+    time.sleep(0.3)
+    os.killpg(process.pid, signal.SIGSTOP)
+    time.sleep(3)
+    os.killpg(process.pid, signal.SIGCONT)
+    _, said = process.communicate(timeout=10)
+    assert (process.returncode, said) == (143, "error: stopped by SIGTERM\n")
+    assert (folder / "cleaned").exists()
+
+
+@pytest.mark.parametrize("where", ["2>&-", "2>/dev/full"])
+def test_exit_code_is_the_same_where_nobody_reads(
+    folder: Path, started: list[subprocess.Popen[str]], where: str
+) -> None:
+    words = " ".join(f"'{word}'" for word in guarded(SLEEP))
+    shell = ["sh", "-c", f"exec {words} {where}"]
+    process, stage = start(folder, started, shell)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=5)
+    assert (process.returncode, said) == (130, "")
+    assert ended(stage)
+
+
+def test_stage_that_cannot_be_started_is_said(folder: Path) -> None:
+    missing = "sys.executable = '/nowhere/python'"
+    command = guarded("1", missing)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    line = "error: /nowhere/python: No such file or directory\n"
+    assert (done.returncode, done.stderr) == (2, line)
+
+
+def test_waker_holds_no_lock_and_no_pipe(
+    folder: Path, started: list[subprocess.Popen[str]]
+) -> None:
+    process, _ = start(folder, started, guarded(SLEEP))
+    waker = waker_of(process)
+    # it starts as a copy that has them
+    wait_for(lambda: [True for _ in [1] if waker.num_fds() == 0], count=1)
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])

@@ -74,10 +74,10 @@ def test_lines_say_how_far_it_is(
 
 def test_the_end_is_said_once(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     """Also where the last item comes when a line is due."""
-    lines = lines_of(progress(clock.work(10, 5.0), "gloo-2", total=10), capsys)
-    assert [line.partition(" [")[0] for line in lines][-2:] == [
-        "gloo-2: 9/10",
-        "gloo-2: 10/10",
+    lines = lines_of(progress(clock.work(10, 5.0), "gloo-2 [tcp]", total=10), capsys)
+    assert [line.rpartition(" [")[0] for line in lines][-2:] == [
+        "gloo-2 [tcp]: 9/10",
+        "gloo-2 [tcp]: 10/10",
     ]
 
 
