@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 
+import torch
+
 from minitrain.recording.alarm import (
     Alarm,
     Rows,
@@ -15,6 +17,7 @@ from minitrain.recording.causes import APART, of_unlike_gradients
 from minitrain.recording.fingerprint import BINS
 from minitrain.recording.fits import (
     CLOSE,
+    Sketches,
     comparable,
     factors,
     lacking,
@@ -64,23 +67,22 @@ def own_gradients(rows: Rows, before: Rows | None) -> list[Alarm]:
     if lacking:
         return lacking
     by_number = _by_number_of_ranks(rows, before, factor) if rest <= CLOSE else []
-    return by_number + _otherwise(rows, names, factor)
+    return by_number + _otherwise(rows, names, together, factor)
 
 
-def _otherwise(rows: Rows, names: list[str], factor: float) -> list[Alarm]:
+def _otherwise(
+    rows: Rows, names: list[str], together: Sketches, factor: float
+) -> list[Alarm]:
     """A note where tensors are not as many times the mean as all are together."""
-    off = {}
-    for name in names:
-        found = sketches(rows, [name])
-        assert found, "all of them together are finite"
-        gap = float((found.gradients[0] - factor * found.mean).norm())
-        # own gradients may nearly cancel
-        size = max(
-            float(found.gradients[0].norm()),
-            abs(factor) * float(found.own.norm(dim=1).max()),
-        )
-        if gap > OFF * size:
-            off[name] = gap / size
+    # all at once: one after the other they took a tenth of a recorded step
+    shape = len(names), BINS
+    gradient, own = together.gradients[0].reshape(shape), together.own
+    own = own.reshape(-1, *shape)
+    gaps = (gradient - factor * own.mean(0)).norm(dim=1)
+    # own gradients may nearly cancel
+    sizes = torch.maximum(gradient.norm(dim=1), abs(factor) * own.norm(dim=2).amax(0))
+    are_off = (gaps > OFF * sizes).nonzero().flatten().tolist()
+    off = {names[i]: float(gaps[i] / sizes[i]) for i in are_off}
     if not off:
         return []
     first = next(iter(off))
@@ -104,17 +106,16 @@ def _by_number_of_ranks(rows: Rows, before: Rows | None, factor: float) -> list[
         cause = "summed instead of averaged, unless the loss is divided by the ranks"
         return [alarm("mean", step, what, cause=cause, severe=False)]
     # clipping may hit it once
-    was = None if before is None else _factor(before)
-    if _near(factor, 1 / world_size) and was and _near(was, 1 / world_size):
+    if _near(factor, 1 / world_size) and _near(_factor(before), 1 / world_size):
         what = f"1/{world_size} of the mean of the ranks' own"
         cause = "divided by the number of ranks twice"
         return [alarm("mean", step, what, cause=cause, severe=False)]
     return []
 
 
-def _factor(rows: Rows) -> float | None:
-    together = sketches(rows, comparable(rows))
-    return None if together is None else times(together.gradients[0], together.mean)[0]
+def _factor(rows: Rows | None) -> float:
+    together = None if rows is None else sketches(rows, comparable(rows))
+    return 0 if together is None else times(together.gradients[0], together.mean)[0]
 
 
 def _lacking(rows: Rows, names: list[str]) -> list[Alarm]:
