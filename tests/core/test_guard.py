@@ -107,6 +107,31 @@ def test_a_signal_is_one_line_also_while_it_imports(
     assert ended(stage)
 
 
+# interrupted when it imports the first module that takes time
+HASTY = """
+import builtins, os, runpy, signal, sys
+usual = builtins.__import__
+def interrupted(name, *rest):
+    if name == "ctypes":
+        os.kill(os.getpid(), signal.SIGINT)
+    return usual(name, *rest)
+builtins.__import__ = interrupted
+runpy.run_path(sys.argv.pop(1), run_name="__main__")
+"""
+
+
+def test_a_signal_is_one_line_also_while_the_guard_is_imported(folder: Path) -> None:
+    guarding = [str(ROOT / GUARD), "stage.py", SLEEP]
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", HASTY, *guarding],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+    assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
+
+
 def test_what_the_caller_ignores_stays_ignored(
     folder: Path, started: list[subprocess.Popen[str]]
 ) -> None:
