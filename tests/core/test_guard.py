@@ -80,6 +80,12 @@ def start(
     return process, psutil.Process(int(file.name.removeprefix("pid-")))
 
 
+def outcome(process: subprocess.Popen[str], within_s: float) -> tuple[int, str]:
+    """Exit code and stderr."""
+    _, said = process.communicate(timeout=within_s)
+    return process.returncode, said
+
+
 @pytest.mark.parametrize("code", [0, 1, 2, 77])
 def test_exit_code_is_that_of_the_stage(folder: Path, code: int) -> None:
     command = guarded(f"sys.exit({code})")
@@ -102,8 +108,7 @@ def test_a_signal_is_one_line_also_while_it_imports(
     process, stage = start(folder, started, guarded(SLEEP))
     # as a terminal does: to the whole group
     os.killpg(process.pid, number)
-    _, said = process.communicate(timeout=5)
-    assert (process.returncode, said) == (128 + number, f"error: {line}\n")
+    assert outcome(process, 5) == (128 + number, f"error: {line}\n")
     assert ended(stage)
 
 
@@ -237,8 +242,7 @@ def test_stage_that_goes_on_again_does_not_end(
     os.killpg(process.pid, signal.SIGSTOP)
     time.sleep(2)
     os.killpg(process.pid, signal.SIGCONT)
-    _, said = process.communicate(timeout=10)
-    assert (process.returncode, said) == (5, "")
+    assert outcome(process, 10) == (5, "")
 
 
 def test_stage_that_does_not_clean_up_in_time_is_killed(
@@ -249,8 +253,7 @@ def test_stage_that_does_not_clean_up_in_time_is_killed(
     process, _ = start(folder, started, command)
     time.sleep(0.3)
     process.terminate()
-    _, said = process.communicate(timeout=5)
-    assert (process.returncode, said) == (143, "error: stopped by SIGTERM\n")
+    assert outcome(process, 5) == (143, "error: stopped by SIGTERM\n")
 
 
 def test_what_a_stage_leaves_behind_ends(
@@ -299,8 +302,7 @@ def test_guard_that_is_stopped_alone_goes_on(
     command = guarded(f"time.sleep(0.5); {body}", "guard.STOPPED_S = 1")
     process, _ = start(folder, started, command)
     process.send_signal(signal.SIGSTOP)
-    _, said = process.communicate(timeout=10)
-    assert (process.returncode, said) == (5, "")
+    assert outcome(process, 10) == (5, "")
 
 
 def test_guard_that_is_stopped_while_it_cleans_up_goes_on(
@@ -311,8 +313,7 @@ def test_guard_that_is_stopped_while_it_cleans_up_goes_on(
     waker = waker_of(process)
     assert ended(stage)
     process.send_signal(signal.SIGSTOP)
-    _, said = process.communicate(timeout=10)
-    assert (process.returncode, said) == (0, "")
+    assert outcome(process, 10) == (0, "")
     assert ended(waker)
 
 
@@ -359,8 +360,7 @@ def test_a_waker_that_cannot_wake_has_a_successor(
     waker.send_signal(how)
     wait_for(lambda: [one for one in wakers_of(process) if one != waker], count=1)
     process.send_signal(signal.SIGSTOP)
-    _, said = process.communicate(timeout=10)
-    assert (process.returncode, said) == (5, "")
+    assert outcome(process, 10) == (5, "")
 
 
 def test_a_waker_that_is_killed_at_the_end_has_a_successor(
@@ -373,8 +373,7 @@ def test_a_waker_that_is_killed_at_the_end_has_a_successor(
     waker.kill()
     wait_for(lambda: [one for one in wakers_of(process) if one != waker], count=1)
     process.send_signal(signal.SIGSTOP)
-    _, said = process.communicate(timeout=10)
-    assert (process.returncode, said) == (0, "")
+    assert outcome(process, 10) == (0, "")
 
 
 def test_without_memory_for_a_waker_the_stage_goes_on(
@@ -393,8 +392,7 @@ os.fork = fails_first
     command = guarded("time.sleep(2); sys.exit(5)", fails)
     process, _ = start(folder, started, command)
     assert wait_for(lambda: wakers_of(process), count=1)
-    _, said = process.communicate(timeout=10)
-    assert (process.returncode, said) == (5, "")
+    assert outcome(process, 10) == (5, "")
 
 
 def test_dvc_that_is_gone_is_seen_amid_signals(
@@ -420,8 +418,7 @@ def test_no_time_to_clean_up_passes_while_all_are_stopped(
     os.killpg(process.pid, signal.SIGSTOP)
     time.sleep(3)
     os.killpg(process.pid, signal.SIGCONT)
-    _, said = process.communicate(timeout=10)
-    assert (process.returncode, said) == (143, "error: stopped by SIGTERM\n")
+    assert outcome(process, 10) == (143, "error: stopped by SIGTERM\n")
     assert (folder / "cleaned").exists()
 
 
@@ -433,8 +430,7 @@ def test_exit_code_is_the_same_where_nobody_reads(
     shell = ["sh", "-c", f"exec {words} {where}"]
     process, stage = start(folder, started, shell)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=5)
-    assert (process.returncode, said) == (130, "")
+    assert outcome(process, 5) == (130, "")
     assert ended(stage)
 
 
