@@ -50,8 +50,8 @@ IN_PACKAGES = [p for p in map(relative, LIBRARY) if Path(p).parts[1] not in DOOR
 
 
 @pytest.mark.parametrize("path", LIBRARY, ids=relative)
-def test_library_files_have_at_most_300_lines(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= 300
+def test_library_files_have_at_most_400_lines(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 400
 
 
 @pytest.mark.parametrize("path", STAGES, ids=relative)
@@ -69,11 +69,11 @@ def test_scripts_end_in_one_line_where_a_user_is_wrong(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", [*LIBRARY, *STAGES], ids=relative)
-def test_functions_have_at_most_50_lines(path: Path) -> None:
+def test_functions_have_at_most_60_lines(path: Path) -> None:
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, functions):
-            assert node.end_lineno - node.lineno < 50, f"{path}: {node.name}"
+            assert node.end_lineno - node.lineno < 60, f"{path}: {node.name}"
 
 
 @pytest.mark.parametrize("path", LIBRARY, ids=relative)
