@@ -16,7 +16,7 @@ from minitrain.core.files import open_atomic, read_json, write_json
 from minitrain.core.params import load_params
 from minitrain.core.provenance import require_same_build
 from minitrain.proof.runs import ladder_of_run, reference_of
-from minitrain.report.refused import breach_line, refuse
+from minitrain.report.breach import breach_line, refuse
 from minitrain.train.config import config_of
 from minitrain.train.identity import checkpoints_of
 
@@ -52,7 +52,7 @@ def main() -> None:
     checkpoints.forget()
     if line := breach_line(verdicts):
         # nothing downstream runs, so what it published last time would stay
-        refuse(verdicts, params, METRICS, Path("README.md"))
+        refuse(verdicts, METRICS)
         raise EvidenceError(f"equivalence: {line}")
     # What waits for the verdict and needs nothing else of it; it never changes.
     with open_atomic(Path("data/not-refused.txt")) as file:

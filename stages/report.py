@@ -1,4 +1,4 @@
-"""Join what was measured into pictures, a manifest and the report.
+"""Writing charts, manifest and report.
 
 python -m stages.report
 """
@@ -6,7 +6,8 @@ python -m stages.report
 from pathlib import Path
 
 from minitrain.core.errors import run_stage
-from minitrain.report.publish import Project, publish
+from minitrain.report.publish import publish
+from minitrain.report.read import Project
 
 DATA = Path("data")
 PROJECT = Project(
@@ -15,7 +16,6 @@ PROJECT = Project(
     runs=DATA / "runs",
     baseline=DATA / "baseline",
     metrics=Path("metrics"),
-    readme=Path("README.md"),
     zoo=Path("studies/zoo/inject.py"),
 )
 

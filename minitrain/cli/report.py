@@ -1,8 +1,9 @@
-"""Make pictures, manifest, report and README's result again from what was measured.
+"""Regenerate pictures, manifest and report from what was measured.
 
-Reads data/ and metrics/ of the project in the current folder, as the stage report does,
-and measures nothing. Exit code 0: published, 1: the evidence has a breach, which is
-published instead, 2: a file is missing or cannot be read.
+Reads data/ and metrics/ of the project in the current folder, as the stage `report`
+does, and measures nothing. --readme rewrites the result in README.md, too. Exit code 0:
+published, 1: a check breached, which is published instead, 2: a file is missing or
+cannot be read.
 """
 
 import argparse
@@ -12,7 +13,8 @@ from minitrain.cli.answer import Answer
 
 EXAMPLES = {
     "after an edit of words or pictures": "minitrain report",
-    "of folders of another name": "minitrain report --data built --metrics results",
+    "folders with other names": "minitrain report --data built --metrics results",
+    "README's result, too": "minitrain report --readme",
 }
 
 
@@ -21,13 +23,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--data", type=Path, default=Path("data"), help="what was built (data)")
     add("--metrics", type=Path, default=Path("metrics"), help="the results (metrics)")
+    add("--readme", action="store_true", help="rewrite the result in README.md")
 
 
 def answer(options: argparse.Namespace) -> Answer:
-    """Publish, and name what was written."""
+    """Publish, and name the files."""
     # drawing takes seconds to import: not for --help
     from minitrain.core.errors import EvidenceError
-    from minitrain.report.publish import FILES, Project, publish
+    from minitrain.report.publish import FILES, publish
+    from minitrain.report.read import Project
+    from minitrain.report.readme import write_result
 
     project = Project(
         params=Path("params.yaml"),
@@ -35,14 +40,15 @@ def answer(options: argparse.Namespace) -> Answer:
         runs=options.data / "runs",
         baseline=options.data / "baseline",
         metrics=options.metrics,
-        readme=Path("README.md"),
         zoo=Path("studies/zoo/inject.py"),
     )
     ok = True
     try:
-        said = publish(project)
+        line = publish(project)
     except EvidenceError as breach:
-        ok, said = False, str(breach)
+        ok, line = False, str(breach)
+    if options.readme:
+        write_result(Path("README.md"), options.metrics)
     files = [project.metrics / name for name in FILES]
     made = [str(file) for file in files if file.is_file()]
-    return Answer(ok, {"headline": said, "files": made}, "\n".join([said, *made]))
+    return Answer(ok, {"headline": line, "files": made}, "\n".join([line, *made]))

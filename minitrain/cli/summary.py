@@ -1,8 +1,8 @@
-"""Say the result in five lines: bits, speed, time, loss, and where the report is.
+"""Print the result in five lines: bits, speed, time, loss, and the path of the report.
 
-Reads metrics/ of the project in the current folder, and measures nothing. Before the
-lines stands what the model says, before and after training. Exit code 0: said, 1: the
-evidence has a breach, which is said instead, 2: a file is missing or cannot be read.
+Reads metrics/ of the project in the current folder, and measures nothing. Exit code 0:
+printed, 1: a check breached, which is printed instead, 2: a file is missing or cannot
+be read.
 """
 
 import argparse
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def answer(options: argparse.Namespace) -> Answer:
     """The lines, as they are published."""
     # tables take a moment to import: not for --help
-    from minitrain.report.summary_lines import summary_lines
+    from minitrain.report.terminal import summary_lines
 
     ok, lines = summary_lines(options.metrics)
     return Answer(ok, {"ok": ok, "lines": lines}, "\n".join(lines))

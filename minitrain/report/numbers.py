@@ -41,3 +41,23 @@ def percent(share: float) -> str:
 def ms(value: float) -> str:
     """``97.3 ms``."""
     return f"{value:.1f} ms"
+
+
+def num_bytes(value: float) -> str:
+    """``3.5 MB``, ``12.0 kB``."""
+    unit, name = (1e6, "MB") if value >= 1e6 else (1e3, "kB")
+    return f"{value / unit:.1f} {name}"
+
+
+# what templates may call
+IN_TEMPLATES = (
+    "plural",
+    "all_of",
+    "capitalized",
+    "thousands",
+    "counted",
+    "times",
+    "percent",
+    "ms",
+    "num_bytes",
+)

@@ -1,15 +1,13 @@
-"""The picture of what was done: text, ranks, their gradients made one, equal states."""
+"""The overview picture: text, ranks, averaged gradients, equal states."""
 
 import textwrap
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from minitrain.report.ladder import rungs
-from minitrain.report.matrix import Outcome, outcome_of
-from minitrain.report.numbers import capitalized, counted, plural, thousands
-from minitrain.report.render import markup
-from minitrain.report.results import Results
+from minitrain.report.checks import Mark
+from minitrain.report.facts import Facts
+from minitrain.report.numbers import counted, plural, thousands
+from minitrain.report.render import markup, sentence
 
 WIDTH, GAP, MARGIN = 400, 16, 8
 # pixels of a letter at the size of the text in a box
@@ -18,6 +16,21 @@ LINES_OF_SAMPLE = 3
 LONGEST_STRATEGY = 18
 MOST_RANKS = 3
 DIGITS_OF_HASH = 8
+
+RANKS_IN_WORDS = {
+    Mark.EQUAL: "the same bytes on {}",
+    Mark.NEAR: "the same within tolerance on {}",
+    Mark.UNDECIDED: "undecided whether {} are equal",
+    Mark.BREACH: "not the same on {}",
+    Mark.NOT_RUN: "{} were not compared",
+}
+REPLAY_IN_WORDS = {
+    Mark.EQUAL: "the same bytes as its replay by one process",
+    Mark.NEAR: "within tolerance of its replay by one process",
+    Mark.UNDECIDED: "undecided against its replay by one process",
+    Mark.BREACH: "different from its replay by one process",
+    Mark.NOT_RUN: "not compared with a replay by one process",
+}
 
 
 @dataclass(frozen=True)
@@ -32,65 +45,77 @@ class Rank:
 
     @property
     def middle(self) -> float:
-        """Where its arrows are."""
+        """The x of its arrows."""
         return self.x + self.width / 2
 
 
-def draw_overview(results: Results) -> str:
-    """The picture of the largest gloo run, as the text of an SVG file."""
+@dataclass(frozen=True)
+class Line:
+    """The outcome of a check, in words."""
+
+    mark: Mark
+    words: str
+
+
+@dataclass(frozen=True)
+class Overview:
+    """The words of the picture, and its outcomes."""
+
+    facts: dict[str, str]
+    outcomes: list[Line]
+
+
+def overview(f: Facts) -> Overview:
+    """Return what the picture of the largest gloo run shows."""
+    several, ranks = f.world_size > 1, plural(f.world_size, "rank")
+    strategy, batch = f.strategy, counted(f.batch_size, "sample")
+    becomes = f"{_printable(strategy)[:LONGEST_STRATEGY]}: gradients are averaged"
+    if strategy == "DDP":
+        becomes = "all-reduce: every rank receives the mean"
+    computes = "each computes gradients with its own copy of the model"
+    facts = {
+        "run": sentence("label", f, f.run),
+        "text": f"{counted(f.num_samples, 'sample')} of text",
+        "dealt": f"{batch} a step for {ranks}",
+        "share": f"{f.batch_size // f.world_size} of these",
+        "computes": computes,
+        "becomes": becomes,
+        "times": f"{thousands(f.made['model_params'])} numbers, "
+        f"{counted(f.made['num_steps'], 'step')}",
+    }
+    if not several:
+        facts |= {
+            "share": "all of these",
+            "computes": "it computes gradients with its model",
+            "becomes": "one rank: nothing to average",
+        }
+    return Overview(facts, _outcomes(f))
+
+
+def draw_overview(f: Facts) -> str:
+    """Return the picture of the largest gloo run, as the text of an SVG file."""
+    found = overview(f)
     return markup(
         "overview.svg",
         width=WIDTH,
         gap=GAP,
         margin=MARGIN,
-        title=overview_in_words(results),
-        facts=_facts(results),
-        ranks=_ranks(results),
-        outcomes=_outcomes(results),
-        left_out=results.world_size > MOST_RANKS,
+        title=sentence("overview", f, found.facts, found.outcomes),
+        facts=found.facts,
+        ranks=_ranks(f),
+        outcomes=found.outcomes,
+        left_out=f.world_size > MOST_RANKS,
     )
 
 
-def overview_in_words(results: Results) -> str:
-    """What the picture shows, for whoever does not see it."""
-    facts = _facts(results)
-    said = capitalized("; ".join(outcome.words for outcome in _outcomes(results)))
-    return (
-        f"What {facts['run']} did: {facts['text']}, {facts['dealt']}; "
-        f"{facts['computes']}; {facts['becomes']}, {facts['times']}. {said}."
-    )
-
-
-def _facts(results: Results) -> dict[str, str]:
-    run = results.largest
-    made, ranks = results.provenance[run], results.world_size
-    several = ranks > 1
-    sync, size = made["sync"], results.batch_size
-    becomes = f"{_printable(sync)[:LONGEST_STRATEGY]}: gradients of all become one"
-    if sync == "ddp":
-        becomes = "all-reduce: each gets the mean of all gradients"
-    return {
-        "run": results.label(run),
-        "text": f"{counted(results.num_samples, 'sample')} of text",
-        "dealt": f"{counted(size, 'sample')} a step for {plural(ranks, 'rank')}",
-        "share": f"{size // ranks} of these" if several else "all of these",
-        "computes": "each computes gradients with its own copy of the model"
-        if several
-        else "it computes gradients with its model",
-        "becomes": becomes if several else "one rank: nobody to average with",
-        "times": f"{thousands(made['model_params'])} numbers, "
-        f"{counted(made['num_steps'], 'step')}",
-    }
-
-
-def _ranks(results: Results) -> list[Rank]:
-    """Columns of three ranks at most: the first ones, and the last."""
-    run, count = results.largest, results.world_size
+def _ranks(f: Facts) -> list[Rank]:
+    """Return columns of three ranks at most: the first two, and the last."""
+    count = f.world_size
     shown = range(count) if count <= MOST_RANKS else (0, 1, count - 1)
     space = WIDTH - 2 * MARGIN - (len(shown) - 1) * GAP
     width = min(space / len(shown), 0.7 * space)
     start = (WIDTH - len(shown) * width - (len(shown) - 1) * GAP) / 2
-    texts, hashes = results.first_texts[run], results.equivalence[run]["state_sha256"]
+    texts, hashes = f.first_texts[f.run], f.equivalence[f.run]["state_sha256"]
     return [
         Rank(
             rank,
@@ -117,36 +142,17 @@ def _printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
-def _outcomes(results: Results) -> list[Outcome]:
-    """Of the ranks among each other, and of the run with its replay."""
-    ladder = rungs(results.equivalence[results.largest])
-    count = results.world_size
-    found = [_said("replay", ladder, "its replay by one process")]
-    if count > 1:
-        whom = "both ranks" if count == 2 else f"all {count} ranks"
-        found.insert(0, _said("ranks", ladder, whom))
-    return found
+def _outcomes(f: Facts) -> list[Line]:
+    replay, lines = _mark(f, "replay"), []
+    if f.world_size > 1:
+        ranks = _mark(f, "ranks")
+        whom = "both ranks" if f.world_size == 2 else f"all {f.world_size} ranks"
+        lines.append(Line(ranks, RANKS_IN_WORDS[ranks].format(whom)))
+    return [*lines, Line(replay, REPLAY_IN_WORDS[replay])]
 
 
-def _said(name: str, ladder: Mapping[str, Mapping[str, Any]], whom: str) -> Outcome:
-    outcome = outcome_of(ladder.get(name, {"verdict": "not run"}))
-    words = {
-        "ranks": {
-            "equal": f"the same bytes on {whom}",
-            "near": f"the same within tolerance on {whom}",
-            "undecided": f"not decided whether {whom} hold the same",
-            "breach": f"not the same on {whom}",
-            "absent": f"{whom} were not compared",
-        },
-        "replay": {
-            "equal": f"the same bytes as {whom}",
-            "near": f"within tolerance of {whom}",
-            "undecided": f"not decided against {whom}",
-            "breach": f"not that of {whom}",
-            "absent": f"not compared with {whom}",
-        },
-    }
-    # where no bits were compared there is nothing to say of bytes
-    if outcome.words == "passed":
-        outcome = outcome_of({"verdict": "undecided"})
-    return Outcome(outcome.kind, outcome.mark, words[name][outcome.kind])
+def _mark(f: Facts, check: str) -> Mark:
+    outcomes: dict[str, Any] = f.checks.get(check, {})
+    mark = outcomes[f.run].mark if f.run in outcomes else Mark.NOT_RUN
+    # without bits compared there is no statement about bytes
+    return Mark.UNDECIDED if mark is Mark.PASSED else mark

@@ -1,59 +1,90 @@
-"""Pages: Markdown, and HTML or SVG, made by the templates beside this file.
+"""Rendering of templates: Markdown pages, the same pages as HTML, SVG, plain sentences.
 
-Whatever a template is given is plain text, and is escaped unless it is
-:class:`Markdown`, which a page in HTML takes from :mod:`minitrain.report.webpage`.
+Text that a template receives is escaped, unless it is ``Markup`` already.
 """
 
+import base64
 import re
 from collections.abc import Iterable, Sequence
+from functools import partial
+from html import escape
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markdown_it import MarkdownIt
+from markdown_it.renderer import RendererHTML
+from markdown_it.token import Token
+from markdown_it.utils import EnvType, OptionsDict
+from markupsafe import Markup
 
 from minitrain.core.files import open_atomic
+from minitrain.report import numbers
 
-TEMPLATES = FileSystemLoader(Path(__file__).parent / "templates")
+KINDS = {".png": "image/png", ".svg": "image/svg+xml"}
+# the color of a table cell, by the mark that it begins with
+COLORS = {
+    "=": "equal",
+    "✓": "equal",
+    "≈": "near",
+    "?": "undecided",
+    "✗": "breach",
+    "-": "absent",
+}
+# the name of a run, and a number with its unit, stay in one line
+UNBROKEN = re.compile(r"\b(?:gloo|nccl|replay)-\d+\b|\d[\d.,]* (?:%|ms\b)")
 
 
-class Markdown(str):
-    """Text that is Markdown already: nothing in it is escaped."""
-
-
-def escaped(text: Any) -> Markdown:
-    """``text`` as Markdown that shows it, in one line; it may not start a line."""
-    if isinstance(text, Markdown):
+def escaped(text: Any) -> Markup:
+    """Return Markdown that shows ``text`` in one line; it may not start a line."""
+    if isinstance(text, Markup):
         return text
-    # an underscore between letters means nothing in Markdown, elsewhere it may
+    # an underscore between letters has no meaning in Markdown, elsewhere it may
     special = r"([\\`*~\[\]<>|&]|(?<![^\W_])_|_(?![^\W_]))"
-    return Markdown(re.sub(special, r"\\\1", " ".join(str(text).split())))
+    return Markup(re.sub(special, r"\\\1", " ".join(str(text).split())))
 
 
-def table(header: Sequence[Any], rows: Iterable[Sequence[Any]]) -> Markdown:
-    """A table; every row is as long as ``header``."""
+def table(header: Sequence[Any], rows: Iterable[Sequence[Any]]) -> Markup:
+    """Return a Markdown table; every row is as long as ``header``."""
     head, *lines = (f"| {' | '.join(map(escaped, row))} |" for row in (header, *rows))
-    return Markdown("\n".join([head, "|---" * len(header) + "|", *lines]))
+    return Markup("\n".join([head, "|---" * len(header) + "|", *lines]))
 
 
-def paragraphs(texts: Iterable[str]) -> Markdown:
-    """A paragraph for each of ``texts``."""
-    return Markdown("\n\n".join(map(escaped, texts)))
-
-
-def markdown(template: str, **values: Any) -> Markdown:
-    """The page that a template in ``templates`` makes of ``values``."""
-    return Markdown(_MARKDOWN.get_template(template).render(values))
+def markdown(template: str, **values: Any) -> Markup:
+    """Render a template of ``templates/`` to a page in Markdown."""
+    page = _MARKDOWN.get_template(template).render(values)
+    return Markup(re.sub(r"\n{3,}", "\n\n", page))
 
 
 def markup(template: str, **values: Any) -> str:
-    """The page in HTML, or the picture in SVG, that a template makes of ``values``."""
+    """Render a template to HTML or SVG."""
     return _MARKUP.get_template(template).render(values)
+
+
+def sentence(name: str, *values: Any) -> str:
+    """Return the sentence that the macro ``name`` of sentences.md makes, as plain text
+    in one line.
+    """
+    macro = getattr(_PLAIN.get_template("sentences.md").module, name)
+    return " ".join(str(macro(*values)).split())
+
+
+def to_html(page: Markup, folder: Path) -> str:
+    """Return a page in Markdown as one self-contained HTML file.
+
+    The first line of ``page`` is its title. Pictures are read from ``folder``.
+    """
+    tokens = _PARSER.parse(page)
+    first = next(token for token in tokens if token.type == "inline")
+    title = "".join(one.content for one in first.children or [])
+    body = Markup(_PARSER.render(page, {"folder": folder}))
+    return markup("page.html", title=title, body=body)
 
 
 def write_marked(path: Path, name: str, text: str) -> None:
     """Put ``text`` between the comments of ``path`` that bear ``name``.
 
-    A file that has none, or is not there, is left alone.
+    A file without these comments, or a missing one, is left alone.
     """
     start, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
     before = path.read_text(encoding="utf-8") if path.is_file() else ""
@@ -65,12 +96,56 @@ def write_marked(path: Path, name: str, text: str) -> None:
             file.write(after)
 
 
+class _Renderer(RendererHTML):
+    """Adds what Markdown cannot express: colored cells, scrolling, inlined pictures."""
+
+    def text(
+        self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType
+    ) -> str:
+        keep = partial(UNBROKEN.sub, r'<span class="kept">\g<0></span>')
+        return keep(escape(tokens[idx].content, quote=False))
+
+    def image(
+        self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType
+    ) -> str:
+        file = Path(str(tokens[idx].attrs["src"]))
+        content = base64.b64encode((env["folder"] / file).read_bytes()).decode("ascii")
+        source = f"data:{KINDS[file.suffix]};base64,{content}"
+        alt = escape(self.renderInlineAsText(tokens[idx].children, options, env))
+        return (
+            f'<span class="figure {file.stem}" tabindex="0">'
+            f'<img src="{source}" alt="{alt}"></span>'
+        )
+
+    def table_open(self, *_: Any) -> str:
+        scroll = '<div class="scroll" role="region" aria-label="table" tabindex="0">'
+        return f"{scroll}\n<table>\n"
+
+    def table_close(self, *_: Any) -> str:
+        return "</table>\n</div>\n"
+
+    def td_open(
+        self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType
+    ) -> str:
+        mark, _, words = tokens[idx + 1].content.partition(" ")
+        color = COLORS.get(mark) if words else None
+        return f'<td class="{color}">' if color else "<td>"
+
+
 _LAYOUT: dict[str, Any] = {
-    "loader": TEMPLATES,
+    "loader": FileSystemLoader(Path(__file__).parent / "templates"),
     "undefined": StrictUndefined,
     "trim_blocks": True,
     "lstrip_blocks": True,
     "keep_trailing_newline": True,
 }
-_MARKDOWN = Environment(finalize=escaped, **_LAYOUT)
+_MARKDOWN = Environment(finalize=escaped, autoescape=True, **_LAYOUT)
 _MARKUP = Environment(autoescape=True, **_LAYOUT)
+_PLAIN = Environment(**_LAYOUT)
+for _environment in (_MARKDOWN, _PLAIN):
+    _environment.globals |= {
+        name: getattr(numbers, name) for name in numbers.IN_TEMPLATES
+    }
+    _environment.filters["ms"] = numbers.ms
+_OPTIONS = {"html": True, "xhtmlOut": False}
+_PARSER = MarkdownIt("commonmark", _OPTIONS, renderer_cls=_Renderer).enable("table")

@@ -11,7 +11,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from minitrain.core.errors import run_stage
 from minitrain.report.canvas import BLUE, GRAY, GREEN, ORANGE, canvas, save
-from minitrain.report.scaling_plot import spread
+from minitrain.report.pictures import spread
 
 STUDY = Path(__file__).resolve().parent
 COLORS = {"gloo": ORANGE, "shm": BLUE, "nccl": GREEN, "copy": GRAY}

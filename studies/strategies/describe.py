@@ -6,7 +6,7 @@ from typing import Any
 from minitrain.core.errors import run_stage
 from minitrain.core.files import open_atomic, read_json
 from minitrain.core.provenance import measured_where
-from minitrain.report.account_words import PARTS, shares_of_step
+from minitrain.report.facts import PARTS, shares_of
 from minitrain.report.numbers import ms, percent
 
 STUDY = Path(__file__).resolve().parent
@@ -59,7 +59,7 @@ def time_goes(run: dict[str, Any]) -> str:
     account, step = run["account"], run["summary"]["step_mean_ms"]
     if account["sum_ms"] is None:
         return f"{ms(step)} a step; it has no account."
-    shares = shares_of_step(account)
+    shares = shares_of(account)
     largest = sorted(shares, key=lambda part: -shares[part])
     where = ", ".join(f"{PARTS[part]} {percent(shares[part])}" for part in largest[:4])
     closed = "closes" if account["closed"] else "does not close"

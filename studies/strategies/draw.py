@@ -10,7 +10,7 @@ from minitrain.core.errors import run_stage
 from minitrain.core.files import atomic_path, open_atomic, read_json
 from minitrain.core.provenance import measured_where, require_one_machine
 from minitrain.report.canvas import BLUE, ORANGE, canvas, save
-from minitrain.report.plots import draw_account
+from minitrain.report.pictures import draw_account
 
 STUDY = Path(__file__).resolve().parent
 CEILING, STOCK, AGAIN = "no communication", "ddp", "ddp again"

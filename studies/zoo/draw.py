@@ -11,7 +11,7 @@ from matplotlib.patches import Rectangle
 from minitrain.core.errors import run_stage
 from minitrain.core.files import read_json, write_json
 from minitrain.report.canvas import BLUE, DPI, ORANGE, WIDTH_IN, canvas, save
-from minitrain.report.studied_bugs import HIDDEN, digest, loss_curve
+from minitrain.report.studied import LossCurve, digest, loss_curve
 
 STUDY = Path(__file__).resolve().parent
 COLORS = {"breach": BLUE, "not run": "white"}
@@ -67,7 +67,7 @@ def draw_losses(result: dict[str, Any]) -> None:
         mine, steps = np.array(bug["losses"]), clean.shape[1]
         stops = len(mine) < steps
         looks = loss_curve(bug["losses"], result["clean_losses"][bug["model"]])
-        unseen += [name] if looks == HIDDEN else []
+        unseen += [name] if looks == LossCurve.HIDDEN else []
         axes.fill_between(range(steps), clean.min(0), clean.max(0), color="#bbbbbb")
         axes.plot(clean[0], color=BLUE, linewidth=2.6)
         axes.plot(mine, "." if stops else "-", color=ORANGE, linewidth=1.1)

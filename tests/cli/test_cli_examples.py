@@ -64,5 +64,5 @@ def test_example_of_a_project_is_understood(
     _, *arguments = shlex.split(line)
     make_parser().parse_args(arguments)
     # and refused for want of a project, for nothing else
-    with pytest.raises((UserError, OSError), match=r"params\.yaml|manifest\.json"):
+    with pytest.raises((UserError, OSError), match=r"params\.yaml|summary\.json"):
         run(arguments)

@@ -15,7 +15,11 @@ def options(*arguments: str) -> argparse.Namespace:
 
 
 def test_folders_are_those_of_a_project_unless_told_otherwise() -> None:
-    assert vars(options()) == {"data": Path("data"), "metrics": Path("metrics")}
+    assert vars(options()) == {
+        "data": Path("data"),
+        "metrics": Path("metrics"),
+        "readme": False,
+    }
     assert options("--data", "built").data == Path("built")
 
 

@@ -4,22 +4,22 @@ import json
 from pathlib import Path
 
 import pytest
-from report_inputs import ladder_of, results
+from report_inputs import facts, ladder_of
 
 from minitrain.cli.main import run
 from minitrain.cli.summary import answer
 from minitrain.core.files import write_json
-from minitrain.report.manifest import manifest
-from minitrain.report.words import find
+from minitrain.report.manifest import manifest, summary
 
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the results of two processes."""
     ladders = {"gloo-2": ladder_of(2) | {"verdict": "proven"}}
-    measured = results([2], equivalence=ladders)
+    measured = facts([2], equivalence=ladders)
     metrics = tmp_path / "metrics"
-    write_json(metrics / "manifest.json", manifest(measured, find(measured)))
+    write_json(metrics / "manifest.json", manifest(measured))
+    write_json(metrics / "summary.json", summary(measured))
     write_json(metrics / "timing.json", dict(measured.timing))
     losses = measured.losses["gloo-2"].assign(run="gloo-2")
     losses.to_csv(metrics / "losses.csv", index=False)
@@ -47,8 +47,7 @@ def test_other_folder(project: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_breach_has_the_exit_code_of_the_evidence(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = {"lesson_notes": "Breach: gloo-2: x.", "world_size": 2, "verdict": "breach"}
-    write_json(project / "metrics/manifest.json", said)
+    write_json(project / "metrics/summary.json", {"breach": "gloo-2: x"})
     assert run(["summary"]) == 1
     assert capsys.readouterr().out.startswith("Breach: gloo-2: x.\n")
 
@@ -59,5 +58,5 @@ def test_outside_of_a_project_the_missing_file_is_named(
     import argparse
 
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(OSError, match=r"metrics/manifest\.json"):
+    with pytest.raises(OSError, match=r"metrics/summary\.json"):
         answer(argparse.Namespace(metrics=Path("metrics")))

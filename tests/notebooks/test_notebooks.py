@@ -12,10 +12,9 @@ import nbclient
 import nbformat
 import pytest
 from project import ROOT
-from report_inputs import ladder_of, results, rung, timing_of
+from report_inputs import facts, ladder_of, rung, timing_of
 
 from minitrain.report.manifest import manifest
-from minitrain.report.words import find
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 # of what asyncio and zmq will change some day
@@ -74,13 +73,13 @@ def shown(cell: Any) -> tuple[str, int]:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """The results of a project whose second run has a breach, as its stages write."""
-    measured = results([1, 2])
+    """The facts of a project whose second run has a breach, as its stages write."""
+    measured = facts([1, 2])
     metrics = tmp_path / "metrics"
     metrics.mkdir()
     ladders = {f"gloo-{size}": ladder_of(size) for size in (1, 2)}
     written = {
-        "manifest": manifest(measured, find(measured)),
+        "manifest": manifest(measured),
         "equivalence": ladders,
         "timing": {f"gloo-{size}": timing_of(size) for size in (1, 2)},
     }

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 PARAMS = {"corpus.num_sentences": 40, "train.num_steps": 6, "baseline.num_rounds": 5}
 FULL = "no space left on the disk: "
 BASELINE, TIMING, REPORT = ["baseline"], ["timing"], ["report"]
-SAMPLE = ["sample"]
+
 WRITING = {
     "corpus": ["corpus"],
     "shard": ["shard"],
@@ -30,7 +30,6 @@ WRITING = {
     "equivalence": ["equivalence"],
     "baseline": BASELINE,
     "timing": TIMING,
-    "sample": SAMPLE,
     "report": REPORT,
 }
 
@@ -44,7 +43,7 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallDisk]:
     try:
         wait_for(lambda: [disk.seen] * os.path.ismount(disk.seen), 1)
         shutil.copytree(original, disk.seen / "project", symlinks=True)
-        outcome = run(disk, *PIPELINE, BASELINE, TIMING, SAMPLE, REPORT)
+        outcome = run(disk, *PIPELINE, BASELINE, TIMING, REPORT)
         assert outcome.code == 0, outcome.output
         yield disk
     finally:

@@ -13,14 +13,12 @@ import pandas as pd
 import pytest
 from browser import WHY_NOT, browser
 from project import PARAMS_FILE, ROOT, copy_project, environment, run_dvc
-from report_inputs import ladder_of, results
+from report_inputs import facts, ladder_of
 from ruamel.yaml import YAML
 
 from minitrain.core.files import write_json
-from minitrain.report.account_words import PARTS
-from minitrain.report.results import Results
-from minitrain.report.summary import summary
-from minitrain.report.words import find
+from minitrain.report.facts import PARTS, Facts
+from minitrain.report.manifest import summary
 
 PLOTS = YAML(typ="safe").load((ROOT / "metrics/dvc.yaml").read_text())["plots"]
 CHARTS = {
@@ -34,19 +32,19 @@ def git(folder: Path, *arguments: str) -> None:
     subprocess.run(["git", *AS_SOMEBODY, *arguments], cwd=folder, check=True)
 
 
-def measured(**speeds: float) -> Results:
+def measured(**speeds: float) -> Facts:
     ladders = {f"gloo-{w}": ladder_of(w) | {"verdict": "proven"} for w in (1, 2)}
-    return results([1, 2], equivalence=ladders, speeds=speeds)
+    return facts([1, 2], equivalence=ladders, speeds=speeds)
 
 
-def publish(metrics: Path, measured: Results) -> None:
+def publish(metrics: Path, measured: Facts) -> None:
     """The files that DVC draws, as the stages write them."""
     measured.baseline.scaling().round(1).to_csv(metrics / "scaling.csv", index=False)
     measured.account.to_csv(metrics / "account.csv", index=False)
     losses = [table.assign(run=run) for run, table in measured.losses.items()]
     table = pd.concat(losses)[["run", "step", "loss"]]
     table.to_csv(metrics / "losses.csv", index=False)
-    write_json(metrics / "summary.json", summary(measured, find(measured)))
+    write_json(metrics / "summary.json", summary(measured))
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +121,7 @@ def test_speeds_show_what_changed_and_no_twin(page: tuple[Path, str]) -> None:
 def test_parts_of_the_account_are_drawn_in_the_order_and_colors_of_the_picture() -> (
     None
 ):
-    from minitrain.report.plots import PART_COLORS
+    from minitrain.report.pictures import PART_COLORS
 
     template = json.loads((ROOT / ".dvc/plots/account.json").read_text())
     color = template["encoding"]["color"]["scale"]
@@ -224,7 +222,7 @@ def test_experiments_fit_160_columns(tmp_path: Path) -> None:
     (tmp_path / "write.py").write_text(WRITE)
     (tmp_path / ".gitignore").write_text(".venv\n")
     ours = measured()
-    write_json(tmp_path / "told.json", summary(ours, find(ours)))
+    write_json(tmp_path / "told.json", summary(ours))
     for name in ("Makefile", "requirements.lock", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
     shutil.copy(PARAMS_FILE, tmp_path / "params.yaml")

@@ -27,7 +27,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "distributed": {"core"},
     "sync": BELOW_SYNC,
     "train": BELOW_TRAIN,
-    "speech": {"core", "data", "model", "train"},
     "proof": {*BELOW_PROOF, "analysis"},
     "bench": BELOW_PROOF,
     "recording": {"core", "data", "sync", "distributed"},
@@ -141,7 +140,7 @@ def test_no_file_imports_itself_in_a_circle(path: str) -> None:
         above |= found
 
 
-TESTED = ("analysis", "cli", "core", "data", "model", "report", "speech")
+TESTED = ("analysis", "cli", "core", "data", "model", "report")
 WITH_LOGIC = [p for p in IN_PACKAGES if Path(p).parts[1] in TESTED]
 WITH_LOGIC = [
     p for p in WITH_LOGIC if re.search(r"^ *def ", (ROOT / p).read_text(), re.M)
@@ -162,7 +161,7 @@ def test_module_with_logic_is_imported_by_a_test(path: str) -> None:
 
 def test_packages_import_without_torch() -> None:
     """Stages of text and tables start in a fraction of a second."""
-    modules = "minitrain.grammar, minitrain.data.shards, minitrain.report.page"
+    modules = "minitrain.grammar, minitrain.data.shards, minitrain.report.publish"
     done = run_python("-c", f"import sys, {modules}; print('torch' in sys.modules)")
     assert done.stdout == "False\n", done.stderr
 

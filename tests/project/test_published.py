@@ -4,10 +4,10 @@ Compared on CI, and by `pytest -m published`. Whoever changes a parameter or run
 has other results than these, and needs no test to say so.
 """
 
-import io
 import json
 import re
 import subprocess
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from hashlib import sha256
@@ -24,8 +24,8 @@ from minitrain.analysis.held_out import errors
 from minitrain.analysis.least_squares import nonnegative
 from minitrain.analysis.made_by import Made, made_by_pipeline, made_in_study
 from minitrain.core.provenance import code_sha256
-from minitrain.report.result import result_block
-from minitrain.report.studied_bugs import digest
+from minitrain.report.readme import result_block
+from minitrain.report.studied import digest
 from studies.label import labels
 
 pytestmark = pytest.mark.published
@@ -51,11 +51,10 @@ def in_last_commit(path: str) -> str:
 
 def result_of(read: Read) -> str:
     """The result in README.md, made of the files in metrics/."""
-    files = (
-        json.loads(read(f"metrics/{name}.json"))
-        for name in ("manifest", "timing", "equivalence")
-    )
-    return result_block(*files, pd.read_csv(io.StringIO(read("metrics/scaling.csv"))))
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("manifest.json", "timing.json", "equivalence.json", "scaling.csv"):
+            (Path(folder) / name).write_text(read(f"metrics/{name}"))
+        return result_block(Path(folder))
 
 
 def test_result_in_the_readme_is_that_of_the_metrics() -> None:

@@ -23,7 +23,7 @@ from minitrain.core.files import read_json, write_json
 from minitrain.core.provenance import provenance
 from minitrain.core.schema import Section
 from minitrain.core.study import Interleaved, load_study
-from minitrain.report.studied_bugs import digest
+from minitrain.report.studied import digest
 
 STUDIES = sorted(file.parent.name for file in ROOT.glob("studies/*/params.yaml"))
 

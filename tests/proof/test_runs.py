@@ -4,13 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from report_inputs import results
 from tiny import tiny_params
 
 from minitrain.core.params import Params
 from minitrain.proof import runs
 from minitrain.proof.runs import across_world_sizes
-from minitrain.report.ladder import equivalence_sentences
 from minitrain.train.config import RunConfig, config_of
 
 
@@ -55,12 +53,3 @@ def test_bits_of_invariant_do_not_depend_on_the_world_size(sync: str) -> None:
 
 def test_of_other_strategies_nobody_asks_it() -> None:
     assert across_world_sizes("gloo-2", *runs_of("ddp"), Path()) == {}
-
-
-def test_report_says_so() -> None:
-    measured = results([1, 2])
-    sentence = "The bits do not depend on the number of processes."
-    assert sentence not in equivalence_sentences(measured)
-    same = {"bytes_equal": True, "max_ulp": 0, "max_abs_diff": 0.0, "verdict": "equal"}
-    measured.equivalence["gloo-2"]["world_sizes"] = same
-    assert sentence in equivalence_sentences(measured)

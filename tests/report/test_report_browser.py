@@ -10,26 +10,20 @@ from typing import Any
 
 import pytest
 from browser import WHY_NOT, Browser, browser
-from project import PARAMS_FILE
 from readable import look_at
-from report_inputs import ladder_of, results, rung, samples, zoo
+from report_inputs import facts, ladder_of, rung, zoo
 
-from minitrain.core.params import load_params
-from minitrain.report.account_words import account_headline
+from minitrain.report.breach import refuse
+from minitrain.report.facts import Facts
 from minitrain.report.overview import draw_overview
-from minitrain.report.page import compose
-from minitrain.report.plots import draw_account, draw_losses
-from minitrain.report.refused import refuse
-from minitrain.report.results import Results
-from minitrain.report.scaling_plot import draw_scaling
-from minitrain.report.studied_bugs import digest
-from minitrain.report.webpage import report_html
-from minitrain.report.words import find, headline, losses_headline
+from minitrain.report.pictures import draw_account, draw_losses, draw_scaling
+from minitrain.report.publish import report
+from minitrain.report.render import sentence, to_html
+from minitrain.report.studied import digest
 
 pytestmark = pytest.mark.slow
 NARROW, WIDE = 390, 1440
 WINDOWS = [(width, scheme) for width in (NARROW, WIDE) for scheme in ("light", "dark")]
-UNREADABLE = "\N{REPLACEMENT CHARACTER}"
 LONG = "Donaudampfschifffahrtsgesellschaft" * 8
 
 
@@ -41,7 +35,7 @@ def chromium() -> Iterator[Browser]:
         yield running
 
 
-def with_all_outcomes() -> Results:
+def with_all_outcomes() -> Facts:
     """Every kind of outcome, long words and many runs: a page at its worst."""
     sizes = [1, 2, 4]
     ladders: dict[str, Any] = {f"gloo-{size}": ladder_of(size) for size in sizes}
@@ -49,25 +43,19 @@ def with_all_outcomes() -> Results:
     ladders["gloo-4"] |= {"verdict": "proven", "replay_losses": rung("undecided")}
     ladders["gloo-4"]["loss"] = rung("not run", detail=LONG)
     texts = {f"gloo-{size}": ([LONG, "日本語 <b>"] * size)[:size] for size in sizes}
-    # what no font has, and what has no place to break
-    said = {run: [LONG, f"{UNREADABLE * 30} <i>{run}"] for run in texts}
-    told = samples(before=[UNREADABLE * 64], after=said, same_texts=False)
-    shown = {"first_texts": texts, "samples": told, "bugs": digest(zoo())}
-    return results(sizes, equivalence=ladders, **shown)
+    shown = {"first_texts": texts, "bugs": digest(zoo())}
+    return facts(sizes, equivalence=ladders, **shown)
 
 
-def written(measured: Results, folder: Path) -> Path:
-    """The page of ``measured`` with its pictures, in ``folder``."""
-    finding = find(measured)
-    (folder / "overview.svg").write_text(draw_overview(measured))
-    scaling = measured.baseline.scaling()
-    draw_scaling(scaling, headline(finding), folder / "scaling.png")
-    title = account_headline(finding)
-    draw_account(dict(measured.accounts), title, folder / "account.png")
-    title = losses_headline(measured.losses)
-    draw_losses(measured.losses, title, folder / "losses.png")
+def written(f: Facts, folder: Path) -> Path:
+    """The page of ``f`` with its pictures, in ``folder``."""
+    (folder / "overview.svg").write_text(draw_overview(f))
+    draw_scaling(f.scaling, sentence("headline", f), folder / "scaling.png")
+    title = sentence("account_headline", f)
+    draw_account(f.accounts, title, folder / "account.png")
+    draw_losses(f.losses, sentence("losses_headline", f), folder / "losses.png")
     path = folder / "report.html"
-    path.write_text(report_html(compose(measured, finding), folder))
+    path.write_text(to_html(report(f), folder))
     return path
 
 
@@ -82,16 +70,13 @@ def test_page_is_readable(
     # it was looked at: the folded tables alone have hundreds
     assert found.texts > 300
     assert page.as_uri() in visit.asked
-    # what the model says stands where learning does
-    spoken = "document.querySelector('#learned table').innerText"
-    assert f"after, gloo-4\t{LONG}" in visit.evaluate(spoken)
     # and it is dark where that was asked for
     ground = visit.evaluate("getComputedStyle(document.body).backgroundColor")
     assert ground == {"light": "rgb(255, 255, 255)", "dark": "rgb(21, 24, 28)"}[scheme]
 
 
 CUT = "(e => e.scrollWidth - e.clientWidth)(document.querySelector('{}'))"
-HINT = "getComputedStyle(document.querySelector('#speed figure'), '::before').content"
+HINT = "getComputedStyle(document.querySelector('.figure.scaling'), '::before').content"
 
 
 @pytest.mark.parametrize("width", [NARROW, 640, 641, WIDE])
@@ -100,11 +85,9 @@ def test_picture_that_is_cut_says_so(
 ) -> None:
     page = written(with_all_outcomes(), tmp_path)
     visit = chromium.visit(page.as_uri(), width=width)
-    is_cut = visit.evaluate(CUT.format("#speed figure")) > 0
+    is_cut = visit.evaluate(CUT.format(".figure.scaling")) > 0
     assert is_cut == (width <= 640)
     assert ("scroll sideways" in visit.evaluate(HINT)) == is_cut
-    # what the model says is read, not scrolled
-    assert visit.evaluate(CUT.format("#learned .scroll")) == 0
     printed = chromium.visit(page.as_uri(), width=width, media="print")
     assert printed.evaluate(HINT) == "none"
 
@@ -115,7 +98,7 @@ def test_page_of_a_breach_is_readable(
 ) -> None:
     broken = ladder_of(2) | {"ranks": rung("breach", detail=f"{LONG} <differs>")}
     verdicts = {"gloo-1": ladder_of(1), "gloo-2": broken}
-    refuse(verdicts, load_params(PARAMS_FILE), tmp_path, tmp_path / "README.md")
+    refuse(verdicts, tmp_path)
     page = tmp_path / "report.html"
     found = look_at(chromium.visit(page.as_uri(), width=NARROW, scheme=scheme))
     assert found.faults == {}
@@ -133,14 +116,6 @@ def test_page_is_printed_bright_and_unfolded(chromium: Browser, tmp_path: Path) 
     assert not chromium.visit(page.as_uri()).evaluate(unfolded)
     assert visit.call("Page.printToPDF")["data"].startswith("JVBERi")
     assert look_at(visit).faults.keys() <= {"too_wide"}
-
-
-def test_glossary_is_a_click_away(chromium: Browser, tmp_path: Path) -> None:
-    page = written(with_all_outcomes(), tmp_path)
-    visit = chromium.visit(page.as_uri())
-    visit.evaluate("document.querySelector('a[href^=\"#term-\"]').click()")
-    target = "document.querySelector(':target')"
-    assert 0 <= visit.evaluate(f"{target}.getBoundingClientRect().y") < 900
 
 
 WHOLE = """<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">

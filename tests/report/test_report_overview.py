@@ -4,16 +4,17 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from report_inputs import ladder_of, provenance_of, results, rung
+from report_inputs import facts, ladder_of, provenance_of, rung
 
-from minitrain.report.overview import WIDTH, draw_overview, overview_in_words
-from minitrain.report.results import Results
+from minitrain.report.facts import Facts
+from minitrain.report.overview import WIDTH, draw_overview, overview
+from minitrain.report.render import sentence
 
 SVG = "{http://www.w3.org/2000/svg}"
 NASTY = '<script>alert(1)</script> & "quoted" \x0b\x00\ufffe end'
 
 
-def drawn(measured: Results) -> ElementTree.Element:
+def drawn(measured: Facts) -> ElementTree.Element:
     return ElementTree.fromstring(draw_overview(measured))
 
 
@@ -21,9 +22,9 @@ def texts(picture: ElementTree.Element) -> list[str]:
     return [str(text.text) for text in picture.iter(f"{SVG}text")]
 
 
-def with_ladder(size: int, **rungs: Any) -> Results:
+def with_ladder(size: int, **rungs: Any) -> Facts:
     run = f"gloo-{size}"
-    return results([size], equivalence={run: ladder_of(size) | rungs})
+    return facts([size], equivalence={run: ladder_of(size) | rungs})
 
 
 def test_it_shows_the_facts_of_the_run() -> None:
@@ -35,7 +36,7 @@ def test_it_shows_the_facts_of_the_run() -> None:
         "32 samples a step for 2 ranks",
         "rank 0",
         "rank 1",
-        "all-reduce: each gets the mean of all gradients",
+        "all-reduce: every rank receives the mean",
         "870,000 numbers, 100 steps",
         "12345678…",
         "9abcdef0…",
@@ -52,7 +53,7 @@ def test_it_shows_the_facts_of_the_run() -> None:
 )
 def test_ranks_have_columns_side_by_side(size: int, columns: list[int]) -> None:
     speeds = {f"gloo_{size}": 9_000, f"gloo_{size}_no_sync": 9_500}
-    picture = drawn(results([size], speeds=speeds))
+    picture = drawn(facts([size], speeds=speeds))
     shown = texts(picture)
     names = [text for text in shown if text.startswith("rank ")]
     assert names == [f"rank {rank}" for rank in columns]
@@ -69,7 +70,7 @@ def test_ranks_have_columns_side_by_side(size: int, columns: list[int]) -> None:
     ("given", "said"),
     [
         (rung("breach", 3, 1e-7), "✗ not the same on both ranks"),
-        (rung("undecided"), "? not decided whether both ranks hold the same"),
+        (rung("undecided"), "? undecided whether both ranks are equal"),
         (rung("not run"), "- both ranks were not compared"),
         (
             rung("within tolerance", 9, 1e-7),
@@ -90,15 +91,15 @@ def test_what_compared_no_bits_says_nothing_of_bytes() -> None:
 
 def test_another_strategy_is_no_all_reduce() -> None:
     made = {"gloo-2": provenance_of(2, sync="powersgd")}
-    picture = drawn(results([2], provenance=made))
-    assert "powersgd: gradients of all become one" in texts(picture)
+    picture = drawn(facts([2], provenance=made))
+    assert "powersgd: gradients are averaged" in texts(picture)
     assert "all-reduce" not in " ".join(texts(picture))
 
 
 def test_any_text_leaves_a_picture() -> None:
     made = {"gloo-2": provenance_of(2, sync=NASTY)}
     first = {"gloo-2": [NASTY, "日本語の文" * 40]}
-    picture = drawn(results([2], provenance=made, first_texts=first))
+    picture = drawn(facts([2], provenance=made, first_texts=first))
     assert {element.tag for element in picture.iter()} == {
         f"{SVG}{tag}"
         for tag in ("svg", "title", "defs", "marker", "path", "rect", "g", "text")
@@ -109,17 +110,18 @@ def test_any_text_leaves_a_picture() -> None:
 
 
 def test_words_say_what_the_picture_shows() -> None:
-    text = overview_in_words(results([2]))
-    assert text == (
+    f = facts([2])
+    shown = overview(f)
+    assert sentence("overview", f, shown.facts, shown.outcomes) == (
         "What gloo-2 did: 12,078 samples of text, 32 samples a step for 2 ranks; each "
-        "computes gradients with its own copy of the model; all-reduce: each gets the "
-        "mean of all gradients, 870,000 numbers, 100 steps. The same bytes on both "
+        "computes gradients with its own copy of the model; all-reduce: every rank "
+        "receives the mean, 870,000 numbers, 100 steps. The same bytes on both "
         "ranks; the same bytes as its replay by one process."
     )
 
 
 def test_one_process_averages_with_nobody() -> None:
-    shown = texts(drawn(results([1])))
-    assert "one rank: nobody to average with" in shown
+    shown = texts(drawn(facts([1])))
+    assert "one rank: nothing to average" in shown
     assert "all of these" in shown
     assert not [text for text in shown if "both ranks" in text]

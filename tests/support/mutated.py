@@ -47,7 +47,7 @@ OURS = [
     "minitrain.proof.replay",
     "minitrain.proof.runs",
     "minitrain.proof.witness.examine",
-    "minitrain.report.refused",
+    "minitrain.report.breach",
     "minitrain.train.run",
 ]
 # of this process, for who looks what was left behind

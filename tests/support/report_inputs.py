@@ -7,10 +7,8 @@ import numpy as np
 import pandas as pd
 
 from minitrain.analysis.comparison import Baseline
-from minitrain.report.account_words import PARTS
-from minitrain.report.results import Results
-from minitrain.report.studied import Studied
-from minitrain.report.studied_ladder import BYTES, GAPS
+from minitrain.report.facts import PARTS, Facts
+from minitrain.report.studied import BYTES, DISTANCES, Studied
 
 # the keys of manifest.json in the order of the contract, whatever came of the runs
 CONTRACT = [
@@ -204,7 +202,7 @@ def studied_ladder(**verdicts: str) -> pd.DataFrame:
     for case in ("AdamW", "AdamW, dropout"):
         of_run = dict.fromkeys(BYTES, "equal")
         gaps = "within tolerance" if case == "AdamW" else "not run"
-        of_run |= dict.fromkeys(GAPS, gaps)
+        of_run |= dict.fromkeys(DISTANCES, gaps)
         for rung, verdict in (of_run | verdicts).items():
             gap = 2.5e-7 if verdict == "within tolerance" else None
             rows.append((case, 3, rung, verdict, gap))
@@ -295,21 +293,14 @@ def zoo() -> dict[str, Any]:
     }
 
 
-def samples(**changes: Any) -> dict[str, Any]:
-    """What metrics/samples.json holds, of two runs that say the same."""
-    said = {"gloo-1": ["a", "b", "c"], "gloo-2": ["a", "b", "c"]}
-    whole = {"mute": None, "before": ["?", "!"], "after": said, "same_texts": True}
-    return whole | changes
-
-
-def on_two_hosts(measured: Results, run: str) -> Results:
+def on_two_hosts(measured: Facts, run: str) -> Facts:
     """The same, but ``run`` was trained on two hosts."""
     timing = {**measured.timing, run: {**measured.timing[run], "num_hosts": 2}}
     return replace(measured, timing=timing)
 
 
-def results(world_sizes: list[int], **changes: Any) -> Results:
-    """Results of gloo runs; ``speeds`` (of :func:`arms`) and any field can be given."""
+def facts(world_sizes: list[int], **changes: Any) -> Facts:
+    """Facts of gloo runs; ``speeds`` (of :func:`arms`) and any field can be given."""
     speeds = changes.pop("speeds", {})
     noise = changes.pop("noise", 0.01)
     runs = {f"gloo-{world_size}": world_size for world_size in world_sizes}
@@ -345,10 +336,9 @@ def results(world_sizes: list[int], **changes: Any) -> Results:
             )
             for run, size in runs.items()
         },
-        "samples": samples(after={run: ["Anna swims.", "Bo ran."] for run in runs}),
-        "studied": studied(),
-        "studied_hosts": studied(table=HOSTS),
-        "studied_collectives": studied_collectives(),
+        "ladder_study": studied(),
+        "hosts_study": studied(table=HOSTS),
+        "collectives_study": studied_collectives(),
         "bugs": None,
     }
-    return Results(**fields | changes)
+    return Facts(**fields | changes)

@@ -9,11 +9,10 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-from report_inputs import ACCOUNT, account_of, results
+from report_inputs import ACCOUNT, account_of, facts
 
 from minitrain.report import canvas
-from minitrain.report.plots import draw_account, draw_losses
-from minitrain.report.scaling_plot import draw_scaling, spread
+from minitrain.report.pictures import draw_account, draw_losses, draw_scaling, spread
 
 
 def texts(figure: Figure) -> list[str]:
@@ -31,17 +30,14 @@ def drawn() -> Iterator[list[Figure]]:
         figures.append(figure)
         original(figure, path)
 
-    with (
-        mock.patch("minitrain.report.plots.save", keep),
-        mock.patch("minitrain.report.scaling_plot.save", keep),
-    ):
+    with mock.patch("minitrain.report.pictures.save", keep):
         yield figures
 
 
 @pytest.mark.parametrize("world_sizes", [[1], [2], [1, 2], [1, 2, 4]])
 def test_scaling(world_sizes: list[int], tmp_path: Path, drawn: list[Figure]) -> None:
     path = tmp_path / "scaling.png"
-    draw_scaling(results(world_sizes).baseline.scaling(), "The finding", path)
+    draw_scaling(facts(world_sizes).baseline.scaling(), "The finding", path)
     assert path.read_bytes().startswith(b"\x89PNG")
     assert path.stat().st_size > 10_000
     shown = texts(drawn[0])
@@ -64,7 +60,7 @@ def test_scaling_labels_carry_the_medians_and_do_not_overlap(
         "gloo_2_no_sync": 10_010,
         "one_process_all_cores": 9_990,
     }
-    baseline = results([2], speeds=speeds).baseline
+    baseline = facts([2], speeds=speeds).baseline
     draw_scaling(baseline.scaling(), "t", tmp_path / "scaling.png")
     labels = drawn[0].axes[0].texts
     speed = f"{baseline.tokens_per_s('gloo-2'):,.0f}"
@@ -84,7 +80,7 @@ def assert_apart(labels: list[Text]) -> None:
 def test_long_titles_wrap_inside_the_picture(
     tmp_path: Path, drawn: list[Figure]
 ) -> None:
-    draw_scaling(results([2]).baseline.scaling(), "word " * 40, tmp_path / "s.png")
+    draw_scaling(facts([2]).baseline.scaling(), "word " * 40, tmp_path / "s.png")
     box = drawn[0].texts[0].get_window_extent()
     assert box.x1 < drawn[0].bbox.x1
     assert box.y0 > drawn[0].axes[0].get_window_extent().y1
@@ -125,7 +121,7 @@ def test_account_of_nothing_is_still_a_picture(tmp_path: Path) -> None:
 
 
 def test_losses_keep_every_curve_visible(tmp_path: Path, drawn: list[Figure]) -> None:
-    losses = results([1, 2, 4]).losses
+    losses = facts([1, 2, 4]).losses
     draw_losses(losses, "Losses", tmp_path / "losses.png")
     lines = drawn[0].axes[0].get_lines()
     widths = [line.get_linewidth() for line in lines]
@@ -134,7 +130,7 @@ def test_losses_keep_every_curve_visible(tmp_path: Path, drawn: list[Figure]) ->
 
 
 def test_equal_inputs_give_equal_bytes(tmp_path: Path) -> None:
-    scaling = results([1, 2]).baseline.scaling()
+    scaling = facts([1, 2]).baseline.scaling()
     for name in ("one.png", "two.png"):
         draw_scaling(scaling, "t", tmp_path / name)
     one, two = ((tmp_path / name).read_bytes() for name in ("one.png", "two.png"))

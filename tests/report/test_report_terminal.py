@@ -7,50 +7,41 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from project import PARAMS_FILE
 from report_inputs import (
+    facts,
     ladder_of,
     on_two_hosts,
     provenance_of,
-    results,
     rung,
     timing_of,
 )
 
 from minitrain.core.errors import UserError
 from minitrain.core.files import write_json
-from minitrain.core.params import load_params
-from minitrain.report.manifest import manifest
-from minitrain.report.refused import refuse
-from minitrain.report.results import Results
-from minitrain.report.summary_lines import summary_lines
-from minitrain.report.words import find
-
-SAMPLES = {
-    "mute": None,
-    "before": ["\ufffdx", "q"],
-    "after": {"gloo-1": ["He was not.", "They"], "gloo-2": ["He was not.", "They"]},
-    "same_texts": True,
-}
+from minitrain.report.breach import refuse
+from minitrain.report.facts import Facts
+from minitrain.report.manifest import manifest, summary
+from minitrain.report.terminal import summary_lines
 
 
-def published(folder: Path, measured: Results) -> Path:
+def published(folder: Path, measured: Facts) -> Path:
     """The files that the lines are made of, as the stages write them."""
-    write_json(folder / "manifest.json", manifest(measured, find(measured)))
+    write_json(folder / "manifest.json", manifest(measured))
+    write_json(folder / "summary.json", summary(measured))
     write_json(folder / "timing.json", dict(measured.timing))
     losses = [table.assign(run=run) for run, table in measured.losses.items()]
     pd.concat(losses).to_csv(folder / "losses.csv", index=False)
     return folder
 
 
-def proven(world_sizes: list[int], **changes: Any) -> Results:
-    """Results whose runs have verdicts, ``verdict`` of all of them."""
+def proven(world_sizes: list[int], **changes: Any) -> Facts:
+    """Facts whose runs have verdicts, ``verdict`` of all of them."""
     verdict = changes.pop("verdict", "proven")
     ladders = {f"gloo-{w}": ladder_of(w) | {"verdict": verdict} for w in world_sizes}
-    return results(world_sizes, **{"equivalence": ladders, **changes})
+    return facts(world_sizes, **{"equivalence": ladders, **changes})
 
 
-def said(folder: Path, measured: Results) -> dict[str, str]:
+def said(folder: Path, measured: Facts) -> dict[str, str]:
     """The five lines, by their first word; none is longer than a terminal."""
     ok, lines = summary_lines(published(folder, measured))
     assert ok
@@ -71,7 +62,7 @@ def test_five_lines_say_bits_speed_time_loss_and_where_the_report_is(
     # 16,400 over 10,000, and over itself; 84 of 100 ms are computing, 10 exposed
     lines = said(tmp_path, measured)
     floor = re.sub(r".*(floor \d\.\d %)$", r"\1", lines["Speed"])
-    ratio = f"{find(measured).against_one.ratio:.2f}"
+    ratio = f"{measured.against_one.ratio:.2f}"
     assert ratio in ("1.63", "1.64", "1.65")
     speed = f"gloo-2: {ratio} times one process, no difference to all cores, {floor}"
     assert lines == {
@@ -106,9 +97,11 @@ def test_speed_says_what_is_decided(
 def test_busy_machine_has_no_speed(tmp_path: Path) -> None:
     taken = provenance_of(1, load={"others_share": 0.4, "steal_share": 0.0})
     line = said(tmp_path, proven([1, 2], baseline_provenance=taken))["Speed"]
-    assert line == "gloo-2: busy machine, not judged: others took 40 % of its cores"
+    assert line == "gloo-2: busy machine: others took 40 % of its cores"
     lines = said(tmp_path, proven([1, 16], speeds=SIXTEEN, noise=0.3))
-    assert re.search("not judged: rounds of the same arm lie .* apart$", lines["Speed"])
+    assert re.search(
+        "busy machine: rounds of the same arm lie .* apart$", lines["Speed"]
+    )
 
 
 SIXTEEN = {"gloo_16": 16_400, "gloo_16_no_sync": 17_000}
@@ -147,11 +140,11 @@ def test_verdicts_that_differ_are_each_named(tmp_path: Path) -> None:
         "gloo-2": ladder_of(2) | {"verdict": "proven"},
         "gloo-4": ladder_of(4) | {"verdict": "undecided"},
     }
-    lines = said(tmp_path, results([1, 2, 4], equivalence=ladders))
+    lines = said(tmp_path, facts([1, 2, 4], equivalence=ladders))
     assert lines["Bits"] == "gloo-4 undecided; gloo-1, gloo-2 proven"
 
 
-def with_account(**changes: Any) -> Results:
+def with_account(**changes: Any) -> Facts:
     timing = timing_of(2)
     timing["account"] |= changes
     return proven([2], timing={"gloo-2": timing})
@@ -176,36 +169,19 @@ def test_run_on_two_hosts_is_named_as_such(tmp_path: Path) -> None:
 
 def test_breach_is_said_in_the_place_of_the_result(tmp_path: Path) -> None:
     published(tmp_path, proven([1, 2]))
-    write_json(tmp_path / "samples.json", SAMPLES)
     detail = "tensor blocks.0.attention.qkv.weight, element 3: 0x1p-3 and 0x1p-2" * 2
     broken = {"gloo-2": ladder_of(2) | {"ranks": rung("breach", detail=detail)}}
-    refuse(broken, load_params(PARAMS_FILE), tmp_path, tmp_path / "README.md")
+    refuse(broken, tmp_path)
     ok, lines = summary_lines(tmp_path)
     assert not ok
     assert lines[0].startswith("Breach: gloo-2: ranks: tensor blocks.0.")
     assert max(map(len, lines[:-1])) <= 80
-    assert lines[-1].startswith(f"Nothing was published: {tmp_path / 'report.md'}")
-    # nor is what the refused run says
-    assert not (tmp_path / "samples.json").exists()
+    assert lines[-1] == f"No result was published; see {tmp_path / 'report.md'}."
 
 
-def test_what_the_model_says_comes_first(tmp_path: Path) -> None:
-    published(tmp_path, proven([1, 2]))
-    write_json(tmp_path / "samples.json", SAMPLES)
-    ok, lines = summary_lines(tmp_path)
-    assert ok
-    assert lines[:6] == [
-        "The model speaks, with the same dice before and after training:",
-        "  before  \ufffdx",
-        "  after   He was not.",
-        "  after   They",
-        "  gloo-1 and gloo-2 say the same, letter by letter.",
-        "",
-    ]
-    assert len(lines) == 11
-
-
-@pytest.mark.parametrize("name", ["manifest.json", "timing.json", "losses.csv"])
+@pytest.mark.parametrize(
+    "name", ["summary.json", "manifest.json", "timing.json", "losses.csv"]
+)
 def test_file_that_is_missing_or_cut_is_named(tmp_path: Path, name: str) -> None:
     path = published(tmp_path, proven([1, 2])) / name
     whole = path.read_text()
@@ -222,11 +198,4 @@ def test_manifest_of_an_older_version_is_named(tmp_path: Path) -> None:
     older = {k: v for k, v in json.loads(path.read_text()).items() if "over_" not in k}
     write_json(path, older)
     with pytest.raises(UserError, match=r"manifest\.json: damaged, or not of this ver"):
-        summary_lines(tmp_path)
-
-
-def test_samples_that_are_cut_are_named(tmp_path: Path) -> None:
-    published(tmp_path, proven([1, 2]))
-    (tmp_path / "samples.json").write_text('{"mute": null}\n')
-    with pytest.raises(UserError, match=r"samples\.json: damaged"):
         summary_lines(tmp_path)

@@ -1,4 +1,4 @@
-"""The result in five lines of a terminal, made of the files that are published."""
+"""The result in five lines of a terminal, made from the files that are published."""
 
 import textwrap
 from collections.abc import Mapping
@@ -6,16 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from minitrain.core.files import read_csv, read_json, reading
-from minitrain.report.account_words import COMPUTE, shares_of_step
+from minitrain.report.facts import COMPUTE, num_hosts, shares_of
 from minitrain.report.manifest import over
-from minitrain.report.numbers import ms, percent, times
-from minitrain.report.results import num_hosts, with_hosts
-from minitrain.report.samples import WIDTH, fitted, spoken
+from minitrain.report.numbers import ms, percent, plural, times
 
 Files = Mapping[str, Any]
+# columns of a terminal
+WIDTH = 80
+CUT = "..."
 
-# a verdict and what it rests on, as short as it can be said
-VERDICT_IN_WORDS = {
+# a verdict and what it rests on, in short
+VERDICTS = {
     "proven": "proven: bits of a one-process replay, a witness agrees",
     "replay only": "replay only: bits of a one-process replay, no witness",
     "undecided": "undecided: bits were not promised, or not compared",
@@ -23,42 +24,41 @@ VERDICT_IN_WORDS = {
 
 
 def summary_lines(metrics: Path) -> tuple[bool, list[str]]:
-    """Whether no run was refused, and what to print: what the model says, where it is
-    known, then five lines; after a breach what differs.
+    """Return whether no run was refused, and five lines; after a breach, the breach.
 
-    Lines have at most WIDTH characters. Reads the files in the folder ``metrics``;
-    UserError or OSError, naming one, where it is missing or damaged.
+    Lines have at most WIDTH characters.
+
+    Raises:
+        UserError: A file in the folder ``metrics`` is damaged.
+        OSError: A file is missing.
     """
+    if breach := read_json(metrics / "summary.json").get("breach"):
+        lines = textwrap.wrap(f"Breach: {breach}.", WIDTH)
+        where = f"No result was published; see {metrics / 'report.md'}."
+        return False, [*lines, where]
     manifest = read_json(metrics / "manifest.json", "lesson_notes", "world_size")
-    if manifest.get("verdict") == "breach":
-        told = textwrap.wrap(manifest["lesson_notes"], WIDTH)
-        where = f"Nothing was published: {metrics / 'report.md'} says what differs."
-        return False, [*told, where]
     run = f"gloo-{manifest['world_size']}"
-    said: dict[str, str] = {}
+    found: dict[str, str] = {}
     with reading(metrics / "manifest.json"):
-        said["Bits"] = _bits(run, manifest["verdicts"])
-        said["Speed"] = _speed(run, manifest)
+        found["Bits"] = _bits(run, manifest["verdicts"])
+        found["Speed"] = _speed(run, manifest)
     timing = read_json(metrics / "timing.json")
     with reading(metrics / "timing.json"):
-        said["Time"] = _time(run, timing[run])
-    said["Loss"] = _loss(metrics / "losses.csv", run)
-    lines = [fitted(f"{name:<7}{text}") for name, text in said.items()]
+        found["Time"] = _time(run, timing[run])
+    found["Loss"] = _loss(metrics / "losses.csv", run)
+    lines = [fitted(f"{name:<7}{text}") for name, text in found.items()]
     # a path that is cut leads nowhere
     lines.append(f"{'Report':<7}{metrics / 'report.html'}")
-    return True, [*_spoken(metrics / "samples.json"), *lines]
+    return True, lines
 
 
-def _spoken(path: Path) -> list[str]:
-    if not path.is_file():
-        return []
-    samples = read_json(path)
-    with reading(path):
-        return [*spoken(samples), ""]
+def fitted(line: str) -> str:
+    """Return ``line``, cut at its end if it is longer than WIDTH."""
+    return line if len(line) <= WIDTH else line[: WIDTH - len(CUT)] + CUT
 
 
 def _bits(largest: str, verdicts: Files) -> str:
-    """The verdicts, the largest run's first; runs that share one stand together."""
+    """Return the verdicts, the largest run's first, grouped by verdict."""
     runs: dict[str, list[str]] = {}
     for run in [largest, *(run for run in verdicts if run != largest)]:
         runs.setdefault(verdicts[run]["verdict"], []).append(run)
@@ -68,15 +68,15 @@ def _bits(largest: str, verdicts: Files) -> str:
     (verdict,) = runs
     count = len(verdicts)
     named = ", ".join(verdicts) if count < 3 else f"all {count} runs"
-    return f"{named}: {VERDICT_IN_WORDS[verdict]}"
+    return f"{named}: {VERDICTS[verdict]}"
 
 
 def _speed(run: str, manifest: Files) -> str:
-    """Against one process with as many threads, and against one on all cores: the fair
-    opponent, which has what they have together.
+    """Return the speed against one process with as many threads, and against one on
+    all cores: the fair opponent.
     """
     if busy := manifest["machine_busy"]:
-        return f"{run}: busy machine, not judged: {busy}"
+        return f"{run}: busy machine: {busy}"
     opponents = {"one_process": "one process", "all_cores": "all cores"}
     told, undecided = [], []
     for key, opponent in opponents.items():
@@ -93,14 +93,15 @@ def _speed(run: str, manifest: Files) -> str:
 
 
 def _time(run: str, timing: Files) -> str:
-    account, name = timing["account"], with_hosts(run, num_hosts(timing))
+    account, hosts = timing["account"], num_hosts(timing)
+    name = run if hosts == 1 else f"{run} ({plural(hosts, 'host')})"
     if account["closed"] is None:
         return f"{name}: not explained: a part of a step was not measured"
     if not account["closed"]:
         parts, step = account["sum_ms"], account["plain_step_ms"]
         told = f"{ms(parts)} {'of' if parts < step else 'against'} {ms(step)}"
         return f"{name}: not explained: parts add up to {told}"
-    shares = shares_of_step(account)
+    shares = shares_of(account)
     compute = percent(sum(shares.get(part, 0) for part in COMPUTE))
     text = f"{name}: computing {compute} of steps"
     exposed = shares.get("comm_exposed_ms")

@@ -1,0 +1,303 @@
+"""The facts of the report: what the stages measured, and what follows from it.
+
+Numbers and enums only. Sentences are in ``templates/sentences.md``, which reads these.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import pandas as pd
+
+from minitrain.analysis.account import CLOSED_WITHIN
+from minitrain.analysis.busy import why_busy
+from minitrain.analysis.comparison import (
+    ALL_CORES,
+    NO_SYNC,
+    ONE_PROCESS,
+    Baseline,
+    Comparison,
+    ddp_arm,
+)
+from minitrain.core.errors import UserError
+from minitrain.core.provenance import require_one_machine
+from minitrain.report.checks import Outcome, checks_of, outcome_of
+from minitrain.report.studied import Studied
+
+# the parts of a step account, in the order of a step, and their names
+PARTS = {
+    "data_ms": "data",
+    "wait_ms": "wait",
+    "forward_ms": "forward",
+    "backward_compute_ms": "backward",
+    "interference_ms": "interference",
+    "comm_exposed_ms": "exposed communication",
+    "optimizer_ms": "optimizer",
+    "optimizer_comm_ms": "communication of the optimizer",
+}
+COMPUTE = ("forward_ms", "backward_compute_ms", "optimizer_ms")
+COMMUNICATION = ("wait_ms", "interference_ms", "comm_exposed_ms", "optimizer_comm_ms")
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Everything that the report is made of. RUN is ``gloo-W`` or ``nccl-W``.
+
+    ``provenance``, ``first_texts``, ``equivalence``, ``timing`` and ``losses`` have one
+    entry per run that params ask for, in that order. ``account`` has the columns run,
+    part (a key of the account in timing.json), mean_ms, low_ms, high_ms. A step takes
+    ``batch_size`` of ``num_samples``. ``bugs`` is the result of the study ``zoo``, None
+    if other code produced it.
+
+    Raises:
+        UserError: The timings come from more than one machine.
+    """
+
+    seed: int
+    batch_size: int
+    num_samples: int
+    params_sha256: str
+    gloo_world_sizes: list[int]
+    baseline: Baseline
+    baseline_provenance: Json
+    provenance: Mapping[str, Json]
+    first_texts: Mapping[str, list[str]]
+    equivalence: Mapping[str, Json]
+    timing: Mapping[str, Json]
+    account: pd.DataFrame
+    losses: Mapping[str, pd.DataFrame]
+    ladder_study: Studied
+    hosts_study: Studied
+    collectives_study: pd.DataFrame
+    bugs: Json | None
+
+    def __post_init__(self) -> None:
+        named = {"baseline": self.baseline_provenance, **self.provenance}
+        # runs with nccl use the GPU of the machine, the others do not
+        machines = {
+            n: {"machine": {**p["machine"], "gpu": None}} for n, p in named.items()
+        }
+        require_one_machine(machines)
+
+    # The run that the findings are about: the largest gloo run.
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes of the largest gloo run."""
+        return max(self.gloo_world_sizes)
+
+    @property
+    def run(self) -> str:
+        """Name of the largest gloo run."""
+        return ddp_arm(self.world_size)
+
+    @property
+    def made(self) -> Json:
+        """Provenance of the largest gloo run."""
+        return self.provenance[self.run]
+
+    @property
+    def threads(self) -> int:
+        """Threads per process."""
+        return int(self.made["threads_per_process"])
+
+    @property
+    def strategy(self) -> str:
+        """Name of the synchronization strategy, for a sentence."""
+        return "DDP" if self.made["sync"] == "ddp" else str(self.made["sync"])
+
+    @property
+    def machine(self) -> Json:
+        """Fingerprint of the machine on which everything was measured."""
+        machine: Json = self.baseline_provenance["machine"]
+        return machine
+
+    @property
+    def cores(self) -> int:
+        """Cores of that machine."""
+        return int(self.machine["cores"])
+
+    def hosts(self, run: str) -> int:
+        """Return the number of hosts of ``run``."""
+        return num_hosts(self.timing[run])
+
+    @property
+    def on_several_hosts(self) -> list[str]:
+        """Runs on more than one host; their machine is the machine of rank 0."""
+        return [run for run in self.timing if self.hosts(run) > 1]
+
+    # Speed: comparisons of the baseline's arms, all on one host.
+
+    @cached_property
+    def against_one(self) -> Comparison:
+        """The run against one process with as many threads as each of its ranks."""
+        return self.baseline.compare(self.run, ONE_PROCESS)
+
+    @cached_property
+    def against_all_cores(self) -> Comparison:
+        """The run against one process on all cores: the fair opponent."""
+        return self.baseline.compare(self.run, ALL_CORES)
+
+    @cached_property
+    def no_sync_against_one(self) -> Comparison | None:
+        """The ceiling (no communication) against one process; None at one process."""
+        if self.world_size == 1:
+            return None
+        return self.baseline.compare(self.run + NO_SYNC, ONE_PROCESS)
+
+    @cached_property
+    def of_ceiling(self) -> Comparison | None:
+        """The run against the ceiling; None at one process."""
+        if self.world_size == 1:
+            return None
+        return self.baseline.compare(self.run, self.run + NO_SYNC)
+
+    @cached_property
+    def hook_cost(self) -> Comparison:
+        """The run with its timing hook against the run without."""
+        return self.baseline.instrumentation_cost()
+
+    @cached_property
+    def busy(self) -> str | None:
+        """Reason why the machine was too busy to compare speeds, or None."""
+        return why_busy(self.baseline_provenance.get("load"), self.baseline.spread())
+
+    @cached_property
+    def scaling(self) -> pd.DataFrame:
+        """Speed of each arm: arm, processes, threads, tokens_per_s p5, p50, p95."""
+        return self.baseline.scaling().round(1)
+
+    # Time: the step account.
+
+    @cached_property
+    def accounts(self) -> dict[str, Json]:
+        """The step account of each run in which no part is missing."""
+        accounts = {run: timing["account"] for run, timing in self.timing.items()}
+        return {run: of for run, of in accounts.items() if of["closed"] is not None}
+
+    @cached_property
+    def shares(self) -> dict[str, float] | None:
+        """Share of each part in a step of the run; None if they do not add up."""
+        account = self.accounts.get(self.run)
+        return shares_of(account) if account and account["closed"] else None
+
+    @property
+    def compute(self) -> dict[str, float]:
+        """The shares of computing."""
+        return {part: (self.shares or {}).get(part, 0.0) for part in COMPUTE}
+
+    @property
+    def others(self) -> dict[str, float]:
+        """The other shares, the largest first."""
+        rest = (self.shares or {}).keys() - {*COMPUTE}
+        shares = {part: (self.shares or {})[part] for part in rest}
+        return dict(sorted(shares.items(), key=lambda item: -item[1]))
+
+    @property
+    def left_by_account(self) -> float:
+        """Share of a step that is left without communication, by the account."""
+        return 1 - sum((self.shares or {}).get(part, 0.0) for part in COMMUNICATION)
+
+    @property
+    def account_agrees(self) -> bool:
+        """Whether account and ceiling, measured independently, agree."""
+        if self.of_ceiling is None:
+            return False
+        return abs(self.left_by_account - self.of_ceiling.ratio) <= CLOSED_WITHIN
+
+    @property
+    def interference_is_zero(self) -> bool:
+        """Whether interference cannot be told from zero."""
+        share = (self.shares or {}).get("interference_ms", 0.0)
+        low, high = self.interval(self.run, "interference_ms") or (share, share)
+        return low <= 0 <= high or share < 0
+
+    def interval(self, run: str, part: str) -> tuple[float, float] | None:
+        """Return the 5-95 % interval of a part's mean in ms, or None."""
+        table = self.account
+        row = table[(table["run"] == run) & (table["part"] == part)]
+        bounds = row[["low_ms", "high_ms"]].dropna().to_numpy()
+        return (float(bounds[0][0]), float(bounds[0][1])) if len(bounds) else None
+
+    @property
+    def ddp_log(self) -> list[Json]:
+        """Forward and backward in DDP's own log, beside ours; empty without a log."""
+        log = self.timing[self.run]["ddp_says"]
+        parts = [log["forward_ms"], log["backward_ms"]]
+        known = all(part["difference_pct"] is not None for part in parts)
+        return parts if known else []
+
+    @property
+    def ddp_log_agrees(self) -> bool:
+        """Whether DDP's log and our clock agree."""
+        limit = 100 * CLOSED_WITHIN
+        return all(abs(part["difference_pct"]) <= limit for part in self.ddp_log)
+
+    # Equivalence: verdicts, checks and losses.
+
+    def verdict(self, run: str) -> str:
+        """Return the verdict on ``run``, as metrics/equivalence.json has it."""
+        return str(self.equivalence[run].get("verdict", "undecided"))
+
+    @cached_property
+    def checks(self) -> dict[str, dict[str, Outcome]]:
+        """By check and run: the outcome."""
+        found = {run: checks_of(entry) for run, entry in self.equivalence.items()}
+        names = dict.fromkeys(name for checks in found.values() for name in checks)
+        return {
+            name: {run: outcome_of(checks.get(name)) for run, checks in found.items()}
+            for name in names
+        }
+
+    def with_outcome(self, *marks: str) -> list[str]:
+        """Return run and name of each check with one of these marks."""
+        return [
+            f"{run} {name}"
+            for name, outcomes in self.checks.items()
+            for run, outcome in outcomes.items()
+            if outcome.mark in marks
+        ]
+
+    @cached_property
+    def common_losses(self) -> pd.DataFrame:
+        """A column of losses for each run, over the steps that all have."""
+        curves = [t.set_index("step")["loss"] for t in self.losses.values()]
+        return pd.concat(curves, axis="columns", join="inner", keys=[*self.losses])
+
+    @property
+    def first_loss(self) -> float:
+        """Loss of the first run at the first step."""
+        return float(self.common_losses.to_numpy()[0, 0])
+
+    @property
+    def last_loss(self) -> float:
+        """Loss of the first run at the last step."""
+        return float(self.common_losses.to_numpy()[-1, 0])
+
+    @property
+    def losses_apart(self) -> float:
+        """Largest distance between two runs' losses at a step."""
+        curves = self.common_losses
+        return float((curves.max(axis="columns") - curves.min(axis="columns")).max())
+
+
+def shares_of(account: Json) -> dict[str, float]:
+    """Return each part's share of their sum, in the order of a step."""
+    known = {part: account[part] for part in PARTS if account.get(part) is not None}
+    return {part: value / account["sum_ms"] for part, value in known.items()}
+
+
+def num_hosts(timing: Json) -> int:
+    """Return the number of hosts of a run, by its entry of metrics/timing.json."""
+    return int(timing.get("num_hosts", 1))
+
+
+def only_runs(found: Json, runs: list[str], source: str) -> dict[str, Any]:
+    """Return the entries of ``found`` for ``runs``; UserError names a missing one."""
+    for run in runs:
+        if run not in found:
+            held = ", ".join(found) or "none"
+            raise UserError(f"{source}: no run {run}; it holds {held}")
+    return {run: found[run] for run in runs}

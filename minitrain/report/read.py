@@ -1,0 +1,139 @@
+"""Reading of what the stages and studies wrote, complete or not at all."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from minitrain.analysis.comparison import Baseline
+from minitrain.core.files import read_csv, read_json, reading, sha256_file
+from minitrain.core.params import Params
+from minitrain.core.provenance import code_sha256
+from minitrain.data.shards import first_texts
+from minitrain.report.checks import require_known_verdicts
+from minitrain.report.facts import PARTS, Facts, only_runs
+from minitrain.report.studied import Studied
+
+
+@dataclass(frozen=True)
+class Project:
+    """The files of a project: folders of what was built, the folder of results, and
+    ``params`` and ``zoo`` (the script of the study of bugs), which are files.
+    """
+
+    params: Path
+    shards: Path
+    runs: Path
+    baseline: Path
+    metrics: Path
+    zoo: Path
+
+
+def read_equivalence(project: Project, params: Params) -> dict[str, Any]:
+    """Return the entries of metrics/equivalence.json for the runs of ``params``."""
+    file = project.metrics / "equivalence.json"
+    entries = _of_runs(file, params)
+    with reading(file):
+        require_known_verdicts(entries, str(file))
+    return entries
+
+
+def read_facts(project: Project, params: Params, equivalence: dict[str, Any]) -> Facts:
+    """Read what ``params`` ask for, and nothing that an earlier setting left behind.
+
+    Raises:
+        UserError: A file is missing, damaged or incomplete.
+    """
+    runs, metrics, baseline = params.runs(), project.metrics, project.baseline
+    rounds, folders = baseline / "rounds.csv", {run: project.runs / run for run in runs}
+    timing = _of_runs(metrics / "timing.json", params)
+    with reading(metrics / "timing.json"):
+        pairs = product(timing, PARTS)
+        expected = [(r, part) for r, part in pairs if part in timing[r]["account"]]
+        if older := [run for run in timing if "stragglers" not in timing[run]]:
+            raise ValueError(f"no stragglers of {older[0]}")
+    origins = {
+        run: read_json(folders[run] / "provenance.json", "machine", "num_steps")
+        for run in runs
+    }
+    index = project.shards / f"world-{max(params.gloo.world_sizes)}" / "index.json"
+    return Facts(
+        seed=params.train.seed,
+        batch_size=params.train.global_batch_size,
+        num_samples=int(read_json(index, "samples")["samples"]),
+        params_sha256=sha256_file(project.params),
+        gloo_world_sizes=params.gloo.world_sizes,
+        baseline=Baseline(
+            _rounds(rounds, params.baseline.num_rounds),
+            params.gloo.world_sizes,
+            str(rounds),
+        ),
+        baseline_provenance=read_json(baseline / "provenance.json", "machine"),
+        provenance=origins,
+        first_texts={
+            run: first_texts(project.shards / f"world-{world_size}")
+            for run, world_size in runs.items()
+        },
+        equivalence=equivalence,
+        timing=timing,
+        account=_account(metrics / "account.csv", expected),
+        losses={run: _losses(folders[run], origins[run]["num_steps"]) for run in runs},
+        ladder_study=_studied(metrics / "ladder", params),
+        hosts_study=_studied(metrics / "hosts", params),
+        collectives_study=read_csv(metrics / "collectives.csv"),
+        bugs=_bugs(metrics / "zoo.json", project.zoo),
+    )
+
+
+def _bugs(file: Path, zoo: Path) -> dict[str, Any] | None:
+    """Return what the study of bugs found; None if it ran other code."""
+    found: dict[str, Any] = read_json(file, "bugs", "provenance")
+    with reading(file):
+        code = found["provenance"]["code_sha256"]
+    return found if code is not None and code == code_sha256(zoo) else None
+
+
+def _studied(stem: Path, params: Params) -> Studied:
+    return Studied(
+        table=read_csv(stem.with_suffix(".csv")),
+        origin=read_json(stem.with_suffix(".json")),
+        model=params.model.model_dump(mode="json"),
+    )
+
+
+def _rounds(file: Path, num_rounds: int) -> pd.DataFrame:
+    table = read_csv(file, "round")
+    with reading(file):
+        if {*table["round"]} != {*range(num_rounds)}:
+            raise ValueError(f"not {num_rounds} rounds")
+    return table
+
+
+def _account(file: Path, expected: Iterable[tuple[str, str]]) -> pd.DataFrame:
+    """Return the table in ``file``, which has a row for each expected run and part."""
+    table = read_csv(file, "run", "part", "mean_ms", "low_ms", "high_ms")
+    with reading(file):
+        held = {*zip(table["run"], table["part"], strict=True)}
+        for run, part in expected:
+            if (run, part) not in held:
+                raise ValueError(f"no row of {run}, {part}")
+        columns = ["mean_ms", "low_ms", "high_ms"]
+        table[columns] = table[columns].astype(float)
+    return table
+
+
+def _losses(folder: Path, num_steps: int) -> pd.DataFrame:
+    """Return a row for each step of the run in ``folder``."""
+    file = folder / "losses.csv"
+    table = read_csv(file, "step", "loss")
+    with reading(file):
+        if [*table["step"]] != [*range(num_steps)]:
+            raise ValueError(f"not one row for each of {num_steps} steps")
+    return table
+
+
+def _of_runs(file: Path, params: Params) -> dict[str, Any]:
+    return only_runs(read_json(file), list(params.runs()), str(file))

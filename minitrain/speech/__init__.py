@@ -1,1 +1,0 @@
-"""What a language model says, before and after training."""

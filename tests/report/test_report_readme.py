@@ -1,0 +1,99 @@
+"""README's result: made from the files that are published."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_inputs import facts, ladder_of, on_two_hosts, provenance_of
+
+from minitrain.core.files import write_json
+from minitrain.core.provenance import code_sha256
+from minitrain.report.facts import Facts
+from minitrain.report.manifest import manifest, summary
+from minitrain.report.readme import result_block, write_result
+from minitrain.report.render import write_marked
+
+MARKED = (
+    "# T\n<!-- result -->\nold\n<!-- /result -->\n<!-- made-by -->\n<!-- /made-by -->\n"
+)
+
+
+def published(folder: Path, f: Facts) -> Path:
+    """The files that the block is made from."""
+    write_json(folder / "manifest.json", manifest(f))
+    write_json(folder / "summary.json", summary(f))
+    write_json(folder / "timing.json", dict(f.timing))
+    write_json(folder / "equivalence.json", dict(f.equivalence))
+    f.scaling.to_csv(folder / "scaling.csv", index=False)
+    return folder
+
+
+def block(folder: Path, **changes: Any) -> str:
+    ladders = {f"gloo-{w}": ladder_of(w) | {"verdict": "proven"} for w in (1, 2)}
+    return result_block(
+        published(folder, facts([1, 2], equivalence=ladders, **changes))
+    )
+
+
+def test_numbers_are_those_of_the_files(tmp_path: Path) -> None:
+    made = block(tmp_path)
+    assert "| one process | 1 | 1 | 9,998 | - | - |" in made
+    assert "| 2 processes, DDP | 2 | 1 | 16,417 | proven | 12.5 ms |" in made
+    assert (
+        "| 2 processes, no communication (the ceiling) | 2 | 1 | 19,118 | - | - |"
+        in made
+    )
+    assert "A/A duplicate" not in made
+    assert "2026-01-02: Example CPU, 2 cores" in made
+    line = " ".join(made.split())
+    assert "Identical arms (3 pairs) differed by up to 1.6 %: smaller diff" in line
+    assert "with the whole batch is 3.1e-06: within tolerance.*" in line
+    assert max(map(len, made.splitlines()[-6:])) <= 100
+
+
+def test_a_busy_machine_has_no_speeds(tmp_path: Path) -> None:
+    busy = provenance_of(1, load={"others_share": 0.4, "steal_share": 0.0})
+    made = block(tmp_path, baseline_provenance=busy)
+    assert "speeds were not compared: others took 40 % of its cores." in made
+    assert "| 2 | 1 | not measured (machine busy) | proven | 12.5 ms |" in made
+    assert "16,417" not in made
+
+
+def test_two_hosts_have_no_speed_of_one_beside_them(tmp_path: Path) -> None:
+    f = on_two_hosts(facts([1, 2]), "gloo-2")
+    made = result_block(published(tmp_path, f))
+    assert "| 16,417 | undecided (2 hosts) | - |" in made
+    assert "Speeds are of one host; gloo-2 ran on 2, so only its verdict" in made
+
+
+def test_readme_gets_the_result_and_what_produced_it(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics"
+    metrics.mkdir()
+    made = block(metrics)
+    readme = tmp_path / "README.md"
+    readme.write_text(MARKED)
+    write_result(readme, metrics)
+    text = readme.read_text()
+    assert text.startswith(f"# T\n<!-- result -->\n{made}<!-- /result -->\n")
+    assert f"- `train.py`: made by code {'ab' * 6}. Measured on 2026-01-02" in text
+    # no stage in this folder has that code
+    assert code_sha256(tmp_path / "stages/train.py") is None
+    assert "Newer code may give other numbers: `make` measures again." in text
+    write_json(metrics / "summary.json", {"breach": "gloo-2: ranks: a|b"})
+    write_result(readme, metrics)
+    text = readme.read_text()
+    assert text.startswith("# T\n<!-- result -->\n**Breach: gloo-2: ranks: a\\|b.**\n")
+    assert text.endswith("<!-- made-by -->\n<!-- /made-by -->\n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["# No marks\n", "<!-- result -->\nnever closed\n", "<!-- /result -->\n", None],
+)
+def test_a_readme_without_marks_is_left_alone(tmp_path: Path, text: str | None) -> None:
+    path = tmp_path / "README.md"
+    if text is not None:
+        path.write_text(text)
+    write_marked(path, "result", "new\n")
+    assert path.exists() == (text is not None)
+    assert text is None or path.read_text() == text
