@@ -35,6 +35,24 @@ def test_all_that_is_needed() -> None:
     )
 
 
+def test_required_checks_by_name() -> None:
+    """Written out: a name that is dropped from a list would drop its test too."""
+    assert {*BITS} == {
+        "replay",
+        "replay_gradients",
+        "replay_parameters",
+        "replay_losses",
+        "data",
+    }
+    assert {*MEANING} == {"trained", "reference"}
+    assert {*WITNESS_DATA} >= {
+        "witness_data",
+        "witness_hashes",
+        "witness_step",
+        "witness_mean",
+    }
+
+
 @pytest.mark.parametrize("verdict", ["missing", "not run", "undecided", "breach"])
 @pytest.mark.parametrize("name", ["ranks", *BITS, *MEANING, *WITNESS_DATA])
 def test_nothing_is_proven_without_one_of_them(name: str, verdict: str) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
@@ -74,6 +75,47 @@ def test_arms_of_two_world_sizes() -> None:
         "one_process-again": (PLAIN, 1, False),
     }
     assert find_strategy(PLAIN) is Strategy
+
+
+def test_threads_of_every_arm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arms, "usable_cores", lambda: 7)
+    threads = {arm.name: arm.threads for arm in arms_of(params(1, 2))}
+    assert threads.pop("one_process_all_cores") == 7
+    assert {*threads.values()} == {params(1).train.threads_per_process} == {1}
+
+
+class Noted(Contestant):
+    """Notes the order of what a turn does."""
+
+    def __init__(self, seen: list[str]) -> None:
+        self.arm, self.group, self.next_step = Arm("noted", 2, 3), None, 0
+        self.seen = seen
+        one = SimpleNamespace(global_targets=5)
+        batches = SimpleNamespace(micro_batches=lambda _: [one])
+        self.worker: Any = SimpleNamespace(observer=None, batches=batches)
+
+    def train(self, steps: Iterable[int]) -> None:
+        self.seen.append(f"train {[*steps]}")
+
+
+def test_barriers_enclose_the_timed_steps_of_a_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without the second, a turn is as long as the steps of the fastest rank."""
+    seen: list[str] = []
+
+    def read() -> int:
+        seen.append("clock")
+        return len(seen)
+
+    monkeypatch.setattr(arms.dist, "barrier", lambda _: seen.append("barrier"))
+    monkeypatch.setattr(arms.time, "perf_counter_ns", read)
+    set_threads = lambda count: seen.append(f"threads {count}")  # noqa: E731
+    monkeypatch.setattr(arms.torch, "set_num_threads", set_threads)
+    _, tokens = Noted(seen).take_turn(2)
+    begins = ["threads 3", "train [0]", "barrier", "clock"]
+    assert seen == [*begins, "train [1, 2]", "barrier", "clock"]
+    assert tokens == 10
 
 
 def test_studies_begin_with_ddp_alone() -> None:

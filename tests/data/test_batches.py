@@ -173,6 +173,17 @@ def test_loss_is_the_one_of_the_output() -> None:
     assert causal_lm_loss(model, inputs).item() == 2
 
 
+def test_loss_is_that_of_the_model_in_every_epoch(tmp_path: Path) -> None:
+    def model(**_: torch.Tensor) -> SimpleNamespace:
+        return SimpleNamespace(loss=torch.tensor(2.0))
+
+    batches = rank_batches(tmp_path, 0, 1, ELEVEN)
+    # eleven samples in batches of four: three epochs
+    for step in range(9):
+        (one,) = batches.micro_batches(step)
+        assert batches.loss(model, one.inputs).item() == 2
+
+
 def test_parts_of_a_batch_are_its_samples_in_turn(tmp_path: Path) -> None:
     (whole,) = rank_batches(tmp_path, 0, 2, ELEVEN).micro_batches(0)
     parts = rank_batches(tmp_path, 0, 2, ELEVEN, num_micro_batches=2).micro_batches(0)

@@ -8,7 +8,7 @@ from tiny import tiny_params
 
 from minitrain.core.params import Params
 from minitrain.proof import runs
-from minitrain.proof.runs import across_world_sizes
+from minitrain.proof.runs import across_world_sizes, is_one_process
 from minitrain.train.config import RunConfig, config_of
 
 
@@ -49,6 +49,20 @@ def test_bits_of_invariant_do_not_depend_on_the_world_size(sync: str) -> None:
         "nccl-1": "not run",
     }
     assert found["gloo-4"].detail == "tensor weight differs"
+
+
+def test_reference_is_one_process_with_ddp_and_whole_batches() -> None:
+    """Another strategy would share the fault that it is compared for."""
+    ddp = tiny_params(sync="ddp")
+    assert is_one_process("gloo-1", ddp)
+    for run, params in (
+        ("gloo-2", ddp),
+        ("nccl-1", ddp),
+        ("gloo-1", tiny_params(sync="flat")),
+        ("gloo-1", tiny_params(sync="invariant")),
+        ("gloo-1", tiny_params(grad_accumulation_steps=2)),
+    ):
+        assert not is_one_process(run, params), (run, params.train.sync)
 
 
 def test_of_other_strategies_nobody_asks_it() -> None:

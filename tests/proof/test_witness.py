@@ -313,6 +313,22 @@ def test_rounding_is_what_the_run_itself_does(honest: Any) -> None:
     assert "witness_gradients" not in breached(asked(trial, record))
 
 
+def test_gradient_of_a_parameter_that_is_not_used(honest: Any) -> None:
+    """The right gradient lacks it, and so must the recorded one."""
+    trial, record = honest("adamw")
+
+    def without_bias(model: nn.Module, batch: Any) -> Tensor:
+        bias = model.get_parameter("hidden.bias").requires_grad_(False)
+        try:
+            return trial.data.loss(model, batch)
+        finally:
+            bias.requires_grad_(True)
+
+    found = asked(trial, record, loss=without_bias)["witness_gradients"]
+    assert found["verdict"] == "breach"
+    assert "gradient of hidden.bias" in found["detail"]
+
+
 def test_weight_decay_forgotten(honest: Any) -> None:
     trial, record = honest("adamw")
     last = trial.steps - 1

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -140,6 +141,34 @@ def test_who_promises_no_bits_is_undecided(factory: Callable[[], nn.Module]) -> 
         trial.factory, trial.data.batches, accept=["proven", "undecided"], **options
     )
     assert accepted.verdict == "undecided"
+
+
+WIRE = {"fp16_compress": torch.float16, "bf16_compress": torch.bfloat16}
+
+
+@pytest.mark.parametrize("name", WIRE)
+def test_type_of_what_travels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes cannot show it: both types have 16 bits."""
+    sent: list[Tensor] = []
+
+    def all_reduce(tensor: Tensor, **_: Any) -> Any:
+        sent.append(tensor)
+        done: Any = torch.futures.Future()
+        done.set_result([tensor])
+        return SimpleNamespace(get_future=lambda: done)
+
+    monkeypatch.setattr("torch.distributed.all_reduce", all_reduce)
+    strategy: Any = object.__new__(find_strategy(name))
+    strategy.factor, strategy.group = 0.5, None
+    buffer = torch.tensor([1.0, 1e20])
+    bucket = SimpleNamespace(buffer=lambda: buffer)
+    strategy.exchange(bucket).wait()
+    assert [tensor.dtype for tensor in sent] == [WIRE[name]]
+    assert buffer[0] == 0.5
+    # beyond float16, within bfloat16
+    finite = [bool(buffer[1].isfinite())]
+    finite += strategy.reference([torch.tensor([1e20])]).isfinite().tolist()
+    assert finite == [name == "bf16_compress"] * 2
 
 
 def test_who_promises_nothing_proves_nothing() -> None:
