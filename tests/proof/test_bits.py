@@ -234,6 +234,17 @@ def test_first_step_with_other_data() -> None:
     assert rung == Rung(False, None, None, "breach", "first at step 4")
 
 
+def test_ranks_that_swapped_their_samples() -> None:
+    """The global batch is the same; between other world sizes that is enough."""
+
+    def ledger(*ranks: str) -> list[dict[str, Any]]:
+        return [{"kind": "batch", "step": 0, "sha256": "ab", "ranks": [*ranks]}]
+
+    assert data_rung(ledger("a", "b"), ledger("a", "b")).verdict == "equal"
+    assert data_rung(ledger("b", "a"), ledger("a", "b")).detail == "first at step 0"
+    assert data_rung(ledger("b", "a"), ledger("ab")).verdict == "equal"
+
+
 def test_runs_of_unequal_length() -> None:
     shorter = [row for row in run_rows() if row["step"] < 8]
     for pair, detail in [

@@ -40,6 +40,18 @@ def test_reference_that_forgets_a_host() -> None:
     assert " on 3 hosts: " in rung.detail or " on 4 hosts: " in rung.detail
 
 
+class GivesNoNumber(Hierarchical):
+    @staticmethod
+    def reference(
+        gradients: Sequence[Tensor], hosts: Sequence[Sequence[int]] | None = None
+    ) -> Tensor:
+        return torch.full_like(gradients[0], torch.nan)
+
+
+def test_reference_that_gives_no_number() -> None:
+    assert reference_rung(GivesNoNumber, 2, [], torch.float32).verdict == "breach"
+
+
 def test_ways_to_put_ranks_on_hosts() -> None:
     one = [[0, 1, 2, 3, 4]]
     assert possible_hosts(find_strategy("ddp"), 5) == [one]

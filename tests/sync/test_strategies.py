@@ -322,6 +322,26 @@ def test_same_bits_from_1_2_4_and_8_processes(name: str, case: str) -> None:
         assert same_bits(one, run), world_size
 
 
+def buffers_of_a_step() -> list[float]:
+    """A running mean as each of four shards finds it, and after the step."""
+    with distributed():
+        model = nn.BatchNorm1d(1)
+        sync = find_strategy("invariant")(model, Defaults(logical_shards=4))
+        seen = []
+        for shard in range(4):
+            with sync.micro_step(shard, shard == 3):
+                seen.append(float(model.running_mean))
+                model(torch.full((2, 1), shard + 1.0)).sum().backward()
+        sync.reduce()
+        return [*seen, float(model.running_mean)]
+
+
+def test_each_shard_starts_from_the_buffers_of_the_step() -> None:
+    (seen,) = launch(buffers_of_a_step, 1, timeout_s=60)
+    # the first shard decides: a tenth of its mean, which is 1
+    assert seen == pytest.approx([0, 0, 0, 0, 0.1])
+
+
 def test_ddp_has_other_bits_at_another_world_size() -> None:
     """Else the test above would show nothing."""
     trial = trial_of("ddp")
