@@ -23,6 +23,7 @@ from minitrain.proof.witness import optimizer as stepped
 from minitrain.proof.witness import record as recorded
 from minitrain.proof.witness import spread as spreading
 from minitrain.proof.witness.examine import examine_batches
+from minitrain.proof.witness.hashes import hashes_rung
 from minitrain.proof.witness.passes import Computer
 from minitrain.proof.witness.record import Record, Task
 from minitrain.proof.witness.spread import Draws
@@ -327,6 +328,73 @@ def test_gradient_of_a_parameter_that_is_not_used(honest: Any) -> None:
     found = asked(trial, record, loss=without_bias)["witness_gradients"]
     assert found["verdict"] == "breach"
     assert "gradient of hidden.bias" in found["detail"]
+
+
+def step_again(record: dict[str, Any], task: Task, step: int) -> None:
+    """Replace the parameters after a step by what AdamW makes of the recorded
+    moments.
+    """
+    tensors = record["tensors"]
+    of_step = Record(**record)
+    gradients, moments = of_step.of(step, "gradients"), of_step.of(step, "moments")
+    for name, gradient in gradients.items():
+        zero = torch.zeros_like(gradient)
+        m, v = (moments.get(f"{name}/{k}", zero) for k in ("exp_avg", "exp_avg_sq"))
+        count = 1 + float(moments.get(f"{name}/step", 0.0))
+        values = (tensors[f"{step}/before/{name}"], gradient, m, v)
+        wide = (value.double() for value in values)
+        after = stepped.next_value(task, *wide, count)[0].to(gradient.dtype)
+        rehashed(record, f"{step}/after/{name}", after)
+
+
+@pytest.mark.parametrize(
+    ("step", "spoilt", "factor", "why"),
+    [
+        (1, "/exp_avg", 0.5, "exp_avg after step 0"),
+        (1, "/exp_avg_sq", 0.5, "exp_avg_sq after step 0"),
+        (5, "", None, "step 5: the optimizer has taken 0 steps"),
+        (5, "hidden.bias/", None, "step 5: hidden.bias has taken 0 steps, at least"),
+    ],
+)
+def test_moments_that_the_step_was_taken_with(
+    honest: Any, step: int, spoilt: str, factor: float | None, why: str
+) -> None:
+    """The step fits them, but they are not what the steps before left."""
+    trial, record = honest("adamw")
+    task, tensors = task_of(trial), record["tensors"]
+    step_again(record, task, step)
+    assert stepped.step_rung(task, Record(**record))["verdict"] == "within tolerance"
+    start = f"{step}/moments/"
+    for key in [k for k in tensors if k.startswith(start) and spoilt in k]:
+        if factor is None:
+            del tensors[key]
+        elif key.endswith(spoilt):
+            tensors[key] = factor * tensors[key]
+    step_again(record, task, step)
+    found = stepped.step_rung(task, Record(**record))
+    assert found["verdict"] == "breach"
+    assert why in found["detail"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"), [("gradients", "gradients"), ("after", "parameters")]
+)
+def test_hashes_are_those_of_the_tensors(honest: Any, kind: str, what: str) -> None:
+    """All ranks have the same ones, but the tensor is another."""
+    trial, record = honest("adamw")
+    task, model = task_of(trial), trial.start_model(0)
+    assert hashes_rung(task, model, Record(**record))["verdict"] == "equal"
+    key = f"1/{kind}/hidden.bias"
+    record["tensors"][key] = record["tensors"][key] * 2
+    found = hashes_rung(task, model, Record(**record))
+    assert found["detail"] == f"step 1: hashes of other {what}"
+
+
+def test_nan_is_beyond_everything() -> None:
+    for found, right in ((torch.nan, 0.0), (0.0, torch.nan), (torch.inf, 0.0)):
+        worst = recorded.Worst()
+        worst.add(torch.tensor([0.0, found]), torch.tensor([0.0, right]), 1.0, "it")
+        assert worst.rung()["verdict"] == "breach"
 
 
 def test_weight_decay_forgotten(honest: Any) -> None:
