@@ -22,6 +22,7 @@ from minitrain.recording.alarm import Alarm, unlike
 from minitrain.recording.fingerprint import digest, fingerprint
 from minitrain.recording.judge import Judge
 from minitrain.recording.rules import alarms_at_end, alarms_at_start, alarms_of
+from minitrain.recording.rules_of_parameters import apart
 
 OWN = own_of(1, 2)
 BEFORE = rows_of(0, own_of(0, 2))
@@ -660,6 +661,15 @@ def test_rounding_hides_no_parameters_that_are_far_apart() -> None:
     assert "of the model apart" in found.line
     # it was told at the step before
     assert not any(one.severe for one in alarms_of(far, far))
+
+
+def test_parameters_that_are_not_finite_on_one_rank_are_far_apart() -> None:
+    rows: list[Any] = [
+        {"parameters": {"a": {"hash": str(x), "norm": 1.0, "sketch": [x] * 8}}}
+        for x in (1.0, math.nan)
+    ]
+    assert apart(rows) == math.inf
+    assert apart(rows[:1] * 2) == 0
 
 
 def test_few_tensors_that_are_noted_hide_no_many() -> None:
