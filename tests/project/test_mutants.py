@@ -124,7 +124,7 @@ def test_mutant_can_be_injected(mutant: Mutant) -> None:
 
 
 def test_there_are_enough_and_none_twice() -> None:
-    assert len(MUTANTS) >= 30
+    assert len(MUTANTS) >= 150
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
     assert len({(m.edits, str(m.params)) for m in MUTANTS}) == len(MUTANTS)
 

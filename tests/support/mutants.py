@@ -568,4 +568,28 @@ MEASURING = [
         "axis=1), [0.5, 0.5])",
     ),
 ]
-MUTANTS = [*DATA, *COMPUTING, *RECORDING, *STAGES, *MEASURING]
+
+
+def read_mutants(path: Path) -> list[Mutant]:
+    """Read mutants of one edit each, separated by an empty line::
+
+    # name: what it does
+    file
+    test that catches it
+    - a line to be replaced; several are consecutive in the file
+    + a line in its place, if any
+    """
+    found = []
+    for text in path.read_text().split("\n\n"):
+        title, file, test, *lines = text.strip("\n").split("\n")
+        name, _, what = title.removeprefix("# ").partition(": ")
+        old, new = (
+            "\n".join(line[2:] for line in lines if line.startswith(sign))
+            for sign in "-+"
+        )
+        found.append(mutant(name, what, test, file, old, new))
+    return found
+
+
+UNIT = read_mutants(Path(__file__).with_name("unit_mutants.txt"))
+MUTANTS = [*DATA, *COMPUTING, *RECORDING, *STAGES, *MEASURING, *UNIT]
