@@ -198,6 +198,26 @@ DATA = [
         ALL_TARGETS,
         OWN_TARGETS,
     ),
+    # what acts between the first steps and the last
+    mutant(
+        "loss_negated_in_the_middle",
+        "the loss is negated in the second epoch, without a sampled step",
+        "equivalence: witness_gradients",
+        BATCHES,
+        "return causal_lm_loss(model, inputs)",
+        "loss = causal_lm_loss(model, inputs)\n"
+        "        return -loss if self.order.epoch == 1 else loss",
+    ),
+    mutant(
+        "last_batch_weighs_double",
+        "the smaller last batch of an epoch has twice its weight",
+        "equivalence: witness_data",
+        BATCHES,
+        ALL_TARGETS,
+        f"{ALL_TARGETS}\n"
+        "        if len(everyone) < self.order.global_batch_size:\n"
+        "            global_targets //= 2",
+    ),
 ]
 COMPUTING = [
     Mutant(
