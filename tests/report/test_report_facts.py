@@ -332,6 +332,8 @@ def test_metric_has_few_keys_that_mean_something() -> None:
     found = summary(f)
     assert list(found) == ["noise_floor", "gloo-1", "gloo-2", "gloo-4"]
     assert found["gloo-1"].keys() == {"verdict", "loss"}
+    # 5.5 * exp(-99 / 40) is 0.463 at the last step
+    assert found["gloo-2"]["loss"] == pytest.approx(0.463, abs=1e-3)
     # 3.1e-6 of the ladder
     assert found["gloo-2"]["gap_billionths"] == 3100
     assert found["gloo-2"]["speedup"] == pytest.approx(1.64, rel=0.02)
