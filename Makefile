@@ -4,8 +4,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 # CPU=1: torch without CUDA, from the index that pytorch.org names for it
 TORCH := $(if $(filter 1,$(CPU)),--extra-index-url https://download.pytorch.org/whl/cpu)
-# DVC without its hints; -P: files of yours in the root are no modules of DVC
-DVC := $(BIN)/python -P -m minitrain.cli.quiet_dvc
+# -P: files of yours in the root are no modules of DVC
+DVC := $(BIN)/python -P -m dvc
 
 # a user's own files in the root are the user's
 CODE := minitrain stages studies examples tests docs
@@ -24,7 +24,6 @@ OTHER := $(FILES)|Created|.*gap_billionths|gloo-(?!1\.).*loss|nccl-.*loss
 .DEFAULT_GOAL := all
 
 all: .venv/installed ## set up, and run the pipeline: about three minutes on 2 cores
-	@$(BIN)/python -m minitrain.cli.after_kill
 	@$(DVC) repro
 	@$(BIN)/minitrain summary
 
@@ -54,7 +53,6 @@ help: ## this list
 study-%: .venv/installed
 	@test -f studies/$*/dvc.yaml || \
 	  { echo "error: no study $*: must be one of $(STUDIES)" >&2; exit 2; }
-	@$(BIN)/python -m minitrain.cli.after_kill
 	@$(DVC) repro studies/$*/dvc.yaml
 	@$(BIN)/python studies/label.py
 

@@ -25,10 +25,12 @@ __all__ = [
     "record",
 ]
 
-# A rank of ours, before anything that takes time: one that is stopped while it imports
-# torch would outlive a launcher that is killed.
+# Before anything that takes time: a rank that is stopped while it imports torch would
+# outlive its launcher, a stage its DVC.
 if os.environ.get("MINITRAIN_LAUNCHER_PID") == str(os.getppid()):
-    import_module("minitrain.distributed.parent").end_with_parent()
+    import_module("minitrain.core.signals").end_with_launcher()
+elif os.environ.get("MINITRAIN_STAGE", "").startswith(f"{os.getpid()} "):
+    import_module("minitrain.core.signals").begin_stage()
 
 _HOMES = {
     "EvidenceError": "core.errors",

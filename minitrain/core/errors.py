@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from minitrain.core.disk import disk_full, is_disk_full
-from minitrain.core.ended import Stopped, leave, stoppable
-from minitrain.core.guard import say
+from minitrain.core.signals import Stopped, say, stoppable, stopped_by
 
 EXIT_EVIDENCE = 1
 EXIT_USER = 2
@@ -84,9 +83,9 @@ def run_stage(main: Callable[[], None]) -> None:
     except OSError as error:
         _fail(describe_os_error(error), EXIT_USER)
     except Stopped as stop:
-        _fail(*leave(stop.number))
+        _fail(*stopped_by(stop.number))
     except KeyboardInterrupt:
-        _fail(*leave(signal.SIGINT))
+        _fail(*stopped_by(signal.SIGINT))
 
 
 def _fail(line: str, code: int) -> None:

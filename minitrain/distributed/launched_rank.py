@@ -10,13 +10,13 @@ import cloudpickle
 import torch
 
 from minitrain.core.errors import UserError
-from minitrain.distributed.parent import end_with_parent
+from minitrain.core.signals import end_with_launcher
 from minitrain.distributed.seat import leave, take_a_seat
 
 
 def main() -> None:
     """Receive a function, run it, and send back what became of it."""
-    end_with_parent()
+    end_with_launcher()
     # Ctrl-C reaches every process of a terminal; the launcher ends its ranks
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     place = take_a_seat()

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from minitrain.core.ended import LAUNCHER_PID
 from minitrain.core.errors import UserError
+from minitrain.core.signals import LAUNCHER_PID
 from minitrain.distributed.meeting_folder import private_folder as private_folder
 from minitrain.distributed.torch_private import (
     FileStore,

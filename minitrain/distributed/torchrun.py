@@ -17,8 +17,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from minitrain.core.ended import Stopped
 from minitrain.core.errors import EXIT_USER, RankError, UserError
+from minitrain.core.signals import Stopped, end_with_launcher
 from minitrain.distributed.causes import not_together
 from minitrain.distributed.gathering import Gathering
 from minitrain.distributed.lost import (
@@ -35,7 +35,6 @@ from minitrain.distributed.meeting import (
     private_folder,
     several_hosts,
 )
-from minitrain.distributed.parent import end_with_parent
 from minitrain.distributed.processes import end_group, ranks_among_children
 from minitrain.distributed.rendezvous import alone, rendezvous_of
 from minitrain.distributed.seat import leave, take_a_seat
@@ -187,7 +186,7 @@ def torchrun_rank() -> Iterator[None]:
     nothing when :func:`torchrun` of this module, which will say it, launched it.
     """
     ours = _our_folder() is not None
-    end_with_parent()
+    end_with_launcher()
     place = take_a_seat()
     if ours:
         # whoever joins by these would serve a TCP store to everybody

@@ -6,12 +6,10 @@ import damage
 import disk
 from damage import LATER, YEAR_S
 from processes import kill_all
-from torn_lock import kill_at_lock
 from world import World
 from wreck import (
     ALL,
     PAIR,
-    STAGE,
     TRAIN,
     Fault,
     kill_tree,
@@ -25,7 +23,7 @@ from wreck import (
 def spoil_shard(world: World) -> str:
     """While it lies there, or after DVC has looked at it."""
     if world.random.random() < 0.5:
-        world.await_role("guard", "stage")
+        world.await_role("stage")
     size = world.target.partition("@")[2]
     files = sorted(world.folder.glob(f"data/shards/world-{size}/*.npy"))
     file = world.random.choice(files)
@@ -52,7 +50,7 @@ def jump(world: World) -> str:
 
 def two(world: World) -> str:
     """Of those that may come at the same time."""
-    names = ["kill_random", "kill_dvc", "kill_rank", "stop_rank", "stop_stage"]
+    names = ["kill_random", "kill_dvc", "kill_rank", "stop_rank"]
     first, second = world.random.sample([*names, "term_stage", "int_group"], 2)
     hit = FAULTS[first].do(world)
     return f"{first}: {hit}, {second}: {FAULTS[second].do(world)}"
@@ -61,14 +59,12 @@ def two(world: World) -> str:
 FAULTS = {
     "kill_random": Fault(signal_one(SIGKILL, *ALL)),
     "kill_dvc": Fault(signal_one(SIGKILL, "dvc")),
-    "kill_stage": Fault(signal_one(SIGKILL, *STAGE)),
+    "kill_stage": Fault(signal_one(SIGKILL, "stage")),
     "kill_rank": Fault(signal_one(SIGKILL, "rank"), TRAIN),
     "kill_tree": Fault(kill_tree),
-    "kill_at_lock": Fault(kill_at_lock),
     "stop_rank": Fault(signal_one(SIGSTOP, "rank"), TRAIN),
-    "stop_stage": Fault(signal_one(SIGSTOP, *STAGE)),
     "term_dvc": Fault(signal_one(SIGTERM, "dvc")),
-    "term_stage": Fault(signal_one(SIGTERM, *STAGE)),
+    "term_stage": Fault(signal_one(SIGTERM, "stage")),
     "hup_group": Fault(signal_group(SIGHUP)),
     "int_group": Fault(signal_group(SIGINT)),
     "int_dvc": Fault(signal_one(SIGINT, "dvc")),

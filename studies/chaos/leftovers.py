@@ -5,8 +5,8 @@ from pathlib import Path
 
 from processes import processes, wait_until
 
-# what ends may take this long to be gone: a guard waits for what a stage left
-GONE_S = 5.0
+# what ends may take this long to be gone: a stage cleans up for at most 10 s
+GONE_S = 15.0
 
 
 def segments() -> set[str]:

@@ -11,35 +11,29 @@ MARK = "CHAOS_TRIAL"
 
 
 def processes(mark: str) -> dict[int, str]:
-    """Their ids, and what each of them is: dvc, shell, guard, waker, stage, rank or
-    other.
-    """
+    """Return their ids, and what each is: dvc, shell, stage, rank or other."""
     found = {}
     for folder in Path("/proc").iterdir():
         if not folder.name.isdecimal():
             continue
         with suppress(OSError):
-            if f"{MARK}={mark}".encode() in environ(folder):
-                state, parent = stat(folder)
-                if state not in "ZX":
-                    found[int(folder.name)] = role(folder, parent)
+            marked = f"{MARK}={mark}".encode() in environ(folder)
+            if marked and state(folder) not in "ZX":
+                found[int(folder.name)] = role(folder)
     return found
 
 
-def stat(folder: Path) -> list[str]:
-    """The state of a process, and its parent's id."""
-    return (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+def state(folder: Path) -> str:
+    """Return the state of a process: R, S, T, Z ..."""
+    return (folder / "stat").read_text().rpartition(")")[2].split()[0]
 
 
 def environ(folder: Path) -> list[bytes]:
     return (folder / "environ").read_bytes().split(b"\0")
 
 
-def role(folder: Path, parent: str) -> str:
+def role(folder: Path) -> str:
     words = command(folder)
-    if "guard.py" in " ".join(words[:4]):
-        # it is a fork of the guard
-        return "waker" if words == command(folder.with_name(parent)) else "guard"
     if words[1:3] == ["-m", "dvc"]:
         return "dvc"
     # ranks have -u before it

@@ -28,8 +28,7 @@ STUDY = Path(__file__).resolve().parent
 
 
 def main() -> None:
-    # the guard of a stage, or nohup, has them ignored: not so for what is to be
-    # interrupted here
+    # nohup has them ignored: not so for what is to be interrupted here
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     study = load_study(STUDY, Chaos)

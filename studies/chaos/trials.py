@@ -15,8 +15,6 @@ from runs import Trial, repeat, watch
 from world import World
 from wreck import Fault
 
-from minitrain.cli.after_kill import mend
-
 
 def run_trial(
     number: int, kind: str, fault: Fault, seed: int, done: Undisturbed, limit_s: float
@@ -43,7 +41,6 @@ def run_trial(
         first, log = watch(world, trial, limit_s), world.log
         for remedy in world.remedies:
             remedy()
-        mend(folder)
         # at once, as by `make`, whatever is left of the first
         world.mark = f"{folder} second"
         world.more = {}

@@ -11,8 +11,7 @@ from copies import TARGETS
 from processes import kill_all, processes, send, wait_until
 from world import START_S, World
 
-ALL = ("dvc", "shell", "guard", "waker", "stage", "rank", "other")
-STAGE = ("stage", "guard")
+ALL = ("dvc", "shell", "stage", "rank", "other")
 TRAIN = ("train@1", "train@2")
 PAIR = ("train@2",)
 

@@ -81,8 +81,8 @@ def at_fault(temporary: Path) -> list[Path]:
 def test_rank_whose_launcher_is_gone_already_ends() -> None:
     """Its launcher's number is another than that of its parent."""
     code = (
-        "from minitrain.distributed.parent import end_with_parent;"
-        "end_with_parent(); print('still here')"
+        "from minitrain.core.signals import end_with_launcher;"
+        "end_with_launcher(); print('still here')"
     )
     variables = {**os.environ, "MINITRAIN_LAUNCHER_PID": "1", STORE: "x"}
     done = subprocess.run(

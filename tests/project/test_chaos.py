@@ -32,7 +32,7 @@ NUM_TRIALS = len(FAULTS)
 def test_judge_has_no_objection_to_what_is_well() -> None:
     assert judge.wrong(WELL, WELL, WANTED) == []
     assert judge.wrong(KILLED, WELL, WANTED) == []
-    # of a guard that was killed; with dash as the shell, whose child it is, it is 137
+    # of a stage that was killed; by a shell that waited for it, it is 137
     for code in (-9, 137):
         line = f"ERROR: failed to run: x, exited with {code}\n"
         assert judge.wrong(replace(KILLED, said=line), WELL, WANTED) == []
@@ -198,7 +198,7 @@ def test_every_fault_ends_in_the_bytes_of_the_undisturbed_run(
     assert counted["went_on_from_a_checkpoint"] >= 2
     # else nothing was disturbed
     hit = {word for trial in trials for word in trial.hit.replace(",", "").split()}
-    assert {"dvc", "rank", "guard", "stage"} & hit
+    assert {"dvc", "rank", "stage"} & hit
     assert sum(trial.detection_s is not None for trial in trials) > NUM_TRIALS / 3
 
 

@@ -23,7 +23,7 @@ LIMIT_S = 60
 # whether runs go on from one
 CHECKPOINTS = "\ncheckpoint:" in PARAMS_FILE.read_text()
 PAIR = ("train@2",)
-WAITED = r"error: stopped: process \d+, which waited for it, has ended"
+ORPHAN = "error: stopped by SIGTERM"
 
 
 def to(number: Signals, role: str) -> Callable[[World], str]:
@@ -48,8 +48,8 @@ def to(number: Signals, role: str) -> Callable[[World], str]:
 # the signal, to whom, exit code of `dvc repro`, and the line
 CASES = {
     "Ctrl-C": (SIGINT, "group", 255, "error: interrupted"),
-    "SIGTERM to DVC": (SIGTERM, "dvc", -15, WAITED),
-    "kill -9 of DVC": (SIGKILL, "dvc", -9, WAITED),
+    "SIGTERM to DVC": (SIGTERM, "dvc", -15, ORPHAN),
+    "kill -9 of DVC": (SIGKILL, "dvc", -9, ORPHAN),
     "kill -9 of all": (SIGKILL, "all", -9, ""),
 }
 

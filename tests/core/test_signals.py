@@ -1,0 +1,244 @@
+"""A stage that is told to end cleans up and prints one line; it ends with its DVC."""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from project import ROOT, environment
+from waiting import ended, wait_for
+
+from minitrain.core import signals
+from minitrain.core.signals import LAUNCHER_PID, STAGE, Stopped, stoppable
+from minitrain.distributed import meeting
+
+PROGRAM = """
+import os, signal, sys, time
+from pathlib import Path
+from minitrain.core.errors import run_stage
+from minitrain.core.files import atomic_path
+
+def main():
+    with atomic_path(Path("out")) as temporary:
+        temporary.touch()
+        Path("here").touch()
+        time.sleep(60)
+
+run_stage(main)
+"""
+
+
+def start(folder: Path, stderr: int = subprocess.PIPE) -> subprocess.Popen[str]:
+    (folder / "stage.py").write_text(PROGRAM)
+    process = subprocess.Popen(
+        [sys.executable, "stage.py"],
+        cwd=folder,
+        env=environment(PYTHONPATH=str(ROOT)),
+        stderr=stderr,
+        text=True,
+        start_new_session=True,
+    )
+    wait_for(lambda: list(folder.glob("here")), count=1)
+    return process
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """A process that was told to end stays deaf: not this one."""
+    before = {s: signal.getsignal(s) for s in signals.STOPS}
+    yield
+    for one, how in before.items():
+        signal.signal(one, how)
+
+
+@pytest.mark.parametrize(
+    ("number", "line"),
+    [
+        (signal.SIGINT, "interrupted"),
+        (signal.SIGTERM, "stopped by SIGTERM"),
+        (signal.SIGHUP, "stopped by SIGHUP"),
+    ],
+)
+def test_it_cleans_up_and_says_who_ended_it(
+    number: int, line: str, tmp_path: Path
+) -> None:
+    process = start(tmp_path)
+    os.killpg(process.pid, number)
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (128 + number, f"error: {line}\n")
+    assert {path.name for path in tmp_path.iterdir()} == {"stage.py", "here"}
+
+
+def test_on_a_terminal_it_begins_a_line(tmp_path: Path) -> None:
+    """Which shows Ctrl-C as ^C, without a line's end."""
+    terminal, stderr = pty.openpty()
+    process = start(tmp_path, stderr=stderr)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(60) == 130
+    os.close(stderr)
+    assert os.read(terminal, 1000) == b"\r\nerror: interrupted\r\n"
+    os.close(terminal)
+
+
+def test_a_second_signal_does_not_end_the_clean_up() -> None:
+    cleaned = []
+
+    def stage() -> None:
+        with stoppable():
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            finally:
+                signal.raise_signal(signal.SIGTERM)
+                signal.raise_signal(signal.SIGHUP)
+                cleaned.append(True)
+
+    with pytest.raises(Stopped) as raised:
+        stage()
+    assert cleaned
+    assert raised.value.number == signal.SIGTERM
+
+
+def test_signals_are_as_before_after_it() -> None:
+    before = [signal.getsignal(s) for s in signals.STOPS]
+    with stoppable():
+        assert [signal.getsignal(s) for s in signals.STOPS] != before
+    assert [signal.getsignal(s) for s in signals.STOPS] == before
+
+
+def test_a_rank_goes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert LAUNCHER_PID == meeting.LAUNCHER_PID
+    monkeypatch.setenv(LAUNCHER_PID, str(os.getppid()))
+    with stoppable():
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+# what DVC does: a shell that becomes the stage, with the name of the stage
+DVC = """
+import os, subprocess, sys
+variables = {**os.environ, "DVC_STAGE": "train@2"}
+subprocess.call(f"exec sh stage {sys.argv[1]}", shell=True, env=variables)
+"""
+# as stages/python does
+SHELL = f"""export {STAGE}="$$ $PPID"; exec {sys.executable} "$@" """
+# a stage that a signal or the end of DVC meets while it imports
+IMPORTS = """
+import minitrain, time
+from pathlib import Path
+Path("here").touch()
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def dvc(tmp_path: Path) -> Iterator[Callable[[str], psutil.Process]]:
+    """Starts a program as DVC does -> its process; nothing of it is left."""
+    for name, text in {
+        "dvc.py": DVC,
+        "stage": SHELL,
+        "stage.py": PROGRAM,
+        "imports.py": IMPORTS,
+    }.items():
+        (tmp_path / name).write_text(text)
+    started: list[psutil.Process] = []
+
+    def begin(program: str) -> psutil.Process:
+        with open(tmp_path / "stderr", "w") as stderr:
+            process = psutil.Popen(
+                [sys.executable, "dvc.py", program],
+                cwd=tmp_path,
+                env=environment(PYTHONPATH=str(ROOT)),
+                stderr=stderr,
+            )
+        wait_for(lambda: list(tmp_path.glob("here")), count=1)
+        (stage,) = wait_for(process.children, count=1)
+        started.extend([process, stage])
+        return stage
+
+    yield begin
+    for one in started:
+        with suppress(psutil.NoSuchProcess):
+            one.kill()
+        one.wait()
+
+
+@pytest.mark.parametrize("program", ["stage.py", "imports.py"])
+@pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGTERM])
+def test_stage_ends_with_dvc(
+    program: str, kill: int, dvc: Callable[[str], psutil.Process], tmp_path: Path
+) -> None:
+    stage = dvc(program)
+    psutil.Process(stage.ppid()).send_signal(kill)
+    assert ended(stage, 60)
+    assert (tmp_path / "stderr").read_text() == "error: stopped by SIGTERM\n"
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_signal_while_it_imports_is_one_line(
+    dvc: Callable[[str], psutil.Process], tmp_path: Path
+) -> None:
+    stage = dvc("imports.py")
+    stage.send_signal(signal.SIGINT)
+    assert ended(stage, 60)
+    assert (tmp_path / "stderr").read_text() == "error: interrupted\n"
+
+
+def test_stage_of_a_shell_may_outlive_it(tmp_path: Path) -> None:
+    """Without DVC, as with nohup."""
+    (tmp_path / "imports.py").write_text(IMPORTS)
+    variables = environment(PYTHONPATH=str(ROOT), **{STAGE: ""})
+    shell = f'export {STAGE}="$$ $PPID"; exec {sys.executable} imports.py'
+    starter = (
+        "import subprocess, sys;"
+        "p = subprocess.Popen(['sh', '-c', sys.argv[1]]); print(p.pid)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", starter, shell],
+        cwd=tmp_path,
+        env=variables,
+        capture_output=False,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    stage = psutil.Process(int(done.stdout))
+    try:
+        wait_for(lambda: list(tmp_path.glob("here")), count=1)
+        assert stage.is_running()
+    finally:
+        stage.kill()
+
+
+def test_stage_whose_dvc_has_gone_does_not_begin(tmp_path: Path) -> None:
+    """It went while Python started: the kernel tells nothing of that."""
+    code = f"import os; os.environ[{STAGE!r}] = f'{{os.getpid()}} 1'; import minitrain"
+    variables = environment(PYTHONPATH=str(ROOT), DVC_STAGE="train@2")
+    done = subprocess.run([sys.executable, "-c", code], env=variables)
+    assert done.returncode == signals.EXIT_ORPHAN
+
+
+def test_stage_that_does_not_clean_up_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = """
+import os, signal
+from minitrain.core import signals
+signals.GRACE_S = 0.2
+with signals.stoppable():
+    try:
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        # a loop in C that holds the GIL
+        sum(range(10**12))
+"""
+    process = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment(PYTHONPATH=str(ROOT)),
+        stderr=subprocess.PIPE,
+        timeout=120,
+    )
+    assert (process.returncode, process.stderr) == (1, b"")
