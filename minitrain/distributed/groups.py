@@ -18,9 +18,20 @@ from torch.nn.parallel import DistributedDataParallel
 
 from minitrain.core.errors import UserError
 from minitrain.distributed.agreement import require_same
-from minitrain.distributed.meeting import loopback_interface, meet, names_of_a_rank
-from minitrain.distributed.place import my_place
-from minitrain.distributed.torch_private import HashStore, import_compiler
+from minitrain.distributed.meeting import (
+    limit_store,
+    loopback_interface,
+    meet,
+    names_of_a_rank,
+)
+from minitrain.distributed.place import STARTUP_S, my_place
+from minitrain.distributed.torch_private import (
+    HashStore,
+    group_timeout_s,
+    import_compiler,
+    limit_of_groups,
+    set_group_timeout,
+)
 
 BACKENDS = ("gloo", "nccl")
 # until the next group is joined or left
@@ -37,11 +48,13 @@ def local_device(backend: str) -> torch.device:
 def init_distributed(
     backend: str = "gloo",
     *,
-    timeout_s: int = 120,
+    timeout_s: float = 120,
+    startup_s: float = STARTUP_S,
     same: Mapping[str, Any] | None = None,
 ) -> tuple[int, int]:
     """Join the process group that the environment describes -> (rank, world_size).
 
+    The ranks have ``startup_s`` seconds to come, or ``timeout_s`` where that is more.
     Every later wait for another rank ends with an error after ``timeout_s`` seconds.
     Raises UserError for an unknown backend, an incomplete environment, nccl without
     enough GPUs, a MASTER_PORT that is in use, a folder to meet in that has gone, a
@@ -63,25 +76,49 @@ def init_distributed(
     if device.type == "cuda":
         require_gpus(device.index + 1)
         torch.cuda.set_device(device)
-    timeout = timedelta(seconds=timeout_s)
-    my_place().limit(timeout_s)
+    startup = timedelta(seconds=max(startup_s, timeout_s))
+    my_place().limit(startup.total_seconds())
     if missing:
         # a world of one needs no port
         with _over_loopback():
             dist.init_process_group(
-                backend, timeout=timeout, store=HashStore(), rank=0, world_size=1
+                backend, timeout=startup, store=HashStore(), rank=0, world_size=1
             )
+        _limit_waits(timeout_s)
         return 0, 1
-    store, rank, world_size = meet(timeout)
+    store, rank, world_size = meet(startup)
     if same is not None:
         require_same(store, rank, world_size, same)
     dist.init_process_group(
-        backend, timeout=timeout, store=store, rank=rank, world_size=world_size
+        backend, timeout=startup, store=store, rank=rank, world_size=world_size
     )
     if backend == "gloo":
         # whoever leaves at once would cut off one that still connects to it
         dist.barrier()
+    limit_store(store, timedelta(seconds=timeout_s))
+    _limit_waits(timeout_s)
     return rank, world_size
+
+
+def _limit_waits(seconds: float) -> None:
+    set_group_timeout(seconds)
+    my_place().limit(seconds)
+
+
+@contextmanager
+def start_up() -> Iterator[None]:
+    """Let waits for other ranks take :data:`STARTUP_S` in the body, and wait for all at
+    its end. Collective; groups that the body makes keep the limit of steps.
+    """
+    if not dist.is_initialized():
+        yield
+        return
+    limit_s = group_timeout_s(None)
+    with limit_of_groups(limit_s):
+        set_group_timeout(max(limit_s, STARTUP_S))
+        yield
+        dist.barrier()
+    set_group_timeout(limit_s)
 
 
 @contextmanager
@@ -191,11 +228,13 @@ def cleanup() -> None:
 def distributed(
     backend: str = "gloo",
     *,
-    timeout_s: int = 120,
+    timeout_s: float = 120,
+    startup_s: float = STARTUP_S,
     same: Mapping[str, Any] | None = None,
 ) -> Iterator[tuple[int, int]]:
     """:func:`init_distributed` and, however the body ends, :func:`cleanup`."""
     try:
-        yield init_distributed(backend, timeout_s=timeout_s, same=same)
+        limits: dict[str, Any] = {"timeout_s": timeout_s, "startup_s": startup_s}
+        yield init_distributed(backend, same=same, **limits)
     finally:
         cleanup()

@@ -126,6 +126,14 @@ def store_at(address: str, port: int, timeout: timedelta) -> Store:
     return store
 
 
+def limit_store(store: Store, timeout: timedelta) -> None:
+    """Let each later wait at ``store``, a result of :func:`meet`, take ``timeout``."""
+    store.set_timeout(timeout)
+    if there := os.environ.get(MEET_AT):
+        port, _, address = there.partition(" ")
+        limit_silence(address, int(port), timeout.total_seconds() + SILENT_S)
+
+
 def loopback_interface() -> str:
     """Its name on this host; UserError where there is none, or it is down."""
     names = [name for _, name in socket.if_nameindex()]

@@ -28,6 +28,9 @@ PHASES = (
     "write",
     "end",
 )
+# Seconds that ranks have at least to import, to meet and to build the model; a busy
+# machine takes minutes for it. The limit of waits between steps has no part in this.
+STARTUP_S = 300.0
 # all steps of the loop are over
 AFTER = PHASES[-2:]
 # why a rank is on its way out: it lost another, or one did not come in time

@@ -10,8 +10,8 @@ import socket
 import struct
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -36,6 +36,8 @@ LOGGED = (
     "backward_comm_time",
     "backward_compute_comm_overlap_time",
 )
+# what groups have once a start-up is over that has a longer limit
+_limits: list[float] = []
 
 
 def group_timeout_s(group: dist.ProcessGroup | None) -> float:
@@ -43,9 +45,26 @@ def group_timeout_s(group: dist.ProcessGroup | None) -> float:
 
     Torch lets one set it and has no way to ask for it.
     """
+    if _limits:
+        return _limits[-1]
     found: Any = group or dist.group.WORLD
     backend = found._get_backend(torch.device("cpu"))
     return float(backend.options._timeout.total_seconds())
+
+
+@contextmanager
+def limit_of_groups(seconds: float) -> Iterator[None]:
+    """Within the body :func:`group_timeout_s` is ``seconds`` for every group."""
+    _limits.append(seconds)
+    try:
+        yield
+    finally:
+        _limits.pop()
+
+
+def set_group_timeout(seconds: float) -> None:
+    """Let every wait in the group of all ranks take ``seconds`` from now on."""
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds))
 
 
 def limit_silence(address: str, port: int, limit_s: float) -> None:

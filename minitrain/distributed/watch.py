@@ -18,7 +18,7 @@ from pathlib import Path
 from minitrain.core.errors import RankError
 from minitrain.distributed import place, stack
 from minitrain.distributed.lost import name_of
-from minitrain.distributed.place import Place, Seen
+from minitrain.distributed.place import STARTUP_S, Place, Seen
 from minitrain.distributed.processes import end, end_group, state_of
 
 POLL_S = 0.1
@@ -26,8 +26,8 @@ POLL_S = 0.1
 PAUSE_S = 1.0
 # a rank that is asked just when it gives up has left a farewell by then
 FAREWELL_S = 0.3
-# of a rank that is stopped before it could tell its own
-LIMIT_S = 120.0
+# limit for a rank that is stopped before it has set its own
+STOPPED_S = 30.0
 # where a rank may be as long as it likes: what runs there need not mark steps
 UNWATCHED = "start"
 # from the end of a rank that had more to do to that of the others; torchrun waits for
@@ -62,12 +62,16 @@ class _Rank:
 
     @property
     def limit_s(self) -> float:
-        return (self.last.limit_s if self.last else 0) or LIMIT_S
+        set_s = (self.last.limit_s if self.last else 0) or STOPPED_S
+        starts = self.last is not None and self.last.phase == "setup"
+        # a stopped rank is not a slow one
+        return max(set_s, STARTUP_S) if starts and not self.stopped_s else set_s
 
     @property
     def waited_s(self) -> float:
         watched = self.last is not None and self.last.phase != UNWATCHED
-        return max(self.unchanged_s if watched else 0.0, self.stopped_s)
+        unchanged_s = self.unchanged_s if watched else 0.0
+        return self.stopped_s or unchanged_s
 
     @property
     def can_answer(self) -> bool:

@@ -12,7 +12,12 @@ from torch import Tensor
 from minitrain.core.errors import UserError
 from minitrain.core.params import Params
 from minitrain.core.provenance import require_torch
-from minitrain.distributed.groups import distributed, local_device, require_gpus
+from minitrain.distributed.groups import (
+    distributed,
+    local_device,
+    require_gpus,
+    start_up,
+)
 from minitrain.distributed.hosts import Hosts
 from minitrain.distributed.interfaces import require_no_label
 from minitrain.distributed.place import my_place
@@ -169,7 +174,8 @@ def run_rank(
     place.enter("setup")
     # it would answer for other rungs: nothing is injected in it
     unwatched = None if inject else unwatched_gradients(config, device)
-    worker = Worker(config, device=device)
+    with start_up():
+        worker = Worker(config, device=device)
     seen = observer(worker)
     worker.observer = seen
     if inject is not None:

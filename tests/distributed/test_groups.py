@@ -11,10 +11,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from waiting import GENEROUS_S
 
 from minitrain.core.errors import RankError, UserError
 from minitrain.distributed import groups as ddp
+from minitrain.distributed.groups import start_up
 from minitrain.distributed.launcher import launch
+from minitrain.distributed.torch_private import group_timeout_s
 
 
 def test_without_an_environment_it_is_a_world_of_one() -> None:
@@ -125,7 +128,7 @@ def wait_for_a_rank_that_never_comes() -> None:
     rank, _ = ddp.init_distributed(timeout_s=3)
     if rank == 0:
         ddp.barrier()
-    time.sleep(30)
+    time.sleep(1000)
 
 
 def test_a_missing_rank_ends_the_wait_within_the_limit() -> None:
@@ -133,8 +136,36 @@ def test_a_missing_rank_ends_the_wait_within_the_limit() -> None:
     with pytest.raises(
         RankError, match=r"^rank 1 .*: no answer within 3 s, hangs in .*test_groups"
     ):
-        launch(wait_for_a_rank_that_never_comes, 2, timeout_s=25)
-    assert time.monotonic() - start < 20
+        launch(wait_for_a_rank_that_never_comes, 2, timeout_s=2 * GENEROUS_S)
+    assert time.monotonic() - start < GENEROUS_S
+
+
+def start_late() -> tuple[float, float]:
+    late_s = 0.7 if os.environ["RANK"] == "1" else 0
+    time.sleep(late_s)
+    with ddp.distributed(timeout_s=0.5):
+        with start_up():
+            within_s = group_timeout_s(None)
+            time.sleep(late_s)
+            ddp.barrier()
+        return within_s, group_timeout_s(None)
+
+
+def test_a_rank_that_starts_late_is_waited_for() -> None:
+    """Before, imports that took longer than the limit of a step ended right ranks."""
+    assert launch(start_late, 2, timeout_s=GENEROUS_S) == [(0.5, 0.5)] * 2
+
+
+def never_start() -> None:
+    if os.environ["RANK"] == "1":
+        time.sleep(1000)
+    ddp.init_distributed(timeout_s=1, startup_s=2)
+
+
+def test_a_rank_that_never_starts_is_named() -> None:
+    said = r"^rank 1 .*: no answer within 2 s, hangs in .*test_groups"
+    with pytest.raises(RankError, match=said):
+        launch(never_start, 2, timeout_s=GENEROUS_S)
 
 
 def test_environment_is_as_it_was() -> None:

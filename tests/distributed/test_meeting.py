@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch.distributed as dist
+from waiting import GENEROUS_S
 
 from minitrain.core.errors import RankError, UserError
 from minitrain.distributed import groups as ddp
@@ -34,7 +35,7 @@ JOINS = 100
 
 def join_often() -> int:
     for _ in range(JOINS):
-        with ddp.distributed(timeout_s=20):
+        with ddp.distributed(timeout_s=60):
             ddp.barrier()
     return JOINS
 
@@ -53,7 +54,7 @@ def without_the_folder() -> str:
 
 
 def test_folder_that_has_gone_is_one_line_at_once() -> None:
-    (line,) = launch(without_the_folder, 1, timeout_s=30)
+    (line,) = launch(without_the_folder, 1, timeout_s=GENEROUS_S)
     assert line == "/gone: the folder where ranks meet has gone"
 
 
@@ -73,7 +74,7 @@ import torch
 import torch.distributed as dist
 from minitrain.ddp import distributed
 
-with distributed(timeout_s=20) as (rank, world_size):
+with distributed(timeout_s=60) as (rank, world_size):
     ones = torch.ones(1)
     dist.all_reduce(ones)
     print(f"inner {world_size} {ones.item():g}\\n", end="", flush=True)
@@ -88,7 +89,9 @@ def torchrun_of_its_own(folder: Path) -> str:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         command += ["--nproc-per-node=2", f"--log-dir={folder}"]
         command.append(str(folder / "inner.py"))
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=GENEROUS_S
+        )
         ddp.barrier()
         return done.stdout or done.stderr
 
@@ -100,12 +103,12 @@ def test_torchrun_inside_a_rank_meets_elsewhere(tmp_path: Path) -> None:
 
 def test_rank_that_never_joins_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RankError, match="rank 0"):
-        launch(only_rank_1_stays_away, 2, timeout_s=30)
+        launch(only_rank_1_stays_away, 2, timeout_s=GENEROUS_S)
 
 
 def only_rank_1_stays_away() -> None:
     if os.environ["RANK"] == "0":
-        ddp.init_distributed(timeout_s=2)
+        ddp.init_distributed(timeout_s=2, startup_s=2)
 
 
 def test_every_call_gives_a_store_of_its_own(
@@ -183,4 +186,4 @@ def test_store_that_stops_to_answer_is_lost_within_the_limit(
     began = time.monotonic()
     with pytest.raises(dist.DistNetworkError):
         store.check(["nothing"])
-    assert 1 < time.monotonic() - began < 5
+    assert 1 < time.monotonic() - began < GENEROUS_S

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from waiting import wait_for
+from waiting import GENEROUS_S, wait_for
 
 from minitrain.core.errors import RankError
 from minitrain.distributed.place import file_of, make_place
@@ -21,7 +21,7 @@ from minitrain.distributed.watch import Watch
 
 @pytest.fixture
 def process() -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen(["sleep", "60"], start_new_session=True) as sleeps:
+    with subprocess.Popen(["sleep", "1000"], start_new_session=True) as sleeps:
         yield sleeps
         sleeps.kill()
 
@@ -38,7 +38,7 @@ def beside_a_silent_host(
 
     def ended_elsewhere() -> bool:
         asked.set()
-        return answers.wait(30)
+        return answers.wait(2 * GENEROUS_S)
 
     mine.limit(1)
     mine.mark(2, "forward")
@@ -46,8 +46,30 @@ def beside_a_silent_host(
     os.kill(process.pid, signal.SIGSTOP)
     watch = Watch(folder, lambda: {0: process.pid}, ended_elsewhere)
     with watch.in_background():
-        assert asked.wait(10)
+        assert asked.wait(GENEROUS_S)
         yield watch
+
+
+def test_start_up_has_a_limit_of_its_own(
+    tmp_path: Path,
+    process: subprocess.Popen[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Building the model may take longer than a phase of a step."""
+    mine = make_place(file_of(tmp_path, 0))
+    mine.limit(0.05)
+    watch = Watch(tmp_path, lambda: {0: process.pid})
+
+    def late() -> RankError | None:
+        for _ in range(3):
+            watch.look()
+            time.sleep(0.1)
+        return watch.verdict
+
+    mine.mark(0, "setup")
+    assert late() is None
+    monkeypatch.setattr("minitrain.distributed.watch.STARTUP_S", 0.1)
+    assert "no answer within 0.1 s, hangs before its first step" in str(late())
 
 
 def test_who_hangs_here_is_found_while_another_host_does_not_answer(
@@ -56,10 +78,10 @@ def test_who_hangs_here_is_found_while_another_host_does_not_answer(
     """Before, as soon as that host was given up: the limit and five seconds later."""
     answers = threading.Event()
     with beside_a_silent_host(tmp_path, process, answers) as watch:
-        process.wait(10)
+        process.wait(GENEROUS_S)
         began = time.monotonic()
     # nor does the end wait for the answer
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < GENEROUS_S
     answers.set()
     assert "no answer within 1 s, stopped" in str(watch.verdict)
     assert not watch.followed
@@ -70,7 +92,7 @@ def test_ranks_end_with_those_of_another_host(
 ) -> None:
     watch = Watch(tmp_path, lambda: {0: process.pid}, lambda: True)
     with watch.in_background():
-        assert process.wait(10) == -signal.SIGKILL
+        assert process.wait(GENEROUS_S) == -signal.SIGKILL
     assert watch.followed
     assert watch.verdict is None
 
@@ -94,7 +116,7 @@ def test_rank_that_ended_first_here_followed_nobody(
         one.mark(2, "forward")
     places[2].leave(leaving)
     told = threading.Event()
-    with subprocess.Popen(["sleep", "60"], start_new_session=True) as crashes:
+    with subprocess.Popen(["sleep", "1000"], start_new_session=True) as crashes:
         pids = {2: crashes.pid, 3: process.pid}
         watch = Watch(tmp_path, lambda: pids, told.is_set)
         with watch.in_background():
@@ -102,7 +124,7 @@ def test_rank_that_ended_first_here_followed_nobody(
             wait_for(lambda: [*watch.first], 1)
             assert watch.first == {2}
             told.set()
-            assert process.wait(10) == -signal.SIGKILL
+            assert process.wait(GENEROUS_S) == -signal.SIGKILL
     assert watch.followed
     failures = {
         number: SimpleNamespace(message="", pid=pid, exitcode=-code)
@@ -136,7 +158,7 @@ def test_question_that_fails_is_asked_again(
 
     watch = Watch(tmp_path, lambda: {0: process.pid}, ended_elsewhere)
     with watch.in_background():
-        assert process.wait(10) == -signal.SIGKILL
+        assert process.wait(GENEROUS_S) == -signal.SIGKILL
     assert watch.followed
     assert not tracebacks
     assert asked == ["ask other hosts"] * 2
@@ -156,6 +178,6 @@ def test_nobody_asks_after_the_end(
         return False
 
     with Watch(tmp_path, lambda: {0: process.pid}, ended_elsewhere).in_background():
-        assert asking.wait(10)
+        assert asking.wait(GENEROUS_S)
     assert "ask other hosts" not in [one.name for one in threading.enumerate()]
     assert answered.is_set()

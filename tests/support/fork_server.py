@@ -18,6 +18,8 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import Pipe
 from typing import Any
 
+from waiting import GENEROUS_S
+
 PR_SET_CHILD_SUBREAPER = 36
 LIMIT = 1 << 20
 # the library, and what torch imports when a model is first wrapped or sharded
@@ -75,7 +77,7 @@ class ForkServer:
 
     def stop(self) -> None:
         self._socket.close()
-        self.process.wait(10)
+        self.process.wait(GENEROUS_S)
 
 
 @contextmanager
@@ -131,7 +133,7 @@ def be_a_rank(requests: socket.socket, message: bytes, fd: int) -> None:
         requests.close()
         environment, folder = pickle.loads(message)
         # until orphaned, the parent is the one that forked
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + GENEROUS_S
         while os.getppid() != int(environment["MINITRAIN_LAUNCHER_PID"]):
             assert time.monotonic() < deadline, "who asked for this rank has gone"
             os.sched_yield()

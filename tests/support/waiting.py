@@ -8,11 +8,14 @@ from typing import TypeVar
 import psutil
 
 T = TypeVar("T")
+# Seconds for what takes a moment, on a machine of a third of the speed and under load:
+# what waits so long has failed.
+GENEROUS_S = 120
 
 
 def wait_for(look: Callable[[], list[T]], count: int) -> list[T]:
     """What ``look`` finds as soon as there are ``count`` of them."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + GENEROUS_S
     while time.monotonic() < deadline:
         found = look()
         if len(found) >= count:
@@ -21,7 +24,7 @@ def wait_for(look: Callable[[], list[T]], count: int) -> list[T]:
     raise AssertionError(f"never saw {count} of them")
 
 
-def ended(process: psutil.Process, within_s: float = 3) -> bool:
+def ended(process: psutil.Process, within_s: float = GENEROUS_S) -> bool:
     """Whether it is gone, or dead and waits for its burial, within ``within_s``."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
