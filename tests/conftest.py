@@ -15,6 +15,7 @@ import torch
 from fork_server import ForkServer, start_by_fork
 from held_memory import held_by, segments
 from mutated import ADDRESS, Server, servers
+from waiting import GENEROUS_S
 
 from minitrain.distributed import launcher
 
@@ -105,7 +106,7 @@ def nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     for child in left:
         child.kill()
     # else the tests after this one would find what it left, too
-    psutil.wait_procs(left, timeout=5)
+    psutil.wait_procs(left, timeout=GENEROUS_S)
     names = (environment.keys() | os.environ.keys()) - SET_BY_OTHERS
     changed = {n for n in names if environment.get(n) != os.environ.get(n)}
     os.environ.clear()

@@ -11,6 +11,7 @@ from typing import TextIO
 import pytest
 import torch
 from project import environment
+from waiting import GENEROUS_S
 
 from minitrain.analysis.verdicts import VERDICTS
 from minitrain.cli.colors import COLOR_OF, colored, wants_color
@@ -89,7 +90,7 @@ def on_a_terminal(*arguments: str) -> str:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "minitrain", *arguments]
     variables = environment(TERM="xterm", NO_COLOR="")
-    done = subprocess.run(command, stdout=theirs, env=variables, timeout=120)
+    done = subprocess.run(command, stdout=theirs, env=variables, timeout=GENEROUS_S)
     os.close(theirs)
     shown = os.read(ours, 1 << 16).decode()
     os.close(ours)

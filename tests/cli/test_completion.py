@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from waiting import GENEROUS_S
 
 from minitrain.cli.check import OPTIMIZERS
 from minitrain.cli.completion import SHELLS
@@ -68,7 +69,7 @@ def test_bash(
     Path("script").write_text(script("bash", capsys))
     plain = ["bash", "--norc", "--noprofile", "-c", BASH, "bash", "minitrain"]
     done = subprocess.run(
-        [*plain, *words.split(" ")], capture_output=True, text=True, timeout=60
+        [*plain, *words.split(" ")], capture_output=True, text=True, timeout=GENEROUS_S
     )
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == sorted(expected)
@@ -83,7 +84,7 @@ def test_other_shells(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
         [shell, "-f" if shell == "zsh" else "--no-config", "-c", OTHERS[shell]],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=GENEROUS_S,
     )
     assert (done.stdout, done.stderr) == (SAID[shell], "")
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from waiting import GENEROUS_S
 
 import minitrain
 from minitrain.cli.main import COMMANDS, run
@@ -70,7 +71,7 @@ def test_who_reads_the_first_line_alone_gets_no_error() -> None:
         stdout=ours,
         stderr=subprocess.PIPE,
         text=True,
-        timeout=120,
+        timeout=GENEROUS_S,
     )
     os.close(ours)
     assert (done.returncode, done.stderr) == (0, "")

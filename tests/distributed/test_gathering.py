@@ -14,6 +14,7 @@ import pytest
 import torch.distributed as dist
 from ipv6 import require_ipv6
 from ports import free_port
+from waiting import GENEROUS_S
 
 from minitrain.core.errors import RankError, UserError
 from minitrain.distributed import gathering as module
@@ -225,7 +226,7 @@ def test_silent_host_is_named_where_it_may_be_the_cause(
             # it would be useless to start again
             assert isinstance(error, UserError)
             return str(error)
-        begun.wait(5)
+        begun.wait(GENEROUS_S)
         return "silent"
 
     first, second = meet(2, body, [0, 1])
@@ -245,9 +246,9 @@ def test_host_that_never_tells_is_not_waited_for_without_end(
     def body(gathering: Gathering) -> tuple[str, float]:
         if not gathering.hosts.is_first:
             begun.set()
-            over.wait(20)
+            over.wait(GENEROUS_S)
             return "silent", 0.0
-        begun.wait(5)
+        begun.wait(GENEROUS_S)
         gathering.begin_attempt()
         gathering.timeout_s = 0.5
         began = time.monotonic()
@@ -259,7 +260,7 @@ def test_host_that_never_tells_is_not_waited_for_without_end(
     (line, took_s), _ = meet(2, body, [0, 1])
     assert line.startswith("no word from host 1 (")
     # twice 0.5 s, and 0.5 s to tell it
-    assert 1.5 <= took_s < 10
+    assert 1.5 <= took_s < GENEROUS_S
     (said,) = [one for one in capsys.readouterr().err.splitlines() if "most" in one]
     assert said.startswith("waiting for host 1 (")
     assert re.search(r", \d s at most$", said)
@@ -330,7 +331,7 @@ def test_ranks_that_ended_elsewhere_are_known_here() -> None:
             ended.set()
             gathering.store.wait(["attempt 1 1"])
             return [before, gathering.ended_elsewhere()]
-        ended.wait(5)
+        ended.wait(GENEROUS_S)
         gathering.agree_on(rank_error("here", of_another=False))
         return []
 
@@ -364,7 +365,7 @@ def test_no_attempt_without_a_host_that_has_left() -> None:
 
     def body(gathering: Gathering) -> str:
         if gathering.hosts.is_first:
-            left.wait(5)
+            left.wait(GENEROUS_S)
             gathering.store.wait(["left 1"])
             gathering.begin_attempt()
         left.set()

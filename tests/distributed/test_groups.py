@@ -106,7 +106,10 @@ def leave_before_the_wrapper_goes(rounds: int) -> int:
 
 def test_leaving_the_group_before_the_wrapper_goes_does_not_hang() -> None:
     # one round in five or so hung when the Reducer was the group's last owner
-    assert launch(leave_before_the_wrapper_goes, 2, 20, timeout_s=60) == [20, 20]
+    assert launch(leave_before_the_wrapper_goes, 2, 20, timeout_s=GENEROUS_S) == [
+        20,
+        20,
+    ]
 
 
 def leave_before_the_copy_goes(rounds: int) -> int:
@@ -121,7 +124,7 @@ def leave_before_the_copy_goes(rounds: int) -> int:
 
 
 def test_a_copy_that_outlives_its_wrapper_and_its_group_does_not_hang() -> None:
-    assert launch(leave_before_the_copy_goes, 2, 40, timeout_s=60) == [40, 40]
+    assert launch(leave_before_the_copy_goes, 2, 40, timeout_s=GENEROUS_S) == [40, 40]
 
 
 def wait_for_a_rank_that_never_comes() -> None:
@@ -201,7 +204,7 @@ def test_host_without_a_name_or_loopback(network: str, out: str, err: str) -> No
         ["unshare", "--net", "--uts", "sh", "-c", command],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=GENEROUS_S,
     )
     assert re.fullmatch(out, done.stdout), done.stderr
     assert re.fullmatch(err, done.stderr)

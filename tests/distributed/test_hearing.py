@@ -6,6 +6,7 @@ import time
 
 import pytest
 import torch.distributed as dist
+from waiting import GENEROUS_S
 
 from minitrain.distributed.hearing import Told, hear
 from minitrain.distributed.torch_private import HashStore, Store
@@ -38,7 +39,7 @@ def test_all_that_told_are_waited_for_no_longer() -> None:
     told, took_s = timed(store, 60, 60)
     late.join()
     assert told == {"host 1": {}, "host 2": ERROR}
-    assert 0.3 <= took_s < 30
+    assert 0.3 <= took_s < GENEROUS_S
 
 
 def test_after_an_error_the_others_have_little_time() -> None:
@@ -47,7 +48,7 @@ def test_after_an_error_the_others_have_little_time() -> None:
     store.set("host 1", json.dumps(ERROR))
     told, took_s = timed(store, 60, 0.5)
     assert told == {"host 1": ERROR}
-    assert 0.5 <= took_s < 30
+    assert 0.5 <= took_s < GENEROUS_S
 
 
 def test_what_was_heard_before_the_store_is_lost_is_kept() -> None:

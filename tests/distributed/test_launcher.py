@@ -14,7 +14,7 @@ import psutil
 import pytest
 import torch
 from project import run_python
-from waiting import wait_for
+from waiting import GENEROUS_S, wait_for
 
 from minitrain.core.errors import RankError, UserError
 from minitrain.distributed.groups import distributed
@@ -108,7 +108,7 @@ def test_one_rank_fails_and_is_named(
     start = time.monotonic()
     with pytest.raises(kind, match=line):
         launch(fail_on_rank_1, 2, how, timeout_s=limit)
-    assert time.monotonic() - start < 50
+    assert time.monotonic() - start < GENEROUS_S
 
 
 def test_traceback_of_the_rank_is_kept() -> None:
@@ -153,7 +153,7 @@ def only_the_last_sleeps() -> None:
 
 def test_who_has_answered_is_not_blamed_for_who_hangs() -> None:
     with pytest.raises(RankError, match=r"^rank 1 \(.*no answer within 2 s, hangs"):
-        launch(only_the_last_sleeps, 2, timeout_s=60)
+        launch(only_the_last_sleeps, 2, timeout_s=GENEROUS_S)
 
 
 def connection_to_a_file_server() -> None:
@@ -166,14 +166,16 @@ def connection_to_a_file_server() -> None:
 
 def test_network_error_of_a_ranks_own_is_its_own() -> None:
     with pytest.raises(RankError, match=r"^rank 0 \(.*ConnectionResetError: the file"):
-        launch(connection_to_a_file_server, 2, timeout_s=60)
+        launch(connection_to_a_file_server, 2, timeout_s=GENEROUS_S)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_function_of_a_notebook_cell() -> None:
     notebook = nbformat.v4.new_notebook()
     notebook.cells = [nbformat.v4.new_code_cell(SCRIPT)]
-    nbclient.NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
+    nbclient.NotebookClient(
+        notebook, timeout=GENEROUS_S, kernel_name="python3"
+    ).execute()
     assert notebook.cells[0].outputs[0].text == "[1, 11]\n"
 
 
@@ -197,7 +199,7 @@ def test_ranks_that_still_start_end_with_a_launcher_that_is_killed(
     ranks = wait_for(lambda: psutil.Process(process.pid).children(), count=2)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    gone, alive = psutil.wait_procs(ranks, timeout=30)
+    gone, alive = psutil.wait_procs(ranks, timeout=GENEROUS_S)
     for rank in alive:
         rank.kill()
     assert len(gone) == 2

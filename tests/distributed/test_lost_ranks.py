@@ -10,6 +10,7 @@ import psutil
 import pytest
 from faulty_rank import be_a_rank
 from project import ROOT, environment
+from waiting import GENEROUS_S
 
 from minitrain.core.errors import RankError, UserError
 from minitrain.distributed.launcher import launch
@@ -51,7 +52,7 @@ def line_of(
     how: str, world_size: int, limit_s: float = LIMIT_S, note: Path | None = None
 ) -> str:
     with pytest.raises(RankError) as raised:
-        launch(be_a_rank, world_size, how, limit_s, "launch", note, timeout_s=100)
+        launch(be_a_rank, world_size, how, limit_s, "launch", note, timeout_s=300)
     return str(raised.value).replace("tests/support/", "")
 
 
@@ -63,7 +64,7 @@ def test_rank_that_fails_is_named_with_its_place_in_time(
     line = line_of(how, 3, note=note)
     passed_s = time.time() - float(note.read_text())
     assert re.fullmatch(NAME.format(2) + OF_THE_LAST[how], line)
-    assert passed_s < 5 + (LIMIT_S if HANGS in line else 0)
+    assert passed_s < GENEROUS_S
 
 
 @pytest.mark.parametrize("how", ["sleeps", "stops"])
@@ -130,7 +131,7 @@ def test_torchrun_ends_with_one_line(
         env=environment(TMPDIR=str(tmp_path), PYTHONPATH=str(ROOT)),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=GENEROUS_S,
     )
     # the rank that is sent more than it expects is the one that ends
     rank = 0 if how == "sums more" else world_size - 1

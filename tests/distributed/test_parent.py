@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 from project import ROOT, environment
+from waiting import GENEROUS_S, wait_for
 from waiting import ended as has_ended
-from waiting import wait_for
 
 from minitrain.distributed.meeting import STORE
 
@@ -50,7 +50,7 @@ def test_ranks_end_when_their_launcher_is_killed(
         wait_for(lambda: [r for r in ranks if r.status() == stopped], count=1)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    gone, alive = psutil.wait_procs(ranks, timeout=5)
+    gone, alive = psutil.wait_procs(ranks, timeout=GENEROUS_S)
     for rank in alive:
         rank.kill()
     assert len(gone) == 2

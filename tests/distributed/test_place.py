@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from waiting import GENEROUS_S
 
 from minitrain.distributed import place
 from minitrain.distributed.place import PHASES, Place, find_place, make_place
@@ -80,7 +81,7 @@ def test_nobody_sees_half_of_a_change(tmp_path: Path) -> None:
     pairs = {(0, "start"), (2**28 - 1, "end")}
     with subprocess.Popen([sys.executable, "-c", WRITER, file]) as writer:
         try:
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + GENEROUS_S
             while mine.look().step == 0:
                 assert time.monotonic() < deadline
             seen = {mine.look()[:2] for _ in range(100_000)}

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from ports import free_port
 from project import environment
+from waiting import GENEROUS_S
 
 from minitrain.distributed.torch_private import HashStore, open_exit_barrier
 
@@ -63,7 +64,7 @@ def run_two(folder: Path, late: int, code: int) -> list[tuple[int, str]]:
     ]
     try:
         # a busy machine needs half a minute to start
-        said = [process.communicate(timeout=100)[1] for process in running]
+        said = [process.communicate(timeout=GENEROUS_S)[1] for process in running]
     finally:
         for process in running:
             process.kill()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from one_line import refusal
 from project import run_python
-from waiting import wait_for
+from waiting import GENEROUS_S, wait_for
 
 from minitrain.distributed.meeting import ENVIRONMENT
 from minitrain.distributed.ranks import run_as_ranks
@@ -202,5 +202,5 @@ def test_ctrl_c_is_one_line_at_once(busy: str, tmp_path: Path) -> None:
     # as a terminal does: to the whole group
     os.killpg(process.pid, signal.SIGINT)
     # a rank that gets SIGINT itself is waited for, for half a minute
-    _, stderr = process.communicate(timeout=15)
+    _, stderr = process.communicate(timeout=GENEROUS_S)
     assert (process.returncode, stderr) == (130, "error: interrupted\n")

@@ -13,6 +13,7 @@ import nbformat
 import pytest
 from project import ROOT
 from report_inputs import facts, ladder_of, rung, timing_of
+from waiting import GENEROUS_S
 
 from minitrain.report.manifest import manifest
 
@@ -60,7 +61,7 @@ def executed(folder: Path, notebook: str) -> dict[str, Any]:
     made = nbformat.read(path, as_version=4)
     # where Jupyter and editors start a kernel: beside the notebook
     where = {"metadata": {"path": str(folder / "notebooks")}}
-    nbclient.NotebookClient(made, timeout=120, resources=where).execute()
+    nbclient.NotebookClient(made, timeout=GENEROUS_S, resources=where).execute()
     return {cell.id: shown(cell) for cell in made.cells if cell.cell_type == "code"}
 
 

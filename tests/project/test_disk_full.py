@@ -13,7 +13,7 @@ import pytest
 from mutated import PIPELINE, REPLAY, TRAIN, VERIFY, Outcome, run_stages
 from project import copy_project, environment
 from small_disk import MEGABYTE, SmallDisk
-from waiting import wait_for
+from waiting import GENEROUS_S, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -107,7 +107,7 @@ def test_full_disk_in_real_ranks(disk: SmallDisk) -> None:
             env=environment(PYTHONPATH=str(disk.place / "project")),
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=GENEROUS_S,
         )
     finally:
         disk.empty()

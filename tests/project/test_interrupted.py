@@ -14,12 +14,13 @@ from processes import kill_all, send, wait_until, with_role
 from project import PARAMS_FILE
 from runs import Trial
 from trials import run_trial
+from waiting import GENEROUS_S
 from world import START_S, World
 from wreck import Fault
 
-pytestmark = [pytest.mark.pipeline, pytest.mark.real_launch, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.pipeline, pytest.mark.real_launch, pytest.mark.timeout(1800)]
 
-LIMIT_S = 60
+LIMIT_S = 2 * GENEROUS_S
 # whether runs go on from one
 CHECKPOINTS = "\ncheckpoint:" in PARAMS_FILE.read_text()
 PAIR = ("train@2",)

@@ -12,6 +12,7 @@ import psutil
 import pytest
 from mutated import PREPARE, run_stages
 from project import copy_project, environment, set_params
+from waiting import GENEROUS_S
 
 from minitrain.distributed import place
 
@@ -72,7 +73,7 @@ def test_rank_that_is_killed_is_named_and_training_goes_on(
     wanted = {f.name: f.read_bytes() for f in (project / states).iterdir()}
     stage = start(project, tmp_path)
     killed = kill_rank_1(stage, tmp_path, times=1)
-    _, said = stage.communicate(timeout=120)
+    _, said = stage.communicate(timeout=GENEROUS_S)
     assert stage.returncode == 0, said
     match = re.search(rf"^{LINE}; starting again \(1 of 3\)$", said, re.M)
     assert match, said
@@ -88,8 +89,8 @@ def test_rank_that_is_killed_is_the_end_where_no_restart_is_left(
     stage = start(project, tmp_path)
     kill_rank_1(stage, tmp_path, times=1)
     started = time.monotonic()
-    _, said = stage.communicate(timeout=120)
-    assert time.monotonic() - started < 5
+    _, said = stage.communicate(timeout=GENEROUS_S)
+    assert time.monotonic() - started < GENEROUS_S
     assert stage.returncode == 2
     assert re.search(rf"^error: {LINE}$", said, re.M), said
     assert "Traceback" not in said

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from project import ROOT
-from waiting import wait_for
+from waiting import GENEROUS_S, wait_for
 
 UNTIL_TOLD = ["sh", "-c", "touch begun; until [ -e go ]; do sleep 0.05; done; exit 3"]
 
@@ -54,7 +54,7 @@ def tell(job: subprocess.Popen[str], project: Path) -> str:
 def end(job: subprocess.Popen[str], project: Path) -> int:
     """Let the command end -> the exit code of the job."""
     (project / "go").touch()
-    _, more = job.communicate(timeout=20)
+    _, more = job.communicate(timeout=GENEROUS_S)
     assert more == ""
     return job.returncode
 
@@ -62,7 +62,7 @@ def end(job: subprocess.Popen[str], project: Path) -> int:
 @pytest.mark.parametrize("code", [0, 2])
 def test_exit_code_is_that_of_the_command(project: Path, code: int) -> None:
     job = start(project, "sh", "-c", f"exit {code}")
-    assert job.communicate(timeout=20) == (None, "")
+    assert job.communicate(timeout=GENEROUS_S) == (None, "")
     assert job.returncode == code
 
 

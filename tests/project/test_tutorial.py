@@ -15,6 +15,7 @@ import pytest
 from pages import blocks, change
 from project import ROOT, copy_project, environment, run_dvc
 from quick_dvc import stages_in_forks
+from waiting import GENEROUS_S
 
 # DVC looks at every file for every question
 pytestmark = pytest.mark.timeout(600)
@@ -183,7 +184,7 @@ def pasted(code: str) -> tuple[str, str]:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=GENEROUS_S,
     )
     return done.stdout, done.stderr
 

@@ -18,7 +18,7 @@ from typing import Any
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 WHY_NOT = None if CHROMIUM else "needs chromium"
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 # Chromium reads commands from descriptor 3 and answers on 4; sh knows single digits
 START = 'exec "${@:3}" 3<&"$1" 4>&"$2"'
 OPTIONS = (

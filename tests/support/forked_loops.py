@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ports import free_port
+from waiting import GENEROUS_S
 
 # what torch imports as soon as there is an optimizer is slow, too
 MODULES = ("torch._dynamo", "minitrain")
@@ -66,7 +67,7 @@ class ForkedLoops:
 
     def stop(self) -> None:
         try:
-            self.process.communicate(timeout=60)
+            self.process.communicate(timeout=GENEROUS_S)
         except subprocess.TimeoutExpired:
             self.kill()
             raise

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from waiting import GENEROUS_S
+
 ADDRESS = "MINITRAIN_MUTATED"
 LIMIT_S = 100
 CRASH = 70
@@ -93,7 +95,7 @@ class Server:
 
     def stop(self) -> None:
         self.process.terminate()
-        self.process.wait(10)
+        self.process.wait(GENEROUS_S)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.address)
         os.rmdir(self.folder)
@@ -124,7 +126,7 @@ def _ask(address: str, request: dict[str, Any]) -> Outcome:
 
 
 def _connect(ours: socket.socket, address: str) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + GENEROUS_S
     while True:
         try:
             return ours.connect(address)
@@ -135,7 +137,7 @@ def _connect(ours: socket.socket, address: str) -> None:
 
 
 def _wait_until_gone(pid: int) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + GENEROUS_S
     while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
         time.sleep(0.005)
 

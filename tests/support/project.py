@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
+from waiting import GENEROUS_S
 
 ROOT = Path(__file__).parents[2]
 # tests have parameters of their own: those in ROOT are the user's to change
@@ -82,7 +83,7 @@ def run_python(
         env=environment(**variables),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=GENEROUS_S,
     )
 
 

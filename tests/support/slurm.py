@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+from waiting import GENEROUS_S
 
-START_S = 30.0
-ASK_S = 30.0
+START_S = 120.0
+ASK_S = 120.0
 # ranks that are told to end remove their folder
 GRACE_S = 5.0
 PR_SET_CHILD_SUBREAPER = 36
@@ -187,7 +188,7 @@ def _wait_until_idle(folder: Path) -> None:
                 env=environment_of(folder),
                 capture_output=True,
                 text=True,
-                timeout=5,
+                timeout=GENEROUS_S,
             )
             if done.stdout.split() == ["idle"] * len(NODES):
                 return

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from project import PARAMS_FILE, ROOT
+from waiting import GENEROUS_S
 
 from minitrain.core.params import Params, load_params
 from minitrain.data.shards import Samples, write_shards
@@ -78,7 +79,7 @@ def train_tiny(
     """
     config = tiny_config(params, shards, world_size)
     config = replace(config, data=spoil(config.data))
-    finished = launch(_be_a_rank, world_size, config, inject, timeout_s=60)
+    finished = launch(_be_a_rank, world_size, config, inject, timeout_s=GENEROUS_S)
     return evidence_of([one.result for one in finished], [f.state for f in finished])
 
 
