@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from project import ROOT, environment
-from waiting import ended, wait_for
+from waiting import GENEROUS_S, ended, wait_for
 
 from minitrain.core import signals
 from minitrain.core.signals import LAUNCHER_PID, STAGE, Stopped, stoppable
@@ -70,7 +70,7 @@ def test_it_cleans_up_and_says_who_ended_it(
 ) -> None:
     process = start(tmp_path)
     os.killpg(process.pid, number)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=GENEROUS_S)
     assert (process.returncode, said) == (128 + number, f"error: {line}\n")
     assert {path.name for path in tmp_path.iterdir()} == {"stage.py", "here"}
 
@@ -80,7 +80,7 @@ def test_on_a_terminal_it_begins_a_line(tmp_path: Path) -> None:
     terminal, stderr = pty.openpty()
     process = start(tmp_path, stderr=stderr)
     os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(60) == 130
+    assert process.wait(GENEROUS_S) == 130
     os.close(stderr)
     assert os.read(terminal, 1000) == b"\r\nerror: interrupted\r\n"
     os.close(terminal)
@@ -174,7 +174,7 @@ def test_stage_ends_with_dvc(
 ) -> None:
     stage = dvc(program)
     psutil.Process(stage.ppid()).send_signal(kill)
-    assert ended(stage, 60)
+    assert ended(stage)
     assert (tmp_path / "stderr").read_text() == "error: stopped by SIGTERM\n"
     assert not list(tmp_path.glob(".*"))
 
@@ -184,7 +184,7 @@ def test_signal_while_it_imports_is_one_line(
 ) -> None:
     stage = dvc("imports.py")
     stage.send_signal(signal.SIGINT)
-    assert ended(stage, 60)
+    assert ended(stage)
     assert (tmp_path / "stderr").read_text() == "error: interrupted\n"
 
 
