@@ -11,14 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from minitrain.core.params import Params
 from minitrain.distributed.groups import distributed
 from minitrain.distributed.torch_private import TorchDispatchMode, collective_name
 from minitrain.sync.strategy import Traffic
-from minitrain.train.config import config_of
+from minitrain.train.config import RunConfig, config_of
 from minitrain.train.loop import train
+from minitrain.train.precision import Precision
+from minitrain.train.rng import untouched_random_state
 from minitrain.train.worker import Worker
 
 # which argument holds the payload, as nccl-tests counts it: the larger side
@@ -28,6 +31,13 @@ NAMES = {
     "broadcast_": "broadcast",
     "_reduce_scatter_base_": "reduce_scatter",
     "_allgather_base_": "all_gather",
+    "allgather_": "all_gather",
+    "all_gather_into_tensor": "all_gather",
+    "reduce_scatter_": "reduce_scatter",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "alltoall_": "all_to_all",
+    "alltoall_base_": "all_to_all",
+    "all_to_all_single": "all_to_all",
     "send": "send",
     "recv_": "receive",
 }
@@ -67,6 +77,23 @@ def _tensors(payload: Any) -> Iterator[Tensor]:
     elif isinstance(payload, list | tuple):
         for one in payload:
             yield from _tensors(one)
+
+
+def forward_collectives(config: RunConfig) -> list[dict[str, Any]]:
+    """Return a row with the collectives that the model and its loss call in the first
+    forward pass, or no row without any. Collective: call it on all ranks.
+
+    The plain model computes: what a wrapper sends is not the model's.
+    """
+    rank, count = dist.get_rank(), config.num_shards(dist.get_world_size())
+    batches = config.batches([rank], count)
+    with untouched_random_state():
+        model = config.start_model(rank)
+        ledger, autocast = CollectiveLedger(), Precision(config.precision).autocast()
+        with torch.no_grad(), autocast, ledger:
+            batches.loss(model, batches.micro_batches(0)[0].inputs)
+    names = sorted(ledger.traffic)
+    return [{"kind": "collectives", "step": 0, "names": names}] if names else []
 
 
 def count_step(

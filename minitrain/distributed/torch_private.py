@@ -208,9 +208,11 @@ def add_all(to: Sequence[Tensor], more: Sequence[Tensor]) -> None:
 
 
 def collective_name(func: Any) -> str | None:
-    """The collective that a dispatched operator is, such as ``allreduce_``; None for
-    what is none. Below every strategy only the dispatcher sees them all.
+    """Name the collective of a dispatched operator, such as ``allreduce_``; None for
+    other operators. Below every strategy only the dispatcher sees them all.
     """
-    if func.namespace != "c10d":
-        return None
-    return str(func._schema.name.removeprefix("c10d::"))
+    namespace, _, name = func._schema.name.partition("::")
+    # functional collectives have operators of their own, which call no c10d operator
+    functional = namespace.startswith("_c10d_functional")
+    functional = functional and not name.startswith(("_wrap", "wait"))
+    return str(name) if namespace == "c10d" or functional else None

@@ -60,6 +60,12 @@ def forward_of(run: Rows, config: RunConfig) -> Forward:
     return Forward(NORMALIZES + unseen, changed)
 
 
+def collectives_of(run: Rows) -> list[str]:
+    """Names of the collectives that the model and its loss call in a forward pass."""
+    rows = of_kind(run, "collectives")
+    return sorted({name for row in rows for name in row["names"]})
+
+
 def _changed_buffers(run: Rows, config: RunConfig) -> tuple[list[str], set[str]]:
     """The buffers that are not as they started, under all their names, and those of
     batch norm.
@@ -82,17 +88,19 @@ def _changed_buffers(run: Rows, config: RunConfig) -> tuple[list[str], set[str]]
     # a buffer that two modules share is recorded under one of its names
     same = {id(named[name]) for name in found if name in named}
     found |= {name for name, buffer in named.items() if id(buffer) in same}
-    return sorted(found), _statistics(model)
+    return sorted(found), _statistics(model, bool(collectives_of(run)))
 
 
 def _some(names: Sequence[str]) -> str:
     return f"{', '.join(names[:3])}{', ...' if names[3:] else ''}"
 
 
-def _statistics(model: nn.Module) -> set[str]:
+def _statistics(model: nn.Module, communicates: bool) -> set[str]:
+    # a subclass that computes otherwise may reduce its statistics over the ranks
     return {
         f"{prefix}.{name}" if prefix else name
         for prefix, module in model.named_modules(remove_duplicate=False)
         if isinstance(module, _BatchNorm)
+        if not communicates or type(module).forward is _BatchNorm.forward
         for name in STATISTICS
     }

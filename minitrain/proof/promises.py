@@ -42,6 +42,12 @@ def not_promised(rungs: Iterable[str], config: RunConfig) -> dict[str, Rung]:
     return skipped
 
 
+FEWER = (
+    "the loss is no mean over samples: ranks see fewer of them (negatives) than one "
+    "process"
+)
+
+
 def not_comparable(rungs: Mapping[str, Rung]) -> dict[str, Rung]:
     """The rungs against one process, where the witness finds that the loss of a sample
     depends on the others of its batch: there a whole batch is another thing than its
@@ -52,4 +58,4 @@ def not_comparable(rungs: Mapping[str, Rung]) -> dict[str, Rung]:
     if mean is None or mean.verdict != "not run" or mean.max_abs_diff is None:
         return {}
     names = [name for name, promise in NEEDS.items() if promise == "one_process"]
-    return {name: not_run(mean.detail) for name in names if name in rungs}
+    return {name: not_run(f"{FEWER}; {mean.detail}") for name in names if name in rungs}

@@ -19,7 +19,7 @@ from minitrain.sync.catalog import find_strategy
 from minitrain.sync.guarantees import Defaults
 from minitrain.sync.strategy import Strategy
 from minitrain.testing.preflight import refuse_model
-from minitrain.testing.trial import in_memory_of, one_thread
+from minitrain.testing.trial import alone, in_memory_of, one_thread
 from minitrain.train.config import OPTIMIZERS, RunConfig
 from minitrain.train.precision import PRECISIONS
 from minitrain.train.rng import untouched_random_state
@@ -138,7 +138,7 @@ def refuse_what_cannot_be(
             )
         _refuse_batch(f"batches[{index}]", batch, parts)
     _refuse_parts_without_targets(config, world_size)
-    with one_thread(), untouched_random_state():
+    with one_thread(), alone():
         refuse_model(config, world_size)
 
 

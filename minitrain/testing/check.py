@@ -1,6 +1,6 @@
 """``check_data_parallel``: the ladder for any model, from one's own test."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, Literal
@@ -8,12 +8,18 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from minitrain.analysis.verdicts import Verdict, as_dicts, verdict_of
+from minitrain.analysis.verdicts import (
+    FINE,
+    WITNESS_GRADIENTS,
+    Verdict,
+    as_dicts,
+    verdict_of,
+)
 from minitrain.core.errors import EvidenceError, RankError, UserError
 from minitrain.diff.diagnosis import UNKNOWN, Divergence, Values, What, cause_of, locate
-from minitrain.proof.bits import Rung
+from minitrain.proof.bits import Rung, not_run
 from minitrain.proof.evidence import Evidence
-from minitrain.proof.forward import forward_of
+from minitrain.proof.forward import collectives_of, forward_of
 from minitrain.proof.ladder import ladder, own_rungs
 from minitrain.proof.witness.examine import examine_batches
 from minitrain.proof.witness.record import Record, Task
@@ -28,6 +34,7 @@ from minitrain.testing.arguments import (
 )
 from minitrain.testing.preflight import note_on_state
 from minitrain.testing.trial import (
+    alone,
     in_memory_of,
     run_alone,
     run_ranks,
@@ -36,19 +43,23 @@ from minitrain.testing.trial import (
 )
 from minitrain.train.config import RunConfig
 from minitrain.train.precision import Name
-from minitrain.train.rng import untouched_random_state
 from minitrain.train.run import Inject
 
 ATOL = 1e-5
 PROVEN: tuple[Verdict, ...] = ("proven",)
+BACKWARD = "does its backward pass sum what each rank contributes?"
 
 
 @dataclass(frozen=True)
 class Ladder:
-    """Every rung by name, and where the first difference from the replay is."""
+    """Every rung by name, the first difference from the replay, and the collectives of
+    the forward pass.
+    """
 
     rungs: dict[str, Rung]
     divergence: Divergence | None
+    # collectives that the forward pass calls, by name
+    communicates: Sequence[str] = ()
 
     @property
     def verdict(self) -> Verdict:
@@ -61,7 +72,36 @@ class Ladder:
     @property
     def rests_on(self) -> str:
         """What the verdict rests on, in a sentence."""
-        return verdict_of(as_dicts(self.rungs))[1]
+        verdict, rests_on = verdict_of(as_dicts(self.rungs))
+        if not self.communicates:
+            return rests_on
+        if verdict == "breach":
+            return f"{rests_on}; {_communicates(self.communicates)}; {BACKWARD}"
+        witness, unlike = self._has_witness(), self._unlike_one_process()
+        seen = [
+            "a witness agrees" if witness else "no witness supports it",
+            f"one process: {unlike[0]}" if unlike else "one process agrees",
+        ]
+        return "; ".join([_communicates(self.communicates), *seen])
+
+    @property
+    def holds(self) -> bool:
+        """Whether all is right that can be compared. A forward pass that communicates
+        has no replay: one process with the whole batch and the witness take its place.
+        """
+        if not self.communicates:
+            return self.verdict == "proven"
+        compared = self._has_witness() and not self._unlike_one_process()
+        return self.verdict == "undecided" and compared
+
+    def _has_witness(self) -> bool:
+        found = [self.rungs[name] for name in WITNESS_GRADIENTS if name in self.rungs]
+        return any(rung.verdict in FINE for rung in found)
+
+    def _unlike_one_process(self) -> list[str]:
+        """Details of the rungs that do not agree with one process."""
+        rungs = (self.rungs[name] for name in ("one_process_gradients", "one_process"))
+        return [rung.detail for rung in rungs if rung.verdict not in FINE]
 
     @property
     def breaches(self) -> list[str]:
@@ -155,9 +195,12 @@ def examine(
     that is not finite, RankError for a process that fails.
     """
     run = run or run_ranks(config, world_size, inject, timeout_s=timeout_s)
-    again = run_replay(config, run, world_size)
+    communicates = collectives_of(run.rows)
+    again = None if communicates else run_replay(config, run, world_size)
     own = own_rungs(config, run, again, witness(config, run, world_size))
-    beside = one or _beside(config, run)
+    if communicates:
+        own["replay"] = not_run(_communicates(communicates))
+    beside = one or _beside(config, run, world_size)
     rungs = ladder(own, config, run, beside, cache(partial(run_twin, config)), atol)
     # in memory a sample is told by its content, which batches may hold twice
     del rungs["one_process_data"]
@@ -173,12 +216,22 @@ def examine(
             return UNKNOWN
         return cause_of(what, ranks, values(step))
 
-    promised = "replay" in config.sync.guarantees.promises
-    return Ladder(rungs, locate(run.rows, again.rows, explain) if promised else None)
+    first = None
+    if again is not None and "replay" in config.sync.guarantees.promises:
+        first = locate(run.rows, again.rows, explain)
+    return Ladder(rungs, first, communicates)
 
 
-def _beside(config: RunConfig, run: Evidence) -> Evidence | str:
+def _communicates(collectives: Sequence[str]) -> str:
+    names = ", ".join(collectives)
+    return f"the forward pass communicates ({names}), so ranks cannot be replayed"
+
+
+def _beside(config: RunConfig, run: Evidence, world_size: int) -> Evidence | str:
     """One process with the whole batches; or why nothing of it would be compared."""
+    parts = config.num_shards(world_size) * config.grad_accumulation_steps
+    if collectives_of(run.rows) and parts != world_size:
+        return "each collective combines one micro-batch of each rank, not the batch"
     why = forward_of(run.rows, config).why
     if why and "loss" not in config.sync.guarantees.promises:
         return why
@@ -209,10 +262,11 @@ def witness(config: RunConfig, run: Evidence, world_size: int) -> dict[str, Any]
         learning_rate=config.learning_rate,
         precision=config.precision,
         wire=getattr(torch, guarantees.wire) if guarantees.wire else None,
+        whole=bool(collectives_of(run.rows)),
     )
     record = Record(run.rows, run.losses, run.sampled, run.state)
     # it promises no bits, so it may use all threads that this process has
-    with untouched_random_state():
+    with alone():
         exact = guarantees.are_exact
         return examine_batches(task, data.batches, record, exact=exact)
 
@@ -221,7 +275,7 @@ def _refuse_verdict(
     found: Ladder, accept: Collection[Verdict], config: RunConfig
 ) -> None:
     __tracebackhide__ = True
-    if found.verdict in accept:
+    if found.verdict in accept or (found.communicates and found.holds):
         return
     line, note = f"{found.verdict}: {found.rests_on}", ""
     if found.verdict == "breach":

@@ -23,8 +23,7 @@ class Climbed:
     def holds(self) -> bool:
         """Whether each is proven; undecided is enough where no bits are promised."""
         return bool(self.ladders) and all(
-            ladder.verdict == "proven"
-            or (ladder.verdict == "undecided" and not _promises_bits(name))
+            ladder.holds or (ladder.verdict == "undecided" and not _promises_bits(name))
             for name, ladder in self.ladders.items()
         )
 

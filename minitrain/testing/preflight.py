@@ -14,11 +14,11 @@ from minitrain.data.cut import tensors_of
 from minitrain.model.factory import make_model, try_model
 from minitrain.proof.witness.batches import chosen, doubled
 from minitrain.sync.strategy import trained
-from minitrain.testing.trial import in_memory_of, one_thread
+from minitrain.testing.trial import alone, in_memory_of, one_thread
 from minitrain.train.buffers import copy_buffers, load_buffers
 from minitrain.train.config import RunConfig
 from minitrain.train.precision import Precision
-from minitrain.train.rng import seed_everything, untouched_random_state
+from minitrain.train.rng import seed_everything
 
 # pytest leaves these functions out: between the call and the message nothing is told
 __tracebackhide__ = True
@@ -74,7 +74,7 @@ def _refuse_state_of_its_own(config: RunConfig, model: nn.Module, inputs: Any) -
 
 def note_on_state(config: RunConfig) -> str:
     """A line on what a forward pass leaves in the model beside its buffers; or none."""
-    with one_thread(), untouched_random_state():
+    with one_thread(), alone():
         _, changed = _twice(
             config, config.start_model(0), in_memory_of(config).batches[0]
         )

@@ -1,12 +1,15 @@
 """A run that is tried from a test: by ranks of its own, and by their replay."""
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
+from minitrain.bench.ledger import forward_collectives
 from minitrain.core.params import Params
 from minitrain.data.batches import causal_lm_loss
 from minitrain.data.cut import InMemory, count_targets
@@ -73,7 +76,9 @@ def _be_a_rank(
             observed.recorder.sampled = laid if rank == 0 else Shelved(None)
             return observed
 
+        own = forward_collectives(config)
         finished = run_rank(config, observer=observer, inject=inject)
+        finished.result.hashes += own
         finished.result.sampled = dict(laid)
         for name, tensor in finished.state.items():
             laid[f"last/state/{name}"] = tensor
@@ -85,20 +90,20 @@ def run_replay(
     config: RunConfig, run: Evidence, world_size: int, keep: int | None = None
 ) -> Evidence:
     """Repeat ``run`` in this process, rank after rank."""
-    with one_thread(), untouched_random_state():
+    with one_thread(), alone():
         again = replay(config, run.rows, world_size, keep=keep)
     return evidence_of(again.results, [again.state], values=[again.values])
 
 
 def run_alone(config: RunConfig, most_steps: int | None = None) -> Evidence:
     """One process with the whole batches, see :func:`run_one_process`."""
-    with one_thread(), untouched_random_state():
+    with one_thread(), alone():
         return single_process.run_one_process(config, most_steps)
 
 
 def run_twin(config: RunConfig, most_steps: int | None = None) -> Evidence:
     """The same from a start one ULP away."""
-    with one_thread(), untouched_random_state():
+    with one_thread(), alone():
         return single_process.run_twin(config, most_steps)
 
 
@@ -115,6 +120,19 @@ def in_memory_of(config: RunConfig) -> InMemory:
     """The batches of a run that is tried, which lie in memory."""
     assert isinstance(config.data, InMemory)
     return config.data
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Compute as a world of one process, and restore the random state afterwards.
+
+    A model that calls collectives needs a process group; those of one rank are the
+    identity.
+    """
+    with ExitStack() as group, untouched_random_state():
+        if not dist.is_initialized() and "RANK" not in os.environ:
+            group.enter_context(distributed())
+        yield
 
 
 @contextmanager

@@ -1,11 +1,14 @@
 """check_data_parallel: for models, batches and losses of one's own."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from one_line import refusal
 from torch import Tensor, nn
 
@@ -241,3 +244,142 @@ def test_loss_that_is_a_sum_is_called_one() -> None:
 def test_who_cannot_be_proven_is_told_how_to_go_on() -> None:
     with pytest.raises(EvidenceError, match=r"accept=\('proven', 'undecided'\) lets"):
         check_data_parallel(line, PAIRS, loss=squares, sync="fsdp")
+
+
+class Gather(torch.autograd.Function):
+    """The rows of all ranks; backward, the sum over ranks of what is this rank's."""
+
+    @staticmethod
+    def forward(ctx: Any, mine: Tensor) -> Tensor:
+        every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+        dist.all_gather(every, mine.contiguous())
+        return torch.cat(every)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (gradient,) = gradients
+        gradient = gradient.contiguous()
+        dist.all_reduce(gradient)
+        return gradient.chunk(dist.get_world_size())[dist.get_rank()]
+
+
+def gathered(mine: Tensor) -> Tensor:
+    every: Tensor = Gather.apply(mine)
+    return every
+
+
+def gathered_with_functional(mine: Tensor) -> Tensor:
+    group = dist.group.WORLD
+    return functional.all_gather_single_autograd(mine.contiguous(), 0, group)
+
+
+def own_part_put_back(mine: Tensor) -> Tensor:
+    """Without a gradient through the rows of other ranks."""
+    rank, every = dist.get_rank(), gathered(mine.detach())
+    before, after = rank * len(mine), (rank + 1) * len(mine)
+    return torch.cat([every[:before], mine, every[after:]])
+
+
+def contrastive(gather: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    """The loss of CLIP: each of a rank's rows against the columns of all ranks."""
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        a, b = nn.functional.normalize(model(batch), dim=1).chunk(2, 1)
+        every_a, every_b = gather(a), gather(b)
+        here = len(a) * dist.get_rank() if len(every_a) > len(a) else 0
+        right = torch.arange(len(a)) + here
+        entropy = nn.functional.cross_entropy
+        return entropy(5 * a @ every_b.T, right) + entropy(5 * b @ every_a.T, right)
+
+    return loss
+
+
+class SharedNorm(nn.BatchNorm1d):
+    """Batch norm by hand, with the statistics of all ranks."""
+
+    sum_over_ranks = staticmethod(lambda x: gathered(x[None]).sum(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(x)
+        sums = self.sum_over_ranks(torch.stack([x.sum(0), x.square().sum(0)]))
+        mean, square = sums / (len(x) * dist.get_world_size())
+        self.running_mean.mul_(0.9).add_(0.1 * mean.detach())
+        return (x - mean) * (square - mean.square() + self.eps).rsqrt()
+
+
+class WithoutGradient(SharedNorm):
+    sum_over_ranks = staticmethod(
+        lambda x: x + (gathered(x.detach()[None]).sum(0) - x.detach())
+    )
+
+
+def normed(norm: type[nn.Module]) -> nn.Module:
+    own = norm(4, affine=False)
+    return nn.Sequential(nn.Linear(3, 4), own, nn.Tanh(), nn.Linear(4, 1))
+
+
+TRIPLES = torch.randn(3, 12, 3, generator=torch.Generator().manual_seed(0))
+# the collective goes through the whole batch, which one process computes as well
+RIGHT = [
+    (lambda: nn.Linear(3, 6), contrastive(gathered), 2),
+    (lambda: nn.Linear(3, 6), contrastive(gathered_with_functional), 3),
+    (lambda: normed(SharedNorm), lambda model, x: model(x).square().mean(), 2),
+]
+WRONG = [
+    (lambda: nn.Linear(3, 6), contrastive(own_part_put_back)),
+    (lambda: normed(WithoutGradient), lambda model, x: model(x).square().mean()),
+]
+
+
+def test_forward_pass_that_communicates_is_compared_with_one_process() -> None:
+    for factory, loss, world_size in RIGHT:
+        ladder = check_data_parallel(
+            factory, TRIPLES, loss=loss, world_size=world_size, optimizer="sgd"
+        )
+        assert (ladder.verdict, ladder.holds) == ("undecided", True), str(ladder)
+        assert ladder.communicates == ["all_gather"]
+        assert ladder.rests_on == (
+            "the forward pass communicates (all_gather), so ranks cannot be replayed; "
+            "a witness agrees; one process agrees"
+        )
+        rungs = {name: rung.verdict for name, rung in ladder.rungs.items()}
+        assert rungs["replay"] == rungs["witness_mean"] == "not run"
+        assert {rungs["witness_probe"], rungs["witness_gradients"]} == {
+            "within tolerance"
+        }
+
+
+def test_collective_without_gradient_is_a_breach() -> None:
+    for factory, loss in WRONG:
+        with pytest.raises(EvidenceError) as raised:
+            check_data_parallel(factory, TRIPLES, loss=loss, optimizer="sgd")
+        first = str(raised.value).splitlines()[0]
+        assert first.startswith("breach: witness_gradients: step ")
+        assert first.endswith(
+            "; does its backward pass sum what each rank contributes?"
+        )
+
+
+def test_micro_batches_that_communicate_are_not_compared_with_one_process() -> None:
+    ladder = check_data_parallel(
+        lambda: nn.Linear(3, 6),
+        TRIPLES,
+        loss=contrastive(gathered),
+        grad_accumulation_steps=2,
+        accept=("undecided",),
+    )
+    assert not ladder.holds
+    assert ladder.rungs["witness_gradients"].verdict == "within tolerance"
+    assert ladder.rests_on.endswith("one micro-batch of each rank, not the batch")
+
+
+def test_loss_over_the_pairs_of_a_rank_is_no_mean_over_samples() -> None:
+    ladder = check_data_parallel(
+        lambda: nn.Linear(3, 6),
+        TRIPLES,
+        loss=contrastive(lambda mine: mine),
+        accept=("replay only",),
+    )
+    assert ladder.communicates == []
+    assert "the loss is no mean over samples: ranks see fewer" in ladder.rests_on

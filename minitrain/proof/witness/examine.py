@@ -96,7 +96,7 @@ def numbers(
     found["witness_step"] = step_rung(task, record)
 
     def groups_of(step: int) -> list[list[Any]]:
-        return grouped(batch_of(step), record, step)
+        return (together if task.whole else grouped)(batch_of(step), record, step)
 
     with torch.random.fork_rng(devices=[]):
         judge = Judge(Computer(task, model), record, batch_of, groups_of)
@@ -108,10 +108,15 @@ def numbers(
             found["witness_gradients"] = rung("not run", why)
             return found | judge.losses_only()
         why = "parts have equal targets in every step that is compared, but not in all"
-        if not tells_apart(record, record.steps()):
+        if not task.whole and not tells_apart(record, record.steps()):
             return found | {"witness_gradients": rung("not run", why)}
         found |= judge.probe() | judge.training()
-        if "witness_spread" in found and not tells_apart(record, record.steps()[-1:]):
+        cut = not task.whole
+        if (
+            cut
+            and "witness_spread" in found
+            and not tells_apart(record, record.steps()[-1:])
+        ):
             # of such a run the probe alone is compared, and that is of the last step
             for name in ("witness_probe", "witness_precision"):
                 if found.get(name, {}).get("verdict") == "within tolerance":
@@ -121,18 +126,33 @@ def numbers(
 
 def grouped(batch: Any, record: Record, step: int) -> list[list[Any]]:
     """A batch as the ranks computed it: a group for each shard, in it its parts."""
-    places: dict[str, list[int]] = {}
-    for place, name in enumerate(names_of(batch)):
-        places.setdefault(name, []).append(place)
+    places = places_of(batch)
     groups: dict[tuple[int, int], list[Any]] = {}
     for row in record.kind("fed"):
         for part in row["parts"] if row["step"] == step else ():
             if part["samples"]:
-                # samples of one content are alike, so any of them will do
-                rows = [places[name][0] for name in part["samples"]]
+                rows = [places[name] for name in part["samples"]]
                 group = groups.setdefault((row["rank"], part["shard"]), [])
                 group.append(chosen(batch, rows))
     return list(groups.values())
+
+
+def together(batch: Any, record: Record, step: int) -> list[list[Any]]:
+    """Return a batch as ranks compute it whose forward pass communicates: micro-batch
+    k of all ranks is one part, with the samples of the first rank first.
+    """
+    places = places_of(batch)
+    rows = [row["parts"] for row in record.kind("fed") if row["step"] == step]
+    parts = [
+        [places[name] for part in parts for name in part["samples"]]
+        for parts in zip(*rows, strict=True)
+    ]
+    return [[chosen(batch, part) for part in parts if part]]
+
+
+def places_of(batch: Any) -> dict[str, int]:
+    """A row for each name of a sample; samples of one content are interchangeable."""
+    return {name: place for place, name in enumerate(names_of(batch))}
 
 
 def tells_apart(record: Record, steps: list[int]) -> bool:

@@ -189,7 +189,7 @@ class Judge:
         loss, far = 0.0, dict.fromkeys(right.gradients, 0.0)
         for seed in range(NUM_PASSES):
             groups: Groups = self.groups_of(step)
-            if alone:
+            if alone and not self.task.whole:
                 number = (1, 2, self.task.world_size)[seed % 3]
                 groups = [[part] for part in cuts(self.batch_of(step), number)]
             start = self.computer.nudged(state, seed)

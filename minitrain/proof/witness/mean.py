@@ -40,6 +40,8 @@ class Halves:
         """Of the batch whose poorer half is the richest. Whole batches of steps that
         are ``known`` are not computed again.
         """
+        if self.task.whole:
+            return rung("not run", "the forward pass communicates: no batch is cut")
         # of several the last, which the probe has computed
         latest = reversed(self.steps)
         step = max(latest, key=lambda one: self.least(cuts(self.batch_of(one), 2)))

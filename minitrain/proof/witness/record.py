@@ -18,7 +18,8 @@ PIECE = 1 << 15
 class Task:
     """What the run was asked for. ``loss(model, batch)`` is the mean over the
     ``count(batch)`` targets of a batch; ``wire`` is the type that gradients are sent
-    in, where it is coarser than their own.
+    in, where it is coarser than their own. ``whole``: the forward pass communicates, so
+    that the ranks compute one batch together and it is never cut.
     """
 
     build: Callable[[], nn.Module]
@@ -31,6 +32,7 @@ class Task:
     learning_rate: float
     precision: str = "float32"
     wire: torch.dtype | None = None
+    whole: bool = False
 
 
 @dataclass(frozen=True)
