@@ -10,7 +10,6 @@ default those of their own file. Others bring --batches and --loss.
 
 import argparse
 import re
-import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from minitrain.cli.answer import Answer
 from minitrain.cli.parser import Named, Names
 from minitrain.core.errors import UserError
+from minitrain.core.printable import as_lines, note
 from minitrain.report.numbers import plural
 from minitrain.sync.catalog import STRATEGIES
 
@@ -83,7 +83,7 @@ def answer(options: argparse.Namespace) -> Answer:
     begun = time.monotonic()
     try:
         given, shortened = _given(options)
-        print(_told(options, given["steps"]), file=sys.stderr, flush=True)
+        note(_told(options, given["steps"]))
         found = climb(options.sync, **given)
     except UserError as error:
         needs = NEEDS.fullmatch(str(error))
@@ -170,4 +170,4 @@ def in_words(found: "Climbed", seconds: float) -> str:
             lines.append(f"{'':<{width}}  first difference: {ladder.divergence}")
     for name, why in found.refused.items():
         lines.append(f"{name:<{width}}  not tried: {why}")
-    return "\n".join([*lines, took])
+    return as_lines([*lines, took])

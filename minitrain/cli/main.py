@@ -25,6 +25,7 @@ from minitrain.cli.answer import Answer
 from minitrain.cli.colors import colored, wants_color
 from minitrain.cli.parser import Parser
 from minitrain.core.errors import EXIT_EVIDENCE, UserError, run_stage
+from minitrain.core.printable import as_lines
 
 COMMANDS = {
     "check": check,
@@ -64,8 +65,9 @@ def run(arguments: Sequence[str]) -> int:
     text = answer.text
     if options.json:
         text = json.dumps(answer.facts, indent=2, allow_nan=False)
-    elif wants_color(sys.stdout):
-        text = colored(text)
+    else:
+        text = as_lines(text.split("\n"))
+        text = colored(text) if wants_color(sys.stdout) else text
     try:
         print(text, flush=True)
     except BrokenPipeError:

@@ -14,10 +14,10 @@ from minitrain.cli.recording_words import (
     KINDS,
     at_or_from,
     number_of,
-    printable,
     where,
 )
 from minitrain.core.files import atomic_path
+from minitrain.core.printable import printable
 from minitrain.report.canvas import BLACK, BLUE, ORANGE, canvas, save
 
 if TYPE_CHECKING:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from minitrain.core.printable import as_lines
 from minitrain.report.numbers import plural
 
 if TYPE_CHECKING:
@@ -41,16 +42,7 @@ def recordings_in_words(found: "RecordingsCompared") -> str:
             "a twin tells: run A once more with MINITRAIN_TWIN=1 into another folder, "
             "then --twin FOLDER"
         )
-    return "\n".join(map(printable, lines))
-
-
-def printable(text: str) -> str:
-    """``text`` as one line that does nothing to a terminal: names and lines come from
-    files that anybody may have written.
-    """
-    return "".join(
-        c if c.isprintable() else c.encode("unicode_escape").decode() for c in text
-    )
+    return as_lines(lines)
 
 
 def _alarms(of_a: Sequence[str], of_b: Sequence[str]) -> list[str]:

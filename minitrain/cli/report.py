@@ -10,6 +10,7 @@ import argparse
 from pathlib import Path
 
 from minitrain.cli.answer import Answer
+from minitrain.core.printable import as_lines
 
 EXAMPLES = {
     "after an edit of words or pictures": "minitrain report",
@@ -51,4 +52,4 @@ def answer(options: argparse.Namespace) -> Answer:
         write_result(Path("README.md"), options.metrics)
     files = [project.metrics / name for name in FILES]
     made = [str(file) for file in files if file.is_file()]
-    return Answer(ok, {"headline": line, "files": made}, "\n".join([line, *made]))
+    return Answer(ok, {"headline": line, "files": made}, as_lines([line, *made]))

@@ -9,6 +9,7 @@ import argparse
 from pathlib import Path
 
 from minitrain.cli.answer import Answer
+from minitrain.core.printable import as_lines
 
 EXAMPLES = {
     "what make ends in": "minitrain summary",
@@ -28,4 +29,4 @@ def answer(options: argparse.Namespace) -> Answer:
     from minitrain.report.terminal import summary_lines
 
     ok, lines = summary_lines(options.metrics)
-    return Answer(ok, {"ok": ok, "lines": lines}, "\n".join(lines))
+    return Answer(ok, {"ok": ok, "lines": lines}, as_lines(lines))

@@ -21,6 +21,7 @@ from minitrain.cli.answer import Answer
 from minitrain.cli.recording_words import recordings_as_facts, recordings_in_words
 from minitrain.core.errors import UserError
 from minitrain.core.nearest import nearest_file
+from minitrain.core.printable import as_lines
 from minitrain.report.numbers import plural
 
 if TYPE_CHECKING:
@@ -165,7 +166,7 @@ def runs_in_words(found: "RunsCompared") -> str:
         lines.append(f"only in B: {_some(found.only_in_b)}")
     if alike:
         lines.append(f"equal is what both have: {compared}")
-    return "\n".join(lines)
+    return as_lines(lines)
 
 
 def folders_in_words(found: "FoldersCompared") -> str:
@@ -182,12 +183,12 @@ def folders_in_words(found: "FoldersCompared") -> str:
         lines.append(f"only in A: {_some(found.only_in_a)}")
     if found.only_in_b:
         lines.append(f"only in B: {_some(found.only_in_b)}")
-    return "\n".join(lines)
+    return as_lines(lines)
 
 
 def in_words(found: "Comparison") -> str:
     """What differs, the most telling first; a line each."""
-    return "\n".join([*_differences(found), *_asides(found)])
+    return as_lines([*_differences(found), *_asides(found)])
 
 
 def _asides(found: "Comparison") -> Iterator[str]:

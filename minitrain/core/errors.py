@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from minitrain.core.disk import disk_full, is_disk_full
+from minitrain.core.printable import as_lines, printable
 from minitrain.core.signals import Stopped, say, stoppable, stopped_by
 
 EXIT_EVIDENCE = 1
@@ -78,7 +79,8 @@ def run_stage(main: Callable[[], None]) -> None:
         _fail(str(error), EXIT_EVIDENCE)
     except RankError as error:
         if os.environ.get("MINITRAIN_TRACEBACK") == "1":
-            print(*getattr(error, "__notes__", []), sep="\n", end="", file=sys.stderr)
+            notes = "\n".join(getattr(error, "__notes__", []))
+            print(as_lines(notes.split("\n")), end="", file=sys.stderr)
         _fail(str(error), EXIT_USER)
     except OSError as error:
         _fail(describe_os_error(error), EXIT_USER)
@@ -90,4 +92,4 @@ def run_stage(main: Callable[[], None]) -> None:
 
 def _fail(line: str, code: int) -> None:
     sys.stdout.flush()
-    sys.exit(say(" ".join(line.split()), code))
+    sys.exit(say(printable(" ".join(line.split())), code))

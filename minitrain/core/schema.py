@@ -15,6 +15,7 @@ from ruamel.yaml.error import MarkedYAMLError
 from ruamel.yaml.reader import ReaderError
 
 from minitrain.core.errors import UserError, did_you_mean
+from minitrain.core.printable import LONGEST_WORD, shortened
 
 # what the C types take that torch and gloo put numbers in
 MAX_COUNT, MAX_FLOAT = 2**31 - 1, 1e9
@@ -112,7 +113,7 @@ def _one_error(schema: type[Section], detail: ErrorDetails) -> str:
     # pydantic marks what is wrong with a key, and not with its value
     if parts[-1:] == ["[key]"] and detail["type"] != "extra_forbidden":
         parts.pop()
-    key = ".".join(parts)
+    key = shortened(".".join(parts), LONGEST_WORD)
     if detail["type"] == "extra_forbidden":
         return f"{key}: unknown key{_suggestion(schema, parts)}"
     if detail["type"] == "missing":

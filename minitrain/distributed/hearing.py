@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from minitrain.distributed.meeting_point import say
+from minitrain.core.printable import note
 from minitrain.distributed.torch_private import Store
 
 # one question for each host that is silent
@@ -50,5 +50,5 @@ def hear(
             return
         if not said and now - began > SAY_S:
             said = True
-            say(f"waiting for {', '.join(missing)}, {deadline - now:.0f} s at most")
+            note(f"waiting for {', '.join(missing)}, {deadline - now:.0f} s at most")
         time.sleep(POLL_S)

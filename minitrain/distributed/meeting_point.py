@@ -6,7 +6,6 @@ who they are.
 """
 
 import socket
-import sys
 import threading
 import time
 from contextlib import closing, suppress
@@ -16,6 +15,7 @@ from queue import Empty, SimpleQueue
 import torch.distributed as dist
 
 from minitrain.core.errors import UserError
+from minitrain.core.printable import note
 from minitrain.distributed.hosts import Hosts
 from minitrain.distributed.interfaces import family_of
 from minitrain.distributed.meeting import store_at
@@ -34,7 +34,7 @@ def serve(hosts: Hosts, timeout_s: float) -> Store:
             f"--rdzv-endpoint: {hosts.endpoint}: {error.strerror}; where several hosts "
             "of a run share an address, --node-rank tells them apart"
         ) from None
-    say(f"waiting at {hosts.endpoint} for {hosts.count - 1} more")
+    note(f"waiting at {hosts.endpoint} for {hosts.count - 1} more")
     return TCPStore(
         *place,
         is_master=True,
@@ -50,7 +50,7 @@ def find(hosts: Hosts, timeout_s: float) -> Store:
 
     Raises UserError where nobody answers within ``timeout_s``, or somebody else.
     """
-    say(f"waiting for the first host, at {hosts.endpoint}")
+    note(f"waiting for the first host, at {hosts.endpoint}")
     deadline = time.monotonic() + timeout_s
     _until_open(hosts, deadline, timeout_s)
     left_s = max(1.0, deadline - time.monotonic())
@@ -97,8 +97,3 @@ def _until_open(hosts: Hosts, deadline: float, timeout_s: float) -> None:
                     "not listen there, or a firewall is between"
                 ) from None
         time.sleep(POLL_S)
-
-
-def say(line: str) -> None:
-    """For whoever waits before a terminal."""
-    print(line, file=sys.stderr, flush=True)

@@ -5,10 +5,10 @@ it is the last word.
 """
 
 import re
-import sys
 from collections.abc import Callable
 
 from minitrain.core.errors import RankError
+from minitrain.core.printable import note
 
 # addresses, ports and process numbers: another each time
 CHANGING = re.compile(r"0x[0-9a-f]+|\d{4,}")
@@ -38,4 +38,4 @@ def with_restarts(attempt: Callable[[], None], max_restarts: int) -> None:
             before = now
             line = " ".join(str(error).split())
             again = f"starting again ({count} of {max_restarts})"
-            print(f"{line}; {again}", file=sys.stderr, flush=True)
+            note(f"{line}; {again}")

@@ -18,6 +18,7 @@ from typing import Any
 import torch.distributed as dist
 
 from minitrain.core.errors import EXIT_USER, RankError, UserError
+from minitrain.core.printable import note
 from minitrain.core.signals import Stopped, end_with_launcher
 from minitrain.distributed.causes import not_together
 from minitrain.distributed.gathering import Gathering
@@ -200,7 +201,7 @@ def torchrun_rank() -> Iterator[None]:
             _record(error)
         except OSError as why:
             # as where a disk is full: nobody else would say it
-            print(f"{_line_of(error)} (torchrun was not told: {why})", file=sys.stderr)
+            note(f"{_line_of(error)} (torchrun was not told: {why})")
         if not ours:
             raise
         time.sleep(wait_s)

@@ -1,11 +1,11 @@
 """The file that a rank writes, and what becomes of the run where it cannot."""
 
-import sys
 from contextlib import suppress
 from pathlib import Path
 
 from minitrain.core.disk import is_disk_full
 from minitrain.core.errors import UserError, describe_os_error
+from minitrain.core.printable import note
 from minitrain.recording.format import Writer
 
 
@@ -46,5 +46,4 @@ class Lines:
         if self._raises:
             raise error
         why = describe_os_error(error) if isinstance(error, OSError) else str(error)
-        line = f"minitrain: rank {self._rank} records no more: {why}"
-        print(line, file=sys.stderr, flush=True)
+        note(f"minitrain: rank {self._rank} records no more: {why}")

@@ -1,11 +1,11 @@
 """The rules at work while the run goes on: rows of all ranks in, alarms out."""
 
-import sys
 from collections.abc import Callable, Iterable
 
 import torch.distributed as dist
 
 from minitrain.core.errors import EvidenceError
+from minitrain.core.printable import note
 from minitrain.recording.alarm import Alarm
 from minitrain.recording.exchange import Exchange
 from minitrain.recording.format import Row, line_of
@@ -100,7 +100,7 @@ class Watch:
         for alarm in found:
             self._write(line_of(alarm.row()))
             if self._rank == self._speaker(alarm):
-                print(alarm.line, file=sys.stderr, flush=True)
+                note(alarm.line)
             if alarm.severe and self._raises and ends is None:
                 ends = alarm.line
         if ends is not None:

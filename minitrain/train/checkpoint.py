@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ import torch.distributed as dist
 
 from minitrain.core.durable import fsync, remove
 from minitrain.core.files import sha256_file, writing
+from minitrain.core.printable import note
 from minitrain.distributed.together import everyone, only_first, who_sees
 from minitrain.train.held import hold
 
@@ -162,7 +162,7 @@ def newest_whole(folder: Path, is_ours: Callable[[Manifest], bool]) -> Path | No
             why = f"{checkpoint}: another run's"
         except DamagedError as error:
             why = str(error)
-        print(f"checkpoint not used: {why}", file=sys.stderr)
+        note(f"checkpoint not used: {why}")
     return None
 
 

@@ -6,10 +6,10 @@ anew in the first backward pass; from three ranks on they decide the bits. And i
 whether this machine computes the bits of the checkpoint: their hashes stand in it.
 """
 
-import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
+from minitrain.core.printable import note
 from minitrain.core.progress import progress
 from minitrain.distributed.groups import is_main_process
 from minitrain.distributed.together import everyone
@@ -120,5 +120,4 @@ def _go_on(
 
 def _say(show: str, line: str) -> None:
     if is_main_process():
-        named = f"{show}: {line}" if show else line
-        print(named, file=sys.stderr, flush=True)
+        note(f"{show}: {line}" if show else line)
