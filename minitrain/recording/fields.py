@@ -140,7 +140,10 @@ FIELDS: dict[str, dict[str, Check]] = {
     "end": {"steps": _named(_COUNT), "forwards": _COUNT},
 }
 # what an end has not where ranks hold parts of parameters and not all came to it
+# of a step: passes in eval mode where none was in training mode, and how often a
+# backward pass ended in a synchronization
 MAY_HAVE: dict[str, dict[str, Check]] = {
+    "step": {"eval_passes": _COUNT, "backwards": _COUNT},
     "end": {"parameters": _named(_FINGERPRINT), "buffers": _named(_buffer)},
 }
 

@@ -27,6 +27,7 @@ from minitrain.recording.rules_of_inputs import (
 from minitrain.recording.rules_of_parameters import parameters, parted_at_the_end
 from minitrain.recording.rules_of_progress import (
     forward_passes,
+    in_eval_mode,
     learning_rates,
     not_finite,
     not_held,
@@ -187,6 +188,7 @@ RULES: tuple[Rule, ...] = (
     same_samples,
     again,
     forward_passes,
+    in_eval_mode,
     learning_rates,
     settings,
     buffers,

@@ -195,3 +195,59 @@ def test_a_run_that_was_killed_leaves_its_last_whole_step(
     steps = [row["step"] for row in one.steps.values()]
     train_alone(tmp_path / "whole", num_steps=max(steps, default=-1) + 1)
     assert read_recording(tmp_path / "whole").ranks[0].steps == one.steps
+
+
+def in_eval(folder: Path, forgotten: bool) -> None:
+    """A validation after the second step, after which train() may be forgotten."""
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def validate(step: int) -> None:
+        if step == 1:
+            model.eval()
+            with torch.no_grad():
+                model(batch(0))
+            model.train(not forgotten)
+
+    with minitrain.record(model, optimizer, folder, every=1):
+        loop(model, optimizer, 4, after=validate)
+
+
+@pytest.mark.parametrize("forgotten", [True, False])
+def test_training_that_goes_on_in_eval_mode_is_seen_at_once(
+    forgotten: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    in_eval(tmp_path, forgotten)
+    told = capsys.readouterr().err
+    assert ("minitrain: step 2: eval mode: 1 forward passes" in told) == forgotten
+
+
+def fails(folder: Path) -> float:
+    """Rank 1 fails while rank 0 still trains; seconds that its stop() took."""
+    with distributed() as (rank, _):
+        torch.manual_seed(0)
+        model = wrap_for_ddp(Net())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        recorder = minitrain.record(model, optimizer, folder, every=1)
+        recorder.start()
+        took = 0.0
+        try:
+            loop(model, optimizer, 2, rank=rank)
+            raise ValueError
+        except ValueError:
+            began = time.monotonic()
+            recorder.stop()
+            took = time.monotonic() - began
+        return took
+
+
+def test_stop_after_an_error_waits_for_no_rank_and_blames_none(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    took = minitrain.launch(fails, 2, tmp_path)
+    # timeout_s is 30: a right stop() waits for the other ranks' ends that long
+    assert max(took) < 25
+    recording = read_recording(tmp_path)
+    assert all(one.end is None for one in recording.ranks.values())
+    assert capfd.readouterr().err == ""

@@ -718,3 +718,50 @@ def test_a_buffer_that_is_no_more_finite() -> None:
     assert (found.rule, found.tensor) == ("not finite", "running_mean")
     # as a mask is from the beginning
     assert at_step_1(last=rows_of(0, OWN, buffers=lost), buffers=lost) == []
+
+
+# steps that only look wrong, and those that only look right
+
+
+def test_an_optimizer_that_reduces_by_itself_is_a_note() -> None:
+    """Gradients differ, parameters do not: by what the optimizer's step does."""
+    same = rows_of(1, OWN)[0]["parameters"]
+    found = only(at_step_1(OWN, parameters=same))
+    assert (found.rule, found.severe) == ("gradients", False)
+    # one that forgot it, and one whose step did nothing
+    assert only(at_step_1(OWN)).severe
+    before = rows_of(1, OWN)[0]["before"]
+    unmoved = {n: one | {"hash": before[n]} for n, one in same.items()}
+    assert any(one.severe for one in at_step_1(OWN, parameters=unmoved))
+
+
+def test_training_in_eval_mode_is_an_alarm_once_it_was_not() -> None:
+    found = only([a for a in at_step_1(inputs=[], eval_passes=1) if a.severe])
+    assert (found.rule, found.ranks) == ("eval mode", [])
+    assert "model.train() is not called" in found.line
+    # a model that is frozen like this on purpose never was in training mode
+    frozen = rows_of(0, own_of(0, 2), None, forwards=0)
+    assert not any(a.rule == "eval mode" for a in at_step_1(last=frozen, eval_passes=1))
+
+
+def test_several_passes_with_one_backward_pass_reduce_once() -> None:
+    twice = {"syncs": [True, True]}
+    assert only(at_step_1(**twice, backwards=2)).rule == "synchronization"
+    assert at_step_1(**twice, backwards=1) == []
+
+
+def test_rank_on_which_a_nan_begins_is_named() -> None:
+    nan = [{name: t * math.nan for name, t in one.items()} for one in OWN]
+    own = rows_of(1, [OWN[0], nan[1]])
+    found = only(alarms_of(rows_of(1, nan, None, own=lambda r: own[r]["own"]), BEFORE))
+    assert (found.rule, found.ranks) == ("not finite", [1])
+    everywhere = only(alarms_of(rows_of(1, nan), BEFORE))
+    assert (everywhere.rule, everywhere.ranks) == ("not finite", [])
+
+
+def test_optimizer_of_another_model_is_an_alarm() -> None:
+    changes = {"gradients": {}, "own": {}, "not_held": [*SHAPES]}
+    found = only([a for a in at_step_1(**changes) if a.rule == "not held"])
+    assert found.severe
+    some = only([a for a in at_step_1(not_held=[FIRST]) if a.rule == "not held"])
+    assert not some.severe
