@@ -1,4 +1,4 @@
-"""What a ladder of rungs comes to: proven, replay only, undecided, or a breach."""
+"""The verdict on a ladder of rungs."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     # it would import torch, which the report does without
     from minitrain.proof.bits import Rung
 
-Verdict = Literal["proven", "replay only", "undecided", "breach"]
+Verdict = Literal["proven", "proven in eval mode", "replay only", "undecided", "breach"]
 ALONE = "one rank has nobody to agree with"
 ITSELF = "it is the one process"
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
@@ -18,20 +18,24 @@ BITS = ("replay", "replay_gradients", "replay_parameters", "replay_losses", "dat
 # and what bits would prove nothing without: that something changed, that what was
 # replayed is a sum
 MEANING = ("trained", "reference")
-# code that shares nothing with the run: data and step always, of the others one
-WITNESS_DATA = ("witness_data", "witness_hashes", "witness_step", "witness_mean")
+# code that shares nothing with the run: data, step and mean always, of the others one
+WITNESS_DATA = ("witness_data", "witness_hashes", "witness_step")
+# the mean in training, or in eval mode where training draws what cannot be left out
+MEAN, MEAN_IN_EVAL = "witness_mean", "witness_mean_in_eval"
 WITNESS_GRADIENTS = {
     "witness_gradients": "of its steps",
     "witness_probe": "in eval mode",
 }
 FINE = ("equal", "within tolerance")
 # what is wrong in a step makes all that follows in it wrong: parts of rungs' names, in
-# the order of a step; parameters and states come last
+# the order of a step; parameters and states follow
 ORDER = (
     ("data", "sample", "batch", "token"),
-    ("_mean", "_loss"),
+    ("_mean", "witness_loss"),
     ("gradient", "reduced", "reference"),
 )
+# two long numbers, which name no cause
+LAST = "replay_losses"
 
 
 def verdict_of(rungs: Mapping[str, Mapping[str, Any]]) -> tuple[Verdict, str]:
@@ -42,7 +46,10 @@ def verdict_of(rungs: Mapping[str, Mapping[str, Any]]) -> tuple[Verdict, str]:
     broken = [name for name, verdict in verdicts.items() if verdict == "breach"]
     if broken:
         first = min(broken, key=cause)
-        return "breach", f"{first}: {rungs[first]['detail']}"
+        line = f"{first}: {rungs[first]['detail']}"
+        if coupled(rungs):
+            line = f"{MEAN}: {rungs[MEAN]['detail']}; {line}"
+        return "breach", line
     alone = rungs.get("ranks", {}).get("detail") == ALONE
     bits = alone or verdicts.get("ranks") == "equal"
     bits = bits and all(verdicts.get(name) == "equal" for name in BITS)
@@ -51,14 +58,21 @@ def verdict_of(rungs: Mapping[str, Mapping[str, Any]]) -> tuple[Verdict, str]:
         words for name, words in WITNESS_GRADIENTS.items() if verdicts.get(name) in FINE
     ]
     known = all(verdicts.get(name) in FINE for name in WITNESS_DATA)
+    training = verdicts.get(MEAN) in FINE
+    known = known and (training or verdicts.get(MEAN_IN_EVAL) in FINE)
     seen = f"a witness computed the gradients {' and '.join(shown)}"
     verdict: Verdict = "undecided"
     rests_on = "neither bits nor a witness support it"
     if bits and known and shown:
         verdict, rests_on = "proven", f"the bits are those of a replay, and {seen}"
+        if not training:
+            verdict = "proven in eval mode"
+            rests_on += f"; {rungs[MEAN]['detail']}"
     elif bits:
         verdict = "replay only"
         rests_on = "the bits are those of a replay; no witness supports it"
+        if coupled(rungs):
+            rests_on += f": {rungs[MEAN]['detail']}"
     elif known and shown:
         rests_on = f"no bits were promised or compared, but {seen}"
     return verdict, rests_on + _unseen(rungs)
@@ -76,8 +90,18 @@ def _unseen(rungs: Mapping[str, Mapping[str, Any]]) -> str:
     return f"; one process was not compared: {one.get('detail')}"
 
 
+def coupled(rungs: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether the witness found that samples of a batch do not stand for themselves: a
+    distance, and no weights that explain it.
+    """
+    mean = rungs.get(MEAN, {})
+    return mean.get("verdict") == "not run" and mean.get("max_abs_diff") is not None
+
+
 def cause(name: str) -> int:
     """Where in a step a rung looks: what comes first explains what follows."""
+    if name == LAST:
+        return len(ORDER) + 1
     for number, parts in enumerate(ORDER):
         if any(part in name for part in parts):
             return number

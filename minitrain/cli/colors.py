@@ -6,12 +6,20 @@ from typing import TextIO
 
 COLORS = {
     32: ("equal", "proven", "fine", "within tolerance", "same computation"),
-    33: ("undecided", "replay only", "unsupported", "trouble", "not tried"),
+    33: (
+        "undecided",
+        "proven in eval mode",
+        "replay only",
+        "unsupported",
+        "trouble",
+        "not tried",
+    ),
     31: ("different", "breach", "wrong"),
 }
 COLOR_OF = {word: color for color, words in COLORS.items() for word in words}
 # a verdict begins its line, or stands in a column of its own
-VERDICT = re.compile(rf"(^|  )({'|'.join(COLOR_OF)})\b")
+LONGEST_FIRST = "|".join(sorted(COLOR_OF, key=len, reverse=True))
+VERDICT = re.compile(rf"(^|  )({LONGEST_FIRST})\b")
 
 
 def wants_color(stream: TextIO) -> bool:

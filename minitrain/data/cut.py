@@ -36,6 +36,16 @@ class InMemory:
         """
         return CutBatches(self, shards, num_shards, num_micro_batches)
 
+    def smaller(self) -> int | None:
+        """The first batch with fewer samples than the first one, if any."""
+        sizes = [len(tensors_of(batch)[0]) for batch in self.batches]
+        return next((i for i, size in enumerate(sizes) if size < sizes[0]), None)
+
+    def digest(self) -> int:
+        """The start of the SHA-256 of the first sample, as a number."""
+        first = [tensor[0] for tensor in tensors_of(self.batches[0])]
+        return content_digest(first) >> 192
+
 
 @dataclass
 class CutBatches:

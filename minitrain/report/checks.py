@@ -32,6 +32,7 @@ MARKS = {
 # of a run
 VERDICT_MARKS = {
     "proven": Mark.PASSED,
+    "proven in eval mode": Mark.NEAR,
     "replay only": Mark.NEAR,
     "undecided": Mark.UNDECIDED,
     "breach": Mark.BREACH,

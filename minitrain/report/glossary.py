@@ -16,7 +16,8 @@ RUNGS = {
     "witness_data": "who computed which samples, against the text: by the witness",
     "witness_hashes": "hashes that were recorded, against those of the tensors",
     "witness_step": "parameters after sampled steps, against the witness's optimizer",
-    "witness_mean": "the loss of a batch, against its halves' by their targets",
+    "witness_mean": "batches in training without dropout, against their parts",
+    "witness_mean_in_eval": "the same in eval mode, where training draws more",
     "witness_probe": "gradients in eval mode at the end, against the witness's",
     "witness_precision": "the same in 16 bits: as close as these are, and no closer",
     "witness_gradients": "gradients of sampled steps, against the witness's",
@@ -93,10 +94,11 @@ TERMS = {
         "the parameters itself, and works out in float64 which samples form a batch, "
         "their loss, its gradient and the optimizer's step."
     ),
-    "Proven, replay only, undecided, breach": (
+    "Proven, proven in eval mode, replay only, undecided, breach": (
         "The verdict on a run. Proven: it has the bits of its replay, and the witness "
-        "agrees. Replay only: it has these bits, but what run and replay share nobody "
-        "else has computed. Undecided: its bits were not promised or not compared. "
+        "agrees. Proven in eval mode: training draws random numbers that are no dropout, "
+        "so the witness agrees in eval mode only. Replay only: it has these bits, but "
+        "what run and replay share was not computed independently. Undecided: its bits were not promised or not compared. "
         "Breach: some comparison says no."
     ),
     "ULP": (

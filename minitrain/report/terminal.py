@@ -18,6 +18,7 @@ CUT = "..."
 # a verdict and what it rests on, in short
 VERDICTS = {
     "proven": "proven: bits of a one-process replay, a witness agrees",
+    "proven in eval mode": "proven in eval mode: bits of a replay; training not seen",
     "replay only": "replay only: bits of a one-process replay, no witness",
     "undecided": "undecided: bits were not promised, or not compared",
 }

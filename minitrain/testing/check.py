@@ -64,8 +64,9 @@ class Ladder:
     @property
     def verdict(self) -> Verdict:
         """``proven`` (the bits of a replay, and a witness that shares no code with the
-        run), ``replay only``, ``undecided`` (what strategies come to that promise no
-        bits) or ``breach``.
+        run), ``proven in eval mode`` (training draws random numbers that are no
+        dropout), ``replay only``, ``undecided`` (strategies that promise no bits) or
+        ``breach``.
         """
         return verdict_of(as_dicts(self.rungs))[0]
 

@@ -7,18 +7,24 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from minitrain.core.errors import UserError
 from minitrain.data.batches import causal_lm_loss
 from minitrain.data.cut import tensors_of
 from minitrain.model.factory import make_model, try_model
 from minitrain.proof.witness.batches import chosen, doubled
+from minitrain.proof.witness.modes import Float64, NoDropout
 from minitrain.sync.strategy import trained
 from minitrain.testing.trial import alone, in_memory_of, one_thread
 from minitrain.train.buffers import copy_buffers, load_buffers
 from minitrain.train.config import RunConfig
 from minitrain.train.precision import Precision
-from minitrain.train.rng import seed_everything
+from minitrain.train.rng import (
+    random_state,
+    same_random_state,
+    seed_everything,
+)
 
 # pytest leaves these functions out: between the call and the message nothing is told
 __tracebackhide__ = True
@@ -49,7 +55,7 @@ def refuse_model(config: RunConfig, world_size: int) -> None:
             may_leave_unused=config.tuning.find_unused_parameters,
         )
     _refuse_state_of_its_own(config, second, part.inputs)
-    _refuse_other_means(config, second)
+    _refuse_other_means(config, second, world_size)
 
 
 def _made(config: RunConfig) -> nn.Module:
@@ -116,26 +122,73 @@ def _own_state(model: nn.Module) -> dict[str, Any]:
     return found
 
 
-def _refuse_other_means(config: RunConfig, model: nn.Module) -> None:
-    """Where the loss is a sum, or a mean by other weights than the targets', beyond
-    doubt: what is no mean of its samples at all is left to the witness.
+def _refuse_other_means(config: RunConfig, model: nn.Module, world_size: int) -> None:
+    """Raise UserError where the loss of a batch is a sum, or a mean by other weights
+    than the targets', beyond doubt: what is no mean of its samples at all is left to
+    the witness. All batches are computed, forward only.
     """
-    batch = in_memory_of(config).batches[0]
-    rows = list(range(len(tensors_of(batch)[0])))
-    halves = rows[::2], rows[1::2]
-    first, second = (in_memory_of(config).count(chosen(batch, half)) for half in halves)
-    i, j = halves
+    losses = _Losses(config, model)
+    for number, batch in enumerate(losses.data.batches):
+        rows = list(range(len(tensors_of(batch)[0])))
+        parts = [rows[rank::world_size] for rank in range(world_size)]
+        # where batches are even in all halves, there is one comparison each
+        for part in parts[: world_size if world_size > 2 else 1]:
+            rest = [row for row in rows if row not in {*part}]
+            if part and rest:
+                _refuse_weights(losses, number, part, rest)
+
+
+class _Losses:
+    """Losses of rows of a batch: in float64, in training without dropout, or in eval
+    mode where training draws what cannot be left out.
+    """
+
+    def __init__(self, config: RunConfig, model: nn.Module) -> None:
+        self.data, self.model = in_memory_of(config), model.double()
+        self.training = model.training
+        self.state = {k: t.clone() for k, t in model.state_dict().items()}
+
+    def of(self, number: int, several: Sequence[list[int]]) -> list[float]:
+        """Of each of these lists of rows the loss."""
+        batch, before = doubled(self.data.batches[number]), random_state()
+        found = [self._one(chosen(batch, rows)) for rows in several]
+        if self.training and not same_random_state(before, random_state()):
+            self.training = False
+            return self.of(number, several)
+        return found
+
+    def _one(self, batch: Any) -> float:
+        # without statistics of a batch
+        self.model.train(self.training)
+        for module in self.model.modules():
+            module.training &= not isinstance(module, _BatchNorm)
+        self.model.load_state_dict(self.state)
+        kept = torch.get_default_dtype()
+        # the loss may make tensors of its own
+        torch.set_default_dtype(torch.float64)
+        try:
+            with torch.no_grad(), NoDropout(), Float64():
+                return float(self.data.loss(self.model, batch))
+        finally:
+            torch.set_default_dtype(kept)
+
+
+def _refuse_weights(losses: _Losses, number: int, i: list[int], j: list[int]) -> None:
+    batch = losses.data.batches[number]
+    first, second = (losses.data.count(chosen(batch, part)) for part in (i, j))
+    if not (first and second):
+        return
     try:
-        a, b, ab = _losses(config, model, [i, j, i + j])
+        a, b, ab = losses.of(number, [i, j, i + j])
         mean = (first * a + second * b) / (first + second)
         near = CLOSE * max(map(abs, (a, b, ab)))
         if not abs(ab - mean) > near or a == b:
             return
-        aab, abb = _losses(config, model, [i + i + j, i + j + j])
+        aab, abb = losses.of(number, [i + i + j, i + j + j])
     except Exception:
-        # not made for eval mode, for float64, or for other numbers of rows
+        # not made for float64, or for other numbers of rows
         return
-    # what weight a half has, and whether it keeps it when the other is duplicated
+    # what weight a part has, and whether it keeps it when the other is duplicated
     weight, share = (ab - b) / (a - b), first / (first + second)
     twice = {aab: (2 * weight, 1 - weight), abb: (weight, 2 * (1 - weight))}
     if max(abs(ab - a - b), abs(aab - 2 * a - b), abs(abb - a - 2 * b)) <= 3 * near:
@@ -153,27 +206,10 @@ def _refuse_other_means(config: RunConfig, model: nn.Module) -> None:
         why = f"it weighs them {weight:.3g} to {1 - weight:.3g}"
     else:
         return
+    parts = f"its halves of {first} and {second} targets"
+    if len(i) != (len(i) + len(j) + 1) // 2:
+        parts = f"two parts of {first} and {second} targets"
     raise UserError(
-        f"loss: is {ab:.4g} over batches[0], {a:.4g} and {b:.4g} over its halves of "
-        f"{first} and {second} targets, whose mean is {mean:.4g}: {why}, and must be a "
-        "mean over what is counted"
+        f"loss: is {ab:.4g} over batches[{number}], {a:.4g} and {b:.4g} over {parts}, "
+        f"whose mean is {mean:.4g}: {why}, and must be a mean over what is counted"
     )
-
-
-def _losses(
-    config: RunConfig, model: nn.Module, several: Sequence[list[int]]
-) -> list[float]:
-    """In eval mode and float64: of some rows of the first batch, and of others."""
-    batch = doubled(in_memory_of(config).batches[0])
-    model = model.double().eval()
-    kept = torch.get_default_dtype()
-    # the loss may make tensors of its own
-    torch.set_default_dtype(torch.float64)
-    try:
-        with torch.no_grad():
-            return [
-                float(in_memory_of(config).loss(model, chosen(batch, rows)))
-                for rows in several
-            ]
-    finally:
-        torch.set_default_dtype(kept)

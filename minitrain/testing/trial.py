@@ -21,7 +21,6 @@ from minitrain.proof.replay import replay
 from minitrain.testing.shelf import Shelf, Shelved, ShelvingRecorder
 from minitrain.train.config import RunConfig, config_of, whole_batches
 from minitrain.train.observer import StepObserver
-from minitrain.train.recorder import sampled_steps
 from minitrain.train.rng import untouched_random_state
 from minitrain.train.run import Finished, Inject, run_rank
 from minitrain.train.worker import Worker
@@ -69,8 +68,8 @@ def _be_a_rank(
         laid = one_shelf.enter_context(closing(Shelved(shelves[rank])))
 
         def observer(worker: Worker) -> StepObserver:
-            observed, recorded = StepObserver(worker, keep=keep), config.recorded
-            given = worker.model, recorded, sampled_steps(recorded), keep
+            observed = StepObserver(worker, keep=keep)
+            given = worker.model, config.recorded, config.sampled, keep
             observed.recorder = ShelvingRecorder(*given)
             # the same everywhere, as their hashes say: of one rank is enough
             observed.recorder.sampled = laid if rank == 0 else Shelved(None)

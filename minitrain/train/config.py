@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import nn
 
+from minitrain.core.files import read_json
 from minitrain.core.params import Params, Train
 from minitrain.data.batches import Batches, RankBatches
 from minitrain.data.order import steps_per_epoch
@@ -24,7 +25,7 @@ from minitrain.sync.catalog import find_strategy
 from minitrain.sync.guarantees import DEFAULTS, Tuning
 from minitrain.sync.strategy import Strategy
 from minitrain.train.precision import Name as PrecisionName
-from minitrain.train.recorder import recorded_steps
+from minitrain.train.recorder import recorded_steps, sampled_steps
 from minitrain.train.rng import seed_everything
 
 OptimizerName = Literal["adamw", "sgd"]
@@ -47,6 +48,14 @@ class Data(Protocol):
         """The batches of those ``shards`` of ``num_shards``, each in
         ``num_micro_batches``.
         """
+        ...
+
+    def smaller(self) -> int | None:
+        """The first step whose global batch is smaller than that of step 0."""
+        ...
+
+    def digest(self) -> int:
+        """A hash of the data, the same for every number of ranks."""
         ...
 
 
@@ -79,6 +88,16 @@ class ShardFiles:
             num_micro_batches=num_micro_batches,
             device=device,
         )
+
+    def smaller(self) -> int | None:
+        """See :class:`Data`: the last step of the first epoch, if any."""
+        count, size = len(open_targets(self.folder)), self.global_batch_size
+        return count // size if count > size and count % size else None
+
+    def digest(self) -> int:
+        """See :class:`Data`."""
+        index = read_json(self.folder / "index.json", "samples_sha256")
+        return int(index["samples_sha256"][:16], 16)
 
 
 @dataclass(frozen=True)
@@ -130,7 +149,12 @@ class RunConfig:
     @property
     def recorded(self) -> set[int]:
         """The steps whose tensors are hashed."""
-        return recorded_steps(self.steps, self.hash_every)
+        return recorded_steps(self.steps, self.hash_every, self.data.smaller())
+
+    @property
+    def sampled(self) -> set[int]:
+        """The steps whose tensors are kept for the witness."""
+        return sampled_steps(self.recorded, self.data.smaller(), self.data.digest())
 
 
 def plain_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:

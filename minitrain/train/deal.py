@@ -28,6 +28,7 @@ from minitrain.train.checkpoint import (
 )
 from minitrain.train.config import RunConfig
 from minitrain.train.identity import OF_THE_RANKS, difference
+from minitrain.train.recorder import ledger_sum
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,9 @@ def _deal_seen(everyone: list[dict[str, Any]], mine: Sequence[int], rank: int) -
         seen["sample_counts"][step] = [len(digests) for *_, digests in chosen]
         row = next(r for r in fed[rank % len(everyone)] if r["step"] == step)
         row["parts"] = [part for part, *_ in chosen]
+        row["ledger"] = ledger_sum(seen["digests"][step])[:16]
+        known = (r["global_targets"] for rows in fed for r in rows if r["step"] == step)
+        row["global_targets"] = next(filter(None, known)) if chosen else None
     return json.dumps({**seen, "timings": []})
 
 

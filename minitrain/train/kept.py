@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from minitrain.train.checkpoint import Kept
+from minitrain.train.resume import REPEATED
 from minitrain.train.rng import (
     as_plain,
     from_plain,
@@ -34,6 +35,7 @@ def kept_by(worker: Worker) -> Kept:
         "random": as_plain(random_state()),
         "streams": {shard: as_plain(one.state) for shard, one in streams.items()},
         "observer": worker.observer.kept(),
+        "sampled": _later(worker.observer.sampled()),
     }
 
 
@@ -50,11 +52,19 @@ def restore(worker: Worker, kept: Kept) -> None:
     sync.restore(kept["sync"])
     worker.optimizer.zero_grad()
     worker.observer.restore(kept["observer"])
+    worker.observer.sampled().update(kept["sampled"])
     for shard, stream in (worker.streams or {}).items():
         stream.state = from_plain(kept["streams"][shard])
     # a rank that was not there has its own, from its start
     if kept["random"] is not None:
         restore_random_state(from_plain(kept["random"]))
+
+
+def _later(sampled: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those of the steps that a resumed run does not compute again."""
+    steps = {key: key.partition("/")[0] for key in sampled}
+    later = {k for k, s in steps.items() if s.isdigit() and int(s) >= REPEATED}
+    return {key: sampled[key] for key in sampled if key in later}
 
 
 def _tensors_of(model: torch.nn.Module) -> dict[str, Tensor]:

@@ -22,7 +22,7 @@ from minitrain.train.clock import (
     always_plain,
     kind_of_step,
 )
-from minitrain.train.recorder import Recorder, sampled_steps
+from minitrain.train.recorder import Recorder
 from minitrain.train.result import TrainResult
 from minitrain.train.rng import untouched_random_state
 
@@ -72,6 +72,10 @@ class Observer:
         """What was seen so far, as JSON, for a checkpoint."""
         return "{}"
 
+    def sampled(self) -> dict[str, Tensor]:
+        """The tensors that rank 0 kept for the witness; none on other ranks."""
+        return {}
+
     def restore(self, kept: str) -> None:
         """Go on from what :meth:`kept` gave."""
 
@@ -115,9 +119,9 @@ class StepObserver(LastLoss):
         keep: int | None = None,
     ) -> None:
         super().__init__(worker)
-        recorded = worker.config.recorded
+        config = worker.config
         self.recorder = Recorder(
-            worker.model, recorded, sampled_steps(recorded), keep=keep
+            worker.model, config.recorded, config.sampled, keep=keep
         )
         on_gpu = worker.device.type == "cuda"
         self.clock = StepClock(
@@ -135,6 +139,10 @@ class StepObserver(LastLoss):
     def kept(self) -> str:
         seen = {name: getattr(self, name) for name in LISTS}
         return json.dumps({**seen, "recorder": self.recorder.kept()})
+
+    def sampled(self) -> dict[str, Tensor]:
+        # the same everywhere, as their hashes show: those of one rank are enough
+        return {} if self.worker.rank else self.recorder.sampled
 
     def restore(self, kept: str) -> None:
         seen = json.loads(kept)

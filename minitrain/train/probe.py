@@ -4,10 +4,12 @@ In eval mode the loss of a sample depends on that sample alone, whatever the mod
 in training: no dropout, no statistics of a batch. So after the last step each rank goes
 through the loop once more in eval mode, with the same batches, weights, strategy and
 reductions, and the gradient that comes out can be held to that of one whole batch.
+The batch is the last one that tells a mean over targets from a mean of means.
 Where training is in 16 bits it does so twice, with and without them.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -53,9 +55,9 @@ class GradientObserver(LastLoss):
         }
 
 
-def add_probes(result: TrainResult, worker: Worker, step: int) -> None:
-    """Add to ``result`` the losses and gradients of ``step`` in eval mode, or a row
-    that says why some rank cannot.
+def add_probes(result: TrainResult, worker: Worker) -> None:
+    """Add to ``result`` the losses and gradients of a step in eval mode, or a row with
+    the reason why some rank cannot compute them.
 
     Call it on all ranks, when the states have been saved.
     """
@@ -64,7 +66,8 @@ def add_probes(result: TrainResult, worker: Worker, step: int) -> None:
         # no step is taken here that a scaler could leave out
         passes["rounded"] = Precision(bits, worker.device.type, scales=False)
     worker.sync.module.eval()
-    if reason := _first(_why_not(worker, step)):
+    step = result.probe_step = _uneven_step(result.hashes)
+    if reason := next(filter(None, _of_all(_why_not(worker, step))), ""):
         result.hashes.append({"kind": "no probe", "step": step, "reason": reason})
         return
     for name, precision in passes.items():
@@ -103,13 +106,35 @@ def _why_not(worker: Worker, step: int) -> str:
     return ""
 
 
-def _first(reason: str) -> str:
-    """The reason of the first rank that has one; the same on all of them."""
+def _uneven_step(rows: Sequence[Row]) -> int:
+    """The last step at which ranks, or their micro-batches, have unequal numbers of
+    targets; the last step where there is none. The same on all ranks.
+    """
+    fed = (row for row in rows if row["kind"] == "fed")
+    mine = [[(part["shard"], part["targets"]) for part in row["parts"]] for row in fed]
+    steps = [*zip(*_of_all(mine), strict=True)]
+    for step in reversed(range(len(steps))):
+        parts: set[int] = set()
+        shards: Counter[tuple[int, int]] = Counter()
+        ranks: Counter[int] = Counter()
+        for rank, own in enumerate(steps[step]):
+            for shard, targets in own:
+                parts.add(targets)
+                shards[rank, shard] += targets
+                ranks[rank] += targets
+        levels = parts, {*shards.values()}, {*ranks.values()}
+        if any(len(level - {0}) > 1 for level in levels):
+            return step
+    return len(steps) - 1
+
+
+def _of_all(mine: Any) -> list[Any]:
+    """What every rank has of it, by rank."""
     if not dist.is_initialized():
-        return reason
-    reasons: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(reasons, reason)
-    return next(filter(None, reasons), "")
+        return [mine]
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, mine)
+    return found
 
 
 def unwatched_gradients(

@@ -36,18 +36,26 @@ def sha256_tensor(tensor: Tensor) -> str:
     return hashlib.sha256(bytes_of(whole(tensor))).hexdigest()
 
 
-def recorded_steps(num_steps: int, hash_every: int) -> set[int]:
-    """The first three steps, every ``hash_every``-th, and the last two."""
+def recorded_steps(
+    num_steps: int, hash_every: int, smaller: int | None = None
+) -> set[int]:
+    """The first three steps, every ``hash_every``-th, the last two, and ``smaller``:
+    the step of the first batch that is smaller than the others.
+    """
     first, last = range(min(3, num_steps)), num_steps - 1
-    return {*first, *range(0, num_steps, hash_every), max(0, last - 1), last}
+    steps = {*first, *range(0, num_steps, hash_every), max(0, last - 1), last}
+    return steps | ({smaller} if smaller is not None and smaller < num_steps else set())
 
 
-def sampled_steps(recorded: Iterable[int]) -> set[int]:
-    """Of the recorded steps the first two and the last: the tensors of these are kept
-    for the witness.
+def sampled_steps(
+    recorded: Iterable[int], smaller: int | None = None, digest: int = 0
+) -> set[int]:
+    """The recorded steps whose tensors are kept for the witness: the first two, the
+    last, ``smaller``, and one that the ``digest`` of the data selects.
     """
     steps = sorted(recorded)
-    return {*steps[:2], *steps[-1:]}
+    drawn = steps[digest % len(steps)]
+    return {*steps[:2], *steps[-1:], drawn, *(s for s in steps if s == smaller)}
 
 
 def ledger_entry(digests: Sequence[Sequence[int]]) -> Row:
@@ -60,14 +68,14 @@ def ledger_entry(digests: Sequence[Sequence[int]]) -> Row:
     """
     everyone = [digest for rank in digests for digest in rank]
     return {
-        "sha256": _sum_of(everyone),
+        "sha256": ledger_sum(everyone),
         "samples": len(everyone),
         "repeated": len(everyone) - len(set(everyone)),
-        "ranks": [_sum_of(rank)[:16] for rank in digests],
+        "ranks": [ledger_sum(rank)[:16] for rank in digests],
     }
 
 
-def _sum_of(digests: Iterable[int]) -> str:
+def ledger_sum(digests: Iterable[int]) -> str:
     return f"{sum(digests) % DIGEST_MODULUS:064x}"
 
 
@@ -124,8 +132,9 @@ class Recorder:
         self._sample(step, "moments", moments)
 
     def fed(self, step: int, micro_batches: Sequence[MicroBatch]) -> None:
-        """Note what the model was given: each sample by its content, and the targets
-        that count. A micro-batch without targets is there for its rank to take part.
+        """Note what the model was given: each sample by its content, the targets that
+        count, and the share of the global batch's sum in the ledger. A micro-batch
+        without targets is there for its rank to take part.
         """
         if self._steps:
             named = [
@@ -136,7 +145,18 @@ class Recorder:
                 }
                 for one in micro_batches
             ]
-            self.rows.append({"kind": "fed", "step": step, "parts": named})
+            ledger = ledger_sum(d for one in micro_batches for d in one.digests)
+            # a rank without a shard computes nothing
+            targets = next((one.global_targets for one in micro_batches), None)
+            self.rows.append(
+                {
+                    "kind": "fed",
+                    "step": step,
+                    "parts": named,
+                    "global_targets": targets,
+                    "ledger": ledger[:16],
+                }
+            )
 
     def _sample(
         self, step: int | str, kind: str, tensors: Mapping[str, Tensor]

@@ -21,7 +21,7 @@ class TrainResult:
     ``digests`` name the samples. ``timings`` and ``hashes`` are rows as
     :mod:`~minitrain.train.clock` and :mod:`~minitrain.train.recorder` describe them,
     and so are the tensors that were ``sampled``. ``probes`` has the losses of
-    :mod:`~minitrain.train.probe` by name.
+    :mod:`~minitrain.train.probe` by name, at ``probe_step``.
     """
 
     losses: list[list[float]] = field(default_factory=list)
@@ -30,6 +30,7 @@ class TrainResult:
     hashes: list[Row] = field(default_factory=list)
     sampled: dict[str, Tensor] = field(default_factory=dict)
     probes: dict[str, list[float]] = field(default_factory=dict)
+    probe_step: int = -1
 
 
 def mean_losses(results: Iterable[TrainResult]) -> list[float]:
@@ -56,9 +57,9 @@ def rows_of(results: Sequence[TrainResult]) -> list[Row]:
     tensors = [
         {"rank": rank, **row} for rank, one in enumerate(results) for row in one.hashes
     ]
-    last = len(results[0].losses) - 1
+    step = results[0].probe_step
     probes = [
-        {"kind": "probe", "name": name, "step": last, "loss": mean_loss(shares)}
+        {"kind": "probe", "name": name, "step": step, "loss": mean_loss(shares)}
         for name in results[0].probes
         for shares in [[result.probes[name] for result in results]]
     ]

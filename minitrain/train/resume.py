@@ -15,8 +15,7 @@ from minitrain.distributed.groups import is_main_process
 from minitrain.distributed.together import everyone
 from minitrain.train.checkpoint import Checkpoints, Kept, step_of
 
-# as many as are recorded anyway, and no tensor that the witness needs comes later
-# but those of the last step
+# as many as are recorded anyway
 REPEATED = 3
 OTHER_BITS = (
     "from here on not the bits of an undisturbed run: each of another number of ranks "

@@ -192,7 +192,7 @@ def run_rank(
     # copies: what follows may change buffers
     state = {name: tensor.clone() for name, tensor in state.items()}
     result = seen.result()
-    add_probes(result, worker, config.steps - 1)
+    add_probes(result, worker)
     result.hashes += [unwatched] if unwatched else []
     worker.close()
     count = sum(p.numel() for p in worker.model.parameters())

@@ -8,6 +8,8 @@ from minitrain.analysis.verdicts import (
     ALONE,
     BITS,
     ITSELF,
+    MEAN,
+    MEAN_IN_EVAL,
     MEANING,
     WITNESS_DATA,
     verdict_of,
@@ -21,7 +23,7 @@ def rung(verdict: str, detail: str = "") -> dict[str, Any]:
 
 
 def proven() -> Rungs:
-    names = ["ranks", *BITS, *MEANING, *WITNESS_DATA]
+    names = ["ranks", *BITS, *MEANING, *WITNESS_DATA, MEAN]
     names += ["witness_probe", "witness_gradients"]
     return {name: rung("equal") for name in names}
 
@@ -54,7 +56,7 @@ def test_required_checks_by_name() -> None:
 
 
 @pytest.mark.parametrize("verdict", ["missing", "not run", "undecided", "breach"])
-@pytest.mark.parametrize("name", ["ranks", *BITS, *MEANING, *WITNESS_DATA])
+@pytest.mark.parametrize("name", ["ranks", *BITS, *MEANING, *WITNESS_DATA, MEAN])
 def test_nothing_is_proven_without_one_of_them(name: str, verdict: str) -> None:
     rungs = proven()
     rungs[name] = rung(verdict, "why")
@@ -63,7 +65,7 @@ def test_nothing_is_proven_without_one_of_them(name: str, verdict: str) -> None:
     found, rests_on = verdict_of(rungs)
     if verdict == "breach":
         assert (found, rests_on) == ("breach", f"{name}: why")
-    elif name in WITNESS_DATA:
+    elif name in (*WITNESS_DATA, MEAN):
         assert found == "replay only"
     else:
         assert found == "undecided"
@@ -78,6 +80,25 @@ def test_one_of_the_witnesss_gradients_will_do(one: str) -> None:
     verdict, rests_on = verdict_of(rungs)
     assert verdict == "replay only"
     assert rests_on.endswith("no witness supports it")
+
+
+def test_proven_in_eval_mode_needs_the_mean_there() -> None:
+    unseen = proven() | {MEAN: rung("not run", "it draws")}
+    found = verdict_of(unseen | {MEAN_IN_EVAL: rung("within tolerance")})
+    assert found[0] == "proven in eval mode"
+    assert found[1].endswith("and in eval mode; it draws")
+    assert verdict_of(unseen | {MEAN_IN_EVAL: rung("not run")})[0] == "replay only"
+    assert verdict_of(unseen | {MEAN_IN_EVAL: rung("breach")})[0] == "breach"
+
+
+def test_known_cause_is_the_first_line_of_a_breach() -> None:
+    coupled = {**rung("not run", "it depends on others"), "max_abs_diff": 0.1}
+    two = {name: rung("breach", name) for name in ("replay_losses", "replay_gradients")}
+    assert verdict_of(proven() | two)[1] == "replay_gradients: replay_gradients"
+    found = verdict_of(proven() | two | {MEAN: coupled})
+    assert found[1].startswith("witness_mean: it depends on others; replay_gradients")
+    found = verdict_of(proven() | two | {MEAN: rung("breach", "a sum")})
+    assert found == ("breach", "witness_mean: a sum")
 
 
 def test_one_rank_has_nobody_to_agree_with() -> None:

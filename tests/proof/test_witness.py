@@ -194,6 +194,20 @@ def targets_counted_twice(record: dict[str, Any]) -> None:
     rows_of(record, "fed")[2]["parts"][0]["targets"] *= 2
 
 
+def other_global_targets(record: dict[str, Any]) -> None:
+    """At a step that is not sampled."""
+    rows_of(record, "fed")[7]["global_targets"] += 1
+
+
+def loss_negated_at_a_step(record: dict[str, Any]) -> None:
+    for row in rows_of(record, "fed"):
+        row["global_targets"] *= -1 if row["step"] == 3 else 1
+
+
+def ledger_of_other_samples(record: dict[str, Any]) -> None:
+    rows_of(record, "batch")[3]["ranks"].reverse()
+
+
 def a_parameter_is_left_out(record: dict[str, Any]) -> None:
     for key in [k for k in record["tensors"] if k.endswith("/after/hidden.bias")]:
         del record["tensors"][key]
@@ -234,6 +248,9 @@ def loss_is_nan(record: dict[str, Any]) -> None:
 FAULTS = {
     swap_ranks: "witness_data",
     targets_counted_twice: "witness_data",
+    other_global_targets: "witness_data",
+    loss_negated_at_a_step: "witness_data",
+    ledger_of_other_samples: "witness_data",
     a_parameter_is_left_out: "witness_hashes",
     step_starts_elsewhere: "witness_hashes",
     optimizer_made_anew: "witness_step",
@@ -598,7 +615,7 @@ def test_loss_that_is_no_mean_over_the_targets_is_explained() -> None:
     assert ladder.verdict == "breach"
     line = ladder.rests_on
     assert line.startswith("witness_mean: the loss is no mean over the targets")
-    assert "halves of a batch have the weights 0." in line
+    assert "parts of the batch of step 0 have the weights 0." in line
 
 
 class Coupled(nn.Module):
@@ -618,15 +635,18 @@ def test_who_depends_on_its_batch_is_replayed_only() -> None:
     with pytest.raises(EvidenceError, match="replay only: the bits are those of a"):
         check_data_parallel(Coupled, pairs(0), **options)
     ladder = check_data_parallel(Coupled, pairs(0), accept=["replay only"], **options)
-    why = "in eval mode too a sample's loss depends on more than the sample"
+    why = "step 0: in training a sample's loss depends on other samples of its batch"
     assert ladder.rungs["witness_mean"].detail == why
+    assert why in ladder.rests_on
+    # the parts never stand for the whole batch
+    assert ladder.rungs["witness_probe"].verdict == "not run"
     assert ladder.rungs["one_process"].verdict == "not run"
 
 
 def test_accept_is_one_of_the_verdicts() -> None:
     from minitrain.core.errors import UserError
 
-    with pytest.raises(UserError, match="must hold some of proven, replay only"):
+    with pytest.raises(UserError, match="must hold some of proven, proven in eval"):
         check_data_parallel(mlp, pairs(0), loss=squares, accept=["well"])
 
 
@@ -716,6 +736,24 @@ def test_steps_with_equal_targets_cannot_tell_a_mean_of_means() -> None:
     trial = replace(trial, data=replace(trial.data, batches=alike))
     record = record_of(run_ranks(trial, 2, timeout_s=60))
     rungs = asked(trial, record)
-    assert rungs["witness_gradients"]["verdict"] == "not run"
-    detail = rungs["witness_gradients"]["detail"]
-    assert detail.startswith("parts have equal targets in every step that is compared")
+    why = "parts have equal targets in the steps compared, not in all"
+    assert rungs["witness_gradients"]["detail"] == why
+    # the probe is of a step that can
+    assert [row["step"] for row in rows_of(record, "probe")] == [4]
+    assert rungs["witness_probe"]["verdict"] == "within tolerance"
+    rows_of(record, "probe")[0]["step"] = 5
+    assert "witness_probe" in breached(asked(trial, record))
+
+
+def test_sampled_steps_have_the_first_smaller_batch_and_one_by_the_data() -> None:
+    trial = make_run(steps=12)
+    batches = [*trial.data.batches]
+    batches[3] = {key: tensor[:8] for key, tensor in batches[3].items()}
+    trial = replace(trial, data=replace(trial.data, batches=batches))
+    drawn = sorted(trial.recorded)[trial.data.digest() % 12]
+    assert trial.sampled == {0, 1, 3, drawn, 11}
+    record = record_of(run_ranks(trial, 2, timeout_s=60))
+    assert breached(asked(trial, record)) == []
+    for key in [key for key in record["tensors"] if key.startswith("3/")]:
+        del record["tensors"][key]
+    assert breached(asked(trial, record)) == ["witness_hashes"]

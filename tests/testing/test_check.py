@@ -95,10 +95,11 @@ def test_mean_of_means_of_ones_own_is_found() -> None:
     trial = replace(trial, data=replace(trial.data, batches=words()))
     detail = examine(trial, 2).rungs["witness_mean"].detail
     assert detail.startswith(
-        "the loss is no mean over the targets: halves of a batch have the weights "
+        "the loss is no mean over the targets: parts of the batch of step 0 have the "
+        "weights 0.15, 0.85, "
     )
     assert detail.endswith(
-        "by their targets 0.5 and 0.5; is it a mean over what is counted?"
+        "by their targets 0.5, 0.5; is it a mean over what is counted?"
     )
     told = check_data_parallel(
         ByWords, words(), count=lambda batch: int(batch["mask"].sum())
@@ -238,7 +239,7 @@ def test_loss_that_is_a_sum_is_called_one() -> None:
     trial = replace(trial, data=replace(trial.data, batches=PAIRS, loss=total))
     mean = examine(trial, 2).rungs["witness_mean"]
     assert mean.verdict == "breach"
-    assert "by their targets 0.5 and 0.5: it is a sum" in mean.detail
+    assert "by their targets 0.5, 0.5: it is a sum" in mean.detail
 
 
 def test_who_cannot_be_proven_is_told_how_to_go_on() -> None:

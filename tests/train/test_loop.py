@@ -475,6 +475,12 @@ class EqualWeightsInTheTail:
     def open(self, *arguments: Any) -> "EqualWeightsInTheTail":
         return EqualWeightsInTheTail(self.right.open(*arguments))
 
+    def smaller(self) -> int | None:
+        return self.right.smaller()
+
+    def digest(self) -> int:
+        return self.right.digest()
+
     def by_shard(self) -> "list[EqualWeightsInTheTail]":
         return [EqualWeightsInTheTail(one) for one in self.right.by_shard()]
 

@@ -31,6 +31,7 @@ from minitrain.proof.witness.record import (
     fed_names,
     fed_targets,
     rung,
+    weight_is_wrong,
 )
 
 BOUNDARY, PADDING, VOCABULARY = b"\xff", -100, 256
@@ -44,6 +45,11 @@ class Corpus:
         self.path, self.params = corpus, YAML(typ="safe").load(params)
         self.block = self.params["model"]["block_size"]
         named = [(self.name(sample), len(sample) - 1) for sample in self.samples()]
+        # over lengths and tokens, as the shards have it
+        digest = hashlib.sha256(np.array([n + 1 for _, n in named], np.int64).tobytes())
+        for sample in self.samples():
+            digest.update(sample)
+        self.digest = int(digest.hexdigest()[:16], 16)
         self.names = np.array([name for name, _ in named], np.uint64)
         self.targets = np.array([targets for _, targets in named])
         # contents that occur, where each is first, and which one each sample has
@@ -81,8 +87,9 @@ class Corpus:
         return {"input_ids": ids, "labels": labels}
 
     def batches(self, record: Record) -> dict[int, Batch]:
-        """The batches of the sampled steps, by the names of their samples."""
-        fed: dict[int, list[int]] = {step: [] for step in record.steps()}
+        """The batches of the sampled steps and the probe, by their samples' names."""
+        probed = [row["step"] for row in record.kind("probe")]
+        fed: dict[int, list[int]] = {step: [] for step in (*record.steps(), *probed)}
         for row in record.kind("fed"):
             if row["step"] in fed:
                 fed[row["step"]] += [int(name, 16) for name in fed_names(row)]
@@ -98,7 +105,8 @@ class Corpus:
         the model's factory is given.
         """
         train, model = self.params["train"], self.params["model"]
-        per_epoch = -(-len(self.names) // train["global_batch_size"])
+        count, size = len(self.names), train["global_batch_size"]
+        per_epoch = -(-count // size)
         return Task(
             build=lambda: build(model, section or SimpleNamespace(**model)),
             loss=lambda net, batch: net(**batch).loss,
@@ -110,6 +118,8 @@ class Corpus:
             learning_rate=train["learning_rate"],
             precision=train["precision"],
             wire=wire,
+            smaller=count // size if count > size and count % size else None,
+            digest=self.digest,
         )
 
     def data_rung(self, task: Task, record: Record) -> Rung:
@@ -123,6 +133,7 @@ class Corpus:
         if fed.keys() != every or len(record.kind("fed")) != len(every):
             return rung("breach", "not every rank says what it read at every step")
         # how often a content is in the corpus, for each rank, less what was read
+        ledger = {row["step"]: row["ranks"] for row in record.kind("batch")}
         left = np.zeros((task.world_size, len(self.known)), np.int64)
         owner = np.arange(count) % task.world_size
         epochs: list[list[str]] = []
@@ -136,6 +147,9 @@ class Corpus:
             epochs[-1].append(" ".join(everyone))
             last = step % per_epoch == per_epoch - 1
             wrong = self.step_is_wrong(rows, left)
+            targets = sum(map(fed_targets, rows))
+            for row in rows:
+                wrong = wrong or weight_is_wrong(row, targets, ledger.get(step))
             expected = (count - 1) % size + 1 if last else size
             if not wrong and len(everyone) != expected:
                 wrong = f"a batch of {len(everyone)} samples"

@@ -1,12 +1,19 @@
 """The witness examines a run: of the pipeline, or of any batches."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from minitrain.proof.witness.batches import chosen, cuts, names_of
+from minitrain.proof.witness.batches import (
+    chosen,
+    cuts,
+    names_of,
+    part_of,
+    tensors_of,
+)
 from minitrain.proof.witness.corpus import Corpus
 from minitrain.proof.witness.gradients import Judge
 from minitrain.proof.witness.hashes import hashes_rung
@@ -19,6 +26,7 @@ from minitrain.proof.witness.record import (
     fed_names,
     fed_targets,
     rung,
+    weight_is_wrong,
 )
 
 
@@ -51,6 +59,10 @@ def examine_batches(
     task: Task, batches: Sequence[Any], record: Record, *, exact: bool = True
 ) -> dict[str, Rung]:
     """The same of a run over ``batches``, from the first again when they end."""
+    sizes = [len(tensors_of(batch)[0]) for batch in batches]
+    smaller = next((i for i, size in enumerate(sizes) if size < sizes[0]), None)
+    first = names_of(part_of(batches[0], 0, sizes[0]))
+    task = replace(task, smaller=smaller, digest=int(first[0], 16))
     data = cut_rung(task, batches, record)
     if data["verdict"] == "breach":
         return {"witness_data": data}
@@ -58,7 +70,9 @@ def examine_batches(
     def batch_of(step: int) -> Any:
         return batches[step % len(batches)]
 
-    return {"witness_data": data} | numbers(task, record, batch_of, exact)
+    # the losses of all batches are looked at
+    others = {*range(min(task.num_steps, len(batches)))} - {*record.steps()}
+    return {"witness_data": data} | numbers(task, record, batch_of, exact, others)
 
 
 def cut_rung(task: Task, batches: Sequence[Any], record: Record) -> Rung:
@@ -69,8 +83,10 @@ def cut_rung(task: Task, batches: Sequence[Any], record: Record) -> Rung:
     every = {(s, r) for s in range(task.num_steps) for r in range(task.world_size)}
     if fed.keys() != every or len(record.kind("fed")) != len(every):
         return rung("breach", "not every rank says what it read at every step")
+    ledger = {row["step"]: row["ranks"] for row in record.kind("batch")}
     for step, rank in sorted(every):
-        parts = cuts(batches[step % len(batches)], task.world_size)
+        batch = batches[step % len(batches)]
+        parts = cuts(batch, task.world_size)
         part = parts[rank] if rank < len(parts) else []
         row, names = fed[step, rank], names_of(part)
         if sorted(fed_names(row)) != sorted(names):
@@ -78,13 +94,21 @@ def cut_rung(task: Task, batches: Sequence[Any], record: Record) -> Rung:
         said, right = fed_targets(row), task.count(part) if names else 0
         if said != right:
             return rung("breach", f"step {step}: rank {rank} counts {said} targets")
+        if wrong := weight_is_wrong(row, task.count(batch), ledger.get(step)):
+            return rung("breach", f"step {step}: {wrong}")
     return rung("equal", f"{task.num_steps} batches")
 
 
 def numbers(
-    task: Task, record: Record, batch_of: Callable[[int], Any], exact: bool
+    task: Task,
+    record: Record,
+    batch_of: Callable[[int], Any],
+    exact: bool,
+    others: Iterable[int] = (),
 ) -> dict[str, Rung]:
-    """The rungs that do not depend on where batches come from."""
+    """The rungs that do not depend on where batches come from. Of ``others``, which are
+    no sampled steps, only the losses are computed.
+    """
     model = built(task)
     found: dict[str, Rung] = {"witness_hashes": hashes_rung(task, model, record)}
     # what follows needs a record that is whole
@@ -103,23 +127,22 @@ def numbers(
         if not judge.repeats():
             why = "the same pass twice differs: a state that state_dict does not have?"
             return found | {"witness_gradients": rung("not run", why)}
+        training = judge.training()
+        mean = judge.mean.rungs(record, others)
         if not exact:
             why = "gradients are approximations by design"
-            found["witness_gradients"] = rung("not run", why)
-            return found | judge.losses_only()
-        why = "parts have equal targets in every step that is compared, but not in all"
-        if not task.whole and not tells_apart(record, record.steps()):
-            return found | {"witness_gradients": rung("not run", why)}
-        found |= judge.probe() | judge.training()
-        cut = not task.whole
-        if (
-            cut
-            and "witness_spread" in found
-            and not tells_apart(record, record.steps()[-1:])
+            approximate = {"witness_gradients": rung("not run", why)}
+            loss = {"witness_loss": training["witness_loss"]}
+            return found | approximate | mean | loss
+        found |= mean | judge.probe(mean["witness_mean"]) | training
+        probed = [row["step"] for row in record.kind("probe")][:1]
+        for steps, names in (
+            (record.steps(), ("witness_gradients",)),
+            (probed, ("witness_probe", "witness_precision")),
         ):
-            # of such a run the probe alone is compared, and that is of the last step
-            for name in ("witness_probe", "witness_precision"):
+            for name in () if task.whole or tells_apart(record, steps) else names:
                 if found.get(name, {}).get("verdict") == "within tolerance":
+                    why = "parts have equal targets in the steps compared, not in all"
                     found[name] = rung("not run", why)
         return found
 

@@ -6,11 +6,14 @@ is so far from float64 in each tensor. ``FACTOR`` times that is allowed, and a w
 gradient is off by thousands.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from minitrain.proof.witness.batches import cuts
-from minitrain.proof.witness.mean import CLOSE, Halves
+from minitrain.proof.witness.mean import CLOSE, FINE, Mean
 from minitrain.proof.witness.passes import (
     SIXTEEN_BITS,
     BatchOf,
@@ -19,6 +22,7 @@ from minitrain.proof.witness.passes import (
     GroupsOf,
     Pass,
     State,
+    failure,
     gap,
     size,
 )
@@ -46,11 +50,7 @@ class Judge:
         self.steps = record.steps()
         # steps of which it is known whether training draws a random number at them
         self.drew: dict[int, bool] = {}
-        self.halves = Halves(computer, batch_of, self.steps)
-
-    def losses_only(self) -> dict[str, Rung]:
-        """Where gradients are approximations by design: the losses of the steps."""
-        return {"witness_loss": self.training()["witness_loss"]}
+        self.mean = Mean(computer, batch_of, groups_of)
 
     def repeats(self) -> bool:
         """Whether the same pass from the same state gives the same again."""
@@ -65,43 +65,43 @@ class Judge:
             return True
         return not one.far_from(other) > 0
 
-    def probe(self) -> dict[str, Rung]:
-        """In eval mode, where the loss of a sample depends on no random number and on
-        no other sample: a batch is the mean of its parts, and the run's gradient its.
+    def probe(self, mean: Rung) -> dict[str, Rung]:
+        """Eval mode, where the loss of a sample depends on no random number: the run's
+        gradient against that of the whole batch, never against that of the parts.
+        ``mean`` is what was found of batches and their parts.
         """
         rows = {row["name"]: row for row in self.record.kind("probe")}
-        last, state = self.steps[-1], self.record.state
-        try:
-            whole = self.computer.exact(state, [[self.batch_of(last)]], evaluate=True)
-        except Exception as error:
-            why = f"in eval mode {type(error).__name__}: {str(error)[:100]}"
-            mean = self.halves.rung(self.record.of(0, "before"), evaluate=False)
-            return {"witness_mean": mean, "witness_probe": rung("not run", why)}
         for row in self.record.kind("no probe"):
-            why = f"in eval mode: {row['reason']}"
-            mean = self.halves.rung(state, evaluate=True)
-            return {"witness_mean": mean, "witness_probe": rung("not run", why)}
+            return {"witness_probe": rung("not run", f"in eval mode: {row['reason']}")}
         rounded = {"rounded"} if self.task.precision in SIXTEEN_BITS else set()
+        step = next((row["step"] for row in rows.values()), self.steps[-1])
         if rows.keys() != {"probe"} | rounded or any(
-            row["step"] != last or not self.record.of(name, "gradients")
+            row["step"] != step or not self.record.of(name, "gradients")
             for name, row in rows.items()
         ):
             return {"witness_probe": rung("breach", "no probe was recorded")}
-        found = {"witness_mean": self.halves.rung(state, True, {last: whole})}
-        for name, row in rows.items():
-            key = "witness_precision" if name == "rounded" else "witness_probe"
-            claim = Pass(row["loss"], self.record.of(name, "gradients"))
-            if found["witness_mean"]["verdict"] == "breach":
-                found[key] = rung("not run", "see witness_mean")
-            else:
-                bits = self.task.precision if name == "rounded" else "float32"
-                found[key] = self.probed(f"the {name}", claim, whole, bits)
-        return found
+        keys = {"probe": "witness_probe", "rounded": "witness_precision"}
+        names = [keys[name] for name in rows]
+        if mean["verdict"] == "breach":
+            return dict.fromkeys(names, rung("not run", "see witness_mean"))
+        try:
+            found = self.mean.ask(step, self.record.state, evaluate=True)
+        except Exception as error:
+            why = f"in eval mode {failure(error)}"
+            return dict.fromkeys(names, rung("not run", why))
+        if found and found["verdict"] != FINE:
+            # what eval mode alone does is no fault of the training that was seen
+            seen = mean["verdict"] == FINE
+            verdict = "not run" if seen else found["verdict"]
+            return dict.fromkeys(names, rung(verdict, found["detail"]))
+        whole = self.mean.whole
+        return {keys[name]: self.probed(name, row, whole) for name, row in rows.items()}
 
-    def probed(self, where: str, claim: Pass, whole: Pass, bits: str) -> Rung:
+    def probed(self, name: str, row: Mapping[str, Any], whole: Pass) -> Rung:
         """One probe of the run against the right loss and gradient."""
-        last, state = self.steps[-1], self.record.state
-        groups, own = self.groups_of(last), self.computer.own_precision
+        state, step = self.record.state, row["step"]
+        bits = self.task.precision if name == "rounded" else "float32"
+        groups, own = self.groups_of(step), self.computer.own_precision
         try:
             one, other = (own(state, groups, bits, True, seed) for seed in (1, 2))
         except RuntimeError as error:
@@ -109,13 +109,9 @@ class Judge:
         if one.far_from(other) > 0:
             return rung("not run", "in eval mode too the loss is a random number")
         worst = Worst()
-        right, alone = whole, self.halves.are(last, groups)
-        if not alone:
-            shares = self.computer.exact(state, groups, evaluate=True)
-            alone = shares.far_from(whole) <= CLOSE[self.computer.type]
-            right = whole if alone else shares
-        both = worst, worst
-        why = self.compare(where, claim, right, state, last, bits, alone, both)
+        claim = Pass(row["loss"], self.record.of(name, "gradients"))
+        both, where = (worst, worst), f"the {name}"
+        why = self.compare(where, claim, whole, state, step, bits, True, both)
         return rung(*why) if why else worst.rung()
 
     def training(self) -> dict[str, Rung]:
@@ -142,10 +138,7 @@ class Judge:
                 # the scaler leaves such a step out, as step_rung has seen
                 continue
             state, bits = self.record.of(step, "before"), self.task.precision
-            right = self.computer.exact(state, [[self.batch_of(step)]], evaluate=False)
-            shares = self.computer.exact(state, self.groups_of(step), evaluate=False)
-            alone = shares.far_from(right) <= CLOSE[self.computer.type]
-            right = right if alone else shares
+            right, alone = self.right(step, state)
             where = f"step {step}"
             refused = self.compare(where, claim, right, state, step, bits, alone, found)
             if refused and refused[0] == "breach":
@@ -162,6 +155,20 @@ class Judge:
             left_out = "not run", "every sampled step has overflowed"
             return {name: rung(*left_out) for name in names}
         return rungs
+
+    def right(self, step: int, state: State) -> tuple[Pass, bool]:
+        """What training without random numbers computes at a step, and whether the
+        loss of each sample depends on that sample alone. If not, the parts count: batch
+        norm differs by design, and of anything else ``witness_mean`` gives the cause.
+        """
+        if not self.computer.normalizes:
+            found = self.mean.ask(step, state, evaluate=False)
+            if found is None or found["verdict"] == FINE:
+                return self.mean.whole, True
+        whole = self.computer.exact(state, [[self.batch_of(step)]], evaluate=False)
+        shares = self.computer.exact(state, self.groups_of(step), evaluate=False)
+        alone = shares.far_from(whole) <= CLOSE[self.computer.type]
+        return (whole if alone else shares), alone
 
     def draws(self, step: int) -> bool:
         """Whether training draws a random number at a step, used or not: one that did
@@ -190,7 +197,9 @@ class Judge:
         for seed in range(NUM_PASSES):
             groups: Groups = self.groups_of(step)
             if alone and not self.task.whole:
-                number = (1, 2, self.task.world_size)[seed % 3]
+                # the parts that the mean was asked for
+                ranks = self.task.world_size
+                number = (1, max(2, ranks), ranks)[seed % 3]
                 groups = [[part] for part in cuts(self.batch_of(step), number)]
             start = self.computer.nudged(state, seed)
             one = self.computer.own_precision(start, groups, bits, evaluate)

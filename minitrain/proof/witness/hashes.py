@@ -20,16 +20,14 @@ def hashes_rung(task: Task, model: nn.Module, record: Record) -> Rung:
     those of the sampled steps are of the tensors that the witness looks at: of every
     parameter, and each step starts where the one before it ended.
     """
-    last = task.num_steps - 1
-    promised = {*range(min(3, last + 1)), *range(0, last + 1, task.hash_every)}
-    promised |= {max(0, last - 1), last}
+    last, promised = task.num_steps - 1, task.promised()
     rows = {(row["step"], row["rank"]): row for row in record.kind("tensors")}
     wanted = {(step, rank) for step in promised for rank in range(task.world_size)}
     if rows.keys() != wanted or len(record.kind("tensors")) != len(wanted):
         step, rank = min(rows.keys() ^ wanted, default=(0, 0))
         return rung("breach", f"step {step}, rank {rank} is not recorded as promised")
     sampled, losses = record.steps(), record.losses
-    if {*sampled} != {0, min(1, last), last} or len(losses) != last + 1:
+    if {*sampled} != task.sampled() or len(losses) != last + 1:
         what = f"sampled steps {sampled}, {len(losses)} losses"
         return rung("breach", f"{what}: not as promised")
     if not all(math.isfinite(loss) for loss in losses):

@@ -1,125 +1,159 @@
-"""Whether a batch's loss and gradient are the mean of its halves', by their targets."""
+"""Whether a batch's loss and gradient are the mean of its parts', by their targets."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from minitrain.proof.witness.batches import cuts, names_of
+from minitrain.proof.witness.batches import cuts
 from minitrain.proof.witness.passes import (
     BatchOf,
     Computer,
-    Groups,
+    GroupsOf,
     Pass,
     State,
-    gap,
-    relative,
+    failure,
 )
-from minitrain.proof.witness.record import Rung, rung
+from minitrain.proof.witness.record import Record, Rung, rung
 
 # what is no mean, or no function of its samples, is farther from one; a model that
 # computes partly in float32 comes as near as 2e-7
 CLOSE = {torch.float64: 1e-6, torch.float32: 1e-3}
-# elements of a gradient that are compared at a time: of three large ones not all fit
-RUN = 1 << 21
+FINE = "within tolerance"
+# parts whose weights a message names
+SHOWN = 4
+UNSEEN = (
+    "training draws random numbers that are no dropout: what it does to the loss of a "
+    "sample was not seen"
+)
 
 
-class Halves:
-    """Asks it of one batch, and remembers of which."""
+class Mean:
+    """Compares batches with the parts that the ranks computed, or with their halves.
 
-    def __init__(self, computer: Computer, batch_of: BatchOf, steps: list[int]) -> None:
+    The pass in training is without dropout. Batch norm computes in it as in eval mode:
+    its statistics of a part differ from those of the whole by design.
+    """
+
+    def __init__(
+        self, computer: Computer, batch_of: BatchOf, groups_of: GroupsOf
+    ) -> None:
         self.computer, self.task = computer, computer.task
-        self.batch_of, self.steps = batch_of, steps
-        # the step whose batch is the mean of its halves in eval mode, once it is known
-        self.step: int | None = None
+        self.batch_of, self.groups_of = batch_of, groups_of
+        # the pass over the batch that was asked for last, and whether one has drawn
+        self.whole, self.drew = Pass(0.0, {}), False
+        # what is known in training, by step
+        self.known: dict[int, Rung | None] = {}
 
-    def rung(
-        self, state: State, evaluate: bool, known: Mapping[int, Pass] | None = None
-    ) -> Rung:
-        """Of the batch whose poorer half is the richest. Whole batches of steps that
-        are ``known`` are not computed again.
+    def rungs(self, record: Record, others: Iterable[int]) -> dict[str, Rung]:
+        """Compare the batches of all sampled steps, and the losses of ``others``: in
+        training, or in eval mode where training draws what cannot be left out.
         """
         if self.task.whole:
-            return rung("not run", "the forward pass communicates: no batch is cut")
-        # of several the last, which the probe has computed
-        latest = reversed(self.steps)
-        step = max(latest, key=lambda one: self.least(cuts(self.batch_of(one), 2)))
-        batch, close = self.batch_of(step), CLOSE[self.computer.type]
-        halves = cuts(batch, 2)
-        if len(halves) < 2 or not all(self.task.count(half) for half in halves):
-            return rung("not run", "no batch has two halves with targets")
-        each = [self.computer.exact(state, [[half]], evaluate) for half in halves]
-        whole = (known or {}).get(step)
-        if whole is None:
-            whole = self.computer.exact(state, [[batch]], evaluate)
-        if not all(one.is_finite() for one in (whole, *each)):
-            return rung("breach", "the loss or its gradient is not finite")
-        counts = torch.tensor([float(self.task.count(half)) for half in halves])
-        shares = (counts / counts.sum()).double()
-        losses = torch.tensor([half.loss for half in each], dtype=torch.float64)
-        far = 0.0
-        for *own, wanted in side_by_side(*each, whole):
-            far = max(far, gap(torch.stack(own, 1) @ shares, wanted))
-        apart = relative(far, float(losses @ shares), whole)
-        if apart <= close:
-            self.step = step if evaluate else None
-            return rung("within tolerance", "a batch is the mean of its halves", apart)
-        return self.weighed(each, whole, shares, close, apart, evaluate)
+            why = "the forward pass communicates: no batch is cut"
+            return {"witness_mean": rung("not run", why)}
+        try:
+            found, why = self.of_all(record, others, evaluate=False), UNSEEN
+        except Exception as error:
+            found, why = None, f"in training {failure(error)}"
+        if found and (found["verdict"] == FINE or not self.drew):
+            return {"witness_mean": found}
+        try:
+            still = self.of_all(record, others, evaluate=True)
+        except Exception as error:
+            still = rung("not run", f"in eval mode {failure(error)}")
+        return {"witness_mean": rung("not run", why), "witness_mean_in_eval": still}
 
-    def weighed(
+    def of_all(self, record: Record, others: Iterable[int], evaluate: bool) -> Rung:
+        """The first batch that is not the mean of its parts, or the farthest one."""
+        worst, start = -1.0, record.of(0, "before")
+        for step in record.steps():
+            found = self.ask(step, record.of(step, "before"), evaluate)
+            if found and found["verdict"] != FINE:
+                return found
+            worst = max(worst, found["max_abs_diff"] if found else -1.0)
+        for step in others:
+            if self.losses_differ(step, start, evaluate):
+                found = self.ask(step, start, evaluate)
+                if found and found["verdict"] != FINE:
+                    return found
+        if worst < 0:
+            return rung("not run", "no batch has two parts with targets")
+        return rung(FINE, "each batch is the mean of its parts", worst)
+
+    def parts(self, step: int) -> list[list[Any]]:
+        """The parts of a batch that have targets, each from the same buffers."""
+        own = [part for group in self.groups_of(step) for part in group]
+        own = own if len(own) > 1 else cuts(self.batch_of(step), 2)
+        return [[part] for part in own if self.task.count(part)]
+
+    def losses_differ(self, step: int, state: State, evaluate: bool) -> bool:
+        """Whether the loss alone is not the mean of the parts'."""
+        batch, parts = [[self.batch_of(step)]], self.parts(step)
+        if len(parts) < 2:
+            return False
+        whole, mean = (
+            self.computer.exact(
+                state, groups, evaluate, still=not evaluate, backward=False
+            ).loss
+            for groups in (batch, parts)
+        )
+        close = CLOSE[self.computer.type]
+        return not abs(whole - mean) <= close * abs(whole)
+
+    def ask(self, step: int, state: State, evaluate: bool) -> Rung | None:
+        """Compare one batch; None where it has no two parts with targets."""
+        if not evaluate and step in self.known:
+            return self.known[step]
+        given: dict[str, Any] = {"evaluate": evaluate, "still": not evaluate}
+        batch, parts = self.batch_of(step), self.parts(step)
+        self.whole = self.computer.exact(state, [[batch]], **given)
+        drew, found = self.computer.drew, None
+        if len(parts) > 1:
+            shares = self.computer.exact(state, parts, **given)
+            drew |= self.computer.drew
+            found = self.compared(step, state, parts, shares, given)
+        self.drew = drew
+        if not evaluate:
+            self.known[step] = found
+        return found
+
+    def compared(
         self,
-        each: list[Pass],
-        whole: Pass,
-        shares: Tensor,
-        close: float,
-        apart: float,
-        evaluate: bool,
+        step: int,
+        state: State,
+        parts: list[list[Any]],
+        shares: Pass,
+        given: dict[str, Any],
     ) -> Rung:
-        """It is not: what weights its halves have instead, if any."""
-        matrix = torch.stack([half.flat(whole) for half in each], 1)
-        wanted = whole.flat(whole)
+        """Hold the mean of the parts against the whole batch."""
+        close = CLOSE[self.computer.type]
+        if not (self.whole.is_finite() and shares.is_finite()):
+            return rung("breach", "the loss or its gradient is not finite")
+        apart = shares.far_from(self.whole)
+        if apart <= close:
+            return rung(FINE, "a batch is the mean of its parts", apart)
+        each = [self.computer.exact(state, [part], **given) for part in parts]
+        counts = torch.tensor([float(self.task.count(part)) for (part,) in parts])
+        by_count = (counts / counts.sum()).double()
+        # the weights that the parts have instead, if any
+        matrix = torch.stack([one.flat(self.whole) for one in each], 1)
+        wanted = self.whole.flat(self.whole)
         fit = torch.linalg.lstsq(matrix, wanted[:, None]).solution[:, 0]
         rest = float((matrix @ fit - wanted).norm() / (wanted.norm() + 1e-300))
-        if rest > close or float((fit - shares).abs().max()) <= close:
-            mode = "in eval mode too" if evaluate else "in training"
-            why = f"{mode} a sample's loss depends on more than the sample"
-            return rung("not run", why, apart)
-        has, said = (" and ".join(f"{x:.4g}" for x in w) for w in (fit, shares))
-        why = f"halves of a batch have the weights {has}, by their targets {said}"
+        if rest > close or float((fit - by_count).abs().max()) <= close:
+            mode = "in eval mode" if given["evaluate"] else "in training"
+            why = f"{mode} a sample's loss depends on other samples of its batch"
+            if self.computer.failed:
+                why = f"{self.computer.failed}; in its own precision {why}, or rounds"
+            return rung("not run", f"step {step}: {why}", apart)
+        has, said = (
+            ", ".join(f"{x:.4g}" for x in weights[:SHOWN])
+            for weights in (fit.tolist(), by_count.tolist())
+        )
+        why = f"parts of the batch of step {step} have the weights {has}, by their "
+        why += f"targets {said}"
         if float((fit - 1).abs().max()) <= close:
             why += ": it is a sum"
         why += "; is it a mean over what is counted?"
         return rung("breach", f"the loss is no mean over the targets: {why}", apart)
-
-    def are(self, step: int, groups: Groups) -> bool:
-        """Whether ``groups`` are the very halves whose mean the batch of ``step`` was
-        found to be.
-        """
-        if step != self.step:
-            return False
-        named = [[names_of(part) for part in group] for group in groups]
-        return named == [[names_of(half)] for half in cuts(self.batch_of(step), 2)]
-
-    def least(self, halves: list[Any]) -> int:
-        """The targets of the poorer half."""
-        return min(map(self.task.count, halves)) if len(halves) == 2 else 0
-
-
-def side_by_side(*passes: Pass) -> Iterator[list[Tensor]]:
-    """The gradients of several passes, in the order of the last one's, some elements of
-    each at a time.
-    """
-    rows: list[list[Tensor]] = [[] for _ in passes]
-    count = 0
-    for name, like in passes[-1].gradients.items():
-        flat = (one.of(name, like).flatten().split(RUN) for one in passes)
-        for parts in zip(*flat, strict=True):
-            for row, part in zip(rows, parts, strict=True):
-                row.append(part)
-            count += len(parts[0])
-            if count >= RUN:
-                yield [torch.cat(row) for row in rows]
-                rows, count = [[] for _ in passes], 0
-    if count:
-        yield [torch.cat(row) for row in rows]

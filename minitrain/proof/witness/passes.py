@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from minitrain.proof.witness.batches import doubled
+from minitrain.proof.witness.modes import Float64, NoDropout
 from minitrain.proof.witness.record import Task, Tensors, pieces
 
 SIXTEEN_BITS = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -89,26 +91,44 @@ class Computer:
         self.drew = False
         # of the loss, as the model computes it
         self.loss_unit = torch.finfo(torch.float32).eps
+        # why it cannot compute in float64, if so
+        self.failed = ""
+
+    @property
+    def normalizes(self) -> bool:
+        """Whether a module computes with the statistics of a batch."""
+        return any(isinstance(module, _BatchNorm) for module in self.own.modules())
 
     def exact(
         self,
         state: Mapping[str, Tensor],
         groups: Groups,
         evaluate: bool,
-        seed: int = 0,
+        *,
+        still: bool = False,
+        backward: bool = True,
     ) -> Pass:
-        """In float64; in the model's own type where it cannot compute in that."""
-        if self.type == torch.float64:
-            kept = torch.get_default_dtype()
-            torch.set_default_dtype(torch.float64)
-            try:
-                fine = [[doubled(part) for part in group] for group in groups]
-                return self.compute(self.fine.double(), state, fine, evaluate, seed)
-            except Exception:
-                self.type, self.fine = torch.float32, self.own
-            finally:
-                torch.set_default_dtype(kept)
-        return self.compute(self.fine, state, groups, evaluate, seed)
+        """In float64; in the model's own type where it cannot compute in that.
+
+        ``still``: in training without dropout, and with batch norm as in eval mode.
+        Without ``backward`` there are no gradients.
+        """
+        places: Tensors | None = None if backward else {}
+        given: dict[str, Any] = {"evaluate": evaluate, "still": still, "places": places}
+        with NoDropout() if still else nullcontext():
+            if self.type == torch.float64:
+                kept = torch.get_default_dtype()
+                torch.set_default_dtype(torch.float64)
+                try:
+                    fine = [[doubled(part) for part in group] for group in groups]
+                    with Float64():
+                        return self.compute(self.fine.double(), state, fine, **given)
+                except Exception as error:
+                    self.failed = f"in float64 {failure(error)}"
+                    self.type, self.fine = torch.float32, self.own
+                finally:
+                    torch.set_default_dtype(kept)
+            return self.compute(self.fine, state, groups, **given)
 
     def own_precision(
         self,
@@ -153,16 +173,19 @@ class Computer:
         state: Mapping[str, Tensor],
         groups: Groups,
         evaluate: bool,
-        seed: int,
+        seed: int = 0,
         scale: float = 1.0,
         places: Tensors | None = None,
+        still: bool = False,
     ) -> Pass:
         """Of the mean over the targets of all parts; ``scale`` is taken out again. Of
-        gradients the elements at ``places``, by tensor, or all.
+        gradients the elements at ``places``, by tensor, or all; without a place there
+        is no backward pass.
         """
         seed_everything(seed)
         for module, mode in zip(model.modules(), self.modes, strict=True):
-            module.training = mode and not evaluate
+            steady = evaluate or (still and isinstance(module, _BatchNorm))
+            module.training = mode and not steady
         before = random_state()
         every = sum(self.task.count(part) for group in groups for part in group)
         total = 0.0
@@ -189,6 +212,9 @@ class Computer:
     ) -> float:
         """Add the weighted gradient of a part to those ``found``; gives its loss."""
         model.zero_grad()
+        if places == {}:
+            with torch.no_grad():
+                return self.task.loss(model, part).item()
         loss = self.task.loss(model, part)
         if model is self.own and loss.is_floating_point():
             self.loss_unit = torch.finfo(loss.dtype).eps
@@ -210,6 +236,11 @@ def built(task: Task) -> nn.Module:
     """The model, with whatever it draws outside its state alike each time."""
     seed_everything(0)
     return task.build()
+
+
+def failure(error: Exception) -> str:
+    """Describe an error of the model in a line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:100]}"
 
 
 def seed_everything(seed: int) -> None:

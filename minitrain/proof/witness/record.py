@@ -18,8 +18,10 @@ PIECE = 1 << 15
 class Task:
     """What the run was asked for. ``loss(model, batch)`` is the mean over the
     ``count(batch)`` targets of a batch; ``wire`` is the type that gradients are sent
-    in, where it is coarser than their own. ``whole``: the forward pass communicates, so
-    that the ranks compute one batch together and it is never cut.
+    in, where it is coarser than their own. Step ``smaller``, whose batch is the first
+    with fewer samples, is sampled, and one that the ``digest`` of the data selects.
+    ``whole``: the forward pass communicates, so that the ranks compute one batch
+    together and it is never cut.
     """
 
     build: Callable[[], nn.Module]
@@ -33,6 +35,23 @@ class Task:
     precision: str = "float32"
     wire: torch.dtype | None = None
     whole: bool = False
+    smaller: int | None = None
+    digest: int = 0
+
+    def promised(self) -> list[int]:
+        """The steps whose tensors are hashed."""
+        last = self.num_steps - 1
+        steps = {*range(min(3, last + 1)), *range(0, last + 1, self.hash_every)}
+        if self.smaller is not None and self.smaller <= last:
+            steps.add(self.smaller)
+        return sorted(steps | {max(0, last - 1), last})
+
+    def sampled(self) -> set[int]:
+        """The steps whose tensors are kept: the first two, the last, and two more."""
+        steps = self.promised()
+        drawn = steps[self.digest % len(steps)]
+        smaller = {step for step in steps if step == self.smaller}
+        return {*steps[:2], steps[-1], drawn} | smaller
 
 
 @dataclass(frozen=True)
@@ -133,3 +152,18 @@ def fed_names(row: Mapping[str, Any]) -> list[str]:
 def fed_targets(row: Mapping[str, Any]) -> int:
     """How many targets they have, as the rank counts."""
     return sum(part["targets"] for part in row["parts"])
+
+
+def weight_is_wrong(row: Mapping[str, Any], targets: int, ledger: Any) -> str:
+    """What is wrong with the weight of a rank's part in a batch of so many ``targets``,
+    or with what it was fed, against the ``ledger`` of that batch.
+    """
+    rank = row["rank"]
+    # a rank without a part has no weight
+    if row["parts"] and row.get("global_targets") != targets:
+        return (
+            f"rank {rank} divides by {row.get('global_targets')} targets of the batch"
+        )
+    if ledger is None or row.get("ledger") != ledger[rank]:
+        return f"rank {rank} was fed what the ledger does not have"
+    return ""
