@@ -1,0 +1,201 @@
+"""Check right models of many kinds: python clean_models.py COUNT [NAME ...].
+
+Prints a line of JSON for each run: name, seed, number of ranks, verdict and its reason.
+The models are tiny ones of transformers, made from a configuration, and two by hand.
+"""
+
+import json
+import random
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers as hf
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from minitrain.core.errors import EvidenceError
+from minitrain.testing.check import check_data_parallel
+
+VOCABULARY, LENGTH, ROWS, STEPS = 61, 10, 6, 3
+WEIGHT = torch.tensor([1.0, 5.0, 2.0])
+
+
+def text(seed: int) -> list[dict[str, Tensor]]:
+    """Batches whose rows have unequal numbers of labels."""
+    chance = torch.Generator().manual_seed(seed)
+    found = []
+    for _ in range(STEPS):
+        shape = (ROWS, LENGTH)
+        ids = torch.randint(1, VOCABULARY, shape, generator=chance)
+        lengths = torch.randint(3, LENGTH + 1, (ROWS, 1), generator=chance)
+        mask = torch.arange(LENGTH) < lengths
+        found.append(
+            {
+                "input_ids": ids.masked_fill(~mask, 0),
+                "attention_mask": mask.long(),
+                "labels": ids.masked_fill(~mask, -100),
+            }
+        )
+    return found
+
+
+def masked(seed: int) -> list[dict[str, Tensor]]:
+    """The same with a third of the tokens as labels."""
+    found = text(seed)
+    for batch in found:
+        batch["labels"].masked_fill_(batch["input_ids"] % 3 > 0, -100)
+        # each row has a label at least
+        batch["labels"][:, 0] = batch["input_ids"][:, 0]
+    return found
+
+
+def images(seed: int) -> list[dict[str, Tensor]]:
+    chance = torch.Generator().manual_seed(seed)
+    return [
+        {
+            "pixel_values": torch.randn(ROWS, 3, 16, 16, generator=chance),
+            "labels": torch.randint(3, (ROWS,), generator=chance),
+        }
+        for _ in range(STEPS)
+    ]
+
+
+def all_labels(batch: dict[str, Tensor]) -> int:
+    """Of a model that does not shift its labels."""
+    return int((batch["labels"] != -100).sum())
+
+
+def weights(batch: dict[str, Tensor]) -> Tensor:
+    return WEIGHT[batch["labels"]].sum()
+
+
+class Casts(nn.Module):
+    """A classifier in bfloat16 by casts of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Flatten(), nn.Linear(768, 16), nn.GELU(), nn.Linear(16, 3)
+        ).to(torch.bfloat16)
+
+    def forward(self, pixel_values: Tensor, labels: Tensor) -> Any:
+        logits = self.layers(pixel_values.to(torch.bfloat16)).float()
+        return Found(F.cross_entropy(logits, labels))
+
+
+class Weighted(nn.Module):
+    """Class weights, which are a constant in float32, and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = nn.Flatten(), nn.Linear(768, 16), nn.Dropout(0.1), nn.Linear(16, 3)
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, pixel_values: Tensor, labels: Tensor) -> Any:
+        logits = self.layers(pixel_values)
+        return Found(F.cross_entropy(logits, labels, weight=WEIGHT))
+
+
+class Found:
+    def __init__(self, loss: Tensor) -> None:
+        self.loss = loss
+
+
+SMALL = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 2}
+HEADS = {"num_attention_heads": 2, "intermediate_size": 32}
+Kind = tuple[Callable[[], nn.Module], Callable[[int], Any], Any]
+KINDS: dict[str, Kind] = {
+    "gpt2": (
+        lambda: hf.GPT2LMHeadModel(
+            hf.GPT2Config(vocab_size=VOCABULARY, n_embd=16, n_layer=2, n_head=2)
+        ),
+        text,
+        None,
+    ),
+    "llama": (
+        lambda: hf.LlamaForCausalLM(
+            hf.LlamaConfig(**SMALL, **HEADS, attention_dropout=0.1)
+        ),
+        text,
+        None,
+    ),
+    "mamba": (
+        lambda: hf.MambaForCausalLM(hf.MambaConfig(**SMALL, state_size=4)),
+        text,
+        None,
+    ),
+    "bert": (
+        lambda: hf.BertForMaskedLM(hf.BertConfig(**SMALL, **HEADS)),
+        masked,
+        all_labels,
+    ),
+    "t5": (
+        lambda: hf.T5ForConditionalGeneration(
+            hf.T5Config(
+                vocab_size=VOCABULARY,
+                d_model=16,
+                d_kv=8,
+                d_ff=32,
+                num_layers=1,
+                num_heads=2,
+                decoder_start_token_id=0,
+            )
+        ),
+        text,
+        all_labels,
+    ),
+    "vit": (
+        lambda: hf.ViTForImageClassification(
+            hf.ViTConfig(
+                hidden_size=16,
+                num_hidden_layers=2,
+                **HEADS,
+                image_size=16,
+                patch_size=8,
+                num_labels=3,
+                hidden_dropout_prob=0.1,
+            )
+        ),
+        images,
+        None,
+    ),
+    "resnet": (
+        lambda: hf.ResNetForImageClassification(
+            hf.ResNetConfig(
+                embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], num_labels=3
+            )
+        ),
+        images,
+        None,
+    ),
+    "casts": (Casts, images, None),
+    "class weights": (Weighted, images, weights),
+}
+
+
+def main() -> None:
+    count, names = int(sys.argv[1]), sys.argv[2:] or [*KINDS]
+    draw = random.Random(0)
+    for seed in range(count):
+        name = names[seed % len(names)]
+        factory, batches, counted = KINDS[name]
+        given: dict[str, Any] = {
+            "world_size": draw.choice([2, 2, 3]),
+            "optimizer": draw.choice(["adamw", "sgd"]),
+            "learning_rate": 10 ** draw.uniform(-4, -3),
+        }
+        try:
+            ladder = check_data_parallel(
+                factory, batches(seed), count=counted, seed=seed, **given
+            )
+            verdict, why = ladder.verdict, ladder.rests_on
+        except EvidenceError as error:
+            verdict, why = "raised", str(error)
+        row = {"name": name, "seed": seed, **given, "verdict": verdict, "why": why}
+        print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()
