@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from minitrain.data.cut import bytes_of
-from minitrain.distributed.groups import distributed
+from minitrain.distributed.groups import distributed, is_main_process
 from minitrain.distributed.launcher import launch
 from minitrain.distributed.together import only_first
 from minitrain.train.checkpoint import Checkpoints
@@ -50,7 +50,8 @@ def kinds(finished: Finished) -> dict[str, str]:
     result = finished.result
     return {
         "states": _of_tensors(finished.state),
-        "sampled": _of_tensors(result.sampled),
+        # rank 0 alone writes them
+        "sampled": _of_tensors(result.sampled if is_main_process() else {}),
         "losses": _of_text([loss.hex() for part in result.losses for loss in part]),
         "ledger": _of_text(result.digests),
         "hashes": _of_text(result.hashes),
