@@ -76,6 +76,7 @@ def ledger_entry(digests: Sequence[Sequence[int]]) -> Row:
 
 
 def ledger_sum(digests: Iterable[int]) -> str:
+    """Return the sum of SHA-256s modulo 2^256, in hex."""
     return f"{sum(digests) % DIGEST_MODULUS:064x}"
 
 

@@ -574,7 +574,7 @@ def test_mypy_knows_the_arguments(tmp_path: Path) -> None:
     files = [f"--config-file={tmp_path}/mypy.ini", f"--cache-dir={tmp_path}/cache"]
     done = run_python("-m", "mypy", *files, tmp_path / "mine.py")
     assert 'Argument "world_size" to "check_data_parallel" has' in done.stdout
-    assert "Literal['proven'] | Literal['replay only'] | Literal[" in done.stdout
+    assert "Literal['proven'] | Literal['proven in eval mode'] | " in done.stdout
     assert 'Argument "optimizer" to "check_data_parallel" has' in done.stdout
     assert 'Unexpected keyword argument "atoll"' in done.stdout
 
