@@ -5,23 +5,28 @@ One honest run of two ranks is made; every test injects one fault in what it rec
 
 import ast
 import copy
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from project import ROOT
+from tiny import tiny_params
 from torch import Tensor, nn
 
 from minitrain.core.errors import EvidenceError
+from minitrain.data.shards import tokenize_corpus, write_shards
 from minitrain.proof import replay
 from minitrain.proof.evidence import Evidence
 from minitrain.proof.witness import optimizer as stepped
 from minitrain.proof.witness import record as recorded
 from minitrain.proof.witness import spread as spreading
+from minitrain.proof.witness.corpus import Corpus
 from minitrain.proof.witness.examine import examine_batches
 from minitrain.proof.witness.hashes import hashes_rung
 from minitrain.proof.witness.passes import Computer
@@ -32,7 +37,7 @@ from minitrain.testing.check import check_data_parallel, examine
 from minitrain.testing.faults import mean_of_means
 from minitrain.testing.subjects import Bigrams, make_run
 from minitrain.testing.trial import run_ranks
-from minitrain.train.config import RunConfig
+from minitrain.train.config import RunConfig, config_of
 
 ALLOWED = {"torch", "numpy", "ruamel"}
 Spoil = Callable[[dict[str, Any]], None]
@@ -757,3 +762,26 @@ def test_sampled_steps_have_the_first_smaller_batch_and_one_by_the_data() -> Non
     for key in [key for key in record["tensors"] if key.startswith("3/")]:
         del record["tensors"][key]
     assert breached(asked(trial, record)) == ["witness_hashes"]
+
+
+@pytest.mark.parametrize("count", [12, 50])
+def test_witness_and_run_sample_the_same_steps_of_a_corpus(
+    tmp_path: Path, count: int
+) -> None:
+    """Each computes them by itself; 50 samples leave a smaller batch at the end."""
+    texts = [f"{'word ' * (1 + i % 9)}{i}" for i in range(count)]
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    params = tiny_params(num_steps=23, hash_every=4)
+    block, policy = params.model.block_size, params.shard.long_samples
+    samples, _ = tokenize_corpus(texts, block, policy)
+    write_shards(tmp_path / "world-2", samples, 2)
+    config = config_of(params, tmp_path / "world-2", 2)
+    file = tmp_path / "params.yaml"
+    sections = {"model": params.model, "train": params.train, "shard": params.shard}
+    file.write_text(json.dumps({k: v.model_dump() for k, v in sections.items()}))
+    task = Corpus(corpus, file).task(2, None)
+    assert {*task.promised()} == config.recorded
+    assert task.sampled() == config.sampled
+    smaller = -(-len(samples) // 12) - 1 if len(samples) % 12 else None
+    assert task.smaller == smaller
