@@ -96,10 +96,11 @@ TERMS = {
     ),
     "Proven, proven in eval mode, replay only, undecided, breach": (
         "The verdict on a run. Proven: it has the bits of its replay, and the witness "
-        "agrees. Proven in eval mode: training draws random numbers that are no dropout, "
-        "so the witness agrees in eval mode only. Replay only: it has these bits, but "
-        "what run and replay share was not computed independently. Undecided: its bits were not promised or not compared. "
-        "Breach: some comparison says no."
+        "agrees. Proven in eval mode: training draws random numbers that are no "
+        "dropout, so the witness agrees in eval mode only. Replay only: it has these "
+        "bits, but what run and replay share was not computed independently. "
+        "Undecided: its bits were not promised or not compared. Breach: some "
+        "comparison fails."
     ),
     "ULP": (
         "Unit in the last place: how many steps from one representable number to the "

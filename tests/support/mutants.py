@@ -193,7 +193,7 @@ DATA = [
     mutant(
         "local_token_counts",
         "each rank weighs by its own token count: a mean of means",
-        "equivalence: witness_gradients",
+        "equivalence: witness_data",
         BATCHES,
         ALL_TARGETS,
         OWN_TARGETS,
@@ -398,8 +398,8 @@ RECORDING = [
         "fewer steps are recorded than hash_every promises",
         "equivalence: witness_hashes",
         "minitrain/train/recorder.py",
-        "return {*first, *range(0, num_steps, hash_every), max(0, last - 1), last}",
-        "return {*first}",
+        "steps = {*first, *range(0, num_steps, hash_every), max(0, last - 1), last}",
+        "steps = {*first}",
     ),
 ]
 # Healthy data cannot show what a stage would overlook: the tests inject a fault in the
