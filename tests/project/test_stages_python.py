@@ -1,5 +1,6 @@
 """The Python of the stages: which one it is, and that it finds what lies beside it."""
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -44,21 +45,89 @@ def test_neighbors_are_found(project: Path, safe: str) -> None:
     assert done.stdout == "settings\n", done.stderr
 
 
-def test_nearest_virtual_environment_above_is_used(project: Path) -> None:
-    for folder in (project, project / "studies"):
-        python = folder / ".venv/bin/python"
-        python.parent.mkdir(parents=True)
-        python.write_text(f"#!/bin/sh\necho {folder.name}\n")
-        python.chmod(0o755)
-    done = run(project / "studies/mine", "../../stages/python")
-    assert done.stdout == "studies\n"
-    assert run(project, "stages/python").stdout == f"{project.name}\n"
+def make_venv(folder: Path, name: str = ".venv") -> Path:
+    """A virtual environment whose Python says the name of ``folder``."""
+    python = folder / name / "bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f"#!/bin/sh\necho {folder.name}\n")
+    python.chmod(0o755)
+    return folder / name
+
+
+def test_virtual_environment_is_that_of_the_project_or_its_original(
+    project: Path,
+) -> None:
+    """Also in a copy that DVC makes for an experiment of the project or of a study, and
+    in no other folder above: on a shared machine it may be another user's.
+    """
+    mine = project / "projects/studies/mine"
+    for copy in ("", ".dvc/tmp/exps/tmp1", "studies/one/.dvc/tmp/exps/tmp1"):
+        (mine / copy / "stages").mkdir(parents=True)
+        shutil.copy(ROOT / "stages/python", mine / copy / "stages")
+    for folder in (project, project / "projects", mine / "studies"):
+        make_venv(folder)
+    path = f"{make_venv(project, 'usual') / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    (project / "usual/bin/python").rename(project / "usual/bin/python3")
+    (project / "usual/bin/python3").write_text("#!/bin/sh\necho usual\n")
+    for wanted in ("usual", "mine"):
+        for copy in ("", ".dvc/tmp/exps/tmp1", "studies/one/.dvc/tmp/exps/tmp1"):
+            done = run(mine / copy, "stages/python", PATH=path)
+            assert done.stdout == f"{wanted}\n", (copy, done.stderr)
+        if wanted == "usual":
+            make_venv(mine)
+
+
+NOBODY = 65534
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of others")
+def test_virtual_environment_of_another_user_is_refused(project: Path) -> None:
+    venv = make_venv(project)
+    for part in (".", "bin", "bin/python"):
+        os.chown(venv / part, NOBODY, NOBODY)
+        done = run(project, "stages/python")
+        os.chown(venv / part, 0, 0)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith(f"error: {venv}: belongs to another user; ")
+        assert done.stderr.count("\n") == 1
+    # that of root, as in an image, and of the project's owner, as of a mounted folder
+    for owner in (0, NOBODY):
+        for path in (project / "stages/python", venv, *venv.rglob("*")):
+            os.chown(path, owner, owner)
+        assert run(project, "stages/python").stdout == f"{project.name}\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_another_user_does_not_run_code_as_the_first(project: Path) -> None:
+    """The victim's project lies in a folder where others may write."""
+    second, victim = NOBODY - 1, NOBODY
+    shared = project / "shared"
+    shared.mkdir()
+    for folder in (project, *project.parents):
+        if folder.owner() == "root" and folder.is_relative_to(project.parents[1]):
+            folder.chmod(0o755)
+    shared.chmod(0o777)
+    mine = shared / "mine"
+    shutil.copytree(project / "stages", mine / "stages")
+    for path in (mine, *mine.rglob("*")):
+        os.chown(path, victim, victim)
+    make = "mkdir -p .venv/bin; printf '#!/bin/sh\\necho attack\\n' > .venv/bin/python"
+    attack = f"{make}; chmod 755 .venv/bin/python"
+    for where, said in ((shared, ""), (mine, "belongs to another user")):
+        if where == mine:
+            mine.chmod(0o777)
+        by = ("setpriv", "--reuid", str(second), "--clear-groups", "sh", "-c", attack)
+        assert run(where, *by).returncode == 0
+        by = ("setpriv", "--reuid", str(victim), "--clear-groups")
+        done = run(mine, *by, "stages/python", "-c", "print()")
+        assert "attack" not in done.stdout
+        assert said in done.stderr, done.stderr
 
 
 def test_virtual_environment_that_is_not_there_is_one_line(project: Path) -> None:
     done = run(project, "stages/python", MINITRAIN_VENV=".venv-none")
     assert done.returncode == 2
-    assert done.stderr.startswith(f"error: no .venv-none above {project}; ")
+    assert done.stderr.startswith(f"error: no .venv-none in {project}; ")
     assert done.stderr.count("\n") == 1
 
 
