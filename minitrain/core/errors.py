@@ -18,6 +18,10 @@ from minitrain.core.signals import Stopped, say, stoppable, stopped_by
 
 EXIT_EVIDENCE = 1
 EXIT_USER = 2
+NO_PROCESS = (
+    "cannot start a process or thread: the limit of processes of your user is reached "
+    "(ulimit -u)"
+)
 
 
 class UserError(Exception):
@@ -54,6 +58,8 @@ class RankError(Exception):
 
 def describe_os_error(error: OSError) -> str:
     """One line for an operating-system error: the path, then the reason."""
+    if isinstance(error, BlockingIOError) and error.filename is None:
+        return f"{NO_PROCESS}: {error.strerror}"
     path = error.filename if error.filename is not None else "the operating system"
     if is_disk_full(error) and isinstance(path, str | Path):
         return f"{path}: {disk_full(Path(path))}"
@@ -84,6 +90,11 @@ def run_stage(main: Callable[[], None]) -> None:
         _fail(str(error), EXIT_USER)
     except OSError as error:
         _fail(describe_os_error(error), EXIT_USER)
+    except RuntimeError as error:
+        # what Python has in place of an error of its own
+        if str(error) != "can't start new thread":
+            raise
+        _fail(NO_PROCESS, EXIT_USER)
     except Stopped as stop:
         _fail(*stopped_by(stop.number))
     except KeyboardInterrupt:

@@ -19,10 +19,12 @@ from torch.nn.parallel import DistributedDataParallel
 from minitrain.core.errors import UserError
 from minitrain.distributed.agreement import require_same
 from minitrain.distributed.meeting import (
+    INTERFACES,
     limit_store,
     loopback_interface,
     meet,
     names_of_a_rank,
+    require_interfaces,
 )
 from minitrain.distributed.place import STARTUP_S, my_place
 from minitrain.distributed.torch_private import (
@@ -57,12 +59,15 @@ def init_distributed(
     The ranks have ``startup_s`` seconds to come, or ``timeout_s`` where that is more.
     Every later wait for another rank ends with an error after ``timeout_s`` seconds.
     Raises UserError for an unknown backend, an incomplete environment, nccl without
-    enough GPUs, a MASTER_PORT that is in use, a folder to meet in that has gone, a
-    process without others where no loopback interface is up, and where a rank brings
-    other facts (plain values, by name) that are to be the ``same`` on all.
+    enough GPUs, a network interface that is not there, a MASTER_PORT that is in use, a
+    folder to meet in that has gone, a process without others where no loopback
+    interface is up, and where a rank brings other facts (plain values, by name) that
+    are to be the ``same`` on all.
     """
     if backend not in BACKENDS:
         raise UserError(f"backend = {backend!r}: must be one of {', '.join(BACKENDS)}")
+    if backend == "gloo":
+        require_interfaces()
     needed = names_of_a_rank()
     missing = [name for name in needed if name not in os.environ]
     if missing and len(missing) < len(needed):
@@ -124,15 +129,14 @@ def start_up() -> Iterator[None]:
 @contextmanager
 def _over_loopback() -> Iterator[None]:
     """Else gloo asks for this host's name, and complains where nobody knows it."""
-    name = "GLOO_SOCKET_IFNAME"
-    if name in os.environ:
+    if INTERFACES in os.environ:
         yield
         return
-    os.environ[name] = loopback_interface()
+    os.environ[INTERFACES] = loopback_interface()
     try:
         yield
     finally:
-        del os.environ[name]
+        del os.environ[INTERFACES]
 
 
 def require_gpus(count: int) -> None:

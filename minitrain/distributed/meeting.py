@@ -38,6 +38,8 @@ STORE = "MINITRAIN_STORE"
 MEET_AT = "MINITRAIN_MEET_AT"
 # what torchrun tells it
 RESTARTS, RUN_ID = "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID"
+# what gloo talks over: names with commas between them
+INTERFACES = "GLOO_SOCKET_IFNAME"
 PROBE_S = 2
 # a host that says nothing for so long after everybody gave up is lost
 SILENT_S = 5.0
@@ -47,10 +49,11 @@ _joined = itertools.count()
 def one_host(folder: Path) -> dict[str, str]:
     """The environment of ranks that this process starts: they meet in ``folder``. gloo
     listens on loopback, unless GLOO_SOCKET_IFNAME asks for another interface. Raises
-    UserError where there is no loopback.
+    UserError where there is no loopback, or not that interface.
     """
-    interface = os.environ.get("GLOO_SOCKET_IFNAME") or loopback_interface()
-    return {**_ours(folder), "GLOO_SOCKET_IFNAME": interface}
+    require_interfaces()
+    interface = os.environ.get(INTERFACES) or loopback_interface()
+    return {**_ours(folder), INTERFACES: interface}
 
 
 def several_hosts(folder: Path, hosts: "Hosts") -> dict[str, str]:
@@ -60,7 +63,7 @@ def several_hosts(folder: Path, hosts: "Hosts") -> dict[str, str]:
     return {
         **_ours(folder),
         MEET_AT: f"{hosts.port} {hosts.address}",
-        "GLOO_SOCKET_IFNAME": hosts.interface.name,
+        INTERFACES: hosts.interface.name,
         # not every interface whose name begins so
         "NCCL_SOCKET_IFNAME": f"={hosts.interface.name}",
     }
@@ -145,8 +148,20 @@ def loopback_interface() -> str:
     except (OSError, StopIteration):
         raise UserError(
             f"network: no loopback interface is up (interfaces: {', '.join(names)}): "
-            "ranks of one host talk over it; GLOO_SOCKET_IFNAME names another"
+            f"ranks of one host talk over it; {INTERFACES} names another"
         ) from None
+
+
+def require_interfaces() -> None:
+    """Raise UserError where GLOO_SOCKET_IFNAME names one that this host lacks."""
+    known = [name for _, name in socket.if_nameindex()]
+    for name in filter(None, os.environ.get(INTERFACES, "").split(",")):
+        # a label belongs to the interface before the colon
+        if name.partition(":")[0] not in known:
+            raise UserError(
+                f"environment: {INTERFACES} = {name!r}: must be one of "
+                f"{', '.join(known)}"
+            )
 
 
 def require_free_port(port: str) -> None:

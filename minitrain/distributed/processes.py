@@ -5,11 +5,16 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
+from minitrain.core.guard import proc_is_ours
 from minitrain.distributed.meeting import STORE
 
 
 def state_of(pid: int) -> str:
-    """Of a process: R, S, D, T (stopped), Z (ended) ...; empty where there is none."""
+    """Of a process: R, S, D, T (stopped), Z (ended) ...; empty where there is none. R
+    where there is no /proc that could answer.
+    """
+    if not proc_is_ours():
+        return "R"
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -32,7 +37,8 @@ def end_group(pid: int) -> None:
 def ranks_among_children(folder: Path) -> dict[int, int]:
     """The processes of the ranks that this process started to meet in ``folder``."""
     found = {}
-    for task in Path("/proc/self/task").glob("*/children"):
+    tasks = Path("/proc/self/task").glob("*/children") if proc_is_ours() else ()
+    for task in tasks:
         for pid in _words(task):
             variables = _variables(int(pid))
             store = variables.get(STORE, "")

@@ -17,6 +17,7 @@ from minitrain.core.errors import (
     did_you_mean,
     run_stage,
 )
+from minitrain.core.guard import NO_PROCESS
 
 
 def raising(error: BaseException) -> Callable[[], NoReturn]:
@@ -133,6 +134,21 @@ def test_user_and_evidence_are_told_apart() -> None:
 def test_operating_system_error_with_two_paths_names_the_first() -> None:
     error = OSError(18, "Invalid cross-device link", "from", None, "to")
     assert describe_os_error(error) == "from: Invalid cross-device link"
+
+
+def test_no_process_or_thread_left_is_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for error in (
+        BlockingIOError(11, "Resource temporarily unavailable"),
+        RuntimeError("can't start new thread"),
+    ):
+        code, said = outcome(raising(error), capsys)
+        assert code == 2
+        assert said.startswith(f"error: {NO_PROCESS}")
+        assert said.count("\n") == 1
+    with pytest.raises(RuntimeError, match="a bug"):
+        run_stage(raising(RuntimeError("a bug")))
 
 
 def test_nothing_is_meant_where_nothing_is_near() -> None:

@@ -135,6 +135,21 @@ def test_loopback_that_is_down_is_one_line(monkeypatch: pytest.MonkeyPatch) -> N
         loopback_interface()
 
 
+def test_interface_that_is_not_there_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("lo", "lo,lo"):
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", name)
+        with ddp.distributed():
+            pass
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo,eth7")
+    said = "^environment: GLOO_SOCKET_IFNAME = 'eth7': must be one of .*lo"
+    with pytest.raises(UserError, match=said):
+        ddp.init_distributed()
+    with pytest.raises(UserError, match=said):
+        launch(os.getpid, 1)
+
+
 def test_occupied_master_port_is_named(taken_port: str) -> None:
     with pytest.raises(UserError, match=f"MASTER_PORT = {taken_port} is in use"):
         require_free_port(taken_port)
