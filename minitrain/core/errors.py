@@ -18,10 +18,7 @@ from minitrain.core.signals import Stopped, say, stoppable, stopped_by
 
 EXIT_EVIDENCE = 1
 EXIT_USER = 2
-NO_PROCESS = (
-    "cannot start a process or thread: the limit of processes of your user is reached "
-    "(ulimit -u)"
-)
+NO_PROCESS = "cannot start a process or thread; `ulimit -u` limits them"
 
 
 class UserError(Exception):

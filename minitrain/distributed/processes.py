@@ -5,8 +5,17 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
-from minitrain.core.guard import proc_is_ours
 from minitrain.distributed.meeting import STORE
+
+
+def proc_is_ours() -> bool:
+    """Whether /proc exists and has the process ids that this process sees: in a
+    container it may be missing, or belong to another namespace.
+    """
+    try:
+        return os.readlink("/proc/self") == str(os.getpid())
+    except OSError:
+        return False
 
 
 def state_of(pid: int) -> str:

@@ -10,6 +10,7 @@ import pytest
 from project import ROOT
 
 from minitrain.core.errors import (
+    NO_PROCESS,
     EvidenceError,
     RankError,
     UserError,
@@ -17,7 +18,6 @@ from minitrain.core.errors import (
     did_you_mean,
     run_stage,
 )
-from minitrain.core.guard import NO_PROCESS
 
 
 def raising(error: BaseException) -> Callable[[], NoReturn]:
