@@ -7,6 +7,9 @@ TORCH := $(if $(filter 1,$(CPU)),--extra-index-url https://download.pytorch.org/
 # -P: files of yours in the root are no modules of DVC
 DVC := $(BIN)/python -P -m dvc
 
+# on a machine with several users DVC's default lets them run code as you
+PRIVATE_CACHE := $(BIN)/python -m minitrain.cli.private_cache
+
 # a user's own files in the root are the user's
 CODE := minitrain stages studies examples tests docs
 STUDIES := $(sort $(notdir $(patsubst %/dvc.yaml,%,$(wildcard studies/*/dvc.yaml))))
@@ -24,6 +27,7 @@ OTHER := $(FILES)|Created|.*gap_billionths|gloo-(?!1\.).*loss|nccl-.*loss
 .DEFAULT_GOAL := all
 
 all: .venv/installed ## set up, and run the pipeline: about three minutes on 2 cores
+	@$(PRIVATE_CACHE)
 	@$(DVC) repro
 	@$(BIN)/minitrain summary
 
@@ -53,6 +57,7 @@ help: ## this list
 study-%: .venv/installed
 	@test -f studies/$*/dvc.yaml || \
 	  { echo "error: no study $*: must be one of $(STUDIES)" >&2; exit 2; }
+	@$(PRIVATE_CACHE)
 	@$(DVC) repro studies/$*/dvc.yaml
 	@$(BIN)/python studies/label.py
 
@@ -68,6 +73,7 @@ study-peers: .venv-peers/installed
 	@echo "nothing for a minute or two, the last line being one of setuptools."
 	$(BIN)/python -m pip install $(TORCH) --requirement requirements.lock
 	$(BIN)/python -m pip install --no-deps --no-build-isolation --editable .
+	@$(PRIVATE_CACHE)
 	@touch $@
 
 # it sees all that is in .venv, so only the rest is installed: half a minute

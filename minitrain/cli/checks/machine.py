@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from minitrain.cli.checks.collectives import Probe, probe_all, worst
+from minitrain.cli.private_cache import configured, is_private
 from minitrain.core.errors import UserError
 from minitrain.core.progress import progress
 from minitrain.core.provenance import usable_cores
@@ -142,9 +143,22 @@ def check_ports() -> Check:
     return Check("ports", "trouble" if few else "fine", detail)
 
 
+def check_dvc_cache(project: Path | None = None) -> Check:
+    """DVC runs code that other users can put into a site cache that is open to them."""
+    here = project or Path.cwd()
+    if not (here / ".dvc").is_dir():
+        return Check("DVC cache", "fine", "no project of DVC in this folder")
+    cache = configured(here)
+    if is_private(cache):
+        return Check("DVC cache", "fine", f"{cache} is closed to other users")
+    detail = f"{cache} is open to other users, who can run code as you; run make"
+    return Check("DVC cache", "trouble", detail)
+
+
 CHECKS: list[Callable[[], Any]] = [
     check_torch,
     check_threads,
     check_interface,
     check_ports,
+    check_dvc_cache,
 ]
