@@ -80,7 +80,7 @@ def test_other_indexes_are_asked_for_nothing(cpu: str) -> None:
 
 def test_make_ends_with_the_summary() -> None:
     *_, pipeline, summary = would_run("all")
-    assert pipeline == ".venv/bin/python -P -m minitrain.cli.quiet_dvc repro"
+    assert pipeline == ".venv/bin/python -P -m dvc repro"
     assert summary == ".venv/bin/minitrain summary"
 
 
