@@ -12,14 +12,17 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, AnyStr
 
 from minitrain.core.disk import disk_full, is_disk_full
 from minitrain.core.durable import put, remove, remove_stale, temporary_name
 from minitrain.core.errors import UserError
+from minitrain.core.regular import MOST_OF_INDEX, require_regular
 
 if TYPE_CHECKING:
     import pandas as pd
+
+LONGEST_LINE = 1 << 26
 
 
 @contextmanager
@@ -116,7 +119,8 @@ def read_json(path: Path, *keys: str) -> Any:
     UserError where it is none.
     """
     with reading(path):
-        value = json.loads(path.read_text(encoding="utf-8"))
+        text = require_regular(path, MOST_OF_INDEX).read_text(encoding="utf-8")
+        value = json.loads(text)
         _require(value, keys)
     return value
 
@@ -138,13 +142,21 @@ def each_row(path: Path, *keys: str) -> Iterator[dict[str, Any]]:
     """The JSON objects of a file that has one a line, each with ``keys``; UserError
     where one is none, or the file does not end as it was written.
     """
-    with reading(path), open(path, encoding="utf-8") as file:
+    with reading(path), open(require_regular(path), encoding="utf-8") as file:
         line = ""
-        for line in file:
+        for line in each_line(file):
             row = json.loads(line)
             _require(row, keys)
             yield row
         _require_end(line)
+
+
+def each_line(file: IO[AnyStr]) -> Iterator[AnyStr]:
+    """Yield the lines of ``file``; ValueError for one that is too long to hold."""
+    while line := file.readline(LONGEST_LINE + 1):
+        if len(line) > LONGEST_LINE:
+            raise ValueError(f"a line of more than {LONGEST_LINE >> 20} MiB")
+        yield line
 
 
 def read_jsonl(path: Path, *keys: str) -> list[dict[str, Any]]:
@@ -160,7 +172,7 @@ def read_csv(path: Path, *columns: str) -> "pd.DataFrame":
     import pandas as pd
 
     with reading(path):
-        text = path.read_text(encoding="utf-8")
+        text = require_regular(path, MOST_OF_INDEX).read_text(encoding="utf-8")
         _require_end(text)
         table = pd.read_csv(io.StringIO(text))
         _require(table.columns, columns)
@@ -175,5 +187,5 @@ def _require_end(text: str) -> None:
 
 def sha256_file(path: Path) -> str:
     """SHA-256 of a file's bytes, in hex."""
-    with open(path, "rb") as file:
+    with open(require_regular(path), "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

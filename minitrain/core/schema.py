@@ -16,9 +16,12 @@ from ruamel.yaml.reader import ReaderError
 
 from minitrain.core.errors import UserError, did_you_mean
 from minitrain.core.printable import LONGEST_WORD, shortened
+from minitrain.core.regular import require_regular
 
 # what the C types take that torch and gloo put numbers in
 MAX_COUNT, MAX_FLOAT = 2**31 - 1, 1e9
+# of a YAML file that people write
+MOST_BYTES = 1 << 18
 
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
@@ -75,7 +78,7 @@ def load(path: Path, schema: type[S]) -> S:
     """
     text = ""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = require_regular(path, MOST_BYTES).read_text(encoding="utf-8")
         document = YAML(typ="safe", pure=True).load(text)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None

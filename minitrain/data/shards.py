@@ -25,6 +25,7 @@ from minitrain.core.files import (
     write_json,
     writing,
 )
+from minitrain.core.regular import require_regular
 from minitrain.data.samples import BLOCK_TOKENS, Samples, Tokens
 from minitrain.data.text import LongSamples, fit_to_block, tokenize
 
@@ -231,7 +232,7 @@ def _map_shard(folder: Path, rank: int) -> Samples:
 
 def _open_array(path: Path) -> Any:
     with reading(path):
-        return np.load(path, mmap_mode="r")
+        return np.load(require_regular(path), mmap_mode="r")
 
 
 def open_targets(folder: Path) -> npt.NDArray[np.uint32]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minitrain.core.errors import UserError
+from minitrain.core.regular import MOST_OF_INDEX, require_regular
 from minitrain.grammar.complements import COMPLEMENTS
 
 COLUMNS = (
@@ -91,7 +92,7 @@ def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 def _text(path: Path) -> str:
     try:
-        data = path.read_bytes()
+        data = require_regular(path, MOST_OF_INDEX).read_bytes()
     except FileNotFoundError:
         raise UserError(
             f"{path}: no such file, allowed: a CSV table of verbs with the "

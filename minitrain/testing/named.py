@@ -11,6 +11,7 @@ from typing import Any
 
 from minitrain.core.errors import UserError, did_you_mean
 from minitrain.core.nearest import nearest_file
+from minitrain.core.regular import MOST_OF_INDEX, require_regular
 from minitrain.model.neighbors import neighbors_of
 
 
@@ -62,7 +63,7 @@ def find(written: str, option: str) -> Any:
 @cache
 def _load(path: Path) -> ModuleType:
     # read first: what cannot be opened is the operating system's error
-    path.read_bytes()
+    require_regular(path, MOST_OF_INDEX).read_bytes()
     spec = importlib.util.spec_from_file_location(f"own_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from minitrain.core.errors import UserError
+from minitrain.core.regular import MOST_OF_RECORDING, require_regular
 
 # a byte is a token
 VOCABULARY = 256
@@ -41,7 +42,11 @@ def text_batches(
     Where most lines are cut, they are therefore cut to unlike lengths.
     Raises UserError where no line has two bytes.
     """
-    lines = [line[:LONGEST] for line in file.read_bytes().splitlines() if len(line) > 1]
+    lines = [
+        line[:LONGEST]
+        for line in require_regular(file, MOST_OF_RECORDING).read_bytes().splitlines()
+        if len(line) > 1
+    ]
     if not lines:
         raise UserError(f"{file}: has no line of two bytes")
     numbers = range(size * count)

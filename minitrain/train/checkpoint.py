@@ -22,7 +22,8 @@ import torch
 import torch.distributed as dist
 
 from minitrain.core.durable import fsync, remove
-from minitrain.core.files import sha256_file, writing
+from minitrain.core.errors import UserError
+from minitrain.core.files import read_json, sha256_file, writing
 from minitrain.core.printable import note
 from minitrain.distributed.together import everyone, only_first, who_sees
 from minitrain.train.held import hold
@@ -109,16 +110,20 @@ class Checkpoints:
         only_first(lambda: hold(self.folder))
         return all(who_sees(self.folder))
 
-    def newest(self) -> Path | None:
-        """The newest one that is whole and this run's, the same on all ranks; None
-        where there is none. Those that are not are named on stderr. Collective.
-        """
-        return only_first(self._newest)
+    def newest(self, below: int | None = None) -> Path | None:
+        """Return the newest one that is whole and this run's, the same on all ranks;
+        None if there is none. Others are named on stderr. Collective.
 
-    def _newest(self) -> Path | None:
+        Args:
+            below: Only those of fewer steps.
+        """
+        return only_first(lambda: self._newest(below))
+
+    def _newest(self, below: int | None) -> Path | None:
         for begun in self.folder.glob(".*.tmp"):
             remove(begun)
-        return newest_whole(self.folder, lambda found: found == dict(self.identity))
+        ours = dict(self.identity)
+        return newest_whole(self.folder, lambda found: found == ours, below)
 
     @property
     def same_bits(self) -> bool:
@@ -150,11 +155,15 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix(STEP))
 
 
-def newest_whole(folder: Path, is_ours: Callable[[Manifest], bool]) -> Path | None:
-    """The newest checkpoint in ``folder`` that is whole and whose identity ``is_ours``;
-    those that are not used are named on stderr.
+def newest_whole(
+    folder: Path, is_ours: Callable[[Manifest], bool], below: int | None = None
+) -> Path | None:
+    """Return the newest checkpoint in ``folder`` that is whole and whose identity
+    ``is_ours``, of fewer steps than ``below``; others are named on stderr.
     """
     for step in steps_in(folder):
+        if below is not None and step >= below:
+            continue
         checkpoint = folder / _name(step)
         try:
             if is_ours(read_manifest(checkpoint)["identity"]):
@@ -177,9 +186,9 @@ def read_manifest(checkpoint: Path) -> Manifest:
     """
     path = checkpoint / MANIFEST
     try:
-        manifest: Manifest = json.loads(path.read_bytes())
+        manifest: Manifest = read_json(path)
         whole = manifest.pop(OWN_SUM) == _sum_of(manifest)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, UserError, KeyError, TypeError, AttributeError):
         whole = False
     if not whole or _name(manifest["step"]) != checkpoint.name:
         raise DamagedError(f"{path}: missing or damaged")
@@ -187,7 +196,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
         file = checkpoint / name
         try:
             whole = sha256_file(file) == sha256
-        except OSError:
+        except (OSError, UserError):
             whole = False
         if not whole:
             raise DamagedError(f"{file}: missing or damaged")

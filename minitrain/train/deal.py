@@ -52,28 +52,28 @@ class FromElsewhere(Checkpoints):
             )
         return True
 
-    def newest(self) -> Path | None:
+    def newest(self, below: int | None = None) -> Path | None:
         """Its own, or else that of the source; UserError where that has none of the
         same run.
         """
-        own = super().newest()
+        own = super().newest(below)
         if own is not None:
             return own
         try:
-            return only_first(self._newest_there)
+            return only_first(lambda: self._newest_there(below))
         except UserError:
             # nothing begins here
             with suppress(OSError):
                 self.folder.rmdir()
             raise
 
-    def _newest_there(self) -> Path:
+    def _newest_there(self, below: int | None) -> Path:
         if self.config.sync.holds_a_part:
             raise UserError(
                 f"--resume {self.source}: with this train.sync a rank keeps a part "
                 "that is of no use to another number of ranks"
             )
-        found = newest_whole(self.source, self._require_same_run)
+        found = newest_whole(self.source, self._require_same_run, below)
         if found is None:
             line = f"--resume {self.source}: no checkpoint is there"
             if (self.source / MANIFEST).exists():

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from minitrain.core.files import open_atomic, reading
+from minitrain.core.regular import require_regular
 from minitrain.data.batches import MicroBatch
 from minitrain.data.cut import bytes_of, content_digest, tensors_of
 from minitrain.sync.strategy import whole
@@ -282,5 +283,7 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
     """
     tensors: dict[str, Tensor]
     with reading(path):
-        tensors = torch.load(path, map_location="cpu", weights_only=True)
+        tensors = torch.load(
+            require_regular(path), map_location="cpu", weights_only=True
+        )
     return tensors

@@ -6,9 +6,14 @@ anew in the first backward pass; from three ranks on they decide the bits. And i
 whether this machine computes the bits of the checkpoint: their hashes stand in it.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
+from minitrain.core.errors import UserError
 from minitrain.core.printable import note
 from minitrain.core.progress import progress
 from minitrain.distributed.groups import is_main_process
@@ -29,6 +34,7 @@ NOT_USED = (
     "checkpoint not used: the first steps, made again, have other bits than those that "
     "stand in it"
 )
+UNFIT = "checkpoint not used: {}: cannot be restored in this run"
 
 
 class Resumable(Protocol):
@@ -97,24 +103,71 @@ def _go_on(
     subject: Resumable, checkpoints: Checkpoints, steps: int, show: str
 ) -> tuple[int, int]:
     """Steps that are done, and those of them that a checkpoint stands for."""
-    found = checkpoints.newest()
-    if found is None:
-        return 0, 0
-    step, kept = step_of(found), checkpoints.load(found)
-    again = range(min(REPEATED, step))
-    subject.run(again)
-    rows, before = subject.recorded_in(subject.kept()), subject.recorded_in(kept)
-    same = all(everyone(lambda: rows == before[: len(rows)]))
-    subject.interrupted()
-    if checkpoints.same_bits and not same:
+    done, below = 0, None
+    while found := checkpoints.newest(below):
+        step = below = step_of(found)
+        kept = _loaded(checkpoints, found)
+        # one of fewer steps than are done here by now is of no use
+        if kept is not None and step >= done:
+            first, done = done, max(done, min(REPEATED, step))
+            subject.run(range(first, done))
+            own = subject.kept()
+            same = everyone(partial(_same_rows, subject, own, kept))
+            subject.interrupted()
+            if None not in same:
+                break
+        _say(show, UNFIT.format(found))
+    else:
+        return done, 0
+    if checkpoints.same_bits and not all(same):
         _say(show, NOT_USED)
-        return len(again), 0
+        return done, 0
     if not checkpoints.same_bits:
         _say(show, OTHER_BITS)
     subject.restore(kept)
     subject.interrupted()
     _say(show, f"going on from step {step} of {steps}")
     return step, step
+
+
+def _loaded(checkpoints: Checkpoints, found: Path) -> Kept | None:
+    """Return what this rank kept in ``found``; None if a rank cannot load it."""
+    loaded: list[Kept] = []
+
+    def load() -> bool:
+        try:
+            loaded.append(checkpoints.load(found))
+        except (UserError, OSError):
+            raise
+        except Exception:
+            # torch has many kinds of errors for it
+            return False
+        return True
+
+    return loaded[0] if all(everyone(load)) else None
+
+
+def _same_rows(subject: Resumable, own: Kept, kept: Kept) -> bool | None:
+    """Whether the steps made here are recorded alike in ``kept``; None if that cannot
+    be restored: other keys, or a tensor of another shape or type.
+    """
+    try:
+        if own.keys() != kept.keys() or own["model"].keys() != kept["model"].keys():
+            return None
+        rows, before = subject.recorded_in(own), subject.recorded_in(kept)
+        fits = all(_fit(own[key], kept[key]) for key in ("model", "optimizer"))
+        return rows == before[: len(rows)] if fits else None
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
+
+
+def _fit(own: Any, kept: Any) -> bool:
+    """Whether tensors under the same keys have the same shape and type."""
+    if isinstance(own, Mapping):
+        return all(_fit(own[key], kept[key]) for key in own.keys() & kept.keys())
+    if isinstance(own, torch.Tensor):
+        return bool(own.shape == kept.shape and own.dtype == kept.dtype)
+    return True
 
 
 def _say(show: str, line: str) -> None:

@@ -3,22 +3,31 @@
 import math
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from minitrain.core.errors import UserError
 from minitrain.core.files import (
     atomic_path,
     open_atomic,
+    read_csv,
     read_json,
     read_jsonl,
     sha256_file,
     write_json,
     write_jsonl,
 )
+from minitrain.core.params import load_params
+from minitrain.data.text import read_corpus
+from minitrain.grammar.verbs import load_verbs
+from minitrain.testing.named import find
+from minitrain.testing.text_batches import text_batches
+from minitrain.train.checkpoint import DamagedError, read_manifest
+from minitrain.train.recorder import load_tensors
 
 NOBODY = 65534
 
@@ -187,3 +196,59 @@ def test_parent_that_cannot_be_made(read_only_folder: Path) -> None:
     with not_root(), pytest.raises(PermissionError) as raised:
         write_json(read_only_folder / "metrics" / "a.json", {})
     assert raised.value.filename == str(read_only_folder / "metrics")
+
+
+def readers(path: Path) -> list[Callable[[], object]]:
+    """All that reads a file of a project, of ``path``."""
+    return [
+        lambda: read_json(path),
+        lambda: read_jsonl(path),
+        lambda: read_csv(path),
+        lambda: sha256_file(path),
+        lambda: load_params(path),
+        lambda: load_verbs(path),
+        lambda: load_tensors(path),
+        lambda: text_batches(path, 1, 1),
+        lambda: [*read_corpus(path)],
+        lambda: find(f"{path}:build", "m"),
+    ]
+
+
+def test_nothing_but_a_regular_file_is_read(tmp_path: Path) -> None:
+    """A pipe, which would be waited for, and a device that has no end; a pipe in a
+    checkpoint is damage.
+    """
+    pipe = tmp_path / "pipe.py"
+    os.mkfifo(pipe)
+    refused = "regular file|no such file|No module named"
+    for path in (pipe, Path("/dev/zero")):
+        for number, read in enumerate(readers(path)):
+            with pytest.raises(UserError, match=refused) as found:
+                read()
+            assert "\n" not in str(found.value), number
+    checkpoint = tmp_path / "step-1"
+    checkpoint.mkdir()
+    os.mkfifo(checkpoint / "manifest.json")
+    with pytest.raises(DamagedError):
+        read_manifest(checkpoint)
+
+
+def test_what_is_too_large_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    """Sparse files: they take no room, and their zeros would take all memory."""
+    huge = tmp_path / "huge.py"
+    huge.touch()
+    os.truncate(huge, 1 << 40)
+    for number, read in enumerate(readers(huge)):
+        # what is read in pieces, or mapped, has no limit
+        if number not in (3, 6):
+            with pytest.raises(UserError, match=r"must be at most|more than 64 MiB"):
+                read()
+
+
+def test_what_nests_without_end_is_one_line(tmp_path: Path) -> None:
+    deep = tmp_path / "deep.json"
+    deep.write_text("[" * 100_000 + "\n")
+    for read in (read_json, read_jsonl, load_params):
+        with pytest.raises(UserError, match=r"deep\.json") as found:
+            read(deep)
+        assert len(str(found.value)) < 400

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +23,8 @@ from minitrain.ddp import distributed
 from minitrain.distributed.launcher import launch
 from minitrain.train import checkpoint, held
 from minitrain.train.checkpoint import MANIFEST, Checkpoints, Kept, step_of, steps_in
+from minitrain.train.resume import UNFIT as UNFIT_LINE
+from minitrain.train.resume import run_through
 
 KEPT = {"model": {"w": torch.arange(2000.0)}, "random": None, "observer": "[1]"}
 
@@ -333,3 +335,95 @@ def test_a_folder_that_a_rank_does_not_see_gets_no_checkpoints(
     monkeypatch.setattr(checkpoint, "who_sees", lambda _: [True, False])
     assert not checkpoints_in(tmp_path / "a" / "b").begin()
     assert [*(tmp_path / "a" / "b").iterdir()] == []
+
+
+class Sums:
+    """Something that can be interrupted: each step adds its number to a weight."""
+
+    def __init__(self) -> None:
+        self.weight, self.rows = torch.zeros(3), list[int]()
+
+    def run(self, steps: Iterable[int]) -> None:
+        for step in steps:
+            self.weight += step
+            self.rows.append(step)
+
+    def kept(self) -> Kept:
+        return {
+            "model": {"w": self.weight},
+            "optimizer": {"state": {0: {"m": self.weight}}} if self.rows else {},
+            "seen": json.dumps(self.rows),
+        }
+
+    def restore(self, kept: Kept) -> None:
+        with torch.no_grad():
+            self.weight.copy_(kept["model"]["w"])
+        self.rows = json.loads(kept["seen"])
+
+    def interrupted(self) -> None:
+        pass
+
+    def recorded_in(self, kept: Kept) -> list[Any]:
+        rows: list[Any] = json.loads(kept["seen"])
+        return rows
+
+
+class Code:
+    """Runs code where it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, ("ran",)
+
+
+UNFIT: dict[str, Any] = {
+    "pickle": {"model": Code()},
+    "no dict": [1],
+    "keys": {"model": {"w": torch.ones(3)}},
+    "other model": {"model": {"v": torch.ones(3)}},
+    "no model": {"model": None},
+    "shape": {"model": {"w": torch.ones(1)}},
+    "type": {"model": {"w": torch.ones(3, dtype=torch.float64)}},
+    "optimizer": {"optimizer": {"state": {0: {"m": torch.ones(2)}}}},
+    "no tensor": {"optimizer": {"state": {0: {"m": "text"}}}},
+    "rows": {"seen": "["},
+    "no rows": {"seen": "7"},
+}
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_the_one_before_an_unfit_one_is_used_and_a_line_says_so(
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sums, saved = Sums(), replace(checkpoints_in(tmp_path / "run"), every=4)
+    for step in (4, 8):
+        sums.run(range(step - 4, step))
+        saved.save(step, sums.kept())
+    part = UNFIT[name]
+    keeps_others = isinstance(part, dict) and name != "keys"
+    saved.save(9, {**sums.kept(), **part} if keeps_others else part)
+    sums.run(range(8, 12))
+
+    again = Sums()
+    assert run_through(again, 12, saved) == 8
+    assert again.kept()["seen"] == sums.kept()["seen"]
+    assert torch.equal(again.weight, sums.weight)
+    unfit, went_on = capsys.readouterr().err.splitlines()
+    assert unfit == UNFIT_LINE.format(tmp_path / "run/step-9")
+    assert went_on == "going on from step 8 of 12"
+    assert not Path("ran").exists()
+
+
+def test_where_none_fits_the_run_starts_from_its_beginning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved = checkpoints_in(tmp_path / "run")
+    for step in (2, 6):
+        saved.save(step, {**Sums().kept(), "optimizer": {"state": None}})
+    again = Sums()
+    assert run_through(again, 12, saved) == 0
+    assert again.rows == [*range(12)]
+    assert len(capsys.readouterr().err.splitlines()) == 2
