@@ -176,6 +176,12 @@ def read_csv(path: Path, *columns: str) -> "pd.DataFrame":
         _require_end(text)
         table = pd.read_csv(io.StringIO(text))
         _require(table.columns, columns)
+        for name, column in table.select_dtypes(exclude=["number", "bool"]).items():
+            # text is text in each row: a number is damaged where some are not
+            known = column.dropna()
+            damaged = known[pd.to_numeric(known, errors="coerce").isna()]
+            if 0 < len(damaged) < len(known):
+                raise ValueError(f"{name}: {damaged.iloc[0]!r} among numbers")
     return table
 
 

@@ -55,15 +55,12 @@ def read_facts(project: Project, params: Params, equivalence: dict[str, Any]) ->
         expected = [(r, part) for r, part in pairs if part in timing[r]["account"]]
         if older := [run for run in timing if "stragglers" not in timing[run]]:
             raise ValueError(f"no stragglers of {older[0]}")
-    origins = {
-        run: read_json(folders[run] / "provenance.json", "machine", "num_steps")
-        for run in runs
-    }
+    origins = {run: _origin(folders[run] / "provenance.json") for run in runs}
     index = project.shards / f"world-{max(params.gloo.world_sizes)}" / "index.json"
     return Facts(
         seed=params.train.seed,
         batch_size=params.train.global_batch_size,
-        num_samples=int(read_json(index, "samples")["samples"]),
+        num_samples=_number(index, "samples"),
         params_sha256=sha256_file(project.params),
         gloo_world_sizes=params.gloo.world_sizes,
         baseline=Baseline(
@@ -86,6 +83,17 @@ def read_facts(project: Project, params: Params, equivalence: dict[str, Any]) ->
         collectives_study=read_csv(metrics / "collectives.csv"),
         bugs=_bugs(metrics / "zoo.json", project.zoo),
     )
+
+
+def _origin(file: Path) -> dict[str, Any]:
+    _number(file, "world_size")
+    origin: dict[str, Any] = read_json(file, "machine", "num_steps")
+    return origin
+
+
+def _number(file: Path, key: str) -> int:
+    with reading(file):
+        return int(read_json(file, key)[key])
 
 
 def _bugs(file: Path, zoo: Path) -> dict[str, Any] | None:
@@ -120,8 +128,6 @@ def _account(file: Path, expected: Iterable[tuple[str, str]]) -> pd.DataFrame:
         for run, part in expected:
             if (run, part) not in held:
                 raise ValueError(f"no row of {run}, {part}")
-        columns = ["mean_ms", "low_ms", "high_ms"]
-        table[columns] = table[columns].astype(float)
     return table
 
 

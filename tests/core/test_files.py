@@ -22,6 +22,7 @@ from minitrain.core.files import (
     write_jsonl,
 )
 from minitrain.core.params import load_params
+from minitrain.core.regular import require_regular
 from minitrain.data.text import read_corpus
 from minitrain.grammar.verbs import load_verbs
 from minitrain.testing.named import find
@@ -243,6 +244,19 @@ def test_what_is_too_large_is_refused_before_it_is_read(tmp_path: Path) -> None:
         if number not in (3, 6):
             with pytest.raises(UserError, match=r"must be at most|more than 64 MiB"):
                 read()
+    assert require_regular(huge, 1 << 40) == huge
+
+
+def test_a_damaged_number_in_a_table_is_one_line(tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    rows = "run,ms,equal\ngloo-1,1.5,True\ngloo-2,,False\ngloo-3,2,\n"
+    table.write_text(rows)
+    assert [*read_csv(table, "ms")["run"]] == ["gloo-1", "gloo-2", "gloo-3"]
+    table.write_text(rows.replace("1.5", "1x5"))
+    with pytest.raises(
+        UserError, match=r"table\.csv: damaged.*ms: '1x5' among"
+    ):
+        read_csv(table)
 
 
 def test_what_nests_without_end_is_one_line(tmp_path: Path) -> None:

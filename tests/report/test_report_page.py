@@ -370,6 +370,12 @@ def test_damaged_files_are_one_line(project: Path) -> None:
     with pytest.raises(UserError, match=r"account\.csv: damaged"):
         report.main()
     (metrics / "account.csv").write_text(account)
+    index = project / "data/shards/world-2/index.json"
+    intact = index.read_text()
+    write(index, {**json.loads(intact), "samples": "many"})
+    with pytest.raises(UserError, match=r"index\.json: damaged"):
+        report.main()
+    index.write_text(intact)
     ladders = {f"gloo-{size}": ladder_of(size) for size in (1, 2)}
     ladders["gloo-2"]["ranks"] = rung("fine")
     write(metrics / "equivalence.json", ladders)
