@@ -5,6 +5,7 @@ with one line that names the file, the key, the value and what is allowed.
 """
 
 import re
+import reprlib
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -22,6 +23,7 @@ from minitrain.core.regular import require_regular
 MAX_COUNT, MAX_FLOAT = 2**31 - 1, 1e9
 # of a YAML file that people write
 MOST_BYTES = 1 << 18
+LONGEST_VALUE = 60
 
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
@@ -131,7 +133,9 @@ def _one_error(schema: type[Section], detail: ErrorDetails) -> str:
 
 def _meant(detail: ErrorDetails) -> str:
     expected = str(detail.get("ctx", {}).get("expected", ""))
-    return did_you_mean(str(detail["input"]), re.findall("'(.*?)'", expected))
+    if not isinstance(detail["input"], str):
+        return ""
+    return did_you_mean(detail["input"], re.findall("'(.*?)'", expected))
 
 
 def _suggestion(schema: type[Section], parts: list[str]) -> str:
@@ -143,12 +147,18 @@ def _suggestion(schema: type[Section], parts: list[str]) -> str:
 
 
 def _shown(value: object) -> str:
-    # as YAML spells it
+    # as YAML spells it; aliases make a short file mean a list of billions
     if isinstance(value, list):
-        return _short(f"[{', '.join(map(_shown, value))}]")
+        return _short(f"[{', '.join(map(_in_list, value[:LONGEST_VALUE]))}]")
+    if isinstance(value, dict):
+        return reprlib.repr(value)
     words = {"None": "null", "True": "true", "False": "false"}
     return _short(words.get(repr(value), repr(value)))
 
 
+def _in_list(value: object) -> str:
+    return "[...]" if isinstance(value, list) else _shown(value)
+
+
 def _short(text: str) -> str:
-    return text if len(text) <= 60 else text[:57] + "..."
+    return text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 3] + "..."

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from project import PARAMS_FILE
 
 from minitrain.core.errors import UserError
 from minitrain.core.files import (
@@ -253,15 +255,22 @@ def test_a_damaged_number_in_a_table_is_one_line(tmp_path: Path) -> None:
     table.write_text(rows)
     assert [*read_csv(table, "ms")["run"]] == ["gloo-1", "gloo-2", "gloo-3"]
     table.write_text(rows.replace("1.5", "1x5"))
-    with pytest.raises(
-        UserError, match=r"table\.csv: damaged.*ms: '1x5' among"
-    ):
+    with pytest.raises(UserError, match=r"table\.csv: damaged.*ms: '1x5' among"):
         read_csv(table)
 
 
 def test_what_nests_without_end_is_one_line(tmp_path: Path) -> None:
     deep = tmp_path / "deep.json"
     deep.write_text("[" * 100_000 + "\n")
+    # lists of lists by aliases: a short file that means billions of numbers
+    nested = ["&a0 [1, 2]"]
+    nested += [f"&a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
+    lists = "".join(f"\n  - {line}" for line in nested)
+    text, aliases = PARAMS_FILE.read_text(), tmp_path / "aliases.yaml"
+    for key in ("sync", "num_sentences"):
+        aliases.write_text(re.sub(rf"(\n  {key}:).*", rf"\1{lists}", text, count=1))
+        with pytest.raises(UserError, match=rf"{key} = \[\[\.\.\.\]"):
+            load_params(aliases)
     for read in (read_json, read_jsonl, load_params):
         with pytest.raises(UserError, match=r"deep\.json") as found:
             read(deep)
