@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minitrain.cli.answer import Answer
-from minitrain.cli.parser import Named, Names
+from minitrain.cli.parser import Names
 from minitrain.core.errors import UserError
 from minitrain.core.printable import as_lines, note
 from minitrain.report.numbers import plural
@@ -50,19 +50,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the model, what it reads, and how it is trained."""
     add = parser.add_argument
     what = "FILE.py:NAME or module:NAME, which builds it, without arguments"
-    add("model", type=Named, metavar="MODEL", help=what)
+    add("model", metavar="MODEL", help=what)
     data = parser.add_mutually_exclusive_group()
     data.add_argument("--text", type=Path, metavar="FILE", help="a line is a sample")
     data.add_argument(
         "--batches",
-        type=Named,
         metavar="NAME",
         help="FILE.py:NAME of global batches: a list, a DataLoader, or a function",
     )
     functions = {"loss": "loss(model, batch), a mean", "count": "count(batch): targets"}
     for name, what in functions.items():
         what = f"FILE.py:NAME of {what}"
-        add(f"--{name}", type=Named, metavar="NAME", help=what)
+        add(f"--{name}", metavar="NAME", help=what)
     add("--world-size", type=int, default=2, metavar="W", help="processes (2)")
     strategies = Names(["all", *STRATEGIES])
     what = "a strategy, all of them, or package.module:Class (ddp)"

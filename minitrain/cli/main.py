@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from minitrain import __version__
 from minitrain.cli import (
     check,
-    completion,
     doctor,
     explain,
     report,
@@ -34,7 +33,6 @@ COMMANDS = {
     "explain": explain,
     "report": report,
     "summary": summary,
-    "completion": completion,
 }
 # what is done elsewhere, and where
 ELSEWHERE = {
@@ -89,19 +87,18 @@ def make_parser() -> Parser:
     version = f"minitrain {__version__}"
     parser.add_argument("-V", "--version", action="version", version=version)
     commands = parser.add_subparsers(metavar="COMMAND")
-    added: dict[str, Parser] = {}
     for name, command in COMMANDS.items():
         headline, _, description = (command.__doc__ or "").partition("\n\n")
         examples = [f"  # {what}\n  {line}" for what, line in command.EXAMPLES.items()]
-        added[name] = commands.add_parser(
+        added = commands.add_parser(
             name,
             help=headline,
             description=f"{headline}\n\n{description}",
             epilog="\n".join(["examples:", *examples, "", EXIT_CODES]),
             formatter_class=as_written,
         )
-        added[name].add_argument("--json", action="store_true", help="print JSON")
-        command.add_arguments(added[name])
-        added[name].set_defaults(answer=command.answer, parser=added[name])
-    parser.set_defaults(parser=parser, whole=parser, commands=added)
+        added.add_argument("--json", action="store_true", help="print JSON")
+        command.add_arguments(added)
+        added.set_defaults(answer=command.answer, parser=added)
+    parser.set_defaults(parser=parser)
     return parser

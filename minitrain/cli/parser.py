@@ -41,7 +41,3 @@ class Names(tuple[str, ...]):
 
     def __contains__(self, value: object) -> bool:
         return ":" in str(value) or super().__contains__(value)
-
-
-class Named(str):
-    """``FILE.py:NAME`` or ``module:NAME``: a shell completes the file."""

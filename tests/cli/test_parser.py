@@ -19,12 +19,12 @@ MODEL = ["check", "my_model.py:build"]
         (
             ["verfy", "a", "b"],
             "COMMAND = 'verfy': must be one of check, verify, doctor, explain, report, "
-            "summary, completion (did you mean verify?)",
+            "summary (did you mean verify?)",
         ),
         (
             ["prove"],
             "COMMAND = 'prove': must be one of check, verify, doctor, explain, report, "
-            "summary, completion",
+            "summary",
         ),
         (
             [*MODEL, "--optimizer", "adam"],
@@ -34,10 +34,6 @@ MODEL = ["check", "my_model.py:build"]
             [*MODEL, "--precision=bf61"],
             "--precision = 'bf61': must be one of float32, bf16, fp16 (did you mean "
             "bf16?)",
-        ),
-        (
-            ["completion", "bsh"],
-            "SHELL = 'bsh': must be one of bash, zsh, fish (did you mean bash?)",
         ),
         (
             ["verify", "a", "b", "--strip-prfix", "module."],

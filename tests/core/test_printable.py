@@ -75,7 +75,7 @@ COMMANDS: dict[str, Callable[[Path], list[str]]] = {
     "no file": lambda folder: ["verify", f"{folder}/{FORGED}", str(folder)],
     "option": lambda folder: ["doctor", f"--{FORGED}"],
     "argument": lambda folder: ["explain", FORGED],
-    "choice": lambda folder: ["completion", FORGED],
+    "choice": lambda folder: ["check", "--optimizer", FORGED],
     "summary": lambda folder: ["summary", "--metrics", f"{folder}/{FORGED}"],
     "report": lambda folder: ["report", "--metrics", f"{folder}/{FORGED}"],
 }

@@ -106,7 +106,7 @@ def as_pip_spells(name: str) -> str:
 def test_what_the_library_imports_is_required() -> None:
     # pydantic's own second half
     others = imported() - sys.stdlib_module_names - {"minitrain", "pydantic_core"}
-    assert {"torch", "ruamel", "shtab"} <= others
+    assert {"torch", "ruamel", "tqdm"} <= others
     homes = importlib.metadata.packages_distributions()
     # without the versions
     names = [re.split("[<>=!~ ]", one)[0] for one in PROJECT["dependencies"]]

@@ -155,11 +155,10 @@ def test_what_is_imported_comes_from_the_wheel(bin_folder: Path, empty: Path) ->
     assert str(ROOT) not in path
 
 
-def test_version_and_completion(bin_folder: Path, empty: Path) -> None:
+def test_version(bin_folder: Path, empty: Path) -> None:
     command = bin_folder / "minitrain"
     said = run(command, "--version", folder=empty).stdout
     assert said == f"minitrain {minitrain.__version__}\n"
-    assert "complete " in run(command, "completion", "bash", folder=empty).stdout
 
 
 def test_doctor(bin_folder: Path, empty: Path) -> None:
