@@ -19,7 +19,7 @@ from waiting import GENEROUS_S
 
 from minitrain.distributed import launcher
 
-# what a runner of CI need not have; the others are minitrain.bench.two_hosts.why_not
+# reasons to skip that are allowed on CI; network namespaces need root and iproute2
 MAY_BE_MISSING = ("needs a GPU", "needs root", "needs iproute2")
 # what they hold is ranks at work, or takes them to be seen
 MANY_RANKS = {"bench", "distributed", "frameworks", "notebooks", "recording", "sync"}
