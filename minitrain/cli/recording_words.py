@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 MARKS = {"=": "equal bits", "~": "within rounding", "?": "undecided", "x": "different"}
 # the worst of those that share a place comes last
 WORST = "=~?x"
+SAME = ("equal bits", "same computation within rounding")
 STRIP_WIDTH = 60
 SHOWN = 5
 KINDS = ("gradients", "parameters")
@@ -23,21 +24,25 @@ KINDS = ("gradients", "parameters")
 
 def recordings_in_words(found: "RecordingsCompared") -> str:
     """The verdict first, then where and why; a line each."""
-    lines = [_verdict(found)]
+    lines = [*_severe(found), _verdict(found)]
     if found.doubt:
         already = f"{at_or_from(found.doubt)} {where(found.doubt)}"
         lines.append(f"beyond the quick limits already {already}")
     lines += found.broken
-    lines += [line for line in found.unseen if line not in lines[0]]
+    lines += [line for line in found.unseen if line not in _verdict(found)]
     for side, only in (("A", found.only_in_a), ("B", found.only_in_b)):
         if only:
             lines.append(f"only in {side}: {_some(only)}")
     lines.append(strip(found.steps))
-    lines += _alarms(found.alarms["A"], found.alarms["B"])
+    notes = {
+        side: [line for line in lines if line not in found.severe[side]]
+        for side, lines in found.alarms.items()
+    }
+    lines += _within(notes["A"], notes["B"])
     if found.twin and (far := _far(found)):
         lines.append(far)
     lines += [f"no difference by itself: {line}" for line in found.asides]
-    if found.verdict == "undecided" and found.first and not found.twin:
+    if found.verdict == "undecided" and found.first and found.first.twin_decides:
         lines.append(
             "a twin tells: run A once more with MINITRAIN_TWIN=1 into another folder, "
             "then --twin FOLDER"
@@ -45,8 +50,14 @@ def recordings_in_words(found: "RecordingsCompared") -> str:
     return as_lines(lines)
 
 
-def _alarms(of_a: Sequence[str], of_b: Sequence[str]) -> list[str]:
-    """What the recorder's rules find in each, whatever the other has."""
+def _severe(found: "RecordingsCompared") -> list[str]:
+    """The alarms of both; they come before the verdict."""
+    lines = _within(found.severe["A"], found.severe["B"])
+    return [f"alarm {line}" for line in lines]
+
+
+def _within(of_a: Sequence[str], of_b: Sequence[str]) -> list[str]:
+    """What the recorder's rules find in each recording."""
     both = [line for line in of_a if line in of_b]
     lines = [f"within A and B: {line}" for line in both]
     for side, said in (("A", of_a), ("B", of_b)):
@@ -71,7 +82,7 @@ def _verdict(found: "RecordingsCompared") -> str:
     steps = number_of(found.steps)
     if found.first:
         return f"{found.verdict} {at_or_from(found.first)} {described(found.first)}"
-    if not found.same:
+    if found.verdict not in SAME:
         what = "not whole" if found.broken else "; ".join(found.unseen)
         if found.verdict == "different":
             what = "what only one of them has"
@@ -174,6 +185,7 @@ def recordings_as_facts(found: "RecordingsCompared") -> dict[str, Any]:
         "unseen": found.unseen,
         "no_difference": found.asides,
         "alarms": found.alarms,
+        "severe": found.severe,
     }
 
 

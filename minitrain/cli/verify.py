@@ -200,6 +200,8 @@ def _asides(found: "Comparison") -> Iterator[str]:
         yield f"{count}, of the same bits in both: {_some([*found.nan])}"
     if parts := found.num_parts:
         yield f"of {plural(parts, 'tensor')} one rank's part alone is there (DTensor)"
+    if found.objects:
+        yield f"not compared (Python objects): {_some(found.objects)}"
     for name, same in found.aliases.items():
         yield f"{name}: another name of {same}, which only one of them has"
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from minitrain.core.errors import UserError
+from minitrain.core.regular import MOST_OF_METADATA, require_regular
 from minitrain.diff.unread import Entry, Unread
 
 METADATA = ".metadata"
@@ -101,7 +102,7 @@ class _Metadata(pickle.Unpickler):
 
 
 def _metadata(path: Path) -> Any:
-    content = path.read_bytes()
+    content = require_regular(path, MOST_OF_METADATA).read_bytes()
     try:
         return _Metadata(io.BytesIO(content)).load()
     except UserError as error:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from minitrain.core.errors import UserError
+from minitrain.core.regular import require_regular
 from minitrain.diff.formats import files_of, is_state
 from minitrain.diff.state_diff import Comparison, compare_states
 from minitrain.diff.states import read_state
@@ -54,7 +55,8 @@ def compare_folders(a: Path, b: Path, prefix: str = "") -> FoldersCompared:
                 # its bytes are in other files
                 raise
             # such as a configuration, or random numbers that would need code
-            found.files[name] = filecmp.cmp(a / name, b / name, shallow=False)
+            x, y = (require_regular(folder / name) for folder in (a, b))
+            found.files[name] = filecmp.cmp(x, y, shallow=False)
     if not found.states:
         raise UserError(f"{a}: no training run, and holds no state that {b} has too")
     return found

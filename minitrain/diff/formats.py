@@ -18,7 +18,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from minitrain.core.errors import UserError
+from minitrain.core.regular import MOST_OF_INDEX, require_regular
 from minitrain.diff.distcp import METADATA, PIECES, read_distcp
+from minitrain.diff.inert import Inert, load_inert, parts_of
 from minitrain.diff.unread import Entry, Unread
 
 # beside shards, as Hugging Face writes it: which tensor is in which
@@ -82,6 +84,13 @@ def leaves(entry: object, name: str = "") -> Iterator[Entry]:
         placed = ", ".join(map(str, part.placements))
         yield f"{name}{PART}", f"part of {tuple(entry.shape)}, placed {placed}"
         return
+    elif isinstance(entry, Inert):
+        inside = [(key, child) for key, child in parts_of(entry)]
+        yield name or "object", entry
+        for key, child in inside:
+            held = leaves(child, f"{name}.{key}" if name else key)
+            yield from (one for one in held if isinstance(one[1], Tensor | Inert))
+        return
     else:
         yield name, entry
         return
@@ -100,9 +109,11 @@ def shards_of(index: Path) -> dict[Path, list[str]]:
     """
     found: dict[Path, list[str]] = {}
     try:
-        for name, file in json.loads(index.read_text("utf-8"))["weight_map"].items():
+        text = require_regular(index, MOST_OF_INDEX).read_text("utf-8")
+        for name, file in json.loads(text)["weight_map"].items():
             found.setdefault(index.parent / file, []).append(name)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    # what is nested too deeply is a RecursionError
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise UserError(f"{index}: not an index of shards (weight_map)") from None
     for shard in found:
         beside = shard.parent == index.parent and shard.name not in ("", "..")
@@ -121,6 +132,7 @@ def _sharded(index: Path) -> Iterator[Entry]:
 
 
 def _safetensors(path: Path) -> Iterator[Entry]:
+    require_regular(path)
     with path.open("rb"):
         pass  # a missing file is told by the operating system, with its name
     try:
@@ -132,6 +144,7 @@ def _safetensors(path: Path) -> Iterator[Entry]:
 
 
 def _torch(path: Path) -> object:
+    require_regular(path)
     with path.open("rb") as file:
         if not file.read(1):
             raise UserError(f"{path}: the file is empty")
@@ -142,6 +155,8 @@ def _torch(path: Path) -> object:
         try:
             return load()
         except Exception as error:
+            if mapped and _needed(str(error)):
+                return load_inert(path, map_location="cpu", mmap=True)
             if "must be imported to load DTensors" not in str(error):
                 raise
         import_module("torch.distributed.tensor")
@@ -151,8 +166,12 @@ def _torch(path: Path) -> object:
         raise UserError(f"{path}: {_reason(str(error))}") from None
 
 
+def _needed(message: str) -> re.Match[str] | None:
+    """The class or function that a file names and the reader does not know."""
+    return re.search(r"\bGLOBAL ([\w.]+)", message)
+
+
 def _reason(message: str) -> str:
-    needed = re.search(r"\bGLOBAL ([\w.]+)", message)
-    if needed:
+    if needed := _needed(message):
         return f"needs code to be read ({needed[1]}), so it is refused"
     return "not a whole state file: torch.load cannot read it"

@@ -89,8 +89,9 @@ def _renamed(
 ) -> State:
     tensors = state.tensors
     if isinstance(tensors, OnDisk):
-        return State(tensors.renamed(names), values)
-    return State({new: tensors[name] for new, name in names.items()}, values)
+        return State(tensors.renamed(names), values, state.objects)
+    renamed = {new: tensors[name] for new, name in names.items()}
+    return State(renamed, values, state.objects)
 
 
 def _best_roots(a: State, b: State) -> tuple[str, str] | None:

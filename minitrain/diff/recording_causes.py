@@ -21,7 +21,7 @@ from minitrain.diff.recording_places import (
     in_ranks,
     joined,
     length,
-    samples,
+    same_samples,
     sketches,
 )
 
@@ -47,6 +47,10 @@ class Cause:
     ranks: tuple[int, ...] = ()
     # the gap is that of 16 bits, which a twin's start does not show
     coarse: bool = False
+    # a combination of the gradients of the other run: then the samples are the same
+    pattern: bool = False
+    # only the weights of the ranks differ, and these add up to the same
+    weights: bool = False
 
 
 def cause_in_gradients(place: Place, found: Measured, here: bool) -> Cause:
@@ -69,12 +73,13 @@ def cause_in_gradients(place: Place, found: Measured, here: bool) -> Cause:
         )
     own = cause_in_own(place) if place.same_size and here else None
     if own and own.what:
-        return own
+        weighted = _of_parts(place, found, names)
+        return weighted if weighted and weighted.weights else own
     scaled = fit(theirs, [ours])
     if scaled and scaled[1] < CLOSE:
         (factor,), rest = scaled
         if abs(factor - 1) > max(CLOSE, 10 * rest):
-            return Cause(_of_factor(factor, place, found), sure=True)
+            return Cause(_of_factor(factor, place, found), sure=True, pattern=True)
     if cause := _of_parts(place, found, names):
         return cause
     if not here:
@@ -121,7 +126,7 @@ def cause_in_own(place: Place) -> Cause | None:
         names = common(a["own"], b["own"], a["gradients"], b["gradients"])
         if not names or len(names) < len(common(a["gradients"], b["gradients"])):
             return None
-        if samples({0: a}) != samples({0: b}):
+        if not same_samples({0: a}, {0: b}):
             # dealt to other ranks, and put together the same
             return None
         ours, theirs = (joined(row["own"], names) for row in (a, b))
@@ -232,9 +237,12 @@ def _of_parts(place: Place, found: Measured, names: Sequence[str]) -> Cause | No
         pattern = rest < CLOSE and _lacking(factors, right, alone)
         if lacks_only and not pattern:
             continue
-        pattern = pattern or (rest < CLOSE and _uneven(factors, right))
+        uneven = not pattern and rest < CLOSE and _uneven(factors, right)
+        pattern = pattern or uneven
+        if uneven and abs(sum(factors) - sum(right)) < 0.01 * abs(sum(right)):
+            return Cause(f"{side}: {pattern}", sure=True, pattern=True, weights=True)
         if pattern:
-            return Cause(f"{side}: {pattern}", sure=True)
+            return Cause(f"{side}: {pattern}", sure=True, pattern=not lacks_only)
         if LOW_PRECISION[0] <= rest <= LOW_PRECISION[1] and 10 * rest_right < rest:
             return Cause(f"{side}: reduced in lower precision?", sure=True)
     return None

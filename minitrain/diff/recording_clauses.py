@@ -28,6 +28,9 @@ ADAPTIVE = 0.02
 FOLLOWS = 0.2
 LEAST_DECAY = 1e-6
 SETTINGS = "another optimizer, or another setting of it"
+OPTIMIZER_LOST = "the optimizer's state was not restored"
+SCHEDULER_LOST = "the learning rate scheduler was not restored"
+POSITION_LOST = "the position in the data, or its order, was not restored"
 NOT_RESTORED = "the optimizer's own state is another one (not restored?)"
 
 
@@ -77,6 +80,11 @@ def _duplicated(
         return f"all ranks of {side} read the same samples: no sampler of their own"
     count = sum(ours[digest] - 1 for digest in again)
     return f"{side} reads {count} samples again (padded to a multiple of the ranks?)"
+
+
+def order_lost(side: str, step: int) -> str:
+    """The cause where a resumed run reads what the other read at an earlier step."""
+    return f"{side} reads the samples of step {step}: {POSITION_LOST}"
 
 
 def cause_in_rates(a: Row, b: Row, world_sizes: tuple[int, int]) -> tuple[str, str]:

@@ -196,6 +196,38 @@ def samples(rows: Rows) -> Counter[str]:
     return Counter(digest for row in rows.values() for digest in _digests(row))
 
 
+def same_samples(a: Rows, b: Rows) -> bool:
+    """Whether two sets of rows read the same samples, padding aside."""
+    ours, theirs = samples(a), samples(b)
+    if ours == theirs:
+        return True
+    left, right = [*(ours - theirs).elements()], [*(theirs - ours).elements()]
+    if len(left) != len(right):
+        return False
+    short = _unpadded(a) | _unpadded(b)
+    for digest in left:
+        like = next((one for one in right if _alike(digest, one, short)), None)
+        if like is None:
+            return False
+        right.remove(like)
+    return True
+
+
+def _alike(a: str, b: str, short: Mapping[str, Sequence[str]]) -> bool:
+    of_a, of_b = short.get(a, ()), short.get(b, ())
+    # one of them is not padded, or both are, with the same element
+    return a in of_b or b in of_a or bool(of_a and of_b and of_a[0] == of_b[0])
+
+
+def _unpadded(rows: Rows) -> dict[str, Sequence[str]]:
+    return {
+        digest: short
+        for row in rows.values()
+        for batch, others in zip(row["inputs"], row.get("unpadded", ()), strict=False)
+        for digest, short in zip(batch, others, strict=False)
+    }
+
+
 def beside(rows: Rows) -> set[str]:
     """The digests of what stood beside the samples, however many ranks got it."""
     return {digest for row in rows.values() for digest in row["beside"] if digest}
@@ -211,3 +243,16 @@ def in_ranks(ranks: Sequence[int]) -> str:
     more = f" and {len(ranks) - NAMED} more" if len(ranks) > NAMED else ""
     named = ", ".join(map(str, ranks[:NAMED]))
     return f"rank{'s' * (len(ranks) > 1)} {named}{more}"
+
+
+def of_pairs(place: Place, pairs: Sequence[tuple[int, int]]) -> str:
+    """The ranks of these pairs; an empty text for all pairs."""
+    if len(pairs) == len(place.pairs):
+        return ""
+    if place.same_size:
+        return in_ranks([rank for rank, _ in pairs])
+    first = min(place.a)
+    of_b = [y for x, y in pairs if x == first]
+    if of_b:
+        return f"{in_ranks(of_b)} of B"
+    return f"{in_ranks([x for x, _ in pairs])} of A"

@@ -1,7 +1,7 @@
 """One step of two recordings: what differs first there, and whether that is sure."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from minitrain.diff.recording_buffers import buffers_apart, buffers_unlike
@@ -15,7 +15,6 @@ from minitrain.diff.recording_course import Course
 from minitrain.diff.recording_limits import (
     Kind,
     Measured,
-    Pair,
     beyond_doubt,
     measure,
     step_beyond_doubt,
@@ -27,9 +26,12 @@ from minitrain.diff.recording_places import (
     in_ranks,
     joined,
     length,
+    of_pairs,
+    same_samples,
     samples,
     sketches,
 )
+from minitrain.diff.recording_resume import Resumed
 from minitrain.diff.recording_still import still_in_one
 from minitrain.diff.recording_unlike import (
     Unlike,
@@ -61,8 +63,11 @@ class StepCompared:
 class Comparer:
     """Holds the steps of one optimizer to each other, one after the other."""
 
-    def __init__(self, course: Course, same_torch: bool) -> None:
+    def __init__(
+        self, course: Course, same_torch: bool, resumed: Resumed | None = None
+    ) -> None:
         self.course = course
+        self.resumed = resumed
         self.same_torch = same_torch
         self.before: Place | None = None
         self.noise = 0.0
@@ -82,6 +87,8 @@ class Comparer:
             equal = equal and not any(buffers_unlike(place))
         found = [*self._unlike(place, gradients, parameters)]
         first = next((one for one in found if one.sure), found[0] if found else None)
+        if first and self.resumed and not self.over:
+            first = replace(first, cause=self.resumed.cause(place, first))
         mark = "=" if equal else "~"
         if first:
             mark = "x" if first.sure or self.over else "?"
@@ -98,16 +105,25 @@ class Comparer:
     def _unlike(
         self, place: Place, gradients: Measured, parameters: Measured
     ) -> Iterator[Unlike]:
-        # in the order in which one follows from the other
-        if one := self._data(place, gradients):
-            yield one
-        rates = rates_unlike(place) or settings_unlike(place)
         consecutive = self.before is None or self.before.step + 1 == place.step
+        here = consecutive or parameters.within
+        # in the order in which one follows from the other
+        data = self._data(place, gradients)
+        # a gradient that is a combination of the other run's is of the same samples
+        if (
+            data
+            and data.sure
+            and not cause_in_gradients(place, gradients, here).pattern
+        ):
+            yield data
+        elif data:
+            yield replace(data, sure=False) if data.sure else data
+        rates = rates_unlike(place) or settings_unlike(place)
         # steps between were made at these rates: what differs by now is of them
         if rates and not consecutive:
             yield rates
         if not gradients.within:
-            yield self._gradients(place, gradients, consecutive or parameters.within)
+            yield self._gradients(place, gradients, here)
         elif gradients.by_twin:
             yield self._by_twin(place, gradients)
         if rates and consecutive:
@@ -128,8 +144,9 @@ class Comparer:
         there = place.complete or (place.same_size and place.a.keys() == place.b.keys())
         if not (a and b and there):
             return None
-        if a == b:
-            return self._beside(place, gradients)
+        if same_samples(place.a, place.b):
+            # what stands beside padded samples is padded too
+            return self._beside(place, gradients) if a == b else None
         earlier = [] if self.before is None else [self.before]
         much, cause = cause_in_data(place, earlier)
         if gradients.within:
@@ -165,21 +182,22 @@ class Comparer:
         # what is rounded to 16 bits, a unit in the last place of 32 does not move
         self.twin_tells = self.twin_tells and not cause.coarse
         sure = cause.sure or self._beyond_doubt(place, share)
-        ranks = _where(place, found.pairs)
+        ranks = of_pairs(place, found.pairs)
         if cause.what:
             on_all = len(cause.ranks) == len(place.pairs)
             ranks = "" if on_all else in_ranks(cause.ranks)
         what = cause.what or found.kind
-        return self._say(
+        one = self._say(
             place, what, _much(found), cause.clause, found.tensor, ranks, sure
         )
+        return replace(one, twin_decides=not sure and self._twin_decides(place))
 
     def _parameters(self, place: Place, found: Measured, exact: bool) -> Unlike | None:
         if found.equal:
             return None
         # whatever rounding may do to a tensor that is small
         if still := still_in_one(place, self.course):
-            much, ranks = "moves in one alone", _where(place, still.pairs)
+            much, ranks = "moves in one alone", of_pairs(place, still.pairs)
             why = f"{still.tensor} does not move in {still.side}"
             return self._say(place, found.kind, much, why, still.tensor, ranks)
         before, linear = self.before, self.course.linear
@@ -196,11 +214,19 @@ class Comparer:
             sure = cause.sure or exact or self._beyond_doubt(place, share, linear)
         if cause is None:
             return None
-        where = _where(place, found.pairs)
+        where = of_pairs(place, found.pairs)
         much = _much(found)
-        return self._say(
+        one = self._say(
             place, found.kind, much, cause.clause, found.tensor, where, sure
         )
+        return replace(one, twin_decides=not sure and self._twin_decides(place))
+
+    def _twin_decides(self, place: Place) -> bool:
+        """Whether a twin of A, which is not there, would decide."""
+        drawn = place.draws and not place.same_size
+        # a twin has to read the samples of A
+        can_tell = self.twin_tells and not drawn and bool(samples(place.a))
+        return can_tell and place.twin is None
 
     def _by_twin(self, place: Place, found: Measured) -> Unlike:
         """What only the twin allows, where it allows so much that nothing is told."""
@@ -265,19 +291,6 @@ class Comparer:
             place.optimizer,
             end=place.end,
         )
-
-
-def _where(place: Place, pairs: Sequence[Pair]) -> str:
-    """The ranks where it is unlike; none where it is on all."""
-    if len(pairs) == len(place.pairs):
-        return ""
-    if place.same_size:
-        return in_ranks([rank for rank, _ in pairs])
-    first = min(place.a)
-    of_b = [y for x, y in pairs if x == first]
-    if of_b:
-        return f"{in_ranks(of_b)} of B"
-    return f"{in_ranks([x for x, _ in pairs])} of A"
 
 
 def _much(found: Measured) -> str:

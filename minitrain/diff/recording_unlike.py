@@ -13,6 +13,7 @@ from minitrain.diff.recording_places import (
     beside,
     common,
     in_ranks,
+    of_pairs,
     samples,
 )
 from minitrain.recording.rules_of_progress import settings_of
@@ -27,7 +28,8 @@ class Unlike:
     """What differs at a step, by how ``much``, and the probable cause; not ``sure``
     where rounding might have come to it. ``since`` is the recorded step before;
     ``onwards`` says that it is so from here on, whatever comes, ``end`` that it is what
-    came after the last recorded step.
+    came after the last recorded step, ``twin_decides`` that a twin of A would tell
+    whether it is rounding.
     """
 
     step: int
@@ -41,6 +43,7 @@ class Unlike:
     optimizer: int = 0
     onwards: bool = False
     end: bool = False
+    twin_decides: bool = False
 
 
 def rates_unlike(place: Place) -> Unlike | None:
@@ -50,24 +53,23 @@ def rates_unlike(place: Place) -> Unlike | None:
         return None
     x, y = unlike[0]
     much, cause = cause_in_rates(place.a[x], place.b[y], place.world_sizes)
-    ranks = [rank for rank, _ in unlike] if place.same_size else []
-    return at(place, "learning rate", much, cause, "", ranks)
+    return at(place, "learning rate", much, cause, "", of_pairs(place, unlike))
 
 
 def settings_unlike(place: Place) -> Unlike | None:
     """The first parameter that the optimizer has with other settings."""
-    found: dict[tuple[str, str], list[int]] = {}
+    found: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for x, y in place.pairs:
         a, b = settings_of(place.a[x]), settings_of(place.b[y])
         for name in common(a, b):
             for key in common(a[name], b[name]):
                 if not _same_setting(a[name][key], b[name][key]):
-                    found.setdefault((name, key), []).append(x)
-    for (name, key), ranks in found.items():
-        x, y = next(pair for pair in place.pairs if pair[0] == ranks[0])
+                    found.setdefault((name, key), []).append((x, y))
+    for (name, key), pairs in found.items():
+        x, y = pairs[0]
         ours, theirs = (settings_of(r)[name][key] for r in (place.a[x], place.b[y]))
         much = f"{key} = {ours} against {theirs}"
-        of = ranks if place.same_size else []
+        of = of_pairs(place, pairs)
         return at(place, "optimizer settings", much, OTHER_SETTING, name, of)
     return None
 
@@ -107,17 +109,20 @@ def at(
     much: str,
     cause: str,
     tensor: str,
-    ranks: list[int],
+    ranks: list[int] | str,
     sure: bool = True,
 ) -> Unlike:
     """What is unlike there, on ``ranks``."""
+    if not isinstance(ranks, str):
+        named = ranks and len(ranks) < len(place.pairs)
+        ranks = in_ranks(ranks) if named else ""
     return Unlike(
         place.step,
         what,
         much,
         cause,
         tensor,
-        in_ranks(ranks) if ranks and len(ranks) < len(place.pairs) else "",
+        ranks,
         sure,
         optimizer=place.optimizer,
         end=place.end,

@@ -226,8 +226,8 @@ def unseen_in(a: Recording, b: Recording, places: Sequence[Place]) -> list[str]:
     return said
 
 
-def alarms_in(recording: Recording) -> list[str]:
-    """What the rules find in a recording, and what they said while it was made."""
+def alarms_in(recording: Recording) -> dict[str, bool]:
+    """Lines of the rules, from the rows and from the run itself; True for alarms."""
     ranks = [recording.ranks[rank] for rank in sorted(recording.ranks)]
     found = []
     if not recording.missing:
@@ -241,11 +241,12 @@ def alarms_in(recording: Recording) -> list[str]:
             found += judge.see([one.end for one in ranks if one.end])
     # of what was said while it was made, what the rows do not show: who did not come
     again = {(one.rule, one.severe) for one in found}
-    lines = [one.line for one in found]
+    lines = {one.line: one.severe for one in found}
     for row in (row for one in ranks for row in one.alarms):
-        if (row["rule"], row["kind"] == "alarm") not in again:
-            lines.append(row["line"])
-    return [line.removeprefix("minitrain: ") for line in dict.fromkeys(lines)]
+        severe = row["kind"] == "alarm"
+        if (row["rule"], severe) not in again:
+            lines[row["line"]] = severe
+    return {line.removeprefix("minitrain: "): severe for line, severe in lines.items()}
 
 
 def asides_of(a: Recording, b: Recording, steps: Sequence[StepCompared]) -> list[str]:

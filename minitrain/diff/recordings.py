@@ -14,6 +14,7 @@ from minitrain.core.errors import UserError
 from minitrain.diff.recording_course import course_in
 from minitrain.diff.recording_end import ends_of, unseen_ends
 from minitrain.diff.recording_places import Place, places_of
+from minitrain.diff.recording_resume import Resumed, resumed_in
 from minitrain.diff.recording_step import Comparer, StepCompared
 from minitrain.diff.recording_twin import read_twin
 from minitrain.diff.recording_unlike import Unlike
@@ -44,7 +45,7 @@ class RecordingsCompared:
     decided; ``doubt`` is what could not be decided before it. ``broken`` says what
     makes a recording not whole, ``unseen`` what cannot be compared because nobody
     recorded it, ``asides`` what is no difference, ``alarms`` what the rules of the
-    recorder find in each.
+    recorder find in each, ``severe`` those of them that are more than notes.
     """
 
     verdict: Verdict
@@ -58,11 +59,12 @@ class RecordingsCompared:
     unseen: list[str] = field(default_factory=list)
     asides: list[str] = field(default_factory=list)
     alarms: dict[str, list[str]] = field(default_factory=dict)
+    severe: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def same(self) -> bool:
-        """Whether both are the same computation, as far as it can be told."""
-        return self.verdict in SAME
+        """Whether both are the same computation, and neither has an alarm."""
+        return self.verdict in SAME and not any(self.severe.values())
 
 
 def compare_recordings(
@@ -75,13 +77,17 @@ def compare_recordings(
     step in common, and for a twin that is none of ``a``.
     """
     ours, theirs = read_recording(a), read_recording(b)
+    within = {"A": alarms_in(ours), "B": alarms_in(theirs)}
     of_twin = None if twin is None else read_twin(ours, twin)
+    resumed = None if of_twin else resumed_in(ours, theirs)
+    if resumed:
+        ours, theirs = resumed.a, resumed.b
     places = places_of(ours, theirs, of_twin)
     if not places:
         raise UserError(f"{a}: has no recorded step in common with {b}")
     unseen = [*unseen_in(ours, theirs, places), *unseen_ends(ours, theirs, places)]
     places += ends_of(ours, theirs, of_twin, places)
-    steps = _compare(ours, theirs, places)
+    steps = _compare(ours, theirs, places, resumed)
     headers = (next(iter(one.ranks.values())).header for one in (ours, theirs))
     found = [
         models_unlike(*headers),
@@ -102,8 +108,15 @@ def compare_recordings(
         only_in_b=lacks[1].only,
         broken=[*lacks[0].broken, *lacks[1].broken],
         unseen=unseen,
-        asides=asides_of(ours, theirs, steps),
-        alarms={"A": alarms_in(ours), "B": alarms_in(theirs)},
+        asides=[
+            *([resumed.clause] if resumed else []),
+            *asides_of(ours, theirs, steps),
+        ],
+        alarms={side: [*lines] for side, lines in within.items()},
+        severe={
+            side: [line for line, is_severe in lines.items() if is_severe]
+            for side, lines in within.items()
+        },
     )
 
 
@@ -123,7 +136,9 @@ def _verdict(
     return "equal bits" if equal else "same computation within rounding"
 
 
-def _compare(a: Recording, b: Recording, places: list[Place]) -> list[StepCompared]:
+def _compare(
+    a: Recording, b: Recording, places: list[Place], resumed: Resumed | None
+) -> list[StepCompared]:
     """Each optimizer has a course of its own."""
     versions = {one.header["torch"] for r in (a, b) for one in r.ranks.values()}
     comparers: dict[int, Comparer] = {}
@@ -131,6 +146,7 @@ def _compare(a: Recording, b: Recording, places: list[Place]) -> list[StepCompar
     for place in places:
         number = place.optimizer
         if number not in comparers:
-            comparers[number] = Comparer(course_in(a, number), len(versions) == 1)
+            course = course_in(a, number)
+            comparers[number] = Comparer(course, len(versions) == 1, resumed)
         steps.append(comparers[number].compare(place))
     return steps

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from minitrain.core.errors import UserError
 from minitrain.core.files import read_jsonl
+from minitrain.core.regular import require_regular
 from minitrain.diff.diagnosis import (
     UNKNOWN,
     Divergence,
@@ -143,7 +144,7 @@ def _of(sampled: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
 def _read(folder: Path) -> list[dict[str, Any]]:
     path = folder / HASHES
     try:
-        rows = read_jsonl(path)
+        rows = read_jsonl(require_regular(path))
         # what the comparison will look up
         _keys(rows)
     except FileNotFoundError:
@@ -182,7 +183,7 @@ def _read_losses(folder: Path) -> dict[int, str]:
     if not path.exists():
         return {}
     try:
-        with open(path, encoding="utf-8", newline="") as file:
+        with open(require_regular(path), encoding="utf-8", newline="") as file:
             return {int(row["step"]): row["loss"] for row in csv.DictReader(file)}
     except (ValueError, KeyError, TypeError, csv.Error) as error:
         raise UserError(f"{path}: not the losses of a run: {error}") from None

@@ -37,7 +37,8 @@ class Comparison:
     ``aliases`` are names that only one side has, for a tensor that it also has by a
     name of both: no difference. ``nan`` counts the NaNs, of the same bits on both
     sides, in tensors that are equal. ``said`` is what was done to names, a clause each;
-    ``num_parts`` counts DTensors, of which one rank's part alone is there.
+    ``num_parts`` counts DTensors, of which one rank's part alone is there. ``objects``
+    of Python are not compared: a clause each.
     """
 
     equal: bool
@@ -59,10 +60,15 @@ class Comparison:
     aliases: dict[str, str]
     said: list[str]
     num_parts: int
+    objects: list[str] = field(default_factory=list)
 
 
 def compare_states(a: State, b: State) -> Comparison:
     """Compare bit by bit, in the order of A; little memory beside the files' own."""
+    objects = [
+        f"{name} ({path})"
+        for name, path in sorted({*a.objects.items()} | {*b.objects.items()})
+    ]
     aligned = align(a, b)
     a, b = aligned.a, aligned.b
     both = [name for name in a.tensors if name in b.tensors]
@@ -106,6 +112,7 @@ def compare_states(a: State, b: State) -> Comparison:
         aliases=aliases,
         said=aligned.said,
         num_parts=sum(name.endswith(PART) for name in values),
+        objects=objects,
     )
 
 

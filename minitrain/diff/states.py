@@ -9,7 +9,11 @@ from torch import Tensor
 
 from minitrain.core.errors import UserError
 from minitrain.diff.formats import entries
-from minitrain.diff.unread import Unread
+from minitrain.diff.inert import Inert
+from minitrain.diff.unread import Entry, Unread
+
+# more entries than any state has: a small file can nest lists to billions
+MOST_ENTRIES = 1_000_000
 
 
 class OnDisk(Mapping[str, Tensor]):
@@ -49,11 +53,12 @@ class OnDisk(Mapping[str, Tensor]):
 @dataclass(frozen=True)
 class State:
     """What a file or a folder holds, by name; names of nested entries are joined by
-    dots.
+    dots. ``objects`` are those whose class was not imported, with its name.
     """
 
     tensors: Mapping[str, Tensor]
     values: Mapping[str, object] = field(default_factory=dict)
+    objects: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_state(path: Path, prefix: str = "") -> State:
@@ -65,8 +70,12 @@ def read_state(path: Path, prefix: str = "") -> State:
     """
     tensors: dict[str, Tensor | Unread] = {}
     values: dict[str, object] = {}
-    for full, leaf in entries(path):
+    objects: dict[str, str] = {}
+    for full, leaf in _bounded(path):
         name = full.removeprefix(prefix)
+        if isinstance(leaf, Inert):
+            objects[name] = leaf.path
+            continue
         if name in tensors or name in values:
             raise UserError(f"{path}: two entries are named {name!r}")
         if isinstance(leaf, Tensor | Unread):
@@ -75,4 +84,14 @@ def read_state(path: Path, prefix: str = "") -> State:
             values[name] = leaf
     if not tensors and not values:
         raise UserError(f"{path}: holds nothing to compare")
-    return State(OnDisk(path, tensors), values)
+    return State(OnDisk(path, tensors), values, objects)
+
+
+def _bounded(path: Path) -> Iterator[Entry]:
+    try:
+        for number, entry in enumerate(entries(path)):
+            if number == MOST_ENTRIES:
+                raise UserError(f"{path}: has more than {MOST_ENTRIES:,} entries")
+            yield entry
+    except RecursionError:
+        raise UserError(f"{path}: nested too deeply to be read") from None

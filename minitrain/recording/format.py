@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 
 from minitrain.core.errors import UserError
 from minitrain.core.files import writing
+from minitrain.core.regular import MOST_OF_RECORDING, require_regular
 from minitrain.recording.fields import fault_of, shown
 
 VERSION = 2
@@ -104,7 +105,7 @@ def read_recording(folder: Path) -> Recording:
 
 def _read_rank(path: Path, rank: int) -> OfRank | None:
     try:
-        data = path.read_bytes()
+        data = require_regular(path, MOST_OF_RECORDING).read_bytes()
     except OSError as error:
         raise UserError(
             f"{path}: cannot be read ({error.strerror}): must be a file of a recording"

@@ -11,25 +11,64 @@ from minitrain.data.cut import bytes_of, content_digest, tensors_of
 from minitrain.recording.fingerprint import gathered
 
 
-def sample_digests(inputs: Any) -> tuple[list[str], str]:
+def sample_digests(inputs: Any) -> tuple[list[str], str, list[list[str]]]:
     """16 hex digits for each sample of all tensors in ``inputs``, however nested: for
     each row of those that have as many rows as the first of them. And of all other
-    tensors together, such as a mask or a table; empty where there are none.
+    tensors together, such as a mask or a table; empty where there are none. Last, for
+    each row what :func:`_without_padding` gives.
     """
     tensors = [gathered(t) for t in tensors_of(inputs) if t.dim()]
     if not tensors:
-        return [], ""
+        return [], "", []
     batch = [tensor for tensor in tensors if len(tensor) == len(tensors[0])]
     beside = [tensor for tensor in tensors if len(tensor) != len(tensors[0])]
     rows = [_short(row) for row in zip(*batch, strict=True)]
-    return rows, _short(beside) if beside else ""
+    return rows, _short(beside) if beside else "", _without_padding(batch)
+
+
+def _without_padding(batch: Sequence[Tensor]) -> list[list[str]]:
+    """For each row of token sequences: its digest with one element of the padding at
+    the end, and with none. Padding is a run of equal elements at the end of all tensors
+    that are as long as the first; a row that has none loses its last element.
+    """
+    first = batch[0]
+    if first.is_floating_point() or first.is_complex() or first.dim() != 2:
+        return []
+    length = first.shape[1]
+    long = [t.dim() > 1 and t.shape[1] == length for t in batch]
+    runs = [
+        _run_at_the_end(t) for t, is_long in zip(batch, long, strict=True) if is_long
+    ]
+    padded: list[int] = torch.stack(runs).amin(0).tolist() if length else []
+    return [
+        [
+            _short(
+                [
+                    t[r][:kept] if is_long else t[r]
+                    for t, is_long in zip(batch, long, strict=True)
+                ]
+            )
+            for kept in (length - run + 1, length - run)
+        ]
+        for r, run in enumerate(padded)
+    ]
+
+
+def _run_at_the_end(rows: Tensor) -> Tensor:
+    """How many last elements of each row (B, L, ...) are equal to the last one."""
+    same = (
+        (rows == rows[:, -1:]).flatten(2).all(2)
+        if rows.dim() > 2
+        else rows == rows[:, -1:]
+    )
+    return same.flip(1).int().cumprod(1).sum(1)
 
 
 def _short(tensors: Sequence[Tensor]) -> str:
     return f"{content_digest(tensors):064x}"[:16]
 
 
-def read(inputs: Any) -> tuple[list[str], str, str]:
+def read(inputs: Any) -> tuple[list[str], str, list[list[str]], str]:
     """:func:`sample_digests`, and why there are none where that fails: the run is not
     to end by what the recorder cannot read, such as nested tensors.
     """
@@ -38,7 +77,7 @@ def read(inputs: Any) -> tuple[list[str], str, str]:
     # whatever a kind of tensor makes of it
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        return [], "", reason[:120]
+        return [], "", [], reason[:120]
 
 
 def random_digest(device: torch.device) -> str:

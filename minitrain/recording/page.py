@@ -2,7 +2,7 @@
 
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,13 +21,14 @@ KEPT = 8 << 20
 
 @dataclass
 class Pass:
-    """A forward pass: the samples it was given and what stood ``beside`` them, or why
-    that is ``unread``, and the wrapper around it. What is known of the first one of a
-    step alone is None else.
+    """A forward pass: the samples it was given, also ``unpadded``, and what stood
+    ``beside`` them, or why that is ``unread``, and the wrapper around it. What is known
+    of the first one of a step alone is None else.
     """
 
     inputs: list[str]
     beside: str = ""
+    unpadded: list[list[str]] = field(default_factory=list)
     unread: str = ""
     wrapper: str = ""
     wrapper_id: int = 0
@@ -205,6 +206,7 @@ class Pages:
             "forwards": self.forwards,
             "inputs": [one.inputs for one in passes],
             "beside": [one.beside for one in passes],
+            "unpadded": [one.unpadded for one in passes],
             "unread": next((one.unread for one in passes if one.unread), ""),
             "loss": mean_loss(losses),
             "lr": stepped.rates(),

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from matplotlib.image import imread
@@ -143,11 +144,49 @@ def test_strip_of_many_steps_has_the_worst_of_several(runs: dict[str, str]) -> N
 def test_what_is_undecided_asks_for_a_twin(
     runs: dict[str, str], tmp_path: Path
 ) -> None:
+    """Not one of 16 bits, which the start of a twin does not show."""
+    twin = "a twin tells: run A once more with MINITRAIN_TWIN=1"
     b = record(tmp_path / "b", steps=12, every=5, world_size=2, autocast=True)
-    found = compare_recordings(Path(runs["a"]), b)
-    lines = recordings_in_words(found).splitlines()
+    lines = recordings_in_words(compare_recordings(Path(runs["a"]), b)).splitlines()
     assert lines[0].startswith("undecided at step 0: gradients, tensor ")
-    assert lines[-1].startswith("a twin tells: run A once more with MINITRAIN_TWIN=1")
+    assert not any(twin in line for line in lines)
+    c = record(tmp_path / "c", steps=12, every=5, world_size=2)
+    for rank in (0, 1):
+        alter(c, rank, lambda row: nudge(row["gradients"]))
+    lines = recordings_in_words(compare_recordings(Path(runs["a"]), c)).splitlines()
+    assert lines[0].startswith("undecided at step 0: gradients, tensor ")
+    assert lines[-1].startswith(twin)
+
+
+def nudge(entries: dict[str, dict[str, Any]]) -> None:
+    """More than the quick limit, less than what rounding grows to."""
+    for number, entry in enumerate(entries.values()):
+        first, *others = entry["sketch"]
+        sketch = [first * (1 + 1e-4 * (number % 3)), *others]
+        entry.update(hash="0" * 32, sketch=sketch)
+
+
+def test_alarm_is_the_first_line_and_never_exit_code_0(
+    runs: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An alarm of the run itself, of which its recorded steps show nothing."""
+    for kind, code in (("alarm", 1), ("note", 0)):
+        folder = record(tmp_path / kind, steps=12, every=5)
+        path = folder / "rank-0.jsonl"
+        line = "minitrain: step 11: gradients, rank 1: unlike those of the others"
+        row = {
+            "rule": "gradients",
+            "step": 11,
+            "ranks": [1],
+            "tensor": "",
+            "line": line,
+        }
+        path.write_text(path.read_text() + json.dumps({"kind": kind, **row}) + "\n")
+        for pair in ([runs["a"], str(folder)], [str(folder)] * 2):
+            assert run(["verify", *pair]) == code
+            first, *others = capsys.readouterr().out.splitlines()
+            assert first.startswith("alarm within " if code else "equal bits: ")
+            assert code == 0 or others[0].startswith("equal bits: ")
 
 
 @pytest.mark.parametrize("name", ["out.\x1b[2J\nbias", "out.$_$"])
@@ -165,7 +204,7 @@ def test_names_and_lines_of_a_file_do_nothing_to_a_terminal(
     picture = tmp_path / "odd.png"
     assert run(["verify", str(folder), runs["a"], "--picture", str(picture)]) == 1
     out = capsys.readouterr().out
-    assert out.splitlines()[0].startswith("different at the start: model, tensor out.")
+    assert out.splitlines()[1].startswith("different at the start: model, tensor out.")
     assert out.count("\n") == len(out.splitlines()) == 3
     assert "\x1b" not in out
     assert picture.exists()

@@ -1,5 +1,6 @@
 """State files of every kind: read whole, or refused in one line that names the file."""
 
+import argparse
 import pickle
 from collections import OrderedDict
 from pathlib import Path
@@ -11,6 +12,7 @@ from one_line import refusal
 from pickles import RunsCode
 from safetensors.torch import save_file
 
+from minitrain.diff.state_diff import compare_states
 from minitrain.diff.states import read_state
 
 STATE = {"a": torch.arange(6.0).reshape(2, 3), "b.c": torch.tensor(3)}
@@ -143,3 +145,18 @@ def test_missing_file_is_the_operating_systems_error(
     with pytest.raises(FileNotFoundError) as raised:
         read_state(tmp_path / f"state.{suffix}")
     assert Path(raised.value.filename).name == f"state.{suffix}"
+
+
+def test_python_objects_are_inert(tmp_path: Path) -> None:
+    """Tensors next to and inside them are compared; no code of their class runs."""
+    files = [tmp_path / "a.pt", tmp_path / "b.pt"]
+    for number, path in enumerate(files):
+        args = argparse.Namespace(lr=0.1, mean=torch.ones(2))
+        torch.save({"w": torch.full((2,), float(number)), "args": args}, path)
+    a, b = map(read_state, files)
+    assert a.objects == {"args": "argparse.Namespace"}
+    assert sorted(a.tensors) == ["args.mean", "w"]
+    found = compare_states(a, b)
+    assert (found.equal, found.num_different_tensors) == (False, 1)
+    assert found.objects == ["args (argparse.Namespace)"]
+    assert compare_states(a, a).equal
