@@ -7,7 +7,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pytest
 from imports import direct_imports
 from project import PARAMS_FILE, ROOT, run_python
 from ruamel.yaml import YAML
@@ -37,6 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": {"core", "data", "distributed", "sync", "proof"}
     | {"diff", "testing", "report"},
 }
+EDITS_OF_PATH = ("sys.path.insert", "sys.path.append")
 # doors: they name what lies in packages, and nothing in a package imports them
 DOORS = {"__init__.py", "__main__.py", "ddp.py"}
 
@@ -48,52 +48,52 @@ def relative(path: Path) -> str:
 IN_PACKAGES = [p for p in map(relative, LIBRARY) if Path(p).parts[1] not in DOORS]
 
 
-@pytest.mark.parametrize("path", LIBRARY, ids=relative)
-def test_library_files_have_at_most_400_lines(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= 400
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
 
 
-@pytest.mark.parametrize("path", STAGES, ids=relative)
-def test_stage_scripts_have_at_most_90_lines(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= 90
+def longer_than(lines: int, paths: list[Path]) -> list[str]:
+    return [relative(p) for p in paths if len(p.read_text().splitlines()) > lines]
 
 
-@pytest.mark.parametrize("path", STAGES, ids=relative)
-def test_scripts_end_in_one_line_where_a_user_is_wrong(path: Path) -> None:
+def test_files_are_short() -> None:
+    assert longer_than(400, LIBRARY) == []
+    assert longer_than(90, STAGES) == []
+
+
+def test_scripts_end_in_one_line_where_a_user_is_wrong() -> None:
     """A traceback is for a bug: see minitrain.core.errors.run_stage."""
-    text = path.read_text()
-    # a process of its own, whose parent says it
-    if "__main__" in text and path.name != "train_memory.py":
-        assert "    run_stage(main)\n" in text
+    # a process of its own, whose parent reports
+    scripts = [path for path in STAGES if path.name != "train_memory.py"]
+    scripts = [path for path in scripts if "__main__" in path.read_text()]
+    assert scripts
+    assert [p for p in scripts if "    run_stage(main)\n" not in p.read_text()] == []
 
 
-@pytest.mark.parametrize("path", [*LIBRARY, *STAGES], ids=relative)
-def test_functions_have_at_most_60_lines(path: Path) -> None:
+def test_functions_have_at_most_60_lines() -> None:
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, functions):
-            assert node.end_lineno - node.lineno < 60, f"{path}: {node.name}"
+    found = [
+        f"{relative(path)}: {node.name}"
+        for path in [*LIBRARY, *STAGES]
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, functions) and node.end_lineno - node.lineno >= 60
+    ]
+    assert found == []
 
 
-@pytest.mark.parametrize("path", LIBRARY, ids=relative)
-def test_library_is_documented_and_knows_no_stage_and_no_path(path: Path) -> None:
-    text = path.read_text()
-    tree = ast.parse(text)
-    assert ast.get_docstring(tree), "a module says what it does"
-    strings = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)}
-    paths = {s for s in strings if isinstance(s, str)}
-    assert not {s for s in paths if s.startswith(("data/", "metrics/"))}
-    assert "import stages" not in text
-    assert "from stages" not in text
-    assert "sys.path.insert" not in text
-    assert "sys.path.append" not in text
-
-
-@pytest.mark.parametrize("path", LIBRARY, ids=relative)
-def test_public_names_have_docstrings(path: Path) -> None:
-    for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
-            assert ast.get_docstring(node), f"{path}: {node.name}"
+def test_library_is_documented_and_knows_no_stage_and_no_path() -> None:
+    for path in LIBRARY:
+        text, tree, name = path.read_text(), tree_of(path), relative(path)
+        assert ast.get_docstring(tree), f"{name}: no docstring"
+        strings = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)}
+        paths = {s for s in strings if isinstance(s, str)}
+        assert not {s for s in paths if s.startswith(("data/", "metrics/"))}, name
+        for unwanted in ("import stages", "from stages", *EDITS_OF_PATH):
+            assert unwanted not in text, f"{name}: {unwanted}"
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+                assert ast.get_docstring(node), f"{name}: {node.name}"
 
 
 def test_every_file_of_the_library_is_installed() -> None:
@@ -111,11 +111,12 @@ def test_every_package_has_its_place() -> None:
     assert len(inside | {"py.typed"}) <= 20
 
 
-@pytest.mark.parametrize("path", IN_PACKAGES)
-def test_no_package_imports_what_stands_above_it(path: str) -> None:
-    home = Path(path).parts[1]
-    for imported in direct_imports(ROOT, Path(path)) - {"minitrain/__init__.py"}:
-        assert Path(imported).parts[1] in {home, *MAY_IMPORT[home]}, imported
+def test_no_package_imports_what_stands_above_it() -> None:
+    for path in IN_PACKAGES:
+        home = Path(path).parts[1]
+        for imported in direct_imports(ROOT, Path(path)) - {"minitrain/__init__.py"}:
+            allowed = {home, *MAY_IMPORT[home]}
+            assert Path(imported).parts[1] in allowed, f"{path}: {imported}"
 
 
 def test_no_package_imports_itself_in_a_circle() -> None:
@@ -129,15 +130,15 @@ def test_no_package_imports_itself_in_a_circle() -> None:
             del waiting[home]
 
 
-@pytest.mark.parametrize("path", IN_PACKAGES)
-def test_no_file_imports_itself_in_a_circle(path: str) -> None:
-    above = {path}
-    waiting = {Path(path)}
-    while waiting:
-        found = direct_imports(ROOT, waiting.pop())
-        assert path not in found
-        waiting |= {Path(one) for one in found - above}
-        above |= found
+def test_no_file_imports_itself_in_a_circle() -> None:
+    for path in IN_PACKAGES:
+        above: set[str] = set()
+        waiting = {path}
+        while waiting:
+            found = direct_imports(ROOT, Path(waiting.pop()))
+            assert path not in found, path
+            waiting |= found - above
+            above |= found
 
 
 TESTED = ("analysis", "cli", "core", "data", "model", "report")
@@ -147,16 +148,12 @@ WITH_LOGIC = [
 ]
 
 
-@cache
-def imported_by_tests() -> set[str]:
-    files = (ROOT / "tests").rglob("test_*.py")
-    return {one for f in files for one in direct_imports(ROOT, f.relative_to(ROOT))}
-
-
-@pytest.mark.parametrize("path", WITH_LOGIC)
-def test_module_with_logic_is_imported_by_a_test(path: str) -> None:
+def test_module_with_logic_is_imported_by_a_test() -> None:
     """And not only by what a test runs."""
-    assert path in imported_by_tests()
+    files = (ROOT / "tests").rglob("test_*.py")
+    imported = {i for f in files for i in direct_imports(ROOT, f.relative_to(ROOT))}
+    assert WITH_LOGIC
+    assert [path for path in WITH_LOGIC if path not in imported] == []
 
 
 def test_packages_import_without_torch() -> None:
@@ -197,18 +194,17 @@ def calls_in(node: ast.AST) -> set[str]:
     return {getattr(f, "attr", getattr(f, "id", "")) for f in called}
 
 
-@pytest.mark.parametrize("path", [*LIBRARY, *STAGES], ids=relative)
-def test_one_place_assembles_a_rank(path: Path) -> None:
+def test_one_place_assembles_a_rank() -> None:
     """Who builds the strategy and the optimizer puts a rank together."""
-    tree = ast.parse(path.read_text())
-    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
-    assemble = {f.name for f in functions if {"sync", "optimizer"} <= calls_in(f)}
-    is_worker = relative(path) == "minitrain/train/worker.py"
-    assert assemble == ({"__init__"} if is_worker else set())
-    if not is_worker:
-        assert not {"optimizer", "plain_optimizer"} & calls_in(tree) or relative(
-            path
-        ) in ("minitrain/proof/replay.py", "minitrain/sync/sharded.py")
+    optimizes = ("minitrain/proof/replay.py", "minitrain/sync/sharded.py")
+    for path in [*LIBRARY, *STAGES]:
+        tree, name = tree_of(path), relative(path)
+        functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
+        assemble = {f.name for f in functions if {"sync", "optimizer"} <= calls_in(f)}
+        is_worker = name == "minitrain/train/worker.py"
+        assert assemble == ({"__init__"} if is_worker else set()), name
+        if not is_worker and name not in optimizes:
+            assert not {"optimizer", "plain_optimizer"} & calls_in(tree), name
 
 
 def test_the_loop_is_short_enough_to_be_read_aloud() -> None:
