@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "bench": BELOW_PROOF,
     "recording": {"core", "data", "sync", "distributed"},
     "diff": {*BELOW_PROOF, "proof", "recording"},
-    "testing": {*BELOW_PROOF, "proof", "diff", "analysis"},
+    "testing": {*BELOW_PROOF, "proof", "diff", "bench", "analysis"},
     "analysis": {"core"},
     "report": {"core", "data", "analysis", "proof"},
     "cli": {"core", "data", "distributed", "sync", "proof"}
