@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from minitrain.cli.answer import Answer
 from minitrain.cli.parser import Names
-from minitrain.core.errors import UserError
+from minitrain.core.errors import OtherMean, UserError
 from minitrain.core.printable import as_lines, note
 from minitrain.report.numbers import plural
 from minitrain.sync.catalog import STRATEGIES
@@ -84,6 +84,10 @@ def answer(options: argparse.Namespace) -> Answer:
         given, shortened = _given(options)
         note(_told(options, given["steps"]))
         found = climb(options.sync, **given)
+    except OtherMean as error:
+        if options.count:
+            raise
+        raise UserError(f"{error}; --count NAME gives a count of yours") from None
     except UserError as error:
         needs = NEEDS.fullmatch(str(error))
         if needs is None:
@@ -151,6 +155,7 @@ def _facts(ladder: "Ladder") -> dict[str, Any]:
         "verdict": ladder.verdict,
         "rests_on": ladder.rests_on,
         "rungs": {name: asdict(rung) for name, rung in ladder.rungs.items()},
+        "communicates": [*ladder.communicates],
         "first_difference": ladder.divergence and asdict(ladder.divergence),
     }
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from minitrain.core.errors import UserError, did_you_mean
@@ -156,7 +157,7 @@ def try_model(
     ``may_leave_unused`` a parameter may have none.
     """
     _check_state(model)
-    value = _computed_loss(model, batch, loss)
+    value = computed_loss(model, batch, loss)
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
     if not trained or not value.requires_grad:
         by = "its .loss" if loss is None else GIVEN
@@ -185,12 +186,34 @@ def try_model(
             )
 
 
-def _computed_loss(model: nn.Module, batch: MicroBatch, loss: Loss | None) -> Tensor:
+class Wrapped(DistributedDataParallel):
+    """``module`` as a loss gets it in a rank under DDP, without a reducer."""
+
+    def __init__(self, module: nn.Module) -> None:
+        nn.Module.__init__(self)
+        self.module = module
+
+    def forward(self, *arguments: Any, **named: Any) -> Any:
+        """Compute what the module does."""
+        return self.module(*arguments, **named)
+
+
+def computed_loss(model: nn.Module, batch: MicroBatch, loss: Loss | None) -> Tensor:
+    """Return the loss of ``batch``; UserError where it fails or is no finite number."""
     called, value = ("model", "model: .loss") if loss is None else (GIVEN, GIVEN)
     try:
         found: Any = (loss or causal_lm_loss)(model, batch.inputs)
     except _FAILURES as error:
         lacks = isinstance(error, AttributeError) and error.name == "loss"
+        if isinstance(error, AttributeError) and (
+            isinstance(error.obj, Wrapped)
+            or (error.name == "module" and error.obj is model)
+        ):
+            raise UserError(
+                f"{called}: reads model.{error.name}, but gets the wrapper "
+                "DistributedDataParallel (model.module) in a rank, and the plain model "
+                "in one process; minitrain.ddp.unwrap(model) is the model in both"
+            ) from None
         if loss is not None or not lacks:
             raise UserError(f"{called}: {_cause(error)}") from error
         raise UserError(

@@ -15,7 +15,7 @@ from minitrain.analysis.verdicts import (
     as_dicts,
     verdict_of,
 )
-from minitrain.core.errors import EvidenceError, RankError, UserError
+from minitrain.core.errors import EvidenceError, OtherMean, RankError, UserError
 from minitrain.diff.diagnosis import UNKNOWN, Divergence, Values, What, cause_of, locate
 from minitrain.proof.bits import Rung, not_run
 from minitrain.proof.evidence import Evidence
@@ -47,6 +47,7 @@ from minitrain.train.run import Inject
 
 ATOL = 1e-5
 PROVEN: tuple[Verdict, ...] = ("proven",)
+NO_COUNT = "count is not given, so labels, or else samples, are counted"
 BACKWARD = "does its backward pass sum what each rank contributes?"
 
 
@@ -174,6 +175,8 @@ def _checked(
         refuse_what_cannot_be(config, world_size, timeout_s, atol)
         found = examine(config, world_size, atol=atol, timeout_s=timeout_s)
     except (UserError, RankError) as error:
+        if isinstance(error, OtherMean) and given["count"] is None:
+            error.args = (f"{error}; {NO_COUNT}",)
         raise by_argument(error) from None
     _refuse_verdict(found, accept, config)
     return found

@@ -9,12 +9,13 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from minitrain.core.errors import UserError
+from minitrain.core.errors import OtherMean, UserError
 from minitrain.data.batches import causal_lm_loss
 from minitrain.data.cut import tensors_of
-from minitrain.model.factory import make_model, try_model
+from minitrain.model.factory import Wrapped, computed_loss, make_model, try_model
 from minitrain.proof.witness.batches import chosen, doubled
 from minitrain.proof.witness.modes import Float64, NoDropout
+from minitrain.sync.stock import StockDDP
 from minitrain.sync.strategy import trained
 from minitrain.testing.trial import alone, in_memory_of, one_thread
 from minitrain.train.buffers import copy_buffers, load_buffers
@@ -45,6 +46,7 @@ def refuse_model(config: RunConfig, world_size: int) -> None:
         raise UserError(
             f"factory: returned {what} twice, must make a new one each time"
         )
+    _refuse_sync_batch_norm(second)
     part = config.batches([0], config.num_shards(world_size)).micro_batches(0)[0]
     loss = in_memory_of(config).loss
     with Precision(config.precision).autocast():
@@ -54,8 +56,20 @@ def refuse_model(config: RunConfig, world_size: int) -> None:
             loss=None if loss is causal_lm_loss else loss,
             may_leave_unused=config.tuning.find_unused_parameters,
         )
+        if loss is not causal_lm_loss and issubclass(config.sync, StockDDP):
+            computed_loss(Wrapped(first), part, loss)
     _refuse_state_of_its_own(config, second, part.inputs)
     _refuse_other_means(config, second, world_size)
+
+
+def _refuse_sync_batch_norm(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.SyncBatchNorm):
+            raise UserError(
+                f"model: {name or 'it'} is a SyncBatchNorm, which computes on GPUs "
+                "only; check runs on CPUs: build it with BatchNorm, and convert it "
+                "(convert_sync_batchnorm) where you train"
+            )
 
 
 def _made(config: RunConfig) -> nn.Module:
@@ -209,7 +223,7 @@ def _refuse_weights(losses: _Losses, number: int, i: list[int], j: list[int]) ->
     parts = f"its halves of {first} and {second} targets"
     if len(i) != (len(i) + len(j) + 1) // 2:
         parts = f"two parts of {first} and {second} targets"
-    raise UserError(
+    raise OtherMean(
         f"loss: is {ab:.4g} over batches[{number}], {a:.4g} and {b:.4g} over {parts}, "
         f"whose mean is {mean:.4g}: {why}, and must be a mean over what is counted"
     )

@@ -320,7 +320,8 @@ def test_lines_that_are_cut_short_are_of_unlike_length(tmp_path: Path) -> None:
 def test_model_whose_loss_is_no_mean_over_targets(model: str) -> None:
     line = refusal(run, ["check", f"{model}:build_wrong"])
     assert line.startswith("loss: is ")
-    assert line.endswith("must be a mean over what is counted")
+    assert "must be a mean over what is counted; count is not given" in line
+    assert line.endswith("; --count NAME gives a count of yours")
 
 
 def test_model_that_counts_its_calls_is_a_breach(

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import minitrain
 from minitrain.core.errors import EvidenceError, RankError, UserError
 from minitrain.data.cut import count_targets
+from minitrain.ddp import unwrap
 from minitrain.sync import Defaults
 from minitrain.testing.arguments import refuse_what_cannot_be
 from minitrain.testing.check import ATOL, check_data_parallel
@@ -306,6 +307,34 @@ class Scaled(WithLinear):
         return self.linear(x) * self.logit_scale
 
 
+def scaled(model: nn.Module, batch: Any) -> Tensor:
+    return squares(model, batch) * unwrap(model).logit_scale.detach()
+
+
+def test_loss_that_reads_an_attribute_of_the_model() -> None:
+    for loss, name in [
+        (lambda model, batch: model(batch[0]).sum() * model.logit_scale, "logit_scale"),
+        (lambda model, batch: model.module(batch[0]).mean(), "module"),
+    ]:
+        assert refused(factory=Scaled, loss=loss) == (
+            f"{GIVEN}: reads model.{name}, but gets the wrapper "
+            "DistributedDataParallel (model.module) in a rank, and the plain "
+            "model in one process; "
+            "minitrain.ddp.unwrap(model) is the model in both"
+        )
+    assert check(factory=Scaled, loss=scaled).verdict == "proven"
+
+
+def test_batch_norm_over_gpus() -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))
+
+    convert = nn.SyncBatchNorm.convert_sync_batchnorm
+    found = refused(factory=lambda: convert(model()))
+    assert found.startswith("model: 0 is a SyncBatchNorm, which computes on GPUs only")
+    assert check(factory=model).verdict == "proven"
+
+
 def test_powersgd_needs_dimensions() -> None:
     found = refused(factory=Scaled, sync="powersgd", steps=12)
     assert found == "model: logit_scale has no dimension, as PowerSGD needs"
@@ -394,7 +423,13 @@ def test_loss_that_is_no_mean_over_what_is_counted() -> None:
     found = refused(loss=total)
     assert found.startswith("loss: is ")
     assert " over its halves of 4 and 4 targets, whose mean is " in found
-    assert found.endswith(": it is a sum, and must be a mean over what is counted")
+    assert found.endswith(
+        ": it is a sum, and must be a mean over what is counted; count is not given, "
+        "so labels, or else samples, are counted"
+    )
+    assert "count is not given" not in refused(
+        loss=total, count=lambda batch: len(batch[0])
+    )
     found = refused(loss=of_positives, batches=positives())
     assert ": it weighs them 0.25 to 0.75, and must be a mean" in found
 
