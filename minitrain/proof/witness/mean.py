@@ -84,7 +84,8 @@ class Mean:
     def parts(self, step: int) -> list[list[Any]]:
         """The parts of a batch that have targets, each from the same buffers."""
         own = [part for group in self.groups_of(step) for part in group]
-        own = own if len(own) > 1 else cuts(self.batch_of(step), 2)
+        if len(own) < 2 and not self.task.whole:
+            own = cuts(self.batch_of(step), 2)
         return [[part] for part in own if self.task.count(part)]
 
     def losses_differ(self, step: int, state: State, evaluate: bool) -> bool:
