@@ -110,7 +110,7 @@ def ladder(
             del beside["loss"]
         beside |= not_promised(beside, config)
     rungs = {**own, **beside, **(more or {})}
-    return rungs | not_comparable(rungs)
+    return rungs | not_comparable(rungs, run.rows, config)
 
 
 def bucket_sizes(run: Evidence) -> set[int]:

@@ -2,7 +2,10 @@
 
 from collections.abc import Iterable, Mapping
 
+from minitrain.analysis.verdicts import FINE
 from minitrain.proof.bits import Rung, not_run
+from minitrain.proof.first_difference import Rows
+from minitrain.proof.forward import forward_of
 from minitrain.sync.catalog import name_of
 from minitrain.sync.guarantees import Promise
 from minitrain.train.config import RunConfig
@@ -48,14 +51,19 @@ FEWER = (
 )
 
 
-def not_comparable(rungs: Mapping[str, Rung]) -> dict[str, Rung]:
+def not_comparable(
+    rungs: Mapping[str, Rung], run: Rows, config: RunConfig
+) -> dict[str, Rung]:
     """The rungs against one process, where the witness finds that the loss of a sample
     depends on the others of its batch: there a whole batch is another thing than its
-    shards by design.
+    shards by design. A buffer that counts samples in training is no such design.
     """
     mean = rungs.get("witness_mean")
     # without a distance nothing was compared, and nothing is known
     if mean is None or mean.verdict != "not run" or mean.max_abs_diff is None:
+        return {}
+    probe = rungs.get("witness_probe")
+    if probe and probe.verdict in FINE and forward_of(run, config).changed:
         return {}
     names = [name for name, promise in NEEDS.items() if promise == "one_process"]
     return {name: not_run(f"{FEWER}; {mean.detail}") for name in names if name in rungs}
