@@ -122,19 +122,16 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize(("data", "line", "words"), BAD.values(), ids=BAD.keys())
-def test_bad_table_gives_one_line(
-    tmp_path: Path, data: bytes | str, line: str, words: list[str]
-) -> None:
-    path = write(tmp_path, data)
-    with pytest.raises(UserError) as caught:
-        load_verbs(path)
-    message = str(caught.value)
-    assert message.startswith(f"{path}{line}: ")
-    assert len(message.splitlines()) == 1
-    assert "allowed" in message
-    for word in words:
-        assert word in message
+def test_bad_table_gives_one_line(tmp_path: Path) -> None:
+    for name, (data, line, words) in BAD.items():
+        path = write(tmp_path, data)
+        with pytest.raises(UserError) as caught:
+            load_verbs(path)
+        message = str(caught.value)
+        assert message.startswith(f"{path}{line}: "), name
+        assert len(message.splitlines()) == 1, name
+        for word in ("allowed", *words):
+            assert word in message, name
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:

@@ -81,11 +81,12 @@ def test_every_command_has_a_test_or_a_reason() -> None:
     assert sorted(RUN_BY.keys() & NOT_RUN.keys()) == []
 
 
-@pytest.mark.parametrize("test", sorted(set(RUN_BY.values())))
-def test_the_test_is_there(test: str) -> None:
-    path, _, name = test.partition("::")
-    tree = ast.parse((ROOT / path).read_text())
-    assert name in {f.name for f in tree.body if isinstance(f, ast.FunctionDef)}
+def test_the_tests_are_there() -> None:
+    for test in {*RUN_BY.values()}:
+        path, _, name = test.partition("::")
+        tree = ast.parse((ROOT / path).read_text())
+        names = {f.name for f in tree.body if isinstance(f, ast.FunctionDef)}
+        assert name in names, test
 
 
 def test_reasons_name_what_is_there() -> None:

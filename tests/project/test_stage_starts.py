@@ -21,7 +21,8 @@ def commands() -> Iterator[tuple[str, str]]:
     for file in [ROOT / "dvc.yaml", *sorted(ROOT.glob("studies/*/dvc.yaml"))]:
         folder = file.parent.relative_to(ROOT).as_posix()
         for stage in YAML(typ="safe").load(file.read_text())["stages"].values():
-            yield folder, stage["cmd"].replace("${item.world_size}", "2")
+            command = stage["cmd"].replace("${item.world_size}", "2")
+            yield folder, command.replace("exec ", "")
 
 
 @pytest.fixture
@@ -37,10 +38,14 @@ def slow_project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("folder", "command"), [*commands()])
-def test_first_line_comes_before_python(
-    slow_project: Path, folder: str, command: str
-) -> None:
+def test_first_line_comes_before_python(slow_project: Path) -> None:
+    for folder, command in commands():
+        line, expected = first_line(slow_project, folder, command)
+        assert line == expected, f"{folder}: {command}"
+
+
+def first_line(slow_project: Path, folder: str, command: str) -> tuple[str, str]:
+    """The first line of a stage that cannot import anything, and the expected one."""
     started = time.monotonic()
     words = command.split()
     with_venv = [words.pop(0)] if "=" in words[0] else []
@@ -61,7 +66,7 @@ def test_first_line_comes_before_python(
     script = words[1] if words[1] != "-m" else words[2].replace(".", "/") + ".py"
     said = ast.get_docstring(ast.parse((ROOT / folder / script).read_text()))
     assert said
-    assert line == said.splitlines()[0].rstrip(".:") + " ...\n"
+    return line, said.splitlines()[0].rstrip(".:") + " ...\n"
 
 
 def test_what_has_no_docstring_starts_in_silence(slow_project: Path) -> None:

@@ -57,57 +57,56 @@ def with_changes(name: str, changes: dict[str, Any], project: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", STUDIES)
-def test_every_study_fits_its_schema(name: str) -> None:
-    settings = load_study(ROOT / "studies" / name, schema_of(name))
-    stated = YAML(typ="safe").load((ROOT / f"studies/{name}/params.yaml").read_text())
-    assert settings.model_dump(mode="json") == stated[name]
+def test_every_study_fits_its_schema() -> None:
+    for name in STUDIES:
+        folder = ROOT / "studies" / name
+        settings = load_study(folder, schema_of(name))
+        stated = YAML(typ="safe").load((folder / "params.yaml").read_text())
+        assert settings.model_dump(mode="json") == stated[name]
 
 
-@pytest.mark.parametrize(
-    ("name", "key", "value", "expected"),
-    [
-        ("strategies", "world_size", 1, "world_size = 1: must be greater than or"),
-        ("strategies", "num_rounds", 14, "num_rounds = 14: must be greater than or"),
-        ("strategies", "num_round", 16, "num_round: unknown key (did you mean num_r"),
-        ("strategies", "steps_per_round", None, "steps_per_round = null: must be a"),
-        ("strategies", "global_batch_sizes", [8], "global_batch_sizes = [8]: must h"),
-        ("strategies", "global_batch_sizes", [8, 8], "global_batch_sizes = [8, 8]: m"),
-        ("buckets", "bucket_caps_mb", [0, None], "bucket_caps_mb.0 = 0: must be gr"),
-        ("buckets", "bucket_caps_mb", [1], "bucket_caps_mb = [1.0]: must be a list w"),
-        (
-            "buckets",
-            "bucket_caps_mb",
-            [None, 1, 1],
-            "bucket_caps_mb = [null, 1, 1]: mus",
-        ),
-        ("collectives", "smallest_bytes", 6, "smallest_bytes = 6: must be a multip"),
-        ("collectives", "smallest_bytes", 12, "smallest_bytes = 12: must be a power"),
-        ("collectives", "largest_bytes", 0, "largest_bytes = 0: must be greater th"),
-        ("collectives", "smallest_bytes", 2**30, "largest_bytes = 268435456: must be "),
-        ("collectives", "goals", {"4k": 3}, "goals.4k = '4k': must be a valid"),
-        ("ladder", "world_sizes", [], "world_sizes = []: must have at least 1 item"),
-        ("noise", "copies", 3, "copies = 3: must be greater than or equal to 4"),
-        ("noise", "strategies", ["ddp", "ddp"], "strategies = ['ddp', 'ddp']: must b"),
-        ("noise", "strategies", [*"abcde"], "strategies = ['a', 'b', 'c', 'd', 'e']:"),
-        ("noise", "numbers_of_rounds", [22, 24], "numbers_of_rounds = [22, 24]: mus"),
-        ("trace", "world_size", 1, "world_size = 1: must be greater than or equal to"),
-        ("trace", "first_step", 2, "first_step = 2: must be greater than or equal to"),
-        ("trace", "backend", "mpi", "backend = 'mpi': must be 'gloo' or 'nccl'"),
-        ("stragglers", "global_batch_size", 9, "global_batch_size = 9: must be a mul"),
-        ("stragglers", "num_warmup_steps", 120, "num_warmup_steps = 120: must be bel"),
-        ("stragglers", "smallest_delay", 0.6, "smallest_delay = 0.6: must be at most"),
-        ("stragglers", "cpu_shares", [1.0], "cpu_shares.0 = 1.0: must be less than 1"),
-        ("recorder", "steps_per_round", 3, "steps_per_round = 3: must be greater than"),
-        ("peers", "world_size", 3, "world_size = 3: must be less than or equal to 2"),
-    ],
-)
-def test_what_does_not_fit_is_one_line(
-    name: str, key: str, value: Any, expected: str, tmp_path: Path
-) -> None:
-    folder = with_changes(name, {key: value}, tmp_path)
-    line = refusal(load_study, folder, schema_of(name))
-    assert line.startswith(f"{folder}/params.yaml: {name}.{expected}")
+MISTAKES: list[tuple[str, str, Any, str]] = [
+    ("strategies", "world_size", 1, "world_size = 1: must be greater than or"),
+    ("strategies", "num_rounds", 14, "num_rounds = 14: must be greater than or"),
+    ("strategies", "num_round", 16, "num_round: unknown key (did you mean num_r"),
+    ("strategies", "steps_per_round", None, "steps_per_round = null: must be a"),
+    ("strategies", "global_batch_sizes", [8], "global_batch_sizes = [8]: must h"),
+    ("strategies", "global_batch_sizes", [8, 8], "global_batch_sizes = [8, 8]: m"),
+    ("buckets", "bucket_caps_mb", [0, None], "bucket_caps_mb.0 = 0: must be gr"),
+    ("buckets", "bucket_caps_mb", [1], "bucket_caps_mb = [1.0]: must be a list w"),
+    (
+        "buckets",
+        "bucket_caps_mb",
+        [None, 1, 1],
+        "bucket_caps_mb = [null, 1, 1]: mus",
+    ),
+    ("collectives", "smallest_bytes", 6, "smallest_bytes = 6: must be a multip"),
+    ("collectives", "smallest_bytes", 12, "smallest_bytes = 12: must be a power"),
+    ("collectives", "largest_bytes", 0, "largest_bytes = 0: must be greater th"),
+    ("collectives", "smallest_bytes", 2**30, "largest_bytes = 268435456: must be "),
+    ("collectives", "goals", {"4k": 3}, "goals.4k = '4k': must be a valid"),
+    ("ladder", "world_sizes", [], "world_sizes = []: must have at least 1 item"),
+    ("noise", "copies", 3, "copies = 3: must be greater than or equal to 4"),
+    ("noise", "strategies", ["ddp", "ddp"], "strategies = ['ddp', 'ddp']: must b"),
+    ("noise", "strategies", [*"abcde"], "strategies = ['a', 'b', 'c', 'd', 'e']:"),
+    ("noise", "numbers_of_rounds", [22, 24], "numbers_of_rounds = [22, 24]: mus"),
+    ("trace", "world_size", 1, "world_size = 1: must be greater than or equal to"),
+    ("trace", "first_step", 2, "first_step = 2: must be greater than or equal to"),
+    ("trace", "backend", "mpi", "backend = 'mpi': must be 'gloo' or 'nccl'"),
+    ("stragglers", "global_batch_size", 9, "global_batch_size = 9: must be a mul"),
+    ("stragglers", "num_warmup_steps", 120, "num_warmup_steps = 120: must be bel"),
+    ("stragglers", "smallest_delay", 0.6, "smallest_delay = 0.6: must be at most"),
+    ("stragglers", "cpu_shares", [1.0], "cpu_shares.0 = 1.0: must be less than 1"),
+    ("recorder", "steps_per_round", 3, "steps_per_round = 3: must be greater than"),
+    ("peers", "world_size", 3, "world_size = 3: must be less than or equal to 2"),
+]
+
+
+def test_what_does_not_fit_is_one_line(tmp_path: Path) -> None:
+    for number, (name, key, value, expected) in enumerate(MISTAKES):
+        folder = with_changes(name, {key: value}, tmp_path / str(number))
+        line = refusal(load_study, folder, schema_of(name))
+        assert line.startswith(f"{folder}/params.yaml: {name}.{expected}")
 
 
 def test_a_section_of_another_name_is_refused(tmp_path: Path) -> None:
@@ -151,35 +150,37 @@ def test_micro_batches_must_divide_too(tmp_path: Path) -> None:
         load_interleaved(folder, schema_of("strategies"), micro_batches=4)
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.glob("studies/*/params.yaml")), ids=str)
-def test_names_of_parameters_are_text(path: Path) -> None:
+def test_names_of_parameters_are_text() -> None:
     """Else `dvc params diff` fails on all of them."""
 
     def names(value: Any) -> list[Any]:
         inner = value.items() if isinstance(value, dict) else []
         return [name for key, below in inner for name in (key, *names(below))]
 
-    found = names(YAML(typ="safe").load(path.read_text()))
-    assert found
-    assert [name for name in found if not isinstance(name, str)] == []
+    for study in STUDIES:
+        text = (ROOT / f"studies/{study}/params.yaml").read_text()
+        found = names(YAML(typ="safe").load(text))
+        assert found, study
+        assert [n for n in found if not isinstance(n, str)] == [], study
 
 
-@pytest.mark.parametrize("name", STUDIES)
-def test_a_mistake_costs_no_result(name: str) -> None:
+def stages_of(name: str) -> list[dict[str, Any]]:
+    text = (ROOT / f"studies/{name}/dvc.yaml").read_text()
+    return [*YAML(typ="safe").load(text)["stages"].values()]
+
+
+def test_a_mistake_costs_no_result() -> None:
     """DVC removes what does not persist before a stage runs, and so before it fails."""
-    stages = YAML(typ="safe").load((ROOT / f"studies/{name}/dvc.yaml").read_text())
-    for stage in stages["stages"].values():
-        for out in stage["outs"]:
-            ((_, options),) = out.items()
-            assert options == {"cache": False, "persist": True}
+    outs = [out for name in STUDIES for s in stages_of(name) for out in s["outs"]]
+    persists = {"cache": False, "persist": True}
+    assert [out for out in outs if [*out.values()] != [persists]] == []
 
 
-@pytest.mark.parametrize("name", STUDIES)
-def test_every_setting_is_tracked_by_a_stage(name: str) -> None:
-    stages = YAML(typ="safe").load((ROOT / f"studies/{name}/dvc.yaml").read_text())
-    tracked = {key for s in stages["stages"].values() for key in s.get("params", [])}
-    for key in schema_of(name).model_fields:
-        assert tracked & {name, f"{name}.{key}"}, key
+def test_every_setting_is_tracked_by_a_stage() -> None:
+    for name in STUDIES:
+        tracked = {key for s in stages_of(name) for key in s.get("params", [])}
+        for key in schema_of(name).model_fields:
+            assert tracked & {name, f"{name}.{key}"}, f"{name}.{key}"
 
 
 def test_no_study_writes_what_another_writes_or_the_pipeline_reads() -> None:

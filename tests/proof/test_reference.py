@@ -1,6 +1,7 @@
 """What a strategy says that it adds, and what of it a run may decide."""
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import pytest
@@ -16,11 +17,10 @@ from minitrain.sync.hierarchical import Hierarchical
 PROMISED = [n for n in STRATEGIES if "replay" in guarantees_of(n).promises]
 
 
-@pytest.mark.parametrize("num_shards", [1, 2, 3, 8])
-@pytest.mark.parametrize("name", PROMISED)
-def test_references_are_sums(name: str, num_shards: int) -> None:
-    rung = reference_rung(find_strategy(name), num_shards, [100], torch.float32)
-    assert rung.verdict == "within tolerance", rung.detail
+def test_references_are_sums() -> None:
+    for name, num_shards in product(PROMISED, [1, 2, 3, 8]):
+        rung = reference_rung(find_strategy(name), num_shards, [100], torch.float32)
+        assert rung.verdict == "within tolerance", f"{name}: {rung.detail}"
 
 
 class ForgetsTheThird(Hierarchical):
