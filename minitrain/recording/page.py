@@ -1,6 +1,5 @@
 """A step as it is written down: collected from forward pass to optimizer."""
 
-from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,9 +56,6 @@ class Pages:
         self._first: Pass | None = None
         self._begun: dict[int, Row] = {}
         self.forwards = 0
-        # since the last step
-        self.training_passes = self.eval_passes = 0
-        self._backwards: Counter[str] = Counter()
 
     def pass_begins(self, wrapper: nn.Module | None, inputs: Any) -> None:
         """Before a forward pass."""
@@ -103,7 +99,6 @@ class Pages:
         """
         if self._passes and self._passes[-1].synced is False:
             return
-        self._backwards[name] += 1
         if gradient.layout is not torch.strided or gradient.nbytes > KEPT:
             self._own[name] = sketch(gradient)
             return
@@ -176,8 +171,6 @@ class Pages:
             self._finish(page, stepped, together)
         stepped.passes, stepped.losses = len(self._passes), len(self._losses)
         self._first = None
-        self.training_passes = self.eval_passes = 0
-        self._backwards.clear()
         return page
 
     def _finish(self, page: Row, stepped: Stepped, together: bool) -> None:
@@ -222,11 +215,7 @@ class Pages:
             "group": last.group,
             "buffers": first.buffers,
         }
-        if self.eval_passes and not self.training_passes:
-            page["eval_passes"] = self.eval_passes
         trained = {name: named[name] for name in mine if named[name].requires_grad}
-        if any(name in self._backwards for name in trained):
-            page["backwards"] = max(self._backwards[name] for name in trained)
         self._collect_gradients(page, trained, stepped.grad_scale(), last)
 
     def _collect_gradients(

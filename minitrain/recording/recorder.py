@@ -5,13 +5,11 @@ them hooks tell which passes are of the training, and count these and the steps.
 only look, so the run's bits are those of the same run without a recorder.
 """
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
@@ -92,13 +90,10 @@ class Recorder:
         )
 
     def stop(self) -> None:
-        """Write the end, and wait for those of the other ranks. Harmless to call again.
-        While an error is raised, as in ``finally``, the recording stays without an end
-        and waits for no rank.
+        """Write the end, and hear what the other ranks say to it. Harmless to call
+        again.
         """
-        if sys.exc_info()[0] is not None:
-            self.__exit__(*sys.exc_info())
-        elif self._state == "recording":
+        if self._state == "recording":
             self._listen_no_more()
             try:
                 watch = self._begin()
@@ -149,13 +144,8 @@ class Recorder:
             return
         wrapper = self._wrappers.take()
         # a copy that shares this hook is another model
-        if module is not self._inner:
+        if module is not self._inner or not is_training_pass(self._inner):
             return
-        if not is_training_pass(self._inner):
-            in_eval = not self._inner.training and torch.is_grad_enabled()
-            self._pages.eval_passes += in_eval
-            return
-        self._pages.training_passes += 1
         self._optimizers.forward_begins()
         self._begin()
         self._pages.forwards += 1

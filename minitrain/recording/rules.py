@@ -27,7 +27,6 @@ from minitrain.recording.rules_of_inputs import (
 from minitrain.recording.rules_of_parameters import parameters, parted_at_the_end
 from minitrain.recording.rules_of_progress import (
     forward_passes,
-    in_eval_mode,
     learning_rates,
     not_finite,
     not_held,
@@ -188,7 +187,6 @@ RULES: tuple[Rule, ...] = (
     same_samples,
     again,
     forward_passes,
-    in_eval_mode,
     learning_rates,
     settings,
     buffers,

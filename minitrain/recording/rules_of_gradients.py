@@ -1,6 +1,6 @@
 """Gradients: the same on all ranks, and the mean of the ranks' own."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 
@@ -41,9 +41,6 @@ def gradients(rows: Rows, before: Rows | None) -> list[Alarm]:
     # a rank may be alone in another tensor than the first
     ranks = max((found[name] for name in differ), key=len)
     what, cause = of_unlike_gradients(rows, before, differ, ranks)
-    if reduced := _are_reduced_later(rows, differ):
-        what = "differ between ranks, and the parameters after the step are equal"
-        cause = "the optimizer reduces gradients in its step, which is not checked"
     return [
         alarm(
             "gradients",
@@ -52,25 +49,9 @@ def gradients(rows: Rows, before: Rows | None) -> list[Alarm]:
             ranks=ranks,
             tensor=differ[0],
             cause=cause,
-            severe=what != APART and not reduced,
+            severe=what != APART,
         )
     ]
-
-
-def _are_reduced_later(rows: Rows, differ: Sequence[str]) -> bool:
-    """Whether parameters whose gradients differ were equal before the step, have
-    changed, and are equal after it.
-    """
-    moved = False
-    for name in differ:
-        if not all(name in row.get("gradients", {}) for row in rows):
-            return False
-        before = {row.get("before", {}).get(name) for row in rows}
-        after = {row.get("parameters", {}).get(name, {}).get("hash") for row in rows}
-        if len(before) > 1 or len(after) > 1 or None in after:
-            return False
-        moved |= before != after
-    return moved
 
 
 def own_gradients(rows: Rows, before: Rows | None) -> list[Alarm]:

@@ -104,34 +104,11 @@ def not_finite(rows: Rows, before: Rows | None) -> list[Alarm]:
             names = [name for name in names if was and not _none_finite(was, name)]
         if names:
             what = f"NaN or infinity in {kind} ({len(names)} such tensors)"
-            cause = "overflow, or 0 / 0"
-            ranks = _where_it_began(rows)
-            if ranks:
-                what += "; its own gradients or loss are not finite, the others' are"
+            step, name, cause = rows[0]["step"], names[0], "overflow, or 0 / 0"
             return [
-                alarm(
-                    "not finite",
-                    rows[0]["step"],
-                    what,
-                    ranks=ranks,
-                    tensor=names[0],
-                    cause=cause,
-                    severe=False,
-                )
+                alarm("not finite", step, what, tensor=name, cause=cause, severe=False)
             ]
     return []
-
-
-def _where_it_began(rows: Rows) -> list[int]:
-    """Some ranks whose own gradients or loss are not finite; none if all ranks' are."""
-    found = []
-    for rank, row in enumerate(rows):
-        loss = row.get("loss")
-        numbers = [x for sketch in row.get("own", {}).values() for x in sketch]
-        numbers += [] if loss is None else [loss]
-        if not all(map(math.isfinite, numbers)):
-            found.append(rank)
-    return found if len(found) < len(rows) else []
 
 
 def _none_finite(tables: Sequence[Row], name: str) -> bool:
@@ -179,56 +156,24 @@ def not_held(rows: Rows, before: Rows | None) -> list[Alarm]:
         return []
     what = f"in no optimizer ({len(names)} such tensors)"
     cause = "not given to it, or made, or replaced, after it"
-    row = rows[0]
-    holds_none = not row.get("gradients") and not row.get("without_gradient")
-    if holds_none:
-        what = f"no optimizer holds a parameter of the model ({len(names)} tensors)"
-        cause = "the optimizer was made for another model, or before this one"
-    return [_noted("not held", rows, what, cause, names, severe=holds_none)]
+    return [_noted("not held", rows, what, cause, names)]
 
 
-def _noted(
-    rule: str,
-    rows: Rows,
-    what: str,
-    cause: str,
-    names: Sequence[str],
-    severe: bool = False,
-) -> Alarm:
+def _noted(rule: str, rows: Rows, what: str, cause: str, names: Sequence[str]) -> Alarm:
     return alarm(
         rule,
         rows[0]["step"],
         what,
         tensor=names[0],
         cause=cause,
-        severe=severe,
+        severe=False,
         tensors=names,
     )
 
 
-def in_eval_mode(rows: Rows, before: Rows | None) -> list[Alarm]:
-    """A step follows a forward pass in training mode, once one did."""
-    if before is None or not any(row.get("forwards") for row in before):
-        return []
-    ranks = [rank for rank, row in enumerate(rows) if row.get("eval_passes")]
-    if not ranks:
-        return []
-    what = (
-        f"{rows[ranks[0]]['eval_passes']} forward passes with gradients in eval mode, "
-        "and none in training mode"
-    )
-    cause = "model.train() is not called after a validation"
-    whom = ranks if len(ranks) < len(rows) else []
-    return [alarm("eval mode", rows[0]["step"], what, ranks=whom, cause=cause)]
-
-
 def synchronized_often(rows: Rows, before: Rows | None) -> list[Alarm]:
     """Of the passes of one step only the last synchronizes."""
-    # several passes may have one backward pass, and reduce once
-    times = max(
-        min(sum(map(bool, row.get("syncs", []))), row.get("backwards", 1 << 30))
-        for row in rows
-    )
+    times = max(sum(map(bool, row.get("syncs", []))) for row in rows)
     if times < 2:
         return []
     what = f"gradients are synchronized {times} times, once is enough"
