@@ -28,6 +28,10 @@ def of_unlike_gradients(
     """
     if without := _without(rows, differ, ranks):
         return without
+    wrapper, late = rows[0].get("wrapper"), rows[0].get("late", [])
+    if wrapper and {*differ} <= {*late}:
+        what = f"unlike those of the others ({_share(rows, differ)})"
+        return what, f"trainable only after {wrapper} was built, which does not know it"
     names = [name for name in comparable(rows) if name in {*differ}]
     found = sketches(rows, names)
     if found is None:
@@ -55,12 +59,15 @@ def keeps_its_own(found: Sketches, rank: int) -> bool:
     return rest < CLOSE and BETTER * rest < of_mean
 
 
-def of_unlike_parameters(rows: Rows, before: Rows | None) -> tuple[str, str]:
+def of_unlike_parameters(rows: Rows, before: Rows | None, name: str) -> tuple[str, str]:
     """Since when parameters are unlike that the gradients do not explain, and why."""
     _, ranks = first_unlike([row.get("before", {}) for row in rows])
     step = rows[0]["step"]
     if ranks:
         return _earlier(step, before)
+    if unlike([hashes(row, "gradients").get(name) for row in rows]):
+        what = "unlike those of the others since this step"
+        return what, "the optimizer averages, or shares, other tensors and not this one"
     what = "unlike those of the others since this step, whose gradients are the same"
     moments = unlike([row.get("moments") for row in before]) if before else []
     if moments:
@@ -126,7 +133,10 @@ def _not_synchronized(
     if len(alone) < len(rows):
         return "nothing came from the others: a transfer that was lost"
     if len(differ) < len(row["gradients"]):
-        return f"parameters that were replaced after {wrapper} took the model"
+        return (
+            f"parameters that were replaced after {wrapper} took the model, or made "
+            "trainable after that"
+        )
     return (
         f"{wrapper} averages in a group of one rank, or the parameters were replaced "
         "after it took the model"

@@ -206,7 +206,13 @@ class Exchange:
         mine = min(behind.values(), key=lambda one: one.since)
         what = f"did not come to {mine.place} within {self.timeout_s:g} s"
         what += f"; last heard of {named(ranks[:1])}: {self._last(ranks[0])}"
-        return alarm("ranks", mine.step, what, ranks=ranks, severe=not mine.last)
+        cause = ""
+        if mine.last:
+            cause = f"slow to end; or rank {self._rank} ran out of batches or skipped "
+            cause += "one, and collectives of the others wait for it, or pair other "
+            cause += "batches"
+        severe = not mine.last
+        return alarm("ranks", mine.step, what, ranks=ranks, cause=cause, severe=severe)
 
     def _gone(self) -> Alarm:
         behind = self._behind()

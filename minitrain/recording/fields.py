@@ -139,10 +139,26 @@ FIELDS: dict[str, dict[str, Check]] = {
     "note": _TOLD,
     "end": {"steps": _named(_COUNT), "forwards": _COUNT},
 }
-# what an end has not where ranks hold parts of parameters and not all came to it
+# what few steps have; and what an end has not where ranks hold parts of parameters and
+# not all came to it
 MAY_HAVE: dict[str, dict[str, Check]] = {
-    "step": {"unpadded": _each(_each(_each(_text)))},
-    "end": {"parameters": _named(_FINGERPRINT), "buffers": _named(_buffer)},
+    "step": {
+        "unpadded": _each(_each(_each(_text))),
+        "reductions": _COUNT,
+        "carried": _each(_text),
+        "touched": _each(_text),
+        "late": _each(_text),
+        "sharded": _flag,
+        "not_finite": _flag,
+        "in_eval": _COUNT,
+        "dropout": _flag,
+        "drawn": _named(_text),
+    },
+    "end": {
+        "in_eval": _COUNT,
+        "parameters": _named(_FINGERPRINT),
+        "buffers": _named(_buffer),
+    },
 }
 
 

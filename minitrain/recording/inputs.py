@@ -1,14 +1,19 @@
 """What a forward pass was given, and where the random numbers stand."""
 
+import random
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import torch
 from blake3 import blake3
 from torch import Tensor
 
 from minitrain.data.cut import bytes_of, content_digest, tensors_of
 from minitrain.recording.fingerprint import gathered
+
+MOST_SEEDS = 4
 
 
 def sample_digests(inputs: Any) -> tuple[list[str], str, list[list[str]]]:
@@ -64,6 +69,17 @@ def _run_at_the_end(rows: Tensor) -> Tensor:
     return same.flip(1).int().cumprod(1).sum(1)
 
 
+# else it would leave tensors for a backward pass of the run
+@torch.no_grad()
+def are_finite(inputs: Any) -> bool:
+    """Return whether no floating tensor in ``inputs`` has a NaN or an infinity."""
+    with suppress(Exception):
+        floats = [t for t in tensors_of(inputs) if t.is_floating_point()]
+        return all(bool(tensor.isfinite().all()) for tensor in floats)
+    # as what cannot be read, which is reported elsewhere
+    return True
+
+
 def _short(tensors: Sequence[Tensor]) -> str:
     return f"{content_digest(tensors):064x}"[:16]
 
@@ -89,6 +105,52 @@ def random_digest(device: torch.device) -> str:
     for state in states:
         digest.update(bytes_of(state))
     return digest.hexdigest(length=8)
+
+
+class Generators:
+    """Global random generators, which the loop may use between two recorded steps."""
+
+    def __init__(self) -> None:
+        self._torch: torch.Tensor | None = None
+        self._others: dict[str, str] = {}
+
+    def step_ends(self) -> None:
+        """Keep the state of torch's: the model draws from it within a step."""
+        self._torch = torch.get_rng_state()
+
+    def forget(self) -> None:
+        """The step before the next one is not recorded."""
+        self._torch, self._others = None, {}
+
+    def drawn(self) -> dict[str, str]:
+        """Return 16 hex digits of the state of each generator that was used since the
+        step before, as the first forward pass begins.
+        """
+        numpy: Any = np.random.get_state(legacy=False)
+        states = {"NumPy": str(numpy["state"]), "random": str(random.getstate()[1])}
+        now = {name: _hex(state.encode()) for name, state in states.items()}
+        found = {n: one for n, one in now.items() if self._others.get(n, one) != one}
+        if self._torch is not None and not _only_seeds(self._torch):
+            found["torch"] = _hex(bytes_of(torch.get_rng_state()))
+        self._others = now
+        return found
+
+
+def _hex(state: Any) -> str:
+    return blake3(state).hexdigest(length=8)
+
+
+def _only_seeds(before: torch.Tensor) -> bool:
+    """Return whether torch's generator gave no more than seeds, as it does to loaders
+    and samplers at the start of an epoch.
+    """
+    generator, now = torch.Generator(), torch.get_rng_state()
+    generator.set_state(before)
+    for _ in range(MOST_SEEDS):
+        if torch.equal(generator.get_state(), now):
+            return True
+        torch.empty((), dtype=torch.int64).random_(generator=generator)
+    return torch.equal(generator.get_state(), now)
 
 
 def mean_loss(told: list[Tensor | float]) -> float | None:

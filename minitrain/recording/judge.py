@@ -5,7 +5,7 @@ A rule may first have something to note and later an alarm: both are told.
 
 from minitrain.recording.alarm import Alarm, Rows
 from minitrain.recording.rules import alarms_at_end, alarms_at_start, alarms_of
-from minitrain.recording.rules_of_inputs import batch_again, beside, samples
+from minitrain.recording.rules_of_inputs import batch_again, beside, padding, samples
 
 
 class Judge:
@@ -18,12 +18,20 @@ class Judge:
         self._told: dict[tuple[str, bool], set[str]] = {}
         # when a batch was read first, by rank
         self._read: list[dict[int, int]] = []
+        self._start: Rows = ()
+        # the first step, of whichever optimizer
+        self._first: Rows = ()
         # ranks that are at unlike places are so for the rest of the run
         self._apart = False
 
     def see(self, rows: Rows) -> list[Alarm]:
         """What is wrong here that was not told before."""
         return self._new([] if self._apart else self._all(rows))
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether ranks were at unlike places, which explains who does not come."""
+        return self._apart
 
     def told_elsewhere(self, alarm: Alarm) -> list[Alarm]:
         """What was found without rows, where no rule has told it before."""
@@ -32,9 +40,10 @@ class Judge:
     def _all(self, rows: Rows) -> list[Alarm]:
         kinds = {row["kind"] for row in rows}
         if kinds == {"recording"}:
+            self._start = rows
             return alarms_at_start(rows)
         if kinds == {"end"}:
-            return alarms_at_end(rows, [*self._before.values()])
+            return alarms_at_end(rows, [*self._before.values()], self._start)
         places = {(row["kind"], row.get("optimizer"), row.get("step")) for row in rows}
         self._apart = len(places) > 1
         optimizer = rows[0].get("optimizer", 0)
@@ -42,7 +51,8 @@ class Judge:
         if self._apart:
             return found
         self._before[optimizer] = rows
-        return [*found, *self._read_again(rows)]
+        self._first = self._first or rows
+        return [*found, *self._read_again(rows), *padding(rows, self._first)]
 
     def _read_again(self, rows: Rows) -> list[Alarm]:
         """A batch of whichever step before, as the first of an epoch is."""

@@ -48,6 +48,9 @@ class Stepped:
     passes: int = 0
     losses: int = 0
     last: int = 0
+    # of the training, and in evaluation mode, when its last step ended
+    forwards: int = 0
+    evals: int = 0
     held: set[int] = field(default_factory=set)
     by_closure: bool = False
 
@@ -213,6 +216,12 @@ class Optimizers:
         at_work = [one for one in stepped if self.steps - one.last <= IDLE]
         return not stepped or any(one.is_due(every) for one in at_work)
 
+    def have_stepped(self, forwards: int, evals: int) -> bool:
+        """Return whether all that make steps have made one since the last pass."""
+        at_work = [one for one in self.seen if one.steps and one.ref() is not None]
+        now = forwards, evals
+        return bool(at_work) and all((o.forwards, o.evals) == now for o in at_work)
+
     def hold(self) -> set[int]:
         """The parameters in any that was seen, by ``id``."""
         alive = [one for one in self.seen if one.ref() is not None]
@@ -276,6 +285,8 @@ class Optimizers:
             if not one.held.isdisjoint(made.held):
                 made.passes = max(made.passes, one.passes)
                 made.losses = max(made.losses, one.losses)
+                made.forwards = max(made.forwards, one.forwards)
+                made.evals = max(made.evals, one.evals)
                 if one.ref() is None:
                     one.held -= made.held
         self.seen.append(made)

@@ -8,11 +8,24 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from minitrain.recording.backwards import Backwards
 from minitrain.recording.fingerprint import digest, fingerprint, sketch
 from minitrain.recording.format import Row
-from minitrain.recording.inputs import mean_loss, random_digest, read
+from minitrain.recording.inputs import (
+    Generators,
+    are_finite,
+    mean_loss,
+    random_digest,
+    read,
+)
+from minitrain.recording.modes import has_dropout
 from minitrain.recording.optimizers import IDLE, Optimizers, Stepped
-from minitrain.recording.taps import Wrappers, parameters_of, plain_name
+from minitrain.recording.taps import (
+    Wrappers,
+    is_in_parts,
+    parameters_of,
+    plain_names,
+)
 
 # bytes of gradients that are kept for a moment: less than a bucket of DDP's
 KEPT = 8 << 20
@@ -36,6 +49,10 @@ class Pass:
     group: int | None = None
     random: str | None = None
     buffers: dict[str, Row] | None = None
+    drawn: dict[str, str] | None = None
+    finite: bool = True
+    # a backward pass came next
+    has_backward: bool = False
 
 
 class Pages:
@@ -55,22 +72,37 @@ class Pages:
         self._num_kept = 0
         self._first: Pass | None = None
         self._begun: dict[int, Row] = {}
+        self._backwards, self._generators = Backwards(), Generators()
+        # steps of all optimizers when hooks began to see each gradient
+        self._seen_from = 0
+        # what trained when the wrapper of this number was new
+        self._trained: tuple[int, set[str]] = (-1, set())
         self.forwards = 0
+
+    def listens(self, optimizers: Optimizers) -> None:
+        """Hooks see each gradient from here on."""
+        self._seen_from = optimizers.steps
 
     def pass_begins(self, wrapper: nn.Module | None, inputs: Any) -> None:
         """Before a forward pass."""
-        one = Pass(*read(inputs))
+        self._backwards.pass_begins((len(self._passes), len(self._losses)))
+        one = Pass(*read(inputs), finite=are_finite(inputs))
         if wrapper is not None:
             one.wrapper = type(wrapper).__name__
             one.synced = getattr(wrapper, "require_backward_grad_sync", None)
             one.broadcast_buffers = getattr(wrapper, "broadcast_buffers", None)
             one.group = _group_size(wrapper)
         one.wrapper_id = self._wrappers.count
+        if one.wrapper_id != self._trained[0]:
+            named = parameters_of(self._inner).items()
+            trained = {name for name, p in named if p.requires_grad}
+            self._trained = one.wrapper_id, trained
         self._passes.append(one)
         if self._first is None:
             self._first = one
             one.buffers = self._buffers()
             one.random = self._random()
+            one.drawn = self._generators.drawn()
 
     def at_the_end(self) -> Row:
         """What a run without a step to be recorded comes to: ``parameters`` after the
@@ -83,21 +115,31 @@ class Pages:
     def _buffers(self) -> dict[str, Row]:
         """Of each its hash; of floating ones, which rounding may take apart, all."""
         return {
-            plain_name(name): fingerprint(buffer)
+            name: fingerprint(buffer)
             if buffer.is_floating_point()
             else {"hash": digest(buffer)}
-            for name, buffer in self._inner.named_buffers()
+            for name, buffer in plain_names(
+                self._inner, self._inner.named_buffers()
+            ).items()
         }
 
     def _random(self) -> str:
         # the model may have been moved since the recorder was made
         return random_digest(next(self._inner.parameters()).device)
 
+    def before_gradient(self, name: str, gradient: Tensor | None) -> None:
+        """Just before a backward pass adds to this ``gradient``."""
+        if self._backwards.begins() and self._passes:
+            self._passes[-1].has_backward = True
+        self._backwards.before(name, gradient)
+
     def own_gradient(self, name: str, gradient: Tensor) -> None:
         """As a backward pass leaves it, before any other rank's is mixed in. Of passes
         that are not synchronized the next has all: it adds to their gradient.
         """
-        if self._passes and self._passes[-1].synced is False:
+        waits = bool(self._passes) and self._passes[-1].synced is False
+        self._backwards.after(name, gradient, not waits)
+        if waits:
             return
         if gradient.layout is not torch.strided or gradient.nbytes > KEPT:
             self._own[name] = sketch(gradient)
@@ -126,6 +168,8 @@ class Pages:
         self._kept.clear()
         self._num_kept = 0
         self._drop(len(self._passes), len(self._losses), optimizers)
+        self._backwards = Backwards()
+        self._generators.forget()
 
     def forget_old(self, optimizers: Optimizers) -> None:
         """Of what was so many steps ago no optimizer is told any more."""
@@ -136,6 +180,7 @@ class Pages:
     def _drop(self, passes: int, losses: int, optimizers: Optimizers) -> None:
         del self._passes[:passes], self._losses[:losses]
         self._old = 0, 0
+        self._backwards.drop((passes, losses))
         for stepped in optimizers.seen:
             stepped.passes = max(0, stepped.passes - passes)
             stepped.losses = max(0, stepped.losses - losses)
@@ -169,6 +214,7 @@ class Pages:
         page = self._begun.pop(stepped.number, None)
         if page is not None:
             self._finish(page, stepped, together)
+            self._generators.step_ends()
         stepped.passes, stepped.losses = len(self._passes), len(self._losses)
         self._first = None
         return page
@@ -182,6 +228,8 @@ class Pages:
         kept = {name: p for name, p in named.items() if name in page["before"]}
         page["parameters"] = {name: fingerprint(p) for name, p in kept.items()}
         page["moments"] = stepped.moments() if together else ""
+        for name in page["parameters"]:
+            self._backwards.forget(name)
 
     def _collect(
         self,
@@ -194,6 +242,13 @@ class Pages:
         passes, losses = self._passes[stepped.passes :], self._losses[stepped.losses :]
         firsts = [one for one in passes if one.random is not None]
         first = firsts[0] if firsts else Pass([], random="", buffers={})
+        since = [*map(self._backwards.since.get, mine)]
+        known = [place for place in since if place is not None]
+        if known and not stepped.by_closure:
+            # gradients of those before were dropped
+            dropped = min(known)
+            passes = passes[max(0, dropped[0] - stepped.passes) :]
+            losses = losses[max(0, dropped[1] - stepped.losses) :]
         last = passes[-1] if passes else first
         page |= {
             "forwards": self.forwards,
@@ -216,7 +271,30 @@ class Pages:
             "buffers": first.buffers,
         }
         trained = {name: named[name] for name in mine if named[name].requires_grad}
+        page |= self._findings(stepped, passes, trained)
+        if first.drawn:
+            page["drawn"] = first.drawn
+        if page["draws"] and has_dropout(self._inner):
+            page["dropout"] = True
         self._collect_gradients(page, trained, stepped.grad_scale(), last)
+
+    def _findings(
+        self, stepped: Stepped, passes: list[Pass], trained: dict[str, nn.Parameter]
+    ) -> Row:
+        """What few steps have, and rows only of these."""
+        of = self._backwards
+        is_seen = stepped.steps and stepped.last >= self._seen_from
+        reduced = sum(one.has_backward for one in passes if one.synced)
+        is_sharded = any(map(is_in_parts, trained.values()))
+        found: Row = {
+            "reductions": 0 if is_sharded else reduced,
+            "carried": [n for n in trained if n in of.carried and is_seen],
+            "touched": [n for n in trained if n in of.touched],
+            "late": [n for n in trained if n not in self._trained[1] and passes],
+            "sharded": is_sharded,
+            "not_finite": not all(one.finite for one in passes),
+        }
+        return {key: value for key, value in found.items() if value}
 
     def _collect_gradients(
         self, page: Row, trained: dict[str, nn.Parameter], scale: float, last: Pass

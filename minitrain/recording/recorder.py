@@ -5,16 +5,19 @@ them hooks tell which passes are of the training, and count these and the steps.
 only look, so the run's bits are those of the same run without a recorder.
 """
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from minitrain.core.errors import EvidenceError, UserError
+from minitrain.recording.alarm import alarm
 from minitrain.recording.format import Row, line_of, refuse_second
 from minitrain.recording.header import (
     header_of,
@@ -23,6 +26,7 @@ from minitrain.recording.header import (
     require_whole,
 )
 from minitrain.recording.lines import Lines
+from minitrain.recording.modes import Modes
 from minitrain.recording.optimizers import Optimizers, Stepped, unwrapped
 from minitrain.recording.page import Pages
 from minitrain.recording.parts import are_together, end_together
@@ -30,6 +34,7 @@ from minitrain.recording.taps import (
     OwnGradients,
     Tap,
     Wrappers,
+    called_modules,
     innermost,
     is_training_pass,
     is_transformed_pass,
@@ -39,6 +44,8 @@ from minitrain.recording.twin import is_twin, perturb
 from minitrain.recording.watch import Watch
 
 ON_ALARM = ("print", "raise")
+FAILS = "the first pass is in no_sync() and the graph is static"
+STATIC_GRAPH = "torch needs a first pass that synchronizes; else it fails in backward"
 # how long an error of the run is held up, where other ranks may not come at all
 AFTER_AN_ERROR_S = 1.0
 
@@ -60,12 +67,15 @@ class Recorder:
         self._inner = innermost(model)
         self._folder, self._every = Path(folder), every
         self._raises, self._timeout_s = on_alarm == "raise", timeout_s
-        self._wrappers = Wrappers(self._inner)
+        self._called = called_modules(self._inner)
+        self._wrappers, self._modes = Wrappers(self._called), Modes(self._inner)
         self._pages = Pages(self._inner, self._wrappers)
-        self._own = OwnGradients(self._pages.own_gradient)
+        self._own = OwnGradients(self._pages.own_gradient, self._pages.before_gradient)
         given = unwrapped(optimizer)
         self._optimizers = Optimizers(given, self._step_begins, self._step_ended)
-        self._before: RemovableHandle | None = None
+        self._before: list[RemovableHandle] = []
+        # of the caller, which has nothing to do with the run
+        self._error_at_start: BaseException | None = None
         self._lines: Lines | None = None
         self._watch: Watch | None = None
         self._state = "new"
@@ -81,24 +91,29 @@ class Recorder:
                 "minitrain.record(...) makes another, for another folder"
             )
         refuse_second(self._folder, rank_and_size()[0])
-        self._state = "recording"
+        self._state, self._error_at_start = "recording", sys.exception()
         self._wrappers.start()
         self._optimizers.start(self._inner.parameters())
         tap = Tap(self._pass_begins)
-        self._before = self._inner.register_forward_pre_hook(
-            tap, prepend=True, with_kwargs=True
-        )
+        self._before = [
+            one.register_forward_pre_hook(tap, prepend=True, with_kwargs=True)
+            for one in self._called
+        ]
 
     def stop(self) -> None:
-        """Write the end, and hear what the other ranks say to it. Harmless to call
-        again.
+        """Write the end, and wait for that of the other ranks. While an error ends the
+        run (in ``finally``), only close the files. Harmless to call again.
         """
-        if self._state == "recording":
+        error = sys.exception()
+        if error is not None and error is not self._error_at_start:
+            self._ends_early()
+        elif self._state == "recording":
             self._listen_no_more()
             try:
                 watch = self._begin()
                 steps = {str(one.number): one.steps for one in self._optimizers.seen}
                 end = {"kind": "end", "steps": steps, "forwards": self._pages.forwards}
+                end |= self._modes.row()
                 if end_together(self._inner, watch, sum(steps.values())):
                     end |= self._pages.at_the_end()
                 self._tell(end, watch)
@@ -107,10 +122,17 @@ class Recorder:
                 self._close()
 
     def loss(self, loss: Tensor | float) -> None:
-        """Tell the loss of a step, before the optimizer makes it; or of each of its
-        parts, whose mean is then recorded.
+        """Record the loss of a step, before the optimizer makes it; or of each of its
+        parts, whose mean is then recorded. One that comes after it is not recorded.
         """
-        if self._state == "recording" and self._due:
+        if self._state != "recording":
+            return
+        if self._optimizers.have_stepped(self._pages.forwards, self._modes.passes):
+            what, cause = "is not recorded", "recorder.loss() after optimizer.step()"
+            step = self._optimizers.steps - 1
+            late = alarm("loss", step, what, cause=cause, severe=False)
+            self._begin().tell([late])
+        elif self._due:
             self._pages.loss(loss)
 
     def __enter__(self) -> "Recorder":
@@ -125,7 +147,11 @@ class Recorder:
     ) -> None:
         if kind is None:
             self.stop()
-        elif self._state == "recording":
+        else:
+            self._ends_early()
+
+    def _ends_early(self) -> None:
+        if self._state == "recording":
             # without an end: the recording says that the run ended early
             self._listen_no_more()
             try:
@@ -144,15 +170,22 @@ class Recorder:
             return
         wrapper = self._wrappers.take()
         # a copy that shares this hook is another model
-        if module is not self._inner or not is_training_pass(self._inner):
+        if all(module is not one for one in self._called):
+            return
+        if not is_training_pass(module):
+            self._modes.passes += torch.is_grad_enabled() and not module.training
             return
         self._optimizers.forward_begins()
-        self._begin()
+        watch = self._begin()
+        if not self._pages.forwards and _fails_without_sync(wrapper):
+            watch.tell([alarm("static graph", 0, FAILS, cause=STATIC_GRAPH)])
         self._pages.forwards += 1
         if not self._due or is_transformed_pass(self._inner):
             return
         if not self._own.listens:
             self._own.start(self._inner)
+            self._pages.listens(self._optimizers)
+            self._modes.trains()
         self._pages.pass_begins(wrapper, (args, options))
 
     def _step_begins(self, stepped: Stepped) -> None:
@@ -169,8 +202,9 @@ class Recorder:
             self._inner, self._optimizers, stepped, watch, has_ended=True
         )
         row = self._pages.step_ended(stepped, together)
+        self._modes.step_ended(stepped, self._pages.forwards)
         if row is not None:
-            self._tell(row, watch)
+            self._tell(row | self._modes.row(), watch)
         self._due = self._optimizers.are_due(self._every)
         if not self._due and self._own.listens:
             self._own.stop()
@@ -218,15 +252,20 @@ class Recorder:
         self._wrappers.stop()
         self._optimizers.stop()
         self._own.stop()
-        if self._before is not None:
-            self._before.remove()
-            self._before = None
+        for handle in self._before:
+            handle.remove()
+        self._before.clear()
 
     def _close(self) -> None:
         if self._watch is not None:
             self._watch.close()
         if self._lines is not None:
             self._lines.close()
+
+
+def _fails_without_sync(wrapper: nn.Module | None) -> bool:
+    is_static = getattr(wrapper, "static_graph", False)
+    return is_static and not getattr(wrapper, "require_backward_grad_sync", True)
 
 
 def _require(model: Any, every: Any, on_alarm: Any, timeout_s: Any) -> None:

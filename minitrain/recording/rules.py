@@ -17,15 +17,23 @@ from minitrain.recording.alarm import (
     unlike,
 )
 from minitrain.recording.causes import not_broadcast
-from minitrain.recording.rules_of_gradients import gradients, no_gradient, own_gradients
+from minitrain.recording.rules_of_gradients import (
+    gradients,
+    no_gradient,
+    own_gradients,
+    touched,
+)
 from minitrain.recording.rules_of_inputs import (
     again,
     random_numbers,
     same_samples,
+    shared_generators,
     unread,
 )
 from minitrain.recording.rules_of_parameters import parameters, parted_at_the_end
 from minitrain.recording.rules_of_progress import (
+    carried,
+    evaluation_mode,
     forward_passes,
     learning_rates,
     not_finite,
@@ -38,6 +46,8 @@ from minitrain.recording.rules_of_progress import (
 
 # of a recording's first line: what is to be the same on all ranks
 SAME = ("version", "world_size", "every", "twin", "torch", "threads")
+# passes of a run that need not be a training: to try a model, or to profile it
+MOST_OF_A_TRIAL = 3
 # what takes parameters apart where it is unlike
 LEADS = {"gradients", "learning rates", "optimizer settings"}
 
@@ -88,11 +98,12 @@ def alarms_at_start(headers: Rows) -> list[Alarm]:
 
 
 def alarms_at_end(
-    ends: Sequence[Row | None], before: Sequence[Rows] = ()
+    ends: Sequence[Row | None], before: Sequence[Rows] = (), start: Rows = ()
 ) -> list[Alarm]:
     """Unlike numbers of steps, recordings without an end (None), and parameters that
     parted after the last recorded step; ``before`` are the rows of that, for each
-    optimizer. A note where none saw a step, or a pass, and has the other.
+    optimizer, and ``start`` the first lines. A note where none saw a step, or a pass,
+    and has the other.
     """
     left = [rank for rank, end in enumerate(ends) if end is None]
     whole = [end for end in ends if end is not None]
@@ -103,15 +114,25 @@ def alarms_at_end(
     steps = [tuple(sorted(end["steps"].items())) for end in whole]
     if ranks := unlike(steps):
         return [_ended(steps, ranks, last)]
-    unseen = _unseen(max((end["forwards"] for end in whole), default=0), last)
-    return unseen + parted_at_the_end(whole, before, last)
+    passes = max((end["forwards"] for end in whole), default=0)
+    unseen = _unseen(passes, last, whole, start)
+    found = evaluation_mode(whole) + unseen
+    return found + parted_at_the_end(whole, before, last)
 
 
-def _unseen(passes: int, steps: int) -> list[Alarm]:
+def _unseen(passes: int, steps: int, ends: Rows, start: Rows) -> list[Alarm]:
     """All that a recorder can be blind to looks as if it were not done."""
     if bool(passes) == bool(steps):
         return []
     what, cause = f"{passes} passes and no step", "no optimizer of the model makes them"
+    still = all(
+        hashes(end, "parameters") == header["start"]
+        for end, header in zip(ends, start, strict=False)
+    )
+    if start and still and passes > MOST_OF_A_TRIAL:
+        what += ", and no parameter has changed"
+        cause = "no optimizer holds parameters of the model: made for a copy of it?"
+        return [alarm("steps", steps, what, cause=cause)]
     if steps:
         what = f"{steps} steps and no forward pass of the training"
         cause = "the model is in eval(), or not called itself: data is not recorded"
@@ -183,6 +204,7 @@ def _broadcasts_buffers(row: Row) -> bool:
 
 
 RULES: tuple[Rule, ...] = (
+    evaluation_mode,
     unread,
     same_samples,
     again,
@@ -193,10 +215,13 @@ RULES: tuple[Rule, ...] = (
     wrappers,
     gradients,
     own_gradients,
+    carried,
+    touched,
     no_gradient,
     not_finite,
     unmoved,
     not_held,
     synchronized_often,
     random_numbers,
+    shared_generators,
 )

@@ -1,6 +1,6 @@
 """Gradients: the same on all ranks, and the mean of the ranks' own."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -29,6 +29,7 @@ from minitrain.recording.fits import (
 NEAR = 2e-4
 # of a tensor: above what 16 bits in the reduction make of it
 OFF = 0.05
+SUMMED = "summed instead of averaged, unless the loss is divided by the ranks"
 
 
 def gradients(rows: Rows, before: Rows | None) -> list[Alarm]:
@@ -41,6 +42,8 @@ def gradients(rows: Rows, before: Rows | None) -> list[Alarm]:
     # a rank may be alone in another tensor than the first
     ranks = max((found[name] for name in differ), key=len)
     what, cause = of_unlike_gradients(rows, before, differ, ranks)
+    if what != APART and _equal_after(rows, differ):
+        return _averaged_in_step(rows, before, differ)
     return [
         alarm(
             "gradients",
@@ -64,10 +67,94 @@ def own_gradients(rows: Rows, before: Rows | None) -> list[Alarm]:
         return []
     factor, rest = times(together.gradients[0], together.mean)
     lacking = _lacking(rows, names) if rest > CLOSE else []
-    if lacking:
-        return lacking
+    clipped = _clipped(rows, together) if rest > CLOSE else []
+    if lacking or clipped:
+        return lacking or clipped
     by_number = _by_number_of_ranks(rows, before, factor) if rest <= CLOSE else []
     return by_number + _otherwise(rows, names, together, factor)
+
+
+def _equal_after(rows: Rows, names: Sequence[str]) -> list[str]:
+    """Those of ``names`` that the step changes to the same on all ranks, though their
+    gradients differ.
+    """
+    found = []
+    for name in names:
+        after = [hashes(row, "parameters").get(name) for row in rows]
+        moved = after[0] is not None and after[0] != rows[0]["before"].get(name)
+        moved = moved and all(name in row["gradients"] for row in rows)
+        if moved and not unlike(after):
+            found.append(name)
+    return found
+
+
+def _averaged_in_step(
+    rows: Rows, before: Rows | None, differ: Sequence[str]
+) -> list[Alarm]:
+    """Notes of an optimizer that averages by itself, and what its step shows of it."""
+    step, equal = rows[0]["step"], _equal_after(rows, differ)
+    what = (
+        "ranks have other gradients and the same parameters after the step "
+        f"({len(equal)} such tensors)"
+    )
+    cause = "the optimizer averages gradients, or shares its results, by itself"
+    first = alarm(
+        "averaged in step", step, what, tensor=equal[0], cause=cause, severe=False
+    )
+    factor = _factor_of_step(rows, before, equal)
+    if not abs(factor - len(rows)) < CLOSE * len(rows):
+        return [first]
+    what = f"the step is {len(rows)} times the mean of the ranks' own: their sum"
+    return [first, alarm("mean", step, what, cause=SUMMED, severe=False)]
+
+
+def _factor_of_step(rows: Rows, before: Rows | None, names: Sequence[str]) -> float:
+    """How many times the mean of the own gradients a step is, in learning rates; 0
+    where it is no multiple of it, or where the step before is not recorded.
+    """
+    rates, old = rows[0]["lr"], {} if before is None else before[0]["parameters"]
+    known = [n for n in names if n in old and all(n in row["own"] for row in rows)]
+    begins = rows[0]["before"]
+    if len(rates) != 1 or not rates[0] or not known:
+        return 0.0
+    if any(old[name]["hash"] != begins[name] for name in known):
+        return 0.0
+    new = rows[0]["parameters"]
+    own = [[x for name in known for x in row["own"][name]] for row in rows]
+    mean = torch.tensor(own, dtype=torch.float64).mean(0)
+    pair = [[x for name in known for x in of[name]["sketch"]] for of in (new, old)]
+    moved = torch.tensor(pair, dtype=torch.float64)
+    factor, rest = times(moved[0] - moved[1], mean)
+    return -factor / rates[0] if rest < CLOSE else 0.0
+
+
+def _clipped(rows: Rows, together: Sketches) -> list[Alarm]:
+    """A note where each rank's gradient is in the sum with another factor, below that
+    of a mean; in a mean of all samples it goes by the number of samples.
+    """
+    parts = factors(together.gradients[0], together.own)
+    counts = [sum(map(len, row["inputs"])) for row in rows]
+    if not parts or min(parts) <= 0 or max(parts) * len(rows) > 1 + CLOSE:
+        return []
+    by_count = [part / max(1, count) for part, count in zip(parts, counts, strict=True)]
+    if max(by_count) - min(by_count) <= 5 * CLOSE * max(by_count):
+        return []
+    shown = ", ".join(f"{part * len(rows):.2g}" for part in parts)
+    what = f"ranks in order are in the mean with {shown} of their gradient"
+    cause = "clipped by each rank before the reduction: the norm of the mean is needed"
+    step = rows[0]["step"]
+    return [alarm("clipping", step, what, cause=cause, severe=False)]
+
+
+def touched(rows: Rows, before: Rows | None) -> list[Alarm]:
+    """Gradients stay as they are between passes that are not synchronized."""
+    names: list[str] = next(filter(None, (row.get("touched") for row in rows)), [])
+    if not names or len(rows) < 2:
+        return []
+    what = f"changed between the passes of a step ({len(names)} such tensors)"
+    cause = "clipped before the reduction: clip once, after the last pass"
+    step, name = rows[0]["step"], names[0]
+    return [alarm("clipping", step, what, tensor=name, cause=cause, severe=False)]
 
 
 def _otherwise(
@@ -103,8 +190,7 @@ def _by_number_of_ranks(rows: Rows, before: Rows | None, factor: float) -> list[
     world_size, step = len(rows), rows[0]["step"]
     if _near(factor, world_size):
         what = f"{world_size} times the mean of the ranks' own: their sum"
-        cause = "summed instead of averaged, unless the loss is divided by the ranks"
-        return [alarm("mean", step, what, cause=cause, severe=False)]
+        return [alarm("mean", step, what, cause=SUMMED, severe=False)]
     # clipping may hit it once
     if _near(factor, 1 / world_size) and _near(_factor(before), 1 / world_size):
         what = f"1/{world_size} of the mean of the ranks' own"
@@ -148,27 +234,32 @@ def _sets(names: list[str], world_size: int) -> Iterator[list[str]]:
 
 def no_gradient(rows: Rows, before: Rows | None) -> list[Alarm]:
     """A trained parameter without one at two recorded steps in a row."""
-    if before is None:
+    tables = [
+        [n for n in row["without_gradient"] if n in last["without_gradient"]]
+        for row, last in zip(rows, before or (), strict=bool(before))
+    ]
+    still = next((names for names in tables if names), [])
+    if not still:
         return []
-    for rank, (row, last) in enumerate(zip(rows, before, strict=True)):
-        earlier = last.get("without_gradient", [])
-        still = [name for name in row.get("without_gradient", []) if name in earlier]
-        if still:
-            what = f"no gradient, again ({len(still)} such tensors)"
-            cause = "not used in the forward pass, or cut off by detach or no_grad"
-            return [
-                alarm(
-                    "no gradient",
-                    row["step"],
-                    what,
-                    ranks=[rank] if len(rows) > 1 else [],
-                    tensor=still[0],
-                    cause=cause,
-                    severe=False,
-                    tensors=still,
-                )
-            ]
-    return []
+    what = f"no gradient, again ({len(still)} such tensors)"
+    cause = "not used in the forward pass, or cut off by detach or no_grad"
+    # where ranks hold parts, gradients are there only after their reduction
+    never = any(row.get("sharded") and not row["gradients"] for row in rows)
+    if never:
+        cause = "never reduced: set_requires_gradient_sync(False) in every pass"
+    whom = [rank for rank, names in enumerate(tables) if still[0] in names]
+    return [
+        alarm(
+            "no gradient",
+            rows[0]["step"],
+            what,
+            ranks=whom if len(rows) > 1 else [],
+            tensor=still[0],
+            cause=cause,
+            severe=never,
+            tensors=still,
+        )
+    ]
 
 
 def _near(a: float, b: float) -> bool:

@@ -134,7 +134,48 @@ def random_numbers(rows: Rows, before: Rows | None) -> list[Alarm]:
     same = next((ranks for ranks in states.values() if len(ranks) > 1), [])
     if not same:
         return []
-    what = f"{named(same)} draw the same: dropout masks are alike on them"
+    what = f"{named(same)} draw the same in the forward pass"
+    if any(rows[rank].get("dropout") for rank in same):
+        what = f"{named(same)} draw the same: dropout masks are alike on them"
     cause = "the same seed on ranks"
     step = rows[0]["step"]
     return [alarm("random numbers", step, what, cause=cause, severe=False)]
+
+
+def shared_generators(rows: Rows, before: Rows | None) -> list[Alarm]:
+    """Ranks whose loops use a global generator before two steps in a row, in the same
+    state. Noise should differ on ranks; an order that is divided may be the same.
+    """
+    for name in ("torch", "NumPy", "random") if before else ():
+        states: dict[str, list[int]] = {}
+        for rank, pair in enumerate(zip(rows, before or (), strict=True)):
+            if all(name in row.get("drawn", {}) for row in pair):
+                states.setdefault(pair[0]["drawn"][name], []).append(rank)
+        same = next((ranks for ranks in states.values() if len(ranks) > 1), [])
+        if same:
+            what = f"{named(same)} draw the same numbers before each step ({name}'s "
+            what += "global generator)"
+            cause = "the same seed on ranks: wrong for noise and augmentation, right "
+            cause += "for an order that is divided"
+            step = rows[0]["step"]
+            return [alarm("shared seed", step, what, cause=cause, severe=False)]
+    return []
+
+
+def padding(rows: Rows, first: Rows) -> list[Alarm]:
+    """Samples by which a sampler makes the ranks' shares equal: the last ranks end an
+    epoch with the first samples of it, which ``first`` has.
+    """
+    starts = [samples(row)[:1] for row in first]
+    ends = [samples(row)[-1:] for row in rows]
+    for count in range(len(rows) - 1, 0, -1):
+        is_new = samples(rows[0]) != samples(first[0])
+        if is_new and starts[0] and ends[-count:] == starts[:count]:
+            ranks = [*range(len(rows) - count, len(rows))]
+            what = "ends with samples that the first ranks began with"
+            cause = "DistributedSampler pads, as the ranks do not divide the samples"
+            step = rows[0]["step"]
+            return [
+                alarm("padding", step, what, ranks=ranks, cause=cause, severe=False)
+            ]
+    return []

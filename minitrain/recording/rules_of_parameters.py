@@ -28,7 +28,7 @@ def parameters(
     # else it was told then, or the gradients were
     if was or by_rounding:
         return []
-    what, cause = of_unlike_parameters(rows, before)
+    what, cause = of_unlike_parameters(rows, before, name)
     return [alarm("parameters", step, what, ranks=ranks, tensor=name, cause=cause)]
 
 

@@ -3,7 +3,15 @@
 import math
 from collections.abc import Hashable, Sequence
 
-from minitrain.recording.alarm import Alarm, Row, Rows, alarm, all_names, unlike
+from minitrain.recording.alarm import (
+    Alarm,
+    Row,
+    Rows,
+    alarm,
+    all_names,
+    named,
+    unlike,
+)
 
 # a step, as a share of a parameter, that float32 may well round away
 ROUNDED = 1e-6
@@ -21,6 +29,12 @@ def forward_passes(rows: Rows, before: Rows | None) -> list[Alarm]:
     usual = next(n for rank, n in enumerate(counts) if rank not in ranks)
     what = f"{counts[ranks[0]]} forward passes for this step, but elsewhere {usual}"
     cause = "unlike numbers of batches, or passes that are not of the training"
+    through = [row for rank, row in enumerate(rows) if rank in ranks]
+    if any(sum(map(bool, row["syncs"])) > row.get("reductions", 0) for row in through):
+        cause = (
+            "a batch whose backward pass was skipped: from here on collectives average "
+            "other batches than those that belong together"
+        )
     step = rows[0]["step"]
     return [alarm("steps", step, what, ranks=ranks, cause=cause, severe=False)]
 
@@ -105,10 +119,30 @@ def not_finite(rows: Rows, before: Rows | None) -> list[Alarm]:
         if names:
             what = f"NaN or infinity in {kind} ({len(names)} such tensors)"
             step, name, cause = rows[0]["step"], names[0], "overflow, or 0 / 0"
+            ranks = _not_finite_alone(rows) if kind == "gradients" else []
+            if ranks:
+                of_inputs = any(rows[rank].get("not_finite") for rank in ranks)
+                what += f"; before the reduction only on {named(ranks)}, with inputs "
+                what += "that are not finite" if of_inputs else "that are finite"
             return [
-                alarm("not finite", step, what, tensor=name, cause=cause, severe=False)
+                alarm(
+                    "not finite",
+                    step,
+                    what,
+                    ranks=ranks,
+                    tensor=name,
+                    cause=cause,
+                    severe=False,
+                )
             ]
     return []
+
+
+def _not_finite_alone(rows: Rows) -> list[int]:
+    """Ranks whose own gradients are not finite, if those of another are."""
+    own = [[x for sketch in row["own"].values() for x in sketch] for row in rows]
+    ranks = [n for n, one in enumerate(own) if not all(map(math.isfinite, one))]
+    return ranks if len(ranks) < len(rows) else []
 
 
 def _none_finite(tables: Sequence[Row], name: str) -> bool:
@@ -154,6 +188,12 @@ def not_held(rows: Rows, before: Rows | None) -> list[Alarm]:
     names = rows[0].get("not_held", [])
     if not names:
         return []
+    groups = [group for row in rows for group in row["groups"]]
+    if groups and not any(group["parameters"] for group in groups):
+        what = f"the optimizer holds no parameter of the model ({len(names)} tensors)"
+        cause = "made before the model was copied or moved, or for another model"
+        step, name = rows[0]["step"], names[0]
+        return [alarm("not held", step, what, tensor=name, cause=cause, tensors=names)]
     what = f"in no optimizer ({len(names)} such tensors)"
     cause = "not given to it, or made, or replaced, after it"
     return [_noted("not held", rows, what, cause, names)]
@@ -172,11 +212,38 @@ def _noted(rule: str, rows: Rows, what: str, cause: str, names: Sequence[str]) -
 
 
 def synchronized_often(rows: Rows, before: Rows | None) -> list[Alarm]:
-    """Of the passes of one step only the last synchronizes."""
-    times = max(sum(map(bool, row.get("syncs", []))) for row in rows)
+    """Of the backward passes of one step only the last synchronizes."""
+    times = max(row.get("reductions", 0) for row in rows)
     if times < 2:
         return []
     what = f"gradients are synchronized {times} times, once is enough"
     cause = "gradients accumulated without no_sync"
     step = rows[0]["step"]
     return [alarm("synchronization", step, what, cause=cause, severe=False)]
+
+
+def evaluation_mode(rows: Rows, before: Rows | None = None) -> list[Alarm]:
+    """Steps come from forward passes in training mode, if they did before."""
+    ranks = [rank for rank, row in enumerate(rows) if "in_eval" in row]
+    if not ranks:
+        return []
+    step = min(rows[rank]["in_eval"] for rank in ranks)
+    what = "trained in eval() from this step on: without dropout, or with the "
+    what += "statistics of batch norm as they are"
+    cause = "no model.train() after a validation"
+    whom = ranks if len(ranks) < len(rows) else []
+    return [alarm("evaluation mode", step, what, ranks=whom, cause=cause)]
+
+
+def carried(rows: Rows, before: Rows | None) -> list[Alarm]:
+    """A step does not use the gradients of the one before again."""
+    tables = [row.get("carried", []) for row in rows]
+    names: list[str] = next((names for names in tables if names), [])
+    if not names:
+        return []
+    ranks = [rank for rank, found in enumerate(tables) if found]
+    what = f"holds the gradient of the step before, too ({len(names)} such tensors)"
+    cause = "no zero_grad() after the step"
+    whom = ranks if len(ranks) < len(rows) else []
+    step = rows[0]["step"]
+    return [alarm("zero_grad", step, what, ranks=whom, tensor=names[0], cause=cause)]

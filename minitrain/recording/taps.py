@@ -6,7 +6,8 @@ By torch's documented hooks alone. They only look: nothing is drawn, changed or 
 import gc
 import inspect
 import weakref
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.func import debug_unwrap
 from torch.nn.modules.module import register_module_module_registration_hook
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from minitrain.distributed.torch_private import import_compiler
@@ -22,6 +24,7 @@ from minitrain.distributed.torch_private import import_compiler
 # as the first optimizer would, but so that it leaves no folder
 import_compiler()
 Method = TypeVar("Method", bound=Callable[..., Any])
+SomeTensor = TypeVar("SomeTensor", bound=Tensor)
 # under these names DDP, torch.compile, Fabric and others hold the model they wrap
 INSIDE = ("module", "_orig_mod", "_forward_module")
 # what wrappers of a part of a model add to the names of parameters
@@ -73,16 +76,42 @@ def innermost(model: nn.Module) -> nn.Module:
     return model
 
 
-def plain_name(name: str) -> str:
-    """The name of a parameter or buffer, whatever wraps parts of the model."""
-    for added in ADDED:
-        name = name.replace(added, "")
-    return name
+def called_modules(inner: nn.Module) -> list[nn.Module]:
+    """Return the modules whose forward passes are those of the model: the model itself,
+    or the models in a container that has no forward pass of its own (``ModuleDict``).
+    """
+    if getattr(inner.forward, "__func__", None) is not nn.Module.forward:
+        return [inner]
+    children = map(innermost, inner.children())
+    return [module for child in children for module in called_modules(child)]
+
+
+def plain_names(
+    inner: nn.Module, named: Iterable[tuple[str, SomeTensor]]
+) -> dict[str, SomeTensor]:
+    """Return parameters or buffers by name, without what wrappers of parts of the model
+    add to the names.
+    """
+    wrapped = [
+        f"{path}."
+        for path, module in inner.named_modules()
+        if path and isinstance(module, DataParallel | DistributedDataParallel)
+    ]
+    found = {}
+    for name, tensor in named:
+        # a wrapper within another one comes first
+        for path in reversed(wrapped):
+            if name.startswith(path):
+                name = path + name.removeprefix(f"{path}module.")
+        for added in ADDED:
+            name = name.replace(added, "")
+        found[name] = tensor
+    return found
 
 
 def parameters_of(inner: nn.Module) -> dict[str, nn.Parameter]:
     """By name, as they are now: a run may put others into the model."""
-    return {plain_name(name): p for name, p in inner.named_parameters()}
+    return plain_names(inner, inner.named_parameters())
 
 
 def is_in_parts(parameter: Tensor) -> bool:
@@ -92,8 +121,7 @@ def is_in_parts(parameter: Tensor) -> bool:
 
 def named_tensors(inner: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers by name, as they are now."""
-    named = [*inner.named_parameters(), *inner.named_buffers()]
-    return {plain_name(name): tensor for name, tensor in named}
+    return plain_names(inner, [*inner.named_parameters(), *inner.named_buffers()])
 
 
 def is_transformed(tensor: Tensor) -> bool:
@@ -108,11 +136,11 @@ def is_transformed_pass(inner: nn.Module) -> bool:
     return any(map(is_transformed, named_tensors(inner).values()))
 
 
-def is_training_pass(inner: nn.Module) -> bool:
+def is_training_pass(module: nn.Module) -> bool:
     """Whether the forward pass that begins is one of the training: in training mode,
     with gradients, and not once more for activation checkpointing.
     """
-    if not inner.training:
+    if not module.training:
         return False
     checkpointing = set()
     frame = inspect.currentframe()
@@ -126,14 +154,15 @@ def is_training_pass(inner: nn.Module) -> bool:
 
 
 class Wrappers:
-    """Modules around ``inner``, made before or after :meth:`start`, and which of them
-    was the last to begin its forward pass.
+    """Modules around those of ``called``, made before or after :meth:`start`, and which
+    of them was the last to begin its forward pass.
     """
 
-    def __init__(self, inner: nn.Module) -> None:
-        self._inner = inner
+    def __init__(self, called: Sequence[nn.Module]) -> None:
+        self._called = called
         self._entered: nn.Module | None = None
-        self._seen: list[weakref.ref[nn.Module]] = []
+        # with the number of the module that it wraps
+        self._seen: list[tuple[weakref.ref[nn.Module], int]] = []
         self._handles: list[RemovableHandle] = []
 
     def start(self) -> None:
@@ -153,22 +182,23 @@ class Wrappers:
         self._entered = None
 
     def take(self) -> nn.Module | None:
-        """Called as ``inner`` begins its forward pass: the wrapper around that, the
+        """Return the wrapper around the module that begins its forward pass, the
         innermost of several.
         """
         entered, self._entered = self._entered, None
-        if entered is not None and self._number(entered) is None:
-            self._seen.append(weakref.ref(entered))
+        if entered is not None and all(one() is not entered for one, _ in self._seen):
+            self._seen.append((weakref.ref(entered), self._number(entered) or 0))
         return entered
 
     @property
     def count(self) -> int:
-        """How many were taken so far, each counted once."""
-        return len(self._seen)
+        """Most wrappers that a module had so far, each counted once."""
+        return max(Counter(number for _, number in self._seen).values(), default=0)
 
     def _number(self, module: nn.Module) -> int | None:
-        known = (n for n, one in enumerate(self._seen) if one() is module)
-        return next(known, None)
+        wrapped = innermost(module)
+        called = enumerate(self._called)
+        return next((number for number, one in called if one is wrapped), None)
 
     def _wraps(self, module: nn.Module) -> bool:
         # one that is yet to be made has no children
@@ -180,7 +210,7 @@ class Wrappers:
     def _leads_here(self, name: str, child: nn.Module) -> bool:
         # the compiler's is no wrapper that could be bypassed
         return (
-            name in INSIDE and name != "_orig_mod" and innermost(child) is self._inner
+            name in INSIDE and name != "_orig_mod" and self._number(child) is not None
         )
 
     def _made(self, module: nn.Module, name: str, child: nn.Module | None) -> None:
@@ -197,11 +227,16 @@ class Wrappers:
 
 class OwnGradients:
     """Calls ``see(name, gradient)`` whenever a backward pass has added to the gradient
-    of a parameter, before any other rank's is mixed in.
+    of a parameter, before any other rank's is mixed in; and ``before``, with what was
+    there, just before it does.
     """
 
-    def __init__(self, see: Callable[[str, Tensor], None]) -> None:
-        self._see = see
+    def __init__(
+        self,
+        see: Callable[[str, Tensor], None],
+        before: Callable[[str, Tensor | None], None],
+    ) -> None:
+        self._see, self._before = see, before
         self._handles: list[RemovableHandle] = []
 
     @property
@@ -218,15 +253,23 @@ class OwnGradients:
             return
         for name, parameter in named.items():
             if parameter.requires_grad and not is_in_parts(parameter):
-                tap = Tap(self._tell(name))
-                handle = parameter.register_post_accumulate_grad_hook(tap)
-                self._handles.append(handle)
+                first, tap = Tap(self._look(name, parameter)), Tap(self._tell(name))
+                self._handles += [
+                    parameter.register_hook(first),
+                    parameter.register_post_accumulate_grad_hook(tap),
+                ]
 
     def stop(self) -> None:
         """Listen no more."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+
+    def _look(self, name: str, parameter: Tensor) -> Callable[[Tensor], None]:
+        def look(added: Tensor) -> None:
+            self._before(name, parameter.grad)
+
+        return look
 
     def _tell(self, name: str) -> Callable[[Tensor], None]:
         def tell(parameter: Tensor) -> None:

@@ -74,6 +74,10 @@ class Watch:
         meetings.failed = False
         return found is None
 
+    def tell(self, found: Iterable[Alarm]) -> None:
+        """Report what this rank found by itself, as each of the others does."""
+        self._tell([new for one in found for new in self._judge.told_elsewhere(one)])
+
     def look(self, wait_s: float = 0.0) -> None:
         """Judge what has come, or comes within ``wait_s``; EvidenceError where that
         ends the run.
@@ -93,7 +97,7 @@ class Watch:
             complete = self._exchange.received(wait_s)
             late = self._exchange.missing()
         found = [alarm for rows in complete for alarm in self._judge.see(rows)]
-        return found if late is None else [*found, late]
+        return found if late is None or self._judge.is_apart else [*found, late]
 
     def _tell(self, found: Iterable[Alarm]) -> None:
         ends = None

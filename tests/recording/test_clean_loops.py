@@ -13,6 +13,7 @@ from minitrain.recording.format import read_recording
 STEPS = 6
 # of 64 samples: epochs end with a part of a batch, and samplers pad it
 BATCH = 16
+PADDED = (3, "padding")
 PLAIN: dict[str, Any] = {}
 SETTINGS = [
     PLAIN,
@@ -50,7 +51,9 @@ def test_right_loops_are_silent(
         recording = read_recording(tmp_path / str(number))
         assert recording.world_size == ranks
         for one in recording.ranks.values():
-            assert [row["line"] for row in one.alarms] == [], setting
+            # three ranks do not divide the samples
+            lines = [r["line"] for r in one.alarms if (ranks, r["rule"]) != PADDED]
+            assert lines == [], setting
             assert one.end is not None
             assert one.end["steps"] == {"0": STEPS}
     assert "minitrain:" not in capfd.readouterr().err

@@ -12,6 +12,7 @@ from torch.optim import SGD, Optimizer
 import minitrain
 from minitrain.distributed.groups import distributed, wrap_for_ddp
 from minitrain.recording.format import read_recording
+from minitrain.recording.inputs import read
 
 
 class InAccelerate(Optimizer):
@@ -74,8 +75,10 @@ def test_one_that_is_made_anew_has_the_passes_since_the_last(
             optimizer = SGD(model.parameters(), lr=0.1)
             kept.append(optimizer if is_kept else None)
             for step in range(4):
+                optimizer.zero_grad()
+                loss_of(model, batch(step)).backward()
                 recorder.loss(float(10 * epoch + step))
-                loop(model, optimizer, 1)
+                optimizer.step()
     for epoch in range(3):
         rows = steps_of(tmp_path, optimizer=epoch)
         assert [len(row["inputs"]) for row in rows] == [1] * 4
@@ -112,7 +115,8 @@ def test_each_of_several_has_its_own_parameters_and_steps(tmp_path: Path) -> Non
     assert [row["step"] for row in often] == [0, 1, 2, 4, 8]
     assert [row["step"] for row in seldom] == [0, 1, 2]
     assert [row["forwards"] for row in seldom] == [2, 4, 6]
-    assert [len(row["inputs"]) for row in seldom] == [2, 2, 2]
+    # its gradients of the pass before were dropped
+    assert [len(row["inputs"]) for row in seldom] == [1, 1, 1]
     assert [len(row["inputs"]) for row in often] == [1] * 5
     assert {*seldom[0]["own"]} == {*seldom[0]["gradients"]}
     assert {*seldom[0]["parameters"]} == {
@@ -144,17 +148,25 @@ def test_a_step_that_a_loss_scaler_skips_is_none(tmp_path: Path) -> None:
         optimizer = torch.optim.Adam(model.parameters(), lr=0.1, fused=fused)
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
         folder = tmp_path / str(fused)
-        with minitrain.record(model, optimizer, folder):
+        with minitrain.record(model, optimizer, folder) as recorder:
             for step in range(4):
                 loss = model(batch(step)).mean() * (1e39 if step == 1 else 1.0)
+                recorder.loss(float(step))
+                # some call it here, some after the step
+                if fused:
+                    optimizer.zero_grad(set_to_none=False)
                 scaler.scale(loss).backward()
                 scaler.step(optimizer)
                 scaler.update()
-                optimizer.zero_grad()
+                if not fused:
+                    optimizer.zero_grad()
         rows = steps_of(folder)
         assert [row["step"] for row in rows] == [0, 1, 2]
         assert [row["forwards"] for row in rows] == [1, 3, 4]
-        assert [len(row["inputs"]) for row in rows] == [1, 2, 1]
+        # what led to the skipped step is not counted into the next
+        assert [len(row["inputs"]) for row in rows] == [1, 1, 1]
+        assert [row["loss"] for row in rows] == [0.0, 2.0, 3.0]
+        assert rows[1]["inputs"][0] == read(batch(2))[0]
 
 
 @pytest.mark.parametrize("is_unscaled", [False, True])

@@ -489,10 +489,12 @@ def test_a_wrapper_made_anew() -> None:
 
 
 def test_synchronized_more_often_than_needed() -> None:
-    found = only(at_step_1(syncs=[True, True, True]))
+    found = only(at_step_1(syncs=[True, True, True], reductions=3))
     assert (found.rule, found.severe) == ("synchronization", False)
     assert "synchronized 3 times" in found.line
-    assert at_step_1(syncs=[False, False, True]) == []
+    assert at_step_1(syncs=[False, False, True], reductions=1) == []
+    # several passes, one backward pass
+    assert at_step_1(syncs=[True, True], reductions=1) == []
 
 
 def test_ranks_that_draw_the_same_random_numbers() -> None:

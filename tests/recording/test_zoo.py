@@ -195,7 +195,8 @@ def test_a_rank_with_fewer_batches_says_whom_it_waited_for(tmp_path: Path) -> No
     (found,) = recording.ranks[VICTIM].alarms
     assert (found["kind"], found["rule"], found["ranks"]) == ("note", "ranks", [0])
     assert "rank 0: did not come to the end within 1 s" in found["line"]
-    assert found["line"].endswith(f"last heard of rank 0: step {last}")
+    assert f"last heard of rank 0: step {last}; probable cause" in found["line"]
+    assert f"rank {VICTIM} ran out of batches" in found["line"]
     assert recording.ranks[0].end is None
 
 

@@ -1,0 +1,81 @@
+"""Backward passes of a step: which forward passes the gradients come from.
+
+Gradients that were dropped before a step (``zero_grad`` after a step that a loss scaler
+skipped) belong to no step, nor do their passes. Gradients that a step leaves in place
+go into the next one. Both are seen just before a backward pass adds to a gradient.
+"""
+
+import torch
+from torch import Tensor
+
+# counts of forward passes and of losses
+Place = tuple[int, int]
+
+
+class Backwards:
+    """State of the gradients of each parameter, by name.
+
+    ``since`` is the place of the first pass whose gradient is in it. ``carried`` are
+    parameters whose gradient holds that of the step before; ``touched`` those whose
+    gradient changed between two passes of which the first did not synchronize.
+    """
+
+    def __init__(self) -> None:
+        self.since: dict[str, Place] = {}
+        self.carried: set[str] = set()
+        self.touched: set[str] = set()
+        # as a pass left it, and whether it synchronizes
+        self._left: dict[str, tuple[int, bool]] = {}
+        self._first: Place = (0, 0)
+        self._running = False
+
+    def pass_begins(self, place: Place) -> None:
+        """Note a forward pass, the first after a backward pass or not."""
+        if self._running:
+            self._first, self._running = place, False
+
+    def begins(self) -> bool:
+        """Return whether this gradient is the first of its backward pass."""
+        was, self._running = self._running, True
+        return not was
+
+    def before(self, name: str, gradient: Tensor | None) -> None:
+        """Look at the gradient of a parameter before this pass is added to it."""
+        known = self.since.get(name)
+        if known == self._first:
+            return
+        version, synced = self._left.get(name, (None, True))
+        changed = gradient is not None and gradient._version != version
+        # one that is zero as a pass left it was not dropped
+        if gradient is None or (changed and _is_zero(gradient)):
+            self.forget(name)
+        elif known is None:
+            self.carried.add(name)
+        elif changed and not synced:
+            self.touched.add(name)
+        self.since.setdefault(name, self._first)
+
+    def after(self, name: str, gradient: Tensor, synced: bool) -> None:
+        """Note a gradient as this rank's backward pass leaves it."""
+        self._left[name] = gradient._version, synced
+
+    def forget(self, name: str) -> None:
+        """Start anew with the gradient of a parameter."""
+        self.since.pop(name, None)
+        self._left.pop(name, None)
+        self.carried.discard(name)
+        self.touched.discard(name)
+
+    def drop(self, place: Place) -> None:
+        """Count from ``place`` on, as the passes and losses before it are dropped."""
+
+        def moved(old: Place) -> Place:
+            return max(0, old[0] - place[0]), max(0, old[1] - place[1])
+
+        self._first = moved(self._first)
+        self.since = {name: moved(old) for name, old in self.since.items()}
+
+
+def _is_zero(gradient: Tensor) -> bool:
+    is_dense = gradient.layout is torch.strided
+    return is_dense and not bool(gradient.detach().any())
