@@ -153,8 +153,10 @@ MAY_HAVE: dict[str, dict[str, Check]] = {
         "in_eval": _COUNT,
         "dropout": _flag,
         "drawn": _named(_text),
+        "also": _named(_text),
     },
     "end": {
+        "also": _named(_text),
         "in_eval": _COUNT,
         "parameters": _named(_FINGERPRINT),
         "buffers": _named(_buffer),

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -65,6 +66,19 @@ def require_all(
             "record: each rank holds a part of the parameters, and not all ranks began "
             f"to record within {timeout_s:g} s: every rank has to"
         )
+
+
+def require_modules(also: Any) -> None:
+    """Raise UserError where ``also`` is no mapping of names to modules that each rank
+    has as a whole.
+    """
+    for name, module in (also or {}).items():
+        where = f"record: also[{name!r}] is"
+        if not isinstance(module, nn.Module):
+            kind = type(module).__name__
+            raise UserError(f"{where} a {kind}: must be a torch.nn.Module")
+        if any(map(is_in_parts, module.parameters())):
+            raise UserError(f"{where} sharded: each rank must hold all of it")
 
 
 def require_own(inner: nn.Module) -> None:

@@ -1,5 +1,6 @@
 """A step as it is written down: collected from forward pass to optimizer."""
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +23,9 @@ from minitrain.recording.modes import has_dropout
 from minitrain.recording.optimizers import IDLE, Optimizers, Stepped
 from minitrain.recording.taps import (
     Wrappers,
+    innermost,
     is_in_parts,
+    named_tensors,
     parameters_of,
     plain_names,
 )
@@ -60,8 +63,10 @@ class Pages:
     counts the passes of all steps.
     """
 
-    def __init__(self, inner: nn.Module, wrappers: Wrappers) -> None:
-        self._inner, self._wrappers = inner, wrappers
+    def __init__(
+        self, inner: nn.Module, wrappers: Wrappers, also: Mapping[str, nn.Module]
+    ) -> None:
+        self._inner, self._wrappers, self._also = inner, wrappers, also
         self._passes: list[Pass] = []
         self._losses: list[Tensor | float] = []
         # how many of both are of steps that were long ago
@@ -110,7 +115,15 @@ class Pages:
         """
         named = parameters_of(self._inner)
         parameters = {name: fingerprint(p) for name, p in named.items()}
-        return {"parameters": parameters, "buffers": self._buffers()}
+        found = {"parameters": parameters, "buffers": self._buffers()}
+        return found | ({"also": self._beside_the_model()} if self._also else {})
+
+    def _beside_the_model(self) -> dict[str, str]:
+        return {
+            f"{name}.{of}": digest(tensor)
+            for name, module in self._also.items()
+            for of, tensor in named_tensors(innermost(module)).items()
+        }
 
     def _buffers(self) -> dict[str, Row]:
         """Of each its hash; of floating ones, which rounding may take apart, all."""
@@ -228,6 +241,8 @@ class Pages:
         kept = {name: p for name, p in named.items() if name in page["before"]}
         page["parameters"] = {name: fingerprint(p) for name, p in kept.items()}
         page["moments"] = stepped.moments() if together else ""
+        if self._also and stepped.number == 0:
+            page["also"] = self._beside_the_model()
         for name in page["parameters"]:
             self._backwards.forget(name)
 

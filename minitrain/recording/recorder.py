@@ -6,7 +6,7 @@ only look, so the run's bits are those of the same run without a recorder.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -23,6 +23,7 @@ from minitrain.recording.header import (
     header_of,
     rank_and_size,
     require_all,
+    require_modules,
     require_whole,
 )
 from minitrain.recording.lines import Lines
@@ -62,14 +63,16 @@ class Recorder:
         every: int = 10,
         on_alarm: Literal["print", "raise"] = "print",
         timeout_s: float = 30.0,
+        also: Mapping[str, nn.Module] | None = None,
     ) -> None:
         _require(model, every, on_alarm, timeout_s)
+        require_modules(also)
         self._inner = innermost(model)
         self._folder, self._every = Path(folder), every
         self._raises, self._timeout_s = on_alarm == "raise", timeout_s
         self._called = called_modules(self._inner)
         self._wrappers, self._modes = Wrappers(self._called), Modes(self._inner)
-        self._pages = Pages(self._inner, self._wrappers)
+        self._pages = Pages(self._inner, self._wrappers, also or {})
         self._own = OwnGradients(self._pages.own_gradient, self._pages.before_gradient)
         given = unwrapped(optimizer)
         self._optimizers = Optimizers(given, self._step_begins, self._step_ended)
@@ -293,6 +296,7 @@ def record(
     every: int = 10,
     on_alarm: Literal["print", "raise"] = "print",
     timeout_s: float = 30.0,
+    also: Mapping[str, nn.Module] | None = None,
 ) -> Recorder:
     """Record what the training of ``model`` computes: a file of each rank in a folder.
 
@@ -305,6 +309,8 @@ def record(
     says so (``on_alarm="raise"``: EvidenceError on all ranks). That a rank does not
     come within ``timeout_s`` is said by those that did, at a later step or at the end.
     Where ranks hold a part of each parameter, they wait for each other at such steps.
+    ``also`` names other modules that ranks must have alike, such as a moving average of
+    the weights: ``{"ema": module}``.
     With MINITRAIN_TWIN=1 in the environment the run begins one unit in the last place
     away, to see how far rounding alone carries it.
 
@@ -318,4 +324,5 @@ def record(
         every=every,
         on_alarm=on_alarm,
         timeout_s=timeout_s,
+        also=also,
     )

@@ -30,7 +30,7 @@ from minitrain.recording.rules_of_inputs import (
     shared_generators,
     unread,
 )
-from minitrain.recording.rules_of_parameters import parameters, parted_at_the_end
+from minitrain.recording.rules_of_parameters import also, parameters, parted_at_the_end
 from minitrain.recording.rules_of_progress import (
     carried,
     evaluation_mode,
@@ -116,7 +116,7 @@ def alarms_at_end(
         return [_ended(steps, ranks, last)]
     passes = max((end["forwards"] for end in whole), default=0)
     unseen = _unseen(passes, last, whole, start)
-    found = evaluation_mode(whole) + unseen
+    found = evaluation_mode(whole) + also(whole, last=last) + unseen
     return found + parted_at_the_end(whole, before, last)
 
 
@@ -224,4 +224,5 @@ RULES: tuple[Rule, ...] = (
     synchronized_often,
     random_numbers,
     shared_generators,
+    also,
 )

@@ -69,11 +69,24 @@ def _twins_before(
     return alike and was != one and bool(was)
 
 
+def _times_read(row: Row) -> Counter[str]:
+    """How often each sample is read in a step, or in a pass of it where several passes
+    have one backward pass, as two views of a batch have.
+    """
+    passes = [Counter(batch) for batch in row["inputs"]]
+    if sum(map(bool, row["syncs"])) <= row.get("reductions", 1):
+        return sum(passes, Counter())
+    most: Counter[str] = Counter()
+    for one in passes:
+        most |= one
+    return most
+
+
 def _several(rows: Rows, before: Rows) -> str:
     # what a rank reads at both is no sample, but a table, or the batch again
     both: tuple[list[Counter[str]], list[Counter[str]]] = [], []
     for now, then in zip(rows, before, strict=True):
-        counts = Counter(samples(now)), Counter(samples(then))
+        counts = _times_read(now), _times_read(then)
         kept = {*counts[0]} & {*counts[1]}
         for each, count in zip(both, counts, strict=True):
             each.append(Counter({k: n for k, n in count.items() if k not in kept}))

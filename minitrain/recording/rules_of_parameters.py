@@ -65,3 +65,15 @@ def parted_at_the_end(ends: Rows, before: Sequence[Rows], last: int) -> list[Ala
     what = f"unlike those of the others at the end, about {far:.1g} of the model apart"
     cause = "a step after the last recorded one: every=1 finds it and its cause"
     return [alarm("parameters", last, what, ranks=ranks, tensor=name, cause=cause)]
+
+
+def also(rows: Rows, before: Rows | None = None, last: int = 0) -> list[Alarm]:
+    """Modules beside the model are equal on all ranks that record them."""
+    have = [rank for rank, row in enumerate(rows) if "also" in row]
+    name, found = first_unlike([rows[rank]["also"] for rank in have])
+    if not found:
+        return []
+    ranks, step = [have[number] for number in found], rows[0].get("step", last)
+    what = "unlike those of the others, beside the model"
+    cause = "made, loaded or updated in another way on ranks, or on one alone"
+    return [alarm("also", step, what, ranks=ranks, tensor=name, cause=cause)]

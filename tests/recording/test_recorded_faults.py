@@ -1,0 +1,370 @@
+"""Each fault in a loop of two ranks is reported, and the right loop has no word."""
+
+import random
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from recorded_loops import Net, batch, loop, loss_of
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD, Optimizer
+
+import minitrain
+from minitrain.distributed.groups import distributed
+from minitrain.recording.format import read_recording
+
+STEPS = 6
+record = partial(minitrain.record, every=1)
+# a loop, recorded in a folder: whether it has the fault, and the rank
+Loop = Callable[[Path, bool, int], None]
+
+
+def plain(seed: int = 0) -> nn.Module:
+    """Return a model that is the same on all ranks, without buffers."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1), nn.Flatten(0))
+
+
+def wrapped(model: nn.Module, **options: Any) -> Any:
+    return DistributedDataParallel(model, **options)
+
+
+def reduce(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= dist.get_world_size()
+
+
+def evaluation(folder: Path, fault: bool, rank: int) -> None:
+    torch.manual_seed(rank)
+    model = wrapped(Net())
+    optimizer = SGD(model.parameters(), lr=0.01)
+
+    def validate(step: int) -> None:
+        if step == 3:
+            model.eval()
+            with torch.no_grad():
+                model(batch(99))
+            model.train(not fault)
+
+    # it is said though the step is not recorded
+    with record(model, optimizer, folder, every=10):
+        loop(model, optimizer, STEPS, rank=rank, after=validate)
+
+
+def not_cleared(folder: Path, fault: bool, rank: int) -> None:
+    model = wrapped(plain())
+    optimizer = SGD(model.parameters(), lr=0.01)
+    with record(model, optimizer, folder):
+        for step in range(STEPS):
+            # zeros are as good as none, before the backward pass or after the step
+            loss = loss_of(model, batch(step, rank))
+            if not fault:
+                optimizer.zero_grad(set_to_none=step < 2)
+            loss.backward()
+            optimizer.step()
+
+
+def clipped_alone(folder: Path, fault: bool, rank: int) -> None:
+    model = plain()
+    optimizer = SGD(model.parameters(), lr=0.01)
+    with record(model, optimizer, folder):
+        for step in range(STEPS):
+            loss_of(model, batch(step, rank)).backward()
+            if fault:
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            reduce(model)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def clipped_between(folder: Path, fault: bool, rank: int) -> None:
+    model = wrapped(plain())
+    optimizer = SGD(model.parameters(), lr=0.01)
+    with record(model, optimizer, folder):
+        for step in range(STEPS):
+            for micro in range(3):
+                with nullcontext() if micro == 2 else model.no_sync():
+                    (loss_of(model, batch(step, rank, micro)) / 3).backward()
+                if fault or micro == 2:
+                    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def another_model(folder: Path, fault: bool, rank: int) -> None:
+    inner = plain()
+    held = plain() if fault else inner
+    model = wrapped(inner)
+    optimizer = SGD(held.parameters(), lr=0.01)
+    with record(model, optimizer, folder):
+        for step in range(STEPS):
+            loss_of(model, batch(step, rank)).backward()
+            optimizer.step()
+            inner.zero_grad()
+
+
+def another_model_unseen(folder: Path, fault: bool, rank: int) -> None:
+    inner = plain()
+    model = wrapped(inner)
+    optimizer = SGD((plain() if fault else inner).parameters(), lr=0.01)
+    with record(model, None, folder):
+        for step in range(STEPS):
+            loss_of(model, batch(step, rank)).backward()
+            optimizer.step()
+            inner.zero_grad()
+
+
+def same_seed(generator: str) -> Loop:
+    def run(folder: Path, fault: bool, rank: int) -> None:
+        model = wrapped(plain())
+        optimizer = SGD(model.parameters(), lr=0.01)
+        seed = 5 if fault else 5 + rank
+        torch.manual_seed(seed)
+        np.random.seed(seed)
+        random.seed(seed)
+        draw = {
+            "torch": lambda: torch.randn(5, 6),
+            "NumPy": lambda: torch.tensor(np.random.randn(5, 6), dtype=torch.float32),
+            "random": lambda: torch.full((5, 6), random.random()),
+        }[generator]
+        with record(model, optimizer, folder):
+            for step in range(STEPS):
+                loss_of(model, batch(step, rank) + draw()).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+    return run
+
+
+def trainable_later(folder: Path, fault: bool, rank: int) -> None:
+    inner = plain()
+    inner[0].requires_grad_(False)
+    model = wrapped(inner)
+    optimizer = SGD(inner.parameters(), lr=0.01)
+    with record(model, optimizer, folder):
+        for step in range(STEPS):
+            if step == 3:
+                inner[0].requires_grad_(True)
+                model = model if fault else wrapped(inner)
+            loss_of(model, batch(step, rank)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+class Averages(Optimizer):
+    """Reduces gradients in its step, all of them but ``left_out``."""
+
+    def __init__(self, model: nn.Module, left_out: int, divides: bool) -> None:
+        super().__init__(model.parameters(), {"lr": 0.01})
+        self.left_out, self.divides = left_out, divides
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for number, parameter in enumerate(self.param_groups[0]["params"]):
+            gradient = parameter.grad.clone()
+            if number != self.left_out:
+                dist.all_reduce(gradient)
+                gradient /= dist.get_world_size() if self.divides else 1
+            parameter.add_(gradient, alpha=-self.param_groups[0]["lr"])
+
+
+def averaged(folder: Path, divides: bool, left_out: int, rank: int) -> None:
+    model = plain()
+    optimizer = Averages(model, left_out, divides)
+    with record(model, optimizer, folder):
+        for step in range(STEPS):
+            loss_of(model, batch(step, rank)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def left_out_of_step(folder: Path, fault: bool, rank: int) -> None:
+    averaged(folder, True, 2 if fault else -1, rank)
+
+
+def summed_in_step(folder: Path, fault: bool, rank: int) -> None:
+    averaged(folder, not fault, -1, rank)
+
+
+def not_finite(folder: Path, fault: bool, rank: int) -> None:
+    model = wrapped(plain())
+    optimizer = SGD(model.parameters(), lr=0.01)
+    with record(model, optimizer, folder):
+        for step in range(STEPS):
+            x = batch(step, rank)
+            if fault and rank == 1 and step == 3:
+                x[0, 0] = torch.nan
+            loss_of(model, x).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def often(folder: Path, fault: bool, rank: int) -> None:
+    """Two passes of one backward pass, which is right, or of two."""
+    model = wrapped(plain())
+    optimizer = SGD(model.parameters(), lr=0.01)
+    with record(model, optimizer, folder):
+        for step in range(STEPS):
+            first, second = (batch(step, rank, micro) for micro in range(2))
+            loss = loss_of(model, first)
+            if fault:
+                loss.backward()
+                loss = 0
+            (loss + loss_of(model, second)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def skipped(folder: Path, fault: bool, rank: int) -> None:
+    """A rank leaves out the backward pass of a batch; right if all leave out one."""
+    model = wrapped(plain())
+    optimizer = SGD(model.parameters(), lr=0.01)
+    with record(model, optimizer, folder):
+        for step in range(STEPS):
+            for part in range(1 + (fault and rank == 1 and step == 3)):
+                loss = loss_of(model, batch(step, rank, part))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def padded(folder: Path, fault: bool, rank: int) -> None:
+    model = wrapped(plain())
+    optimizer = SGD(model.parameters(), lr=0.01)
+    data = torch.utils.data.TensorDataset(batch(0, size=17 if fault else 18))
+    sampler = torch.utils.data.DistributedSampler(data, 2, rank)
+    with record(model, optimizer, folder):
+        for (x,) in torch.utils.data.DataLoader(data, 3, sampler=sampler):
+            loss_of(model, x).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def told_late(folder: Path, fault: bool, rank: int) -> None:
+    model = wrapped(plain())
+    optimizer = SGD(model.parameters(), lr=0.01)
+    with record(model, optimizer, folder) as recorder:
+        for step in range(STEPS):
+            loss = loss_of(model, batch(step, rank))
+            loss.backward()
+            if not fault:
+                recorder.loss(loss)
+            optimizer.step()
+            if fault:
+                recorder.loss(loss)
+            optimizer.zero_grad()
+
+
+def beside(folder: Path, fault: bool, rank: int) -> None:
+    """An average of the weights that is another one on ranks."""
+    model, average = wrapped(plain()), plain()
+    optimizer = SGD(model.parameters(), lr=0.01)
+    if fault and rank:
+        nn.init.zeros_(average[0].bias)
+    with record(model, optimizer, folder, also={"ema": average}):
+        loop(model, optimizer, STEPS, rank=rank)
+
+
+def two_networks(folder: Path, fault: bool, rank: int) -> None:
+    """Return words of a GAN: in one recording, and in two of which one is nested."""
+    torch.manual_seed(0)
+    makes, judges = wrapped(nn.Linear(4, 6)), wrapped(plain())
+    first, second = SGD(makes.parameters(), lr=0.01), SGD(judges.parameters(), lr=0.01)
+    both = nn.ModuleDict({"makes": makes, "judges": judges})
+    together = record(both, [first, second], folder)
+    one = record(makes, first, folder / "makes")
+    other = record(judges, second, folder / "judges")
+    with together, one, other:
+        for step in range(STEPS):
+            noise = batch(step, rank)[:, :4]
+            second.zero_grad()
+            real, made = judges(batch(step, rank, 1)), judges(makes(noise).detach())
+            (made.square().mean() + (real - 1).square().mean()).backward()
+            second.step()
+            first.zero_grad()
+            (judges(makes(noise)) - 1).square().mean().backward()
+            # one rank never reduces what the first makes
+            if fault and rank == 1 and step == 3:
+                makes.module.weight.grad *= 2
+            first.step()
+
+
+# what is found first of the fault: kind, rule, step, ranks and part of the line
+FAULTS: dict[str, tuple[Loop, tuple[str, str, int, list[int], str]]] = {
+    "eval": (evaluation, ("alarm", "evaluation mode", 4, [], "no model.train()")),
+    "not cleared": (not_cleared, ("alarm", "zero_grad", 1, [], "no zero_grad()")),
+    "clipped alone": (clipped_alone, ("note", "clipping", 0, [], "by each rank")),
+    "clipped": (clipped_between, ("note", "clipping", 0, [], "clip once")),
+    "held": (another_model, ("alarm", "not held", 1, [], "no parameter of the model")),
+    "unseen": (another_model_unseen, ("alarm", "steps", 0, [], "no parameter has")),
+    "torch": (same_seed("torch"), ("note", "shared seed", 2, [], "torch's global")),
+    "NumPy": (same_seed("NumPy"), ("note", "shared seed", 2, [], "NumPy's global")),
+    "random": (same_seed("random"), ("note", "shared seed", 2, [], "random's global")),
+    "later": (trainable_later, ("alarm", "gradients", 3, [1], "trainable only after")),
+    "left out": (left_out_of_step, ("alarm", "parameters", 0, [1], "not this one")),
+    "summed": (summed_in_step, ("note", "mean", 1, [], "their sum")),
+    "NaN": (not_finite, ("note", "not finite", 3, [1], "inputs that are not finite")),
+    "often": (often, ("note", "synchronization", 0, [], "2 times")),
+    "skipped": (skipped, ("note", "steps", 3, [1], "backward pass was skipped")),
+    "padded": (padded, ("note", "padding", 2, [1], "DistributedSampler pads")),
+    "late loss": (told_late, ("note", "loss", 0, [], "after optimizer.step()")),
+    "beside": (beside, ("alarm", "also", 0, [1], "ema.0.bias")),
+    "two": (two_networks, ("alarm", "gradients", 3, [1], "makes.weight")),
+}
+# notes of right loops: parameters are averaged elsewhere, or found by another rule
+EXPECTED = {"left out": {"averaged in step"}, "summed": {"averaged in step"}}
+EXPECTED["later"] = {"wrapper"}
+
+
+def run_all(folder: Path) -> None:
+    with distributed() as (rank, _):
+        for name, (one, _) in FAULTS.items():
+            for fault in (True, False):
+                one(folder / name / str(fault), fault, rank)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("faults")
+    minitrain.launch(run_all, 2, made)
+    return made
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_reported_and_the_right_loop_is_silent(
+    folder: Path, name: str
+) -> None:
+    kind, rule, step, ranks, part = FAULTS[name][1]
+    found = read_recording(folder / name / "True").ranks[0].alarms
+    lines = [row["line"] for row in found]
+    first = next((row for row in found if row["rule"] == rule), None)
+    assert first is not None, lines
+    assert (first["kind"], first["step"], first["ranks"]) == (kind, step, ranks), lines
+    assert part in first["line"]
+    for recording in [folder / name / "False", *(folder / name / "False").iterdir()]:
+        if recording.is_dir():
+            for one in read_recording(recording).ranks.values():
+                words = {row["rule"]: row["line"] for row in one.alarms}
+                assert words.keys() <= EXPECTED.get(name, set()), words
+
+
+def test_names_are_those_without_the_wrappers(folder: Path) -> None:
+    header = read_recording(folder / "two" / "False").ranks[0].header
+    assert {"makes.weight", "judges.0.weight"} <= header["parameters"].keys()
+    rows = [*read_recording(folder / "two" / "False").ranks[0].steps.values()]
+    assert all(row["inputs"] and row["wrapper"] and row["own"] for row in rows)
+
+
+def test_a_loss_after_the_step_is_in_no_step(folder: Path) -> None:
+    for fault in (True, False):
+        steps = read_recording(folder / "late loss" / str(fault)).ranks[0].steps
+        assert [row["loss"] is None for row in steps.values()] == [fault] * STEPS
