@@ -298,6 +298,31 @@ def two_networks(folder: Path, fault: bool, rank: int) -> None:
             first.step()
 
 
+def static_graph(folder: Path, fault: bool, rank: int) -> None:
+    """Only the first pass has to synchronize."""
+    model = wrapped(plain(), static_graph=True)
+    optimizer = SGD(model.parameters(), lr=0.01)
+    with record(model, optimizer, folder):
+        if fault:
+            # torch fails in its backward pass
+            with model.no_sync():
+                model(batch(0))
+            return
+        loop(model, optimizer, 1, rank=rank)
+        loop(model, optimizer, STEPS, rank=rank, micro=2)
+
+
+def never_reduced(folder: Path, fault: bool, rank: int) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    model = plain()
+    fully_shard(model)
+    model.set_requires_gradient_sync(not fault)
+    optimizer = SGD(model.parameters(), lr=0.01)
+    with record(model, optimizer, folder):
+        loop(model, optimizer, STEPS, rank=rank)
+
+
 # what is found first of the fault: kind, rule, step, ranks and part of the line
 FAULTS: dict[str, tuple[Loop, tuple[str, str, int, list[int], str]]] = {
     "eval": (evaluation, ("alarm", "evaluation mode", 4, [], "no model.train()")),
@@ -318,6 +343,8 @@ FAULTS: dict[str, tuple[Loop, tuple[str, str, int, list[int], str]]] = {
     "padded": (padded, ("note", "padding", 2, [1], "DistributedSampler pads")),
     "late loss": (told_late, ("note", "loss", 0, [], "after optimizer.step()")),
     "beside": (beside, ("alarm", "also", 0, [1], "ema.0.bias")),
+    "static": (static_graph, ("alarm", "static graph", 0, [], "first pass that")),
+    "sharded": (never_reduced, ("alarm", "no gradient", 1, [0, 1], "never reduced")),
     "two": (two_networks, ("alarm", "gradients", 3, [1], "makes.weight")),
 }
 # notes of right loops: parameters are averaged elsewhere, or found by another rule

@@ -5,11 +5,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from project import ROOT
 from recorded_loops import Net, batch, loop, loss_of, state_bytes, steps_of
 from torch import Tensor, nn
@@ -281,6 +283,47 @@ try:
 finally:
     dist.destroy_process_group()
 """
+
+
+def stops_in_finally(folder: Path) -> bool:
+    """Return whether the recording of a rank has an end, and no alarm."""
+    with distributed() as (rank, _):
+        torch.manual_seed(rank)
+        model = wrap_for_ddp(Net())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        recorder = minitrain.record(model, optimizer, folder, timeout_s=3 * LONG_S)
+        recorder.start()
+        with suppress(KeyError):
+            try:
+                loop(model, optimizer, 2, rank=rank)
+                if rank == 0:
+                    raise KeyError("a bug of the loop")
+                # the other one is to come here without this one's end
+                dist.barrier()
+            finally:
+                recorder.stop()
+        if rank == 0:
+            dist.barrier()
+        return read_recording(folder).ranks[rank].end is not None
+
+
+def test_stop_in_finally_does_not_wait_after_an_error(tmp_path: Path) -> None:
+    assert minitrain.launch(stops_in_finally, 2, tmp_path) == [False, True]
+    assert read_recording(tmp_path).ranks[0].alarms == []
+
+
+def test_an_error_that_was_handled_ends_no_recording(tmp_path: Path) -> None:
+    """As of a run that is tried again with smaller batches."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    try:
+        raise MemoryError
+    except MemoryError:
+        recorder = minitrain.record(model, optimizer, tmp_path)
+        recorder.start()
+        loop(model, optimizer, 2)
+        recorder.stop()
+    assert read_recording(tmp_path).ranks[0].end is not None
 
 
 def test_a_run_that_ends_by_an_error_waits_for_nobody(tmp_path: Path) -> None:
