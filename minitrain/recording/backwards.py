@@ -8,6 +8,8 @@ go into the next one. Both are seen just before a backward pass adds to a gradie
 import torch
 from torch import Tensor
 
+from minitrain.distributed.torch_private import changes_in_place
+
 # counts of forward passes and of losses
 Place = tuple[int, int]
 
@@ -45,7 +47,7 @@ class Backwards:
         if known == self._first:
             return
         version, synced = self._left.get(name, (None, True))
-        changed = gradient is not None and gradient._version != version
+        changed = gradient is not None and changes_in_place(gradient) != version
         # one that is zero as a pass left it was not dropped
         if gradient is None or (changed and _is_zero(gradient)):
             self.forget(name)
@@ -57,7 +59,7 @@ class Backwards:
 
     def after(self, name: str, gradient: Tensor, synced: bool) -> None:
         """Note a gradient as this rank's backward pass leaves it."""
-        self._left[name] = gradient._version, synced
+        self._left[name] = changes_in_place(gradient), synced
 
     def forget(self, name: str) -> None:
         """Start anew with the gradient of a parameter."""

@@ -191,7 +191,7 @@ def test_every_fault_ends_in_the_bytes_of_the_undisturbed_run(
     settings = load_study(STUDY, Chaos).model_copy(update={"jobs": 2, "limit_s": 240.0})
     trials = run_trials(settings, undisturbed, NUM_TRIALS)
     assert {trial.kind for trial in trials} == {*FAULTS}
-    assert len(trials) >= 25
+    assert len(trials) >= len(FAULTS)
     wrong = [f"{t.trial} {t.kind} {t.target} ({t.hit}): {t.wrong}" for t in trials]
     assert [line for line, t in zip(wrong, trials, strict=True) if t.wrong] == []
     counted = summary(trials)

@@ -408,7 +408,7 @@ def test_breach_stops_the_pipeline_and_is_named(
     folder = Path(shutil.copytree(twins[1], tmp_path / "copy", symlinks=True))
     success = shown(folder)
     assert "noise_floor" in success["metrics"]
-    assert "2 processes, DDP" in success["readme"]
+    assert "2 processes, DDP" in success["report.md"]
     assert all("Breach: gloo" not in str(text) for text in success.values())
 
     evidence = folder / "data/evidence/gloo-2/evidence.json"
@@ -423,11 +423,11 @@ def test_breach_stops_the_pipeline_and_is_named(
     assert f"error: equivalence: {line}" in output
     assert "Traceback" not in output
     after = shown(folder)
-    for place in ("metrics", "report.md", "report.html", "manifest.json", "readme"):
+    for place in ("metrics", "report.md", "report.html"):
         assert line in after[place], place
     assert "noise_floor" not in after["metrics"]
-    assert json.loads(after["manifest.json"])["byte_equivalent"] is False
-    assert "2 processes, DDP" not in after["readme"]
+    assert "2 processes, DDP" not in after["report.md"]
+    assert not (folder / "metrics/manifest.json").exists()
     assert after["picture"] != success["picture"]
     assert not (folder / "metrics/losses.png").exists()
 

@@ -85,7 +85,7 @@ def test_dead_link_fails_the_build(tmp_path: Path) -> None:
 
 SOURCES = [
     path
-    for pattern in ("minitrain/**/*.py", "stages/*", "launch/**/*", "Makefile")
+    for pattern in ("minitrain/**/*.[pm][yd]", "stages/*", "launch/**/*", "Makefile")
     for path in sorted(ROOT.glob(pattern))
     if path.is_file() and path.suffix != ".pyc"
 ]

@@ -23,6 +23,7 @@ from tiny import (
     with_factory,
 )
 from torch import Tensor
+from waiting import GENEROUS_S
 
 from minitrain.analysis.account import DDP_SAYS, ddp_says
 from minitrain.bench.ledger import CollectiveLedger
@@ -57,13 +58,12 @@ from minitrain.testing.faults import (
     sum_for_mean,
     wrapper_bypassed,
 )
-from minitrain.train.buffers import untouched_buffers
 from minitrain.train.clock import Row, kind_of_step
 from minitrain.train.config import RunConfig
 from minitrain.train.loop import train
 from minitrain.train.observer import StepObserver
 from minitrain.train.result import mean_losses
-from minitrain.train.rng import seed_everything, untouched_random_state
+from minitrain.train.rng import seed_everything
 from minitrain.train.run import Inject
 from minitrain.train.worker import Worker
 
@@ -405,14 +405,43 @@ def test_backward_alone_sends_nothing(shards: Path, name: str) -> None:
         assert sends == [{}] * len(sends)
 
 
-def test_calibration_puts_buffers_and_random_numbers_back() -> None:
-    model = torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Dropout(0.5))
-    before = {name: t.clone() for name, t in model.state_dict().items()}
-    random = torch.get_rng_state()
-    with untouched_buffers(model), untouched_random_state():
-        model(torch.ones(4, 3))
-    assert bits_rung(model.state_dict(), before).verdict == "equal"
-    assert torch.equal(torch.get_rng_state(), random)
+class ComparesState(StepObserver):
+    """Compares buffers and random generator before and after each calibration."""
+
+    def __init__(self, worker: Worker) -> None:
+        super().__init__(worker, kind_of_step)
+        self.kept: list[bool] = []
+
+    def _backward_alone_ms(self) -> float:
+        before = self._state()
+        took = super()._backward_alone_ms()
+        same = zip(before, self._state(), strict=True)
+        self.kept.append(all(torch.equal(old, new) for old, new in same))
+        return took
+
+    def _state(self) -> list[Tensor]:
+        buffers = [buffer.clone() for buffer in self.worker.model.buffers()]
+        return [torch.get_rng_state(), *buffers]
+
+
+def kept_by_calibrations(shards: Path, factory: str) -> list[bool]:
+    """Whether each calibration of a run left the state of its rank as it was."""
+    with distributed():
+        params = with_factory(tiny_params(), f"other_models:{factory}")
+        config = tiny_config(params, shards, 2)
+        worker = Worker(config, observer=ComparesState)
+        train(worker, range(NUM_STEPS))
+        worker.close()
+        return worker.observer.kept
+
+
+@pytest.mark.parametrize("factory", ["batch_norm", "dropout"])
+def test_calibration_puts_buffers_and_random_numbers_back(
+    shards: Path, factory: str
+) -> None:
+    ranks = launch(kept_by_calibrations, 2, shards, factory, timeout_s=GENEROUS_S)
+    assert ranks[0]
+    assert all(all(kept) for kept in ranks)
 
 
 def test_epochs_with_an_uneven_tail_repeat_to_the_bit(shards: Path) -> None:
