@@ -7,15 +7,17 @@ The models are tiny ones of transformers, made from a configuration, and two by 
 import json
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import transformers as hf
+from fork_server import ForkServer, start_by_fork
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from minitrain.core.errors import EvidenceError
+from minitrain.distributed import launcher
 from minitrain.testing.check import check_data_parallel
 
 VOCABULARY, LENGTH, ROWS, STEPS = 61, 10, 6, 3
@@ -176,7 +178,21 @@ KINDS: dict[str, Kind] = {
 
 
 def main() -> None:
-    count, names = int(sys.argv[1]), sys.argv[2:] or [*KINDS]
+    # importing transformers takes a rank longer than all that it computes
+    names = ["gpt2", "llama", "mamba", "bert", "t5", "vit", "resnet"]
+    fork_server = ForkServer(f"transformers.models.{n}.modeling_{n}" for n in names)
+
+    def start(ranks: Any, payload: bytes, environment: Mapping[str, str]) -> None:
+        start_by_fork(fork_server, ranks, payload, environment)
+
+    launcher._Ranks.start = start
+    try:
+        check(int(sys.argv[1]), sys.argv[2:] or [*KINDS])
+    finally:
+        fork_server.stop()
+
+
+def check(count: int, names: list[str]) -> None:
     draw = random.Random(0)
     for seed in range(count):
         name = names[seed % len(names)]

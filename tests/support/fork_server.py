@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Pipe
 from typing import Any
@@ -53,13 +53,16 @@ class Forked:
 
 
 class ForkServer:
-    """The process that forks; ended with :meth:`stop`."""
+    """The process that forks; ended with :meth:`stop`.
 
-    def __init__(self) -> None:
+    ``more``: modules that it imports besides :data:`SLOW_TO_IMPORT`.
+    """
+
+    def __init__(self, more: Iterable[str] = ()) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno())],
+                [sys.executable, __file__, str(theirs.fileno()), *more],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -105,7 +108,7 @@ def start_by_fork(
 
 
 def main() -> None:
-    for module in SLOW_TO_IMPORT:
+    for module in [*SLOW_TO_IMPORT, *sys.argv[2:]]:
         importlib.import_module(module)
     requests = socket.socket(fileno=int(sys.argv[1]))
     while True:
