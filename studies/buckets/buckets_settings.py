@@ -3,9 +3,9 @@
 from typing import Self
 
 from pydantic import model_validator
+from study_settings import InterleavedAtOneSize
 
 from minitrain.core.schema import PositiveFloat, Problem, Some
-from minitrain.core.study import InterleavedAtOneSize
 
 
 class Buckets(InterleavedAtOneSize):

@@ -11,9 +11,9 @@ from typing import Any
 
 import pandas as pd
 from buckets_settings import Buckets
+from interleaved import load_interleaved
 
 from minitrain.bench.arms import Arm, Row, close, enter, no_sync_arm, take_turns
-from minitrain.bench.interleaved import load_interleaved
 from minitrain.core.errors import run_stage
 from minitrain.core.files import open_atomic, write_json
 from minitrain.core.params import Params

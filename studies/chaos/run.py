@@ -16,13 +16,13 @@ from copies import Undisturbed, make_undisturbed
 from counts import summary
 from faults import FAULTS
 from runs import Trial
+from study_settings import load_study
 from trials import run_trial
 
 from minitrain.core.errors import EvidenceError, run_stage
 from minitrain.core.files import open_atomic, write_json
 from minitrain.core.progress import progress
 from minitrain.core.provenance import provenance
-from minitrain.core.study import load_study
 
 STUDY = Path(__file__).resolve().parent
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pandas as pd
 from checkpoints_settings import Checkpoints
+from study_settings import load_study
 
 from minitrain.analysis.comparison import Comparison, Rounds
-from minitrain.core.study import load_study
 
 WITHOUT, AGAIN = "none", "none again"
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pandas as pd
 from checkpoints_settings import Checkpoints as Study
 from competitors import KEEP, arms_of, checkpoints_of
+from interleaved import load_interleaved
 from reading import times_of_reading
 from saving import Saving
 
 from minitrain.bench.arms import Row, close, enter, take_turns
-from minitrain.bench.interleaved import load_interleaved
 from minitrain.core.errors import run_stage
 from minitrain.core.files import open_atomic, write_json
 from minitrain.core.params import Params

@@ -3,9 +3,9 @@
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
+from study_settings import WorldSize
 
 from minitrain.core.schema import PositiveFloat, Problem, Section, Some
-from minitrain.core.study import WorldSize
 
 # float32
 Bytes = Annotated[int, Field(ge=4, multiple_of=4)]

@@ -7,11 +7,11 @@ from typing import Any
 import pandas as pd
 from collectives_settings import Collectives
 from findings import NAMES, against_gloo, duration, medians, short, size
+from study_settings import load_study
 
 from minitrain.core.errors import run_stage
 from minitrain.core.files import open_atomic, read_json
 from minitrain.core.provenance import measured_where
-from minitrain.core.study import load_study
 from minitrain.report.numbers import capitalized
 
 STUDY = Path(__file__).resolve().parent

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from invariance_settings import Invariance
+from study_settings import load_study
 
 from minitrain.bench.arms import only_ddp
 from minitrain.core.errors import EvidenceError, UserError, run_stage
@@ -15,7 +16,6 @@ from minitrain.core.files import each_row, read_jsonl, sha256_file, write_json
 from minitrain.core.params import Params, Train, load_params
 from minitrain.core.progress import progress
 from minitrain.core.provenance import provenance
-from minitrain.core.study import load_study
 from minitrain.data.shards import tokenize_corpus, write_shards
 from minitrain.distributed.launcher import launch
 from minitrain.train.run import Job, train_rank

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 import torch
 from ladder_settings import Ladder
+from study_settings import load_study
 from torch import nn
 
 from minitrain.core.errors import run_stage
@@ -18,7 +19,6 @@ from minitrain.core.files import open_atomic, write_json
 from minitrain.core.params import load_params
 from minitrain.core.progress import progress
 from minitrain.core.provenance import code_sha256, provenance
-from minitrain.core.study import load_study
 from minitrain.proof.bits import bits_rung
 from minitrain.testing.check import examine
 from minitrain.testing.trial import in_memory, run_alone, run_ranks

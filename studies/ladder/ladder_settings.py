@@ -3,9 +3,9 @@
 from typing import Annotated
 
 from pydantic import Field
+from study_settings import WorldSize
 
 from minitrain.core.schema import Section, Some
-from minitrain.core.study import WorldSize
 
 
 class Ladder(Section):

@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 from arms import Arm
+from cost_model import channel
+from link_model import Network, network_of
+from link_rate import LOOPBACK
 
-from minitrain.analysis.cost_model import channel
-from minitrain.analysis.link_model import Network, network_of
 from minitrain.core.files import read_json
-from minitrain.core.rate import LOOPBACK
 
 FIT = Path(__file__).resolve().parents[1] / "prediction"
 # what both must be measured on, so that one can be expected of the other

@@ -7,10 +7,10 @@ from typing import Any
 import pandas as pd
 from arms import Arm
 from copies_of_hosts import begin, stage, start, wait
+from network_namespaces import Networks
 
 from minitrain.analysis.account import summarize
 from minitrain.analysis.verdicts import verdict_of
-from minitrain.bench.networks import Networks
 from minitrain.core.errors import UserError
 from minitrain.core.files import read_json, sha256_file
 

@@ -15,6 +15,7 @@ from children import usage_with_children
 from copies_of_hosts import ROOT, begin, make_project
 from machines import held_to, result, train
 from network_settings import Network
+from study_settings import load_study
 
 from minitrain.bench.load import load_of
 from minitrain.core.errors import EvidenceError, run_stage
@@ -22,7 +23,6 @@ from minitrain.core.files import open_atomic, write_json
 from minitrain.core.params import load_params
 from minitrain.core.progress import progress
 from minitrain.core.provenance import code_sha256, provenance
-from minitrain.core.study import load_study
 
 STUDY = Path(__file__).resolve().parent
 MOST_HOSTS = max(arm.hosts for arm in ARMS)

@@ -9,14 +9,14 @@ from typing import Any
 import pandas as pd
 from arms import ONE_HOST
 from expectations import expected_ms, fitted_on
+from link_model import Network as Links
+from link_rate import LOOPBACK
 from network_settings import Network
 from speeds import Speeds, named, read
+from study_settings import load_study
 
-from minitrain.analysis.link_model import Network as Links
 from minitrain.core.errors import run_stage
 from minitrain.core.files import open_atomic, read_json, write_json
-from minitrain.core.rate import LOOPBACK
-from minitrain.core.study import load_study
 
 STUDY = Path(__file__).resolve().parent
 ROOT = STUDY.parents[1]

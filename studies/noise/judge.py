@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from noise_settings import Noise
+from study_settings import load_study
 
 from minitrain.analysis.comparison import Comparison, Rounds
 from minitrain.core.errors import run_stage
 from minitrain.core.files import open_atomic
 from minitrain.core.progress import progress
-from minitrain.core.study import load_study
 
 STUDY = Path(__file__).resolve().parent
 FLOORS = {"floor_p5": 0.05, "floor_p50": 0.5, "floor_p95": 0.95}

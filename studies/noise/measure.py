@@ -4,10 +4,10 @@ from functools import partial
 from pathlib import Path
 
 import pandas as pd
+from interleaved import load_interleaved
 from noise_settings import Noise
 
 from minitrain.bench.arms import Arm, Row, close, enter, take_turns
-from minitrain.bench.interleaved import load_interleaved
 from minitrain.core.errors import UserError, run_stage
 from minitrain.core.files import open_atomic, write_json
 from minitrain.core.params import Params

@@ -3,9 +3,9 @@
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
+from study_settings import InterleavedAtOneSize
 
 from minitrain.core.schema import Count, Problem, Seed, Some
-from minitrain.core.study import InterleavedAtOneSize
 
 Even = Annotated[int, Field(ge=6, multiple_of=2)]
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from interleaved import load_interleaved
 from loops import NO_SYNC, RAW, arms_of
 from peers_settings import Peers
 
 from minitrain.bench.arms import Contestant, Row, close, enter, take_turns
-from minitrain.bench.interleaved import load_interleaved
 from minitrain.core.errors import EvidenceError, run_stage
 from minitrain.core.files import open_atomic, write_json
 from minitrain.core.params import Params

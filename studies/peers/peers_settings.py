@@ -3,8 +3,7 @@
 from typing import Annotated
 
 from pydantic import Field
-
-from minitrain.core.study import InterleavedAtSizes
+from study_settings import InterleavedAtSizes
 
 
 class Peers(InterleavedAtSizes):

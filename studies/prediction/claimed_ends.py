@@ -1,6 +1,6 @@
 """How far from a crossover its claims can be tried at most."""
 
-from minitrain.analysis.crossover import Crossover, Gain
+from crossover import Crossover, Gain
 
 
 def claimed_ends(

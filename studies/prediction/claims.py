@@ -4,13 +4,13 @@ from dataclasses import replace
 from typing import Any
 
 import pandas as pd
+from crossover import contenders, varied
+from network_runs import Placed
 from placed_arms import arm_of
+from setting import name_of, setting_of
 
 from minitrain.analysis.busy import why_busy
 from minitrain.analysis.comparison import Rounds
-from minitrain.analysis.crossover import contenders, varied
-from minitrain.bench.placed import Placed
-from minitrain.core.setting import name_of, setting_of
 
 AGAIN = " again"
 # what a claim comes to, by the verdict on what was claimed to be faster

@@ -4,7 +4,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from minitrain.analysis.held_out import LEAST_COUNT, LEAST_PAIRS
+from held_out import LEAST_COUNT, LEAST_PAIRS
+
 from minitrain.report.numbers import percent, plural
 
 UNITS = {"batch": " samples", "width": "", "mbit": " Mbit/s"}

@@ -7,19 +7,19 @@ import textwrap
 from functools import partial
 from pathlib import Path
 
-from prediction_settings import Prediction, Scale, Wire
-from rows import STUDY
-
-from minitrain.analysis.at_scale import (
+from at_scale import (
     ASSUMPTIONS,
     Workload,
     efficiencies,
     world_sizes,
 )
-from minitrain.analysis.link_model import Link, network_of
+from link_model import Link, network_of
+from prediction_settings import Prediction, Scale, Wire
+from rows import STUDY
+from study_settings import load_study
+
 from minitrain.core.errors import run_stage
 from minitrain.core.files import atomic_path, read_json
-from minitrain.core.study import load_study
 from minitrain.report import canvas
 from minitrain.report.numbers import percent, plural
 

@@ -6,20 +6,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from claimed_ends import claimed_ends
+from cost_model import Machine
+from crossover import crossover, further, gain_of, sides, varied
 from fitted import machine_of
+from held_out import ratio_error
 from held_out_pairs import Pairs, pairs
+from link_model import Network, network_of
+from link_rate import LOOPBACK
 from prediction_settings import Asked, Prediction
 from rows import STUDY, all_settings, is_cabled
+from setting import setting_of
+from study_settings import load_study
 
-from minitrain.analysis.cost_model import Machine
-from minitrain.analysis.crossover import crossover, further, gain_of, sides, varied
-from minitrain.analysis.held_out import ratio_error
-from minitrain.analysis.link_model import Network, network_of
 from minitrain.core.errors import run_stage
 from minitrain.core.files import read_csv, read_json, write_json
-from minitrain.core.rate import LOOPBACK
-from minitrain.core.setting import setting_of
-from minitrain.core.study import load_study
 
 # a claim is tried where the predicted gain is so many times what it may be wrong by
 CLEARLY = 3

@@ -8,20 +8,20 @@ from dataclasses import asdict
 from typing import Any
 
 import pandas as pd
+from cost_model import Machine
+from fit_costs import fit_machine
+from fit_links import Reduction, fit_network
 from fitted import measured, reductions
+from held_out import intervals
+from link_model import Network
+from link_rate import LOOPBACK
 from prediction_settings import Prediction
 from rows import STUDY, all_settings
+from setting import Setting
+from study_settings import load_study
 
-from minitrain.analysis.cost_model import Machine
-from minitrain.analysis.fit_costs import fit_machine
-from minitrain.analysis.fit_links import Reduction, fit_network
-from minitrain.analysis.held_out import intervals
-from minitrain.analysis.link_model import Network
 from minitrain.core.errors import run_stage
 from minitrain.core.files import read_csv, read_json, write_json
-from minitrain.core.rate import LOOPBACK
-from minitrain.core.setting import Setting
-from minitrain.core.study import load_study
 
 
 def main() -> None:

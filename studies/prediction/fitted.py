@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
-
-from minitrain.analysis.cost_model import Compute, Machine, Overheads
-from minitrain.analysis.fit_costs import Measured
-from minitrain.analysis.fit_links import Reduction
-from minitrain.analysis.link_model import Link, Network
-from minitrain.core.setting import NO_SYNC, Setting, name_of
+from cost_model import Compute, Machine, Overheads
+from fit_costs import Measured
+from fit_links import Reduction
+from link_model import Link, Network
+from setting import NO_SYNC, Setting, name_of
 
 PARTS = ("data_s", "forward_s", "backward_s", "optimizer_s")
 

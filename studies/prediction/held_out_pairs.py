@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 
 import pandas as pd
-
-from minitrain.analysis.crossover import Question, contenders
-from minitrain.core.setting import NO_SYNC, Setting, name_of
+from crossover import Question, contenders
+from setting import NO_SYNC, Setting, name_of
 
 # what two settings that answer a question came to: ratios, predicted and measured
 Pairs = dict[tuple[Setting, Setting], tuple[float, float]]

@@ -3,9 +3,9 @@
 from typing import Any
 
 import pandas as pd
+from held_out import Errors, errors
 
 from minitrain.analysis.busy import why_busy
-from minitrain.analysis.held_out import Errors, errors
 from minitrain.report.numbers import percent, plural
 
 

@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from link_rate import LOOPBACK
+from network_namespaces import BURST_BYTES, why_not
+from network_runs import TRIALS, Found, Sweep
 from placed_arms import arm_of, run
 from prediction_settings import Prediction
 from rows import STUDY, all_settings, is_cabled
+from study_settings import load_study
 
-from minitrain.bench.networks import BURST_BYTES, why_not
-from minitrain.bench.placed import TRIALS, Found, Sweep
 from minitrain.core.errors import run_stage
 from minitrain.core.files import open_atomic, write_json
 from minitrain.core.provenance import provenance
-from minitrain.core.rate import LOOPBACK
-from minitrain.core.study import load_study
 
 DIGITS = "%.7g"
 

@@ -6,16 +6,16 @@ from functools import partial
 from typing import Any
 
 import pandas as pd
+from link_rate import LOOPBACK
+from network_namespaces import Networks
+from network_runs import Found, Linked, Placed, compete
 from rows import ROOT
+from setting import NO_SYNC, Setting, name_of
 
 from minitrain.bench.arms import only_ddp
 from minitrain.bench.load import load_of
-from minitrain.bench.networks import Networks
-from minitrain.bench.placed import Found, Linked, Placed, compete
 from minitrain.core.params import Params, load_params
 from minitrain.core.progress import progress
-from minitrain.core.rate import LOOPBACK
-from minitrain.core.setting import NO_SYNC, Setting, name_of
 from minitrain.distributed.groups import distributed, is_main_process
 from minitrain.distributed.launcher import launch
 from minitrain.sync.catalog import PLAIN

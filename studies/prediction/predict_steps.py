@@ -4,17 +4,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
+from cost_model import Machine, predict
 from fit_model import is_fitted
 from fitted import link_of, machine_of, measured, reductions
+from link_model import Network, network_of
 from prediction_settings import Prediction
 from rows import STUDY, all_settings
+from setting import FIELDS, name_of, new_in
+from study_settings import load_study
 
-from minitrain.analysis.cost_model import Machine, predict
-from minitrain.analysis.link_model import Network, network_of
 from minitrain.core.errors import run_stage
 from minitrain.core.files import open_atomic, read_csv, read_json
-from minitrain.core.setting import FIELDS, name_of, new_in
-from minitrain.core.study import load_study
 
 Row = dict[str, Any]
 

@@ -2,12 +2,12 @@
 
 from typing import Annotated, Any, Literal, Self
 
+from distinct import repeated
 from pydantic import AfterValidator, Field, model_validator
+from setting import checked_link, name_of, new_in, setting_of
+from study_settings import Rounds, WorldSize
 
-from minitrain.analysis.distinct import repeated
 from minitrain.core.schema import Count, PositiveFloat, Problem, Section, Some
-from minitrain.core.setting import checked_link, name_of, new_in, setting_of
-from minitrain.core.study import Rounds, WorldSize
 
 # float32
 Bytes = Annotated[int, Field(ge=4, multiple_of=4)]

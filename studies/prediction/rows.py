@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
+from link_rate import LOOPBACK
 from prediction_settings import Prediction
-
-from minitrain.core.rate import LOOPBACK
-from minitrain.core.setting import NO_SYNC, Setting, setting_of
+from setting import NO_SYNC, Setting, setting_of
 
 STUDY = Path(__file__).resolve().parent
 ROOT = STUDY.parents[1]

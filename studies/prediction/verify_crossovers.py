@@ -5,16 +5,16 @@ from typing import Any
 
 import pandas as pd
 from claims import arms_of, claim, judged
+from network_runs import Placed
 from placed_arms import run
 from prediction_settings import Prediction
 from rows import STUDY
+from study_settings import load_study
 
 from minitrain.analysis.comparison import COLUMNS
-from minitrain.bench.placed import Placed
 from minitrain.core.errors import run_stage
 from minitrain.core.files import open_atomic, read_json, write_json
 from minitrain.core.provenance import provenance
-from minitrain.core.study import load_study
 
 # Turns, than where everything is measured: a step of 10 ms is there and gone, and there
 # are few arms.

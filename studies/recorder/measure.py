@@ -11,12 +11,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pandas as pd
+from interleaved import load_interleaved
 from recorded_loop import FIRST, HandWritten
 from recorder_arms import RAW, arms_of
 from recorder_settings import Recorder
 
 from minitrain.bench.arms import Row, close, enter, take_turns
-from minitrain.bench.interleaved import load_interleaved
 from minitrain.core.errors import EvidenceError, run_stage
 from minitrain.core.files import open_atomic, write_json
 from minitrain.core.params import Params

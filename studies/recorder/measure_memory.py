@@ -4,11 +4,11 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from interleaved import load_interleaved
 from recorder_arms import arms_of
 from recorder_settings import Recorder
 
 from minitrain.bench.arms import close, enter, take_turns
-from minitrain.bench.interleaved import load_interleaved
 from minitrain.core.errors import run_stage
 from minitrain.core.files import write_json
 from minitrain.core.params import Params

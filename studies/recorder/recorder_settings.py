@@ -3,9 +3,9 @@
 from typing import Annotated
 
 from pydantic import Field
+from study_settings import InterleavedAtOneSize
 
 from minitrain.core.schema import Count
-from minitrain.core.study import InterleavedAtOneSize
 
 
 class Recorder(InterleavedAtOneSize):

@@ -15,12 +15,12 @@ from typing import Any
 
 from ruamel.yaml import YAML
 from scale_settings import Scale
+from study_settings import load_study
 
 from minitrain.core.errors import UserError, run_stage
 from minitrain.core.files import write_json
 from minitrain.core.params import load_params
 from minitrain.core.provenance import provenance
-from minitrain.core.study import load_study
 
 SCRIPT = Path(__file__).resolve()
 STUDY, ROOT = SCRIPT.parent, SCRIPT.parents[2]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 from straggler_trials import trials
 from stragglers_settings import Stragglers
+from study_settings import load_study
 
 from minitrain.bench.arms import only_ddp
 from minitrain.bench.load import Usage, load_of
@@ -17,7 +18,6 @@ from minitrain.core.files import open_atomic, write_json
 from minitrain.core.params import load_params
 from minitrain.core.progress import progress
 from minitrain.core.provenance import provenance
-from minitrain.core.study import load_study
 from minitrain.testing.slowed import why_no_quota
 from minitrain.train.config import config_of
 from minitrain.train.run import Job, preflight

@@ -3,9 +3,9 @@
 from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
+from study_settings import WorldSize
 
 from minitrain.core.schema import Count, Distinct, PositiveFloat, Problem, Section, Seed
-from minitrain.core.study import WorldSize
 
 # the kernel keeps no quota below a millisecond
 Share = Annotated[float, Field(ge=0.1, lt=1)]

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from interleaved import load_interleaved
 from strategies_settings import Strategies
 
 from minitrain.analysis.account import account, summarize
-from minitrain.bench.interleaved import load_interleaved
 from minitrain.bench.ledger import count_step
 from minitrain.core.errors import UserError, run_stage
 from minitrain.core.files import read_json, write_json

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from interleaved import load_interleaved
 from strategies_settings import Strategies
 
 from minitrain.bench.arms import Arm, measure, no_sync_arm
-from minitrain.bench.interleaved import load_interleaved
 from minitrain.core.errors import run_stage
 from minitrain.core.files import open_atomic, write_json
 from minitrain.core.params import Params

@@ -3,9 +3,9 @@
 from typing import Annotated
 
 from pydantic import Field
+from study_settings import InterleavedAtSizes
 
 from minitrain.core.schema import Count, Some
-from minitrain.core.study import InterleavedAtSizes
 
 
 class Strategies(InterleavedAtSizes):

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 import torch
+from study_settings import load_study
 from trace_settings import Trace
 
 from minitrain.bench.chrome_trace import chrome_trace, write_trace
@@ -17,7 +18,6 @@ from minitrain.core.errors import run_stage
 from minitrain.core.files import write_json
 from minitrain.core.params import load_params
 from minitrain.core.provenance import provenance
-from minitrain.core.study import load_study
 from minitrain.distributed.groups import distributed, local_device
 from minitrain.distributed.launcher import launch
 from minitrain.sync.catalog import guarantees_of

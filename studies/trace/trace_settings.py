@@ -3,9 +3,9 @@
 from typing import Annotated, Literal
 
 from pydantic import Field
+from study_settings import WorldSize
 
 from minitrain.core.schema import Count, Section
-from minitrain.core.study import WorldSize
 
 
 class Trace(Section):

@@ -5,13 +5,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from study_settings import load_study
 from zoo_settings import Zoo
 
 from minitrain.core.errors import run_stage
 from minitrain.core.files import write_json
 from minitrain.core.progress import progress
 from minitrain.core.provenance import provenance
-from minitrain.core.study import load_study
 from minitrain.sync.guarantees import Defaults
 from minitrain.testing.check import Ladder, examine
 from minitrain.testing.faults import BUGS

@@ -1,10 +1,7 @@
 """Thousands of ranks: both ways by hand, and what must hold of any."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-from minitrain.analysis.at_scale import (
+from at_scale import (
     ASSUMPTIONS,
     Cluster,
     Workload,
@@ -15,7 +12,9 @@ from minitrain.analysis.at_scale import (
     smallest_useful_bucket,
     world_sizes,
 )
-from minitrain.analysis.link_model import Link
+from hypothesis import given
+from hypothesis import strategies as st
+from link_model import Link
 
 INSIDE, OUTSIDE = Link.of(1, 0.01), Link.of(10, 0.1)
 WORK = Workload(2, 64, 32, 100, 4, 1e9)

@@ -9,14 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from planted import MACHINE as PLANTED
-from planted import NETWORK, step_of
-from project import PARAMS_FILE, ROOT
-from ruamel.yaml import YAML
-
-from minitrain.analysis.cost_model import (
+from cost_model import (
     Compute,
     Machine,
     Overheads,
@@ -24,8 +17,8 @@ from minitrain.analysis.cost_model import (
     predict,
     ready_at,
 )
-from minitrain.analysis.fit_costs import Measured, fit_machine
-from minitrain.analysis.gpt_layers import (
+from fit_costs import Measured, fit_machine
+from gpt_layers import (
     Bucket,
     buckets,
     features,
@@ -34,10 +27,17 @@ from minitrain.analysis.gpt_layers import (
     num_parameters,
     num_tensors,
 )
-from minitrain.analysis.held_out import Errors, errors
-from minitrain.analysis.link_model import Line, Link
+from held_out import Errors, errors
+from hypothesis import given
+from hypothesis import strategies as st
+from link_model import Line, Link
+from planted import MACHINE as PLANTED
+from planted import NETWORK, step_of
+from project import PARAMS_FILE, ROOT
+from ruamel.yaml import YAML
+from setting import NO_SYNC, Setting, setting_of
+
 from minitrain.core.errors import UserError
-from minitrain.core.setting import NO_SYNC, Setting, setting_of
 from minitrain.data.text import VOCAB_SIZE
 from minitrain.model.gpt import MiniGPT
 

@@ -4,11 +4,8 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-from minitrain.analysis.cost_model import Compute, Machine
-from minitrain.analysis.crossover import (
+from cost_model import Compute, Machine
+from crossover import (
     Crossover,
     contenders,
     crossover,
@@ -18,8 +15,10 @@ from minitrain.analysis.crossover import (
     sides,
     varied,
 )
-from minitrain.analysis.link_model import Link, Network
-from minitrain.core.setting import Setting
+from hypothesis import given
+from hypothesis import strategies as st
+from link_model import Link, Network
+from setting import Setting
 
 SETTING = Setting("ddp", 2, 4, 128, 8, 4, None, "1gbit")
 

@@ -3,9 +3,8 @@
 from dataclasses import replace
 
 import pytest
-
-from minitrain.analysis.distinct import repeated
-from minitrain.core.setting import Setting
+from distinct import repeated
+from setting import Setting
 
 DDP = Setting("ddp", 2, 4, 128, 8, link="1gbit")
 

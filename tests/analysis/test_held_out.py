@@ -3,8 +3,7 @@
 import math
 
 import pytest
-
-from minitrain.analysis.held_out import (
+from held_out import (
     LEAST_COUNT,
     LEAST_PAIRS,
     Errors,

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from minitrain.analysis.least_squares import Array, nonnegative
+from least_squares import Array, nonnegative
 
 
 def test_exact_coefficients_are_found() -> None:

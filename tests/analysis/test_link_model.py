@@ -2,18 +2,18 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-from minitrain.analysis.fit_links import (
+from fit_links import (
     Reduction,
     fit_crowding,
     fit_link,
     fit_network,
     fit_shaped,
 )
-from minitrain.analysis.held_out import relative_errors
-from minitrain.analysis.link_model import Line, Link, Network, Shaped
+from held_out import relative_errors
+from hypothesis import given
+from hypothesis import strategies as st
+from link_model import Line, Link, Network, Shaped
+
 from minitrain.core.errors import UserError
 
 ALPHA, BETA = 2e-4, 8e-10

@@ -15,13 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
+import network_namespaces as networks
 import pytest
 import torch
 import torch.distributed as dist
-from one_line import refusal
-
-from minitrain.bench import networks
-from minitrain.bench.networks import (
+from network_namespaces import (
     CABLE,
     Networks,
     host_of,
@@ -30,6 +28,8 @@ from minitrain.bench.networks import (
     shape,
     why_not,
 )
+from one_line import refusal
+
 from minitrain.distributed.groups import distributed
 from minitrain.distributed.launcher import launch
 
@@ -39,7 +39,7 @@ ELEMENTS = 100_000
 # prints the networks that it holds, and waits to be killed
 HOLDER = """
 import os, time
-from minitrain.bench.networks import Networks
+from network_namespaces import Networks
 with Networks() as hosts:
     print(*(os.stat(path).st_ino for path in hosts.paths), flush=True)
     time.sleep(60)

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from gpt_layers import buckets, gpt_layers
+from network_namespaces import Networks, why_not
+from network_runs import TRIALS, Found, Linked, Placed, Sweep, compete
+from phases import PHASES
 from tiny import tiny_params, tiny_shards
 
-from minitrain.analysis.gpt_layers import buckets, gpt_layers
 from minitrain.bench.arms import Contestant
-from minitrain.bench.networks import Networks, why_not
-from minitrain.bench.phases import PHASES
-from minitrain.bench.placed import TRIALS, Found, Linked, Placed, Sweep, compete
 from minitrain.core.errors import RankError
 from minitrain.core.params import Params
 from minitrain.data.text import VOCAB_SIZE

@@ -1,9 +1,9 @@
 """Rates by hand, and what is none."""
 
 import pytest
+from link_rate import bytes_per_s
 
 from minitrain.core.errors import UserError
-from minitrain.core.rate import bytes_per_s
 
 
 def test_rates_by_hand() -> None:

@@ -3,8 +3,7 @@
 from typing import Any
 
 import pytest
-
-from minitrain.core.setting import Setting, name_of, new_in, setting_of
+from setting import Setting, name_of, new_in, setting_of
 
 ROW = ["ddp", 2, 4, 128, 8, 2, None, "1gbit"]
 

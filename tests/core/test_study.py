@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 from one_line import refusal
-
-from minitrain.core.study import (
+from study_settings import (
     Interleaved,
     InterleavedAtOneSize,
     InterleavedAtSizes,

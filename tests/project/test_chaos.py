@@ -18,9 +18,8 @@ from judge import Ran
 from processes import MARK, environ, processes
 from project import ROOT
 from run import run_trials
+from study_settings import load_study
 from waiting import GENEROUS_S
-
-from minitrain.core.study import load_study
 
 STUDY = ROOT / "studies/chaos"
 WANTED = {"data/runs/gloo-2/losses.csv": "a", "data/shards/index.json": "b"}

@@ -15,16 +15,16 @@ import pytest
 from arms import AGAIN, ARMS, FOUR, HIERARCHICAL, ONE_HOST
 from children import usage_with_children
 from expectations import expected_ms
+from link_model import Link, Network, Shaped
+from link_rate import LOOPBACK
 from network_settings import Network as Settings
 from project import ROOT
 from speeds import Ratio, Speeds, named
+from study_settings import load_study
 from tabulate_hosts import judged_by, rows
 
-from minitrain.analysis.link_model import Link, Network, Shaped
 from minitrain.bench.load import Usage
 from minitrain.core.provenance import usable_cores
-from minitrain.core.rate import LOOPBACK
-from minitrain.core.study import load_study
 from minitrain.report import glossary
 
 # no headers, no latency of frames: at 8 Mbit/s a byte takes a microsecond

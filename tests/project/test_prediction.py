@@ -21,19 +21,18 @@ import pandas as pd
 import predict_steps
 import pytest
 import verify_crossovers
+from crossover import Crossover
+from held_out import LEAST_PAIRS
+from link_rate import LOOPBACK
+from network_namespaces import BURST_BYTES
 from one_line import refusal
 from placed_arms import arm_of
 from planted import MACHINE, NETWORK, step_of
 from prediction_settings import Prediction
 from project import ROOT
 from rows import all_settings
-
-from minitrain.analysis.crossover import Crossover
-from minitrain.analysis.held_out import LEAST_PAIRS
-from minitrain.bench.networks import BURST_BYTES
-from minitrain.core.rate import LOOPBACK
-from minitrain.core.setting import NO_SYNC, Setting, name_of
-from minitrain.core.study import load_study
+from setting import NO_SYNC, Setting, name_of
+from study_settings import load_study
 
 ROUNDS = 16
 MODULES = (

@@ -13,10 +13,10 @@ import psutil
 import pytest
 from far_hosts import PORT, Ended, needs_hosts, start, wait
 from mutated import PREPARE, run_stages
+from network_namespaces import CABLE, Host, Networks, inside
 from project import copy_project, set_params
 from waiting import GENEROUS_S, wait_for
 
-from minitrain.bench.networks import CABLE, Host, Networks, inside
 from minitrain.core.files import read_json
 from minitrain.distributed.place import file_of, find_place
 

@@ -11,18 +11,18 @@ import pandas as pd
 import pytest
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
+from interleaved import load_interleaved
 from one_line import refusal
 from project import PARAMS_FILE, ROOT
 from report_inputs import zoo
 from ruamel.yaml import YAML
+from study_settings import Interleaved, load_study
 
 from minitrain.analysis.busy import MAX_TAKEN
-from minitrain.bench.interleaved import load_interleaved
 from minitrain.core.errors import UserError
 from minitrain.core.files import read_json, write_json
 from minitrain.core.provenance import provenance
 from minitrain.core.schema import Section
-from minitrain.core.study import Interleaved, load_study
 from minitrain.report.studied import digest
 
 STUDIES = sorted(file.parent.name for file in ROOT.glob("studies/*/params.yaml"))

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from network_namespaces import Host, why_not
 from project import environment
-
-from minitrain.bench.networks import Host, why_not
 
 WHY_NOT = why_not()
 needs_hosts = pytest.mark.skipif(WHY_NOT is not None, reason=f"{WHY_NOT}")

@@ -38,11 +38,16 @@ def direct_imports(root: Path, path: Path) -> frozenset[str]:
     files = set()
     for name in _names(ast.parse((root / path).read_text()), path):
         files |= _files(root, name)
-        # a study's own: what lies beside the script
-        beside = path.with_name(f"{name}.py")
-        if path.parts[0] == "studies" and (root / beside).is_file():
-            files.add(beside.as_posix())
+        files |= _of_studies(root, path, name)
     return frozenset(files)
+
+
+def _of_studies(root: Path, path: Path, name: str) -> set[str]:
+    """A study imports what lies beside it and in common; tests import from all."""
+    home = path.parts[1] if path.parts[0] == "studies" else "*"
+    folders = {"studies": (home, "common"), "tests": ("*",)}.get(path.parts[0], ())
+    found = [f for one in folders for f in root.glob(f"studies/{one}/{name}.py")]
+    return {file.relative_to(root).as_posix() for file in found}
 
 
 def _names(tree: ast.AST, path: Path) -> Iterator[str]:

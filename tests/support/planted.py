@@ -1,9 +1,9 @@
 """A machine whose every coefficient is known, to be found again by those who fit."""
 
-from minitrain.analysis.cost_model import Compute, Machine, Overheads, Step, predict
-from minitrain.analysis.link_model import Line, Link, Network, Shaped
-from minitrain.bench.networks import BURST_BYTES
-from minitrain.core.setting import NO_SYNC, Setting
+from cost_model import Compute, Machine, Overheads, Step, predict
+from link_model import Line, Link, Network, Shaped
+from network_namespaces import BURST_BYTES
+from setting import NO_SYNC, Setting
 
 # a core as there are: 90 Gflop/s, and a bucket that costs what computing a layer does
 MACHINE = Machine(

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-
-from minitrain.analysis.least_squares import Array, nonnegative
-from minitrain.analysis.link_model import (
+from least_squares import Array, nonnegative
+from link_model import (
     Line,
     Link,
     Network,
@@ -21,8 +20,9 @@ from minitrain.analysis.link_model import (
     ring_bytes,
     ring_messages,
 )
+from link_rate import LOOPBACK, bytes_per_s
+
 from minitrain.core.errors import UserError
-from minitrain.core.rate import LOOPBACK, bytes_per_s
 
 # distinct sizes that a line of its own rests on
 MIN_SIZES = 3

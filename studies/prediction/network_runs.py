@@ -3,7 +3,7 @@
 What a model is fitted on and what it has to predict are measured in the same rounds, so
 that a machine that drifts does so for both. A setting has its own width, depth, batch,
 number of processes and link; the links are loopback and cables of any rate between two
-hosts (:mod:`minitrain.bench.networks`).
+hosts (:mod:`network_namespaces`).
 """
 
 import mmap
@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from link_rate import LOOPBACK, bytes_per_s
+from network_namespaces import BURST_BYTES, host_of, over, shape
+from phases import PHASES, Phases
 
 from minitrain.bench.arms import Arm, Contestant, Row, close, take_turns
 from minitrain.bench.load import Usage
-from minitrain.bench.networks import BURST_BYTES, host_of, over, shape
-from minitrain.bench.phases import PHASES, Phases
 from minitrain.core.errors import EvidenceError
 from minitrain.core.params import Params
-from minitrain.core.rate import LOOPBACK, bytes_per_s
 from minitrain.distributed.sockets import Links, meet
 from minitrain.distributed.torch_private import group_timeout_s
 from minitrain.sync.strategy import world
@@ -186,7 +186,7 @@ def compete(
     ``rounds``, ``num_steps`` timed steps each; call it on every rank of the largest.
 
     ``shards`` holds world-1, the files of one process; ``hosts`` are the networks of
-    :class:`~minitrain.bench.networks.Networks`, needed where a link is not loopback.
+    :class:`~network_namespaces.Networks`, needed where a link is not loopback.
     A row of a turn has ``round``, ``arm``, ``rank``, ``processes``, ``tokens``,
     ``seconds`` between two barriers, and the seconds of this rank in each phase.
     """

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from link_rate import LOOPBACK, bytes_per_s
+
 from minitrain.core.errors import UserError
-from minitrain.core.rate import LOOPBACK, bytes_per_s
 
 NO_SYNC, DDP, FP16 = "none", "ddp", "fp16_compress"
 COUNTS = ("processes", "n_layer", "n_embd", "samples", "micro_batches")

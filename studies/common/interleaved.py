@@ -3,10 +3,11 @@
 from pathlib import Path
 from typing import TypeVar
 
+from study_settings import Interleaved, load_study
+
 from minitrain.bench.arms import only_ddp
 from minitrain.core.errors import UserError
 from minitrain.core.params import Params, load_params
-from minitrain.core.study import Interleaved, load_study
 
 T = TypeVar("T", bound=Interleaved)
 

@@ -20,8 +20,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from link_rate import LOOPBACK, bytes_per_s
+
 from minitrain.core.errors import UserError
-from minitrain.core.rate import LOOPBACK, bytes_per_s
 
 
 @dataclass(frozen=True)

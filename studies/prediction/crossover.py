@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
-from minitrain.analysis.cost_model import Machine, predict
-from minitrain.analysis.link_model import Network
-from minitrain.core.setting import DDP, FP16, NO_SYNC, Setting
+from cost_model import Machine, predict
+from link_model import Network
+from setting import DDP, FP16, NO_SYNC, Setting
 
 # what may vary: samples of a global batch, width, megabits a second
 Over = Literal["batch", "width", "mbit"]

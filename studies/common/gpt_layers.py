@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-
-from minitrain.analysis.least_squares import Array
-from minitrain.core.setting import Setting
+from least_squares import Array
+from setting import Setting
 
 FLOAT_BYTES = 4
 MIB = 2**20

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 import numpy as np
-
-from minitrain.analysis.least_squares import Array
+from least_squares import Array
 
 # what a median and a 95 % quantile must not exceed, and what they must rest on
 MEDIAN, P95, LEAST_COUNT = 0.08, 0.20, 20

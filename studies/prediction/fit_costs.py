@@ -8,18 +8,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
-
-from minitrain.analysis.cost_model import Compute, Machine, Overheads, predict
-from minitrain.analysis.gpt_layers import (
+from cost_model import Compute, Machine, Overheads, predict
+from gpt_layers import (
     features,
     layers_of,
     num_parameters,
     num_tensors,
 )
-from minitrain.analysis.least_squares import nonnegative
-from minitrain.analysis.link_model import Network
+from least_squares import nonnegative
+from link_model import Network
+from setting import NO_SYNC, Setting
+
 from minitrain.core.errors import UserError
-from minitrain.core.setting import NO_SYNC, Setting
 
 # until what is hidden, which delays buckets, and what is exposed agree
 ITERATIONS = 5

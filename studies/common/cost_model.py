@@ -32,8 +32,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-
-from minitrain.analysis.gpt_layers import (
+from gpt_layers import (
     Bucket,
     buckets,
     features,
@@ -41,9 +40,9 @@ from minitrain.analysis.gpt_layers import (
     num_parameters,
     num_tensors,
 )
-from minitrain.analysis.least_squares import Array
-from minitrain.analysis.link_model import Link
-from minitrain.core.setting import FP16, NO_SYNC, Setting
+from least_squares import Array
+from link_model import Link
+from setting import FP16, NO_SYNC, Setting
 
 
 @dataclass(frozen=True)

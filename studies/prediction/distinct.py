@@ -3,9 +3,9 @@
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
-from minitrain.analysis.gpt_layers import buckets, layers_of
-from minitrain.core.rate import LOOPBACK, bytes_per_s
-from minitrain.core.setting import NO_SYNC, Setting
+from gpt_layers import buckets, layers_of
+from link_rate import LOOPBACK, bytes_per_s
+from setting import NO_SYNC, Setting
 
 
 def repeated(

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-
-from minitrain.analysis.gpt_layers import buckets, features, gpt_layers
-from minitrain.analysis.link_model import Line, Link, ring_bytes, ring_messages
+from gpt_layers import buckets, features, gpt_layers
+from link_model import Line, Link, ring_bytes, ring_messages
 
 ASSUMPTIONS = (
     "ranks are alike, one accelerator each, and never wait for data or for each other",
