@@ -14,6 +14,7 @@ import pytest
 import torch
 from fork_server import ForkServer, start_by_fork
 from held_memory import held_by, segments
+from hypothesis import settings
 from mutated import ADDRESS, Server, servers
 from waiting import GENEROUS_S
 
@@ -29,6 +30,9 @@ CACHE_OF_TORCH = f"torchinductor_{getpass.getuser()}"
 SET_BY_OTHERS = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}
 # bits depend on the number of threads: tests compare with ranks, which have one
 torch.set_num_threads(1)
+# an example takes as long as the machine is busy
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
 # else what nohup, or a shell's &, started would hand on that these are ignored
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -29,6 +29,8 @@ from network_namespaces import (
     why_not,
 )
 from one_line import refusal
+from project import environment
+from waiting import GENEROUS_S
 
 from minitrain.distributed.groups import distributed
 from minitrain.distributed.launcher import launch
@@ -129,7 +131,10 @@ def test_nothing_is_left_after_an_exception() -> None:
 @needs_root
 def test_nothing_is_left_after_a_kill(monkeypatch: pytest.MonkeyPatch) -> None:
     holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLDER],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(PYTHONPATH=os.pathsep.join(sys.path)),
     )
     try:
         assert holder.stdout is not None
@@ -139,7 +144,7 @@ def test_nothing_is_left_after_a_kill(monkeypatch: pytest.MonkeyPatch) -> None:
     finally:
         holder.send_signal(signal.SIGKILL)
         holder.communicate()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + GENEROUS_S
     while found & networks_in_use() and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not found & networks_in_use()
