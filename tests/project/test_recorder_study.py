@@ -9,6 +9,8 @@ import pytest
 from project import ROOT, copy_project, run_python, set_params
 from tiny import tiny_shards
 
+# stages/python adds it
+COMMON = str(ROOT / "studies/common")
 SMALL = {
     "recorder.num_rounds": 15,
     "recorder.steps_per_round": 4,
@@ -29,7 +31,7 @@ def test_study_measures_and_tells(tmp_path: Path) -> None:
     tiny_shards(tmp_path / "data/shards", 2)
     set_params(study, SMALL)
     for script in ("measure", "measure_memory", "describe", "draw"):
-        done = run_python(f"{script}.py", folder=study)
+        done = run_python(f"{script}.py", folder=study, PYTHONPATH=COMMON)
         assert done.returncode == 0, done.stderr
     rows = pd.read_csv(study / "rounds.csv")
     assert {*rows["arm"]} == {*ARMS}
