@@ -6,6 +6,7 @@ python studies/chaos/run.py --trials 24
 import argparse
 import signal
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -40,7 +41,8 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory(prefix="chaos-") as name:
         done = make_undisturbed(Path(name) / "undisturbed")
-        trials = run_trials(study, done, options.trials, options.only)
+        kinds = [options.only] if options.only else [*FAULTS]
+        trials = run_trials(study, done, options.trials, kinds)
 
     with open_atomic(options.out / "results.csv") as file:
         table = pd.DataFrame([asdict(trial) for trial in trials])
@@ -53,10 +55,9 @@ def main() -> None:
 
 
 def run_trials(
-    study: Chaos, done: Undisturbed, number: int, only: str | None = None
+    study: Chaos, done: Undisturbed, number: int, kinds: Sequence[str]
 ) -> list[Trial]:
-    """Trials 0 to ``number`` - 1; faults take turns, or it is ``only`` one kind."""
-    kinds = [only] if only else [*FAULTS]
+    """Run trials 0 to ``number`` - 1; the ``kinds`` of faults take turns."""
 
     def run(number: int) -> Trial:
         kind = kinds[number % len(kinds)]

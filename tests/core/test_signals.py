@@ -195,13 +195,13 @@ def test_stage_of_a_shell_may_outlive_it(tmp_path: Path) -> None:
     shell = f'export {STAGE}="$$ $PPID"; exec {sys.executable} imports.py'
     starter = (
         "import subprocess, sys;"
-        "p = subprocess.Popen(['sh', '-c', sys.argv[1]]); print(p.pid)"
+        "p = subprocess.Popen(['sh', '-c', sys.argv[1]], stdout=subprocess.DEVNULL);"
+        "print(p.pid)"
     )
     done = subprocess.run(
         [sys.executable, "-c", starter, shell],
         cwd=tmp_path,
         env=variables,
-        capture_output=False,
         stdout=subprocess.PIPE,
         text=True,
     )

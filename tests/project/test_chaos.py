@@ -25,8 +25,9 @@ STUDY = ROOT / "studies/chaos"
 WANTED = {"data/runs/gloo-2/losses.csv": "a", "data/shards/index.json": "b"}
 WELL = Ran(0, "Updating lock file\n", WANTED)
 KILLED = Ran(255, "error: it was killed\nERROR: failed to run: x, exited with 2\n", {})
-# every kind of fault; tests/project/test_interrupted.py has more trials
-NUM_TRIALS = len(FAULTS)
+# what tests/project/test_interrupted.py does not do; MINITRAIN_CHAOS=1 tries all kinds
+FEW = ["kill_stage", "kill_rank", "stop_rank", "hup_group", "truncate", "port", "two"]
+KINDS = [*FAULTS] if os.environ.get("MINITRAIN_CHAOS") else FEW
 
 
 def test_judge_has_no_objection_to_what_is_well() -> None:
@@ -188,18 +189,17 @@ def test_every_fault_ends_in_the_bytes_of_the_undisturbed_run(
 ) -> None:
     monkeypatch.setattr(leftovers, "GONE_S", GENEROUS_S)
     settings = load_study(STUDY, Chaos).model_copy(update={"jobs": 2, "limit_s": 240.0})
-    trials = run_trials(settings, undisturbed, NUM_TRIALS)
-    assert {trial.kind for trial in trials} == {*FAULTS}
-    assert len(trials) >= len(FAULTS)
+    trials = run_trials(settings, undisturbed, len(KINDS), KINDS)
+    assert [trial.kind for trial in trials] == KINDS
     wrong = [f"{t.trial} {t.kind} {t.target} ({t.hit}): {t.wrong}" for t in trials]
     assert [line for line, t in zip(wrong, trials, strict=True) if t.wrong] == []
     counted = summary(trials)
-    assert (counted["trials"], counted["wrong"]) == (NUM_TRIALS, 0)
-    assert counted["went_on_from_a_checkpoint"] >= 2
+    assert (counted["trials"], counted["wrong"]) == (len(KINDS), 0)
+    assert counted["went_on_from_a_checkpoint"] >= 1
     # else nothing was disturbed
     hit = {word for trial in trials for word in trial.hit.replace(",", "").split()}
     assert {"dvc", "rank", "stage"} & hit
-    assert sum(trial.detection_s is not None for trial in trials) > NUM_TRIALS / 3
+    assert sum(trial.detection_s is not None for trial in trials) > len(KINDS) / 3
 
 
 def test_study_says_by_its_exit_code_that_a_trial_is_wrong(
@@ -213,7 +213,7 @@ def test_study_says_by_its_exit_code_that_a_trial_is_wrong(
     )
     done = subprocess.run(
         [sys.executable, "-c", script, "--trials", "3", "--out", str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": f"{STUDY}{os.pathsep}{ROOT}"},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
     )
