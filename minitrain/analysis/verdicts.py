@@ -22,6 +22,8 @@ MEANING = ("trained", "reference")
 WITNESS_DATA = ("witness_data", "witness_hashes", "witness_step")
 # the mean in training, or in eval mode where training draws what cannot be left out
 MEAN, MEAN_IN_EVAL = "witness_mean", "witness_mean_in_eval"
+# buffers that remember samples
+BUFFERS = "witness_buffers"
 WITNESS_GRADIENTS = {
     "witness_gradients": "of its steps",
     "witness_probe": "in eval mode",
@@ -60,6 +62,7 @@ def verdict_of(rungs: Mapping[str, Mapping[str, Any]]) -> tuple[Verdict, str]:
     known = all(verdicts.get(name) in FINE for name in WITNESS_DATA)
     training = verdicts.get(MEAN) in FINE
     known = known and (training or verdicts.get(MEAN_IN_EVAL) in FINE)
+    known = known and _buffers_are_seen(rungs)
     seen = f"a witness computed the gradients {' and '.join(shown)}"
     verdict: Verdict = "undecided"
     rests_on = "neither bits nor a witness support it"
@@ -71,8 +74,8 @@ def verdict_of(rungs: Mapping[str, Mapping[str, Any]]) -> tuple[Verdict, str]:
     elif bits:
         verdict = "replay only"
         rests_on = "the bits are those of a replay; no witness supports it"
-        if coupled(rungs):
-            rests_on += f": {rungs[MEAN]['detail']}"
+        if why := _no_witness(rungs):
+            rests_on += f": {why}"
     elif known and shown:
         rests_on = f"no bits were promised or compared, but {seen}"
     return verdict, rests_on + _unseen(rungs)
@@ -88,6 +91,24 @@ def _unseen(rungs: Mapping[str, Mapping[str, Any]]) -> str:
     if rungs.get("loss", {}).get("verdict") in FINE:
         return ""
     return f"; one process was not compared: {one.get('detail')}"
+
+
+def _buffers_are_seen(rungs: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether buffers that remember samples do no harm: the witness saw none that
+    matters, or one process agrees.
+    """
+    found, one = rungs.get(BUFFERS, {}), rungs.get("one_process", {})
+    return found.get("verdict", "equal") in FINE or one.get("verdict") in FINE
+
+
+def _no_witness(rungs: Mapping[str, Mapping[str, Any]]) -> str:
+    """The first reason for which the witness supports nothing."""
+    known = *WITNESS_DATA, MEAN, BUFFERS, *WITNESS_GRADIENTS
+    for name in known:
+        found = rungs.get(name, {})
+        if found.get("verdict", "equal") not in FINE:
+            return str(found["detail"])
+    return ""
 
 
 def coupled(rungs: Mapping[str, Mapping[str, Any]]) -> bool:

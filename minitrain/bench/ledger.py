@@ -90,7 +90,8 @@ def forward_collectives(config: RunConfig) -> list[dict[str, Any]]:
     with untouched_random_state():
         model = config.start_model(rank)
         ledger, autocast = CollectiveLedger(), Precision(config.precision).autocast()
-        with torch.no_grad(), autocast, ledger:
+        # a loss may ask for a gradient of its own
+        with autocast, ledger:
             batches.loss(model, batches.micro_batches(0)[0].inputs)
     names = sorted(ledger.traffic)
     return [{"kind": "collectives", "step": 0, "names": names}] if names else []

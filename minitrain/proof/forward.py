@@ -49,15 +49,9 @@ def forward_of(run: Rows, config: RunConfig) -> Forward:
     """
     rows = of_kind(run, "forward")
     changed, statistics = _changed_buffers(run, config)
-    others = [name for name in changed if name not in statistics]
-    unseen = ""
-    if others:
-        unseen = f"; whether the loss depends on {_some(others)}, nobody saw"
     if any(row["draws_random_numbers"] for row in rows):
-        return Forward(DRAWS + unseen, changed)
-    if not {*changed} & statistics:
-        return Forward(None, changed)
-    return Forward(NORMALIZES + unseen, changed)
+        return Forward(DRAWS, changed)
+    return Forward(NORMALIZES if {*changed} & statistics else None, changed)
 
 
 def collectives_of(run: Rows) -> list[str]:

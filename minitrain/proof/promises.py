@@ -46,8 +46,8 @@ def not_promised(rungs: Iterable[str], config: RunConfig) -> dict[str, Rung]:
 
 
 FEWER = (
-    "the loss is no mean over samples: ranks see fewer of them (negatives) than one "
-    "process"
+    "the loss is no mean over samples, so ranks that see fewer of them (negatives, "
+    "terms of a sum) compute another one than one process"
 )
 
 

@@ -18,6 +18,7 @@ RUNGS = {
     "witness_step": "parameters after sampled steps, against the witness's optimizer",
     "witness_mean": "batches in training without dropout, against their parts",
     "witness_mean_in_eval": "the same in eval mode, where training draws more",
+    "witness_buffers": "buffers that remember samples: whether the loss uses them",
     "witness_probe": "gradients in eval mode at the end, against the witness's",
     "witness_precision": "the same in 16 bits: as close as these are, and no closer",
     "witness_gradients": "gradients of sampled steps, against the witness's",

@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from minitrain.core.errors import OtherMean, UserError
 from minitrain.data.batches import causal_lm_loss
 from minitrain.data.cut import tensors_of
 from minitrain.model.factory import Wrapped, computed_loss, make_model, try_model
 from minitrain.proof.witness.batches import chosen, doubled
-from minitrain.proof.witness.modes import Float64, NoDropout
+from minitrain.proof.witness.modes import Float64, Steady
 from minitrain.sync.stock import StockDDP
 from minitrain.sync.strategy import trained
 from minitrain.testing.trial import alone, in_memory_of, one_thread
@@ -88,7 +87,7 @@ def _refuse_state_of_its_own(config: RunConfig, model: nn.Module, inputs: Any) -
         raise UserError(
             f"model: the same samples, seed and buffers give a loss of {one:.6g}, then "
             f"{other:.6g}{why}; what it draws must come from the global generators, "
-            "what it remembers must be a buffer"
+            "what it or the loss remembers must be a buffer of it"
         )
 
 
@@ -114,8 +113,9 @@ def _twice(
     for _ in range(2):
         load_buffers(model, buffers)
         seed_everything(config.seed)
-        with torch.no_grad(), Precision(config.precision).autocast():
-            losses.append(float(in_memory_of(config).loss(model, inputs)))
+        # a loss may ask for a gradient of its own
+        with Precision(config.precision).autocast():
+            losses.append(in_memory_of(config).loss(model, inputs).item())
     after = _own_state(model)
     return losses, [name for name in before if before[name] != after.get(name)]
 
@@ -172,17 +172,14 @@ class _Losses:
         return found
 
     def _one(self, batch: Any) -> float:
-        # without statistics of a batch
         self.model.train(self.training)
-        for module in self.model.modules():
-            module.training &= not isinstance(module, _BatchNorm)
         self.model.load_state_dict(self.state)
         kept = torch.get_default_dtype()
         # the loss may make tensors of its own
         torch.set_default_dtype(torch.float64)
         try:
-            with torch.no_grad(), NoDropout(), Float64():
-                return float(self.data.loss(self.model, batch))
+            with Steady(), Float64():
+                return self.data.loss(self.model, batch).item()
         finally:
             torch.set_default_dtype(kept)
 

@@ -4,15 +4,18 @@ Each case is a model, a loss, batches and a count; beside a wrong one stands a r
 one that differs only in what is wrong.
 """
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from minitrain.core.errors import EvidenceError, UserError
 from minitrain.testing.check import check_data_parallel
@@ -148,6 +151,13 @@ def classes(where: int, count: int = 5, ranks: int = 2) -> list[Any]:
     return found
 
 
+def outlier() -> list[Any]:
+    """One batch in which inputs are large."""
+    found = classes(-1, 9)
+    found[4] = (50 * found[4][0], 1 - found[4][1])
+    return found
+
+
 def smaller_at_the_end() -> list[Any]:
     """The rare class is in the smaller batch that ends each epoch of three."""
     full = classes(-1, 3)
@@ -213,6 +223,114 @@ class Casts(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         return self.layers(inputs.to(torch.bfloat16)).float()
+
+
+def gated(gate: Callable[[], Any]) -> Callable[[nn.Module, Any], Tensor]:
+    """Pairs of samples count at some steps, which a random number decides."""
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        return contrastive(model, batch) if gate() else plain(model, batch)
+
+    return loss
+
+
+def subset(model: nn.Module, batch: Any) -> Tensor:
+    """The mean over samples that are drawn, and not over those of all ranks."""
+    each = F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+    if not model.training:
+        return each.mean()
+    mask = torch.bernoulli(torch.full_like(each, 0.5))
+    return (each * mask).sum() / mask.sum().clamp_min(1)
+
+
+def zero_head() -> nn.Module:
+    """Every batch has the same loss at the start."""
+    model = classifier()
+    head: Any = model[-1]
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return model
+
+
+def clamped() -> nn.Module:
+    model = steady()
+    for parameter in model.parameters():
+        parameter.register_hook(lambda gradient: gradient.clamp(-1, 1))
+    return model
+
+
+class Centered(nn.Module):
+    """Subtracts a moving average of the samples that the rank has seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = classifier()
+        self.register_buffer("center", torch.zeros(6))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        center = self.center
+        if self.training:
+            self.center = 0.9 * center + 0.1 * inputs.detach().mean(0)
+        found: Tensor = self.layers(inputs - center)
+        return found
+
+
+class Watched(Centered):
+    """The same average, which the loss does not use."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs + self.center)
+
+
+class Balanced(nn.BatchNorm1d):
+    """Batch norm that keeps a penalty on the mean of its batch."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.penalty = inputs.mean(0).square().sum() if self.training else 0.0
+        return super().forward(inputs)
+
+
+class Plain(nn.BatchNorm1d):
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.penalty = 0.0
+        return super().forward(inputs)
+
+
+def with_norm(norm: type[nn.Module]) -> Callable[[], nn.Module]:
+    return lambda: nn.Sequential(nn.Linear(6, 16), norm(16), nn.Linear(16, 2))
+
+
+def penalized(model: Any, batch: Any) -> Tensor:
+    found = plain(model, batch)
+    module = getattr(model, "module", model)
+    return found + 0.1 * module[1].penalty
+
+
+def spectral() -> nn.Module:
+    first = nn.utils.parametrizations.spectral_norm(nn.Linear(6, 16))
+    return nn.Sequential(first, nn.Dropout(0.1), nn.Linear(16, 2))
+
+
+class Recomputed(nn.Module):
+    """A reentrant checkpoint: its forward pass runs again in the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.layers = nn.Linear(6, 6), classifier()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.first(inputs)
+        found: Tensor = checkpoint(self.layers, hidden, use_reentrant=True)
+        return found
+
+
+def gradient_penalty(model: nn.Module, batch: Any) -> Tensor:
+    """As of a Wasserstein GAN: each sample's gradient has a norm near one."""
+    inputs = batch[0].detach().clone().requires_grad_()
+    logits = model(inputs)
+    (slope,) = torch.autograd.grad(logits.sum(), inputs, create_graph=True)
+    penalty = (slope.norm(dim=1) - 1).square().mean()
+    return F.cross_entropy(logits, batch[1]) + 0.1 * penalty
 
 
 @dataclass(frozen=True)
@@ -283,6 +401,41 @@ CASES = {
         REPLAY, DEPENDS, loss=contrastive, factory=normalized
     ),
     "balance of experts": of_classes(REPLAY, DEPENDS, loss=balance),
+    # pairs, or a subset, that a random number decides on
+    **{
+        f"contrastive by {name}": of_classes(IN_EVAL, loss=gated(gate))
+        for name, gate in {
+            "torch": lambda: torch.rand(()) < 0.3,
+            "Python": lambda: random.random() < 0.7,
+            "NumPy": lambda: np.random.rand() < 0.3,
+            "a Bernoulli draw": lambda: bool(torch.bernoulli(torch.tensor(0.3))),
+        }.items()
+    },
+    "a random subset": of_classes(IN_EVAL, loss=subset),
+    # what shows only when training has begun, or at the gradient
+    "class weights behind a zero head": of_classes(
+        WRONG, factory=zero_head, loss=weighted, batches=classes(4, 9)
+    ),
+    "class weights behind a zero head, counted": of_classes(
+        PROVEN, factory=zero_head, loss=weighted, batches=classes(4, 9), count=weights
+    ),
+    "a clamped gradient": of_classes(
+        REPLAY, DEPENDS, factory=clamped, batches=outlier()
+    ),
+    # buffers that remember samples
+    "a moving average": of_classes(REPLAY, "depends on center", factory=Centered),
+    "a moving average that is not used": of_classes(PROVEN, factory=Watched),
+    "spectral norm": of_classes(PROVEN, factory=spectral),
+    # batch norm of one's own
+    "batch norm with a penalty": of_classes(
+        REPLAY, DEPENDS, factory=with_norm(Balanced), loss=penalized
+    ),
+    "batch norm of one's own": of_classes(
+        PROVEN, factory=with_norm(Plain), loss=penalized
+    ),
+    # recomputed in the backward pass
+    "a checkpoint": of_classes(PROVEN, factory=Recomputed),
+    "a gradient penalty": of_classes(PROVEN, factory=steady, loss=gradient_penalty),
     # casts
     "casts to bfloat16": of_classes(PROVEN, factory=Casts),
     "class weights beside casts": of_classes(WRONG, factory=Casts, loss=weighted),

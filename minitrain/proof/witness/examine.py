@@ -17,6 +17,7 @@ from minitrain.proof.witness.batches import (
 from minitrain.proof.witness.corpus import Corpus
 from minitrain.proof.witness.gradients import Judge
 from minitrain.proof.witness.hashes import hashes_rung
+from minitrain.proof.witness.memory import buffers_rung
 from minitrain.proof.witness.optimizer import step_rung
 from minitrain.proof.witness.passes import Computer, built
 from minitrain.proof.witness.record import (
@@ -70,7 +71,7 @@ def examine_batches(
     def batch_of(step: int) -> Any:
         return batches[step % len(batches)]
 
-    # the losses of all batches are looked at
+    # all batches are looked at
     others = {*range(min(task.num_steps, len(batches)))} - {*record.steps()}
     return {"witness_data": data} | numbers(task, record, batch_of, exact, others)
 
@@ -107,7 +108,7 @@ def numbers(
     others: Iterable[int] = (),
 ) -> dict[str, Rung]:
     """The rungs that do not depend on where batches come from. Of ``others``, which are
-    no sampled steps, only the losses are computed.
+    no sampled steps, the batches are compared with their parts.
     """
     model = built(task)
     found: dict[str, Rung] = {"witness_hashes": hashes_rung(task, model, record)}
@@ -129,6 +130,8 @@ def numbers(
             return found | {"witness_gradients": rung("not run", why)}
         training = judge.training()
         mean = judge.mean.rungs(record, others)
+        if not task.whole:
+            mean |= buffers_rung(judge.computer, record, groups_of)
         if not exact:
             why = "gradients are approximations by design"
             approximate = {"witness_gradients": rung("not run", why)}

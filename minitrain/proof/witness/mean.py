@@ -40,14 +40,15 @@ class Mean:
     ) -> None:
         self.computer, self.task = computer, computer.task
         self.batch_of, self.groups_of = batch_of, groups_of
-        # the pass over the batch that was asked for last, and whether one has drawn
+        # the pass over the batch that was asked for last, and whether any has drawn
         self.whole, self.drew = Pass(0.0, {}), False
         # what is known in training, by step
         self.known: dict[int, Rung | None] = {}
 
     def rungs(self, record: Record, others: Iterable[int]) -> dict[str, Rung]:
-        """Compare the batches of all sampled steps, and the losses of ``others``: in
-        training, or in eval mode where training draws what cannot be left out.
+        """Compare the batches of all sampled steps, and of ``others`` from the final
+        state: in training, or in eval mode where training draws what cannot be left
+        out. What one seed did not draw another may.
         """
         if self.task.whole:
             why = "the forward pass communicates: no batch is cut"
@@ -56,7 +57,7 @@ class Mean:
             found, why = self.of_all(record, others, evaluate=False), UNSEEN
         except Exception as error:
             found, why = None, f"in training {failure(error)}"
-        if found and (found["verdict"] == FINE or not self.drew):
+        if found and not self.drew:
             return {"witness_mean": found}
         try:
             still = self.of_all(record, others, evaluate=True)
@@ -66,17 +67,15 @@ class Mean:
 
     def of_all(self, record: Record, others: Iterable[int], evaluate: bool) -> Rung:
         """The first batch that is not the mean of its parts, or the farthest one."""
-        worst, start = -1.0, record.of(0, "before")
-        for step in record.steps():
-            found = self.ask(step, record.of(step, "before"), evaluate)
+        worst = -1.0
+        asked: list[tuple[int, State]]
+        asked = [(step, record.of(step, "before")) for step in record.steps()]
+        asked += [(step, record.state) for step in others]
+        for step, state in asked:
+            found = self.ask(step, state, evaluate)
             if found and found["verdict"] != FINE:
                 return found
             worst = max(worst, found["max_abs_diff"] if found else -1.0)
-        for step in others:
-            if self.losses_differ(step, start, evaluate):
-                found = self.ask(step, start, evaluate)
-                if found and found["verdict"] != FINE:
-                    return found
         if worst < 0:
             return rung("not run", "no batch has two parts with targets")
         return rung(FINE, "each batch is the mean of its parts", worst)
@@ -88,33 +87,19 @@ class Mean:
             own = cuts(self.batch_of(step), 2)
         return [[part] for part in own if self.task.count(part)]
 
-    def losses_differ(self, step: int, state: State, evaluate: bool) -> bool:
-        """Whether the loss alone is not the mean of the parts'."""
-        batch, parts = [[self.batch_of(step)]], self.parts(step)
-        if len(parts) < 2:
-            return False
-        whole, mean = (
-            self.computer.exact(
-                state, groups, evaluate, still=not evaluate, backward=False
-            ).loss
-            for groups in (batch, parts)
-        )
-        close = CLOSE[self.computer.type]
-        return not abs(whole - mean) <= close * abs(whole)
-
     def ask(self, step: int, state: State, evaluate: bool) -> Rung | None:
         """Compare one batch; None where it has no two parts with targets."""
         if not evaluate and step in self.known:
             return self.known[step]
-        given: dict[str, Any] = {"evaluate": evaluate, "still": not evaluate}
+        given: dict[str, Any] = {"evaluate": evaluate, "steady": not evaluate}
         batch, parts = self.batch_of(step), self.parts(step)
         self.whole = self.computer.exact(state, [[batch]], **given)
-        drew, found = self.computer.drew, None
+        self.drew |= self.computer.drew
+        found = None
         if len(parts) > 1:
             shares = self.computer.exact(state, parts, **given)
-            drew |= self.computer.drew
+            self.drew |= self.computer.drew
             found = self.compared(step, state, parts, shares, given)
-        self.drew = drew
         if not evaluate:
             self.known[step] = found
         return found

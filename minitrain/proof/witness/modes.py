@@ -1,13 +1,18 @@
-"""Dispatch modes for the witness: float64 throughout, and dropout without its draws.
+"""Modes in which the witness computes: float64 throughout, and training held steady.
 
-They see every operation that reaches a kernel, in the forward and in the backward pass,
-also those inside composite operations (attention, LSTM).
+The dispatch mode sees every operation that reaches a kernel, in the forward and in the
+backward pass, the function mode every function of torch that a model calls.
 """
 
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from torch.overrides import TorchFunctionMode, has_torch_function
 from torch.utils._python_dispatch import TorchDispatchMode
 
 FINER = {
@@ -16,7 +21,34 @@ FINER = {
     torch.float32: torch.float64,
     torch.complex64: torch.complex128,
 }
-ATEN: Any = torch.ops.aten
+# functions that drop at random: keyword and place of the probability
+DROPS = {
+    **dict.fromkeys(
+        (
+            "dropout",
+            "dropout_",
+            "dropout1d",
+            "dropout2d",
+            "dropout3d",
+            "alpha_dropout",
+            "alpha_dropout_",
+            "feature_dropout",
+            "feature_dropout_",
+            "feature_alpha_dropout",
+            "feature_alpha_dropout_",
+            "native_dropout",
+        ),
+        ("p", 1),
+    ),
+    "scaled_dot_product_attention": ("dropout_p", 4),
+    "multi_head_attention_forward": ("dropout_p", 10),
+}
+RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+# where they hold the running mean: of torch.nn.functional, and of torch
+NORMALIZES = {"batch_norm": ("running_mean", 1)}
+TRAINING = ("training", 5)
+# has no functions of its own, so that only a mode has
+PLAIN = torch.zeros(())
 
 
 class Float64(TorchDispatchMode):
@@ -54,22 +86,70 @@ def _finer(arg: Any) -> Any:
     return arg
 
 
-class NoDropout(TorchDispatchMode):
-    """A Bernoulli mask is its mean, and nothing is drawn for it.
+class Steady(TorchFunctionMode):
+    """Training without dropout, and with batch norm as in eval mode.
 
-    Dropout of all kinds draws its mask so (modules, functions, attention, recurrent
-    layers) and divides it by that mean: what is left is dropout with p = 0.
+    Functions that drop at random are called with a probability of zero, and
+    ``batch_norm`` with its running statistics, wherever they are called from: modules
+    stay in training, with whatever else they do in it. Other random numbers are drawn.
+
+    While autograd runs a custom function no mode of functions is in force, so a module
+    that a reentrant checkpoint computes again enters this one again.
     """
 
-    def __torch_dispatch__(
+    def __init__(self) -> None:
+        super().__init__()
+        self.again: list[nn.Module] = []
+        self.hooks: list[Any] = []
+
+    def __enter__(self) -> "Steady":
+        self.hooks = [
+            register_module_forward_pre_hook(self.enter_again),
+            register_module_forward_hook(self.leave_again, always_call=True),
+        ]
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        for hook in self.hooks:
+            hook.remove()
+
+    def enter_again(self, module: nn.Module, inputs: Any) -> None:
+        """Come into force where no mode is, before the forward pass of a module."""
+        if not has_torch_function((PLAIN,)):
+            self.again.append(module)
+            super().__enter__()
+
+    def leave_again(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        """End what began before the forward pass of the same module."""
+        if self.again and self.again[-1] is module:
+            self.again.pop()
+            super().__exit__(None, None, None)
+
+    def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if func is ATEN.bernoulli_.float:
-            return args[0].fill_(args[1] if len(args) > 1 else 0.5)
-        if func is ATEN.bernoulli.p:
-            return torch.full_like(args[0], args[1])
-        if func is ATEN.bernoulli.default:
-            return args[0].clone()
-        if func is ATEN.bernoulli_.Tensor:
-            return args[0].copy_(args[1])
-        return func(*args, **(kwargs or {}))
+        name, args, kwargs = getattr(func, "__name__", ""), [*args], {**(kwargs or {})}
+        if name in DROPS:
+            _set(args, kwargs, *DROPS[name], 0.0)
+        elif name in RECURRENT:
+            # their only number that is no integer
+            args = [0.0 if isinstance(arg, float) else arg for arg in args]
+        elif name in NORMALIZES and _has(args, kwargs, *NORMALIZES[name]):
+            _set(args, kwargs, *TRAINING, False)
+        return func(*args, **kwargs)
+
+
+def _has(args: list[Any], kwargs: dict[str, Any], key: str, place: int) -> bool:
+    found = args[place] if place < len(args) else kwargs.get(key)
+    return found is not None
+
+
+def _set(
+    args: list[Any], kwargs: dict[str, Any], key: str, place: int, value: Any
+) -> None:
+    if place < len(args):
+        args[place] = value
+    else:
+        kwargs[key] = value

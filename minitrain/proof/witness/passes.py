@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from minitrain.proof.witness.batches import doubled
-from minitrain.proof.witness.modes import Float64, NoDropout
+from minitrain.proof.witness.modes import Float64, Steady
 from minitrain.proof.witness.record import Task, Tensors, pieces
 
 SIXTEEN_BITS = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -105,30 +105,26 @@ class Computer:
         groups: Groups,
         evaluate: bool,
         *,
-        still: bool = False,
-        backward: bool = True,
+        steady: bool = False,
     ) -> Pass:
         """In float64; in the model's own type where it cannot compute in that.
 
-        ``still``: in training without dropout, and with batch norm as in eval mode.
-        Without ``backward`` there are no gradients.
+        ``steady``: in training without dropout, and with batch norm as in eval mode.
         """
-        places: Tensors | None = None if backward else {}
-        given: dict[str, Any] = {"evaluate": evaluate, "still": still, "places": places}
-        with NoDropout() if still else nullcontext():
+        with Steady() if steady else nullcontext():
             if self.type == torch.float64:
                 kept = torch.get_default_dtype()
                 torch.set_default_dtype(torch.float64)
                 try:
                     fine = [[doubled(part) for part in group] for group in groups]
                     with Float64():
-                        return self.compute(self.fine.double(), state, fine, **given)
+                        return self.compute(self.fine.double(), state, fine, evaluate)
                 except Exception as error:
                     self.failed = f"in float64 {failure(error)}"
                     self.type, self.fine = torch.float32, self.own
                 finally:
                     torch.set_default_dtype(kept)
-            return self.compute(self.fine, state, groups, **given)
+            return self.compute(self.fine, state, groups, evaluate)
 
     def own_precision(
         self,
@@ -176,16 +172,13 @@ class Computer:
         seed: int = 0,
         scale: float = 1.0,
         places: Tensors | None = None,
-        still: bool = False,
     ) -> Pass:
         """Of the mean over the targets of all parts; ``scale`` is taken out again. Of
-        gradients the elements at ``places``, by tensor, or all; without a place there
-        is no backward pass.
+        gradients the elements at ``places``, by tensor, or all.
         """
         seed_everything(seed)
         for module, mode in zip(model.modules(), self.modes, strict=True):
-            steady = evaluate or (still and isinstance(module, _BatchNorm))
-            module.training = mode and not steady
+            module.training = mode and not evaluate
         before = random_state()
         every = sum(self.task.count(part) for group in groups for part in group)
         total = 0.0
@@ -212,13 +205,11 @@ class Computer:
     ) -> float:
         """Add the weighted gradient of a part to those ``found``; gives its loss."""
         model.zero_grad()
-        if places == {}:
-            with torch.no_grad():
-                return self.task.loss(model, part).item()
         loss = self.task.loss(model, part)
         if model is self.own and loss.is_floating_point():
             self.loss_unit = torch.finfo(loss.dtype).eps
-        (loss * weight).backward()
+        # not the method, in which a mode of functions would not be in force
+        torch.autograd.backward(loss * weight)
         for name, parameter in model.named_parameters():
             if parameter.grad is None:
                 continue
@@ -240,7 +231,8 @@ def built(task: Task) -> nn.Module:
 
 def failure(error: Exception) -> str:
     """Describe an error of the model in a line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:100]}"
+    said = " ".join(str(error).split())[:100]
+    return ": ".join(filter(None, (type(error).__name__, said)))
 
 
 def seed_everything(seed: int) -> None:
