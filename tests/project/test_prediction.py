@@ -1,6 +1,7 @@
 """The study `prediction` on a planted machine, in the place of its measurements."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -98,17 +99,57 @@ def trials(study: Any) -> pd.DataFrame:
     )
 
 
-@pytest.fixture
-def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the study with what it measures, of a planted machine."""
-    folder = tmp_path / "prediction"
+def copy_of_the_study(folder: Path, patch: pytest.MonkeyPatch) -> Path:
+    """Make ``folder`` the study, with few draws."""
     folder.mkdir()
     text = (ROOT / "studies/prediction/params.yaml").read_text()
     few = text.replace("num_draws: 200\n", "num_draws: 5\n")
     assert few != text
     (folder / "params.yaml").write_text(few)
+    be_the_study(folder, patch)
+    return folder
+
+
+def be_the_study(folder: Path, patch: pytest.MonkeyPatch) -> None:
     for module in MODULES:
-        monkeypatch.setattr(module, "STUDY", folder)
+        patch.setattr(module, "STUDY", folder)
+
+
+@pytest.fixture
+def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the study, in which nothing was measured."""
+    return copy_of_the_study(tmp_path / "prediction", monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def planted_machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy with what it measures of a planted machine, and its answers."""
+    folder = tmp_path_factory.mktemp("planted") / "prediction"
+    with pytest.MonkeyPatch.context() as patch:
+        measured(copy_of_the_study(folder, patch))
+        run(fit_model, predict_steps, find_crossovers)
+    return folder
+
+
+@pytest.fixture
+def answered(
+    planted_machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """A copy of the planted machine of the test's own."""
+    folder = Path(shutil.copytree(planted_machine, tmp_path / "prediction"))
+    be_the_study(folder, monkeypatch)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def told(planted_machine: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The planted machine with its claims verified and described, only to be read."""
+    folder = tmp_path_factory.mktemp("told") / "prediction"
+    shutil.copytree(planted_machine, folder)
+    with pytest.MonkeyPatch.context() as patch:
+        be_the_study(folder, patch)
+        verify(folder)
+        run(describe_errors, draw_errors, draw_scale)
     return folder
 
 
@@ -213,24 +254,20 @@ def test_arms_measure_their_settings(study: Path) -> None:
         assert planted(arm_of(setting)) == setting
 
 
-def test_planted_machine_is_believed_and_its_claims_hold(study: Path) -> None:
-    measured(study)
-    run(fit_model, predict_steps, find_crossovers)
-    verify(study)
-    run(describe_errors, draw_errors, draw_scale)
-    page = (study / "table.md").read_text()
+def test_planted_machine_is_believed_and_its_claims_hold(told: Path) -> None:
+    page = (told / "table.md").read_text()
     assert "The model is believed: over 37 settings" in page
     assert "a link rate never fitted | 7 |" in page
     assert "within 10 % for all-reduces of 1 MB and more holds" in page
-    found = verified(study)
+    found = verified(told)
     assert {one["question"] for one in found} == {"processes", "compression"}
     assert {one["claim"] for one in found} == {"holds"}
     assert f"{len(found)} of {len(found)} claims hold." in page
     assert "crossovers verified: on both sides of it" in page
     for name in ("prediction.png", "scale.png"):
-        assert (study / name).read_bytes()[:4] == b"\x89PNG"
+        assert (told / name).read_bytes()[:4] == b"\x89PNG"
     # every coefficient has its interval
-    for one in json.loads((study / "fit.json").read_text())["coefficients"].values():
+    for one in json.loads((told / "fit.json").read_text())["coefficients"].values():
         assert one["low"] <= one["high"]
 
 
@@ -245,20 +282,19 @@ def test_another_law_is_not_believed(study: Path) -> None:
     assert "is not believed" in judged.verdict(judged.errors_of(held_out), None)
 
 
-def test_held_out_measurements_change_no_coefficient(study: Path) -> None:
-    settings = measured(study)
-    run(fit_model)
-    before = (study / "fit.json").read_bytes()
+def test_held_out_measurements_change_no_coefficient(answered: Path) -> None:
+    settings = load_study(answered, Prediction)
+    before = (answered / "fit.json").read_bytes()
     _, held_out = all_settings(settings)
     names = {name_of(setting) for setting in held_out}
-    table, sums = (pd.read_csv(study / f"{n}.csv") for n in ("turns", "trials"))
+    table, sums = (pd.read_csv(answered / f"{n}.csv") for n in ("turns", "trials"))
     table.loc[table["arm"].isin(names), "seconds"] *= 7
     unseen = sums["num_bytes"].isin(settings.held_out_sizes)
     sums.loc[unseen | (sums["link"] == "300mbit"), "seconds"] *= 7
-    table.to_csv(study / "turns.csv", index=False)
-    sums.to_csv(study / "trials.csv", index=False)
+    table.to_csv(answered / "turns.csv", index=False)
+    sums.to_csv(answered / "trials.csv", index=False)
     run(fit_model)
-    assert (study / "fit.json").read_bytes() == before
+    assert (answered / "fit.json").read_bytes() == before
 
 
 def test_without_root_loopback_is_enough_for_a_verdict(study: Path) -> None:
@@ -278,30 +314,26 @@ def verified(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def test_claim_that_does_not_hold_is_refuted(study: Path) -> None:
-    measured(study)
-    run(fit_model, predict_steps, find_crossovers)
-    path = study / "crossovers.json"
+def test_claim_that_does_not_hold_is_refuted(answered: Path) -> None:
+    path = answered / "crossovers.json"
     answers = json.loads(path.read_text())
     for one in answers:
         for there in one["sides"].values():
             there["gain"] *= -1
     path.write_text(json.dumps(answers))
-    verify(study)
-    assert {one["claim"] for one in verified(study)} == {"refuted"}
+    verify(answered)
+    assert {one["claim"] for one in verified(answered)} == {"refuted"}
 
 
 @pytest.mark.parametrize("contender", [0, 1])
 def test_claims_are_held_to_the_floor_of_their_own_twins(
-    study: Path, contender: int
+    answered: Path, contender: int
 ) -> None:
     """One of the first claim's two pairs of twins is 40 times apart: it is undecided,
     and so is no claim that is about something else.
     """
-    measured(study)
-    run(fit_model, predict_steps, find_crossovers)
-    verify(study, drift=40.0, contender=contender)
-    first, *others = verified(study)
+    verify(answered, drift=40.0, contender=contender)
+    first, *others = verified(answered)
     assert (first["claim"], round(first["noise_floor"])) == ("undecided", 39)
     about = {first["faster"], first["than"]}
     apart = [one for one in others if not {one["faster"], one["than"]} & about]
@@ -311,10 +343,8 @@ def test_claims_are_held_to_the_floor_of_their_own_twins(
     assert {one["num_pairs"] for one in (first, *others)} == {2}
 
 
-def test_both_that_a_claim_compares_have_twins_beside_them(study: Path) -> None:
-    measured(study)
-    run(fit_model, predict_steps, find_crossovers)
-    answers = json.loads((study / "crossovers.json").read_text())
+def test_both_that_a_claim_compares_have_twins_beside_them(told: Path) -> None:
+    answers = json.loads((told / "crossovers.json").read_text())
     sides = [claims.claim(one, side) for one in answers for side in one["sides"]]
     names = [arm.name for arm in claims.arms_of(sides)]
     both = [arm.name for arm in sides[0]["arms"]]
@@ -348,12 +378,11 @@ def test_crossover_is_verified_where_both_sides_hold() -> None:
     assert [*crossings.crossovers(found[-2:])] == []
 
 
-def test_busy_machine_judges_nothing(study: Path) -> None:
-    measured(study)
-    path, load = study / "machine.json", {"others_share": 0.3, "steal_share": 0.04}
+def test_busy_machine_judges_nothing(answered: Path) -> None:
+    path, load = answered / "machine.json", {"others_share": 0.3, "steal_share": 0.04}
     path.write_text(json.dumps(ORIGIN | {"load": load}))
     run(fit_model, predict_steps, find_crossovers)
-    verify(study, load=load)
+    verify(answered, load=load)
     with pytest.MonkeyPatch.context() as patch:
         titles: list[str] = []
         drawn = draw_errors.canvas
@@ -364,21 +393,19 @@ def test_busy_machine_judges_nothing(study: Path) -> None:
         )
         run(describe_errors, draw_errors)
     (title,) = titles
-    page = (study / "table.md").read_text()
+    page = (answered / "table.md").read_text()
     why = "the machine was busy (others took 34 % of its cores)"
     assert f"The model is not judged, since {why}: over 37 settings" in page
     assert "within 10 % for all-reduces of 1 MB and more is not judged" in page
     assert f"No claim is judged: {why}." in page
-    assert {one["claim"] for one in verified(study)} == {"not judged"}
+    assert {one["claim"] for one in verified(answered)} == {"not judged"}
     for verdict in ("believed", "holds", "hold."):
         assert verdict not in page
     assert title == f"Steps of 37 settings never fitted: not judged, since {why}"
 
 
-def test_questions_rest_on_pairs_that_were_held_out(study: Path) -> None:
-    measured(study)
-    run(fit_model, predict_steps, find_crossovers)
-    answers = json.loads((study / "crossovers.json").read_text())
+def test_questions_rest_on_pairs_that_were_held_out(told: Path) -> None:
+    answers = json.loads((told / "crossovers.json").read_text())
     for one in answers:
         assert one["pairs"] >= LEAST_PAIRS
         assert one["answer"].startswith("crosses")
@@ -390,9 +417,7 @@ def test_questions_rest_on_pairs_that_were_held_out(study: Path) -> None:
     shared = {one["question"]: one for one in answers}["processes"]
     counts = shared["pairs"], shared["references"], shared["bound"]
     assert counts == (20, 4, "largest")
-    verify(study)
-    run(describe_errors)
-    page = (study / "table.md").read_text()
+    page = (told / "table.md").read_text()
     assert "the largest of 10 pairs, 10 distinct references |" in page
     assert "the largest of 20 pairs, 4 distinct references |" in page
 

@@ -1,18 +1,20 @@
 """The study of what the recorder costs, run as it is, with a model that is tiny."""
 
 import json
+import runpy
+import sys
+from collections.abc import Iterator
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from project import ROOT, copy_project, run_python, set_params
+from project import ROOT, copy_project, set_params
 from tiny import tiny_shards
 
-# stages/python adds it
-COMMON = str(ROOT / "studies/common")
+ROUNDS = 15
 SMALL = {
-    "recorder.num_rounds": 15,
+    "recorder.num_rounds": ROUNDS,
     "recorder.steps_per_round": 4,
     "recorder.memory_runs": 1,
 }
@@ -25,29 +27,39 @@ ARMS = [
 ]
 
 
+@pytest.fixture
+def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The study in a copy of the project; its modules are imported from there."""
+    folder = copy_project(tmp_path) / "studies/recorder"
+    monkeypatch.syspath_prepend(folder)
+    before = {*sys.modules}
+    yield folder
+    for name in {*sys.modules} - before:
+        if Path(getattr(sys.modules[name], "__file__", None) or "/").parent == folder:
+            del sys.modules[name]
+
+
 @pytest.mark.slow
-def test_study_measures_and_tells(tmp_path: Path) -> None:
-    study = copy_project(tmp_path) / "studies/recorder"
+def test_study_measures_and_tells(study: Path, tmp_path: Path) -> None:
     tiny_shards(tmp_path / "data/shards", 2)
     set_params(study, SMALL)
     for script in ("measure", "measure_memory", "describe", "draw"):
-        done = run_python(f"{script}.py", folder=study, PYTHONPATH=COMMON)
-        assert done.returncode == 0, done.stderr
+        runpy.run_path(str(study / f"{script}.py"), run_name="__main__")
     rows = pd.read_csv(study / "rounds.csv")
     assert {*rows["arm"]} == {*ARMS}
-    assert (rows.groupby("arm").size() == 15).all()
+    assert (rows.groupby("arm").size() == ROUNDS).all()
     steps = pd.read_csv(study / "steps.csv")
-    # where none was recorded; four of each of 15 turns, and the same batches
+    # where none was recorded; four of each turn, and the same batches
     assert {*steps["arm"]} == {ARMS[0], ARMS[2], ARMS[4]}
-    assert (steps.groupby("arm").size() == 60).all()
+    assert (steps.groupby("arm").size() == 4 * ROUNDS).all()
     assert (steps.groupby("round")["tokens"].nunique() == 1).all()
     # a turn is its steps, and two barriers
     by_arm = steps.groupby("arm")["seconds"].sum()
     turns = rows.groupby("arm")["seconds"].sum()[by_arm.index]
     assert (by_arm <= turns).all()
     found = json.loads((study / "machine.json").read_text())
-    # three steps, then 15 turns of one step that is not timed and four that are
-    assert found["steps"] == 78
+    # three steps, then turns of one step that is not timed and four that are
+    assert found["steps"] == 3 + 5 * ROUNDS == 78
     states = found["states_sha256_of_ranks"]
     assert {state for ranks in states.values() for state in ranks} == {
         states["raw DDP loop"][0]
