@@ -54,11 +54,26 @@ def test_code_is_as_tidy_as_the_library(arguments: list[str]) -> None:
     assert done.returncode == 0, done.stdout
 
 
-def executed(folder: Path, notebook: str) -> dict[str, Any]:
-    """Each code cell by its id: what it printed or returned, and its pictures."""
+# tests/distributed/test_launcher.py has a cell whose ranks are new processes
+FORK = f"""
+import sys
+sys.path.insert(0, {str(ROOT / "tests/support")!r})
+from fork_server import ForkServer, start_by_fork
+from minitrain.distributed import launcher
+fork_server = ForkServer()
+launcher._Ranks.start = lambda *given: start_by_fork(fork_server, *given)
+"""
+
+
+def executed(folder: Path, notebook: str, before: str = "") -> dict[str, Any]:
+    """Each code cell by its id: what it printed or returned, and its pictures.
+
+    ``before``: what the kernel runs first.
+    """
     (folder / "notebooks").mkdir(exist_ok=True)
     path = shutil.copy(ROOT / "notebooks" / notebook, folder / "notebooks")
     made = nbformat.read(path, as_version=4)
+    made.cells.insert(0, nbformat.v4.new_code_cell(before))
     # where Jupyter and editors start a kernel: beside the notebook
     where = {"metadata": {"path": str(folder / "notebooks")}}
     nbclient.NotebookClient(made, timeout=GENEROUS_S, resources=where).execute()
@@ -128,7 +143,7 @@ def test_results_that_are_missing_are_an_error(project: Path) -> None:
 
 
 def test_ranks_start_from_cells(tmp_path: Path) -> None:
-    cells = executed(tmp_path, "ranks.ipynb")
+    cells = executed(tmp_path, "ranks.ipynb", FORK)
     ranks = [f"rank {rank} of 4" for rank in range(4)]
     assert cells["who"][0].replace("\n", "") == str(ranks)
     assert cells["average"][0] == "[4.0, 4.0, 4.0, 4.0]"
