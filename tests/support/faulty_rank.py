@@ -118,10 +118,9 @@ FAULTS: dict[str, Callable[[], None]] = {
     "wraps other layers": other_layers,
     "wraps other shapes": other_shapes,
     "leaks a thread": leak_a_thread,
-    "leaks a process": leak_a_process,
+    "leaks a process beside one that leaves": leak_a_process,
     "exits 3 beside one that stops": lambda: os._exit(3),
     "exits 0 beside one that sleeps": lambda: os._exit(0),
-    "is killed beside one that leaves": kill,
 }
 USUAL: dict[str, Callable[[], None]] = {
     "sums more": lambda: sum_of(4),
@@ -131,7 +130,7 @@ USUAL: dict[str, Callable[[], None]] = {
     "wraps other shapes": lambda: wrap(1),
     "exits 3 beside one that stops": stop,
     "exits 0 beside one that sleeps": sleep_for_ever,
-    "is killed beside one that leaves": leave_when_told,
+    "leaks a process beside one that leaves": leave_when_told,
 }
 
 
