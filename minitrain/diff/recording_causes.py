@@ -7,8 +7,11 @@ Each cause comes with whether it is sure: a pattern that rounding does not make.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from statistics import fmean
 
 import torch
+from torch import Tensor
 
 from minitrain.diff.diagnosis import CLOSE, UNKNOWN
 from minitrain.diff.recording_limits import Measured
@@ -30,6 +33,11 @@ LOW_PRECISION = (2e-4, 2e-2)
 # what is taken off a loss before the step: a power of two, at least
 LEAST_LOSS_SCALE = 256
 LOWER = "computed in lower precision? (the gap is that of bfloat16, float16 or TF32)"
+MEANS = "a mean of means: each rank counts the same, however many targets it has"
+MEANS_OF_PASSES = (
+    "a mean of micro-batch means: each pass counts the same, however many targets it "
+    "has (divide by the targets of all passes and ranks)"
+)
 BATCH_NORM = (
     "training changes buffers (batch norm?): each rank may normalize by its own samples"
 )
@@ -213,22 +221,15 @@ def _scale(factor: float) -> str:
 
 def _of_parts(place: Place, found: Measured, names: Sequence[str]) -> Cause | None:
     """From the gradients of A and B as sums of what the ranks of one run computed."""
-    for side, rows, pair in (
-        ("B", place.b, found.pairs[0]),
-        ("A", place.a, found.pairs[0]),
-    ):
+    pair = found.pairs[0]
+    a, b = place.a[pair[0]], place.b[pair[1]]
+    for side, rows, mine, other in (("B", place.b, b, a), ("A", place.a, a, b)):
         held = [n for n in names if all(n in row["own"] for row in rows.values())]
-        if len(rows) < 2 or not held:
-            continue
         own = [joined(rows[rank]["own"], held) for rank in sorted(rows)]
-        a, b = place.a[pair[0]], place.b[pair[1]]
-        mine, other = (b, a) if side == "B" else (a, b)
-        found_fit, right_fit = (
-            fit(joined(sketches(r, "gradients"), held), own) for r in (mine, other)
-        )
-        if found_fit is None or right_fit is None:
+        fits = _fits(mine, other, own, held)
+        if fits is None:
             continue
-        (factors, rest), (right, rest_right) = found_fit, right_fit
+        (factors, rest), (right, rest_right) = fits
         # from other weights come other gradients: then each rank counts the same
         lacks_only = rest_right >= CLOSE
         right = [1.0] * len(own) if lacks_only else right
@@ -237,10 +238,11 @@ def _of_parts(place: Place, found: Measured, names: Sequence[str]) -> Cause | No
         pattern = rest < CLOSE and _lacking(factors, right, alone)
         if lacks_only and not pattern:
             continue
-        uneven = not pattern and rest < CLOSE and _uneven(factors, right)
-        pattern = pattern or uneven
-        if uneven and abs(sum(factors) - sum(right)) < 0.01 * abs(sum(right)):
-            return Cause(f"{side}: {pattern}", sure=True, pattern=True, weights=True)
+        uneven = not pattern and rest < CLOSE and _uneven(factors, right, MEANS)
+        if uneven:
+            weights = _adds_up(factors, right)
+            clause = f"{side}: {uneven}"
+            return Cause(clause, sure=True, pattern=True, weights=weights)
         if pattern:
             return Cause(f"{side}: {pattern}", sure=True, pattern=not lacks_only)
         # a transfer in 16 bits is off in most tensors, one left out of it in a few
@@ -248,7 +250,53 @@ def _of_parts(place: Place, found: Measured, names: Sequence[str]) -> Cause | No
         coarse = LOW_PRECISION[0] <= rest <= LOW_PRECISION[1]
         if most and coarse and 10 * rest_right < rest:
             return Cause(f"{side}: reduced in lower precision?", sure=True)
-    return None
+    of_passes = _of_passes("B", place.b, b, a, names)
+    return of_passes or _of_passes("A", place.a, a, b, names)
+
+
+def _fits(
+    mine: Row, other: Row, parts: Sequence[Tensor], names: Sequence[str]
+) -> tuple[tuple[list[float], float], tuple[list[float], float]] | None:
+    """The gradients of two rows as sums of ``parts``, if both can be had."""
+    if len(parts) < 2 or not names:
+        return None
+    pair = [
+        fit(joined(sketches(row, "gradients"), names), parts) for row in (mine, other)
+    ]
+    return None if pair[0] is None or pair[1] is None else (pair[0], pair[1])
+
+
+def _of_passes(
+    side: str, rows: Rows, mine: Row, other: Row, names: Sequence[str]
+) -> Cause | None:
+    """The same from what each backward pass of a step computed."""
+    of_ranks = [rows[rank].get("passes", {}) for rank in sorted(rows)]
+    counts = [max(map(len, one.values()), default=0) for one in of_ranks]
+    held = [
+        name
+        for name in names
+        if all(
+            len(one.get(name, ())) == count
+            for one, count in zip(of_ranks, counts, strict=True)
+        )
+    ]
+    parts = [
+        joined({name: one[name][number] for name in held}, held)
+        for one, count in zip(of_ranks, counts, strict=True)
+        for number in range(count)
+    ]
+    fits = _fits(mine, other, parts, held) if min(counts) else None
+    if fits is None or max(fits[0][1], fits[1][1]) >= CLOSE:
+        return None
+    factors, right = (one for one, _ in fits)
+    ends = [*accumulate(counts)]
+    within = [right[end - n : end] for end, n in zip(ends, counts, strict=True)]
+    each = any(max(r) - min(r) > 10 * CLOSE * max(map(abs, r)) for r in within)
+    uneven = _uneven(factors, right, MEANS_OF_PASSES if each else MEANS)
+    if not uneven:
+        return None
+    weights = _adds_up(factors, right)
+    return Cause(f"{side}: {uneven}", sure=True, pattern=True, weights=weights)
 
 
 def _lacking(
@@ -269,8 +317,10 @@ def _lacking(
     return None
 
 
-def _uneven(factors: Sequence[float], right: Sequence[float]) -> str | None:
-    """Where the ranks do not count as they should."""
+def _uneven(factors: Sequence[float], right: Sequence[float], means: str) -> str | None:
+    """Where the parts do not count as they should; ``means`` is said where each counts
+    the same and should not.
+    """
     largest, most = (max(map(abs, one)) for one in (right, factors))
     if min(map(abs, right)) <= 10 * CLOSE * largest:
         return None
@@ -278,7 +328,19 @@ def _uneven(factors: Sequence[float], right: Sequence[float]) -> str | None:
     if max(ratios) - min(ratios) < 10 * CLOSE * abs(ratios[0]):
         return None
     if max(factors) - min(factors) < 10 * CLOSE * most:
-        return "a mean of means: each rank counts the same, however many targets it has"
+        # else it is the other run that takes a mean of means
+        return means if _adds_up(factors, right) else None
     if max(right) - min(right) < 10 * CLOSE * largest:
         return "the ranks count unlike, where those of the other run count the same"
     return "the ranks count otherwise than in the other run"
+
+
+def _adds_up(factors: Sequence[float], right: Sequence[float]) -> bool:
+    """Whether the right factors share out what these do: the parts are means then, each
+    of its own targets. Parts of a sum over all targets that would be made means have
+    factors that add up to more, by the variance of the numbers of targets.
+    """
+    ratios = [wanted / factor for wanted, factor in zip(right, factors, strict=True)]
+    middle = fmean(ratios)
+    spread = fmean((ratio / middle - 1) ** 2 for ratio in ratios)
+    return abs(sum(right) / sum(factors) - 1) < spread / 4

@@ -207,7 +207,10 @@ def _of_state(place: Place, before: Place | None) -> str:
     unlike = [
         (x, y)
         for x, y in before.pairs
-        if before.a[x]["moments"] != before.b[y]["moments"]
+        if any(
+            before.a[x]["moments"][name] != before.b[y]["moments"][name]
+            for name in common(before.a[x]["moments"], before.b[y]["moments"])
+        )
     ]
     rounded = any(
         before.a[x]["parameters"] != before.b[y]["parameters"] for x, y in before.pairs

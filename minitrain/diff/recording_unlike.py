@@ -1,7 +1,7 @@
 """What differs at a step: how it is said, and what is compared by its bits alone."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,12 +10,14 @@ from minitrain.diff.recording_clauses import NOT_RESTORED, SETTINGS, cause_in_ra
 from minitrain.diff.recording_places import (
     Place,
     Row,
+    Rows,
     beside,
     common,
     in_ranks,
     of_pairs,
     samples,
 )
+from minitrain.recording.format import Recording
 from minitrain.recording.rules_of_progress import settings_of
 
 # rates that a float32 and a float64 hold
@@ -94,13 +96,49 @@ def _same_rates(a: Row, b: Row) -> bool:
 
 def state_unlike(place: Place, same_torch: bool) -> Iterator[Unlike]:
     """Where the optimizer's state has other bits, and all before it has not."""
-    ranks = [
-        r for r, _ in place.pairs if place.a[r]["moments"] != place.b[r]["moments"]
-    ]
+    cause = f"{NOT_RESTORED}, or {SETTINGS}"
+    of_a, of_b = (_held(rows) for rows in (place.a, place.b))
     # another version may keep the same state in another form
-    if ranks and same_torch:
-        cause = f"{NOT_RESTORED}, or {SETTINGS}"
-        yield at(place, "optimizer state", "other bits", cause, "", ranks)
+    for name in {**of_a, **of_b} if same_torch else ():
+        if name not in of_a or name not in of_b:
+            much = f"none in {'A' if name in of_b else 'B'}"
+            yield at(place, "optimizer state", much, cause, name, "")
+        elif ranks := _ranks_unlike(of_a[name], of_b[name]):
+            yield at(place, "optimizer state", "other bits", cause, name, ranks)
+
+
+def _held(rows: Rows) -> dict[str, dict[int, str]]:
+    """Hashes of what the optimizer keeps of each parameter, by rank."""
+    found: dict[str, dict[int, str]] = {}
+    for rank, row in rows.items():
+        for name, digest in row["moments"].items():
+            found.setdefault(name, {})[rank] = digest
+    return found
+
+
+def _ranks_unlike(a: Mapping[int, str], b: Mapping[int, str]) -> list[int]:
+    """Rank r is held to rank r, or where ranks divide the state, part to part."""
+    pairs = [(rank, rank) for rank in a if rank in b] or [(min(a), min(b))]
+    return [y for x, y in pairs if a[x] != b[y]]
+
+
+def state_divided(a: Recording, b: Recording) -> list[str]:
+    """Where ranks keep a part of the optimizer's state each: what is compared."""
+    said = []
+    for side, recording in (("A", a), ("B", b)):
+        for key in next(iter(recording.ranks.values())).steps:
+            rows = {
+                r: o.steps[key] for r, o in recording.ranks.items() if key in o.steps
+            }
+            held = _held(rows)
+            if any(len(ranks) < len(rows) for ranks in held.values()):
+                each = ", ".join(str(len(row["moments"])) for row in rows.values())
+                said.append(
+                    f"optimizer state: divided over the ranks of {side} ({each} of "
+                    f"{len(held)} tensors), each part is compared where it is held"
+                )
+                break
+    return said
 
 
 def at(
@@ -133,8 +171,7 @@ def rest_is_equal(place: Place) -> bool:
     """Whether all but gradients and parameters is, as far as it must be."""
     if samples(place.a) != samples(place.b) or beside(place.a) != beside(place.b):
         return False
-    # buffers and an optimizer's share of its state are of a rank's own
-    kinds = ("lr", "moments") if place.same_size else ("lr",)
-    return all(
-        place.a[x][kind] == place.b[y][kind] for x, y in place.pairs for kind in kinds
-    )
+    # an optimizer's share of its state is of a rank's own
+    if place.same_size and any(state_unlike(place, same_torch=True)):
+        return False
+    return all(place.a[x]["lr"] == place.b[y]["lr"] for x, y in place.pairs)

@@ -16,7 +16,7 @@ from minitrain.diff.recording_places import (
     samples,
 )
 from minitrain.diff.recording_step import StepCompared
-from minitrain.diff.recording_unlike import Unlike
+from minitrain.diff.recording_unlike import Unlike, state_divided
 from minitrain.recording.format import OfRank, Recording
 from minitrain.recording.judge import Judge
 
@@ -261,6 +261,8 @@ def asides_of(a: Recording, b: Recording, steps: Sequence[StepCompared]) -> list
     said += _of_dtypes(ours, theirs)
     if not starts_alike(a, b):
         said.append("start weights: other bits")
+    if a.world_size == b.world_size:
+        said += state_divided(a, b)
     return said + _of_losses(a, b, steps)
 
 

@@ -28,6 +28,9 @@ class Backwards:
         self.touched: set[str] = set()
         # as a pass left it, and whether it synchronizes
         self._left: dict[str, tuple[int, bool]] = {}
+        # the last backward pass that added to it, and which one of the step that was
+        self._last: dict[str, tuple[int, int]] = {}
+        self._number = 0
         self._first: Place = (0, 0)
         self._running = False
 
@@ -39,13 +42,18 @@ class Backwards:
     def begins(self) -> bool:
         """Return whether this gradient is the first of its backward pass."""
         was, self._running = self._running, True
+        self._number += not was
         return not was
 
-    def before(self, name: str, gradient: Tensor | None) -> None:
-        """Look at the gradient of a parameter before this pass is added to it."""
+    def before(self, name: str, gradient: Tensor | None) -> int:
+        """Look at the gradient of a parameter before this pass is added to it.
+
+        Returns:
+            Which backward pass of the step adds to it, from 1; 0 if it did so before.
+        """
+        if self._last.get(name, (0, 0))[0] == self._number:
+            return 0
         known = self.since.get(name)
-        if known == self._first:
-            return
         version, synced = self._left.get(name, (None, True))
         changed = gradient is not None and changes_in_place(gradient) != version
         # one that is zero as a pass left it was not dropped
@@ -56,6 +64,9 @@ class Backwards:
         elif changed and not synced:
             self.touched.add(name)
         self.since.setdefault(name, self._first)
+        count = self._last.get(name, (0, 0))[1] + 1
+        self._last[name] = self._number, count
+        return count
 
     def after(self, name: str, gradient: Tensor, synced: bool) -> None:
         """Note a gradient as this rank's backward pass leaves it."""
@@ -65,6 +76,7 @@ class Backwards:
         """Start anew with the gradient of a parameter."""
         self.since.pop(name, None)
         self._left.pop(name, None)
+        self._last.pop(name, None)
         self.carried.discard(name)
         self.touched.discard(name)
 

@@ -2,7 +2,15 @@
 
 from collections.abc import Sequence
 
-from minitrain.recording.alarm import Row, Rows, first_unlike, hashes, named, unlike
+from minitrain.recording.alarm import (
+    Row,
+    Rows,
+    all_names,
+    first_unlike,
+    hashes,
+    named,
+    unlike,
+)
 from minitrain.recording.fits import (
     BETTER,
     CLOSE,
@@ -69,7 +77,10 @@ def of_unlike_parameters(rows: Rows, before: Rows | None, name: str) -> tuple[st
         what = "unlike those of the others since this step"
         return what, "the optimizer averages, or shares, other tensors and not this one"
     what = "unlike those of the others since this step, whose gradients are the same"
-    moments = unlike([row.get("moments") for row in before]) if before else []
+    tables = [row["moments"] for row in before or ()]
+    # ranks may divide it
+    of_all = [n for n in all_names(tables) if all(n in table for table in tables)]
+    _, moments = first_unlike([{n: table[n] for n in of_all} for table in tables])
     if moments:
         return what, f"the optimizer's state of {named(moments)} is another one"
     if step == 0:

@@ -132,7 +132,7 @@ FIELDS: dict[str, dict[str, Check]] = {
         "parameters": _named(_FINGERPRINT),
         "before": _named(_text),
         "buffers": _named(_buffer),
-        "moments": _text,
+        "moments": _named(_text),
         "not_held": _each(_text),
     },
     "alarm": _TOLD,
@@ -145,6 +145,7 @@ MAY_HAVE: dict[str, dict[str, Check]] = {
     "step": {
         "unpadded": _each(_each(_each(_text))),
         "reductions": _COUNT,
+        "passes": _named(_each(_sketch)),
         "carried": _each(_text),
         "touched": _each(_text),
         "late": _each(_text),

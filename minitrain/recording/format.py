@@ -18,7 +18,7 @@ from minitrain.core.files import writing
 from minitrain.core.regular import MOST_OF_RECORDING, require_regular
 from minitrain.recording.fields import fault_of, shown
 
-VERSION = 2
+VERSION = 3
 Row = dict[str, Any]
 
 

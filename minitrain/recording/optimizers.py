@@ -90,18 +90,21 @@ class Stepped:
             for group in self._optimizer.param_groups
         ]
 
-    def moments(self) -> str:
-        """32 hex digits of all that it keeps of its parameters, in their order. Where
-        ranks share that, of what this one keeps.
+    def moments(self, names: Mapping[int, str]) -> dict[str, str]:
+        """32 hex digits of all that it keeps of each parameter, whose ``names`` are
+        given by ``id``; of those without a name together. Where ranks divide that
+        (ZeroRedundancyOptimizer), of what this one keeps.
         """
         keeps: Any = self._optimizer
         if not keeps.state:
             keeps = getattr(keeps, "optim", keeps)
-        digest = blake3()
+        found: dict[str, Any] = {}
         for parameter in _held(keeps):
-            for part in _parts(keeps.state.get(parameter)):
-                digest.update(part)
-        return digest.hexdigest(length=DIGEST_BYTES)
+            if kept := keeps.state.get(parameter):
+                digest = found.setdefault(names.get(id(parameter), ""), blake3())
+                for part in _parts(kept):
+                    digest.update(part)
+        return {n: one.hexdigest(length=DIGEST_BYTES) for n, one in found.items()}
 
     def parts(self, named: Mapping[str, Tensor]) -> list[Any]:
         """Of each of its parameters, in its order: the name, whether there is a

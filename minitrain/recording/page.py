@@ -1,16 +1,14 @@
 """A step as it is written down: collected from forward pass to optimizer."""
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from minitrain.recording.backwards import Backwards
-from minitrain.recording.fingerprint import digest, fingerprint, sketch
+from minitrain.recording.fingerprint import digest, fingerprint
 from minitrain.recording.format import Row
 from minitrain.recording.inputs import (
     Generators,
@@ -21,6 +19,7 @@ from minitrain.recording.inputs import (
 )
 from minitrain.recording.modes import has_dropout
 from minitrain.recording.optimizers import IDLE, Optimizers, Stepped
+from minitrain.recording.own_gradients import OwnSketches
 from minitrain.recording.taps import (
     Wrappers,
     innermost,
@@ -29,9 +28,6 @@ from minitrain.recording.taps import (
     parameters_of,
     plain_names,
 )
-
-# bytes of gradients that are kept for a moment: less than a bucket of DDP's
-KEPT = 8 << 20
 
 
 @dataclass
@@ -71,10 +67,7 @@ class Pages:
         self._losses: list[Tensor | float] = []
         # how many of both are of steps that were long ago
         self._old = 0, 0
-        self._own: dict[str, list[float]] = {}
-        # gradients that are yet to be sketched, and their bytes
-        self._kept: dict[str, Tensor] = {}
-        self._num_kept = 0
+        self._own = OwnSketches()
         self._first: Pass | None = None
         self._begun: dict[int, Row] = {}
         self._backwards, self._generators = Backwards(), Generators()
@@ -144,7 +137,10 @@ class Pages:
         """Just before a backward pass adds to this ``gradient``."""
         if self._backwards.begins() and self._passes:
             self._passes[-1].has_backward = True
-        self._backwards.before(name, gradient)
+        if (number := self._backwards.before(name, gradient)) == 1:
+            self._own.begins(name)
+        elif number and gradient is not None:
+            self._own.continues(name, gradient)
 
     def own_gradient(self, name: str, gradient: Tensor) -> None:
         """As a backward pass leaves it, before any other rank's is mixed in. Of passes
@@ -154,22 +150,7 @@ class Pages:
         self._backwards.after(name, gradient, not waits)
         if waits:
             return
-        if gradient.layout is not torch.strided or gradient.nbytes > KEPT:
-            self._own[name] = sketch(gradient)
-            return
-        # later, many at once: beside a backward pass each takes three times as long
-        self._kept[name] = gradient.detach().clone()
-        self._num_kept += gradient.nbytes
-        if self._num_kept > KEPT:
-            self._sketch_kept()
-
-    def _sketch_kept(self) -> None:
-        self._num_kept = 0
-        # not over its items: each device has a thread that may add some
-        with suppress(KeyError):
-            while True:
-                name, gradient = self._kept.popitem()
-                self._own[name] = sketch(gradient)
+        self._own.add(name, gradient)
 
     def loss(self, loss: Tensor | float) -> None:
         """As the user tells it."""
@@ -177,9 +158,7 @@ class Pages:
 
     def forget(self, optimizers: Optimizers) -> None:
         """No step to be recorded comes next."""
-        self._own.clear()
-        self._kept.clear()
-        self._num_kept = 0
+        self._own = OwnSketches()
         self._drop(len(self._passes), len(self._losses), optimizers)
         self._backwards = Backwards()
         self._generators.forget()
@@ -240,7 +219,8 @@ class Pages:
             self._collect(page, stepped, named, mine)
         kept = {name: p for name, p in named.items() if name in page["before"]}
         page["parameters"] = {name: fingerprint(p) for name, p in kept.items()}
-        page["moments"] = stepped.moments() if together else ""
+        names = {id(p): name for name, p in named.items()}
+        page["moments"] = stepped.moments(names) if together else {}
         if self._also and stepped.number == 0:
             page["also"] = self._beside_the_model()
         for name in page["parameters"]:
@@ -320,11 +300,12 @@ class Pages:
             for name, p in trained.items()
             if p.grad is not None
         }
-        self._sketch_kept()
-        own = {n: self._own.pop(n) for n in trained if n in self._own}
+        own, passes = self._own.take([*trained])
         if last.synced is False:
             # there was none that synchronized, so they are this rank's own
             own = {name: gradient["sketch"] for name, gradient in gradients.items()}
+        elif passes:
+            page["passes"] = passes
         page["own"], page["gradients"] = own, gradients
         page["without_gradient"] = [name for name in trained if name not in gradients]
 

@@ -40,7 +40,10 @@ def test_resumed_run_is_compared_from_where_it_resumes(tmp_path: Path) -> None:
         row["lr"] = [2 * rate for rate in row["lr"]] if row["step"] else row["lr"]
 
     def other_state(row: dict[str, Any]) -> None:
-        row.update(moments="0" * 32, lr=[2 * rate for rate in row["lr"]])
+        row.update(
+            moments=dict.fromkeys(row["moments"], "0" * 32),
+            lr=[2 * rate for rate in row["lr"]],
+        )
 
     def other_data(row: dict[str, Any]) -> None:
         row.update(inputs=first_read)

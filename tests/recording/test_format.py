@@ -23,7 +23,7 @@ PRINT = {"hash": "0", "norm": 1.0, "sketch": [0.5] * 8}
 ALARM = {"rule": "mean", "step": 0, "ranks": [1], "tensor": "", "line": ""}
 ROWS: dict[str, Row] = {
     "recording": {
-        "version": 2,
+        "version": 3,
         "rank": 0,
         "world_size": 1,
         "every": 10,
@@ -59,7 +59,7 @@ ROWS: dict[str, Row] = {
         "parameters": {},
         "before": {"w": "0"},
         "buffers": {},
-        "moments": "",
+        "moments": {},
         "not_held": [],
     },
     "alarm": ALARM,
@@ -166,7 +166,7 @@ DAMAGED: dict[str, tuple[list[Any], str]] = {
     "no kind": ([{}], "line 1: damaged"),
     "unknown kind": ([header(), {"kind": "what"}], "line 2: damaged"),
     "a key less": ([header(), {"kind": "step"}], "damaged: step without optimizer"),
-    "another version": ([header(version=1)], "version = 1: must be 2"),
+    "another version": ([header(version=1)], "version = 1: must be 3"),
     "no header": ([step(0)], "line 1: not the header"),
     "of another rank": ([header(1, 2)], "line 1: not the header .* of rank 0"),
     "nested deeply": ([header(), b"[" * 100_000], "line 2: damaged .RecursionError"),
@@ -268,7 +268,7 @@ WRONG: dict[str, dict[str, list[Any]]] = {
         "gradients": [{"w": SHORT}, {"w": {"hash": "0"}}, {"w": PRINT | {"norm": -1}}],
         "parameters": [{"w": PRINT | {"hash": 5}}, {"w": PRINT | {"norm": None}}],
         "before": [{"w": None}],
-        "moments": [None],
+        "moments": [None, {"w": 1}],
         "unread": [None],
         "broadcast_buffers": [1],
         "reductions": [-1],

@@ -286,7 +286,7 @@ def test_parameters_unlike_after_the_step() -> None:
     found = only(at_step_1(**changes))
     assert (found.rule, found.ranks, found.tensor) == ("parameters", [1], FIRST)
     assert "restored on some ranks only?" in found.line
-    before = [*BEFORE[:1], BEFORE[1] | {"moments": "other"}]
+    before = [*BEFORE[:1], BEFORE[1] | {"moments": {FIRST: "other"}}]
     assert (
         "the optimizer's state of rank 1 is another one"
         in only(at_step_1(last=before, **changes)).line

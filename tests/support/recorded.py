@@ -204,8 +204,11 @@ def _row(
     before: dict[str, str],
 ) -> dict[str, Any]:
     wrapper = "DistributedDataParallel" if plan.world_size > 1 else ""
-    state = [v for s in optimizer.state.values() for v in s.values() if v is not None]
-    flat = [torch.as_tensor(value).double().flatten() for value in state]
+    moments = {
+        name: digest(torch.cat([torch.as_tensor(v).double().flatten() for v in kept]))
+        for name, p in model.named_parameters()
+        if (kept := [v for v in optimizer.state[p].values() if v is not None])
+    }
     return {
         "kind": "step",
         "optimizer": 0,
@@ -229,7 +232,7 @@ def _row(
         "without_gradient": [],
         "parameters": _parameters(model),
         "before": before,
-        "moments": digest(torch.cat(flat)) if flat else "",
+        "moments": moments,
         "not_held": [],
     }
 

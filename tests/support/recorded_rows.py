@@ -85,7 +85,7 @@ def _row(step: int, rank: int, own: Tensors, gradients: Tensors) -> Row:
         "parameters": {name: fingerprint(t) for name, t in after.items()},
         "before": {name: digest(tensor) for name, tensor in before.items()},
         "buffers": {"running_mean": fingerprint(torch.full((4,), float(step)))},
-        "moments": f"{step:032}",
+        "moments": dict.fromkeys(SHAPES, f"{step:032}"),
         "not_held": [],
     }
 

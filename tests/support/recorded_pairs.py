@@ -1,0 +1,101 @@
+"""Loops of one or several ranks, each right or with a fault that shows against another
+run: what a test compares by ``verify``.
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD, AdamW, Optimizer
+
+import minitrain
+
+STEPS, BATCH, LENGTH, WORDS = 4, 12, 6, 9
+record = partial(minitrain.record, every=1)
+# a loop of a rank among so many, recorded in a folder
+Loop = Callable[[Path, int, int], None]
+
+
+class Reader(nn.Module):
+    """Guesses words; its loss is computed by the loop, or by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.embed, self.mix = nn.Embedding(WORDS, 8), nn.Linear(8, 8)
+        self.out = nn.Linear(8, WORDS, bias=False)
+
+    def forward(self, ids: Tensor, labels: Tensor | None = None) -> Tensor:
+        found = self.out(self.mix(self.embed(ids)).tanh())
+        return found if labels is None else total(found, labels) / BATCH / LENGTH
+
+
+def total(found: Tensor, labels: Tensor) -> Tensor:
+    return cross_entropy(found.flatten(0, 1), labels.flatten(), reduction="sum")
+
+
+def words(step: int) -> tuple[Tensor, Tensor]:
+    """The batch of all ranks, with unlike numbers of targets in its rows."""
+    made = torch.Generator().manual_seed(50 + step)
+    ids = torch.randint(WORDS, (BATCH, LENGTH), generator=made)
+    lengths = torch.randint(1, LENGTH, (BATCH, 1), generator=made)
+    return ids, torch.where(torch.arange(LENGTH) < lengths, (ids + 1) % WORDS, -100)
+
+
+def wrapped(model: nn.Module, world_size: int) -> Any:
+    return DistributedDataParallel(model) if world_size > 1 else model
+
+
+def accumulated(
+    folder: Path, rank: int, world_size: int, *, divide: str, passes: int, sync: bool
+) -> None:
+    """Divides by the targets of the whole ``batch``, of this ``rank``, or of the
+    ``pass``: then the mean of the passes, or ranks, is none of all targets.
+    """
+    model = wrapped(Reader(), world_size)
+    optimizer = SGD(model.parameters(), lr=0.3)
+    with record(model, optimizer, folder):
+        for step in range(STEPS):
+            ids, labels = words(step)
+            mine = slice(rank, None, world_size)
+            for number, part in enumerate(torch.arange(BATCH)[mine].chunk(passes)):
+                counts = {
+                    "batch": (labels != -100).sum() / world_size,
+                    "rank": (labels[mine] != -100).sum(),
+                    "pass": (labels[part] != -100).sum() * passes,
+                }
+                waits = world_size > 1 and not sync and number < passes - 1
+                with model.no_sync() if waits else nullcontext():
+                    loss = total(model(ids[part]), labels[part]) / counts[divide]
+                    loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def divided(
+    folder: Path, rank: int, world_size: int, *, is_divided: bool, loses: bool
+) -> None:
+    """AdamW, whose state may be divided over the ranks; rank 1 ``loses`` a part."""
+    model = wrapped(Reader(), world_size)
+    optimizer: Optimizer = AdamW(model.parameters(), lr=0.01)
+    if is_divided:
+        # importing it warns
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), AdamW, lr=0.01)
+    with record(model, optimizer, folder):
+        for step in range(STEPS):
+            ids, labels = (one[rank::world_size] for one in words(step))
+            model(ids, labels).backward()
+            if loses and rank == 1 and step == STEPS - 1:
+                keeps = optimizer.optim if is_divided else optimizer
+                for state in keeps.state.values():
+                    state["max_exp_avg_sq"] = torch.ones(1)
+            optimizer.step()
+            optimizer.zero_grad()
