@@ -25,6 +25,7 @@ from minitrain.diff.recording_places import (
     joined,
     length,
     same_samples,
+    samples,
     sketches,
 )
 
@@ -37,6 +38,11 @@ MEANS = "a mean of means: each rank counts the same, however many targets it has
 MEANS_OF_PASSES = (
     "a mean of micro-batch means: each pass counts the same, however many targets it "
     "has (divide by the targets of all passes and ranks)"
+)
+OTHERS = "the ranks compute others: weights, loss, precision or statistics"
+NOT_A_MEAN = (
+    "another loss, or the loss is not a mean over samples: ranks see fewer negatives "
+    "(contrastive) or gather them without gradients"
 )
 BATCH_NORM = (
     "training changes buffers (batch norm?): each rank may normalize by its own samples"
@@ -67,9 +73,8 @@ def cause_in_gradients(place: Place, found: Measured, here: bool) -> Cause:
     """
     a, b = place.a[found.pairs[0][0]], place.b[found.pairs[0][1]]
     names = common(a["gradients"], b["gradients"])
-    if {*a["gradients"]} ^ {*b["gradients"]} and found.tensor not in names:
-        side = "A" if found.tensor in b["gradients"] else "B"
-        return Cause(f"{found.tensor} has no gradient in {side}", sure=True)
+    if without := _without(place, found.tensor):
+        return without
     ours, theirs = (joined(sketches(r, "gradients"), names) for r in (a, b))
     for side, gradient in (("A", ours), ("B", theirs)):
         if not torch.isfinite(gradient).all():
@@ -95,6 +100,21 @@ def cause_in_gradients(place: Place, found: Measured, here: bool) -> Cause:
     return _of_size(place, found, own is not None)
 
 
+def _without(place: Place, name: str) -> Cause | None:
+    """Where ranks of one run have no gradient of a tensor, and others have one."""
+    lacks = [
+        [rank for rank, row in rows.items() if name not in row["gradients"]]
+        for rows in (place.a, place.b)
+    ]
+    on_all = [len(lacks[0]) == len(place.a), len(lacks[1]) == len(place.b)]
+    if (place.same_size and lacks[0] == lacks[1]) or all(on_all) or not any(lacks):
+        return None
+    side, rows = ("B", place.b) if lacks[1] else ("A", place.a)
+    ranks = lacks[side == "B"]
+    where = "" if len(ranks) == len(rows) else f" on {in_ranks(ranks)}"
+    return Cause(f"{name} has no gradient in {side}{where}", sure=True)
+
+
 def _of_size(place: Place, found: Measured, own_alike: bool) -> Cause:
     """What no sum of gradients explains: from how far it is apart, and where."""
     few = found.num_beyond_quick
@@ -111,7 +131,9 @@ def _of_size(place: Place, found: Measured, own_alike: bool) -> Cause:
             "the ranks' own gradients are alike: they are put together otherwise"
         )
     if not place.same_size:
-        return Cause("the ranks compute others: weights, loss, precision or statistics")
+        known = all(row["own"] for row in (*place.a.values(), *place.b.values()))
+        is_read = samples(place.a) and same_samples(place.a, place.b)
+        return Cause(NOT_A_MEAN if known and is_read else OTHERS)
     return Cause()
 
 
@@ -161,7 +183,9 @@ def cause_in_own(place: Place) -> Cause | None:
             small = gap < LOW_PRECISION[0]
             why = "rounding?" if small else LOWER
             return Cause(why, False, what, ranks, coarse=not small)
-    clause = "these ranks' forward or backward pass is another one"
+    clause = (
+        "these ranks' forward or backward pass is another one (labels, loss, model)"
+    )
     return Cause(clause, False, what, ranks)
 
 

@@ -41,6 +41,9 @@ def cause_in_data(place: Place, others: Sequence[Place]) -> tuple[str, str]:
     much = f"{shared} of {sum(a.values())} samples are the same"
     if sum(a.values()) != sum(b.values()):
         much += f", B has {sum(b.values())}"
+    inputs = [samples(rows, "unlabelled") for rows in (place.a, place.b)]
+    if inputs[0] and inputs[0] == inputs[1]:
+        return much, "the labels are others, and the inputs the same"
     for side, ours, theirs in (("B", b, a), ("A", a, b)):
         twice = [digest for digest, count in ours.items() if count > theirs[digest]]
         again = [digest for digest in twice if ours[digest] > 1]

@@ -7,7 +7,7 @@ their sketches.
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -191,9 +191,10 @@ def common(*rows: Mapping[str, Any]) -> list[str]:
     return [name for name in rows[0] if all(name in row for row in rows[1:])]
 
 
-def samples(rows: Rows) -> Counter[str]:
+def samples(rows: Rows, kind: str = "inputs") -> Counter[str]:
     """The digests of all samples that these ranks read for one step."""
-    return Counter(digest for row in rows.values() for digest in _digests(row))
+    batches = (batch for row in rows.values() for batch in row.get(kind, ()))
+    return Counter(digest for batch in batches for digest in batch)
 
 
 def same_samples(a: Rows, b: Rows) -> bool:
@@ -231,11 +232,6 @@ def _unpadded(rows: Rows) -> dict[str, Sequence[str]]:
 def beside(rows: Rows) -> set[str]:
     """The digests of what stood beside the samples, however many ranks got it."""
     return {digest for row in rows.values() for digest in row["beside"] if digest}
-
-
-def _digests(row: Row) -> Iterator[str]:
-    for batch in row["inputs"]:
-        yield from batch
 
 
 def in_ranks(ranks: Sequence[int]) -> str:

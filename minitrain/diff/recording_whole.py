@@ -60,7 +60,11 @@ def models_unlike(a: Row, b: Row) -> Unlike | None:
         return None
     first = next(iter(found.values()))[0]
     much = ", ".join(f"{len(names)} {words}" for words, names in found.items())
-    return Unlike(START, "model", f"parameters: {much}", "another model", first)
+    cause = "another model"
+    for side, other in ((a, "A"), (b, "B")):
+        if first in side.get("tied", {}):
+            cause = f"{first} is tied to {side['tied'][first]} in {other} alone"
+    return Unlike(START, "model", f"parameters: {much}", cause, first)
 
 
 def start_unlike(a: Recording, b: Recording, first: StepCompared) -> Unlike | None:

@@ -6,7 +6,7 @@ buffers, the optimizer's state. Bits where they are equal; else what rounding ma
 difference by themselves.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -97,6 +97,9 @@ def compare_recordings(
     sure = next((one for one in found if one and one.sure), None)
     doubt = next((one for one in found if one and not one.sure), None)
     lacks = lacking("A", ours, theirs), lacking("B", theirs, ours)
+    if unseen or resumed or any(one.broken for one in lacks):
+        # what a twin does not decide
+        doubt = doubt and replace(doubt, twin_decides=False)
     equal = ours.world_size == theirs.world_size and {s.mark for s in steps} == {"="}
     return RecordingsCompared(
         verdict=_verdict(sure, doubt, lacks, unseen, equal),

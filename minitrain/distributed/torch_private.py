@@ -62,6 +62,13 @@ def limit_of_groups(seconds: float) -> Iterator[None]:
         _limits.pop()
 
 
+def parameters_of_ddp(wrapper: Any) -> list[Tensor]:
+    """The parameters that DistributedDataParallel found in its model when it was built,
+    frozen ones too; empty for another wrapper.
+    """
+    return [*getattr(wrapper, "_module_parameters", ())]
+
+
 def set_group_timeout(seconds: float) -> None:
     """Let every wait in the group of all ranks take ``seconds`` from now on."""
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds))

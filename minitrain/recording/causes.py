@@ -1,6 +1,6 @@
 """Why gradients, or parameters, are not the same on all ranks: the probable cause."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from minitrain.recording.alarm import (
     Row,
@@ -36,10 +36,6 @@ def of_unlike_gradients(
     """
     if without := _without(rows, differ, ranks):
         return without
-    wrapper, late = rows[0].get("wrapper"), rows[0].get("late", [])
-    if wrapper and {*differ} <= {*late}:
-        what = f"unlike those of the others ({_share(rows, differ)})"
-        return what, f"trainable only after {wrapper} was built, which does not know it"
     names = [name for name in comparable(rows) if name in {*differ}]
     found = sketches(rows, names)
     if found is None:
@@ -136,6 +132,9 @@ def _not_synchronized(
         return f"{wrapper} did not synchronize in the last pass: no_sync was on"
     if row.get("group") == 1:
         return f"{wrapper} averages in a group of one rank"
+    replaced = row.get("replaced", {})
+    if any(name in replaced for name in differ):
+        return _replaced(wrapper, replaced, differ)
     if spare := row.get("without_gradient", []):
         return (
             f"{wrapper} waits for {spare[0]}, which has no gradient: not used in the "
@@ -145,13 +144,20 @@ def _not_synchronized(
         return "nothing came from the others: a transfer that was lost"
     if len(differ) < len(row["gradients"]):
         return (
-            f"parameters that were replaced after {wrapper} took the model, or made "
-            "trainable after that"
+            f"trainable only after {wrapper} was built, which does not know it, or "
+            "ignored by it"
         )
-    return (
-        f"{wrapper} averages in a group of one rank, or the parameters were replaced "
-        "after it took the model"
-    )
+    return f"{wrapper} averages in a group of one rank"
+
+
+def _replaced(wrapper: str, by_name: Mapping[str, str], differ: Sequence[str]) -> str:
+    name = next(name for name in differ if name in by_name)
+    since = f"after {wrapper} took the model"
+    if by_name[name]:
+        return f"{name} was tied to {by_name[name]}, and was replaced {since}"
+    if {*differ} <= {*by_name}:
+        return f"parameters that were replaced {since}"
+    return f"{wrapper} waits for the {name} that was replaced after it took the model"
 
 
 def _incomplete(found: Sketches, ranks: Sequence[int]) -> tuple[str, str]:

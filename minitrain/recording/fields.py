@@ -142,13 +142,15 @@ FIELDS: dict[str, dict[str, Check]] = {
 # what few steps have; and what an end has not where ranks hold parts of parameters and
 # not all came to it
 MAY_HAVE: dict[str, dict[str, Check]] = {
+    "recording": {"tied": _named(_text)},
     "step": {
         "unpadded": _each(_each(_each(_text))),
         "reductions": _COUNT,
         "passes": _named(_each(_sketch)),
         "carried": _each(_text),
         "touched": _each(_text),
-        "late": _each(_text),
+        "replaced": _named(_text),
+        "unlabelled": _each(_each(_text)),
         "sharded": _flag,
         "not_finite": _flag,
         "in_eval": _COUNT,

@@ -18,6 +18,7 @@ from minitrain.recording.taps import (
     is_transformed,
     named_tensors,
     parameters_of,
+    tied,
 )
 from minitrain.recording.twin import is_twin
 
@@ -29,10 +30,11 @@ def rank_and_size() -> tuple[int, int]:
     return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
 
-def header_of(parameters: Mapping[str, Tensor], every: int) -> Row:
-    """Of a run of a model with these ``parameters``, as they are before it."""
+def header_of(inner: nn.Module, every: int) -> Row:
+    """Of a run of a model, as it is before it."""
     rank, world_size = rank_and_size()
-    return {
+    parameters, pairs = parameters_of(inner), tied(inner)
+    header = {
         "kind": "recording",
         "version": VERSION,
         "rank": rank,
@@ -53,6 +55,7 @@ def header_of(parameters: Mapping[str, Tensor], every: int) -> Row:
         },
         "start": {name: digest(p) for name, p in parameters.items()},
     }
+    return header | ({"tied": pairs} if pairs else {})
 
 
 def require_all(

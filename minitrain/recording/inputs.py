@@ -1,19 +1,22 @@
 """What a forward pass was given, and where the random numbers stand."""
 
+import inspect
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import torch
 from blake3 import blake3
-from torch import Tensor
+from torch import Tensor, nn
 
 from minitrain.data.cut import bytes_of, content_digest, tensors_of
 from minitrain.recording.fingerprint import gathered
 
 MOST_SEEDS = 4
+# names by which models take what is to be learned
+LABELS = ("labels", "label", "targets", "target")
 
 
 def sample_digests(inputs: Any) -> tuple[list[str], str, list[list[str]]]:
@@ -67,6 +70,26 @@ def _run_at_the_end(rows: Tensor) -> Tensor:
         else rows == rows[:, -1:]
     )
     return same.flip(1).int().cumprod(1).sum(1)
+
+
+def unlabelled(module: nn.Module, args: Any, options: Any) -> list[str]:
+    """Return 16 hex digits of each sample without its labels; empty if a forward pass
+    of ``module`` with these arguments gets no labels, by their names.
+    """
+    with suppress(Exception):
+        bound = inspect.signature(module.forward).bind(*args, **options).arguments
+        rest = _without_labels(bound)
+        if len([*tensors_of(rest)]) < len([*tensors_of(bound)]):
+            return sample_digests(rest)[0]
+    # as what cannot be read, which is reported elsewhere
+    return []
+
+
+def _without_labels(inputs: Any) -> Any:
+    if isinstance(inputs, Mapping):
+        kept = {k: v for k, v in inputs.items() if k not in LABELS}
+        return {key: _without_labels(value) for key, value in kept.items()}
+    return inputs
 
 
 # else it would leave tensors for a backward pass of the run

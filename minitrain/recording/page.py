@@ -16,6 +16,7 @@ from minitrain.recording.inputs import (
     mean_loss,
     random_digest,
     read,
+    unlabelled,
 )
 from minitrain.recording.modes import has_dropout
 from minitrain.recording.optimizers import IDLE, Optimizers, Stepped
@@ -27,6 +28,7 @@ from minitrain.recording.taps import (
     named_tensors,
     parameters_of,
     plain_names,
+    replaced_in,
 )
 
 
@@ -50,6 +52,10 @@ class Pass:
     buffers: dict[str, Row] | None = None
     drawn: dict[str, str] | None = None
     finite: bool = True
+    # parameters that the wrapper does not know
+    replaced: dict[str, str] = field(default_factory=dict)
+    # the samples without their labels, if the pass was given any
+    unlabelled: list[str] = field(default_factory=list)
     # a backward pass came next
     has_backward: bool = False
 
@@ -73,28 +79,26 @@ class Pages:
         self._backwards, self._generators = Backwards(), Generators()
         # steps of all optimizers when hooks began to see each gradient
         self._seen_from = 0
-        # what trained when the wrapper of this number was new
-        self._trained: tuple[int, set[str]] = (-1, set())
         self.forwards = 0
 
     def listens(self, optimizers: Optimizers) -> None:
         """Hooks see each gradient from here on."""
         self._seen_from = optimizers.steps
 
-    def pass_begins(self, wrapper: nn.Module | None, inputs: Any) -> None:
+    def pass_begins(
+        self, wrapper: nn.Module | None, module: nn.Module, inputs: tuple[Any, Any]
+    ) -> None:
         """Before a forward pass."""
         self._backwards.pass_begins((len(self._passes), len(self._losses)))
         one = Pass(*read(inputs), finite=are_finite(inputs))
+        one.unlabelled = unlabelled(module, *inputs)
         if wrapper is not None:
             one.wrapper = type(wrapper).__name__
             one.synced = getattr(wrapper, "require_backward_grad_sync", None)
             one.broadcast_buffers = getattr(wrapper, "broadcast_buffers", None)
             one.group = _group_size(wrapper)
         one.wrapper_id = self._wrappers.count
-        if one.wrapper_id != self._trained[0]:
-            named = parameters_of(self._inner).items()
-            trained = {name for name, p in named if p.requires_grad}
-            self._trained = one.wrapper_id, trained
+        one.replaced = replaced_in(wrapper, self._inner)
         self._passes.append(one)
         if self._first is None:
             self._first = one
@@ -285,10 +289,13 @@ class Pages:
             "reductions": 0 if is_sharded else reduced,
             "carried": [n for n in trained if n in of.carried and is_seen],
             "touched": [n for n in trained if n in of.touched],
-            "late": [n for n in trained if n not in self._trained[1] and passes],
+            "replaced": passes[-1].replaced if passes else {},
+            "unlabelled": [one.unlabelled for one in passes],
             "sharded": is_sharded,
             "not_finite": not all(one.finite for one in passes),
         }
+        if not all(found["unlabelled"]):
+            del found["unlabelled"]
         return {key: value for key, value in found.items() if value}
 
     def _collect_gradients(

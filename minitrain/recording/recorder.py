@@ -185,11 +185,13 @@ class Recorder:
         self._pages.forwards += 1
         if not self._due or is_transformed_pass(self._inner):
             return
-        if not self._own.listens:
-            self._own.start(self._inner)
+        is_new = not self._own.listens
+        # some may train from now on
+        self._own.start(self._inner)
+        if is_new:
             self._pages.listens(self._optimizers)
             self._modes.trains()
-        self._pages.pass_begins(wrapper, (args, options))
+        self._pages.pass_begins(wrapper, module, (args, options))
 
     def _step_begins(self, stepped: Stepped) -> None:
         watch = self._begin()
@@ -243,7 +245,7 @@ class Recorder:
             # what follows needs all ranks where each has a part of the parameters
             require_all(parameters, watch.has_all, self._timeout_s)
             self._lines = Lines(self._folder, rank_and_size()[0], self._raises)
-            self._tell(header_of(parameters, self._every), watch)
+            self._tell(header_of(self._inner, self._every), watch)
         except BaseException:
             self._listen_no_more()
             self._close()

@@ -1,5 +1,6 @@
 """Gradients: the same on all ranks, and the mean of the ranks' own."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -238,7 +239,8 @@ def no_gradient(rows: Rows, before: Rows | None) -> list[Alarm]:
         [n for n in row["without_gradient"] if n in last["without_gradient"]]
         for row, last in zip(rows, before or (), strict=bool(before))
     ]
-    still = next((names for names in tables if names), [])
+    times = Counter(name for names in tables for name in names)
+    still = [name for name, _ in times.most_common()]
     if not still:
         return []
     what = f"no gradient, again ({len(still)} such tensors)"

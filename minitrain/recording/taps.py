@@ -19,7 +19,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from minitrain.distributed.torch_private import import_compiler
+from minitrain.distributed.torch_private import import_compiler, parameters_of_ddp
 
 # as the first optimizer would, but so that it leaves no folder
 import_compiler()
@@ -112,6 +112,40 @@ def plain_names(
 def parameters_of(inner: nn.Module) -> dict[str, nn.Parameter]:
     """By name, as they are now: a run may put others into the model."""
     return plain_names(inner, inner.named_parameters())
+
+
+def tied(inner: nn.Module) -> dict[str, str]:
+    """Further names of parameters that have several, with the first name of each."""
+    named = plain_names(inner, inner.named_parameters(remove_duplicate=False))
+    first: dict[int, str] = {}
+    found = {name: first.setdefault(id(p), name) for name, p in named.items()}
+    return {name: other for name, other in found.items() if name != other}
+
+
+def replaced_in(wrapper: nn.Module | None, inner: nn.Module) -> dict[str, str]:
+    """Parameters of ``inner`` that were put there after DistributedDataParallel took
+    the model, each with the parameter that it was tied to until then, or "".
+    """
+    taken = {id(p): p for p in parameters_of_ddp(wrapper)}
+    if wrapper is None or not taken:
+        return {}
+    ignored, wraps = getattr(wrapper, "parameters_to_ignore", ()), _ids(wrapper)
+    named = {n: p for n, p in parameters_of(inner).items() if id(p) in wraps}
+    gone = [p for key, p in taken.items() if key not in wraps]
+    found = {}
+    for name, p in named.items():
+        if id(p) in taken or name in ignored:
+            continue
+        # one that was tied leaves the other in its place
+        was_alone = any(old.shape == p.shape for old in gone)
+        alike = [
+            n
+            for n, q in named.items()
+            if id(q) in taken and q.shape == p.shape and not was_alone
+        ]
+        equal = [n for n in alike if torch.equal(named[n], p)]
+        found[name] = (equal or alike)[0] if equal or len(alike) == 1 else ""
+    return found
 
 
 def is_in_parts(parameter: Tensor) -> bool:
@@ -238,6 +272,7 @@ class OwnGradients:
     ) -> None:
         self._see, self._before = see, before
         self._handles: list[RemovableHandle] = []
+        self._heard: dict[int, weakref.ref[nn.Parameter]] = {}
 
     @property
     def listens(self) -> bool:
@@ -245,14 +280,18 @@ class OwnGradients:
         return bool(self._handles)
 
     def start(self, inner: nn.Module) -> None:
-        """Listen to what trains, unless others were put there for this pass. Where
-        ranks hold a part of a parameter each, there is no gradient of a rank's own.
+        """Listen to what trains and is not listened to, unless others were put there
+        for this pass. Where ranks hold a part of a parameter each, there is no gradient
+        of a rank's own.
         """
         named = parameters_of(inner)
         if not all(parameter.is_leaf for parameter in named.values()):
             return
         for name, parameter in named.items():
-            if parameter.requires_grad and not is_in_parts(parameter):
+            heard = self._heard.get(id(parameter), lambda: None)() is parameter
+            trains = parameter.requires_grad and not is_in_parts(parameter)
+            if trains and not heard:
+                self._heard[id(parameter)] = weakref.ref(parameter)
                 first, tap = Tap(self._look(name, parameter)), Tap(self._tell(name))
                 self._handles += [
                     parameter.register_hook(first),
@@ -264,6 +303,7 @@ class OwnGradients:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self._heard.clear()
 
     def _look(self, name: str, parameter: Tensor) -> Callable[[Tensor], None]:
         def look(added: Tensor) -> None:

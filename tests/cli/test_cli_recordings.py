@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from matplotlib.image import imread
-from recorded import alter, record, sgd
+from recorded import alter, record, rows_of, sgd, write
 
 from minitrain.cli.main import run
 from minitrain.cli.recording_picture import draw_recordings
@@ -156,6 +156,11 @@ def test_what_is_undecided_asks_for_a_twin(
     lines = recordings_in_words(compare_recordings(Path(runs["a"]), c)).splitlines()
     assert lines[0].startswith("undecided at step 0: gradients, tensor ")
     assert lines[-1].startswith(twin)
+    # a rank that ends early stays undecided with a twin, too
+    write(c, rows_of(c, 1)[:-1], 1)
+    words = recordings_in_words(compare_recordings(Path(runs["a"]), c))
+    assert "B ends early" in words
+    assert twin not in words
 
 
 def nudge(entries: dict[str, dict[str, Any]]) -> None:

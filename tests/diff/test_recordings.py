@@ -101,6 +101,10 @@ def one_tensor(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
     return found | {"hidden.bias": 0.5 * found["hidden.bias"]}
 
 
+def one_unreduced(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
+    return mean(own, rank, step) | {"hidden.bias": own[rank]["hidden.bias"]}
+
+
 def without_one(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
     found = mean(own, rank, step)
     return {name: g for name, g in found.items() if name != "hidden.bias"}
@@ -235,6 +239,13 @@ FAULTS = [
         tensor="hidden.bias",
     ),
     Fault(
+        "one tensor unreduced",
+        "gradients",
+        "1 of 12 tensors alone",
+        changes={"reduce": one_unreduced},
+        tensor="hidden.bias",
+    ),
+    Fault(
         "without a gradient",
         "gradients",
         "hidden.bias has no gradient in B",
@@ -267,7 +278,7 @@ FAULTS = [
     Fault(
         "another loss, of one process",
         "gradients",
-        "the ranks compute others",
+        "another loss, or the loss is not a mean over samples",
         changes={"loss": smooth},
         sizes=((1, 2),),
     ),

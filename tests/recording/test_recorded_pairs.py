@@ -4,11 +4,20 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from recorded_pairs import STEPS, Loop, accumulated, divided
+from recorded_pairs import (
+    STEPS,
+    Loop,
+    accumulated,
+    contrastive,
+    divided,
+    reading,
+    some_parts,
+)
 
 import minitrain
 from minitrain.diff.recordings import SAME, RecordingsCompared, compare_recordings
 from minitrain.distributed.groups import distributed
+from minitrain.recording.format import read_recording
 
 by = partial(accumulated, passes=2, sync=False)
 # by name: the world size and the loop
@@ -26,6 +35,16 @@ LOOPS: dict[str, tuple[int, Loop]] = {
     "zero": (2, partial(divided, is_divided=True, loses=False)),
     "zero, state lost": (2, partial(divided, is_divided=True, loses=True)),
 }
+for fault in ("", "labels", "eps", "untied", "late", "replaced", "never tied"):
+    LOOPS[f"two {fault}"] = 2, partial(reading, fault=fault)
+    LOOPS[f"one {fault}"] = 1, partial(reading, fault=fault)
+for gathers in ("no", "with", "without"):
+    LOOPS[f"pairs, {gathers}"] = 2, partial(contrastive, gathers=gathers)
+LOOPS["pairs"] = 1, partial(contrastive, gathers="no")
+for lack in (True, False):
+    LOOPS[f"lacks {lack}"] = 2, partial(some_parts, lack=lack)
+NEGATIVES = "the loss is not a mean over samples: ranks see fewer negatives"
+LABELS = "the labels are others, and the inputs the same"
 PASSES, RANKS = "mean of micro-batch means", "a mean of means: each rank"
 # A, B, what of them is unlike first, and the cause
 FAULTS = [
@@ -36,6 +55,12 @@ FAULTS = [
     ("ranks", "means", "gradients", f"B: a {PASSES}"),
     ("means, synced", "ranks, synced", "gradients", f"A: a {PASSES}"),
     ("whole", "means, synced", "gradients", f"B: a {PASSES}"),
+    ("pairs", "pairs, no", "gradients", NEGATIVES),
+    ("pairs", "pairs, without", "gradients", NEGATIVES),
+    ("one ", "one labels", "data", LABELS),
+    ("one ", "two labels", "data", LABELS),
+    ("two ", "two labels", "data", LABELS),
+    ("lacks False", "lacks True", "gradients", "has no gradient in B on rank 1"),
 ]
 RIGHT = [
     ("whole", "passes"),
@@ -43,6 +68,8 @@ RIGHT = [
     ("passes", "ranks"),
     ("whole", "ranks, synced"),
     ("adamw", "zero"),
+    ("pairs", "pairs, with"),
+    ("one ", "two "),
 ]
 
 
@@ -96,3 +123,44 @@ def test_state_that_ranks_divide_is_compared_part_by_part(folder: Path) -> None:
         assert found.first
         assert (found.first.what, found.first.ranks) == ("optimizer state", "rank 1")
         assert "not restored?" in found.first.cause
+
+
+@pytest.mark.parametrize(
+    ("name", "step", "cause"),
+    [
+        (
+            "two untied",
+            0,
+            "out.weight was tied to embed.weight, and was replaced after",
+        ),
+        ("two late", 6, "trainable only after DistributedDataParallel was built"),
+        ("two replaced", 0, "waits for the mix.weight that was replaced after"),
+        ("lacks True", 0, "only some ranks use"),
+    ],
+)
+def test_an_alarm_names_what_the_wrapper_does_not_know(
+    folder: Path, name: str, step: int, cause: str
+) -> None:
+    found = read_recording(folder / name).ranks[0].alarms
+    first = next(row for row in found if row["kind"] == "alarm")
+    assert (first["rule"], first["step"]) == ("gradients", step)
+    assert cause in first["line"]
+    for right in ("two ", "two never tied", "lacks False"):
+        rows = read_recording(folder / right).ranks[0].alarms
+        assert not [row for row in rows if row["kind"] == "alarm"], rows
+
+
+def test_a_broken_tie_names_the_pair(folder: Path) -> None:
+    for a, b in (("one ", "two untied"), ("two ", "two never tied")):
+        first = compared(folder, a, b).first
+        assert first
+        assert (first.what, first.tensor) == ("model", "out.weight")
+        assert first.cause == "out.weight is tied to embed.weight in A alone"
+
+
+def test_a_setting_names_the_rank_that_has_it(folder: Path) -> None:
+    for a, ranks in (("two ", "rank 1"), ("one ", "rank 1 of B")):
+        first = compared(folder, a, "two eps").first
+        assert first
+        assert (first.what, first.ranks) == ("optimizer settings", ranks)
+        assert first.much == "eps = 1e-08 against 1e-06"

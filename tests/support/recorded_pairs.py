@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.distributed.nn.functional import all_gather
+from torch.nn.functional import cross_entropy, normalize
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, AdamW, Optimizer
 
@@ -97,5 +99,84 @@ def divided(
                 keeps = optimizer.optim if is_divided else optimizer
                 for state in keeps.state.values():
                     state["max_exp_avg_sq"] = torch.ones(1)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def contrastive(folder: Path, rank: int, world_size: int, *, gathers: str) -> None:
+    """Pairs of views, each held to the others of its rank, or of all ranks (``with`` or
+    ``without`` their gradients).
+    """
+    torch.manual_seed(4)
+    model = wrapped(nn.Linear(6, 5), world_size)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with record(model, optimizer, folder):
+        for step in range(STEPS):
+            made = torch.Generator().manual_seed(70 + step)
+            x = torch.randn(2 * BATCH, 6, generator=made)[rank::world_size]
+            mine, others = normalize(model(x), dim=1).chunk(2)
+            right = torch.arange(len(mine))
+            if gathers != "no":
+                right += rank * len(mine)
+                gather = all_gather if gathers == "with" else without_gradients
+                others = torch.cat([*gather(others)])
+            cross_entropy(4 * mine @ others.T, right).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def without_gradients(view: Tensor) -> list[Tensor]:
+    """Only the own part keeps its gradient."""
+    found = [torch.empty_like(view) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, view.detach().contiguous())
+    found[dist.get_rank()] = view
+    return found
+
+
+def reading(folder: Path, rank: int, world_size: int, *, fault: str) -> None:
+    """Words that the model gets with their labels, or a fault in how it is set up."""
+    inner = Reader()
+    if fault != "never tied":
+        inner.out.weight = inner.embed.weight
+    if fault == "late":
+        inner.mix.requires_grad_(False)
+    model = wrapped(inner, world_size)
+    if fault == "untied":
+        inner.out.weight = nn.Parameter(inner.embed.weight.detach().clone())
+    if fault == "replaced":
+        # before the first step, which would wait for the old one
+        old = inner.mix.weight.detach().clone()
+        inner.mix.weight = nn.Parameter(old)
+    eps = 1e-6 if fault == "eps" and rank == world_size - 1 else 1e-8
+    optimizer = AdamW(inner.parameters(), lr=0.01, eps=eps)
+    with record(model, optimizer, folder, every=3 if fault == "late" else 1):
+        for step in range({"replaced": 1, "late": 7}.get(fault, STEPS)):
+            if step == 4 and fault == "late":
+                inner.mix.requires_grad_(True)
+            ids, labels = (one[rank::world_size] for one in words(step))
+            if fault == "labels":
+                labels = torch.where(labels == -100, -100, (labels + 1) % WORDS)
+            (world_size * model(ids, labels)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def some_parts(folder: Path, rank: int, world_size: int, *, lack: bool) -> None:
+    """Rank 0 alone uses a part of the model; gradients are reduced by hand."""
+    torch.manual_seed(5)
+    model = nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 6)])
+    model.forward = lambda x, parts: sum(model[n](x) for n in parts)  # type: ignore
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with record(model, optimizer, folder):
+        for step in range(STEPS):
+            made = torch.Generator().manual_seed(90 + step)
+            x = torch.randn(BATCH, 6, generator=made)[rank::world_size]
+            parts = [0] if lack and rank else [0, 1]
+            model(x, parts).square().mean().backward()
+            for parameter in model.parameters():
+                gradient = parameter.grad
+                shared = torch.zeros_like(parameter) if gradient is None else gradient
+                dist.all_reduce(shared)
+                shared /= world_size
             optimizer.step()
             optimizer.zero_grad()
