@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import minitrain
 from minitrain.core.errors import UserError
 from minitrain.distributed.groups import distributed, wrap_for_ddp
-from minitrain.recording import page
+from minitrain.recording import own_gradients, page
 from minitrain.recording.format import read_recording
 
 
@@ -196,9 +196,10 @@ def test_ddp_is_seen_before_and_after(tmp_path: Path, early: bool) -> None:
     assert headers[0]["start"] == headers[1]["start"]
 
 
-def accumulated(folder: Path, passes: list[bool]) -> tuple[int, Any]:
-    """How often a gradient was sketched before the step, and how far the sketches are
-    from those of the gradients that this rank computed itself.
+def accumulated(folder: Path, passes: list[bool]) -> tuple[int, float, float]:
+    """How often a gradient was sketched before the step, and how far the sketches, and
+    the sums of those of each pass, are from those of the gradients that this rank
+    computed itself.
     """
     with distributed() as (rank, _):
         torch.manual_seed(0)
@@ -206,35 +207,42 @@ def accumulated(folder: Path, passes: list[bool]) -> tuple[int, Any]:
         own.load_state_dict(model.module.state_dict())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         calls = []
-        sketch = page.sketch
-        page.sketch = lambda tensor: calls.append(1) or sketch(tensor)  # type: ignore
+        sketch = own_gradients.sketch
+        seen = lambda tensor: calls.append(1) or sketch(tensor)  # noqa: E731
+        own_gradients.sketch = seen  # type: ignore[assignment]
         with minitrain.record(model, optimizer, folder):
             for number, syncs in enumerate(passes):
                 with nullcontext() if syncs else model.no_sync():
                     loss_of(model, batch(0, rank, number)).backward()
                 loss_of(own, batch(0, rank, number)).backward()
             optimizer.step()
-        page.sketch = sketch  # type: ignore[attr-defined]
-        found = steps_of(folder, rank)[0]["own"]
+        own_gradients.sketch = sketch
+        row = steps_of(folder, rank)[0]
+        found = row["own"]
         known = {name: sketch(p.grad) for name, p in own.named_parameters()}
         assert found.keys() == known.keys()
+        shares = row.get("passes", {name: [found[name]] for name in found})
+        sums = {n: [sum(bins) for bins in zip(*shares[n], strict=True)] for n in shares}
         gaps = [
-            abs(x - y) for n in known for x, y in zip(known[n], found[n], strict=True)
+            max(abs(x - y) for n in known for x, y in zip(known[n], of[n], strict=True))
+            for of in (found, sums)
         ]
-        return len(calls), max(gaps)
+        return len(calls), *gaps
 
 
 @pytest.mark.parametrize(
     ("passes", "times"),
-    [([True], 1), ([False, False, True], 1), ([True, True], 1), ([False, False], 0)],
+    [([True], 1), ([False, False, True], 3), ([True, True], 3), ([False, False], 1)],
 )
 def test_own_gradients_are_sketched_where_ranks_come_together(
     tmp_path: Path, passes: list[bool], times: int
 ) -> None:
-    for calls, gap in minitrain.launch(accumulated, 2, tmp_path, passes):
+    for calls, gap, of_sums in minitrain.launch(accumulated, 2, tmp_path, passes):
+        # one pass needs one; more need what each adds to, and a reduction between
         assert calls == 4 * times
         # of two that synchronize the second has the mean of the first in it
         assert gap < 1e-5 or passes == [True, True]
+        assert of_sums < 1e-5
 
 
 def many_passes(folder: Path) -> list[Any]:
