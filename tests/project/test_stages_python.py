@@ -125,6 +125,18 @@ def test_another_user_does_not_run_code_as_the_first(project: Path) -> None:
         assert said in done.stderr, done.stderr
 
 
+def test_modules_that_studies_share_are_those_of_the_project(project: Path) -> None:
+    """A folder of that name beside the project may be another user's."""
+    for folder in (project / "common", project / "studies/common"):
+        folder.mkdir()
+        (folder / "shared.py").write_text(f"print({str(folder)!r})\n")
+    asked = ("-c", "import shared")
+    done = run(project / "studies/mine", "../../stages/python", *asked)
+    assert done.stdout == f"{project / 'studies/common'}\n", done.stderr
+    done = run(project / "stages", "./python", *asked)
+    assert (done.returncode, done.stdout) == (1, ""), done.stdout
+
+
 def test_virtual_environment_that_is_not_there_is_one_line(project: Path) -> None:
     done = run(project, "stages/python", MINITRAIN_VENV=".venv-none")
     assert done.returncode == 2
