@@ -35,6 +35,7 @@ from waiting import GENEROUS_S
 from minitrain.distributed.groups import distributed
 from minitrain.distributed.launcher import launch
 
+pytestmark = pytest.mark.slow
 WHY_NOT = why_not()
 needs_root = pytest.mark.skipif(WHY_NOT is not None, reason=f"{WHY_NOT}")
 ELEMENTS = 100_000

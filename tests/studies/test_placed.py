@@ -24,6 +24,7 @@ from minitrain.distributed.launcher import launch
 from minitrain.sync.catalog import PLAIN
 from minitrain.sync.strategy import world
 
+pytestmark = pytest.mark.slow
 WHY_NOT = why_not()
 ROUNDS, STEPS = 2, 2
 SIZES = (4, 4096)
