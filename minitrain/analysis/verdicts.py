@@ -103,8 +103,7 @@ def _buffers_are_seen(rungs: Mapping[str, Mapping[str, Any]]) -> bool:
 
 def _no_witness(rungs: Mapping[str, Mapping[str, Any]]) -> str:
     """The first reason for which the witness supports nothing."""
-    known = *WITNESS_DATA, MEAN, BUFFERS, *WITNESS_GRADIENTS
-    for name in known:
+    for name in (*WITNESS_DATA, MEAN, BUFFERS, *WITNESS_GRADIENTS):
         found = rungs.get(name, {})
         if found.get("verdict", "equal") not in FINE:
             return str(found["detail"])

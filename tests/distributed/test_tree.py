@@ -51,7 +51,7 @@ def test_result_may_take_the_place_of_a_buffer(count: int) -> None:
 numbers = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(numbers, min_size=8, max_size=8), st.sampled_from([1, 2, 4, 8]))
 def test_eight_slots_give_the_same_bits_for_any_number_of_owners(
     values: list[float], owners: int

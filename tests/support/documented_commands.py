@@ -9,6 +9,9 @@ HOW_TO = "tests/course/test_how_to.py::test_page_does_what_it_says"
 FALSIFY = "tests/course/test_how_to.py::test_what_would_refute_the_proof_does_not"
 EXAMPLES = "tests/frameworks/test_examples.py::"
 LOOPS = EXAMPLES + "test_a_run_repeated_has_equal_bits"
+# by forks, with the bits of what users start
+FORKED = EXAMPLES + "test_one_process_and_two_are_the_same_computation"
+WITH_BUG = EXAMPLES + "test_the_planted_bug_is_named"
 
 CLASS = "tests/project/test_dvc_views.py::test_class_pulls_what_the_teacher_ran"
 
@@ -51,11 +54,11 @@ RUN_BY = {
         "tests/cli/test_doctor.py::test_command_prints_json_and_has_an_exit_code"
     ),
     "python examples/nanogpt_style.py runs/one": LOOPS,
-    "torchrun --nproc-per-node 2 examples/nanogpt_style.py runs/two": LOOPS,
-    ".venv-peers/bin/python examples/with_fabric.py runs/one": LOOPS,
+    "torchrun --nproc-per-node 2 examples/nanogpt_style.py runs/two": FORKED,
+    ".venv-peers/bin/python examples/with_fabric.py runs/one": FORKED,
     ".venv-peers/bin/python -m torch.distributed.run --nproc-per-node 2 "
     "examples/with_fabric.py runs/two": LOOPS,
-    "torchrun --nproc-per-node 2 examples/nanogpt_style.py runs/bug --bug": LOOPS,
+    "torchrun --nproc-per-node 2 examples/nanogpt_style.py runs/bug --bug": WITH_BUG,
 }
 
 STUDY = "a study, minutes to an hour; its README holds what came of it"

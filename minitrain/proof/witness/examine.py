@@ -14,10 +14,10 @@ from minitrain.proof.witness.batches import (
     part_of,
     tensors_of,
 )
+from minitrain.proof.witness.buffers import buffers_rung
 from minitrain.proof.witness.corpus import Corpus
 from minitrain.proof.witness.gradients import Judge
 from minitrain.proof.witness.hashes import hashes_rung
-from minitrain.proof.witness.memory import buffers_rung
 from minitrain.proof.witness.optimizer import step_rung
 from minitrain.proof.witness.passes import Computer, built
 from minitrain.proof.witness.record import (
@@ -130,8 +130,8 @@ def numbers(
             return found | {"witness_gradients": rung("not run", why)}
         training = judge.training()
         mean = judge.mean.rungs(record, others)
-        if not task.whole:
-            mean |= buffers_rung(judge.computer, record, groups_of)
+        if not task.whole and (own := buffers_rung(judge.computer, record, groups_of)):
+            mean["witness_buffers"] = own
         if not exact:
             why = "gradients are approximations by design"
             approximate = {"witness_gradients": rung("not run", why)}

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import batch_norm
 from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
@@ -44,10 +45,9 @@ DROPS = {
     "multi_head_attention_forward": ("dropout_p", 10),
 }
 RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
-# where they hold the running mean: of torch.nn.functional, and of torch
-NORMALIZES = {"batch_norm": ("running_mean", 1)}
-TRAINING = ("training", 5)
-# has no functions of its own, so that only a mode has
+# of torch.nn.functional.batch_norm
+RUNNING_MEAN, TRAINING = ("running_mean", 1), ("training", 5)
+# overrides no function: for it only a mode does
 PLAIN = torch.zeros(())
 
 
@@ -136,7 +136,7 @@ class Steady(TorchFunctionMode):
         elif name in RECURRENT:
             # their only number that is no integer
             args = [0.0 if isinstance(arg, float) else arg for arg in args]
-        elif name in NORMALIZES and _has(args, kwargs, *NORMALIZES[name]):
+        elif func is batch_norm and _has(args, kwargs, *RUNNING_MEAN):
             _set(args, kwargs, *TRAINING, False)
         return func(*args, **kwargs)
 

@@ -14,37 +14,36 @@ from minitrain.proof.witness.passes import Computer, GroupsOf, failure
 from minitrain.proof.witness.record import Record, Rung, Tensors, rung
 
 SHOWN = 3
-KEY = "witness_buffers"
 
 
 def buffers_rung(
     computer: Computer, record: Record, groups_of: GroupsOf
-) -> dict[str, Rung]:
+) -> Rung | None:
     """Compare the buffers that two ranks leave after a pass from one state, and the
-    loss and gradient of one part from each; nothing where no buffer may change.
+    loss and gradient of one part from each; None where no buffer may change.
     """
     names = own_buffers(computer.own)
     step = record.steps()[-1]
     state, parts = record.of(step, "before"), [g[0] for g in groups_of(step) if g]
     if not names or len(parts) < 2:
-        return {}
+        return None
     try:
         ends = [after(computer, state, part, names) for part in parts[:2]]
         apart = [name for name in names if not torch.equal(*(e[name] for e in ends))]
         if not apart:
-            return {KEY: rung(FINE, "each rank's forward pass leaves the same buffers")}
+            return rung(FINE, "each rank's forward pass leaves the same buffers")
         one, other = (
             computer.exact({**state, **end}, [[parts[0]]], False, steady=True)
             for end in ends
         )
     except Exception as error:
-        return {KEY: rung("not run", failure(error))}
+        return rung("not run", failure(error))
     named = f"{', '.join(apart[:SHOWN])}{', ...' if apart[SHOWN:] else ''}"
     gap = other.far_from(one)
     if gap <= CLOSE[computer.type]:
-        return {KEY: rung(FINE, f"the loss does not depend on {named}", gap)}
+        return rung(FINE, f"the loss does not depend on {named}", gap)
     why = f"the loss depends on {named}, which each rank's samples change"
-    return {KEY: rung("not run", why, gap)}
+    return rung("not run", why, gap)
 
 
 def own_buffers(model: nn.Module) -> list[str]:
