@@ -21,13 +21,13 @@ from minitrain.diff.recording_places import (
     Rows,
     common,
     fit,
-    in_ranks,
     joined,
     length,
     same_samples,
     samples,
     sketches,
 )
+from minitrain.recording.alarm import in_ranks
 
 # of a whole gradient: what one in 16 bits is off
 LOW_PRECISION = (2e-4, 2e-2)

@@ -13,13 +13,13 @@ from minitrain.diff.recording_places import (
     Row,
     common,
     fit,
-    in_ranks,
     joined,
     length,
     samples,
     sketches,
 )
 from minitrain.diff.recording_still import stands
+from minitrain.recording.alarm import in_ranks
 
 # of a step: what Adam makes of rounding leaves so much of a fit
 ADAPTIVE = 0.02

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from minitrain.diff.diagnosis import combination
 from minitrain.proof.tolerances import GRADIENT_SHARE, GRADIENT_SHARE_FLOAT64
+from minitrain.recording.alarm import in_ranks
 from minitrain.recording.format import Recording
 
 Row = Mapping[str, Any]
@@ -24,8 +25,6 @@ Rows = Mapping[int, Row]
 Sketches = Mapping[str, Sequence[float]]
 Key = tuple[int, int]
 
-# ranks that are named
-NAMED = 8
 DOUBLE = {"float64", "complex128"}
 # what rounding alone makes of one operation, in float32 and in float64
 UNIT, UNIT_FLOAT64 = 2.0**-24, 2.0**-53
@@ -232,13 +231,6 @@ def _unpadded(rows: Rows) -> dict[str, Sequence[str]]:
 def beside(rows: Rows) -> set[str]:
     """The digests of what stood beside the samples, however many ranks got it."""
     return {digest for row in rows.values() for digest in row["beside"] if digest}
-
-
-def in_ranks(ranks: Sequence[int]) -> str:
-    """``rank 1`` or ``ranks 0, 1``; the first of many."""
-    more = f" and {len(ranks) - NAMED} more" if len(ranks) > NAMED else ""
-    named = ", ".join(map(str, ranks[:NAMED]))
-    return f"rank{'s' * (len(ranks) > 1)} {named}{more}"
 
 
 def of_pairs(place: Place, pairs: Sequence[tuple[int, int]]) -> str:

@@ -23,7 +23,6 @@ from minitrain.diff.recording_places import (
     Place,
     beside,
     common,
-    in_ranks,
     joined,
     length,
     of_pairs,
@@ -40,6 +39,7 @@ from minitrain.diff.recording_unlike import (
     settings_unlike,
     state_unlike,
 )
+from minitrain.recording.alarm import in_ranks
 
 KINDS: tuple[Kind, Kind] = ("gradients", "parameters")
 OF = {"gradients": "the largest gradient", "parameters": "how far it has moved"}

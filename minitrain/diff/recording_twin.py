@@ -10,8 +10,9 @@ from pathlib import Path
 
 from minitrain.core.errors import UserError
 from minitrain.diff.recording_course import Course, course_in
-from minitrain.diff.recording_places import Place, apart, in_ranks, places_of, samples
+from minitrain.diff.recording_places import Place, apart, places_of, samples
 from minitrain.diff.recording_unlike import rates_unlike, settings_unlike
+from minitrain.recording.alarm import in_ranks
 from minitrain.recording.format import Recording, read_recording
 
 # units in the last place from which it may begin, each of a tensor's elements

@@ -13,10 +13,10 @@ from minitrain.diff.recording_places import (
     Rows,
     beside,
     common,
-    in_ranks,
     of_pairs,
     samples,
 )
+from minitrain.recording.alarm import in_ranks
 from minitrain.recording.format import Recording
 from minitrain.recording.rules_of_progress import settings_of
 

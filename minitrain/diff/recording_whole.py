@@ -10,13 +10,13 @@ from minitrain.diff.recording_places import (
     Row,
     Rows,
     apart,
-    in_ranks,
     norm,
     pairs_of,
     samples,
 )
 from minitrain.diff.recording_step import StepCompared
 from minitrain.diff.recording_unlike import Unlike, state_divided
+from minitrain.recording.alarm import in_ranks
 from minitrain.recording.format import OfRank, Recording
 from minitrain.recording.judge import Judge
 

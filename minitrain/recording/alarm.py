@@ -8,6 +8,8 @@ from typing import Any
 Row = Mapping[str, Any]
 # the same (optimizer, step) of all ranks, in rank order
 Rows = Sequence[Row]
+# ranks that are named
+NAMED = 8
 
 
 @dataclass(frozen=True)
@@ -53,15 +55,17 @@ def alarm(
     if tensor:
         where += f", tensor {tensor}"
     if ranks:
-        where += f", {named(ranks)}"
+        where += f", {in_ranks(ranks)}"
     why = f"; probable cause: {cause}" if cause else ""
     line = f"{where}: {what}{why}"
     return Alarm(rule, step, [*ranks], tensor, line, severe, tuple(tensors))
 
 
-def named(ranks: Sequence[int]) -> str:
-    """``rank 1, 2``."""
-    return f"rank {', '.join(map(str, ranks))}"
+def in_ranks(ranks: Sequence[int]) -> str:
+    """``rank 1`` or ``ranks 0, 1``; the first of many."""
+    more = f" and {len(ranks) - NAMED} more" if len(ranks) > NAMED else ""
+    first = ", ".join(map(str, ranks[:NAMED]))
+    return f"rank{'s' * (len(ranks) > 1)} {first}{more}"
 
 
 def unlike(values: Sequence[Hashable]) -> list[int]:

@@ -8,7 +8,7 @@ from minitrain.recording.alarm import (
     all_names,
     first_unlike,
     hashes,
-    named,
+    in_ranks,
     unlike,
 )
 from minitrain.recording.fits import (
@@ -78,7 +78,7 @@ def of_unlike_parameters(rows: Rows, before: Rows | None, name: str) -> tuple[st
     of_all = [n for n in all_names(tables) if all(n in table for table in tables)]
     _, moments = first_unlike([{n: table[n] for n in of_all} for table in tables])
     if moments:
-        return what, f"the optimizer's state of {named(moments)} is another one"
+        return what, f"the optimizer's state of {in_ranks(moments)} is another one"
     if step == 0:
         return what, "the optimizer is another one: its settings, or its kind"
     return what, "the optimizer's state is another one: restored on some ranks only?"
@@ -115,7 +115,7 @@ def _without(
     none = [rank for rank, has in enumerate(have) if not has]
     what = "there is none, but the other ranks have one"
     if not {*none} & {*ranks}:
-        what = f"{named(none)} has none"
+        what = f"none on {in_ranks(none)}"
     return what, "a part of the model that only some ranks use, without a wrapper"
 
 
@@ -165,7 +165,7 @@ def _incomplete(found: Sketches, ranks: Sequence[int]) -> tuple[str, str]:
     for rank in ranks:
         parts = factors(found.gradients[rank], found.own)
         if parts and (lacks := lacking(parts)):
-            who = named(lacks)
+            who = in_ranks(lacks)
             what = f"rank {rank} has a sum that lacks the gradient of {who}"
             return what, "a transfer that was lost, or a rank that was left out"
     what = "no rank's own gradient, and no sum of them"

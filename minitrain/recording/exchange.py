@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from minitrain.distributed.torch_private import group_by
-from minitrain.recording.alarm import Alarm, alarm, named
+from minitrain.recording.alarm import Alarm, alarm, in_ranks
 from minitrain.recording.format import Row
 from minitrain.recording.meetings import Meetings
 from minitrain.recording.rules import place
@@ -205,7 +205,7 @@ class Exchange:
         ranks = [*behind]
         mine = min(behind.values(), key=lambda one: one.since)
         what = f"did not come to {mine.place} within {self.timeout_s:g} s"
-        what += f"; last heard of {named(ranks[:1])}: {self._last(ranks[0])}"
+        what += f"; last heard of {in_ranks(ranks[:1])}: {self._last(ranks[0])}"
         cause = ""
         if mine.last:
             cause = f"slow to end; or rank {self._rank} ran out of batches or skipped "
@@ -221,7 +221,7 @@ class Exchange:
         did = "all came to" if ranks else "all had the rows of"
         what = f"{self._lost} before {did} {mine.place}"
         if ranks:
-            what += f"; last heard of {named(ranks[:1])}: {self._last(ranks[0])}"
+            what += f"; last heard of {in_ranks(ranks[:1])}: {self._last(ranks[0])}"
         severe = bool(ranks) and not mine.last
         return alarm("ranks", mine.step, what, ranks=ranks, severe=severe)
 

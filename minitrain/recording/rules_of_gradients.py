@@ -11,7 +11,7 @@ from minitrain.recording.alarm import (
     alarm,
     all_names,
     hashes,
-    named,
+    in_ranks,
     unlike,
 )
 from minitrain.recording.causes import APART, of_unlike_gradients
@@ -210,7 +210,7 @@ def _lacking(rows: Rows, names: list[str]) -> list[Alarm]:
         found = sketches(rows, together)
         parts = None if found is None else factors(found.gradients[0], found.own)
         if parts and (lacks := lacking(parts)):
-            what = f"on all ranks a sum that lacks the gradient of {named(lacks)}"
+            what = f"on all ranks a sum that lacks the gradient of {in_ranks(lacks)}"
             cause = "a transfer that was lost, or a rank that was left out"
             step, tensor = rows[0]["step"], together[0]
             return [alarm("mean", step, what, ranks=lacks, tensor=tensor, cause=cause)]

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from minitrain.recording.alarm import Alarm, Row, Rows, alarm, named
+from minitrain.recording.alarm import Alarm, Row, Rows, alarm, in_ranks
 
 
 def samples(row: Row) -> list[str]:
@@ -147,9 +147,9 @@ def random_numbers(rows: Rows, before: Rows | None) -> list[Alarm]:
     same = next((ranks for ranks in states.values() if len(ranks) > 1), [])
     if not same:
         return []
-    what = f"{named(same)} draw the same in the forward pass"
+    what = f"{in_ranks(same)} draw the same in the forward pass"
     if any(rows[rank].get("dropout") for rank in same):
-        what = f"{named(same)} draw the same: dropout masks are alike on them"
+        what = f"{in_ranks(same)} draw the same: dropout masks are alike on them"
     cause = "the same seed on ranks"
     step = rows[0]["step"]
     return [alarm("random numbers", step, what, cause=cause, severe=False)]
@@ -166,7 +166,7 @@ def shared_generators(rows: Rows, before: Rows | None) -> list[Alarm]:
                 states.setdefault(pair[0]["drawn"][name], []).append(rank)
         same = next((ranks for ranks in states.values() if len(ranks) > 1), [])
         if same:
-            what = f"{named(same)} draw the same numbers before each step ({name}'s "
+            what = f"{in_ranks(same)} draw the same numbers before each step ({name}'s "
             what += "global generator)"
             cause = "the same seed on ranks: wrong for noise and augmentation, right "
             cause += "for an order that is divided"

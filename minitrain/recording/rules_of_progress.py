@@ -9,7 +9,7 @@ from minitrain.recording.alarm import (
     Rows,
     alarm,
     all_names,
-    named,
+    in_ranks,
     unlike,
 )
 
@@ -122,8 +122,8 @@ def not_finite(rows: Rows, before: Rows | None) -> list[Alarm]:
             ranks = _not_finite_alone(rows) if kind == "gradients" else []
             if ranks:
                 of_inputs = any(rows[rank].get("not_finite") for rank in ranks)
-                what += f"; before the reduction only on {named(ranks)}, with inputs "
-                what += "that are not finite" if of_inputs else "that are finite"
+                what += f"; before the reduction only on {in_ranks(ranks)}, with "
+                what += f"inputs that are {'not ' * of_inputs}finite"
             return [
                 alarm(
                     "not finite",

@@ -502,7 +502,7 @@ def test_synchronized_more_often_than_needed() -> None:
 def test_ranks_that_draw_the_same_random_numbers() -> None:
     found = only(at_step_1(draws=True, random="0"))
     assert (found.rule, found.severe) == ("random numbers", False)
-    assert "rank 0, 1 draw the same" in found.line
+    assert "ranks 0, 1 draw the same" in found.line
     assert at_step_1(draws=True) == []
     assert at_step_1(random="0") == []
 
