@@ -19,6 +19,7 @@ from minitrain.diff.recording_places import (
     Place,
     Row,
     Rows,
+    Sketches,
     common,
     fit,
     joined,
@@ -245,53 +246,62 @@ def _scale(factor: float) -> str:
 
 def _of_parts(place: Place, found: Measured, names: Sequence[str]) -> Cause | None:
     """From the gradients of A and B as sums of what the ranks of one run computed."""
-    pair = found.pairs[0]
-    a, b = place.a[pair[0]], place.b[pair[1]]
-    for side, rows, mine, other in (("B", place.b, b, a), ("A", place.a, a, b)):
-        held = [n for n in names if all(n in row["own"] for row in rows.values())]
-        own = [joined(rows[rank]["own"], held) for rank in sorted(rows)]
-        fits = _fits(mine, other, own, held)
-        if fits is None:
+    x, y = found.pairs[0]
+    sides = (
+        ("B", place.b, y, _before_clipping(place.a, x)),
+        ("A", place.a, x, _before_clipping(place.b, y)),
+    )
+    for side, rows, rank, other in sides:
+        own = [rows[rank]["own"] for rank in sorted(rows)]
+        held = common(dict.fromkeys(names), *own)
+        parts = [joined(one, held) for one in own]
+        shares = _shares(_before_clipping(rows, rank), other, parts, held)
+        if shares is None:
             continue
-        (factors, rest), (right, rest_right) = fits
+        (factors, rest), (right, rest_right) = shares
         # from other weights come other gradients: then each rank counts the same
         lacks_only = rest_right >= CLOSE
         right = [1.0] * len(own) if lacks_only else right
-        alike = all(row["gradients"] == mine["gradients"] for row in rows.values())
-        alone = None if alike else pair[side == "B"]
-        pattern = rest < CLOSE and _lacking(factors, right, alone)
-        if lacks_only and not pattern:
-            continue
-        uneven = not pattern and rest < CLOSE and _uneven(factors, right, MEANS)
-        if uneven:
-            weights = _adds_up(factors, right)
-            clause = f"{side}: {uneven}"
-            return Cause(clause, sure=True, pattern=True, weights=weights)
+        mine = rows[rank]["gradients"]
+        alike = all(row["gradients"] == mine for row in rows.values())
+        pattern = rest < CLOSE and _lacking(factors, right, None if alike else rank)
         if pattern:
             return Cause(f"{side}: {pattern}", sure=True, pattern=not lacks_only)
+        if lacks_only:
+            continue
+        if rest < CLOSE and (uneven := _uneven(side, factors, right, MEANS)):
+            return uneven
         # a transfer in 16 bits is off in most tensors, one left out of it in a few
         most = 2 * found.num_beyond_quick > found.num
         coarse = LOW_PRECISION[0] <= rest <= LOW_PRECISION[1]
         if most and coarse and 10 * rest_right < rest:
             return Cause(f"{side}: reduced in lower precision?", sure=True)
-    of_passes = _of_passes("B", place.b, b, a, names)
-    return of_passes or _of_passes("A", place.a, a, b, names)
+    of_passes = (
+        _of_passes(side, rows, _before_clipping(rows, rank), other, names)
+        for side, rows, rank, other in sides
+    )
+    return next(filter(None, of_passes), None)
 
 
-def _fits(
-    mine: Row, other: Row, parts: Sequence[Tensor], names: Sequence[str]
+def _before_clipping(rows: Rows, rank: int) -> Sketches:
+    """The gradients of ``rank``, without a factor below 1 that all tensors have."""
+    factor = min(1.0, _mean(rows, len(rows)) or 1.0)
+    found = sketches(rows[rank], "gradients")
+    return {name: [x / factor for x in one] for name, one in found.items()}
+
+
+def _shares(
+    mine: Sketches, other: Sketches, parts: Sequence[Tensor], names: Sequence[str]
 ) -> tuple[tuple[list[float], float], tuple[list[float], float]] | None:
-    """The gradients of two rows as sums of ``parts``, if both can be had."""
+    """Two gradients as sums of ``parts``, if both can be had."""
     if len(parts) < 2 or not names:
         return None
-    pair = [
-        fit(joined(sketches(row, "gradients"), names), parts) for row in (mine, other)
-    ]
+    pair = [fit(joined(one, names), parts) for one in (mine, other)]
     return None if pair[0] is None or pair[1] is None else (pair[0], pair[1])
 
 
 def _of_passes(
-    side: str, rows: Rows, mine: Row, other: Row, names: Sequence[str]
+    side: str, rows: Rows, mine: Sketches, other: Sketches, names: Sequence[str]
 ) -> Cause | None:
     """The same from what each backward pass of a step computed."""
     of_ranks = [rows[rank].get("passes", {}) for rank in sorted(rows)]
@@ -309,18 +319,14 @@ def _of_passes(
         for one, count in zip(of_ranks, counts, strict=True)
         for number in range(count)
     ]
-    fits = _fits(mine, other, parts, held) if min(counts) else None
-    if fits is None or max(fits[0][1], fits[1][1]) >= CLOSE:
+    shares = _shares(mine, other, parts, held) if min(counts) else None
+    if shares is None or max(shares[0][1], shares[1][1]) >= CLOSE:
         return None
-    factors, right = (one for one, _ in fits)
+    factors, right = (one for one, _ in shares)
     ends = [*accumulate(counts)]
     within = [right[end - n : end] for end, n in zip(ends, counts, strict=True)]
     each = any(max(r) - min(r) > 10 * CLOSE * max(map(abs, r)) for r in within)
-    uneven = _uneven(factors, right, MEANS_OF_PASSES if each else MEANS)
-    if not uneven:
-        return None
-    weights = _adds_up(factors, right)
-    return Cause(f"{side}: {uneven}", sure=True, pattern=True, weights=weights)
+    return _uneven(side, factors, right, MEANS_OF_PASSES if each else MEANS)
 
 
 def _lacking(
@@ -341,7 +347,9 @@ def _lacking(
     return None
 
 
-def _uneven(factors: Sequence[float], right: Sequence[float], means: str) -> str | None:
+def _uneven(
+    side: str, factors: Sequence[float], right: Sequence[float], means: str
+) -> Cause | None:
     """Where the parts do not count as they should; ``means`` is said where each counts
     the same and should not.
     """
@@ -351,12 +359,15 @@ def _uneven(factors: Sequence[float], right: Sequence[float], means: str) -> str
     ratios = [factor / wanted for factor, wanted in zip(factors, right, strict=True)]
     if max(ratios) - min(ratios) < 10 * CLOSE * abs(ratios[0]):
         return None
-    if max(factors) - min(factors) < 10 * CLOSE * most:
-        # else it is the other run that takes a mean of means
-        return means if _adds_up(factors, right) else None
-    if max(right) - min(right) < 10 * CLOSE * largest:
-        return "the ranks count unlike, where those of the other run count the same"
-    return "the ranks count otherwise than in the other run"
+    weights, clause = _adds_up(factors, right), means
+    if max(factors) - min(factors) >= 10 * CLOSE * most:
+        clause = "the ranks count otherwise than in the other run"
+        if max(right) - min(right) < 10 * CLOSE * largest:
+            clause = "the ranks count unlike, where those of the other run count alike"
+    elif not weights:
+        # it is the other run that takes a mean of means
+        return None
+    return Cause(f"{side}: {clause}", sure=True, pattern=True, weights=weights)
 
 
 def _adds_up(factors: Sequence[float], right: Sequence[float]) -> bool:

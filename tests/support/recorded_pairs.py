@@ -55,7 +55,14 @@ def wrapped(model: nn.Module, world_size: int) -> Any:
 
 
 def accumulated(
-    folder: Path, rank: int, world_size: int, *, divide: str, passes: int, sync: bool
+    folder: Path,
+    rank: int,
+    world_size: int,
+    *,
+    divide: str,
+    passes: int,
+    sync: bool,
+    clip: float = 0.0,
 ) -> None:
     """Divides by the targets of the whole ``batch``, of this ``rank``, or of the
     ``pass``: then the mean of the passes, or ranks, is none of all targets.
@@ -76,6 +83,8 @@ def accumulated(
                 with model.no_sync() if waits else nullcontext():
                     loss = total(model(ids[part]), labels[part]) / counts[divide]
                     loss.backward()
+            if clip:
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
             optimizer.step()
             optimizer.zero_grad()
 
