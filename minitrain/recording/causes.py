@@ -142,12 +142,16 @@ def _not_synchronized(
         )
     if len(alone) < len(rows):
         return "nothing came from the others: a transfer that was lost"
-    if len(differ) < len(row["gradients"]):
+    was = before[0] if before else row
+    trained = {*was["gradients"], *was["without_gradient"]}
+    if len(differ) < len(row["gradients"]) or not trained & {*differ}:
         return (
             f"trainable only after {wrapper} was built, which does not know it, or "
             "ignored by it"
         )
-    return f"{wrapper} averages in a group of one rank"
+    if row.get("group") is None:
+        return f"{wrapper} averages in a group of one rank"
+    return f"a communication hook of {wrapper} that reduces nothing"
 
 
 def _replaced(wrapper: str, by_name: Mapping[str, str], differ: Sequence[str]) -> str:

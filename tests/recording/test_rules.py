@@ -70,8 +70,8 @@ def test_each_keeps_its_own() -> None:
     assert found.severe
     assert found.line == (
         f"minitrain: step 1: gradients, tensor {FIRST}, rank 1: each keeps its own (3 "
-        "of 3 tensors); probable cause: DistributedDataParallel averages in a group of "
-        "one rank"
+        "of 3 tensors); probable cause: a communication hook of "
+        "DistributedDataParallel that reduces nothing"
     )
 
 
@@ -81,6 +81,7 @@ def test_each_keeps_its_own() -> None:
         ({"synced": False}, "no_sync was on"),
         ({"wrapper": ""}, "called without its wrapper, unlike before"),
         ({"group": 1}, "in a group of one rank"),
+        ({"group": None}, "in a group of one rank"),
         ({"without_gradient": ["spare"]}, "waits for spare"),
     ],
 )
@@ -98,6 +99,10 @@ def test_a_model_that_was_never_wrapped() -> None:
 def test_some_parameters_that_were_replaced() -> None:
     got = [mean(OWN) | {"layer.bias": own["layer.bias"]} for own in OWN]
     late = only(at_step_1(got))
+    assert "trainable only after DistributedDataParallel was built" in late.line
+    # all that train at this step were frozen at the step before
+    before = [row | {"gradients": {}, "own": {}} for row in BEFORE]
+    late = only(at_step_1(OWN, last=before))
     assert "trainable only after DistributedDataParallel was built" in late.line
     found = only(at_step_1(got, replaced={"layer.bias": ""}))
     assert found.tensor == "layer.bias"
