@@ -267,6 +267,10 @@ def _of_parts(place: Place, found: Measured, names: Sequence[str]) -> Cause | No
         pattern = rest < CLOSE and _lacking(factors, right, None if alike else rank)
         if pattern:
             return Cause(f"{side}: {pattern}", sure=True, pattern=not lacks_only)
+        if _keeps_its_own(rows, rank, found.tensor):
+            few = f"{found.num_beyond_quick} of {found.num} tensors"
+            clause = f"{found.tensor} is not synchronized, ranks keep their own"
+            return Cause(f"{side}: {clause} ({few})", sure=True)
         if lacks_only:
             continue
         if rest < CLOSE and (uneven := _uneven(side, factors, right, MEANS)):
@@ -298,6 +302,19 @@ def _shares(
         return None
     pair = [fit(joined(one, names), parts) for one in (mine, other)]
     return None if pair[0] is None or pair[1] is None else (pair[0], pair[1])
+
+
+def _keeps_its_own(rows: Rows, rank: int, name: str) -> bool:
+    """Whether a gradient is that of ``rank`` alone, and not the mean of all."""
+    own = {
+        r: joined(row["own"], [name]) for r, row in rows.items() if name in row["own"]
+    }
+    if len(own) < len(rows) or name not in rows[rank]["gradients"]:
+        return False
+    gradient = joined(sketches(rows[rank], "gradients"), [name])
+    of_one = fit(gradient, [own[rank]])
+    of_mean = fit(gradient, [torch.stack([*own.values()]).mean(0)])
+    return bool(of_one and of_mean and of_one[1] < CLOSE < 0.1 * of_mean[1])
 
 
 def _of_passes(

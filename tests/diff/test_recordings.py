@@ -105,6 +105,11 @@ def one_unreduced(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
     return mean(own, rank, step) | {"hidden.bias": own[rank]["hidden.bias"]}
 
 
+def biases_unreduced(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
+    kept = {name: g for name, g in own[rank].items() if "weight" not in name}
+    return mean(own, rank, step) | kept
+
+
 def without_one(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
     found = mean(own, rank, step)
     return {name: g for name, g in found.items() if name != "hidden.bias"}
@@ -241,9 +246,16 @@ FAULTS = [
     Fault(
         "one tensor unreduced",
         "gradients",
-        "1 of 12 tensors alone",
+        "hidden.bias is not synchronized, ranks keep their own (1 of 12 tensors)",
         changes={"reduce": one_unreduced},
         tensor="hidden.bias",
+    ),
+    Fault(
+        "tensors unreduced",
+        "gradients",
+        "is not synchronized, ranks keep their own",
+        changes={"reduce": biases_unreduced},
+        sizes=((1, 2), (2, 2)),
     ),
     Fault(
         "without a gradient",
