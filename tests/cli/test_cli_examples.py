@@ -2,6 +2,8 @@
 
 import json
 import shlex
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from recorded import record
 from run_on_disk import write
 from test_cli_check import MODEL
 
+from minitrain.cli.checks import machine
 from minitrain.cli.main import COMMANDS, make_parser, run
 from minitrain.core.errors import UserError
 from minitrain.testing.subjects import make_run
@@ -36,6 +39,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("one", "two"):
         record(path / "runs" / name, steps=6)
     return path
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_examination() -> Iterator[None]:
+    """Both examples of the doctor show what it found once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine, "examine", cache(machine.examine))
+        yield
 
 
 @pytest.mark.parametrize("line", [x for x in EXAMPLES if x not in OF_A_PROJECT])

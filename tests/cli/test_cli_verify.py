@@ -1,6 +1,7 @@
 """``minitrain verify``: words, JSON and exit codes."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from one_line import refusal
 from project import run_python
 from safetensors.torch import save_file
 
-from minitrain.cli.main import run
+from minitrain.cli.main import main, run
 from minitrain.cli.verify import in_words
 from minitrain.diff.state_diff import compare_states
 from minitrain.diff.states import State
@@ -83,13 +84,20 @@ def test_other_names(
     ],
 )
 def test_mistakes_are_one_line(
-    arguments: list[str], code: int, line: str, tmp_path: Path
+    arguments: list[str],
+    code: int,
+    line: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "empty").mkdir()
-    command = "from minitrain.cli.main import main; main()"
-    done = run_python("-c", command, *arguments, folder=tmp_path)
-    assert done.returncode == code
-    (only,) = done.stderr.splitlines()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["minitrain", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == code
+    (only,) = capsys.readouterr().err.splitlines()
     assert only.startswith(line)
 
 

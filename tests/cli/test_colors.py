@@ -15,6 +15,7 @@ from waiting import GENEROUS_S
 
 from minitrain.analysis.verdicts import VERDICTS
 from minitrain.cli.colors import COLOR_OF, colored, wants_color
+from minitrain.cli.main import run
 
 
 @pytest.fixture
@@ -98,9 +99,13 @@ def on_a_terminal(*arguments: str) -> str:
     return shown
 
 
-def test_command_on_a_terminal(tmp_path: Path) -> None:
+def test_command_on_a_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = str(tmp_path / "a.pt")
     torch.save({"w": torch.ones(2)}, path)
     shown = on_a_terminal("verify", path, path)
     assert shown == "\x1b[32mequal\x1b[0m: 1 tensor, every bit\r\n"
-    assert "\x1b" not in on_a_terminal("verify", path, path, "--json")
+    monkeypatch.setattr("minitrain.cli.main.wants_color", lambda _: True)
+    assert run(["verify", path, path, "--json"]) == 0
+    assert "\x1b" not in capsys.readouterr().out
