@@ -9,10 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from minitrain.check.check import Ladder, check_data_parallel
     from minitrain.core.errors import EvidenceError, RankError, UserError
-    from minitrain.distributed.launcher import launch
+    from minitrain.harness.launcher import launch
     from minitrain.recording.recorder import record
-    from minitrain.testing.check import Ladder, check_data_parallel
 
 __version__ = "0.2.0"
 __all__ = [
@@ -34,11 +34,11 @@ elif os.environ.get("MINITRAIN_STAGE", "").startswith(f"{os.getpid()} "):
 
 _HOMES = {
     "EvidenceError": "core.errors",
-    "Ladder": "testing.check",
+    "Ladder": "check.check",
     "RankError": "core.errors",
     "UserError": "core.errors",
-    "check_data_parallel": "testing.check",
-    "launch": "distributed.launcher",
+    "check_data_parallel": "check.check",
+    "launch": "harness.launcher",
     "record": "recording.recorder",
 }
 

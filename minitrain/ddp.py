@@ -1,6 +1,6 @@
 """Process groups in five verbs, and stock DDP: what a script of your own needs."""
 
-from minitrain.distributed.groups import (
+from minitrain.comm.groups import (
     barrier,
     cleanup,
     distributed,

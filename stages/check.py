@@ -44,7 +44,7 @@ def main() -> None:
                 "with nccl.world_sizes, it computes on the CPU"
             )
         # it imports torch, and nobody else here does
-        from minitrain.distributed.groups import require_gpus
+        from minitrain.comm.groups import require_gpus
 
         require_gpus(max(params.nccl.world_sizes))
     with open_atomic(Path("data/check.txt")) as file:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from minitrain.core.errors import run_stage
 from minitrain.core.params import load_params
-from minitrain.distributed.hosts import add_arguments, hosts_of
-from minitrain.distributed.ranks import run_as_ranks
+from minitrain.harness.hosts import add_arguments, hosts_of
+from minitrain.harness.ranks import run_as_ranks
 from minitrain.train.run import Job, preflight, train_rank
 
 
@@ -32,6 +32,7 @@ def main() -> None:
     arguments = parser.parse_args()
     hosts = hosts_of(arguments)
     world_size = arguments.world_size
+    of_this_host = (hosts.ranks_here(world_size), hosts.interface) if hosts else ()
     job = Job(
         params=load_params(Path("params.yaml")),
         backend=arguments.backend,
@@ -47,7 +48,7 @@ def main() -> None:
         partial(train_rank, job),
         world_size,
         # mistakes are found before the launch, where they cost one line and not W
-        preflight=partial(preflight, job, hosts),
+        preflight=partial(preflight, job, *of_this_host),
         threads_per_process=job.params.train.threads_per_process,
         max_restarts=job.params.launch.max_restarts,
         hosts=hosts,

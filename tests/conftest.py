@@ -18,12 +18,20 @@ from hypothesis import settings
 from mutated import ADDRESS, Server, servers
 from waiting import GENEROUS_S
 
-from minitrain.distributed import launcher
+from minitrain.harness import launcher
 
 # reasons to skip that are allowed on CI; network namespaces need root and iproute2
 MAY_BE_MISSING = ("needs a GPU", "needs root", "needs iproute2")
 # what they hold is ranks at work, or takes them to be seen
-MANY_RANKS = {"bench", "distributed", "frameworks", "notebooks", "recording", "sync"}
+MANY_RANKS = {
+    "bench",
+    "comm",
+    "frameworks",
+    "harness",
+    "notebooks",
+    "recording",
+    "sync",
+}
 # tests beside this one make and remove shared memory too: in a moment
 OF_OTHERS_S = 5.0
 CACHE_OF_TORCH = f"torchinductor_{getpass.getuser()}"

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from minitrain.comm.torch_private import group_timeout_s
 from minitrain.core.params import Params
 from minitrain.core.provenance import usable_cores
-from minitrain.distributed.torch_private import group_timeout_s
 from minitrain.sync.catalog import PLAIN
 from minitrain.sync.strategy import world
 from minitrain.train.config import config_of

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from minitrain.comm.groups import distributed
+from minitrain.comm.torch_private import TorchDispatchMode, collective_name
 from minitrain.core.params import Params
-from minitrain.distributed.groups import distributed
-from minitrain.distributed.torch_private import TorchDispatchMode, collective_name
 from minitrain.sync.strategy import Traffic
 from minitrain.train.config import RunConfig, config_of
 from minitrain.train.loop import train

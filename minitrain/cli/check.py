@@ -23,8 +23,8 @@ from minitrain.report.numbers import plural
 from minitrain.sync.catalog import STRATEGIES
 
 if TYPE_CHECKING:
-    from minitrain.testing.check import Ladder
-    from minitrain.testing.climb import Climbed
+    from minitrain.check.all_strategies import Climbed
+    from minitrain.check.check import Ladder
 
 EXAMPLES = {
     "a model of Hugging Face's convention reads its own file": (
@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def answer(options: argparse.Namespace) -> Answer:
     """Climb the ladder of every strategy that was asked for."""
     # torch takes seconds to import: not for --help
-    from minitrain.testing.climb import climb
+    from minitrain.check.all_strategies import climb
 
     begun = time.monotonic()
     try:
@@ -123,9 +123,9 @@ def _without_arguments(model: str, call: str, needed: str) -> UserError:
 
 def _given(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     """Arguments of a check, and how its text was shortened, if it was."""
-    from minitrain.testing.measured import STEPS, Reading, reading_for
-    from minitrain.testing.named import find
-    from minitrain.testing.text_batches import text_batches
+    from minitrain.check.import_target import find
+    from minitrain.check.measured import STEPS, Reading, reading_for
+    from minitrain.check.text_batches import text_batches
 
     factory = find(options.model, "MODEL")
     functions = {

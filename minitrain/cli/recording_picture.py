@@ -1,7 +1,7 @@
 """The picture of two recordings: how far they are apart, step by step.
 
 It stands here and not beside the comparison: it is drawn on the canvas of
-``minitrain/report``, which ``minitrain/diff`` does not know.
+``minitrain/report``, which ``minitrain/compare`` does not know.
 """
 
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ from minitrain.core.printable import printable
 from minitrain.report.canvas import BLACK, BLUE, ORANGE, canvas, save
 
 if TYPE_CHECKING:
-    from minitrain.diff.recording_step import StepCompared
-    from minitrain.diff.recordings import RecordingsCompared
+    from minitrain.compare.recordings import RecordingsCompared
+    from minitrain.compare.step import StepCompared
 
 HEIGHT_IN = 4.0
 # where equal bits are drawn, on an axis that has no zero, and where what is infinite

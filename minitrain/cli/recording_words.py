@@ -8,10 +8,10 @@ from minitrain.core.printable import as_lines
 from minitrain.report.numbers import plural
 
 if TYPE_CHECKING:
-    from minitrain.diff.recording_limits import Measured
-    from minitrain.diff.recording_step import StepCompared
-    from minitrain.diff.recording_unlike import Unlike
-    from minitrain.diff.recordings import RecordingsCompared
+    from minitrain.compare.difference import Unlike
+    from minitrain.compare.recordings import RecordingsCompared
+    from minitrain.compare.step import StepCompared
+    from minitrain.compare.tolerances import Measured
 
 MARKS = {"=": "equal bits", "~": "within rounding", "?": "undecided", "x": "different"}
 # the worst of those that share a place comes last
@@ -68,7 +68,7 @@ def _within(of_a: Sequence[str], of_b: Sequence[str]) -> list[str]:
 def _far(found: "RecordingsCompared") -> str:
     """From where on a twin excuses much."""
     # torch takes seconds to import: not for --help
-    from minitrain.diff.recording_limits import HIDES
+    from minitrain.compare.tolerances import HIDES
 
     for step in found.steps:
         for kind in KINDS:

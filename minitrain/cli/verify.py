@@ -25,9 +25,9 @@ from minitrain.core.printable import as_lines
 from minitrain.report.numbers import plural
 
 if TYPE_CHECKING:
-    from minitrain.diff.folders import FoldersCompared
-    from minitrain.diff.run_diff import RunsCompared
-    from minitrain.diff.state_diff import Comparison
+    from minitrain.compare.folders import FoldersCompared
+    from minitrain.compare.run_diff import RunsCompared
+    from minitrain.compare.state_diff import Comparison
 
 EXAMPLES = {
     "two states, one of them saved from a wrapper": (
@@ -69,12 +69,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def answer(options: argparse.Namespace) -> Answer:
     """Read both sides and compare them."""
     # torch takes seconds to import: not for --help
-    from minitrain.diff.folders import beside, compare_folders
-    from minitrain.diff.formats import is_state
-    from minitrain.diff.recordings import is_recording
-    from minitrain.diff.run_diff import is_run
-    from minitrain.diff.state_diff import compare_states
-    from minitrain.diff.states import read_state
+    from minitrain.compare.folders import beside, compare_folders
+    from minitrain.compare.formats import is_state
+    from minitrain.compare.recordings import is_recording
+    from minitrain.compare.run_diff import is_run
+    from minitrain.compare.state_diff import compare_states
+    from minitrain.compare.states import read_state
 
     _refuse_misspelt([options.a, options.b, options.twin])
     a, b, prefix = options.a, options.b, options.strip_prefix
@@ -108,7 +108,7 @@ def _refuse_misspelt(paths: list[Path | None]) -> None:
 
 
 def _answer_for_runs(a: Path, b: Path) -> Answer:
-    from minitrain.diff.run_diff import compare_runs
+    from minitrain.compare.run_diff import compare_runs
 
     found = compare_runs(a, b)
     facts = {
@@ -123,7 +123,7 @@ def _answer_for_runs(a: Path, b: Path) -> Answer:
 
 
 def _answer_for_recordings(options: argparse.Namespace) -> Answer:
-    from minitrain.diff.recordings import compare_recordings, is_recording
+    from minitrain.compare.recordings import compare_recordings, is_recording
 
     for mine, other in ((options.a, options.b), (options.b, options.a)):
         if not is_recording(other):

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from minitrain.comm.ring import ring_sum
+from minitrain.comm.torch_private import import_compiler
 from minitrain.data.order import GlobalOrder, rank_part
-from minitrain.distributed.ring import ring_sum
-from minitrain.distributed.torch_private import import_compiler
 
 WORLD_SIZE = 4
 NUM_SAMPLES = 16

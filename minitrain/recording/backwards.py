@@ -8,7 +8,7 @@ go into the next one. Both are seen just before a backward pass adds to a gradie
 import torch
 from torch import Tensor
 
-from minitrain.distributed.torch_private import changes_in_place
+from minitrain.comm.torch_private import changes_in_place
 
 # counts of forward passes and of losses
 Place = tuple[int, int]

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from minitrain.distributed.torch_private import group_by
+from minitrain.comm.torch_private import group_by
 from minitrain.recording.alarm import Alarm, alarm, in_ranks
 from minitrain.recording.format import Row
 from minitrain.recording.meetings import Meetings

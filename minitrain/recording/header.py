@@ -13,14 +13,14 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from minitrain.core.errors import UserError
 from minitrain.recording.fingerprint import BINS, digest
 from minitrain.recording.format import VERSION, Row
-from minitrain.recording.taps import (
+from minitrain.recording.hooks import (
     is_in_parts,
     is_transformed,
     named_tensors,
     parameters_of,
     tied,
 )
-from minitrain.recording.twin import is_twin
+from minitrain.recording.perturb import is_twin
 
 
 def rank_and_size() -> tuple[int, int]:

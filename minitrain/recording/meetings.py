@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from minitrain.distributed.torch_private import Store
+from minitrain.comm.torch_private import Store
 from minitrain.recording.alarm import Alarm, alarm, unlike
 
 POLL_S, FIRST_POLL_S = 0.005, 0.0001

@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 from minitrain.core.errors import UserError
 from minitrain.recording.fingerprint import DIGEST_BYTES, bytes_in, gathered
-from minitrain.recording.taps import uncompiled
+from minitrain.recording.hooks import uncompiled
 
 # beside every so many steps the first: there most goes wrong, and rounding is small
 FIRST_STEPS = 3

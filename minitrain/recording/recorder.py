@@ -26,12 +26,7 @@ from minitrain.recording.header import (
     require_modules,
     require_whole,
 )
-from minitrain.recording.lines import Lines
-from minitrain.recording.modes import Modes
-from minitrain.recording.optimizers import Optimizers, Stepped, unwrapped
-from minitrain.recording.page import Pages
-from minitrain.recording.parts import are_together, end_together
-from minitrain.recording.taps import (
+from minitrain.recording.hooks import (
     OwnGradients,
     Tap,
     Wrappers,
@@ -41,8 +36,13 @@ from minitrain.recording.taps import (
     is_transformed_pass,
     parameters_of,
 )
-from minitrain.recording.twin import is_twin, perturb
+from minitrain.recording.modes import Modes
+from minitrain.recording.optimizers import Optimizers, Stepped, unwrapped
+from minitrain.recording.perturb import is_twin, perturb
+from minitrain.recording.sharded import are_together, end_together
+from minitrain.recording.step import Pages
 from minitrain.recording.watch import Watch
+from minitrain.recording.writer import Lines
 
 ON_ALARM = ("print", "raise")
 FAILS = "the first pass is in no_sync() and the graph is static"

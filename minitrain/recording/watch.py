@@ -8,8 +8,8 @@ from minitrain.core.errors import EvidenceError
 from minitrain.core.printable import note
 from minitrain.recording.alarm import Alarm
 from minitrain.recording.exchange import Exchange
+from minitrain.recording.findings import Judge
 from minitrain.recording.format import Row, line_of
-from minitrain.recording.judge import Judge
 
 
 class Watch:

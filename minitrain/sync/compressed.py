@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from minitrain.comm.ring import ring_sum
+from minitrain.comm.torch_private import GradBucket
 from minitrain.core.errors import UserError
-from minitrain.distributed.ring import ring_sum
-from minitrain.distributed.torch_private import GradBucket
 from minitrain.sync.guarantees import GUARANTEES, Guarantees
 from minitrain.sync.stock import Reduced, StockDDP
 from minitrain.sync.strategy import Traffic, num_bytes, trained, world

@@ -8,11 +8,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from minitrain.distributed.ring import ring_sum
-from minitrain.distributed.shared_memory import SharedMemoryGroup
-from minitrain.distributed.sockets import hosts_of
-from minitrain.distributed.torch_private import GradBucket, group_by, group_timeout_s
-from minitrain.distributed.tree import tree_sum
+from minitrain.comm.ring import ring_sum
+from minitrain.comm.shared_memory import SharedMemoryGroup
+from minitrain.comm.sockets import hosts_of
+from minitrain.comm.torch_private import GradBucket, group_by, group_timeout_s
+from minitrain.comm.tree import tree_sum
 from minitrain.sync.guarantees import GUARANTEES, Guarantees
 from minitrain.sync.stock import Reduced, StockDDP
 from minitrain.sync.strategy import Traffic

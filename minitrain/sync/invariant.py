@@ -13,14 +13,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from minitrain.distributed.shared_memory import SharedMemoryGroup
-from minitrain.distributed.torch_private import (
+from minitrain.comm.shared_memory import SharedMemoryGroup
+from minitrain.comm.torch_private import (
     add_all,
     changes_in_place,
     group_timeout_s,
     has_gradient_hooks,
 )
-from minitrain.distributed.tree import tree_sum
+from minitrain.comm.tree import tree_sum
 from minitrain.sync.explicit import Flat
 from minitrain.sync.guarantees import GUARANTEES, Guarantees
 from minitrain.sync.strategy import Traffic, broadcast, num_bytes

@@ -9,12 +9,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from minitrain.core.errors import UserError
-from minitrain.distributed.torch_private import (
+from minitrain.comm.torch_private import (
     around_parameter_broadcast,
     forget_gathered_state,
     own_part_of,
 )
+from minitrain.core.errors import UserError
 from minitrain.sync.guarantees import GUARANTEES, Guarantees
 from minitrain.sync.stock import StockDDP
 from minitrain.sync.strategy import (

@@ -6,9 +6,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from minitrain.distributed.shared_memory import SharedMemoryGroup
-from minitrain.distributed.torch_private import GradBucket, group_timeout_s
-from minitrain.distributed.tree import tree_sum
+from minitrain.comm.shared_memory import SharedMemoryGroup
+from minitrain.comm.torch_private import GradBucket, group_timeout_s
+from minitrain.comm.tree import tree_sum
 from minitrain.sync.guarantees import GUARANTEES, Guarantees
 from minitrain.sync.stock import Reduced, StockDDP
 from minitrain.sync.strategy import Traffic

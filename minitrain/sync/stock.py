@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from minitrain.distributed.groups import wrap_for_ddp
-from minitrain.distributed.torch_private import GradBucket, ddp_times_ns
+from minitrain.comm.groups import wrap_for_ddp
+from minitrain.comm.torch_private import GradBucket, ddp_times_ns
 from minitrain.sync.guarantees import GUARANTEES, Guarantees
 from minitrain.sync.strategy import Strategy, Traffic, broadcast, num_bytes, trained
 from minitrain.sync.trace import BucketEvent

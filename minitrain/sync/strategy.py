@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from minitrain.distributed.ring import ring_sum
-from minitrain.distributed.torch_private import import_compiler
+from minitrain.comm.ring import ring_sum
+from minitrain.comm.torch_private import import_compiler
 from minitrain.sync.guarantees import Guarantees, Tuning
 from minitrain.sync.trace import SyncTrace
 

@@ -21,12 +21,12 @@ from typing import IO, Any
 import torch
 import torch.distributed as dist
 
+from minitrain.comm.together import everyone, only_first, who_sees
 from minitrain.core.durable import fsync, remove
 from minitrain.core.errors import UserError
 from minitrain.core.files import read_json, sha256_file, writing
 from minitrain.core.printable import note
-from minitrain.distributed.together import everyone, only_first, who_sees
-from minitrain.train.held import hold
+from minitrain.train.checkpoint_lock import hold
 
 # what one rank keeps: tensors, numbers, text, and lists and dicts of these
 Kept = dict[str, Any]

@@ -13,13 +13,13 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import nn
 
+from minitrain.comm.torch_private import import_compiler
 from minitrain.core.files import read_json
 from minitrain.core.params import Params, Train
 from minitrain.data.batches import Batches, RankBatches
 from minitrain.data.order import steps_per_epoch
 from minitrain.data.shards import open_targets
 from minitrain.data.text import VOCAB_SIZE
-from minitrain.distributed.torch_private import import_compiler
 from minitrain.model.factory import build_model
 from minitrain.sync.catalog import find_strategy
 from minitrain.sync.guarantees import DEFAULTS, Tuning

@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from minitrain.comm.groups import barrier
+from minitrain.comm.heartbeat import my_place
 from minitrain.core.errors import UserError
 from minitrain.data.batches import MicroBatch
-from minitrain.distributed.groups import barrier
-from minitrain.distributed.place import my_place
 from minitrain.train.buffers import untouched_buffers
 from minitrain.train.clock import (
     NS_PER_MS,

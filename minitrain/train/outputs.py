@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from minitrain.comm.groups import host_number, num_hosts
+from minitrain.comm.together import only_first, who_sees
 from minitrain.core.files import open_atomic, write_json, write_jsonl
 from minitrain.core.provenance import (
     bits_depend_on,
@@ -18,8 +20,6 @@ from minitrain.core.provenance import (
     peak_memory_mb,
     provenance,
 )
-from minitrain.distributed.hosts import host_number, num_hosts
-from minitrain.distributed.together import only_first, who_sees
 from minitrain.train.recorder import save_tensors, write_tensors
 from minitrain.train.result import TrainResult, mean_losses, rows_of
 

@@ -5,7 +5,7 @@ step: what each rank gave to its model), ``tensors`` (recorded steps: hash of ev
 gradient before the optimizer, of every parameter and buffer after it, on each rank),
 ``buckets`` (where DDP's layout changes), ``forward`` (once: whether the forward pass
 depends on its samples alone), and ``probe``, ``no probe`` and ``unwatched``
-(:mod:`minitrain.train.probe`).
+(:mod:`minitrain.train.eval_pass`).
 """
 
 import hashlib

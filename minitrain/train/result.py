@@ -21,7 +21,7 @@ class TrainResult:
     ``digests`` name the samples. ``timings`` and ``hashes`` are rows as
     :mod:`~minitrain.train.clock` and :mod:`~minitrain.train.recorder` describe them,
     and so are the tensors that were ``sampled``. ``probes`` has the losses of
-    :mod:`~minitrain.train.probe` by name, at ``probe_step``.
+    :mod:`~minitrain.train.eval_pass` by name, at ``probe_step``.
     """
 
     losses: list[list[float]] = field(default_factory=list)

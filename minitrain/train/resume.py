@@ -13,11 +13,11 @@ from typing import Any, Protocol
 
 import torch
 
+from minitrain.comm.groups import is_main_process
+from minitrain.comm.together import everyone
 from minitrain.core.errors import UserError
 from minitrain.core.printable import note
 from minitrain.core.progress import progress
-from minitrain.distributed.groups import is_main_process
-from minitrain.distributed.together import everyone
 from minitrain.train.checkpoint import Checkpoints, Kept, step_of
 
 # as many as are recorded anyway

@@ -9,32 +9,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minitrain.core.errors import UserError
-from minitrain.core.params import Params
-from minitrain.core.provenance import require_torch
-from minitrain.distributed.groups import (
+from minitrain.comm.groups import (
     distributed,
     local_device,
     require_gpus,
     start_up,
 )
-from minitrain.distributed.hosts import Hosts
-from minitrain.distributed.interfaces import require_no_label
-from minitrain.distributed.place import my_place
-from minitrain.distributed.together import only_first
+from minitrain.comm.heartbeat import my_place
+from minitrain.comm.interfaces import Interface, require_no_label
+from minitrain.comm.together import only_first
+from minitrain.core.errors import UserError
+from minitrain.core.params import Params
+from minitrain.core.provenance import require_torch
 from minitrain.model.factory import try_model
 from minitrain.train.checkpoint import Checkpoints, Kept
 from minitrain.train.config import RunConfig, config_of
-from minitrain.train.deal import FromElsewhere
+from minitrain.train.eval_pass import add_probes, unwatched_gradients
 from minitrain.train.identity import checkpoints_of, same_on_all_hosts
-from minitrain.train.kept import kept_by, restore
 from minitrain.train.loop import train
 from minitrain.train.observer import StepObserver, watches_parts
 from minitrain.train.outputs import write_run, write_state
 from minitrain.train.precision import Precision
-from minitrain.train.probe import add_probes, unwatched_gradients
+from minitrain.train.reshard import FromElsewhere
 from minitrain.train.result import TrainResult
 from minitrain.train.resume import run_through
+from minitrain.train.snapshot import kept_by, restore
 from minitrain.train.worker import Worker
 
 # spoils a worker before its first step
@@ -88,17 +87,20 @@ class Finished:
     went_on_from: int = 0
 
 
-def preflight(job: Job, hosts: Hosts | None = None) -> None:
-    """Find what a user can get wrong before any process is launched (UserError), on
-    each of ``hosts`` where there are several.
+def preflight(
+    job: Job, ranks_here: int | None = None, interface: Interface | None = None
+) -> None:
+    """Find what a user can get wrong before any process is launched (UserError).
+
+    Args:
+        ranks_here: number of ranks of this host; None where it has all of them.
+        interface: the network interface to other hosts, where there are several.
     """
     require_torch(job.params.environment.torch)
     if job.backend == "nccl":
-        count = job.world_size
-        if hosts is not None:
-            count = hosts.ranks_here(count)
-            require_no_label(hosts.interface)
-        require_gpus(count)
+        if interface is not None:
+            require_no_label(interface)
+        require_gpus(job.world_size if ranks_here is None else ranks_here)
     if not job.shards.exists():
         raise UserError(
             f"{job.shards}: no shards for {job.world_size} processes; {job.world_size} "

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from minitrain.comm.tree import shards_of
 from minitrain.data.batches import MicroBatch
-from minitrain.distributed.tree import shards_of
 from minitrain.train.config import OPTIMIZERS, RunConfig
 from minitrain.train.observer import Observer
 from minitrain.train.precision import Precision

@@ -12,13 +12,13 @@ from reading import times_of_reading
 from saving import Saving
 
 from minitrain.bench.arms import Row, close, enter, take_turns
+from minitrain.comm.groups import distributed, is_main_process
 from minitrain.core.errors import run_stage
 from minitrain.core.files import open_atomic, write_json
 from minitrain.core.params import Params
 from minitrain.core.progress import progress
 from minitrain.core.provenance import provenance
-from minitrain.distributed.groups import distributed, is_main_process
-from minitrain.distributed.launcher import launch
+from minitrain.harness.launcher import launch
 
 STUDY = Path(__file__).resolve().parent
 ROOT = STUDY.parents[1]

@@ -3,12 +3,12 @@
 import time
 from collections.abc import Iterator
 
-from minitrain.distributed.groups import barrier
+from minitrain.comm.groups import barrier
 from minitrain.train.checkpoint import Checkpoints
-from minitrain.train.kept import restore
 from minitrain.train.loop import train
 from minitrain.train.observer import watches_parts
 from minitrain.train.resume import REPEATED
+from minitrain.train.snapshot import restore
 from minitrain.train.worker import Worker
 
 NS_PER_MS = 1e6

@@ -7,8 +7,8 @@ from typing import Any
 import pandas as pd
 from collectives_settings import Collectives
 from study_settings import load_study
+from sweep import powers_of_4, sweep
 
-from minitrain.bench.sweep import powers_of_4, sweep
 from minitrain.core.errors import run_stage
 from minitrain.core.files import open_atomic, write_json
 from minitrain.core.provenance import provenance

@@ -17,7 +17,7 @@ from minitrain.core.params import Params, Train, load_params
 from minitrain.core.progress import progress
 from minitrain.core.provenance import provenance
 from minitrain.data.shards import tokenize_corpus, write_shards
-from minitrain.distributed.launcher import launch
+from minitrain.harness.launcher import launch
 from minitrain.train.run import Job, train_rank
 
 SCRIPT = Path(__file__).resolve()

@@ -14,14 +14,14 @@ from ladder_settings import Ladder
 from study_settings import load_study
 from torch import nn
 
+from minitrain.check.check import examine
+from minitrain.check.trial import in_memory, run_alone, run_ranks
 from minitrain.core.errors import run_stage
 from minitrain.core.files import open_atomic, write_json
 from minitrain.core.params import load_params
 from minitrain.core.progress import progress
 from minitrain.core.provenance import code_sha256, provenance
 from minitrain.proof.bits import bits_rung
-from minitrain.testing.check import examine
-from minitrain.testing.trial import in_memory, run_alone, run_ranks
 
 STUDY = Path(__file__).resolve().parent
 ROOT = STUDY.parents[1]

@@ -8,13 +8,13 @@ from interleaved import load_interleaved
 from noise_settings import Noise
 
 from minitrain.bench.arms import Arm, Row, close, enter, take_turns
+from minitrain.comm.groups import distributed, is_main_process
 from minitrain.core.errors import UserError, run_stage
 from minitrain.core.files import open_atomic, write_json
 from minitrain.core.params import Params
 from minitrain.core.progress import progress
 from minitrain.core.provenance import provenance
-from minitrain.distributed.groups import distributed, is_main_process
-from minitrain.distributed.launcher import launch
+from minitrain.harness.launcher import launch
 from minitrain.sync.catalog import guarantees_of
 
 STUDY = Path(__file__).resolve().parent

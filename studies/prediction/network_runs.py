@@ -22,10 +22,10 @@ from phases import PHASES, Phases
 
 from minitrain.bench.arms import Arm, Contestant, Row, close, take_turns
 from minitrain.bench.load import Usage
+from minitrain.comm.sockets import Links, meet
+from minitrain.comm.torch_private import group_timeout_s
 from minitrain.core.errors import EvidenceError
 from minitrain.core.params import Params
-from minitrain.distributed.sockets import Links, meet
-from minitrain.distributed.torch_private import group_timeout_s
 from minitrain.sync.strategy import world
 from minitrain.train.config import config_of
 from minitrain.train.worker import Worker

@@ -14,10 +14,10 @@ from setting import NO_SYNC, Setting, name_of
 
 from minitrain.bench.arms import only_ddp
 from minitrain.bench.load import load_of
+from minitrain.comm.groups import distributed, is_main_process
 from minitrain.core.params import Params, load_params
 from minitrain.core.progress import progress
-from minitrain.distributed.groups import distributed, is_main_process
-from minitrain.distributed.launcher import launch
+from minitrain.harness.launcher import launch
 from minitrain.sync.catalog import PLAIN
 
 LIMIT_S = 7200

@@ -17,13 +17,13 @@ from recorder_arms import RAW, arms_of
 from recorder_settings import Recorder
 
 from minitrain.bench.arms import Row, close, enter, take_turns
+from minitrain.comm.groups import distributed, is_main_process
 from minitrain.core.errors import EvidenceError, run_stage
 from minitrain.core.files import open_atomic, write_json
 from minitrain.core.params import Params
 from minitrain.core.progress import progress
 from minitrain.core.provenance import provenance
-from minitrain.distributed.groups import distributed, is_main_process
-from minitrain.distributed.launcher import launch
+from minitrain.harness.launcher import launch
 from minitrain.recording.format import read_recording
 from minitrain.train.recorder import sha256_tensor
 

@@ -9,13 +9,13 @@ from recorder_arms import arms_of
 from recorder_settings import Recorder
 
 from minitrain.bench.arms import close, enter, take_turns
+from minitrain.comm.groups import distributed
 from minitrain.core.errors import run_stage
 from minitrain.core.files import write_json
 from minitrain.core.params import Params
 from minitrain.core.progress import progress
 from minitrain.core.provenance import peak_memory_mb, provenance
-from minitrain.distributed.groups import distributed
-from minitrain.distributed.launcher import launch
+from minitrain.harness.launcher import launch
 
 STUDY = Path(__file__).resolve().parent
 ROOT = STUDY.parents[1]

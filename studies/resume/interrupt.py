@@ -6,21 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from resume_cases import CASES, Case, write_samples
 from resume_settings import Resume
-from study_settings import load_study
-
-from minitrain.core.errors import UserError, run_stage
-from minitrain.core.files import open_atomic, write_json
-from minitrain.core.progress import progress
-from minitrain.core.provenance import provenance
-from minitrain.testing.resume_cases import CASES, Case, write_samples
-from minitrain.testing.resumed import (
+from resumed import (
     SAVING,
     UNDISTURBED,
     Left,
     differing,
     run_stopped,
 )
+from study_settings import load_study
+
+from minitrain.core.errors import UserError, run_stage
+from minitrain.core.files import open_atomic, write_json
+from minitrain.core.progress import progress
+from minitrain.core.provenance import provenance
 
 STUDY = Path(__file__).resolve().parent
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
+from minitrain.comm.groups import distributed
 from minitrain.core.params import load_params
-from minitrain.distributed.groups import distributed
 from minitrain.train.config import config_of
 from minitrain.train.loop import train
 from minitrain.train.observer import StepObserver

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from slowed import Delay, Join, cpu_quota, timed_run
 from stragglers_settings import Stragglers
 
 from minitrain.analysis.stragglers import find_stragglers, own_work, step_times
 from minitrain.core.errors import UserError
-from minitrain.testing.slowed import Delay, Join, cpu_quota, timed_run
 from minitrain.train.clock import Row
 from minitrain.train.config import RunConfig
 from minitrain.train.run import Inject

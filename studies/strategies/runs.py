@@ -12,15 +12,15 @@ from strategies_settings import Strategies
 
 from minitrain.analysis.account import account, summarize
 from minitrain.bench.ledger import count_step
+from minitrain.check.check import examine
+from minitrain.check.trial import in_memory
 from minitrain.core.errors import UserError, run_stage
 from minitrain.core.files import read_json, write_json
 from minitrain.core.params import Params
 from minitrain.core.progress import progress
 from minitrain.core.provenance import provenance
-from minitrain.distributed.launcher import launch
+from minitrain.harness.launcher import launch
 from minitrain.sync.catalog import STRATEGIES
-from minitrain.testing.check import examine
-from minitrain.testing.trial import in_memory
 from minitrain.train.run import Job, train_rank
 
 STUDY = Path(__file__).resolve().parent

@@ -14,13 +14,13 @@ from interleaved import load_interleaved
 from strategies_settings import Strategies
 
 from minitrain.bench.arms import Arm, measure, no_sync_arm
+from minitrain.comm.groups import distributed, is_main_process
 from minitrain.core.errors import run_stage
 from minitrain.core.files import open_atomic, write_json
 from minitrain.core.params import Params
 from minitrain.core.progress import progress
 from minitrain.core.provenance import provenance
-from minitrain.distributed.groups import distributed, is_main_process
-from minitrain.distributed.launcher import launch
+from minitrain.harness.launcher import launch
 from minitrain.sync.catalog import PLAIN, STRATEGIES, guarantees_of
 
 STUDY = Path(__file__).resolve().parent

@@ -5,18 +5,18 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from bugs import BUGS
 from study_settings import load_study
+from subjects import MODELS, NUM_STEPS, make_run
 from zoo_settings import Zoo
 
+from minitrain.check.check import Ladder, examine
+from minitrain.check.trial import run_ranks
 from minitrain.core.errors import run_stage
 from minitrain.core.files import write_json
 from minitrain.core.progress import progress
 from minitrain.core.provenance import provenance
 from minitrain.sync.guarantees import Defaults
-from minitrain.testing.check import Ladder, examine
-from minitrain.testing.faults import BUGS
-from minitrain.testing.subjects import MODELS, NUM_STEPS, make_run
-from minitrain.testing.trial import run_ranks
 from minitrain.train.config import OptimizerName
 from minitrain.train.run import Inject
 

@@ -29,12 +29,12 @@ from minitrain.bench.arms import (
 )
 from minitrain.bench.ledger import CollectiveLedger
 from minitrain.bench.load import Usage, load_of
+from minitrain.comm.groups import distributed
 from minitrain.core.errors import UserError
 from minitrain.core.params import Params
 from minitrain.data.order import GlobalOrder
 from minitrain.data.text import VOCAB_SIZE
-from minitrain.distributed.groups import distributed
-from minitrain.distributed.launcher import launch
+from minitrain.harness.launcher import launch
 from minitrain.model.factory import build_model
 from minitrain.sync.catalog import PLAIN, find_strategy
 from minitrain.sync.stock import StockDDP

@@ -9,20 +9,20 @@ import pytest
 import torch
 from one_line import refusal
 
-from minitrain.cli.check import in_words
-from minitrain.cli.main import run
-from minitrain.core.errors import UserError
-from minitrain.testing import climb, measured
-from minitrain.testing.climb import Climbed
-from minitrain.testing.measured import Measured, reading_for
-from minitrain.testing.named import find
-from minitrain.testing.text_batches import (
+from minitrain.check import climb, measured
+from minitrain.check.all_strategies import Climbed
+from minitrain.check.import_target import find
+from minitrain.check.measured import Measured, reading_for
+from minitrain.check.text_batches import (
     LONGEST,
     PADDING,
     SHORTEST,
     length_for,
     text_batches,
 )
+from minitrain.cli.check import in_words
+from minitrain.cli.main import run
+from minitrain.core.errors import UserError
 from minitrain.train.rng import seed_everything
 
 MODEL = """
@@ -242,7 +242,7 @@ def test_large_model_reads_short_lines_and_says_so(
     model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # the model has 256 * 8 + 8 * 256 + 256 = 4352 parameters: 16 bytes of 8 lines
-    monkeypatch.setattr("minitrain.testing.text_batches.AFFORDED", 4352 * 8 * 16)
+    monkeypatch.setattr("minitrain.check.text_batches.AFFORDED", 4352 * 8 * 16)
     assert run(["check", f"{model}:build"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.endswith(" s, 8 lines of at most 16 bytes: 0 million parameters")

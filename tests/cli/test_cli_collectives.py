@@ -15,7 +15,7 @@ from minitrain.cli.checks.collectives import (
     probe_all,
     worst,
 )
-from minitrain.distributed.groups import distributed
+from minitrain.comm.groups import distributed
 
 FIRST = Seat(group=None, rank=0, size=2, dtype=torch.int32, op="sum")
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from recorded import record
 from run_on_disk import write
+from subjects import make_run
 from test_cli_check import MODEL
 
+from minitrain.check.trial import run_ranks
 from minitrain.cli.checks import machine
 from minitrain.cli.main import COMMANDS, make_parser, run
 from minitrain.core.errors import UserError
-from minitrain.testing.subjects import make_run
-from minitrain.testing.trial import run_ranks
 
 EXAMPLES = [line for one in COMMANDS.values() for line in one.EXAMPLES.values()]
 # tests/report makes the project that these need

@@ -11,7 +11,7 @@ from recorded import alter, record, rows_of, sgd, write
 from minitrain.cli.main import run
 from minitrain.cli.recording_picture import draw_recordings
 from minitrain.cli.recording_words import recordings_in_words, strip
-from minitrain.diff.recordings import compare_recordings
+from minitrain.compare.recordings import compare_recordings
 
 
 @pytest.fixture(scope="module")

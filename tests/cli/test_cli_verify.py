@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 
 from minitrain.cli.main import main, run
 from minitrain.cli.verify import in_words
-from minitrain.diff.state_diff import compare_states
-from minitrain.diff.states import State
+from minitrain.compare.state_diff import compare_states
+from minitrain.compare.states import State
 
 
 @pytest.fixture

@@ -3,10 +3,10 @@
 import pytest
 from one_line import refusal
 
+from minitrain.check.all_strategies import ALL
 from minitrain.cli import check
 from minitrain.cli.main import make_parser, run
 from minitrain.cli.parser import Names
-from minitrain.testing.climb import ALL
 from minitrain.train.config import OPTIMIZERS
 from minitrain.train.precision import PRECISIONS
 

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from project import PARAMS_FILE
 
+from minitrain.check.import_target import find
+from minitrain.check.text_batches import text_batches
 from minitrain.core.errors import UserError
 from minitrain.core.files import (
     atomic_path,
@@ -27,8 +29,6 @@ from minitrain.core.params import load_params
 from minitrain.core.regular import require_regular
 from minitrain.data.text import read_corpus
 from minitrain.grammar.verbs import load_verbs
-from minitrain.testing.named import find
-from minitrain.testing.text_batches import text_batches
 from minitrain.train.checkpoint import DamagedError, read_manifest
 from minitrain.train.recorder import load_tensors
 

@@ -12,7 +12,7 @@ from project import PARAMS_FILE, set_params
 from minitrain.core.errors import UserError
 from minitrain.core.params import Params, load_params
 from minitrain.core.schema import Problem
-from minitrain.distributed.launcher import launch
+from minitrain.harness.launcher import launch
 
 TEXT = PARAMS_FILE.read_text(encoding="utf-8")
 

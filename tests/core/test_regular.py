@@ -6,8 +6,8 @@ from pathlib import Path
 from one_line import refusal
 
 from minitrain.cli.main import run
+from minitrain.compare.states import read_state
 from minitrain.core.regular import require_regular
-from minitrain.diff.states import read_state
 from minitrain.recording.format import read_recording
 
 

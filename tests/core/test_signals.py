@@ -14,9 +14,9 @@ import pytest
 from project import ROOT, environment
 from waiting import GENEROUS_S, ended, wait_for
 
+from minitrain.comm import store as meeting
 from minitrain.core import signals
 from minitrain.core.signals import LAUNCHER_PID, STAGE, Stopped, stoppable
-from minitrain.distributed import meeting
 
 PROGRAM = """
 import os, signal, sys, time

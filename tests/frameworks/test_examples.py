@@ -17,7 +17,7 @@ import pytest
 from example_loops import LOOPS, Run, loops_by_fork, run_as_users_do
 from project import ROOT
 
-from minitrain.diff.recordings import RecordingsCompared, compare_recordings
+from minitrain.compare.recordings import RecordingsCompared, compare_recordings
 from minitrain.recording.format import read_recording
 
 Recorded = Callable[..., Path]

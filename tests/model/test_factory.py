@@ -15,7 +15,7 @@ from tiny import tiny_params
 from torch import Tensor, nn
 
 from minitrain.core.params import Model
-from minitrain.distributed.launcher import launch
+from minitrain.harness.launcher import launch
 from minitrain.model.factory import build_model, try_model
 from minitrain.model.gpt import MiniGPT
 from minitrain.proof.witness.corpus import build as build_again

@@ -54,12 +54,12 @@ def test_code_is_as_tidy_as_the_library(arguments: list[str]) -> None:
     assert done.returncode == 0, done.stdout
 
 
-# tests/distributed/test_launcher.py has a cell whose ranks are new processes
+# tests/harness/test_launcher.py has a cell whose ranks are new processes
 FORK = f"""
 import sys
 sys.path.insert(0, {str(ROOT / "tests/support")!r})
 from fork_server import ForkServer, start_by_fork
-from minitrain.distributed import launcher
+from minitrain.harness import launcher
 fork_server = ForkServer()
 launcher._Ranks.start = lambda *given: start_by_fork(fork_server, *given)
 """

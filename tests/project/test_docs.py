@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bugs import BUGS, Bug
 from pages import Block, blocks, edit, pages_of, without_fences
 from project import PARAMS_FILE, ROOT
 from ruamel.yaml import YAML
@@ -23,7 +24,6 @@ from minitrain.cli.explain import in_words
 from minitrain.cli.walk import walk
 from minitrain.report.glossary import RUNGS
 from minitrain.sync.guarantees import GUARANTEES, Guarantees
-from minitrain.testing.faults import BUGS, Bug
 from minitrain.train.recorder import recorded_steps
 
 PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *pages_of("docs", "launch")]

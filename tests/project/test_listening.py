@@ -5,7 +5,7 @@ import socket
 
 from listening import listening
 
-from minitrain.distributed.meeting import private_folder
+from minitrain.harness.run_dir import private_folder
 
 
 def test_who_listens_everywhere_is_seen() -> None:

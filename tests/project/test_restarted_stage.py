@@ -14,7 +14,7 @@ from mutated import PREPARE, run_stages
 from project import copy_project, environment, set_params
 from waiting import GENEROUS_S
 
-from minitrain.distributed import place
+from minitrain.comm import heartbeat as place
 
 pytestmark = pytest.mark.pipeline
 TRAIN = ["train", "--backend", "gloo", "--world-size", "2"]

@@ -17,8 +17,8 @@ from network_namespaces import CABLE, Host, Networks, inside
 from project import copy_project, set_params
 from waiting import GENEROUS_S, wait_for
 
+from minitrain.comm.heartbeat import file_of, find_place
 from minitrain.core.files import read_json
-from minitrain.distributed.place import file_of, find_place
 
 pytestmark = [pytest.mark.slow, needs_hosts]
 TRAIN = ["train", "--backend", "gloo", "--world-size"]

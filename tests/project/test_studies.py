@@ -205,7 +205,7 @@ def test_no_study_writes_what_another_writes_or_the_pipeline_reads() -> None:
 def test_zoo_is_drawn_though_bugs_leave_out_rungs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    draw = load_script(ROOT / "studies/zoo/draw.py")
+    draw = load_script(ROOT / "studies/zoo/draw_matrix.py")
     monkeypatch.setattr(draw, "STUDY", tmp_path)
     verdicts = {"ranks": "equal", "witness": "not run", "replay": "breach"}
     left_out = {"ranks": "breach"}
@@ -220,7 +220,7 @@ def test_zoo_is_drawn_though_bugs_leave_out_rungs(
 def test_zoo_leaves_its_digest_for_the_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    draw = load_script(ROOT / "studies/zoo/draw.py")
+    draw = load_script(ROOT / "studies/zoo/draw_matrix.py")
     study, metrics = tmp_path / "studies/zoo", tmp_path / "metrics"
     for folder in (study, metrics):
         folder.mkdir(parents=True)
@@ -251,7 +251,9 @@ def test_stragglers_judges_nothing_on_a_busy_machine(
     origin = {"no_quota": "", "load": load, **provenance(tmp_path / "measure.py")}
     write_json(tmp_path / "machine.json", origin)
     study = ROOT / "studies/stragglers"
-    describe, draw = (load_script(study / f"{n}.py") for n in ("describe", "draw"))
+    describe, draw = (
+        load_script(study / f"{n}.py") for n in ("describe_trials", "draw_stragglers")
+    )
     titles, right = [], draw.canvas
 
     def canvas(height: float, title: str, **rest: Any) -> Any:

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 import torch
+from subjects import Bigrams, make_run
 from torch import nn
 
+from minitrain.check.check import examine
 from minitrain.sync.catalog import find_strategy
-from minitrain.testing.check import examine
-from minitrain.testing.subjects import Bigrams, make_run
 from minitrain.train.config import RunConfig
 
 COUNT = int(os.environ.get("MINITRAIN_CLEAN_RUNS", "8"))

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from subjects import make_run
 from torch import Tensor, nn
 
+from minitrain.check.check import check_data_parallel
 from minitrain.core.errors import EvidenceError
 from minitrain.proof.forward import DRAWS, NORMALIZES, Forward, forward_of
-from minitrain.testing.check import check_data_parallel
-from minitrain.testing.subjects import make_run
 from minitrain.train.recorder import sha256_tensor
 
 SAMPLES = 8

@@ -14,11 +14,11 @@ from tiny import (
     with_factory,
 )
 
+from minitrain.check.trial import one_thread
 from minitrain.core.params import Params
 from minitrain.proof.evidence import Evidence
 from minitrain.proof.replay import Replayed, replay
 from minitrain.proof.single_process import run_one_process
-from minitrain.testing.trial import one_thread
 from minitrain.train.checkpoint import Checkpoints
 from minitrain.train.recorder import sha256_tensor
 from minitrain.train.result import rows_of

@@ -15,10 +15,14 @@ from typing import Any
 
 import pytest
 import torch
+from bugs import mean_of_means
 from project import ROOT
+from subjects import Bigrams, make_run
 from tiny import tiny_params
 from torch import Tensor, nn
 
+from minitrain.check.check import check_data_parallel, examine
+from minitrain.check.trial import run_ranks
 from minitrain.core.errors import EvidenceError
 from minitrain.data.shards import tokenize_corpus, write_shards
 from minitrain.proof import replay
@@ -33,10 +37,6 @@ from minitrain.proof.witness.passes import Computer
 from minitrain.proof.witness.record import Record, Task
 from minitrain.proof.witness.spread import Draws
 from minitrain.sync.explicit import Flat
-from minitrain.testing.check import check_data_parallel, examine
-from minitrain.testing.faults import mean_of_means
-from minitrain.testing.subjects import Bigrams, make_run
-from minitrain.testing.trial import run_ranks
 from minitrain.train.config import RunConfig, config_of
 
 ALLOWED = {"torch", "numpy", "ruamel"}

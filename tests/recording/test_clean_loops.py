@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from raw_ddp import Setting, run
 
-from minitrain.distributed.groups import distributed
-from minitrain.distributed.launcher import launch
+from minitrain.comm.groups import distributed
+from minitrain.harness.launcher import launch
 from minitrain.recording.format import read_recording
 
 STEPS = 6

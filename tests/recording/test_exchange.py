@@ -9,12 +9,12 @@ import torch
 import torch.distributed as dist
 from recorded_rows import headers, own_of, rows_of
 
-from minitrain.distributed.groups import distributed
-from minitrain.distributed.launcher import launch
+from minitrain.comm.groups import distributed
+from minitrain.harness.launcher import launch
 from minitrain.recording.alarm import Alarm
 from minitrain.recording.exchange import Exchange
+from minitrain.recording.findings import Judge
 from minitrain.recording.format import line_of
-from minitrain.recording.judge import Judge
 
 # far above what two ranks need on a busy machine, and what a test waits for in vain
 SOON_S = 20.0

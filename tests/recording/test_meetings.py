@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from minitrain.distributed.torch_private import HashStore
+from minitrain.comm.torch_private import HashStore
 from minitrain.recording.alarm import Alarm
 from minitrain.recording.meetings import Meetings
 

@@ -14,8 +14,8 @@ from recorded_loops import Net, batch, loop, loss_of, steps_of, train_alone
 from torch import nn
 
 import minitrain
+from minitrain.comm.groups import distributed, wrap_for_ddp
 from minitrain.core.errors import EvidenceError, UserError
-from minitrain.distributed.groups import distributed, wrap_for_ddp
 from minitrain.recording.format import read_recording
 
 

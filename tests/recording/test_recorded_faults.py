@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
 
 import minitrain
-from minitrain.distributed.groups import distributed
+from minitrain.comm.groups import distributed
 from minitrain.recording.format import read_recording
 
 STEPS = 6

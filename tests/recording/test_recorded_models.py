@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import minitrain
+from minitrain.comm.groups import distributed, wrap_for_ddp
 from minitrain.core.errors import UserError
-from minitrain.distributed.groups import distributed, wrap_for_ddp
 from minitrain.recording import own_gradients, page
 from minitrain.recording.format import read_recording
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 
 import minitrain
-from minitrain.distributed.groups import distributed, wrap_for_ddp
+from minitrain.comm.groups import distributed, wrap_for_ddp
 from minitrain.recording.format import read_recording
 from minitrain.recording.inputs import read
 

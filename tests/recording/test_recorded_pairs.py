@@ -15,8 +15,8 @@ from recorded_pairs import (
 )
 
 import minitrain
-from minitrain.diff.recordings import SAME, RecordingsCompared, compare_recordings
-from minitrain.distributed.groups import distributed
+from minitrain.comm.groups import distributed
+from minitrain.compare.recordings import SAME, RecordingsCompared, compare_recordings
 from minitrain.recording.format import read_recording
 
 by = partial(accumulated, passes=2, sync=False)

@@ -10,8 +10,8 @@ from recorded_loops import batch, loss_of
 from torch import Tensor, nn
 
 import minitrain
+from minitrain.comm.groups import distributed
 from minitrain.core.errors import RankError
-from minitrain.distributed.groups import distributed
 from minitrain.recording.format import read_recording
 
 STEPS, AT, TIMEOUT_S = 8, 4, 5.0

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import minitrain
+from minitrain.comm.groups import distributed, wrap_for_ddp
 from minitrain.core.errors import UserError
-from minitrain.distributed.groups import distributed, wrap_for_ddp
 from minitrain.recording import lines
 from minitrain.recording.format import Writer, read_recording
 

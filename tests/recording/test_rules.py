@@ -19,8 +19,8 @@ from recorded_rows import (
 )
 
 from minitrain.recording.alarm import Alarm, unlike
+from minitrain.recording.findings import Judge
 from minitrain.recording.fingerprint import digest, fingerprint
-from minitrain.recording.judge import Judge
 from minitrain.recording.rules import alarms_at_end, alarms_at_start, alarms_of
 from minitrain.recording.rules_of_parameters import apart
 

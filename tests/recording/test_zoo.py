@@ -12,7 +12,7 @@ import pytest
 from raw_ddp import LATER, STEPS_PER_EPOCH, VICTIM, Setting, train
 
 from minitrain.core.errors import RankError
-from minitrain.distributed.launcher import launch
+from minitrain.harness.launcher import launch
 from minitrain.recording.format import Row, read_recording
 
 FIRST = "first.weight"

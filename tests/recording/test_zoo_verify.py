@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from raw_ddp import LATER, STEPS_PER_EPOCH, Setting, run, train
 
-from minitrain.diff.recordings import RecordingsCompared, compare_recordings
-from minitrain.distributed.launcher import launch
+from minitrain.compare.recordings import RecordingsCompared, compare_recordings
+from minitrain.harness.launcher import launch
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,8 @@ from one_line import refusal
 from project import environment
 from waiting import GENEROUS_S
 
-from minitrain.distributed.groups import distributed
-from minitrain.distributed.launcher import launch
+from minitrain.comm.groups import distributed
+from minitrain.harness.launcher import launch
 
 pytestmark = pytest.mark.slow
 WHY_NOT = why_not()

@@ -16,11 +16,11 @@ from phases import PHASES
 from tiny import tiny_params, tiny_shards
 
 from minitrain.bench.arms import Contestant
+from minitrain.comm.groups import distributed
 from minitrain.core.errors import RankError
 from minitrain.core.params import Params
 from minitrain.data.text import VOCAB_SIZE
-from minitrain.distributed.groups import distributed
-from minitrain.distributed.launcher import launch
+from minitrain.harness.launcher import launch
 from minitrain.sync.catalog import PLAIN
 from minitrain.sync.strategy import world
 

@@ -16,9 +16,9 @@ from fork_server import ForkServer, start_by_fork
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from minitrain.check.check import check_data_parallel
 from minitrain.core.errors import EvidenceError
-from minitrain.distributed import launcher
-from minitrain.testing.check import check_data_parallel
+from minitrain.harness import launcher
 
 VOCABULARY, LENGTH, ROWS, STEPS = 61, 10, 6, 2
 WEIGHT = torch.tensor([1.0, 5.0, 2.0])

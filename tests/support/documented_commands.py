@@ -108,7 +108,7 @@ NOT_RUN = {
     "minitrain verify runs/a runs/b": YOURS,
     "minitrain verify runs/a runs/b --twin runs/c --picture apart.png": YOURS,
     "minitrain verify data/runs/gloo-2 data/runs/gloo-1": (
-        "ends with code 1, as it should: tests/diff/test_run_diff.py"
+        "ends with code 1, as it should: tests/compare/test_run_diff.py"
     ),
     "minitrain report": "tests/report draws from small results; stages.report is run",
     "minitrain check my_classifier.py:build --batches my_classifier.py:batches": (
@@ -147,7 +147,7 @@ NOT_RUN = {
     "iptables -A INPUT -i eth1 -p tcp -j DROP": FIREWALL,
     "ss -tlnp": "tests/project/test_pipeline.py looks at the sockets of every stage",
     "python -m pytest tests/project/test_mutants.py": SUITE,
-    "python -m pytest tests/testing/test_faults.py": SUITE,
+    "python -m pytest tests/studies/test_bugs.py": SUITE,
     "python -m pytest tests/proof/test_clean_runs.py": SUITE,
     "python -m pytest tests/proof/test_forward.py": SUITE,
     "python -m pytest tests/recording/test_recorder.py -k same_bits": SUITE,

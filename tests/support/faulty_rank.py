@@ -16,10 +16,10 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from minitrain.comm.groups import barrier, distributed
+from minitrain.comm.heartbeat import my_place
 from minitrain.core.errors import UserError, run_stage
-from minitrain.distributed.groups import barrier, distributed
-from minitrain.distributed.place import my_place
-from minitrain.distributed.ranks import run_as_ranks
+from minitrain.harness.ranks import run_as_ranks
 
 FAULT_AT = 2
 

@@ -24,8 +24,8 @@ PR_SET_CHILD_SUBREAPER = 36
 LIMIT = 1 << 20
 # the library, and what torch imports when a model is first wrapped or sharded
 SLOW_TO_IMPORT = [
-    "minitrain.testing.faults",
-    "minitrain.testing.check",
+    "minitrain.train.run",
+    "minitrain.check.check",
     "torch._dynamo",
     "torch._inductor.config",
     "torch.distributed.fsdp",
@@ -131,7 +131,7 @@ def be_a_rank(requests: socket.socket, message: bytes, fd: int) -> None:
         os._exit(0)
     code = 1
     try:
-        from minitrain.distributed.launched_rank import main as run
+        from minitrain.harness.launched_rank import main as run
 
         requests.close()
         environment, folder = pickle.loads(message)

@@ -267,7 +267,7 @@ COMPUTING = [
         "equivalence: reference",
         (
             Edit(
-                "minitrain/distributed/tree.py",
+                "minitrain/comm/tree.py",
                 "return torch.add(*terms, out=out)",
                 "return torch.mul(terms[0], 1, out=out)",
             ),

@@ -197,7 +197,7 @@ def _test(request: dict[str, Any]) -> Outcome:
 
 
 def _stages(stages: Sequence[Sequence[str]]) -> Outcome:
-    module = importlib.import_module("minitrain.distributed.torchrun")
+    module = importlib.import_module("minitrain.harness.torchrun")
     # before others import it from there
     module.torchrun = _launch
     for name in OURS if len(stages) > 1 else ():
@@ -239,8 +239,8 @@ def _launch(
     """What ``distributed.torchrun.torchrun`` does here, with forks for processes."""
     assert gathering is None
     from minitrain.core.errors import UserError
-    from minitrain.distributed.launcher import rank_environment
-    from minitrain.distributed.meeting import private_folder
+    from minitrain.harness.launcher import rank_environment
+    from minitrain.harness.run_dir import private_folder
 
     with private_folder() as folder:
         ranks = set()

@@ -22,8 +22,8 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from minitrain.distributed.groups import distributed, wrap_for_ddp
-from minitrain.distributed.torch_private import GradBucket
+from minitrain.comm.groups import distributed, wrap_for_ddp
+from minitrain.comm.torch_private import GradBucket
 from minitrain.recording.recorder import record
 
 STEPS = 12

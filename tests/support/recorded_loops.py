@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import minitrain
-from minitrain.distributed.groups import distributed, wrap_for_ddp
+from minitrain.comm.groups import distributed, wrap_for_ddp
 from minitrain.recording.format import Row, read_recording
 
 NUM_STEPS = 8

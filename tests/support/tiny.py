@@ -8,11 +8,11 @@ import torch
 from project import PARAMS_FILE, ROOT
 from waiting import GENEROUS_S
 
+from minitrain.comm.groups import distributed
 from minitrain.core.params import Params, load_params
 from minitrain.data.shards import Samples, write_shards
 from minitrain.data.text import tokenize
-from minitrain.distributed.groups import distributed
-from minitrain.distributed.launcher import launch
+from minitrain.harness.launcher import launch
 from minitrain.proof.evidence import Evidence, evidence_of
 from minitrain.proof.replay import replay
 from minitrain.proof.single_process import run_one_process

@@ -16,22 +16,22 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from resume_cases import CASES, write_samples
+from resumed import SAVING, UNDISTURBED, differing, run_stopped
 from test_strategies import large_batches, same_bits, trial_of, with_dropout
 from torch import Tensor, nn
 from waiting import GENEROUS_S
 
+from minitrain.check.check import examine
+from minitrain.check.trial import run_ranks, run_replay
+from minitrain.comm import sockets
+from minitrain.comm.groups import distributed
 from minitrain.core.errors import EvidenceError, RankError
 from minitrain.data.batches import MicroBatch
-from minitrain.distributed import sockets
-from minitrain.distributed.groups import distributed
-from minitrain.distributed.launcher import launch
+from minitrain.harness.launcher import launch
 from minitrain.proof.first_difference import of_kind
 from minitrain.sync.guarantees import Defaults
 from minitrain.sync.hierarchical import Hierarchical
-from minitrain.testing.check import examine
-from minitrain.testing.resume_cases import CASES, write_samples
-from minitrain.testing.resumed import SAVING, UNDISTURBED, differing, run_stopped
-from minitrain.testing.trial import run_ranks, run_replay
 from minitrain.train.config import RunConfig
 from minitrain.train.worker import Worker
 

@@ -17,17 +17,20 @@ from typing import Any
 import pytest
 import torch
 from one_line import refusal
+from subjects import MODELS, make_run, plain
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from waiting import GENEROUS_S, wait_for
 
+from minitrain.check.check import Ladder, check_data_parallel, examine
+from minitrain.check.trial import run_ranks
+from minitrain.comm.groups import distributed
+from minitrain.comm.ring import ring_sum
+from minitrain.comm.torch_private import GradBucket
+from minitrain.comm.tree import shards_of, tree_sum
 from minitrain.core.errors import EvidenceError, RankError, UserError
 from minitrain.data.batches import MicroBatch
-from minitrain.distributed.groups import distributed
-from minitrain.distributed.launcher import launch
-from minitrain.distributed.ring import ring_sum
-from minitrain.distributed.torch_private import GradBucket
-from minitrain.distributed.tree import shards_of, tree_sum
+from minitrain.harness.launcher import launch
 from minitrain.proof.bits import precision_rung
 from minitrain.proof.evidence import Evidence
 from minitrain.proof.hosts import reduction_of
@@ -41,9 +44,6 @@ from minitrain.sync.explicit import Flat
 from minitrain.sync.guarantees import Defaults
 from minitrain.sync.stock import StockDDP
 from minitrain.sync.strategy import Strategy, broadcast
-from minitrain.testing.check import Ladder, check_data_parallel, examine
-from minitrain.testing.subjects import MODELS, make_run, plain
-from minitrain.testing.trial import run_ranks
 from minitrain.train.config import RunConfig
 from minitrain.train.recorder import Row
 from minitrain.train.worker import Worker

@@ -20,7 +20,7 @@ import torch
 
 from minitrain.core.errors import UserError
 from minitrain.ddp import distributed
-from minitrain.distributed.launcher import launch
+from minitrain.harness.launcher import launch
 from minitrain.train import checkpoint, held
 from minitrain.train.checkpoint import MANIFEST, Checkpoints, Kept, step_of, steps_in
 from minitrain.train.resume import UNFIT as UNFIT_LINE
@@ -275,7 +275,7 @@ def test_a_run_forgets_its_own_and_nobody_elses(tmp_path: Path) -> None:
 HOLDER = """
 import sys, time
 from pathlib import Path
-from minitrain.train.held import hold
+from minitrain.train.checkpoint_lock import hold
 
 hold(Path(sys.argv[1]))
 print("held", flush=True)

@@ -12,6 +12,13 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from bugs import (
+    buffers_not_synchronized,
+    duplicate_samples,
+    mean_of_means,
+    sum_for_mean,
+    wrapper_bypassed,
+)
 from tiny import (
     NUM_STEPS,
     one_process_tiny,
@@ -27,14 +34,14 @@ from waiting import GENEROUS_S
 
 from minitrain.analysis.account import DDP_SAYS, ddp_says
 from minitrain.bench.ledger import CollectiveLedger
+from minitrain.comm.groups import distributed
+from minitrain.comm.torch_private import LOGGED
 from minitrain.core.errors import UserError
 from minitrain.core.params import Params
 from minitrain.data.batches import MicroBatch
 from minitrain.data.cut import InMemory
 from minitrain.data.text import VOCAB_SIZE
-from minitrain.distributed.groups import distributed
-from minitrain.distributed.launcher import launch
-from minitrain.distributed.torch_private import LOGGED
+from minitrain.harness.launcher import launch
 from minitrain.model.factory import build_model
 from minitrain.proof.bits import (
     Rung,
@@ -51,13 +58,6 @@ from minitrain.proof.tolerances import close_rung, one_process_rungs, state_limi
 from minitrain.sync.guarantees import DEFAULTS
 from minitrain.sync.stock import StockDDP
 from minitrain.sync.strategy import Traffic
-from minitrain.testing.faults import (
-    buffers_not_synchronized,
-    duplicate_samples,
-    mean_of_means,
-    sum_for_mean,
-    wrapper_bypassed,
-)
 from minitrain.train.clock import Row, kind_of_step
 from minitrain.train.config import RunConfig
 from minitrain.train.loop import train

@@ -14,12 +14,12 @@ from tiny import tiny_config, tiny_params, tiny_shards, with_factory
 from minitrain.core.errors import UserError
 from minitrain.core.params import Params
 from minitrain.ddp import distributed
-from minitrain.distributed.launcher import launch
+from minitrain.harness.launcher import launch
 from minitrain.train.checkpoint import Checkpoints
 from minitrain.train.config import RunConfig
-from minitrain.train.deal import FromElsewhere
 from minitrain.train.observer import watches_parts
 from minitrain.train.recorder import sha256_tensor
+from minitrain.train.reshard import FromElsewhere
 from minitrain.train.result import rows_of
 from minitrain.train.run import Finished, run_rank
 

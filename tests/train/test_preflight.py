@@ -5,8 +5,8 @@ from pathlib import Path
 from one_line import refusal
 from tiny import tiny_params
 
-from minitrain.distributed.hosts import Hosts
-from minitrain.distributed.interfaces import Interface
+from minitrain.comm.interfaces import Interface
+from minitrain.harness.hosts import Hosts
 from minitrain.train.run import Job, preflight
 
 

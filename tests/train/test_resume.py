@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 import torch
-
-from minitrain.testing.resume_cases import CASES, write_samples
-from minitrain.testing.resumed import (
+from resume_cases import CASES, write_samples
+from resumed import (
     SAVING,
     UNDISTURBED,
     Left,
     differing,
     run_stopped,
 )
-from minitrain.testing.trial import run_ranks
+
+from minitrain.check.trial import run_ranks
 from minitrain.train import kept, resume, run
 from minitrain.train.worker import Worker
 

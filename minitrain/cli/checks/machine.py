@@ -13,16 +13,16 @@ import torch.distributed as dist
 
 from minitrain.cli.checks.collectives import Probe, probe_all, worst
 from minitrain.cli.private_cache import configured, is_private
-from minitrain.core.errors import UserError
-from minitrain.core.progress import progress
-from minitrain.core.provenance import usable_cores
-from minitrain.distributed.groups import distributed
-from minitrain.distributed.launcher import launch
-from minitrain.distributed.meeting import (
+from minitrain.comm.groups import distributed
+from minitrain.comm.store import (
     LOOPBACK,
     loopback_interface,
     require_free_port,
 )
+from minitrain.core.errors import UserError
+from minitrain.core.progress import progress
+from minitrain.core.provenance import usable_cores
+from minitrain.harness.launcher import launch
 
 WORLD_SIZES = (2, 3, 4)
 GROUP_TIMEOUT_S = 10

@@ -1,0 +1,296 @@
+"""``check_data_parallel``: the ladder for any model, from one's own test."""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from minitrain.analysis.verdicts import (
+    FINE,
+    WITNESS_GRADIENTS,
+    Verdict,
+    as_dicts,
+    verdict_of,
+)
+from minitrain.check.arguments import (
+    as_config,
+    by_argument,
+    refuse_unknown,
+    refuse_what_cannot_be,
+)
+from minitrain.check.preflight import note_on_state
+from minitrain.check.trial import (
+    alone,
+    in_memory_of,
+    run_alone,
+    run_ranks,
+    run_replay,
+    run_twin,
+)
+from minitrain.compare.diagnosis import (
+    UNKNOWN,
+    Divergence,
+    Values,
+    What,
+    cause_of,
+    locate,
+)
+from minitrain.core.errors import EvidenceError, OtherMean, RankError, UserError
+from minitrain.proof.bits import Rung, not_run
+from minitrain.proof.evidence import Evidence
+from minitrain.proof.forward import collectives_of, forward_of
+from minitrain.proof.ladder import ladder, own_rungs
+from minitrain.proof.witness.examine import examine_batches
+from minitrain.proof.witness.record import Record, Task
+from minitrain.proof.words import printed
+from minitrain.sync.guarantees import DEFAULTS, Tuning
+from minitrain.sync.strategy import Strategy
+from minitrain.train.config import RunConfig
+from minitrain.train.precision import Name
+from minitrain.train.run import Inject
+
+ATOL = 1e-5
+PROVEN: tuple[Verdict, ...] = ("proven",)
+NO_COUNT = "count is not given, so labels, or else samples, are counted"
+BACKWARD = "does its backward pass sum what each rank contributes?"
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """Every rung by name, the first difference from the replay, and the collectives of
+    the forward pass.
+    """
+
+    rungs: dict[str, Rung]
+    divergence: Divergence | None
+    # collectives that the forward pass calls, by name
+    communicates: Sequence[str] = ()
+
+    @property
+    def verdict(self) -> Verdict:
+        """``proven`` (the bits of a replay, and a witness that shares no code with the
+        run), ``proven in eval mode`` (training draws random numbers that are no
+        dropout), ``replay only``, ``undecided`` (strategies that promise no bits) or
+        ``breach``.
+        """
+        return verdict_of(as_dicts(self.rungs))[0]
+
+    @property
+    def rests_on(self) -> str:
+        """What the verdict rests on, in a sentence."""
+        verdict, rests_on = verdict_of(as_dicts(self.rungs))
+        if not self.communicates:
+            return rests_on
+        if verdict == "breach":
+            return f"{rests_on}; {_communicates(self.communicates)}; {BACKWARD}"
+        witness, unlike = self._has_witness(), self._unlike_one_process()
+        seen = [
+            "a witness agrees" if witness else "no witness supports it",
+            f"one process: {unlike[0]}" if unlike else "one process agrees",
+        ]
+        return "; ".join([_communicates(self.communicates), *seen])
+
+    @property
+    def holds(self) -> bool:
+        """Whether all is right that can be compared. A forward pass that communicates
+        has no replay: one process with the whole batch and the witness take its place.
+        """
+        if not self.communicates:
+            return self.verdict == "proven"
+        compared = self._has_witness() and not self._unlike_one_process()
+        return self.verdict == "undecided" and compared
+
+    def _has_witness(self) -> bool:
+        found = [self.rungs[name] for name in WITNESS_GRADIENTS if name in self.rungs]
+        return any(rung.verdict in FINE for rung in found)
+
+    def _unlike_one_process(self) -> list[str]:
+        """Details of the rungs that do not agree with one process."""
+        rungs = (self.rungs[name] for name in ("one_process_gradients", "one_process"))
+        return [rung.detail for rung in rungs if rung.verdict not in FINE]
+
+    @property
+    def breaches(self) -> list[str]:
+        """The names of the rungs that are."""
+        return [name for name, r in self.rungs.items() if r.verdict == "breach"]
+
+    def __str__(self) -> str:
+        lines = printed(as_dicts(self.rungs))
+        lines.append(f"{self.verdict}: {self.rests_on}")
+        if self.divergence is not None:
+            lines.append(f"first difference: {self.divergence}")
+        return "\n".join(lines)
+
+
+def check_data_parallel(
+    factory: Callable[[], nn.Module],
+    batches: Iterable[Any],
+    *,
+    world_size: int = 2,
+    loss: Callable[[nn.Module, Any], Tensor] | None = None,
+    count: Callable[[Any], Any] | None = None,
+    sync: str | type[Strategy] = "ddp",
+    tuning: Tuning = DEFAULTS,
+    grad_accumulation_steps: int = 1,
+    precision: Name = "float32",
+    optimizer: Literal["adamw", "sgd"] = "adamw",
+    learning_rate: float = 1e-3,
+    steps: int | None = None,
+    seed: int = 0,
+    timeout_s: float = 300,
+    atol: float = ATOL,
+    accept: Collection[Verdict] = PROVEN,
+) -> Ladder:
+    """Train ``factory()`` with ``world_size`` processes and prove that it is right.
+
+    - ``factory`` makes a new model at each call, in every process.
+    - ``batches``: global batches of B samples each, at least one for each process:
+      tensors of shape (B, ...), or lists, tuples and mappings of them. A DataLoader,
+      or whatever else can be iterated over, is read once, ``steps`` of it.
+    - ``loss(model, batch)``: a 0-dim tensor, the mean over the targets of a batch
+      (default: ``model(**batch).loss``, as of Hugging Face's causal models);
+      ``count(batch)``: how many these are (default: :func:`count_targets`).
+    - ``sync``: a strategy's name or class, held to what it promises; ``tuning`` it.
+    - ``steps``: at least 2, one for each batch unless given. ``timeout_s``: seconds
+      for each start of the processes. ``seed``: rank 0's; rank r has ``seed + r``.
+    - ``atol``: of a final parameter, against one process in float32 with AdamW at a
+      rate of 3e-4; it grows with the rate. SGD and float64 have limits of their own.
+
+    Returns the ladder. Raises EvidenceError with the ladder and the first difference
+    unless you ``accept`` its verdict; UserError, one line, for arguments that cannot be
+    and for a model or loss that fails; RankError for a process that does.
+    """
+    given = {**locals()}
+    __tracebackhide__ = True
+    return _checked(**given)
+
+
+def _checked(
+    world_size: int,
+    timeout_s: float,
+    atol: float,
+    accept: Collection[Verdict],
+    **given: Any,
+) -> Ladder:
+    __tracebackhide__ = True
+    try:
+        refuse_unknown(accept)
+        config = as_config(**given)
+        refuse_what_cannot_be(config, world_size, timeout_s, atol)
+        found = examine(config, world_size, atol=atol, timeout_s=timeout_s)
+    except (UserError, RankError) as error:
+        if isinstance(error, OtherMean) and given["count"] is None:
+            error.args = (f"{error}; {NO_COUNT}",)
+        raise by_argument(error) from None
+    _refuse_verdict(found, accept, config)
+    return found
+
+
+def examine(
+    config: RunConfig,
+    world_size: int,
+    inject: Inject | None = None,
+    *,
+    run: Evidence | None = None,
+    one: Evidence | None = None,
+    atol: float = ATOL,
+    timeout_s: float = 300,
+) -> Ladder:
+    """The ladder of ``config``, whatever its verdict; ``inject`` spoils the ranks.
+
+    ``run`` and ``one`` (process), where they are there already, are not made again.
+    ``timeout_s``: seconds for each start of the processes. Raises UserError for a loss
+    that is not finite, RankError for a process that fails.
+    """
+    run = run or run_ranks(config, world_size, inject, timeout_s=timeout_s)
+    communicates = collectives_of(run.rows)
+    again = None if communicates else run_replay(config, run, world_size)
+    own = own_rungs(config, run, again, witness(config, run, world_size))
+    if communicates:
+        own["replay"] = not_run(_communicates(communicates))
+    beside = one or _beside(config, run, world_size)
+    rungs = ladder(own, config, run, beside, cache(partial(run_twin, config)), atol)
+    # in memory a sample is told by its content, which batches may hold twice
+    del rungs["one_process_data"]
+
+    def values(step: int) -> Values:
+        spoilt = run_ranks(config, world_size, inject, step, timeout_s)
+        right = run_replay(config, run, world_size, keep=step).values[0]
+        return Values(spoilt.values, right, _shares(config, step, world_size))
+
+    def explain(step: int, what: What, ranks: list[int]) -> str:
+        if config.precision == "fp16" or config.num_shards(world_size) != world_size:
+            # the patterns are those of one gradient a rank, on the scale of the loss
+            return UNKNOWN
+        return cause_of(what, ranks, values(step))
+
+    first = None
+    if again is not None and "replay" in config.sync.guarantees.promises:
+        first = locate(run.rows, again.rows, explain)
+    return Ladder(rungs, first, communicates)
+
+
+def _communicates(collectives: Sequence[str]) -> str:
+    names = ", ".join(collectives)
+    return f"the forward pass communicates ({names}), so ranks cannot be replayed"
+
+
+def _beside(config: RunConfig, run: Evidence, world_size: int) -> Evidence | str:
+    """One process with the whole batches; or why nothing of it would be compared."""
+    parts = config.num_shards(world_size) * config.grad_accumulation_steps
+    if collectives_of(run.rows) and parts != world_size:
+        return "each collective combines one micro-batch of each rank, not the batch"
+    why = forward_of(run.rows, config).why
+    if why and "loss" not in config.sync.guarantees.promises:
+        return why
+    return run_alone(config)
+
+
+def _shares(config: RunConfig, step: int, world_size: int) -> list[float]:
+    """Each rank's share of the targets of ``step``."""
+    parts = [
+        config.batches([rank], world_size).micro_batches(step)
+        for rank in range(world_size)
+    ]
+    counts = [sum(part.num_targets for part in own) for own in parts]
+    return [count / sum(counts) for count in counts]
+
+
+def witness(config: RunConfig, run: Evidence, world_size: int) -> dict[str, Any]:
+    """The rungs of the witness, which is given nothing but what the caller gave."""
+    data, guarantees = in_memory_of(config), config.sync.guarantees
+    task = Task(
+        build=lambda: config.start_model(0),
+        loss=data.loss,
+        count=data.count,
+        world_size=world_size,
+        num_steps=config.steps,
+        hash_every=config.hash_every,
+        optimizer=config.optimizer,
+        learning_rate=config.learning_rate,
+        precision=config.precision,
+        wire=getattr(torch, guarantees.wire) if guarantees.wire else None,
+        whole=bool(collectives_of(run.rows)),
+    )
+    record = Record(run.rows, run.losses, run.sampled, run.state)
+    # it promises no bits, so it may use all threads that this process has
+    with alone():
+        exact = guarantees.are_exact
+        return examine_batches(task, data.batches, record, exact=exact)
+
+
+def _refuse_verdict(
+    found: Ladder, accept: Collection[Verdict], config: RunConfig
+) -> None:
+    __tracebackhide__ = True
+    if found.verdict in accept or (found.communicates and found.holds):
+        return
+    line, note = f"{found.verdict}: {found.rests_on}", ""
+    if found.verdict == "breach":
+        note = note_on_state(config)
+    else:
+        line += f" (accept=('proven', '{found.verdict}') lets this pass)"
+    raise EvidenceError(f"{line}\n{found}{note}")

@@ -1,0 +1,146 @@
+"""A run that is tried from a test: by ranks of its own, and by their replay."""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from minitrain.bench.ledger import forward_collectives
+from minitrain.check.shared_tensors import Shelf, Shelved, ShelvingRecorder
+from minitrain.comm.groups import distributed
+from minitrain.core.params import Params
+from minitrain.data.batches import causal_lm_loss
+from minitrain.data.cut import InMemory, count_targets
+from minitrain.harness.launcher import launch
+from minitrain.proof import single_process
+from minitrain.proof.evidence import Evidence, evidence_of
+from minitrain.proof.replay import replay
+from minitrain.train.config import RunConfig, config_of, whole_batches
+from minitrain.train.observer import StepObserver
+from minitrain.train.rng import untouched_random_state
+from minitrain.train.run import Finished, Inject, run_rank
+from minitrain.train.worker import Worker
+
+
+def run_ranks(
+    config: RunConfig,
+    world_size: int,
+    inject: Inject | None = None,
+    keep: int | None = None,
+    timeout_s: float = 300,
+) -> Evidence:
+    """Train in ``world_size`` processes over gloo; ``inject`` spoils each of them, of
+    step ``keep`` the values are kept. Raises RankError for a process that fails or
+    takes more than ``timeout_s`` seconds.
+    """
+    with ExitStack() as open_ones:
+        shelves = [open_ones.enter_context(Shelf()) for _ in range(world_size)]
+        paths = [shelf.path for shelf in shelves]
+        finished: list[Finished] = launch(
+            *(_be_a_rank, world_size, config, inject, keep, timeout_s, paths),
+            timeout_s=timeout_s,
+        )
+        for one, shelf in zip(finished, shelves, strict=True):
+            one.result.sampled = shelf.taken(one.result.sampled)
+            one.state = shelf.taken(one.state)
+    return evidence_of(
+        [one.result for one in finished],
+        [one.state for one in finished],
+        values=[one.values for one in finished],
+    )
+
+
+def _be_a_rank(
+    config: RunConfig,
+    inject: Inject | None,
+    keep: int | None,
+    timeout_s: float,
+    shelves: Sequence[str],
+) -> Finished:
+    """Be one rank; of its tensors it returns where they lie on its shelf."""
+    torch.set_num_threads(1)
+    limit = max(1, int(timeout_s))
+    with ExitStack() as one_shelf, distributed(timeout_s=limit) as (rank, _):
+        laid = one_shelf.enter_context(closing(Shelved(shelves[rank])))
+
+        def observer(worker: Worker) -> StepObserver:
+            observed = StepObserver(worker, keep=keep)
+            given = worker.model, config.recorded, config.sampled, keep
+            observed.recorder = ShelvingRecorder(*given)
+            # the same everywhere, as their hashes say: of one rank is enough
+            observed.recorder.sampled = laid if rank == 0 else Shelved(None)
+            return observed
+
+        own = forward_collectives(config)
+        finished = run_rank(config, observer=observer, inject=inject)
+        finished.result.hashes += own
+        finished.result.sampled = dict(laid)
+        for name, tensor in finished.state.items():
+            laid[f"last/state/{name}"] = tensor
+        finished.state = {name: laid[f"last/state/{name}"] for name in finished.state}
+        return finished
+
+
+def run_replay(
+    config: RunConfig, run: Evidence, world_size: int, keep: int | None = None
+) -> Evidence:
+    """Repeat ``run`` in this process, rank after rank."""
+    with one_thread(), alone():
+        again = replay(config, run.rows, world_size, keep=keep)
+    return evidence_of(again.results, [again.state], values=[again.values])
+
+
+def run_alone(config: RunConfig, most_steps: int | None = None) -> Evidence:
+    """One process with the whole batches, see :func:`run_one_process`."""
+    with one_thread(), alone():
+        return single_process.run_one_process(config, most_steps)
+
+
+def run_twin(config: RunConfig, most_steps: int | None = None) -> Evidence:
+    """The same from a start one ULP away."""
+    with one_thread(), alone():
+        return single_process.run_twin(config, most_steps)
+
+
+def in_memory(params: Params, shards: Path, num_steps: int) -> RunConfig:
+    """What ``params`` train, as batches in memory; ``shards`` is a folder world-1."""
+    config = config_of(params, shards, 1)
+    batches = whole_batches(config).batches([0], 1)
+    whole = [batches.micro_batches(step)[0].inputs for step in range(num_steps)]
+    data = InMemory(whole, causal_lm_loss, count_targets)
+    return replace(config, data=data, steps=num_steps)
+
+
+def in_memory_of(config: RunConfig) -> InMemory:
+    """The batches of a run that is tried, which lie in memory."""
+    assert isinstance(config.data, InMemory)
+    return config.data
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Compute as a world of one process, and restore the random state afterwards.
+
+    A model that calls collectives needs a process group; those of one rank are the
+    identity.
+    """
+    with ExitStack() as group, untouched_random_state():
+        if not dist.is_initialized() and "RANK" not in os.environ:
+            group.enter_context(distributed())
+        yield
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with the one thread that each rank has; it sets the process's own."""
+    # bits depend on the number of threads, and the ranks have one each
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,1 @@
+"""Communication between ranks: process groups, collectives, orders of summation."""

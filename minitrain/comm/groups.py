@@ -1,0 +1,254 @@
+"""Process groups in five verbs: set up, wrap, ask, wait, clean up.
+
+Under torchrun (or :func:`minitrain.harness.launcher.launch`) the environment says
+who this process is (:mod:`minitrain.comm.store`); without one, it is a world
+of one.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from minitrain.comm.consistency import require_same
+from minitrain.comm.heartbeat import STARTUP_S, my_place
+from minitrain.comm.store import (
+    INTERFACES,
+    limit_store,
+    loopback_interface,
+    meet,
+    names_of_a_rank,
+    require_interfaces,
+)
+from minitrain.comm.torch_private import (
+    HashStore,
+    group_timeout_s,
+    import_compiler,
+    limit_of_groups,
+    set_group_timeout,
+)
+from minitrain.core.errors import UserError
+
+BACKENDS = ("gloo", "nccl")
+# until the next group is joined or left
+_left_by_copies: list[dist.ProcessGroup | None] = []
+
+
+def local_device(backend: str) -> torch.device:
+    """The device of this rank: the GPU of its local rank for nccl, else the CPU."""
+    if backend != "nccl":
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def init_distributed(
+    backend: str = "gloo",
+    *,
+    timeout_s: float = 120,
+    startup_s: float = STARTUP_S,
+    same: Mapping[str, Any] | None = None,
+) -> tuple[int, int]:
+    """Join the process group that the environment describes -> (rank, world_size).
+
+    The ranks have ``startup_s`` seconds to come, or ``timeout_s`` where that is more.
+    Every later wait for another rank ends with an error after ``timeout_s`` seconds.
+    Raises UserError for an unknown backend, an incomplete environment, nccl without
+    enough GPUs, a network interface that is not there, a MASTER_PORT that is in use, a
+    folder to meet in that has gone, a process without others where no loopback
+    interface is up, and where a rank brings other facts (plain values, by name) that
+    are to be the ``same`` on all.
+    """
+    if backend not in BACKENDS:
+        raise UserError(f"backend = {backend!r}: must be one of {', '.join(BACKENDS)}")
+    if backend == "gloo":
+        require_interfaces()
+    needed = names_of_a_rank()
+    missing = [name for name in needed if name not in os.environ]
+    if missing and len(missing) < len(needed):
+        left = [name for name in needed if name in os.environ]
+        raise UserError(
+            f"environment: {missing[0]} is missing, which torchrun sets beside "
+            f"{left[0]}; without torchrun, unset {', '.join(left)}"
+        )
+    _left_by_copies.clear()
+    device = local_device(backend)
+    if device.type == "cuda":
+        require_gpus(device.index + 1)
+        torch.cuda.set_device(device)
+    startup = timedelta(seconds=max(startup_s, timeout_s))
+    my_place().limit(startup.total_seconds())
+    if missing:
+        # a world of one needs no port
+        with _over_loopback():
+            dist.init_process_group(
+                backend, timeout=startup, store=HashStore(), rank=0, world_size=1
+            )
+        _limit_waits(timeout_s)
+        return 0, 1
+    store, rank, world_size = meet(startup)
+    if same is not None:
+        require_same(store, rank, world_size, same)
+    dist.init_process_group(
+        backend, timeout=startup, store=store, rank=rank, world_size=world_size
+    )
+    if backend == "gloo":
+        # whoever leaves at once would cut off one that still connects to it
+        dist.barrier()
+    limit_store(store, timedelta(seconds=timeout_s))
+    _limit_waits(timeout_s)
+    return rank, world_size
+
+
+def _limit_waits(seconds: float) -> None:
+    set_group_timeout(seconds)
+    my_place().limit(seconds)
+
+
+@contextmanager
+def start_up() -> Iterator[None]:
+    """Let waits for other ranks take :data:`STARTUP_S` in the body, and wait for all at
+    its end. Collective; groups that the body makes keep the limit of steps.
+    """
+    if not dist.is_initialized():
+        yield
+        return
+    limit_s = group_timeout_s(None)
+    with limit_of_groups(limit_s):
+        set_group_timeout(max(limit_s, STARTUP_S))
+        yield
+        dist.barrier()
+    set_group_timeout(limit_s)
+
+
+@contextmanager
+def _over_loopback() -> Iterator[None]:
+    """Else gloo asks for this host's name, and complains where nobody knows it."""
+    if INTERFACES in os.environ:
+        yield
+        return
+    os.environ[INTERFACES] = loopback_interface()
+    try:
+        yield
+    finally:
+        del os.environ[INTERFACES]
+
+
+def require_gpus(count: int) -> None:
+    """Raise UserError unless this machine has ``count`` GPUs: nccl needs one a rank."""
+    available = torch.cuda.device_count()
+    if count > available:
+        raise UserError(
+            f"nccl.world_sizes: {count} processes need {count} GPUs, one each; "
+            f"this machine has {available}"
+        )
+
+
+def wrap_for_ddp(
+    model: nn.Module,
+    process_group: dist.ProcessGroup | None = None,
+    *,
+    bucket_cap_mb: float | None = None,
+    find_unused_parameters: bool = False,
+    gradient_as_bucket_view: bool = False,
+) -> DistributedDataParallel:
+    """``model`` under stock DDP: rank 0's weights and buffers everywhere. Collective.
+
+    Gradients are averaged over the ranks of ``process_group`` (all of them when it is
+    None) during backward. ``bucket_cap_mb`` in MiB; None is torch's default, with a
+    smaller first bucket. All other settings of torch are at their defaults.
+    """
+    import_compiler()
+    wrapped = DistributedDataParallel(
+        model,
+        process_group=process_group,
+        bucket_cap_mb=bucket_cap_mb,
+        find_unused_parameters=find_unused_parameters,
+        gradient_as_bucket_view=gradient_as_bucket_view,
+    )
+    # If torch's Reducer is the last owner of a group that was left, it joins gloo's
+    # threads while it holds the GIL, and a thread that still needs the GIL never ends.
+    # This owner gives the GIL up, and goes after the Reducer: attributes go in order.
+    owner = _Owner(wrapped.process_group)
+    object.__setattr__(wrapped, "group_outlives_reducer", owner)
+    return wrapped
+
+
+class _Owner:
+    """Holds a group, which cannot be copied; so that a wrapper without a hook can."""
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self._group = group
+
+    def __reduce__(self) -> tuple[type["_Owner"], tuple[()]]:
+        return _OwnerInACopy, ()
+
+
+class _OwnerInACopy(_Owner):
+    """In a copy of a wrapper, which torch puts into the group of all ranks, this is set
+    before the Reducer is, so it goes before it: the group then stays for a while.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(dist.group.WORLD)
+
+    def __del__(self) -> None:
+        _left_by_copies.append(self._group)
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The module inside a DDP wrapper: its state dict has no ``module.`` prefix."""
+    inner = model.module if isinstance(model, DistributedDataParallel) else model
+    assert isinstance(inner, nn.Module)
+    return inner
+
+
+def num_hosts() -> int:
+    """On how many hosts the ranks of this one's run are, as torchrun says."""
+    return int(os.environ.get("GROUP_WORLD_SIZE", "1"))
+
+
+def host_number() -> int:
+    """Which of them this one is, from 0."""
+    return int(os.environ.get("GROUP_RANK", "0"))
+
+
+def is_main_process() -> bool:
+    """True on rank 0, and where there is no process group."""
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def barrier() -> None:
+    """Wait for all ranks, at most the timeout of the process group; without one, do
+    not wait.
+    """
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def cleanup() -> None:
+    """Leave the process group, if there is one; harmless to call twice."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    _left_by_copies.clear()
+
+
+@contextmanager
+def distributed(
+    backend: str = "gloo",
+    *,
+    timeout_s: float = 120,
+    startup_s: float = STARTUP_S,
+    same: Mapping[str, Any] | None = None,
+) -> Iterator[tuple[int, int]]:
+    """:func:`init_distributed` and, however the body ends, :func:`cleanup`."""
+    try:
+        limits: dict[str, Any] = {"timeout_s": timeout_s, "startup_s": startup_s}
+        yield init_distributed(backend, same=same, **limits)
+    finally:
+        cleanup()

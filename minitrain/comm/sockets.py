@@ -1,0 +1,271 @@
+"""What the ranks of one host share: a socket between every two, and one memory.
+
+None of it has a name in the file system, and it is gone with its ranks, after kill -9
+too. Linux only.
+"""
+
+import mmap
+import os
+import secrets
+import select
+import socket
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+from weakref import WeakSet
+
+import torch.distributed as dist
+
+from minitrain.comm.socket_wait import (
+    knock,
+    listen,
+    process_behind,
+    sleep,
+    until_readable,
+)
+from minitrain.core.errors import RankError, UserError
+
+# a word between two ranks: who it is about, and what it brings
+HEAD_BYTES, BRINGS_BYTES = 2, 54
+WORD_BYTES = HEAD_BYTES + BRINGS_BYTES
+CLOSED = "connection closed by peer"
+
+
+class Seat(NamedTuple):
+    """Where a rank is, and where it can be met."""
+
+    host: tuple[str, ...]
+    pid: int
+    address: str
+
+
+def hosts_of(group: dist.ProcessGroup | None = None) -> list[list[int]]:
+    """The ranks of each host, as ``group`` numbers them, hosts in the order of their
+    first ranks. Collective.
+
+    Ranks share a host, and can share memory, where they run on one kernel and see each
+    other's processes and network.
+    """
+    hosts: dict[tuple[str, ...], list[int]] = {}
+    for rank, host in enumerate(_gather(_host(), group)):
+        hosts.setdefault(host, []).append(rank)
+    return list(hosts.values())
+
+
+def on_one_host(group: dist.ProcessGroup | None = None) -> bool:
+    """Whether all ranks of ``group`` can share memory. Collective."""
+    return len(hosts_of(group)) == 1
+
+
+def _host() -> tuple[str, ...]:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        spaces = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "net")]
+    except OSError:
+        return (socket.gethostname(),)
+    return (boot, *spaces)
+
+
+def _gather(mine: Any, group: dist.ProcessGroup | None) -> list[Any]:
+    everyones: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyones, mine, group=group)
+    return everyones
+
+
+def meet(
+    group: dist.ProcessGroup | None,
+    memory_bytes: int,
+    timeout_s: float,
+    among: Sequence[int] | None = None,
+) -> tuple["Links", mmap.mmap]:
+    """Link all ranks of ``group`` and map one memory of zeros in each. Collective.
+
+    ``among``: only those, as ``group`` numbers them; all of it call in any case.
+    Raises UserError unless all are on one host, and RankError that names a rank which
+    ends meanwhile or does not answer for ``timeout_s`` seconds.
+    """
+    rank, everyone = dist.get_rank(group), dist.get_process_group_ranks(group)
+    members = range(len(everyone)) if among is None else among
+    names = [everyone[member] for member in members]
+    with socket.socket(socket.AF_UNIX) as door:
+        # a leading zero: an abstract address, which no file stands for
+        address = f"\0minitrain-{secrets.token_hex(16)}"
+        door.bind(address)
+        door.listen(len(names))
+        found = _gather(Seat(_host(), os.getpid(), address), group)
+        seats = [found[member] for member in members]
+        _require_one_host(names, seats)
+        links = Links(members.index(rank), names, timeout_s)
+        try:
+            links.connect(door, seats)
+            return links, links.share(memory_bytes)
+        except BaseException:
+            links.close()
+            raise
+
+
+def _require_one_host(names: Sequence[int], seats: Sequence[Seat]) -> None:
+    for name, seat in zip(names, seats, strict=True):
+        if seat.host != seats[0].host:
+            raise UserError(
+                f"shared memory: rank {name} is on another host than rank {names[0]}, "
+                "or in a container of its own; it needs all ranks on one"
+            )
+
+
+class Links:
+    """A socket to every other rank; ``names`` are what errors call them.
+
+    ``timeout_s``: seconds that a meeting, and then each barrier, may take.
+    """
+
+    def __init__(self, rank: int, names: Sequence[int], timeout_s: float) -> None:
+        self._rank = rank
+        self._names = names
+        self._timeout_s = timeout_s
+        self._peers: dict[int, socket.socket] = {}
+        self._sleeps: dict[int, select.poll] = {}
+        # how a word begins: with the rank that says it, or one that it knows is lost
+        self._heads = [rank.to_bytes(HEAD_BYTES, "big") for rank in range(len(names))]
+        _open_links.add(self)
+
+    def connect(self, door: socket.socket, seats: Sequence[Seat]) -> None:
+        """Knock at the doors of the ranks below, and let in those above, at ``door``.
+
+        Raises RankError that names one of those that did neither in time.
+        """
+        deadline = time.monotonic() + self._timeout_s
+        for rank, seat in enumerate(seats[: self._rank]):
+            line = self._peers[rank] = socket.socket(socket.AF_UNIX)
+            try:
+                knock(line, seat.address, deadline)
+            except TimeoutError:
+                self._give_up(rank, self._silence)
+            except OSError:
+                self._give_up(rank, CLOSED)
+            if process_behind(line) != seat.pid:
+                self._give_up(rank, CLOSED)
+        missing = {seats[r].pid: r for r in range(self._rank + 1, len(seats))}
+        while missing:
+            if not sleep(until_readable(door), deadline):
+                self._give_up(min(missing.values()), self._silence)
+            line, _ = door.accept()
+            # anybody on this host can knock; the kernel says who it is
+            known = missing.pop(process_behind(line), None)
+            if known is None:
+                line.close()
+            else:
+                self._peers[known] = line
+        # all ranks of a barrier are told, and heard, in the same order
+        self._peers = dict(sorted(self._peers.items()))
+        self._sleeps = {r: until_readable(peer) for r, peer in self._peers.items()}
+
+    def share(self, memory_bytes: int) -> mmap.mmap:
+        """Map a new memory of rank 0 in every rank. Collective.
+
+        Raises RankError where rank 0 ends or does not answer in time, and UserError in
+        rank 0 where this host has no such memory.
+        """
+        memory = self._make(memory_bytes) if self._rank == 0 else self._receive()
+        try:
+            return mmap.mmap(memory, memory_bytes)
+        finally:
+            os.close(memory)
+
+    def _make(self, memory_bytes: int) -> int:
+        memory = os.memfd_create("minitrain")
+        try:
+            # all of it now: later, a shortage would kill whoever writes
+            os.posix_fallocate(memory, 0, memory_bytes)
+        except OSError as error:
+            os.close(memory)
+            size = f"{memory_bytes / 2**20:.0f} MiB"
+            raise UserError(f"shared memory: no {size}: {error.strerror}") from None
+        for peer in self._peers.values():
+            # one that has gone is missed at the first barrier
+            with suppress(OSError):
+                socket.send_fds(peer, [b"."], [memory])
+        return memory
+
+    def _receive(self) -> int:
+        if not sleep(self._sleeps[0], time.monotonic() + self._timeout_s):
+            self._give_up(0, self._silence)
+        try:
+            _, fds, _, _ = socket.recv_fds(
+                self._peers[0], 1, 1, socket.MSG_CMSG_CLOEXEC
+            )
+        except ConnectionError:
+            fds = []
+        if not fds:
+            self._give_up(0, CLOSED)
+        return fds[0]
+
+    def barrier(self, brings: bytes = b"") -> None:
+        """Wait until every rank is here, and has brought the same as this one.
+
+        ``brings`` says in at most BRINGS_BYTES what that is. Raises RankError, in every
+        rank, that names the first one lost: it ended, left, was silent for too long, or
+        brings something else. The links are closed then.
+        """
+        deadline = time.monotonic() + self._timeout_s
+        said = brings.ljust(BRINGS_BYTES)
+        word = self._heads[self._rank] + said
+        for peer in self._peers.values():
+            # one that has gone may still have sent its word: heard below
+            with suppress(OSError):
+                peer.send(word)
+        for rank, peer in self._peers.items():
+            try:
+                heard = listen(peer, self._sleeps[rank], WORD_BYTES, deadline)
+            except TimeoutError:
+                self._give_up(rank, self._silence)
+            except ConnectionError:
+                heard = b""
+            if heard != self._heads[rank] + said:
+                self._object(rank, heard, brings)
+
+    def close(self) -> None:
+        """Close the sockets: whoever waits for this rank gets an error at once."""
+        for peer in self._peers.values():
+            peer.close()
+
+    @property
+    def _silence(self) -> str:
+        return f"no answer within {self._timeout_s:g} s"
+
+    def _object(self, rank: int, heard: bytes, brings: bytes) -> NoReturn:
+        if not heard:
+            self._give_up(rank, CLOSED)
+        lost = self._heads.index(heard[:HEAD_BYTES])
+        if lost != rank:
+            self._give_up(lost, f"says rank {self._names[rank]}")
+        # the others have our word, and see it themselves
+        self.close()
+        other, own = heard[HEAD_BYTES:].decode().strip(), brings.decode()
+        raise RankError(
+            f"rank {self._names[rank]} brings {other}, and "
+            f"rank {self._names[self._rank]} {own}: must be the same on every rank"
+        )
+
+    def _give_up(self, lost: int, why: str) -> NoReturn:
+        # else the others would take this rank, which leaves now, for the lost one
+        for peer in self._peers.values():
+            with suppress(OSError):
+                peer.send(self._heads[lost] + bytes(BRINGS_BYTES))
+        self.close()
+        raise RankError(f"rank {self._names[lost]} is lost: {why}")
+
+
+# A forked child, such as a worker of a data loader, would hold the ends of sockets open
+# after its rank was killed, and nobody would learn of it.
+_open_links: WeakSet[Links] = WeakSet()
+
+
+def _close_inherited() -> None:
+    for links in list(_open_links):
+        links.close()
+
+
+os.register_at_fork(after_in_child=_close_inherited)

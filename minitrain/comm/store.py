@@ -1,0 +1,154 @@
+"""Where ranks meet.
+
+Ranks of one host, which we start ourselves, meet in a file of a folder that only their
+user may enter, and talk over loopback: torch's TCP store listens on every interface,
+asks nobody who they are, and whoever can write into it runs code here. Ranks that the
+user's own torchrun starts meet in its store, at MASTER_ADDR.
+"""
+
+import itertools
+import os
+import socket
+from datetime import timedelta
+from pathlib import Path
+
+import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
+
+from minitrain.comm.torch_private import (
+    FileStore,
+    PrefixStore,
+    Store,
+    TCPStore,
+    limit_silence,
+)
+from minitrain.core.errors import UserError
+from minitrain.core.signals import LAUNCHER_PID
+
+LOOPBACK = "127.0.0.1"
+ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+# what our launchers tell a rank: the file, and the process that started the rank
+STORE = "MINITRAIN_STORE"
+# and where the hosts' store is, if there are several hosts
+MEET_AT = "MINITRAIN_MEET_AT"
+# what torchrun tells it
+RESTARTS, RUN_ID = "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID"
+# what gloo talks over: names with commas between them
+INTERFACES = "GLOO_SOCKET_IFNAME"
+PROBE_S = 2
+# a host that says nothing for so long after everybody gave up is lost
+SILENT_S = 5.0
+_joined = itertools.count()
+
+
+def our_store() -> Path | None:
+    """The file where the ranks of our launcher meet; None in any other process, also in
+    one that a rank started, or whose shell has the variable from elsewhere.
+    """
+    if os.environ.get(LAUNCHER_PID) != str(os.getppid()) or STORE not in os.environ:
+        return None
+    return Path(os.environ[STORE])
+
+
+def names_of_a_rank() -> tuple[str, ...]:
+    """The variables that say who a rank is, and where it meets the others."""
+    return ENVIRONMENT if our_store() is None else ("RANK", "WORLD_SIZE")
+
+
+def meet(timeout: timedelta) -> tuple[Store, int, int]:
+    """A store that all ranks share -> (store, rank, world_size).
+
+    Every call on a rank gives another one: a second group must not find what the first
+    left there. Raises UserError where the folder has gone or MASTER_PORT is in use.
+    """
+    number, file = next(_joined), our_store()
+    store: Store
+    if file is not None:
+        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        # ranks that were started again must not read what the first ones wrote
+        again = f"{os.environ.get(RESTARTS, '0')}-{number}"
+        if there := os.environ.get(MEET_AT):
+            port, _, address = there.partition(" ")
+            # each attempt of the hosts has an id of its own
+            attempt = f"ranks {os.environ[RUN_ID]}-{again}"
+            store = store_at(address, int(port), timeout)
+            return PrefixStore(attempt, store), rank, world_size
+        if not file.parent.is_dir():
+            # FileStore would try for 300 s
+            raise UserError(f"{file.parent}: the folder where ranks meet has gone")
+        store = FileStore(f"{file}-{again}", world_size)
+        store.set_timeout(timeout)
+        return store, rank, world_size
+    try:
+        store, rank, world_size = next(rendezvous("env://", timeout=timeout))
+    except dist.DistNetworkError as error:
+        if "EADDRINUSE" not in str(error):
+            raise
+        raise UserError(port_in_use(os.environ["MASTER_PORT"])) from None
+    return PrefixStore(f"minitrain {number}", store), rank, world_size
+
+
+def store_at(address: str, port: int, timeout: timedelta) -> Store:
+    """The store that somebody serves there; DistError where nobody does in time, and
+    from each call to which no answer comes for :data:`SILENT_S` longer than that.
+    """
+    store = TCPStore(address, port, wait_for_workers=False, timeout=timeout)
+    limit_silence(address, port, timeout.total_seconds() + SILENT_S)
+    return store
+
+
+def limit_store(store: Store, timeout: timedelta) -> None:
+    """Let each later wait at ``store``, a result of :func:`meet`, take ``timeout``."""
+    store.set_timeout(timeout)
+    if there := os.environ.get(MEET_AT):
+        port, _, address = there.partition(" ")
+        limit_silence(address, int(port), timeout.total_seconds() + SILENT_S)
+
+
+def loopback_interface() -> str:
+    """Its name on this host; UserError where there is none, or it is down."""
+    names = [name for _, name in socket.if_nameindex()]
+    try:
+        with socket.create_server((LOOPBACK, 0)) as server:
+            # one that is down can be bound, and not reached
+            socket.create_connection(server.getsockname(), timeout=PROBE_S).close()
+        return next(name for name in names if name.startswith("lo"))
+    except (OSError, StopIteration):
+        raise UserError(
+            f"network: no loopback interface is up (interfaces: {', '.join(names)}): "
+            f"ranks of one host talk over it; {INTERFACES} names another"
+        ) from None
+
+
+def require_interfaces() -> None:
+    """Raise UserError where GLOO_SOCKET_IFNAME names one that this host lacks."""
+    known = [name for _, name in socket.if_nameindex()]
+    for name in filter(None, os.environ.get(INTERFACES, "").split(",")):
+        # a label belongs to the interface before the colon
+        if name.partition(":")[0] not in known:
+            raise UserError(
+                f"environment: {INTERFACES} = {name!r}: must be one of "
+                f"{', '.join(known)}"
+            )
+
+
+def require_free_port(port: str) -> None:
+    """Raise UserError unless ``port`` is a number from 1 to 65535 and not in use."""
+    if not port.isdecimal() or not 1 <= int(port) <= 65535:
+        raise UserError(
+            f"environment: MASTER_PORT = {port!r}: must be a port from 1 to 65535"
+        )
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, int(port)))
+        except OSError:
+            raise UserError(port_in_use(port)) from None
+
+
+def port_in_use(port: str | int) -> str:
+    """The line that a user reads when MASTER_PORT is taken."""
+    return (
+        f"environment: MASTER_PORT = {port} is in use; "
+        "unset it or choose a free port from 1 to 65535"
+    )

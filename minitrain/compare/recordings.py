@@ -1,0 +1,155 @@
+"""Two recordings: the same computation, or the first step where they part, and why.
+
+What is compared at a step, in this order: data, gradients, learning rates, parameters,
+buffers, the optimizer's state. Bits where they are equal; else what rounding may do
+(minitrain/compare/tolerances.py). Other world sizes, versions and machines are no
+difference by themselves.
+"""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from minitrain.compare.align import Place, places_of
+from minitrain.compare.coverage import (
+    Lacking,
+    alarms_in,
+    asides_of,
+    lacking,
+    models_unlike,
+    start_unlike,
+    unseen_in,
+)
+from minitrain.compare.difference import Unlike
+from minitrain.compare.end import ends_of, unseen_ends
+from minitrain.compare.perturbed import read_twin
+from minitrain.compare.resume import Resumed, resumed_in
+from minitrain.compare.step import Comparer, StepCompared
+from minitrain.compare.trajectory import course_in
+from minitrain.core.errors import UserError
+from minitrain.recording.format import Recording, is_recording, read_recording
+
+Verdict = Literal[
+    "equal bits", "same computation within rounding", "undecided", "different"
+]
+SAME: tuple[Verdict, ...] = ("equal bits", "same computation within rounding")
+
+__all__ = ["RecordingsCompared", "compare_recordings", "is_recording"]
+
+
+@dataclass(frozen=True)
+class RecordingsCompared:
+    """What two recordings have in common, and what not.
+
+    ``first`` is the first sure difference, and where there is none what cannot be
+    decided; ``doubt`` is what could not be decided before it. ``broken`` says what
+    makes a recording not whole, ``unseen`` what cannot be compared because nobody
+    recorded it, ``asides`` what is no difference, ``alarms`` what the rules of the
+    recorder find in each, ``severe`` those of them that are more than notes.
+    """
+
+    verdict: Verdict
+    first: Unlike | None
+    doubt: Unlike | None
+    steps: list[StepCompared]
+    twin: bool
+    only_in_a: list[str] = field(default_factory=list)
+    only_in_b: list[str] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
+    unseen: list[str] = field(default_factory=list)
+    asides: list[str] = field(default_factory=list)
+    alarms: dict[str, list[str]] = field(default_factory=dict)
+    severe: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def same(self) -> bool:
+        """Whether both are the same computation, and neither has an alarm."""
+        return self.verdict in SAME and not any(self.severe.values())
+
+
+def compare_recordings(
+    a: Path, b: Path, twin: Path | None = None
+) -> RecordingsCompared:
+    """Compare what runs ``a`` and ``b`` recorded, whatever their world sizes; ``twin``
+    is the recording of a twin of ``a``.
+
+    Raises UserError for a recording that cannot be read, for two that have no recorded
+    step in common, and for a twin that is none of ``a``.
+    """
+    ours, theirs = read_recording(a), read_recording(b)
+    within = {"A": alarms_in(ours), "B": alarms_in(theirs)}
+    of_twin = None if twin is None else read_twin(ours, twin)
+    resumed = None if of_twin else resumed_in(ours, theirs)
+    if resumed:
+        ours, theirs = resumed.a, resumed.b
+    places = places_of(ours, theirs, of_twin)
+    if not places:
+        raise UserError(f"{a}: has no recorded step in common with {b}")
+    unseen = [*unseen_in(ours, theirs, places), *unseen_ends(ours, theirs, places)]
+    places += ends_of(ours, theirs, of_twin, places)
+    steps = _compare(ours, theirs, places, resumed)
+    headers = (next(iter(one.ranks.values())).header for one in (ours, theirs))
+    found = [
+        models_unlike(*headers),
+        start_unlike(ours, theirs, steps[0]),
+        *(step.first for step in steps),
+    ]
+    sure = next((one for one in found if one and one.sure), None)
+    doubt = next((one for one in found if one and not one.sure), None)
+    lacks = lacking("A", ours, theirs), lacking("B", theirs, ours)
+    if unseen or resumed or any(one.broken for one in lacks):
+        # what a twin does not decide
+        doubt = doubt and replace(doubt, twin_decides=False)
+    equal = ours.world_size == theirs.world_size and {s.mark for s in steps} == {"="}
+    return RecordingsCompared(
+        verdict=_verdict(sure, doubt, lacks, unseen, equal),
+        first=sure or doubt,
+        doubt=doubt if sure and doubt and doubt.step <= sure.step else None,
+        steps=steps,
+        twin=twin is not None,
+        only_in_a=lacks[0].only,
+        only_in_b=lacks[1].only,
+        broken=[*lacks[0].broken, *lacks[1].broken],
+        unseen=unseen,
+        asides=[
+            *([resumed.clause] if resumed else []),
+            *asides_of(ours, theirs, steps),
+        ],
+        alarms={side: [*lines] for side, lines in within.items()},
+        severe={
+            side: [line for line, is_severe in lines.items() if is_severe]
+            for side, lines in within.items()
+        },
+    )
+
+
+def _verdict(
+    sure: Unlike | None,
+    doubt: Unlike | None,
+    lacks: tuple[Lacking, Lacking],
+    unseen: list[str],
+    equal: bool,
+) -> Verdict:
+    broken = any(one.broken for one in lacks)
+    # what a recording lacks that ended early, it may have done
+    if sure or (any(one.only for one in lacks) and not broken):
+        return "different"
+    if doubt or broken or unseen:
+        return "undecided"
+    return "equal bits" if equal else "same computation within rounding"
+
+
+def _compare(
+    a: Recording, b: Recording, places: list[Place], resumed: Resumed | None
+) -> list[StepCompared]:
+    """Each optimizer has a course of its own."""
+    versions = {one.header["torch"] for r in (a, b) for one in r.ranks.values()}
+    comparers: dict[int, Comparer] = {}
+    steps = []
+    for place in places:
+        number = place.optimizer
+        if number not in comparers:
+            course = course_in(a, number)
+            comparers[number] = Comparer(course, len(versions) == 1, resumed)
+        steps.append(comparers[number].compare(place))
+    return steps

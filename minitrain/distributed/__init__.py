@@ -1,1 +1,0 @@
-"""Ranks: how they start, meet and talk, and in which order they add."""

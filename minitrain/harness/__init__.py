@@ -1,0 +1,1 @@
+"""Starting, watching and ending ranks and hosts; nothing here changes a result."""

@@ -1,0 +1,133 @@
+"""Several hosts for one run: how many, where they meet, and what one of them is told.
+
+The words are torchrun's: ``--nnodes``, ``--rdzv-endpoint``, ``--node-rank``.
+"""
+
+import argparse
+import re
+from dataclasses import dataclass
+
+from minitrain.comm.interfaces import (
+    Interface,
+    address_of,
+    interface_named,
+    interface_towards,
+    is_own,
+)
+from minitrain.core.errors import UserError
+
+# torchrun's own default
+DEFAULT_PORT = 29400
+ENDPOINT = re.compile(r"(?:\[(?P<v6>[^]]+)\]|(?P<host>[^:]+))(?::(?P<port>\d{1,5}))?")
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """``count`` hosts that meet at ``address``:``port``, which belongs to the first.
+
+    This one talks over ``interface``, and is ``number`` among them; None where that is
+    left to the hosts: then the one that has the address is the first.
+    """
+
+    count: int
+    address: str
+    port: int
+    interface: Interface
+    number: int | None = None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this host has the address where all meet, and gets the results."""
+        return is_own(self.address) if self.number is None else self.number == 0
+
+    @property
+    def endpoint(self) -> str:
+        """As it is typed."""
+        host = f"[{self.address}]" if ":" in self.address else self.address
+        return f"{host}:{self.port}"
+
+    def ranks_here(self, world_size: int) -> int:
+        """How many of ``world_size`` ranks a host has; UserError where they do not
+        come out even.
+        """
+        if world_size % self.count:
+            raise UserError(
+                f"--world-size = {world_size}: must be a multiple of --nnodes = "
+                f"{self.count}"
+            )
+        return world_size // self.count
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options that make this host one of several."""
+    several = parser.add_argument_group("several hosts (docs/several-hosts.md)")
+    several.add_argument("--nnodes", type=int, metavar="N", help="how many hosts")
+    several.add_argument(
+        "--rdzv-endpoint",
+        metavar="HOST:PORT",
+        help=f"an address of the first host, where all meet (port {DEFAULT_PORT})",
+    )
+    several.add_argument(
+        "--node-rank",
+        type=int,
+        metavar="N",
+        help="which host this is; without it, the one with the address is the first",
+    )
+    several.add_argument(
+        "--interface",
+        metavar="NAME",
+        help="what ranks talk over; without it, what leads to the first host",
+    )
+
+
+def hosts_of(arguments: argparse.Namespace) -> Hosts | None:
+    """What the options say; None for one host.
+
+    Raises UserError for options that do not fit each other or this host.
+    """
+    count, endpoint = arguments.nnodes, arguments.rdzv_endpoint
+    number, name = arguments.node_rank, arguments.interface
+    if count is None:
+        given = {"rdzv-endpoint": endpoint, "node-rank": number, "interface": name}
+        for option, value in given.items():
+            if value is not None:
+                line = f"--{option} = {value!r}: must not stand without --nnodes"
+                raise UserError(line)
+        return None
+    if count < 1:
+        raise UserError(f"--nnodes = {count}: must be at least 1")
+    if count == 1:
+        # whoever counts hosts, as a batch script does, may count one
+        return None
+    if endpoint is None:
+        raise UserError("--rdzv-endpoint: is missing, an address of the first host")
+    if number is not None and not 0 <= number < count:
+        raise UserError(f"--node-rank = {number}: must be from 0 to {count - 1}")
+    address, port = _where(endpoint)
+    interface = interface_named(name) if name else interface_towards(address)
+    hosts = Hosts(count, address, port, interface, number)
+    if interface.is_loopback and not _is_loopback(address):
+        raise UserError(
+            f"--interface = {interface.name!r}: no other host reaches it; must be one "
+            f"that leads to {address}"
+        )
+    if hosts.is_first and not is_own(address):
+        raise UserError(
+            f"--rdzv-endpoint = {endpoint!r}: must be an address of host 0, this one"
+        )
+    return hosts
+
+
+def _is_loopback(address: str) -> bool:
+    return Interface("", address).is_loopback
+
+
+def _where(endpoint: str) -> tuple[str, int]:
+    found = ENDPOINT.fullmatch(endpoint)
+    port = int(found["port"] or DEFAULT_PORT) if found else 0
+    if not found or not 1 <= port <= 65535:
+        raise UserError(
+            f"--rdzv-endpoint = {endpoint!r}: must be HOST:PORT, with a port from 1 to "
+            "65535"
+        )
+    return address_of(found["v6"] or found["host"]), port

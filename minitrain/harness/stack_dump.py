@@ -1,0 +1,189 @@
+"""Where in its source a rank stands: asked from outside, answered in C.
+
+The answer needs neither the GIL nor the main loop, so a rank that waits in a collective
+answers too. Only one that is stopped, or never started, does not.
+"""
+
+import faulthandler
+import os
+import re
+import signal
+import sys
+import sysconfig
+import time
+import traceback
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+# free in torch, DVC and Slurm; one that a user's code may use is not taken from it
+ASK: int = getattr(signal, "SIGRTMAX", signal.SIGUSR2)
+ANSWER_S = 1.0
+# lines of a traceback (innermost last) and of faulthandler (innermost first)
+FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+),? in (?P<name>\S+)')
+# where a rank stands that waits for another; the rest of torch computes
+WAITS = re.compile(
+    r"/torch/(distributed/|nn/parallel/|autograd/graph\.py)"
+    r"|/minitrain/(comm|sync)/"
+)
+# what is called to get into a wait and to any other operator
+PASSES_ON = re.compile(r"/torch/(_ops|_compile|utils/_contextlib)\.py")
+# what a rank calls to meet others, which says little about where it is
+COMMUNICATION = re.compile(r"/minitrain/(comm|harness)/")
+LIBRARIES = tuple(
+    {sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")}
+)
+
+
+class Frame(NamedTuple):
+    """A line of source that is being executed."""
+
+    file: str
+    line: int
+    name: str
+
+    def __str__(self) -> str:
+        with suppress(ValueError):
+            return f"{Path(self.file).relative_to(Path.cwd())}:{self.line}"
+        return f"{Path(self.file).name}:{self.line}"
+
+    @property
+    def in_a_library(self) -> bool:
+        """Whether nobody who reads the message wrote this file."""
+        return self.file.startswith(("<", *LIBRARIES))
+
+
+class Stack(list[Frame]):
+    """Frames, innermost first."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether another rank is waited for here."""
+        inner = next((f for f in self if not PASSES_ON.search(f.file)), None)
+        return inner is not None and WAITS.search(inner.file) is not None
+
+    def __str__(self) -> str:
+        own = [frame for frame in self if not frame.in_a_library]
+        theirs = [f for f in own if not COMMUNICATION.search(f.file)]
+        return next((f"in {one}" for one in (theirs or own or self)), "")
+
+
+def frames(text: str) -> Stack:
+    """The frames that ``text`` lists, in its order."""
+    found = FRAME.finditer(text)
+    return Stack(Frame(m["file"], int(m["line"]), m["name"]) for m in found)
+
+
+def file_of(folder: Path, rank: int | str) -> Path:
+    """Where in the meeting ``folder`` the stack of ``rank`` will be."""
+    return folder / f"stack-{rank}"
+
+
+def answer_in(file: Path) -> None:
+    """From now on this process writes into ``file`` where it stands, when it is asked
+    or crashes (SIGSEGV, SIGABRT and their like).
+    """
+    # no object that Python closes at its end: a crash may come later
+    fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    faulthandler.enable(fd)
+    faulthandler.register(ASK, fd, all_threads=False)
+
+
+def ask(files: Mapping[int, Path]) -> dict[int, Stack]:
+    """By process: where it stands, of those that answer within :data:`ANSWER_S`.
+
+    ``files`` are what :func:`answer_in` was called with, by process: one in which that
+    has not happened yet would be ended by the question.
+    """
+    before = {pid: _size(file) for pid, file in files.items()}
+    for pid in files:
+        with suppress(ProcessLookupError):
+            os.kill(pid, ASK)
+    deadline = time.monotonic() + ANSWER_S
+    found: dict[int, Stack] = {}
+    while len(found) < len(files) and time.monotonic() < deadline:
+        time.sleep(0.05)
+        for pid in files.keys() - found:
+            said = read(files[pid])[before[pid] :]
+            # the outermost frame is the last to be written
+            if "<module>" in said or time.monotonic() > deadline - ANSWER_S / 2:
+                stack = frames(said)
+                found |= {pid: stack} if stack else {}
+    return found
+
+
+def say_farewell(folder: Path, rank: int | str, error: BaseException) -> None:
+    """Leave in the meeting ``folder`` where ``rank`` was when ``error`` was raised. Not
+    in the file of its answers: it may be asked at this moment.
+    """
+    # without the lines' text, which takes long to look up
+    where = [
+        f'File "{frame.f_code.co_filename}", line {line}, in {frame.f_code.co_name}\n'
+        for frame, line in traceback.walk_tb(error.__traceback__)
+    ]
+    file = _farewell_of(folder, rank)
+    begun = file.with_suffix(".tmp")
+    begun.write_text("".join(where))
+    begun.rename(file)
+
+
+def farewell(folder: Path, rank: int | str) -> Stack:
+    """Where ``rank`` was that has left; empty where it did not say."""
+    return of_traceback(read(_farewell_of(folder, rank)))
+
+
+def _farewell_of(folder: Path, rank: int | str) -> Path:
+    return folder / f"farewell-{rank}"
+
+
+def _size(file: Path) -> int:
+    return len(read(file))
+
+
+def read(file: Path) -> str:
+    """What ``file`` holds; nothing where there is none."""
+    with suppress(FileNotFoundError):
+        return file.read_text(errors="replace")
+    return ""
+
+
+def of_main_thread(text: str) -> Stack:
+    """Of what a crash left: the thread that Python started with comes last."""
+    return frames(text.split("Thread 0x")[-1])
+
+
+def of_traceback(text: str) -> Stack:
+    """Of a traceback, whose innermost frame comes last."""
+    return Stack(reversed(frames(text)))
+
+
+def keep_native_words(file: Path) -> None:
+    """What C and C++ libraries print goes to ``file``; Python goes on as before.
+
+    They print before they abort, a page that the launcher makes a line of.
+    """
+    python_only = os.dup(sys.stderr.fileno() if _has_fd(sys.stderr) else 2)
+    sys.stderr.flush()
+    said = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(said, 2)
+    os.close(said)
+    stream = open(python_only, "w", buffering=1, errors="backslashreplace")  # noqa: SIM115
+    sys.stderr = stream
+
+
+def _has_fd(stream: object) -> bool:
+    with suppress(AttributeError, OSError, ValueError):
+        stream.fileno()  # type: ignore[attr-defined]
+        return True
+    return False
+
+
+def native_words(folder: Path, ranks: Iterable[int]) -> str:
+    """What the libraries of all ``ranks`` printed."""
+    return "".join(read(words_of(folder, rank)) for rank in ranks)
+
+
+def words_of(folder: Path, rank: int | str) -> Path:
+    """Where in the meeting ``folder`` the words of the libraries of ``rank`` are."""
+    return folder / f"words-{rank}"

@@ -1,0 +1,319 @@
+"""Where the recorder listens to a model: forward passes, wrappers, own gradients.
+
+By torch's documented hooks alone. They only look: nothing is drawn, changed or kept.
+"""
+
+import gc
+import inspect
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import torch
+import torch.utils.checkpoint
+from torch import Tensor, nn
+from torch.func import debug_unwrap
+from torch.nn.modules.module import register_module_module_registration_hook
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
+
+from minitrain.comm.torch_private import import_compiler, parameters_of_ddp
+
+# as the first optimizer would, but so that it leaves no folder
+import_compiler()
+Method = TypeVar("Method", bound=Callable[..., Any])
+SomeTensor = TypeVar("SomeTensor", bound=Tensor)
+# under these names DDP, torch.compile, Fabric and others hold the model they wrap
+INSIDE = ("module", "_orig_mod", "_forward_module")
+# what wrappers of a part of a model add to the names of parameters
+ADDED = ("_orig_mod.", "_checkpoint_wrapped_module.")
+# in torch.utils.checkpoint: who runs a forward pass once more, within backward
+AGAIN = {"recompute_fn", "backward"}
+
+
+def uncompiled(method: Method) -> Method:
+    """``method`` as it is, also where what calls it is compiled."""
+    return torch.compiler.disable(method)
+
+
+class Tap:
+    """A hook. In a copy of the model, or a pickle, it does nothing: a model may be
+    copied or saved as a whole while it is recorded.
+    """
+
+    def __init__(self, do: Callable[..., None] | None = None) -> None:
+        self._do = do
+
+    # else it would be compiled, again for each number that the recorder counts
+    @uncompiled
+    def __call__(self, *args: Any) -> None:
+        if self._do is not None:
+            self._do(*args)
+
+    def __reduce__(self) -> tuple[type["Tap"], tuple[()]]:
+        return Tap, ()
+
+
+def inside(module: nn.Module) -> nn.Module | None:
+    """What ``module`` wraps, where it is a wrapper: all of its parameters are there."""
+    children = dict(module.named_children())
+    for name in INSIDE:
+        if name in children and len(_ids(module) - _ids(children[name])) == 0:
+            return children[name]
+    return None
+
+
+def _ids(module: nn.Module) -> set[int]:
+    return {id(parameter) for parameter in module.parameters()}
+
+
+def innermost(model: nn.Module) -> nn.Module:
+    """The user's own model within all that wraps it."""
+    while (inner := inside(model)) is not None:
+        model = inner
+    return model
+
+
+def called_modules(inner: nn.Module) -> list[nn.Module]:
+    """Return the modules whose forward passes are those of the model: the model itself,
+    or the models in a container that has no forward pass of its own (``ModuleDict``).
+    """
+    if getattr(inner.forward, "__func__", None) is not nn.Module.forward:
+        return [inner]
+    children = map(innermost, inner.children())
+    return [module for child in children for module in called_modules(child)]
+
+
+def plain_names(
+    inner: nn.Module, named: Iterable[tuple[str, SomeTensor]]
+) -> dict[str, SomeTensor]:
+    """Return parameters or buffers by name, without what wrappers of parts of the model
+    add to the names.
+    """
+    wrapped = [
+        f"{path}."
+        for path, module in inner.named_modules()
+        if path and isinstance(module, DataParallel | DistributedDataParallel)
+    ]
+    found = {}
+    for name, tensor in named:
+        # a wrapper within another one comes first
+        for path in reversed(wrapped):
+            if name.startswith(path):
+                name = path + name.removeprefix(f"{path}module.")
+        for added in ADDED:
+            name = name.replace(added, "")
+        found[name] = tensor
+    return found
+
+
+def parameters_of(inner: nn.Module) -> dict[str, nn.Parameter]:
+    """By name, as they are now: a run may put others into the model."""
+    return plain_names(inner, inner.named_parameters())
+
+
+def tied(inner: nn.Module) -> dict[str, str]:
+    """Further names of parameters that have several, with the first name of each."""
+    named = plain_names(inner, inner.named_parameters(remove_duplicate=False))
+    first: dict[int, str] = {}
+    found = {name: first.setdefault(id(p), name) for name, p in named.items()}
+    return {name: other for name, other in found.items() if name != other}
+
+
+def replaced_in(wrapper: nn.Module | None, inner: nn.Module) -> dict[str, str]:
+    """Parameters of ``inner`` that were put there after DistributedDataParallel took
+    the model, each with the parameter that it was tied to until then, or "".
+    """
+    taken = {id(p): p for p in parameters_of_ddp(wrapper)}
+    if wrapper is None or not taken:
+        return {}
+    ignored, wraps = getattr(wrapper, "parameters_to_ignore", ()), _ids(wrapper)
+    named = {n: p for n, p in parameters_of(inner).items() if id(p) in wraps}
+    gone = [p for key, p in taken.items() if key not in wraps]
+    found = {}
+    for name, p in named.items():
+        if id(p) in taken or name in ignored:
+            continue
+        # one that was tied leaves the other in its place
+        was_alone = any(old.shape == p.shape for old in gone)
+        alike = [
+            n
+            for n, q in named.items()
+            if id(q) in taken and q.shape == p.shape and not was_alone
+        ]
+        equal = [n for n in alike if torch.equal(named[n], p)]
+        found[name] = (equal or alike)[0] if equal or len(alike) == 1 else ""
+    return found
+
+
+def is_in_parts(parameter: Tensor) -> bool:
+    """Whether ranks hold a part of it each, which only all can put together."""
+    return hasattr(parameter, "full_tensor")
+
+
+def named_tensors(inner: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name, as they are now."""
+    return plain_names(inner, [*inner.named_parameters(), *inner.named_buffers()])
+
+
+def is_transformed(tensor: Tensor) -> bool:
+    """Whether it stands in for another one within a transform of torch.func, and has
+    no numbers that could be read.
+    """
+    return debug_unwrap(tensor, recurse=False) is not tensor
+
+
+def is_transformed_pass(inner: nn.Module) -> bool:
+    """Whether the forward pass that begins has such a parameter or buffer."""
+    return any(map(is_transformed, named_tensors(inner).values()))
+
+
+def is_training_pass(module: nn.Module) -> bool:
+    """Whether the forward pass that begins is one of the training: in training mode,
+    with gradients, and not once more for activation checkpointing.
+    """
+    if not module.training:
+        return False
+    checkpointing = set()
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_filename == torch.utils.checkpoint.__file__:
+            checkpointing.add(frame.f_code.co_name)
+        frame = frame.f_back
+    # its older kind runs the first pass without gradients
+    kept = torch.is_grad_enabled() or "forward" in checkpointing
+    return kept and not checkpointing & AGAIN
+
+
+class Wrappers:
+    """Modules around those of ``called``, made before or after :meth:`start`, and which
+    of them was the last to begin its forward pass.
+    """
+
+    def __init__(self, called: Sequence[nn.Module]) -> None:
+        self._called = called
+        self._entered: nn.Module | None = None
+        # with the number of the module that it wraps
+        self._seen: list[tuple[weakref.ref[nn.Module], int]] = []
+        self._handles: list[RemovableHandle] = []
+
+    def start(self) -> None:
+        """Find those that are there, and be told of each that is made."""
+        for thing in gc.get_objects():
+            # asking some things for their class makes others import, or warn
+            if issubclass(type(thing), nn.Module) and self._wraps(thing):
+                self._listen(thing)
+        made = register_module_module_registration_hook(self._made)
+        self._handles.append(made)
+
+    def stop(self) -> None:
+        """Listen no more."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._entered = None
+
+    def take(self) -> nn.Module | None:
+        """Return the wrapper around the module that begins its forward pass, the
+        innermost of several.
+        """
+        entered, self._entered = self._entered, None
+        if entered is not None and all(one() is not entered for one, _ in self._seen):
+            self._seen.append((weakref.ref(entered), self._number(entered) or 0))
+        return entered
+
+    @property
+    def count(self) -> int:
+        """Most wrappers that a module had so far, each counted once."""
+        return max(Counter(number for _, number in self._seen).values(), default=0)
+
+    def _number(self, module: nn.Module) -> int | None:
+        wrapped = innermost(module)
+        called = enumerate(self._called)
+        return next((number for number, one in called if one is wrapped), None)
+
+    def _wraps(self, module: nn.Module) -> bool:
+        # one that is yet to be made has no children
+        with suppress(AttributeError):
+            children = [*module.named_children()]
+            return any(self._leads_here(name, child) for name, child in children)
+        return False
+
+    def _leads_here(self, name: str, child: nn.Module) -> bool:
+        # the compiler's is no wrapper that could be bypassed
+        return (
+            name in INSIDE and name != "_orig_mod" and self._number(child) is not None
+        )
+
+    def _made(self, module: nn.Module, name: str, child: nn.Module | None) -> None:
+        if isinstance(child, nn.Module) and self._leads_here(name, child):
+            self._listen(module)
+
+    def _listen(self, module: nn.Module) -> None:
+        handle = module.register_forward_pre_hook(Tap(self._enter))
+        self._handles.append(handle)
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        self._entered = module
+
+
+class OwnGradients:
+    """Calls ``see(name, gradient)`` whenever a backward pass has added to the gradient
+    of a parameter, before any other rank's is mixed in; and ``before``, with what was
+    there, just before it does.
+    """
+
+    def __init__(
+        self,
+        see: Callable[[str, Tensor], None],
+        before: Callable[[str, Tensor | None], None],
+    ) -> None:
+        self._see, self._before = see, before
+        self._handles: list[RemovableHandle] = []
+        self._heard: dict[int, weakref.ref[nn.Parameter]] = {}
+
+    @property
+    def listens(self) -> bool:
+        """Whether it does."""
+        return bool(self._handles)
+
+    def start(self, inner: nn.Module) -> None:
+        """Listen to what trains and is not listened to, unless others were put there
+        for this pass. Where ranks hold a part of a parameter each, there is no gradient
+        of a rank's own.
+        """
+        named = parameters_of(inner)
+        if not all(parameter.is_leaf for parameter in named.values()):
+            return
+        for name, parameter in named.items():
+            heard = self._heard.get(id(parameter), lambda: None)() is parameter
+            trains = parameter.requires_grad and not is_in_parts(parameter)
+            if trains and not heard:
+                self._heard[id(parameter)] = weakref.ref(parameter)
+                first, tap = Tap(self._look(name, parameter)), Tap(self._tell(name))
+                self._handles += [
+                    parameter.register_hook(first),
+                    parameter.register_post_accumulate_grad_hook(tap),
+                ]
+
+    def stop(self) -> None:
+        """Listen no more."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._heard.clear()
+
+    def _look(self, name: str, parameter: Tensor) -> Callable[[Tensor], None]:
+        def look(added: Tensor) -> None:
+            self._before(name, parameter.grad)
+
+        return look
+
+    def _tell(self, name: str) -> Callable[[Tensor], None]:
+        def tell(parameter: Tensor) -> None:
+            if parameter.grad is not None:
+                self._see(name, parameter.grad)
+
+        return tell

@@ -1,0 +1,165 @@
+"""Checkpoints of another number of ranks, dealt anew: who computes which shard now.
+
+Under a strategy with logical shards the bits stay those of any number of processes.
+Elsewhere a rank goes on with what the ranks had in common, and other numbers of samples
+are added up together from then on: other bits.
+"""
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from minitrain.comm.together import only_first
+from minitrain.comm.tree import shards_of
+from minitrain.core.errors import UserError
+from minitrain.train.checkpoint import (
+    MANIFEST,
+    Checkpoints,
+    Kept,
+    load_rank,
+    newest_whole,
+    read_manifest,
+)
+from minitrain.train.config import RunConfig
+from minitrain.train.identity import OF_THE_RANKS, difference
+from minitrain.train.recorder import ledger_sum
+
+
+@dataclass(frozen=True)
+class FromElsewhere(Checkpoints):
+    """Checkpoints of a run that begins with the newest one in ``source``, a folder of
+    another run that differs in its ranks alone.
+    """
+
+    source: Path = field(kw_only=True)
+    config: RunConfig = field(kw_only=True)
+
+    @property
+    def same_bits(self) -> bool:
+        return bool(self.config.sync.guarantees.logical_shards)
+
+    def begin(self) -> bool:
+        if not super().begin():
+            raise UserError(
+                f"--resume {self.source}: must be seen by all hosts, as on a shared "
+                "file system"
+            )
+        return True
+
+    def newest(self, below: int | None = None) -> Path | None:
+        """Its own, or else that of the source; UserError where that has none of the
+        same run.
+        """
+        own = super().newest(below)
+        if own is not None:
+            return own
+        try:
+            return only_first(lambda: self._newest_there(below))
+        except UserError:
+            # nothing begins here
+            with suppress(OSError):
+                self.folder.rmdir()
+            raise
+
+    def _newest_there(self, below: int | None) -> Path:
+        if self.config.sync.holds_a_part:
+            raise UserError(
+                f"--resume {self.source}: with this train.sync a rank keeps a part "
+                "that is of no use to another number of ranks"
+            )
+        found = newest_whole(self.source, self._require_same_run, below)
+        if found is None:
+            line = f"--resume {self.source}: no checkpoint is there"
+            if (self.source / MANIFEST).exists():
+                line = f"--resume {self.source}: is one; name the folder that holds it"
+            raise UserError(line)
+        return found
+
+    def _require_same_run(self, identity: dict[str, Any]) -> bool:
+        other = difference(identity, self.identity, but=OF_THE_RANKS)
+        theirs, ours = identity["run"], self.identity["run"]
+        if theirs.rpartition("-")[0] != ours.rpartition("-")[0]:
+            other = f"run = {theirs}, here {ours}"
+        if other:
+            raise UserError(f"--resume {self.source}: another run's: {other}")
+        if identity["world_size"] == self.identity["world_size"]:
+            raise UserError(
+                f"--resume {self.source}: of as many ranks as this run, which goes on "
+                "from its own checkpoints without --resume"
+            )
+        return True
+
+    def load(self, checkpoint: Path) -> Kept:
+        """What falls to this rank of what all of them kept."""
+        if checkpoint.parent == self.folder:
+            return super().load(checkpoint)
+        there = read_manifest(checkpoint)["identity"]["world_size"]
+        kept = [load_rank(checkpoint, rank) for rank in range(there)]
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        count = self.config.num_shards(world_size)
+        mine = shards_of(rank, world_size, count)
+        if not self.same_bits:
+            mine = [*range(rank, len(kept), world_size)]
+        return deal(kept, mine, rank)
+
+
+def deal(kept: Sequence[Kept], mine: Sequence[int], rank: int) -> Kept:
+    """What ``rank`` keeps that computes the shards ``mine`` from now on, of what all
+    ranks ``kept``, in their order.
+    """
+    like = kept[rank % len(kept)]
+    # a rank with one shard, its own, has no stream but its process's generators
+    streams = {
+        shard: stream
+        for own, one in enumerate(kept)
+        for shard, stream in (one["streams"] or {own: one["random"]}).items()
+    }
+    found = {shard: streams[shard] for shard in mine if shard in streams}
+    seen = [json.loads(one["observer"]) for one in kept]
+    return {
+        **like,
+        "random": found.get(mine[0]) if mine else None,
+        "streams": found,
+        "observer": _deal_seen(seen, mine, rank),
+    }
+
+
+def _deal_seen(everyone: list[dict[str, Any]], mine: Sequence[int], rank: int) -> str:
+    """What a rank with the shards ``mine`` would have seen; nobody's times are its."""
+    seen = everyone[rank % len(everyone)]
+    fed = [
+        [row for row in one["recorder"]["rows"] if row["kind"] == "fed"]
+        for one in everyone
+    ]
+    for step, losses in enumerate(seen["losses"]):
+        parts: list[tuple[Any, float, list[int]]] = []
+        for one, rows in zip(everyone, fed, strict=True):
+            parts += _parts(one, rows, step)
+        chosen = [part for shard in mine for part in parts if part[0]["shard"] == shard]
+        losses[:] = [loss for _, loss, _ in chosen]
+        seen["digests"][step] = [d for *_, digests in chosen for d in digests]
+        seen["sample_counts"][step] = [len(digests) for *_, digests in chosen]
+        row = next(r for r in fed[rank % len(everyone)] if r["step"] == step)
+        row["parts"] = [part for part, *_ in chosen]
+        row["ledger"] = ledger_sum(seen["digests"][step])[:16]
+        known = (r["global_targets"] for rows in fed for r in rows if r["step"] == step)
+        row["global_targets"] = next(filter(None, known)) if chosen else None
+    return json.dumps({**seen, "timings": []})
+
+
+def _parts(
+    one: dict[str, Any], fed: list[dict[str, Any]], step: int
+) -> list[tuple[Any, float, list[int]]]:
+    """Of each micro-batch that a rank computed at ``step`` what it was fed, its share
+    of the loss, and the names of its samples.
+    """
+    (row,) = [row for row in fed if row["step"] == step]
+    digests = iter(one["digests"][step])
+    named = [[*islice(digests, count)] for count in one["sample_counts"][step]]
+    return [*zip(row["parts"], one["losses"][step], named, strict=True)]

@@ -1,0 +1,388 @@
+"""check_data_parallel: for models, batches and losses of one's own."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from one_line import refusal
+from subjects import make_batches, make_run, plain
+from torch import Tensor, nn
+
+import minitrain
+from minitrain.check.check import check_data_parallel, examine
+from minitrain.core.errors import EvidenceError
+from minitrain.data.cut import count_targets, cut, tensors_of
+
+PAIRS = [(torch.randn(8, 3), torch.randn(8, 1)) for _ in range(4)]
+
+
+def line() -> nn.Module:
+    return nn.Linear(3, 1)
+
+
+def squares(model: nn.Module, batch: Any) -> Tensor:
+    inputs, targets = batch
+    return nn.functional.mse_loss(model(inputs), targets)
+
+
+def test_it_is_what_the_package_offers() -> None:
+    assert minitrain.check_data_parallel is check_data_parallel
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_model_and_loss_of_ones_own(world_size: int) -> None:
+    ladder = check_data_parallel(line, PAIRS, loss=squares, world_size=world_size)
+    assert ladder.verdict == "proven"
+    assert ladder.rungs["replay"].verdict == "equal"
+    assert ladder.rungs["one_process"].verdict in ("equal", "within tolerance")
+    # rows do not divide by three: the weights make up for it
+    assert ladder.rungs["one_process_gradients"].verdict in (
+        "equal",
+        "within tolerance",
+    )
+
+
+def test_causal_model_by_its_convention() -> None:
+    ladder = check_data_parallel(plain, make_batches(0, 3), optimizer="sgd")
+    assert "replay_gradients       equal" in str(ladder)
+    # as the report says it
+    assert "trained                passed" in str(ladder)
+
+
+def test_float64_is_held_to_finer_limits() -> None:
+    pairs = [(x.double(), y.double()) for x, y in PAIRS]
+    ladder = check_data_parallel(lambda: line().double(), pairs, loss=squares)
+    gap = ladder.rungs["one_process"].max_abs_diff
+    assert gap is not None
+    assert gap <= 1e-11
+
+
+class ByWords(nn.Module):
+    """A mean over words, of which samples have unequal numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 1)
+
+    def forward(self, inputs: Tensor, mask: Tensor) -> SimpleNamespace:
+        each = self.linear(inputs)[..., 0].square()
+        return SimpleNamespace(loss=(each * mask).sum() / mask.sum())
+
+
+def words() -> list[dict[str, Tensor]]:
+    torch.manual_seed(0)
+    lengths = torch.tensor([[1, 9, 2, 8], [9, 1, 9, 1], [3, 4, 5, 9]])
+    return [
+        {
+            "inputs": torch.randn(4, 9, 2),
+            "mask": (torch.arange(9) < row[:, None]).float(),
+        }
+        for row in lengths
+    ]
+
+
+def test_mean_of_means_of_ones_own_is_found() -> None:
+    """Nobody said over how many words the loss is a mean, so samples count alike."""
+    line = refusal(check_data_parallel, ByWords, words())
+    assert "over its halves of 2 and 2 targets, whose mean is " in line
+    assert ": it weighs them 0.15 to 0.85, and must be a mean" in line
+    trial = replace(make_run(steps=3), factory=ByWords)
+    trial = replace(trial, data=replace(trial.data, batches=words()))
+    detail = examine(trial, 2).rungs["witness_mean"].detail
+    assert detail.startswith(
+        "the loss is no mean over the targets: parts of the batch of step 0 have the "
+        "weights 0.15, 0.85, "
+    )
+    assert detail.endswith(
+        "by their targets 0.5, 0.5; is it a mean over what is counted?"
+    )
+    told = check_data_parallel(
+        ByWords, words(), count=lambda batch: int(batch["mask"].sum())
+    )
+    assert told.verdict == "proven"
+
+
+def roots_of_few(model: nn.Module, batch: Any) -> Tensor:
+    """No mean of its samples, and made for batches of this size."""
+    assert len(batch[0]) <= 8
+    return squares(model, batch).sqrt()
+
+
+def test_loss_that_takes_no_larger_batch_is_left_to_the_witness() -> None:
+    with pytest.raises(EvidenceError, match="is no mean over the targets"):
+        check_data_parallel(line, PAIRS, loss=roots_of_few)
+
+
+def test_random_numbers_of_the_caller_are_left_alone() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    check_data_parallel(line, PAIRS, loss=squares)
+    assert torch.equal(torch.rand(1), expected)
+
+
+@pytest.mark.parametrize(
+    ("batches", "options", "expected"),
+    [
+        (PAIRS, {"world_size": 1}, "world_size = 1: must be at least 2"),
+        (
+            PAIRS,
+            {"loss": None},
+            "loss: is not given, and batches[0] is a tuple: must be a mapping for "
+            "model(**batch).loss",
+        ),
+        (PAIRS, {"optimizer": "lion"}, "optimizer = 'lion': must be one of adamw, sgd"),
+        (PAIRS, {"steps": 1}, "steps = 1: must be at least 2"),
+        (
+            PAIRS,
+            {"world_size": 9},
+            "batches[0]: 8 samples cannot be cut into 9 parts (processes or logical "
+            "shards, times grad_accumulation_steps)",
+        ),
+        (
+            [*PAIRS, (torch.ones(2), torch.ones(3))],
+            {},
+            "batches[4]: all tensors must have one length, found 2, 3",
+        ),
+    ],
+)
+def test_arguments_that_cannot_be(
+    batches: Any, options: dict[str, Any], expected: str
+) -> None:
+    given = {"loss": squares, **options}
+    assert refusal(check_data_parallel, line, batches, **given) == expected
+
+
+def test_cut_takes_every_wth_sample_of_everything() -> None:
+    batch = {"a": torch.arange(5), "b": [torch.arange(10).reshape(5, 2)], "c": "text"}
+    part = cut(batch, 1, 2)
+    assert part["a"].tolist() == [1, 3]
+    assert part["b"][0].tolist() == [[2, 3], [6, 7]]
+    assert part["c"] == "text"
+    assert [len(tensor) for tensor in tensors_of(batch)] == [5, 5]
+
+
+def test_targets_are_counted_without_the_first_of_a_row() -> None:
+    labels = torch.tensor([[1, 2, 3], [4, 5, -100]])
+    assert count_targets({"labels": labels}) == 3
+    assert count_targets((torch.ones(7, 2), torch.ones(7))) == 7
+
+
+def test_parts_have_the_samples_of_the_whole() -> None:
+    trial = make_run()
+    whole = trial.batches([0], 1).micro_batches(3)[0]
+    parts = [trial.batches([rank], 3).micro_batches(3)[0] for rank in range(3)]
+    digests = [digest for part in parts for digest in part.digests]
+    assert sorted(digests) == sorted(whole.digests)
+    assert sum(part.num_targets for part in parts) == whole.num_targets
+    # after the last batch comes the first again
+    assert trial.batches([0], 1).micro_batches(6)[0].digests == (
+        trial.batches([0], 1).micro_batches(0)[0].digests
+    )
+
+
+def test_commonest_loss_of_all() -> None:
+    """It views logits and labels, which a strided cut of a batch would refuse."""
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        x, y = batch
+        return nn.functional.cross_entropy(model(x).view(-1, 5), y.view(-1))
+
+    batches = [(torch.randint(7, (8, 3)), torch.randint(5, (8, 3))) for _ in range(3)]
+    ladder = check_data_parallel(lambda: nn.Embedding(7, 5), batches, loss=loss)
+    assert ladder.verdict == "proven"
+
+
+def test_column_of_a_table() -> None:
+    """Each of its rows is one element with a stride that is not 1."""
+    table = torch.randn(8, 4)
+    batches = [(table[:, :3], table[:, 3:]) for _ in range(3)]
+    assert check_data_parallel(line, batches, loss=squares).verdict == "proven"
+
+
+def test_one_element_with_any_stride() -> None:
+    from minitrain.proof.ulp import distance
+    from minitrain.proof.witness.hashes import sha256
+    from minitrain.train.recorder import sha256_tensor
+
+    one = torch.arange(5.0)[::5]
+    assert one.stride() == (5,)
+    assert sha256_tensor(one) == sha256_tensor(torch.zeros(1)) == sha256(one)
+    assert distance({"w": one}, {"w": torch.ones(1)}).max_abs_diff == 1.0
+
+
+def test_count_that_does_not_add_up() -> None:
+    options: Any = {"loss": squares, "count": lambda batch: 7}
+    told = refusal(check_data_parallel, line, PAIRS, **options)
+    assert told == "count(batches[0]) = 7: must be the sum of its parts' counts, 7 + 7"
+
+
+def test_count_may_be_a_tensor() -> None:
+    def count(batch: Any) -> Any:
+        return (batch[1] < torch.inf).sum()
+
+    ladder = check_data_parallel(line, PAIRS, loss=squares, count=count)
+    assert ladder.verdict == "proven"
+
+
+def test_loss_that_is_a_sum_is_called_one() -> None:
+    def total(model: nn.Module, batch: Any) -> Tensor:
+        inputs, targets = batch
+        return (model(inputs) - targets).square().sum()
+
+    trial = replace(make_run(), factory=line)
+    trial = replace(trial, data=replace(trial.data, batches=PAIRS, loss=total))
+    mean = examine(trial, 2).rungs["witness_mean"]
+    assert mean.verdict == "breach"
+    assert "by their targets 0.5, 0.5: it is a sum" in mean.detail
+
+
+def test_who_cannot_be_proven_is_told_how_to_go_on() -> None:
+    with pytest.raises(EvidenceError, match=r"accept=\('proven', 'undecided'\) lets"):
+        check_data_parallel(line, PAIRS, loss=squares, sync="fsdp")
+
+
+class Gather(torch.autograd.Function):
+    """The rows of all ranks; backward, the sum over ranks of what is this rank's."""
+
+    @staticmethod
+    def forward(ctx: Any, mine: Tensor) -> Tensor:
+        every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+        dist.all_gather(every, mine.contiguous())
+        return torch.cat(every)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (gradient,) = gradients
+        gradient = gradient.contiguous()
+        dist.all_reduce(gradient)
+        return gradient.chunk(dist.get_world_size())[dist.get_rank()]
+
+
+def gathered(mine: Tensor) -> Tensor:
+    every: Tensor = Gather.apply(mine)
+    return every
+
+
+def gathered_with_functional(mine: Tensor) -> Tensor:
+    group = dist.group.WORLD
+    return functional.all_gather_single_autograd(mine.contiguous(), 0, group)
+
+
+def own_part_put_back(mine: Tensor) -> Tensor:
+    """Without a gradient through the rows of other ranks."""
+    rank, every = dist.get_rank(), gathered(mine.detach())
+    before, after = rank * len(mine), (rank + 1) * len(mine)
+    return torch.cat([every[:before], mine, every[after:]])
+
+
+def contrastive(gather: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    """The loss of CLIP: each of a rank's rows against the columns of all ranks."""
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        a, b = nn.functional.normalize(model(batch), dim=1).chunk(2, 1)
+        every_a, every_b = gather(a), gather(b)
+        here = len(a) * dist.get_rank() if len(every_a) > len(a) else 0
+        right = torch.arange(len(a)) + here
+        entropy = nn.functional.cross_entropy
+        return entropy(5 * a @ every_b.T, right) + entropy(5 * b @ every_a.T, right)
+
+    return loss
+
+
+class SharedNorm(nn.BatchNorm1d):
+    """Batch norm by hand, with the statistics of all ranks."""
+
+    sum_over_ranks = staticmethod(lambda x: gathered(x[None]).sum(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(x)
+        sums = self.sum_over_ranks(torch.stack([x.sum(0), x.square().sum(0)]))
+        mean, square = sums / (len(x) * dist.get_world_size())
+        self.running_mean.mul_(0.9).add_(0.1 * mean.detach())
+        return (x - mean) * (square - mean.square() + self.eps).rsqrt()
+
+
+class WithoutGradient(SharedNorm):
+    sum_over_ranks = staticmethod(
+        lambda x: x + (gathered(x.detach()[None]).sum(0) - x.detach())
+    )
+
+
+def normed(norm: type[nn.Module]) -> nn.Module:
+    own = norm(4, affine=False)
+    return nn.Sequential(nn.Linear(3, 4), own, nn.Tanh(), nn.Linear(4, 1))
+
+
+TRIPLES = torch.randn(3, 12, 3, generator=torch.Generator().manual_seed(0))
+# the collective goes through the whole batch, which one process computes as well
+RIGHT = [
+    (lambda: nn.Linear(3, 6), contrastive(gathered), 2),
+    (lambda: nn.Linear(3, 6), contrastive(gathered_with_functional), 3),
+    (lambda: normed(SharedNorm), lambda model, x: model(x).square().mean(), 2),
+]
+WRONG = [
+    (lambda: nn.Linear(3, 6), contrastive(own_part_put_back)),
+    (lambda: normed(WithoutGradient), lambda model, x: model(x).square().mean()),
+]
+
+
+def test_forward_pass_that_communicates_is_compared_with_one_process() -> None:
+    for factory, loss, world_size in RIGHT:
+        ladder = check_data_parallel(
+            factory, TRIPLES, loss=loss, world_size=world_size, optimizer="sgd"
+        )
+        assert (ladder.verdict, ladder.holds) == ("undecided", True), str(ladder)
+        assert ladder.communicates == ["all_gather"]
+        assert ladder.rests_on == (
+            "the forward pass communicates (all_gather), so ranks cannot be replayed; "
+            "a witness agrees; one process agrees"
+        )
+        rungs = {name: rung.verdict for name, rung in ladder.rungs.items()}
+        assert rungs["replay"] == rungs["witness_mean"] == "not run"
+        assert {rungs["witness_probe"], rungs["witness_gradients"]} == {
+            "within tolerance"
+        }
+
+
+def test_collective_without_gradient_is_a_breach() -> None:
+    for factory, loss in WRONG:
+        with pytest.raises(EvidenceError) as raised:
+            check_data_parallel(factory, TRIPLES, loss=loss, optimizer="sgd")
+        first = str(raised.value).splitlines()[0]
+        assert first.startswith("breach: witness_gradients: step ")
+        assert first.endswith(
+            "; does its backward pass sum what each rank contributes?"
+        )
+
+
+def test_micro_batches_that_communicate_are_not_compared_with_one_process() -> None:
+    ladder = check_data_parallel(
+        lambda: nn.Linear(3, 6),
+        TRIPLES,
+        loss=contrastive(gathered),
+        grad_accumulation_steps=2,
+        accept=("undecided",),
+    )
+    assert not ladder.holds
+    assert ladder.rungs["witness_gradients"].verdict == "within tolerance"
+    assert ladder.rests_on.endswith("one micro-batch of each rank, not the batch")
+
+
+def test_loss_over_the_pairs_of_a_rank_is_no_mean_over_samples() -> None:
+    ladder = check_data_parallel(
+        lambda: nn.Linear(3, 6),
+        TRIPLES,
+        loss=contrastive(lambda mine: mine),
+        accept=("replay only",),
+    )
+    assert ladder.communicates == []
+    assert (
+        "the loss is no mean over samples, so ranks that see fewer" in ladder.rests_on
+    )

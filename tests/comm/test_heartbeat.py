@@ -1,0 +1,113 @@
+"""Places: what is written is seen at once, whole, by another process, and is cheap."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from waiting import GENEROUS_S
+
+from minitrain.comm import heartbeat as place
+from minitrain.comm.heartbeat import PHASES, Place, find_place, make_place
+
+
+def test_another_mapping_sees_what_is_marked(tmp_path: Path) -> None:
+    assert find_place(tmp_path / "place-1") is None
+    mine = make_place(tmp_path / "place-1")
+    theirs = find_place(tmp_path / "place-1")
+    assert theirs is not None
+    assert theirs.look()[:2] == (0, "start")
+    mine.limit(2.5)
+    mine.mark(2**28 - 1, "backward")
+    mine.leave("gave up")
+    seen = theirs.look()
+    assert (seen.step, seen.phase) == (2**28 - 1, "backward")
+    assert (seen.limit_s, seen.leaving) == (2.5, "gave up")
+
+
+def test_phase_is_entered_at_the_step_that_was_marked() -> None:
+    one = Place()
+    for step in (0, 7):
+        one.mark(step, "data")
+        for phase in PHASES:
+            one.enter(phase)
+            assert one.look()[:2] == (step, phase)
+
+
+def test_every_mark_is_another_though_it_says_the_same() -> None:
+    """Four micro-batches may be in "forward" whenever somebody looks."""
+    one = Place()
+    one.mark(3, "forward")
+    before = one.look()
+    time.sleep(0.01)
+    assert one.look() == before
+    one.enter("forward")
+    assert one.look() != before
+
+
+@pytest.mark.parametrize(
+    ("phase", "said"),
+    [
+        ("start", ""),
+        ("setup", "before its first step"),
+        ("forward", "at step 12, forward"),
+        ("write", "after its last step"),
+        ("end", "after its last step"),
+    ],
+)
+def test_place_in_words(phase: str, said: str) -> None:
+    one = Place()
+    one.mark(12, phase)
+    assert str(one.look()) == said
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from minitrain.comm.heartbeat import find_place
+place = find_place(Path(sys.argv[1]))
+while True:
+    place.mark(0, "start")
+    place.mark(2**28 - 1, "end")
+"""
+
+
+def test_nobody_sees_half_of_a_change(tmp_path: Path) -> None:
+    """Between two marks that differ in every bit but the time's."""
+    file = tmp_path / "place-0"
+    mine = make_place(file)
+    pairs = {(0, "start"), (2**28 - 1, "end")}
+    with subprocess.Popen([sys.executable, "-c", WRITER, file]) as writer:
+        try:
+            deadline = time.monotonic() + GENEROUS_S
+            while mine.look().step == 0:
+                assert time.monotonic() < deadline
+            seen = {mine.look()[:2] for _ in range(100_000)}
+        finally:
+            writer.kill()
+    assert seen == pairs
+
+
+def test_mark_costs_a_microsecond_or_so() -> None:
+    one, count, best = Place(), 10_000, 1.0
+    for _ in range(20):
+        start = time.perf_counter()
+        for _ in range(count):
+            one.mark(12, "backward")
+        best = min(best, (time.perf_counter() - start) / count)
+    assert best < 3e-6
+
+
+def test_process_that_is_no_rank_of_ours_has_a_place_that_nobody_sees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_place(place.file_of(tmp_path, 0))
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("MINITRAIN_STORE", str(tmp_path / "ranks"))
+    monkeypatch.setenv("MINITRAIN_LAUNCHER_PID", str(os.getpid()))
+    place.my_place().mark(5, "data")
+    seen = find_place(place.file_of(tmp_path, 0))
+    assert seen is not None
+    assert seen.look()[:2] == (0, "start")

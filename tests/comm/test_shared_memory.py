@@ -1,0 +1,374 @@
+"""Shared memory against the tree in one process; then what happens when a rank fails.
+
+What runs in the ranks comes first, as few launches as possible.
+"""
+
+import os
+import signal
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from minitrain.comm import shared_memory
+from minitrain.comm import sockets as links
+from minitrain.comm.groups import distributed
+from minitrain.comm.shared_memory import SharedMemoryGroup
+from minitrain.comm.tree import tree_sum
+from minitrain.core.errors import RankError, UserError
+from minitrain.harness.launcher import launch
+
+FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+SPECIAL = [0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1e-40, -65504.0]
+SIZES = [0, 1, 2, 3, 5, 17, 1000]
+# of float32: around the switch to shared work, one row, several
+LARGE = [65_536, 65_537, 524_288, 600_003]
+
+
+def inputs(size: int, dtype: torch.dtype, world_size: int) -> list[Tensor]:
+    """What every rank brings: known to all, so each can work out the sum."""
+    generator = torch.Generator().manual_seed(size)
+    if not dtype.is_floating_point:
+        shape = (world_size, size)
+        return list(torch.randint(-(2**62), 2**62, shape, generator=generator))
+    values = torch.randn(world_size, size, generator=generator, dtype=torch.float64)
+    special = torch.tensor(SPECIAL, dtype=torch.float64)
+    which = torch.randint(0, 9 * len(SPECIAL), values.shape, generator=generator)
+    values = torch.where(which < len(special), special[which % len(special)], values)
+    return list(values.to(dtype))
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Equal to the bit, with one NaN as good as another."""
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    nan = a.isnan()
+    as_integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
+    bits = [x.masked_fill(nan, 0).view(as_integer) for x in (a, b)]
+    return torch.equal(nan, b.isnan()) and torch.equal(*bits)
+
+
+def is_right(shared: Any, size: int, dtype: torch.dtype) -> bool:
+    buffers = inputs(size, dtype, shared.world_size)
+    mine = buffers[shared.rank].clone()
+    shared.all_reduce(mine)
+    return same_bits(mine, tree_sum(buffers))
+
+
+def is_handed_out(shared: Any, size: int, dtype: torch.dtype) -> bool:
+    buffers = inputs(size, dtype, shared.world_size)
+    mine = buffers[shared.rank].clone()
+    shared.broadcast(mine)
+    return torch.equal(mine.view(torch.uint8), buffers[0].view(torch.uint8))
+
+
+def traces() -> list[str]:
+    """What this process holds of the kind that a group does: sockets and memory."""
+    sockets = Path("/proc/net/unix").read_text().splitlines()[1:]
+    inodes = {line.split()[6] for line in sockets}
+    files = []
+    for link in Path("/proc/self/fd").iterdir():
+        # the one that lists this folder has gone by now
+        with suppress(FileNotFoundError):
+            files.append(os.readlink(link))
+    found = [file for file in files if "memfd" in file or file[8:-1] in inodes]
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    return sorted(found) + [line for line in maps if "memfd" in line]
+
+
+def wrong_sums() -> list[Any]:
+    wrong: list[Any] = []
+    with distributed():
+        before = traces()
+        with SharedMemoryGroup() as shared:
+            assert traces() != before
+            for size in SIZES:
+                for dtype in [*FLOATS, torch.int64]:
+                    if not is_right(shared, size, dtype):
+                        wrong.append((size, dtype))
+                    if not is_handed_out(shared, size, dtype):
+                        wrong.append(("handed out", size, dtype))
+            for does in (is_right, is_handed_out):
+                wrong += [n for n in LARGE if not does(shared, n, torch.float32)]
+        # rows so short that every tensor passes in many pieces, one right after another
+        shared_memory.ROW_BYTES, shared_memory.SMALL_BYTES = 1024, 256
+        with SharedMemoryGroup() as shared:
+            for size in torch.randint(0, 2000, (80,), generator=torch.Generator()):
+                does = is_handed_out if size % 3 == 0 else is_right
+                if not does(shared, int(size), FLOATS[int(size) % 4]):
+                    wrong.append(("short rows", int(size)))
+        assert traces() == before
+    return wrong
+
+
+def test_same_bits_as_the_tree_alone() -> None:
+    assert wrong_sums() == []
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_same_bits_as_the_tree(world_size: int) -> None:
+    assert launch(wrong_sums, world_size) == [[]] * world_size
+
+
+def one_rank_is_killed(folder: Path) -> None:
+    with distributed() as (rank, _):
+        before = traces()
+        shared = SharedMemoryGroup()
+        tensor = torch.zeros(200_000)
+        if rank == 1:
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        try:
+            while True:
+                shared.all_reduce(tensor)
+        except RankError as error:
+            message = str(error)
+        left = len(traces()) - len(before)
+        (folder / f"rank {rank}").write_text(f"{message}; {left} left")
+
+
+def test_rank_that_is_killed_is_named_at_once_and_nothing_remains(
+    tmp_path: Path,
+) -> None:
+    # the others answer within the 2 s that launch leaves them
+    with pytest.raises(RankError, match=r"rank 1 .*: killed by SIGKILL"):
+        launch(one_rank_is_killed, 3, tmp_path)
+    line = "rank 1 is lost: connection closed by peer; 0 left"
+    answers = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert answers == {f"rank {rank}": line for rank in (0, 2)}
+
+
+def one_rank_is_silent() -> list[str]:
+    with distributed() as (rank, _):
+        # in a group of some ranks, errors call them by their names in the whole
+        some = dist.new_group([0, 2])
+        messages: list[str] = []
+        if rank != 1:
+            with SharedMemoryGroup(some, timeout_s=0.5) as shared:
+                shared.all_reduce(torch.zeros(1))
+                if rank == 2:
+                    time.sleep(1)
+                for _ in range(2):
+                    try:
+                        shared.all_reduce(torch.zeros(100_000))
+                    except (RankError, ValueError) as error:
+                        messages.append(str(error))
+        dist.barrier()
+        return messages
+
+
+def test_rank_that_is_silent_is_named_and_the_group_is_closed() -> None:
+    messages = launch(one_rank_is_silent, 3)
+    closed = "all_reduce: the SharedMemoryGroup is closed"
+    silent = ["rank 2 is lost: no answer within 0.5 s", closed]
+    # the silent one still finds what rank 0 had sent, and then hears of it
+    assert messages == [silent, [], ["rank 2 is lost: says rank 0"]]
+
+
+def two_hosts_and_a_rank_that_does_not_wait() -> tuple[list[bool], str, list[bool]]:
+    with distributed() as (rank, _):
+        together = [links.on_one_host()]
+        real = links._host
+        if rank == 1:
+            links._host = lambda: ("elsewhere",)
+        together.append(links.on_one_host())
+        try:
+            SharedMemoryGroup()
+        except UserError as error:
+            message = str(error)
+        links._host = real
+        with SharedMemoryGroup() as shared:
+            right = [is_right(shared, 1000, torch.float32)]
+            barrier = shared._links.barrier
+            if rank == 0:
+                time.sleep(0.5)
+            else:
+                shared._links.barrier = lambda brings: None
+            right.append(is_right(shared, 1000, torch.float32))
+            # the skipped barrier, so that the other rank can leave
+            if rank == 1:
+                barrier(shared._brings)
+    return together, message, right
+
+
+def test_ranks_on_two_hosts_and_a_fault_that_the_comparison_sees() -> None:
+    answers = launch(two_hosts_and_a_rank_that_does_not_wait, 2)
+    together, messages, right = zip(*answers, strict=True)
+    assert together == ([True, False], [True, False])
+    line = (
+        "shared memory: rank 1 is on another host than rank 0, or in a container of "
+        "its own; it needs all ranks on one"
+    )
+    assert messages == (line, line)
+    # rank 1 did not wait and added what was there before
+    assert right == ([True, True], [True, False])
+
+
+def a_child_lives_on_after_its_rank(folder: Path) -> None:
+    with distributed() as (rank, _):
+        shared = SharedMemoryGroup(timeout_s=60)
+        tensor = torch.zeros(1000)
+        shared.all_reduce(tensor)
+        if rank == 1:
+            # a data loader's worker, which nobody ends at once
+            child = os.fork()
+            if child == 0:
+                used = "no error"
+                try:
+                    shared.all_reduce(tensor)
+                except Exception as error:
+                    used = type(error).__name__
+                (folder / "child").write_text(used)
+                time.sleep(3)
+                os._exit(0)
+            while not (folder / "child").exists():
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+        killed = time.monotonic()
+        try:
+            shared.all_reduce(tensor)
+        except RankError as error:
+            message = str(error)
+        (folder / "rank 0").write_text(f"{message} {time.monotonic() - killed:.1f}")
+
+
+def test_child_of_a_killed_rank_hides_nothing(tmp_path: Path) -> None:
+    with pytest.raises(RankError, match=r"rank 1 .*: killed by SIGKILL"):
+        launch(a_child_lives_on_after_its_rank, 2, tmp_path)
+    message, _, seconds = (tmp_path / "rank 0").read_text().rpartition(" ")
+    assert message == "rank 1 is lost: connection closed by peer"
+    assert float(seconds) < 2
+    assert (tmp_path / "child").read_text() == "OSError"
+
+
+def tensors_of_unlike_kind() -> list[str]:
+    messages = []
+    float64 = {"dtype": torch.float64}
+    unlike = [(3, {}, 4, {}), (3, {}, 3, float64), (100_000, {}, 50_000, float64)]
+    with distributed() as (rank, _):
+        for size, options, other, others in unlike:
+            odd = rank == 1
+            mine = torch.ones(other, **others) if odd else torch.ones(size, **options)
+            with SharedMemoryGroup() as shared:
+                shared.all_reduce(torch.ones(5))
+                try:
+                    shared.all_reduce(mine)
+                except RankError as error:
+                    messages.append(str(error))
+            assert torch.equal(mine, torch.ones_like(mine))
+    return messages
+
+
+def test_tensors_of_unlike_length_or_type_are_refused() -> None:
+    """They gave numbers, and no error."""
+    kinds = [
+        ("3 elements of torch.float32", "4 elements of torch.float32"),
+        ("3 elements of torch.float32", "3 elements of torch.float64"),
+        ("100000 elements of torch.float32", "50000 elements of torch.float64"),
+    ]
+    end = "must be the same on every rank"
+    sees_1 = [f"rank 1 brings {b}, and rank {{}} {a}: {end}" for a, b in kinds]
+    odd = [f"rank 0 brings {a}, and rank 1 {b}: {end}" for a, b in kinds]
+    expected = [[line.format(rank) for line in sees_1] for rank in (0, 2)]
+    assert launch(tensors_of_unlike_kind, 3) == [expected[0], odd, expected[1]]
+
+
+def broadcasts_of_unlike_kind() -> list[str]:
+    messages = []
+    with distributed() as (rank, _):
+        for what, size in (("broadcast", 4), ("all_reduce", 3)):
+            mine = torch.full((size if rank == 1 else 3,), float(rank))
+            with SharedMemoryGroup() as shared:
+                try:
+                    getattr(shared, what if rank == 1 else "broadcast")(mine)
+                except RankError as error:
+                    messages.append(str(error))
+                assert mine.eq(rank).all()
+                with suppress(ValueError):
+                    shared.broadcast(mine)
+                    messages.append("it was not closed")
+    return messages
+
+
+def test_broadcasts_of_unlike_kind_are_refused() -> None:
+    three, four = (f"a broadcast of {n} elements of torch.float32" for n in (3, 4))
+    summed, end = "3 elements of torch.float32", ": must be the same on every rank"
+    assert launch(broadcasts_of_unlike_kind, 2) == [
+        [f"rank 1 brings {odd}, and rank 0 {three}{end}" for odd in (four, summed)],
+        [f"rank 0 brings {three}, and rank 1 {odd}{end}" for odd in (four, summed)],
+    ]
+
+
+def groups_by_host() -> tuple[Any, float, float, str]:
+    with distributed() as (rank, _):
+        # hosts as a rank says; the memory is that of the one it is on
+        links._host = lambda: ("even" if rank % 2 == 0 else "odd",)
+        hosts = links.hosts_of()
+        with SharedMemoryGroup(among=hosts[rank % 2]) as shared:
+            summed, given = torch.tensor([float(rank)]), torch.tensor([float(rank)])
+            shared.all_reduce(summed)
+            shared.broadcast(given)
+            # rank 3 of all, the second on its host
+            brings = torch.ones(2 if rank == 3 else 1)
+            try:
+                shared.all_reduce(brings)
+                message = ""
+            except RankError as error:
+                message = str(error)
+        return hosts, float(summed), float(given), message
+
+
+def test_each_host_has_a_group_of_its_own() -> None:
+    hosts = [[0, 2, 4], [1, 3]]
+    one, two = (f"{n} elements of torch.float32" for n in (1, 2))
+    end = ": must be the same on every rank"
+    assert launch(groups_by_host, 5) == [
+        (hosts, 6.0, 0.0, ""),
+        (hosts, 4.0, 1.0, f"rank 3 brings {two}, and rank 1 {one}{end}"),
+        (hosts, 6.0, 0.0, ""),
+        (hosts, 4.0, 1.0, f"rank 1 brings {one}, and rank 3 {two}{end}"),
+        (hosts, 6.0, 0.0, ""),
+    ]
+
+
+def silence_among_signals() -> tuple[str, float]:
+    with distributed() as (rank, _), SharedMemoryGroup(timeout_s=1) as shared:
+        if rank == 1:
+            time.sleep(2.5)
+            return "", 0.0
+        signal.signal(signal.SIGALRM, lambda *_: None)
+        signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+        start = time.monotonic()
+        try:
+            shared.all_reduce(torch.zeros(1))
+        except RankError as error:
+            message = str(error)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        return message, time.monotonic() - start
+
+
+def test_signals_do_not_make_the_limit_longer() -> None:
+    """A profiler's, every 50 ms: each of them began the wait again."""
+    message, seconds = launch(silence_among_signals, 2)[0]
+    assert message == "rank 1 is lost: no answer within 1 s"
+    assert seconds < 2
+
+
+def many_ranks() -> tuple[int, int]:
+    with distributed(timeout_s=60) as (rank, _):
+        before = len(os.listdir("/proc/self/fd"))
+        with SharedMemoryGroup() as shared:
+            held = len(os.listdir("/proc/self/fd")) - before
+            tensor = torch.full((10,), rank)
+            shared.all_reduce(tensor)
+            return int(tensor[3]), held
+
+
+def test_a_rank_holds_one_socket_for_every_other_and_the_memory() -> None:
+    """Rank 0 made all of them: 33 ranks were more than 1,024 descriptors."""
+    assert launch(many_ranks, 10) == [(45, 10)] * 10

@@ -1,0 +1,343 @@
+"""Folders that people have: shards with an index, torch.distributed.checkpoint, what
+Accelerate and Fabric leave; read whole or refused in one line, without running code.
+"""
+
+import json
+import pickle
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path, PosixPath
+from typing import Any
+
+import pytest
+import torch
+from one_line import refusal
+from pickles import RunsCode
+from safetensors.torch import save_file
+from torch import distributed as dist
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+from minitrain.cli.main import run
+from minitrain.comm.groups import distributed
+from minitrain.compare.distcp import METADATA
+from minitrain.compare.folders import compare_folders
+from minitrain.compare.state_diff import compare_states
+from minitrain.compare.states import State, read_state
+from minitrain.harness.launcher import launch
+
+# of one process, which is what is wanted
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+STATE = {"w": torch.arange(6.0).reshape(2, 3), "b": torch.tensor([1.0, -0.0])}
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    torch.save(STATE, tmp_path / "plain.pt")
+    return tmp_path / "plain.pt"
+
+
+def sharded(folder: Path, state: dict[str, Any], kind: str = "safetensors") -> Path:
+    """As Hugging Face saves what is larger than a shard."""
+    folder.mkdir(exist_ok=True)
+    where = {}
+    for number, (name, tensor) in enumerate(state.items(), 1):
+        file = f"model-{number:05}-of-{len(state):05}.{kind}"
+        if kind == "safetensors":
+            save_file({name: tensor}, folder / file)
+        else:
+            torch.save({name: tensor}, folder / file)
+        where[name] = file
+    index = {"metadata": {"total_size": 32}, "weight_map": where}
+    (folder / f"model.{kind}.index.json").write_text(json.dumps(index))
+    return folder
+
+
+def distcp(folder: Path, state: dict[str, Any]) -> Path:
+    """As torch.distributed.checkpoint saves it."""
+    save(state, checkpoint_id=folder, no_dist=True)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "bin"])
+def test_shards_with_an_index(tmp_path: Path, plain: Path, kind: str) -> None:
+    folder = sharded(tmp_path / "sharded", STATE, kind)
+    assert compare_states(read_state(folder), read_state(plain)).equal
+    index = folder / f"model.{kind}.index.json"
+    assert compare_states(read_state(index), read_state(plain)).equal
+
+
+def test_shard_that_lacks_what_the_index_says(tmp_path: Path) -> None:
+    folder = sharded(tmp_path / "sharded", STATE)
+    save_file({"other": torch.ones(1)}, folder / "model-00001-of-00002.safetensors")
+    index = folder / "model.safetensors.index.json"
+    assert refusal(read_state, folder) == f"{index}: no shard holds w"
+    index.write_text('{"weight_map": 3}')
+    line = f"{index}: not an index of shards (weight_map)"
+    assert refusal(read_state, folder) == line
+    for name in (".", "..", "../plain.pt", index.name, "gone.safetensors"):
+        index.write_text(json.dumps({"weight_map": {"w": name}}))
+        line = refusal(read_state, folder)
+        assert line.startswith(f"{index}: ")
+        assert line.endswith("is no file of a shard beside it")
+
+
+def test_distributed_checkpoint(tmp_path: Path, plain: Path) -> None:
+    saved = {"model": STATE, "optimizer": {"lr": 0.1, "step": torch.tensor(3)}}
+    folder = distcp(tmp_path / "dcp", saved)
+    state = read_state(folder)
+    assert {*state.tensors} == {"model.w", "model.b", "optimizer.step"}
+    assert state.values == {"optimizer.lr": 0.1}
+    found = compare_states(state, read_state(plain))
+    assert (found.equal, found.num_tensors) == (True, 2)
+    assert found.said[-1] == "A is its entry 'model', without 2 others"
+    other = {**STATE, "w": STATE["w"] + 1}
+    again = distcp(tmp_path / "other", {"model": other})
+    assert not compare_states(read_state(again), read_state(plain)).equal
+
+
+def save_a_part(folder: Path) -> None:
+    """One rank of two, as under FSDP: each writes its rows, three and two."""
+    with distributed():
+        mesh = init_device_mesh("cpu", (2,))
+        whole = torch.arange(20.0).reshape(5, 4)
+        part = distribute_tensor(whole, mesh, [Shard(0)])
+        save({"w": part}, checkpoint_id=folder)
+        torch.save({"w": part}, folder / f"rank-{dist.get_rank()}.pt")
+
+
+def test_parts_of_ranks_are_put_together(tmp_path: Path) -> None:
+    launch(partial(save_a_part, tmp_path), 2, timeout_s=60)
+    whole = torch.arange(20.0).reshape(5, 4)
+    assert torch.equal(read_state(tmp_path).tensors["w"], whole)
+    # without the others there is what this rank had, and that is said
+    part = read_state(tmp_path / "rank-1.pt")
+    assert torch.equal(part.tensors["w"], whole[3:])
+    assert part.values == {"w (part)": "part of (5, 4), placed S(0)"}
+    found = compare_states(part, part)
+    assert (found.equal, found.num_parts) == (True, 1)
+    plain = State({"w": whole[3:]})
+    assert compare_states(part, plain).only_in_a == ["w (part)"]
+
+
+def test_checkpoint_that_would_run_code(tmp_path: Path) -> None:
+    folder, trace = tmp_path / "dcp", tmp_path / "ran"
+    folder.mkdir()
+    (folder / METADATA).write_bytes(pickle.dumps(RunsCode(trace)))
+    line = refusal(read_state, folder)
+    assert line == (
+        f"{folder / METADATA}: needs code to be read (posix.mkdir), so it is refused"
+    )
+    assert not trace.exists()
+
+
+class Attribute:
+    """A pickle that asks for an attribute, as older ones do for a member of an Enum."""
+
+    def __init__(self, of: Any, name: str) -> None:
+        self.of, self.name = of, name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self.of, self.name)
+
+
+class Builds:
+    """A pickle that would set attributes of a class of this process."""
+
+    def __init__(self, of: Any) -> None:
+        self.of = of
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.of, (), (None, {"name": "../x", "fields": ()})
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        Attribute(_MEM_FORMAT_ENCODING, "TORCH_PRESERVE_FORMAT"),
+        Attribute(torch.Size, "mro"),
+        Builds(PosixPath),
+        Builds(_StorageInfo),
+        _StorageInfo,
+    ],
+    ids=["member", "function", "path", "record", "class"],
+)
+def test_pickle_changes_nothing_here(tmp_path: Path, content: Any) -> None:
+    before = {**vars(PosixPath)}, {**vars(_StorageInfo)}
+    (tmp_path / METADATA).write_bytes(pickle.dumps(content))
+    whole = f"{tmp_path}: not a whole checkpoint of torch.distributed.checkpoint"
+    assert refusal(read_state, tmp_path) == whole
+    assert ({**vars(PosixPath)}, {**vars(_StorageInfo)}) == before
+
+
+def of_pieces(folder: Path, change: Callable[[Any], None]) -> Path:
+    """A checkpoint of one tensor in two pieces, after ``change`` of its metadata."""
+    launch(partial(save_a_part, folder), 2, timeout_s=60)
+    metadata = pickle.loads((folder / METADATA).read_bytes())
+    change(metadata)
+    (folder / METADATA).write_bytes(pickle.dumps(metadata))
+    return folder
+
+
+def same_twice(metadata: Any) -> None:
+    chunks = metadata.state_dict_metadata["w"].chunks
+    chunks[1] = chunks[0]
+
+
+def beyond_the_end(metadata: Any) -> None:
+    metadata.state_dict_metadata["w"].size = torch.Size((4, 5))
+
+
+def one_dimension_less(metadata: Any) -> None:
+    metadata.state_dict_metadata["w"].chunks[0].offsets = torch.Size((0,))
+
+
+def another_type(metadata: Any) -> None:
+    metadata.state_dict_metadata["w"].properties.dtype = torch.float64
+
+
+def elsewhere(metadata: Any) -> None:
+    for info in metadata.storage_data.values():
+        info.relative_path = f"../{info.relative_path}"
+
+
+NOT_WHOLE = "the pieces of tensor w are not the whole of it"
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (same_twice, NOT_WHOLE),
+        (beyond_the_end, NOT_WHOLE),
+        (one_dimension_less, NOT_WHOLE),
+        (another_type, "a piece of tensor w is of another kind"),
+        (elsewhere, "cannot read w of it: damaged, or it needs code to be read"),
+    ],
+)
+def test_pieces_that_are_not_what_the_metadata_says(
+    tmp_path: Path, change: Callable[[Any], None], line: str
+) -> None:
+    folder = of_pieces(tmp_path / "dcp", change)
+    for file in folder.glob("*.distcp"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    found = refusal(lambda: read_state(folder).tensors["w"])
+    assert found == f"{folder}: {line}"
+
+
+@pytest.mark.parametrize("damage", ["metadata", "no metadata", "data", "torn"])
+def test_damaged_checkpoint(tmp_path: Path, damage: str) -> None:
+    folder = distcp(tmp_path / "dcp", {"w": torch.ones(1000)})
+    (data,) = folder.glob("*.distcp")
+    content = data.read_bytes()
+    if damage == "metadata":
+        (folder / METADATA).write_bytes(b"nothing")
+    elif damage == "no metadata":
+        (folder / METADATA).write_bytes(pickle.dumps({"a": 1}))
+    elif damage == "data":
+        data.write_bytes(b"\0" * len(content))
+    else:
+        data.write_bytes(content[: len(content) // 2])
+    line = refusal(lambda: [*read_state(folder).tensors.values()])
+    assert line.startswith(f"{folder}: ")
+    whole = f"{folder}: not a whole checkpoint of torch.distributed.checkpoint"
+    unread = f"{folder}: cannot read w of it: damaged, or it needs code to be read"
+    assert line in (whole, unread)
+
+
+def of_accelerate(folder: Path, weight: float) -> Path:
+    """As Accelerator.save_state leaves it, as far as it matters here."""
+    folder.mkdir()
+    save_file({"w": torch.tensor([weight])}, folder / "model.safetensors")
+    torch.save({"state": {0: {"exp_avg": torch.ones(1)}}}, folder / "optimizer.bin")
+    (folder / "random_states_0.pkl").write_bytes(pickle.dumps(RunsCode(folder / "x")))
+    return folder
+
+
+def test_folders_file_by_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = (of_accelerate(tmp_path / name, 1.0) for name in "ab")
+    (b / "random_states_0.pkl").write_bytes((a / "random_states_0.pkl").read_bytes())
+    assert run(["verify", str(a), str(b)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "equal: 3 states and files",
+        "model.safetensors: equal: 1 tensor, every bit",
+        "optimizer.bin: equal: 1 tensor, every bit",
+        "random_states_0.pkl: equal bytes, not read",
+    ]
+    other = of_accelerate(tmp_path / "c", 2.0)
+    (other / "scaler.pt").write_bytes(b"")
+    assert run(["verify", str(a), str(other)]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "different, of 3 states and files",
+        "model.safetensors: different: 1 of 1 tensor, 1 element in all; "
+        "first difference: w[0]",
+        "optimizer.bin: equal: 1 tensor, every bit",
+        "random_states_0.pkl: different bytes, not read",
+        "only in B: scaler.pt",
+    ]
+
+
+def test_shards_in_a_folder_are_one_state(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        sharded(tmp_path / name / "model", STATE)
+        (tmp_path / name / "notes.txt").write_text("equal")
+    found = compare_folders(tmp_path / "a", tmp_path / "b")
+    assert found.equal
+    names = ["model/model.safetensors.index.json"]
+    assert ([*found.states], found.files) == (names, {"notes.txt": True})
+
+
+def test_what_lies_beside_a_state_is_compared_too(
+    tmp_path: Path, plain: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As of Hugging Face's Trainer: shards, and an optimizer beside them."""
+    for name, moment in (("a", 1.0), ("b", 2.0)):
+        sharded(tmp_path / name, STATE)
+        torch.save(
+            {"exp_avg": torch.tensor([moment])}, tmp_path / name / "optimizer.pt"
+        )
+    assert run(["verify", str(tmp_path / "a"), str(tmp_path / "b")]) == 1
+    assert "optimizer.pt: different: 1 of 1 tensor" in capsys.readouterr().out
+    # a file has nothing beside it: that is said
+    assert run(["verify", str(tmp_path / "a"), str(plain)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "not compared: optimizer.pt"
+
+
+def test_index_whose_shards_cannot_be_read_is_not_judged_by_itself(
+    tmp_path: Path,
+) -> None:
+    for name in "ab":
+        folder = sharded(tmp_path / name, STATE, "bin")
+        sharded(folder, STATE)
+        (folder / "model-00001-of-00002.bin").write_bytes(name.encode())
+    line = refusal(compare_folders, tmp_path / "a", tmp_path / "b")
+    assert "model-00001-of-00002.bin: not a whole state file" in line
+
+
+def test_folders_of_two_formats(tmp_path: Path) -> None:
+    a, b = sharded(tmp_path / "a", STATE), distcp(tmp_path / "b", STATE)
+    found = compare_folders(a, b)
+    assert (found.equal, [*found.states]) == (True, ["model.safetensors.index.json, ."])
+
+
+def test_file_with_a_part_and_something_refused(tmp_path: Path) -> None:
+    part = torch.load(part_of_one(tmp_path), weights_only=False)
+    content = {"w": part, "args": RunsCode(tmp_path / "x")}
+    torch.save(content, tmp_path / "both.pt")
+    assert "needs code to be read" in refusal(read_state, tmp_path / "both.pt")
+
+
+def part_of_one(folder: Path) -> Path:
+    launch(partial(save_a_part, folder), 2, timeout_s=60)
+    return folder / "rank-0.pt"
+
+
+def test_folder_against_a_file(tmp_path: Path, plain: Path) -> None:
+    folder = distcp(tmp_path / "dcp", STATE)
+    assert run(["verify", str(folder), str(plain)]) == 0

@@ -1,0 +1,686 @@
+"""Two recordings: the same computation, or the step, tensor, ranks and cause."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from one_line import refusal
+from recorded import (
+    BATCH,
+    Normalized,
+    Tensors,
+    adamw,
+    alter,
+    dealt,
+    mean,
+    record,
+    rows_of,
+    sgd,
+    write,
+)
+from torch import Tensor, nn
+from torch.optim import AdamW
+
+from minitrain.compare.recordings import compare_recordings
+
+SEEDS = range(12)
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Sound recordings, each made once."""
+    folder = tmp_path_factory.mktemp("sound")
+
+    def get(**changes: Any) -> Path:
+        path = folder / "-".join(f"{k}={v}" for k, v in changes.items() if k != "model")
+        path = path / changes.get("model", nn.Module).__name__
+        return path if path.exists() else record(path, **changes)
+
+    return get
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is planted in B, and what must be said of it; ``sizes`` are the world sizes
+    of A and B. ``sure`` says that no twin is needed, ``twin_tells`` that one
+    would tell.
+    """
+
+    name: str
+    what: str
+    cause: str
+    step: int = 0
+    changes: dict[str, Any] | None = None
+    sizes: tuple[tuple[int, int], ...] = ((1, 2), (2, 2))
+    tensor: str = ""
+    ranks: str = ""
+    sure: bool = True
+    twin_tells: bool = True
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def summed(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
+    return {name: g * len(own) for name, g in mean(own, rank, step).items()}
+
+
+def divided_twice(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
+    return {name: g / len(own) for name, g in mean(own, rank, step).items()}
+
+
+def lost(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
+    """From step 3 on rank 1's gradient does not come: seen at step 10."""
+    if step < 3:
+        return mean(own, rank, step)
+    return {name: gradient / len(own) for name, gradient in own[0].items()}
+
+
+def for_a_while(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
+    """At steps 3 to 8: seen at step 10, by what came of it."""
+    found = mean(own, rank, step)
+    return {n: g.sign() for n, g in found.items()} if 3 <= step < 9 else found
+
+
+def alone(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
+    return own[1] if rank == 1 else mean(own, rank, step)
+
+
+def low_precision(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
+    return mean(
+        [{n: g.bfloat16().float() for n, g in one.items()} for one in own], 0, 0
+    )
+
+
+def one_tensor(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
+    found = mean(own, rank, step)
+    return found | {"hidden.bias": 0.5 * found["hidden.bias"]}
+
+
+def one_unreduced(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
+    return mean(own, rank, step) | {"hidden.bias": own[rank]["hidden.bias"]}
+
+
+def biases_unreduced(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
+    kept = {name: g for name, g in own[rank].items() if "weight" not in name}
+    return mean(own, rank, step) | kept
+
+
+def without_one(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
+    found = mean(own, rank, step)
+    return {name: g for name, g in found.items() if name != "hidden.bias"}
+
+
+def not_finite(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
+    found = mean(own, rank, step)
+    return found | {"hidden.bias": found["hidden.bias"] * torch.nan} if step else found
+
+
+def clipped(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
+    return {name: 0.37 * g for name, g in mean(own, rank, step).items()}
+
+
+def same_for_all(step: int, world_size: int, order: Tensor) -> list[Tensor]:
+    return [dealt(step, world_size, order)[0]] * world_size
+
+
+def another_order(step: int, world_size: int, order: Tensor) -> list[Tensor]:
+    return dealt(step, world_size, order.flip(0))
+
+
+def one_other(step: int, world_size: int, order: Tensor) -> list[Tensor]:
+    """From step 5 on a sample of rank 1 is another one: seen at step 10."""
+    batches = [batch.clone() for batch in dealt(step, world_size, order)]
+    if step >= 5:
+        batches[1][0] = order[-1]
+    return batches
+
+
+def unlike_shares(step: int, world_size: int, order: Tensor) -> list[Tensor]:
+    """Rank 0 reads ten samples of sixteen, and the mean is that of the ranks' means."""
+    (batch,) = dealt(step, 1, order)
+    return list(batch.split(10)) if world_size > 1 else [batch]
+
+
+def again(step: int, world_size: int, order: Tensor) -> list[Tensor]:
+    return dealt(min(step, 1), world_size, order)
+
+
+def short(step: int, world_size: int, order: Tensor) -> list[Tensor]:
+    *others, last = dealt(step, world_size, order)
+    return [*others, last[:5]]
+
+
+def smooth(found: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(found, targets, label_smoothing=0.1)
+
+
+def doubled(found: Tensor, targets: Tensor) -> Tensor:
+    return 2 * nn.functional.cross_entropy(found, targets)
+
+
+def forget(step: int, models: Any, optimizers: Any) -> None:
+    """The moments are lost after step 0, as in a run that is resumed without them."""
+    if step == 0:
+        for optimizer in optimizers:
+            optimizer.state.clear()
+
+
+def leave_out(models: Any, optimizers: Any) -> None:
+    for model, optimizer in zip(models, optimizers, strict=True):
+        group = optimizer.param_groups[0]
+        group["params"] = [p for p in group["params"] if p is not model.out.bias]
+
+
+def with_options(**options: Any) -> Callable[..., Any]:
+    return lambda parameters, lr: AdamW(parameters, lr=lr, **options)
+
+
+FAULTS = [
+    Fault(
+        "sum",
+        "gradients",
+        "summed instead of averaged in B",
+        changes={"reduce": summed},
+    ),
+    Fault(
+        "sum, own unseen",
+        "gradients",
+        "summed instead of averaged in B",
+        changes={"reduce": summed, "with_own": False},
+    ),
+    Fault(
+        "divided twice",
+        "gradients",
+        "divided by the number of processes (2) twice in B",
+        changes={"reduce": divided_twice},
+    ),
+    Fault(
+        "lost",
+        "gradients",
+        "B: the gradient of rank 1 is missing from the sum",
+        step=10,
+        changes={"reduce": lost},
+    ),
+    Fault(
+        "alone",
+        "gradients",
+        "B: rank 1 keeps its own gradient: not synchronized",
+        changes={"reduce": alone},
+        sizes=((2, 2),),
+        ranks="rank 1",
+    ),
+    Fault(
+        "alone, of one process",
+        "gradients",
+        "B: rank 1 keeps its own gradient: not synchronized",
+        changes={"reduce": alone},
+        sizes=((1, 2),),
+        ranks="rank 1 of B",
+    ),
+    Fault(
+        "low precision",
+        "gradients",
+        "B: reduced in lower precision?",
+        changes={"reduce": low_precision},
+    ),
+    Fault(
+        "mean of means",
+        "gradients",
+        "B: a mean of means",
+        changes={"deal": unlike_shares},
+        sizes=((1, 2),),
+    ),
+    Fault(
+        "one tensor",
+        "gradients",
+        "1 of 12 tensors alone, hidden.bias 0.5 times as large",
+        changes={"reduce": one_tensor},
+        sizes=((1, 1), (1, 2), (2, 2)),
+        tensor="hidden.bias",
+    ),
+    Fault(
+        "one tensor unreduced",
+        "gradients",
+        "hidden.bias is not synchronized, ranks keep their own (1 of 12 tensors)",
+        changes={"reduce": one_unreduced},
+        tensor="hidden.bias",
+    ),
+    Fault(
+        "tensors unreduced",
+        "gradients",
+        "is not synchronized, ranks keep their own",
+        changes={"reduce": biases_unreduced},
+        sizes=((1, 2), (2, 2)),
+    ),
+    Fault(
+        "without a gradient",
+        "gradients",
+        "hidden.bias has no gradient in B",
+        changes={"reduce": without_one},
+        tensor="hidden.bias",
+    ),
+    Fault(
+        "NaN", "gradients", "not finite in B", step=1, changes={"reduce": not_finite}
+    ),
+    Fault(
+        "scaled after the pass",
+        "gradients",
+        "0.37 times as large: a scaled loss, or clipped",
+        changes={"reduce": clipped},
+    ),
+    Fault(
+        "scaled loss",
+        "own gradients",
+        "2 times as large before any reduction",
+        changes={"loss": doubled},
+        sizes=((2, 2),),
+    ),
+    Fault(
+        "another loss",
+        "own gradients",
+        "forward or backward pass is another one",
+        changes={"loss": smooth},
+        sizes=((1, 1), (2, 2)),
+    ),
+    Fault(
+        "another loss, of one process",
+        "gradients",
+        "another loss, or the loss is not a mean over samples",
+        changes={"loss": smooth},
+        sizes=((1, 2),),
+    ),
+    Fault(
+        "autocast",
+        "gradients",
+        "computed in lower precision?",
+        changes={"autocast": True},
+        sizes=((1, 2),),
+        sure=False,
+        twin_tells=False,
+    ),
+    Fault(
+        "no sampler",
+        "data",
+        "all ranks of B read the same",
+        changes={"deal": same_for_all},
+        sizes=((1, 2),),
+    ),
+    Fault(
+        "no sampler on rank 1",
+        "data",
+        "all ranks of B read the same",
+        changes={"deal": same_for_all},
+        sizes=((2, 2),),
+        ranks="rank 1",
+    ),
+    Fault(
+        "another loss for a while",
+        "gradients",
+        "the weights part at a step between",
+        step=10,
+        changes={"reduce": for_a_while},
+    ),
+    Fault("order", "data", "another order", changes={"deal": another_order}),
+    Fault(
+        "one other sample",
+        "data",
+        "other samples among them",
+        step=10,
+        changes={"deal": one_other},
+        sizes=((1, 2),),
+    ),
+    Fault(
+        "one other sample of rank 1",
+        "data",
+        "other samples among them",
+        step=10,
+        changes={"deal": one_other},
+        sizes=((2, 2),),
+        ranks="rank 1",
+    ),
+    Fault(
+        "batch again",
+        "data",
+        "B reads the batch of step 1",
+        step=2,
+        changes={"deal": again},
+    ),
+    Fault(
+        "short batch",
+        "data",
+        "B reads a part",
+        changes={"deal": short},
+        sizes=((1, 2),),
+    ),
+    Fault(
+        "learning rate",
+        "learning rate",
+        "B's learning rate is divided by the number of processes",
+        changes={"lr": lambda step: 5e-4},
+    ),
+    Fault(
+        "schedule",
+        "learning rate",
+        "1.1 times as large",
+        step=10,
+        changes={"lr": lambda step: 1e-3 * (1.1 if step >= 5 else 1)},
+    ),
+    Fault(
+        "weight decay",
+        "parameters",
+        "another weight decay",
+        changes={"optimizer": with_options(weight_decay=0.05)},
+    ),
+    Fault(
+        "left out",
+        "parameters",
+        "out.bias does not move in B",
+        changes={"begin": leave_out},
+        tensor="out.bias",
+    ),
+    Fault(
+        "moments lost",
+        "parameters",
+        "lost or changed after step 0",
+        step=1,
+        changes={"after": forget},
+        sizes=((1, 1), (2, 2)),
+    ),
+    Fault(
+        "moments lost, of one process",
+        "parameters",
+        "not restored?",
+        step=1,
+        changes={"after": forget},
+        sizes=((1, 2),),
+    ),
+    Fault(
+        "betas, to the bit",
+        "optimizer state",
+        "another setting",
+        changes={"optimizer": with_options(weight_decay=0.1, betas=(0.9, 0.95))},
+        sizes=((2, 2),),
+    ),
+    Fault(
+        "betas",
+        "parameters",
+        "another setting",
+        step=1,
+        changes={"optimizer": with_options(weight_decay=0.1, betas=(0.9, 0.95))},
+        sizes=((1, 2),),
+        sure=False,
+    ),
+    Fault("seed", "start weights", "another seed", step=-1, changes={"seed": 1}),
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
+def test_planted(fault: Fault, sound: Callable[..., Path], tmp_path: Path) -> None:
+    for number, (of_a, of_b) in enumerate(fault.sizes):
+        a = sound(world_size=of_a)
+        b = record(tmp_path / str(number), world_size=of_b, **(fault.changes or {}))
+        twin = sound(world_size=of_a, twin=True)
+        for found in (compare_recordings(a, b), compare_recordings(a, b, twin)):
+            sure = fault.sure or (found.twin and fault.twin_tells)
+            assert found.verdict == ("different" if sure else "undecided")
+            first = found.first
+            assert first
+            assert (first.step, first.what) == (fault.step, fault.what)
+            assert fault.cause in first.cause
+            assert first.tensor == fault.tensor or not fault.tensor
+            assert first.ranks == fault.ranks
+            marks = {s.step: s.mark for s in found.steps}
+            if fault.step in marks and fault.step:
+                before = [mark for step, mark in marks.items() if step < fault.step]
+                assert {*before} <= {"=", "~"}
+        # which of the two is the right one cannot be told from this alone
+        assert not compare_recordings(b, a).same
+
+
+@pytest.mark.parametrize("optimizer", [adamw, sgd])
+def test_sound_ones_are_never_called_different(optimizer: Any, tmp_path: Path) -> None:
+    """Of one, two and four ranks, without a twin and with one."""
+    for seed in SEEDS:
+        plan = {"seed": seed, "optimizer": optimizer, "steps": 12, "every": 5}
+        a = record(tmp_path / f"{seed}-1", **plan)
+        twin = record(tmp_path / f"{seed}-twin", twin=True, **plan)
+        size = 4 if seed % 2 else 2
+        b = record(tmp_path / f"{seed}-{size}", world_size=size, **plan)
+        same = "same computation within rounding"
+        for pair in ((a, b), (a, b, twin)):
+            assert verdict(*pair) == same, (seed, pair)
+        # A twin is another start: where a gradient is nothing but rounding (the bias of
+        # a key), AdamW makes a whole step of it, in another direction.
+        for pair in ((b, twin), (a, twin)):
+            assert verdict(*pair) in (same, "undecided"), (seed, pair)
+
+
+def verdict(a: Path, b: Path, twin: Path | None = None) -> str:
+    return compare_recordings(a, b, twin).verdict
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_sound_ones_in_16_bits_are_undecided(world_size: int, tmp_path: Path) -> None:
+    """Their twin stays too near: bfloat16 does not have the unit that it moved."""
+    a, b, twin = (
+        record(tmp_path / name, autocast=True, steps=12, **plan)
+        for name, plan in (
+            ("a", {}),
+            ("b", {"world_size": 2 * world_size}),
+            ("twin", {"twin": True}),
+        )
+    )
+    for found in (compare_recordings(a, b), compare_recordings(a, b, twin)):
+        assert found.verdict == "undecided"
+        assert found.first
+        assert "computed in lower precision" in found.first.cause
+        assert {step.mark for step in found.steps} <= {"?", "~"}
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_run_made_twice(sound: Any, tmp_path: Path, world_size: int) -> None:
+    again = record(tmp_path / "again", world_size=world_size)
+    found = compare_recordings(sound(world_size=world_size), again)
+    assert found.verdict == "equal bits"
+    assert {step.mark for step in found.steps} == {"="}
+    assert (found.asides, found.alarms) == ([], {"A": [], "B": []})
+
+
+def test_samples_dealt_to_other_ranks_are_the_same_data(
+    sound: Any, tmp_path: Path
+) -> None:
+    def backwards(step: int, world_size: int, order: Tensor) -> list[Tensor]:
+        return dealt(step, world_size, order)[::-1]
+
+    b = record(tmp_path / "b", world_size=2, deal=backwards)
+    # a sum of two has no order
+    assert verdict(sound(world_size=2), b) == "equal bits"
+    assert verdict(sound(world_size=1), b) == "same computation within rounding"
+
+
+def test_other_versions_and_machines_are_said(sound: Any, tmp_path: Path) -> None:
+    header = {"torch": "2.9.0", "threads": 8, "device": "cuda"}
+    b = record(tmp_path / "b", world_size=2, every=5, header=header)
+    found = compare_recordings(sound(world_size=1), b)
+    assert found.verdict == "same computation within rounding"
+    assert found.asides == [
+        "world_size: 1 in A, 2 in B",
+        "every: 10 in A, 5 in B",
+        "torch: 2.13.0+cpu in A, 2.9.0 in B",
+        "threads: 1 in A, 8 in B",
+        "device: cpu in A, cuda in B",
+    ]
+    # steps that the other had no reason to record are no difference
+    recorded = [(step.step, step.end) for step in found.steps]
+    assert recorded == [*((step, False) for step in (0, 1, 2, 10, 20)), (23, True)]
+    assert (found.only_in_a, found.only_in_b) == ([], [])
+
+
+def test_dropout_of_other_world_sizes_is_undecided(tmp_path: Path) -> None:
+    """Its masks are of other shapes; of the same world size another seed is a fault."""
+
+    def drop(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
+        torch.manual_seed(len(own))
+        return {n: g * (torch.rand_like(g) > 0.1) for n, g in own[0].items()}
+
+    plan = {"reduce": drop, "draws": True}
+    a = record(tmp_path / "a", **plan)
+    b = record(tmp_path / "b", world_size=2, **plan)
+    twin = record(tmp_path / "twin", twin=True, **plan)
+    for found in (compare_recordings(a, b), compare_recordings(a, b, twin)):
+        assert found.verdict == "undecided"
+        assert found.first
+        assert "draws random numbers" in found.first.cause
+
+
+def test_another_seed_of_dropout(tmp_path: Path) -> None:
+    def drop(found: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(nn.functional.dropout(found, 0.2), targets)
+
+    def seeded(seed: int) -> Callable[..., None]:
+        return lambda step, models, optimizers: torch.manual_seed(seed + step)
+
+    plan = {"loss": drop, "draws": True, "world_size": 2}
+    a = record(tmp_path / "a", early=seeded(0), **plan)
+    assert (
+        verdict(a, record(tmp_path / "same", early=seeded(0), **plan)) == "equal bits"
+    )
+    b = record(tmp_path / "b", early=seeded(9), **plan)
+    alter(b, 0, lambda row: row.update(random="1" * 16))
+    alter(b, 1, lambda row: row.update(random="1" * 16))
+    first = compare_recordings(a, b).first
+    assert first
+    assert (first.step, first.what) == (0, "own gradients")
+    assert "the random numbers of ranks 0, 1 are others" in first.cause
+
+
+def test_batch_norm_of_other_world_sizes(sound: Any) -> None:
+    plan = {"model": Normalized}
+    found = compare_recordings(sound(world_size=1, **plan), sound(world_size=2, **plan))
+    assert found.verdict == "different"
+    assert found.first
+    assert "batch norm" in found.first.cause
+
+
+def test_buffers_of_one_rank(sound: Any, tmp_path: Path) -> None:
+    plan = {"world_size": 2, "model": Normalized}
+
+    def spoil(step: int, models: Any, optimizers: Any) -> None:
+        if step == 1:
+            models[1].norm.running_mean += 1
+
+    b = record(tmp_path / "b", after=spoil, **plan)
+    found = compare_recordings(sound(**plan), b)
+    assert found.first
+    assert found.verdict == "different"
+    assert (found.first.step, found.first.what) == (2, "buffers")
+    assert (found.first.tensor, found.first.ranks) == ("norm.running_mean", "rank 1")
+    assert "not broadcast" in found.first.cause
+    assert any("buffers" in line for line in found.alarms["B"])
+
+
+def test_recording_that_ends_early(sound: Any, tmp_path: Path) -> None:
+    b = record(tmp_path / "b")
+    rows = rows_of(b)
+    write(b, rows[:-2])
+    # and the kill came within a line
+    with open(b / "rank-0.jsonl", "a") as file:
+        file.write(json.dumps(rows[-2])[:50])
+    found = compare_recordings(sound(world_size=1), b)
+    assert (found.verdict, found.first) == ("undecided", None)
+    assert found.broken == ["B ends early: nothing after step 10"]
+    assert (found.only_in_a, found.only_in_b) == (["step 20"], [])
+    assert {step.mark for step in found.steps} == {"="}
+
+
+def test_shorter_run(sound: Any, tmp_path: Path) -> None:
+    found = compare_recordings(sound(world_size=1), record(tmp_path / "b", steps=12))
+    assert (found.verdict, found.first) == ("different", None)
+    assert (found.only_in_a, found.broken) == (["step 20"], [])
+    # one without a recorded step less
+    found = compare_recordings(record(tmp_path / "c", steps=22), sound(world_size=1))
+    assert (found.verdict, found.only_in_b) == (
+        "different",
+        ["2 steps after the first 22"],
+    )
+
+
+def test_missing_rank(sound: Any, tmp_path: Path) -> None:
+    b = record(tmp_path / "b", world_size=2)
+    (b / "rank-1.jsonl").unlink()
+    found = compare_recordings(sound(world_size=2), b)
+    assert (found.verdict, found.broken) == ("undecided", ["B lacks rank 1"])
+
+
+def test_other_models(sound: Any) -> None:
+    found = compare_recordings(
+        sound(world_size=1), sound(world_size=1, model=Normalized)
+    )
+    assert found.verdict == "different"
+    assert found.first
+    assert (found.first.step, found.first.what) == (-1, "model")
+    assert "only in A" in found.first.much
+
+
+def test_inputs_that_were_not_seen(sound: Any, tmp_path: Path) -> None:
+    b = record(tmp_path / "b", world_size=2)
+    for rank in range(2):
+        alter(b, rank, lambda row: row.update(inputs=[[]]))
+    found = compare_recordings(sound(world_size=1), b)
+    assert found.verdict == "undecided"
+    assert found.unseen == ["no samples were recorded in B, so data is not compared"]
+
+
+def test_padding_is_no_sure_difference(sound: Any, tmp_path: Path) -> None:
+    """Other bytes of inputs from which come the same gradients."""
+    b = record(tmp_path / "b", world_size=2)
+    for rank in range(2):
+        alter(b, rank, lambda row: row.update(inputs=[["0" * 16] * (BATCH // 2)]))
+    found = compare_recordings(sound(world_size=1), b)
+    assert found.verdict == "undecided"
+    assert found.first
+    assert "the gradients agree" in found.first.cause
+
+
+def test_loss_that_was_told_otherwise(sound: Any, tmp_path: Path) -> None:
+    a, b = (record(tmp_path / name) for name in "ab")
+    alter(a, 0, lambda row: row.update(loss=1.5))
+    alter(b, 0, lambda row: row.update(loss=2.5))
+    found = compare_recordings(a, b)
+    assert found.verdict == "equal bits"
+    assert found.asides == ["losses told at step 0, rank 0: 1.5 in A, 2.5 in B"]
+
+
+def test_rules_are_run_on_both(sound: Any, tmp_path: Path) -> None:
+    b = record(tmp_path / "b", world_size=2, reduce=alone)
+    alarms = compare_recordings(sound(world_size=1), b).alarms
+    assert alarms["A"] == []
+    assert any("each keeps its own" in line for line in alarms["B"])
+
+
+def test_refusals(sound: Any, tmp_path: Path) -> None:
+    a, b = sound(world_size=1), record(tmp_path / "b")
+    line = refusal(compare_recordings, a, b, b)
+    assert line.endswith(f"b: is no twin; record {a} again with MINITRAIN_TWIN=1")
+    other = record(tmp_path / "other", twin=True, world_size=2)
+    assert "is no twin of" in refusal(compare_recordings, a, b, other)
+    late = record(tmp_path / "late")
+    write(late, [r for r in rows_of(late) if r.get("step") not in (0, 1, 2, 10, 20)])
+    assert "no recorded step in common" in refusal(compare_recordings, a, late)
+    write(b, [*rows_of(b)[:2], {"kind": "nonsense"}])
+    assert "damaged" in refusal(compare_recordings, a, b)
+
+
+def test_other_bits_of_the_same_numbers(sound: Any, tmp_path: Path) -> None:
+    """As where only one of them has its zeros negative."""
+    b = record(tmp_path / "b")
+    alter(
+        b, 0, lambda row: [x.update(hash="0" * 32) for x in row["parameters"].values()]
+    )
+    found = compare_recordings(sound(world_size=1), b)
+    assert found.verdict == "same computation within rounding"

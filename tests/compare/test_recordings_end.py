@@ -1,0 +1,208 @@
+"""What nothing else shows: the end of a run, buffers, settings of the optimizer."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from recorded import Normalized, alter, dealt, record, rows_of, sgd, write
+from torch import nn
+
+from minitrain.cli.recording_words import recordings_in_words
+from minitrain.compare.recordings import RecordingsCompared, compare_recordings
+
+Row = dict[str, Any]
+EQUAL, SAME = "equal bits", "same computation within rounding"
+
+
+def compared(tmp_path: Path, changes: Row, **plan: Any) -> RecordingsCompared:
+    """A run, and one with ``changes`` to it."""
+    a = record(tmp_path / "a", **plan)
+    return compare_recordings(a, record(tmp_path / "b", **plan | changes))
+
+
+def change_ends(folder: Path, change: Callable[[Row], Any], rank: int = 0) -> None:
+    rows = rows_of(folder, rank)
+    change(rows[-1])
+    write(folder, rows, rank)
+
+
+# after the last recorded step, which is 20 of 24
+
+
+def fast_at_last(step: int) -> float:
+    return 1e-3 if step <= 20 else 1.0
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_rate_after_the_last_recorded_step(tmp_path: Path, world_size: int) -> None:
+    changes = {"lr": fast_at_last, "world_size": world_size}
+    found = compared(tmp_path, changes, optimizer=sgd)
+    assert found.verdict == "different"
+    assert found.first
+    assert (found.first.step, found.first.what, found.first.end) == (
+        23,
+        "parameters",
+        True,
+    )
+    line = recordings_in_words(found).splitlines()[0]
+    assert line.startswith("different at the end, after step 23: parameters, tensor ")
+    assert "the recorded step before is 20" in line
+
+
+def rank_1_goes_on_alone(step: int, models: list[nn.Module], _: Any) -> None:
+    if step == 23:
+        with torch.no_grad():
+            next(models[1].parameters()).mul_(1.5)
+
+
+def test_a_rank_that_parts_after_the_last_recorded_step(tmp_path: Path) -> None:
+    found = compared(tmp_path, {"after": rank_1_goes_on_alone}, world_size=2)
+    assert found.verdict == "different"
+    assert found.first
+    assert (found.first.end, found.first.ranks) == (True, "rank 1")
+    (alarm,) = found.alarms["B"]
+    assert "parameters, tensor inside.weight, rank 1: unlike those of" in alarm
+
+
+def test_an_end_that_is_the_last_recorded_step_is_no_more(tmp_path: Path) -> None:
+    found = compared(tmp_path, {}, steps=21)
+    assert found.verdict == EQUAL
+    assert not any(step.end for step in found.steps)
+    assert "5 recorded steps\n" in recordings_in_words(found)
+
+
+def test_the_end_of_equal_runs(tmp_path: Path) -> None:
+    found = compared(tmp_path, {})
+    assert found.verdict == EQUAL
+    words = recordings_in_words(found)
+    assert words.startswith("equal bits: 5 recorded steps and the end\n")
+    assert "steps 0 to 20 and the end: ======" in words
+
+
+def test_weights_that_are_changed_after_the_last_step(tmp_path: Path) -> None:
+    a, b = (record(tmp_path / name, steps=21) for name in "ab")
+
+    def change(end: Row) -> None:
+        end["parameters"]["out.bias"].update(
+            hash="0", norm=9.0, sketch=[9.0] + [0.0] * 7
+        )
+
+    change_ends(b, change)
+    found = compare_recordings(a, b)
+    assert found.verdict == "different"
+    assert found.first
+    assert found.first.tensor == "out.bias"
+
+
+@pytest.mark.parametrize("side", ["a", "b"])
+def test_an_end_that_nobody_saw_is_not_equal(tmp_path: Path, side: str) -> None:
+    folders = {name: record(tmp_path / name) for name in "ab"}
+
+    def forget(end: Row) -> None:
+        del end["parameters"], end["buffers"]
+
+    change_ends(folders[side], forget)
+    found = compare_recordings(folders["a"], folders["b"])
+    assert found.verdict == "undecided"
+    assert found.unseen == ["what came after step 20 was not recorded"]
+
+
+# buffers, where rounding has begun
+
+
+def other_order(step: int, world_size: int, order: torch.Tensor) -> list[torch.Tensor]:
+    """The samples of the batch the other way round: other bits, the same data."""
+    return [batch.flip(0) for batch in dealt(step, world_size, order)]
+
+
+class Average(Normalized):
+    """Holds what training never reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("average", torch.ones(32))
+        self.register_buffer("count", torch.zeros((), dtype=torch.long))
+
+
+def changed(name: str, change: Callable[[torch.Tensor], Any]) -> Callable[..., None]:
+    def after(step: int, models: list[nn.Module], _: Any) -> None:
+        if step >= 5:
+            for model in models:
+                change(dict(model.named_buffers())[name])
+
+    return after
+
+
+FAULTS = {
+    "momentum": ("norm.running_mean", lambda b: b.mul_(1.5), "undecided"),
+    "nan": ("norm.running_var", lambda b: b.fill_(math.nan), "different"),
+    "average": ("average", lambda b: b.mul_(0.9), "undecided"),
+    "count": ("count", lambda b: b.add_(1), "undecided"),
+}
+
+
+@pytest.mark.parametrize("fault", [None, *FAULTS])
+def test_buffers_that_training_does_not_read(tmp_path: Path, fault: str | None) -> None:
+    changes: Row = {"deal": other_order}
+    if fault:
+        name, change, verdict = FAULTS[fault]
+        changes["after"] = changed(name, change)
+    found = compared(tmp_path, changes, model=Average, optimizer=sgd)
+    assert "=" not in {step.mark for step in found.steps[1:]}
+    if not fault:
+        assert found.verdict == SAME
+        return
+    assert found.verdict == verdict
+    assert found.first
+    assert (found.first.what, found.first.tensor) == ("buffers", name)
+    assert found.first.step == 10
+
+
+# settings
+
+
+def groups(**settings: Any) -> Callable[[Row], None]:
+    def change(row: Row) -> None:
+        row["groups"] = [{"parameters": ["out.bias"], "settings": settings}]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "verdict"),
+    [
+        ({"weight_decay": 0.01}, {"weight_decay": 0.0}, "different"),
+        ({"betas": [0.9, 0.999]}, {"betas": [0.9, 0.9999]}, "different"),
+        ({"amsgrad": False}, {"amsgrad": True}, "different"),
+        # as a float32 would hold it, and what only one version of torch has
+        ({"eps": 1e-8}, {"eps": 1.00000001e-8}, EQUAL),
+        ({"eps": 1e-8}, {"decoupled_weight_decay": True}, EQUAL),
+    ],
+)
+def test_settings_of_the_optimizer(
+    tmp_path: Path, a: Row, b: Row, verdict: str
+) -> None:
+    folders = [record(tmp_path / name) for name in "ab"]
+    for folder, settings in zip(folders, (a, b), strict=True):
+        alter(folder, 0, groups(**settings))
+    found = compare_recordings(*folders)
+    assert found.verdict == verdict
+    if verdict == "different":
+        assert found.first
+        assert (found.first.step, found.first.what) == (0, "optimizer settings")
+        assert next(iter(a)) in found.first.much
+
+
+def test_what_stands_beside_the_samples(tmp_path: Path) -> None:
+    a, b = (record(tmp_path / name) for name in "ab")
+    alter(a, 0, lambda row: row.update(beside=["mask"]))
+    alter(b, 0, lambda row: row.update(beside=["mask", "mask"]))
+    assert compare_recordings(a, b).verdict == EQUAL
+    alter(b, 0, lambda row: row.update(beside=["table"]), at=10)
+    found = compare_recordings(a, b)
+    assert found.verdict == "undecided"
+    assert found.first
+    assert (found.first.step, found.first.what) == (10, "data")

@@ -1,0 +1,409 @@
+"""What could excuse a fault, planted in recordings: ranks that stop, twins that go far
+or are none, noise, zeros, what nobody recorded.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from one_line import refusal
+from recorded import (
+    CLASSES,
+    Model,
+    Tensors,
+    adamw,
+    alter,
+    mean,
+    record,
+    rows_of,
+    sgd,
+    write,
+)
+from torch import Tensor, nn
+from torch.optim import SGD
+
+from minitrain.cli.recording_words import recordings_in_words
+from minitrain.compare.recordings import RecordingsCompared, compare_recordings
+
+Row = dict[str, Any]
+SAME = "same computation within rounding"
+
+
+def compared(a: Path, b: Path, twin: Path | None = None) -> RecordingsCompared:
+    return compare_recordings(a, b, twin)
+
+
+def where_first(found: RecordingsCompared) -> tuple[str, int, str]:
+    assert found.first
+    return found.verdict, found.first.step, found.first.what
+
+
+def other_bits(entry: Row, sketch: Sequence[float]) -> None:
+    entry.update(hash="0" * 32, norm=math.hypot(*sketch), sketch=[*sketch])
+
+
+def scale(entries: Row, factor: float) -> None:
+    for entry in entries.values():
+        other_bits(entry, [factor * number for number in entry["sketch"]])
+
+
+def shift(entry: Row, by: float) -> None:
+    first, *others = entry["sketch"]
+    other_bits(entry, [first + by, *others])
+
+
+def steps_of(folder: Path) -> dict[int, Row]:
+    return {row["step"]: row for row in rows_of(folder) if row["kind"] == "step"}
+
+
+def moved(folder: Path, name: str, step: int) -> float:
+    """How far a tensor went from step 0 to ``step``, by its sketches."""
+    rows = steps_of(folder)
+    return math.dist(*(rows[s]["parameters"][name]["sketch"] for s in (0, step)))
+
+
+# ranks that stop
+
+
+def stop(folder: Path, rank: int, steps: int) -> None:
+    """After so many steps, with an end."""
+    *rows, end = rows_of(folder, rank)
+    kept = [row for row in rows if row["kind"] != "step" or row["step"] < steps]
+    write(folder, [*kept, end | {"steps": {"0": steps}, "forwards": steps}], rank)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_stops_early_is_no_less_than_the_other(
+    tmp_path: Path, rank: int
+) -> None:
+    one, a, b = (
+        record(tmp_path / name, world_size=size)
+        for name, size in (("one", 1), ("a", 2), ("b", 2))
+    )
+    stop(b, rank, 3)
+    found = compared(a, b)
+    assert found.verdict == "different"
+    assert found.only_in_a == [f"step {n} on rank {rank}" for n in (10, 20)]
+    found = compared(one, b)
+    assert found.verdict == "undecided"
+    assert found.broken == [f"B has fewer steps on rank {rank}"]
+    assert compared(b, one).broken == [f"A has fewer steps on rank {rank}"]
+
+
+def test_a_rank_that_stops_after_the_last_recorded_step(tmp_path: Path) -> None:
+    a, b = (record(tmp_path / name, world_size=2) for name in "ab")
+    stop(b, 1, 22)
+    found = compared(a, b)
+    assert found.verdict == "different"
+    assert found.only_in_a == ["2 steps after the first 22 on rank 1"]
+
+
+def test_what_stops_in_both_is_compared_where_it_goes_on(tmp_path: Path) -> None:
+    a, b = (record(tmp_path / name, world_size=2) for name in "ab")
+    stop(a, 0, 3)
+    stop(b, 0, 3)
+    assert compared(a, b).verdict == "equal bits"
+    alter(b, 1, lambda row: row.update(lr=[0.5]), at=10)
+    assert where_first(compared(a, b)) == ("different", 10, "learning rate")
+
+
+# twins
+
+
+def not_finite(row: Row) -> None:
+    entry = row["gradients"]["hidden.bias"]
+    entry.update(hash="0" * 32, norm=math.nan, sketch=[math.nan] * 8)
+
+
+def halved_once(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
+    found = mean(own, rank, step)
+    factor = 0.5 if step == 10 else 1.0
+    return found | {"hidden.bias": factor * found["hidden.bias"]}
+
+
+def test_a_twin_that_is_not_finite_excuses_nothing(tmp_path: Path) -> None:
+    a, twin = (record(tmp_path / str(x), twin=x) for x in (False, True))
+    alter(twin, 0, not_finite, at=10)
+    b = record(tmp_path / "b", reduce=halved_once)
+    found = compared(a, b, twin)
+    assert where_first(found) == ("different", 10, "gradients")
+    c = record(tmp_path / "c")
+    alter(c, 0, not_finite, at=10)
+    found = compared(a, c, twin)
+    assert where_first(found) == ("different", 10, "gradients")
+    assert found.first
+    assert "not finite in B" in found.first.cause
+
+
+def test_gradients_that_a_twin_excuses_do_not_free_parameters(tmp_path: Path) -> None:
+    a, b = (record(tmp_path / name) for name in "ab")
+    twin = record(tmp_path / "twin", twin=True)
+    alter(b, 0, lambda row: scale(row["gradients"], 1.01), at=10)
+    alter(twin, 0, lambda row: scale(row["gradients"], 1.005), at=10)
+    assert compared(a, b, twin).verdict == SAME
+    by = 0.5 * moved(a, "out.weight", 20)
+    alter(b, 0, lambda row: shift(row["parameters"]["out.weight"], by), at=20)
+    found = compared(a, b, twin)
+    assert where_first(found) == ("different", 20, "parameters")
+
+
+def flipped_once(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
+    found = mean(own, rank, step)
+    return {n: g.flip(0) for n, g in found.items()} if step == 10 else found
+
+
+def test_what_only_a_far_twin_allows_is_undecided(tmp_path: Path) -> None:
+    plan = {"optimizer": sgd, "steps": 11}
+    a, twin = (record(tmp_path / str(x), twin=x, **plan) for x in (False, True))
+    for kind in ("gradients", "parameters"):
+        alter(twin, 0, lambda row, kind=kind: scale(row[kind], 1.5), at=10)
+    sound = record(tmp_path / "sound", world_size=2, **plan)
+    assert compared(a, sound, twin).verdict == SAME
+    b = record(tmp_path / "b", reduce=flipped_once, **plan)
+    found = compared(a, b, twin)
+    assert where_first(found) == ("undecided", 10, "gradients")
+    assert [step.mark for step in found.steps] == ["=", "=", "=", "?"]
+    line = recordings_in_words(found).splitlines()[0]
+    assert line.startswith("undecided from step 10 on: gradients, tensor ")
+    assert "a fault could hide" in line
+
+
+def rename(rows: list[Row]) -> None:
+    rows[0]["parameters"]["other"] = rows[0]["parameters"].pop("out.bias")
+
+
+def change(step: int, **values: Any) -> Callable[[list[Row]], None]:
+    def at_step(rows: list[Row]) -> None:
+        next(row for row in rows if row.get("step") == step).update(values)
+
+    return at_step
+
+
+def start_elsewhere(rows: list[Row]) -> None:
+    scale(rows[1]["parameters"], 1.5)
+
+
+NO_TWINS: dict[str, Callable[[list[Row]], Any]] = {
+    "another model": rename,
+    "other learning rates at step 10": change(10, lr=[5e-4]),
+    "it did not record step 10": lambda rows: rows.pop(4),
+    "it ends early on rank 0": lambda rows: rows.pop(),
+    "other samples at step 10": change(10, inputs=[["0" * 16]]),
+    "another start (": start_elsewhere,
+}
+
+
+@pytest.mark.parametrize("optimizer", [adamw, sgd])
+@pytest.mark.parametrize("why", NO_TWINS)
+def test_what_is_no_twin_is_refused(tmp_path: Path, why: str, optimizer: Any) -> None:
+    plan = {"optimizer": optimizer, "steps": 12}
+    a, twin = (record(tmp_path / str(x), twin=x, **plan) for x in (False, True))
+    assert compared(a, a, twin).same
+    rows = rows_of(twin)
+    NO_TWINS[why](rows)
+    write(twin, rows)
+    assert f"is no twin of {a}: {why}" in refusal(compared, a, a, twin)
+
+
+def test_a_twin_without_samples_is_refused(tmp_path: Path) -> None:
+    a, twin = (record(tmp_path / str(x), twin=x, steps=3) for x in (False, True))
+    for folder in (a, twin):
+        alter(folder, 0, lambda row: row.update(inputs=[[]]))
+    assert "no samples were recorded" in refusal(compared, a, a, twin)
+
+
+# tensors of few elements
+
+
+class Wide(Model):
+    """Beside this, a bias of four elements hardly counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(16, 4096)
+        self.out = nn.Linear(4096, CLASSES)
+
+
+@pytest.mark.parametrize("part", [0.02, 0.3])
+def test_a_small_tensor_may_be_off_by_noise_alone(tmp_path: Path, part: float) -> None:
+    plan = {"model": Wide, "steps": 12}
+    a, b = (record(tmp_path / name, **plan) for name in "ab")
+    by = part * moved(a, "out.bias", 10)
+    alter(b, 0, lambda row: shift(row["parameters"]["out.bias"], by), at=10)
+    found = compared(a, b)
+    if part < 0.1:
+        assert found.verdict == SAME
+    else:
+        assert where_first(found) == ("different", 10, "parameters")
+
+
+@pytest.mark.parametrize("optimizer", [adamw, sgd])
+def test_a_small_tensor_that_stands_is_told(tmp_path: Path, optimizer: Any) -> None:
+    a, b = (record(tmp_path / name, optimizer=optimizer) for name in "ab")
+
+    def stand(row: Row) -> None:
+        row["parameters"]["out.bias"]["hash"] = row["before"]["out.bias"]
+
+    alter(b, 0, stand, at=20)
+    found = compared(a, b)
+    assert where_first(found) == ("different", 20, "parameters")
+    assert found.first
+    assert found.first.cause == "out.bias does not move in B"
+
+
+# gradients that are not there
+
+
+def tiny(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
+    found = mean(own, rank, step)
+    return found | {"hidden.bias": 1e-9 * found["hidden.bias"]}
+
+
+def zeros(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
+    found = mean(own, rank, step)
+    return found | {"hidden.bias": torch.zeros_like(found["hidden.bias"])}
+
+
+def none(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
+    return {n: g for n, g in mean(own, rank, step).items() if n != "hidden.bias"}
+
+
+def plain(parameters: Any, lr: float) -> SGD:
+    return SGD(parameters, lr=30 * lr)
+
+
+def test_no_gradient_is_unlike_the_smallest(tmp_path: Path) -> None:
+    a, b = (
+        record(tmp_path / one.__name__, reduce=one, optimizer=plain)
+        for one in (tiny, none)
+    )
+    for pair, side in (((a, b), "B"), ((b, a), "A")):
+        found = compared(*pair)
+        assert where_first(found) == ("different", 0, "gradients")
+        assert found.first
+        assert found.first.cause == f"hidden.bias has no gradient in {side}"
+
+
+def test_no_gradient_is_like_one_of_zeros_and_no_equal_bits(tmp_path: Path) -> None:
+    a, b = (
+        record(tmp_path / one.__name__, reduce=one, optimizer=plain)
+        for one in (zeros, none)
+    )
+    for pair in ((a, b), (b, a)):
+        found = compared(*pair)
+        assert found.verdict == SAME
+        assert {step.mark for step in found.steps} == {"~"}
+
+
+# types
+
+
+class Double(Model):
+    """In float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.double())
+
+
+def nearly(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
+    """Off by what is rounding in float32, and a fault in float64."""
+    found = mean(own, rank, step)
+    return found | {"hidden.bias": (1 + 1e-8) * found["hidden.bias"]}
+
+
+@pytest.mark.parametrize("optimizer", [adamw, sgd])
+def test_float64_has_limits_of_its_own(tmp_path: Path, optimizer: Any) -> None:
+    plan = {"model": Double, "optimizer": optimizer}
+    a, twin = (record(tmp_path / str(x), twin=x, **plan) for x in (False, True))
+    for size in (2, 4):
+        sound = record(tmp_path / str(size), world_size=size, **plan)
+        assert compared(a, sound).verdict == SAME
+        assert compared(a, sound, twin).verdict == SAME
+    b = record(tmp_path / "b", world_size=2, reduce=nearly, **plan)
+    assert where_first(compared(a, b)) == ("undecided", 0, "gradients")
+    assert where_first(compared(a, b, twin)) == ("different", 0, "gradients")
+
+
+def test_an_unknown_type_has_no_rounding(tmp_path: Path) -> None:
+    a, b = (record(tmp_path / name, steps=3) for name in "ab")
+    for folder in (a, b):
+        header, *rows = rows_of(folder)
+        for about in header["parameters"].values():
+            about["dtype"] = "nonsense"
+        write(folder, [header, *rows])
+    assert compared(a, b).verdict == "equal bits"
+
+
+def test_numbers_too_large_to_square_are_compared(tmp_path: Path) -> None:
+    a, b = (record(tmp_path / name) for name in "ab")
+    huge = [1e200, *[0.0] * 7]
+    alter(b, 0, lambda row: other_bits(row["gradients"]["out.bias"], huge), at=10)
+    assert where_first(compared(a, b)) == ("different", 10, "gradients")
+
+
+# what nobody recorded
+
+
+@pytest.mark.parametrize(
+    ("lost", "said"),
+    [
+        ({"gradients": {}, "own": {}}, "no gradients were recorded, so none are comp"),
+        ({"inputs": [[]]}, "no samples were recorded in A and B, so data is not comp"),
+    ],
+)
+def test_what_nobody_recorded_is_not_equal(
+    tmp_path: Path, lost: Row, said: str
+) -> None:
+    a, b = (record(tmp_path / name) for name in "ab")
+    for folder in (a, b):
+        alter(folder, 0, lambda row: row.update(lost))
+    found = compared(a, b)
+    assert (found.verdict, found.first) == ("undecided", None)
+    lines = recordings_in_words(found)
+    assert lines.startswith(f"undecided: {said}")
+    assert lines.count(said) == 1
+    assert "equal to the bit is what both have" in lines
+
+
+# starts
+
+
+def to_16_bits(models: Sequence[nn.Module], optimizers: Any) -> None:
+    with torch.no_grad():
+        for parameter in (p for model in models for p in model.parameters()):
+            parameter.copy_(parameter.bfloat16().float())
+
+
+def test_a_start_in_16_bits_is_not_sure(tmp_path: Path) -> None:
+    a = record(tmp_path / "a", steps=3)
+    b = record(tmp_path / "b", steps=3, begin=to_16_bits)
+    found = compared(a, b)
+    assert where_first(found) == ("undecided", -1, "start weights")
+
+
+# alarms
+
+
+def test_an_alarm_is_said_after_a_note_of_its_rule(tmp_path: Path) -> None:
+    a, b = (record(tmp_path / name, steps=3) for name in "ab")
+    *rows, end = rows_of(b)
+    told = [
+        {
+            "kind": kind,
+            "rule": "mean",
+            "step": 1,
+            "ranks": [],
+            "tensor": "",
+            "line": kind,
+        }
+        for kind in ("note", "note", "alarm")
+    ]
+    write(b, [*rows, *told, end])
+    assert compared(a, b).alarms["B"] == ["note", "alarm"]

@@ -1,0 +1,207 @@
+"""Two runs on disk: equal, or parted at a step, with a cause if the files tell it."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import bugs as bugs
+import pytest
+import torch
+from one_line import refusal
+from run_on_disk import write
+from subjects import make_run
+
+from minitrain.check.trial import run_alone, run_ranks
+from minitrain.cli.main import run
+from minitrain.compare.run_diff import compare_runs
+from minitrain.core.files import read_jsonl, write_jsonl
+from minitrain.train.recorder import load_tensors, save_tensors
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("runs") / "clean", run_ranks(make_run(), 2))
+
+
+@pytest.fixture
+def copy(clean: Path, tmp_path: Path) -> Path:
+    """The clean run again, to be spoilt."""
+    return Path(shutil.copytree(clean, tmp_path / "copy"))
+
+
+def test_run_made_twice(clean: Path, tmp_path: Path, capsys) -> None:
+    again = write(tmp_path / "again", run_ranks(make_run(), 2))
+    assert compare_runs(clean, again).equal
+    assert run(["verify", str(clean), str(again)]) == 0
+    # six steps on two ranks
+    out = capsys.readouterr().out
+    assert out == "equal: 12 recorded steps of a rank, 6 losses, 2 final states\n"
+
+
+def without_rows(folder: Path, unwanted: Callable[[dict[str, Any]], bool]) -> None:
+    rows = read_jsonl(folder / "hashes.jsonl")
+    kept = [row for row in rows if not unwanted(row)]
+    assert len(kept) < len(rows)
+    write_jsonl(folder / "hashes.jsonl", kept)
+
+
+def without_rank_1(folder: Path) -> None:
+    without_rows(folder, lambda row: row.get("rank") == 1 and row["kind"] == "tensors")
+
+
+def without_step_3(folder: Path) -> None:
+    without_rows(folder, lambda row: row["kind"] == "tensors" and row["step"] == 3)
+
+
+def without_last_batch(folder: Path) -> None:
+    without_rows(folder, lambda row: row["kind"] == "batch" and row["step"] == 5)
+
+
+def without_losses(folder: Path) -> None:
+    (folder / "losses.csv").unlink()
+
+
+def without_last_loss(folder: Path) -> None:
+    lines = (folder / "losses.csv").read_text().splitlines(keepends=True)
+    (folder / "losses.csv").write_text("".join(lines[:-1]))
+
+
+def without_state_of_rank_1(folder: Path) -> None:
+    (folder / "states/state-rank-1.pt").unlink()
+
+
+@pytest.mark.parametrize(
+    ("remove", "lacking"),
+    [
+        (without_rank_1, "rank 1"),
+        (without_step_3, "step 3 of rank 0, step 3 of rank 1"),
+        (without_last_batch, "the batch of step 5"),
+        (without_losses, "losses.csv"),
+        (without_last_loss, "the loss of step 5"),
+        (without_state_of_rank_1, "states/state-rank-1.pt"),
+    ],
+)
+def test_what_one_run_lacks_is_a_difference(
+    clean: Path, copy: Path, capsys, remove: Callable[[Path], None], lacking: str
+) -> None:
+    remove(copy)
+    assert run(["verify", str(clean), str(copy)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == [
+        "different: what only one of them has",
+        f"only in A: {lacking}",
+    ]
+    assert lines[2].startswith("equal is what both have: ")
+    assert run(["verify", str(copy), str(clean), "--json"]) == 1
+    facts = json.loads(capsys.readouterr().out)
+    assert not facts["equal"]
+    assert facts["only_in_a"] == []
+    assert facts["only_in_b"] == lacking.split(", ")
+
+
+def test_final_state_of_one_rank(clean: Path, copy: Path, capsys) -> None:
+    path = copy / "states/state-rank-1.pt"
+    state = load_tensors(path)
+    state["norm.bias"][2] = torch.nextafter(state["norm.bias"][2], torch.tensor(9.0))
+    save_tensors(path, state)
+    assert compare_runs(clean, copy).unlike_states == ["state-rank-1.pt"]
+    assert run(["verify", str(clean), str(copy)]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "different",
+        f"state-rank-1.pt: different: 1 of {len(state)} tensors, 1 element in all; "
+        "first difference: norm.bias[2]",
+    ]
+
+
+def test_loss_of_one_step(clean: Path, copy: Path, capsys) -> None:
+    path = copy / "losses.csv"
+    lines = path.read_text().splitlines()
+    loss = float(lines[3].partition(",")[2])
+    path.write_text("\n".join([*lines[:3], f"2,{loss + 3}", *lines[4:]]) + "\n")
+    assert run(["verify", str(clean), str(copy)]) == 1
+    out = capsys.readouterr().out
+    assert out == f"different\nlosses: first at step 2: {loss} against {loss + 3}\n"
+
+
+def test_losses_that_are_none(clean: Path, copy: Path) -> None:
+    (copy / "losses.csv").write_text("a,b\n1,2\n")
+    line = refusal(compare_runs, clean, copy)
+    assert line.startswith(f"{copy}/losses.csv: not the losses of a run")
+
+
+def test_step_that_is_there_twice(clean: Path, copy: Path) -> None:
+    rows = read_jsonl(copy / "hashes.jsonl")
+    again = next(row for row in rows if row["kind"] == "tensors")
+    write_jsonl(copy / "hashes.jsonl", [*rows, again])
+    line = refusal(compare_runs, clean, copy)
+    assert line.endswith("not the hashes of a run: a step is duplicated")
+
+
+@pytest.mark.parametrize(
+    ("inject", "step", "what", "cause"),
+    [
+        (bugs.sum_for_mean, 0, "gradients", "2 times as large: summed"),
+        (bugs.another_data_seed, 0, "data", "rank 1 reads other samples"),
+        (bugs.missing_set_epoch, 4, "data", "the batch of step 0 again"),
+        (bugs.optimizer_state_not_restored, 3, "parameters", "unknown"),
+    ],
+)
+def test_run_with_a_bug(
+    clean: Path, tmp_path: Path, inject, step: int, what: str, cause: str
+) -> None:
+    spoilt = write(tmp_path / "spoilt", run_ranks(make_run(), 2, inject))
+    found = compare_runs(spoilt, clean).first
+    assert found is not None
+    assert (found.step, found.what) == (step, what)
+    assert cause in found.cause
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        ({"learning_rate": 3e-3}, "a step 3 times as long: another learning rate"),
+        ({"optimizer": "sgd"}, "another step from the same gradients: optimizer"),
+    ],
+)
+def test_other_steps_from_the_same_gradients(
+    change: dict[str, Any], cause: str, clean: Path, tmp_path: Path
+) -> None:
+    config = make_run()
+    assert (config.learning_rate, config.optimizer) == (1e-3, "adamw")
+    other = write(tmp_path / "other", run_ranks(replace(config, **change), 2))
+    first = compare_runs(other, clean).first
+    assert (first.step, first.what, first.cause) == (0, "parameters", cause)
+
+
+def test_two_processes_and_one_differ_by_rounding(
+    clean: Path, tmp_path: Path, capsys
+) -> None:
+    one = write(tmp_path / "one", run_alone(make_run()))
+    found = compare_runs(clean, one).first
+    assert found is not None
+    assert (found.step, found.what) == (0, "gradients")
+    assert found.cause.startswith("rounding only")
+    assert run(["verify", str(clean), str(one)]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("different at step 0: gradients, tensor embedding.weight")
+
+
+def test_runs_without_a_common_step(clean: Path, tmp_path: Path) -> None:
+    outcome = run_alone(replace(make_run(), steps=2))
+    folder = write(tmp_path / "other", outcome)
+    rows = [row | {"step": row.get("step", 0) + 50} for row in outcome.rows]
+    write_jsonl(folder / "hashes.jsonl", rows)
+    line = refusal(compare_runs, clean, folder)
+    assert line == f"{clean}: has no recorded step in common with {folder}"
+
+
+@pytest.mark.parametrize("content", [None, "[1]\n", "{}\n", "no JSON\n"])
+def test_folder_that_is_no_run(
+    clean: Path, tmp_path: Path, content: str | None
+) -> None:
+    if content is not None:
+        (tmp_path / "hashes.jsonl").write_text(content)
+    assert refusal(compare_runs, clean, tmp_path).startswith(str(tmp_path))

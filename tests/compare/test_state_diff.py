@@ -1,0 +1,187 @@
+"""Two states compared: every kind of difference is found, and named."""
+
+import json
+import math
+import struct
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from minitrain.compare.state_diff import Element, compare_states
+from minitrain.compare.states import State
+
+
+def state(**tensors: Tensor) -> State:
+    return State(tensors, {})
+
+
+def pair(a: Any, b: Any, dtype: torch.dtype = torch.float32) -> tuple[State, State]:
+    return state(w=torch.tensor(a, dtype=dtype)), state(w=torch.tensor(b, dtype=dtype))
+
+
+def test_equal_states() -> None:
+    found = compare_states(*pair([[1.0, 2.0]], [[1.0, 2.0]]))
+    assert found.equal
+    assert (found.num_tensors, found.num_different_tensors) == (1, 0)
+    assert (found.max_ulp, found.max_abs_diff, found.first) == (0, 0.0, None)
+
+
+def test_first_difference_with_its_bits() -> None:
+    a, b = pair([[1.0, 2.0], [3.0, 4.0]], [[1.0, 2.0], [5.0, 8.0]])
+    found = compare_states(a, b)
+    # IEEE 754: 3 is 0x40400000, 5 is 0x40a00000
+    first = Element("w", (1, 0), "3", "5", "0x40400000", "0x40a00000")
+    assert found.first == first
+    assert not found.equal
+    assert (found.num_different_tensors, found.num_different_elements) == (1, 2)
+    assert (found.max_abs_diff, found.max_abs_diff_tensor) == (4.0, "w")
+
+
+def test_largest_distance_need_not_be_in_the_first_tensor() -> None:
+    a = state(v=torch.zeros(2), w=torch.zeros(2))
+    b = state(v=torch.tensor([0.0, 1.0]), w=torch.tensor([2.0, 0.0]))
+    found = compare_states(a, b)
+    assert found.first is not None
+    assert found.first.tensor == "v"
+    assert (found.max_abs_diff, found.max_abs_diff_tensor) == (2.0, "w")
+
+
+@given(st.floats(width=32), st.floats(width=32))
+def test_hex_is_that_of_the_bits(x: float, y: float) -> None:
+    found = compare_states(*pair([x], [y]))
+    bits = [struct.pack(">f", value).hex() for value in (x, y)]
+    assert found.equal == (bits[0] == bits[1])
+    if found.first is not None:
+        assert [found.first.a_hex, found.first.b_hex] == [f"0x{word}" for word in bits]
+
+
+@given(st.floats(width=32, allow_nan=False), st.floats(width=32, allow_nan=False))
+def test_values_as_shown_tell_any_two_numbers_apart(x: float, y: float) -> None:
+    first = compare_states(*pair([x], [y])).first
+    if first is not None:
+        shown = [struct.pack(">f", float(value)) for value in (first.a, first.b)]
+        assert shown == [struct.pack(">f", value) for value in (x, y)]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "a_hex", "b_hex"),
+    [
+        (torch.float64, "0x3ff0000000000000", "0x4000000000000000"),
+        (torch.float16, "0x3c00", "0x4000"),
+        (torch.bfloat16, "0x3f80", "0x4000"),
+        (torch.float8_e4m3fn, "0x38", "0x40"),
+        (torch.int8, "0x01", "0x02"),
+        (torch.int64, "0x0000000000000001", "0x0000000000000002"),
+        (torch.complex64, "0x3f800000 0x00000000", "0x40000000 0x00000000"),
+    ],
+    ids=str,
+)
+def test_every_type(dtype: torch.dtype, a_hex: str, b_hex: str) -> None:
+    a, b = (state(w=torch.tensor([0.0, x, 0.0]).to(dtype)) for x in (1, 2))
+    found = compare_states(a, b)
+    assert found.first is not None
+    assert (found.first.index, found.first.a_hex) == ((1,), a_hex)
+    assert found.first.b_hex == b_hex
+    assert found.max_abs_diff == 1
+    json.dumps(asdict(found), allow_nan=False)
+
+
+def test_without_dimensions() -> None:
+    first = compare_states(*pair(1.0, 2.0)).first
+    assert first is not None
+    assert first.index == ()
+
+
+def test_zeros_of_either_sign_are_other_bits() -> None:
+    found = compare_states(*pair([0.0], [-0.0]))
+    assert (found.equal, found.max_ulp, found.max_abs_diff) == (False, 0, 0.0)
+    assert found.first is not None
+    assert (found.first.a, found.first.b) == ("0", "-0")
+
+
+def test_nan_has_no_distance_but_the_other_tensors_have() -> None:
+    a = state(v=torch.tensor([1.0, math.nan]), w=torch.tensor([1.0]))
+    b = state(v=torch.tensor([1.0, 2.0]), w=torch.tensor([1.5]))
+    found = compare_states(a, b)
+    assert found.without_distance == ["v"]
+    assert (found.max_abs_diff, found.max_abs_diff_tensor) == (0.5, "w")
+    # the same NaN is the same bits
+    assert compare_states(a, a).equal
+
+
+def test_tensors_on_one_side() -> None:
+    a, b = (
+        state(v=torch.ones(1), w=torch.ones(1)),
+        state(w=torch.ones(1), x=torch.ones(1)),
+    )
+    found = compare_states(a, b)
+    assert (found.equal, found.only_in_a, found.only_in_b) == (False, ["v"], ["x"])
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "line"),
+    [
+        (torch.ones(2), torch.ones(2, 1), "float32 (2,) against float32 (2, 1)"),
+        (torch.ones(2), torch.ones(2).double(), "float32 (2,) against float64 (2,)"),
+        (torch.zeros(0, 2), torch.zeros(2, 0), "float32 (0, 2) against float32 (2, 0)"),
+    ],
+    ids=["shape", "dtype", "empty"],
+)
+def test_other_dtype_or_shape(a: Tensor, b: Tensor, line: str) -> None:
+    found = compare_states(state(w=a), state(w=b))
+    assert (found.equal, found.unlike) == (False, {"w": line})
+    assert found.num_tensors == 0
+
+
+def test_values_that_are_no_tensors() -> None:
+    a = State({}, {"epoch": 3, "lr": 0.1, "done": True})
+    b = State({}, {"epoch": 4, "lr": 0.1, "done": 1})
+    found = compare_states(a, b)
+    assert not found.equal
+    assert found.values == {"epoch": "3 against 4", "done": "True against 1"}
+
+
+def test_tensor_against_a_value() -> None:
+    found = compare_states(state(step=torch.tensor(3.0)), State({}, {"step": 3.0}))
+    assert found.unlike == {"step": "float32 () against the value 3.0"}
+    assert not found.equal
+
+
+def test_empty_tensors_are_equal() -> None:
+    assert compare_states(state(w=torch.zeros(0)), state(w=torch.zeros(0))).equal
+
+
+def test_nan_in_both_is_equal_bits_and_counted() -> None:
+    a, b = pair([1.0, math.nan, math.nan], [1.0, math.nan, math.nan])
+    found = compare_states(a, b)
+    assert (found.equal, found.nan, found.num_elements) == (True, {"w": 2}, 3)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "equal"),
+    [
+        (math.nan, math.nan, True),
+        (0.0, -0.0, False),
+        (0.1, 0.1, True),
+        (1, 1.0, False),
+        ("adamw", "adamw", True),
+    ],
+)
+def test_values_that_are_no_tensors_by_their_bits(a: Any, b: Any, equal: bool) -> None:
+    found = compare_states(State({}, {"lr": a}), State({}, {"lr": b}))
+    assert (found.equal, found.num_values) == (equal, 1)
+
+
+def test_tied_weights_that_one_format_keeps_once() -> None:
+    tied = torch.ones(3)
+    a, b = state(wte=tied, head=tied), state(wte=tied.clone())
+    found = compare_states(a, b)
+    assert (found.equal, found.aliases, found.only_in_a) == (True, {"head": "wte"}, [])
+    # equal numbers elsewhere in memory are another tensor
+    untied = compare_states(state(wte=tied, head=tied.clone()), b)
+    assert (untied.equal, untied.only_in_a) == (False, ["head"])

@@ -1,0 +1,162 @@
+"""State files of every kind: read whole, or refused in one line that names the file."""
+
+import argparse
+import pickle
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from one_line import refusal
+from pickles import RunsCode
+from safetensors.torch import save_file
+
+from minitrain.compare.state_diff import compare_states
+from minitrain.compare.states import read_state
+
+STATE = {"a": torch.arange(6.0).reshape(2, 3), "b.c": torch.tensor(3)}
+
+
+def saved(folder: Path, content: Any, **options: Any) -> Path:
+    path = folder / "state.pt"
+    torch.save(content, path, **options)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["zip", "stream before torch 1.6", "safetensors"])
+def test_tensors_by_name(tmp_path: Path, kind: str) -> None:
+    if kind == "safetensors":
+        path = tmp_path / "state.safetensors"
+        save_file(STATE, path)
+    else:
+        path = saved(tmp_path, STATE, _use_new_zipfile_serialization=kind == "zip")
+    state = read_state(path)
+    assert state.tensors.keys() == STATE.keys()
+    assert all(torch.equal(state.tensors[name], STATE[name]) for name in STATE)
+    assert state.values == {}
+
+
+def test_nested_entries_have_dotted_names(tmp_path: Path) -> None:
+    model = OrderedDict(w=torch.ones(1))
+    optimizer = {"state": {0: {"step": torch.tensor(3.0)}}, "groups": [{"lr": 0.1}]}
+    content = {"model": model, "optimizer": optimizer, "epoch": 7, "extra": {}}
+    state = read_state(saved(tmp_path, content))
+    assert list(state.tensors) == ["model.w", "optimizer.state.0.step"]
+    assert state.values == {"optimizer.groups.0.lr": 0.1, "epoch": 7, "extra": {}}
+
+
+def test_prefix_is_taken_off(tmp_path: Path) -> None:
+    content = {"module.w": torch.ones(1), "v": torch.ones(1), "module.n": 1}
+    state = read_state(saved(tmp_path, content), prefix="module.")
+    assert (list(state.tensors), list(state.values)) == (["w", "v"], ["n"])
+
+
+def test_names_that_would_fall_together(tmp_path: Path) -> None:
+    path = saved(tmp_path, {"module.w": torch.ones(1), "w": torch.zeros(1)})
+    line = refusal(read_state, path, prefix="module.")
+    assert line == f"{path}: two entries are named 'w'"
+
+
+def test_tensors_that_share_storage(tmp_path: Path) -> None:
+    whole = torch.arange(4.0)
+    state = read_state(saved(tmp_path, {"whole": whole, "part": whole[1:3]}))
+    assert state.tensors["part"].tolist() == [1.0, 2.0]
+
+
+def refused(path: Path) -> str:
+    line = refusal(read_state, path)
+    assert line.startswith(f"{path}: ")
+    return line.removeprefix(f"{path}: ")
+
+
+@pytest.mark.parametrize("how", ["torch.save", "pickle"])
+def test_file_that_would_run_code(tmp_path: Path, how: str) -> None:
+    trap = RunsCode(tmp_path / "ran")
+    path = tmp_path / "state.pt"
+    if how == "pickle":
+        path.write_bytes(pickle.dumps({"w": trap}))
+    else:
+        torch.save({"w": trap}, path)
+    # the stream of pickle's newer protocols is not even one that torch reads
+    why = {"torch.save": "needs code to be read (posix.mkdir), so it is refused"}
+    assert refused(path) == why.get(
+        how, "not a whole state file: torch.load cannot read it"
+    )
+    assert not trap.path.exists()
+
+
+def test_empty_file(tmp_path: Path) -> None:
+    path = tmp_path / "state.pt"
+    path.touch()
+    assert refused(path) == "the file is empty"
+
+
+@pytest.mark.parametrize("new", [True, False], ids=["zip", "stream"])
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 0.999])
+def test_torn_file(tmp_path: Path, share: float, new: bool) -> None:
+    content = {f"w{i}": torch.randn(50, 50) for i in range(4)}
+    path = saved(tmp_path, content, _use_new_zipfile_serialization=new)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(share * len(whole))])
+    assert "not a whole state file" in refused(path)
+
+
+@pytest.mark.parametrize("size", [0, 4, 20, 100])
+def test_torn_safetensors(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "state.safetensors"
+    save_file(STATE, path)
+    path.write_bytes(path.read_bytes()[:size])
+    assert refused(path).startswith("not a whole .safetensors file: ")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"hello, world\n", b"\x89PNG\r\n\x1a\n", b"PK\x03\x04", b"\x80\x02."],
+    ids=["text", "picture", "zip without end", "pickle without content"],
+)
+def test_file_of_another_kind(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "state.pt"
+    path.write_bytes(content)
+    assert "state file" in refused(path)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("kind", ["sparse", "meta", "nested", "jagged"])
+def test_tensors_that_are_not_plain(tmp_path: Path, kind: str) -> None:
+    parts = [torch.ones(2), torch.ones(3)]
+    tensor = {
+        "sparse": lambda: torch.eye(2).to_sparse(),
+        "meta": lambda: torch.empty(3, device="meta"),
+        "nested": lambda: torch.nested.nested_tensor(parts),
+        "jagged": lambda: torch.nested.nested_tensor(parts, layout=torch.jagged),
+    }[kind]()
+    path = saved(tmp_path, {"w": tensor})
+    assert refusal(read_state(path).tensors.__getitem__, "w") == (
+        f"{path}: tensor w is not plain: sparse, quantized, nested, or without values "
+        "(meta)"
+    )
+
+
+@pytest.mark.parametrize("suffix", ["pt", "safetensors"])
+def test_missing_file_is_the_operating_systems_error(
+    tmp_path: Path, suffix: str
+) -> None:
+    with pytest.raises(FileNotFoundError) as raised:
+        read_state(tmp_path / f"state.{suffix}")
+    assert Path(raised.value.filename).name == f"state.{suffix}"
+
+
+def test_python_objects_are_inert(tmp_path: Path) -> None:
+    """Tensors next to and inside them are compared; no code of their class runs."""
+    files = [tmp_path / "a.pt", tmp_path / "b.pt"]
+    for number, path in enumerate(files):
+        args = argparse.Namespace(lr=0.1, mean=torch.ones(2))
+        torch.save({"w": torch.full((2,), float(number)), "args": args}, path)
+    a, b = map(read_state, files)
+    assert a.objects == {"args": "argparse.Namespace"}
+    assert sorted(a.tensors) == ["args.mean", "w"]
+    found = compare_states(a, b)
+    assert (found.equal, found.num_different_tensors) == (False, 1)
+    assert found.objects == ["args (argparse.Namespace)"]
+    assert compare_states(a, a).equal

@@ -1,0 +1,183 @@
+"""The watch goes on whatever another host does."""
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from waiting import GENEROUS_S, wait_for
+
+from minitrain.comm.heartbeat import file_of, make_place
+from minitrain.core.errors import RankError
+from minitrain.harness.hang_monitor import Watch
+from minitrain.harness.torchrun import cause_of
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "1000"], start_new_session=True) as sleeps:
+        yield sleeps
+        sleeps.kill()
+
+
+@contextmanager
+def beside_a_silent_host(
+    folder: Path,
+    process: subprocess.Popen[bytes],
+    answers: threading.Event,
+) -> Iterator[Watch]:
+    """The watch of ``process``, while nobody says what became of others."""
+    mine = make_place(file_of(folder, 0))
+    asked = threading.Event()
+
+    def ended_elsewhere() -> bool:
+        asked.set()
+        return answers.wait(2 * GENEROUS_S)
+
+    mine.limit(1)
+    mine.mark(2, "forward")
+    # before its limit begins, else a slow test would take it for one that hangs
+    os.kill(process.pid, signal.SIGSTOP)
+    watch = Watch(folder, lambda: {0: process.pid}, ended_elsewhere)
+    with watch.in_background():
+        assert asked.wait(GENEROUS_S)
+        yield watch
+
+
+def test_start_up_has_a_limit_of_its_own(
+    tmp_path: Path,
+    process: subprocess.Popen[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Building the model may take longer than a phase of a step."""
+    mine = make_place(file_of(tmp_path, 0))
+    mine.limit(0.05)
+    watch = Watch(tmp_path, lambda: {0: process.pid})
+
+    def late() -> RankError | None:
+        for _ in range(3):
+            watch.look()
+            time.sleep(0.1)
+        return watch.verdict
+
+    mine.mark(0, "setup")
+    assert late() is None
+    monkeypatch.setattr("minitrain.harness.hang_monitor.STARTUP_S", 0.1)
+    assert "no answer within 0.1 s, hangs before its first step" in str(late())
+
+
+def test_who_hangs_here_is_found_while_another_host_does_not_answer(
+    tmp_path: Path, process: subprocess.Popen[bytes]
+) -> None:
+    """Before, as soon as that host was given up: the limit and five seconds later."""
+    answers = threading.Event()
+    with beside_a_silent_host(tmp_path, process, answers) as watch:
+        process.wait(GENEROUS_S)
+        began = time.monotonic()
+    # nor does the end wait for the answer
+    assert time.monotonic() - began < GENEROUS_S
+    answers.set()
+    assert "no answer within 1 s, stopped" in str(watch.verdict)
+    assert not watch.followed
+
+
+def test_ranks_end_with_those_of_another_host(
+    tmp_path: Path, process: subprocess.Popen[bytes]
+) -> None:
+    watch = Watch(tmp_path, lambda: {0: process.pid}, lambda: True)
+    with watch.in_background():
+        assert process.wait(GENEROUS_S) == -signal.SIGKILL
+    assert watch.followed
+    assert watch.verdict is None
+
+
+@pytest.mark.parametrize(
+    ("leaving", "named", "of_another"),
+    [("", "rank 2 ", False), ("lost a peer", "rank 3 ", True)],
+)
+def test_rank_that_ended_first_here_followed_nobody(
+    leaving: str,
+    named: str,
+    of_another: bool,
+    tmp_path: Path,
+    process: subprocess.Popen[bytes],
+) -> None:
+    """Ranks of another host lost it, and tell that at once. Before, a crash here was
+    taken for what came of theirs.
+    """
+    places = {number: make_place(file_of(tmp_path, number)) for number in (2, 3)}
+    for one in places.values():
+        one.mark(2, "forward")
+    places[2].leave(leaving)
+    told = threading.Event()
+    with subprocess.Popen(["sleep", "1000"], start_new_session=True) as crashes:
+        pids = {2: crashes.pid, 3: process.pid}
+        watch = Watch(tmp_path, lambda: pids, told.is_set)
+        with watch.in_background():
+            crashes.send_signal(signal.SIGSEGV)
+            wait_for(lambda: [*watch.first], 1)
+            assert watch.first == {2}
+            told.set()
+            assert process.wait(GENEROUS_S) == -signal.SIGKILL
+    assert watch.followed
+    failures = {
+        number: SimpleNamespace(message="", pid=pid, exitcode=-code)
+        for (number, pid), code in zip(
+            pids.items(), (signal.SIGSEGV, signal.SIGKILL), strict=True
+        )
+    }
+    if leaving:
+        failures[2].message = {"message": "RuntimeError: Connection reset by peer"}
+    cause = cause_of(tmp_path, failures, pids, watch)
+    assert isinstance(cause, RankError)
+    assert str(cause).startswith(named)
+    assert cause.of_another is of_another
+
+
+def test_question_that_fails_is_asked_again(
+    tmp_path: Path,
+    process: subprocess.Popen[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before, a traceback on the terminal, and nobody asked any longer."""
+    asked: list[str] = []
+    tracebacks: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", tracebacks.append)
+
+    def ended_elsewhere() -> bool:
+        asked.append(threading.current_thread().name)
+        if len(asked) == 1:
+            raise RuntimeError("the store says what nobody expects")
+        return True
+
+    watch = Watch(tmp_path, lambda: {0: process.pid}, ended_elsewhere)
+    with watch.in_background():
+        assert process.wait(GENEROUS_S) == -signal.SIGKILL
+    assert watch.followed
+    assert not tracebacks
+    assert asked == ["ask other hosts"] * 2
+
+
+def test_nobody_asks_after_the_end(
+    tmp_path: Path, process: subprocess.Popen[bytes]
+) -> None:
+    """Before, an answer that came a little late came when torch was being unloaded."""
+    asking = threading.Event()
+    answered = threading.Event()
+
+    def ended_elsewhere() -> bool:
+        asking.set()
+        time.sleep(0.2)
+        answered.set()
+        return False
+
+    with Watch(tmp_path, lambda: {0: process.pid}, ended_elsewhere).in_background():
+        assert asking.wait(GENEROUS_S)
+    assert "ask other hosts" not in [one.name for one in threading.enumerate()]
+    assert answered.is_set()

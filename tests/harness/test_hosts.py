@@ -1,0 +1,182 @@
+"""What the options of one host among several say, and what is refused."""
+
+import argparse
+import socket
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from far_hosts import needs_hosts
+from ipv6 import require_ipv6
+from one_line import refusal
+from project import ROOT
+
+from minitrain.comm import interfaces
+from minitrain.comm.interfaces import Interface, interface_towards
+from minitrain.harness import hosts
+from minitrain.harness.hosts import Hosts, add_arguments, hosts_of
+
+HERE = Interface("eth0", "10.0.0.1")
+LOOPBACK = Interface("lo", "127.0.0.1")
+
+
+@pytest.fixture(autouse=True)
+def two_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This host is 10.0.0.1; whatever is not its own lies behind eth0."""
+
+    def towards(address: str) -> Interface:
+        return LOOPBACK if address.startswith("127.") else HERE
+
+    monkeypatch.setattr(interfaces, "own_interfaces", lambda: [LOOPBACK, HERE])
+    monkeypatch.setattr(hosts, "interface_towards", towards)
+
+
+def hosts_for(line: str) -> Hosts | None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return hosts_of(parser.parse_args(line.split()))
+
+
+def test_without_options_there_is_one_host() -> None:
+    assert hosts_for("") is None
+    assert hosts_for("--nnodes 1") is None
+    assert hosts_for("--nnodes 1 --rdzv-endpoint a:1 --node-rank 0") is None
+
+
+def test_host_that_has_the_address_is_the_first() -> None:
+    first = hosts_for("--nnodes 2 --rdzv-endpoint 10.0.0.1")
+    other = hosts_for("--nnodes 2 --rdzv-endpoint 10.0.0.2:5000")
+    assert first == Hosts(2, "10.0.0.1", 29400, HERE)
+    assert first.is_first
+    assert first.endpoint == "10.0.0.1:29400"
+    assert other == Hosts(2, "10.0.0.2", 5000, HERE)
+    assert not other.is_first
+
+
+def test_number_tells_virtual_hosts_apart() -> None:
+    line = "--nnodes 2 --rdzv-endpoint 127.0.0.1:5000 --node-rank"
+    first, second = hosts_for(f"{line} 0"), hosts_for(f"{line} 1")
+    assert first is not None
+    assert second is not None
+    assert (first.is_first, second.is_first) == (True, False)
+    assert first.interface == LOOPBACK
+
+
+def test_ipv6_addresses_stand_in_brackets() -> None:
+    found = hosts_for("--nnodes 2 --rdzv-endpoint [fe80::1]:5000")
+    assert found is not None
+    assert (found.address, found.port) == ("fe80::1", 5000)
+    assert found.endpoint == "[fe80::1]:5000"
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("--nnodes 0", "--nnodes = 0: must be at least 1"),
+        ("--nnodes 2", "--rdzv-endpoint: is missing"),
+        ("--rdzv-endpoint 10.0.0.1", "must not stand without --nnodes"),
+        ("--interface eth0", "must not stand without --nnodes"),
+        ("--node-rank 1", "must not stand without --nnodes"),
+        ("--nnodes 2 --rdzv-endpoint 10.0.0.1:0", "a port from 1 to 65535"),
+        ("--nnodes 2 --rdzv-endpoint 10.0.0.1:99999", "a port from 1 to 65535"),
+        ("--nnodes 2 --rdzv-endpoint :29400", "must be HOST:PORT"),
+        ("--nnodes 2 --rdzv-endpoint no.such.host.invalid", "'no.such.host.invalid'"),
+        ("--nnodes 2 --rdzv-endpoint 10.0.0.1 --node-rank 2", "must be from 0 to 1"),
+        ("--nnodes 2 --rdzv-endpoint 10.0.0.1 --interface eth7", "must be one of"),
+        (
+            "--nnodes 2 --rdzv-endpoint 10.0.0.2 --interface lo",
+            "--interface = 'lo': no other host reaches it",
+        ),
+        (
+            "--nnodes 2 --rdzv-endpoint 10.0.0.2 --node-rank 0",
+            "'10.0.0.2': must be an address of host 0, this one",
+        ),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(line: str, told: str) -> None:
+    assert told in refusal(hosts_for, line)
+
+
+def test_ranks_come_out_even() -> None:
+    three = Hosts(3, "10.0.0.1", 29400, HERE)
+    assert three.ranks_here(6) == 2
+    assert "must be a multiple of --nnodes = 3" in refusal(three.ranks_here, 4)
+
+
+def test_way_to_this_host_is_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert interface_towards("127.0.0.1").is_loopback
+
+
+def test_address_that_is_not_the_first_of_its_interface_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Gloo would take the first, and another would have been tried."""
+    several = [Interface("lo", "127.0.0.9"), LOOPBACK]
+    monkeypatch.setattr(interfaces, "own_interfaces", lambda: several)
+    line = refusal(interface_towards, "127.0.0.1")
+    assert "to 127.0.0.1 is from 127.0.0.1, but ranks would talk over 127.0.0.9" in line
+    assert "first on lo; --interface = 'lo'" in line
+    # whoever names it means its first
+    assert interfaces.interface_named("lo") == several[0]
+
+
+def test_of_two_families_gloo_takes_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = [LOOPBACK, Interface("lo", "::1")]
+    monkeypatch.setattr(interfaces, "own_interfaces", lambda: both)
+    require_ipv6()
+    assert interface_towards("::1") == LOOPBACK
+
+
+@pytest.fixture
+def labelled(monkeypatch: pytest.MonkeyPatch) -> dict[str, SimpleNamespace]:
+    """This host has loopback's address under the label eth0:1 -> what is up."""
+    monkeypatch.undo()
+    addresses = {"eth0": "10.0.0.1", "eth0:1": "127.0.0.1"}
+    every = {
+        name: [SimpleNamespace(family=socket.AF_INET, address=address)]
+        for name, address in addresses.items()
+    }
+    states = {"eth0": SimpleNamespace(isup=True)}
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: every)
+    monkeypatch.setattr(psutil, "net_if_stats", lambda: states)
+    return states
+
+
+def test_address_with_a_label_is_used_by_it(
+    labelled: dict[str, SimpleNamespace],
+) -> None:
+    """Before: must be one of eth0."""
+    second = Interface("eth0:1", "127.0.0.1")
+    assert interfaces.interface_named("eth0:1") == second
+    assert interface_towards("127.0.0.1") == second
+    assert interfaces.interface_named("eth0") == HERE
+    line = refusal(interfaces.interface_named, "eth0:2")
+    assert line == "--interface = 'eth0:2': must be one of eth0, eth0:1"
+    labelled["eth0"].isup = False
+    line = refusal(interfaces.interface_named, "eth0:1")
+    assert line == "--interface = 'eth0:1': is down"
+
+
+LABEL = """
+ip link set lo up
+ip addr add 127.0.0.9/8 dev lo label lo:1
+exec "$1" - <<'END'
+import psutil
+from minitrain.comm.interfaces import interface_named
+from torch.distributed import ProcessGroupGloo
+found = interface_named("lo:1")
+kept = ProcessGroupGloo.create_device(interface=found.name)
+listens = [c.laddr.ip for c in psutil.Process().net_connections()]
+assert [found.address] == listens == ["127.0.0.9"], (found, listens)
+END
+"""
+
+
+@needs_hosts
+def test_gloo_listens_on_the_address_with_the_label() -> None:
+    alone = ["unshare", "--net", "bash", "-e", "-c", LABEL, "bash", sys.executable]
+    done = subprocess.run(alone, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

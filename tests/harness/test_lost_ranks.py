@@ -1,0 +1,176 @@
+"""Whatever becomes of a rank: all end in time, and one line says which and what."""
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from faulty_rank import be_a_rank
+from project import ROOT, environment
+from waiting import GENEROUS_S
+
+from minitrain.core.errors import RankError, UserError
+from minitrain.harness.failures import (
+    CRASHED,
+    EXITED,
+    KILLED,
+    LEFT,
+    LEFT_A_WAIT,
+    RAISED,
+    TOLD,
+    Lost,
+    root_cause,
+    waited_in_vain,
+)
+from minitrain.harness.launcher import launch
+
+LIMIT_S = 3
+# torch imports a compiler when a model is first wrapped, on a busy machine for long
+WRAP_S = 60
+HANGS = f"no answer within {LIMIT_S} s"
+AT = r" at step 2, forward, in faulty_rank.py:\d+"
+NAME = r"rank {} \(process \d+ on \S+\): "
+# what happens to the last rank -> what is said of it
+OF_THE_LAST = {
+    "sleeps": f"{HANGS}, hangs{AT}",
+    "works": f"{HANGS}, hangs{AT}",
+    "stops": rf"{HANGS}, stopped \(as by SIGSTOP\) at step 2, forward",
+    "is killed": "killed by SIGKILL at step 2, forward",
+    "crashes": f"killed by SIGSEGV{AT}",
+    "aborts": f"killed by SIGABRT{AT}",
+    "exits 3": "ended with exit code 3 at step 2, forward",
+    "exits 0": "ended with exit code 0 at step 2, forward",
+    "leaves 0": f"SystemExit: 0{AT}",
+    "raises": f"ValueError: a bug{AT}",
+}
+
+
+def line_of(
+    how: str, world_size: int, limit_s: float = LIMIT_S, note: Path | None = None
+) -> str:
+    with pytest.raises(RankError) as raised:
+        launch(be_a_rank, world_size, how, limit_s, "launch", note, timeout_s=300)
+    return str(raised.value).replace("tests/support/", "")
+
+
+@pytest.mark.parametrize("how", OF_THE_LAST)
+def test_rank_that_fails_is_named_with_its_place_in_time(
+    how: str, tmp_path: Path
+) -> None:
+    note = tmp_path / "note"
+    line = line_of(how, 3, note=note)
+    passed_s = time.time() - float(note.read_text())
+    assert re.fullmatch(NAME.format(2) + OF_THE_LAST[how], line)
+    assert passed_s < GENEROUS_S
+
+
+@pytest.mark.parametrize("how", ["sleeps", "stops"])
+def test_one_process_that_hangs_is_noticed(how: str) -> None:
+    assert re.fullmatch(NAME.format(0) + OF_THE_LAST[how], line_of(how, 1))
+
+
+def test_users_mistake_is_said_as_it_is() -> None:
+    with pytest.raises(UserError, match=r"^params.yaml: b = 3: must be 4$"):
+        launch(be_a_rank, 2, "mistakes", LIMIT_S)
+
+
+def test_more_data_than_expected_is_a_mismatch() -> None:
+    """gloo aborts the process that receives it, with a page of C++."""
+    sent = r"was sent 4000 bytes by another rank where it expected 4 \(.*\)"
+    assert re.fullmatch(NAME.format(0) + sent + AT, line_of("sums more", 2))
+
+
+@pytest.mark.parametrize("how", ["sums less", "waits elsewhere"])
+def test_ranks_whose_collectives_differ_are_named_with_what_each_does(how: str) -> None:
+    """gloo lets them wait for each other; who is right, nobody can know."""
+    line = line_of(how, 2)
+    assert line.startswith(f"{HANGS} from any rank: ")
+    each = re.findall(r"rank (\d) at step 2, (\w+), in faulty_rank.py:(\d+)", line)
+    assert {rank for rank, _, _ in each} == {"0", "1"}, line
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("wraps other layers", "DDP expects same model across all ranks"),
+        ("wraps other shapes", "appears not to match sizes of the same param"),
+    ],
+)
+def test_models_that_differ(how: str, said: str) -> None:
+    line = line_of(how, 2, WRAP_S)
+    assert re.match(NAME.format(r"\d") + "RuntimeError: ", line)
+    assert said in line
+
+
+# what the last rank does, of how many, and what is said of it; one that raises is in
+# test_torchrun.py
+ENDS = [
+    ("exits 3 beside one that stops", 2, OF_THE_LAST["exits 3"]),
+    ("exits 0 beside one that sleeps", 2, OF_THE_LAST["exits 0"]),
+    ("leaks a process beside one that leaves", 2, OF_THE_LAST["is killed"]),
+    ("sums more", 2, "was sent 4000 bytes .*"),
+    ("exits 0", 1, OF_THE_LAST["exits 0"]),
+    ("leaks a thread", 2, f"{HANGS}, hangs after its last step"),
+]
+
+
+@pytest.mark.parametrize(("how", "world_size", "said"), ENDS)
+def test_torchrun_ends_with_one_line(
+    how: str, world_size: int, said: str, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "faulty_rank", how, str(world_size), str(LIMIT_S)],
+        cwd=ROOT / "tests/support",
+        env=environment(TMPDIR=str(tmp_path), PYTHONPATH=str(ROOT)),
+        capture_output=True,
+        text=True,
+        timeout=GENEROUS_S,
+    )
+    # the rank that is sent more than it expects is the one that ends
+    rank = 0 if how == "sums more" else world_size - 1
+    line = f"error: {NAME.format(rank)}{said}\n"
+    assert done.returncode == 2
+    assert re.fullmatch(line, done.stderr), done.stderr
+    assert not [p.pid for p in psutil.process_iter() if marked(p, str(tmp_path))]
+    # of a package of torch that compiles
+    assert {f.name.split("_")[0] for f in tmp_path.iterdir()} <= {"torchinductor"}
+
+
+def marked(process: psutil.Process, folder: str) -> bool:
+    try:
+        return process.environ().get("TMPDIR") == folder
+    except psutil.Error:
+        return False
+
+
+def test_what_explains_the_others_is_reported() -> None:
+    mistake = UserError("params.yaml")
+    kinds = [LEFT_A_WAIT, LEFT, TOLD, EXITED, KILLED, CRASHED, RAISED]
+    ranks = [Lost(r, 100 + r, f"kind {kind}", kind) for r, kind in enumerate(kinds)]
+    assert root_cause([*ranks, mistake]) is mistake
+    for rank in reversed(ranks.copy()):
+        assert str(root_cause(ranks)).startswith(f"rank {rank.rank} (process 10")
+        ranks.remove(rank)
+
+
+def test_who_ended_first_is_the_cause_unless_it_left_because_of_another() -> None:
+    kinds = [RAISED, TOLD, LEFT]
+    ranks = [Lost(r, 100 + r, f"kind {kind}", kind) for r, kind in enumerate(kinds)]
+    for first, cause in (({1}, 1), ({2}, 0), ({1, 2}, 1), ({0, 1}, 0), (set(), 0)):
+        assert str(root_cause(ranks, first)).startswith(f"rank {cause} ")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Connection closed by peer [127.0.0.1]:4000",
+        "socketProgress: Connection closed by remote peer host<4000>",
+        "ncclRemoteError: A call failed possibly due to a network error or a remote "
+        "process exiting prematurely.",
+    ],
+)
+def test_lines_of_who_lost_a_peer_are_known(line: str) -> None:
+    assert waited_in_vain(RuntimeError(line)) == "lost a peer"

@@ -1,0 +1,91 @@
+"""Ranks end with their launcher, even those that are stopped or cannot run Python."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from project import ROOT, environment
+from waiting import GENEROUS_S, wait_for
+from waiting import ended as has_ended
+
+from minitrain.comm.store import STORE
+
+pytestmark = pytest.mark.real_launch
+# a rank that is stopped before it has imported anything but the package
+EARLY = """
+import os, subprocess, sys, time
+stops = "import minitrain, os, signal; os.kill(os.getpid(), signal.SIGSTOP)"
+os.environ["MINITRAIN_LAUNCHER_PID"] = str(os.getpid())
+subprocess.Popen([sys.executable, "-c", stops], start_new_session=True)
+time.sleep(60)
+"""
+LAUNCH = "import faulty_rank as f; from minitrain import launch; launch(f.be_a_rank, 2,"
+STARTED_BY = {
+    "torchrun": ["-m", "faulty_rank", "{how}", "2", "60"],
+    "launch": ["-c", LAUNCH + " '{how}', 60.0)"],
+}
+
+
+@pytest.mark.parametrize(
+    ("launcher", "how"), [("torchrun", "stops"), ("launch", "works")]
+)
+def test_ranks_end_when_their_launcher_is_killed(
+    launcher: str, how: str, tmp_path: Path
+) -> None:
+    """Of kill -9 nobody is told, and a stopped process runs nothing of its own."""
+    command = [part.format(how=how) for part in STARTED_BY[launcher]]
+    process = subprocess.Popen(
+        [sys.executable, *command],
+        cwd=ROOT / "tests/support",
+        env=environment(TMPDIR=str(tmp_path), PYTHONPATH=str(ROOT)),
+    )
+    ranks = wait_for(lambda: psutil.Process(process.pid).children(), count=2)
+    wait_for(lambda: at_fault(tmp_path), count=1)
+    if how == "stops":
+        stopped = psutil.STATUS_STOPPED
+        wait_for(lambda: [r for r in ranks if r.status() == stopped], count=1)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    gone, alive = psutil.wait_procs(ranks, timeout=GENEROUS_S)
+    for rank in alive:
+        rank.kill()
+    assert len(gone) == 2
+
+
+def test_rank_that_is_stopped_while_it_starts_ends_with_its_launcher() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", EARLY], env=environment(PYTHONPATH=str(ROOT))
+    )
+    (rank,) = wait_for(lambda: psutil.Process(process.pid).children(), count=1)
+    stopped = psutil.STATUS_STOPPED
+    wait_for(lambda: [rank] if rank.status() == stopped else [], count=1)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    gone = has_ended(rank)
+    if not gone:
+        rank.kill()
+    assert gone
+
+
+def at_fault(temporary: Path) -> list[Path]:
+    from minitrain.comm.heartbeat import find_place
+
+    found = [(file, find_place(file)) for file in temporary.glob("*/place-1")]
+    return [file for file, one in found if one and one.look().step == 2]
+
+
+def test_rank_whose_launcher_is_gone_already_ends() -> None:
+    """Its launcher's number is another than that of its parent."""
+    code = (
+        "from minitrain.core.signals import end_with_launcher;"
+        "end_with_launcher(); print('still here')"
+    )
+    variables = {**os.environ, "MINITRAIN_LAUNCHER_PID": "1", STORE: "x"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=variables, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (2, "")

@@ -1,0 +1,102 @@
+"""Restarts: lost ranks start again, mistakes and repeated failures end at once."""
+
+from collections.abc import Callable
+
+import pytest
+from project import run_python
+
+from minitrain.core.errors import RankError, UserError
+from minitrain.harness.restarts import with_restarts
+
+
+def lost(what: str, step: int | None) -> RankError:
+    error = RankError(f"rank 1: {what}")
+    error.what, error.step = what, step
+    return error
+
+
+def failing(*failures: BaseException) -> tuple[Callable[[], None], list[int]]:
+    """An attempt that ends with these, one after the other, and then well."""
+    left, calls = list(failures), []
+
+    def attempt() -> None:
+        calls.append(len(calls))
+        if left:
+            raise left.pop(0)
+
+    return attempt, calls
+
+
+def test_attempt_that_goes_well_is_made_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    attempt, calls = failing()
+    with_restarts(attempt, 3)
+    assert (len(calls), capsys.readouterr().err) == (1, "")
+
+
+def test_one_line_for_each_restart(capsys: pytest.CaptureFixture[str]) -> None:
+    attempt, calls = failing(lost("killed\nby SIGKILL", 12), lost("hung", 12))
+    with_restarts(attempt, 2)
+    assert len(calls) == 3
+    assert capsys.readouterr().err == (
+        "rank 1: killed by SIGKILL; starting again (1 of 2)\n"
+        "rank 1: hung; starting again (2 of 2)\n"
+    )
+
+
+@pytest.mark.parametrize("most", [0, 1, 5])
+def test_the_last_failure_is_raised(most: int) -> None:
+    failures = [lost("killed", step) for step in range(most + 1)]
+    attempt, calls = failing(*failures)
+    with pytest.raises(RankError) as raised:
+        with_restarts(attempt, most)
+    assert raised.value is failures[-1]
+    assert len(calls) == most + 1
+
+
+@pytest.mark.parametrize("step", [3, None])
+def test_same_failure_at_the_same_step_twice_in_a_row_is_the_last(
+    step: int | None,
+) -> None:
+    port = "RuntimeError: bug at 0x7f00ab, port 12345"
+    failures = [lost(port, step), lost(port.replace("12345", "54321"), step)]
+    attempt, calls = failing(*failures)
+    with pytest.raises(RankError) as raised:
+        with_restarts(attempt, 9)
+    assert raised.value is failures[-1]
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize(
+    ("what", "step"),
+    [("killed", 4), ("hung", 3), ("ValueError: 8", 3), ("ValueError: 9", 3)],
+)
+def test_what_differs_is_no_repetition(what: str, step: int) -> None:
+    first = lost("ValueError: 8" if "9" in what else "killed", 3)
+    attempt, calls = failing(first, lost(what, step), first)
+    with_restarts(attempt, 9)
+    assert len(calls) == 4
+
+
+@pytest.mark.parametrize(
+    "error", [UserError("params.yaml"), KeyboardInterrupt(), OSError(28, "full")]
+)
+def test_what_is_no_lost_rank_ends_at_once(error: BaseException) -> None:
+    attempt, calls = failing(error)
+    with pytest.raises(type(error)):
+        with_restarts(attempt, 3)
+    assert len(calls) == 1
+
+
+def test_they_know_nothing_of_torch() -> None:
+    code = "import sys, minitrain.harness.restarts; print('torch' in sys.modules)"
+    assert run_python("-c", code).stdout == "False\n"
+
+
+@pytest.mark.parametrize("what", ["killed by SIGKILL", "killed by SIGTERM", "stopped"])
+def test_what_comes_from_outside_only_uses_up_the_count(what: str) -> None:
+    """Two ranks that a scheduler ends at one step are no error of the code."""
+    attempt, calls = failing(lost(what, 12), lost(what, 12), lost(what, 12))
+    with_restarts(attempt, 3)
+    assert len(calls) == 4

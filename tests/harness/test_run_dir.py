@@ -1,0 +1,178 @@
+"""The folder where ranks meet: private, gone after kill -9, and no other touched."""
+
+import fcntl
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+from one_line import refusal
+from project import run_python
+
+from minitrain.harness import run_dir as meeting_folder
+from minitrain.harness.run_dir import (
+    PREFIX,
+    private_folder,
+    remove_abandoned,
+)
+
+MAKES_ONE = """
+import sys
+from minitrain.harness.run_dir import private_folder
+with private_folder() as folder:
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+
+
+def killed_in_its_folder() -> Path:
+    """The folder of a process that was killed while it had one."""
+    process = start()
+    folder = Path(process.stdout.readline().strip())
+    process.kill()
+    process.communicate()
+    return folder
+
+
+def start() -> subprocess.Popen[str]:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, "-c", MAKES_ONE], **pipes)
+
+
+def test_next_launch_removes_what_kill_9_left_and_nothing_that_lives() -> None:
+    left = killed_in_its_folder()
+    assert left.is_dir()
+    alive = start()
+    living = Path(alive.stdout.readline().strip())
+    try:
+        with private_folder() as folder:
+            assert not left.exists()
+            assert living.is_dir()
+            assert folder.is_dir()
+            assert remove_abandoned() == []
+    finally:
+        alive.communicate()
+    assert not living.exists()
+
+
+def test_name_says_what_it_is_and_of_which_host() -> None:
+    with private_folder() as folder:
+        assert folder.name.startswith(f"minitrain-meeting-{socket.gethostname()}-")
+        assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_folders_of_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    temporary = Path(tempfile.gettempdir())
+    names = [
+        f"minitrain-meeting-another{socket.gethostname()}-abcdefgh",
+        f"{PREFIX}2-abcdefgh",
+        "minitrain-strategies-abcdefgh",
+    ]
+    others = [temporary / name for name in names]
+    for folder in others:
+        folder.mkdir()
+    somewhere = temporary / "somewhere"
+    somewhere.mkdir()
+    link = temporary / f"{PREFIX}aaaaaaaa"
+    link.symlink_to(somewhere)
+    foreign = temporary / f"{PREFIX}bbbbbbbb"
+    foreign.mkdir()
+    if os.geteuid() == 0:
+        os.chown(foreign, 65534, 65534)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 65534)
+    assert remove_abandoned() == []
+    assert all(folder.exists() for folder in [*others, link, foreign, somewhere])
+    link.unlink()
+    for folder in [*others, foreign, somewhere]:
+        folder.rmdir()
+
+
+def test_folder_taken_for_abandoned_while_it_was_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Between the making of the folder and the lock another process may look."""
+    make = tempfile.mkdtemp
+    made: list[Path] = []
+
+    def and_somebody_removes_the_first(prefix: str) -> str:
+        made.append(Path(make(prefix=prefix)))
+        if len(made) == 1:
+            assert remove_abandoned() == made
+        return str(made[-1])
+
+    monkeypatch.setattr(tempfile, "mkdtemp", and_somebody_removes_the_first)
+    with private_folder() as folder:
+        assert made == [made[0], folder]
+        assert folder.is_dir()
+
+
+def test_many_at_once_never_take_each_others() -> None:
+    wrong: list[str] = []
+
+    def often() -> None:
+        for _ in range(100):
+            with private_folder() as folder:
+                (folder / "file").touch()
+                if not (folder / "file").exists():
+                    wrong.append(folder.name)
+
+    threads = [threading.Thread(target=often) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_lock_is_what_tells_the_living() -> None:
+    """Whoever holds it is alive, and no number of a process can be taken for it."""
+    left = killed_in_its_folder()
+    holder = os.open(left, os.O_RDONLY)
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    assert remove_abandoned() == []
+    os.close(holder)
+    assert remove_abandoned() == [left]
+
+
+def test_full_folder_for_temporary_files_is_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    usage = shutil.disk_usage("/")._replace(free=4096)
+    monkeypatch.setattr(meeting_folder.shutil, "disk_usage", lambda path: usage)
+
+    def enter() -> None:
+        with private_folder():
+            pass
+
+    line = refusal(enter)
+    assert line.startswith(
+        f"{tempfile.gettempdir()}: no space left on the disk: 0.0 MB"
+    )
+    assert "TMPDIR" in line
+
+
+COMPILER = """
+import os, tempfile
+import torch
+from minitrain.comm.groups import distributed, wrap_for_ddp
+from minitrain.comm.torch_private import COMPILER_CACHE
+with distributed():
+    wrapped = wrap_for_ddp(torch.nn.Linear(2, 2))
+torch.optim.AdamW(wrapped.parameters())
+assert COMPILER_CACHE not in os.environ
+print(os.listdir(tempfile.gettempdir()))
+from torch._inductor.runtime.cache_dir_utils import cache_dir
+print(os.path.basename(cache_dir()).startswith("torchinductor_"))
+"""
+
+
+def test_compiler_that_is_not_used_leaves_no_folder(tmp_path: Path) -> None:
+    """And one that is used has the cache that torch gives it."""
+    done = run_python("-c", COMPILER, TMPDIR=str(tmp_path))
+    assert done.stdout == "[]\nTrue\n", done.stderr

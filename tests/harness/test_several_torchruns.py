@@ -1,0 +1,114 @@
+"""One torchrun on each of two hosts, here both on loopback: how they end together."""
+
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ports import free_port
+from project import environment
+from waiting import GENEROUS_S
+
+from minitrain.comm.torch_private import HashStore, open_exit_barrier
+
+SCRIPT = """
+import atexit, os, sys, time
+from minitrain.core.errors import run_stage
+from minitrain.harness import host_rendezvous as gathering
+from minitrain.harness.hosts import Hosts
+from minitrain.comm.interfaces import Interface
+from minitrain.comm.store import loopback_interface
+from minitrain.harness.ranks import run_as_ranks
+
+number, port, late, code = map(int, sys.argv[1:])
+gathering.TOLD_S = 1.0
+
+def body(launcher):
+    from minitrain.comm.groups import barrier, distributed
+    with distributed() as (rank, _):
+        barrier()
+    if rank == late:
+        # those of the other host have ended, and longer ago than it waits for a word
+        time.sleep(4)
+        if code:
+            # after what the run does
+            atexit.register(os._exit, code)
+
+def main():
+    loopback = Interface(loopback_interface(), "127.0.0.1")
+    hosts = Hosts(2, "127.0.0.1", port, loopback, number)
+    run_as_ranks("ranks", body, 2, threads_per_process=1, hosts=hosts)
+
+if __name__ == "__main__":
+    run_stage(main)
+"""
+
+
+def run_two(folder: Path, late: int, code: int) -> list[tuple[int, str]]:
+    """How each host ends, and its last line, where rank ``late`` (one on each) is the
+    last and ends with ``code``.
+    """
+    (folder / "ranks.py").write_text(SCRIPT)
+    told = [str(value) for value in (free_port(), late, code)]
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-m", "ranks", str(number), *told],
+            cwd=folder,
+            env=environment(),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(2)
+    ]
+    try:
+        # a busy machine needs half a minute to start
+        said = [process.communicate(timeout=GENEROUS_S)[1] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    return [
+        (process.returncode, line.splitlines()[-1])
+        for process, line in zip(running, said, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_rank_that_fails_after_those_of_the_other_host_ended_is_named_on_both(
+    late: int, tmp_path: Path
+) -> None:
+    """Before, the other host was held for 300 s, and then named this one as lost."""
+    first, second = run_two(tmp_path, late, 7)
+    assert first == second
+    code, line = first
+    assert code == 2
+    failed = rf"error: rank {late} \(process \d+ on \S+\): ended with exit code 7 "
+    assert re.fullmatch(failed + "after its last step", line)
+
+
+def test_host_that_needs_longer_is_not_lost(tmp_path: Path) -> None:
+    ended = run_two(tmp_path, 1, 0)
+    assert [code for code, _ in ended] == [0, 0], ended
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("agent.server.api", "_TERMINAL_STATE_SYNC_ID"),
+        ("utils.store", "_LAST_MEMBER_CHECKIN"),
+    ],
+)
+def test_torch_that_names_its_barrier_otherwise_waits_in_it(
+    module: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, a run of several hosts ended with AttributeError."""
+    store = HashStore()
+    open_exit_barrier(store)
+    assert store.num_keys() == 1
+    found = importlib.import_module(f"torch.distributed.elastic.{module}")
+    monkeypatch.delattr(found, name)
+    store = HashStore()
+    open_exit_barrier(store)
+    assert store.num_keys() == 0

@@ -1,0 +1,201 @@
+"""Ranks under torchrun: ports, one line for a mistake, and nothing left behind."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from one_line import refusal
+from project import run_python
+from waiting import GENEROUS_S, wait_for
+
+from minitrain.comm.store import ENVIRONMENT
+from minitrain.harness.ranks import run_as_ranks
+
+TORCHRUN = """
+import sys
+from minitrain.core.errors import UserError, run_stage
+from minitrain.harness.ranks import run_as_ranks
+
+def body(launcher):
+    from minitrain.comm.groups import barrier, distributed
+    with distributed() as (rank, world_size):
+        if rank == 1 and sys.argv[1] == "user":
+            raise UserError("params.yaml: b = 3: must be 4")
+        if rank == 1 and sys.argv[1] == "bug":
+            raise ValueError("a bug")
+        barrier()
+        if rank == 0:
+            print(launcher, world_size, flush=True)
+
+def main():
+    run_as_ranks("ranks", body, 2, threads_per_process=1)
+
+if __name__ == "__main__":
+    run_stage(main)
+"""
+
+
+def run_torchrun_script(tmp_path: Path, how: str) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "ranks.py").write_text(TORCHRUN)
+    return run_python("-m", "ranks", how, folder=tmp_path)
+
+
+WHOLE = {
+    "TORCHELASTIC_RUN_ID": "another",
+    "RANK": "1",
+    "WORLD_SIZE": "2",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+}
+
+
+@pytest.mark.parametrize(
+    ("left", "said"),
+    [
+        ({}, "RANK = nothing"),
+        ({"RANK": "1"}, "WORLD_SIZE = nothing"),
+        ({**WHOLE, "RANK": "3", "WORLD_SIZE": "4"}, "RANK = 3"),
+        ({**WHOLE, "WORLD_SIZE": "4"}, "WORLD_SIZE = 4"),
+        ({**WHOLE, "RANK": "one"}, "RANK = one"),
+    ],
+    ids=["id alone", "no world", "rank beyond", "larger world", "no number"],
+)
+def test_what_another_torchrun_left_is_one_line(
+    left: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, such a process took itself for a rank of a world of one, or of four."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "another")
+    for name in ENVIRONMENT:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in left.items():
+        monkeypatch.setenv(name, value)
+    ran: list[str] = []
+    line = refusal(run_as_ranks, "ranks", ran.append, 2, threads_per_process=1)
+    assert not ran
+    assert line == (
+        f"environment: {said} does not fit a run of 2; where torchrun did not start "
+        "this process, unset TORCHELASTIC_RUN_ID"
+    )
+
+
+def test_module_starts_itself_under_torchrun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank in the environment is ignored without the sign of torchrun."""
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    done = run_torchrun_script(tmp_path, "well")
+    assert (done.returncode, done.stdout) == (0, "torchrun 2\n"), done.stderr
+
+
+def test_without_torchrun_the_ranks_are_launched(tmp_path: Path) -> None:
+    hide = (
+        "import importlib.util as u\n"
+        "find = u.find_spec\n"
+        "u.find_spec = lambda n: None if n.endswith('distributed.run') else find(n)\n"
+    )
+    (tmp_path / "ranks.py").write_text(hide + TORCHRUN)
+    done = run_python("-m", "ranks", "well", folder=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "launch 2\n"), done.stderr
+
+
+def test_users_mistake_in_a_torchrun_rank_is_one_line(tmp_path: Path) -> None:
+    done = run_torchrun_script(tmp_path, "user")
+    assert done.returncode == 2
+    assert done.stderr == "error: params.yaml: b = 3: must be 4\n"
+
+
+BUG = r"error: rank 1 \(process \d+ on .*\): ValueError: a bug, in ranks.py:12\n"
+
+
+def test_bug_in_a_torchrun_rank_is_one_line_that_says_where(tmp_path: Path) -> None:
+    done = run_torchrun_script(tmp_path, "bug")
+    assert done.returncode == 2
+    assert re.fullmatch(BUG, done.stderr)
+
+
+LEAVES = """
+import os, sys, time
+from pathlib import Path
+from minitrain.core.errors import run_stage
+from minitrain.harness import stack_dump as stack
+from minitrain.comm.heartbeat import my_place
+from minitrain.harness.ranks import run_as_ranks
+from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
+
+BUSY = Path("busy")
+
+def record_half(self, error):
+    Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text('{"mess')
+    sleep()
+
+def sleep(*_):
+    BUSY.touch()
+    time.sleep(1000)
+
+def body(launcher):
+    my_place().mark(2, "forward")
+    if os.environ["RANK"] == "1":
+        if sys.argv[1] == "it records":
+            ErrorHandler.record_exception = record_half
+        else:
+            stack.say_farewell = sleep
+        raise RuntimeError("Read error: Connection reset by peer")
+    while not BUSY.exists():
+        time.sleep(0.1)
+    os.abort()
+
+def main():
+    run_as_ranks("ranks", body, 2, threads_per_process=1)
+
+if __name__ == "__main__":
+    run_stage(main)
+"""
+
+
+@pytest.mark.parametrize("busy", ["it records", "it says farewell"])
+def test_rank_that_is_ended_while_it_tells_is_not_the_cause(
+    busy: str, tmp_path: Path
+) -> None:
+    """Before, torchrun ended with a traceback of JSON, or the line was of rank 1."""
+    (tmp_path / "ranks.py").write_text(LEAVES)
+    done = run_python("-m", "ranks", busy, folder=tmp_path)
+    line = r"error: rank 0 \(process \d+ on \S+\): killed by SIGABRT at step 2, forward"
+    assert done.returncode == 2
+    assert re.match(line, done.stderr), done.stderr
+
+
+WAIT = """
+import os, time
+if "RANK" in os.environ:
+    open(f"here-{os.getpid()}", "w").close()
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("busy", ["imports", "trains"])
+def test_ctrl_c_is_one_line_at_once(busy: str, tmp_path: Path) -> None:
+    in_body = textwrap.indent(WAIT, 8 * " ")
+    script = {
+        "imports": WAIT + TORCHRUN,
+        "trains": TORCHRUN.replace("        barrier()\n", in_body),
+    }
+    (tmp_path / "ranks.py").write_text(script[busy])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ranks", "well"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    wait_for(lambda: list(tmp_path.glob("here-*")), count=2)
+    # as a terminal does: to the whole group
+    os.killpg(process.pid, signal.SIGINT)
+    # a rank that gets SIGINT itself is waited for, for half a minute
+    _, stderr = process.communicate(timeout=GENEROUS_S)
+    assert (process.returncode, stderr) == (130, "error: interrupted\n")

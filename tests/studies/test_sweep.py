@@ -1,0 +1,274 @@
+"""The sweep of all-reduces: statistics by hand, injected faults, a tiny real one."""
+
+import importlib
+from contextlib import ExitStack
+from typing import Any
+
+import pandas as pd
+import pytest
+import sweep as sweeping
+import sweep_rank
+import torch
+import torch.distributed as dist
+from project import ROOT
+from sweep import powers_of_4, slowest, statistics, sweep
+from sweep_rank import (
+    MIN_TRIALS,
+    NUM_VISITS,
+    NUM_WARMUP,
+    AllReduce,
+    Backend,
+    Trial,
+    backends,
+    visits,
+)
+from torch import Tensor
+
+from minitrain.core.errors import EvidenceError, UserError
+
+SIZES = [4, 4096]
+
+
+def test_sizes_by_hand() -> None:
+    assert powers_of_4(4, 1024) == [4, 16, 64, 256, 1024]
+    assert powers_of_4(4, 1023) == [4, 16, 64, 256]
+    assert powers_of_4(16, 16) == [16]
+    # 4 B to 256 MiB
+    assert len(powers_of_4(4, 2**28)) == 14
+
+
+@pytest.mark.parametrize("smallest", [-4, 0, 2, 6])
+def test_sizes_are_whole_numbers_of_float32(smallest: int) -> None:
+    with pytest.raises(UserError, match=f"smallest size = {smallest} bytes"):
+        powers_of_4(smallest, 1024)
+
+
+# 2 (n - 1) / n: 1 for two ranks, 6 / 4 for four
+@pytest.mark.parametrize(("world_size", "factor"), [(2, 1.0), (4, 1.5)])
+def test_statistics_by_hand(world_size: int, factor: float) -> None:
+    # 1, 2, 3, 4, 5 ms: the 5 % quantile lies 0.05 x 4 = 0.2 of the way to the second
+    seconds = [0.003, 0.001, 0.005, 0.002, 0.004]
+    row = statistics("gloo", world_size, 6_000_000, seconds)
+    # 6 MB in 3 ms are 2 GB/s
+    assert row == {
+        "backend": "gloo",
+        "world_size": world_size,
+        "num_bytes": 6_000_000,
+        "num_trials": 5,
+        "p5_us": pytest.approx(1200),
+        "p50_us": pytest.approx(3000),
+        "p95_us": pytest.approx(4800),
+        "algbw_gb_per_s": pytest.approx(2.0),
+        "busbw_gb_per_s": pytest.approx(2.0 * factor),
+    }
+
+
+@pytest.mark.parametrize(("backend", "world_size"), [("gloo", 1), ("copy", 2)])
+def test_nothing_travels(backend: str, world_size: int) -> None:
+    row = statistics(backend, world_size, 4_000, [1e-6])
+    assert row["algbw_gb_per_s"] == pytest.approx(4.0)
+    assert row["busbw_gb_per_s"] is None
+
+
+def test_nccl_needs_a_gpu_for_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert list(backends(4)) == ["gloo", "shm"]
+    assert list(backends(2)) == ["gloo", "shm", "nccl"]
+    assert backends(2)["nccl"].device == "cuda"
+
+
+def test_small_sweep_measures_all_in_turn() -> None:
+    rows = sweep(2, SIZES, seconds_per_size=0.05)
+    names = [(row["num_bytes"], row["backend"]) for row in rows]
+    assert names == [(s, b) for s in SIZES for b in (*backends(2), "copy")]
+    for row in rows:
+        assert row["world_size"] == 2
+        assert row["num_trials"] >= MIN_TRIALS
+        assert 0 < row["p5_us"] <= row["p50_us"] <= row["p95_us"]
+        assert (row["busbw_gb_per_s"] is None) == (row["backend"] == "copy")
+    # side by side: each size has as many trials of one as of another
+    assert len({(row["num_bytes"], row["num_trials"]) for row in rows}) == len(SIZES)
+
+
+def test_sizes_come_again_in_another_order() -> None:
+    """What slows the first seconds of a sweep is no effect of the smallest sizes."""
+    order = visits(14)
+    passes = [order[i : i + 14] for i in range(0, len(order), 14)]
+    assert len(passes) == NUM_VISITS
+    assert all(sorted(each) == list(range(14)) for each in passes)
+    assert len({tuple(each) for each in [range(14), *passes]}) == 1 + NUM_VISITS
+    assert visits(14) == order
+
+
+def test_sweep_goes_by_those_visits() -> None:
+    seen: list[int] = []
+
+    def watched(_: ExitStack) -> AllReduce:
+        return lambda tensor: seen.append(tensor.nbytes)
+
+    sizes = [4 * 4**i for i in range(5)]
+    found = sweep_rank.be_a_rank({"watched": Backend(watched)}, sizes, 0.0)
+    each = NUM_WARMUP + MIN_TRIALS // NUM_VISITS
+    assert seen[::each] == [sizes[index] for index in visits(5)]
+    for trials in found:
+        timed = [trial.timed for trial in trials["watched"]]
+        assert timed == NUM_VISITS * (
+            [False] * NUM_WARMUP + [True] * (each - NUM_WARMUP)
+        )
+
+
+def test_statistics_are_of_timed_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks, a size: 2 and 3 us of computing, rank 1 begins 20 us late."""
+
+    def of_rank(start: float, took: float) -> list[dict[str, list[Trial]]]:
+        warm_up = Trial(0.0, 1.0, True, False)
+        trial = Trial(start, start + took, True, True)
+        return [{name: [warm_up, *[trial] * 3] for name in ("gloo", "copy")}]
+
+    ranks = [of_rank(0.0, 2e-6), of_rank(20e-6, 3e-6)]
+    monkeypatch.setattr(sweeping, "launch", lambda *_, **__: ranks)
+    gloo, copy = sweep(2, [4], 1.0, {"gloo": Backend(honest)})
+    assert (gloo["num_trials"], copy["num_trials"]) == (3, 3)
+    # an all-reduce is under way from the first start to the last end
+    assert gloo["p95_us"] == pytest.approx(23)
+    assert copy["p95_us"] == pytest.approx(3)
+
+
+def test_copy_takes_as_long_as_the_slowest_rank_copies() -> None:
+    # 2 and 3 microseconds; rank 1 left the barrier 20 later
+    ranks = [Trial(0.0, 2e-6, True, True), Trial(20e-6, 23e-6, True, True)]
+    assert slowest(ranks) == pytest.approx(3e-6)
+
+
+def honest(_: ExitStack) -> AllReduce:
+    return dist.all_reduce
+
+
+def lossy(_: ExitStack) -> AllReduce:
+    """Forgets the last element of what is large."""
+
+    def all_reduce(tensor: Tensor) -> None:
+        dist.all_reduce(tensor if len(tensor) == 1 else tensor[:-1])
+
+    return all_reduce
+
+
+def stale(_: ExitStack) -> AllReduce:
+    """Rank 1 hands out what the second trial of this size gave, from then on."""
+    seen: dict[int, list[Tensor]] = {}
+
+    def all_reduce(tensor: Tensor) -> None:
+        dist.all_reduce(tensor)
+        before = seen.setdefault(len(tensor), [])
+        if dist.get_rank() == 1 and len(before) > 1 and len(tensor) > 1:
+            tensor.copy_(before[1])
+        before.append(tensor.clone())
+
+    return all_reduce
+
+
+def idle(_: ExitStack) -> AllReduce:
+    return lambda tensor: None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "num_bytes", "rank"), [(lossy, 4096, 0), (stale, 4096, 1), (idle, 4, 0)]
+)
+def test_wrong_result_is_named(wrong: object, num_bytes: int, rank: int) -> None:
+    assert callable(wrong)
+    subjects = {"honest": Backend(honest), "wrong": Backend(wrong)}
+    message = rf"^wrong, {num_bytes} bytes, 2 processes: rank {rank} got a wrong result"
+    with pytest.raises(EvidenceError, match=message):
+        sweep(2, SIZES, 0.0, subjects)
+
+
+def test_wrong_copy_is_named() -> None:
+    """The limit must have been reached by what does copy."""
+
+    def breaks_the_copy(_: ExitStack) -> AllReduce:
+        # in the rank's own process, which is gone afterwards
+        sweep_rank._Payload.copy = lambda self: None
+        return dist.all_reduce
+
+    with pytest.raises(EvidenceError, match=r"^copy, 4 bytes, 2 processes: rank 0 got"):
+        sweep(2, SIZES, 0.0, {"honest": Backend(breaks_the_copy)})
+
+
+def test_wrong_once_is_enough() -> None:
+    """Even while it warms up; all else is right."""
+
+    def once(_: ExitStack) -> AllReduce:
+        calls = []
+
+        def all_reduce(tensor: Tensor) -> None:
+            dist.all_reduce(tensor)
+            calls.append(tensor)
+            if len(calls) == 2:
+                tensor += 1
+
+        return all_reduce
+
+    total = NUM_VISITS * NUM_WARMUP + MIN_TRIALS
+    with pytest.raises(EvidenceError, match=f"wrong result in 1 of {total} trials"):
+        sweep(2, SIZES, 0.0, {"once": Backend(once)})
+
+
+@pytest.fixture
+def study(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(ROOT / "studies/collectives")
+    return importlib.import_module("findings"), importlib.import_module("describe")
+
+
+def table(*rows: tuple[int, int, float, float, float]) -> pd.DataFrame:
+    """Rows of processes, bytes, and the median seconds of gloo, shm and the copy."""
+    return pd.DataFrame(
+        statistics(name, world_size, num_bytes, [seconds])
+        for world_size, num_bytes, *times in rows
+        for name, seconds in zip(("gloo", "shm", "copy"), times, strict=True)
+    )
+
+
+def test_sizes_and_durations_in_words(study: Any) -> None:
+    findings, _ = study
+    sizes = [4, 1024, 4000, 4096, 40_000_000, 2**28]
+    named = ["4 B", "1 KiB", "4 kB", "4 KiB", "40 MB", "256 MiB"]
+    assert [findings.size(one) for one in sizes] == named
+    times = [0.5, 12.34, 1234.0, 340_000, 1.2e6]
+    named = ["0.50 µs", "12.3 µs", "1.2 ms", "340 ms", "1.2 s"]
+    assert [findings.duration(one) for one in times] == named
+
+
+def test_goals_are_judged_by_the_ratio_of_medians(study: Any) -> None:
+    findings, describe = study
+    # 5 times as fast, and just not 3 times
+    measured = table((2, 4000, 1e-3, 0.2e-3, 1e-5), (2, 4_000_000, 2.9, 1, 0.5))
+    us = findings.medians(measured, 2)
+    assert list(describe.goals_table(us, {4000: 5, 4_000_000: 3}))[2:] == [
+        "| 4 kB | 1.0 ms | 200 µs | 5.00 | 5 | reached |",
+        "| 4 MB | 2.9 s | 1.0 s | 2.90 | 3 | missed |",
+    ]
+
+
+def test_finding_counts_the_sizes_where_shared_memory_is_no_faster(study: Any) -> None:
+    findings, _ = study
+    fast = table((2, 4, 3, 1, 1), (2, 16, 2, 1, 1))
+    start = "With 2 processes, shared memory is"
+    assert findings.against_gloo(fast, 2) == f"{start} 2.0 to 3.0 times as fast as gloo"
+    mixed = table((2, 4, 3, 1, 1), (2, 16, 1, 2, 1))
+    end = "0.50 to 3.0 times as fast as gloo, no faster at 1 of 2 sizes"
+    assert findings.against_gloo(mixed, 2) == f"{start} {end}"
+
+
+def test_page_says_where_processes_crowd_and_how_far_the_copy_is(study: Any) -> None:
+    _, describe = study
+    # the limit: a copy of 4 kB is 4 and 2 times as fast as gloo and shared memory
+    measured = table((2, 4000, 4e-6, 2e-6, 1e-6), (4, 4000, 4e-6, 2e-6, 1e-6))
+    machine = {"gpu": None, "cpu": "A CPU", "cores": 2, "torch": "9"}
+    origin = {"measured_at": "2026-11-21T10:00:00", "machine": machine}
+    page = list(describe.page(measured, {4000: 3}, origin))
+    heads = [line for line in page if line.startswith("## ")]
+    assert heads[1:] == ["## 2 processes", "## 4 processes on 2 cores: oversubscribed"]
+    assert page.count("| 4 kB | 4.0 µs | 2.0 µs | 1.0 µs | 2.0 | 4.0 | 2.0 |") == 2
+    # 4 kB in 2 µs are 2 GB/s; with 4 processes a ring carries 6 / 4 of it
+    best = "- Shared memory: the highest bus bandwidth is {} GB/s, at 4 kB."
+    assert {best.format("2.0"), best.format("3.0")} <= set(page)

@@ -1,0 +1,277 @@
+"""What a trace is held to: a hand-made one that is right, and faults planted in it."""
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from chrome_trace import Trace, chrome_trace
+from profiler_spans import Offset
+from trace_check import problems, require_right, steps_in
+from tracing import MAIN, Span, TracedRank, reductions_of
+
+from minitrain.core.errors import EvidenceError
+from minitrain.sync.trace import BucketEvent
+
+US = 1000
+STEPS = (5, 6)
+# of a step of 100 us, in us from its beginning
+PHASES = {
+    "data": (0, 10),
+    "forward": (10, 30),
+    "backward": (30, 70),
+    "reduce": (70, 72),
+    "optimizer": (72, 95),
+}
+LAST_GRADIENT = 65
+# the profiler's clock is 7 ms behind ours, known to within half a microsecond
+OFFSET = Offset(7000 * US, 500)
+BUCKET = "all-reduce bucket 1 of 2 (30.0 kB, 2 tensors)"
+Ranks = list[TracedRank]
+
+
+def hand_made(rank: int) -> TracedRank:
+    """Two steps with two buckets each, under way together from 55 to 60 us."""
+    spans, buckets, last = [], {}, {}
+    for step in STEPS:
+        start = 100 * step
+        behind = start - OFFSET.ns // US + 10**6
+        spans.append(span("step", f"step {step}", behind, behind + 100))
+        for name, (begin, end) in PHASES.items():
+            spans.append(span("phase", name, behind + begin, behind + end))
+        spans.append(span("op", "aten::mm", behind + 12, behind + 20))
+        # rank 1 hands its first bucket over a microsecond later
+        ours = (start + 10**6) * US
+        first = BucketEvent(("b", "c"), 30_000, ours + (45 + rank) * US, ours + 60 * US)
+        second = BucketEvent(("a",), 70_000, ours + 55 * US, ours + 71 * US)
+        buckets[step] = [first, second]
+        last[step] = ours + LAST_GRADIENT * US
+    reductions = reductions_of(buckets)
+    return TracedRank(rank, 100_000, True, spans, OFFSET, reductions, last, 3)
+
+
+def span(kind: Any, name: str, begin_us: int, end_us: int) -> Span:
+    return Span(kind, MAIN, name, begin_us * US, end_us * US)
+
+
+def trace_of(ranks: Ranks) -> Trace:
+    return chrome_trace(ranks, {"sync": "ddp"})
+
+
+@pytest.fixture
+def ranks() -> Ranks:
+    return [hand_made(0), hand_made(1)]
+
+
+def test_a_trace_that_is_right_has_no_problems(ranks: Ranks) -> None:
+    assert problems(trace_of(ranks)) == []
+
+
+def test_what_the_trace_tells_of_a_step(ranks: Ranks) -> None:
+    step = steps_in(trace_of(ranks))[1][6]
+    assert (step.rank, step.number) == (1, 6)
+    assert step.lasted_ms("forward") == pytest.approx(0.020)
+    # on rank 1 buckets are under way from 46 to 71 us, one or both of them; what comes
+    # after the last gradient is exposed until all is reduced, at 72 us
+    expected = {
+        "comm_total_ms": 0.025,
+        "comm_hidden_ms": 0.019,
+        "comm_exposed_ms": 0.007,
+    }
+    found = step.communication()
+    assert {key: found[key] for key in expected} == pytest.approx(expected)
+
+
+def test_buckets_that_are_under_way_at_once_lie_on_two_tracks(ranks: Ranks) -> None:
+    assert [one.track for one in ranks[0].reductions[:2]] == [
+        "all-reduce",
+        "all-reduce 2",
+    ]
+    assert ranks[0].reductions[0].name == BUCKET
+
+
+def with_offset(rank: TracedRank, by_ns: int) -> TracedRank:
+    return replace(rank, offset=Offset(OFFSET.ns + by_ns, OFFSET.within_ns))
+
+
+def moved(one: Span, by_ns: int) -> Span:
+    return replace(one, begin_ns=one.begin_ns + by_ns, end_ns=one.end_ns + by_ns)
+
+
+def elsewhere(rank: TracedRank, by_ns: int) -> TracedRank:
+    """As on a host whose clock differs: all that the rank says is late."""
+    return replace(
+        with_offset(rank, by_ns),
+        reductions=[moved(one, by_ns) for one in rank.reductions],
+        last_gradients={s: at + by_ns for s, at in rank.last_gradients.items()},
+    )
+
+
+SECOND = 10**9
+
+
+def test_an_offset_that_is_a_second_wrong_is_seen(ranks: Ranks) -> None:
+    # its first bucket is handed over 16 us after backward begins
+    late = problems(trace_of([ranks[0], with_offset(ranks[1], SECOND)]))
+    assert f"rank 1, step 5: {BUCKET} begins 999.984 ms before backward" in late
+    # its last bucket is reduced a microsecond before the optimizer begins
+    early = problems(trace_of([ranks[0], with_offset(ranks[1], -SECOND)]))
+    last = "all-reduce bucket 2 of 2 (70.0 kB, 1 tensor)"
+    assert f"rank 1, step 6: {last} ends 999.999 ms after the optimizer began" in early
+    assert not any(line.startswith("rank 0") for line in late + early)
+
+
+def test_a_rank_with_the_clock_of_another_host_is_seen(ranks: Ranks) -> None:
+    found = problems(trace_of([ranks[0], elsewhere(ranks[1], SECOND)]))
+    assert found[:2] == [
+        "step 5: was over on a rank before all had begun it",
+        f"step 5: {BUCKET} was reduced on a rank before all had handed it over",
+    ]
+
+
+def test_no_rank_can_wait_for_nobody(ranks: Ranks) -> None:
+    """Rank 0 reduces its first bucket at 60 us: rank 1 has it in time, or not."""
+    assert problems(trace_of([ranks[0], elsewhere(ranks[1], 14 * US)])) == []
+    found = problems(trace_of([ranks[0], elsewhere(ranks[1], 14 * US + 1)]))
+    too_early = "was reduced on a rank before all had handed it over"
+    assert found == [f"step {step}: {BUCKET} {too_early}" for step in STEPS]
+
+
+def test_what_the_clocks_are_not_known_to_is_forgiven(ranks: Ranks) -> None:
+    # the last bucket ends at 71 us, the optimizer begins at 72, or is said to at 70.5
+    allowed, too_far = (with_offset(ranks[0], by) for by in (-1500, -1501))
+    assert problems(trace_of([allowed])) == []
+    found = problems(trace_of([too_far]))
+    assert len(found) == len(STEPS)
+    assert all("ends 0.001 ms after the optimizer began" in line for line in found)
+
+
+def test_a_clock_that_nobody_knows_forgives_nothing(ranks: Ranks) -> None:
+    guessed = replace(ranks[1], offset=Offset(OFFSET.ns, 2_000_000))
+    found = problems(trace_of([ranks[0], guessed]))
+    assert found == ["rank 1: clocks only known to 2.0 ms"]
+
+
+def test_a_trace_with_problems_ends_in_one_line(ranks: Ranks) -> None:
+    require_right(trace_of(ranks))
+    late = trace_of([ranks[0], elsewhere(ranks[1], SECOND)])
+    with pytest.raises(
+        EvidenceError, match=r"^trace: step 5: was over .* \(and 5 more"
+    ):
+        require_right(late)
+
+
+def change(rank: TracedRank, which: str, **changes: Any) -> TracedRank:
+    """The first span or bucket of that name changed."""
+    spans, reductions = list(rank.spans), list(rank.reductions)
+    for found in (spans, reductions):
+        for index, one in enumerate(found):
+            if one.name.startswith(which):
+                found[index] = replace(one, **changes)
+                return replace(rank, spans=spans, reductions=reductions)
+    raise AssertionError(which)
+
+
+def without(rank: TracedRank, name: str) -> TracedRank:
+    spans = [one for one in rank.spans if not one.name.startswith(name)]
+    reductions = [one for one in rank.reductions if not one.name.startswith(name)]
+    return replace(rank, spans=spans, reductions=reductions)
+
+
+def in_backward(rank: TracedRank) -> int:
+    return next(one.begin_ns for one in rank.spans if one.name == "backward") + US
+
+
+FEWER = {"step": 5, "bucket": 1, "bytes": 29_996, "parameters": ["b"]}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "expected"),
+    [
+        (
+            lambda rank: without(rank, "reduce"),
+            "rank 1, step 5: its phases are data, forward, backward, optimizer",
+        ),
+        (
+            lambda rank: change(rank, "forward", name="optimizer"),
+            "rank 1, step 5: its phases are data, optimizer, backward, reduce, optim",
+        ),
+        (
+            lambda rank: without(rank, "step 6"),
+            "rank 1: has steps [5], the first rank [5, 6]",
+        ),
+        (
+            lambda rank: without(rank, "all-reduce bucket 2"),
+            "rank 1: has other buckets than the first rank",
+        ),
+        (
+            lambda rank: change(rank, "aten::mm", end_ns=in_backward(rank)),
+            "rank 1: aten::mm lies across forward",
+        ),
+        (
+            lambda rank: change(rank, "all-reduce bucket 1", end_ns=0),
+            f"event 43, {BUCKET}: dur = -",
+        ),
+        (
+            lambda rank: change(rank, "all-reduce bucket 1", args=FEWER),
+            "rank 1, step 5: buckets of 99996 bytes, and gradients of 100000",
+        ),
+    ],
+)
+def test_a_fault_of_a_rank_is_seen(
+    spoil: Callable[[TracedRank], TracedRank], expected: str, ranks: Ranks
+) -> None:
+    found = problems(trace_of([ranks[0], spoil(ranks[1])]))
+    assert found
+    assert found[0].startswith(expected)
+
+
+def test_all_reduces_that_are_gone_on_all_ranks_are_seen(ranks: Ranks) -> None:
+    gone = [without(rank, "all-reduce") for rank in ranks]
+    assert problems(trace_of(gone)) == [
+        f"rank {rank}, step {step}: buckets of 0 bytes, and gradients of 100000"
+        for rank in (0, 1)
+        for step in STEPS
+    ]
+    # as on a GPU, or under fsdp
+    untimed = [replace(rank, reduces=False) for rank in gone]
+    assert problems(trace_of(untimed)) == []
+    # but what is shown there is held to the same
+    some = [replace(without(r, "all-reduce bucket 2"), reduces=False) for r in ranks]
+    expected = "rank 0, step 5: buckets of 30000 bytes, and gradients of 100000"
+    assert problems(trace_of(some))[0] == expected
+
+
+def first(trace: Trace, kind: str) -> dict[str, Any]:
+    event: dict[str, Any] = next(e for e in trace["traceEvents"] if e["ph"] == kind)
+    return event
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value", "expected"),
+    [
+        ("X", "ph", "B", "event 10: ph = 'B'"),
+        ("X", "ts", math.nan, "event 10, step 5: ts = nan"),
+        ("X", "ts", "0", "event 10, step 5: ts = '0'"),
+        ("X", "dur", -0.001, "event 10, step 5: dur = -0.001"),
+        ("X", "dur", math.inf, "event 10, step 5: dur = inf"),
+        ("X", "pid", True, "event 10, step 5: pid = True"),
+        ("X", "tid", 1.5, "event 10, step 5: tid = 1.5"),
+        ("X", "dur", None, "event 10: no dur"),
+        ("i", "ts", None, "event 8: no ts"),
+        ("M", "args", None, "event 0: no args"),
+        ("M", "args", {"name": "python"}, "process 0: its name is 'python'"),
+    ],
+)
+def test_what_viewers_cannot_read_is_seen(
+    kind: str, key: str, value: Any, expected: str, ranks: Ranks
+) -> None:
+    trace = copy.deepcopy(trace_of(ranks))
+    event = first(trace, kind)
+    if value is None:
+        del event[key]
+    else:
+        event[key] = value
+    assert problems(trace) == [expected]

@@ -1,0 +1,321 @@
+"""Traces of real ranks: what is in them, and that it lies where it belongs."""
+
+import gzip
+import json
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from chrome_trace import Trace, chrome_trace, read_trace, write_trace
+from imports import imported_by
+from profiler_spans import PREFIX, Offset, Readings, offset_of
+from project import ROOT
+from tiny import tiny_config, tiny_params, tiny_shards
+from torch import Tensor
+from trace_check import begin_ns, end_ns, problems, steps_in
+from tracing import MAIN, TracedRank, spans_of, trace_steps
+
+from minitrain.comm.groups import distributed
+from minitrain.core.errors import UserError
+from minitrain.data.text import VOCAB_SIZE
+from minitrain.harness.launcher import launch
+from minitrain.model.factory import build_model
+from minitrain.train.loop import train
+from minitrain.train.worker import Worker
+
+FIRST, COUNT = 3, 2
+STEPS = [3, 4]
+# DDP with a bucket for each few parameters
+MANY = {"sync": "ddp", "bucket_cap_mb": 0.005}
+RUNS: dict[str, dict[str, Any]] = {
+    "ddp": MANY,
+    "ddp, buckets held back": {**MANY, "overlap": False},
+    "ddp, three micro-batches": {**MANY, "grad_accumulation_steps": 3},
+    "per_parameter": {"sync": "per_parameter"},
+    "invariant": {"sync": "invariant", "logical_shards": 4},
+    "zero1": {"sync": "zero1"},
+    "fsdp": {"sync": "fsdp"},
+}
+MICRO_BATCHES = {"ddp, three micro-batches": 3, "invariant": 2}
+
+
+@dataclass
+class Traced:
+    """What two ranks traced, the final state of rank 0, and that of a run without a
+    profiler.
+    """
+
+    ranks: list[TracedRank]
+    states: list[dict[str, Tensor]]
+
+    def trace(self) -> Trace:
+        return chrome_trace(self.ranks, {"sync": "any"})
+
+
+def be_a_rank(
+    changes: dict[str, Any], shards: Path, shortest_us: float
+) -> tuple[TracedRank, list[dict[str, Tensor]]]:
+    torch.set_num_threads(1)
+    with distributed():
+        config = tiny_config(tiny_params(**changes), shards, 2)
+        watched, alone = Worker(config), Worker(config)
+        traced = trace_steps(watched, FIRST, COUNT, shortest_us)
+        train(alone, range(FIRST + COUNT))
+        states = [one.sync.state_dict() for one in (watched, alone)]
+        states = [{n: t.clone() for n, t in state.items()} for state in states]
+        watched.close()
+        alone.close()
+    return traced, states
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_shards(tmp_path_factory.mktemp("shards"), 1, 2)
+
+
+def traced_run(name: str, shards: Path, shortest_us: float = 0.0) -> Traced:
+    changes = {"global_batch_size": 24, **RUNS[name]}
+    found = launch(be_a_rank, 2, changes, shards, shortest_us, timeout_s=120)
+    return Traced([rank for rank, _ in found], found[0][1])
+
+
+@pytest.fixture(scope="module")
+def runs() -> dict[str, Traced]:
+    return {}
+
+
+@pytest.fixture
+def run(request: pytest.FixtureRequest, runs: dict[str, Traced], shards: Path) -> Any:
+    """The run of the test's name, made once; that of DDP unless it has one."""
+    name = getattr(request, "param", "ddp")
+    if name not in runs:
+        runs[name] = traced_run(name, shards)
+    return name, runs[name]
+
+
+each_run = pytest.mark.parametrize("run", RUNS, indirect=True)
+Named = tuple[str, Traced]
+
+
+@each_run
+def test_a_trace_is_right(run: Named) -> None:
+    assert problems(run[1].trace()) == []
+
+
+@each_run
+def test_a_trace_without_any_all_reduce_is_not(run: Named) -> None:
+    """On no rank, as if the hook of the strategy had never been called."""
+    name, traced = run
+    gone = [replace(rank, reductions=[]) for rank in traced.ranks]
+    found = problems(Traced(gone, traced.states).trace())
+    if name == "fsdp":
+        assert found == []
+        return
+    assert len(found) == 2 * COUNT
+    assert found[0].startswith(f"rank 0, step {FIRST}: buckets of 0 bytes, and")
+
+
+@each_run
+def test_tracing_changes_no_bits(run: Named) -> None:
+    watched, alone = run[1].states
+    assert watched.keys() == alone.keys()
+    assert all(torch.equal(watched[name], alone[name]) for name in alone)
+
+
+@each_run
+def test_each_step_of_each_rank_has_its_phases_in_order(run: Named) -> None:
+    name, traced = run
+    found = steps_in(traced.trace())
+    passes = ["forward", "backward", "reduce"] * MICRO_BATCHES.get(name, 1)
+    assert [*found] == [0, 1]
+    for steps in found.values():
+        assert [*steps] == STEPS
+        for step in steps.values():
+            names = [phase["name"] for phase in step.phases]
+            assert names == ["data", *passes, "optimizer"]
+            ends = [(begin_ns(phase), end_ns(phase)) for phase in step.phases]
+            inside = [begin_ns(step.span), *sum(ends, ()), end_ns(step.span)]
+            assert inside == sorted(inside)
+
+
+def gradient_bytes() -> int:
+    model = build_model(tiny_params().model, VOCAB_SIZE)
+    return sum(4 * p.numel() for p in model.parameters())
+
+
+@each_run
+def test_every_bucket_is_an_all_reduce_with_a_name(run: Named) -> None:
+    name, traced = run
+    parameters = dict(build_model(tiny_params().model, VOCAB_SIZE).named_parameters())
+    counts = {"per_parameter": len(parameters), "invariant": 1, "zero1": 1, "fsdp": 0}
+    for rank in steps_in(traced.trace()).values():
+        for step in rank.values():
+            count = len(step.reductions)
+            assert count == counts[name] if name in counts else count > 1
+            sent = [one["args"] for one in step.reductions.values()]
+            if not count:
+                continue
+            assert sum(one["bytes"] for one in sent) == gradient_bytes()
+            held = [name for one in sent for name in one["parameters"]]
+            assert sorted(held) == sorted(parameters)
+            for number, one in step.reductions.items():
+                own = len(one["args"]["parameters"])
+                begins = f"all-reduce bucket {number} of {count} ("
+                assert one["name"].startswith(begins)
+                assert one["name"].endswith(f", {own} tensor{'s' * (own > 1)})")
+
+
+def test_only_what_was_held_back_begins_after_the_last_gradient(
+    runs: dict[str, Traced], shards: Path
+) -> None:
+    name = "ddp, buckets held back"
+    traced = runs.get(name) or traced_run(name, shards)
+    for rank in steps_in(traced.trace()).values():
+        for step in rank.values():
+            assert step.last_gradient_ns is not None
+            begins = [begin_ns(one) for one in step.reductions.values()]
+            assert min(begins) >= step.last_gradient_ns
+            # one after the other
+            ends = [end_ns(one) for one in step.reductions.values()]
+            assert all(b >= e for b, e in zip(begins[1:], ends, strict=False))
+
+
+def test_ranks_have_a_process_each_and_their_tracks_names(run: Named) -> None:
+    events = run[1].trace()["traceEvents"]
+    about = [event for event in events if event["ph"] == "M"]
+    names = {e["pid"]: e["args"]["name"] for e in about if e["name"] == "process_name"}
+    assert names == {0: "rank 0", 1: "rank 1"}
+    threads = {
+        (e["pid"], e["tid"]): e["args"]["name"]
+        for e in about
+        if e["name"] == "thread_name"
+    }
+    used = {(e["pid"], e["tid"]) for e in events if e["ph"] != "M"}
+    assert used == threads.keys()
+    for rank in (0, 1):
+        own = [name for (pid, _), name in sorted(threads.items()) if pid == rank]
+        assert own[:2] == [MAIN, "all-reduce"]
+    # a viewer may know a thread by its number alone
+    assert len({tid for _, tid in threads}) == len(threads)
+
+
+def test_torchs_ops_lie_in_the_phases_that_call_them(run: Named) -> None:
+    trace = run[1].trace()
+    assert trace["otherData"]["ops_left_out"] == {"0": 0, "1": 0}
+    events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    for rank, steps in steps_in(trace).items():
+        for phase in steps[STEPS[0]].phases:
+            begin, end = begin_ns(phase), end_ns(phase)
+            inside = {
+                event["name"]
+                for event in events
+                if event["pid"] == rank and begin <= begin_ns(event) < end
+            }
+            expected = {
+                "forward": "aten::embedding",
+                "backward": "aten::embedding_dense_backward",
+                "optimizer": "aten::addcdiv_",
+            }
+            assert expected.get(phase["name"], phase["name"]) in inside
+
+
+def test_short_ops_are_left_out_and_counted(shards: Path) -> None:
+    trace = traced_run("ddp", shards, math.inf).trace()
+    kinds = {e["cat"] for e in trace["traceEvents"] if e["ph"] == "X"}
+    assert kinds == {"step", "phase", "all-reduce"}
+    assert all(count > 0 for count in trace["otherData"]["ops_left_out"].values())
+    assert problems(trace) == []
+
+
+def test_an_offset_that_is_a_second_wrong_is_seen(run: Named) -> None:
+    first, second = run[1].ranks
+    offset = Offset(second.offset.ns + 10**9, second.offset.within_ns)
+    found = problems(chrome_trace([first, replace(second, offset=offset)], {}))
+    assert any(line.startswith("rank 1, step 3: all-reduce bucket 1") for line in found)
+    assert not any(line.startswith("rank 0") for line in found)
+
+
+def test_file_is_what_was_traced_and_repeats(run: Named, tmp_path: Path) -> None:
+    trace, path = run[1].trace(), tmp_path / "trace.json.gz"
+    write_trace(path, trace)
+    assert read_trace(path) == trace
+    # no viewer knows NaN
+    json.loads(gzip.decompress(path.read_bytes()), parse_constant=pytest.fail)
+    first = path.read_bytes()
+    write_trace(path, json.loads(json.dumps(trace)))
+    assert path.read_bytes() == first
+    # the time of day: bytes 4 to 7 of the format (RFC 1952)
+    assert first[4:8] == bytes(4)
+
+
+NOT_TRACES = [b"", b"{}", gzip.compress(b"{}", mtime=0)]
+
+
+@pytest.mark.parametrize("content", NOT_TRACES)
+def test_damaged_file_is_one_line(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"trace\.json\.gz: damaged, or not of this"):
+        read_trace(path)
+
+
+def test_offset_lies_between_all_readings() -> None:
+    """Ours is 100 ahead: the first says 95 to 130, the second 80 to 104."""
+    readings = [Readings(1000, 1095, 1130), Readings(2000, 2080, 2104)]
+    # 95 to 104: the middle, and half of it, rounded up
+    assert offset_of(readings) == (99, 5)
+
+
+def test_clocks_that_part_are_known_no_better_than_that() -> None:
+    """One says 100 to 102, the other 110 to 112: off by 4 from both."""
+    readings = [Readings(0, 100, 102), Readings(1000, 1110, 1112)]
+    assert offset_of(readings) == (106, 4)
+
+
+def event(name: str, kind: str, thread: int, begin: float, end: float) -> Any:
+    """One of the profiler's, with what is read of it."""
+    return SimpleNamespace(
+        name=name,
+        device_type=SimpleNamespace(name=kind),
+        device_index=-1 if kind == "CPU" else 0,
+        thread=thread,
+        device_resource_id=thread,
+        time_range=SimpleNamespace(start=begin, end=end),
+    )
+
+
+def test_spans_lie_on_the_tracks_of_threads_and_streams() -> None:
+    node = "autograd::engine::evaluate_function: MmBackward0"
+    spans = spans_of(
+        [
+            event("sgemm", "CUDA", 7, 3.5, 9.25),
+            event(PREFIX + "backward", "CUDA", 7, 3.5, 9.25),
+            event(node, "CPU", 2, 3.0, 4.001),
+            event("aten::mm", "CPU", 1, 1.5, 2.0),
+            event(PREFIX + "backward", "CPU", 1, 1.0, 5.0),
+            event(PREFIX + "step 3", "CPU", 1, 1.0, 6.0),
+            event("aten::add", "CPU", 3, 0.5, 0.75),
+        ]
+    )
+    assert [(s.kind, s.track, s.name, s.begin_ns, s.end_ns) for s in spans] == [
+        ("op", "thread 2", "aten::add", 500, 750),
+        ("step", MAIN, "step 3", 1000, 6000),
+        ("phase", MAIN, "backward", 1000, 5000),
+        ("op", MAIN, "aten::mm", 1500, 2000),
+        ("op", "backward, thread 1", node, 3000, 4001),
+        ("op", "GPU 0, stream 7", "sgemm", 3500, 9250),
+        ("op", "GPU 0, stream 7", "backward", 3500, 9250),
+    ]
+
+
+@pytest.mark.parametrize(
+    "stage", sorted((ROOT / "stages").glob("*.py")), ids=lambda path: path.name
+)
+def test_who_does_not_trace_has_nothing_of_it(stage: Path) -> None:
+    found = imported_by(ROOT, stage.relative_to(ROOT))
+    assert not {path for path in found if "trac" in path} - {"minitrain/sync/trace.py"}
+    assert "studies/trace/profiler_spans.py" not in found

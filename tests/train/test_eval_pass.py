@@ -1,0 +1,110 @@
+"""Passes in eval mode after training: who cannot make one says why, on all ranks."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from subjects import Bigrams, make_run
+from torch import Tensor, nn
+
+from minitrain.check.check import examine
+from minitrain.sync.catalog import find_strategy
+from minitrain.sync.stock import Reduced, StockDDP
+from minitrain.train.worker import Worker
+
+
+class Auxiliary(Bigrams):
+    """A head that is there in training alone."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.LayerNorm(16))
+        self.auxiliary = nn.Linear(16, 61)
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> Any:
+        found = super().forward(input_ids, labels)
+        if not self.training:
+            return found
+        logits = self.auxiliary(self.embedding(input_ids[:, :-1]).flatten(0, 1))
+        more = nn.functional.cross_entropy(logits, labels[:, 1:].flatten())
+        return SimpleNamespace(loss=found.loss + 0.3 * more)
+
+
+@pytest.mark.parametrize("sync", ["ddp", "flat", "shm"])
+def test_head_that_eval_mode_does_not_use(sync: str) -> None:
+    """DDP would never reduce a bucket that holds an unused parameter."""
+    trial = replace(make_run(), factory=Auxiliary, sync=find_strategy(sync))
+    ladder = examine(trial, 2, timeout_s=60)
+    assert ladder.rungs["witness_probe"].verdict == "not run"
+    unused = "in eval mode: parameter auxiliary.weight is not used"
+    assert ladder.rungs["witness_probe"].detail == unused
+    # the steps themselves are compared
+    assert ladder.verdict == "proven"
+
+
+class OnlyTrains(Bigrams):
+    """In eval mode there is no loss, as of detection models."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.LayerNorm(16))
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> Any:
+        found = super().forward(input_ids, labels)
+        return found if self.training else found.logits
+
+
+def test_model_without_a_loss_in_eval_mode() -> None:
+    trial = replace(make_run(), factory=OnlyTrains)
+    ladder = examine(trial, 2, timeout_s=60)
+    assert ladder.rungs["witness_probe"].verdict == "not run"
+    assert ladder.verdict == "proven"
+
+
+def cannot_on_rank_1(worker: Worker) -> None:
+    right = worker.batches.loss
+
+    def loss(model: nn.Module, inputs: Any) -> Tensor:
+        if worker.rank == 1 and not model.training:
+            raise ValueError("not here")
+        return right(model, inputs)
+
+    worker.batches.loss = loss  # type: ignore[method-assign]
+
+
+def test_one_rank_that_cannot_hangs_nobody() -> None:
+    ladder = examine(make_run(), 2, cannot_on_rank_1, timeout_s=30)
+    why = "in eval mode: ValueError: not here"
+    assert ladder.rungs["witness_probe"].detail == why
+
+
+@pytest.mark.parametrize("sync", ["ddp", "zero1"])
+def test_ddp_as_torch_has_it_is_tried(sync: str) -> None:
+    trial = replace(make_run(), sync=find_strategy(sync))
+    assert examine(trial, 3, timeout_s=60).rungs["unwatched"].verdict == "equal"
+
+
+class AddsInAnotherOrder(StockDDP):
+    """Exact, and another thing than torch's DDP."""
+
+    def exchange(self, bucket: Any) -> Reduced:
+        return super().exchange(bucket)
+
+
+def test_strategy_made_of_ddp_is_not_held_to_it() -> None:
+    assert StockDDP.only_watches()
+    assert find_strategy("zero1").only_watches()
+    for name in ("flat", "shm", "fp16_compress", "powersgd", "fsdp", "invariant"):
+        assert not find_strategy(name).only_watches(), name
+    assert not AddsInAnotherOrder.only_watches()
+
+
+def test_a_gradient_that_is_no_number_can_be_written() -> None:
+    """It is a breach, and must not end in a traceback."""
+    from minitrain.proof.witness.record import Worst
+
+    for bad in (torch.nan, torch.inf):
+        worst = Worst()
+        worst.add(torch.tensor([1.0, bad]), torch.zeros(2), 1.0, "here")
+        found = worst.rung()
+        assert (found["verdict"], found["max_abs_diff"]) == ("breach", None)
