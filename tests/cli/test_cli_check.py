@@ -9,7 +9,7 @@ import pytest
 import torch
 from one_line import refusal
 
-from minitrain.check import climb, measured
+from minitrain.check import all_strategies, measured
 from minitrain.check.all_strategies import Climbed
 from minitrain.check.import_target import find
 from minitrain.check.measured import Measured, reading_for
@@ -212,7 +212,9 @@ def test_resnet_with_batch_norm_is_proven(
 def test_batch_norm_is_why_one_process_was_not_compared(
     model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(climb, "STRATEGIES", ["ddp", "fsdp", "invariant", "powersgd"])
+    monkeypatch.setattr(
+        all_strategies, "STRATEGIES", ["ddp", "fsdp", "invariant", "powersgd"]
+    )
     own = ["--batches", f"{model}:images", "--loss", f"{model}:loss_of_images"]
     assert run(["check", f"{model}:batch_norm", *own, *ALL]) == 0
     said = dict(x.split(maxsplit=1) for x in capsys.readouterr().out.splitlines()[:-1])

@@ -14,7 +14,8 @@ from torch.utils.checkpoint import checkpoint
 import minitrain
 from minitrain.comm.groups import distributed, wrap_for_ddp
 from minitrain.core.errors import UserError
-from minitrain.recording import own_gradients, page
+from minitrain.recording import own_gradients
+from minitrain.recording import step as page
 from minitrain.recording.format import read_recording
 
 

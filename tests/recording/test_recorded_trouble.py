@@ -20,7 +20,7 @@ from torch.func import functional_call
 import minitrain
 from minitrain.comm.groups import distributed, wrap_for_ddp
 from minitrain.core.errors import UserError
-from minitrain.recording import lines
+from minitrain.recording import writer as lines
 from minitrain.recording.format import Writer, read_recording
 
 # far above what a process needs to end, and what is too long to wait for

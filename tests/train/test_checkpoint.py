@@ -21,7 +21,8 @@ import torch
 from minitrain.core.errors import UserError
 from minitrain.ddp import distributed
 from minitrain.harness.launcher import launch
-from minitrain.train import checkpoint, held
+from minitrain.train import checkpoint
+from minitrain.train import checkpoint_lock as held
 from minitrain.train.checkpoint import MANIFEST, Checkpoints, Kept, step_of, steps_in
 from minitrain.train.resume import UNFIT as UNFIT_LINE
 from minitrain.train.resume import run_through

@@ -21,7 +21,8 @@ from resumed import (
 )
 
 from minitrain.check.trial import run_ranks
-from minitrain.train import kept, resume, run
+from minitrain.train import resume, run
+from minitrain.train import snapshot as kept
 from minitrain.train.worker import Worker
 
 # PowerSGD compresses from its eleventh step on; an epoch ends after each sixth
