@@ -26,7 +26,7 @@ NOT_OF_THE_BITS = ("num_warmup_steps",)
 OF_THE_RANKS = ("run", "world_size", "began with")
 PACKAGE = Path(__file__).parents[1]
 # of its packages those that have a part in the bits
-COMPUTE = ("core", "data", "distributed", "model", "proof", "sync", "train")
+COMPUTE = ("comm", "core", "data", "model", "proof", "sync", "train")
 
 
 def checkpoints_of(

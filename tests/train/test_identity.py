@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from imports import imported_by
 from tiny import ROOT, tiny_params, tiny_shards
 
 from minitrain.core.params import Params
@@ -43,6 +44,14 @@ CHANGES = {
     "train.threads_per_process": 2,
     "train.hash_every": 3,
 }
+
+
+def test_code_in_it_is_all_that_a_run_and_its_replay_import() -> None:
+    found: set[str] = set()
+    for file in ("train/run.py", "proof/replay.py"):
+        found |= imported_by(ROOT, Path("minitrain", file))
+    inside = [Path(file).parts for file in found]
+    assert {*identity.COMPUTE} == {parts[1] for parts in inside if len(parts) > 2}
 
 
 def test_every_parameter_of_training_is_in_it_or_only_times(shards: Path) -> None:
