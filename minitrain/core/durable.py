@@ -2,17 +2,12 @@
 of the machine, leaves the old or the new, each whole.
 """
 
-import ctypes
 import errno
 import os
 import re
 import shutil
 import socket
 from pathlib import Path
-
-AT_FDCWD, RENAME_EXCHANGE = -100, 2
-# of a kernel, a C library or a file system that cannot exchange two names
-CANNOT_EXCHANGE = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EXDEV}
 
 
 def temporary_name(path: Path) -> Path:
@@ -99,24 +94,8 @@ def put(temporary: Path, path: Path) -> None:
 
 
 def _replace_folder(temporary: Path, path: Path) -> None:
-    number = _exchange(temporary, path)
-    if number in CANNOT_EXCHANGE:
-        before = _out_of_the_way(path)
-        os.replace(path, before)
-        # killed here, :func:`remove_stale` has what it needs
-        os.replace(temporary, path)
-        os.replace(before, temporary)
-    elif number:
-        raise OSError(number, os.strerror(number), str(path))
-
-
-def _exchange(one: Path, other: Path) -> int:
-    """Exchange two names in one step -> 0, or the number of the error."""
-    try:
-        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
-    except AttributeError:
-        return errno.ENOSYS
-    names = os.fsencode(one), AT_FDCWD, os.fsencode(other)
-    if renameat2(AT_FDCWD, *names, ctypes.c_uint(RENAME_EXCHANGE)) == 0:
-        return 0
-    return ctypes.get_errno()
+    before = _out_of_the_way(path)
+    os.replace(path, before)
+    # killed here, :func:`remove_stale` has what it needs
+    os.replace(temporary, path)
+    os.replace(before, temporary)

@@ -4,8 +4,7 @@
                    manifest.json    whose it is, and SHA-256 of every file
 
 Files are written under a temporary name, flushed to the disk and renamed. Whatever
-was torn or altered since does not fit the manifest, whose own sum is in it. The room of
-one that was forgotten is kept for the next.
+was torn or altered since does not fit the manifest, whose own sum is in it.
 """
 
 import hashlib
@@ -33,8 +32,6 @@ Kept = dict[str, Any]
 Manifest = dict[str, Any]
 MANIFEST, OWN_SUM = "manifest.json", "manifest_sha256"
 STEP = "step-"
-# a name that is removed at the next start, as of all that was begun
-SPARE = ".spare.tmp"
 
 
 @dataclass(frozen=True)
@@ -64,7 +61,7 @@ class Checkpoints:
         rank = dist.get_rank() if dist.is_initialized() else 0
         begun, final = self.folder / f".{STEP}{step}.tmp", self.folder / _name(step)
         try:
-            only_first(lambda: self._make_room(begun))
+            only_first(lambda: _make_empty(begun))
             written = everyone(lambda: _write(begun / f"rank-{rank}.pt", kept))
             about = {"identity": dict(self.identity), "step": step, "files": written}
             only_first(lambda: self._complete(begun, final, about))
@@ -72,17 +69,6 @@ class Checkpoints:
             # its bytes may be what others lack
             shutil.rmtree(begun, ignore_errors=True)
             raise
-
-    def _make_room(self, begun: Path) -> None:
-        """The folder to write in: that of the checkpoint which was forgotten last. To
-        write over its bytes costs less than to free them and to ask for new ones.
-        """
-        shutil.rmtree(begun, ignore_errors=True)
-        spare = self.folder / SPARE
-        if spare.is_dir():
-            os.rename(spare, begun)
-        else:
-            begun.mkdir(parents=True)
 
     def _complete(self, begun: Path, final: Path, about: Manifest) -> None:
         about["files"] = dict(about["files"])
@@ -235,31 +221,24 @@ class _Summed:
 
 def _write(path: Path, kept: Kept) -> tuple[str, str]:
     """Name and SHA-256 of the file that is then on the disk."""
-    checked = torch.serialization.get_crc32_options()
-    # sums of its own would take as long as all the rest; SHA-256 is the better one
-    torch.serialization.set_crc32_options(False)
-    try:
-        with writing(path), open(path, "wb", opener=_over_what_is_there) as file:
-            summed: Any = _Summed(file)
-            torch.save(kept, summed)
-            file.truncate()
-            file.flush()
-            fsync(path)
-    finally:
-        torch.serialization.set_crc32_options(checked)
+    with writing(path), open(path, "wb") as file:
+        summed: Any = _Summed(file)
+        torch.save(kept, summed)
+        file.flush()
+        fsync(path)
     return path.name, summed.sha256.hexdigest()
 
 
-def _over_what_is_there(path: str, flags: int) -> int:
-    return os.open(path, flags & ~os.O_TRUNC)
+def _make_empty(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
 
 
 def _forget(checkpoint: Path) -> None:
-    """Remove it in one go as far as readers see; what it takes on the disk is kept for
-    the next one.
-    """
+    """Remove ``checkpoint``, for readers at once."""
     if checkpoint.is_dir():
-        spare = checkpoint.with_name(SPARE)
-        shutil.rmtree(spare, ignore_errors=True)
-        os.rename(checkpoint, spare)
-        (spare / MANIFEST).unlink(missing_ok=True)
+        # a name that is removed at the next start, as of all that was begun
+        gone = checkpoint.with_name(f".{checkpoint.name}.old.tmp")
+        shutil.rmtree(gone, ignore_errors=True)
+        os.rename(checkpoint, gone)
+        shutil.rmtree(gone, ignore_errors=True)

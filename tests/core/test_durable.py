@@ -1,8 +1,6 @@
 """A writer that dies at any call into the operating system: the old or the new."""
 
-import errno
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -23,8 +21,6 @@ from minitrain.core import durable
 from minitrain.core.files import atomic_path, open_atomic
 
 kind, place = sys.argv[1], Path(sys.argv[2])
-if "no-exchange" in kind:
-    durable._exchange = lambda one, other: errno.EINVAL
 target = place / "out"
 NAMES = "open write fsync replace rename unlink remove rmdir mkdir listdir scandir"
 left = None
@@ -49,7 +45,6 @@ def dying(function):
 for name in NAMES.split():
     setattr(os, name, dying(getattr(os, name)))
 builtins.open = dying(open)
-durable._exchange = dying(durable._exchange)
 
 
 def write(what):
@@ -95,7 +90,7 @@ while code == 9:
     allowed = [expected("old!"), expected("new!")]
     whole = found() in allowed
     # the name may be away between the two steps, and its next writer brings it back
-    if "no-exchange" in kind and found() is None:
+    if kind == "folder" and found() is None:
         durable.remove_stale(target)
         whole = found() in allowed
     write("next")
@@ -108,9 +103,7 @@ print(moment - 1, hurt)
 """
 
 
-@pytest.mark.parametrize(
-    ("kind", "moments"), [("file", 10), ("folder", 30), ("folder, no-exchange", 30)]
-)
+@pytest.mark.parametrize(("kind", "moments"), [("file", 10), ("folder", 30)])
 def test_old_or_new_whichever_call_it_dies_at(
     tmp_path: Path, kind: str, moments: int
 ) -> None:
@@ -129,7 +122,7 @@ def test_fault_that_this_would_see(tmp_path: Path) -> None:
     careless = DIE_EVERYWHERE.replace(
         "target = place", "durable.remove_stale = lambda path: None\ntarget = place"
     )
-    done = run_python("-c", careless, "folder, no-exchange", place)
+    done = run_python("-c", careless, "folder", place)
     assert "False, " in done.stdout, done.stderr
 
 
@@ -157,13 +150,8 @@ def test_only_what_dead_processes_of_this_host_left_is_removed(tmp_path: Path) -
     assert {path.name for path in tmp_path.iterdir()} == {"out", *kept}
 
 
-@pytest.mark.parametrize("exchange", [True, False])
-def test_link_to_a_folder_is_replaced_and_not_what_it_leads_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool
-) -> None:
+def test_link_to_a_folder_is_replaced_and_not_what_it_leads_to(tmp_path: Path) -> None:
     """DVC may put links into its cache where outputs were."""
-    if not exchange:
-        monkeypatch.setattr(durable, "_exchange", lambda one, other: errno.EINVAL)
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache/kept").touch()
     (tmp_path / "out").symlink_to("cache")
@@ -195,13 +183,3 @@ def test_all_is_synced_before_it_gets_its_name_and_the_folder_after(
         (folder / "inside").write_text("new")
     temporary = durable.temporary_name(tmp_path / "out").name
     assert calls == ["inside", temporary, "replaced", tmp_path.name]
-
-
-def test_exchange_is_one_step_here(tmp_path: Path) -> None:
-    """Else the two steps would be all that is tested."""
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").write_text("b")
-    assert durable._exchange(tmp_path / "a", tmp_path / "b") == 0
-    assert (tmp_path / "b").is_dir()
-    assert durable._exchange(tmp_path / "a", tmp_path / "none") == errno.ENOENT
-    shutil.rmtree(tmp_path / "b")
