@@ -1,21 +1,23 @@
 """A run that is tried from a test: by ranks of its own, and by their replay."""
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 
 from minitrain.bench.ledger import forward_collectives
-from minitrain.check.shared_tensors import Shelf, Shelved, ShelvingRecorder
+from minitrain.check.saved_tensors import SavedTensors, mapped
 from minitrain.comm.groups import distributed
 from minitrain.core.params import Params
 from minitrain.data.batches import causal_lm_loss
 from minitrain.data.cut import InMemory, count_targets
 from minitrain.harness.launcher import launch
+from minitrain.harness.run_dir import private_folder
 from minitrain.proof import single_process
 from minitrain.proof.evidence import Evidence, evidence_of
 from minitrain.proof.replay import replay
@@ -37,16 +39,14 @@ def run_ranks(
     step ``keep`` the values are kept. Raises RankError for a process that fails or
     takes more than ``timeout_s`` seconds.
     """
-    with ExitStack() as open_ones:
-        shelves = [open_ones.enter_context(Shelf()) for _ in range(world_size)]
-        paths = [shelf.path for shelf in shelves]
+    with private_folder() as folder:
         finished: list[Finished] = launch(
-            *(_be_a_rank, world_size, config, inject, keep, timeout_s, paths),
+            *(_be_a_rank, world_size, config, inject, keep, timeout_s, folder),
             timeout_s=timeout_s,
         )
-        for one, shelf in zip(finished, shelves, strict=True):
-            one.result.sampled = shelf.taken(one.result.sampled)
-            one.state = shelf.taken(one.state)
+        for one in finished:
+            one.result.sampled = mapped(cast(Any, one.result.sampled))
+            one.state = mapped(cast(Any, one.state))
     return evidence_of(
         [one.result for one in finished],
         [one.state for one in finished],
@@ -59,29 +59,29 @@ def _be_a_rank(
     inject: Inject | None,
     keep: int | None,
     timeout_s: float,
-    shelves: Sequence[str],
+    folder: Path,
 ) -> Finished:
-    """Be one rank; of its tensors it returns where they lie on its shelf."""
+    """Be one rank; of its tensors it returns the files in ``folder``."""
     torch.set_num_threads(1)
     limit = max(1, int(timeout_s))
-    with ExitStack() as one_shelf, distributed(timeout_s=limit) as (rank, _):
-        laid = one_shelf.enter_context(closing(Shelved(shelves[rank])))
+    with distributed(timeout_s=limit) as (rank, _):
+        # the same everywhere, as their hashes say: those of one rank are enough
+        sampled = SavedTensors(None if rank else folder / "sampled")
 
         def observer(worker: Worker) -> StepObserver:
             observed = StepObserver(worker, keep=keep)
-            given = worker.model, config.recorded, config.sampled, keep
-            observed.recorder = ShelvingRecorder(*given)
-            # the same everywhere, as their hashes say: of one rank is enough
-            observed.recorder.sampled = laid if rank == 0 else Shelved(None)
+            observed.recorder.sampled = sampled
             return observed
 
         own = forward_collectives(config)
         finished = run_rank(config, observer=observer, inject=inject)
         finished.result.hashes += own
-        finished.result.sampled = dict(laid)
+        state = SavedTensors(folder / f"state-{rank}")
         for name, tensor in finished.state.items():
-            laid[f"last/state/{name}"] = tensor
-        finished.state = {name: laid[f"last/state/{name}"] for name in finished.state}
+            state[f"last/state/{name}"] = tensor
+        files: Any = {key.split("/", 2)[2]: file for key, file in state.files.items()}
+        finished.state = files
+        finished.result.sampled = cast(Any, sampled.files)
         return finished
 
 

@@ -1,0 +1,52 @@
+"""What a rank saves is what its launcher maps, and equal states are saved once."""
+
+from pathlib import Path
+
+import torch
+
+from minitrain.check.saved_tensors import SavedTensors, mapped
+
+
+def test_every_kind_of_tensor_is_mapped_as_it_was_saved(tmp_path: Path) -> None:
+    wanted = {
+        "0/gradients/a": torch.randn(3, 4),
+        "0/gradients/b": torch.randn(4, 3).T,
+        "0/gradients/c": torch.tensor(2.5, dtype=torch.bfloat16),
+        "0/before/d": torch.tensor([True, False]),
+        "0/before/e": torch.zeros(0, 2),
+        "0/before/f": torch.randn(2, dtype=torch.complex64),
+        "0/before/a view": torch.zeros(10_000)[:2],
+    }
+    saved = SavedTensors(tmp_path / "saved")
+    for key, tensor in wanted.items():
+        saved[key] = tensor
+    taken = mapped(saved.files)
+    assert Path(saved.files["0/before/a view"]).stat().st_size < 10_000
+    for file in saved.files.values():
+        Path(file).unlink()
+    for key, tensor in wanted.items():
+        assert taken[key].dtype == tensor.dtype
+        assert torch.equal(taken[key], tensor)
+        assert torch.equal(saved[key], tensor)
+
+
+def test_states_that_are_equal_are_saved_once(tmp_path: Path) -> None:
+    weight, saved = torch.zeros(100), SavedTensors(tmp_path / "saved")
+    saved["0/after/a"] = weight
+    saved["1/before/a"] = weight.clone()
+    saved["1/gradients/a"] = weight
+    weight[-1] = -0.0
+    saved["1/after/a"] = weight
+    files = saved.files
+    assert files["0/after/a"] == files["1/before/a"] != files["1/gradients/a"]
+    # other bits, though an equal number
+    assert files["1/after/a"] != files["1/before/a"]
+    assert str(saved["1/after/a"][-1]) == "tensor(-0.)"
+    assert str(saved["1/before/a"][-1]) == "tensor(0.)"
+
+
+def test_without_a_folder_nothing_is_kept() -> None:
+    forgotten = SavedTensors(None)
+    forgotten["0/after/a"] = torch.ones(2)
+    assert not forgotten
+    assert not forgotten.files
