@@ -24,7 +24,7 @@ from minitrain.recording import writer as lines
 from minitrain.recording.format import Writer, read_recording
 
 # far above what a process needs to end, and what is too long to wait for
-SOON_S, LONG_S = 60, 600
+SOON_S, LONG_S = 180, 600
 
 
 class OnDiskThatFills(Writer):
