@@ -27,7 +27,7 @@ from torch.optim import AdamW
 
 from minitrain.compare.recordings import compare_recordings
 
-SEEDS = range(12)
+SEEDS = range(4)
 
 
 @pytest.fixture(scope="module")

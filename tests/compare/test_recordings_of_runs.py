@@ -10,7 +10,7 @@ from minitrain.compare.recordings import compare_recordings
 from minitrain.harness.launcher import launch
 from minitrain.recording.perturb import VARIABLE
 
-SEEDS = range(12)
+SEEDS = range(3)
 
 
 def train_seeds(folder: Path, setting: Setting) -> None:
