@@ -4,6 +4,7 @@ import getpass
 import os
 import signal
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -47,6 +48,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 # else a test that starts `python -m ...` in a folder would not find what lies there
 os.environ.pop("PYTHONSAFEPATH", None)
+# what tests start would compile this project once a process
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # and a pytest within a test would print otherwise
 os.environ.pop("PYTEST_ADDOPTS", None)
 skipped_on_ci: list[str] = []

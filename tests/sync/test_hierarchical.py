@@ -18,7 +18,14 @@ import torch
 import torch.distributed as dist
 from resume_cases import CASES, write_samples
 from resumed import SAVING, UNDISTURBED, differing, run_stopped
-from test_strategies import large_batches, same_bits, trial_of, with_dropout
+from test_strategies import (
+    LIMIT_S,
+    honest_run,
+    large_batches,
+    same_bits,
+    trial_of,
+    with_dropout,
+)
 from torch import Tensor, nn
 from waiting import GENEROUS_S
 
@@ -59,14 +66,14 @@ def placed_trial(*where: int, **changes: Any) -> RunConfig:
     return replace(trial_of("ddp", **changes), sync=placed(*where))
 
 
-# two by two; three and one; taking turns; one on a host of its own; all of them so
-WHERE = [TWO_BY_TWO, (0, 0, 0, 1), (0, 1, 0, 1), (0, 1, 1), (0, 1, 2)]
+# three and one; taking turns; all of them on hosts of their own
+WHERE = [(0, 0, 0, 1), (0, 1, 0, 1), (0, 1, 2)]
 
 
 @pytest.mark.parametrize("where", WHERE, ids=str)
 def test_bits_are_those_of_the_replay(where: tuple[int, ...]) -> None:
     trial = placed_trial(*where, tuning=SMALL)
-    ladder = examine(trial, len(where), timeout_s=60)
+    ladder = examine(trial, len(where), timeout_s=LIMIT_S)
     assert ladder.verdict == "proven", str(ladder)
     assert ladder.rungs["replay"].verdict == "equal"
 
@@ -77,16 +84,18 @@ CASES_OF_FOUR: dict[str, dict[str, Any]] = {
         "model": "spare_parameter",
         "tuning": replace(SMALL, find_unused_parameters=True),
     },
-    "accumulation": {"grad_accumulation_steps": 2},
-    "buffers and dropout": {"factory": with_dropout},
-    "fp16": {"precision": "fp16"},
+    "buffers, dropout and accumulation": {
+        "factory": with_dropout,
+        "grad_accumulation_steps": 2,
+    },
+    "fp16": {"precision": "fp16", "steps": 6},
 }
 
 
 @pytest.mark.parametrize("case", CASES_OF_FOUR)
 def test_settings(case: str) -> None:
     trial = large_batches(placed_trial(*TWO_BY_TWO, **CASES_OF_FOUR[case]))
-    ladder = examine(trial, 4, timeout_s=60)
+    ladder = examine(trial, 4, timeout_s=LIMIT_S)
     assert ladder.verdict == "proven", str(ladder)
 
 
@@ -98,7 +107,7 @@ def test_one_host_is_shm_and_one_rank_a_host_is_ddp(
 ) -> None:
     trial = placed_trial(*where, tuning=SMALL)
     alike = replace(trial_of(other), tuning=SMALL)
-    ours, theirs = (run_ranks(one, 3, timeout_s=60) for one in (trial, alike))
+    ours, theirs = (run_ranks(one, 3, timeout_s=LIMIT_S) for one in (trial, alike))
     assert same_bits(ours, theirs)
 
 
@@ -259,7 +268,7 @@ FAULTS: list[tuple[Callable[[Worker], None], str]] = [
 
 @pytest.mark.parametrize(("fault", "rung"), FAULTS)
 def test_fault_is_caught(fault: Callable[[Worker], None], rung: str) -> None:
-    ladder = examine(placed_trial(*TWO_BY_TWO), 4, fault, timeout_s=60)
+    ladder = examine(placed_trial(*TWO_BY_TWO, steps=2), 4, fault, timeout_s=LIMIT_S)
     assert rung in ladder.breaches, str(ladder)
     # all ranks are wrong alike, but for the one that does not listen
     assert ("ranks" in ladder.breaches) == (rung == "ranks")
@@ -283,7 +292,7 @@ def a_rank_sees_other_hosts(worker: Worker) -> None:
 )
 def test_hosts_that_cannot_be(fault: Callable[[Worker], None], line: str) -> None:
     trial = placed_trial(*TWO_BY_TWO)
-    run = run_ranks(trial, 4, fault, timeout_s=60)
+    run = run_ranks(trial, 4, fault, timeout_s=LIMIT_S)
     with pytest.raises(EvidenceError) as refused:
         run_replay(trial, run, 4)
     assert str(refused.value) == f"buckets: hosts = {line}"
@@ -291,7 +300,7 @@ def test_hosts_that_cannot_be(fault: Callable[[Worker], None], line: str) -> Non
 
 @pytest.mark.parametrize("name", ["shm", "ddp"])
 def test_where_hosts_decide_nothing_none_are_noted(name: str) -> None:
-    run = run_ranks(trial_of(name), 2, timeout_s=60)
+    run = honest_run(name, 2)
     assert all("hosts" not in row for row in of_kind(run.rows, "buckets"))
 
 
@@ -322,7 +331,7 @@ def test_rank_that_is_killed_is_named_and_all_end(victim: int, tmp_path: Path) -
     note = tmp_path / "killed"
     inject = partial(killed, victim=victim, note=note)
     with pytest.raises(RankError, match=rf"rank {victim} .*: killed by SIGKILL"):
-        run_ranks(placed_trial(*TWO_BY_TWO), 4, inject, timeout_s=60)
+        run_ranks(placed_trial(*TWO_BY_TWO, steps=4), 4, inject, timeout_s=LIMIT_S)
     assert time.monotonic() - float(note.read_text()) < GENEROUS_S
 
 
@@ -334,7 +343,7 @@ def its_memory_is_closed(worker: Worker) -> None:
 def test_error_in_the_hook_is_told_as_it_is() -> None:
     line = "rank 3 .*: ValueError: all_reduce: the SharedMemoryGroup is closed"
     with pytest.raises(RankError, match=line):
-        run_ranks(placed_trial(*TWO_BY_TWO), 4, its_memory_is_closed, timeout_s=60)
+        run_ranks(placed_trial(*TWO_BY_TWO, steps=4), 4, its_memory_is_closed)
 
 
 def test_goes_on_to_the_same_bytes_but_not_on_other_hosts(tmp_path: Path) -> None:
