@@ -146,14 +146,14 @@ def test_script_without_main_guard(tmp_path: Path) -> None:
 
 
 def only_the_last_sleeps() -> None:
-    with distributed(timeout_s=2) as (rank, world_size):
+    with distributed(timeout_s=10) as (rank, world_size):
         my_place().mark(0, "forward")
         if rank == world_size - 1:
             time.sleep(1000)
 
 
 def test_who_has_answered_is_not_blamed_for_who_hangs() -> None:
-    with pytest.raises(RankError, match=r"^rank 1 \(.*no answer within 2 s, hangs"):
+    with pytest.raises(RankError, match=r"^rank 1 \(.*no answer within 10 s, hangs"):
         launch(only_the_last_sleeps, 2, timeout_s=GENEROUS_S)
 
 

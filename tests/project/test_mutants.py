@@ -9,16 +9,21 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from mutants import MUTANTS, Mutant
-from mutated import PIPELINE, Outcome, run_stages, run_test
+from mutants import MUTANTS, STAGE_FAULTS, Mutant
+from mutated import PIPELINE_OF_2, Outcome, run_stages, run_test
 from project import ROOT, copy_project, set_params
 from test_docs import require_marked, table
+from test_stage_faults import MADE, make_run
 
 from minitrain.core.files import read_json
 
 PAGE = "docs/mutants.md"
 # several epochs, the last batch of each smaller, and samples longer than the block
-PARAMS = {"corpus.num_sentences": 29, "model.block_size": 48}
+PARAMS = {
+    "corpus.num_sentences": 29,
+    "model.block_size": 48,
+    "gloo.world_sizes": [2],
+}
 HEALTHY = "healthy"
 # what the precisions and optimizers that mutants need must do without them
 SETTINGS = {str(mutant.params): mutant.params for mutant in MUTANTS}
@@ -42,14 +47,20 @@ def outcomes(
     """What became of the mutants that were asked for, by the name of the test."""
     folder = tmp_path_factory.mktemp("mutants")
     base = copy_project(folder / "base", PARAMS)
+    asked_for = [
+        BY_NAME[item.callspec.id]
+        for item in request.session.items
+        # other modules have outcomes of their own
+        if item.path == request.path and "outcomes" in item.fixturenames
+    ]
+    # the files between stages, as the healthy project makes them
+    if any(mutant.caught_by.startswith(STAGE_FAULTS) for mutant in asked_for):
+        make_run(stages_by_fork, folder / "made")
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
         started: Outcomes = {}
-        for item in request.session.items:
-            # other modules have outcomes of their own
-            if item.path == request.path and "outcomes" in item.fixturenames:
-                name = item.callspec.id
-                args = (stages_by_fork, base, folder / name, BY_NAME[name])
-                started[name] = pool.submit(outcome_of, *args)
+        for mutant in asked_for:
+            args = (stages_by_fork, base, folder / mutant.name, mutant)
+            started[mutant.name] = pool.submit(outcome_of, *args)
         yield started
         for future in started.values():
             future.cancel()
@@ -63,8 +74,9 @@ def outcome_of(
     set_params(copy, mutant.params)
     mutant.inject(copy)
     if mutant.is_for_a_test:
-        return run_test(address, copy, mutant.caught_by), set()
-    outcome = run_stages(address, copy, PIPELINE)
+        made = str(folder.with_name("made"))
+        return run_test(address, copy, mutant.caught_by, **{MADE: made}), set()
+    outcome = run_stages(address, copy, PIPELINE_OF_2)
     rungs = breached(copy) if outcome.place == "equivalence" else set()
     shutil.rmtree(copy)
     return outcome, rungs

@@ -24,6 +24,7 @@ from project import (
     set_params,
     start_dvc,
 )
+from quick_dvc import stages_in_forks
 from reruns import table
 from ruamel.yaml import YAML
 
@@ -97,12 +98,15 @@ DETERMINISTIC = [
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Path], set[str]]:
-    """Two copies of the project, built by `dvc repro` at the same time, and the
-    addresses at which anything listened meanwhile.
+def built(
+    stages_by_fork: str, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[list[Path], set[str]]:
+    """Two copies of the project, built by `dvc repro` at the same time, the second with
+    stages in forks, and the addresses at which anything of the first listened.
     """
     make = tmp_path_factory.mktemp
     folders = [copy_project(make(name)) for name in ("first", "second")]
+    stages_in_forks(folders[1], stages_by_fork)
     running = [start_dvc(folder, "repro") for folder in folders]
     addresses: set[str] = set()
     while any(process.poll() is None for process in running):

@@ -58,8 +58,11 @@ PREPARE = [["corpus"], ["shard"]]
 TRAIN = [["train", "--backend", "gloo", "--world-size", str(w)] for w in (1, 2)]
 REPLAY = [["replay", "--world-size", str(w)] for w in (1, 2)]
 VERIFY = [["verify", "--backend", "gloo", "--world-size", str(w)] for w in (1, 2)]
+TRAIN_2, REPLAY_2, VERIFY_2 = TRAIN[1], REPLAY[1], VERIFY[1]
 JUDGE = [*REPLAY, *VERIFY, ["equivalence"]]
 PIPELINE = [*PREPARE, *TRAIN, *JUDGE]
+# where gloo.world_sizes is [2]
+PIPELINE_OF_2 = [*PREPARE, TRAIN_2, REPLAY_2, VERIFY_2, ["equivalence"]]
 
 
 @dataclass(frozen=True)
@@ -106,9 +109,12 @@ def run_stages(address: str, folder: Path, stages: Sequence[Sequence[str]]) -> O
     return _ask(address, {"folder": str(folder), "stages": list(stages)})
 
 
-def run_test(address: str, folder: Path, name: str) -> Outcome:
-    """Run a test of the copy in ``folder`` with its own minitrain."""
-    return _ask(address, {"folder": str(folder), "test": name})
+def run_test(address: str, folder: Path, name: str, **variables: str) -> Outcome:
+    """Run a test of the copy in ``folder`` with its own minitrain, and with these
+    environment variables.
+    """
+    request = {"folder": str(folder), "test": name, "variables": variables}
+    return _ask(address, request)
 
 
 def _ask(address: str, request: dict[str, Any]) -> Outcome:
@@ -178,6 +184,7 @@ def _be_a_worker(connection: socket.socket) -> None:
         sys.path.insert(0, request["folder"])
         os.environ["PYTHONPATH"] = request["folder"]
         os.environ[ADDRESS] = sys.argv[1]
+        os.environ.update(request.get("variables", {}))
         outcome = _test(request) if "test" in request else _stages(request["stages"])
         connection.sendall(json.dumps(outcome.__dict__).encode() + b"\n")
     except BaseException:
