@@ -251,9 +251,7 @@ def test_stragglers_judges_nothing_on_a_busy_machine(
     origin = {"no_quota": "", "load": load, **provenance(tmp_path / "measure.py")}
     write_json(tmp_path / "machine.json", origin)
     study = ROOT / "studies/stragglers"
-    describe, draw = (
-        load_script(study / f"{n}.py") for n in ("describe_trials", "draw_stragglers")
-    )
+    describe, draw = (load_script(study / f"{n}.py") for n in ("describe", "draw"))
     titles, right = [], draw.canvas
 
     def canvas(height: float, title: str, **rest: Any) -> Any:
