@@ -40,22 +40,11 @@ def copy_project(folder: Path, changes: dict[str, Any] | None = None) -> Path:
         if (ROOT / name).is_file() and not left_out:
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            copy_with_bytecode(ROOT / name, target)
+            shutil.copy(ROOT / name, target)
     subprocess.run(["git", "init", "--quiet"], cwd=folder, check=True)
     shutil.copy(PARAMS_FILE, folder / "params.yaml")
     set_params(folder, {**SMALL, **(changes or {})})
     return folder
-
-
-def copy_with_bytecode(source: Path, target: Path) -> None:
-    """Copy a file, its time included, and what Python compiled it to: that is valid for
-    the copy until one of both changes.
-    """
-    shutil.copy2(source, target)
-    for compiled in source.parent.glob(f"__pycache__/{source.stem}.cpython-*.pyc"):
-        cache = target.parent / "__pycache__"
-        cache.mkdir(exist_ok=True)
-        shutil.copy2(compiled, cache)
 
 
 def set_params(folder: Path, changes: dict[str, Any]) -> None:
