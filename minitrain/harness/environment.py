@@ -15,9 +15,11 @@ from minitrain.harness.hosts import Hosts
 
 
 def one_host(folder: Path) -> dict[str, str]:
-    """The environment of ranks that this process starts: they meet in ``folder``. gloo
-    listens on loopback, unless GLOO_SOCKET_IFNAME asks for another interface. Raises
-    UserError where there is no loopback, or not that interface.
+    """Return the environment of ranks that this process starts and that meet in
+    ``folder``; gloo uses loopback unless GLOO_SOCKET_IFNAME names an interface.
+
+    Raises:
+        UserError: that interface, or a loopback interface, does not exist.
     """
     require_interfaces()
     interface = os.environ.get(INTERFACES) or loopback_interface()
@@ -25,8 +27,8 @@ def one_host(folder: Path) -> dict[str, str]:
 
 
 def several_hosts(folder: Path, hosts: Hosts) -> dict[str, str]:
-    """The same for ranks that meet those of other ``hosts``: in the hosts' store, and
-    over the interface that was chosen. ``folder`` is for the ranks of this host alone.
+    """Return the environment of ranks that meet the ranks of other ``hosts`` in their
+    store, over the chosen interface; ``folder`` is shared by the ranks of this host.
     """
     return {
         **_ours(folder),

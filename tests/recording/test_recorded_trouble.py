@@ -20,7 +20,7 @@ from torch.func import functional_call
 import minitrain
 from minitrain.comm.groups import distributed, wrap_for_ddp
 from minitrain.core.errors import UserError
-from minitrain.recording import writer as lines
+from minitrain.recording import writer
 from minitrain.recording.format import Writer, read_recording
 
 # far above what a process needs to end, and what is too long to wait for
@@ -52,7 +52,7 @@ def on_full_disk(folder: Path | None, is_sharded: bool) -> list[bytes]:
             model = wrap_for_ddp(Net())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         if rank == 1:
-            lines.Writer = OnDiskThatFills  # type: ignore[misc]
+            writer.Writer = OnDiskThatFills  # type: ignore[misc]
         if folder is None:
             loop(model, optimizer, 5, rank=rank)
         else:
@@ -83,7 +83,7 @@ def test_a_full_disk_ends_the_recording_and_not_the_run(
 def test_a_full_disk_ends_the_run_where_alarms_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lines, "Writer", OnDiskThatFills)
+    monkeypatch.setattr(writer, "Writer", OnDiskThatFills)
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with (

@@ -21,8 +21,7 @@ import torch
 from minitrain.core.errors import UserError
 from minitrain.ddp import distributed
 from minitrain.harness.launcher import launch
-from minitrain.train import checkpoint
-from minitrain.train import checkpoint_lock as held
+from minitrain.train import checkpoint, checkpoint_lock
 from minitrain.train.checkpoint import MANIFEST, Checkpoints, Kept, step_of, steps_in
 from minitrain.train.resume import UNFIT as UNFIT_LINE
 from minitrain.train.resume import run_through
@@ -271,10 +270,10 @@ def test_two_processes_never_write_to_one_folder(
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
-        monkeypatch.setattr(held, "WAIT_S", 0.3)
+        monkeypatch.setattr(checkpoint_lock, "WAIT_S", 0.3)
         with pytest.raises(UserError, match="another process trains this very run"):
             checkpoints_in(folder).begin()
-        monkeypatch.setattr(held, "WAIT_S", 30)
+        monkeypatch.setattr(checkpoint_lock, "WAIT_S", 30)
         threading.Timer(0.5, other.kill).start()
         # it waits for one that ends, and may hold it twice itself
         assert checkpoints_in(folder).begin()
@@ -294,7 +293,7 @@ def test_a_folder_that_its_holder_removed_is_held_anew(
             removed.append(folder.rmdir())
         flock(descriptor, how)
 
-    monkeypatch.setattr(held.fcntl, "flock", remove_first)
+    monkeypatch.setattr(checkpoint_lock.fcntl, "flock", remove_first)
     assert checkpoints_in(folder).begin()
     assert removed
     with open_folder(folder) as other, pytest.raises(BlockingIOError):

@@ -21,8 +21,7 @@ from resumed import (
 )
 
 from minitrain.check.trial import run_ranks
-from minitrain.train import resume, run
-from minitrain.train import snapshot as kept
+from minitrain.train import resume, run, snapshot
 from minitrain.train.worker import Worker
 
 # PowerSGD compresses from its eleventh step on; an epoch ends after each sixth
@@ -98,10 +97,10 @@ def forgetting(key: str, part: str | None) -> None:
     """
 
     def forgetful(worker: Worker, before: dict[str, Any]) -> None:
-        now = kept.kept_by(worker)[key]
+        now = snapshot.kept_by(worker)[key]
         if part is not None:
             now = {**before[key], part: now[part]}
-        kept.restore(worker, {**before, key: now})
+        snapshot.restore(worker, {**before, key: now})
 
     run.restore = forgetful
 
