@@ -23,7 +23,7 @@ SIDE_BY_SIDE := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 FILES := (data|metrics|minitrain|stages|studies)/|params.yaml$$|requirements.lock$$
 OTHER := $(FILES)|Created|.*gap_billionths|gloo-(?!1\.).*loss|nccl-.*loss
 
-.PHONY: all check test lint studies experiments docs help
+.PHONY: all check test thorough lint studies experiments docs help
 .DEFAULT_GOAL := all
 
 all: .venv/installed ## set up, and run the pipeline: about three minutes on 2 cores
@@ -41,6 +41,9 @@ lint: .venv/installed ## ruff and mypy alone
 	@$(BIN)/ruff check $(CODE)
 	@$(BIN)/ruff format --check $(CODE)
 	@$(BIN)/mypy
+
+thorough: export MINITRAIN_ALL := 1
+thorough: test ## test, with all mutants, faults and strategies: an hour
 
 studies: $(STUDIES:%=study-%) ## the slower experiments, all of them; study-NAME runs one
 

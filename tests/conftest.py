@@ -148,17 +148,18 @@ def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
     """What runs stages or many ranks is slow. What is published is compared on CI and
-    by ``-m published`` alone.
+    by ``-m published`` alone; further cases run where MINITRAIN_ALL is set.
     """
     for item in items:
         runs_stages = "stages_by_fork" in getattr(item, "fixturenames", ())
         runs_dvc = item.get_closest_marker("pipeline") is not None
         if runs_stages or runs_dvc or item.path.parent.name in MANY_RANKS:
             item.add_marker(pytest.mark.slow)
-    if not os.environ.get("CI") and "published" not in config.option.markexpr:
-        published = [i for i in items if i.get_closest_marker("published")]
-        items[:] = [item for item in items if item not in published]
-        config.hook.pytest_deselected(items=published)
+    for marker, variable in (("published", "CI"), ("thorough", "MINITRAIN_ALL")):
+        if not os.environ.get(variable) and marker not in config.option.markexpr:
+            left_out = [i for i in items if i.get_closest_marker(marker)]
+            items[:] = [i for i in items if not i.get_closest_marker(marker)]
+            config.hook.pytest_deselected(items=left_out)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

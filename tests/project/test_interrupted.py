@@ -55,9 +55,16 @@ CASES = {
 }
 
 
+THOROUGH = ("SIGTERM to DVC", "kill -9 of all")
+
+
 @pytest.fixture(scope="module")
-def trials(undisturbed: Undisturbed) -> dict[str, Trial]:
+def trials(
+    request: pytest.FixtureRequest, undisturbed: Undisturbed
+) -> dict[str, Trial]:
     """What became of each case; two at a time."""
+    items = [item for item in request.session.items if item.path == request.path]
+    names = [item.callspec.params["name"] for item in items]
 
     def run(numbered: tuple[int, str]) -> Trial:
         number, name = numbered
@@ -65,10 +72,16 @@ def trials(undisturbed: Undisturbed) -> dict[str, Trial]:
         return run_trial(1000 + number, name, fault, 35000, undisturbed, LIMIT_S)
 
     with ThreadPoolExecutor(2) as pool:
-        return dict(zip(CASES, pool.map(run, enumerate(CASES)), strict=True))
+        return dict(zip(names, pool.map(run, enumerate(names)), strict=True))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.thorough] if name in THOROUGH else [])
+        for name in CASES
+    ],
+)
 def test_next_repro_ends_in_the_same_bytes(trials: dict[str, Trial], name: str) -> None:
     """And nothing is left: no process, segment, temporary file."""
     _, _, code, line = CASES[name]

@@ -1,15 +1,14 @@
 """Every injected fault is caught, by what it is said to be caught by.
 
-One for each catcher (a stage and rung, or a file of tests); ``MINITRAIN_MUTANTS=1``
-tries all. They run side by side, two at a time; the first test of a session starts
-them all.
+One for each catcher (a stage and rung, or a file of tests); the others are thorough.
+They run side by side, two at a time; the first test of a session starts them all.
 """
 
-import os
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mutants import MUTANTS, STAGE_FAULTS, Mutant
@@ -30,9 +29,8 @@ PARAMS = {
 HEALTHY = "healthy"
 # the last of each catcher
 OF_EACH = {mutant.caught_by.partition("::")[0]: mutant for mutant in MUTANTS}
-TRIED = MUTANTS if os.environ.get("MINITRAIN_MUTANTS") else [*OF_EACH.values()]
 # what the precisions and optimizers that mutants need must do without them
-SETTINGS = {str(m.params): m.params for m in TRIED if not m.is_for_a_test}
+SETTINGS = {str(m.params): m.params for m in MUTANTS if not m.is_for_a_test}
 SIDE_BY_SIDE = 2
 Outcomes = dict[str, Future[tuple[Outcome, set[str]]]]
 
@@ -103,14 +101,25 @@ def healthy(name: str, params: dict[str, object]) -> Mutant:
     return Mutant(name, "", "", (), params)
 
 
-UNHARMED = [
-    healthy(f"{HEALTHY}-{number}", params)
-    for number, params in enumerate(SETTINGS.values())
-]
-BY_NAME = {mutant.name: mutant for mutant in [*UNHARMED, *TRIED]}
+UNHARMED = {
+    setting: healthy(f"{HEALTHY}-{number}", params)
+    for number, (setting, params) in enumerate(SETTINGS.items())
+}
+BY_NAME = {mutant.name: mutant for mutant in [*UNHARMED.values(), *MUTANTS]}
 
 
-@pytest.mark.parametrize("mutant", UNHARMED, ids=lambda mutant: mutant.name)
+def case(mutant: Mutant, tried: bool) -> Any:
+    marks = [] if tried else [pytest.mark.thorough]
+    return pytest.param(mutant, id=mutant.name, marks=marks)
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        case(unharmed, setting in {str(one.params) for one in OF_EACH.values()})
+        for setting, unharmed in UNHARMED.items()
+    ],
+)
 def test_healthy_project_passes(outcomes: Outcomes, mutant: Mutant) -> None:
     """With every setting that a mutant needs, or its refusal would prove nothing."""
     outcome, rungs = outcomes[mutant.name].result()
@@ -118,7 +127,9 @@ def test_healthy_project_passes(outcomes: Outcomes, mutant: Mutant) -> None:
     assert rungs == set()
 
 
-@pytest.mark.parametrize("mutant", TRIED, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize(
+    "mutant", [case(mutant, mutant in OF_EACH.values()) for mutant in MUTANTS]
+)
 def test_mutant_is_caught(outcomes: Outcomes, mutant: Mutant) -> None:
     outcome, rungs = outcomes[mutant.name].result()
     stage, _, rung = mutant.caught_by.partition(": ")
