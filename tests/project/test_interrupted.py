@@ -13,6 +13,7 @@ from copies import Undisturbed
 from processes import kill_all, send, wait_until, with_role
 from project import PARAMS_FILE
 from runs import Trial
+from thorough import thorough_after
 from trials import run_trial
 from waiting import GENEROUS_S
 from world import START_S, World
@@ -49,13 +50,10 @@ def to(number: Signals, role: str) -> Callable[[World], str]:
 # the signal, to whom, exit code of `dvc repro`, and the line
 CASES = {
     "Ctrl-C": (SIGINT, "group", 255, "error: interrupted"),
-    "SIGTERM to DVC": (SIGTERM, "dvc", -15, ORPHAN),
     "kill -9 of DVC": (SIGKILL, "dvc", -9, ORPHAN),
+    "SIGTERM to DVC": (SIGTERM, "dvc", -15, ORPHAN),
     "kill -9 of all": (SIGKILL, "all", -9, ""),
 }
-
-
-THOROUGH = ("SIGTERM to DVC", "kill -9 of all")
 
 
 @pytest.fixture(scope="module")
@@ -75,13 +73,7 @@ def trials(
         return dict(zip(names, pool.map(run, enumerate(names)), strict=True))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.thorough] if name in THOROUGH else [])
-        for name in CASES
-    ],
-)
+@pytest.mark.parametrize("name", thorough_after(2, CASES))
 def test_next_repro_ends_in_the_same_bytes(trials: dict[str, Trial], name: str) -> None:
     """And nothing is left: no process, segment, temporary file."""
     _, _, code, line = CASES[name]

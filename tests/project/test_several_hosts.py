@@ -16,6 +16,7 @@ from far_hosts import PORT, Ended, needs_hosts, start, wait
 from mutated import PREPARE, run_stages
 from network_namespaces import CABLE, Host, Networks, inside
 from project import copy_project, set_params
+from thorough import thorough_after
 from waiting import GENEROUS_S, wait_for
 
 from minitrain.comm.heartbeat import file_of, find_place
@@ -70,7 +71,7 @@ def outputs(folder: Path, world_size: int) -> dict[str, bytes]:
 
 @pytest.mark.parametrize(
     ("sync", "world_size"),
-    [("ddp", 4), pytest.param("invariant", 4, marks=pytest.mark.thorough)],
+    thorough_after(1, [("ddp", 4), ("invariant", 4)]),
 )
 def test_two_hosts_have_the_bits_of_one(
     stages_by_fork: str, project: Path, two: Two, sync: str, world_size: int
@@ -125,22 +126,18 @@ def other(key: str, value: Any) -> Callable[[Path], None]:
 
 @pytest.mark.parametrize(
     ("change", "named"),
-    [
-        pytest.param(
-            other_code, ["minitrain's code = '"], marks=pytest.mark.thorough, id="code"
-        ),
-        pytest.param(
-            other_data,
-            ["targets.npy's content = '"],
-            marks=pytest.mark.thorough,
-            id="data",
-        ),
-        pytest.param(
-            other("train.learning_rate", 0.5),
-            ["train.learning_rate = 0.5, but 0.0003 on host"],
-            id="parameter",
-        ),
-    ],
+    thorough_after(
+        1,
+        [
+            (
+                other("train.learning_rate", 0.5),
+                ["train.learning_rate = 0.5, but 0.0003 on host"],
+            ),
+            (other_code, ["minitrain's code = '"]),
+            (other_data, ["targets.npy's content = '"]),
+        ],
+    ),
+    ids=["parameter", "code", "data"],
 )
 def test_unlike_hosts_are_refused(
     two: Two, change: Callable[[Path], None], named: list[str]
@@ -255,7 +252,7 @@ def in_steps(process: subprocess.Popen[str]) -> list[psutil.Process]:
     return found
 
 
-@pytest.mark.parametrize("lost", [0, pytest.param(1, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("lost", thorough_after(1, [0, 1]))
 def test_host_that_is_lost_is_named(two: Two, lost: int) -> None:
     for folder in two:
         set_params(folder, {"train.num_steps": 4000, "launch.timeout_s": 20})
@@ -276,7 +273,7 @@ def test_host_that_is_lost_is_named(two: Two, lost: int) -> None:
     assert f"no word from host {lost} (" in other.lines[0]
 
 
-@pytest.mark.parametrize("lost", [pytest.param(0, marks=pytest.mark.thorough), 1])
+@pytest.mark.parametrize("lost", thorough_after(1, [1, 0]))
 def test_host_whose_cable_is_cut_is_named(two: Two, lost: int) -> None:
     """Nothing says so to the other: no connection is closed."""
     for folder in two:
@@ -317,16 +314,15 @@ def write_json(*_):
 
 @pytest.mark.parametrize(
     ("fault", "named"),
-    [
-        # an OSError of rank 0 is raised on all ranks: one of them is the first to end
-        pytest.param(
-            FULL,
-            r"rank [01] \(process .*OSError: \[Errno 28\] No space left",
-            marks=pytest.mark.thorough,
-            id="full",
-        ),
-        pytest.param(KILLED, r"rank 0 \(process .*killed by SIGKILL", id="killed"),
-    ],
+    thorough_after(
+        1,
+        [
+            # an OSError of rank 0 is raised on all: one of them is the first to end
+            (KILLED, r"rank 0 \(process .*killed by SIGKILL"),
+            (FULL, r"rank [01] \(process .*OSError: \[Errno 28\] No space left"),
+        ],
+    ),
+    ids=["killed", "full"],
 )
 def test_rank_that_fails_while_it_writes_is_told_on_both(
     two: Two, fault: str, named: str

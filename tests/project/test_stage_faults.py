@@ -23,6 +23,7 @@ from mutated import (
     run_stages,
 )
 from project import copy_project
+from thorough import thorough_after
 
 from minitrain.core.files import read_json, read_jsonl, write_json, write_jsonl
 from minitrain.train.recorder import load_tensors, save_tensors
@@ -117,7 +118,7 @@ def test_nothing_is_refused_where_nothing_was_changed(after, copy: Path) -> None
     assert breached(copy) == set()
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", thorough_after(1, [1, 0]))
 def test_state_of_one_rank(after, copy: Path, rank: int) -> None:
     flip_a_bit(copy / RUN / f"states/state-rank-{rank}.pt")
     rungs = ["ranks", "replay"] if rank == 0 else ["ranks"]
@@ -131,19 +132,22 @@ def test_state_of_the_replay(after, copy: Path) -> None:
 
 @pytest.mark.parametrize(
     ("where", "rank", "what"),
-    [
-        (RUN, 0, "gradients"),
-        (RUN, 1, "parameters"),
-        (REPLAYED, 0, "parameters"),
-        (REPLAYED, 1, "gradients"),
-    ],
+    thorough_after(
+        2,
+        [
+            (RUN, 1, "parameters"),
+            (REPLAYED, 0, "gradients"),
+            (RUN, 0, "gradients"),
+            (REPLAYED, 1, "parameters"),
+        ],
+    ),
 )
 def test_hash(after, copy: Path, where: str, rank: int, what: str) -> None:
     alter_hash(copy / where / "hashes.jsonl", what, rank)
     assert_refused(after(VERIFY_2, EQUIVALENCE), copy, f"replay_{what}")
 
 
-@pytest.mark.parametrize("where", [RUN, REPLAYED])
+@pytest.mark.parametrize("where", thorough_after(1, [RUN, REPLAYED]))
 def test_rows_of_one_rank_are_not_there(after, copy: Path, where: str) -> None:
     path = copy / where / "hashes.jsonl"
     rows = [row for row in read_jsonl(path) if row.get("rank") != 1]
@@ -152,7 +156,7 @@ def test_rows_of_one_rank_are_not_there(after, copy: Path, where: str) -> None:
     assert_refused(found, copy, "replay_gradients", "replay_parameters")
 
 
-@pytest.mark.parametrize("where", [RUN, REPLAYED])
+@pytest.mark.parametrize("where", thorough_after(1, [RUN, REPLAYED]))
 def test_recorded_step_is_not_there(after, copy: Path, where: str) -> None:
     path = copy / where / "hashes.jsonl"
     rows = read_jsonl(path)
@@ -162,7 +166,7 @@ def test_recorded_step_is_not_there(after, copy: Path, where: str) -> None:
     assert_refused(after(VERIFY_2, EQUIVALENCE), copy, "replay_gradients")
 
 
-@pytest.mark.parametrize("where", [RUN, REPLAYED])
+@pytest.mark.parametrize("where", thorough_after(1, [RUN, REPLAYED]))
 def test_batch_of_other_samples(after, copy: Path, where: str) -> None:
     path = copy / where / "hashes.jsonl"
     rows = read_jsonl(path)
@@ -309,13 +313,16 @@ def test_timings_that_end_between_two_lines_are_damaged(after, copy: Path) -> No
     assert "not one row for each of " in line
 
 
-DAMAGED = [(file, stage, cut) for file, stage in READ]
-# one file of each format is enough for these
+# one file of each format
 FORMATS = {Path(file).suffix: (file, stage) for file, stage in READ}
+DAMAGED = [(*one, cut) for one in FORMATS.values()]
+DAMAGED += [(*one, cut) for one in READ if one not in FORMATS.values()]
 DAMAGED += [(*one, how) for one in FORMATS.values() for how in (emptied, bracketless)]
 
 
-@pytest.mark.parametrize(("file", "stage", "damage"), DAMAGED)
+@pytest.mark.parametrize(
+    ("file", "stage", "damage"), thorough_after(len(FORMATS), DAMAGED)
+)
 def test_damaged_file_is_named_with_what_makes_it_again(
     after, copy: Path, file: str, stage: list[str], damage: Callable[[Path], None]
 ) -> None:

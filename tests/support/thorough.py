@@ -1,0 +1,17 @@
+"""Cases of a test that the suite leaves to ``make thorough``."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+
+def thorough_after(count: int, cases: Iterable[Any]) -> list[Any]:
+    """Parameters of a test: the first ``count`` cases run in the suite."""
+    return [
+        pytest.param(
+            *(case if isinstance(case, tuple) else (case,)),
+            marks=[] if number < count else [pytest.mark.thorough],
+        )
+        for number, case in enumerate(cases)
+    ]
