@@ -37,13 +37,13 @@ check: lint ## lint, types and the quick tests: three minutes
 test: lint .venv-peers/installed .venv-docs/installed ## lint, types and all tests: twenty minutes
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
+thorough: export MINITRAIN_ALL := 1
+thorough: test ## test, with all mutants, faults and strategies: an hour
+
 lint: .venv/installed ## ruff and mypy alone
 	@$(BIN)/ruff check $(CODE)
 	@$(BIN)/ruff format --check $(CODE)
 	@$(BIN)/mypy
-
-thorough: export MINITRAIN_ALL := 1
-thorough: test ## test, with all mutants, faults and strategies: an hour
 
 studies: $(STUDIES:%=study-%) ## the slower experiments, all of them; study-NAME runs one
 

@@ -17,6 +17,7 @@ from mutated import run_stages
 from pages import blocks, change, values
 from project import PARAMS_FILE, run_dvc
 from ruamel.yaml import YAML
+from thorough import thorough_after
 
 from minitrain.core.params import load_params
 from minitrain.data.text import VOCAB_SIZE
@@ -37,7 +38,7 @@ def by_name(exercise: Exercise) -> str:
     return exercise.name
 
 
-@pytest.mark.parametrize("exercise", TRAINED, ids=by_name)
+@pytest.mark.parametrize("exercise", thorough_after(6, TRAINED), ids=by_name)
 def test_effect_is_the_promised_one(
     exercise: Exercise, base: Path, copy: Path, stages_by_fork: str
 ) -> None:
@@ -54,7 +55,7 @@ def test_effect_is_the_promised_one(
     assert broken(exercise.promises, before, before)
 
 
-@pytest.mark.parametrize("exercise", RERUN, ids=by_name)
+@pytest.mark.parametrize("exercise", thorough_after(1, RERUN), ids=by_name)
 def test_stages_that_run_are_the_promised_ones(exercise: Exercise, copy: Path) -> None:
     code, output = run_dvc(copy, "repro")
     assert code == 0, output

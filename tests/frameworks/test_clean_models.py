@@ -14,7 +14,7 @@ from example_loops import PEERS
 from project import ROOT
 
 KINDS = 9
-FEW = ["mamba", "bert", "casts", "class weights"]
+FEW = ["mamba", "casts"]
 COUNT = int(os.environ.get("MINITRAIN_CLEAN_MODELS", len(FEW)))
 
 

@@ -10,6 +10,7 @@ import psutil
 import pytest
 from faulty_rank import be_a_rank
 from project import ROOT, environment
+from thorough import thorough_after
 from waiting import GENEROUS_S
 
 from minitrain.core.errors import RankError, UserError
@@ -109,15 +110,15 @@ def test_models_that_differ(how: str, said: str) -> None:
 # test_torchrun.py
 ENDS = [
     ("exits 3 beside one that stops", 2, OF_THE_LAST["exits 3"]),
-    ("exits 0 beside one that sleeps", 2, OF_THE_LAST["exits 0"]),
     ("leaks a process beside one that leaves", 2, OF_THE_LAST["is killed"]),
+    ("exits 0 beside one that sleeps", 2, OF_THE_LAST["exits 0"]),
     ("sums more", 2, "was sent 4000 bytes .*"),
     ("exits 0", 1, OF_THE_LAST["exits 0"]),
     ("leaks a thread", 2, f"{HANGS}, hangs after its last step"),
 ]
 
 
-@pytest.mark.parametrize(("how", "world_size", "said"), ENDS)
+@pytest.mark.parametrize(("how", "world_size", "said"), thorough_after(2, ENDS))
 def test_torchrun_ends_with_one_line(
     how: str, world_size: int, said: str, tmp_path: Path
 ) -> None:

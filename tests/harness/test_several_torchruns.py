@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from ports import free_port
 from project import environment
+from thorough import thorough_after
 from waiting import GENEROUS_S
 
 from minitrain.comm.torch_private import HashStore, open_exit_barrier
@@ -75,7 +76,7 @@ def run_two(folder: Path, late: int, code: int) -> list[tuple[int, str]]:
     ]
 
 
-@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize("late", thorough_after(1, [0, 1]))
 def test_rank_that_fails_after_those_of_the_other_host_ended_is_named_on_both(
     late: int, tmp_path: Path
 ) -> None:

@@ -3,9 +3,10 @@
 import json
 import re
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from project import (
     PARAMS_FILE,
     ROOT,
     copy_project,
+    environment,
     run_dvc,
     run_python,
     set_params,
@@ -98,42 +100,37 @@ DETERMINISTIC = [
 
 
 @pytest.fixture(scope="module")
-def built(
-    stages_by_fork: str, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[list[Path], set[str]]:
-    """Two copies of the project, built by `dvc repro` at the same time, the second with
-    stages in forks, and the addresses at which anything of the first listened.
+def twins(stages_by_fork: str, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two copies of the project, built by `dvc repro` at the same time, with stages in
+    forks.
     """
     make = tmp_path_factory.mktemp
     folders = [copy_project(make(name)) for name in ("first", "second")]
-    stages_in_forks(folders[1], stages_by_fork)
-    running = [start_dvc(folder, "repro") for folder in folders]
-    addresses: set[str] = set()
-    while any(process.poll() is None for process in running):
-        for process in running:
-            addresses |= listening(process.pid)
-        time.sleep(0.1)
-    for process in running:
+    for folder in folders:
+        stages_in_forks(folder, stages_by_fork)
+    for process in [start_dvc(folder, "repro") for folder in folders]:
         output, _ = process.communicate()
         assert process.returncode == 0, output
-    return folders, addresses
-
-
-@pytest.fixture(scope="module")
-def twins(built: tuple[list[Path], set[str]]) -> list[Path]:
-    return built[0]
+    return folders
 
 
 @pytest.mark.pipeline
-def test_nothing_listens_beyond_loopback_in_any_stage(
-    built: tuple[list[Path], set[str]],
-) -> None:
+def test_nothing_listens_beyond_loopback(twins: list[Path], tmp_path: Path) -> None:
     """Torch's TCP store listens on every interface, and who writes into it runs code
     here: a client in another network namespace did.
     """
+    folder = Path(shutil.copytree(twins[0], tmp_path / "copy", symlinks=True))
+    addresses: set[str] = set()
+    for stage in ("train --backend gloo --world-size 2", "baseline"):
+        command = [sys.executable, "-m", *f"stages.{stage}".split()]
+        process = subprocess.Popen(command, cwd=folder, env=environment())
+        while process.poll() is None:
+            addresses |= listening(process.pid)
+            time.sleep(0.1)
+        assert process.returncode == 0
     # gloo was seen, so others would have been
-    assert built[1]
-    assert [name for name in built[1] if not ip_address(name).is_loopback] == []
+    assert addresses
+    assert [name for name in addresses if not ip_address(name).is_loopback] == []
 
 
 def files_below(path: Path) -> dict[str, bytes]:
@@ -289,36 +286,6 @@ def test_what_measures_trains_nothing() -> None:
     assert depend == {"baseline"}
 
 
-NCCL_STAGES = {"train_nccl", "verify_nccl"}
-CHANGED_PARAMS = {
-    # what doubling leaves as it is
-    "train.bucket_cap_mb": 2.0,
-    "train.find_unused_parameters": True,
-    "environment.torch": "9.9.9",
-    "corpus.source": "other.csv",
-    "model.file": "other.py",
-    "model.deps": "other.py",
-    "model.factory": "other",
-    "shard.long_samples": "cut",
-    "train.num_epochs": 3,
-    "train.optimizer": "sgd",
-    "gloo.world_sizes": [1],
-    "nccl.world_sizes": [1],
-}
-
-
-def stages_touched(folder: Path) -> set[str]:
-    """Stages with a changed dependency or parameter of their own, matrix folded."""
-    with Repo(str(folder)) as repo:
-        status = repo.status()
-    touched = set()
-    for target, causes in status.items():
-        kinds = {key for cause in causes if isinstance(cause, dict) for key in cause}
-        if "changed deps" in kinds:
-            touched.add(re.sub("@.*", "", target))
-    return touched
-
-
 def test_table_names_every_parameter_and_every_source_file() -> None:
     params = YAML(typ="safe").load(PARAMS_FILE.read_text())
     keys = {f"{section}.{key}" for section in params for key in params[section]}
@@ -328,46 +295,26 @@ def test_table_names_every_parameter_and_every_source_file() -> None:
     assert set(table()) == keys | sources | {"data/verbs.csv"}
 
 
-@pytest.mark.pipeline
-def test_what_reruns_is_what_the_table_says(
-    twins: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = Path(shutil.copytree(twins[1], tmp_path / "copy", symlinks=True))
-    # DVC names stages relative to the working folder
-    monkeypatch.chdir(folder)
-    expected = table()
-    original = (folder / "params.yaml").read_bytes()
+def test_what_reruns_is_what_the_table_says() -> None:
     wrong = {}
-    for key, stages in expected.items():
-        restore = change(folder, key)
-        touched = stages_touched(folder)
-        restore()
-        # NCCL stages exist only where the list is not empty, and are new then
-        listed = set(stages) - NCCL_STAGES
-        if touched != listed | (NCCL_STAGES if key == "nccl.world_sizes" else set()):
+    for key, listed in table().items():
+        touched = {name for name, stage in STAGES.items() if key in [*watched(stage)]}
+        if touched != {*listed}:
             wrong[key] = sorted(touched)
-    assert (folder / "params.yaml").read_bytes() == original
     assert wrong == {}
 
 
-def change(folder: Path, key: str) -> Any:
-    """Change a parameter or a file; returns what puts it back."""
-    path = folder / (key if "/" in key or key.endswith(".lock") else "params.yaml")
-    if path.is_dir():
-        path /= "__init__.py"
-    before = path.read_bytes()
-    if path.name != "params.yaml" or key == "params.yaml":
-        path.write_bytes(before + b"\n# changed\n")
-    else:
-        if key == "corpus.source":
-            shutil.copy(folder / "data/verbs.csv", folder / "other.csv")
-        if key in ("model.file", "model.deps"):
-            shutil.copy(folder / "minitrain/model/gpt.py", folder / "other.py")
-        section, _, name = key.partition(".")
-        old = YAML(typ="safe").load(before.decode())[section][name]
-        new = CHANGED_PARAMS.get(key, None if old is None else old * 2)
-        set_params(folder, {key: new})
-    return partial(path.write_bytes, before)
+def watched(stage: dict[str, Any]) -> Iterator[str]:
+    """What a stage depends on, a section of params.yaml by each of its keys."""
+    params = YAML(typ="safe").load(PARAMS_FILE.read_text())
+    listed = [*stage.get("params", [])]
+    for dep in stage["deps"]:
+        section, _, key = dep.strip("${}").partition(".")
+        yield params[section][key] if dep.startswith("${") else dep
+        listed += params if dep == "params.yaml" else []
+    for one in listed:
+        for name in one["params.yaml"] if isinstance(one, dict) else [one]:
+            yield from [f"{name}.{key}" for key in params.get(name, [])] or [name]
 
 
 MODEL_WITH_NEIGHBOR = """
@@ -382,10 +329,11 @@ WIDENED = "def widened(p): return p.model_copy(update={'n_embd': 2 * p.n_embd})\
 
 @pytest.mark.pipeline
 def test_neighbor_of_the_model_file_is_imported_and_tracked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stages_by_fork: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine = {"model.file": "mine/net.py", "model.deps": "mine", "model.factory": "make"}
     folder = copy_project(tmp_path / "copy", mine)
+    stages_in_forks(folder, stages_by_fork)
     (folder / "mine").mkdir()
     (folder / "mine/net.py").write_text(MODEL_WITH_NEIGHBOR)
     neighbor = folder / "mine/width.py"
@@ -511,10 +459,10 @@ def test_end_of_make_fits_a_terminal(twins: list[Path]) -> None:
 def test_strategies_that_promise_other_things_than_ddp(
     stages_by_fork: str, tmp_path: Path
 ) -> None:
-    """Logical shards, no buckets to be seen, no bits promised: through the stages."""
+    """Logical shards, no buckets to be seen: through the stages."""
     project = copy_project(tmp_path)
     found = {}
-    for sync in ("invariant_shm", "fsdp", "powersgd"):
+    for sync in ("invariant_shm", "fsdp"):
         set_params(project, {"train.sync": sync})
         outcome = run_stages(stages_by_fork, project, PIPELINE)
         assert outcome.code == 0, outcome.output
@@ -531,8 +479,6 @@ def test_strategies_that_promise_other_things_than_ddp(
     assert found["invariant_shm"]["gloo-1"]["one_process"]["verdict"] != "not run"
     assert verdicts("fsdp")["replay"] == verdicts("fsdp")["reduced_once"] == "not run"
     assert verdicts("fsdp")["one_process"] == "within tolerance"
-    assert verdicts("powersgd")["one_process"] == "not run"
-    assert verdicts("powersgd")["loss"] == "within tolerance"
 
 
 RUNS = ("gloo-1", "gloo-2")

@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
@@ -26,9 +27,10 @@ from minitrain.analysis.made_by import Made, made_by_pipeline, made_in_study
 from minitrain.core.provenance import code_sha256
 from minitrain.report.readme import result_block
 from minitrain.report.studied import digest
-from studies.label import labels
+from studies import label
 
 pytestmark = pytest.mark.published
+labels = cache(label.labels)
 
 STUDIES = sorted(file.parent for file in ROOT.glob("studies/*/dvc.yaml"))
 PLACES = [ROOT, *STUDIES]

@@ -82,6 +82,7 @@ def test_rank_that_is_killed_is_named_and_training_goes_on(
     assert {f.name: f.read_bytes() for f in (project / states).iterdir()} == wanted
 
 
+@pytest.mark.thorough
 def test_rank_that_is_killed_is_the_end_where_no_restart_is_left(
     project: Path, tmp_path: Path
 ) -> None:

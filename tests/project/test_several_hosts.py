@@ -216,6 +216,7 @@ def listening_on(host: Host) -> set[str]:
     return {address.rpartition(":")[0] for address in addresses}
 
 
+@pytest.mark.thorough
 def test_rank_killed_on_one_host_is_named_on_both_and_starts_again(
     stages_by_fork: str, project: Path, two: Two
 ) -> None:

@@ -4,6 +4,7 @@ All jobs run before the first test looks at what became of them.
 """
 
 import json
+import os
 import shutil
 import sys
 import time
@@ -114,6 +115,7 @@ def killed(slurm: Slurm, project: Path) -> Outcome:
 
 
 CASES: list[Callable[[Slurm, Path], Outcome]] = [on_two_nodes, killed]
+TRIED = CASES if os.environ.get("MINITRAIN_ALL") else CASES[:1]
 
 
 @dataclass
@@ -168,7 +170,7 @@ def trials(stages_by_fork: str, tmp_path_factory: pytest.TempPathFactory) -> Tri
         done.outcomes |= refused(slurm, project)
         # it also makes the shards for all others
         done.outcomes["on_one_node"] = on_one_node(slurm, project)
-        for case in CASES:
+        for case in TRIED:
             copy = copy_without_runs(project, case.__name__)
             done.outcomes[case.__name__] = case(slurm, copy)
         done.strays = slurm.strays()
@@ -181,7 +183,7 @@ def trials(stages_by_fork: str, tmp_path_factory: pytest.TempPathFactory) -> Tri
     return done
 
 
-@pytest.mark.parametrize("name", ["on_one_node", *(case.__name__ for case in CASES)])
+@pytest.mark.parametrize("name", ["on_one_node", *(case.__name__ for case in TRIED)])
 def test_job_ends_in_the_bytes_of_torchrun_on_one_host(
     trials: Trials, name: str
 ) -> None:
@@ -208,6 +210,7 @@ def test_job_whose_time_is_nearly_up_goes_on_after_a_requeue(trials: Trials) -> 
     assert going_on in lines
 
 
+@pytest.mark.thorough
 def test_job_that_was_killed_fails_and_goes_on_after_a_requeue(trials: Trials) -> None:
     outcome = trials.outcomes["killed"]
     # 128 and SIGKILL

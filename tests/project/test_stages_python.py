@@ -142,14 +142,3 @@ def test_virtual_environment_that_is_not_there_is_one_line(project: Path) -> Non
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: no .venv-none in {project}; ")
     assert done.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize("script", sorted((ROOT / "stages").glob("[a-z]*.py")))
-def test_what_a_stage_does_is_one_line_of_a_narrow_terminal(
-    script: Path, project: Path
-) -> None:
-    shutil.copy(script, project / "stages/hello.py")
-    done = run(project, "stages/python", "-m", "stages.hello", "--no-such-option")
-    said = done.stderr.splitlines()[0]
-    assert said.endswith(" ...")
-    assert len(said) < 80

@@ -161,11 +161,13 @@ def test_version(bin_folder: Path, empty: Path) -> None:
     assert said == f"minitrain {minitrain.__version__}\n"
 
 
+@pytest.mark.thorough
 def test_doctor(bin_folder: Path, empty: Path) -> None:
     said = run(bin_folder / "minitrain", "doctor", folder=empty).stdout
     assert re.search(r"^collectives: \d+ of \d+ probes .*, 0 wrong$", said, re.M)
 
 
+@pytest.mark.thorough
 def test_explain(bin_folder: Path, empty: Path) -> None:
     said = run(bin_folder / "minitrain", "explain", folder=empty).stdout
     assert "every rank" in said

@@ -12,6 +12,7 @@ import pytest
 import torch
 from project import ROOT
 from recorded_loops import Net, batch, loop, loss_of, steps_of, train_alone
+from thorough import thorough_after
 from torch import nn
 from waiting import GENEROUS_S, wait_for
 
@@ -185,7 +186,7 @@ train_alone(Path(sys.argv[1]), num_steps=100_000)
 """
 
 
-@pytest.mark.parametrize("moment", [0, 1, 4])
+@pytest.mark.parametrize("moment", thorough_after(1, [1, 0, 4]))
 def test_a_run_that_was_killed_leaves_its_last_whole_step(
     tmp_path: Path, moment: int
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from recorded_loops import batch, loss_of
+from thorough import thorough_after
 from torch import Tensor, nn
 
 import minitrain
@@ -62,7 +63,7 @@ def guarded(
 
 
 @pytest.mark.real_launch
-@pytest.mark.parametrize(("guard", "every", "missed"), GUARDS)
+@pytest.mark.parametrize(("guard", "every", "missed"), thorough_after(1, GUARDS))
 def test_a_rank_with_a_guard_of_its_own_ends_the_recording_and_not_the_run(
     tmp_path: Path,
     guard: str,

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from project import ROOT
 from recorded_loops import Net, batch, loop, loss_of, state_bytes, steps_of
+from thorough import thorough_after
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -62,7 +63,7 @@ def on_full_disk(folder: Path | None, is_sharded: bool) -> list[bytes]:
 
 
 @pytest.mark.real_launch
-@pytest.mark.parametrize("is_sharded", [False, True])
+@pytest.mark.parametrize("is_sharded", thorough_after(1, [True, False]))
 def test_a_full_disk_ends_the_recording_and_not_the_run(
     tmp_path: Path, is_sharded: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 
 def thorough_after(count: int, cases: Iterable[Any]) -> list[Any]:
-    """Parameters of a test: the first ``count`` cases run in the suite."""
+    """Parameters of a test: of ``cases`` the suite tries the first ``count``."""
     return [
         pytest.param(
             *(case if isinstance(case, tuple) else (case,)),

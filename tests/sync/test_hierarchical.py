@@ -26,6 +26,7 @@ from test_strategies import (
     trial_of,
     with_dropout,
 )
+from thorough import thorough_after
 from torch import Tensor, nn
 from waiting import GENEROUS_S
 
@@ -92,7 +93,7 @@ CASES_OF_FOUR: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES_OF_FOUR)
+@pytest.mark.parametrize("case", thorough_after(2, CASES_OF_FOUR))
 def test_settings(case: str) -> None:
     trial = large_batches(placed_trial(*TWO_BY_TWO, **CASES_OF_FOUR[case]))
     ladder = examine(trial, 4, timeout_s=LIMIT_S)

@@ -18,6 +18,7 @@ import pytest
 import torch
 from one_line import refusal
 from subjects import MODELS, make_run
+from thorough import thorough_after
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from waiting import GENEROUS_S, wait_for
@@ -95,7 +96,7 @@ def large_batches(trial: RunConfig) -> RunConfig:
 def worlds(*sizes: int) -> list[Any]:
     """Pairs of a strategy and a world size that it can have."""
     return [
-        pytest.param(name, size, id=f"{name}-{size}")
+        (name, size)
         for name in STRATEGIES
         for size in sizes
         if not (name in INVARIANT and 8 % size)
@@ -133,7 +134,8 @@ def test_strategy_keeps_its_promises(name: str, world_size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "world_size"), [("ddp", 2), ("fsdp", 4), ("invariant", 4), ("zero1", 4)]
+    ("name", "world_size"),
+    thorough_after(2, [("ddp", 2), ("zero1", 4), ("fsdp", 4), ("invariant", 4)]),
 )
 def test_accumulation(name: str, world_size: int) -> None:
     """Without dropout, so that one process is compared too."""
@@ -203,7 +205,10 @@ def test_who_promises_nothing_proves_nothing() -> None:
     )
 
 
-@pytest.mark.parametrize(("name", "world_size"), worlds(2, 4))
+@pytest.mark.parametrize(
+    ("name", "world_size"),
+    thorough_after(len(worlds(2)), [*worlds(2), *worlds(4)]),
+)
 def test_buffers_dropout_and_accumulation(name: str, world_size: int) -> None:
     trial = trial_of(name, factory=with_dropout, grad_accumulation_steps=2)
     ladder = examine(large_batches(trial), world_size, timeout_s=LIMIT_S)
@@ -266,7 +271,8 @@ def shards_in_another_order(worker: Worker) -> None:
 
 
 FAULTS: list[tuple[str, Callable[[Worker], None], str]] = [
-    *((name, wrong_on_rank_1, "ranks") for name in STRATEGIES if name not in SHARDED),
+    ("ddp", wrong_on_rank_1, "ranks"),
+    ("flat", wrong_on_rank_1, "ranks"),
     # every rank gets what the owner of a parameter made of it: the ranks agree
     ("zero1", wrong_on_rank_1, "replay_gradients"),
     ("ddp", twice_on_all_ranks, "replay_gradients"),
@@ -276,10 +282,14 @@ FAULTS: list[tuple[str, Callable[[Worker], None], str]] = [
     ("powersgd", gradients_forgotten, "loss"),
     ("zero1", not_handed_out, "ranks"),
 ]
+OTHERS = [name for name in STRATEGIES if name not in (*SHARDED, "ddp", "flat")]
+FAULTS_OF_OTHERS = [(name, wrong_on_rank_1, "ranks") for name in OTHERS]
 
 
 @pytest.mark.parametrize(
-    ("name", "fault", "rung"), FAULTS, ids=lambda x: getattr(x, "__name__", x)
+    ("name", "fault", "rung"),
+    thorough_after(len(FAULTS), [*FAULTS, *FAULTS_OF_OTHERS]),
+    ids=lambda x: getattr(x, "__name__", x),
 )
 def test_fault_is_caught(name: str, fault: Callable[[Worker], None], rung: str) -> None:
     # learning shows after a while
@@ -458,13 +468,18 @@ UNUSED = {"bucket_cap_mb": 0.001, "find_unused_parameters": True}
 
 @pytest.mark.parametrize(
     ("name", "tuning"),
-    [
-        *((n, ONE_BY_ONE) for n in ("ddp", "shm", "bf16_compress", "zero1")),
-        *((n, UNUSED) for n in ("ddp", "shm", "bf16_compress", "zero1")),
-        ("hierarchical", {"bucket_cap_mb": 0.001}),
-        ("hierarchical", UNUSED),
-        ("ddp", {"overlap": False}),
-    ],
+    thorough_after(
+        4,
+        [
+            ("ddp", ONE_BY_ONE),
+            ("shm", UNUSED),
+            ("hierarchical", UNUSED),
+            ("ddp", {"overlap": False}),
+            ("hierarchical", {"bucket_cap_mb": 0.001}),
+            *((n, ONE_BY_ONE) for n in ("shm", "bf16_compress", "zero1")),
+            *((n, UNUSED) for n in ("ddp", "bf16_compress", "zero1")),
+        ],
+    ),
 )
 def test_settings_of_ddps_buckets(name: str, tuning: dict[str, Any]) -> None:
     model = "spare_parameter" if "find_unused_parameters" in tuning else "plain"

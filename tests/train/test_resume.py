@@ -19,6 +19,7 @@ from resumed import (
     differing,
     run_stopped,
 )
+from thorough import thorough_after
 
 from minitrain.check.trial import run_ranks
 from minitrain.train import resume, run, snapshot
@@ -30,6 +31,11 @@ END_OF_EPOCH, MID_EPOCH = 12, 14
 # a stop; the start has that of three
 LIMIT_S = 25
 pytestmark = pytest.mark.slow
+
+
+# the first of each kind of state that a run keeps
+KINDS = ["ddp, 3 ranks, many buckets", "fsdp", "fp16", "powersgd", "dropout, invariant"]
+OTHERS = [name for name in CASES if name not in KINDS]
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Saved]:
     return save
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", thorough_after(len(KINDS), [*KINDS, *OTHERS]))
 def test_a_run_that_goes_on_leaves_the_same_bytes(
     name: str, saved: Callable[[str], Saved]
 ) -> None:
@@ -107,20 +113,20 @@ def forgetting(key: str, part: str | None) -> None:
 
 FORGOTTEN = [
     ("dropout, invariant", "streams", None),
-    ("dropout", "random", None),
     ("powersgd", "sync", "error_dict"),
-    ("powersgd", "sync", "iter"),
     ("fp16", "precision", "_growth_tracker"),
     ("fp16", "precision", "scale"),
     ("ddp, 2 ranks", "optimizer", None),
-    ("zero1", "optimizer", None),
     ("fsdp", "optimizer", None),
+    ("dropout", "random", None),
+    ("powersgd", "sync", "iter"),
+    ("zero1", "optimizer", None),
     ("batch norm", "model", "norm.running_mean"),
     ("batch norm", "model", "norm.num_batches_tracked"),
 ]
 
 
-@pytest.mark.parametrize(("name", "key", "part"), FORGOTTEN)
+@pytest.mark.parametrize(("name", "key", "part"), thorough_after(6, FORGOTTEN))
 def test_what_is_forgotten_shows(
     name: str, key: str, part: str | None, saved: Callable[[str], Saved]
 ) -> None:
