@@ -155,11 +155,12 @@ def pytest_collection_modifyitems(
         runs_dvc = item.get_closest_marker("pipeline") is not None
         if runs_stages or runs_dvc or item.path.parent.name in MANY_RANKS:
             item.add_marker(pytest.mark.slow)
-    for marker, variable in (("published", "CI"), ("thorough", "MINITRAIN_ALL")):
-        if not os.environ.get(variable) and marker not in config.option.markexpr:
-            left_out = [i for i in items if i.get_closest_marker(marker)]
-            items[:] = [i for i in items if not i.get_closest_marker(marker)]
-            config.hook.pytest_deselected(items=left_out)
+    is_asked = "published" in config.option.markexpr
+    left_out = [] if is_asked or os.environ.get("CI") else ["published"]
+    left_out += [] if os.environ.get("MINITRAIN_ALL") else ["thorough"]
+    without = [i for i in items if any(map(i.get_closest_marker, left_out))]
+    items[:] = [item for item in items if item not in without]
+    config.hook.pytest_deselected(items=without)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

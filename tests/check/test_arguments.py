@@ -603,6 +603,7 @@ follow_imports = skip
 """
 
 
+@pytest.mark.thorough
 def test_mypy_knows_the_arguments(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MISTYPED)
     (tmp_path / "mypy.ini").write_text(SETTINGS)

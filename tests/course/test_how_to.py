@@ -10,6 +10,7 @@ from exercises import of_runs
 from mutated import run_stages
 from pages import Block, blocks, change
 from project import ROOT
+from thorough import thorough_after
 
 from minitrain.cli.main import run
 from minitrain.core.files import read_json
@@ -40,7 +41,7 @@ def type_in(folder: Path, command: str) -> None:
         subprocess.run([program, *words], cwd=folder, check=True)
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", thorough_after(1, PAGES))
 def test_page_does_what_it_says(
     page: str, copy: Path, stages_by_fork: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,7 @@
 
 One process and two are the same computation, each loop's bug is told by name, and the
 recorder raises no false alarm. ``MINITRAIN_CLEAN_RECORDINGS=100 pytest
-tests/frameworks/test_examples.py`` records as many clean runs; the suite records four.
+tests/frameworks/test_examples.py`` records as many clean runs; the suite records two.
 """
 
 import ast

@@ -14,7 +14,7 @@ import pytest
 from one_line import refusal
 from project import run_python
 
-from minitrain.harness import run_dir as meeting_folder
+from minitrain.harness import run_dir
 from minitrain.harness.run_dir import (
     PREFIX,
     private_folder,
@@ -144,7 +144,7 @@ def test_full_folder_for_temporary_files_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     usage = shutil.disk_usage("/")._replace(free=4096)
-    monkeypatch.setattr(meeting_folder.shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(run_dir.shutil, "disk_usage", lambda path: usage)
 
     def enter() -> None:
         with private_folder():

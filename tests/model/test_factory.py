@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from minitrain.core.params import Model
 from minitrain.harness.launcher import launch
-from minitrain.model.factory import build_model, try_model
+from minitrain.model.factory import build_model, make_model, try_model
 from minitrain.model.gpt import MiniGPT
 from minitrain.proof.witness.corpus import build as build_again
 
@@ -374,6 +374,23 @@ def test_parameter_without_gradient_is_named() -> None:
         "use it in the loss, set requires_grad to False, or "
         "train.find_unused_parameters to true"
     )
+
+
+def test_sparse_gradient_is_named() -> None:
+    model = Scripted(lambda w: having(w.sum() + model.table(torch.tensor([0])).sum()))
+    model.table = nn.Embedding(2, 1, sparse=True)
+    line = "model: the gradient of table.weight is sparse, must be dense"
+    assert refusal(try_model, model, BATCH) == line
+
+
+def test_lazy_parameter_is_named() -> None:
+    line = "model: weight has no shape yet; it must not be lazy"
+    assert refusal(try_model, nn.LazyLinear(1), BATCH) == line
+
+
+def test_factory_that_ends_the_process_is_one_line() -> None:
+    line = refusal(make_model, lambda: sys.exit("no GPU"), "factory")
+    assert line.startswith("factory: SystemExit: no GPU")
 
 
 def test_parameter_that_is_frozen_needs_no_gradient() -> None:

@@ -13,6 +13,7 @@ import pytest
 from mutated import PIPELINE, REPLAY, TRAIN, VERIFY, Outcome, run_stages
 from project import copy_project, environment
 from small_disk import MEGABYTE, SmallDisk
+from thorough import thorough_after
 from waiting import GENEROUS_S, wait_for
 
 pytestmark = pytest.mark.slow
@@ -70,7 +71,7 @@ LEFT = [
 ]
 
 
-@pytest.mark.parametrize(("stage", "pages"), LEFT)
+@pytest.mark.parametrize(("stage", "pages"), thorough_after(5, LEFT))
 def test_full_disk_is_one_line_and_then_it_goes_on(
     disk: SmallDisk, stage: str, pages: int
 ) -> None:

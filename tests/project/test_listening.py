@@ -9,7 +9,7 @@ from minitrain.harness.run_dir import private_folder
 
 
 def test_who_listens_everywhere_is_seen() -> None:
-    """Or tests/project/test_pipeline.py, which looks at all stages, sees nothing."""
+    """Else tests/project/test_pipeline.py, which looks at ranks, sees nothing."""
     with socket.create_server(("0.0.0.0", 0)):
         assert "0.0.0.0" in listening(os.getpid())
     # ranks of earlier tests may still listen, on loopback

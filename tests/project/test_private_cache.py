@@ -134,6 +134,7 @@ def test_a_second_user_runs_code_by_the_default_and_not_by_ours(
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_setting_reaches_the_copies_of_experiments(project: Path) -> None:
     cache = make_private_cache(project)
     (project / "dvc.yaml").write_text(

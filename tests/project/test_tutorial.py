@@ -18,7 +18,7 @@ from quick_dvc import stages_in_forks
 from waiting import GENEROUS_S
 
 # DVC looks at every file for every question
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough]
 
 TEXT = (ROOT / "docs/tutorial.md").read_text(encoding="utf-8")
 BLOCKS = blocks(TEXT)

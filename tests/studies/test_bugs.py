@@ -52,7 +52,7 @@ def test_ranks_that_agree_are_no_proof() -> None:
         assert ladder_of(bug).rungs["ranks"].verdict == "equal"
 
 
-@pytest.mark.parametrize("world_size", thorough_after(1, [3, 2, 4]))
+@pytest.mark.parametrize("world_size", thorough_after(1, [2, 3, 4]))
 @pytest.mark.parametrize("model", MODELS)
 def test_clean_run_is_no_false_alarm(model: str, world_size: int) -> None:
     trial = make_run(model, optimizer="sgd" if world_size == 3 else "adamw")

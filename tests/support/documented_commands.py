@@ -145,7 +145,7 @@ NOT_RUN = {
     "iptables -A INPUT -i eth1 -p tcp -s 10.0.0.1 -j ACCEPT": FIREWALL,
     "iptables -A INPUT -i eth1 -p tcp -s 10.0.0.2 -j ACCEPT": FIREWALL,
     "iptables -A INPUT -i eth1 -p tcp -j DROP": FIREWALL,
-    "ss -tlnp": "tests/project/test_pipeline.py looks at the sockets of every stage",
+    "ss -tlnp": "tests/project/test_pipeline.py looks at the sockets of ranks",
     "MINITRAIN_ALL=1 python -m pytest tests/project/test_mutants.py": SUITE,
     "python -m pytest tests/studies/test_bugs.py": SUITE,
     "python -m pytest tests/proof/test_clean_runs.py": SUITE,

@@ -243,7 +243,7 @@ def _launch(
     threads_per_process: int,
     gathering: None = None,
 ) -> None:
-    """What ``distributed.torchrun.torchrun`` does here, with forks for processes."""
+    """Do what ``harness.torchrun.torchrun`` does, with forks for processes."""
     assert gathering is None
     from minitrain.core.errors import UserError
     from minitrain.harness.launcher import rank_environment

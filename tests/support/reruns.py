@@ -1,4 +1,4 @@
-"""docs/what-reruns.md, which tests/project/test_pipeline.py holds to DVC."""
+"""docs/what-reruns.md, which tests/project/test_pipeline.py compares with dvc.yaml."""
 
 import re
 from functools import cache

@@ -33,8 +33,8 @@ LIMIT_S = 25
 pytestmark = pytest.mark.slow
 
 
-# the first of each kind of state that a run keeps
-KINDS = ["ddp, 3 ranks, many buckets", "fsdp", "fp16", "powersgd", "dropout, invariant"]
+# optimizer, buffers, random numbers, scaler, error memory
+KINDS = ["ddp, 2 ranks", "fsdp", "batch norm", "dropout, invariant", "fp16", "powersgd"]
 OTHERS = [name for name in CASES if name not in KINDS]
 
 
@@ -117,16 +117,16 @@ FORGOTTEN = [
     ("fp16", "precision", "_growth_tracker"),
     ("fp16", "precision", "scale"),
     ("ddp, 2 ranks", "optimizer", None),
-    ("fsdp", "optimizer", None),
+    ("batch norm", "model", "norm.running_mean"),
     ("dropout", "random", None),
+    ("fsdp", "optimizer", None),
     ("powersgd", "sync", "iter"),
     ("zero1", "optimizer", None),
-    ("batch norm", "model", "norm.running_mean"),
     ("batch norm", "model", "norm.num_batches_tracked"),
 ]
 
 
-@pytest.mark.parametrize(("name", "key", "part"), thorough_after(6, FORGOTTEN))
+@pytest.mark.parametrize(("name", "key", "part"), thorough_after(7, FORGOTTEN))
 def test_what_is_forgotten_shows(
     name: str, key: str, part: str | None, saved: Callable[[str], Saved]
 ) -> None:
