@@ -251,6 +251,7 @@ def _of_parts(place: Place, found: Measured, names: Sequence[str]) -> Cause | No
         ("B", place.b, y, _before_clipping(place.a, x)),
         ("A", place.a, x, _before_clipping(place.b, y)),
     )
+    kept = {side: _keep_their_own(rows, found.tensor) for side, rows, _, _ in sides}
     for side, rows, rank, other in sides:
         own = [rows[rank]["own"] for rank in sorted(rows)]
         held = common(dict.fromkeys(names), *own)
@@ -267,7 +268,7 @@ def _of_parts(place: Place, found: Measured, names: Sequence[str]) -> Cause | No
         pattern = rest < CLOSE and _lacking(factors, right, None if alike else rank)
         if pattern:
             return Cause(f"{side}: {pattern}", sure=True, pattern=not lacks_only)
-        if _keeps_its_own(rows, rank, found.tensor):
+        if kept[side] and not all(kept.values()):
             few = f"{found.num_beyond_quick} of {found.num} tensors"
             clause = f"{found.tensor} is not synchronized, ranks keep their own"
             return Cause(f"{side}: {clause} ({few})", sure=True)
@@ -304,17 +305,24 @@ def _shares(
     return None if pair[0] is None or pair[1] is None else (pair[0], pair[1])
 
 
-def _keeps_its_own(rows: Rows, rank: int, name: str) -> bool:
-    """Whether a gradient is that of ``rank`` alone, and not the mean of all."""
-    own = {
-        r: joined(row["own"], [name]) for r, row in rows.items() if name in row["own"]
-    }
-    if len(own) < len(rows) or name not in rows[rank]["gradients"]:
+def _keep_their_own(rows: Rows, name: str) -> bool:
+    """Whether on each rank the gradient of a tensor is the rank's own, clipped or not,
+    and not the mean of all.
+    """
+    if any(
+        name not in row["own"] or name not in row["gradients"] for row in rows.values()
+    ):
         return False
-    gradient = joined(sketches(rows[rank], "gradients"), [name])
-    of_one = fit(gradient, [own[rank]])
-    of_mean = fit(gradient, [torch.stack([*own.values()]).mean(0)])
-    return bool(of_one and of_mean and of_one[1] < CLOSE < 0.1 * of_mean[1])
+    own = {rank: joined(row["own"], [name]) for rank, row in rows.items()}
+    mean = torch.stack([*own.values()]).mean(0)
+    for rank, row in rows.items():
+        gradient = joined(sketches(row, "gradients"), [name])
+        of_one, of_mean = fit(gradient, [own[rank]]), fit(gradient, [mean])
+        if not (of_one and of_mean and of_one[1] < CLOSE < 0.1 * of_mean[1]):
+            return False
+        if not 0 < of_one[0][0] < 1 + CLOSE:
+            return False
+    return True
 
 
 def _of_passes(
@@ -380,7 +388,7 @@ def _uneven(
     if max(factors) - min(factors) >= 10 * CLOSE * most:
         clause = "the ranks count otherwise than in the other run"
         if max(right) - min(right) < 10 * CLOSE * largest:
-            clause = "the ranks count unlike, where those of the other run count alike"
+            clause = "the ranks count differently, and alike in the other run"
     elif not weights:
         # it is the other run that takes a mean of means
         return None

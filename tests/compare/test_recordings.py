@@ -110,6 +110,14 @@ def biases_unreduced(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
     return mean(own, rank, step) | kept
 
 
+def own_of_rank_0(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
+    return mean(own, rank, step) | {"hidden.bias": own[0]["hidden.bias"]}
+
+
+def half_of_rank_0(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
+    return mean(own, rank, step) | {"hidden.bias": own[0]["hidden.bias"] / 2}
+
+
 def without_one(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
     found = mean(own, rank, step)
     return {name: g for name, g in found.items() if name != "hidden.bias"}
@@ -256,6 +264,22 @@ FAULTS = [
         "is not synchronized, ranks keep their own",
         changes={"reduce": biases_unreduced},
         sizes=((1, 2), (2, 2)),
+    ),
+    Fault(
+        "one tensor of rank 0",
+        "gradients",
+        "1 of 12 tensors alone",
+        changes={"reduce": own_of_rank_0},
+        sizes=((1, 2), (2, 2)),
+        tensor="hidden.bias",
+    ),
+    Fault(
+        "one tensor without rank 1",
+        "gradients",
+        "1 of 12 tensors alone",
+        changes={"reduce": half_of_rank_0},
+        sizes=((1, 2), (2, 2)),
+        tensor="hidden.bias",
     ),
     Fault(
         "without a gradient",
