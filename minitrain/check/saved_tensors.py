@@ -10,15 +10,19 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from minitrain.core.files import writing
+
 # of a state, one step's end is the next one's start
 OF_A_STATE = ("before", "after", "state")
+# smaller files are read: a process may have some ten thousand mappings
+LEAST_MAPPED_BYTES = 1 << 16
 
 
 class SavedTensors(dict[str, Tensor]):
-    """Tensors by ``STEP/KIND/NAME``, each in a file in ``folder`` from which it is
-    mapped; equal tensors of a model's state are saved once.
+    """Takes tensors by ``STEP/KIND/NAME`` and saves each to a file in ``folder``, equal
+    tensors of a model's state once; it holds none itself.
 
-    Without a ``folder`` nothing is kept.
+    Without a ``folder`` nothing is saved. Raises UserError where the disk is full.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -28,33 +32,33 @@ class SavedTensors(dict[str, Tensor]):
             folder.mkdir()
         # by the same keys: where each tensor is
         self.files: dict[str, str] = {}
-        # by NAME: the key of the newest state
+        # by NAME: the file of the newest state
         self._states: dict[str, str] = {}
 
     def __setitem__(self, key: str, tensor: Tensor) -> None:
         if self._folder is None:
             return
         _, kind, name = key.split("/", 2)
-        known = self._states.get(name) if kind in OF_A_STATE else None
-        if known is not None and _same_bits(self[known], tensor):
-            file = self.files[known]
-        else:
+        file = self._states.get(name) if kind in OF_A_STATE else None
+        if file is None or not _same_bits(_mapped(file), tensor):
             file = str(self._folder / f"{len(self.files)}.pt")
-            # a view would bring along all that it is a view of
-            torch.save(tensor.detach().cpu().clone(), file)
+            with writing(Path(file)):
+                # a view would bring along all that it is a view of
+                torch.save(tensor.detach().cpu().clone(), file)
         self.files[key] = file
-        super().__setitem__(key, _mapped(file))
         if kind in OF_A_STATE:
-            self._states[name] = key
+            self._states[name] = file
 
 
 def mapped(files: Mapping[str, str]) -> dict[str, Tensor]:
     """Map the tensors of ``files``, by name; they stay when the files are removed."""
-    return {name: _mapped(file) for name, file in files.items()}
+    tensors = {file: _mapped(file) for file in {*files.values()}}
+    return {name: tensors[file] for name, file in files.items()}
 
 
 def _mapped(file: str) -> Tensor:
-    tensor: Tensor = torch.load(file, mmap=True, weights_only=True)
+    is_large = Path(file).stat().st_size >= LEAST_MAPPED_BYTES
+    tensor: Tensor = torch.load(file, mmap=is_large, weights_only=True)
     return tensor
 
 

@@ -1,5 +1,8 @@
 """Putting what was written in its place so that a crash at any moment, of a process or
 of the machine, leaves the old or the new, each whole.
+
+A folder takes its place in two renames. Killed between them, its name is missing until
+the next writer on this host puts the old one back (:func:`remove_stale`).
 """
 
 import errno
@@ -96,6 +99,9 @@ def put(temporary: Path, path: Path) -> None:
 def _replace_folder(temporary: Path, path: Path) -> None:
     before = _out_of_the_way(path)
     os.replace(path, before)
-    # killed here, :func:`remove_stale` has what it needs
-    os.replace(temporary, path)
+    try:
+        os.replace(temporary, path)
+    except OSError:
+        os.replace(before, path)
+        raise
     os.replace(before, temporary)

@@ -17,7 +17,7 @@ from pathlib import Path
 from minitrain.core.errors import UserError
 
 PREFIX = f"minitrain-meeting-{socket.gethostname()}-"
-# what ranks write to meet is far less
+# to meet; what a check saves there is more, and is refused where it is written
 ROOM_BYTES = 1 << 20
 
 

@@ -235,7 +235,7 @@ def _make_empty(folder: Path) -> None:
 
 
 def _forget(checkpoint: Path) -> None:
-    """Remove ``checkpoint``, for readers at once."""
+    """Remove ``checkpoint``; readers see it whole or not at all."""
     if checkpoint.is_dir():
         # a name that is removed at the next start, as of all that was begun
         gone = checkpoint.with_name(f".{checkpoint.name}.old.tmp")

@@ -81,6 +81,9 @@ def same_on_all_hosts(
     """
     identity = identity_of(params, shards, run, world_size)
     identity.pop("cpu")
+    # the harness decides no bits, and hosts talk through it
+    code = [PACKAGE / name for name in (*COMPUTE, "harness")]
+    identity["minitrain's code"] = _sha256_of(*code)
     sections = params.model_dump(mode="json").items()
     named = {f"{name}.{key}": v for name, one in sections for key, v in one.items()}
     return {**named, **identity, "--resume": None if resume is None else str(resume)}

@@ -163,8 +163,8 @@ class Recorder:
     def _sample(
         self, step: int | str, kind: str, tensors: Mapping[str, Tensor]
     ) -> None:
-        for name, tensor in _copy(tensors).items():
-            self.sampled[f"{step}/{kind}/{name}"] = tensor
+        for name, tensor in tensors.items():
+            self.sampled[f"{step}/{kind}/{name}"] = whole(tensor).cpu().clone()
 
     def layout(self, step: int, trace: SyncTrace) -> None:
         """Note DDP's buckets where they differ from those of the step before, and who

@@ -1,5 +1,6 @@
 """A writer that dies at any call into the operating system: the old or the new."""
 
+import errno
 import os
 import socket
 import subprocess
@@ -183,3 +184,24 @@ def test_all_is_synced_before_it_gets_its_name_and_the_folder_after(
         (folder / "inside").write_text("new")
     temporary = durable.temporary_name(tmp_path / "out").name
     assert calls == ["inside", temporary, "replaced", tmp_path.name]
+
+
+def test_rename_that_fails_leaves_the_old_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "out"
+    path.mkdir()
+    (path / "a").write_text("old")
+    replace = os.replace
+
+    def fail(old: Path, new: Path) -> None:
+        if new == path and not old.name.endswith(".before.tmp"):
+            raise OSError(errno.EIO, "Input/output error", str(new))
+        replace(old, new)
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="Input/output error"), atomic_path(path) as new:
+        new.mkdir()
+    monkeypatch.undo()
+    assert (path / "a").read_text() == "old"
+    assert [*tmp_path.iterdir()] == [path]

@@ -213,7 +213,7 @@ def test_unwritable_folder(stage: Stage, copy: Path) -> None:
 
 @pytest.mark.pipeline
 def test_through_dvc_the_same_line(copy: Path) -> None:
-    """Of a loss that becomes NaN in a rank."""
+    """A loss that becomes NaN in a rank."""
     set_params(copy, {"train.learning_rate": 1e9})
     code, output = run_dvc(copy, "repro", "train@2")
     assert code == 255

@@ -129,7 +129,7 @@ def test_a_rank_that_does_not_come_is_named_by_one_that_did(
 
 
 def shorten(recorder: Any, limit_s: float) -> None:
-    """Miss a rank so soon, now that all are connected, for which there is no haste."""
+    """Set the limit after which a rank is missed, once all are connected."""
     recorder._timeout_s = recorder._watch._exchange.timeout_s = limit_s
 
 
