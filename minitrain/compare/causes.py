@@ -269,9 +269,9 @@ def _of_parts(place: Place, found: Measured, names: Sequence[str]) -> Cause | No
         if pattern:
             return Cause(f"{side}: {pattern}", sure=True, pattern=not lacks_only)
         if kept[side] and not all(kept.values()):
-            few = f"{found.num_beyond_quick} of {found.num} tensors"
-            clause = f"{found.tensor} is not synchronized, ranks keep their own"
-            return Cause(f"{side}: {clause} ({few})", sure=True)
+            few = f"({found.num_beyond_quick} of {found.num} tensors)"
+            clause = f"{found.tensor} is not synchronized, ranks keep their own {few}"
+            return Cause(f"{side}: {clause}", sure=True)
         if lacks_only:
             continue
         if rest < CLOSE and (uneven := _uneven(side, factors, right, MEANS)):
@@ -306,23 +306,18 @@ def _shares(
 
 
 def _keep_their_own(rows: Rows, name: str) -> bool:
-    """Whether on each rank the gradient of a tensor is the rank's own, clipped or not,
-    and not the mean of all.
-    """
-    if any(
-        name not in row["own"] or name not in row["gradients"] for row in rows.values()
-    ):
+    """Whether each rank's gradient of a tensor is its own, clipped or not."""
+    found = rows.values()
+    if not all(name in row["own"] and name in row["gradients"] for row in found):
         return False
-    own = {rank: joined(row["own"], [name]) for rank, row in rows.items()}
-    mean = torch.stack([*own.values()]).mean(0)
-    for rank, row in rows.items():
-        gradient = joined(sketches(row, "gradients"), [name])
-        of_one, of_mean = fit(gradient, [own[rank]]), fit(gradient, [mean])
-        if not (of_one and of_mean and of_one[1] < CLOSE < 0.1 * of_mean[1]):
-            return False
-        if not 0 < of_one[0][0] < 1 + CLOSE:
-            return False
-    return True
+    own = [joined(row["own"], [name]) for row in found]
+    after = [joined(sketches(row, "gradients"), [name]) for row in found]
+    mean = torch.stack(own).mean(0)
+    fits = [(fit(x, [y]), fit(x, [mean])) for x, y in zip(after, own, strict=True)]
+    return all(
+        f and m and f[1] < CLOSE < 0.1 * m[1] and 0 < f[0][0] < 1 + CLOSE
+        for f, m in fits
+    )
 
 
 def _of_passes(
@@ -332,12 +327,7 @@ def _of_passes(
     of_ranks = [rows[rank].get("passes", {}) for rank in sorted(rows)]
     counts = [max(map(len, one.values()), default=0) for one in of_ranks]
     held = [
-        name
-        for name in names
-        if all(
-            len(one.get(name, ())) == count
-            for one, count in zip(of_ranks, counts, strict=True)
-        )
+        name for name in names if [len(one.get(name, ())) for one in of_ranks] == counts
     ]
     parts = [
         joined({name: one[name][number] for name in held}, held)

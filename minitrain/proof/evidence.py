@@ -17,7 +17,8 @@ class Evidence:
     """``rows`` of hashes, the loss of every step, the final state of every rank, and
     what was ``sampled`` by STEP/KIND/NAME; the state that it started from, and of a
     step that was to be kept the ``values`` of each rank. ``results`` are all that each
-    rank knew, where that is in memory.
+    rank knew, where that is in memory. A twin has the ``unit`` in the last place of 1
+    in the coarsest type that it computed in.
     """
 
     rows: Rows
@@ -27,6 +28,7 @@ class Evidence:
     start: Tensors = field(default_factory=dict)
     values: Sequence[Mapping[str, Any]] = ()
     results: Sequence[TrainResult] = ()
+    unit: float = 0.0
 
     @property
     def state(self) -> Tensors:

@@ -4,19 +4,25 @@ It computes with the replay's loop, and not with that of the ranks: what it shar
 them is the model, the data and the optimizer. Where training is unstable at its
 learning rate, rounding grows without bound, and no tolerance can tell it from a fault.
 From a start that differs in the last bit, the same process measures whether it does.
+A model that casts to a coarser type would not see that bit: there it is the last one of
+the coarser type.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 
+from minitrain.comm.torch_private import TorchDispatchMode
 from minitrain.proof.evidence import Evidence, evidence_of
 from minitrain.proof.replay import replay
 from minitrain.train.checkpoint import Checkpoints
 from minitrain.train.config import RunConfig, whole_batches
+from minitrain.train.precision import Precision
+from minitrain.train.rng import untouched_random_state
 
 
 def run_one_process(
@@ -41,21 +47,64 @@ def run_one_process(
 def run_twin(
     config: RunConfig, most_steps: int | None = None, *, show: str = ""
 ) -> Evidence:
-    """The same from a start one ULP (unit in the last place) away."""
-    nudged = replace(config, factory=partial(_nudged, config.factory))
-    return run_one_process(nudged, most_steps, show=show)
+    """The same from a start one ULP (unit in the last place) away, of the coarsest type
+    that the forward pass computes in.
+    """
+    coarsest = coarsest_float(config)
+    nudged = replace(config, factory=partial(_nudged, config.factory, coarsest))
+    found = run_one_process(nudged, most_steps, show=show)
+    return replace(found, unit=torch.finfo(coarsest).eps)
 
 
-def _nudged(factory: Callable[[], nn.Module]) -> nn.Module:
+def _nudged(factory: Callable[[], nn.Module], coarsest: torch.dtype) -> nn.Module:
     model = factory()
-    nudge(model)
+    nudge(model, coarsest)
     return model
 
 
-def nudge(model: nn.Module) -> None:
-    """Move every trained parameter one unit in the last place up."""
+def nudge(model: nn.Module, coarsest: torch.dtype) -> None:
+    """Move every trained parameter one unit in the last place up; or, where it is cast
+    to a coarser type, every second element up and the others down by one unit of that.
+    """
+    half = torch.finfo(coarsest).eps / 2
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.requires_grad:
+            if not parameter.requires_grad:
+                continue
+            if torch.finfo(parameter.dtype).eps < torch.finfo(coarsest).eps:
+                signs = torch.ones(parameter.numel(), dtype=parameter.dtype)
+                signs[1::2] = -1
+                parameter.mul_(1 + half * signs.reshape(parameter.shape))
+            else:
                 up = torch.full_like(parameter, torch.inf)
                 parameter.copy_(torch.nextafter(parameter, up))
+
+
+def coarsest_float(config: RunConfig) -> torch.dtype:
+    """The coarsest floating-point type of a forward pass of the first batch, by the
+    casts of autocast and of the model.
+    """
+    seen = _Floats()
+    with untouched_random_state():
+        alone = whole_batches(replace(config, steps=1))
+        model, batches = alone.start_model(0), alone.batches([0], 1)
+        with Precision(config.precision).autocast(), seen:
+            batches.loss(model, batches.micro_batches(0)[0].inputs)
+    return max(seen.found, key=lambda dtype: torch.finfo(dtype).eps)
+
+
+class _Floats(TorchDispatchMode):
+    """The floating-point types of all results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = {torch.float64}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        results = func(*args, **(kwargs or {}))
+        for one in results if isinstance(results, tuple | list) else [results]:
+            if isinstance(one, torch.Tensor) and one.is_floating_point():
+                self.found.add(one.dtype)
+        return results

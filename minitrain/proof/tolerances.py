@@ -61,7 +61,9 @@ def one_process_rungs(
     def gradients() -> Rung:
         limits = gradient_limits(one.gradients)
         rung = close_rung(
-            run.gradients, one.gradients, limits, lambda: twin(EARLY).gradients
+            *(run.gradients, one.gradients, limits),
+            lambda: twin(EARLY).gradients,
+            lambda: twin(EARLY).unit,
         )
         return _noted(rung, forward.changes if rung.verdict == "breach" else "")
 
@@ -142,10 +144,15 @@ def state_limits(one: Tensors, start: Tensors, train: RunConfig, atol: float) ->
 
 
 def close_rung(
-    run: Tensors, one: Tensors, limits: Limits, twin: Callable[[], Tensors]
+    run: Tensors,
+    one: Tensors,
+    limits: Limits,
+    twin: Callable[[], Tensors],
+    unit: Callable[[], float] = lambda: 0.0,
 ) -> Rung:
     """``run`` within the quick limits of ``one``, or where it is not, in no tensor ten
-    times as far as the ``twin``, which is asked for only then.
+    times as far as the ``twin``, nor more than some ``unit`` in the last place of its
+    largest element; both are asked for only then.
     """
     apart = distance(run, one)
     if apart.max_abs_diff is None or first_nan(run):
@@ -168,19 +175,23 @@ def close_rung(
     elif not within:
         usual_limits = limits.common or limits.every
         beyond = {n: gap for n, gap in most.items() if not gap <= usual_limits[n]}
-        verdict, detail = _by_twin(beyond, one, twin())
+        verdict, detail = _by_twin(beyond, one, twin(), unit())
     return Rung(apart.bytes_equal, apart.max_ulp, apart.max_abs_diff, verdict, detail)
 
 
 def _by_twin(
-    beyond: Mapping[str, float], one: Tensors, twin: Tensors
+    beyond: Mapping[str, float], one: Tensors, twin: Tensors, unit: float
 ) -> tuple[Verdict, str]:
     """On tensors that are ``beyond`` the quick limits by so much."""
     far = {name: _apart(twin[name], one[name]) for name in beyond}
-    worst = max(beyond, key=lambda name: beyond[name] / (far[name] + 1e-300))
-    within = all(gap <= TIMES_TWIN * far[name] for name, gap in beyond.items())
+    units = {name: UNITS * unit * _size(one[name]) for name in beyond}
+    most = {name: max(TIMES_TWIN * far[name], units[name]) for name in beyond}
+    worst = max(beyond, key=lambda name: beyond[name] / (most[name] + 1e-300))
+    within = all(gap <= most[name] for name, gap in beyond.items())
     named = f"tensor {worst} is {beyond[worst]:.3g} off"
     carried = f"a start one ULP away carries it {far[worst]:.3g}"
+    if units[worst] > TIMES_TWIN * far[worst]:
+        carried += f", {UNITS} units in its last place are {units[worst]:.3g}"
     if within:
         return "within tolerance", f"{EXPLAINED}: {named}, {carried}"
     return "breach", f"{named}, {carried}"

