@@ -147,13 +147,16 @@ def nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """What runs stages or many ranks is slow. What is published is compared on CI and
-    by ``-m published`` alone; further cases run where MINITRAIN_ALL is set.
+    """What runs stages or many ranks is slow, unless it is quick. What is published is
+    compared on CI and by ``-m published`` alone; further cases run where MINITRAIN_ALL
+    is set.
     """
     for item in items:
         runs_stages = "stages_by_fork" in getattr(item, "fixturenames", ())
         runs_dvc = item.get_closest_marker("pipeline") is not None
-        if runs_stages or runs_dvc or item.path.parent.name in MANY_RANKS:
+        are_ranks = item.path.parent.name in MANY_RANKS
+        is_quick = item.get_closest_marker("quick") is not None
+        if (runs_stages or runs_dvc or are_ranks) and not is_quick:
             item.add_marker(pytest.mark.slow)
     is_asked = "published" in config.option.markexpr
     left_out = [] if is_asked or os.environ.get("CI") else ["published"]

@@ -19,6 +19,8 @@ from minitrain.analysis.stragglers import (
 )
 from minitrain.train.clock import kind_of_step
 
+pytestmark = pytest.mark.slow
+
 WARMUP = 12
 # own work of a rank that nothing slows, and what communication takes at the least
 OWN, COMM = 80.0, 20.0

@@ -33,6 +33,8 @@ from minitrain.data.cut import count_targets
 from minitrain.ddp import unwrap
 from minitrain.sync import Defaults
 
+pytestmark = pytest.mark.slow
+
 # else they depend on which tests were imported before
 DRAWN = torch.Generator().manual_seed(0)
 DATASET = TensorDataset(

@@ -19,6 +19,8 @@ from minitrain.core.errors import EvidenceError
 from minitrain.data.cut import count_targets, cut, tensors_of
 from minitrain.train.worker import Worker
 
+pytestmark = pytest.mark.slow
+
 PAIRS = [(torch.randn(8, 3), torch.randn(8, 1)) for _ in range(4)]
 
 

@@ -20,6 +20,8 @@ from torch.utils.checkpoint import checkpoint
 from minitrain.check.check import check_data_parallel
 from minitrain.core.errors import EvidenceError, UserError
 
+pytestmark = pytest.mark.slow
+
 PROVEN, IN_EVAL, REPLAY = "proven", "proven in eval mode", "replay only"
 # refused before ranks start, or a breach that names the weights
 WRONG = "wrong"

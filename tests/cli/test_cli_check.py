@@ -26,6 +26,8 @@ from minitrain.cli.main import run
 from minitrain.core.errors import UserError
 from minitrain.train.rng import seed_everything
 
+pytestmark = pytest.mark.slow
+
 MODEL = """
 import torch
 from beside import WIDTH

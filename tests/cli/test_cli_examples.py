@@ -18,6 +18,8 @@ from minitrain.cli.checks import machine
 from minitrain.cli.main import COMMANDS, make_parser, run
 from minitrain.core.errors import UserError
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = [line for one in COMMANDS.values() for line in one.EXAMPLES.values()]
 # tests/report makes the project that these need
 NEED_ONE = ("minitrain report", "minitrain summary")

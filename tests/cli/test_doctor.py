@@ -19,6 +19,8 @@ from minitrain.cli.checks.machine import Check, Examination, examine
 from minitrain.cli.doctor import in_words
 from minitrain.cli.main import run
 
+pytestmark = pytest.mark.slow
+
 # whatever else a build refuses, gloo carries and reduces these
 CARRIED = {"float32", "float64", "float16", "bfloat16", "int64", "int32", "int8"}
 CARRIED |= {"uint8", "bool"}

@@ -3,10 +3,13 @@
 import shutil
 from pathlib import Path
 
+import pytest
 import torch
 from project import run_python
 
 from minitrain.compare.lazy_tensors import hand_back
+
+pytestmark = pytest.mark.slow
 
 MEGABYTE = 1 << 20
 PEAK = """

@@ -27,6 +27,8 @@ from torch.optim import AdamW
 
 from minitrain.compare.recordings import compare_recordings
 
+pytestmark = pytest.mark.slow
+
 SEEDS = range(4)
 
 

@@ -28,6 +28,8 @@ from torch.optim import SGD
 from minitrain.cli.recording_words import recordings_in_words
 from minitrain.compare.recordings import RecordingsCompared, compare_recordings
 
+pytestmark = pytest.mark.slow
+
 Row = dict[str, Any]
 SAME = "same computation within rounding"
 

@@ -10,6 +10,8 @@ from minitrain.compare.recordings import compare_recordings
 from minitrain.harness.launcher import launch
 from minitrain.recording.perturb import VARIABLE
 
+pytestmark = pytest.mark.slow
+
 SEEDS = range(3)
 
 

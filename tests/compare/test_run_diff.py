@@ -20,6 +20,8 @@ from minitrain.compare.run_diff import compare_runs
 from minitrain.core.files import read_jsonl, write_jsonl
 from minitrain.train.recorder import load_tensors, save_tensors
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -35,6 +35,8 @@ from rows import all_settings
 from setting import NO_SYNC, Setting, name_of
 from study_settings import load_study
 
+pytestmark = pytest.mark.slow
+
 ROUNDS = 16
 MODULES = (
     describe_errors,

@@ -112,6 +112,7 @@ def assert_refused(outcome: Outcome, copy: Path, *rungs: str) -> None:
     assert {*rungs} <= breached(copy)
 
 
+@pytest.mark.quick
 def test_nothing_is_refused_where_nothing_was_changed(after, copy: Path) -> None:
     outcome = after(*JUDGE)
     assert outcome.code == 0, outcome.output

@@ -20,6 +20,8 @@ from minitrain.check.check import examine
 from minitrain.sync.catalog import find_strategy
 from minitrain.train.config import RunConfig
 
+pytestmark = pytest.mark.slow
+
 COUNT = int(os.environ.get("MINITRAIN_CLEAN_RUNS", "8"))
 
 

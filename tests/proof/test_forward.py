@@ -15,6 +15,8 @@ from minitrain.core.errors import EvidenceError
 from minitrain.proof.forward import DRAWS, NORMALIZES, Forward, forward_of
 from minitrain.train.recorder import sha256_tensor
 
+pytestmark = pytest.mark.slow
+
 SAMPLES = 8
 STEPS = 5
 

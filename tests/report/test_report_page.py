@@ -40,6 +40,8 @@ from minitrain.report.studied import digest
 from minitrain.report.tables import arm_name, cell, shortened
 from stages import report
 
+pytestmark = pytest.mark.slow
+
 NASTY = '<script>alert(1)</script> & a | b *c* _d_ `e` [f](g) "h"\nnext'
 SHOWN = " ".join(NASTY.split())
 

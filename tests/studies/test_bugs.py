@@ -13,6 +13,8 @@ from minitrain.check.trial import run_alone
 from minitrain.proof.evidence import Evidence
 from minitrain.sync.guarantees import Defaults
 
+pytestmark = pytest.mark.slow
+
 ALTERS_NOTHING = ["redundant_sync"]
 UNKNOWN = ["mismatched_bucket_order"]
 

@@ -27,6 +27,8 @@ from minitrain.model.factory import build_model
 from minitrain.train.loop import train
 from minitrain.train.worker import Worker
 
+pytestmark = pytest.mark.slow
+
 FIRST, COUNT = 3, 2
 STEPS = [3, 4]
 # DDP with a bucket for each few parameters

@@ -26,6 +26,8 @@ from minitrain.train.checkpoint import MANIFEST, Checkpoints, Kept, step_of, ste
 from minitrain.train.resume import UNFIT as UNFIT_LINE
 from minitrain.train.resume import run_through
 
+pytestmark = pytest.mark.slow
+
 KEPT = {"model": {"w": torch.arange(2000.0)}, "random": None, "observer": "[1]"}
 
 

@@ -14,6 +14,8 @@ from minitrain.sync.catalog import find_strategy
 from minitrain.sync.stock import Reduced, StockDDP
 from minitrain.train.worker import Worker
 
+pytestmark = pytest.mark.slow
+
 
 class Auxiliary(Bigrams):
     """A head that is there in training alone."""

@@ -67,6 +67,8 @@ from minitrain.train.rng import seed_everything
 from minitrain.train.run import Inject
 from minitrain.train.worker import Worker
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
