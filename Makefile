@@ -31,7 +31,7 @@ all: .venv/installed ## set up, and run the pipeline: about three minutes on 2 c
 	@$(DVC) repro
 	@$(BIN)/minitrain summary
 
-check: lint ## lint, types and the quick tests: three minutes
+check: lint ## lint, types and the quick tests: two minutes
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not slow"
 
 test: lint .venv-peers/installed .venv-docs/installed ## lint, types and all tests: twenty minutes
