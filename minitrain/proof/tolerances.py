@@ -67,12 +67,18 @@ def one_process_rungs(
         )
         return _noted(rung, forward.changes if rung.verdict == "breach" else "")
 
-    def state(ours: Tensors, theirs: Tensors, twins: Callable[[], Tensors]) -> Rung:
+    def state(
+        ours: Tensors,
+        theirs: Tensors,
+        twins: Callable[[], Tensors],
+        explained: Verdict = "within tolerance",
+    ) -> Rung:
         # a buffer may count a rank's own samples and do no harm: where it does some,
         # parameters part
         ours, kept = (_without(tensors, forward.changed) for tensors in (ours, theirs))
         limits = state_limits(kept, one.start, train, atol)
-        return _noted(close_rung(ours, kept, limits, twins), forward.lacks(theirs))
+        rung = close_rung(ours, kept, limits, twins, explained=explained)
+        return _noted(rung, forward.lacks(theirs))
 
     def early() -> Rung:
         if not run.early:
@@ -80,12 +86,9 @@ def one_process_rungs(
         return state(run.early, one.early, lambda: twin(EARLY).early)
 
     def final() -> Rung:
-        rung = state(run.state, one.state, lambda: twin(None).state)
-        if not rung.detail.startswith(EXPLAINED):
-            return rung
         # training that is unstable at its rate amplifies rounding without bound, and a
         # fault could hide in it
-        return replace(rung, verdict="undecided")
+        return state(run.state, one.state, lambda: twin(None).state, "undecided")
 
     rungs = {
         "one_process_gradients": gradients,
@@ -149,10 +152,11 @@ def close_rung(
     limits: Limits,
     twin: Callable[[], Tensors],
     unit: Callable[[], float] = lambda: 0.0,
+    explained: Verdict = "within tolerance",
 ) -> Rung:
     """``run`` within the quick limits of ``one``, or where it is not, in no tensor ten
     times as far as the ``twin``, nor more than some ``unit`` in the last place of its
-    largest element; both are asked for only then.
+    largest element; both are asked for only then, and the verdict is ``explained``.
     """
     apart = distance(run, one)
     if apart.max_abs_diff is None or first_nan(run):
@@ -175,14 +179,15 @@ def close_rung(
     elif not within:
         usual_limits = limits.common or limits.every
         beyond = {n: gap for n, gap in most.items() if not gap <= usual_limits[n]}
-        verdict, detail = _by_twin(beyond, one, twin(), unit())
+        within, detail = _by_twin(beyond, one, twin(), unit())
+        verdict = explained if within else "breach"
     return Rung(apart.bytes_equal, apart.max_ulp, apart.max_abs_diff, verdict, detail)
 
 
 def _by_twin(
     beyond: Mapping[str, float], one: Tensors, twin: Tensors, unit: float
-) -> tuple[Verdict, str]:
-    """On tensors that are ``beyond`` the quick limits by so much."""
+) -> tuple[bool, str]:
+    """Whether rounding explains tensors that are so far ``beyond`` the quick limits."""
     far = {name: _apart(twin[name], one[name]) for name in beyond}
     units = {name: UNITS * unit * _size(one[name]) for name in beyond}
     most = {name: max(TIMES_TWIN * far[name], units[name]) for name in beyond}
@@ -192,9 +197,7 @@ def _by_twin(
     carried = f"a start one ULP away carries it {far[worst]:.3g}"
     if units[worst] > TIMES_TWIN * far[worst]:
         carried += f", {UNITS} units in its last place are {units[worst]:.3g}"
-    if within:
-        return "within tolerance", f"{EXPLAINED}: {named}, {carried}"
-    return "breach", f"{named}, {carried}"
+    return within, f"{f'{EXPLAINED}: ' if within else ''}{named}, {carried}"
 
 
 def loss_rung(losses: Sequence[float], one_process: Sequence[float]) -> Rung:

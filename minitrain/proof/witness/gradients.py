@@ -111,7 +111,8 @@ class Judge:
         worst = Worst()
         claim = Pass(row["loss"], self.record.of(name, "gradients"))
         both, where = (worst, worst), f"the {name}"
-        why = self.compare(where, claim, whole, state, step, bits, True, both)
+        how = {"evaluate": True, "alone": True}
+        why = self.compare(where, claim, whole, state, step, bits, found=both, **how)
         return rung(*why) if why else worst.rung()
 
     def training(self) -> dict[str, Rung]:
@@ -140,7 +141,10 @@ class Judge:
             state, bits = self.record.of(step, "before"), self.task.precision
             right, alone = self.right(step, state)
             where = f"step {step}"
-            refused = self.compare(where, claim, right, state, step, bits, alone, found)
+            how = {"evaluate": False, "alone": alone}
+            refused = self.compare(
+                where, claim, right, state, step, bits, found=found, **how
+            )
             if refused and refused[0] == "breach":
                 return {name: rung(*refused) for name in names}
             left_out = left_out or refused
@@ -216,15 +220,16 @@ class Judge:
         state: State,
         step: int,
         bits: str,
+        *,
+        evaluate: bool,
         alone: bool,
         found: tuple[Worst, Worst],
     ) -> tuple[str, str] | None:
-        """Hold a recorded loss and gradient against the right ones; or a verdict with
-        its reason, where nothing can be compared.
+        """Hold a recorded loss and gradient, in eval mode or not, against the right
+        ones; or a verdict with its reason, where nothing can be compared.
         """
         if not right.is_finite():
             return "breach", f"{where}: the loss or its gradient is not finite"
-        evaluate = not where.startswith("step")
         try:
             noise = self.rounding(state, step, right, bits, evaluate, alone)
         except RuntimeError as error:
