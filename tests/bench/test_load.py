@@ -127,12 +127,11 @@ def test_own_computing_is_not_that_of_others() -> None:
 @pytest.mark.skipif(not load.PROC_STAT.exists(), reason="Linux only")
 def test_computing_of_children_is_own_where_it_is_asked_for() -> None:
     """As in a study whose ranks are processes that it starts and sees end."""
-    burn = "import time\nend = time.time() + 1\nwhile time.time() < end: pass"
+    burn = "import time\nwhile time.process_time() < 1: pass"
     before = {both: Usage.now(with_children=both) for both in (False, True)}
     subprocess.run([sys.executable, "-c", burn], check=True)
     alone, together = (
         Usage.now(with_children=both).since(before[both]) for both in (False, True)
     )
-    # how much of its second it got, the machine decides
-    assert alone.own_s < 0.2 < together.own_s
+    assert alone.own_s < 1 <= together.own_s
     assert load_of([together])["others_share"] < load_of([alone])["others_share"]

@@ -9,7 +9,7 @@ from project import ROOT
 
 pytestmark = pytest.mark.slow
 QUICK = "tests/core/test_errors.py"
-SLOW = ["tests/project/test_stage_faults.py", "tests/comm/test_tree.py"]
+SLOW = ["tests/project/test_stage_errors.py", "tests/comm/test_tree.py"]
 PUBLISHED = "tests/project/test_published.py"
 
 
