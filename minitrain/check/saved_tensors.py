@@ -19,8 +19,8 @@ LEAST_MAPPED_BYTES = 1 << 16
 
 
 class SavedTensors(dict[str, Tensor]):
-    """Takes tensors by ``STEP/KIND/NAME`` and saves each to a file in ``folder``, equal
-    tensors of a model's state once; it holds none itself.
+    """Take tensors by ``STEP/KIND/NAME`` and save each to a file in ``folder``, equal
+    tensors of a model's state once; none is kept in memory.
 
     Without a ``folder`` nothing is saved. Raises UserError where the disk is full.
     """

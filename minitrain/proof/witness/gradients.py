@@ -111,8 +111,12 @@ class Judge:
         worst = Worst()
         claim = Pass(row["loss"], self.record.of(name, "gradients"))
         both, where = (worst, worst), f"the {name}"
-        how = {"evaluate": True, "alone": True}
-        why = self.compare(where, claim, whole, state, step, bits, found=both, **how)
+        why = self.compare(
+            *(where, claim, whole, state, step, bits),
+            evaluate=True,
+            alone=True,
+            found=both,
+        )
         return rung(*why) if why else worst.rung()
 
     def training(self) -> dict[str, Rung]:
@@ -141,9 +145,11 @@ class Judge:
             state, bits = self.record.of(step, "before"), self.task.precision
             right, alone = self.right(step, state)
             where = f"step {step}"
-            how = {"evaluate": False, "alone": alone}
             refused = self.compare(
-                where, claim, right, state, step, bits, found=found, **how
+                *(where, claim, right, state, step, bits),
+                evaluate=False,
+                alone=alone,
+                found=found,
             )
             if refused and refused[0] == "breach":
                 return {name: rung(*refused) for name in names}
