@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from project import run_python
 
-from minitrain.core import durable
+from minitrain.core import files
 from minitrain.core.files import atomic_path, open_atomic
 
 # A process without torch, which forks one child for every moment to die at. Prints how
@@ -18,7 +18,7 @@ from minitrain.core.files import atomic_path, open_atomic
 DIE_EVERYWHERE = """
 import builtins, errno, os, shutil, sys
 from pathlib import Path
-from minitrain.core import durable
+from minitrain.core import files
 from minitrain.core.files import atomic_path, open_atomic
 
 kind, place = sys.argv[1], Path(sys.argv[2])
@@ -92,7 +92,7 @@ while code == 9:
     whole = found() in allowed
     # the name may be away between the two steps, and its next writer brings it back
     if kind == "folder" and found() is None:
-        durable.remove_stale(target)
+        files.remove_stale(target)
         whole = found() in allowed
     write("next")
     names = [path.name for path in place.iterdir()]
@@ -121,7 +121,7 @@ def test_fault_that_this_would_see(tmp_path: Path) -> None:
     place = tmp_path / "place"
     place.mkdir()
     careless = DIE_EVERYWHERE.replace(
-        "target = place", "durable.remove_stale = lambda path: None\ntarget = place"
+        "target = place", "files.remove_stale = lambda path: None\ntarget = place"
     )
     done = run_python("-c", careless, "folder", place)
     assert "False, " in done.stdout, done.stderr
@@ -182,7 +182,7 @@ def test_all_is_synced_before_it_gets_its_name_and_the_folder_after(
     with atomic_path(tmp_path / "out") as folder:
         folder.mkdir()
         (folder / "inside").write_text("new")
-    temporary = durable.temporary_name(tmp_path / "out").name
+    temporary = files.temporary_name(tmp_path / "out").name
     assert calls == ["inside", temporary, "replaced", tmp_path.name]
 
 
