@@ -31,6 +31,8 @@ ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 STORE = "MINITRAIN_STORE"
 # and where the hosts' store is, if there are several hosts
 MEET_AT = "MINITRAIN_MEET_AT"
+# with the number of this one, and of all
+HOSTS = "MINITRAIN_HOSTS"
 # what torchrun tells it
 RESTARTS, RUN_ID = "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID"
 # what gloo talks over: names with commas between them

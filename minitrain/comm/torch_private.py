@@ -97,22 +97,6 @@ def limit_silence(address: str, port: int, limit_s: float) -> None:
                 line.detach()
 
 
-def open_exit_barrier(store: Store) -> None:
-    """Let each torchrun that shares ``store`` end as soon as its own ranks have ended
-    well. It would wait for the others, 300 s where a rank of another host failed after
-    that, and has no option for it; nor has another torch that names the barrier
-    otherwise, and there it waits.
-    """
-    try:
-        server = importlib.import_module("torch.distributed.elastic.agent.server.api")
-        stores = importlib.import_module("torch.distributed.elastic.utils.store")
-        # what the last of them would set when it comes
-        key = server._TERMINAL_STATE_SYNC_ID + stores._LAST_MEMBER_CHECKIN
-    except (ImportError, AttributeError, TypeError):
-        return
-    store.set(key, "open")
-
-
 def group_by(ranks: Sequence[int], name: str, timeout_s: float) -> dist.ProcessGroup:
     """A gloo group of ``ranks`` of the world, which these alone call for; ``name`` is
     the same on all of them, and was never used.

@@ -1,45 +1,61 @@
 """Starting ranks from plain Python, scripts and notebooks; torchrun has its own module.
 
-Whichever way, ranks meet in a file of a private folder, a failure comes back as one
-exception that names the rank, and nobody is left behind: a rank ends when the process
-that started it is gone, even after kill -9.
+Both launchers share the rest: ranks meet in a file of a private folder, a failure comes
+back as one exception that names the rank, and no process is left behind: a rank ends
+when the process that started it is gone, even after kill -9.
 """
 
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
-from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import cloudpickle
 import torch
 
+from minitrain.comm.store import (
+    INTERFACES,
+    STORE,
+    loopback_interface,
+    require_interfaces,
+)
 from minitrain.core.errors import UserError
-from minitrain.harness.environment import one_host
-from minitrain.harness.failures import Lost, ended, raised, root_cause
-from minitrain.harness.hang_monitor import POLL_S, Watch
-from minitrain.harness.processes import end, end_group
+from minitrain.core.signals import LAUNCHER_PID
+from minitrain.harness.hang_monitor import Watch
+from minitrain.harness.processes import end
+from minitrain.harness.rank import PAYLOAD
 from minitrain.harness.run_dir import private_folder
 from minitrain.harness.stack_dump import native_words
 
-RANK_PROGRAM = "minitrain.harness.launched_rank"
-# for others to say that they failed, after the first has
-MOMENT_S = 2.0
+RANK_PROGRAM = "minitrain.harness.rank"
+
+
+def run_environment(folder: Path, interface: str = "") -> dict[str, str]:
+    """Environment of ranks that this process starts and that meet in ``folder``; gloo
+    uses ``interface``, or the one that GLOO_SOCKET_IFNAME names, or loopback.
+
+    Raises:
+        UserError: the latter, or a loopback interface, does not exist.
+    """
+    if not interface:
+        require_interfaces()
+        interface = os.environ.get(INTERFACES) or loopback_interface()
+    ours = {STORE: str(folder / "ranks"), LAUNCHER_PID: str(os.getpid())}
+    return {**ours, INTERFACES: interface}
 
 
 def rank_environment(rank: int, world_size: int, folder: Path) -> dict[str, str]:
-    """Who a rank of one host is, and the ``folder`` where it meets the others: to be
-    added to ``os.environ``. The rank ends when the calling process does.
+    """Environment of a rank of one host, and the ``folder`` where it meets the others:
+    to be added to ``os.environ``. The rank ends when the calling process does.
     """
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(world_size),
-        **one_host(folder),
+        **run_environment(folder),
     }
 
 
@@ -62,84 +78,38 @@ def launch(
     if world_size < 1:
         raise UserError(f"world_size = {world_size}: must be at least 1")
     payload = cloudpickle.dumps((torch.get_default_dtype(), fn, args))
-    with private_folder() as folder, _Ranks(folder) as ranks:
-        for rank in range(world_size):
-            environment = rank_environment(rank, world_size, folder)
-            environment["OMP_NUM_THREADS"] = str(threads_per_process)
-            ranks.start(payload, environment)
-        return ranks.collect(timeout_s)
+    processes: list[subprocess.Popen[bytes]] = []
 
+    def pids() -> dict[int, int]:
+        return {rank: process.pid for rank, process in enumerate(processes)}
 
-class _Ranks:
-    """Child processes and the pipe from each; leaving the context ends them all."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self.processes: list[subprocess.Popen[bytes]] = []
-        self.pipes: list[Connection[Any, Any]] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for process in self.processes:
-            if process.returncode is None:
-                end(process.pid)
-        for process, pipe in zip(self.processes, self.pipes, strict=True):
-            process.wait()
-            end_group(process.pid)
-            pipe.close()
-
-    def start(self, payload: bytes, environment: Mapping[str, str]) -> None:
-        ours, theirs = Pipe()
-        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-        process = subprocess.Popen(
-            [sys.executable, "-m", RANK_PROGRAM, str(theirs.fileno())],
-            env={**os.environ, **environment, "PYTHONPATH": path},
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            # what it starts ends with it
-            start_new_session=True,
-        )
-        self.processes.append(process)
-        self.pipes.append(ours)
-        theirs.close()
-        ours.send_bytes(payload)
-
-    def collect(self, timeout_s: float) -> list[Any]:
-        deadline = time.monotonic() + timeout_s
-        results: dict[int, Any] = {}
-        failures: list[Lost | UserError] = []
-        silent = dict(enumerate(self.pipes))
-        watch = Watch(self._folder, lambda: {r: self.processes[r].pid for r in silent})
-        while silent and time.monotonic() < deadline:
-            ready = wait(list(silent.values()), POLL_S)
-            for rank in [rank for rank, pipe in silent.items() if pipe in ready]:
-                del silent[rank]
-                ok, value = self._receive(rank)
-                if ok:
-                    results[rank] = value
-                    continue
-                failures.append(value)
-                # the others fail of this one's absence: a moment to say so
-                deadline = min(deadline, time.monotonic() + MOMENT_S)
-            hung = watch.look() if silent and not ready else None
-            if hung is not None and not failures:
-                raise hung
-        if failures:
-            raise root_cause(failures)
-        if silent:
-            raise watch.blame(timeout_s)
-        print(native_words(self._folder, results), end="", file=sys.stderr)
-        return [results[rank] for rank in range(len(self.pipes))]
-
-    def _receive(self, rank: int) -> tuple[bool, Any]:
-        """Whether the rank went well, and its result, or what became of it."""
-        pid = self.processes[rank].pid
+    with private_folder() as folder:
+        (folder / PAYLOAD).write_bytes(payload)
+        watch = Watch(folder, pids, timeout_s=timeout_s)
         try:
-            ok, value = cloudpickle.loads(self.pipes[rank].recv_bytes())
-        except (EOFError, ConnectionResetError):
-            return False, ended(self._folder, rank, pid, self.processes[rank].wait())
-        if not ok and not isinstance(value, UserError):
-            return False, raised(self._folder, rank, pid, *value)
-        return ok, value
+            for rank in range(world_size):
+                environment = rank_environment(rank, world_size, folder)
+                environment["OMP_NUM_THREADS"] = str(threads_per_process)
+                processes.append(_start(environment))
+            with watch.in_background():
+                codes = {r: process.wait() for r, process in enumerate(processes)}
+        finally:
+            for process in processes:
+                end(process.pid)
+                process.wait()
+        if cause := watch.cause(codes):
+            raise cause
+        print(native_words(folder, codes), end="", file=sys.stderr)
+        files = [folder / f"result-{rank}" for rank in codes]
+        return [cloudpickle.loads(file.read_bytes()) for file in files]
+
+
+def _start(environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    return subprocess.Popen(
+        [sys.executable, "-m", RANK_PROGRAM],
+        env={**os.environ, **environment, "PYTHONPATH": path},
+        stdin=subprocess.DEVNULL,
+        # what it starts ends with it
+        start_new_session=True,
+    )

@@ -11,7 +11,6 @@ import signal
 import sys
 import sysconfig
 import time
-import traceback
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -96,7 +95,7 @@ def ask(files: Mapping[int, Path]) -> dict[int, Stack]:
     ``files`` are what :func:`answer_in` was called with, by process: one in which that
     has not happened yet would be ended by the question.
     """
-    before = {pid: _size(file) for pid, file in files.items()}
+    before = {pid: len(read(file)) for pid, file in files.items()}
     for pid in files:
         with suppress(ProcessLookupError):
             os.kill(pid, ASK)
@@ -111,34 +110,6 @@ def ask(files: Mapping[int, Path]) -> dict[int, Stack]:
                 stack = frames(said)
                 found |= {pid: stack} if stack else {}
     return found
-
-
-def say_farewell(folder: Path, rank: int | str, error: BaseException) -> None:
-    """Leave in the meeting ``folder`` where ``rank`` was when ``error`` was raised. Not
-    in the file of its answers: it may be asked at this moment.
-    """
-    # without the lines' text, which takes long to look up
-    where = [
-        f'File "{frame.f_code.co_filename}", line {line}, in {frame.f_code.co_name}\n'
-        for frame, line in traceback.walk_tb(error.__traceback__)
-    ]
-    file = _farewell_of(folder, rank)
-    begun = file.with_suffix(".tmp")
-    begun.write_text("".join(where))
-    begun.rename(file)
-
-
-def farewell(folder: Path, rank: int | str) -> Stack:
-    """Where ``rank`` was that has left; empty where it did not say."""
-    return of_traceback(read(_farewell_of(folder, rank)))
-
-
-def _farewell_of(folder: Path, rank: int | str) -> Path:
-    return folder / f"farewell-{rank}"
-
-
-def _size(file: Path) -> int:
-    return len(read(file))
 
 
 def read(file: Path) -> str:

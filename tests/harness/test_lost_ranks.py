@@ -20,6 +20,7 @@ from minitrain.harness.failures import (
     KILLED,
     LEFT,
     LEFT_A_WAIT,
+    LOST,
     RAISED,
     TOLD,
     Lost,
@@ -174,4 +175,4 @@ def test_who_ended_first_is_the_cause_unless_it_left_because_of_another() -> Non
     ],
 )
 def test_lines_of_who_lost_a_peer_are_known(line: str) -> None:
-    assert waited_in_vain(RuntimeError(line)) == "lost a peer"
+    assert waited_in_vain(RuntimeError(line)) == LOST

@@ -1,6 +1,5 @@
 """One torchrun on each of two hosts, here both on loopback: how they end together."""
 
-import importlib
 import re
 import subprocess
 import sys
@@ -11,8 +10,6 @@ from ports import free_port
 from project import environment
 from thorough import thorough_after
 from waiting import GENEROUS_S
-
-from minitrain.comm.torch_private import HashStore, open_exit_barrier
 
 SCRIPT = """
 import atexit, os, sys, time
@@ -92,24 +89,3 @@ def test_rank_that_fails_after_those_of_the_other_host_ended_is_named_on_both(
 def test_host_that_needs_longer_is_not_lost(tmp_path: Path) -> None:
     ended = run_two(tmp_path, 1, 0)
     assert [code for code, _ in ended] == [0, 0], ended
-
-
-@pytest.mark.parametrize(
-    ("module", "name"),
-    [
-        ("agent.server.api", "_TERMINAL_STATE_SYNC_ID"),
-        ("utils.store", "_LAST_MEMBER_CHECKIN"),
-    ],
-)
-def test_torch_that_names_its_barrier_otherwise_waits_in_it(
-    module: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before, a run of several hosts ended with AttributeError."""
-    store = HashStore()
-    open_exit_barrier(store)
-    assert store.num_keys() == 1
-    found = importlib.import_module(f"torch.distributed.elastic.{module}")
-    monkeypatch.delattr(found, name)
-    store = HashStore()
-    open_exit_barrier(store)
-    assert store.num_keys() == 0
