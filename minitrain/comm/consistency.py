@@ -1,6 +1,6 @@
-"""Before ranks begin, they see that they are about to compute the same.
+"""Consistency check: ranks compare what they are about to compute before they begin.
 
-What differs between two hosts would else show late, as other bits, or never.
+A difference between two hosts would otherwise show late, as other bits, or never.
 """
 
 import json
@@ -15,8 +15,7 @@ import torch.distributed as dist
 from minitrain.comm.torch_private import Store
 from minitrain.core.errors import UserError
 
-SAME = "same"
-# rank 0 may serve the store: it stays until the others have read what it found
+# rank 0 may serve the store: it stays until the others have read all facts
 READ_S = 5.0
 
 
@@ -26,15 +25,12 @@ def require_same(
     """Raise UserError on all ranks unless all bring the same ``facts`` (plain values):
     the line names the first that differs, and the host. Collective.
     """
-    told = json.dumps([socket.gethostname(), dict(facts)])
-    store.set(f"facts {rank}", told)
-    if rank == 0:
-        keys = [f"facts {other}" for other in range(world_size)]
-        store.wait(keys)
-        store.set("difference", _difference([store.get(key) for key in keys]))
-    line = store.get("difference").decode()
+    store.set(f"facts {rank}", json.dumps([socket.gethostname(), dict(facts)]))
+    keys = [f"facts {other}" for other in range(world_size)]
+    store.wait(keys)
+    line = _difference([json.loads(store.get(key)) for key in keys])
     store.set(f"read {rank}", "")
-    if line == SAME:
+    if not line:
         return
     if rank == 0:
         keys = [f"read {other}" for other in range(world_size)]
@@ -43,8 +39,8 @@ def require_same(
     raise UserError(line)
 
 
-def _difference(everyone: list[bytes]) -> str:
-    (host, first), *others = map(json.loads, everyone)
+def _difference(everyone: list[tuple[str, dict[str, Any]]]) -> str:
+    (host, first), *others = everyone
     for rank, (there, facts) in enumerate(others, 1):
         for name in {**first, **facts}:
             if facts.get(name) != first.get(name):
@@ -53,10 +49,10 @@ def _difference(everyone: list[bytes]) -> str:
                     f"but {_short(first.get(name))} on host {host} (rank 0): hosts of "
                     "a run must have the same code, data, parameters and torch"
                 )
-    return SAME
+    return ""
 
 
 def _short(value: Any) -> str:
-    # of a hash the start tells enough
+    # the first characters of a hash are enough
     text = repr(value)
     return text if len(text) < 64 else f"{text[:16]}..."

@@ -69,12 +69,10 @@ def meet(timeout: timedelta) -> tuple[Store, int, int]:
         rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         # ranks that were started again must not read what the first ones wrote
         again = f"{os.environ.get(RESTARTS, '0')}-{number}"
-        if there := os.environ.get(MEET_AT):
-            port, _, address = there.partition(" ")
+        if there := _of_hosts():
             # each attempt of the hosts has an id of its own
             attempt = f"ranks {os.environ[RUN_ID]}-{again}"
-            store = store_at(address, int(port), timeout)
-            return PrefixStore(attempt, store), rank, world_size
+            return PrefixStore(attempt, store_at(*there, timeout)), rank, world_size
         if not file.parent.is_dir():
             # FileStore would try for 300 s
             raise UserError(f"{file.parent}: the folder where ranks meet has gone")
@@ -102,9 +100,13 @@ def store_at(address: str, port: int, timeout: timedelta) -> Store:
 def limit_store(store: Store, timeout: timedelta) -> None:
     """Let each later wait at ``store``, a result of :func:`meet`, take ``timeout``."""
     store.set_timeout(timeout)
-    if there := os.environ.get(MEET_AT):
-        port, _, address = there.partition(" ")
-        limit_silence(address, int(port), timeout.total_seconds() + SILENT_S)
+    if there := _of_hosts():
+        limit_silence(*there, timeout.total_seconds() + SILENT_S)
+
+
+def _of_hosts() -> tuple[str, int] | None:
+    port, _, address = os.environ.get(MEET_AT, "").partition(" ")
+    return (address, int(port)) if port else None
 
 
 def loopback_interface() -> str:

@@ -54,9 +54,12 @@ class RankError(Exception):
 
     ``what`` happened, without names and places, and the ``step`` at which it did tell
     whether it happened again. ``of_another``: the rank waited for one that is not among
-    those that the launcher knows. ``__notes__`` hold its traceback, where it had one.
+    those that the launcher knows. ``__notes__`` hold its traceback, if it had one.
     """
 
+    rank: int | None = None
+    # what lies lower explains what lies higher
+    kind: int = 0
     what: str = ""
     step: int | None = None
     of_another: bool = False

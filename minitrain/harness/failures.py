@@ -3,14 +3,13 @@
 import re
 import signal
 import socket
-from collections.abc import Container, Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import cloudpickle
 
-from minitrain.comm.heartbeat import AFTER, Seen, file_of, find_place
+from minitrain.comm.heartbeat import AFTER, file_of, find_place
 from minitrain.core.errors import RankError, UserError
 from minitrain.harness import stack_dump as stack
 
@@ -30,6 +29,7 @@ WAITED = re.compile(
 UNLIKE = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 LAST_WORDS = re.compile(r"what\(\): +(.+)")
 LOST, GAVE_UP = "lost a peer", "gave up"
+Failure = RankError | UserError
 
 
 class Report(NamedTuple):
@@ -65,33 +65,7 @@ def _report_of(folder: Path, rank: int | str) -> Path:
     return folder / f"report-{rank}"
 
 
-@dataclass(frozen=True)
-class Lost:
-    """The failure of one rank; ``pid`` 0 where it never had a process.
-
-    ``kind`` orders causes: what lies lower explains what lies higher.
-    """
-
-    rank: int
-    pid: int
-    what: str
-    kind: int
-    seen: Seen | None = None
-    where: str = ""
-    traceback: str = ""
-
-    def error(self) -> RankError:
-        """To be raised in the launcher."""
-        at = f"{self.what} {self.seen or ''}".rstrip()
-        name = name_of(self.rank, self.pid)
-        error = RankError(f"{name}: {', '.join(filter(None, [at, self.where]))}")
-        error.what, error.of_another = self.what, self.kind >= LEFT
-        error.step = None if self.seen is None else self.seen.step
-        if self.traceback:
-            error.add_note(self.traceback)
-        return error
-
-
+# kinds of a failure: what lies lower explains what lies higher
 RAISED, CRASHED, KILLED, EXITED, TOLD, LEFT, LEFT_A_WAIT = range(7)
 
 
@@ -101,79 +75,86 @@ def name_of(rank: int, pid: int) -> str:
     return f"rank {rank} ({process} on {socket.gethostname()})"
 
 
-def failure_of(folder: Path, rank: int, pid: int, code: int) -> Lost | UserError | None:
+def failure_of(folder: Path, rank: int, pid: int, code: int) -> Failure | None:
     """How a rank failed that ended with exit ``code`` (of subprocess: below zero, a
     signal); None for one that had finished.
     """
     place, report = find_place(file_of(folder, rank)), read_report(folder, rank)
     seen = None if place is None else place.look()
-    if report is not None and report.error is not None:
+    if report is None and code == 0 and seen is not None and seen.phase in AFTER:
+        return None
+    if report is None:
+        what, kind, where = _ended(folder, rank, code)
+    elif report.error is not None:
         return report.error
-    if report is not None and report.line:
+    else:
         found = stack.of_traceback(report.traceback)
         # a file server may close a connection, too, and then a peer loses this rank
         left = LEFT_A_WAIT if found.waits else LEFT
+        what, where = report.line, str(found)
         kind = left if report.leaving else RAISED
-        at = seen, str(found), report.traceback
-        return Lost(rank, pid, report.line, kind, *at)
-    if code == 0 and seen is not None and seen.phase in AFTER:
-        return None
-    return _ended(folder, Lost(rank, pid, "", EXITED, seen), code)
+    at = f"{what} {seen or ''}".rstrip()
+    error = RankError(f"{name_of(rank, pid)}: {', '.join(filter(None, [at, where]))}")
+    error.rank, error.what, error.kind = rank, what, kind
+    error.of_another = kind >= LEFT
+    error.step = None if seen is None else seen.step
+    if report is not None:
+        error.add_note(report.traceback)
+    return error
 
 
-def _ended(folder: Path, lost: Lost, code: int) -> Lost:
-    what, kind, where = f"ended with exit code {code}", EXITED, ""
-    if code < 0:
-        named = {int(signal.SIGKILL): KILLED, int(signal.SIGTERM): TOLD}
-        kind = named.get(-code, CRASHED)
-        names = {one.value: one.name for one in signal.Signals}
-        what = f"killed by {names.get(-code, f'signal {-code}')}"
-    if kind == CRASHED:
-        crash = stack.read(stack.file_of(folder, lost.rank))
-        where = str(stack.of_main_thread(crash))
-        words = stack.read(stack.words_of(folder, lost.rank))
-        if unlike := UNLIKE.search(words):
-            got, expected = unlike.groups()
-            what = (
-                f"was sent {got} bytes by another rank where it expected {expected} "
-                "(their collectives or shapes differ)"
-            )
-        elif last := LAST_WORDS.search(words):
-            what += f" ({last[1]})"
-    return Lost(lost.rank, lost.pid, what, kind, lost.seen, where)
+def _ended(folder: Path, rank: int, code: int) -> tuple[str, int, str]:
+    if code >= 0:
+        return f"ended with exit code {code}", EXITED, ""
+    names = {one.value: one.name for one in signal.Signals}
+    what = f"killed by {names.get(-code, f'signal {-code}')}"
+    if -code in (signal.SIGKILL, signal.SIGTERM):
+        return what, KILLED if -code == signal.SIGKILL else TOLD, ""
+    where = str(stack.of_main_thread(stack.read(stack.file_of(folder, rank))))
+    words = stack.read(stack.words_of(folder, rank))
+    if unlike := UNLIKE.search(words):
+        got, expected = unlike.groups()
+        what = (
+            f"was sent {got} bytes by another rank where it expected {expected} "
+            "(their collectives or shapes differ)"
+        )
+    elif last := LAST_WORDS.search(words):
+        what += f" ({last[1]})"
+    return what, CRASHED, where
 
 
 def failures_of(
     folder: Path, pids: Mapping[int, int], codes: Mapping[int, int]
-) -> list[Lost | UserError]:
+) -> list[Failure]:
     """Failures of ranks that have ended, with exit code 0 unless in ``codes``."""
     found = [failure_of(folder, r, pid, codes.get(r, 0)) for r, pid in pids.items()]
     return [one for one in found if one is not None]
 
 
-def began_it(failure: Lost | UserError, first: Container[int]) -> bool:
+def began_it(failure: Failure, first: Container[int | None]) -> bool:
     """Return true for a rank that ended before any was ended (is in ``first``), and not
     because of another.
     """
-    return isinstance(failure, Lost) and failure.rank in first and failure.kind < LEFT
+    if isinstance(failure, UserError):
+        return False
+    return failure.rank in first and failure.kind < LEFT
 
 
 def root_cause(
-    failures: list[Lost | UserError], first: Container[int] = ()
-) -> Exception | None:
+    failures: Sequence[Failure], first: Container[int | None] = ()
+) -> Failure | None:
     """The failure to report: a user's mistake first, a rank that lost a peer last.
 
     A rank that :func:`began_it`, of those that were ``first``, comes before all that
     ended later.
     """
 
-    def order(failure: Lost | UserError) -> tuple[bool, int]:
+    def order(failure: Failure) -> tuple[bool, int]:
         if isinstance(failure, UserError):
             return False, -1
         return not began_it(failure, first), failure.kind
 
-    cause = min(failures, key=order, default=None)
-    return cause.error() if isinstance(cause, Lost) else cause
+    return min(failures, key=order, default=None)
 
 
 def waited_in_vain(error: BaseException) -> str:

@@ -54,53 +54,31 @@ class _Rank:
         self.place: Place | None = None
         self.last: Seen | None = None
         self.report: Report | None = None
-        self.state = State.RUNS
         self.unchanged_s = self.stopped_s = self.gone_s = 0.0
 
     def look(self, folder: Path, passed_s: float) -> None:
-        if self.place is None:
-            file = heartbeat.file_of(folder, self.number)
-            self.place = heartbeat.find_place(file)
+        file = heartbeat.file_of(folder, self.number)
+        self.place = self.place or heartbeat.find_place(file)
         seen = None if self.place is None else self.place.look()
         same = seen and self.last and seen[:3] == self.last[:3]
-        self.last, self.state = seen, state_of(self.pid)
+        self.last, state = seen, state_of(self.pid)
         self.report = self.report or read_report(folder, self.number)
         self.unchanged_s = self.unchanged_s + passed_s if same else 0.0
-        stopped, gone = self.state is State.STOPPED, self.state is State.ENDED
-        self.stopped_s = self.stopped_s + passed_s if stopped else 0.0
-        self.gone_s = self.gone_s + passed_s if gone else 0.0
-
-    @property
-    def limit_s(self) -> float:
-        set_s = (self.last.limit_s if self.last else 0) or STOPPED_S
-        starts = self.last is not None and self.last.phase == "setup"
-        # a stopped rank is not a slow one
-        return max(set_s, STARTUP_S) if starts and not self.stopped_s else set_s
-
-    @property
-    def is_late(self) -> bool:
-        watched = self.last is not None and self.last.phase != UNWATCHED
-        unchanged_s = self.unchanged_s if watched else 0.0
-        return (self.stopped_s or unchanged_s) >= self.limit_s
-
-    @property
-    def can_answer(self) -> bool:
+        self.stopped_s = self.stopped_s + passed_s if state is State.STOPPED else 0.0
+        self.gone_s = self.gone_s + passed_s if state is State.ENDED else 0.0
+        self.is_gone = state is State.ENDED
+        phase = "" if seen is None else seen.phase
+        self.is_at_work = not (self.is_gone and phase in heartbeat.AFTER)
         # at its very end Python takes the answer back, and the question would kill
-        at_work = self.last is not None and self.last.phase != "end"
-        return at_work and self.report is None and self.state is State.RUNS
-
-    @property
-    def is_gone(self) -> bool:
-        return self.state is State.ENDED
-
-    @property
-    def is_at_work(self) -> bool:
-        done = self.last is not None and self.last.phase in heartbeat.AFTER
-        return not (self.is_gone and done)
-
-    @property
-    def gave_up(self) -> bool:
-        return self.report is not None and self.report.leaving == GAVE_UP
+        at_work = self.report is None and phase not in ("", "end")
+        self.can_answer = at_work and state is State.RUNS
+        self.leaving = "" if self.report is None else self.report.leaving
+        self.limit_s = (seen.limit_s if seen else 0) or STOPPED_S
+        if phase == "setup" and not self.stopped_s:
+            # a stopped rank is not a slow one
+            self.limit_s = max(self.limit_s, STARTUP_S)
+        watched_s = 0.0 if phase in ("", UNWATCHED) else self.unchanged_s
+        self.is_late = (self.stopped_s or watched_s) >= self.limit_s
 
 
 class Watch:
@@ -143,9 +121,9 @@ class Watch:
             self.first = self.first or gone
             return None
         late = [rank for rank in ranks if rank.is_late]
+        gave_up = [rank for rank in ranks if rank.leaving == GAVE_UP]
         # the report of the only rank that is left is all there is to say
-        gave_up = [rank for rank in ranks if rank.gave_up and len(ranks) > 1]
-        if late or gave_up:
+        if late or (gave_up and len(ranks) > 1):
             self.verdict = self._blame(max(r.limit_s for r in late or gave_up))
         elif ranks and now - self._began_s > self._timeout_s:
             self.verdict = self._blame(self._timeout_s)

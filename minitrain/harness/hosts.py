@@ -59,7 +59,7 @@ class Hosts:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options that make this host one of several."""
+    """Add the options that make this host one of several."""
     several = parser.add_argument_group("several hosts (docs/several-hosts.md)")
     several.add_argument("--nnodes", type=int, metavar="N", help="how many hosts")
     several.add_argument(
@@ -81,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def hosts_of(arguments: argparse.Namespace) -> Hosts | None:
-    """What the options say; None for one host.
+    """Return the hosts that the options name; None for one host.
 
     Raises UserError for options that do not fit each other or this host.
     """
@@ -97,7 +97,7 @@ def hosts_of(arguments: argparse.Namespace) -> Hosts | None:
     if count < 1:
         raise UserError(f"--nnodes = {count}: must be at least 1")
     if count == 1:
-        # whoever counts hosts, as a batch script does, may count one
+        # a batch script that counts hosts may count one
         return None
     if endpoint is None:
         raise UserError("--rdzv-endpoint: is missing, an address of the first host")
@@ -105,21 +105,16 @@ def hosts_of(arguments: argparse.Namespace) -> Hosts | None:
         raise UserError(f"--node-rank = {number}: must be from 0 to {count - 1}")
     address, port = _where(endpoint)
     interface = interface_named(name) if name else interface_towards(address)
-    hosts = Hosts(count, address, port, interface, number)
-    if interface.is_loopback and not _is_loopback(address):
+    if interface.is_loopback and not Interface("", address).is_loopback:
         raise UserError(
             f"--interface = {interface.name!r}: no other host reaches it; must be one "
             f"that leads to {address}"
         )
-    if hosts.is_first and not is_own(address):
+    if number == 0 and not is_own(address):
         raise UserError(
             f"--rdzv-endpoint = {endpoint!r}: must be an address of host 0, this one"
         )
-    return hosts
-
-
-def _is_loopback(address: str) -> bool:
-    return Interface("", address).is_loopback
+    return Hosts(count, address, port, interface, number)
 
 
 def _where(endpoint: str) -> tuple[str, int]:

@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from minitrain.comm.store import HOSTS, RUN_ID, names_of_a_rank, our_store
 from minitrain.core.errors import RankError, UserError
@@ -61,12 +62,11 @@ def run_as_ranks(
     def start(gathering: Gathering | None = None) -> None:
         threads = threads_per_process
         if has_torchrun:
-            many = {"threads_per_process": threads, "gathering": gathering}
-            torchrun(module, sys.argv[1:], world_size, **many)
-        else:
-            # ranks that hang are found; how long training takes is not known
-            limits = {"threads_per_process": threads, "timeout_s": math.inf}
-            launch(body, world_size, "launch", **limits)
+            begin = partial(torchrun, module, sys.argv[1:], world_size)
+            return begin(gathering=gathering, threads_per_process=threads)
+        # ranks that hang are found; how long training takes is not known
+        limits: dict[str, Any] = {"timeout_s": math.inf, "threads_per_process": threads}
+        launch(body, world_size, "launch", **limits)
 
     if hosts is None:
         preflight()
