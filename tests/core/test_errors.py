@@ -107,11 +107,9 @@ def test_rank_that_failed_is_one_line_and_its_own_traceback_where_asked(
     assert outcome(raising(failed), capsys) == (2, expected)
 
 
-@pytest.mark.parametrize(
-    "error", [ValueError("a bug"), KeyError("x"), AssertionError()]
-)
-def test_bug_keeps_its_traceback(error: Exception) -> None:
-    with pytest.raises(type(error)) as raised:
+def test_bug_keeps_its_traceback() -> None:
+    error = ValueError("a bug")
+    with pytest.raises(ValueError, match="a bug") as raised:
         run_stage(raising(error))
     assert raised.value is error
     assert raised.value.__traceback__ is not None

@@ -40,11 +40,6 @@ if __name__ == "__main__":
 """
 
 
-def run_torchrun_script(tmp_path: Path, how: str) -> subprocess.CompletedProcess[str]:
-    (tmp_path / "ranks.py").write_text(TORCHRUN)
-    return run_python("-m", "ranks", how, folder=tmp_path)
-
-
 WHOLE = {
     "TORCHELASTIC_RUN_ID": "another",
     "RANK": "1",
@@ -83,40 +78,42 @@ def test_what_another_torchrun_left_is_one_line(
     )
 
 
-def test_module_starts_itself_under_torchrun(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+HIDE = """
+import importlib.util as u
+find = u.find_spec
+u.find_spec = lambda n: None if n.endswith('distributed.run') else find(n)
+"""
+
+
+@pytest.mark.parametrize(("hide", "launcher"), [("", "torchrun"), (HIDE, "launch")])
+def test_module_starts_itself(
+    hide: str, launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rank in the environment is ignored without the sign of torchrun."""
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    done = run_torchrun_script(tmp_path, "well")
-    assert (done.returncode, done.stdout) == (0, "torchrun 2\n"), done.stderr
-
-
-def test_without_torchrun_the_ranks_are_launched(tmp_path: Path) -> None:
-    hide = (
-        "import importlib.util as u\n"
-        "find = u.find_spec\n"
-        "u.find_spec = lambda n: None if n.endswith('distributed.run') else find(n)\n"
-    )
     (tmp_path / "ranks.py").write_text(hide + TORCHRUN)
     done = run_python("-m", "ranks", "well", folder=tmp_path)
-    assert (done.returncode, done.stdout) == (0, "launch 2\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, f"{launcher} 2\n"), done.stderr
 
 
-def test_users_mistake_in_a_torchrun_rank_is_one_line(tmp_path: Path) -> None:
-    done = run_torchrun_script(tmp_path, "user")
+@pytest.mark.parametrize(
+    ("how", "line"),
+    [
+        ("user", r"error: params.yaml: b = 3: must be 4\n"),
+        (
+            "bug",
+            r"error: rank 1 \(process \d+ on .*\): ValueError: a bug, in ranks.py:12\n",
+        ),
+    ],
+)
+def test_mistake_and_bug_in_a_torchrun_rank_are_one_line(
+    how: str, line: str, tmp_path: Path
+) -> None:
+    (tmp_path / "ranks.py").write_text(TORCHRUN)
+    done = run_python("-m", "ranks", how, folder=tmp_path)
     assert done.returncode == 2
-    assert done.stderr == "error: params.yaml: b = 3: must be 4\n"
-
-
-BUG = r"error: rank 1 \(process \d+ on .*\): ValueError: a bug, in ranks.py:12\n"
-
-
-def test_bug_in_a_torchrun_rank_is_one_line_that_says_where(tmp_path: Path) -> None:
-    done = run_torchrun_script(tmp_path, "bug")
-    assert done.returncode == 2
-    assert re.fullmatch(BUG, done.stderr)
+    assert re.fullmatch(line, done.stderr), done.stderr
 
 
 LEAVES = """
