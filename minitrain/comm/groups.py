@@ -16,7 +16,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from minitrain.comm.consistency import require_same
 from minitrain.comm.heartbeat import STARTUP_S, my_place
 from minitrain.comm.store import (
     INTERFACES,
@@ -25,6 +24,7 @@ from minitrain.comm.store import (
     meet,
     names_of_a_rank,
     require_interfaces,
+    require_same,
 )
 from minitrain.comm.torch_private import (
     HashStore,

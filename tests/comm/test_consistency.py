@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from minitrain.comm.consistency import require_same
+from minitrain.comm.store import require_same
 from minitrain.comm.torch_private import HashStore
 from minitrain.core.errors import UserError
 

@@ -1,21 +1,16 @@
 """Ranks from plain Python: results, failures, time limits, and nobody left behind."""
 
 import os
-import signal
-import subprocess
-import sys
-import textwrap
 import time
 from pathlib import Path
 
 import nbclient
 import nbformat
-import psutil
 import pytest
 import torch
 from project import run_python
 from thorough import thorough_after
-from waiting import GENEROUS_S, wait_for
+from waiting import GENEROUS_S
 
 from minitrain.comm.groups import distributed
 from minitrain.comm.heartbeat import my_place
@@ -151,29 +146,3 @@ def test_function_of_a_notebook_cell() -> None:
         notebook, timeout=GENEROUS_S, kernel_name="python3"
     ).execute()
     assert notebook.cells[0].outputs[0].text == "[1, 11]\n"
-
-
-def test_ranks_that_still_start_end_with_a_launcher_that_is_killed(
-    tmp_path: Path,
-) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(
-        textwrap.dedent(
-            """
-            from minitrain.harness.launcher import launch
-            def sleep():
-                import time
-                time.sleep(60)
-            launch(sleep, 2)
-            """
-        )
-    )
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    process = subprocess.Popen([sys.executable, script], env=environment)
-    ranks = wait_for(lambda: psutil.Process(process.pid).children(), count=2)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    gone, alive = psutil.wait_procs(ranks, timeout=GENEROUS_S)
-    for rank in alive:
-        rank.kill()
-    assert len(gone) == 2
