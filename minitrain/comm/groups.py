@@ -94,7 +94,7 @@ def init_distributed(
         backend, timeout=startup, store=store, rank=rank, world_size=world_size
     )
     if backend == "gloo":
-        # whoever leaves at once would cut off one that still connects to it
+        # a rank that leaves at once would cut off one that still connects to it
         dist.barrier()
     limit_store(store, timedelta(seconds=timeout_s))
     _limit_waits(timeout_s)
@@ -124,7 +124,7 @@ def start_up() -> Iterator[None]:
 
 @contextmanager
 def _over_loopback() -> Iterator[None]:
-    """Else gloo asks for this host's name, and complains where nobody knows it."""
+    # else gloo asks for this host's name, and complains if it cannot be resolved
     if INTERFACES in os.environ:
         yield
         return

@@ -75,7 +75,7 @@ class Place:
         self._words[0] = step << 36 | _CODES[phase] | now
 
     def enter(self, phase: str) -> None:
-        """In ``phase`` of the step that was marked last."""
+        """Mark ``phase`` of the step that was marked last."""
         self.mark(self._words[0] >> 36, phase)
 
     def limit(self, seconds: float) -> None:
@@ -83,7 +83,7 @@ class Place:
         self._words[1] = int(seconds * 1000)
 
     def look(self) -> Seen:
-        """What was marked last."""
+        """Return the last mark."""
         word, limit = self._words
         phase = PHASES[word >> 32 & 15]
         return Seen(word >> 36, phase, (word & _TIME) * _UNIT_S, limit / 1000)

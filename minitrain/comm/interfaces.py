@@ -21,7 +21,7 @@ class Interface(NamedTuple):
 
     @property
     def is_loopback(self) -> bool:
-        """Whether nobody on another host can reach it."""
+        """True if no other host can reach it."""
         return ipaddress.ip_address(self.address).is_loopback
 
 
@@ -98,7 +98,7 @@ def family_of(address: str) -> socket.AddressFamily:
 
 
 def is_own(address: str) -> bool:
-    """Whether ``address`` is one of this host's."""
+    """True if ``address`` is one of this host's."""
     return any(one.address == address for one in own_interfaces())
 
 

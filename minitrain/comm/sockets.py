@@ -1,4 +1,4 @@
-"""What the ranks of one host share: a socket between every two, and one memory.
+"""Links between the ranks of one host: a socket between every two, and one memory.
 
 None of it has a name in the file system, and it is gone with its ranks, after kill -9
 too. Linux only.
@@ -56,7 +56,7 @@ def hosts_of(group: dist.ProcessGroup | None = None) -> list[list[int]]:
 
 
 def on_one_host(group: dist.ProcessGroup | None = None) -> bool:
-    """Whether all ranks of ``group`` can share memory. Collective."""
+    """True if all ranks of ``group`` can share memory. Collective."""
     return len(hosts_of(group)) == 1
 
 
@@ -172,7 +172,7 @@ class Links:
             if not _sleep(_until_readable(door), deadline):
                 self._give_up(min(missing.values()), self._silence)
             line, _ = door.accept()
-            # anybody on this host can knock; the kernel says who it is
+            # any process of this host can knock; the kernel says which it is
             known = missing.pop(_process_behind(line), None)
             if known is None:
                 line.close()
@@ -220,7 +220,7 @@ class Links:
                 self._object(rank, heard, brings)
 
     def close(self) -> None:
-        """Close the sockets: whoever waits for this rank gets an error at once."""
+        """Close the sockets: a rank that waits for this one gets an error at once."""
         for peer in self._peers.values():
             peer.close()
 
@@ -286,7 +286,7 @@ def _listen(peer: socket.socket, until: select.poll, deadline: float) -> bytes:
 
 
 # A forked child, such as a worker of a data loader, would hold the ends of sockets open
-# after its rank was killed, and nobody would learn of it.
+# after its rank was killed, and no other rank would learn of it.
 _open_links: WeakSet[Links] = WeakSet()
 
 

@@ -42,7 +42,7 @@ RUN_ID = "TORCHELASTIC_RUN_ID"
 # what gloo talks over: names with commas between them
 INTERFACES = "GLOO_SOCKET_IFNAME"
 PROBE_S = 2
-# a host that says nothing for so long after everybody gave up is lost
+# a host that does not answer for so long after all others gave up is lost
 SILENT_S = 5.0
 # rank 0 may serve the store: it stays until the others have read all facts
 READ_S = 5.0
@@ -93,8 +93,8 @@ def meet(timeout: timedelta) -> tuple[Store, int, int]:
 
 
 def store_at(address: str, port: int, timeout: timedelta) -> Store:
-    """The store that somebody serves there; DistError where nobody does in time, and
-    from each call to which no answer comes for :data:`SILENT_S` longer than that.
+    """The store that is served there; DistError if none is in time, and from each call
+    to which no answer comes for :data:`SILENT_S` longer than that.
     """
     store = TCPStore(address, port, wait_for_workers=False, timeout=timeout)
     limit_silence(address, port, timeout.total_seconds() + SILENT_S)

@@ -175,7 +175,7 @@ def own_part_of(zero: Any) -> Any:
 
 
 def changes_in_place(tensor: Tensor) -> int:
-    """How often ``tensor`` was changed in place, as autograd counts it."""
+    """Number of changes of ``tensor`` in place, as autograd counts them."""
     return tensor._version
 
 

@@ -1,4 +1,4 @@
-"""How minitrain fails: one line for the user, an exit code for the machine.
+"""Failures: one line for the user, an exit code for the machine.
 
 Exit codes of every command and stage: 0 all well; 1 the run finished and the
 evidence says no; 2 bad input or environment; 128 + n ended by signal n.

@@ -141,8 +141,8 @@ def _renamed(filename: Any, temporary: Path, path: Path) -> Any:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Around what writes ``path``: a full disk becomes one UserError, whatever the
-    writer made of it.
+    """Make one UserError of a full disk, also behind another error of what writes
+    ``path``.
     """
     try:
         yield
@@ -175,8 +175,8 @@ def write_json(path: Path, value: Any) -> None:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Around what reads ``path``, a file that a stage wrote: whatever a damaged one
-    makes of its reader becomes one UserError. An OSError stays what it is.
+    """Make one UserError of any error but OSError while ``path`` is read, a file that a
+    stage wrote and that is damaged.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Where, when and by which code a measurement was made: stored beside every result."""
+"""Provenance: machine, time and code of a measurement, stored beside every result."""
 
 import hashlib
 import json
@@ -37,7 +37,7 @@ def require_torch(pinned: str) -> None:
 
 
 def machine(gpu: str | None = None) -> dict[str, Any]:
-    """What a measurement depends on: equal for two measurements worth comparing.
+    """Facts that a measurement depends on: equal for two that may be compared.
 
     ``gpu`` is its name, None for work on the CPU; memory is in GiB (2^30 bytes).
     """
@@ -93,8 +93,8 @@ def code_sha256(script: Path) -> str | None:
 
 
 def bits_depend_on(threads: int) -> dict[str, Any]:
-    """What the bits of a run with ``threads`` per process depend on, but for its code:
-    on equal machines it is equal, whenever it is asked.
+    """Facts that the bits of a run with ``threads`` per process depend on, but for its
+    code: the same at any time on equal machines.
     """
     return {
         "cpu": _cpu_name(),
@@ -187,7 +187,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def _deps(script: Path, folder: Path) -> list[str]:
-    """What the stage that runs ``script`` depends on, by the dvc.yaml in ``folder``."""
+    # dependencies of the stage that runs the script, by the dvc.yaml in the folder
     yaml = YAML(typ="safe")
     params = folder / "params.yaml"
     values = yaml.load(params.read_text("utf-8")) if params.is_file() else {}

@@ -1,4 +1,4 @@
-"""How a stage or a rank ends: with its parent, or by a signal, after it cleaned up.
+"""End of a stage or a rank: with its parent, or by a signal, after it cleaned up.
 
 Writes are atomic and runs resume to the bit, so kill -9 is safe at any moment. What is
 ensured here is that no process outlives the one that waits for it.
@@ -80,7 +80,7 @@ def _end_with(parent: int, number: int) -> None:
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Around a stage: a signal raises :class:`Stopped` in it, once, and the process
+    """Have a signal raise :class:`Stopped` in a stage, once; the process
     exits after GRACE_S if it has not cleaned up by then.
 
     Not in a rank, which exits at once since others wait for it, and not if the caller

@@ -76,7 +76,7 @@ def name_of(rank: int, pid: int) -> str:
 
 
 def failure_of(folder: Path, rank: int, pid: int, code: int) -> Failure | None:
-    """How a rank failed that ended with exit ``code`` (of subprocess: below zero, a
+    """The failure of a rank that ended with exit ``code`` (of subprocess: below zero, a
     signal); None for one that had finished.
     """
     place, report = find_place(file_of(folder, rank)), read_report(folder, rank)

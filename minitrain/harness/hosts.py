@@ -37,19 +37,17 @@ class Hosts:
 
     @property
     def is_first(self) -> bool:
-        """Whether this host has the address where all meet, and gets the results."""
+        """True if this host has the address where all meet, and gets the results."""
         return is_own(self.address) if self.number is None else self.number == 0
 
     @property
     def endpoint(self) -> str:
-        """As it is typed."""
+        """The endpoint as it is typed."""
         host = f"[{self.address}]" if ":" in self.address else self.address
         return f"{host}:{self.port}"
 
     def ranks_here(self, world_size: int) -> int:
-        """How many of ``world_size`` ranks a host has; UserError where they do not
-        come out even.
-        """
+        """Number of ranks of a host; UserError unless ``world_size`` comes out even."""
         if world_size % self.count:
             raise UserError(
                 f"--world-size = {world_size}: must be a multiple of --nnodes = "

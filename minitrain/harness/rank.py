@@ -40,7 +40,7 @@ PAUSES_S = {LOST: 0.5, GAVE_UP: 3.0}
 
 @contextmanager
 def as_rank() -> Iterator[Path | None]:
-    """Around the body of a rank -> the folder of its run. The rank ends with its
+    """Set up and end a rank around its body -> the folder of its run. It ends with its
     launcher, has a heartbeat, tells its stack when asked, keeps from the terminal what
     C++ prints, and reports an exception. None of it but the first in a rank that our
     launchers did not start.

@@ -19,9 +19,8 @@ from minitrain.core.errors import RankError, UserError
 from minitrain.core.printable import note
 from minitrain.harness.host_rendezvous import Gathering, gathered
 from minitrain.harness.hosts import Hosts
-from minitrain.harness.launcher import launch
+from minitrain.harness.launcher import launch, torchrun
 from minitrain.harness.rank import as_rank
-from minitrain.harness.torchrun import torchrun
 
 # addresses, ports and process numbers: another each time
 CHANGING = re.compile(r"0x[0-9a-f]+|\d{4,}")

@@ -204,7 +204,7 @@ def _test(request: dict[str, Any]) -> Outcome:
 
 
 def _stages(stages: Sequence[Sequence[str]]) -> Outcome:
-    module = importlib.import_module("minitrain.harness.torchrun")
+    module = importlib.import_module("minitrain.harness.launcher")
     # before others import it from there
     module.torchrun = _launch
     for name in OURS if len(stages) > 1 else ():
@@ -243,7 +243,7 @@ def _launch(
     threads_per_process: int,
     gathering: None = None,
 ) -> None:
-    """Do what ``harness.torchrun.torchrun`` does, with forks for processes."""
+    """Do what ``harness.launcher.torchrun`` does, with forks for processes."""
     assert gathering is None
     from minitrain.harness.failures import failures_of, root_cause
     from minitrain.harness.launcher import rank_environment
