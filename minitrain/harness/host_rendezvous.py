@@ -86,7 +86,7 @@ class Gathering:
         with socket.create_server((host, 0), family=family_of(host)) as door:
             here = self._own_number(), socket.gethostname(), host
             mine = Known(*here, int(door.getsockname()[1]), self._sizes)
-            self.store.set(_seat_of(mine.number), json.dumps(mine))
+            self.store.set(f"host {mine.number}", json.dumps(mine))
             self.everyone = [mine]
             self._wait_for_others()
             self.everywhere(self._require_reach)
@@ -107,8 +107,8 @@ class Gathering:
         missing = [n for n in range(self.hosts.count) if n != self.number]
         deadline = time.monotonic() + self.timeout_s
         while missing:
-            for number in [n for n in missing if self._has(_seat_of(n))]:
-                found = Known(*json.loads(self.store.get(_seat_of(number))))
+            for number in [n for n in missing if self._has(f"host {n}")]:
+                found = Known(*json.loads(self.store.get(f"host {number}")))
                 self._require_same_sizes(found)
                 self.everyone.append(found)
                 missing.remove(number)
@@ -160,7 +160,7 @@ class Gathering:
         Raises UserError if a host has left.
         """
         for other in self.everyone[1:]:
-            if self._has(_left(other.number)):
+            if self._has(f"left {other.number}"):
                 raise UserError(f"{other} has left the run")
         return f"attempt-{self._question}"
 
@@ -261,12 +261,10 @@ class Gathering:
         """Say so, and as the first host wait for the others to have left."""
         if not self.everyone:
             return
-        numbers = [n for n in range(self.hosts.count) if n != self.number]
-        with suppress(dist.DistError, UserError):
-            self.store.set(_left(self.number), "")
+        with suppress(dist.DistError):
+            self.store.set(f"left {self.number}", "")
             if self.hosts.is_first:
-                came = [n for n in numbers if self._has(_seat_of(n))]
-                keys = [_left(number) for number in came]
+                keys = [f"left {other.number}" for other in self.everyone[1:]]
                 self.store.wait(keys, timedelta(seconds=LEAVE_S))
 
 
@@ -289,14 +287,6 @@ def gathered(hosts: Hosts, timeout_s: float, world_size: int) -> Iterator[Gather
         raise UserError(f"{hosts.endpoint}: the first host has gone") from error
     finally:
         gathering.leave()
-
-
-def _seat_of(number: int) -> str:
-    return f"host {number}"
-
-
-def _left(number: int) -> str:
-    return f"left {number}"
 
 
 def _order(error: Exception) -> int:
