@@ -169,17 +169,7 @@ def torchrun(
                 pids.update({begin + rank: pid for rank, pid in found.items()})
             return pids
 
-        options = [
-            f"--nproc-per-node={here}",
-            "--rdzv-backend=c10d",
-            f"--rdzv-endpoint={folder}/torchrun",
-            "--rdzv-conf=store_type=file",
-            f"--rdzv-id={attempt}",
-            "--local-addr=127.0.0.1",
-            f"--log-dir={folder}",
-            f"--signals-to-handle={SIGNALS}",
-            f"--shutdown-timeout={SHUTDOWN_S}",
-        ]
+        options = _options(folder, here, attempt)
         elsewhere = gathering.ended_elsewhere if gathering else None
         watch = Watch(folder, known, elsewhere)
         try:
@@ -199,6 +189,21 @@ def torchrun(
         if cause := gathering.agree_on(cause) if gathering else cause:
             raise cause
         print(native_words(folder, pids), end="", file=sys.stderr)
+
+
+def _options(folder: Path, num_ranks: int, attempt: str) -> list[str]:
+    return [
+        f"--nproc-per-node={num_ranks}",
+        "--rdzv-backend=c10d",
+        # a file: its TCP store would listen on all interfaces
+        "--rdzv-conf=store_type=file",
+        f"--rdzv-endpoint={folder}/torchrun",
+        f"--rdzv-id={attempt}",
+        "--local-addr=127.0.0.1",
+        f"--log-dir={folder}",
+        f"--signals-to-handle={SIGNALS}",
+        f"--shutdown-timeout={SHUTDOWN_S}",
+    ]
 
 
 def _environment(folder: Path, gathering: Gathering | None) -> dict[str, str]:
