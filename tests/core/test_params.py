@@ -76,6 +76,7 @@ TAKEN: dict[str, list[Any]] = {
 def test_value_that_is_taken(path: Path) -> None:
     for key, values in TAKEN.items():
         for value in values:
+            path.write_text(TEXT)
             set_params(path.parent, {key: value})
             section, name = key.split(".")
             assert getattr(getattr(load_params(path), section), name) == value
