@@ -8,12 +8,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import psutil
 import pytest
 import torch
-from fork_server import ForkServer, start_by_fork
+from fork_server import Forked, ForkServer
 from held_memory import held_by, segments
 from hypothesis import settings
 from mutated import ADDRESS, Server, servers
@@ -96,12 +95,12 @@ def ranks_by_fork(
     if request.node.get_closest_marker("real_launch"):
         return
 
-    def start(ranks: Any, payload: bytes, environment: Mapping[str, str]) -> None:
+    def start(environment: Mapping[str, str]) -> Forked:
         # made when first needed
-        fork_server = request.getfixturevalue("fork_server")
-        start_by_fork(fork_server, ranks, payload, environment)
+        fork_server: ForkServer = request.getfixturevalue("fork_server")
+        return fork_server.fork(environment)
 
-    monkeypatch.setattr(launcher._Ranks, "start", start)
+    monkeypatch.setattr(launcher, "_start", start)
 
 
 @pytest.fixture(autouse=True)

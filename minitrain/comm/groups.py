@@ -16,7 +16,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from minitrain.comm.consistency import require_same
 from minitrain.comm.heartbeat import STARTUP_S, my_place
 from minitrain.comm.store import (
     INTERFACES,
@@ -25,6 +24,7 @@ from minitrain.comm.store import (
     meet,
     names_of_a_rank,
     require_interfaces,
+    require_same,
 )
 from minitrain.comm.torch_private import (
     HashStore,
@@ -36,8 +36,6 @@ from minitrain.comm.torch_private import (
 from minitrain.core.errors import UserError
 
 BACKENDS = ("gloo", "nccl")
-# until the next group is joined or left
-_left_by_copies: list[dist.ProcessGroup | None] = []
 
 
 def local_device(backend: str) -> torch.device:
@@ -56,13 +54,12 @@ def init_distributed(
 ) -> tuple[int, int]:
     """Join the process group that the environment describes -> (rank, world_size).
 
-    The ranks have ``startup_s`` seconds to come, or ``timeout_s`` where that is more.
+    The ranks have ``startup_s`` seconds to come, or ``timeout_s`` if that is more.
     Every later wait for another rank ends with an error after ``timeout_s`` seconds.
     Raises UserError for an unknown backend, an incomplete environment, nccl without
-    enough GPUs, a network interface that is not there, a MASTER_PORT that is in use, a
-    folder to meet in that has gone, a process without others where no loopback
-    interface is up, and where a rank brings other facts (plain values, by name) that
-    are to be the ``same`` on all.
+    enough GPUs, a network interface that is not there or down, a MASTER_PORT that is in
+    use, a folder to meet in that has gone, and facts (plain values, by name) that are
+    not the ``same`` on all ranks.
     """
     if backend not in BACKENDS:
         raise UserError(f"backend = {backend!r}: must be one of {', '.join(BACKENDS)}")
@@ -76,7 +73,6 @@ def init_distributed(
             f"environment: {missing[0]} is missing, which torchrun sets beside "
             f"{left[0]}; without torchrun, unset {', '.join(left)}"
         )
-    _left_by_copies.clear()
     device = local_device(backend)
     if device.type == "cuda":
         require_gpus(device.index + 1)
@@ -98,7 +94,7 @@ def init_distributed(
         backend, timeout=startup, store=store, rank=rank, world_size=world_size
     )
     if backend == "gloo":
-        # whoever leaves at once would cut off one that still connects to it
+        # a rank that leaves at once would cut off one that still connects to it
         dist.barrier()
     limit_store(store, timedelta(seconds=timeout_s))
     _limit_waits(timeout_s)
@@ -128,7 +124,7 @@ def start_up() -> Iterator[None]:
 
 @contextmanager
 def _over_loopback() -> Iterator[None]:
-    """Else gloo asks for this host's name, and complains where nobody knows it."""
+    # else gloo asks for this host's name, and complains if it cannot be resolved
     if INTERFACES in os.environ:
         yield
         return
@@ -161,7 +157,7 @@ def wrap_for_ddp(
 
     Gradients are averaged over the ranks of ``process_group`` (all of them when it is
     None) during backward. ``bucket_cap_mb`` in MiB; None is torch's default, with a
-    smaller first bucket. All other settings of torch are at their defaults.
+    smaller first bucket. Drop copies of the wrapper before :func:`cleanup`.
     """
     import_compiler()
     wrapped = DistributedDataParallel(
@@ -173,32 +169,19 @@ def wrap_for_ddp(
     )
     # If torch's Reducer is the last owner of a group that was left, it joins gloo's
     # threads while it holds the GIL, and a thread that still needs the GIL never ends.
-    # This owner gives the GIL up, and goes after the Reducer: attributes go in order.
+    # This owner releases the GIL, and goes after the Reducer: attributes go in order.
     owner = _Owner(wrapped.process_group)
     object.__setattr__(wrapped, "group_outlives_reducer", owner)
     return wrapped
 
 
 class _Owner:
-    """Holds a group, which cannot be copied; so that a wrapper without a hook can."""
-
+    # holds a group, which cannot be copied; a copy of a wrapper holds none
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self._group = group
 
     def __reduce__(self) -> tuple[type["_Owner"], tuple[()]]:
-        return _OwnerInACopy, ()
-
-
-class _OwnerInACopy(_Owner):
-    """In a copy of a wrapper, which torch puts into the group of all ranks, this is set
-    before the Reducer is, so it goes before it: the group then stays for a while.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(dist.group.WORLD)
-
-    def __del__(self) -> None:
-        _left_by_copies.append(self._group)
+        return _Owner, ()
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -209,12 +192,12 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def num_hosts() -> int:
-    """On how many hosts the ranks of this one's run are, as torchrun says."""
+    """Number of hosts of this rank's run."""
     return int(os.environ.get("GROUP_WORLD_SIZE", "1"))
 
 
 def host_number() -> int:
-    """Which of them this one is, from 0."""
+    """Number of this host among them, from 0."""
     return int(os.environ.get("GROUP_RANK", "0"))
 
 
@@ -235,7 +218,6 @@ def cleanup() -> None:
     """Leave the process group, if there is one; harmless to call twice."""
     if dist.is_initialized():
         dist.destroy_process_group()
-    _left_by_copies.clear()
 
 
 @contextmanager
@@ -248,7 +230,8 @@ def distributed(
 ) -> Iterator[tuple[int, int]]:
     """:func:`init_distributed` and, however the body ends, :func:`cleanup`."""
     try:
-        limits: dict[str, Any] = {"timeout_s": timeout_s, "startup_s": startup_s}
-        yield init_distributed(backend, same=same, **limits)
+        yield init_distributed(
+            backend, timeout_s=timeout_s, startup_s=startup_s, same=same
+        )
     finally:
         cleanup()

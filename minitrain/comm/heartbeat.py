@@ -1,8 +1,8 @@
-"""Where a rank is: its step and phase, in a few bytes that its launcher maps too.
+"""Heartbeat of a rank: its step and phase, in a few bytes that its launcher maps too.
 
-A rank writes one aligned word of eight bytes, so nobody ever reads half of a change.
-It costs less than a microsecond, and needs no help of a rank that hangs, is stopped or
-has been killed: what it wrote last is still there.
+A rank writes one aligned word of eight bytes, so a reader never sees half of a change.
+It costs less than a microsecond, and the last word of a rank that hangs, is stopped or
+has been killed is still there.
 """
 
 import mmap
@@ -33,27 +33,24 @@ PHASES = (
 STARTUP_S = 300.0
 # all steps of the loop are over
 AFTER = PHASES[-2:]
-# why a rank is on its way out: it lost another, or one did not come in time
-LEAVING = ("", "lost a peer", "gave up")
 
 _CODES = {phase: code << 32 for code, phase in enumerate(PHASES)}
 # 28 bits of step, 4 of phase, 32 of time in units of 2**20 ns, about a millisecond
 _TIME = 0xFFFFFFFF
 _UNIT_S = (1 << 20) / 1e9
-_WORDS = 3
+_WORDS = 2
 
 
 class Seen(NamedTuple):
-    """What a look at a place tells: ``changed_s`` is when the rank came there, of
+    """A heartbeat as read: ``changed_s`` is when the rank came there, of
     ``time.monotonic()`` to a millisecond (modulo 52 days), ``limit_s`` how long it may
-    wait for another (0: it has not said), ``leaving`` one of :data:`LEAVING`.
+    wait for another (0: not known).
     """
 
     step: int
     phase: str
     changed_s: float
     limit_s: float
-    leaving: str
 
     def __str__(self) -> str:
         if self.phase == "start":
@@ -67,12 +64,10 @@ class Seen(NamedTuple):
 
 
 class Place:
-    """The place of one rank; without ``words``, of a rank that nobody watches."""
+    """The heartbeat of one rank; without ``words``, one that has no reader."""
 
     def __init__(self, words: memoryview | None = None) -> None:
-        self._words = memoryview(bytearray(8 * _WORDS)).cast("Q")
-        if words is not None:
-            self._words = words
+        self._words = words or memoryview(bytearray(8 * _WORDS)).cast("Q")
 
     def mark(self, step: int, phase: str) -> None:
         """This rank is in ``phase`` (one of :data:`PHASES`) of ``step`` from now on."""
@@ -80,39 +75,31 @@ class Place:
         self._words[0] = step << 36 | _CODES[phase] | now
 
     def enter(self, phase: str) -> None:
-        """In ``phase`` of the step that was marked last."""
+        """Mark ``phase`` of the step that was marked last."""
         self.mark(self._words[0] >> 36, phase)
-
-    def leave(self, why: str) -> None:
-        """This rank is about to end, for one of :data:`LEAVING`."""
-        self._words[2] = LEAVING.index(why)
 
     def limit(self, seconds: float) -> None:
         """This rank may wait so long for another one."""
         self._words[1] = int(seconds * 1000)
 
     def look(self) -> Seen:
-        """What was marked last."""
-        word, limit, leaving = self._words
+        """Return the last mark."""
+        word, limit = self._words
         phase = PHASES[word >> 32 & 15]
-        times = (word & _TIME) * _UNIT_S, limit / 1000
-        return Seen(word >> 36, phase, *times, LEAVING[leaving])
+        return Seen(word >> 36, phase, (word & _TIME) * _UNIT_S, limit / 1000)
 
 
 def make_place(file: Path) -> Place:
-    """The place of this rank, at its start, in a new ``file``."""
-    fd = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        os.truncate(fd, 8 * _WORDS)
-        place = Place(_map(fd))
-    finally:
-        os.close(fd)
+    """The heartbeat of this rank, at its start, in a new ``file``."""
+    with open(os.open(file, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as opened:
+        opened.truncate(8 * _WORDS)
+        place = Place(_map(opened.fileno()))
     place.mark(0, "start")
     return place
 
 
 def find_place(file: Path) -> Place | None:
-    """The place in ``file``; None as long as its rank has not made it."""
+    """The heartbeat in ``file``; None as long as its rank has not made it."""
     # mapped and not read: only so are eight bytes one
     with suppress(FileNotFoundError), open(file, "r+b") as opened:
         if os.fstat(opened.fileno()).st_size == 8 * _WORDS:
@@ -125,13 +112,13 @@ def _map(fd: int) -> memoryview:
 
 
 def file_of(folder: Path, rank: int | str) -> Path:
-    """Where in the meeting ``folder`` the place of ``rank`` is."""
+    """File of the heartbeat of ``rank`` in the run's ``folder``."""
     return folder / f"place-{rank}"
 
 
 def my_place() -> Place:
-    """The place of this process, if one of our launchers started it as a rank; else one
-    that nobody looks at.
+    """The heartbeat of this process, if one of our launchers started it as a rank; else
+    one that has no reader.
     """
     store = our_store()
     found = store and find_place(file_of(store.parent, os.environ.get("RANK", "")))

@@ -21,7 +21,7 @@ class Interface(NamedTuple):
 
     @property
     def is_loopback(self) -> bool:
-        """Whether nobody on another host can reach it."""
+        """True if no other host can reach it."""
         return ipaddress.ip_address(self.address).is_loopback
 
 
@@ -37,9 +37,9 @@ def own_interfaces() -> list[Interface]:
 
 
 def interface_named(name: str) -> Interface:
-    """The interface ``name``, or the address with that label, such as ``eth0:1``, which
-    gloo knows by it, too; UserError where there is none, or it is down, or has no
-    address.
+    """The interface ``name``, or the address with that label, such as ``eth0:1``.
+
+    Raises UserError if there is none, or it is down, or has no address.
     """
     states, labels = psutil.net_if_stats(), psutil.net_if_addrs()
     if name not in states and name not in labels:
@@ -49,16 +49,16 @@ def interface_named(name: str) -> Interface:
     state = states.get(name.partition(":")[0])
     if state is not None and not state.isup:
         raise UserError(f"{KEY} = {name!r}: is down")
-    found = [one for one in own_interfaces() if one.name == name]
-    if not found:
+    found = next((one for one in own_interfaces() if one.name == name), None)
+    if found is None:
         raise UserError(f"{KEY} = {name!r}: has no address")
-    return found[0]
+    return found
 
 
 def interface_towards(address: str) -> Interface:
     """The interface over which packets to ``address`` leave this host.
 
-    Raises UserError where there is no route, or ranks would talk over another address
+    Raises UserError if there is no route, or ranks would talk over another address
     of the interface than the one that leads there.
     """
     with socket.socket(family_of(address), socket.SOCK_DGRAM) as probe:
@@ -82,8 +82,8 @@ def interface_towards(address: str) -> Interface:
 
 
 def require_no_label(interface: Interface) -> None:
-    """Raise UserError where NCCL would look for another than ``interface``: it takes
-    what follows a colon in a name for a port.
+    """Raise UserError if NCCL would look for another than ``interface``: it takes what
+    follows a colon in a name for a port.
     """
     if ":" in interface.name:
         raise UserError(
@@ -98,7 +98,7 @@ def family_of(address: str) -> socket.AddressFamily:
 
 
 def is_own(address: str) -> bool:
-    """Whether ``address`` is one of this host's."""
+    """True if ``address`` is one of this host's."""
     return any(one.address == address for one in own_interfaces())
 
 

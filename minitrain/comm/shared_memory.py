@@ -110,14 +110,14 @@ class SharedMemoryGroup:
 
     def _add(self, flat: Tensor, slots: Tensor) -> None:
         if self.world_size > 2 and flat.nbytes > SMALL_BYTES:
-            self._everybody_adds_a_chunk(flat, slots.view(flat.dtype))
+            self._add_chunks(flat, slots.view(flat.dtype))
             return
         if flat.dtype not in self._rows:
             rows = slots.view(flat.dtype).flatten(2)
             self._rows[flat.dtype] = [list(slot) for slot in rows]
-        self._everybody_adds_all(flat, self._rows[flat.dtype])
+        self._add_all(flat, self._rows[flat.dtype])
 
-    def _everybody_adds_all(self, flat: Tensor, rows: list[list[Tensor]]) -> None:
+    def _add_all(self, flat: Tensor, rows: list[list[Tensor]]) -> None:
         """One barrier a piece; ``rows[slot][writer]`` are of shape (elements,)."""
         length = len(rows[0][0])
         sent: Tensor | None = None
@@ -136,7 +136,7 @@ class SharedMemoryGroup:
                 self._end_tick()
             sent = piece
 
-    def _everybody_adds_a_chunk(self, flat: Tensor, slots: Tensor) -> None:
+    def _add_chunks(self, flat: Tensor, slots: Tensor) -> None:
         """Send each rank its chunk to add; ``slots``: (slot, writer, chunk, element).
 
         A piece takes three ticks, in which it is sent, added up and collected, each
@@ -157,7 +157,7 @@ class SharedMemoryGroup:
                 own = sent[self.rank]
                 terms = [theirs[rank, self.rank, : len(own)] for rank in ranks]
                 terms[self.rank] = own
-                # nobody sends to oneself: the chunk's place is free for the sum
+                # no rank sends to itself: the chunk's place is free for the sum
                 mine[self.rank, : len(own)] = tree_sum(terms, out=own)
             for rank, chunk in enumerate(added):
                 if rank != self.rank:

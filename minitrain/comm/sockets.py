@@ -1,4 +1,4 @@
-"""What the ranks of one host share: a socket between every two, and one memory.
+"""Links between the ranks of one host: a socket between every two, and one memory.
 
 None of it has a name in the file system, and it is gone with its ranks, after kill -9
 too. Linux only.
@@ -9,6 +9,7 @@ import os
 import secrets
 import select
 import socket
+import struct
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -18,27 +19,27 @@ from weakref import WeakSet
 
 import torch.distributed as dist
 
-from minitrain.comm.socket_wait import (
-    knock,
-    listen,
-    process_behind,
-    sleep,
-    until_readable,
-)
 from minitrain.core.errors import RankError, UserError
 
 # a word between two ranks: who it is about, and what it brings
 HEAD_BYTES, BRINGS_BYTES = 2, 54
 WORD_BYTES = HEAD_BYTES + BRINGS_BYTES
+# about what it costs to fall asleep and be woken
+LISTEN_AWAKE_S = 100e-6
+# 24 days: it goes into a C int
+MAX_POLL_MS = 2**31 - 1
 CLOSED = "connection closed by peer"
 
 
 class Seat(NamedTuple):
-    """Where a rank is, and where it can be met."""
+    """Host and process of a rank, the address of its door, and of the first rank the
+    descriptor of the memory, or -1.
+    """
 
     host: tuple[str, ...]
     pid: int
     address: str
+    memory: int
 
 
 def hosts_of(group: dist.ProcessGroup | None = None) -> list[list[int]]:
@@ -55,7 +56,7 @@ def hosts_of(group: dist.ProcessGroup | None = None) -> list[list[int]]:
 
 
 def on_one_host(group: dist.ProcessGroup | None = None) -> bool:
-    """Whether all ranks of ``group`` can share memory. Collective."""
+    """True if all ranks of ``group`` can share memory. Collective."""
     return len(hosts_of(group)) == 1
 
 
@@ -83,27 +84,45 @@ def meet(
     """Link all ranks of ``group`` and map one memory of zeros in each. Collective.
 
     ``among``: only those, as ``group`` numbers them; all of it call in any case.
-    Raises UserError unless all are on one host, and RankError that names a rank which
-    ends meanwhile or does not answer for ``timeout_s`` seconds.
+    Raises UserError unless all are on one host that has so much memory, and RankError
+    that names a rank which ends meanwhile or does not answer for ``timeout_s`` seconds.
     """
     rank, everyone = dist.get_rank(group), dist.get_process_group_ranks(group)
     members = range(len(everyone)) if among is None else among
     names = [everyone[member] for member in members]
-    with socket.socket(socket.AF_UNIX) as door:
-        # a leading zero: an abstract address, which no file stands for
-        address = f"\0minitrain-{secrets.token_hex(16)}"
-        door.bind(address)
-        door.listen(len(names))
-        found = _gather(Seat(_host(), os.getpid(), address), group)
-        seats = [found[member] for member in members]
-        _require_one_host(names, seats)
-        links = Links(members.index(rank), names, timeout_s)
-        try:
-            links.connect(door, seats)
-            return links, links.share(memory_bytes)
-        except BaseException:
-            links.close()
-            raise
+    memory = os.memfd_create("minitrain")
+    try:
+        with socket.socket(socket.AF_UNIX) as door:
+            # a leading zero: an abstract address, which no file stands for
+            address = f"\0minitrain-{secrets.token_hex(16)}"
+            door.bind(address)
+            door.listen(len(names))
+            there = rank == members[0] and _allocate(memory, memory_bytes)
+            seat = Seat(_host(), os.getpid(), address, memory if there else -1)
+            found = _gather(seat, group)
+            seats = [found[member] for member in members]
+            _require_one_host(names, seats)
+            if seats[0].memory < 0:
+                size = f"{memory_bytes / 2**20:.0f} MiB"
+                raise UserError(f"shared memory: this host has no {size} left")
+            links = Links(members.index(rank), names, timeout_s)
+            try:
+                links.connect(door, seats)
+                return links, links.map(seats[0], memory_bytes)
+            except BaseException:
+                links.close()
+                raise
+    finally:
+        os.close(memory)
+
+
+def _allocate(memory: int, size: int) -> bool:
+    # all of it now: later, a shortage would kill the rank that writes
+    try:
+        os.posix_fallocate(memory, 0, size)
+    except OSError:
+        return False
+    return True
 
 
 def _require_one_host(names: Sequence[int], seats: Sequence[Seat]) -> None:
@@ -140,67 +159,41 @@ class Links:
         for rank, seat in enumerate(seats[: self._rank]):
             line = self._peers[rank] = socket.socket(socket.AF_UNIX)
             try:
-                knock(line, seat.address, deadline)
-            except TimeoutError:
-                self._give_up(rank, self._silence)
+                # a door before which too many stand is refused at once
+                line.setblocking(False)
+                line.connect(seat.address)
+                line.setblocking(True)
             except OSError:
                 self._give_up(rank, CLOSED)
-            if process_behind(line) != seat.pid:
+            if _process_behind(line) != seat.pid:
                 self._give_up(rank, CLOSED)
         missing = {seats[r].pid: r for r in range(self._rank + 1, len(seats))}
         while missing:
-            if not sleep(until_readable(door), deadline):
+            if not _sleep(_until_readable(door), deadline):
                 self._give_up(min(missing.values()), self._silence)
             line, _ = door.accept()
-            # anybody on this host can knock; the kernel says who it is
-            known = missing.pop(process_behind(line), None)
+            # any process of this host can knock; the kernel says which it is
+            known = missing.pop(_process_behind(line), None)
             if known is None:
                 line.close()
             else:
                 self._peers[known] = line
         # all ranks of a barrier are told, and heard, in the same order
         self._peers = dict(sorted(self._peers.items()))
-        self._sleeps = {r: until_readable(peer) for r, peer in self._peers.items()}
+        self._sleeps = {r: _until_readable(peer) for r, peer in self._peers.items()}
 
-    def share(self, memory_bytes: int) -> mmap.mmap:
-        """Map a new memory of rank 0 in every rank. Collective.
-
-        Raises RankError where rank 0 ends or does not answer in time, and UserError in
-        rank 0 where this host has no such memory.
-        """
-        memory = self._make(memory_bytes) if self._rank == 0 else self._receive()
+    def map(self, first: Seat, memory_bytes: int) -> mmap.mmap:
+        """Map the memory that the ``first`` rank holds. Collective."""
         try:
-            return mmap.mmap(memory, memory_bytes)
-        finally:
-            os.close(memory)
-
-    def _make(self, memory_bytes: int) -> int:
-        memory = os.memfd_create("minitrain")
-        try:
-            # all of it now: later, a shortage would kill whoever writes
-            os.posix_fallocate(memory, 0, memory_bytes)
-        except OSError as error:
-            os.close(memory)
-            size = f"{memory_bytes / 2**20:.0f} MiB"
-            raise UserError(f"shared memory: no {size}: {error.strerror}") from None
-        for peer in self._peers.values():
-            # one that has gone is missed at the first barrier
-            with suppress(OSError):
-                socket.send_fds(peer, [b"."], [memory])
-        return memory
-
-    def _receive(self) -> int:
-        if not sleep(self._sleeps[0], time.monotonic() + self._timeout_s):
-            self._give_up(0, self._silence)
-        try:
-            _, fds, _, _ = socket.recv_fds(
-                self._peers[0], 1, 1, socket.MSG_CMSG_CLOEXEC
-            )
-        except ConnectionError:
-            fds = []
-        if not fds:
+            fd = os.open(f"/proc/{first.pid}/fd/{first.memory}", os.O_RDWR)
+        except OSError:
             self._give_up(0, CLOSED)
-        return fds[0]
+        try:
+            # the first rank holds it until all have it
+            self.barrier()
+            return mmap.mmap(fd, memory_bytes)
+        finally:
+            os.close(fd)
 
     def barrier(self, brings: bytes = b"") -> None:
         """Wait until every rank is here, and has brought the same as this one.
@@ -218,7 +211,7 @@ class Links:
                 peer.send(word)
         for rank, peer in self._peers.items():
             try:
-                heard = listen(peer, self._sleeps[rank], WORD_BYTES, deadline)
+                heard = _listen(peer, self._sleeps[rank], deadline)
             except TimeoutError:
                 self._give_up(rank, self._silence)
             except ConnectionError:
@@ -227,7 +220,7 @@ class Links:
                 self._object(rank, heard, brings)
 
     def close(self) -> None:
-        """Close the sockets: whoever waits for this rank gets an error at once."""
+        """Close the sockets: a rank that waits for this one gets an error at once."""
         for peer in self._peers.values():
             peer.close()
 
@@ -258,8 +251,42 @@ class Links:
         raise RankError(f"rank {self._names[lost]} is lost: {why}")
 
 
+def _process_behind(line: socket.socket) -> int:
+    # the process at the other end, of which the kernel knows
+    who = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    return int(struct.unpack("@iII", who)[0])
+
+
+def _until_readable(sock: socket.socket) -> select.poll:
+    # what _sleep waits for: to make it takes longer than to ask it
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return poll
+
+
+def _sleep(until: select.poll, deadline: float) -> bool:
+    # False at the deadline; no signal makes that later, as it does where the kernel
+    # keeps the time of a receive, which begins again
+    left_ms = max(0.0, deadline - time.monotonic()) * 1000
+    return bool(until.poll(min(left_ms, MAX_POLL_MS)))
+
+
+def _listen(peer: socket.socket, until: select.poll, deadline: float) -> bytes:
+    # the next word, or none at the end: awake for a moment, then asleep
+    give_up = time.perf_counter() + LISTEN_AWAKE_S
+    while time.perf_counter() < give_up:
+        try:
+            return peer.recv(WORD_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            # with more ranks than cores, the one waited for needs this core
+            os.sched_yield()
+    if not _sleep(until, deadline):
+        raise TimeoutError
+    return peer.recv(WORD_BYTES)
+
+
 # A forked child, such as a worker of a data loader, would hold the ends of sockets open
-# after its rank was killed, and nobody would learn of it.
+# after its rank was killed, and no other rank would learn of it.
 _open_links: WeakSet[Links] = WeakSet()
 
 

@@ -1,16 +1,20 @@
-"""Where ranks meet.
+"""The store where ranks meet, and compare what they are about to compute.
 
 Ranks of one host, which we start ourselves, meet in a file of a folder that only their
-user may enter, and talk over loopback: torch's TCP store listens on every interface,
-asks nobody who they are, and whoever can write into it runs code here. Ranks that the
-user's own torchrun starts meet in its store, at MASTER_ADDR.
+user may enter, and talk over loopback: torch's TCP store listens on every interface and
+authenticates no client, and a client can run code here. Ranks that the user's own
+torchrun starts meet in its store, at MASTER_ADDR.
 """
 
 import itertools
+import json
 import os
 import socket
+from collections.abc import Mapping
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
@@ -31,13 +35,17 @@ ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 STORE = "MINITRAIN_STORE"
 # and where the hosts' store is, if there are several hosts
 MEET_AT = "MINITRAIN_MEET_AT"
+# with the number of this one, and of all
+HOSTS = "MINITRAIN_HOSTS"
 # what torchrun tells it
-RESTARTS, RUN_ID = "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID"
+RUN_ID = "TORCHELASTIC_RUN_ID"
 # what gloo talks over: names with commas between them
 INTERFACES = "GLOO_SOCKET_IFNAME"
 PROBE_S = 2
-# a host that says nothing for so long after everybody gave up is lost
+# a host that does not answer for so long after all others gave up is lost
 SILENT_S = 5.0
+# rank 0 may serve the store: it stays until the others have read all facts
+READ_S = 5.0
 _joined = itertools.count()
 
 
@@ -65,18 +73,14 @@ def meet(timeout: timedelta) -> tuple[Store, int, int]:
     store: Store
     if file is not None:
         rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        # ranks that were started again must not read what the first ones wrote
-        again = f"{os.environ.get(RESTARTS, '0')}-{number}"
-        if there := os.environ.get(MEET_AT):
-            port, _, address = there.partition(" ")
+        if there := _of_hosts():
             # each attempt of the hosts has an id of its own
-            attempt = f"ranks {os.environ[RUN_ID]}-{again}"
-            store = store_at(address, int(port), timeout)
-            return PrefixStore(attempt, store), rank, world_size
+            attempt = f"ranks {os.environ[RUN_ID]}-{number}"
+            return PrefixStore(attempt, store_at(*there, timeout)), rank, world_size
         if not file.parent.is_dir():
             # FileStore would try for 300 s
             raise UserError(f"{file.parent}: the folder where ranks meet has gone")
-        store = FileStore(f"{file}-{again}", world_size)
+        store = FileStore(f"{file}-{number}", world_size)
         store.set_timeout(timeout)
         return store, rank, world_size
     try:
@@ -89,8 +93,8 @@ def meet(timeout: timedelta) -> tuple[Store, int, int]:
 
 
 def store_at(address: str, port: int, timeout: timedelta) -> Store:
-    """The store that somebody serves there; DistError where nobody does in time, and
-    from each call to which no answer comes for :data:`SILENT_S` longer than that.
+    """The store that is served there; DistError if none is in time, and from each call
+    to which no answer comes for :data:`SILENT_S` longer than that.
     """
     store = TCPStore(address, port, wait_for_workers=False, timeout=timeout)
     limit_silence(address, port, timeout.total_seconds() + SILENT_S)
@@ -100,9 +104,52 @@ def store_at(address: str, port: int, timeout: timedelta) -> Store:
 def limit_store(store: Store, timeout: timedelta) -> None:
     """Let each later wait at ``store``, a result of :func:`meet`, take ``timeout``."""
     store.set_timeout(timeout)
-    if there := os.environ.get(MEET_AT):
-        port, _, address = there.partition(" ")
-        limit_silence(address, int(port), timeout.total_seconds() + SILENT_S)
+    if there := _of_hosts():
+        limit_silence(*there, timeout.total_seconds() + SILENT_S)
+
+
+def _of_hosts() -> tuple[str, int] | None:
+    port, _, address = os.environ.get(MEET_AT, "").partition(" ")
+    return (address, int(port)) if port else None
+
+
+def require_same(
+    store: Store, rank: int, world_size: int, facts: Mapping[str, Any]
+) -> None:
+    """Raise UserError on all ranks unless all bring the same ``facts`` (plain values):
+    the line names the first that differs, and the host. Collective.
+    """
+    store.set(f"facts {rank}", json.dumps([socket.gethostname(), dict(facts)]))
+    keys = [f"facts {other}" for other in range(world_size)]
+    store.wait(keys)
+    line = _difference([json.loads(store.get(key)) for key in keys])
+    store.set(f"read {rank}", "")
+    if not line:
+        return
+    if rank == 0:
+        keys = [f"read {other}" for other in range(world_size)]
+        with suppress(dist.DistError):
+            store.wait(keys, timedelta(seconds=READ_S))
+    raise UserError(line)
+
+
+def _difference(everyone: list[tuple[str, dict[str, Any]]]) -> str:
+    (host, first), *others = everyone
+    for rank, (there, facts) in enumerate(others, 1):
+        for name in {**first, **facts}:
+            if facts.get(name) != first.get(name):
+                return (
+                    f"host {there} (rank {rank}): {name} = {_short(facts.get(name))}, "
+                    f"but {_short(first.get(name))} on host {host} (rank 0): hosts of "
+                    "a run must have the same code, data, parameters and torch"
+                )
+    return ""
+
+
+def _short(value: Any) -> str:
+    # the first characters of a hash are enough
+    text = repr(value)
+    return text if len(text) < 64 else f"{text[:16]}..."
 
 
 def loopback_interface() -> str:

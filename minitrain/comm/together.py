@@ -1,4 +1,4 @@
-"""What all ranks do at once, and then know of each other: results, or an error."""
+"""Actions of all ranks at once, whose results or error all of them get."""
 
 import secrets
 from collections.abc import Callable
@@ -16,7 +16,7 @@ MARK = ".seen-by-all."
 def everyone(action: Callable[[], T]) -> list[T]:
     """Call ``action`` on every rank -> what each got, by rank, on all of them.
 
-    An OSError or UserError of one is raised on all, so that nobody waits for a rank
+    An OSError or UserError of one is raised on all, so that no rank waits for one
     that gave up. Collective; without a process group there is one rank.
     """
     mine: Any
@@ -45,7 +45,7 @@ def only_first(action: Callable[[], T]) -> T:
 
 
 def who_sees(folder: Path) -> list[bool]:
-    """Which ranks see ``folder`` as rank 0 does, and not one of their own host.
+    """Return which ranks see ``folder`` of rank 0, and not one of their own host.
     Collective.
 
     Raises OSError where rank 0 cannot write there.

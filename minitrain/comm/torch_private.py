@@ -41,9 +41,8 @@ _limits: list[float] = []
 
 
 def group_timeout_s(group: dist.ProcessGroup | None) -> float:
-    """The limit of every wait in ``group`` (all ranks when None), in seconds.
-
-    Torch lets one set it and has no way to ask for it.
+    """The limit of every wait in ``group`` (all ranks when None), in seconds. Torch has
+    no public way to ask for it.
     """
     if _limits:
         return _limits[-1]
@@ -75,10 +74,10 @@ def set_group_timeout(seconds: float) -> None:
 
 
 def limit_silence(address: str, port: int, limit_s: float) -> None:
-    """Let whoever reads from ``address``:``port`` in this process wait ``limit_s`` for
-    the next byte and no longer. A TCPStore would wait until the kernel gives up where a
-    host vanished, a quarter of an hour, and for ever for one that was stopped; it takes
-    the end of this limit for a ``DistNetworkError``. Torch does not tell its socket.
+    """Limit each read from ``address``:``port`` in this process to ``limit_s`` for the
+    next byte. A TCPStore would wait a quarter of an hour for a host that vanished, and
+    for ever for one that was stopped; at this limit it raises ``DistNetworkError``.
+    Torch does not tell its socket.
     """
     seconds, rest = divmod(limit_s, 1)
     limit = struct.pack("@ll", int(seconds), int(rest * 1e6))
@@ -95,22 +94,6 @@ def limit_silence(address: str, port: int, limit_s: float) -> None:
             finally:
                 # it is not ours to close
                 line.detach()
-
-
-def open_exit_barrier(store: Store) -> None:
-    """Let each torchrun that shares ``store`` end as soon as its own ranks have ended
-    well. It would wait for the others, 300 s where a rank of another host failed after
-    that, and has no option for it; nor has another torch that names the barrier
-    otherwise, and there it waits.
-    """
-    try:
-        server = importlib.import_module("torch.distributed.elastic.agent.server.api")
-        stores = importlib.import_module("torch.distributed.elastic.utils.store")
-        # what the last of them would set when it comes
-        key = server._TERMINAL_STATE_SYNC_ID + stores._LAST_MEMBER_CHECKIN
-    except (ImportError, AttributeError, TypeError):
-        return
-    store.set(key, "open")
 
 
 def group_by(ranks: Sequence[int], name: str, timeout_s: float) -> dist.ProcessGroup:
@@ -139,9 +122,8 @@ def group_by(ranks: Sequence[int], name: str, timeout_s: float) -> dist.ProcessG
 
 
 def import_compiler() -> None:
-    """Import torch's compiler, as every optimizer and DDP do when they are made, but
-    without the folder for its cache that the import makes among the temporary ones:
-    nobody removes it, and nothing is in it before something is compiled.
+    """Import torch's compiler, as every optimizer and DDP do, without the empty folder
+    for its cache that the import leaves among the temporary ones.
     """
     if COMPILER_CACHE in os.environ or "torch._dynamo" in sys.modules:
         return
@@ -172,7 +154,7 @@ def around_parameter_broadcast(
     zero: Any, around: Callable[[Callable[[], None]], None]
 ) -> None:
     """Let ``around`` call what broadcasts the parameters after each step of a
-    ZeroRedundancyOptimizer: all of its communication is there, and no hook is.
+    ZeroRedundancyOptimizer, all of its communication: it has no hook for it.
     """
     broadcast = zero._sync_params
     zero._sync_params = lambda: around(broadcast)
@@ -193,30 +175,24 @@ def own_part_of(zero: Any) -> Any:
 
 
 def changes_in_place(tensor: Tensor) -> int:
-    """How often ``tensor`` was changed in place: autograd counts it, to refuse a
-    backward pass through what has changed, and has no public way to read it.
-    """
+    """Number of changes of ``tensor`` in place, as autograd counts them."""
     return tensor._version
 
 
 def has_gradient_hooks(parameter: Tensor) -> bool:
-    """Whether something runs after the gradient of ``parameter`` has been added up:
-    ``register_post_accumulate_grad_hook`` adds such hooks, and nothing lists them.
-    """
+    """True if ``register_post_accumulate_grad_hook`` was called for ``parameter``."""
     hooks: Any = parameter
     return bool(hooks._post_accumulate_grad_hooks)
 
 
 def add_all(to: Sequence[Tensor], more: Sequence[Tensor]) -> None:
-    """``to[i] += more[i]`` in one call: a loop takes ten times as long for small ones.
-    Torch's optimizers use it; it has no public name.
-    """
+    """``to[i] += more[i]`` in one call: for small ones ten times faster than a loop."""
     torch._foreach_add_(list(to), list(more))
 
 
 def collective_name(func: Any) -> str | None:
     """Name the collective of a dispatched operator, such as ``allreduce_``; None for
-    other operators. Below every strategy only the dispatcher sees them all.
+    other operators.
     """
     namespace, _, name = func._schema.name.partition("::")
     # functional collectives have operators of their own, which call no c10d operator

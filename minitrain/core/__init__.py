@@ -1,1 +1,1 @@
-"""What every other package stands on: errors, files, parameters, the machine."""
+"""Foundations of all other packages: errors, files, parameters, the machine."""

@@ -1,23 +1,28 @@
-"""How minitrain fails: one line for the user, an exit code for the machine.
+"""Failures: one line for the user, an exit code for the machine.
 
 Exit codes of every command and stage: 0 all well; 1 the run finished and the
 evidence says no; 2 bad input or environment; 128 + n ended by signal n.
 """
 
 import difflib
+import errno
 import gc
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from minitrain.core.disk import disk_full, is_disk_full
 from minitrain.core.printable import as_lines, printable
 from minitrain.core.signals import Stopped, say, stoppable, stopped_by
 
 EXIT_EVIDENCE = 1
 EXIT_USER = 2
+# no room on the disk, or none that this user may take
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+# all that torch.save says that was given a path
+OF_TORCH = "unexpected pos"
 NO_PROCESS = "cannot start a process or thread; `ulimit -u` limits them"
 
 
@@ -49,12 +54,33 @@ class RankError(Exception):
 
     ``what`` happened, without names and places, and the ``step`` at which it did tell
     whether it happened again. ``of_another``: the rank waited for one that is not among
-    those that the launcher knows. ``__notes__`` hold its traceback, where it had one.
+    those that the launcher knows. ``__notes__`` hold its traceback, if it had one.
     """
 
+    rank: int | None = None
+    # what lies lower explains what lies higher
+    kind: int = 0
     what: str = ""
     step: int | None = None
     of_another: bool = False
+
+
+def is_disk_full(error: BaseException | None) -> bool:
+    """Return true if a full disk is behind ``error``, also behind another's error."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in DISK_FULL:
+            return True
+        if OF_TORCH in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def disk_full(path: Path) -> str:
+    """The end of a line about a ``path`` that a full disk kept from being written."""
+    there = next(one for one in (path, *path.absolute().parents) if one.exists())
+    free = shutil.disk_usage(there).free / 1e6
+    return f"no space left on the disk: it needs more than the {free:.1f} MB free there"
 
 
 def describe_os_error(error: OSError) -> str:

@@ -1,28 +1,108 @@
-"""Writing files so that a reader never meets half of one.
+"""Writing files so that a crash at any moment, of a process or of the machine, leaves
+the old or the new, each whole; and reading them.
 
 Everything is written under a temporary name in the same folder and renamed when
 it is complete and on the disk; an exception removes the temporary name, and after
-kill -9 the next writer of the same file does.
+kill -9 the next writer of the same file does. A folder takes its place in two renames.
+Killed between them, its name is missing until the next writer on this host restores
+the old one (:func:`remove_stale`).
 """
 
+import errno
 import hashlib
 import io
 import json
 import os
+import re
+import shutil
+import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, AnyStr
 
-from minitrain.core.disk import disk_full, is_disk_full
-from minitrain.core.durable import put, remove, remove_stale, temporary_name
-from minitrain.core.errors import UserError
+import psutil
+
+from minitrain.core.errors import UserError, disk_full, is_disk_full
 from minitrain.core.regular import MOST_OF_INDEX, require_regular
 
 if TYPE_CHECKING:
     import pandas as pd
 
 LONGEST_LINE = 1 << 26
+
+
+def temporary_name(path: Path) -> Path:
+    """A sibling of ``path`` to write it in; it names this host and this process."""
+    return path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")
+
+
+def remove_stale(path: Path) -> None:
+    """Remove what dead processes of this host left of writing ``path``; what one
+    replaced that died between the two steps of it is put back.
+    """
+    host = re.escape(socket.gethostname())
+    ours = re.compile(rf"\.{re.escape(path.name)}\.{host}\.(\d+)(\.before)?\.tmp")
+    for found in filter(None, map(ours.fullmatch, os.listdir(path.parent))):
+        # this process has only begun: what bears its number is of one before it
+        pid = int(found[1])
+        if pid != os.getpid() and psutil.pid_exists(pid):
+            continue
+        if found[2] and not os.path.lexists(path):
+            os.replace(path.with_name(found[0]), path)
+        else:
+            remove(path.with_name(found[0]))
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with all that is in it; neither need be there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    if not path.is_symlink():
+        for inside in path.iterdir() if path.is_dir() else ():
+            _sync(inside)
+        fsync(path)
+
+
+def fsync(path: Path) -> None:
+    """Wait until the disk has a file, or the names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # some network file systems sync files only
+        if error.errno != errno.EINVAL or not path.is_dir():
+            error.filename = str(path)
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _put(temporary: Path, path: Path) -> None:
+    # give it its name, for good; a folder that was there is then called temporary
+    _sync(temporary)
+    if not path.is_dir():
+        os.replace(temporary, path)
+    else:
+        # no rename replaces a folder that is not empty
+        _replace_folder(temporary, path)
+    fsync(path.parent)
+
+
+def _replace_folder(temporary: Path, path: Path) -> None:
+    before = temporary_name(path).with_suffix(".before.tmp")
+    os.replace(path, before)
+    try:
+        os.replace(temporary, path)
+    except OSError:
+        os.replace(before, path)
+        raise
+    os.replace(before, temporary)
 
 
 @contextmanager
@@ -43,7 +123,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
             yield temporary
             # a body that wrote nothing must not cost what was there before
             temporary.lstat()
-            put(temporary, path)
+            _put(temporary, path)
         except OSError as error:
             # the temporary name says nothing to a user
             error.filename = _renamed(error.filename, temporary, path)
@@ -61,8 +141,8 @@ def _renamed(filename: Any, temporary: Path, path: Path) -> Any:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Around what writes ``path``: a full disk becomes one UserError, whatever the
-    writer made of it.
+    """Make one UserError of a full disk, also behind another error of what writes
+    ``path``.
     """
     try:
         yield
@@ -95,8 +175,8 @@ def write_json(path: Path, value: Any) -> None:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Around what reads ``path``, a file that a stage wrote: whatever a damaged one
-    makes of its reader becomes one UserError. An OSError stays what it is.
+    """Make one UserError of any error but OSError while ``path`` is read, a file that a
+    stage wrote and that is damaged.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Which file was probably meant where its name is misspelt."""
+"""The file that was probably meant by a misspelt name."""
 
 import difflib
 from collections.abc import Collection

@@ -29,13 +29,13 @@ MAX_RESTARTS = 100
 
 
 class Environment(Section):
-    """What must be installed: ``torch`` is a release, such as 2.13.0."""
+    """Required software: ``torch`` is a release, such as 2.13.0."""
 
     torch: str
 
 
 class Corpus(Section):
-    """Where samples come from: a verb table (.csv) for the grammar, or own text."""
+    """Source of samples: a verb table (.csv) for the grammar, or own text."""
 
     source: str
     seed: Seed
@@ -55,7 +55,7 @@ class Shard(Section):
 
 
 class Model(Section):
-    """Who builds the model, its sizes, and ``block_size`` in tokens."""
+    """The model: its factory, its sizes, and ``block_size`` in tokens."""
 
     file: str
     deps: str
@@ -134,7 +134,7 @@ class Nccl(Section):
 
 
 class Baseline(Section):
-    """How long the baseline stage measures each arm."""
+    """Duration of each arm of the baseline stage."""
 
     num_rounds: Annotated[int, Field(ge=5, le=MAX_COUNT)]
     steps_per_round: Count

@@ -1,4 +1,4 @@
-"""Where, when and by which code a measurement was made: stored beside every result."""
+"""Provenance: machine, time and code of a measurement, stored beside every result."""
 
 import hashlib
 import json
@@ -37,15 +37,16 @@ def require_torch(pinned: str) -> None:
 
 
 def machine(gpu: str | None = None) -> dict[str, Any]:
-    """What a measurement depends on: equal for two measurements worth comparing.
+    """Facts that a measurement depends on: equal for two that may be compared.
 
     ``gpu`` is its name, None for work on the CPU; memory is in GiB (2^30 bytes).
     """
+    pages = os.sysconf("SC_PHYS_PAGES")
     return {
         "cpu": _cpu_name(),
         "gpu": gpu,
         "cores": usable_cores(),
-        "memory_gib": round(_memory_bytes() / 2**30),
+        "memory_gib": round(pages * os.sysconf("SC_PAGE_SIZE") / 2**30),
         "kernel": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "torch": installed_torch(),
@@ -54,9 +55,7 @@ def machine(gpu: str | None = None) -> dict[str, Any]:
 
 def usable_cores() -> int:
     """Cores that this process may run on, which can be fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
 def provenance(script: Path, gpu: str | None = None) -> dict[str, Any]:
@@ -94,8 +93,8 @@ def code_sha256(script: Path) -> str | None:
 
 
 def bits_depend_on(threads: int) -> dict[str, Any]:
-    """What the bits of a run with ``threads`` per process depend on, but for its code:
-    on equal machines it is equal, whenever it is asked.
+    """Facts that the bits of a run with ``threads`` per process depend on, but for its
+    code: the same at any time on equal machines.
     """
     return {
         "cpu": _cpu_name(),
@@ -105,19 +104,41 @@ def bits_depend_on(threads: int) -> dict[str, Any]:
 
 
 def require_same_build(named: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise UserError unless all of ``named`` (by file) say the same: the first two
-    files that do not, with what differs. They hold :func:`bits_depend_on`.
+    """Raise UserError unless all of ``named`` (by file), :func:`bits_depend_on` of
+    runs, are the same.
     """
-    names = list(named)
-    for name in names[1:]:
-        first, other = named[names[0]], named[name]
-        for key in {**first, **other}:
-            if first.get(key) != other.get(key):
-                raise UserError(
-                    f"{name}: {key} = {other.get(key)!r}, but {first.get(key)!r} in "
-                    f"{names[0]}: bits of unlike machines are not compared; make both "
-                    "here with dvc repro --force"
-                )
+    if unlike := _first_difference(named):
+        name, other, first, key, here = unlike
+        raise UserError(
+            f"{name}: {key} = {other!r}, but {here!r} in {first}: bits of unlike "
+            "machines are not compared; make both here with dvc repro --force"
+        )
+
+
+def require_one_machine(measurements: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise UserError if measurements (by name) come from several machines.
+
+    DVC's run cache can restore old timings; this is where that would show.
+    """
+    machines = {name: one["machine"] for name, one in measurements.items()}
+    if unlike := _first_difference(machines):
+        name, other, first, key, here = unlike
+        raise UserError(
+            f"{name}: measured on another machine than {first} ({key}: {other!r}, not "
+            f"{here!r}); measure again with dvc repro --force"
+        )
+
+
+def _first_difference(
+    named: Mapping[str, Mapping[str, Any]],
+) -> tuple[str, Any, str, str, Any] | None:
+    # -> name and value of the one that differs from the first, its name, key, value
+    for first, here in [*named.items()][:1]:
+        for name, other in named.items():
+            for key in {**here, **other}:
+                if here.get(key) != other.get(key):
+                    return name, other.get(key), first, key, here.get(key)
+    return None
 
 
 def measured_where(origin: Mapping[str, Any]) -> str:
@@ -129,46 +150,19 @@ def measured_where(origin: Mapping[str, Any]) -> str:
     )
 
 
-def require_one_machine(measurements: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise UserError when measurements (by name) come from several machines.
-
-    DVC's run cache can bring back old timings; this is where that would show.
-    """
-    names = list(measurements)
-    for name in names[1:]:
-        first, other = measurements[names[0]]["machine"], measurements[name]["machine"]
-        for key in first:
-            if first[key] != other[key]:
-                raise UserError(
-                    f"{name}: measured on another machine than {names[0]} ({key}: "
-                    f"{other[key]!r}, not {first[key]!r}); measure again with "
-                    "dvc repro --force"
-                )
-
-
 def peak_memory_mb() -> float:
     """Largest resident memory of this process so far, in MB (10^6 bytes)."""
-    status = Path("/proc/self/status")
-    if status.exists():
-        # ru_maxrss would count what the parent used before this process was started
-        line = next(x for x in status.read_text().splitlines() if x[:6] == "VmHWM:")
-        return int(line.split()[1]) * 1024 / 1e6
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    # ru_maxrss would count what the parent used before this process was started
+    lines = Path("/proc/self/status").read_text().splitlines()
+    line = next(line for line in lines if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024 / 1e6
 
 
 def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
-
-
-def _memory_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _project(script: Path) -> Path | None:
@@ -193,7 +187,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def _deps(script: Path, folder: Path) -> list[str]:
-    """What the stage that runs ``script`` depends on, by the dvc.yaml in ``folder``."""
+    # dependencies of the stage that runs the script, by the dvc.yaml in the folder
     yaml = YAML(typ="safe")
     params = folder / "params.yaml"
     values = yaml.load(params.read_text("utf-8")) if params.is_file() else {}

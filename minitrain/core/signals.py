@@ -1,4 +1,4 @@
-"""How a stage or a rank ends: with its parent, or by a signal, after it cleaned up.
+"""End of a stage or a rank: with its parent, or by a signal, after it cleaned up.
 
 Writes are atomic and runs resume to the bit, so kill -9 is safe at any moment. What is
 ensured here is that no process outlives the one that waits for it.
@@ -53,7 +53,7 @@ def say(line: str, code: int) -> int:
 
 def end_with_launcher() -> None:
     """Have the kernel kill this rank when its launcher ends, even a rank that is
-    stopped or holds the GIL for ever. Linux only.
+    stopped or holds the GIL for ever.
     """
     # the launcher may have ended while this process started
     _end_with(int(os.environ.get(LAUNCHER_PID, os.getppid())), signal.SIGKILL)
@@ -61,7 +61,7 @@ def end_with_launcher() -> None:
 
 def begin_stage() -> None:
     """Have the kernel send SIGTERM to this stage when DVC ends, and exit at a signal
-    with one line while it imports. Linux only.
+    with one line while it imports.
     """
     for number in STOPS:
         # what the caller ignores stays ignored: nohup, and & in a script
@@ -73,16 +73,14 @@ def begin_stage() -> None:
 
 
 def _end_with(parent: int, number: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if hasattr(libc, "prctl"):
-        libc.prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(number), 0, 0, 0)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(number), 0, 0, 0)
     if os.getppid() != parent:
         os._exit(EXIT_ORPHAN)
 
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Around a stage: a signal raises :class:`Stopped` in it, once, and the process
+    """Have a signal raise :class:`Stopped` in a stage, once; the process
     exits after GRACE_S if it has not cleaned up by then.
 
     Not in a rank, which exits at once since others wait for it, and not if the caller

@@ -1,13 +1,15 @@
-"""What became of a rank, as one line: which process, where it was, what happened."""
+"""The failure report: how a rank ended, as one line, and which rank is the cause."""
 
 import re
 import signal
 import socket
-from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from minitrain.comm.heartbeat import AFTER, Seen, file_of, find_place
+import cloudpickle
+
+from minitrain.comm.heartbeat import AFTER, file_of, find_place
 from minitrain.core.errors import RankError, UserError
 from minitrain.harness import stack_dump as stack
 
@@ -26,107 +28,112 @@ WAITED = re.compile(
 # gloo's last words when it is sent more than it expects
 UNLIKE = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 LAST_WORDS = re.compile(r"what\(\): +(.+)")
+LOST, GAVE_UP = "lost a peer", "gave up"
+Failure = RankError | UserError
 
 
-@dataclass(frozen=True)
-class Lost:
-    """What happened to one rank; ``pid`` 0 where it never had a process.
+class Report(NamedTuple):
+    """Left by a rank that failed: the ``error`` of a user's mistake, or the ``line``
+    and ``traceback`` of another exception.
 
-    ``kind`` orders causes: what lies lower explains what lies higher.
+    ``leaving``: because of another rank, which it LOST, or waited for (GAVE_UP).
     """
 
-    rank: int
-    pid: int
-    what: str
-    kind: int
-    seen: Seen | None = None
-    where: str = ""
+    error: UserError | None = None
+    line: str = ""
     traceback: str = ""
-
-    def error(self) -> RankError:
-        """To be raised in the launcher."""
-        at = f"{self.what} {self.seen or ''}".rstrip()
-        error = RankError(f"{self}: {', '.join(filter(None, [at, self.where]))}")
-        error.what, error.of_another = self.what, self.kind >= LEFT
-        error.step = None if self.seen is None else self.seen.step
-        if self.traceback:
-            error.add_note(self.traceback)
-        return error
-
-    def __str__(self) -> str:
-        return name_of(self.rank, self.pid)
+    leaving: str = ""
 
 
+def write_report(folder: Path, rank: int | str, report: Report) -> None:
+    """Leave ``report`` in the run's ``folder``, all of it or nothing."""
+    file = _report_of(folder, rank)
+    begun = file.with_suffix(".tmp")
+    begun.write_bytes(cloudpickle.dumps(tuple(report)))
+    begun.rename(file)
+
+
+def read_report(folder: Path, rank: int) -> Report | None:
+    """The report of ``rank``; None as long as it has not left one."""
+    try:
+        return Report(*cloudpickle.loads(_report_of(folder, rank).read_bytes()))
+    except FileNotFoundError:
+        return None
+
+
+def _report_of(folder: Path, rank: int | str) -> Path:
+    return folder / f"report-{rank}"
+
+
+# kinds of a failure: what lies lower explains what lies higher
 RAISED, CRASHED, KILLED, EXITED, TOLD, LEFT, LEFT_A_WAIT = range(7)
 
 
 def name_of(rank: int, pid: int) -> str:
-    """What messages call a rank."""
+    """Name of a rank in messages."""
     process = f"process {pid}" if pid else "never started"
     return f"rank {rank} ({process} on {socket.gethostname()})"
 
 
-def seen_at(folder: Path, rank: int) -> Seen | None:
-    """Where ``rank`` is, or was when it ended; None if it never said."""
-    found = find_place(file_of(folder, rank))
-    return None if found is None else found.look()
-
-
-def ended(folder: Path, rank: int, pid: int, code: int) -> Lost:
-    """A process that ended with ``code`` (of subprocess: below zero, a signal) and had
-    more to do.
+def failure_of(folder: Path, rank: int, pid: int, code: int) -> Failure | None:
+    """The failure of a rank that ended with exit ``code`` (of subprocess: below zero, a
+    signal); None for one that had finished.
     """
-    what, kind = f"ended with exit code {code}", EXITED
-    if code < 0:
-        what = f"killed by {_signal(-code)}"
-        named = {int(signal.SIGKILL): KILLED, int(signal.SIGTERM): TOLD}
-        kind = named.get(-code, CRASHED)
-    where = ""
-    if kind == CRASHED:
-        where = str(stack.of_main_thread(stack.read(stack.file_of(folder, rank))))
-        words = stack.read(stack.words_of(folder, rank))
-        if unlike := UNLIKE.search(words):
-            got, expected = unlike.groups()
-            what = (
-                f"was sent {got} bytes by another rank where it expected {expected} "
-                "(their collectives or shapes differ)"
-            )
-        elif last := LAST_WORDS.search(words):
-            what += f" ({last[1]})"
-    return Lost(rank, pid, what, kind, seen_at(folder, rank), where)
-
-
-def raised(folder: Path, rank: int, pid: int, line: str, traceback: str) -> Lost:
-    """A rank that ended with an exception: ``line`` is its type and message."""
-    where = str(stack.of_traceback(traceback))
-    seen = seen_at(folder, rank)
-    kind = RAISED
-    if seen is not None and seen.leaving:
+    place, report = find_place(file_of(folder, rank)), read_report(folder, rank)
+    seen = None if place is None else place.look()
+    if report is None and code == 0 and seen is not None and seen.phase in AFTER:
+        return None
+    if report is None:
+        what, kind, where = _ended(folder, rank, code)
+    elif report.error is not None:
+        return report.error
+    else:
+        found = stack.of_traceback(report.traceback)
         # a file server may close a connection, too, and then a peer loses this rank
-        kind = LEFT_A_WAIT if stack.of_traceback(traceback).waits else LEFT
-    return Lost(rank, pid, " ".join(line.split()), kind, seen, where, traceback)
+        left = LEFT_A_WAIT if found.waits else LEFT
+        what, where = report.line, str(found)
+        kind = left if report.leaving else RAISED
+    at = f"{what} {seen or ''}".rstrip()
+    error = RankError(f"{name_of(rank, pid)}: {', '.join(filter(None, [at, where]))}")
+    error.rank, error.what, error.kind = rank, what, kind
+    error.of_another = kind >= LEFT
+    error.step = None if seen is None else seen.step
+    if report is not None:
+        error.add_note(report.traceback)
+    return error
 
 
-def _signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+def _ended(folder: Path, rank: int, code: int) -> tuple[str, int, str]:
+    if code >= 0:
+        return f"ended with exit code {code}", EXITED, ""
+    names = {one.value: one.name for one in signal.Signals}
+    what = f"killed by {names.get(-code, f'signal {-code}')}"
+    if -code in (signal.SIGKILL, signal.SIGTERM):
+        return what, KILLED if -code == signal.SIGKILL else TOLD, ""
+    where = str(stack.of_main_thread(stack.read(stack.file_of(folder, rank))))
+    words = stack.read(stack.words_of(folder, rank))
+    if unlike := UNLIKE.search(words):
+        got, expected = unlike.groups()
+        what = (
+            f"was sent {got} bytes by another rank where it expected {expected} "
+            "(their collectives or shapes differ)"
+        )
+    elif last := LAST_WORDS.search(words):
+        what += f" ({last[1]})"
+    return what, CRASHED, where
 
 
-def early(folder: Path, pids: Mapping[int, int]) -> list[Lost]:
-    """Of ranks that have ended with exit code 0 those that had more to do."""
-    found = []
-    for rank, pid in pids.items():
-        seen = seen_at(folder, rank)
-        if seen is None or (seen.phase not in AFTER and not seen.leaving):
-            found.append(ended(folder, rank, pid, 0))
-    return found
+def failures_of(
+    folder: Path, pids: Mapping[int, int], codes: Mapping[int, int]
+) -> list[Failure]:
+    """Failures of ranks that have ended, with exit code 0 unless in ``codes``."""
+    found = [failure_of(folder, r, pid, codes.get(r, 0)) for r, pid in pids.items()]
+    return [one for one in found if one is not None]
 
 
-def began_it(failure: Lost | UserError, first: Container[int]) -> bool:
-    """Whether it is of a rank that ended before any was ended, and not because of
-    another: ``first`` are those that ended before a launcher could end any.
+def began_it(failure: Failure, first: Container[int | None]) -> bool:
+    """Return true for a rank that ended before any was ended (is in ``first``), and not
+    because of another.
     """
     if isinstance(failure, UserError):
         return False
@@ -134,30 +141,27 @@ def began_it(failure: Lost | UserError, first: Container[int]) -> bool:
 
 
 def root_cause(
-    failures: Iterable[Lost | UserError], first: Container[int] = ()
-) -> Exception:
+    failures: Sequence[Failure], first: Container[int | None] = ()
+) -> Failure | None:
     """The failure to report: a user's mistake first, a rank that lost a peer last.
 
     A rank that :func:`began_it`, of those that were ``first``, comes before all that
     ended later.
     """
 
-    def order(failure: Lost | UserError) -> tuple[bool, int]:
+    def order(failure: Failure) -> tuple[bool, int]:
         if isinstance(failure, UserError):
             return False, -1
         return not began_it(failure, first), failure.kind
 
-    cause = min(failures, key=order)
-    return cause if isinstance(cause, UserError) else cause.error()
+    return min(failures, key=order, default=None)
 
 
 def waited_in_vain(error: BaseException) -> str:
-    """Why a rank leaves that ``error`` ends, where others are to blame: "lost a peer",
-    or "gave up" waiting; empty where the error is its own.
-    """
+    """LOST or GAVE_UP for an ``error`` that another rank caused, else empty."""
     # what torch and we raise for a peer
     if not isinstance(error, (RuntimeError, RankError)):
         return ""
     if LOST_PEER.search(str(error)):
-        return "lost a peer"
-    return "gave up" if WAITED.search(str(error)) else ""
+        return LOST
+    return GAVE_UP if WAITED.search(str(error)) else ""

@@ -1,32 +1,41 @@
-"""Looks at all ranks several times a second, and says which one does not go on.
+"""Hang monitor: looks at all ranks several times a second, and names the rank that does
+not go on.
 
-A wait has one limit, which a rank tells when it joins the others. When a rank has been
-at one place for so long, or gave up waiting, the watch finds out who is missing: who
-is stopped, who stands elsewhere than in a wait, who is behind. It sees, too, who ended
-first: torchrun then ends the others, and those are not the cause, however they end.
+A wait has one limit, which a rank sets when it joins the others. When a rank has been
+at one place for so long, or gave up waiting, the monitor finds the missing one: a rank
+that is stopped, that stands elsewhere than in a wait, that is behind. It records, too,
+which rank ended first: torchrun then ends the others, and those are not the cause.
 """
 
+import math
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
 
-from minitrain.comm import heartbeat as place
+from minitrain.comm import heartbeat
 from minitrain.comm.heartbeat import STARTUP_S, Place, Seen
 from minitrain.core.errors import RankError
 from minitrain.harness import stack_dump as stack
-from minitrain.harness.failures import name_of
-from minitrain.harness.processes import end, end_group, state_of
+from minitrain.harness.failures import (
+    GAVE_UP,
+    Report,
+    began_it,
+    failures_of,
+    name_of,
+    read_report,
+    root_cause,
+)
+from minitrain.harness.processes import State, end, state_of
 
 POLL_S = 0.1
 # a longer pause between two looks was one of this process, too: Ctrl-Z, a laptop's lid
 PAUSE_S = 1.0
-# a rank that is asked just when it gives up has left a farewell by then
-FAREWELL_S = 0.3
+# a rank that is asked just when it gives up has left its report by then
+REPORT_S = 0.5
 # limit for a rank that is stopped before it has set its own
 STOPPED_S = 30.0
 # where a rank may be as long as it likes: what runs there need not mark steps
@@ -34,72 +43,49 @@ UNWATCHED = "start"
 # from the end of a rank that had more to do to that of the others; torchrun waits for
 # them ten times as long, and for ever where the exit code is 0
 BURIED_S = 3.0
-# for what is asked of another host to be answered yet, when nobody needs the answer
+# for an answer of another host, which may never come
 ASKED_S = 0.5
 
 
-@dataclass
 class _Rank:
-    """What the watch knows of one rank; times in seconds that it was watched."""
-
-    number: int
-    pid: int
-    place: Place | None = None
-    last: Seen | None = None
-    unchanged_s: float = 0.0
-    stopped_s: float = 0.0
-    gone_s: float = 0.0
+    # times in seconds that it was watched
+    def __init__(self, number: int, pid: int) -> None:
+        self.number, self.pid = number, pid
+        self.place: Place | None = None
+        self.last: Seen | None = None
+        self.report: Report | None = None
+        self.unchanged_s = self.stopped_s = self.gone_s = 0.0
 
     def look(self, folder: Path, passed_s: float) -> None:
-        if self.place is None:
-            self.place = place.find_place(place.file_of(folder, self.number))
+        file = heartbeat.file_of(folder, self.number)
+        self.place = self.place or heartbeat.find_place(file)
         seen = None if self.place is None else self.place.look()
         same = seen and self.last and seen[:3] == self.last[:3]
+        self.last, state = seen, state_of(self.pid)
+        self.report = self.report or read_report(folder, self.number)
         self.unchanged_s = self.unchanged_s + passed_s if same else 0.0
-        self.last = seen
-        stopped = state_of(self.pid) == "T"
-        self.stopped_s = self.stopped_s + passed_s if stopped else 0.0
-        self.gone_s = self.gone_s + passed_s if self.has_ended else 0.0
-
-    @property
-    def limit_s(self) -> float:
-        set_s = (self.last.limit_s if self.last else 0) or STOPPED_S
-        starts = self.last is not None and self.last.phase == "setup"
-        # a stopped rank is not a slow one
-        return max(set_s, STARTUP_S) if starts and not self.stopped_s else set_s
-
-    @property
-    def waited_s(self) -> float:
-        watched = self.last is not None and self.last.phase != UNWATCHED
-        unchanged_s = self.unchanged_s if watched else 0.0
-        return self.stopped_s or unchanged_s
-
-    @property
-    def can_answer(self) -> bool:
+        self.stopped_s = self.stopped_s + passed_s if state is State.STOPPED else 0.0
+        self.gone_s = self.gone_s + passed_s if state is State.ENDED else 0.0
+        self.is_gone = state is State.ENDED
+        phase = "" if seen is None else seen.phase
+        self.is_at_work = not (self.is_gone and phase in heartbeat.AFTER)
         # at its very end Python takes the answer back, and the question would kill
-        at_work = self.last is not None and self.last.phase != "end"
-        return at_work and not self.leaving and state_of(self.pid) not in "TZX"
-
-    @property
-    def has_ended(self) -> bool:
-        return state_of(self.pid) in ("Z", "X", "")
-
-    @property
-    def is_done(self) -> bool:
-        return self.last is not None and self.last.phase in place.AFTER
-
-    @property
-    def leaving(self) -> str:
-        return self.last.leaving if self.last else ""
-
-    @property
-    def gave_up(self) -> bool:
-        return self.leaving == "gave up"
+        at_work = self.report is None and phase not in ("", "end")
+        self.can_answer = at_work and state is State.RUNS
+        self.leaving = "" if self.report is None else self.report.leaving
+        self.limit_s = (seen.limit_s if seen else 0) or STOPPED_S
+        if phase == "setup" and not self.stopped_s:
+            # a stopped rank is not a slow one
+            self.limit_s = max(self.limit_s, STARTUP_S)
+        watched_s = 0.0 if phase in ("", UNWATCHED) else self.unchanged_s
+        self.is_late = (self.stopped_s or watched_s) >= self.limit_s
 
 
 class Watch:
-    """Watches the ranks that meet in ``folder``; ``pids`` tells their processes, and
-    ``elsewhere`` whether those of another host have ended.
+    """Watches the ranks of the run in ``folder``, ``timeout_s`` seconds at most.
+
+    ``pids`` returns their processes so far, by rank; ``elsewhere`` whether the ranks of
+    another host have ended.
     """
 
     def __init__(
@@ -107,52 +93,51 @@ class Watch:
         folder: Path,
         pids: Callable[[], Mapping[int, int]],
         elsewhere: Callable[[], bool] | None = None,
+        timeout_s: float = math.inf,
     ) -> None:
-        self._folder = folder
-        self._elsewhere = elsewhere
-        self._ended_there = threading.Event()
-        self._pids = pids
+        self._folder, self._pids, self._elsewhere = folder, pids, elsewhere
         self._ranks: dict[int, _Rank] = {}
-        self._looked_s = time.monotonic()
+        self._ended_there = threading.Event()
+        self._timeout_s = timeout_s
+        self._began_s = self._looked_s = time.monotonic()
         self.verdict: RankError | None = None
-        # the ranks that ended with more to do, before anybody could end them for it
+        # the ranks that ended with more to do, before any could be ended for it
         self.first: set[int] = set()
         # ranks were ended because those of another host had: all but the first, if any
         self.followed = False
 
     def look(self) -> RankError | None:
-        """Who hangs, as soon as somebody does, and nobody has ended."""
+        """The rank that hangs, as soon as one does, and none has ended."""
         now = time.monotonic()
         passed_s = now - self._looked_s
         self._looked_s = now
         for number, pid in self._pids().items():
             self._ranks.setdefault(number, _Rank(number, pid))
-        # those, too, that have answered: they are on their way out
         for rank in self._ranks.values():
             rank.look(self._folder, 0.0 if passed_s > PAUSE_S else passed_s)
         ranks = self._at_work()
-        if gone := [rank for rank in ranks if rank.has_ended]:
-            # its end is the cause, and is reported by whoever waits for it
-            self.first = self.first or {rank.number for rank in gone}
+        if gone := {rank.number for rank in ranks if rank.is_gone}:
+            # its end is the cause
+            self.first = self.first or gone
             return None
-        late = [r for r in ranks if r.waited_s >= r.limit_s]
-        alone = len(ranks) == 1 and ranks[0].gave_up
-        # what a rank says that waited for one that left is all there is to say
-        if late or (any(rank.gave_up for rank in ranks) and not alone):
-            limit = max(r.limit_s for r in late or ranks if late or r.gave_up)
-            self.verdict = self.blame(limit)
+        late = [rank for rank in ranks if rank.is_late]
+        gave_up = [rank for rank in ranks if rank.leaving == GAVE_UP]
+        # the report of the only rank that is left is all there is to say
+        if late or (gave_up and len(ranks) > 1):
+            self.verdict = self._blame(max(r.limit_s for r in late or gave_up))
+        elif ranks and now - self._began_s > self._timeout_s:
+            self.verdict = self._blame(self._timeout_s)
         return self.verdict
 
-    def _is_over(self) -> bool:
-        """Whether a rank ended with more to do, and the others had time to say why."""
-        return any(rank.gone_s >= BURIED_S for rank in self._at_work())
+    def _at_work(self) -> list[_Rank]:
+        return [rank for rank in self._ranks.values() if rank.is_at_work]
 
     def _until_one_ends(self) -> None:
-        """Wait until a rank ends that had not ended before, :data:`POLL_S` at most."""
+        # at once: torchrun ends the others a moment later
         fds = []
         for rank in self._ranks.values():
             with suppress(OSError):
-                fds += [] if rank.has_ended else [os.pidfd_open(rank.pid)]
+                fds += [] if rank.is_gone else [os.pidfd_open(rank.pid)]
         try:
             # of no process at all it would not wait
             wait(fds, POLL_S) if fds else time.sleep(POLL_S)
@@ -160,24 +145,16 @@ class Watch:
             for fd in fds:
                 os.close(fd)
 
-    def _at_work(self) -> list[_Rank]:
-        ranks = self._ranks.values()
-        return [r for r in ranks if not (r.has_ended and r.is_done)]
-
-    def blame(self, waited_s: float) -> RankError:
-        """The rank that did not come while others waited ``waited_s`` seconds."""
-        for rank in self._ranks.values():
-            rank.look(self._folder, 0.0)
+    def _blame(self, waited_s: float) -> RankError:
         ranks = self._at_work()
-        asked = [r for r in ranks if r.can_answer]
-        stacks = stack.ask(
-            {r.pid: stack.file_of(self._folder, r.number) for r in asked}
-        )
-        time.sleep(FAREWELL_S)
+        asked = [rank for rank in ranks if rank.can_answer]
+        files = {r.pid: stack.file_of(self._folder, r.number) for r in asked}
+        stacks = stack.ask(files)
+        time.sleep(REPORT_S)
         for rank in ranks:
             rank.look(self._folder, 0.0)
-            if rank.leaving:
-                stacks[rank.pid] = stack.farewell(self._folder, rank.number)
+            if rank.report is not None:
+                stacks[rank.pid] = stack.of_traceback(rank.report.traceback)
         guilty = _guilty(ranks, stacks)
         error = RankError(_sentence(guilty, ranks, stacks, waited_s))
         first = guilty[0]
@@ -188,63 +165,75 @@ class Watch:
 
     @contextmanager
     def in_background(self) -> Iterator[None]:
-        """Look from a thread while the body runs, at once when a rank ends; who hangs
-        is ended with all others, and :attr:`verdict` says who it was. Where one ended
-        with more to do, here or elsewhere, so do the others soon.
+        """Look from a thread while the body runs, at once when a rank ends. All ranks
+        are ended where one hangs (:attr:`verdict`), soon after one ended with more to
+        do, and when those of another host have ended.
         """
         over = threading.Event()
-
-        def watch() -> None:
-            while not over.is_set():
-                self._until_one_ends()
-                over_here = self.look() is not None or self._is_over()
-                self.followed = not over_here and self._ended_there.is_set()
-                if over_here or self.followed:
-                    for rank in self._ranks.values():
-                        # of one that has ended the number may be another's by now
-                        (end_group if rank.has_ended else end)(rank.pid)
-                    return
-
-        thread = threading.Thread(target=watch, name="watch", daemon=True)
-        thread.start()
-        asks = None
-        if ask := self._elsewhere:
-            # another host may take long to answer, and this one is watched meanwhile
-            asks = threading.Thread(
-                target=self._ask, args=(ask, over), name="ask other hosts", daemon=True
-            )
-            asks.start()
+        watch, ask = (
+            threading.Thread(target=job, args=(over,), name=job.__name__, daemon=True)
+            for job in (self._watch, self._ask)
+        )
+        watch.start()
+        ask.start()
         try:
             yield
         finally:
             over.set()
-            thread.join()
-            if asks is not None:
-                # not for the answer, which may never come
-                asks.join(ASKED_S)
+            watch.join()
+            ask.join(ASKED_S)
 
-    def _ask(self, elsewhere: Callable[[], bool], over: threading.Event) -> None:
-        """Note that the ranks of another host have ended, once they have."""
-        while not over.wait(POLL_S):
-            # who cannot tell may be able to later; the ranks here are watched anyhow
+    def _watch(self, over: threading.Event) -> None:
+        while not over.is_set():
+            self._until_one_ends()
+            over_here = self.look() is not None
+            over_here |= any(rank.gone_s >= BURIED_S for rank in self._at_work())
+            self.followed = not over_here and self._ended_there.is_set()
+            if over_here or self.followed:
+                for rank in self._ranks.values():
+                    end(rank.pid)
+                return
+
+    def _ask(self, over: threading.Event) -> None:
+        # another host may take long to answer, and this one is watched meanwhile
+        while self._elsewhere is not None and not over.wait(POLL_S):
+            # one that cannot answer now may be able to later
             with suppress(Exception):
-                if elsewhere():
-                    self._ended_there.set()
-                    return
+                if self._elsewhere():
+                    return self._ended_there.set()
+
+    def cause(self, codes: Mapping[int, int]) -> Exception | None:
+        """The failure to report of ranks that all have ended, those that failed with
+        these exit ``codes``; None where all had finished.
+        """
+        if self.verdict is not None:
+            return self.verdict
+        failures = failures_of(self._folder, self._pids(), codes)
+        cause = root_cause(failures, self.first)
+        own = any(began_it(failure, self.first) for failure in failures)
+        if self.followed and not own and isinstance(cause, RankError):
+            # they were killed here for what was told there
+            cause.of_another = True
+        return cause
 
 
 def _signs(stacks: Mapping[int, stack.Stack]) -> list[Callable[[_Rank], bool]]:
-    """That others wait for a rank and it for nobody, the surest first."""
+    # that others wait for a rank and it for none, the surest first
     return [
         lambda rank: rank.stopped_s > 0,
         lambda rank: rank.place is None,
         lambda rank: rank.pid not in stacks,
-        lambda rank: not (rank.leaving or stacks.get(rank.pid, stack.Stack()).waits),
+        lambda rank: (
+            not (
+                (rank.report is not None and rank.report.leaving)
+                or stacks.get(rank.pid, stack.Stack()).waits
+            )
+        ),
     ]
 
 
 def _guilty(ranks: list[_Rank], stacks: Mapping[int, stack.Stack]) -> list[_Rank]:
-    """Those that the others wait for: by the surest sign that there is."""
+    # those that the others wait for: by the surest sign that there is
     for sign in _signs(stacks):
         found = [rank for rank in ranks if sign(rank)]
         # what holds for all of several tells nothing
@@ -259,30 +248,27 @@ def _sentence(
     stacks: Mapping[int, stack.Stack],
     waited_s: float,
 ) -> str:
+    def where(rank: _Rank) -> str:
+        at = "before it began" if rank.last is None else str(rank.last)
+        return ", ".join(filter(None, [at, str(stacks.get(rank.pid, ""))]))
+
     first, *more = guilty
     silent = f"no answer within {waited_s:g} s"
     if len(guilty) == len(ranks) > 1:
-        # the calls of some do not fit those of others; nobody knows whose are wrong
+        # the calls of some do not fit those of others; which are wrong is unknown
         together: dict[str, list[_Rank]] = {}
         for rank in ranks:
-            together.setdefault(_where(rank, stacks), []).append(rank)
+            together.setdefault(where(rank), []).append(rank)
         few_first = sorted(together.items(), key=lambda item: len(item[1]))
-        each = [f"{_ranks(who)} {at}".rstrip() for at, who in few_first]
+        each = [f"{_names(some)} {at}".rstrip() for at, some in few_first]
         return f"{silent} from any rank: {'; '.join(each)}"
     how = "stopped (as by SIGSTOP)" if first.stopped_s else "hangs"
     line = f"{name_of(first.number, first.pid)}: {silent}, {how}"
-    if at := _where(first, stacks):
+    if at := where(first):
         line += f" {at}"
-    if more:
-        line += f"; {_ranks(more)} too"
-    return line
+    return f"{line}; {_names(more)} too" if more else line
 
 
-def _ranks(several: list[_Rank]) -> str:
+def _names(several: list[_Rank]) -> str:
     numbers = ", ".join(str(rank.number) for rank in several)
     return f"rank{'s' if len(several) > 1 else ''} {numbers}"
-
-
-def _where(rank: _Rank, stacks: Mapping[int, stack.Stack]) -> str:
-    at = "before it began" if rank.last is None else str(rank.last)
-    return ", ".join(filter(None, [at, str(stacks.get(rank.pid, ""))]))

@@ -1,88 +1,168 @@
 """Hosts come together before anything is started on them, and tell each other why a
 run failed.
+
+They meet in a store that the first serves on one address, that of ``--rdzv-endpoint``:
+torch's own server listens on every interface unless it is handed a socket. It
+authenticates no client.
 """
 
 import json
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from datetime import timedelta
-from typing import NamedTuple
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
 from minitrain.comm.interfaces import family_of
 from minitrain.comm.store import store_at
-from minitrain.comm.torch_private import PrefixStore, Store, open_exit_barrier
-from minitrain.core.errors import UserError, describe_os_error
-from minitrain.harness.host_failures import as_plain, from_plain, order, with_silent
-from minitrain.harness.host_reports import Told, hear, read
-from minitrain.harness.host_store import POLL_S, find, no_run, serve
+from minitrain.comm.torch_private import Store, TCPStore
+from minitrain.core.errors import RankError, UserError, describe_os_error
+from minitrain.core.printable import note
 from minitrain.harness.hosts import Hosts
-from minitrain.harness.rendezvous import Agents
 
-GAVE_UP, SAME = "gave up", "same"
+POLL_S = 0.1
 # to the address of a host that is there
 REACH_S = 5.0
 # for other hosts to say why their ranks ended: a rank that is told to end has 3
 TOLD_S = 10.0
 # the first host keeps the store until the others have left
 LEAVE_S = 5.0
+# a longer wait is announced
+SAY_S = 5.0
+GAVE_UP = "gave up"
 
 
 class Known(NamedTuple):
-    """What the hosts know of each other; ``port`` is open until all have tried it."""
+    """A host as the others know it; ``port`` is open until all have tried it, and
+    ``sizes`` are the options that must be the same on all.
+    """
 
     number: int
     name: str
     address: str
     port: int
+    sizes: dict[str, int]
 
     def __str__(self) -> str:
         return f"host {self.number} ({self.name}, {self.address})"
 
 
 class Gathering:
-    """The hosts of a run, all of them there and able to reach each other."""
+    """The hosts of a run, all of them there and able to reach each other; this one is
+    the first of ``everyone``.
+    """
 
     def __init__(
         self, hosts: Hosts, store: Store, timeout_s: float, world_size: int
     ) -> None:
         self.hosts, self.store, self.timeout_s = hosts, store, timeout_s
         # what is typed on each host
-        self._same = {"--nnodes": hosts.count, "--world-size": world_size}
+        self._sizes = {"--nnodes": hosts.count, "--world-size": world_size}
         self.everyone: list[Known] = []
-        self.number: int | None = None
-        self.attempt = 0
+        # all hosts ask each other the same questions, one after the other
+        self._question = 0
+        # by host: the error that ended its part of it, {} where all is well
+        self._told: dict[int, dict[str, Any]] = {}
         self._ear = store
-        # what was heard, whatever becomes of the store
-        self._told: Told = {}
         self._lost_first = False
 
     @property
-    def _others(self) -> list[Known]:
-        return self.everyone[1:]
+    def number(self) -> int:
+        """The number of this host."""
+        return self.everyone[0].number
 
-    @property
-    def _reach_s(self) -> float:
-        # before the others give up waiting for what came of it
-        return min(REACH_S, self.timeout_s / 2)
+    def meet(self) -> None:
+        """Wait for all hosts, and see that each can reach the others."""
+        # of its own: a question that waits for long keeps no other from being asked
+        limit = timedelta(seconds=self.timeout_s)
+        self._ear = store_at(self.hosts.address, self.hosts.port, limit)
+        host = self.hosts.interface.address
+        # gloo's own address, which may be of another family than the endpoint
+        with socket.create_server((host, 0), family=family_of(host)) as door:
+            here = self._own_number(), socket.gethostname(), host
+            mine = Known(*here, int(door.getsockname()[1]), self._sizes)
+            self.store.set(f"host {mine.number}", json.dumps(mine))
+            self.everyone = [mine]
+            self._wait_for_others()
+            self.everywhere(self._require_reach)
 
-    def begin_attempt(self) -> Agents:
-        """What the torchruns of the next attempt share, on all hosts.
+    def _own_number(self) -> int:
+        # as it was told, 0 for the first, or as they come
+        hosts, number = self.hosts, self.hosts.number
+        if number is None:
+            number = 0 if hosts.is_first else self.store.add("came", 1)
+        if number >= hosts.count or self.store.add(f"sits {number}", 1) > 1:
+            raise UserError(
+                f"{hosts.endpoint}: all {hosts.count} hosts of the run are there, and "
+                "this is one more"
+            )
+        return number
 
-        Raises UserError where a host has left.
+    def _wait_for_others(self) -> None:
+        missing = [n for n in range(self.hosts.count) if n != self.number]
+        deadline = time.monotonic() + self.timeout_s
+        while missing:
+            for number in [n for n in missing if self._has(f"host {n}")]:
+                found = Known(*json.loads(self.store.get(f"host {number}")))
+                self._require_same_sizes(found)
+                self.everyone.append(found)
+                missing.remove(number)
+            # by the host that has waited longest
+            if self._has(GAVE_UP):
+                raise UserError(self.store.get(GAVE_UP).decode())
+            if missing and time.monotonic() > deadline:
+                came = ", ".join(map(str, sorted(self.everyone)))
+                waited = f"waited {self.timeout_s:g} s for {self.hosts.count} hosts"
+                line = f"{self.hosts.endpoint}: {waited}: only {came} came"
+                self.store.set(GAVE_UP, line)
+            elif missing:
+                time.sleep(POLL_S)
+        self.everyone[1:] = sorted(self.everyone[1:])
+
+    def _require_same_sizes(self, other: Known) -> None:
+        first, second = sorted([self.everyone[0], other])
+        for option, value in second.sizes.items():
+            if value != first.sizes[option]:
+                raise UserError(
+                    f"{option} = {value} on {second}, but {first.sizes[option]} on "
+                    f"{first}"
+                )
+
+    def _require_reach(self) -> None:
+        for other in self.everyone[1:]:
+            try:
+                there = other.address, other.port
+                # before the others give up waiting for the answer
+                limit_s = min(REACH_S, self.timeout_s / 2)
+                socket.create_connection(there, limit_s).close()
+            except OSError as error:
+                raise UserError(
+                    f"network: {self.everyone[0]} does not reach {other} by its "
+                    f"interface {self.hosts.interface.name}: "
+                    f"{error.strerror or error}; --interface names another, and a "
+                    "firewall must let the hosts through to each other"
+                ) from None
+
+    def _has(self, key: str) -> bool:
+        try:
+            return bool(self.store.check([key]))
+        except dist.DistError:
+            raise UserError(f"{self.hosts.endpoint}: the first host has gone") from None
+
+    def begin_attempt(self) -> str:
+        """Name the next attempt to run, the same on all hosts.
+
+        Raises UserError if a host has left.
         """
-        for other in self._others:
-            if self._has(_left(other.number)):
+        for other in self.everyone[1:]:
+            if self._has(f"left {other.number}"):
                 raise UserError(f"{other} has left the run")
-        self.attempt += 1
-        name = f"attempt-{self.attempt}"
-        store = PrefixStore(f"torchrun {name}", self.store)
-        # how ranks ended is agreed on here, and whoever failed late is heard of
-        open_exit_barrier(store)
-        return Agents(store, self.everyone[0].number, self.hosts.count, name)
+        return f"attempt-{self._question}"
 
     def everywhere(self, action: Callable[[], None]) -> None:
         """Call ``action`` on all hosts; a UserError of one is raised on all of them."""
@@ -93,174 +173,98 @@ class Gathering:
             mistake = error
         except OSError as error:
             mistake = UserError(describe_os_error(error))
-        limit_s = self.timeout_s
-        if cause := self._exchange("preflight", mistake, limit_s, limit_s):
+        if cause := self._exchange(mistake, self.timeout_s, self.timeout_s):
             raise cause
 
     def agree_on(self, error: Exception | None) -> Exception | None:
-        """Of what made each host's ranks end, the cause: ``error`` is what did here, or
-        None where they ended well, as it is where they did so everywhere.
+        """Return the cause of what made each host's ranks end: ``error`` did here, or
+        None if they ended well, as it is if they did so everywhere.
 
         Every host that answers gets the same; one that does not is named.
         """
         # ranks that go on elsewhere may write, then end: there, too, each has a limit
         going_on_s = 0 if error else 2 * self.timeout_s
-        what = f"attempt {self.attempt}"
-        return self._exchange(what, error, going_on_s + TOLD_S, TOLD_S)
+        return self._exchange(error, going_on_s + TOLD_S, TOLD_S)
 
     def ended_elsewhere(self) -> bool:
-        """Whether another host has told what ended its ranks in this attempt, or the
-        first is lost.
+        """Return true once another host has told what ended its ranks in this attempt,
+        or the first is lost.
         """
-        keys = [f"attempt {self.attempt} {other.number}" for other in self._others]
         try:
-            return read(self._ear, keys, self._told)
+            return self._read(self._ear)
         except dist.DistError:
             self._lost_first = True
             return True
 
+    def _read(self, store: Store) -> bool:
+        told, question = self._told, self._question
+        for other in self.everyone[1:]:
+            key = f"{question} {other.number}"
+            if other.number not in told and store.check([key]):
+                told[other.number] = json.loads(store.get(key))
+        return any(told.values())
+
     def _exchange(
-        self, what: str, error: Exception | None, within_s: float, after_error_s: float
+        self, error: Exception | None, within_s: float, after_error_s: float
     ) -> Exception | None:
-        """Tell the others of ``error``, or that there is none -> the first cause."""
-        mine = self.everyone[0]
+        # tell the others of an error, or that there is none -> the first cause
+        key = f"{self._question} {self.number}"
         with suppress(dist.DistError):
-            self.store.set(f"{what} {mine.number}", json.dumps(as_plain(error)))
-        names = {f"{what} {other.number}": str(other) for other in self._others}
-        # whoever else asks may find the first lost after all was heard here
+            self.store.set(key, json.dumps(_as_plain(error)))
+        # the watch, which asks too, may find the first lost after all was heard here
         lost = self._lost_first
         try:
-            # an answer that comes late would be taken for that to the next question
             if not lost:
-                hear(self.store, names, self._told, within_s, after_error_s)
+                self._hear(within_s, after_error_s)
         except dist.DistError:
             lost = self._lost_first = True
-        found, silent = {mine.number: error}, []
-        for other, key in zip(self._others, names, strict=True):
-            if key not in self._told:
+        told, self._told = self._told, {}
+        self._question += 1
+        found, silent = {self.number: error}, []
+        for other in self.everyone[1:]:
+            if other.number not in told:
                 silent.append(str(other))
                 continue
-            told = from_plain(self._told[key])
-            if isinstance(told, UserError) and str(told) != str(error):
-                told = UserError(f"{other}: {told}")
-            found[other.number] = told
-        causes = [(order(one), number) for number, one in found.items() if one]
-        cause = found[min(causes)[1]] if causes else None
+            one = _from_plain(told[other.number])
+            if isinstance(one, UserError) and str(one) != str(error):
+                one = UserError(f"{other}: {one}")
+            found[other.number] = one
+        causes = [(_order(one), number) for number, one in found.items() if one]
+        order, number = min(causes, default=(2, self.number))
+        cause = found[number]
+        if not silent or order < 2:
+            return cause
         # with the first went what the others would have told
-        return with_silent(cause, silent[:1] if lost else silent)
+        names = ", ".join(silent[:1] if lost else silent)
+        return UserError(f"no word from {names}{f'; {cause}' if cause else ''}")
 
-    def _has(self, key: str) -> bool:
-        try:
-            return bool(self.store.check([key]))
-        except dist.DistError:
-            raise UserError(f"{self.hosts.endpoint}: the first host has gone") from None
-
-    def meet(self) -> None:
-        """Wait for all hosts, and see that each can reach the others."""
-        limit = timedelta(seconds=self.timeout_s)
-        # of its own: who asks in vain for long keeps nobody else from asking
-        self._ear = store_at(self.hosts.address, self.hosts.port, limit)
-        host = self.hosts.interface.address
-        # gloo's own address, which may be of another family than the endpoint
-        with socket.create_server((host, 0), family=family_of(host)) as door:
-            port = int(door.getsockname()[1])
-            number = self._own_number()
-            mine = Known(number, socket.gethostname(), host, port)
-            self._compare(mine)
-            self._sit(number)
-            self.store.set(_seat_of(number), json.dumps(mine))
-            self.number = number
-            self.everyone = [mine, *self._wait_for_others(number)]
-            told = sorted(_reached(one.number) for one in self.everyone)
-            self.store.set(_reached(number), self._cannot_reach())
-            self.store.wait(told, limit)
-        lines = [self.store.get(key).decode() for key in told]
-        if failed := list(filter(None, lines)):
-            raise UserError(failed[0])
-
-    def _own_number(self) -> int:
-        """The number of this host: as it was told, 0 for the first, or as they come."""
-        number = self.hosts.number
-        if number is None:
-            number = 0 if self.hosts.is_first else self.store.add("came", 1)
-        return number
-
-    def _compare(self, mine: Known) -> None:
-        """Raise UserError, here and on the hosts that wait, where the first host was
-        told another size of the run.
-        """
-        if self.hosts.is_first:
-            self.store.set(SAME, json.dumps([str(mine), self._same]))
-            return
-        try:
-            first, there = json.loads(self.store.get(SAME))
-        except dist.DistError:
-            # a store, as of another torchrun
-            raise no_run(self.hosts) from None
-        for option, value in self._same.items():
-            if value != there[option]:
-                line = f"{option} = {value} on {mine}, but {there[option]} on {first}"
-                self.store.set(GAVE_UP, line)
-                raise UserError(line)
-
-    def _sit(self, number: int) -> None:
-        hosts = self.hosts
-        if number >= hosts.count or self.store.add(f"sits {number}", 1) > 1:
-            raise UserError(
-                f"{hosts.endpoint}: all {hosts.count} hosts of the run are there, and "
-                "this is one more"
-            )
-
-    def _wait_for_others(self, own: int) -> list[Known]:
-        missing = [n for n in range(self.hosts.count) if n != own]
-        others: list[Known] = []
-        deadline = time.monotonic() + self.timeout_s
-        while missing:
-            others += [self._known(n) for n in missing if self._has(_seat_of(n))]
-            missing = [n for n in missing if n not in {one.number for one in others}]
-            # by whoever has waited longest
-            if self._has(GAVE_UP):
-                raise UserError(self.store.get(GAVE_UP).decode())
-            if missing and time.monotonic() > deadline:
-                self.store.set(GAVE_UP, self._gave_up([*others, self._known(own)]))
-            elif missing:
-                time.sleep(POLL_S)
-        return sorted(others)
-
-    def _gave_up(self, came: list[Known]) -> str:
-        names = ", ".join(map(str, sorted(came)))
-        waited = f"waited {self.timeout_s:g} s for {self.hosts.count} hosts"
-        return f"{self.hosts.endpoint}: {waited}: only {names} came"
-
-    def _known(self, number: int) -> Known:
-        return Known(*json.loads(self.store.get(_seat_of(number))))
-
-    def _cannot_reach(self) -> str:
-        """Which host this one does not reach, in a line; empty where it reaches all."""
-        mine, *others = self.everyone
-        for other in others:
-            try:
-                there = other.address, other.port
-                socket.create_connection(there, self._reach_s).close()
-            except OSError as error:
-                interface = self.hosts.interface.name
-                return (
-                    f"network: {mine} does not reach {other} by its interface "
-                    f"{interface}: {error.strerror or error}; --interface names "
-                    "another, and a firewall must let the hosts through to each other"
-                )
-        return ""
+    def _hear(self, within_s: float, after_error_s: float) -> None:
+        # no longer than after_error_s after the first that tells an error, since the
+        # others will end of it
+        began = time.monotonic()
+        deadline, said = began + within_s, False
+        while True:
+            if self._read(self.store):
+                deadline = min(deadline, time.monotonic() + after_error_s)
+            others = self.everyone[1:]
+            missing = [str(one) for one in others if one.number not in self._told]
+            now = time.monotonic()
+            if not missing or now > deadline:
+                return
+            if not said and now - began > SAY_S:
+                said = True
+                left_s = f"{deadline - now:.0f} s at most"
+                note(f"waiting for {', '.join(missing)}, {left_s}")
+            time.sleep(POLL_S)
 
     def leave(self) -> None:
         """Say so, and as the first host wait for the others to have left."""
-        if self.number is None:
+        if not self.everyone:
             return
-        numbers = [n for n in range(self.hosts.count) if n != self.number]
-        with suppress(dist.DistError, UserError):
-            self.store.set(_left(self.number), "")
+        with suppress(dist.DistError):
+            self.store.set(f"left {self.number}", "")
             if self.hosts.is_first:
-                came = [n for n in numbers if self._has(_seat_of(n))]
-                keys = [_left(number) for number in came]
+                keys = [f"left {other.number}" for other in self.everyone[1:]]
                 self.store.wait(keys, timedelta(seconds=LEAVE_S))
 
 
@@ -268,10 +272,10 @@ class Gathering:
 def gathered(hosts: Hosts, timeout_s: float, world_size: int) -> Iterator[Gathering]:
     """All ``hosts``, as soon as they are there; it waits ``timeout_s`` at most.
 
-    Raises UserError where a host does not come, was told that the run has other than
+    Raises UserError if a host does not come, was told that the run has other than
     ``world_size`` ranks, or does not reach another.
     """
-    store = serve(hosts, timeout_s) if hosts.is_first else find(hosts, timeout_s)
+    store = _serve(hosts, timeout_s) if hosts.is_first else find(hosts, timeout_s)
     gathering = Gathering(hosts, store, timeout_s, world_size)
     try:
         gathering.meet()
@@ -285,13 +289,93 @@ def gathered(hosts: Hosts, timeout_s: float, world_size: int) -> Iterator[Gather
         gathering.leave()
 
 
-def _seat_of(number: int) -> str:
-    return f"host {number}"
+def _order(error: Exception) -> int:
+    # what lies lower explains what lies higher: a user's mistake, a rank that failed by
+    # itself, a rank that waited for one of another host
+    if isinstance(error, UserError):
+        return 0
+    return 2 if isinstance(error, RankError) and error.of_another else 1
 
 
-def _reached(number: int) -> str:
-    return f"reached {number:05}"
+def _as_plain(error: Exception | None) -> dict[str, Any]:
+    if error is None:
+        return {}
+    mistake = isinstance(error, UserError)
+    facts = {} if mistake else vars(error)
+    return {"mistake": mistake, "line": str(error), "facts": facts}
 
 
-def _left(number: int) -> str:
-    return f"left {number}"
+def _from_plain(told: dict[str, Any]) -> Exception | None:
+    if not told:
+        return None
+    error = (UserError if told["mistake"] else RankError)(told["line"])
+    vars(error).update(told["facts"])
+    return error
+
+
+def _serve(hosts: Hosts, timeout_s: float) -> Store:
+    place = hosts.address, hosts.port
+    try:
+        door = socket.create_server(place, family=family_of(hosts.address), backlog=128)
+    except OSError as error:
+        raise UserError(
+            f"--rdzv-endpoint: {hosts.endpoint}: {error.strerror}; where several hosts "
+            "of a run share an address, --node-rank tells them apart"
+        ) from None
+    note(f"waiting at {hosts.endpoint} for {hosts.count - 1} more")
+    return TCPStore(
+        *place,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=timeout_s),
+        # the store closes it
+        master_listen_fd=door.detach(),
+    )
+
+
+def find(hosts: Hosts, timeout_s: float) -> Store:
+    """The store of the first host, as soon as it is there.
+
+    Raises UserError if nothing answers within ``timeout_s``, or another program.
+    """
+    note(f"waiting for the first host, at {hosts.endpoint}")
+    deadline = time.monotonic() + timeout_s
+    _until_open(hosts, deadline, timeout_s)
+    found: SimpleQueue[Store | None] = SimpleQueue()
+
+    def connect() -> None:
+        try:
+            limit = timedelta(seconds=timeout_s)
+            found.put(store_at(hosts.address, hosts.port, limit))
+        except dist.DistError:
+            found.put(None)
+
+    # torch waits without a limit for a server that accepts, and then sends nothing
+    threading.Thread(target=connect, daemon=True).start()
+    store = None
+    with suppress(Empty):
+        store = found.get(timeout=max(1.0, deadline - time.monotonic()))
+    if store is None:
+        raise UserError(
+            f"--rdzv-endpoint: {hosts.endpoint}: what answers there is no run of "
+            "minitrain, or one that has just ended"
+        )
+    return store
+
+
+def _until_open(hosts: Hosts, deadline: float, timeout_s: float) -> None:
+    # torch would print a warning each time that nothing listens yet
+    while True:
+        left_s = deadline - time.monotonic()
+        try:
+            place = hosts.address, hosts.port
+            with closing(socket.create_connection(place, max(0.1, left_s))):
+                return
+        except OSError as error:
+            if left_s < POLL_S:
+                raise UserError(
+                    f"--rdzv-endpoint: {hosts.endpoint}: no answer within "
+                    f"{timeout_s:g} s ({error.strerror or error}): the first host does "
+                    "not listen there, or a firewall is between"
+                ) from None
+        time.sleep(POLL_S)

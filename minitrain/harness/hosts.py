@@ -37,19 +37,17 @@ class Hosts:
 
     @property
     def is_first(self) -> bool:
-        """Whether this host has the address where all meet, and gets the results."""
+        """True if this host has the address where all meet, and gets the results."""
         return is_own(self.address) if self.number is None else self.number == 0
 
     @property
     def endpoint(self) -> str:
-        """As it is typed."""
+        """The endpoint as it is typed."""
         host = f"[{self.address}]" if ":" in self.address else self.address
         return f"{host}:{self.port}"
 
     def ranks_here(self, world_size: int) -> int:
-        """How many of ``world_size`` ranks a host has; UserError where they do not
-        come out even.
-        """
+        """Number of ranks of a host; UserError unless ``world_size`` comes out even."""
         if world_size % self.count:
             raise UserError(
                 f"--world-size = {world_size}: must be a multiple of --nnodes = "
@@ -59,7 +57,7 @@ class Hosts:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options that make this host one of several."""
+    """Add the options that make this host one of several."""
     several = parser.add_argument_group("several hosts (docs/several-hosts.md)")
     several.add_argument("--nnodes", type=int, metavar="N", help="how many hosts")
     several.add_argument(
@@ -81,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def hosts_of(arguments: argparse.Namespace) -> Hosts | None:
-    """What the options say; None for one host.
+    """Return the hosts that the options name; None for one host.
 
     Raises UserError for options that do not fit each other or this host.
     """
@@ -97,7 +95,7 @@ def hosts_of(arguments: argparse.Namespace) -> Hosts | None:
     if count < 1:
         raise UserError(f"--nnodes = {count}: must be at least 1")
     if count == 1:
-        # whoever counts hosts, as a batch script does, may count one
+        # a batch script that counts hosts may count one
         return None
     if endpoint is None:
         raise UserError("--rdzv-endpoint: is missing, an address of the first host")
@@ -105,21 +103,16 @@ def hosts_of(arguments: argparse.Namespace) -> Hosts | None:
         raise UserError(f"--node-rank = {number}: must be from 0 to {count - 1}")
     address, port = _where(endpoint)
     interface = interface_named(name) if name else interface_towards(address)
-    hosts = Hosts(count, address, port, interface, number)
-    if interface.is_loopback and not _is_loopback(address):
+    if interface.is_loopback and not Interface("", address).is_loopback:
         raise UserError(
             f"--interface = {interface.name!r}: no other host reaches it; must be one "
             f"that leads to {address}"
         )
-    if hosts.is_first and not is_own(address):
+    if number == 0 and not is_own(address):
         raise UserError(
             f"--rdzv-endpoint = {endpoint!r}: must be an address of host 0, this one"
         )
-    return hosts
-
-
-def _is_loopback(address: str) -> bool:
-    return Interface("", address).is_loopback
+    return Hosts(count, address, port, interface, number)
 
 
 def _where(endpoint: str) -> tuple[str, int]:

@@ -1,70 +1,50 @@
-"""The processes of ranks: which they are, how they are, and their end."""
+"""The processes of ranks, all children of this one: their state and their end."""
 
 import os
 import signal
 from contextlib import suppress
+from enum import Enum
 from pathlib import Path
+
+import psutil
 
 from minitrain.comm.store import STORE
 
 
-def proc_is_ours() -> bool:
-    """Whether /proc exists and has the process ids that this process sees: in a
-    container it may be missing, or belong to another namespace.
-    """
-    try:
-        return os.readlink("/proc/self") == str(os.getpid())
-    except OSError:
-        return False
+class State(Enum):
+    """State of a child process; one that ended may still be a zombie."""
+
+    RUNS, STOPPED, ENDED = range(3)
 
 
-def state_of(pid: int) -> str:
-    """Of a process: R, S, D, T (stopped), Z (ended) ...; empty where there is none. R
-    where there is no /proc that could answer.
-    """
-    if not proc_is_ours():
-        return "R"
+def state_of(pid: int) -> State:
+    """State of the child ``pid``, which is left to be waited for."""
+    how = os.WEXITED | os.WSTOPPED | os.WNOHANG | os.WNOWAIT
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
+        found = os.waitid(os.P_PID, pid, how)
+    except ChildProcessError:
+        return State.ENDED
+    if found is None:
+        return State.RUNS
+    return State.STOPPED if found.si_code == os.CLD_STOPPED else State.ENDED
 
 
 def end(pid: int) -> None:
-    """Kill a rank that is not yet buried, and what it started."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, signal.SIGKILL)
-    end_group(pid)
-
-
-def end_group(pid: int) -> None:
-    """Kill what is left of the process group that a rank led, also when it is gone."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
+    """Kill a rank and what is left of the process group that it leads."""
+    # the number of one that has ended may be another's by now
+    kills = [os.killpg] if state_of(pid) is State.ENDED else [os.kill, os.killpg]
+    for kill in kills:
+        with suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)
 
 
 def ranks_among_children(folder: Path) -> dict[int, int]:
-    """The processes of the ranks that this process started to meet in ``folder``."""
+    """Processes of the ranks of the run in ``folder``, by local rank."""
     found = {}
-    tasks = Path("/proc/self/task").glob("*/children") if proc_is_ours() else ()
-    for task in tasks:
-        for pid in _words(task):
-            variables = _variables(int(pid))
-            store = variables.get(STORE, "")
-            if Path(store).parent == folder and "RANK" in variables:
-                found[int(variables["RANK"])] = int(pid)
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):
+            variables = child.environ()
+            if Path(variables.get(STORE, "")).parent == folder:
+                found[int(variables.get("LOCAL_RANK", "-1"))] = child.pid
+    found.pop(-1, None)
     return found
-
-
-def _words(file: Path) -> list[str]:
-    with suppress(OSError):
-        return file.read_text().split()
-    return []
-
-
-def _variables(pid: int) -> dict[str, str]:
-    with suppress(OSError):
-        lines = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        pairs = [os.fsdecode(line).partition("=") for line in lines]
-        return {name: value for name, _, value in pairs}
-    return {}

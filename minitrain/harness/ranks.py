@@ -1,20 +1,32 @@
-"""A module that starts itself as ranks, here or on several hosts, and is each one."""
+"""A module that starts itself as ranks, here or on several hosts, and is each one.
+
+Ranks that were lost start again, from the newest checkpoint; mistakes do not. A code
+error looks like a lost rank at first. It comes back at the same step, and then it is
+raised.
+"""
 
 import importlib.util
 import math
 import os
+import re
 import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from minitrain.comm.store import RUN_ID, names_of_a_rank
-from minitrain.core.errors import UserError
+from minitrain.comm.store import HOSTS, RUN_ID, names_of_a_rank, our_store
+from minitrain.core.errors import RankError, UserError
+from minitrain.core.printable import note
 from minitrain.harness.host_rendezvous import Gathering, gathered
 from minitrain.harness.hosts import Hosts
-from minitrain.harness.launcher import launch
-from minitrain.harness.restarts import with_restarts
-from minitrain.harness.torchrun import torchrun, torchrun_rank
+from minitrain.harness.launcher import launch, torchrun
+from minitrain.harness.rank import as_rank
+
+# addresses, ports and process numbers: another each time
+CHANGING = re.compile(r"0x[0-9a-f]+|\d{4,}")
+# nothing that the code does: a rank that is killed twice at one step may be killed by
+# a scheduler or by the OOM killer
+FROM_OUTSIDE = ("killed by SIGKILL", "killed by SIGTERM", "stopped")
 
 
 def run_as_ranks(
@@ -34,25 +46,26 @@ def run_as_ranks(
     ``preflight``, then starts ``python -m module`` with the arguments of this process
     under torchrun, or, on a torch build without torchrun, ``body`` through
     :func:`launch`; all ranks again where one was lost, up to ``max_restarts`` times
-    (:mod:`minitrain.harness.restarts`). Where this host is one of several
-    ``hosts``, it waits ``timeout_s`` seconds for the others, and what is wrong on one
-    ends the run on all. Raises UserError for an environment that some other program
-    left behind.
+    (:func:`with_restarts`). If this host is one of several ``hosts``, it waits
+    ``timeout_s`` seconds for the others, and what is wrong on one ends the run on all.
+    Raises UserError for an environment that some other program left behind.
     """
     if RUN_ID in os.environ:
+        _count_all_hosts()
         _require_a_rank_of(world_size)
-        with torchrun_rank():
+        with as_rank():
             body("torchrun")
         return
     has_torchrun = importlib.util.find_spec("torch.distributed.run") is not None
-    threads: dict[str, Any] = {"threads_per_process": threads_per_process}
 
     def start(gathering: Gathering | None = None) -> None:
+        threads = threads_per_process
         if has_torchrun:
-            torchrun(module, sys.argv[1:], world_size, gathering=gathering, **threads)
-        else:
-            # ranks that hang are found; nobody knows how long training takes
-            launch(body, world_size, "launch", **threads, timeout_s=math.inf)
+            begin = partial(torchrun, module, sys.argv[1:], world_size)
+            return begin(gathering=gathering, threads_per_process=threads)
+        # ranks that hang are found; how long training takes is not known
+        limits: dict[str, Any] = {"timeout_s": math.inf, "threads_per_process": threads}
+        launch(body, world_size, "launch", **limits)
 
     if hosts is None:
         preflight()
@@ -66,6 +79,17 @@ def run_as_ranks(
         with_restarts(partial(start, gathering), max_restarts)
 
 
+def _count_all_hosts() -> None:
+    # torchrun, which knows of the ranks of this host alone, counts them from 0
+    if our_store() is None or HOSTS not in os.environ:
+        return
+    number, count = map(int, os.environ[HOSTS].split())
+    here = int(os.environ["LOCAL_WORLD_SIZE"])
+    rank = number * here + int(os.environ["LOCAL_RANK"])
+    os.environ |= {"RANK": f"{rank}", "WORLD_SIZE": f"{count * here}"}
+    os.environ |= {"GROUP_RANK": f"{number}", "GROUP_WORLD_SIZE": f"{count}"}
+
+
 def _require_a_rank_of(world_size: int) -> None:
     known = {"WORLD_SIZE": [str(world_size)], "RANK": [*map(str, range(world_size))]}
     for name in names_of_a_rank():
@@ -76,3 +100,24 @@ def _require_a_rank_of(world_size: int) -> None:
                 f"{world_size}; where torchrun did not start this process, unset "
                 f"{RUN_ID}"
             )
+
+
+def with_restarts(attempt: Callable[[], None], max_restarts: int) -> None:
+    """Call ``attempt``, and again when it loses a rank, up to ``max_restarts`` times.
+
+    Prints on stderr what happened before each. Raises the last RankError: that of one
+    too many, or of two in a row that are the same at the same step.
+    """
+    before: tuple[str, int | None] | None = None
+    for count in range(1, max_restarts + 2):
+        try:
+            return attempt()
+        except RankError as error:
+            what = error.what or str(error)
+            now = CHANGING.sub("", what), error.step
+            same = now == before and not what.startswith(FROM_OUTSIDE)
+            if same or count > max_restarts:
+                raise
+            before = now
+            line = " ".join(str(error).split())
+            note(f"{line}; starting again ({count} of {max_restarts})")

@@ -1,7 +1,7 @@
 """The folder in which the ranks of one host meet, gone with the process that made it.
 
-Its maker holds a lock on it, which the kernel lets go of however that process ends. So
-whoever comes next knows which folders nobody will remove any more.
+Its maker holds a lock on it, which the kernel releases however that process ends. So
+the next launcher knows which folders are abandoned.
 """
 
 import fcntl
@@ -26,17 +26,22 @@ def private_folder() -> Iterator[Path]:
     """A folder for what ranks of one host share, that only their user may enter.
 
     Removes those that killed processes of this user left on this host. Raises UserError
-    where the folder for temporary files is full.
+    if the folder for temporary files is full.
     """
     remove_abandoned()
-    while True:
+    lock = None
+    # none where another process came in between, and took it for abandoned
+    while lock is None:
         folder = Path(tempfile.mkdtemp(prefix=PREFIX))
         lock = _lock(folder, fcntl.LOCK_EX)
-        # else another process came in between, and took it for abandoned
-        if lock is not None:
-            break
     try:
-        _require_room(folder)
+        free = shutil.disk_usage(folder).free
+        if free < ROOM_BYTES:
+            raise UserError(
+                f"{folder.parent}: no space left on the disk: {free / 1e6:.1f} MB are "
+                f"free, and ranks that meet there need {ROOM_BYTES / 1e6:.1f}; TMPDIR "
+                "names another folder"
+            )
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -46,43 +51,30 @@ def private_folder() -> Iterator[Path]:
 def remove_abandoned() -> list[Path]:
     """Remove the folders of this user on this host whose makers are gone -> those."""
     removed = []
-    with suppress(OSError):
-        for folder in Path(tempfile.gettempdir()).iterdir():
-            # no name of another host: what comes behind its name has no hyphen
-            if not re.fullmatch(re.escape(PREFIX) + "[a-z0-9_]+", folder.name):
-                continue
-            lock = _lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if lock is not None:
-                shutil.rmtree(folder, ignore_errors=True)
-                os.close(lock)
-                removed.append(folder)
+    # no name of another host: what comes behind its name has no hyphen
+    ours = re.compile(re.escape(PREFIX) + "[a-z0-9_]+")
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        if not ours.fullmatch(folder.name):
+            continue
+        lock = _lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if lock is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
+            removed.append(folder)
     return removed
 
 
 def _lock(folder: Path, how: int) -> int | None:
-    """Lock ``folder`` -> the descriptor that holds the lock; None where it is another
-    user's, or no folder, or somebody else's who lives, or not there any more.
-    """
+    # -> the descriptor that holds the lock; None if the folder is another user's, or a
+    # link, or locked by a process that lives, or not there any more
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
         return None
-    try:
+    with suppress(OSError):
         if os.fstat(descriptor).st_uid == os.geteuid():
             fcntl.flock(descriptor, how)
             if os.path.samestat(os.fstat(descriptor), os.stat(folder)):
                 return descriptor
-    except OSError:
-        pass
     os.close(descriptor)
     return None
-
-
-def _require_room(folder: Path) -> None:
-    free = shutil.disk_usage(folder).free
-    if free < ROOM_BYTES:
-        raise UserError(
-            f"{folder.parent}: no space left on the disk: {free / 1e6:.1f} MB are "
-            f"free, and ranks that meet there need {ROOM_BYTES / 1e6:.1f}; TMPDIR "
-            "names another folder"
-        )

@@ -1,4 +1,4 @@
-"""Where in its source a rank stands: asked from outside, answered in C.
+"""Stack dumps of ranks: asked for from outside, answered in C.
 
 The answer needs neither the GIL nor the main loop, so a rank that waits in a collective
 answers too. Only one that is stopped, or never started, does not.
@@ -11,7 +11,6 @@ import signal
 import sys
 import sysconfig
 import time
-import traceback
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -50,7 +49,7 @@ class Frame(NamedTuple):
 
     @property
     def in_a_library(self) -> bool:
-        """Whether nobody who reads the message wrote this file."""
+        """True for a file that no reader of the message wrote."""
         return self.file.startswith(("<", *LIBRARIES))
 
 
@@ -59,7 +58,7 @@ class Stack(list[Frame]):
 
     @property
     def waits(self) -> bool:
-        """Whether another rank is waited for here."""
+        """True if another rank is waited for here."""
         inner = next((f for f in self if not PASSES_ON.search(f.file)), None)
         return inner is not None and WAITS.search(inner.file) is not None
 
@@ -70,19 +69,19 @@ class Stack(list[Frame]):
 
 
 def frames(text: str) -> Stack:
-    """The frames that ``text`` lists, in its order."""
+    """Return the frames that ``text`` lists, in its order."""
     found = FRAME.finditer(text)
     return Stack(Frame(m["file"], int(m["line"]), m["name"]) for m in found)
 
 
 def file_of(folder: Path, rank: int | str) -> Path:
-    """Where in the meeting ``folder`` the stack of ``rank`` will be."""
+    """File of the stack of ``rank``, in the run's ``folder``."""
     return folder / f"stack-{rank}"
 
 
 def answer_in(file: Path) -> None:
-    """From now on this process writes into ``file`` where it stands, when it is asked
-    or crashes (SIGSEGV, SIGABRT and their like).
+    """Have this process write its stack into ``file`` when it is asked or crashes
+    (SIGSEGV, SIGABRT and their like).
     """
     # no object that Python closes at its end: a crash may come later
     fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -91,12 +90,12 @@ def answer_in(file: Path) -> None:
 
 
 def ask(files: Mapping[int, Path]) -> dict[int, Stack]:
-    """By process: where it stands, of those that answer within :data:`ANSWER_S`.
+    """Return the stacks, by process, of those that answer within :data:`ANSWER_S`.
 
     ``files`` are what :func:`answer_in` was called with, by process: one in which that
     has not happened yet would be ended by the question.
     """
-    before = {pid: _size(file) for pid, file in files.items()}
+    before = {pid: len(read(file)) for pid, file in files.items()}
     for pid in files:
         with suppress(ProcessLookupError):
             os.kill(pid, ASK)
@@ -113,58 +112,30 @@ def ask(files: Mapping[int, Path]) -> dict[int, Stack]:
     return found
 
 
-def say_farewell(folder: Path, rank: int | str, error: BaseException) -> None:
-    """Leave in the meeting ``folder`` where ``rank`` was when ``error`` was raised. Not
-    in the file of its answers: it may be asked at this moment.
-    """
-    # without the lines' text, which takes long to look up
-    where = [
-        f'File "{frame.f_code.co_filename}", line {line}, in {frame.f_code.co_name}\n'
-        for frame, line in traceback.walk_tb(error.__traceback__)
-    ]
-    file = _farewell_of(folder, rank)
-    begun = file.with_suffix(".tmp")
-    begun.write_text("".join(where))
-    begun.rename(file)
-
-
-def farewell(folder: Path, rank: int | str) -> Stack:
-    """Where ``rank`` was that has left; empty where it did not say."""
-    return of_traceback(read(_farewell_of(folder, rank)))
-
-
-def _farewell_of(folder: Path, rank: int | str) -> Path:
-    return folder / f"farewell-{rank}"
-
-
-def _size(file: Path) -> int:
-    return len(read(file))
-
-
 def read(file: Path) -> str:
-    """What ``file`` holds; nothing where there is none."""
+    """Return the text of ``file``; nothing if there is none."""
     with suppress(FileNotFoundError):
         return file.read_text(errors="replace")
     return ""
 
 
 def of_main_thread(text: str) -> Stack:
-    """Of what a crash left: the thread that Python started with comes last."""
+    """Return the stack of the main thread, the last of what a crash left."""
     return frames(text.split("Thread 0x")[-1])
 
 
 def of_traceback(text: str) -> Stack:
-    """Of a traceback, whose innermost frame comes last."""
+    """Return the stack of a traceback, whose innermost frame comes last."""
     return Stack(reversed(frames(text)))
 
 
 def keep_native_words(file: Path) -> None:
-    """What C and C++ libraries print goes to ``file``; Python goes on as before.
+    """Send what C and C++ libraries print to ``file``; Python goes on as before.
 
     They print before they abort, a page that the launcher makes a line of.
     """
-    python_only = os.dup(sys.stderr.fileno() if _has_fd(sys.stderr) else 2)
     sys.stderr.flush()
+    python_only = os.dup(2)
     said = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(said, 2)
     os.close(said)
@@ -172,18 +143,11 @@ def keep_native_words(file: Path) -> None:
     sys.stderr = stream
 
 
-def _has_fd(stream: object) -> bool:
-    with suppress(AttributeError, OSError, ValueError):
-        stream.fileno()  # type: ignore[attr-defined]
-        return True
-    return False
-
-
-def native_words(folder: Path, ranks: Iterable[int]) -> str:
-    """What the libraries of all ``ranks`` printed."""
+def native_words(folder: Path, ranks: Iterable[int | str]) -> str:
+    """Return what the libraries of all ``ranks`` printed."""
     return "".join(read(words_of(folder, rank)) for rank in ranks)
 
 
 def words_of(folder: Path, rank: int | str) -> Path:
-    """Where in the meeting ``folder`` the words of the libraries of ``rank`` are."""
+    """File of what the libraries of ``rank`` print, in the run's ``folder``."""
     return folder / f"words-{rank}"

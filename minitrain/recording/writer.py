@@ -3,8 +3,7 @@
 from contextlib import suppress
 from pathlib import Path
 
-from minitrain.core.disk import is_disk_full
-from minitrain.core.errors import UserError, describe_os_error
+from minitrain.core.errors import UserError, describe_os_error, is_disk_full
 from minitrain.core.printable import note
 from minitrain.recording.format import Writer
 

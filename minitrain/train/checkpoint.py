@@ -21,9 +21,8 @@ import torch
 import torch.distributed as dist
 
 from minitrain.comm.together import everyone, only_first, who_sees
-from minitrain.core.durable import fsync, remove
 from minitrain.core.errors import UserError
-from minitrain.core.files import read_json, sha256_file, writing
+from minitrain.core.files import fsync, read_json, remove, sha256_file, writing
 from minitrain.core.printable import note
 from minitrain.train.checkpoint_lock import hold
 

@@ -9,8 +9,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from minitrain.core.durable import fsync
 from minitrain.core.errors import UserError
+from minitrain.core.files import fsync
 
 # a stage that is told to end has ten seconds
 WAIT_S = 15.0

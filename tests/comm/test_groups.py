@@ -21,11 +21,17 @@ from minitrain.harness.launcher import launch
 
 
 def test_without_an_environment_it_is_a_world_of_one() -> None:
+    before = dict(os.environ)
     with ddp.distributed() as (rank, world_size):
         assert (rank, world_size) == (0, 1)
         assert ddp.is_main_process()
         ddp.barrier()
     assert not dist.is_initialized()
+    assert dict(os.environ) == before
+    # the verbs work without a group
+    assert ddp.is_main_process()
+    ddp.barrier()
+    ddp.cleanup()
 
 
 def test_group_is_left_when_the_body_fails() -> None:
@@ -34,18 +40,9 @@ def test_group_is_left_when_the_body_fails() -> None:
     assert not dist.is_initialized()
 
 
-def test_verbs_work_without_a_group() -> None:
-    assert ddp.is_main_process()
-    ddp.barrier()
-    ddp.cleanup()
-
-
-def test_unknown_backend_is_named() -> None:
+def test_incomplete_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="backend = 'mpi': must be one of gloo, nccl"):
         ddp.init_distributed("mpi")
-
-
-def test_incomplete_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UserError, match=r"MASTER_ADDR is missing.*") as caught:
@@ -112,34 +109,21 @@ def test_leaving_the_group_before_the_wrapper_goes_does_not_hang() -> None:
     ]
 
 
-def leave_before_the_copy_goes(rounds: int) -> int:
-    for _ in range(rounds):
-        with ddp.distributed():
-            wrapped = ddp.wrap_for_ddp(nn.Linear(1, 1))
-            copied = copy.deepcopy(wrapped)
-            copied(torch.ones(1, 1)).sum().backward()
-        del wrapped
-        del copied
-    return rounds
-
-
-def test_a_copy_that_outlives_its_wrapper_and_its_group_does_not_hang() -> None:
-    assert launch(leave_before_the_copy_goes, 2, 40, timeout_s=GENEROUS_S) == [40, 40]
-
-
-def wait_for_a_rank_that_never_comes() -> None:
-    rank, _ = ddp.init_distributed(timeout_s=3)
+def wait_for_a_rank_that_never_comes(joins: bool) -> None:
+    rank = int(os.environ["RANK"])
+    if joins or rank == 0:
+        ddp.init_distributed(timeout_s=3, startup_s=3)
     if rank == 0:
         ddp.barrier()
     time.sleep(1000)
 
 
-def test_a_missing_rank_ends_the_wait_within_the_limit() -> None:
+@pytest.mark.parametrize("joins", [True, False])
+def test_a_missing_rank_ends_the_wait_within_the_limit(joins: bool) -> None:
     start = time.monotonic()
-    with pytest.raises(
-        RankError, match=r"^rank 1 .*: no answer within 3 s, hangs in .*test_groups"
-    ):
-        launch(wait_for_a_rank_that_never_comes, 2, timeout_s=2 * GENEROUS_S)
+    said = r"^rank 1 .*: no answer within 3 s, hangs in .*test_groups"
+    with pytest.raises(RankError, match=said):
+        launch(wait_for_a_rank_that_never_comes, 2, joins, timeout_s=2 * GENEROUS_S)
     assert time.monotonic() - start < GENEROUS_S
 
 
@@ -157,25 +141,6 @@ def start_late() -> tuple[float, float]:
 def test_a_rank_that_starts_late_is_waited_for() -> None:
     """Before, imports that took longer than the limit of a step ended right ranks."""
     assert launch(start_late, 2, timeout_s=GENEROUS_S) == [(0.5, 0.5)] * 2
-
-
-def never_start() -> None:
-    if os.environ["RANK"] == "1":
-        time.sleep(1000)
-    ddp.init_distributed(timeout_s=1, startup_s=2)
-
-
-def test_a_rank_that_never_starts_is_named() -> None:
-    said = r"^rank 1 .*: no answer within 2 s, hangs in .*test_groups"
-    with pytest.raises(RankError, match=said):
-        launch(never_start, 2, timeout_s=GENEROUS_S)
-
-
-def test_environment_is_as_it_was() -> None:
-    before = dict(os.environ)
-    with ddp.distributed():
-        pass
-    assert dict(os.environ) == before
 
 
 ALONE = """

@@ -21,25 +21,19 @@ def test_another_mapping_sees_what_is_marked(tmp_path: Path) -> None:
     assert theirs.look()[:2] == (0, "start")
     mine.limit(2.5)
     mine.mark(2**28 - 1, "backward")
-    mine.leave("gave up")
     seen = theirs.look()
-    assert (seen.step, seen.phase) == (2**28 - 1, "backward")
-    assert (seen.limit_s, seen.leaving) == (2.5, "gave up")
+    assert (seen.step, seen.phase, seen.limit_s) == (2**28 - 1, "backward", 2.5)
 
 
-def test_phase_is_entered_at_the_step_that_was_marked() -> None:
+def test_every_mark_is_another_though_it_says_the_same() -> None:
+    """Four micro-batches may be in "forward" whenever the launcher looks."""
     one = Place()
-    for step in (0, 7):
+    for step in (7, 3):
         one.mark(step, "data")
         for phase in PHASES:
             one.enter(phase)
             assert one.look()[:2] == (step, phase)
-
-
-def test_every_mark_is_another_though_it_says_the_same() -> None:
-    """Four micro-batches may be in "forward" whenever somebody looks."""
-    one = Place()
-    one.mark(3, "forward")
+    one.enter("forward")
     before = one.look()
     time.sleep(0.01)
     assert one.look() == before
@@ -47,20 +41,17 @@ def test_every_mark_is_another_though_it_says_the_same() -> None:
     assert one.look() != before
 
 
-@pytest.mark.parametrize(
-    ("phase", "said"),
-    [
-        ("start", ""),
-        ("setup", "before its first step"),
-        ("forward", "at step 12, forward"),
-        ("write", "after its last step"),
-        ("end", "after its last step"),
-    ],
-)
-def test_place_in_words(phase: str, said: str) -> None:
+def test_place_in_words() -> None:
     one = Place()
-    one.mark(12, phase)
-    assert str(one.look()) == said
+    for phase, said in {
+        "start": "",
+        "setup": "before its first step",
+        "forward": "at step 12, forward",
+        "write": "after its last step",
+        "end": "after its last step",
+    }.items():
+        one.mark(12, phase)
+        assert str(one.look()) == said
 
 
 WRITER = """

@@ -27,7 +27,7 @@ from minitrain.comm.store import (
     require_free_port,
     store_at,
 )
-from minitrain.core.errors import RankError, UserError
+from minitrain.core.errors import UserError
 from minitrain.harness.launcher import launch
 
 JOINS = 100
@@ -101,16 +101,6 @@ def test_torchrun_inside_a_rank_meets_elsewhere(tmp_path: Path) -> None:
     assert launch(torchrun_of_its_own, 2, tmp_path)[0] == "inner 2 2\n" * 2
 
 
-def test_rank_that_never_joins_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RankError, match="rank 0"):
-        launch(only_rank_1_stays_away, 2, timeout_s=GENEROUS_S)
-
-
-def only_rank_1_stays_away() -> None:
-    if os.environ["RANK"] == "0":
-        ddp.init_distributed(timeout_s=2, startup_s=2)
-
-
 def test_every_call_gives_a_store_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,15 +140,11 @@ def test_interface_that_is_not_there_is_named(
         launch(os.getpid, 1)
 
 
-def test_occupied_master_port_is_named(taken_port: str) -> None:
-    with pytest.raises(UserError, match=f"MASTER_PORT = {taken_port} is in use"):
-        require_free_port(taken_port)
-
-
-@pytest.mark.parametrize("port", ["0", "65536", "-1", "http", ""])
-def test_master_port_must_be_a_port(port: str) -> None:
-    with pytest.raises(UserError, match="must be a port from 1 to 65535"):
-        require_free_port(port)
+def test_master_port_must_be_a_free_port(taken_port: str) -> None:
+    said = dict.fromkeys(["0", "65536", "-1", "http", ""], "a port from 1 to 65535")
+    for port, line in {**said, taken_port: "is in use"}.items():
+        with pytest.raises(UserError, match=f"MASTER_PORT = .*{port}.* {line}"):
+            require_free_port(port)
 
 
 SERVES = """

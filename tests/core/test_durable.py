@@ -1,24 +1,34 @@
-"""A writer that dies at any call into the operating system: the old or the new."""
+"""A writer that dies at any call into the operating system: the old or the new; a full
+disk behind what libraries raise. Stages on one: project/test_disk_full.py.
+"""
 
 import errno
 import os
+import shutil
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 from project import run_python
 
-from minitrain.core import durable
-from minitrain.core.files import atomic_path, open_atomic
+from minitrain.core import files
+from minitrain.core.errors import (
+    UserError,
+    describe_os_error,
+    disk_full,
+    is_disk_full,
+)
+from minitrain.core.files import atomic_path, open_atomic, writing
 
 # A process without torch, which forks one child for every moment to die at. Prints how
 # many there were, and every one after which something was wrong.
 DIE_EVERYWHERE = """
 import builtins, errno, os, shutil, sys
 from pathlib import Path
-from minitrain.core import durable
+from minitrain.core import files
 from minitrain.core.files import atomic_path, open_atomic
 
 kind, place = sys.argv[1], Path(sys.argv[2])
@@ -92,7 +102,7 @@ while code == 9:
     whole = found() in allowed
     # the name may be away between the two steps, and its next writer brings it back
     if kind == "folder" and found() is None:
-        durable.remove_stale(target)
+        files.remove_stale(target)
         whole = found() in allowed
     write("next")
     names = [path.name for path in place.iterdir()]
@@ -121,7 +131,7 @@ def test_fault_that_this_would_see(tmp_path: Path) -> None:
     place = tmp_path / "place"
     place.mkdir()
     careless = DIE_EVERYWHERE.replace(
-        "target = place", "durable.remove_stale = lambda path: None\ntarget = place"
+        "target = place", "files.remove_stale = lambda path: None\ntarget = place"
     )
     done = run_python("-c", careless, "folder", place)
     assert "False, " in done.stdout, done.stderr
@@ -182,7 +192,7 @@ def test_all_is_synced_before_it_gets_its_name_and_the_folder_after(
     with atomic_path(tmp_path / "out") as folder:
         folder.mkdir()
         (folder / "inside").write_text("new")
-    temporary = durable.temporary_name(tmp_path / "out").name
+    temporary = files.temporary_name(tmp_path / "out").name
     assert calls == ["inside", temporary, "replaced", tmp_path.name]
 
 
@@ -205,3 +215,45 @@ def test_rename_that_fails_leaves_the_old_folder(
     monkeypatch.undo()
     assert (path / "a").read_text() == "old"
     assert [*tmp_path.iterdir()] == [path]
+
+
+FULL = Path("/dev/full")
+
+
+@pytest.mark.parametrize("buffering", [0, -1])
+def test_found_behind_what_torch_makes_of_it(tmp_path: Path, buffering: int) -> None:
+    """Else the line would be "unexpected pos 64 vs 0"."""
+    full = r"out\.pt: no space left on the disk"
+    with (
+        pytest.raises(UserError, match=full),
+        writing(tmp_path / "out.pt"),
+        open(FULL, "wb", buffering=buffering) as file,
+    ):
+        torch.save({"a": torch.zeros(10_000)}, file)
+
+
+def test_found_behind_other_errors() -> None:
+    with pytest.raises(UserError, match="no space left"), writing(Path("out.pt")):
+        # torch opens the file itself
+        torch.save({"a": torch.zeros(10_000)}, FULL)
+    for number in (errno.ENOSPC, errno.EDQUOT):
+        error = ValueError("cannot go on")
+        error.__context__ = OSError(number, "full")
+        assert is_disk_full(error)
+    assert not is_disk_full(OSError(errno.EACCES, "not yours"))
+    assert not is_disk_full(ValueError("full"))
+
+
+def test_line_says_how_much_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage("/")._replace(free=2_048_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    line = "no space left on the disk: it needs more than the 2.0 MB free there"
+    assert disk_full(Path("data/not/yet/there")) == line
+    error = OSError(errno.ENOSPC, "No space left on device", "data/a")
+    assert describe_os_error(error) == f"data/a: {line}"
+
+
+def test_inner_file_of_a_folder_is_named_as_it_will_be_called(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as raised, atomic_path(tmp_path / "a") as new:
+        (new / "b" / "c").read_text()
+    assert raised.value.filename == str(tmp_path / "a" / "b" / "c")

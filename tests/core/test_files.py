@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from one_line import refusal
 from project import PARAMS_FILE
 
 from minitrain.check.import_target import find
 from minitrain.check.text_batches import text_batches
+from minitrain.cli.main import run
+from minitrain.compare.states import read_state
 from minitrain.core.errors import UserError
 from minitrain.core.files import (
     atomic_path,
@@ -29,6 +32,7 @@ from minitrain.core.params import load_params
 from minitrain.core.regular import require_regular
 from minitrain.data.text import read_corpus
 from minitrain.grammar.verbs import load_verbs
+from minitrain.recording.format import read_recording
 from minitrain.train.checkpoint import DamagedError, read_manifest
 from minitrain.train.recorder import load_tensors
 
@@ -45,77 +49,63 @@ def contents(folder: Path) -> dict[str, str]:
     return {path.relative_to(folder).as_posix(): path.read_text() for path in files}
 
 
-def test_nothing_is_there_until_all_is_written(tmp_path: Path) -> None:
-    with open_atomic(tmp_path / "a.txt") as file:
-        file.write("new")
-        assert not (tmp_path / "a.txt").exists()
-    assert contents(tmp_path) == {"a.txt": "new"}
+def write(path: Path, text: str, *, as_folder: bool, fail: bool = False) -> None:
+    """Write a file, or a folder with one, and fail when half of it is there."""
+    with atomic_path(path) as temporary:
+        if as_folder:
+            temporary.mkdir()
+        file = temporary / "inside" if as_folder else temporary
+        file.write_text(text)
+        if fail:
+            raise Interrupted
 
 
-def test_parents_are_made(tmp_path: Path) -> None:
-    with open_atomic(tmp_path / "b" / "c" / "a.txt") as file:
-        file.write("new")
-    assert contents(tmp_path) == {"b/c/a.txt": "new"}
+@pytest.mark.parametrize("as_folder", [False, True])
+def test_all_or_nothing_is_there(tmp_path: Path, as_folder: bool) -> None:
+    # parents are made
+    path = tmp_path / "b" / "c"
+    found = "b/c/inside" if as_folder else "b/c"
+    with pytest.raises(Interrupted):
+        write(path, "half", as_folder=as_folder, fail=True)
+    assert contents(tmp_path) == {}
+    write(path, "old", as_folder=as_folder)
+    assert contents(tmp_path) == {found: "old"}
+    with pytest.raises(FileNotFoundError), atomic_path(path):
+        # a body that writes nothing costs nothing
+        pass
+    if as_folder:
+        # goes with all that was in it
+        (path / "more").touch()
+    before = contents(tmp_path)
+    with pytest.raises(Interrupted):
+        write(path, "half", as_folder=as_folder, fail=True)
+    assert contents(tmp_path) == before
+    write(path, "new", as_folder=as_folder)
+    assert contents(tmp_path) == {found: "new"}
+
+
+def half_a_file(path: Path) -> None:
+    with open_atomic(path) as file:
+        file.write("half")
+        file.flush()
+        assert not path.exists()
+        raise Interrupted
+
+
+def test_half_of_a_file_is_not_left(tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        half_a_file(tmp_path / "a.txt")
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_bytes_are_written_as_they_are(tmp_path: Path) -> None:
     with open_atomic(tmp_path / "a.bin", "wb") as file:
         file.write(b"\xff\r\n")
     assert (tmp_path / "a.bin").read_bytes() == b"\xff\r\n"
-
-
-def write_half(path: Path) -> None:
-    with open_atomic(path) as file:
-        file.write("half")
-        file.flush()
-        raise Interrupted
-
-
-def test_exception_leaves_no_file(tmp_path: Path) -> None:
-    with pytest.raises(Interrupted):
-        write_half(tmp_path / "a.txt")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_exception_leaves_the_old_file(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("old")
-    with pytest.raises(Interrupted):
-        write_half(tmp_path / "a.txt")
-    assert contents(tmp_path) == {"a.txt": "old"}
-
-
-def fill_folder(path: Path, name: str, *, fail: bool = False) -> None:
-    with atomic_path(path) as folder:
-        folder.mkdir()
-        (folder / name).write_text("new")
-        if fail:
-            raise Interrupted
-
-
-def test_folder_replaces_a_folder_with_all_that_was_in_it(tmp_path: Path) -> None:
-    fill_folder(tmp_path / "shards", "first")
-    fill_folder(tmp_path / "shards", "second")
-    assert contents(tmp_path) == {"shards/second": "new"}
-
-
-def test_exception_leaves_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(Interrupted):
-        fill_folder(tmp_path / "shards", "first", fail=True)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_exception_leaves_the_old_folder(tmp_path: Path) -> None:
-    fill_folder(tmp_path / "shards", "first")
-    with pytest.raises(Interrupted):
-        fill_folder(tmp_path / "shards", "second", fail=True)
-    assert contents(tmp_path) == {"shards/first": "new"}
-
-
-def test_body_that_writes_nothing_leaves_the_old_folder(tmp_path: Path) -> None:
-    fill_folder(tmp_path / "shards", "first")
-    with pytest.raises(FileNotFoundError), atomic_path(tmp_path / "shards"):
-        pass
-    assert contents(tmp_path) == {"shards/first": "new"}
+    # the first example of FIPS 180-2
+    (tmp_path / "abc").write_bytes(b"abc")
+    expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert sha256_file(tmp_path / "abc") == expected
 
 
 @pytest.mark.parametrize(
@@ -145,23 +135,6 @@ def test_jsonl_is_one_object_a_line(tmp_path: Path) -> None:
     assert read_jsonl(tmp_path / "a.jsonl") == rows
 
 
-def test_rows_that_fail_half_way_leave_nothing(tmp_path: Path) -> None:
-    def rows() -> Iterator[dict[str, int]]:
-        yield {"first": 1}
-        raise Interrupted
-
-    with pytest.raises(Interrupted):
-        write_jsonl(tmp_path / "a.jsonl", rows())
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_sha256_of_a_file(tmp_path: Path) -> None:
-    (tmp_path / "abc").write_bytes(b"abc")
-    # the first example of FIPS 180-2
-    expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-    assert sha256_file(tmp_path / "abc") == expected
-
-
 @contextmanager
 def not_root() -> Iterator[None]:
     """Root may write everywhere: be somebody else for a while."""
@@ -188,17 +161,13 @@ def read_only_folder() -> Iterator[Path]:
 
 
 def test_folder_without_write_permission(read_only_folder: Path) -> None:
-    with not_root(), pytest.raises(PermissionError) as raised:
-        write_json(read_only_folder / "a.json", {})
-    # not the temporary name, which says nothing to a user
-    assert raised.value.filename == str(read_only_folder / "a.json")
+    refused = {"a.json": "a.json", "metrics/a.json": "metrics"}
+    for name, named in refused.items():
+        with not_root(), pytest.raises(PermissionError) as raised:
+            write_json(read_only_folder / name, {})
+        # not the temporary name, which says nothing to a user
+        assert raised.value.filename == str(read_only_folder / named)
     assert contents(read_only_folder) == {"a.json": "old"}
-
-
-def test_parent_that_cannot_be_made(read_only_folder: Path) -> None:
-    with not_root(), pytest.raises(PermissionError) as raised:
-        write_json(read_only_folder / "metrics" / "a.json", {})
-    assert raised.value.filename == str(read_only_folder / "metrics")
 
 
 def readers(path: Path) -> list[Callable[[], object]]:
@@ -247,6 +216,7 @@ def test_what_is_too_large_is_refused_before_it_is_read(tmp_path: Path) -> None:
             with pytest.raises(UserError, match=r"must be at most|more than 64 MiB"):
                 read()
     assert require_regular(huge, 1 << 40) == huge
+    assert "must be at most 4" in refusal(require_regular, huge, 4)
 
 
 def test_a_damaged_number_in_a_table_is_one_line(tmp_path: Path) -> None:
@@ -275,3 +245,23 @@ def test_what_nests_without_end_is_one_line(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"deep\.json") as found:
             read(deep)
         assert len(str(found.value)) < 400
+
+
+def test_verify_waits_for_no_pipe_and_reads_no_device(tmp_path: Path) -> None:
+    """In the place of each kind of file: one line."""
+    for name in ("a.pt", "a.safetensors", "r/rank-0.jsonl", "i/m.index.json"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        os.mkfifo(path)
+        given = path.parent if path.parent != tmp_path else path
+        assert "is no regular file" in refusal(run, ["verify", *[str(given)] * 2])
+    assert "is no regular file" in refusal(run, ["verify", *["/dev/zero"] * 2])
+
+
+def test_files_that_are_nested_without_end(tmp_path: Path) -> None:
+    deep = "[" * 100_000
+    index, recording = tmp_path / "m.index.json", tmp_path / "rank-0.jsonl"
+    index.write_text(deep)
+    recording.write_text(deep + "\n")
+    assert "not an index of shards" in refusal(read_state, index)
+    assert "damaged (RecursionError" in refusal(read_recording, tmp_path)

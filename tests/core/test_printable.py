@@ -11,7 +11,7 @@ from minitrain.cli.main import main
 from minitrain.core.errors import RankError, run_stage
 from minitrain.core.params import load_params
 from minitrain.core.printable import LONGEST_LINE, LONGEST_WORD, as_lines, printable
-from minitrain.harness.restarts import with_restarts
+from minitrain.harness.ranks import with_restarts
 
 # a title, a color by C1, a reordered and a hidden character, a line of its own
 ATTACK = "\x1b]0;x\x07\x9b31m\u202e\u2066\u200b\r\x7fx"

@@ -13,7 +13,6 @@ from minitrain.core.schema import (
     Problem,
     Section,
     Some,
-    each_once,
     load,
 )
 
@@ -91,9 +90,3 @@ def test_problem_shows_a_long_value_short_and_as_yaml_spells_it() -> None:
     assert str(Problem("a", [True, 1], "b")) == "a = [true, 1]: must be b"
     # 57 characters and three dots, the quote among them
     assert str(Problem("a", "x" * 99, "b")) == f"a = '{'x' * 56}...: must be b"
-
-
-def test_each_once_gives_what_it_got() -> None:
-    assert each_once([2, 1]) == [2, 1]
-    with pytest.raises(ValueError, match="each value once"):
-        each_once([2, 1, 2])

@@ -14,7 +14,6 @@ import pytest
 from project import ROOT, environment
 from waiting import GENEROUS_S, ended, wait_for
 
-from minitrain.comm import store as meeting
 from minitrain.core import signals
 from minitrain.core.signals import LAUNCHER_PID, STAGE, Stopped, stoppable
 
@@ -104,15 +103,14 @@ def test_a_second_signal_does_not_end_the_clean_up() -> None:
     assert raised.value.number == signal.SIGTERM
 
 
-def test_signals_are_as_before_after_it() -> None:
+def test_handlers_outside_of_a_stage_and_in_a_rank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     before = [signal.getsignal(s) for s in signals.STOPS]
     with stoppable():
         assert [signal.getsignal(s) for s in signals.STOPS] != before
     assert [signal.getsignal(s) for s in signals.STOPS] == before
-
-
-def test_a_rank_goes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert LAUNCHER_PID == meeting.LAUNCHER_PID
+    # a rank exits at once
     monkeypatch.setenv(LAUNCHER_PID, str(os.getppid()))
     with stoppable():
         assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

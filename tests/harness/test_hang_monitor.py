@@ -8,15 +8,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from waiting import GENEROUS_S, wait_for
 
 from minitrain.comm.heartbeat import file_of, make_place
 from minitrain.core.errors import RankError
+from minitrain.harness.failures import LOST, Report, write_report
 from minitrain.harness.hang_monitor import Watch
-from minitrain.harness.torchrun import cause_of
 
 
 @pytest.fixture
@@ -99,7 +98,7 @@ def test_ranks_end_with_those_of_another_host(
 
 @pytest.mark.parametrize(
     ("leaving", "named", "of_another"),
-    [("", "rank 2 ", False), ("lost a peer", "rank 3 ", True)],
+    [("", "rank 2 ", False), (LOST, "rank 3 ", True)],
 )
 def test_rank_that_ended_first_here_followed_nobody(
     leaving: str,
@@ -111,10 +110,11 @@ def test_rank_that_ended_first_here_followed_nobody(
     """Ranks of another host lost it, and tell that at once. Before, a crash here was
     taken for what came of theirs.
     """
-    places = {number: make_place(file_of(tmp_path, number)) for number in (2, 3)}
-    for one in places.values():
-        one.mark(2, "forward")
-    places[2].leave(leaving)
+    for number in (2, 3):
+        make_place(file_of(tmp_path, number)).mark(2, "forward")
+    if leaving:
+        line = "RuntimeError: Connection reset by peer"
+        write_report(tmp_path, 2, Report(line=line, leaving=leaving))
     told = threading.Event()
     with subprocess.Popen(["sleep", "1000"], start_new_session=True) as crashes:
         pids = {2: crashes.pid, 3: process.pid}
@@ -126,15 +126,7 @@ def test_rank_that_ended_first_here_followed_nobody(
             told.set()
             assert process.wait(GENEROUS_S) == -signal.SIGKILL
     assert watch.followed
-    failures = {
-        number: SimpleNamespace(message="", pid=pid, exitcode=-code)
-        for (number, pid), code in zip(
-            pids.items(), (signal.SIGSEGV, signal.SIGKILL), strict=True
-        )
-    }
-    if leaving:
-        failures[2].message = {"message": "RuntimeError: Connection reset by peer"}
-    cause = cause_of(tmp_path, failures, pids, watch)
+    cause = watch.cause({2: -signal.SIGSEGV, 3: -signal.SIGKILL})
     assert isinstance(cause, RankError)
     assert str(cause).startswith(named)
     assert cause.of_another is of_another
@@ -161,7 +153,7 @@ def test_question_that_fails_is_asked_again(
         assert process.wait(GENEROUS_S) == -signal.SIGKILL
     assert watch.followed
     assert not tracebacks
-    assert asked == ["ask other hosts"] * 2
+    assert asked == ["_ask"] * 2
 
 
 def test_nobody_asks_after_the_end(
@@ -179,5 +171,5 @@ def test_nobody_asks_after_the_end(
 
     with Watch(tmp_path, lambda: {0: process.pid}, ended_elsewhere).in_background():
         assert asking.wait(GENEROUS_S)
-    assert "ask other hosts" not in [one.name for one in threading.enumerate()]
+    assert "_ask" not in [one.name for one in threading.enumerate()]
     assert answered.is_set()

@@ -1,29 +1,32 @@
 """Hosts come together, reach each other, and tell each other what went wrong."""
 
+import json
 import re
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 from ipv6 import require_ipv6
+from one_line import refusal
 from ports import free_port
 from waiting import GENEROUS_S
 
 from minitrain.comm.interfaces import Interface
-from minitrain.comm.torch_private import HashStore, TCPStore
+from minitrain.comm.torch_private import HashStore
 from minitrain.core.errors import RankError, UserError
 from minitrain.harness import host_rendezvous as module
-from minitrain.harness.host_rendezvous import Gathering, Known, gathered
+from minitrain.harness.host_rendezvous import Gathering, Known, find, gathered
 from minitrain.harness.hosts import Hosts
 
 LOOPBACK = Interface("lo", "127.0.0.1")
+NO_RUN = "what answers there is no run of minitrain, or one that has just ended"
 Body = Callable[[Gathering], Any]
 
 
@@ -89,30 +92,10 @@ def test_missing_host_is_told_with_those_that_came() -> None:
 def test_unlike_sizes_are_told_on_both_hosts_at_once(
     sizes: list[tuple[int, int]], option: str, other: int, first: int
 ) -> None:
-    """Before, two timeouts, or an environment that did not fit."""
     here, there = meet_as(sizes, lambda _: "met", [0, 1])
     assert here == there
     assert here.startswith(f"{option} = {other} on host 1 (")
     assert f"), but {first} on host 0 (" in here
-
-
-def test_store_of_another_is_told() -> None:
-    with closing(socket.create_server(("127.0.0.1", 0))) as door:
-        port = door.getsockname()[1]
-        store = TCPStore(
-            "127.0.0.1",
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            master_listen_fd=door.detach(),
-        )
-        hosts = Hosts(2, "127.0.0.1", port, LOOPBACK, 1)
-        with (
-            pytest.raises(UserError, match="is no run of minitrain"),
-            gathered(hosts, 1, 2),
-        ):
-            pass
-        del store
 
 
 def test_one_host_too_many_is_told() -> None:
@@ -121,12 +104,43 @@ def test_one_host_too_many_is_told() -> None:
     assert "all 2 hosts of the run are there, and this is one more" in sorted(lines)[0]
 
 
-def test_nobody_serves() -> None:
+@pytest.fixture(params=[b"SSH-2.0-OpenSSH_9.2\r\n", b"", None])
+def stranger(request: pytest.FixtureRequest) -> Iterator[int]:
+    """The port of a program that says something else, or nothing, or closes at once
+    (None).
+    """
+    held: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", 0)) as door:
+
+        def answer() -> None:
+            with suppress(OSError):
+                while True:
+                    line, _ = door.accept()
+                    if request.param is None:
+                        line.close()
+                    else:
+                        line.sendall(request.param)
+                        held.append(line)
+
+        threading.Thread(target=answer, daemon=True).start()
+        yield int(door.getsockname()[1])
+        # accept() would not end with the socket
+        door.shutdown(socket.SHUT_RDWR)
+    for line in held:
+        line.close()
+
+
+def test_stranger_at_the_endpoint_is_one_line(stranger: int) -> None:
+    """Before, a traceback, or no end at all."""
+    began = time.monotonic()
+    line = refusal(find, Hosts(2, "127.0.0.1", stranger, LOOPBACK, 1), 3)
+    assert line == f"--rdzv-endpoint: 127.0.0.1:{stranger}: {NO_RUN}"
+    assert time.monotonic() - began < GENEROUS_S
+
+
+def test_endpoint_that_is_not_served_or_is_taken(taken_port: str) -> None:
     (line,) = meet(2, lambda _: "met", [1], timeout_s=1)
     assert "no answer within 1 s (Connection refused)" in line
-
-
-def test_port_that_is_taken_is_told(taken_port: str) -> None:
     hosts = Hosts(2, "127.0.0.1", int(taken_port), LOOPBACK, 0)
     with (
         pytest.raises(UserError, match="Address already in use"),
@@ -139,51 +153,48 @@ def test_host_that_is_not_reached_is_told_on_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     connect = socket.create_connection
-    stranger = threading.local()
+    of_this_thread = threading.local()
 
     def blocked(address: tuple[str, int], *arguments: Any) -> socket.socket:
-        if getattr(stranger, "met", False) and stranger.port != address[1]:
+        # but the endpoint, which comes first
+        if address[1] != getattr(of_this_thread, "port", address[1]):
             raise TimeoutError("timed out")
-        stranger.met, stranger.port = True, address[1]
+        of_this_thread.port = address[1]
         return connect(address, *arguments)
 
     monkeypatch.setattr(socket, "create_connection", blocked)
     lines = meet(2, lambda _: "met", [0, 1], timeout_s=5)
-    assert len(set(lines)) == 1
-    assert "does not reach host 0 (" in lines[0]
-    assert "by its interface lo: timed out" in lines[0]
+    assert "does not reach host 0 (" in lines[0] + lines[1]
+    assert all("by its interface lo: timed out" in line for line in lines)
 
 
-def test_mistake_on_one_host_is_raised_on_all() -> None:
-    def preflight(number: int) -> None:
-        if number == 1:
-            raise UserError("train.x = 3: must be 2")
-
-    def body(gathering: Gathering) -> None:
-        gathering.everywhere(lambda: preflight(gathering.everyone[0].number))
-
-    first, second = meet(2, body, [0, 1])
-    assert first.startswith("host 1 (")
-    assert first.endswith("): train.x = 3: must be 2")
-    assert second == "train.x = 3: must be 2"
+def missing_file() -> None:
+    Path("/no/such").stat()
 
 
-def test_missing_file_on_one_host_is_raised_on_all() -> None:
-    def body(gathering: Gathering) -> None:
-        here = gathering.everyone[0].number == 0
-        gathering.everywhere(lambda: None if here else Path("/no/such").stat())
-
-    first, second = meet(2, body, [0, 1])
-    assert "/no/such: No such file or directory" in first
-    assert second == "/no/such: No such file or directory"
+def wrong_value() -> None:
+    raise UserError("train.x = 3: must be 2")
 
 
-def test_nothing_wrong_is_no_error() -> None:
+@pytest.mark.parametrize(
+    ("preflight", "said"),
+    [
+        (wrong_value, "train.x = 3: must be 2"),
+        (missing_file, "/no/such: No such file or directory"),
+        (lambda: None, "well"),
+    ],
+)
+def test_mistake_on_one_host_is_raised_on_all(
+    preflight: Callable[[], None], said: str
+) -> None:
     def body(gathering: Gathering) -> str:
-        gathering.everywhere(lambda: None)
+        gathering.everywhere(preflight if gathering.number else lambda: None)
         return "well"
 
-    assert meet(2, body, [0, 1]) == ["well", "well"]
+    first, second = meet(2, body, [0, 1])
+    assert second == said
+    assert first == said if said == "well" else re.match(r"host 1 \(", first)
+    assert first.endswith(said)
 
 
 def rank_error(line: str, *, of_another: bool) -> RankError:
@@ -195,79 +206,60 @@ def rank_error(line: str, *, of_another: bool) -> RankError:
 @pytest.mark.parametrize(
     ("errors", "cause"),
     [
-        # who waited for a rank of another host is no cause
+        # a rank that waited for one of another host is no cause
         ([rank_error("a", of_another=True), rank_error("b", of_another=False)], "b"),
         ([rank_error("a", of_another=False), rank_error("b", of_another=False)], "a"),
         ([rank_error("a", of_another=False), UserError("b")], "b"),
+        # ranks that ended well here, while those there failed
+        ([rank_error("a", of_another=False), None], "a"),
+        ([None, None], "None"),
     ],
 )
 def test_hosts_agree_on_the_cause(errors: list[Exception], cause: str) -> None:
     def body(gathering: Gathering) -> tuple[str, int | None]:
         gathering.begin_attempt()
-        number = gathering.everyone[0].number
-        agreed = gathering.agree_on(errors[number])
+        agreed = gathering.agree_on(errors[gathering.number])
         return str(agreed).rpartition(": ")[2], getattr(agreed, "step", None)
 
-    step = None if isinstance(errors["ab".index(cause)], UserError) else 7
+    step = 7 if isinstance(errors["ab".find(cause)], RankError) else None
     assert meet(2, body, [0, 1]) == [(cause, step)] * 2
 
 
 def test_silent_host_is_named_where_it_may_be_the_cause(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("minitrain.harness.host_rendezvous.TOLD_S", 0.5)
-    begun = threading.Event()
-
-    def body(gathering: Gathering) -> str:
-        if gathering.hosts.is_first:
-            gathering.begin_attempt()
-            begun.set()
-            error = gathering.agree_on(rank_error("lost", of_another=True))
-            # it would be useless to start again
-            assert isinstance(error, UserError)
-            return str(error)
-        begun.wait(GENEROUS_S)
-        return "silent"
-
-    first, second = meet(2, body, [0, 1])
-    assert first.startswith("no word from host 1 (")
-    assert first.endswith("; lost")
-    assert second == "silent"
-
-
-def test_host_that_never_tells_is_not_waited_for_without_end(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its ranks have twice the limit of a wait to end, and then it is lost."""
-    monkeypatch.setattr("minitrain.harness.host_rendezvous.TOLD_S", 0.5)
-    monkeypatch.setattr("minitrain.harness.host_reports.SAY_S", 0.3)
+    monkeypatch.setattr(module, "TOLD_S", 0.5)
+    monkeypatch.setattr(module, "SAY_S", 0.3)
     begun, over = threading.Event(), threading.Event()
 
-    def body(gathering: Gathering) -> tuple[str, float]:
+    def body(gathering: Gathering) -> list[str]:
         if not gathering.hosts.is_first:
             begun.set()
             over.wait(GENEROUS_S)
-            return "silent", 0.0
+            return []
         begun.wait(GENEROUS_S)
-        gathering.begin_attempt()
         gathering.timeout_s = 0.5
         began = time.monotonic()
-        error = gathering.agree_on(None)
+        ended_well = gathering.agree_on(None)
+        # twice 0.5 s, and 0.5 s to tell it
+        assert 1.5 <= time.monotonic() - began < GENEROUS_S
+        lost = gathering.agree_on(rank_error("lost", of_another=True))
         over.set()
-        assert isinstance(error, UserError)
-        return str(error), time.monotonic() - began
+        # it would be useless to start again
+        assert isinstance(ended_well, UserError)
+        assert isinstance(lost, UserError)
+        return [str(ended_well), str(lost)]
 
-    (line, took_s), _ = meet(2, body, [0, 1])
-    assert line.startswith("no word from host 1 (")
-    # twice 0.5 s, and 0.5 s to tell it
-    assert 1.5 <= took_s < GENEROUS_S
-    (said,) = [one for one in capsys.readouterr().err.splitlines() if "most" in one]
-    assert said.startswith("waiting for host 1 (")
-    assert re.search(r", \d s at most$", said)
+    (lines, _) = meet(2, body, [0, 1])
+    assert all(line.startswith("no word from host 1 (") for line in lines)
+    assert lines[1].endswith("; lost")
+    said = [one for one in capsys.readouterr().err.splitlines() if "most" in one]
+    assert re.fullmatch(r"waiting for host 1 \(.*\), \d s at most", said[0])
 
 
 class Leaves(HashStore):
-    """The store of a host that is lost once somebody has read in it."""
+    """The store of a host that is lost once something was read in it."""
 
     lost = False
 
@@ -284,7 +276,7 @@ class Leaves(HashStore):
 def the_second_of_three(store: HashStore) -> Gathering:
     hosts = Hosts(3, "127.0.0.1", free_port(), LOOPBACK, 1)
     gathering = Gathering(hosts, store, 20, 3)
-    gathering.everyone = [Known(n, "here", "127.0.0.1", 1) for n in (1, 0, 2)]
+    gathering.everyone = [Known(n, "here", "127.0.0.1", 1, {}) for n in (1, 0, 2)]
     return gathering
 
 
@@ -293,12 +285,10 @@ def test_cause_that_was_heard_outlives_the_store(by_the_watch: bool) -> None:
     """Before: no word from host 0."""
     store = Leaves()
     gathering = the_second_of_three(store)
-    store.set("attempt 0 2", '{"line": "rank 2: a bug", "mistake": false}')
+    told = {"line": "rank 2: a bug", "mistake": False, "facts": {}}
+    store.set("0 2", json.dumps(told))
     if by_the_watch:
         assert gathering.ended_elsewhere()
-    agreed = gathering.agree_on(rank_error("lost a peer", of_another=True))
-    assert str(agreed) == "rank 2: a bug"
-    # and nobody is asked any more
     agreed = gathering.agree_on(rank_error("lost a peer", of_another=True))
     assert str(agreed) == "rank 2: a bug"
 
@@ -308,56 +298,38 @@ def test_host_that_is_lost_after_all_told_changes_nothing(
 ) -> None:
     """The watch's own thread may find it lost. Before: no word from host 0."""
     gathering = the_second_of_three(HashStore())
-    hear = module.hear
+    hear = gathering._hear
 
-    def and_then_it_is_lost(*arguments: Any) -> Any:
-        heard = hear(*arguments)
-        monkeypatch.setattr(gathering, "_lost_first", True)
-        return heard
+    def and_then_it_is_lost(*limits: float) -> None:
+        hear(*limits)
+        gathering._lost_first = True
 
-    monkeypatch.setattr(module, "hear", and_then_it_is_lost)
+    monkeypatch.setattr(gathering, "_hear", and_then_it_is_lost)
     for number in (0, 2):
-        gathering.store.set(f"attempt 0 {number}", "{}")
+        gathering.store.set(f"0 {number}", "{}")
     assert gathering.agree_on(None) is None
 
 
-def test_ranks_that_ended_elsewhere_are_known_here() -> None:
-    ended = threading.Event()
+@pytest.mark.parametrize("failed", [True, False])
+def test_ranks_that_failed_elsewhere_are_known_here(failed: bool) -> None:
+    asked = threading.Event()
 
     def body(gathering: Gathering) -> list[bool]:
         gathering.begin_attempt()
         if gathering.hosts.is_first:
             before = gathering.ended_elsewhere()
-            ended.set()
-            gathering.store.wait(["attempt 1 1"])
-            return [before, gathering.ended_elsewhere()]
-        ended.wait(GENEROUS_S)
-        gathering.agree_on(rank_error("here", of_another=False))
+            asked.set()
+            # after the question of who is reached
+            gathering.store.wait(["1 1"])
+            ended = [before, gathering.ended_elsewhere()]
+            gathering.agree_on(None)
+            return ended
+        asked.wait(GENEROUS_S)
+        error = rank_error("here", of_another=False) if failed else None
+        gathering.agree_on(error)
         return []
 
-    assert meet(2, body, [0, 1]) == [[False, True], []]
-
-
-def test_what_failed_elsewhere_is_told_to_who_ended_well() -> None:
-    def body(gathering: Gathering) -> str:
-        gathering.begin_attempt()
-        failed = rank_error("failed", of_another=False)
-        return str(gathering.agree_on(None if gathering.number else failed))
-
-    assert meet(2, body, [0, 1]) == ["failed", "failed"]
-
-
-def test_ranks_that_ended_well_elsewhere_end_nobody_here() -> None:
-    def body(gathering: Gathering) -> bool:
-        gathering.begin_attempt()
-        if gathering.hosts.is_first:
-            gathering.store.wait(["attempt 1 1"])
-            ended = gathering.ended_elsewhere()
-            assert gathering.agree_on(None) is None
-            return ended
-        return gathering.agree_on(None) is not None
-
-    assert meet(2, body, [0, 1]) == [False, False]
+    assert meet(2, body, [0, 1]) == [[False, failed], []]
 
 
 def test_no_attempt_without_a_host_that_has_left() -> None:

@@ -46,6 +46,11 @@ def start() -> subprocess.Popen[str]:
 
 def test_next_launch_removes_what_kill_9_left_and_nothing_that_lives() -> None:
     left = killed_in_its_folder()
+    # the holder of its lock is alive, and no number of a process can be taken for it
+    holder = os.open(left, os.O_RDONLY)
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    assert remove_abandoned() == []
+    os.close(holder)
     assert left.is_dir()
     alive = start()
     living = Path(alive.stdout.readline().strip())
@@ -128,16 +133,6 @@ def test_many_at_once_never_take_each_others() -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
-
-
-def test_lock_is_what_tells_the_living() -> None:
-    """Whoever holds it is alive, and no number of a process can be taken for it."""
-    left = killed_in_its_folder()
-    holder = os.open(left, os.O_RDONLY)
-    fcntl.flock(holder, fcntl.LOCK_EX)
-    assert remove_abandoned() == []
-    os.close(holder)
-    assert remove_abandoned() == [left]
 
 
 def test_full_folder_for_temporary_files_is_one_line(

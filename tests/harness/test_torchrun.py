@@ -24,9 +24,9 @@ from minitrain.harness.ranks import run_as_ranks
 def body(launcher):
     from minitrain.comm.groups import barrier, distributed
     with distributed() as (rank, world_size):
-        if rank == 1 and sys.argv[1] == "user":
+        if rank == 1 and sys.argv[-1] == "user":
             raise UserError("params.yaml: b = 3: must be 4")
-        if rank == 1 and sys.argv[1] == "bug":
+        if rank == 1 and sys.argv[-1] == "bug":
             raise ValueError("a bug")
         barrier()
         if rank == 0:
@@ -38,11 +38,6 @@ def main():
 if __name__ == "__main__":
     run_stage(main)
 """
-
-
-def run_torchrun_script(tmp_path: Path, how: str) -> subprocess.CompletedProcess[str]:
-    (tmp_path / "ranks.py").write_text(TORCHRUN)
-    return run_python("-m", "ranks", how, folder=tmp_path)
 
 
 WHOLE = {
@@ -83,70 +78,63 @@ def test_what_another_torchrun_left_is_one_line(
     )
 
 
-def test_module_starts_itself_under_torchrun(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+HIDE = """
+import importlib.util as u
+find = u.find_spec
+u.find_spec = lambda n: None if n.endswith('distributed.run') else find(n)
+"""
+
+
+@pytest.mark.parametrize(("hide", "launcher"), [("", "torchrun"), (HIDE, "launch")])
+def test_module_starts_itself(
+    hide: str, launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rank in the environment is ignored without the sign of torchrun."""
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    done = run_torchrun_script(tmp_path, "well")
-    assert (done.returncode, done.stdout) == (0, "torchrun 2\n"), done.stderr
-
-
-def test_without_torchrun_the_ranks_are_launched(tmp_path: Path) -> None:
-    hide = (
-        "import importlib.util as u\n"
-        "find = u.find_spec\n"
-        "u.find_spec = lambda n: None if n.endswith('distributed.run') else find(n)\n"
-    )
     (tmp_path / "ranks.py").write_text(hide + TORCHRUN)
     done = run_python("-m", "ranks", "well", folder=tmp_path)
-    assert (done.returncode, done.stdout) == (0, "launch 2\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, f"{launcher} 2\n"), done.stderr
 
 
-def test_users_mistake_in_a_torchrun_rank_is_one_line(tmp_path: Path) -> None:
-    done = run_torchrun_script(tmp_path, "user")
+@pytest.mark.parametrize(
+    ("how", "line"),
+    [
+        ("user", r"error: params.yaml: b = 3: must be 4\n"),
+        (
+            "bug",
+            r"error: rank 1 \(process \d+ on .*\): ValueError: a bug, in ranks.py:12\n",
+        ),
+    ],
+)
+def test_mistake_and_bug_in_a_torchrun_rank_are_one_line(
+    how: str, line: str, tmp_path: Path
+) -> None:
+    (tmp_path / "ranks.py").write_text(TORCHRUN)
+    done = run_python("-m", "ranks", how, folder=tmp_path)
     assert done.returncode == 2
-    assert done.stderr == "error: params.yaml: b = 3: must be 4\n"
-
-
-BUG = r"error: rank 1 \(process \d+ on .*\): ValueError: a bug, in ranks.py:12\n"
-
-
-def test_bug_in_a_torchrun_rank_is_one_line_that_says_where(tmp_path: Path) -> None:
-    done = run_torchrun_script(tmp_path, "bug")
-    assert done.returncode == 2
-    assert re.fullmatch(BUG, done.stderr)
+    assert re.fullmatch(line, done.stderr), done.stderr
 
 
 LEAVES = """
-import os, sys, time
+import os, time
 from pathlib import Path
 from minitrain.core.errors import run_stage
-from minitrain.harness import stack_dump as stack
+from minitrain.harness import failures
 from minitrain.comm.heartbeat import my_place
 from minitrain.harness.ranks import run_as_ranks
-from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 
-BUSY = Path("busy")
-
-def record_half(self, error):
-    Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text('{"mess')
-    sleep()
-
-def sleep(*_):
-    BUSY.touch()
+def report_half(*_):
+    Path(os.environ["MINITRAIN_STORE"]).with_name("report-1.tmp").write_bytes(b"half")
+    Path("busy").touch()
     time.sleep(1000)
 
 def body(launcher):
     my_place().mark(2, "forward")
     if os.environ["RANK"] == "1":
-        if sys.argv[1] == "it records":
-            ErrorHandler.record_exception = record_half
-        else:
-            stack.say_farewell = sleep
+        failures.cloudpickle.dumps = report_half
         raise RuntimeError("Read error: Connection reset by peer")
-    while not BUSY.exists():
+    while not Path("busy").exists():
         time.sleep(0.1)
     os.abort()
 
@@ -158,13 +146,9 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("busy", ["it records", "it says farewell"])
-def test_rank_that_is_ended_while_it_tells_is_not_the_cause(
-    busy: str, tmp_path: Path
-) -> None:
-    """Before, torchrun ended with a traceback of JSON, or the line was of rank 1."""
+def test_rank_that_is_ended_while_it_reports_is_not_the_cause(tmp_path: Path) -> None:
     (tmp_path / "ranks.py").write_text(LEAVES)
-    done = run_python("-m", "ranks", busy, folder=tmp_path)
+    done = run_python("-m", "ranks", folder=tmp_path)
     line = r"error: rank 0 \(process \d+ on \S+\): killed by SIGABRT at step 2, forward"
     assert done.returncode == 2
     assert re.match(line, done.stderr), done.stderr

@@ -15,8 +15,6 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import contextmanager, suppress
-from multiprocessing.connection import Pipe
-from typing import Any
 
 from waiting import GENEROUS_S
 
@@ -68,11 +66,15 @@ class ForkServer:
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
             )
 
-    def fork(self, environment: Mapping[str, str], fd: int) -> Forked:
-        """Start a rank that is a child of this process and talks through ``fd``."""
-        request = pickle.dumps((dict(environment), os.getcwd()))
+    def fork(self, environment: Mapping[str, str]) -> Forked:
+        """Start a rank that is a child of this process: what ``launcher._start`` does,
+        without a new interpreter.
+        """
+        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+        everything = {**os.environ, **environment, "PYTHONPATH": path}
+        request = pickle.dumps((everything, os.getcwd()))
         with subreaper():
-            socket.send_fds(self._socket, [request], [fd])
+            self._socket.send(request)
             pid = int(self._socket.recv(LIMIT))
             # only now is the one between us gone, and the rank ours
             self._socket.recv(LIMIT)
@@ -94,36 +96,22 @@ def subreaper():
         prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
-def start_by_fork(
-    fork_server: ForkServer, ranks: Any, payload: bytes, environment: Mapping[str, str]
-) -> None:
-    """What ``launcher._Ranks.start`` does, without a new interpreter."""
-    ours, theirs = Pipe()
-    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-    everything = {**os.environ, **environment, "PYTHONPATH": path}
-    ranks.processes.append(fork_server.fork(everything, theirs.fileno()))
-    ranks.pipes.append(ours)
-    theirs.close()
-    ours.send_bytes(payload)
-
-
 def main() -> None:
     for module in [*SLOW_TO_IMPORT, *sys.argv[2:]]:
         importlib.import_module(module)
     requests = socket.socket(fileno=int(sys.argv[1]))
     while True:
-        message, fds, _, _ = socket.recv_fds(requests, LIMIT, 1)
+        message = requests.recv(LIMIT)
         if not message:
             return
         child = os.fork()
         if child == 0:
-            be_a_rank(requests, message, fds[0])
+            be_a_rank(requests, message)
         os.waitpid(child, 0)
         requests.send(b"orphaned")
-        os.close(fds[0])
 
 
-def be_a_rank(requests: socket.socket, message: bytes, fd: int) -> None:
+def be_a_rank(requests: socket.socket, message: bytes) -> None:
     """Fork once more, so that the rank becomes a child of who asked for it."""
     rank = os.fork()
     if rank:
@@ -131,7 +119,7 @@ def be_a_rank(requests: socket.socket, message: bytes, fd: int) -> None:
         os._exit(0)
     code = 1
     try:
-        from minitrain.harness.launched_rank import main as run
+        from minitrain.harness.rank import main as run
 
         requests.close()
         environment, folder = pickle.loads(message)
@@ -144,7 +132,7 @@ def be_a_rank(requests: socket.socket, message: bytes, fd: int) -> None:
         os.environ.update(environment)
         os.chdir(folder)
         sys.path[:] = environment["PYTHONPATH"].split(os.pathsep)
-        sys.argv = ["rank", str(fd)]
+        sys.argv = ["rank"]
         run()
         code = 0
     except BaseException:

@@ -204,7 +204,7 @@ def _test(request: dict[str, Any]) -> Outcome:
 
 
 def _stages(stages: Sequence[Sequence[str]]) -> Outcome:
-    module = importlib.import_module("minitrain.harness.torchrun")
+    module = importlib.import_module("minitrain.harness.launcher")
     # before others import it from there
     module.torchrun = _launch
     for name in OURS if len(stages) > 1 else ():
@@ -243,27 +243,27 @@ def _launch(
     threads_per_process: int,
     gathering: None = None,
 ) -> None:
-    """Do what ``harness.torchrun.torchrun`` does, with forks for processes."""
+    """Do what ``harness.launcher.torchrun`` does, with forks for processes."""
     assert gathering is None
-    from minitrain.core.errors import UserError
+    from minitrain.harness.failures import failures_of, root_cause
     from minitrain.harness.launcher import rank_environment
     from minitrain.harness.run_dir import private_folder
 
     with private_folder() as folder:
-        ranks = set()
+        pids, codes = {}, {}
         for rank in range(world_size):
             variables = rank_environment(rank, world_size, folder)
-            ranks.add(_fork(lambda e=variables: _rank(module, arguments, e)))
-        failed = False
-        for _ in range(world_size):
+            pids[rank] = _fork(lambda e=variables: _rank(module, arguments, e))
+        running = {pid: rank for rank, pid in pids.items()}
+        while running:
             pid, status = os.wait()
-            ranks.remove(pid)
-            failed = failed or status != 0
+            codes[running.pop(pid)] = os.waitstatus_to_exitcode(status)
             # the others would wait for it in vain
-            for other in ranks if failed else ():
+            for other in running if any(codes.values()) else ():
                 os.kill(other, signal.SIGKILL)
-    if failed:
-        raise UserError("a rank failed")
+        cause = root_cause(failures_of(folder, pids, codes))
+    if cause is not None:
+        raise cause
 
 
 def _rank(module: str, arguments: list[str], variables: dict[str, str]) -> int:

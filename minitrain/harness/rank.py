@@ -1,0 +1,105 @@
+"""Setup and teardown of a rank, whichever launcher started it.
+
+As a module of its own (``python -m``) it is a process of
+:func:`minitrain.harness.launcher.launch`.
+"""
+
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+import cloudpickle
+import torch
+
+from minitrain.comm import heartbeat
+from minitrain.comm.store import our_store
+from minitrain.core.errors import EXIT_USER, UserError
+from minitrain.core.printable import note
+from minitrain.core.signals import end_with_launcher
+from minitrain.harness import stack_dump as stack
+from minitrain.harness.failures import (
+    GAVE_UP,
+    LOST,
+    Report,
+    waited_in_vain,
+    write_report,
+)
+
+# what the function and its arguments are in, in the folder of the run
+PAYLOAD = "payload"
+# a rank that lost a peer exits after it, so that the launcher sees the cause first; one
+# that gave up is ended as soon as the launcher has looked for the one that is missing
+PAUSES_S = {LOST: 0.5, GAVE_UP: 3.0}
+
+
+@contextmanager
+def as_rank() -> Iterator[Path | None]:
+    """Set up and end a rank around its body -> the folder of its run. It ends with its
+    launcher, has a heartbeat, tells its stack when asked, keeps from the terminal what
+    C++ prints, and reports an exception. None of it but the first in a rank that our
+    launchers did not start.
+    """
+    end_with_launcher()
+    store = our_store()
+    if store is None:
+        yield None
+        return
+    # Ctrl-C reaches every process of a terminal; the launcher ends its ranks
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # a rank that joins by these would serve a TCP store on every interface
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        os.environ.pop(name, None)
+    folder, rank = store.parent, os.environ["RANK"]
+    stack.keep_native_words(stack.words_of(folder, rank))
+    stack.answer_in(stack.file_of(folder, rank))
+    # last: it says that the question where this rank stands will not end it
+    place = heartbeat.make_place(heartbeat.file_of(folder, rank))
+    try:
+        yield folder
+    except (Exception, SystemExit) as error:
+        _fail(folder, rank, error)
+    place.enter("end")
+
+
+def _fail(folder: Path, rank: str, error: BaseException) -> NoReturn:
+    line = " ".join(f"{type(error).__name__}: {error}".split())
+    leaving = waited_in_vain(error)
+    if isinstance(error, UserError):
+        report = Report(error=error)
+    else:
+        report = Report(line=line, traceback=traceback.format_exc(), leaving=leaving)
+    try:
+        write_report(folder, rank, report)
+    except OSError as why:
+        # as where a disk is full: nothing else would say it
+        note(f"{line} (not reported: {why})")
+    time.sleep(PAUSES_S.get(leaving, 0.0))
+    exit_now(EXIT_USER)
+
+
+def exit_now(code: int) -> NoReturn:
+    """Exit without clean-up, in which a process group that lost a rank may wait."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def main() -> None:
+    """Run the function that :func:`~minitrain.harness.launcher.launch` was given."""
+    with as_rank() as folder:
+        assert folder is not None
+        dtype, fn, args = cloudpickle.loads((folder / PAYLOAD).read_bytes())
+        torch.set_default_dtype(dtype)
+        result = cloudpickle.dumps(fn(*args))
+        (folder / f"result-{os.environ['RANK']}").write_bytes(result)
+    exit_now(0)
+
+
+if __name__ == "__main__":
+    main()
