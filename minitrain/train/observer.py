@@ -1,6 +1,5 @@
 """Who looks on while a rank trains: nobody, or what times and hashes."""
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 
 # what a StepObserver notes of every step
-LISTS = ("losses", "digests", "sample_counts", "timings")
+LISTS = ("losses", "digests", "timings")
 
 
 class Observer:
@@ -68,19 +67,16 @@ class Observer:
     def after_step(self) -> None:
         """The parameters have changed, the gradients are gone."""
 
-    def kept(self) -> str:
-        """What was seen so far, as JSON, for a checkpoint."""
-        return "{}"
+    def kept(self) -> Row:
+        """What was seen so far, in plain values, for a checkpoint."""
+        return {}
 
     def sampled(self) -> dict[str, Tensor]:
         """The tensors that rank 0 kept for the witness; none on other ranks."""
         return {}
 
-    def restore(self, kept: str) -> None:
+    def restore(self, kept: Row) -> None:
         """Go on from what :meth:`kept` gave."""
-
-    def interrupted(self) -> None:
-        """Between two steps something else was done, such as a checkpoint."""
 
 
 class LastLoss(Observer):
@@ -129,32 +125,27 @@ class StepObserver(LastLoss):
         )
         self.losses: list[list[float]] = []
         self.digests: list[tuple[int, ...]] = []
-        # of each micro-batch; only a checkpoint that is dealt anew needs them
-        self.sample_counts: list[list[int]] = []
         self.timings: list[Row] = []
         self._step = 0
+        # between two steps a checkpoint was written or read
         self._was_interrupted = False
         self.place = my_place()
 
-    def kept(self) -> str:
-        seen = {name: getattr(self, name) for name in LISTS}
-        return json.dumps({**seen, "recorder": self.recorder.kept()})
+    def kept(self) -> Row:
+        self._was_interrupted = True
+        return {name: getattr(self, name) for name in LISTS} | self.recorder.kept()
 
     def sampled(self) -> dict[str, Tensor]:
         # the same everywhere, as their hashes show: those of one rank are enough
         return {} if self.worker.rank else self.recorder.sampled
 
-    def restore(self, kept: str) -> None:
-        seen = json.loads(kept)
+    def restore(self, kept: Row) -> None:
+        self._was_interrupted = True
         for name in LISTS:
-            setattr(self, name, seen[name])
+            setattr(self, name, kept[name])
         # as they were before JSON, which knows lists alone
         self.digests = [tuple(digests) for digests in self.digests]
-        self.recorder.restore(seen["recorder"])
-
-    def interrupted(self) -> None:
-        self._was_interrupted = True
-        self.clock.restart()
+        self.recorder.restore(kept)
 
     def result(self) -> TrainResult:
         """What was seen so far."""
@@ -168,6 +159,8 @@ class StepObserver(LastLoss):
 
     def begin(self, step: int) -> None:
         self._step = step
+        if self._was_interrupted:
+            self.clock.restart()
         self.place.mark(step, "data")
         if self.recorder.samples(step):
             moments = self.worker.sync.moments(self.worker.optimizer)
@@ -238,7 +231,6 @@ class StepObserver(LastLoss):
         computed = self._micro_batches
         self.timings.append(row | {"tokens": sum(one.num_targets for one in computed)})
         self.digests.append(tuple(d for one in computed for d in one.digests))
-        self.sample_counts.append([len(one.digests) for one in computed])
         self.losses.append(self.shares())
 
     def _logged(self) -> Row:

@@ -1,7 +1,6 @@
 """A training run from the inside of one rank: set up, train, write the evidence."""
 
-import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,18 +21,17 @@ from minitrain.core.errors import UserError
 from minitrain.core.params import Params
 from minitrain.core.provenance import require_torch
 from minitrain.model.factory import try_model
-from minitrain.train.checkpoint import Checkpoints, Kept
+from minitrain.train.checkpoint import Checkpoints
 from minitrain.train.config import RunConfig, config_of
 from minitrain.train.eval_pass import add_probes, unwatched_gradients
 from minitrain.train.identity import checkpoints_of, same_on_all_hosts
-from minitrain.train.loop import train
 from minitrain.train.observer import StepObserver, watches_parts
 from minitrain.train.outputs import write_run, write_state
 from minitrain.train.precision import Precision
 from minitrain.train.reshard import FromElsewhere
 from minitrain.train.result import TrainResult
 from minitrain.train.resume import run_through
-from minitrain.train.snapshot import kept_by, restore
+from minitrain.train.snapshot import RankInSteps
 from minitrain.train.worker import Worker
 
 # spoils a worker before its first step
@@ -61,16 +59,14 @@ class Job:
 
     def checkpoints(self, config: RunConfig) -> Checkpoints:
         """Where its checkpoints lie."""
-        # of other bits than those of a run that began by itself
-        began = {} if self.resume is None else {"began with": self.resume.name}
-        if config.sync.guarantees.logical_shards:
-            began = {}
-        own = checkpoints_of(
-            self.params, self.shards, self.name, self.world_size, **began
-        )
+        run = self.params, self.shards, self.name, self.world_size
         if self.resume is None:
-            return own
-        return FromElsewhere(**vars(own), source=self.resume, config=config)
+            return checkpoints_of(*run)
+        same_bits = config.sync.guarantees.logical_shards
+        # else of other bits than those of a run that began by itself
+        began = {} if same_bits else {"began with": self.resume.name}
+        own = {**vars(checkpoints_of(*run, **began)), "same_bits": same_bits}
+        return FromElsewhere(**own, source=self.resume, config=config)
 
 
 @dataclass
@@ -182,7 +178,7 @@ def run_rank(
     worker.observer = seen
     if inject is not None:
         inject(worker)
-    subject = _RankInSteps(worker)
+    subject = RankInSteps(worker)
     went_on_from = run_through(subject, config.steps, checkpoints, show=show)
     place.enter("write")
     worker.sync.finish()
@@ -199,27 +195,3 @@ def run_rank(
     worker.close()
     count = sum(p.numel() for p in worker.model.parameters())
     return Finished(result, state, count, seen.recorder.values, went_on_from)
-
-
-@dataclass(frozen=True)
-class _RankInSteps:
-    """A worker as what can be interrupted: see :class:`Resumable`."""
-
-    worker: Worker
-
-    def run(self, steps: Iterable[int]) -> None:
-        train(self.worker, steps)
-
-    def kept(self) -> Kept:
-        my_place().enter("checkpoint")
-        return kept_by(self.worker)
-
-    def restore(self, kept: Kept) -> None:
-        restore(self.worker, kept)
-
-    def interrupted(self) -> None:
-        self.worker.observer.interrupted()
-
-    def recorded_in(self, kept: Kept) -> list[Any]:
-        rows: list[Any] = json.loads(kept["observer"])["recorder"]["rows"]
-        return rows

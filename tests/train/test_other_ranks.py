@@ -39,7 +39,9 @@ def be_a_rank(
     with distributed(timeout_s=60), redirect_stderr(said):
         own = Checkpoints(folder, identity, every=1, keep=STEPS)
         if source is not None:
-            own = FromElsewhere(**vars(own), source=source, config=config)
+            same_bits = config.sync.guarantees.logical_shards
+            own = {**vars(own), "same_bits": same_bits}
+            own = FromElsewhere(**own, source=source, config=config)
         run = run_rank(config, observer=watches_parts, checkpoints=own)
         run.values["said"] = said.getvalue()
         return run
