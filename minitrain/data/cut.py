@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ class InMemory:
         self,
         shards: Sequence[int],
         num_shards: int,
-        num_micro_batches: int,
+        num_micro_batches: int = 1,
         device: torch.device | None = None,
     ) -> "CutBatches":
         """The batches of those ``shards`` of ``num_shards``, each cut into
@@ -70,10 +70,6 @@ class CutBatches:
             for mine in [cut(whole, shard, self.num_shards)]
             for index in range(count)
         ]
-
-    def by_shard(self) -> "list[CutBatches]":
-        """Each shard's batches alone."""
-        return [replace(self, shards=[shard]) for shard in self.shards]
 
     def _batch(
         self, step: int, shard: int, inputs: Any, global_targets: int

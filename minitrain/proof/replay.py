@@ -101,7 +101,7 @@ class _Replay:
         self._sync, self._world_size = config.sync, world_size
         self._divisor = count if config.sync.guarantees.averages else 1
         self._streams = start_streams(config, count)
-        self._shards = config.batches(range(count), count).by_shard()
+        self._shards = [config.batches([shard], count) for shard in range(count)]
         self.model = config.start_model(0)
         self._optimizer = plain_optimizer(config, self.model)
         self._precision = Precision(config.precision)

@@ -8,15 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from minitrain.comm.torch_private import import_compiler
-from minitrain.core.files import read_json
 from minitrain.core.params import Params, Train
-from minitrain.data.batches import Batches, RankBatches
+from minitrain.data.batches import Batches, Data, ShardFiles
 from minitrain.data.order import steps_per_epoch
 from minitrain.data.shards import open_targets
 from minitrain.data.text import VOCAB_SIZE
@@ -33,71 +32,6 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "adamw": torch.optim.AdamW,
     "sgd": torch.optim.SGD,
 }
-
-
-class Data(Protocol):
-    """Where batches come from; it travels to the ranks."""
-
-    def open(
-        self,
-        shards: Sequence[int],
-        num_shards: int,
-        num_micro_batches: int,
-        device: torch.device | None,
-    ) -> Batches:
-        """The batches of those ``shards`` of ``num_shards``, each in
-        ``num_micro_batches``.
-        """
-        ...
-
-    def smaller(self) -> int | None:
-        """The first step whose global batch is smaller than that of step 0."""
-        ...
-
-    def digest(self) -> int:
-        """A hash of the data, the same for every number of ranks."""
-        ...
-
-
-@dataclass(frozen=True)
-class ShardFiles:
-    """Batches from the files that the shard stage wrote for ``num_files`` ranks."""
-
-    folder: Path
-    num_files: int
-    block_size: int
-    global_batch_size: int
-    seed: int
-
-    def open(
-        self,
-        shards: Sequence[int],
-        num_shards: int,
-        num_micro_batches: int,
-        device: torch.device | None,
-    ) -> RankBatches:
-        """See :class:`Data`; only the files of these shards are opened."""
-        return RankBatches(
-            self.folder,
-            shards,
-            num_shards,
-            block_size=self.block_size,
-            global_batch_size=self.global_batch_size,
-            seed=self.seed,
-            num_files=self.num_files,
-            num_micro_batches=num_micro_batches,
-            device=device,
-        )
-
-    def smaller(self) -> int | None:
-        """See :class:`Data`: the last step of the first epoch, if any."""
-        count, size = len(open_targets(self.folder)), self.global_batch_size
-        return count // size if count > size and count % size else None
-
-    def digest(self) -> int:
-        """See :class:`Data`."""
-        index = read_json(self.folder / "index.json", "samples_sha256")
-        return int(index["samples_sha256"][:16], 16)
 
 
 @dataclass(frozen=True)

@@ -163,8 +163,8 @@ DATA = [
         "targets.npy counts the first token of a sample as a target",
         "equivalence: witness_data",
         "minitrain/data/shards.py",
-        "append(block.lengths() - 1)",
-        "append(block.lengths())",
+        "(samples.lengths() - 1)",
+        "(samples.lengths())",
     ),
     mutant(
         "block_cut_short",

@@ -512,9 +512,6 @@ class EqualWeightsInTheTail:
     def digest(self) -> int:
         return self.right.digest()
 
-    def by_shard(self) -> "list[EqualWeightsInTheTail]":
-        return [EqualWeightsInTheTail(one) for one in self.right.by_shard()]
-
     def micro_batches(self, step: int) -> list[MicroBatch]:
         (right,) = self.right.micro_batches(step)
         share = right.global_targets // 2
