@@ -23,8 +23,7 @@ from minitrain.train.checkpoint import Checkpoints, Kept
 from minitrain.train.config import RunConfig, plain_optimizer
 from minitrain.train.observer import shares_of_loss
 from minitrain.train.precision import Precision
-from minitrain.train.recorder import Recorder
-from minitrain.train.result import TrainResult
+from minitrain.train.recorder import Recorder, TrainResult
 from minitrain.train.resume import run_through
 from minitrain.train.rng import Stream
 from minitrain.train.worker import start_streams

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import ClassVar, NoReturn
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
@@ -73,12 +73,12 @@ class Flat(Strategy):
     def _gradient(self, name: str) -> Tensor:
         gradient = self._trained[name].grad
         if gradient is None:
-            self._refuse(name)
+            raise self._unused(name)
         return gradient
 
     @staticmethod
-    def _refuse(name: str) -> NoReturn:
-        raise UserError(
+    def _unused(name: str) -> UserError:
+        return UserError(
             f"model: parameter {name} gets no gradient on a rank; only DDP can "
             "look for unused parameters"
         )

@@ -6,9 +6,10 @@ second. The strategies themselves refer to it as ``guarantees``.
 
 import json
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Literal, TypeAlias
 
 from minitrain.core.errors import UserError
+from minitrain.core.params import Train
 
 Promise = Literal["reduced_once", "replay", "one_process", "loss"]
 # gloo's ring; a balanced binary tree; that tree inside each host, then the ring among
@@ -17,25 +18,9 @@ Order = Literal["ring", "tree", "hosts", "none"]
 EXACT: frozenset[Promise] = frozenset({"reduced_once", "replay", "one_process"})
 
 
-class Tuning(Protocol):
-    """What the strategies can be told: ``train`` of params.yaml has it."""
-
-    @property
-    def bucket_cap_mb(self) -> float | None: ...
-
-    @property
-    def overlap(self) -> bool: ...
-
-    @property
-    def find_unused_parameters(self) -> bool: ...
-
-    @property
-    def logical_shards(self) -> int: ...
-
-
 @dataclass(frozen=True)
 class Defaults:
-    """A :class:`Tuning` with the defaults of params.yaml."""
+    """Settings of the strategies, with the defaults of params.yaml."""
 
     bucket_cap_mb: float | None = None
     overlap: bool = True
@@ -44,6 +29,7 @@ class Defaults:
 
 
 DEFAULTS = Defaults()
+Tuning: TypeAlias = Train | Defaults
 
 
 @dataclass(frozen=True)

@@ -38,14 +38,6 @@ class Invariant(Flat):
 
     def set_up(self) -> None:
         super().set_up()
-        self._shard: int | None
-        self._num_parts: int
-        self._pairs: bool
-        # how often each gradient that waits for the next shard's was changed in place
-        self._versions: dict[str, int]
-        self._sums: list[tuple[int, list[Tensor]]]
-        self._start: list[Tensor] = []
-        self._first: list[Tensor]
         self._forget()
 
     @contextmanager
@@ -78,11 +70,10 @@ class Invariant(Flat):
         self._num_parts += 1
 
     def _accumulates_once(self) -> bool:
-        """Whether autograd may add the next shard's gradients to those of this one: the
-        lowest sums of the tree, made while they are in cache. Not where a gradient is a
-        sum already (a layer run again by a checkpoint), whose terms autograd would add
-        one by one, nor where a hook would see the gradients of two shards as one.
-        """
+        # Whether autograd may add the next shard's gradients to those of this one: the
+        # lowest sums of the tree, made while they are in cache. Not where a gradient is
+        # a sum already (a layer run again by a checkpoint), whose terms autograd would
+        # add one by one, nor where a hook would see the gradients of two shards as one.
         return not any(
             changes_in_place(self._gradient(name)) or has_gradient_hooks(parameter)
             for name, parameter in self._trained.items()
@@ -94,15 +85,20 @@ class Invariant(Flat):
         # a gradient to which the second of a pair added nothing is missing there
         for name, before in self._versions.items():
             if changes_in_place(self._gradient(name)) == before:
-                self._refuse(name)
+                raise self._unused(name)
 
     def _forget(self) -> None:
-        """Nothing of a step that is over, or that somebody gave up."""
-        self._shard, self._num_parts, self._pairs = None, 0, False
-        self._versions, self._sums, self._first = {}, [], []
+        # nothing of a step that is over, or that was given up
+        self._shard: int | None = None
+        self._num_parts, self._pairs = 0, False
+        # how often each gradient that waits for the next shard's was changed in place
+        self._versions: dict[str, int] = {}
+        self._sums: list[tuple[int, list[Tensor]]] = []
+        self._start: list[Tensor] = []
+        self._first: list[Tensor] = []
 
     def _climb(self) -> None:
-        """Add the gradients to the tree, as far as it is full."""
+        # add the gradients to the tree, as far as it is full
         level, sums = 0, []
         for name, parameter in self._trained.items():
             sums.append(self._gradient(name))

@@ -37,6 +37,8 @@ class StockDDP(Strategy):
     """
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["ddp"]
+    # whether :meth:`exchange` does another thing than DDP without a hook
+    needs_hook: ClassVar[bool] = False
     # whether gradients live in the buckets, which spares copies in and out
     bucket_views: ClassVar[bool] = False
     # whether a bucket is reduced as soon as it is there, if ``overlap`` allows it
@@ -57,16 +59,12 @@ class StockDDP(Strategy):
         # a pass without communication would count as use of a parameter
         self.has_account = not self.tuning.find_unused_parameters
         self._late: list[tuple[GradBucket, BucketEvent, Reduced]] = []
-        if self._needs_hook():
+        if self.needs_hook or self.timed or not self.tuning.overlap:
             self.ddp.register_comm_hook(weakref.ref(self), _call)
 
     @classmethod
     def only_watches(cls) -> bool:
-        own = (cls.exchange, cls._needs_hook)
-        return own == (StockDDP.exchange, StockDDP._needs_hook)
-
-    def _needs_hook(self) -> bool:
-        return self.timed or not self.tuning.overlap
+        return cls.exchange is StockDDP.exchange and not cls.needs_hook
 
     def exchange(self, bucket: GradBucket) -> Reduced:
         """Start the reduction of one bucket -> a future of it, reduced: (n,)."""

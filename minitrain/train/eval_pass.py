@@ -22,8 +22,7 @@ from minitrain.train.config import RunConfig
 from minitrain.train.loop import train
 from minitrain.train.observer import LastLoss
 from minitrain.train.precision import Precision
-from minitrain.train.recorder import sha256_tensor
-from minitrain.train.result import Row, TrainResult
+from minitrain.train.recorder import Row, TrainResult, sha256_tensor
 from minitrain.train.rng import untouched_random_state
 from minitrain.train.worker import Worker
 
@@ -81,9 +80,8 @@ def add_probes(result: TrainResult, worker: Worker) -> None:
 
 
 def _why_not(worker: Worker, step: int) -> str:
-    """Why this rank cannot compute in eval mode, found out without the others; empty
-    where it can. A collective that a rank does not reach would hang the rest.
-    """
+    # Found out without the others; empty where this rank can compute in eval mode. A
+    # collective that a rank does not reach would hang the rest.
     sync = worker.sync
     # who cannot go without collectives has them in this pass too
     if not type(sync).has_account:
@@ -107,9 +105,8 @@ def _why_not(worker: Worker, step: int) -> str:
 
 
 def _uneven_step(rows: Sequence[Row]) -> int:
-    """The last step at which ranks, or their micro-batches, have unequal numbers of
-    targets; the last step where there is none. The same on all ranks.
-    """
+    # The last step at which ranks, shards or micro-batches have unequal numbers of
+    # targets; the last step where there is none. The same on all ranks.
     fed = (row for row in rows if row["kind"] == "fed")
     mine = [[(part["shard"], part["targets"]) for part in row["parts"]] for row in fed]
     steps = [*zip(*_of_all(mine), strict=True)]
@@ -129,7 +126,6 @@ def _uneven_step(rows: Sequence[Row]) -> int:
 
 
 def _of_all(mine: Any) -> list[Any]:
-    """What every rank has of it, by rank."""
     if not dist.is_initialized():
         return [mine]
     found: list[Any] = [None] * dist.get_world_size()

@@ -21,8 +21,7 @@ from minitrain.train.clock import (
     always_plain,
     kind_of_step,
 )
-from minitrain.train.recorder import Recorder
-from minitrain.train.result import TrainResult
+from minitrain.train.recorder import Recorder, TrainResult
 from minitrain.train.rng import untouched_random_state
 
 if TYPE_CHECKING:
@@ -223,25 +222,18 @@ class StepObserver(LastLoss):
             barrier()
         if self.clock.kind == "bracketed":
             row["backward_compute_ms"] = self._backward_alone_ms()
-        self._note(row | self._logged())
-        self.recorder.fed(self._step, self._micro_batches)
-        self.clock.restart()
-
-    def _note(self, row: Row) -> None:
         computed = self._micro_batches
+        # of several passes DDP times the last one alone
+        if self.clock.watches and len(computed) == 1:
+            row |= self.worker.sync.logged()
         self.timings.append(row | {"tokens": sum(one.num_targets for one in computed)})
         self.digests.append(tuple(d for one in computed for d in one.digests))
         self.losses.append(self.shares())
-
-    def _logged(self) -> Row:
-        # of several passes DDP times the last one alone
-        alone = len(self._micro_batches) == 1
-        return self.worker.sync.logged() if self.clock.watches and alone else {}
+        self.recorder.fed(self._step, computed)
+        self.clock.restart()
 
     def _backward_alone_ms(self) -> float:
-        """Milliseconds of the step's backward passes without communication; leaves no
-        trace behind.
-        """
+        # without communication, and without leaving a trace behind
         worker, clock, total = self.worker, self.clock, 0
         untouched = untouched_buffers(worker.model), untouched_random_state()
         with untouched[0], untouched[1], worker.sync.no_sync():
@@ -275,15 +267,14 @@ def shares_of_loss(
     ``losses`` are 0-dim tensors, one for each of ``micro_batches``; reading them waits
     for a GPU. Raises UserError when a loss is no longer a finite number.
     """
-    return [_share_of_loss(*pair) for pair in zip(losses, micro_batches, strict=True)]
-
-
-def _share_of_loss(loss: Tensor, micro_batch: MicroBatch) -> float:
-    value = loss.item()
-    if not math.isfinite(value):
-        rank = dist.get_rank() if dist.is_initialized() else 0
-        raise UserError(
-            f"train: the loss is {value} at step {micro_batch.step} on rank {rank}; "
-            "a smaller train.learning_rate may keep it finite"
-        )
-    return value * micro_batch.num_targets / micro_batch.global_targets
+    shares = []
+    for loss, micro_batch in zip(losses, micro_batches, strict=True):
+        value = loss.item()
+        if not math.isfinite(value):
+            rank = dist.get_rank() if dist.is_initialized() else 0
+            raise UserError(
+                f"train: the loss is {value} at step {micro_batch.step} on rank "
+                f"{rank}; a smaller train.learning_rate may keep it finite"
+            )
+        shares.append(value * micro_batch.num_targets / micro_batch.global_targets)
+    return shares

@@ -20,8 +20,13 @@ from minitrain.core.provenance import (
     peak_memory_mb,
     provenance,
 )
-from minitrain.train.recorder import save_tensors, write_tensors
-from minitrain.train.result import TrainResult, mean_losses, rows_of
+from minitrain.train.recorder import (
+    TrainResult,
+    mean_losses,
+    rows_of,
+    save_tensors,
+    write_tensors,
+)
 
 
 def write_state(folder: Path, state: Mapping[str, Tensor]) -> None:

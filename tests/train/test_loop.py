@@ -62,7 +62,7 @@ from minitrain.train.clock import Row, kind_of_step
 from minitrain.train.config import RunConfig
 from minitrain.train.loop import train
 from minitrain.train.observer import StepObserver
-from minitrain.train.result import mean_losses
+from minitrain.train.recorder import mean_losses
 from minitrain.train.rng import seed_everything
 from minitrain.train.run import Inject
 from minitrain.train.worker import Worker

@@ -18,9 +18,8 @@ from minitrain.harness.launcher import launch
 from minitrain.train.checkpoint import Checkpoints
 from minitrain.train.config import RunConfig
 from minitrain.train.observer import watches_parts
-from minitrain.train.recorder import sha256_tensor
+from minitrain.train.recorder import rows_of, sha256_tensor
 from minitrain.train.reshard import FromElsewhere
-from minitrain.train.result import rows_of
 from minitrain.train.run import Finished, run_rank
 
 STEPS, LOGICAL_SHARDS = 9, 4
