@@ -177,9 +177,7 @@ yarn: wool|yarn|silk|cotton|thread
 """
 
 
-def _complements() -> dict[str, tuple[str, ...]]:
-    lines = (line.split(":") for line in _COMPLEMENTS.strip().splitlines())
-    return {name: tuple(text.strip().split("|")) for name, text in lines}
-
-
-COMPLEMENTS = _complements()
+COMPLEMENTS = {
+    name: tuple(text.strip().split("|"))
+    for name, text in (line.split(":") for line in _COMPLEMENTS.strip().splitlines())
+}

@@ -6,13 +6,7 @@ never objects, and adverbials belong to a tense.
 
 from typing import NamedTuple
 
-PERSONS = (
-    "first_singular",
-    "second",
-    "third_singular",
-    "first_plural",
-    "third_plural",
-)
+PERSONS = ("first_singular", "second", "third_singular", "first_plural", "third_plural")
 
 
 class Subject(NamedTuple):

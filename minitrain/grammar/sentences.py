@@ -12,6 +12,7 @@ every version of Python.
 import math
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import astuple
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -38,18 +39,11 @@ class Sentence(NamedTuple):
 
 
 class _Walk:
-    """The sentences of one verb and person, and how far they have been used."""
+    # the sentences of one verb and person, and how far they have been used
 
     def __init__(self, verb: Verb, frames: list[Frame]) -> None:
         # by index: clauses.BASE, THIRD, PAST, PARTICIPLE, ING, NO_FORM
-        self.forms = (
-            f" {verb.lemma}",
-            f" {verb.third_person}",
-            f" {verb.past}",
-            f" {verb.past_participle}",
-            f" {verb.present_participle}",
-            "",
-        )
+        self.forms = (*(f" {form}" for form in astuple(verb)[:5]), "")
         self.lemma = verb.lemma
         self.complements = _complements(verb)
         self.frames = frames

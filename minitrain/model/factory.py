@@ -111,31 +111,23 @@ def _cause(error: BaseException) -> str:
     root = error
     while below := root.__cause__ or _context(root):
         root = below
-    file, line = _place(error)
-    told = _described(error) + (f" ({file}:{line})" if file else "")
-    if root is error:
-        return told
-    root_file, line = _place(root)
-    place = f"line {line}" if root_file == file else f"{root_file}:{line}"
-    return f"{told}, caused by {_described(root)}" + (f" ({place})" if line else "")
+    told = _told(error)
+    return told if root is error else f"{told}, caused by {_told(root)}"
 
 
 def _context(error: BaseException) -> BaseException | None:
     return None if error.__suppress_context__ else error.__context__
 
 
-def _described(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
-
-
-def _place(error: BaseException) -> tuple[str, int | None]:
+def _told(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     users = [frame for frame in frames if _is_users(frame.filename)]
-    return (users[-1].filename, users[-1].lineno) if users else ("", None)
+    place = f" ({users[-1].filename}:{users[-1].lineno})" if users else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}{place}"
 
 
 def _is_users(file: str) -> bool:
-    """Whether a user may have written it: no library, and of ours only a model."""
+    # no library, and of ours only a model
     if file.startswith(_LIBRARIES) or "site-packages" in file or file == __file__:
         return False
     return _HERE in Path(file).parents or _HERE.parent not in Path(file).parents

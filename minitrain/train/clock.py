@@ -33,12 +33,10 @@ def always_plain(step: int) -> Kind:
 
 
 class StepClock:
-    """Stamps the parts of a step, one after the other.
+    """Stamps the parts of a step, one after the other; ``now_ns`` is the last stamp.
 
-    ``now_ns`` is the last stamp, in nanoseconds of a clock without a date.
-    ``synchronize`` is called before a stamp of a step that is not plain, and at the
-    end of every step: on a GPU it waits for the device. ``kind_of_step`` says which
-    steps are plain; ``watches`` whether any is not.
+    ``synchronize`` waits for a GPU: before a stamp of a step that is not plain, and at
+    the end of every step. ``watches``: some steps are not plain by ``kind_of_step``.
     """
 
     def __init__(
@@ -81,17 +79,13 @@ class StepClock:
             self.row[f"{part}_ms"] -= length_ns / NS_PER_MS
             self.row[f"{out_of_it}_ms"] = length_ns / NS_PER_MS
 
-    def note_buckets(self, trace: SyncTrace) -> None:
-        """Tell what the buckets of the backward pass tell, which ended just now."""
-        self.row |= bucket_times(trace, self.row["backward_ms"], self.now_ns)
-
     def finish(self) -> Row:
         """The row of the step; ``step_ms`` is the sum of its parts."""
         return {**self.row, "step_ms": self._step_ns / NS_PER_MS}
 
 
 def bucket_times(trace: SyncTrace, backward_ms: float, end_ns: int) -> Row:
-    """What the buckets tell of a step's ``backward_ms``, which end at ``end_ns``.
+    """Return what the buckets show of a step's ``backward_ms``, which end at ``end_ns``.
 
     ``comm_exposed_ms``: from the last gradient to the end, when nothing hides
     communication; ``to_last_bucket_ms``: the rest; ``comm_total_ms``: length of the

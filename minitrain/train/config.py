@@ -92,7 +92,7 @@ class RunConfig:
 
 
 def plain_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer of one process that holds all of ``model``. It is not made by a
+    """Build the optimizer of one process that holds all of ``model``; not by a
     strategy, whose mistakes a replay must not repeat.
     """
     import_compiler()
@@ -112,15 +112,10 @@ def config_of(
     step to time.
     """
     train = params.train
+    block_size, batch_size = params.model.block_size, train.global_batch_size
     return RunConfig(
         factory=partial(build_model, params.model, VOCAB_SIZE),
-        data=ShardFiles(
-            shards,
-            num_files,
-            params.model.block_size,
-            train.global_batch_size,
-            train.seed,
-        ),
+        data=ShardFiles(shards, num_files, block_size, batch_size, train.seed),
         steps=steps or _num_steps(train, shards),
         sync=find_strategy(train.sync),
         tuning=train,
@@ -134,7 +129,6 @@ def config_of(
 
 
 def _num_steps(train: Train, shards: Path) -> int:
-    """``num_steps``, or the steps of ``num_epochs``; UserError if all are warm-up."""
     if train.num_steps is not None:
         return train.num_steps
     assert train.num_epochs is not None

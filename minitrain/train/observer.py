@@ -1,4 +1,4 @@
-"""Who looks on while a rank trains: nobody, or what times and hashes."""
+"""Training observers: no-op, the last losses, timing and hashing."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -19,6 +19,7 @@ from minitrain.train.clock import (
     Row,
     StepClock,
     always_plain,
+    bucket_times,
     kind_of_step,
 )
 from minitrain.train.recorder import Recorder, TrainResult
@@ -115,13 +116,10 @@ class StepObserver(LastLoss):
     ) -> None:
         super().__init__(worker)
         config = worker.config
-        self.recorder = Recorder(
-            worker.model, config.recorded, config.sampled, keep=keep
-        )
+        self.recorder = Recorder(worker.model, config.recorded, config.sampled, keep)
         on_gpu = worker.device.type == "cuda"
-        self.clock = StepClock(
-            torch.cuda.synchronize if on_gpu else (lambda: None), kinds
-        )
+        wait = torch.cuda.synchronize if on_gpu else (lambda: None)
+        self.clock = StepClock(wait, kinds)
         self.losses: list[list[float]] = []
         self.digests: list[tuple[int, ...]] = []
         self.timings: list[Row] = []
@@ -148,13 +146,8 @@ class StepObserver(LastLoss):
 
     def result(self) -> TrainResult:
         """What was seen so far."""
-        return TrainResult(
-            self.losses,
-            self.digests,
-            self.timings,
-            self.recorder.rows,
-            self.recorder.sampled,
-        )
+        rows, sampled = self.recorder.rows, self.recorder.sampled
+        return TrainResult(self.losses, self.digests, self.timings, rows, sampled)
 
     def begin(self, step: int) -> None:
         self._step = step
@@ -197,7 +190,8 @@ class StepObserver(LastLoss):
 
     def after_reduce(self) -> None:
         self.clock.mark("backward")
-        self.clock.note_buckets(self.worker.sync.trace)
+        row, trace = self.clock.row, self.worker.sync.trace
+        row |= bucket_times(trace, row["backward_ms"], self.clock.now_ns)
 
     def before_step(self) -> None:
         self.place.enter("optimizer")

@@ -79,9 +79,8 @@ def write_run(
         cpu = " and ".join(sorted({found["cpu"] for found in machines}))
         write_records(out, results, facts["threads_per_process"], cpu=cpu)
         save_tensors(out / "sampled.pt", result.sampled)
-        timings = [
-            {**row, "rank": r} for r, one in enumerate(results) for row in one.timings
-        ]
+        each = enumerate(results)
+        timings = [{**row, "rank": r} for r, one in each for row in one.timings]
         write_jsonl(out / "timings.jsonl", timings)
         measured = {"num_hosts": num_hosts(), "peak_memory_mb": peaks}
         if num_hosts() > 1:

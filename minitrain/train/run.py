@@ -71,9 +71,9 @@ class Job:
 
 @dataclass
 class Finished:
-    """What a rank has after its last step: what it knows, the whole final state unless
-    that was written to a file, of the step that was to be kept the values, and from
-    which step it went on, 0 for a run that was not interrupted.
+    """What a rank has after its last step. ``state`` is the whole final one, empty if
+    it was written to a file; ``values`` those of the step to be kept; ``went_on_from``
+    is 0 for a run that was not interrupted.
     """
 
     result: TrainResult
