@@ -178,13 +178,6 @@ def around_parameter_broadcast(
     zero._sync_params = lambda: around(broadcast)
 
 
-def forget_gathered_state(zero: Any) -> None:
-    """Drop what ``consolidate_state_dict`` of a ZeroRedundancyOptimizer gathered: rank
-    0 would keep the state that ranks share to save memory.
-    """
-    zero._all_state_dicts = []
-
-
 def own_part_of(zero: Any) -> Any:
     """The optimizer of the parameters that this rank steps, inside a
     ZeroRedundancyOptimizer, whose own ``state_dict`` is that of all ranks.

@@ -22,12 +22,10 @@ IGNORE_INDEX = -100
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """A micro-batch: what one rank computes in one forward and backward pass.
-
-    ``inputs`` is what the model's loss is computed from. ``num_targets`` of the
-    ``global_targets`` real targets of the global batch are here: their ratio is its
-    weight in the loss. ``digests`` are the SHA-256 of the samples, as numbers. ``step``
-    counts from 0 over all epochs; ``shard`` says whose samples these are.
+    """What one rank computes in one forward and backward pass: ``inputs``, with
+    ``num_targets`` of the ``global_targets`` real targets of the global batch.
+    ``digests`` are the SHA-256 of the samples, as numbers; ``step`` counts from 0 over
+    all epochs; ``shard`` is that of the samples.
     """
 
     step: int
@@ -42,8 +40,8 @@ class Batches(Protocol):
     """What the training loop and its replay know of a rank's data."""
 
     def micro_batches(self, step: int) -> list[MicroBatch]:
-        """What this rank computes at ``step`` (from 0 over all epochs), one after the
-        other, shard by shard: the same whenever it is asked for.
+        """Return what this rank computes at ``step`` (from 0 over all epochs), shard by
+        shard: the same whenever it is asked for.
         """
         ...
 
@@ -62,8 +60,8 @@ class Data(Protocol):
         num_micro_batches: int = 1,
         device: torch.device | None = None,
     ) -> Batches:
-        """The batches of those ``shards`` of ``num_shards``, each in
-        ``num_micro_batches``, on ``device`` (the CPU unless given).
+        """Return the batches of those ``shards`` of ``num_shards``, each cut into
+        ``num_micro_batches``, on ``device`` (default: CPU).
         """
         ...
 
@@ -116,15 +114,14 @@ class ShardFiles:
 
 
 class RankBatches:
-    """The batches of those ``shards`` of ``num_shards`` that one process computes.
+    """The batches of those ``shards`` of ``num_shards`` that one process computes in
+    turn.
 
-    They are computed in turn, each batch cut into ``num_micro_batches``. ``inputs`` are
-    ``input_ids`` and ``labels``, int64 of shape (B, block_size); padding is -100 in the
-    labels. A sample's digest is that of its corpus position and tokens.
-
-    A micro-batch without a sample, at the smaller last batch of an epoch, gets one of
-    the shard's with a ``num_targets`` of 0, so that it still takes part in the
-    synchronization. Raises UserError for fewer samples than shards.
+    ``inputs`` are ``input_ids`` and ``labels``, int64 of shape (B, block_size); padding
+    is -100 in the labels. A sample's digest is that of its corpus position and tokens.
+    A micro-batch without a sample gets one of the shard's with a ``num_targets`` of 0,
+    so that it still takes part in the synchronization. Raises UserError for fewer
+    samples than shards.
     """
 
     def __init__(

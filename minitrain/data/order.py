@@ -15,10 +15,7 @@ SampleIds = npt.NDArray[np.int64]
 
 
 class GlobalOrder:
-    """Global batches of sample ids, reshuffled for every epoch.
-
-    ``seed`` and the epoch decide the shuffle; the world size has no part in it.
-    """
+    """Global batches of sample ids; ``seed`` and the epoch decide their order."""
 
     def __init__(self, num_samples: int, global_batch_size: int, seed: int) -> None:
         self.num_samples = num_samples
@@ -43,8 +40,8 @@ class GlobalOrder:
         ]
 
     def batch(self, step: int) -> SampleIds:
-        """Sample ids of the global batch at ``step`` of the current epoch: int64 of
-        shape (B,), B being the global batch size or, at the last step, less.
+        """Return the sample ids of the global batch at ``step`` of the epoch: int64
+        (B,).
         """
         ids = [column[step] for column in self._columns if step < len(column)]
         return np.array(ids, np.int64)

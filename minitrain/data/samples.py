@@ -35,8 +35,8 @@ class Samples:
         return np.diff(self.offsets)
 
     def take(self, indices: Iterable[int]) -> Iterator[Tokens]:
-        """Yield the samples of these indices; what was read from a memory-mapped file
-        does not stay in memory.
+        """Yield the samples of these indices; pages of a mapped file do not stay in
+        memory.
         """
         # a view that is not mapped itself: quicker to slice
         tokens, offsets = np.asarray(self.tokens), np.asarray(self.offsets)
@@ -61,5 +61,5 @@ def sha256_of(lengths: Int64s, samples: Iterable[Tokens]) -> str:
     """Return the hash of :meth:`Samples.sha256`."""
     digest = hashlib.sha256(lengths.tobytes())
     for tokens in samples:
-        digest.update(tokens)
+        digest.update(tokens.data)
     return digest.hexdigest()

@@ -31,10 +31,8 @@ SliceableT = TypeVar("SliceableT", bound=Any)
 
 
 def make_shard(rank: int, world_size: int, samples: SliceableT) -> SliceableT:
-    """The samples i of a sequence with ``i % world_size == rank``, in order.
-
-    Works on whatever slices: list, range, array. Raises UserError for a rank outside
-    0..world_size-1 and where some rank would get no sample at all.
+    """Return the samples i of a sequence with ``i % world_size == rank``, in order.
+    Works on what slices; UserError for an unknown rank or fewer samples than ranks.
     """
     if not 0 <= rank < world_size:
         raise UserError(f"rank = {rank}: must be from 0 to {world_size - 1}")
@@ -52,11 +50,9 @@ def tokenize_corpus(
     policy: LongSamples,
     spool: Path | None = None,
 ) -> tuple[Samples, int]:
-    """Tokens of the ``texts`` of a corpus, and how many were longer than the block.
-
-    Longer samples are handled by ``policy``, see
-    :func:`~minitrain.data.text.fit_to_block`. The samples lie in files without a name
-    in the folder ``spool`` (None: that for temporary files).
+    """Return the tokens of ``texts``, in nameless files in the folder ``spool`` (None:
+    that for temporary files), and how many texts were longer than the block: see
+    :func:`~minitrain.data.text.fit_to_block`.
     """
     end = num_long = 0
     place = spool or Path(gettempdir())
@@ -83,10 +79,10 @@ def _mapped(file: IO[bytes], dtype: Any) -> Any:
 
 
 def write_shards(folder: Path, samples: Samples, world_size: int) -> None:
-    """Write what each of ``world_size`` ranks reads into ``folder``, and index.json.
+    """Write what each of ``world_size`` ranks reads into ``folder``, and index.json:
+    counts, first texts, SHA-256s, and the hash of the samples dealt back from the
+    shards on disk.
 
-    The index holds counts, the first text of each rank, SHA-256s of the files, and
-    ``samples_sha256``, the hash of the samples dealt back from the shards on disk.
     Raises EvidenceError when that differs from ``samples``: the proof of full coverage
     without overlap. Raises UserError for more ranks than samples.
     """
@@ -154,10 +150,8 @@ def deal_back(shards: list[Samples]) -> str:
 
 def open_shard(folder: Path, rank: int) -> Samples:
     """Memory-map what ``rank`` reads from a folder that :func:`write_shards` wrote.
-
     Raises FileNotFoundError where the folder has no files of that rank, and UserError
-    where they are not as they were written: whoever trains on other samples than those
-    of the corpus must not find it out at the end.
+    where they are not as they were written.
     """
     index = read_json(folder / "index.json", "ranks")
     for path in _shard_paths(folder, rank):
@@ -177,9 +171,7 @@ def _open_array(path: Path) -> Any:
 
 
 def open_targets(folder: Path) -> npt.NDArray[np.uint32]:
-    """Memory-map the number of real targets of every sample: uint32 of shape
-    (samples,), in corpus order.
-    """
+    """Memory-map the number of real targets of every sample: uint32 (samples,)."""
     targets: npt.NDArray[np.uint32] = _open_array(folder / "targets.npy")
     return targets
 

@@ -77,9 +77,8 @@ class Kind(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """A clause with room: ``before``, the verb in ``form``, its complement, ``after``.
-
-    ``form`` is one of BASE ... NO_FORM; the others are the labels of the sentence.
+    """A clause with room: ``before``, the verb in ``form`` (BASE ... NO_FORM), its
+    complement, ``after``; then the labels of the sentence.
     """
 
     before: str

@@ -32,11 +32,9 @@ class Verb:
 
 
 def load_verbs(path: Path) -> tuple[Verb, ...]:
-    """Read the verb table (CSV, UTF-8, a byte order mark is tolerated).
-
-    Blank lines are skipped; without an ``objects`` column every verb stands
-    alone. Raises UserError naming file, line, column and value for whatever is
-    not a table of verbs, and OSError where the file cannot be read.
+    """Read the verb table (CSV, UTF-8); without an ``objects`` column every verb stands
+    alone. Raises UserError naming file, line, column and value for what is no table of
+    verbs, and OSError where the file cannot be read.
     """
     rows = _rows(path)
     line, header = next(rows, (0, []))

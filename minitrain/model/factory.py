@@ -36,12 +36,9 @@ _FAILURES = (Exception, SystemExit)
 
 
 def build_model(params: Model, vocab_size: int) -> nn.Module:
-    """Call the factory with the ``model`` section and the vocabulary size.
-
-    While its file is loaded and the factory called, what lies beside the file can be
-    imported.
-    Raises UserError naming ``model.file`` or ``model.factory`` when it cannot be
-    found, fails, or returns something else than a torch.nn.Module.
+    """Call the factory with the ``model`` section and the vocabulary size; meanwhile
+    what lies beside its file can be imported. Raises UserError naming ``model.file`` or
+    ``model.factory`` when it cannot be found, fails, or returns no torch.nn.Module.
     """
     of_file = ":" not in params.factory
     with neighbors_of(Path(params.file)) if of_file else nullcontext():
@@ -50,8 +47,8 @@ def build_model(params: Model, vocab_size: int) -> nn.Module:
 
 
 def make_model(factory: Callable[[], Any], name: str) -> nn.Module:
-    """What ``factory()`` returns; a UserError that begins with ``name`` where it fails,
-    or returns something else than a torch.nn.Module.
+    """Return ``factory()``; a UserError that begins with ``name`` where it fails, or
+    returns no torch.nn.Module.
     """
     try:
         model = factory()
@@ -140,13 +137,13 @@ def try_model(
     loss: Loss | None = None,
     may_leave_unused: bool = False,
 ) -> None:
-    """One forward and backward pass; leaves gradients behind, so give it a spare.
+    """Make one forward and backward pass; leaves gradients behind, so give it a spare.
 
-    ``loss(model, inputs)`` is the output's ``.loss`` unless it is given. Raises
-    UserError for a model that fails, whose state is no plain tensors, whose loss is no
-    finite 0-dim tensor, that has nothing to train, or that leaves a parameter without a
-    finite dense gradient: stock DDP would let step 0 pass and fail at step 1. With
-    ``may_leave_unused`` a parameter may have none.
+    ``loss(model, inputs)`` is by default the output's ``.loss``. Raises UserError for a
+    model that fails, whose state is no plain tensors, whose loss is no finite 0-dim
+    tensor, or that leaves a parameter without a finite dense gradient: stock DDP would
+    let step 0 pass and fail at step 1. With ``may_leave_unused`` a parameter may have
+    none.
     """
     _check_state(model)
     value = computed_loss(model, batch, loss)

@@ -63,10 +63,6 @@ class Block(nn.Module):
 
 class MiniGPT(nn.Module):
     """Decoder-only language model over sequences of up to ``block_size`` tokens.
-
-    ``model(input_ids, labels)`` takes two int64 tensors (B, T) and gives a
-    :class:`CausalOutput`.
-
     Weights start as in GPT-2 (Radford et al. 2019): normal with deviation 0.02.
     """
 

@@ -29,9 +29,8 @@ PLAIN = "minitrain.sync:Strategy"
 
 
 def find_strategy(name: str) -> "type[Strategy]":
-    """The strategy of that name, or the class that package.module:Class says.
-
-    Raises UserError (one line) where there is none.
+    """Return the strategy of that name, or the class that package.module:Class names;
+    UserError where there is none.
     """
     module, colon, attribute = STRATEGIES.get(name, name).partition(":")
     if not colon:
@@ -51,10 +50,7 @@ def find_strategy(name: str) -> "type[Strategy]":
 
 
 def guarantees_of(name: str) -> Guarantees:
-    """What the strategy of that name guarantees; loads no torch for one of ours.
-
-    Raises UserError as :func:`find_strategy` does.
-    """
+    """Return what that strategy guarantees; loads no torch for one of ours."""
     if name in GUARANTEES:
         return GUARANTEES[name]
     return find_strategy(name).guarantees

@@ -19,11 +19,9 @@ from minitrain.sync.strategy import Traffic
 
 
 class SharedMemory(StockDDP):
-    """Stock DDP, with gloo's all-reduce replaced by one through shared memory.
-
-    Faster than sockets, and without a thread of its own that would take a core from
-    backward. At two ranks it has the bits of stock DDP; at more, ranks are added in a
-    tree instead of a ring.
+    """Stock DDP, with gloo's all-reduce replaced by one through shared memory: faster
+    than sockets, and without a thread of its own. At two ranks it has the bits of stock
+    DDP; at more, ranks are added in a tree instead of a ring.
     """
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["shm"]

@@ -27,11 +27,8 @@ from minitrain.sync.strategy import Traffic, broadcast, num_bytes
 
 
 class Invariant(Flat):
-    """Logical shards in a binary tree, its upper levels exchanged between processes.
-
-    At each level a rank swaps its partial sum with the rank half the distance away
-    (recursive doubling, Thakur et al. 2005): adding two numbers has one result, whoever
-    adds them.
+    """Logical shards in a binary tree, its upper levels exchanged between processes by
+    recursive doubling (Thakur et al. 2005).
     """
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["invariant"]
@@ -39,6 +36,16 @@ class Invariant(Flat):
     def set_up(self) -> None:
         super().set_up()
         self._forget()
+
+    def _forget(self) -> None:
+        # nothing of a step that is over, or that was given up
+        self._shard: int | None = None
+        self._num_parts, self._pairs = 0, False
+        # how often each gradient that waits for the next shard's was changed in place
+        self._versions: dict[str, int] = {}
+        self._sums: list[tuple[int, list[Tensor]]] = []
+        self._start: list[Tensor] = []
+        self._first: list[Tensor] = []
 
     @contextmanager
     def micro_step(self, shard: int, is_last: bool) -> Iterator[None]:
@@ -86,16 +93,6 @@ class Invariant(Flat):
         for name, before in self._versions.items():
             if changes_in_place(self._gradient(name)) == before:
                 raise self._unused(name)
-
-    def _forget(self) -> None:
-        # nothing of a step that is over, or that was given up
-        self._shard: int | None = None
-        self._num_parts, self._pairs = 0, False
-        # how often each gradient that waits for the next shard's was changed in place
-        self._versions: dict[str, int] = {}
-        self._sums: list[tuple[int, list[Tensor]]] = []
-        self._start: list[Tensor] = []
-        self._first: list[Tensor] = []
 
     def _climb(self) -> None:
         # add the gradients to the tree, as far as it is full

@@ -43,12 +43,9 @@ _held: dict[Path, int] = {}
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """The checkpoints of one run, and how often they are written.
-
-    ``identity`` is all that decides what the run computes, in plain values: a
-    checkpoint with another one is not this run's. One is written after every ``every``
-    steps, and the newest ``keep`` stay. ``same_bits``: a run that goes on from one has
-    the bits of an undisturbed one.
+    """The checkpoints of one run: one after every ``every`` steps, of which the newest
+    ``keep`` stay. ``identity`` is all that decides what the run computes, in plain
+    values. ``same_bits``: a run that goes on has the bits of an undisturbed one.
     """
 
     folder: Path
@@ -63,7 +60,6 @@ class Checkpoints:
 
     def save(self, step: int, kept: Kept) -> None:
         """Write what every rank keeps after ``step`` steps, then remove the oldest.
-
         Collective. Raises, on all ranks, UserError where a disk is full and OSError
         where one cannot write else; the checkpoints that were there are still there.
         """
@@ -89,20 +85,15 @@ class Checkpoints:
             shutil.rmtree(self.folder / _name(one), ignore_errors=True)
 
     def begin(self) -> bool:
-        """Lock the folder until this process ends. False where ranks on other hosts do
-        not see it. Collective.
-
-        Raises UserError where another process holds the lock.
+        """Lock the folder until this process ends, or raise UserError where another
+        process holds it. False where ranks on other hosts do not see it. Collective.
         """
         only_first(lambda: _lock(self.folder))
         return all(who_sees(self.folder))
 
     def newest(self, below: int | None = None) -> Path | None:
-        """Return the newest one that is whole and this run's, the same on all ranks;
-        None if there is none. Others are named on stderr. Collective.
-
-        Args:
-            below: Only those of fewer steps.
+        """Return the newest one that is whole and this run's, of fewer steps than
+        ``below``, the same on all ranks; None if there is none. Collective.
         """
         ours = dict(self.identity)
         return only_first(
@@ -158,9 +149,8 @@ class DamagedError(Exception):
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
-    """Return the manifest of ``checkpoint``, with every file as it says.
-
-    Raises DamagedError that names the first file which is not.
+    """Return the manifest of ``checkpoint``; DamagedError for a file that is not as it
+    says.
     """
     path = checkpoint / MANIFEST
     try:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal
 
-from minitrain.sync.trace import SyncTrace
+from minitrain.sync.strategy import SyncTrace
 
 Kind = Literal["plain", "instrumented", "bracketed"]
 Row = dict[str, Any]
@@ -16,11 +16,9 @@ NS_PER_MS = 1e6
 
 
 def kind_of_step(step: int) -> Kind:
-    """Every second step runs as it would without a clock; the others are
-    in turn ``bracketed`` and ``instrumented``; the first two are plain.
-
-    Before an ``instrumented`` step the ranks meet at a barrier, so that its parts
-    hold no waiting; the backward pass of a ``bracketed`` step lies between barriers.
+    """Run every second step, and the first two, as without a clock; the others are in
+    turn ``bracketed`` (the backward pass lies between barriers) and ``instrumented``
+    (after a barrier, so that its parts hold no waiting).
     """
     if step < 2 or step % 2 == 0:
         return "plain"
@@ -85,14 +83,12 @@ class StepClock:
 
 
 def bucket_times(trace: SyncTrace, backward_ms: float, end_ns: int) -> Row:
-    """Return what the buckets show of a step's ``backward_ms``, which end at ``end_ns``.
+    """Return what the buckets show of a step's ``backward_ms`` that end at ``end_ns``.
 
-    ``comm_exposed_ms``: from the last gradient to the end, when nothing hides
-    communication; ``to_last_bucket_ms``: the rest; ``comm_total_ms``: length of the
-    union of all [handed over, reduced], of which ``comm_hidden_ms`` lies before the
-    last gradient; ``comm_span_ms``: from the first bucket handed over to the end.
-    ``last_bucket_at_ns`` is on the clock that all ranks of a host share.
-    Empty for a trace without buckets, or without times (GPU).
+    ``comm_exposed_ms``: from the last gradient to the end; ``to_last_bucket_ms``: the
+    rest; ``comm_total_ms``: length of the union of all [handed over, reduced], of which
+    ``comm_hidden_ms`` lies before the last gradient; ``comm_span_ms``: from the first
+    bucket to the end. Empty without buckets, or without times (GPU).
     """
     spans = [
         (event.called_ns, event.done_ns)

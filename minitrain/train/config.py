@@ -36,11 +36,9 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
 
 @dataclass(frozen=True)
 class RunConfig:
-    """All that decides what a run computes, but for the number of its processes.
-
-    ``factory`` builds the model; rank r builds it from ``seed`` + r. A global batch is
-    cut over the ranks, and each rank's share into ``grad_accumulation_steps``
-    micro-batches. The first steps, every ``hash_every``-th and the last are recorded.
+    """All that decides what a run computes, but for the number of its processes. Rank r
+    builds its model by ``factory`` from ``seed`` + r. A global batch is cut over the
+    ranks, each rank's share into ``grad_accumulation_steps`` micro-batches.
     """
 
     factory: Callable[[], nn.Module]
@@ -56,16 +54,14 @@ class RunConfig:
     hash_every: int = 1
 
     def start_model(self, rank: int) -> nn.Module:
-        """The model as ``rank`` (or a logical shard) starts it; the random numbers go
-        on from there.
+        """Return the model as ``rank`` (or a logical shard) starts it; the random
+        numbers go on from there.
         """
         seed_everything(self.seed + rank)
         return self.factory()
 
     def num_shards(self, world_size: int) -> int:
-        """Into how many shards the strategy cuts a global batch: ``world_size``, or
-        as many logical shards as ``tuning`` asks for.
-        """
+        """Return into how many shards the strategy cuts a global batch."""
         return self.sync.guarantees.num_shards(world_size, self.tuning)
 
     def batches(
@@ -74,9 +70,7 @@ class RunConfig:
         num_shards: int,
         device: torch.device | None = None,
     ) -> Batches:
-        """The batches of those ``shards`` of ``num_shards``, their tensors on
-        ``device`` (the CPU unless told).
-        """
+        """Return the batches of those ``shards`` of ``num_shards`` on ``device``."""
         count = self.grad_accumulation_steps
         return self.data.open(shards, num_shards, count, device)
 
@@ -105,11 +99,9 @@ def plain_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimize
 def config_of(
     params: Params, shards: Path, num_files: int, *, steps: int | None = None
 ) -> RunConfig:
-    """What ``params`` describe; ``shards`` is a folder world-``num_files``, which tells
-    how many ``steps`` there are, unless that is known.
-
-    Raises UserError for a strategy that is not known, and for a warm-up that leaves no
-    step to time.
+    """Return the run that ``params`` describe, of the folder world-``num_files`` and
+    ``steps``. Raises UserError for an unknown strategy, and for a warm-up that leaves
+    no step to time.
     """
     train = params.train
     block_size, batch_size = params.model.block_size, train.global_batch_size
@@ -139,7 +131,5 @@ def _num_steps(train: Train, shards: Path) -> int:
 
 
 def whole_batches(config: RunConfig) -> RunConfig:
-    """The same on the plain model, each global batch at once: what one process does
-    that is the measure of all others.
-    """
+    """Return the reference run: the plain model, each global batch at once."""
     return replace(config, sync=Strategy, grad_accumulation_steps=1)

@@ -1,11 +1,10 @@
 """Passes that change nothing, for the witness: the training loop without its step.
 
-In eval mode the loss of a sample depends on that sample alone, whatever the model does
-in training: no dropout, no statistics of a batch. So after the last step each rank goes
-through the loop once more in eval mode, with the same batches, weights, strategy and
-reductions, and the gradient that comes out can be held to that of one whole batch.
-The batch is the last one that tells a mean over targets from a mean of means.
-Where training is in 16 bits it does so twice, with and without them.
+In eval mode the loss of a sample depends on that sample alone. So after the last step
+each rank goes through the loop once more in eval mode, with the same weights, strategy
+and reductions, and the gradient can be compared with that of one whole batch. The batch
+is the last one that tells a mean over targets from a mean of means. Where training is
+in 16 bits it does so twice, with and without them.
 """
 
 from collections import Counter
@@ -56,9 +55,8 @@ class GradientObserver(LastLoss):
 
 def add_probes(result: TrainResult, worker: Worker) -> None:
     """Add to ``result`` the losses and gradients of a step in eval mode, or a row with
-    the reason why some rank cannot compute them.
-
-    Call it on all ranks, when the states have been saved.
+    the reason why some rank cannot compute them. Collective, after the states are
+    saved.
     """
     passes, bits = {"probe": Precision("float32")}, worker.config.precision
     if bits != "float32":
@@ -136,10 +134,9 @@ def _of_all(mine: Any) -> list[Any]:
 def unwatched_gradients(
     config: RunConfig, device: torch.device | None = None
 ) -> Row | None:
-    """Hashes of the gradients of step 0 under DDP as torch has it; None where the
-    strategy is another thing without its hook.
-
-    Call it on all ranks, before the worker that trains is made.
+    """Hash the gradients of step 0 under DDP as torch has it; None where the strategy
+    is another thing without its hook. Collective, before the worker that trains is
+    made.
     """
     if not (config.sync.only_watches() and config.tuning.overlap):
         return None

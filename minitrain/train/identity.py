@@ -46,11 +46,8 @@ def checkpoints_of(
 def identity_of(
     params: Params, shards: Path, run: str, world_size: int, **more: Any
 ) -> dict[str, Any]:
-    """What the bits of ``run`` depend on, by name, in plain values.
-
-    ``shards`` is the folder world-W that it reads; ``more`` is what it depends on
-    beside parameters, data, code and machine. Raises OSError for a file that is not
-    there.
+    """Return what the bits of ``run`` depend on, by name, in plain values; ``more`` is
+    added. Raises OSError for a file that is not there.
     """
     train = params.train.model_dump(exclude={*NOT_OF_THE_BITS})
     model = params.model.model_dump()
@@ -74,10 +71,8 @@ def identity_of(
 def same_on_all_hosts(
     params: Params, shards: Path, run: str, world_size: int, resume: Path | None
 ) -> dict[str, Any]:
-    """What all ranks of ``run`` must have alike before they begin: all that decides the
-    bits but the CPU, and all parameters, some of which say who waits for whom when.
-
-    Hosts may have unlike CPUs: it is noted, and where the bits differ it shows.
+    """Return what all ranks of ``run`` must have alike before they begin: all that
+    decides the bits but the CPU, where the bits show a difference, and all parameters.
     """
     identity = identity_of(params, shards, run, world_size)
     identity.pop("cpu")

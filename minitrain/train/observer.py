@@ -34,10 +34,8 @@ LISTS = ("losses", "digests", "timings")
 
 
 class Observer:
-    """Looks on and does nothing: for runs whose speed is compared.
-
-    The loop tells it of each phase of a step, in this order; what it does is no part of
-    the computation.
+    """Looks on and does nothing: for runs whose speed is compared. The loop calls it at
+    each phase of a step, in this order; what it does is no part of the computation.
     """
 
     def __init__(self, worker: "Worker") -> None:
@@ -94,18 +92,14 @@ class LastLoss(Observer):
         self._losses.append(loss)
 
     def shares(self) -> list[float]:
-        """Of each micro-batch the share of the mean loss over the global batch.
-
-        Raises UserError where it is no finite number.
-        """
+        """Return :func:`shares_of_loss` of the last step."""
         return shares_of_loss(self._losses, self._micro_batches)
 
 
 class StepObserver(LastLoss):
     """Times every step and hashes the recorded ones, outside of what is timed.
-
-    ``kinds`` says which steps are disturbed to tell their parts apart; ``keep`` a step
-    whose values the recorder keeps for whoever looks for a cause.
+    ``kinds`` tells which steps are disturbed to tell their parts apart; ``keep`` is a
+    step whose values the recorder keeps.
     """
 
     def __init__(
@@ -246,9 +240,7 @@ class StepObserver(LastLoss):
 
 
 def watches_parts(worker: "Worker", keep: int | None = None) -> StepObserver:
-    """The observer of a run whose step account is made; every step is plain where the
-    strategy has none.
-    """
+    """Return the observer of a run with a step account, where there can be one."""
     kinds = kind_of_step if worker.sync.has_account else always_plain
     return StepObserver(worker, kinds, keep)
 
@@ -256,10 +248,9 @@ def watches_parts(worker: "Worker", keep: int | None = None) -> StepObserver:
 def shares_of_loss(
     losses: Sequence[Tensor], micro_batches: Sequence[MicroBatch]
 ) -> list[float]:
-    """Of each micro-batch its share of the mean loss over the global batch's targets.
-
-    ``losses`` are 0-dim tensors, one for each of ``micro_batches``; reading them waits
-    for a GPU. Raises UserError when a loss is no longer a finite number.
+    """Return each micro-batch's share of the mean loss over the global batch's targets;
+    reading the 0-dim ``losses`` waits for a GPU. Raises UserError when a loss is no
+    longer finite.
     """
     shares = []
     for loss, micro_batch in zip(losses, micro_batches, strict=True):

@@ -30,8 +30,8 @@ from minitrain.train.recorder import (
 
 
 def write_state(folder: Path, state: Mapping[str, Tensor]) -> None:
-    """Write the final ``state`` of every rank to a file of its own in ``folder`` of the
-    host of rank 0. Call it on all ranks.
+    """Write every rank's final ``state`` to a file in ``folder`` on rank 0's host.
+    Collective.
     """
     only_first(lambda: folder.mkdir(parents=True, exist_ok=True))
     rank, sees = dist.get_rank(), who_sees(folder)
@@ -60,10 +60,9 @@ def write_run(
     script: Path,
     device: torch.device,
 ) -> None:
-    """Gather what every rank knows; rank 0 writes it to the folder ``out``. Call it on
-    all ranks: none goes on before all is written, and what fails fails on all.
-
-    ``facts`` stand in its provenance, of ``script``; they hold threads_per_process.
+    """Gather what every rank knows; rank 0 writes it to the folder ``out``, with
+    ``facts`` in its provenance. Collective: none goes on before all is written, and
+    what fails fails on all.
     """
     peak = peak_memory_mb()
     # tensors are many times the model, and the same everywhere, as their hashes say
@@ -94,9 +93,8 @@ def write_run(
 def write_records(
     out: Path, results: Sequence[TrainResult], threads: int, *, cpu: str | None = None
 ) -> None:
-    """Write what is the same whenever it is computed: the ``loss`` over all ranks of
-    every ``step``, the rows of hashes, and what their bits depend on; ``cpu`` where
-    they were not all computed here.
+    """Write what is the same whenever it is computed: losses, rows of hashes, and what
+    their bits depend on; ``cpu`` where they were not all computed here.
     """
     losses = mean_losses(results)
     with open_atomic(out / "losses.csv") as file:

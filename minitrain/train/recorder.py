@@ -22,8 +22,7 @@ from minitrain.core.files import open_atomic, reading
 from minitrain.core.regular import require_regular
 from minitrain.data.batches import MicroBatch
 from minitrain.data.cut import bytes_of, content_digest, tensors_of
-from minitrain.sync.strategy import whole
-from minitrain.sync.trace import SyncTrace
+from minitrain.sync.strategy import SyncTrace, whole
 from minitrain.train.buffers import Buffers, copy_buffers, same_buffers
 from minitrain.train.rng import RandomState, random_state, same_random_state
 
@@ -42,8 +41,8 @@ def sha256_tensor(tensor: Tensor) -> str:
 def recorded_steps(
     num_steps: int, hash_every: int, smaller: int | None = None
 ) -> set[int]:
-    """The first three steps, every ``hash_every``-th, the last two, and ``smaller``:
-    the step of the first batch that is smaller than the others.
+    """Return the first three steps, every ``hash_every``-th, the last two, and
+    ``smaller``, the first with a smaller batch.
     """
     first, last = range(min(3, num_steps)), num_steps - 1
     steps = {*first, *range(0, num_steps, hash_every), max(0, last - 1), last}
@@ -53,8 +52,8 @@ def recorded_steps(
 def sampled_steps(
     recorded: Iterable[int], smaller: int | None = None, digest: int = 0
 ) -> set[int]:
-    """The recorded steps whose tensors are kept for the witness: the first two, the
-    last, ``smaller``, and one that the ``digest`` of the data selects.
+    """Return the recorded steps whose tensors are kept for the witness: the first two,
+    the last, ``smaller``, and one that the ``digest`` of the data selects.
     """
     steps = sorted(recorded)
     drawn = steps[digest % len(steps)]
@@ -62,12 +61,9 @@ def sampled_steps(
 
 
 def ledger_entry(digests: Sequence[Sequence[int]]) -> Row:
-    """What the data ledger knows of a global batch, from the samples of each rank.
-
-    ``sha256`` is the sum of the samples' SHA-256 modulo 2^256, in hex: it does not
-    depend on how the samples are cut over ranks, and a sample that is missing or there
-    twice changes it. ``ranks`` are the same of each rank, shortened; ``repeated``
-    counts samples that were there before.
+    """Return the data ledger's row of a global batch. ``sha256`` is the sum of the
+    samples' SHA-256 modulo 2^256, in hex: it does not depend on how the samples are cut
+    over ranks. ``ranks`` are the same of each rank, shortened.
     """
     everyone = [digest for rank in digests for digest in rank]
     return {
@@ -86,11 +82,11 @@ def ledger_sum(digests: Iterable[int]) -> str:
 class Recorder:
     """Collects the rows of one rank while it trains, at ``steps``.
 
-    Of some it keeps the tensors themselves, in ``sampled``, by ``STEP/KIND/NAME``: of
-    the sampled steps state ``before``, ``gradients``, ``moments`` of the optimizer
-    before its step, and parameters ``after``; and ``early/state/NAME``, the model after
-    the third step. ``values`` has those of the step ``keep``, for whoever looks for a
-    cause: ``before``, ``gradients``, ``after``, and in a replay ``own``.
+    ``sampled`` has tensors by ``STEP/KIND/NAME``: of the sampled steps state
+    ``before``, ``gradients``, ``moments`` of the optimizer before its step, and
+    parameters ``after``; and ``early/state/NAME``, the model after the third step.
+    ``values`` has ``before``, ``gradients``, ``after``, and in a replay ``own``, of the
+    step ``keep``.
     """
 
     def __init__(
@@ -137,8 +133,7 @@ class Recorder:
 
     def fed(self, step: int, micro_batches: Sequence[MicroBatch]) -> None:
         """Note what the model was given: each sample by its content, the targets that
-        count, and the share of the global batch's sum in the ledger. A micro-batch
-        without targets is there for its rank to take part.
+        count, and the share of the global batch's sum in the ledger.
         """
         named = [
             {
@@ -154,13 +149,15 @@ class Recorder:
         row = {"parts": named, "global_targets": targets, "ledger": ledger[:16]}
         self.rows.append({"kind": "fed", "step": step, **row})
 
-    def _sample(self, step: int | str, kind: str, tensors: Tensors) -> None:
+    def _sample(
+        self, step: int | str, kind: str, tensors: Mapping[str, Tensor]
+    ) -> None:
         for name, tensor in _copy(tensors).items():
             self.sampled[f"{step}/{kind}/{name}"] = tensor
 
     def layout(self, step: int, trace: SyncTrace) -> None:
-        """Note DDP's buckets where they differ from those of the step before, and who
-        shares a host where the order of the sum depends on that.
+        """Note DDP's buckets where they change, and the hosts where the sum depends on
+        them.
         """
         layout = [
             {"num_bytes": event.num_bytes, "parameters": list(event.parameters)}
@@ -190,9 +187,8 @@ class Recorder:
             self.values["own"] = [dict(own) for own in gradients]
 
     def state(self, step: int, precision: Row | None = None) -> None:
-        """Hash every parameter and buffer; call after the optimizer.
-
-        ``precision`` is the state of a loss scaler, where there is one.
+        """Hash every parameter and buffer, after the optimizer; note a loss scaler's
+        state.
         """
         parameters = dict(self._model.named_parameters())
         hashes = {name: sha256_tensor(p) for name, p in parameters.items()}
@@ -269,8 +265,8 @@ def write_tensors(file: IO[bytes], tensors: Mapping[str, Tensor]) -> None:
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
-    """Load what :func:`save_tensors` wrote, on the CPU; never runs code from the file
-    (``weights_only`` of ``torch.load``). UserError for a file that cannot be loaded.
+    """Load what :func:`save_tensors` wrote, on the CPU, without running code from the
+    file; UserError for a file that cannot be loaded.
     """
     tensors: dict[str, Tensor]
     with reading(path):
@@ -282,14 +278,11 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
 
 @dataclass
 class TrainResult:
-    """What one rank knows after training; every list has one entry per step.
-
-    ``losses`` are shares of the mean loss over all real targets of the global batch,
-    one for each micro-batch of this rank: their sum over all ranks is that mean.
-    ``digests`` name the samples. ``timings`` are rows of
-    :mod:`~minitrain.train.clock`, ``hashes`` and ``sampled`` those of a
-    :class:`Recorder`. ``probes`` has the losses of :mod:`~minitrain.train.eval_pass` by
-    name, at ``probe_step``.
+    """What one rank knows after training; every list has one entry per step. ``losses``
+    are shares of the mean loss of the global batch, one for each micro-batch of this
+    rank. ``digests`` name the samples. ``timings`` are rows of a clock, ``hashes`` and
+    ``sampled`` those of a :class:`Recorder`, ``probes`` the losses of
+    :mod:`~minitrain.train.eval_pass` by name, at ``probe_step``.
     """
 
     losses: list[list[float]] = field(default_factory=list)
@@ -314,9 +307,7 @@ def mean_loss(shares: Iterable[Sequence[float]]) -> float:
 
 
 def rows_of(results: Sequence[TrainResult]) -> list[Row]:
-    """The data ledger (a row for every step's global batch), then each rank's rows and
-    the losses of the probes.
-    """
+    """Return the data ledger, each rank's rows and the losses of the probes."""
     by_step = zip(*(result.digests for result in results), strict=True)
     batches = [
         {"kind": "batch", "step": step, **ledger_entry(digests)}

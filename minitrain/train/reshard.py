@@ -35,8 +35,8 @@ Seen = dict[str, Any]
 
 @dataclass(frozen=True)
 class FromElsewhere(Checkpoints):
-    """Checkpoints of a run that begins with the newest one in ``source``, a folder of
-    another run that differs in its ranks alone.
+    """Checkpoints of a run that begins with the newest one in the folder ``source`` of
+    another run, which differs in its ranks alone.
     """
 
     source: Path = field(kw_only=True)
@@ -51,9 +51,7 @@ class FromElsewhere(Checkpoints):
         return True
 
     def newest(self, below: int | None = None) -> Path | None:
-        """Its own, or else that of the source; UserError where that has none of the
-        same run.
-        """
+        """Return its own, or else that of the source; UserError where that has none."""
         own = super().newest(below)
         if own is not None:
             return own
@@ -107,8 +105,8 @@ class FromElsewhere(Checkpoints):
 
 
 def deal(kept: Sequence[Kept], mine: Sequence[int], rank: int) -> Kept:
-    """What ``rank`` keeps that computes the shards ``mine`` from now on, of what all
-    ranks ``kept``, in their order.
+    """Return what ``rank`` would keep if it computed the shards ``mine``, of what all
+    ranks ``kept``.
     """
     like = kept[rank % len(kept)]
     # a rank with one shard, its own, has no stream but its process's generators

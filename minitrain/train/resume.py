@@ -61,10 +61,9 @@ def run_through(
     *,
     show: str = "",
 ) -> int:
-    """Let ``subject`` compute ``steps`` steps, the last ones where a checkpoint shows
-    that the others are done -> how many those were, 0 where none did. Collective.
-
-    ``show`` names a progress bar. Raises OSError where a checkpoint cannot be written.
+    """Let ``subject`` compute ``steps`` steps, from the newest checkpoint on, if any ->
+    after how many steps that was written, else 0. Collective. ``show`` names a progress
+    bar. Raises OSError where a checkpoint cannot be written.
     """
     if checkpoints is not None and not checkpoints.begin():
         _say(show, NOT_SHARED)
@@ -135,9 +134,7 @@ def _loaded(checkpoints: Checkpoints, found: Path) -> Kept | None:
 
 
 def _same_rows(own: Kept, kept: Kept) -> bool | None:
-    """Whether the steps made here are recorded alike in ``kept``; None if that cannot
-    be restored.
-    """
+    # whether the steps made here are recorded alike; None if that cannot be restored
     try:
         rows, before = (json.loads(one["seen"])["rows"] for one in (own, kept))
         if _layout(own) != _layout(kept):

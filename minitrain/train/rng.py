@@ -64,9 +64,7 @@ def untouched_random_state() -> Iterator[None]:
 
 class Stream:
     """The random numbers of one of several shards that are interleaved in this process.
-
-    Each use (``with stream:``) goes on where the last one stopped; the first where the
-    process stood when the stream was made. ``state`` is where it stands.
+    Each use (``with stream:``) goes on where the last one stopped, at ``state``.
     """
 
     def __init__(self) -> None:

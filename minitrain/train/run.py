@@ -64,9 +64,10 @@ class Job:
             return checkpoints_of(*run)
         same_bits = config.sync.guarantees.logical_shards
         # else of other bits than those of a run that began by itself
-        began = {} if same_bits else {"began with": self.resume.name}
-        own = {**vars(checkpoints_of(*run, **began)), "same_bits": same_bits}
-        return FromElsewhere(**own, source=self.resume, config=config)
+        began: dict[str, Any] = {"began with": self.resume.name}
+        own = checkpoints_of(*run, **({} if same_bits else began))
+        more = {"same_bits": same_bits, "source": self.resume, "config": config}
+        return FromElsewhere(**{**vars(own), **more})
 
 
 @dataclass
@@ -115,9 +116,8 @@ def preflight(
 
 
 def train_rank(job: Job, launcher: str) -> None:
-    """Be one rank of ``job``, from joining the others to writing the evidence.
-
-    ``launcher`` is noted beside it. Raises UserError for a loss that is not finite.
+    """Be one rank of ``job``, from joining the others to writing the evidence. Raises
+    UserError for a loss that is not finite.
     """
     threads = job.params.train.threads_per_process
     torch.set_num_threads(threads)
@@ -162,11 +162,10 @@ def run_rank(
     checkpoints: Checkpoints | None = None,
     show: str = "",
 ) -> Finished:
-    """Train as one of the ranks that have met, and collect what the proof needs.
-
-    The final state is written to a file in the folder ``states`` of rank 0's host, or
-    else returned. Where there are ``checkpoints``, it goes on from the newest. ``show``
-    names a progress bar. Raises UserError for a loss that is not finite.
+    """Train as one of the ranks that have met, and collect what the proof needs. The
+    final state is written to the folder ``states`` of rank 0's host, or else returned.
+    Goes on from the newest of ``checkpoints``. ``show`` names a progress bar. Raises
+    UserError for a loss that is not finite.
     """
     place = my_place()
     place.enter("setup")

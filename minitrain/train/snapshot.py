@@ -23,9 +23,7 @@ from minitrain.train.worker import Worker
 
 @dataclass(frozen=True)
 class RankInSteps:
-    """A worker as what can be interrupted: see
-    :class:`~minitrain.train.resume.Resumable`.
-    """
+    """A worker as a :class:`~minitrain.train.resume.Resumable`."""
 
     worker: Worker
 
@@ -34,8 +32,8 @@ class RankInSteps:
         train(self.worker, steps)
 
     def kept(self) -> Kept:
-        """Views of the worker's tensors, to be written before it goes on. Where ranks
-        hold a part of a tensor each, only this rank's part.
+        """Return views of the worker's tensors, to be written before it goes on: of
+        tensors that ranks share, only this rank's part.
         """
         my_place().enter("checkpoint")
         worker = self.worker
@@ -52,9 +50,7 @@ class RankInSteps:
         }
 
     def restore(self, kept: Kept) -> None:
-        """Put back what :meth:`kept` took out, into a worker of the same description
-        that has made at least one step.
-        """
+        """Put back what :meth:`kept` took out, into a worker that has made a step."""
         worker, sync = self.worker, self.worker.sync
         with torch.no_grad():
             for name, tensor in _tensors_of(worker.model).items():

@@ -24,12 +24,10 @@ from minitrain.train.rng import Stream
 
 
 class Worker:
-    """One rank of ``group`` (None: of all; without a process group the only one).
-
-    ``model`` is the plain module, ``sync`` what wraps it; ``streams`` are the random
-    numbers of each shard where a process computes several, else None: then the
-    process's own serve. ``timed``: the strategy watches its buckets. ``observer`` makes
-    what looks on, by default nobody does.
+    """One rank of ``group`` (None: of all). ``model`` is the plain module, ``sync``
+    what wraps it; ``streams`` are the random numbers of each shard where a process
+    computes several, else None: then the process's own serve. ``timed``: the strategy
+    watches its buckets. ``observer`` makes what looks on.
     """
 
     def __init__(

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from minitrain.data.batches import MicroBatch
-from minitrain.sync.strategy import Strategy
-from minitrain.sync.trace import BucketEvent, SyncTrace
+from minitrain.sync.strategy import BucketEvent, Strategy, SyncTrace
 from minitrain.train import clock
 from minitrain.train.clock import StepClock, bucket_times, kind_of_step, union_length
 from minitrain.train.config import RunConfig
