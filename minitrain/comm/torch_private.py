@@ -192,14 +192,6 @@ def changes_in_place(tensor: Tensor) -> int:
     return tensor._version
 
 
-def has_gradient_hooks(parameter: Tensor) -> bool:
-    """Whether something runs after the gradient of ``parameter`` has been added up:
-    ``register_post_accumulate_grad_hook`` adds such hooks, and nothing lists them.
-    """
-    hooks: Any = parameter
-    return bool(hooks._post_accumulate_grad_hooks)
-
-
 def add_all(to: Sequence[Tensor], more: Sequence[Tensor]) -> None:
     """``to[i] += more[i]`` in one call: a loop takes ten times as long for small ones.
     Torch's optimizers use it; it has no public name.

@@ -78,15 +78,11 @@ class Flat(Strategy):
     def _gradient(self, name: str) -> Tensor:
         gradient = self._trained[name].grad
         if gradient is None:
-            raise self._unused(name)
+            raise UserError(
+                f"model: parameter {name} gets no gradient on a rank; only DDP can "
+                "look for unused parameters"
+            )
         return gradient
-
-    @staticmethod
-    def _unused(name: str) -> UserError:
-        return UserError(
-            f"model: parameter {name} gets no gradient on a rank; only DDP can "
-            "look for unused parameters"
-        )
 
     def finish(self) -> None:
         """Rank 0's buffers go to everybody, as before a forward pass."""

@@ -15,13 +15,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from minitrain.sync.strategy import trained, whole
+from minitrain.sync.strategy import trained
 from minitrain.train.buffers import untouched_buffers
 from minitrain.train.config import RunConfig
 from minitrain.train.loop import train
 from minitrain.train.observer import LastLoss
 from minitrain.train.precision import Precision
-from minitrain.train.recorder import Row, TrainResult, sha256_tensor
+from minitrain.train.recorder import (
+    Row,
+    TrainResult,
+    gradients_of,
+    sha256_tensor,
+    whole_copies,
+)
 from minitrain.train.rng import untouched_random_state
 from minitrain.train.worker import Worker
 
@@ -46,11 +52,7 @@ class GradientObserver(LastLoss):
         self.gradients: dict[str, Tensor] = {}
 
     def before_step(self) -> None:
-        named = self.worker.model.named_parameters()
-        gradients = {name: p.grad for name, p in named if p.grad is not None}
-        self.gradients = {
-            name: whole(gradient).cpu().clone() for name, gradient in gradients.items()
-        }
+        self.gradients = whole_copies(gradients_of(self.worker.model))
 
 
 def add_probes(result: TrainResult, worker: Worker) -> None:

@@ -152,7 +152,7 @@ class Recorder:
     def _sample(
         self, step: int | str, kind: str, tensors: Mapping[str, Tensor]
     ) -> None:
-        for name, tensor in _copy(tensors).items():
+        for name, tensor in whole_copies(tensors).items():
             self.sampled[f"{step}/{kind}/{name}"] = tensor
 
     def layout(self, step: int, trace: SyncTrace) -> None:
@@ -171,15 +171,14 @@ class Recorder:
 
     def gradients(self, step: int) -> None:
         """Hash every gradient; call between synchronization and optimizer."""
-        named = self._model.named_parameters()
-        gradients = {name: p.grad for name, p in named if p.grad is not None}
+        gradients = gradients_of(self._model)
         hashes = {name: sha256_tensor(grad) for name, grad in gradients.items()}
         self.rows.append({"kind": "tensors", "step": step, "gradients": hashes})
         if step in self._sampled:
             self._sample(step, "gradients", gradients)
         if step == self._keep:
-            self.values["gradients"] = _copy(gradients)
-            self.values["before"] = _copy(dict(self._model.named_parameters()))
+            self.values["gradients"] = whole_copies(gradients)
+            self.values["before"] = whole_copies(dict(self._model.named_parameters()))
 
     def own_gradients(self, step: int, gradients: Sequence[Tensors]) -> None:
         """A replay tells what each shard adds to the sum; kept of the step ``keep``."""
@@ -201,7 +200,7 @@ class Recorder:
         if step in self._sampled:
             self._sample(step, "after", parameters)
         if step == self._keep:
-            self.values["after"] = _copy(parameters)
+            self.values["after"] = whole_copies(parameters)
 
     def state_of_ranks(
         self, step: int, buffers: Sequence[Buffers], precision: Row | None = None
@@ -238,7 +237,14 @@ class Recorder:
         )
 
 
-def _copy(tensors: Mapping[str, Tensor]) -> Tensors:
+def gradients_of(model: nn.Module) -> Tensors:
+    """Return the gradients of ``model`` that are there, by name."""
+    named = model.named_parameters()
+    return {name: p.grad for name, p in named if p.grad is not None}
+
+
+def whole_copies(tensors: Mapping[str, Tensor]) -> Tensors:
+    """Return copies on the CPU, whole where ranks hold a part each. Collective."""
     return {name: whole(tensor).cpu().clone() for name, tensor in tensors.items()}
 
 
