@@ -106,14 +106,11 @@ def test_sentence_is_never_made(made: dict[str, dict[str, Sentence]]) -> None:
     assert [text for lemma, text in NEVER if text in made[lemma]] == []
 
 
-def test_be_without_a_class_still_says_something() -> None:
+def test_verbs_without_a_class() -> None:
+    hum = Verb("hum", "hums", "hummed", "hummed", "humming")
+    texts = {s.text for s in generate_sentences([hum], 0, count_sentences([hum]))}
+    assert {"She hums every day.", "They haven't hummed yet."} <= texts
+    # be says nothing alone
     bare = Verb("be", "is", "was", "been", "being")
     texts = {s.text for s in generate_sentences([bare], 0, count_sentences([bare]))}
     assert "She is kind every day." in texts
-
-
-def test_a_verb_without_objects_stands_alone() -> None:
-    hum = Verb("hum", "hums", "hummed", "hummed", "humming")
-    texts = {s.text for s in generate_sentences([hum], 0, count_sentences([hum]))}
-    assert "She hums every day." in texts
-    assert "They haven't hummed yet." in texts

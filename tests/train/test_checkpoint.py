@@ -103,21 +103,6 @@ def test_the_one_before_a_damaged_one_is_used_and_a_line_says_so(
     assert steps_in(tmp_path) == [4]
 
 
-def test_what_cannot_be_read_is_as_good_as_damaged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    saved = save(checkpoints_in(tmp_path), 3, 6)
-    read = checkpoint.sha256_file
-
-    def bad_sector(path: Path) -> str:
-        if "step-6" in str(path):
-            raise OSError(errno.EIO, "Input/output error", str(path))
-        return read(path)
-
-    monkeypatch.setattr(checkpoint, "sha256_file", bad_sector)
-    assert newest(saved) == 3
-
-
 def test_every_bit_of_a_manifest_is_under_its_sum(tmp_path: Path) -> None:
     saved = save(checkpoints_in(tmp_path), 3)
     file = tmp_path / "step-3" / MANIFEST
@@ -275,29 +260,6 @@ def test_two_processes_never_write_to_one_folder(
         assert checkpoints_in(folder).begin()
 
 
-def test_a_folder_that_its_holder_removed_is_held_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The run that is waited for succeeds, and forgets its checkpoints."""
-    folder = tmp_path / "checkpoints" / "gloo-1-abc"
-    removed = []
-    flock = checkpoint.fcntl.flock
-
-    def remove_first(descriptor: int, how: int) -> None:
-        if not removed:
-            removed.append(folder.rmdir())
-        flock(descriptor, how)
-
-    monkeypatch.setattr(checkpoint.fcntl, "flock", remove_first)
-    assert checkpoints_in(folder).begin()
-    assert removed
-    # another process cannot
-    monkeypatch.setattr(checkpoint, "_held", {})
-    monkeypatch.setattr(checkpoint, "WAIT_S", 0)
-    with pytest.raises(UserError, match="another process trains this very run"):
-        checkpoints_in(folder).begin()
-
-
 def test_a_folder_that_a_rank_does_not_see_gets_no_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -340,13 +302,10 @@ class Code:
 UNFIT: dict[str, Any] = {
     "pickle": {"model": Code()},
     "no dict": [1],
-    "keys": {"model": {"w": torch.ones(3)}},
     "other model": {"model": {"v": torch.ones(3)}},
     "no model": {"model": None},
     "shape": {"model": {"w": torch.ones(1)}},
-    "type": {"model": {"w": torch.ones(3, dtype=torch.float64)}},
     "rows": {"seen": "["},
-    "no rows": {"seen": "7"},
 }
 
 
@@ -363,8 +322,7 @@ def test_the_one_before_an_unfit_one_is_used_and_a_line_says_so(
         sums.run(range(step - 4, step))
         saved.save(step, sums.kept())
     part = UNFIT[name]
-    keeps_others = isinstance(part, dict) and name != "keys"
-    saved.save(9, {**sums.kept(), **part} if keeps_others else part)
+    saved.save(9, {**sums.kept(), **part} if isinstance(part, dict) else part)
     sums.run(range(8, 12))
 
     again = Sums()

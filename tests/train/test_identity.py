@@ -105,6 +105,13 @@ def test_model_data_code_and_ranks_are_in_it(
     monkeypatch.chdir(ROOT)
     ranks = identity_of(params, shards / "world-1", "gloo-1", 1)
     assert difference(one, ranks).startswith("run = gloo-2, here gloo-1")
+    # so that two runs have two folders
+    folders = {
+        checkpoints_of(one, shards / f"world-{w}", f"gloo-{w}", w).folder
+        for one in (params, params.with_train(seed=5))
+        for w in (1, 2)
+    }
+    assert len(folders) == 4
 
 
 def test_a_strategy_of_ones_own_and_what_a_model_reads_are_in_it(
@@ -127,13 +134,3 @@ def test_a_strategy_of_ones_own_and_what_a_model_reads_are_in_it(
     assert difference(
         changed, identity_of(params, shards / "world-2", "gloo-2", 2)
     ).startswith("model.deps' content = ")
-
-
-def test_two_runs_have_two_folders(shards: Path) -> None:
-    params = tiny_params()
-    folders = {
-        checkpoints_of(one, shards / f"world-{w}", f"gloo-{w}", w).folder
-        for one in (params, params.with_train(seed=5))
-        for w in (1, 2)
-    }
-    assert len(folders) == 4
