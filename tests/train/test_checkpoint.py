@@ -260,6 +260,27 @@ def test_two_processes_never_write_to_one_folder(
         assert checkpoints_in(folder).begin()
 
 
+def test_a_folder_that_its_holder_removed_is_locked_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run that is waited for succeeds, and forgets its checkpoints."""
+    removed = []
+    flock = checkpoint.fcntl.flock
+
+    def remove_first(descriptor: int, how: int) -> None:
+        if not removed:
+            removed.append((tmp_path / "run").rmdir())
+        flock(descriptor, how)
+
+    monkeypatch.setattr(checkpoint.fcntl, "flock", remove_first)
+    assert checkpoints_in(tmp_path / "run").begin()
+    # another process cannot
+    monkeypatch.setattr(checkpoint, "_held", {})
+    monkeypatch.setattr(checkpoint, "WAIT_S", 0)
+    with pytest.raises(UserError, match="another process trains this very run"):
+        checkpoints_in(tmp_path / "run").begin()
+
+
 def test_a_folder_that_a_rank_does_not_see_gets_no_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
