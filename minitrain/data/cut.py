@@ -59,23 +59,18 @@ class CutBatches:
         whole = self.data.batches[step % len(self.data.batches)]
         global_targets, count = self.data.count(whole), self.num_micro_batches
         return [
-            self._batch(step, shard, cut(mine, index, count), global_targets)
+            MicroBatch(
+                step=step,
+                inputs=part,
+                num_targets=self.data.count(part),
+                global_targets=global_targets,
+                digests=tuple(map(content_digest, zip(*tensors_of(part), strict=True))),
+                shard=shard,
+            )
             for shard in self.shards
             for mine in [cut(whole, shard, self.num_shards)]
-            for index in range(count)
+            for part in (cut(mine, index, count) for index in range(count))
         ]
-
-    def _batch(
-        self, step: int, shard: int, inputs: Any, global_targets: int
-    ) -> MicroBatch:
-        return MicroBatch(
-            step=step,
-            inputs=inputs,
-            num_targets=self.data.count(inputs),
-            global_targets=global_targets,
-            digests=tuple(map(content_digest, zip(*tensors_of(inputs), strict=True))),
-            shard=shard,
-        )
 
     def loss(self, model: nn.Module, inputs: Any) -> Tensor:
         """See :class:`~minitrain.data.batches.Batches`."""

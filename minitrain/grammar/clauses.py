@@ -1,7 +1,6 @@
 """Clauses: which auxiliary goes with which tense and person, and in what order.
 
-A clause without its verb and complement is a ``Frame``: what stands before them,
-which form of the verb is wanted, what stands behind. Frames depend on a verb only
+A clause without its verb and complement is a ``Frame``. Frames depend on a verb only
 through the ``Kind`` it is of, so few tables serve all verbs.
 """
 

@@ -1,9 +1,8 @@
 """MiniGPT: a small pre-norm decoder with the usual names and nothing hidden.
 
-The calling convention is that of Hugging Face causal language models:
-``model(input_ids=..., labels=...)`` takes two long tensors of shape (B, T), labels
-being the ids with padding as -100; the shift happens inside; the output's ``loss`` is
-the mean over the real targets.
+It is called as Hugging Face causal language models are: ``model(input_ids=...,
+labels=...)`` takes two long tensors of shape (B, T), labels being the ids with padding
+as -100; the shift happens inside; ``loss`` is the mean over the real targets.
 """
 
 from dataclasses import dataclass

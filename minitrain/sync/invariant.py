@@ -1,8 +1,7 @@
 """The same bits from any number of processes: a sum whose order none of them decides.
 
-A global batch is cut into a fixed number of logical shards. Each has a gradient of its
-own, and these are added up in a fixed binary tree: first inside a process, then between
-processes, which only decide who computes which branch.
+A global batch is cut into a fixed number of logical shards, whose gradients are added
+up in a fixed binary tree: first inside a process, then between processes.
 """
 
 from collections.abc import Iterator, Sequence

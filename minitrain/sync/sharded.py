@@ -9,10 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from minitrain.comm.torch_private import (
-    around_parameter_broadcast,
-    own_part_of,
-)
+from minitrain.comm.torch_private import around_parameter_broadcast, own_part_of
 from minitrain.core.errors import UserError
 from minitrain.sync.guarantees import GUARANTEES, Guarantees
 from minitrain.sync.stock import StockDDP

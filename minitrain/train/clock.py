@@ -25,26 +25,18 @@ def kind_of_step(step: int) -> Kind:
     return "instrumented" if step % 4 == 1 else "bracketed"
 
 
-def always_plain(step: int) -> Kind:
-    """No step is watched."""
-    return "plain"
-
-
 class StepClock:
     """Stamps the parts of a step, one after the other; ``now_ns`` is the last stamp.
 
     ``synchronize`` waits for a GPU: before a stamp of a step that is not plain, and at
-    the end of every step. ``watches``: some steps are not plain by ``kind_of_step``.
+    the end of every step. Unless it ``watches``, every step is plain.
     """
 
     def __init__(
-        self,
-        synchronize: Callable[[], None] = lambda: None,
-        kind_of_step: Callable[[int], Kind] = kind_of_step,
+        self, synchronize: Callable[[], None] = lambda: None, watches: bool = True
     ) -> None:
         self._synchronize = synchronize
-        self._kind_of_step = kind_of_step
-        self.watches = kind_of_step is not always_plain
+        self.watches = watches
         self.now_ns = time.perf_counter_ns()
         self._step_ns = 0
         self.row: Row = {}
@@ -52,7 +44,7 @@ class StepClock:
 
     def begin(self, step: int) -> None:
         """Start the row of ``step``; its first part began where the last one ended."""
-        self.kind = self._kind_of_step(step)
+        self.kind = kind_of_step(step) if self.watches else "plain"
         self.row = {"step": step, "kind": self.kind}
         self._step_ns = 0
 

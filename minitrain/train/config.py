@@ -65,10 +65,7 @@ class RunConfig:
         return self.sync.guarantees.num_shards(world_size, self.tuning)
 
     def batches(
-        self,
-        shards: Sequence[int],
-        num_shards: int,
-        device: torch.device | None = None,
+        self, shards: Sequence[int], num_shards: int, device: torch.device | None = None
     ) -> Batches:
         """Return the batches of those ``shards`` of ``num_shards`` on ``device``."""
         count = self.grad_accumulation_steps

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
+from minitrain.comm.together import everyone
 from minitrain.sync.strategy import trained
 from minitrain.train.buffers import untouched_buffers
 from minitrain.train.config import RunConfig
@@ -66,7 +66,8 @@ def add_probes(result: TrainResult, worker: Worker) -> None:
         passes["rounded"] = Precision(bits, worker.device.type, scales=False)
     worker.sync.module.eval()
     step = result.probe_step = _uneven_step(result.hashes)
-    if reason := next(filter(None, _of_all(_why_not(worker, step))), ""):
+    reasons = everyone(lambda: _why_not(worker, step))
+    if reason := next(filter(None, reasons), ""):
         result.hashes.append({"kind": "no probe", "step": step, "reason": reason})
         return
     for name, precision in passes.items():
@@ -109,7 +110,7 @@ def _uneven_step(rows: Sequence[Row]) -> int:
     # targets; the last step where there is none. The same on all ranks.
     fed = (row for row in rows if row["kind"] == "fed")
     mine = [[(part["shard"], part["targets"]) for part in row["parts"]] for row in fed]
-    steps = [*zip(*_of_all(mine), strict=True)]
+    steps = [*zip(*everyone(lambda: mine), strict=True)]
     for step in reversed(range(len(steps))):
         parts: set[int] = set()
         shards: Counter[tuple[int, int]] = Counter()
@@ -123,14 +124,6 @@ def _uneven_step(rows: Sequence[Row]) -> int:
         if any(len(level - {0}) > 1 for level in levels):
             return step
     return len(steps) - 1
-
-
-def _of_all(mine: Any) -> list[Any]:
-    if not dist.is_initialized():
-        return [mine]
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, mine)
-    return found
 
 
 def unwatched_gradients(

@@ -1,8 +1,7 @@
 """Whose a checkpoint is: all that decides the bits of a run, and nothing else.
 
-A checkpoint of another run is never gone on from. So folders are named by a hash of the
-identity: after a change of parameters, data, code or torch a run starts afresh by
-itself, and goes on again where the change is taken back.
+Folders are named by a hash of it: after a change of parameters, data, code or torch a
+run starts afresh, and goes on again where the change is taken back.
 """
 
 import hashlib

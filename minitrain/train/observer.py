@@ -1,7 +1,7 @@
 """Training observers: no-op, the last losses, timing and hashing."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,15 +13,7 @@ from minitrain.comm.heartbeat import my_place
 from minitrain.core.errors import UserError
 from minitrain.data.batches import MicroBatch
 from minitrain.train.buffers import untouched_buffers
-from minitrain.train.clock import (
-    NS_PER_MS,
-    Kind,
-    Row,
-    StepClock,
-    always_plain,
-    bucket_times,
-    kind_of_step,
-)
+from minitrain.train.clock import NS_PER_MS, Row, StepClock, bucket_times
 from minitrain.train.recorder import Recorder, TrainResult
 from minitrain.train.rng import untouched_random_state
 
@@ -98,22 +90,19 @@ class LastLoss(Observer):
 
 class StepObserver(LastLoss):
     """Times every step and hashes the recorded ones, outside of what is timed.
-    ``kinds`` tells which steps are disturbed to tell their parts apart; ``keep`` is a
-    step whose values the recorder keeps.
+    ``watches``: some steps are disturbed to tell their parts apart. ``keep`` is a step
+    whose values the recorder keeps.
     """
 
     def __init__(
-        self,
-        worker: "Worker",
-        kinds: Callable[[int], Kind] = always_plain,
-        keep: int | None = None,
+        self, worker: "Worker", watches: bool = False, keep: int | None = None
     ) -> None:
         super().__init__(worker)
         config = worker.config
         self.recorder = Recorder(worker.model, config.recorded, config.sampled, keep)
         on_gpu = worker.device.type == "cuda"
         wait = torch.cuda.synchronize if on_gpu else (lambda: None)
-        self.clock = StepClock(wait, kinds)
+        self.clock = StepClock(wait, watches)
         self.losses: list[list[float]] = []
         self.digests: list[tuple[int, ...]] = []
         self.timings: list[Row] = []
@@ -241,8 +230,7 @@ class StepObserver(LastLoss):
 
 def watches_parts(worker: "Worker", keep: int | None = None) -> StepObserver:
     """Return the observer of a run with a step account, where there can be one."""
-    kinds = kind_of_step if worker.sync.has_account else always_plain
-    return StepObserver(worker, kinds, keep)
+    return StepObserver(worker, worker.sync.has_account, keep)
 
 
 def shares_of_loss(

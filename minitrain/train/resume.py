@@ -1,9 +1,9 @@
 """A run that goes on where it was interrupted, to the bit.
 
-It makes its first steps again before it goes on from a checkpoint. That brings back
-what cannot be saved: after a start DDP has its buckets in another order, and makes them
-anew in the first backward pass; from three ranks on they decide the bits. And it shows
-whether this machine computes the bits of the checkpoint: their hashes stand in it.
+It makes its first steps again before it goes on from a checkpoint. That restores what
+cannot be saved: the order of DDP's buckets, which decides bits from three ranks on. And
+it shows whether this machine computes the bits of the checkpoint: their hashes stand in
+it.
 """
 
 import json

@@ -8,12 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minitrain.comm.groups import (
-    distributed,
-    local_device,
-    require_gpus,
-    start_up,
-)
+from minitrain.comm.groups import distributed, local_device, require_gpus, start_up
 from minitrain.comm.heartbeat import my_place
 from minitrain.comm.interfaces import Interface, require_no_label
 from minitrain.comm.together import only_first

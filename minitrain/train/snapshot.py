@@ -1,8 +1,5 @@
-"""What a rank keeps between two steps, taken out of a worker and put back into one.
-
-All that the steps to come depend on, and what was recorded so far: the worker's model
-with its buffers, optimizer, loss scaler and streams of random numbers, the generators
-of its process, what its strategy keeps, and what its observer has seen.
+"""What a rank keeps between two steps: all that the steps to come depend on, and what
+was recorded so far.
 """
 
 import json

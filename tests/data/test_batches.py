@@ -9,12 +9,7 @@ import torch
 from samples_of_text import ELEVEN, dealt, rank_batches
 
 from minitrain.data import batches as module
-from minitrain.data.batches import (
-    IGNORE_INDEX,
-    MicroBatch,
-    RankBatches,
-    ShardFiles,
-)
+from minitrain.data.batches import IGNORE_INDEX, MicroBatch, RankBatches, ShardFiles
 from minitrain.data.order import GlobalOrder
 from minitrain.data.samples import Samples
 from minitrain.train.recorder import ledger_entry

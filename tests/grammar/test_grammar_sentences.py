@@ -163,10 +163,7 @@ def test_the_agreement_check_sees_mistakes(wrong: tuple[str, str, str, str]) -> 
 
 def test_all_labels_occur_in_all_combinations(sample: list[Sentence]) -> None:
     combinations = itertools.product(
-        PATTERNS,
-        PERSON_OF,
-        ("affirmative", "negative"),
-        ("statement", "question"),
+        PATTERNS, PERSON_OF, ("affirmative", "negative"), ("statement", "question")
     )
     assert {sentence[2:] for sentence in sample} == set(combinations)
     assert {sentence.verb for sentence in sample} == set(BY_LEMMA)

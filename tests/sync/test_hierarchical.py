@@ -18,13 +18,7 @@ import torch
 import torch.distributed as dist
 from resume_cases import CASES, write_samples
 from resumed import SAVING, UNDISTURBED, differing, run_stopped
-from test_strategies import (
-    LIMIT_S,
-    large_batches,
-    same_bits,
-    trial_of,
-    with_dropout,
-)
+from test_strategies import LIMIT_S, large_batches, same_bits, trial_of, with_dropout
 from thorough import thorough_after
 from torch import Tensor, nn
 from waiting import GENEROUS_S

@@ -34,12 +34,7 @@ from minitrain.harness.launcher import launch
 from minitrain.proof.bits import precision_rung
 from minitrain.proof.evidence import Evidence
 from minitrain.proof.hosts import reduction_of
-from minitrain.sync.catalog import (
-    STRATEGIES,
-    find_strategy,
-    guarantees_of,
-    name_of,
-)
+from minitrain.sync.catalog import STRATEGIES, find_strategy, guarantees_of, name_of
 from minitrain.sync.explicit import Flat
 from minitrain.sync.guarantees import Defaults
 from minitrain.sync.strategy import broadcast
@@ -49,14 +44,7 @@ from minitrain.train.worker import Worker
 
 INVARIANT = ("invariant", "invariant_shm")
 # at two ranks a sum has one order, so all of these are DDP to the bit
-DDP_AT_TWO = (
-    "per_parameter",
-    "flat",
-    "reduce_scatter",
-    "zero1",
-    "shm",
-    "hierarchical",
-)
+DDP_AT_TWO = ("per_parameter", "flat", "reduce_scatter", "zero1", "shm", "hierarchical")
 SHARDED = ("zero1", "fsdp")
 DROPOUT = 0.25
 LIMIT_S = 300
@@ -193,8 +181,7 @@ def test_who_promises_nothing_proves_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "world_size"),
-    thorough_after(len(worlds(2)), [*worlds(2), *worlds(4)]),
+    ("name", "world_size"), thorough_after(len(worlds(2)), [*worlds(2), *worlds(4)])
 )
 def test_buffers_dropout_and_accumulation(name: str, world_size: int) -> None:
     trial = trial_of(name, factory=with_dropout, grad_accumulation_steps=2)

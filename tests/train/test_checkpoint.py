@@ -302,10 +302,7 @@ class Sums:
             self.rows.append(step)
 
     def kept(self) -> Kept:
-        return {
-            "model": {"w": self.weight},
-            "seen": json.dumps({"rows": self.rows}),
-        }
+        return {"model": {"w": self.weight}, "seen": json.dumps({"rows": self.rows})}
 
     def restore(self, kept: Kept) -> None:
         with torch.no_grad():

@@ -42,12 +42,7 @@ from minitrain.data.batches import MicroBatch
 from minitrain.data.text import VOCAB_SIZE
 from minitrain.harness.launcher import launch
 from minitrain.model.factory import build_model
-from minitrain.proof.bits import (
-    Rung,
-    bits_rung,
-    hashes_rung,
-    not_run,
-)
+from minitrain.proof.bits import Rung, bits_rung, hashes_rung, not_run
 from minitrain.proof.evidence import Evidence
 from minitrain.proof.forward import DRAWS, NORMALIZES, forward_of
 from minitrain.proof.ladder import ladder as all_rungs
@@ -57,7 +52,7 @@ from minitrain.proof.tolerances import close_rung, one_process_rungs, state_limi
 from minitrain.sync.guarantees import DEFAULTS
 from minitrain.sync.stock import StockDDP
 from minitrain.sync.strategy import Traffic
-from minitrain.train.clock import Row, kind_of_step
+from minitrain.train.clock import Row
 from minitrain.train.loop import train
 from minitrain.train.observer import StepObserver
 from minitrain.train.recorder import mean_losses
@@ -319,7 +314,7 @@ class WatchesCalibration(StepObserver):
     """Notes what each calibration sends, and whether it keeps buffers and generator."""
 
     def __init__(self, worker: Worker) -> None:
-        super().__init__(worker, kind_of_step)
+        super().__init__(worker, watches=True)
         self.found: list[tuple[Traffic, bool]] = []
 
     def _backward_alone_ms(self) -> float:

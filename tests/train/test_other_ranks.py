@@ -111,10 +111,7 @@ def test_invariant_at_2_then_4_then_1_is_as_if_never_interrupted(
 @pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2), (2, 1)])
 def test_ddp_goes_on_with_a_line_and_a_whole_record(
-    shards: Path,
-    tmp_path: Path,
-    before: int,
-    after: int,
+    shards: Path, tmp_path: Path, before: int, after: int
 ) -> None:
     params = tiny_params(num_steps=STEPS)
     first = train(params, shards, before, tmp_path / "before")

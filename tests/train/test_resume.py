@@ -12,13 +12,7 @@ from typing import Any
 import pytest
 import torch
 from resume_cases import CASES, write_samples
-from resumed import (
-    SAVING,
-    UNDISTURBED,
-    Left,
-    differing,
-    run_stopped,
-)
+from resumed import SAVING, UNDISTURBED, Left, differing, run_stopped
 from thorough import thorough_after
 
 from minitrain.check.trial import run_ranks
