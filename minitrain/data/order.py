@@ -1,11 +1,10 @@
 """The order in which samples are trained on: the same for every world size.
 
-Samples are dealt into ``global_batch_size`` columns, sample i into column
-``i % global_batch_size``; an epoch shuffles each column by itself, and step s takes
-the s-th sample of every column. A world size W that divides the batch then cuts each
-batch by ``i % W``, exactly as the shards on disk are cut, so step s of W ranks holds
-the same samples as step s of one. Nothing is padded or repeated: where the columns
-are not all of one length, the last batch of an epoch is smaller.
+Sample i lies in column ``i % global_batch_size``; an epoch shuffles each column by
+itself, and step s takes the s-th sample of every column. A world size W that divides
+the batch cuts it by ``i % W``, as the shards on disk are cut. Nothing is padded or
+repeated: where the columns are not all of one length, the last batch of an epoch is
+smaller.
 """
 
 import numpy as np

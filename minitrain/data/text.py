@@ -29,7 +29,7 @@ def read_corpus(path: Path) -> Iterator[dict[str, Any]]:
     if not path.is_file():
         near = nearest_file(path)
         raise UserError(f"{path}: no such file; corpus.source must name one{near}")
-    parse = _parse_object if path.suffix == ".jsonl" else _parse_text
+    has_objects = path.suffix == ".jsonl"
     empty = True
     with open(path, "rb") as file:
         for number, raw in enumerate(_lines(path, file), start=1):
@@ -39,7 +39,7 @@ def read_corpus(path: Path) -> Iterator[dict[str, Any]]:
             line = _decoded(raw, where).strip()
             if line:
                 empty = False
-                yield parse(line, where)
+                yield _parse_object(line, where) if has_objects else {"text": line}
     if empty:
         raise UserError(f"{path}: holds no samples; at least one line is needed")
 
@@ -57,10 +57,6 @@ def _decoded(raw: bytes, where: str) -> str:
     except UnicodeDecodeError as error:
         byte = raw[error.start]
         raise UserError(f"{where}: byte 0x{byte:02x} is not UTF-8") from None
-
-
-def _parse_text(line: str, where: str) -> dict[str, Any]:
-    return {"text": line}
 
 
 def _parse_object(line: str, where: str) -> dict[str, Any]:

@@ -84,18 +84,14 @@ class Guarantees:
             raise UserError(
                 f"train.precision = 'fp16': must be float32 or bf16 with {self.fp16}"
             )
-        if self.logical_shards:
-            _require_tree(tuning.logical_shards, world_size)
-
-
-def _require_tree(shards: int, world_size: int) -> None:
-    if shards & (shards - 1):
-        raise UserError(f"train.logical_shards = {shards}: must be a power of two")
-    if shards % world_size:
-        raise UserError(
-            f"train.logical_shards = {shards}: must be a multiple of the world "
-            f"size, which is {world_size}"
-        )
+        shards = tuning.logical_shards
+        if self.logical_shards and shards & (shards - 1):
+            raise UserError(f"train.logical_shards = {shards}: must be a power of two")
+        if self.logical_shards and shards % world_size:
+            raise UserError(
+                f"train.logical_shards = {shards}: must be a multiple of the world "
+                f"size, which is {world_size}"
+            )
 
 
 def _compressed(wire: Literal["float16", "bfloat16"]) -> Guarantees:

@@ -56,10 +56,8 @@ class SharedMemory(StockDDP):
 
 class Hierarchical(StockDDP):
     """The same on several hosts: buckets are summed inside each host, among the hosts'
-    first ranks (the leaders) by gloo, and handed back to the others of the host.
-
-    However many ranks a host has, it sends a bucket once. On one host it is ``shm``,
-    with one rank a host ``ddp``, to the bit.
+    first ranks (the leaders) by gloo, and handed back. On one host it is ``shm``, with
+    one rank a host ``ddp``, to the bit.
     """
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["hierarchical"]

@@ -35,8 +35,9 @@ def write_state(folder: Path, state: Mapping[str, Tensor]) -> None:
     """
     only_first(lambda: folder.mkdir(parents=True, exist_ok=True))
     rank, sees = dist.get_rank(), who_sees(folder)
+    name = "state-rank-{}.pt".format
     if sees[rank]:
-        save_tensors(_state_file(folder, rank), state)
+        save_tensors(folder / name(rank), state)
     for other in (other for other, near in enumerate(sees) if not near):
         if rank == other:
             bytes_of_file = BytesIO()
@@ -45,12 +46,8 @@ def write_state(folder: Path, state: Mapping[str, Tensor]) -> None:
         elif rank == 0:
             sent: list[Any] = [b""]
             dist.recv_object_list(sent, src=other)
-            with open_atomic(_state_file(folder, other), "wb") as file:
+            with open_atomic(folder / name(other), "wb") as file:
                 file.write(sent[0])
-
-
-def _state_file(folder: Path, rank: int) -> Path:
-    return folder / f"state-rank-{rank}.pt"
 
 
 def write_run(
