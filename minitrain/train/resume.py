@@ -44,8 +44,8 @@ class Resumable(Protocol):
         ...
 
     def kept(self) -> Kept:
-        """All that the steps to come depend on: among it the tensors of the ``model``,
-        by name, and as JSON what was ``seen``, with the recorded ``rows``.
+        """All that the steps to come depend on: the ``model``'s tensors by name, what
+        was ``seen`` as JSON with the recorded ``rows``, and more.
         """
         ...
 
