@@ -91,17 +91,6 @@ def test_spelling_rules_give_every_regular_form() -> None:
     assert wrong == IRREGULAR_ED
 
 
-def test_third_person_and_participle_follow_the_rules_but_for_two_verbs() -> None:
-    exceptions = {"be": ("is", "being"), "have": ("has", "having")}
-    for verb in VERBS:
-        by_rule = (
-            spelling.third_person(verb.lemma),
-            spelling.present_participle(verb.lemma),
-        )
-        expected = exceptions.get(verb.lemma, by_rule)
-        assert (verb.third_person, verb.present_participle) == expected
-
-
 @pytest.mark.parametrize("tag", ["VBZ", "VBD", "VBN", "VBG"])
 def test_forms_agree_with_lemminflect(tag: str) -> None:
     differing = {
