@@ -44,8 +44,7 @@ class Resumable(Protocol):
         ...
 
     def kept(self) -> Kept:
-        """All that the steps to come depend on: the ``model``'s tensors by name, what
-        was ``seen`` as JSON with the recorded ``rows``, and more.
+        """All that the steps to come depend on, with ``model`` and, in JSON, ``seen``.
         """
         ...
 
