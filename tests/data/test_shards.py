@@ -217,6 +217,12 @@ def swapped(read: Reader, folder: Path, rank: int) -> Samples:
     return read(folder, 1 - rank)
 
 
+def shortened(read: Reader, folder: Path, rank: int) -> Samples:
+    """Rank 0 lacks its last sample."""
+    texts = shard_texts(read(folder, rank))
+    return samples_of(texts[:-1] if rank == 0 else texts)
+
+
 def altered(read: Reader, folder: Path, rank: int) -> Samples:
     """One token of rank 1 is another."""
     shard = read(folder, rank)
@@ -231,7 +237,7 @@ def truncated(read: Reader, folder: Path, rank: int) -> Samples:
     return Samples(shard.tokens[:-1], shard.offsets)
 
 
-FAULTS = [overlapping, swapped, altered, truncated]
+FAULTS = [overlapping, swapped, shortened, altered, truncated]
 
 
 @pytest.mark.parametrize("fault", FAULTS)

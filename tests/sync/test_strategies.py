@@ -37,6 +37,7 @@ from minitrain.proof.hosts import reduction_of
 from minitrain.sync.catalog import STRATEGIES, find_strategy, guarantees_of, name_of
 from minitrain.sync.explicit import Flat
 from minitrain.sync.guarantees import Defaults
+from minitrain.sync.stock import StockDDP
 from minitrain.sync.strategy import broadcast
 from minitrain.train.config import RunConfig
 from minitrain.train.recorder import Row
@@ -450,6 +451,16 @@ def is_freed(name: str) -> bool:
 @pytest.mark.parametrize("name", ["ddp", "powersgd", "shm", "hierarchical"])
 def test_strategy_and_its_ddp_do_not_keep_each_other_for_ever(name: str) -> None:
     assert launch(is_freed, 1, name) == [True]
+
+
+def test_no_passes_without_communication_where_they_would_count_as_use() -> None:
+    tuning = Defaults(find_unused_parameters=True)
+
+    def has_account() -> bool:
+        with distributed():
+            return StockDDP(MODELS["spare_parameter"](), tuning).has_account
+
+    assert launch(has_account, 1) == [False]
 
 
 def test_buffer_with_gaps_is_broadcast_as_it_is() -> None:
