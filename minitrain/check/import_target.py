@@ -12,7 +12,7 @@ from typing import Any
 from minitrain.core.errors import UserError, did_you_mean
 from minitrain.core.nearest import nearest_file
 from minitrain.core.regular import MOST_OF_INDEX, require_regular
-from minitrain.model.neighbors import neighbors_of
+from minitrain.model.factory import neighbors_of
 
 
 @dataclass(frozen=True)

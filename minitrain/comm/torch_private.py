@@ -160,13 +160,6 @@ def around_parameter_broadcast(
     zero._sync_params = lambda: around(broadcast)
 
 
-def forget_gathered_state(zero: Any) -> None:
-    """Drop what ``consolidate_state_dict`` of a ZeroRedundancyOptimizer gathered: rank
-    0 would keep the state that ranks share to save memory.
-    """
-    zero._all_state_dicts = []
-
-
 def own_part_of(zero: Any) -> Any:
     """The optimizer of the parameters that this rank steps, inside a
     ZeroRedundancyOptimizer, whose own ``state_dict`` is that of all ranks.
@@ -177,12 +170,6 @@ def own_part_of(zero: Any) -> Any:
 def changes_in_place(tensor: Tensor) -> int:
     """Number of changes of ``tensor`` in place, as autograd counts them."""
     return tensor._version
-
-
-def has_gradient_hooks(parameter: Tensor) -> bool:
-    """True if ``register_post_accumulate_grad_hook`` was called for ``parameter``."""
-    hooks: Any = parameter
-    return bool(hooks._post_accumulate_grad_hooks)
 
 
 def add_all(to: Sequence[Tensor], more: Sequence[Tensor]) -> None:

@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from minitrain.core.errors import UserError
+from minitrain.core.files import read_json
 from minitrain.data.order import GlobalOrder, SampleIds, rank_part
-from minitrain.data.samples import Samples, Tokens
+from minitrain.data.samples import Tokens
 from minitrain.data.shards import open_shard, open_targets
 
 # what torch.nn.functional.cross_entropy ignores by default
@@ -22,12 +22,10 @@ IGNORE_INDEX = -100
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """A micro-batch: what one rank computes in one forward and backward pass.
-
-    ``inputs`` is what the model's loss is computed from. ``num_targets`` of the
-    ``global_targets`` real targets of the global batch are here: their ratio is its
-    weight in the loss. ``digests`` are the SHA-256 of the samples, as numbers. ``step``
-    counts from 0 over all epochs; ``shard`` says whose samples these are.
+    """What one rank computes in one forward and backward pass: ``inputs``, with
+    ``num_targets`` of the ``global_targets`` real targets of the global batch.
+    ``digests`` are the SHA-256 of the samples, as numbers; ``step`` counts from 0 over
+    all epochs; ``shard`` is that of the samples.
     """
 
     step: int
@@ -42,8 +40,8 @@ class Batches(Protocol):
     """What the training loop and its replay know of a rank's data."""
 
     def micro_batches(self, step: int) -> list[MicroBatch]:
-        """What this rank computes at ``step`` (from 0 over all epochs), one after the
-        other, shard by shard: the same whenever it is asked for.
+        """Return what this rank computes at ``step`` (from 0 over all epochs), shard by
+        shard: the same whenever it is asked for.
         """
         ...
 
@@ -51,8 +49,28 @@ class Batches(Protocol):
         """Mean loss over the real targets of ``inputs``: 0-dim, with a graph."""
         ...
 
-    def by_shard(self) -> "Sequence[Batches]":
-        """Each shard's batches alone, in the order of the shards."""
+
+class Data(Protocol):
+    """Where batches come from; it travels to the ranks."""
+
+    def open(
+        self,
+        shards: Sequence[int],
+        num_shards: int,
+        num_micro_batches: int = 1,
+        device: torch.device | None = None,
+    ) -> Batches:
+        """Return the batches of those ``shards`` of ``num_shards``, each cut into
+        ``num_micro_batches``, on ``device`` (default: CPU).
+        """
+        ...
+
+    def smaller(self) -> int | None:
+        """The first step whose global batch is smaller than that of step 0."""
+        ...
+
+    def digest(self) -> int:
+        """A hash of the data, the same for every number of ranks."""
         ...
 
 
@@ -62,53 +80,71 @@ def causal_lm_loss(model: nn.Module, inputs: Any) -> Tensor:
     return loss
 
 
+@dataclass(frozen=True)
+class ShardFiles:
+    """Batches from the files that the shard stage wrote for ``num_files`` ranks, a
+    divisor of the number of shards.
+    """
+
+    folder: Path
+    num_files: int
+    block_size: int
+    global_batch_size: int
+    seed: int
+
+    def open(
+        self,
+        shards: Sequence[int],
+        num_shards: int,
+        num_micro_batches: int = 1,
+        device: torch.device | None = None,
+    ) -> "RankBatches":
+        """See :class:`Data`; only the files of these shards are opened."""
+        return RankBatches(self, shards, num_shards, num_micro_batches, device)
+
+    def smaller(self) -> int | None:
+        """See :class:`Data`: the last step of the first epoch, if any."""
+        count, size = len(open_targets(self.folder)), self.global_batch_size
+        return count // size if count > size and count % size else None
+
+    def digest(self) -> int:
+        """See :class:`Data`."""
+        index = read_json(self.folder / "index.json", "samples_sha256")
+        return int(index["samples_sha256"][:16], 16)
+
+
 class RankBatches:
-    """The batches of those ``shards`` of ``num_shards`` that one process computes.
+    """The batches of those ``shards`` of ``num_shards`` that one process computes in
+    turn.
 
-    They are computed in turn, each batch cut into ``num_micro_batches``. ``inputs`` are
-    ``input_ids`` and ``labels``, int64 of shape (B, block_size); padding is -100 in the
-    labels. A sample's digest is that of its corpus position and tokens.
-
-    A micro-batch without a sample, at the smaller last batch of an epoch, gets one of
-    the shard's with a ``num_targets`` of 0, so that it still takes part in the
-    synchronization. ``folder`` holds the files of ``num_files`` ranks, a divisor of
-    ``num_shards`` (None: equal to it); only those that hold the shards are opened.
-    Raises UserError for fewer samples than shards.
+    ``inputs`` are ``input_ids`` and ``labels``, int64 of shape (B, block_size); padding
+    is -100 in the labels. A sample's digest is that of its corpus position and tokens.
+    A micro-batch without a sample gets one of the shard's with a ``num_targets`` of 0,
+    so that it still takes part in the synchronization. Raises UserError for fewer
+    samples than shards.
     """
 
     def __init__(
         self,
-        folder: Path,
+        data: ShardFiles,
         shards: Sequence[int],
         num_shards: int,
-        *,
-        block_size: int,
-        global_batch_size: int,
-        seed: int,
-        num_files: int | None = None,
         num_micro_batches: int = 1,
         device: torch.device | None = None,
     ) -> None:
         self.shards, self.num_shards = shards, num_shards
-        self.num_micro_batches = num_micro_batches
-        self.block_size, self.device = block_size, device
-        self.num_files = num_files or num_shards
+        self.num_micro_batches, self.device = num_micro_batches, device
+        self.block_size, self.num_files = data.block_size, data.num_files
         needed = {shard % self.num_files for shard in self.shards}
-        self.files: dict[int, Samples] = {f: open_shard(folder, f) for f in needed}
-        self.targets = open_targets(folder)
+        self.files = {file: open_shard(data.folder, file) for file in needed}
+        self.targets = open_targets(data.folder)
         if num_shards > len(self.targets):
             raise UserError(
-                f"{folder}: {len(self.targets)} samples cannot be cut into "
+                f"{data.folder}: {len(self.targets)} samples cannot be cut into "
                 f"{num_shards} shards"
             )
-        self.order = GlobalOrder(len(self.targets), global_batch_size, seed)
-
-    def by_shard(self) -> "list[RankBatches]":
-        """Each shard's batches alone; they share the files and the shuffle."""
-        alone = [copy(self) for _ in self.shards]
-        for one, shard in zip(alone, self.shards, strict=True):
-            one.shards = [shard]
-        return alone
+        batch_size = data.global_batch_size
+        self.order = GlobalOrder(len(self.targets), batch_size, data.seed)
 
     def micro_batches(self, step: int) -> list[MicroBatch]:
         """See :meth:`Batches.micro_batches`."""

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,11 +13,9 @@ from minitrain.data.batches import IGNORE_INDEX, MicroBatch
 
 @dataclass(frozen=True)
 class InMemory:
-    """Global batches in memory, one a step, taken again from the first when they end.
-
-    Tensors, or lists, tuples and mappings of tensors, that are cut along their first
-    dimension. ``loss(model, inputs)`` gives the mean over the targets of such a batch
-    or micro-batch, ``count(inputs)`` how many targets these are.
+    """Global batches in memory, one a step, taken again from the first when they end:
+    tensors, or lists, tuples and mappings of tensors. ``loss(model, inputs)`` is the
+    mean over the targets of a batch or micro-batch, ``count(inputs)`` their number.
     """
 
     batches: Sequence[Any]
@@ -28,12 +26,10 @@ class InMemory:
         self,
         shards: Sequence[int],
         num_shards: int,
-        num_micro_batches: int,
+        num_micro_batches: int = 1,
         device: torch.device | None = None,
     ) -> "CutBatches":
-        """The batches of those ``shards`` of ``num_shards``, each cut into
-        ``num_micro_batches``. They stay where they are, whatever the ``device``.
-        """
+        """See :class:`~minitrain.data.batches.Data`; tensors stay where they are."""
         return CutBatches(self, shards, num_shards, num_micro_batches)
 
     def smaller(self) -> int | None:
@@ -49,10 +45,8 @@ class InMemory:
 
 @dataclass
 class CutBatches:
-    """The batches of ``shards``, each cut into ``num_micro_batches``.
-
-    Shard s has of each global batch in ``data`` every ``num_shards``-th sample, from
-    the s-th on.
+    """The batches of ``shards``: shard s has every ``num_shards``-th sample of a global
+    batch, from the s-th on.
     """
 
     data: InMemory
@@ -65,27 +59,18 @@ class CutBatches:
         whole = self.data.batches[step % len(self.data.batches)]
         global_targets, count = self.data.count(whole), self.num_micro_batches
         return [
-            self._batch(step, shard, cut(mine, index, count), global_targets)
+            MicroBatch(
+                step=step,
+                inputs=part,
+                num_targets=self.data.count(part),
+                global_targets=global_targets,
+                digests=tuple(map(content_digest, zip(*tensors_of(part), strict=True))),
+                shard=shard,
+            )
             for shard in self.shards
             for mine in [cut(whole, shard, self.num_shards)]
-            for index in range(count)
+            for part in (cut(mine, index, count) for index in range(count))
         ]
-
-    def by_shard(self) -> "list[CutBatches]":
-        """Each shard's batches alone."""
-        return [replace(self, shards=[shard]) for shard in self.shards]
-
-    def _batch(
-        self, step: int, shard: int, inputs: Any, global_targets: int
-    ) -> MicroBatch:
-        return MicroBatch(
-            step=step,
-            inputs=inputs,
-            num_targets=self.data.count(inputs),
-            global_targets=global_targets,
-            digests=tuple(map(content_digest, zip(*tensors_of(inputs), strict=True))),
-            shard=shard,
-        )
 
     def loss(self, model: nn.Module, inputs: Any) -> Tensor:
         """See :class:`~minitrain.data.batches.Batches`."""
@@ -93,8 +78,8 @@ class CutBatches:
 
 
 def cut(batch: Any, index: int, count: int) -> Any:
-    """Every ``count``-th sample of all tensors in ``batch``, from ``index`` on, in the
-    same structure. What is no tensor is kept.
+    """Return every ``count``-th sample of all tensors in ``batch``, from ``index`` on,
+    in the same structure.
     """
     if isinstance(batch, Tensor):
         # a model may want to view it
@@ -120,10 +105,8 @@ def tensors_of(batch: Any) -> list[Tensor]:
 
 
 def count_targets(batch: Any) -> int:
-    """How many targets ``batch`` has: labels that are not -100.
-
-    Of ``labels`` (B, T) the first of each row is left out, since the others are
-    predicted from it; of labels (B,) none is. Without labels, the number of samples.
+    """Count the targets of ``batch``: labels that are not -100, but for the first of
+    each row of ``labels`` (B, T). Without labels, the number of samples.
     """
     if isinstance(batch, Mapping) and "labels" in batch:
         labels: Tensor = batch["labels"]

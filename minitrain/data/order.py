@@ -1,11 +1,10 @@
 """The order in which samples are trained on: the same for every world size.
 
-Samples are dealt into ``global_batch_size`` columns, sample i into column
-``i % global_batch_size``; an epoch shuffles each column by itself, and step s takes
-the s-th sample of every column. A world size W that divides the batch then cuts each
-batch by ``i % W``, exactly as the shards on disk are cut, so step s of W ranks holds
-the same samples as step s of one. Nothing is padded or repeated: where the columns
-are not all of one length, the last batch of an epoch is smaller.
+Sample i lies in column ``i % global_batch_size``; an epoch shuffles each column by
+itself, and step s takes the s-th sample of every column. A world size W that divides
+the batch cuts it by ``i % W``, as the shards on disk are cut. Nothing is padded or
+repeated: where the columns are not all of one length, the last batch of an epoch is
+smaller.
 """
 
 import numpy as np
@@ -15,10 +14,7 @@ SampleIds = npt.NDArray[np.int64]
 
 
 class GlobalOrder:
-    """Global batches of sample ids, reshuffled for every epoch.
-
-    ``seed`` and the epoch decide the shuffle; the world size has no part in it.
-    """
+    """Global batches of sample ids; ``seed`` and the epoch decide their order."""
 
     def __init__(self, num_samples: int, global_batch_size: int, seed: int) -> None:
         self.num_samples = num_samples
@@ -43,8 +39,8 @@ class GlobalOrder:
         ]
 
     def batch(self, step: int) -> SampleIds:
-        """Sample ids of the global batch at ``step`` of the current epoch: int64 of
-        shape (B,), B being the global batch size or, at the last step, less.
+        """Return the sample ids of the global batch at ``step`` of the epoch: int64
+        (B,).
         """
         ids = [column[step] for column in self._columns if step < len(column)]
         return np.array(ids, np.int64)

@@ -2,13 +2,11 @@
 
 Sample i belongs to rank ``i % world_size``. A shard is a pair of .npy files that are
 memory-mapped, so that a training process does not grow with the corpus. Nor does
-dealing: it goes block by block.
+dealing, but for some 8 bytes a sample.
 """
 
-import hashlib
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryFile, gettempdir
 from typing import IO, Any, TypeVar
@@ -26,17 +24,15 @@ from minitrain.core.files import (
     writing,
 )
 from minitrain.core.regular import require_regular
-from minitrain.data.samples import BLOCK_TOKENS, Samples, Tokens
+from minitrain.data.samples import Samples, Tokens, sha256_of
 from minitrain.data.text import LongSamples, fit_to_block, tokenize
 
 SliceableT = TypeVar("SliceableT", bound=Any)
 
 
 def make_shard(rank: int, world_size: int, samples: SliceableT) -> SliceableT:
-    """The samples i of a sequence with ``i % world_size == rank``, in order.
-
-    Works on whatever slices: list, range, array. Raises UserError for a rank outside
-    0..world_size-1 and where some rank would get no sample at all.
+    """Return the samples i of a sequence with ``i % world_size == rank``, in order.
+    Works on what slices; UserError for an unknown rank or fewer samples than ranks.
     """
     if not 0 <= rank < world_size:
         raise UserError(f"rank = {rank}: must be from 0 to {world_size - 1}")
@@ -54,11 +50,9 @@ def tokenize_corpus(
     policy: LongSamples,
     spool: Path | None = None,
 ) -> tuple[Samples, int]:
-    """Tokens of the ``texts`` of a corpus, and how many were longer than the block.
-
-    Longer samples are handled by ``policy``, see
-    :func:`~minitrain.data.text.fit_to_block`. The samples lie in files without a name
-    in the folder ``spool`` (None: that for temporary files).
+    """Return the tokens of ``texts``, in nameless files in the folder ``spool`` (None:
+    that for temporary files), and how many texts were longer than the block: see
+    :func:`~minitrain.data.text.fit_to_block`.
     """
     end = num_long = 0
     place = spool or Path(gettempdir())
@@ -84,42 +78,19 @@ def _mapped(file: IO[bytes], dtype: Any) -> Any:
     return np.memmap(file, dtype, "r") if file.tell() else np.empty(0, dtype)
 
 
-@contextmanager
-def _growing_array(path: Path, dtype: Any) -> Iterator[Callable[[Any], None]]:
-    """A one-dimensional .npy file, by what appends to it."""
-    count = 0
-    with open_atomic(path, "wb") as file:
-
-        def header() -> None:
-            # NumPy leaves room for the number to grow
-            descr = np.lib.format.dtype_to_descr(np.dtype(dtype))
-            fields = {"descr": descr, "fortran_order": False, "shape": (count,)}
-            np.lib.format.write_array_header_1_0(file, fields)
-
-        def append(values: Any) -> None:
-            nonlocal count
-            count += len(values)
-            file.write(np.ascontiguousarray(values, dtype).data)
-
-        header()
-        yield append
-        file.seek(0)
-        header()
-
-
 def write_shards(folder: Path, samples: Samples, world_size: int) -> None:
-    """Write what each of ``world_size`` ranks reads into ``folder``, and index.json.
+    """Write what each of ``world_size`` ranks reads into ``folder``, and index.json:
+    counts, first texts, SHA-256s, and the hash of the samples dealt back from the
+    shards on disk.
 
-    The index holds counts, the first text of each rank, SHA-256s of the files, and
-    ``samples_sha256``, the hash of the samples dealt back from the shards on disk.
     Raises EvidenceError when that differs from ``samples``: the proof of full coverage
     without overlap. Raises UserError for more ranks than samples.
     """
     folder.mkdir(parents=True)
-    ranks = _write_ranks(folder, samples, world_size)
-    with _growing_array(folder / "targets.npy", np.uint32) as append:
-        for block in samples.blocks():
-            append(block.lengths() - 1)
+    ranks = [
+        _write_rank(folder, samples, rank, world_size) for rank in range(world_size)
+    ]
+    _save(folder / "targets.npy", (samples.lengths() - 1).astype(np.uint32))
     rebuilt = deal_back([_map_shard(folder, rank) for rank in range(world_size)])
     if rebuilt != samples.sha256():
         raise EvidenceError(f"{folder}: the shards together are not the corpus")
@@ -133,90 +104,54 @@ def write_shards(folder: Path, samples: Samples, world_size: int) -> None:
     write_json(folder / "index.json", index)
 
 
-def _write_ranks(
-    folder: Path, samples: Samples, world_size: int
-) -> list[dict[str, Any]]:
-    ranks = []
-    for rank in range(world_size):
-        paths = _shard_paths(folder, rank)
-        num_samples, num_tokens = _write_rank(*paths, samples, rank, world_size)
-        ranks.append(
-            {
-                "rank": rank,
-                "samples": num_samples,
-                "targets": num_tokens - num_samples,
-                "first_text": decode(samples[rank]),
-                "sha256": {path.name: sha256_file(path) for path in paths},
-            }
-        )
-    return ranks
-
-
 def _write_rank(
-    tokens_path: Path, offsets_path: Path, samples: Samples, rank: int, world_size: int
-) -> tuple[int, int]:
-    num_samples = end = 0
-    with (
-        _growing_array(tokens_path, np.uint8) as add_tokens,
-        _growing_array(offsets_path, np.int64) as add_offsets,
-    ):
-        add_offsets([end])
-        for block in samples.blocks(world_size):
-            lengths = block.lengths()
-            mine = make_shard(rank, world_size, lengths)
-            add_tokens(block.tokens[_owner_of_tokens(lengths, world_size) == rank])
-            add_offsets(end + np.cumsum(mine))
-            num_samples += len(mine)
-            end += int(mine.sum())
-    return num_samples, end
+    folder: Path, samples: Samples, rank: int, world_size: int
+) -> dict[str, Any]:
+    mine = make_shard(rank, world_size, range(len(samples)))
+    offsets = np.zeros(len(mine) + 1, np.int64)
+    samples.lengths()[np.asarray(mine)].cumsum(out=offsets[1:])
+    num_tokens = int(offsets[-1])
+    paths = tokens_path, offsets_path = _shard_paths(folder, rank)
+    with open_atomic(tokens_path, "wb") as file:
+        # as np.save writes it, without having all of it in memory
+        header = {"descr": "|u1", "fortran_order": False, "shape": (num_tokens,)}
+        np.lib.format.write_array_header_1_0(file, header)
+        for tokens in samples.take(mine):
+            file.write(tokens)
+    _save(offsets_path, offsets)
+    return {
+        "rank": rank,
+        "samples": len(mine),
+        "targets": num_tokens - len(mine),
+        "first_text": decode(samples[rank]),
+        "sha256": {path.name: sha256_file(path) for path in paths},
+    }
+
+
+def _save(path: Path, array: npt.NDArray[Any]) -> None:
+    with open_atomic(path, "wb") as file:
+        np.save(file, array)
 
 
 def deal_back(shards: list[Samples]) -> str:
     """SHA-256 of the samples that ``shards`` hold, taken from the ranks in turn: equal
     to :meth:`Samples.sha256` of the corpus exactly if each is there once, in order.
     """
-    total = sum(map(len, shards))
+    total, world_size = sum(map(len, shards)), len(shards)
+    lengths = np.empty(total, np.int64)
     for rank, shard in enumerate(shards):
-        fair = len(range(rank, total, len(shards)))
+        fair = len(range(rank, total, world_size))
         if len(shard) != fair or shard.offsets[-1] != len(shard.tokens):
             return "unequal shards"
-    # as Samples.sha256 does it
-    digest = hashlib.sha256()
-    for pieces in _rounds(shards):
-        digest.update(_lengths_of(pieces).tobytes())
-    for pieces in _rounds(shards):
-        owner = _owner_of_tokens(_lengths_of(pieces), len(pieces))
-        tokens = np.empty(len(owner), np.uint8)
-        for rank, piece in enumerate(pieces):
-            tokens[owner == rank] = piece.tokens
-        digest.update(tokens.data)
-    return digest.hexdigest()
-
-
-def _rounds(shards: list[Samples]) -> Iterator[list[Samples]]:
-    """Pieces of all shards: of each the same samples, some BLOCK_TOKENS together."""
-    first, limit = 0, BLOCK_TOKENS // len(shards)
-    while first < len(shards[0]):
-        stop = max(first + 1, min(shard.stop(first, limit) for shard in shards))
-        yield [shard.piece(first, stop) for shard in shards]
-        for shard in shards:
-            shard.release()
-        first = stop
-
-
-def _lengths_of(pieces: list[Samples]) -> npt.NDArray[np.int64]:
-    lengths = np.empty(sum(map(len, pieces)), np.int64)
-    for rank, piece in enumerate(pieces):
-        lengths[rank :: len(pieces)] = piece.lengths()
-    return lengths
+        lengths[rank::world_size] = shard.lengths()
+    each = [shard.take(range(len(shard))) for shard in shards]
+    return sha256_of(lengths, (next(each[i % world_size]) for i in range(total)))
 
 
 def open_shard(folder: Path, rank: int) -> Samples:
     """Memory-map what ``rank`` reads from a folder that :func:`write_shards` wrote.
-
     Raises FileNotFoundError where the folder has no files of that rank, and UserError
-    where they are not as they were written: whoever trains on other samples than those
-    of the corpus must not find it out at the end.
+    where they are not as they were written.
     """
     index = read_json(folder / "index.json", "ranks")
     for path in _shard_paths(folder, rank):
@@ -236,9 +171,7 @@ def _open_array(path: Path) -> Any:
 
 
 def open_targets(folder: Path) -> npt.NDArray[np.uint32]:
-    """Memory-map the number of real targets of every sample: uint32 of shape
-    (samples,), in corpus order.
-    """
+    """Memory-map the number of real targets of every sample: uint32 (samples,)."""
     targets: npt.NDArray[np.uint32] = _open_array(folder / "targets.npy")
     return targets
 
@@ -252,10 +185,6 @@ def first_texts(folder: Path) -> list[str]:
 def decode(tokens: Tokens) -> str:
     """The text of a sample, without its boundary marks."""
     return tokens.tobytes().strip(b"\xff").decode("utf-8", errors="replace")
-
-
-def _owner_of_tokens(lengths: Any, world_size: int) -> npt.NDArray[Any]:
-    return np.repeat(np.arange(len(lengths)) % world_size, lengths)
 
 
 def _shard_paths(folder: Path, rank: int) -> tuple[Path, Path]:

@@ -22,15 +22,14 @@ LongSamples = Literal["split", "cut"]
 def read_corpus(path: Path) -> Iterator[dict[str, Any]]:
     """Yield one object with a ``text`` per sample of a .txt or .jsonl file.
 
-    A .txt file holds one sample a line, blank lines are skipped; a .jsonl file holds
-    objects whose ``text`` is a string that is not blank, other keys are labels and are
-    kept. Raises UserError naming file and line for bytes that are not UTF-8, lines
-    that are not such objects, and a file without samples.
+    A .txt file holds one sample a line, a .jsonl file objects whose ``text`` is not
+    blank and whose other keys are labels. Blank lines are skipped. Raises UserError
+    naming file and line for what is not so, and for a file without samples.
     """
     if not path.is_file():
         near = nearest_file(path)
         raise UserError(f"{path}: no such file; corpus.source must name one{near}")
-    parse = _parse_object if path.suffix == ".jsonl" else _parse_text
+    has_objects = path.suffix == ".jsonl"
     empty = True
     with open(path, "rb") as file:
         for number, raw in enumerate(_lines(path, file), start=1):
@@ -40,7 +39,7 @@ def read_corpus(path: Path) -> Iterator[dict[str, Any]]:
             line = _decoded(raw, where).strip()
             if line:
                 empty = False
-                yield parse(line, where)
+                yield _parse_object(line, where) if has_objects else {"text": line}
     if empty:
         raise UserError(f"{path}: holds no samples; at least one line is needed")
 
@@ -58,10 +57,6 @@ def _decoded(raw: bytes, where: str) -> str:
     except UnicodeDecodeError as error:
         byte = raw[error.start]
         raise UserError(f"{where}: byte 0x{byte:02x} is not UTF-8") from None
-
-
-def _parse_text(line: str, where: str) -> dict[str, Any]:
-    return {"text": line}
 
 
 def _parse_object(line: str, where: str) -> dict[str, Any]:
@@ -88,11 +83,9 @@ def tokenize(text: str) -> bytes:
 
 
 def fit_to_block(tokens: bytes, block_size: int, policy: LongSamples) -> list[bytes]:
-    """Pieces of ``tokens`` of at most ``block_size`` tokens, as samples of their own.
-
-    ``cut`` keeps the first piece. ``split`` keeps them all: a piece starts with the
-    last token of the one before, so that every token but the first is a target
-    exactly once.
+    """Cut ``tokens`` into samples of at most ``block_size`` tokens. ``cut`` keeps the
+    first piece; ``split`` all: a piece starts with the last token of the one before, so
+    that every token but the first is a target exactly once.
     """
     if len(tokens) <= block_size:
         return [tokens]

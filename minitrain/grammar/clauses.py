@@ -1,7 +1,6 @@
 """Clauses: which auxiliary goes with which tense and person, and in what order.
 
-A clause without its verb and complement is a ``Frame``: what stands before them,
-which form of the verb is wanted, what stands behind. Frames depend on a verb only
+A clause without its verb and complement is a ``Frame``. Frames depend on a verb only
 through the ``Kind`` it is of, so few tables serve all verbs.
 """
 
@@ -77,9 +76,8 @@ class Kind(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """A clause with room: ``before``, the verb in ``form``, its complement, ``after``.
-
-    ``form`` is one of BASE ... NO_FORM; the others are the labels of the sentence.
+    """A clause with room: ``before``, the verb in ``form`` (BASE ... NO_FORM), its
+    complement, ``after``; then the labels of the sentence.
     """
 
     before: str

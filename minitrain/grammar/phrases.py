@@ -6,20 +6,12 @@ never objects, and adverbials belong to a tense.
 
 from typing import NamedTuple
 
-PERSONS = (
-    "first_singular",
-    "second",
-    "third_singular",
-    "first_plural",
-    "third_plural",
-)
+PERSONS = ("first_singular", "second", "third_singular", "first_plural", "third_plural")
 
 
 class Subject(NamedTuple):
-    """A subject as it stands inside a sentence, with its grammatical person.
-
-    ``pronoun`` subjects may carry a contracted auxiliary (they've); ``animal``
-    subjects go only with the verbs in ``ANIMAL_VERBS``.
+    """A subject inside a sentence, with its grammatical person. A ``pronoun`` may carry
+    a contracted auxiliary; an ``animal`` goes only with ``ANIMAL_VERBS``.
     """
 
     text: str

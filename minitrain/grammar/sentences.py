@@ -1,17 +1,16 @@
 """Sentences drawn from the grammar in a seeded order, no text twice.
 
 For each verb and person the grammar holds a finite list of sentences: frames times
-complements. Every draw picks one such list at random and takes its next sentence.
-Each list is walked once from a random start in steps of about the golden ratio of
-its length, which scatters neighbors and repeats nothing before the list is used
-up; a used-up list drops out. Verbs and persons therefore stay balanced while their
-lists last. Only ``random.Random.random`` is used, whose numbers are the same in
-every version of Python.
+complements. Every draw takes the next sentence of a random list, which is walked once
+from a random start in steps of about the golden ratio of its length. Verbs and persons
+therefore stay balanced while their lists last. Only ``random.Random.random`` is used,
+whose numbers are the same in every version of Python.
 """
 
 import math
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import astuple
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -38,18 +37,11 @@ class Sentence(NamedTuple):
 
 
 class _Walk:
-    """The sentences of one verb and person, and how far they have been used."""
+    # the sentences of one verb and person, and how far they have been used
 
     def __init__(self, verb: Verb, frames: list[Frame]) -> None:
         # by index: clauses.BASE, THIRD, PAST, PARTICIPLE, ING, NO_FORM
-        self.forms = (
-            f" {verb.lemma}",
-            f" {verb.third_person}",
-            f" {verb.past}",
-            f" {verb.past_participle}",
-            f" {verb.present_participle}",
-            "",
-        )
+        self.forms = (*(f" {form}" for form in astuple(verb)[:5]), "")
         self.lemma = verb.lemma
         self.complements = _complements(verb)
         self.frames = frames
@@ -59,10 +51,8 @@ class _Walk:
 
 
 def count_sentences(verbs: Sequence[Verb]) -> int:
-    """How many sentences the grammar makes of ``verbs``.
-
-    An upper bound on distinct texts: one that arises twice, from verbs that share
-    a form and a complement, is counted twice.
+    """Count the sentences of ``verbs``: an upper bound on distinct texts, since verbs
+    may share a form and a complement.
     """
     return sum(walk.size for walk in _walks(verbs))
 
@@ -70,11 +60,9 @@ def count_sentences(verbs: Sequence[Verb]) -> int:
 def generate_sentences(
     verbs: Sequence[Verb], seed: int, count: int
 ) -> Iterator[Sentence]:
-    """Yield ``count`` sentences with distinct texts, the same for the same seed.
-
-    The first sentences are as random a mix as any. Raises UserError at once if
-    ``count`` is below 1 or above ``count_sentences(verbs)``, and at the end if
-    texts that arise twice leave fewer than ``count``.
+    """Yield ``count`` sentences with distinct texts, the same for the same seed. Raises
+    UserError at once for a count that the grammar cannot reach, and at the end if texts
+    that arise twice leave fewer.
     """
     walks = _walks(verbs)
     available = sum(walk.size for walk in walks)

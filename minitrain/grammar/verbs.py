@@ -15,13 +15,7 @@ from minitrain.core.errors import UserError
 from minitrain.core.regular import MOST_OF_INDEX, require_regular
 from minitrain.grammar.complements import COMPLEMENTS
 
-COLUMNS = (
-    "lemma",
-    "third_person",
-    "past",
-    "past_participle",
-    "present_participle",
-)
+COLUMNS = ("lemma", "third_person", "past", "past_participle", "present_participle")
 OBJECTS = "objects"
 
 
@@ -38,38 +32,35 @@ class Verb:
 
 
 def load_verbs(path: Path) -> tuple[Verb, ...]:
-    """Read the verb table (CSV, UTF-8, a byte order mark is tolerated).
-
-    Blank lines are skipped; without an ``objects`` column every verb stands
-    alone. Raises UserError naming file, line, column and value for whatever is
-    not a table of verbs, and OSError where the file cannot be read.
+    """Read the verb table (CSV, UTF-8); without an ``objects`` column every verb stands
+    alone. Raises UserError naming file, line, column and value for what is no table of
+    verbs, and OSError where the file cannot be read.
     """
     rows = _rows(path)
-    first = next(rows, None)
-    if first is None:
+    line, header = next(rows, (0, []))
+    if not header:
         raise UserError(
             f"{path}: the file is empty, allowed: a line of column names "
             f"({', '.join(COLUMNS)}), then one verb a line"
         )
-    line, header = first
     _check_header(path, line, header)
-    verbs: list[Verb] = []
+    verbs: dict[str, Verb] = {}
     line_of: dict[str, int] = {}
     for line, row in rows:
         verb = _verb(path, line, header, row)
-        if verb.lemma in line_of:
-            raise UserError(
-                f"{path}:{line}: column lemma: {verb.lemma!r} stands in line "
-                f"{line_of[verb.lemma]} already, allowed: each verb once"
-            )
+        if before := line_of.get(verb.lemma):
+            problem = f"column lemma: {verb.lemma!r} stands in line {before} already"
+            raise _wrong(path, line, problem, "each verb once")
         line_of[verb.lemma] = line
-        verbs.append(verb)
+        verbs[verb.lemma] = verb
     if not verbs:
-        raise UserError(
-            f"{path}:{line}: no verb follows the column names, "
-            "allowed: one verb a line, at least one"
-        )
-    return tuple(verbs)
+        problem = "no verb follows the column names"
+        raise _wrong(path, line, problem, "one verb a line, at least one")
+    return tuple(verbs.values())
+
+
+def _wrong(path: Path, line: int, problem: str, allowed: str) -> UserError:
+    return UserError(f"{path}:{line}: {problem}, allowed: {allowed}")
 
 
 def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -82,10 +73,8 @@ def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
         except StopIteration:
             return
         except csv.Error as error:
-            raise UserError(
-                f"{path}:{line}: not valid CSV ({error}), allowed: cells "
-                "separated by commas, quotes closed"
-            ) from None
+            allowed = "cells separated by commas, quotes closed"
+            raise _wrong(path, line, f"not valid CSV ({error})", allowed) from None
         if row:
             yield line, row
 
@@ -103,50 +92,36 @@ def _text(path: Path) -> str:
     except UnicodeDecodeError as error:
         # utf-8-sig counts from behind the mark, which holds no line end
         line = error.object[: error.start].count(b"\n") + 1
-        byte = error.object[error.start]
-        raise UserError(
-            f"{path}:{line}: byte 0x{byte:02x} is not UTF-8, allowed: UTF-8 text"
-        ) from None
+        problem = f"byte 0x{error.object[error.start]:02x} is not UTF-8"
+        raise _wrong(path, line, problem, "UTF-8 text") from None
 
 
 def _check_header(path: Path, line: int, header: list[str]) -> None:
+    allowed = f"{', '.join(COLUMNS)} and optionally {OBJECTS}"
     for name in COLUMNS:
         if name not in header:
-            raise UserError(
-                f"{path}:{line}: column {name} is absent, the file has "
-                f"{', '.join(map(repr, header))}, allowed: "
-                f"{', '.join(COLUMNS)} and optionally {OBJECTS}"
-            )
+            found = ", ".join(map(repr, header))
+            problem = f"column {name} is absent, the file has {found}"
+            raise _wrong(path, line, problem, allowed)
     for index, name in enumerate(header):
-        if name not in (*COLUMNS, OBJECTS):
-            problem = "is unknown"
-        elif name in header[:index]:
-            problem = "stands twice"
-        else:
-            continue
-        raise UserError(
-            f"{path}:{line}: column {name!r} {problem}, allowed: "
-            f"{', '.join(COLUMNS)} and optionally {OBJECTS}, each once"
-        )
+        if name not in (*COLUMNS, OBJECTS) or name in header[:index]:
+            fault = "stands twice" if name in header[:index] else "is unknown"
+            problem = f"column {name!r} {fault}"
+            raise _wrong(path, line, problem, f"{allowed}, each once")
 
 
 def _verb(path: Path, line: int, header: list[str], row: list[str]) -> Verb:
     if len(row) != len(header):
-        raise UserError(
-            f"{path}:{line}: {len(row)} fields ({','.join(row)!r}), "
-            f"allowed: {len(header)}, one a column"
-        )
+        problem = f"{len(row)} fields ({','.join(row)!r})"
+        raise _wrong(path, line, problem, f"{len(header)}, one a column")
     cells = dict(zip(header, row, strict=True))
     for column, value in cells.items():
+        allowed = "lower-case letters, hyphens between them"
+        right = all(p.isalpha() and p.islower() for p in value.split("-"))
         if column == OBJECTS:
             allowed = f"one of {', '.join(sorted(COMPLEMENTS))}"
             right = value in COMPLEMENTS
-        else:
-            allowed = "lower-case letters, hyphens between them"
-            right = all(p.isalpha() and p.islower() for p in value.split("-"))
         if not right:
             shown = repr(value) if value else "the cell is empty"
-            raise UserError(
-                f"{path}:{line}: column {column}: {shown}, allowed: {allowed}"
-            )
+            raise _wrong(path, line, f"column {column}: {shown}", allowed)
     return Verb(**cells)

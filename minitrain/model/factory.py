@@ -8,9 +8,16 @@ import importlib.util
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
+from importlib.abc import MetaPathFinder
+from importlib.machinery import (
+    SOURCE_SUFFIXES,
+    FileFinder,
+    ModuleSpec,
+    SourceFileLoader,
+)
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,7 +31,6 @@ from minitrain.core.errors import UserError, did_you_mean
 from minitrain.core.nearest import nearest_file
 from minitrain.core.params import Model
 from minitrain.data.batches import MicroBatch, causal_lm_loss
-from minitrain.model.neighbors import neighbors_of
 
 Loss = Callable[[nn.Module, Any], Tensor]
 # how a loss that is given is called
@@ -36,12 +42,9 @@ _FAILURES = (Exception, SystemExit)
 
 
 def build_model(params: Model, vocab_size: int) -> nn.Module:
-    """Call the factory with the ``model`` section and the vocabulary size.
-
-    While its file is loaded and the factory called, what lies beside the file can be
-    imported.
-    Raises UserError naming ``model.file`` or ``model.factory`` when it cannot be
-    found, fails, or returns something else than a torch.nn.Module.
+    """Call the factory with the ``model`` section and the vocabulary size; meanwhile
+    what lies beside its file can be imported. Raises UserError naming ``model.file`` or
+    ``model.factory`` when it cannot be found, fails, or returns no torch.nn.Module.
     """
     of_file = ":" not in params.factory
     with neighbors_of(Path(params.file)) if of_file else nullcontext():
@@ -50,8 +53,8 @@ def build_model(params: Model, vocab_size: int) -> nn.Module:
 
 
 def make_model(factory: Callable[[], Any], name: str) -> nn.Module:
-    """What ``factory()`` returns; a UserError that begins with ``name`` where it fails,
-    or returns something else than a torch.nn.Module.
+    """Return ``factory()``; a UserError that begins with ``name`` where it fails, or
+    returns no torch.nn.Module.
     """
     try:
         model = factory()
@@ -76,6 +79,35 @@ def _find_factory(params: Model) -> Callable[..., Any]:
             f"{near}"
         )
     return factory
+
+
+class _Beside(MetaPathFinder):
+    # a folder on sys.path would outlive its model
+
+    def __init__(self, folder: Path) -> None:
+        # with its own list of the folder: those that Python keeps may be old
+        self._files = FileFinder(str(folder), (SourceFileLoader, SOURCE_SUFFIXES))
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        # what lies in a package, the package finds
+        spec = self._files.find_spec(name) if path is None else None
+        # a mere folder must not hide a package of its name that is installed
+        return spec if spec is not None and spec.loader is not None else None
+
+
+@contextmanager
+def neighbors_of(file: Path) -> Iterator[None]:
+    """What lies beside ``file`` can be imported in the body, and comes first. Each
+    module is loaded once in a process, as all modules are.
+    """
+    finder = _Beside(file.resolve().parent)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
 
 
 def _functions_of(module: ModuleType) -> list[str]:
@@ -111,31 +143,23 @@ def _cause(error: BaseException) -> str:
     root = error
     while below := root.__cause__ or _context(root):
         root = below
-    file, line = _place(error)
-    told = _described(error) + (f" ({file}:{line})" if file else "")
-    if root is error:
-        return told
-    root_file, line = _place(root)
-    place = f"line {line}" if root_file == file else f"{root_file}:{line}"
-    return f"{told}, caused by {_described(root)}" + (f" ({place})" if line else "")
+    told = _told(error)
+    return told if root is error else f"{told}, caused by {_told(root)}"
 
 
 def _context(error: BaseException) -> BaseException | None:
     return None if error.__suppress_context__ else error.__context__
 
 
-def _described(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
-
-
-def _place(error: BaseException) -> tuple[str, int | None]:
+def _told(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     users = [frame for frame in frames if _is_users(frame.filename)]
-    return (users[-1].filename, users[-1].lineno) if users else ("", None)
+    place = f" ({users[-1].filename}:{users[-1].lineno})" if users else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}{place}"
 
 
 def _is_users(file: str) -> bool:
-    """Whether a user may have written it: no library, and of ours only a model."""
+    # no library, and of ours only a model
     if file.startswith(_LIBRARIES) or "site-packages" in file or file == __file__:
         return False
     return _HERE in Path(file).parents or _HERE.parent not in Path(file).parents
@@ -148,13 +172,13 @@ def try_model(
     loss: Loss | None = None,
     may_leave_unused: bool = False,
 ) -> None:
-    """One forward and backward pass; leaves gradients behind, so give it a spare.
+    """Make one forward and backward pass; leaves gradients behind, so give it a spare.
 
-    ``loss(model, inputs)`` is the output's ``.loss`` unless it is given. Raises
-    UserError for a model that fails, whose state is no plain tensors, whose loss is no
-    finite 0-dim tensor, that has nothing to train, or that leaves a parameter without a
-    finite dense gradient: stock DDP would let step 0 pass and fail at step 1. With
-    ``may_leave_unused`` a parameter may have none.
+    ``loss(model, inputs)`` is by default the output's ``.loss``. Raises UserError for a
+    model that fails, whose state is no plain tensors, whose loss is no finite 0-dim
+    tensor, or that leaves a parameter without a finite dense gradient: stock DDP would
+    let step 0 pass and fail at step 1. With ``may_leave_unused`` a parameter may have
+    none.
     """
     _check_state(model)
     value = computed_loss(model, batch, loss)

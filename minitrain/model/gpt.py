@@ -1,9 +1,8 @@
 """MiniGPT: a small pre-norm decoder with the usual names and nothing hidden.
 
-The calling convention is that of Hugging Face causal language models:
-``model(input_ids=..., labels=...)`` takes two long tensors of shape (B, T), labels
-being the ids with padding as -100; the shift happens inside; the output's ``loss`` is
-the mean over the real targets.
+It is called as Hugging Face causal language models are: ``model(input_ids=...,
+labels=...)`` takes two long tensors of shape (B, T), labels being the ids with padding
+as -100; the shift happens inside; ``loss`` is the mean over the real targets.
 """
 
 from dataclasses import dataclass
@@ -63,10 +62,6 @@ class Block(nn.Module):
 
 class MiniGPT(nn.Module):
     """Decoder-only language model over sequences of up to ``block_size`` tokens.
-
-    ``model(input_ids, labels)`` takes two int64 tensors (B, T) and gives a
-    :class:`CausalOutput`.
-
     Weights start as in GPT-2 (Radford et al. 2019): normal with deviation 0.02.
     """
 

@@ -23,10 +23,9 @@ from minitrain.train.checkpoint import Checkpoints, Kept
 from minitrain.train.config import RunConfig, plain_optimizer
 from minitrain.train.observer import shares_of_loss
 from minitrain.train.precision import Precision
-from minitrain.train.recorder import Recorder
-from minitrain.train.result import TrainResult
+from minitrain.train.recorder import Recorder, TrainResult
 from minitrain.train.resume import run_through
-from minitrain.train.rng import Stream, as_plain, from_plain
+from minitrain.train.rng import Stream
 from minitrain.train.worker import start_streams
 
 Gradients = dict[str, Tensor]
@@ -101,7 +100,7 @@ class _Replay:
         self._sync, self._world_size = config.sync, world_size
         self._divisor = count if config.sync.guarantees.averages else 1
         self._streams = start_streams(config, count)
-        self._shards = config.batches(range(count), count).by_shard()
+        self._shards = [config.batches([shard], count) for shard in range(count)]
         self.model = config.start_model(0)
         self._optimizer = plain_optimizer(config, self.model)
         self._precision = Precision(config.precision)
@@ -144,8 +143,8 @@ class _Replay:
             "model": self._tensors(),
             "optimizer": self._optimizer.state_dict(),
             "precision": self._precision.state(),
-            "streams": [as_plain(stream.state) for stream in self._streams],
-            "seen": json.dumps([seen, self._recorder.kept()]),
+            "streams": [stream.state for stream in self._streams],
+            "seen": json.dumps({"shards": seen, **self._recorder.kept()}),
         }
 
     def restore(self, kept: Kept) -> None:
@@ -154,19 +153,12 @@ class _Replay:
                 tensor.copy_(kept["model"][name])
         self._optimizer.load_state_dict(kept["optimizer"])
         self._precision.restore(kept["precision"])
-        for stream, plain in zip(self._streams, kept["streams"], strict=True):
-            stream.state = from_plain(plain)
-        seen, recorded = json.loads(kept["seen"])
-        for one, (losses, digests) in zip(self.results, seen, strict=True):
+        for stream, state in zip(self._streams, kept["streams"], strict=True):
+            stream.state = state
+        seen = json.loads(kept["seen"])
+        for one, (losses, digests) in zip(self.results, seen["shards"], strict=True):
             one.losses, one.digests = losses, [tuple(own) for own in digests]
-        self._recorder.restore(recorded)
-
-    def interrupted(self) -> None:
-        """No step of a replay is timed."""
-
-    def recorded_in(self, kept: Kept) -> list[Any]:
-        rows: list[Any] = json.loads(kept["seen"])[1]["rows"]
-        return rows
+        self._recorder.restore(seen)
 
     def _tensors(self) -> dict[str, Tensor]:
         model = self.model

@@ -20,22 +20,17 @@ STRATEGIES = {
     "zero1": "minitrain.sync.sharded:ZeRO1",
     "fsdp": "minitrain.sync.sharded:FSDP",
     "invariant": "minitrain.sync.invariant:Invariant",
-    "shm": "minitrain.sync.shm:SharedMemory",
+    "shm": "minitrain.sync.hierarchical:SharedMemory",
     "invariant_shm": "minitrain.sync.invariant:InvariantSharedMemory",
     "hierarchical": "minitrain.sync.hierarchical:Hierarchical",
 }
-
-
-# of a strategy for 0.1.0, which would now be held to more than it promises
-WHERE_GUARANTEES_WERE = ("promises", "averages", "num_shards", "require", "wire")
 # the plain module: in one process it trains alone, in several without communication
 PLAIN = "minitrain.sync:Strategy"
 
 
 def find_strategy(name: str) -> "type[Strategy]":
-    """The strategy of that name, or the class that package.module:Class says.
-
-    Raises UserError (one line) where there is none.
+    """Return the strategy of that name, or the class that package.module:Class names;
+    UserError where there is none.
     """
     module, colon, attribute = STRATEGIES.get(name, name).partition(":")
     if not colon:
@@ -51,19 +46,11 @@ def find_strategy(name: str) -> "type[Strategy]":
     base = importlib.import_module("minitrain.sync.strategy").Strategy
     if not (isinstance(found, type) and issubclass(found, base)):
         raise UserError(f"train.sync = {name!r}: must be a minitrain.sync.Strategy")
-    if old := [key for key in WHERE_GUARANTEES_WERE if hasattr(found, key)]:
-        raise UserError(
-            f"train.sync = {name!r}: has {old[0]}, which nobody reads: what a strategy "
-            "promises and needs stands in its guarantees"
-        )
     return found
 
 
 def guarantees_of(name: str) -> Guarantees:
-    """What the strategy of that name guarantees; loads no torch for one of ours.
-
-    Raises UserError as :func:`find_strategy` does.
-    """
+    """Return what that strategy guarantees; loads no torch for one of ours."""
     if name in GUARANTEES:
         return GUARANTEES[name]
     return find_strategy(name).guarantees

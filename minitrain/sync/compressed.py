@@ -34,10 +34,8 @@ class Float16Compress(StockDDP):
     """Averaged and summed in float16: half the bytes, rounded at every hop."""
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["fp16_compress"]
+    needs_hook: ClassVar[bool] = True
     dtype: ClassVar[torch.dtype] = torch.float16
-
-    def _needs_hook(self) -> bool:
-        return True
 
     def exchange(self, bucket: GradBucket) -> Reduced:
         buffer = bucket.buffer()
@@ -70,6 +68,7 @@ class PowerSGD(StockDDP):
     """
 
     guarantees = GUARANTEES["powersgd"]
+    needs_hook: ClassVar[bool] = True
     # each rank its own error
     holds_a_part: ClassVar[bool] = True
     # Torch's hook starts its second collective in a callback of the first. With two
@@ -92,9 +91,6 @@ class PowerSGD(StockDDP):
             start_powerSGD_iter=FIRST_POWERSGD_STEP,
         )
         super().set_up()
-
-    def _needs_hook(self) -> bool:
-        return True
 
     def exchange(self, bucket: GradBucket) -> Reduced:
         return self._hook(self._state, bucket)

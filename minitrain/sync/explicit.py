@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import ClassVar, NoReturn
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
@@ -11,15 +11,20 @@ from torch import Tensor, nn
 
 from minitrain.core.errors import UserError
 from minitrain.sync.guarantees import GUARANTEES, Guarantees
-from minitrain.sync.strategy import Strategy, Traffic, broadcast, num_bytes, trained
-from minitrain.sync.trace import BucketEvent
+from minitrain.sync.strategy import (
+    BucketEvent,
+    Strategy,
+    Traffic,
+    broadcast,
+    num_bytes,
+    trained,
+)
 
 
 class Flat(Strategy):
-    """All gradients in one buffer, and one all-reduce.
-
-    The base of all strategies that reduce after backward: :meth:`buckets` says what is
-    reduced together, :meth:`exchange` how.
+    """All gradients in one buffer, and one all-reduce. The base of all strategies that
+    reduce after backward: :meth:`buckets` gives what is reduced together,
+    :meth:`exchange` how.
     """
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["flat"]
@@ -73,15 +78,11 @@ class Flat(Strategy):
     def _gradient(self, name: str) -> Tensor:
         gradient = self._trained[name].grad
         if gradient is None:
-            self._refuse(name)
+            raise UserError(
+                f"model: parameter {name} gets no gradient on a rank; only DDP can "
+                "look for unused parameters"
+            )
         return gradient
-
-    @staticmethod
-    def _refuse(name: str) -> NoReturn:
-        raise UserError(
-            f"model: parameter {name} gets no gradient on a rank; only DDP can "
-            "look for unused parameters"
-        )
 
     def finish(self) -> None:
         """Rank 0's buffers go to everybody, as before a forward pass."""
@@ -96,9 +97,8 @@ class PerParameter(Flat):
 
 
 class ReduceScatter(Flat):
-    """Reduce-scatter, then all-gather: an all-reduce in its two halves.
-
-    Each rank sums up one W-th of the buffer, which is padded to W equal parts.
+    """Reduce-scatter, then all-gather: an all-reduce in its two halves. Each rank sums
+    up one W-th of the buffer, which is padded to W equal parts.
     """
 
     def exchange(self, flat: Tensor) -> None:
@@ -122,18 +122,15 @@ class ReduceScatter(Flat):
 
 
 def flatten(gradients: Sequence[Tensor]) -> Tensor:
-    """All elements in one tensor (n,), each gradient's as they lie in memory.
-
-    One gradient alone is not copied: the result is a view of it.
+    """Return all elements in one tensor (n,), as they lie in memory; a view if there is
+    one gradient.
     """
     flat = [gradient.as_strided((gradient.numel(),), (1,)) for gradient in gradients]
     return flat[0] if len(flat) == 1 else torch.cat(flat)
 
 
 def unflatten(flat: Tensor, parameters: Sequence[nn.Parameter]) -> None:
-    """Make every ``.grad`` a view of its part of ``flat``, with the strides it had: the
-    other side of :func:`flatten`.
-    """
+    """Make every ``.grad`` a view of its part of ``flat``, with the strides it had."""
     sizes = [parameter.numel() for parameter in parameters]
     for parameter, part in zip(parameters, flat.split(sizes), strict=True):
         like = parameter.grad

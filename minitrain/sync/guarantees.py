@@ -6,9 +6,10 @@ second. The strategies themselves refer to it as ``guarantees``.
 
 import json
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Literal, TypeAlias
 
 from minitrain.core.errors import UserError
+from minitrain.core.params import Train
 
 Promise = Literal["reduced_once", "replay", "one_process", "loss"]
 # gloo's ring; a balanced binary tree; that tree inside each host, then the ring among
@@ -17,25 +18,9 @@ Order = Literal["ring", "tree", "hosts", "none"]
 EXACT: frozenset[Promise] = frozenset({"reduced_once", "replay", "one_process"})
 
 
-class Tuning(Protocol):
-    """What the strategies can be told: ``train`` of params.yaml has it."""
-
-    @property
-    def bucket_cap_mb(self) -> float | None: ...
-
-    @property
-    def overlap(self) -> bool: ...
-
-    @property
-    def find_unused_parameters(self) -> bool: ...
-
-    @property
-    def logical_shards(self) -> int: ...
-
-
 @dataclass(frozen=True)
 class Defaults:
-    """A :class:`Tuning` with the defaults of params.yaml."""
+    """Settings of the strategies, with the defaults of params.yaml."""
 
     bucket_cap_mb: float | None = None
     overlap: bool = True
@@ -44,26 +29,24 @@ class Defaults:
 
 
 DEFAULTS = Defaults()
+Tuning: TypeAlias = Train | Defaults
 
 
 @dataclass(frozen=True)
 class Guarantees:
-    """What the ladder may hold a strategy to, and what it needs.
+    """What the ladder may demand of a strategy, and what the strategy needs.
 
     ``promises``: rungs that may be asked. ``adds_in``: the order in which the ranks'
-    gradients are added; with ``hosts`` it depends on which of them shared one, so the
-    strategy notes that in ``trace.hosts``, and its ``reference`` is given it, by name.
-    ``sends``: what travels, in words. ``wire``: the type (of
-    torch) that gradients are rounded to on their way, where it is coarser than their
-    own. ``averages``: the sum is divided by the number of ranks, and the loss weighted
-    accordingly. ``has_buckets``: DDP's, with their settings. ``logical_shards``: a
-    batch is cut into ``train.logical_shards`` parts, whatever the world size.
-    ``own_buffers``: after a step each rank has those of its own samples.
-    ``waits_within``: a rank may wait for others before its last gradient is there, in a
-    pass or in the hook of a bucket, so that the time until then is not its own; one
-    that waits in the forward pass has no account (``Strategy.has_account``).
-    ``on_one_host``: all ranks must be. ``on_cpu``: they compute there, so nccl is of no
-    use. ``fp16``: empty where float16 with a scaled loss can be had, else why not.
+    gradients are added; with ``hosts`` the strategy notes in ``trace.hosts`` which of
+    them shared one, and its ``reference`` is given it. ``sends``: what travels, in
+    words. ``wire``: the type (of torch) to which gradients are rounded on their way.
+    ``averages``: the sum is divided by the number of ranks. ``has_buckets``: DDP's,
+    with their settings. ``logical_shards``: a batch is cut into
+    ``train.logical_shards`` parts, whatever the world size. ``own_buffers``: after a
+    step each rank has those of its own samples. ``waits_within``: a rank may wait for
+    others before its last gradient is there, so that the time until then is not its
+    own. ``on_one_host``: all ranks must be. ``on_cpu``: they compute there, so nccl is
+    of no use. ``fp16``: why float16 with a scaled loss cannot be had, else empty.
     """
 
     promises: frozenset[Promise] = EXACT
@@ -81,22 +64,15 @@ class Guarantees:
 
     @property
     def are_exact(self) -> bool:
-        """Whether its gradients are the right ones but for rounding, so that the
-        witness can be asked for them.
-        """
+        """Gradients are right but for rounding, so that the witness can check them."""
         return bool({"replay", "one_process"} & self.promises)
 
     def num_shards(self, world_size: int, tuning: Tuning) -> int:
-        """Into how many parts a global batch is cut, each with a gradient of its own
-        and random numbers of its own.
-        """
+        """Return into how many parts a global batch is cut."""
         return tuning.logical_shards if self.logical_shards else world_size
 
     def require(self, tuning: Tuning, world_size: int, precision: str) -> None:
-        """Raise UserError for settings that the strategy cannot follow.
-
-        ``precision`` is ``float32``, ``bf16`` or ``fp16``, as ``train.precision``.
-        """
+        """Raise UserError for settings that the strategy cannot follow."""
         for key in ("bucket_cap_mb", "overlap", "find_unused_parameters"):
             value, default = getattr(tuning, key), getattr(DEFAULTS, key)
             if not self.has_buckets and value != default:
@@ -108,18 +84,14 @@ class Guarantees:
             raise UserError(
                 f"train.precision = 'fp16': must be float32 or bf16 with {self.fp16}"
             )
-        if self.logical_shards:
-            _require_tree(tuning.logical_shards, world_size)
-
-
-def _require_tree(shards: int, world_size: int) -> None:
-    if shards & (shards - 1):
-        raise UserError(f"train.logical_shards = {shards}: must be a power of two")
-    if shards % world_size:
-        raise UserError(
-            f"train.logical_shards = {shards}: must be a multiple of the world "
-            f"size, which is {world_size}"
-        )
+        shards = tuning.logical_shards
+        if self.logical_shards and shards & (shards - 1):
+            raise UserError(f"train.logical_shards = {shards}: must be a power of two")
+        if self.logical_shards and shards % world_size:
+            raise UserError(
+                f"train.logical_shards = {shards}: must be a multiple of the world "
+                f"size, which is {world_size}"
+            )
 
 
 def _compressed(wire: Literal["float16", "bfloat16"]) -> Guarantees:

@@ -1,8 +1,7 @@
 """The same bits from any number of processes: a sum whose order none of them decides.
 
-A global batch is cut into a fixed number of logical shards. Each has a gradient of its
-own, and these are added up in a fixed binary tree: first inside a process, then between
-processes, which only decide who computes which branch.
+A global batch is cut into a fixed number of logical shards, whose gradients are added
+up in a fixed binary tree: first inside a process, then between processes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,12 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from minitrain.comm.shared_memory import SharedMemoryGroup
-from minitrain.comm.torch_private import (
-    add_all,
-    changes_in_place,
-    group_timeout_s,
-    has_gradient_hooks,
-)
+from minitrain.comm.torch_private import add_all, group_timeout_s
 from minitrain.comm.tree import tree_sum
 from minitrain.sync.explicit import Flat
 from minitrain.sync.guarantees import GUARANTEES, Guarantees
@@ -27,82 +21,42 @@ from minitrain.sync.strategy import Traffic, broadcast, num_bytes
 
 
 class Invariant(Flat):
-    """Logical shards in a binary tree, its upper levels exchanged between processes.
-
-    At each level a rank swaps its partial sum with the rank half the distance away
-    (recursive doubling, Thakur et al. 2005): adding two numbers has one result, whoever
-    adds them.
+    """Logical shards in a binary tree, its upper levels exchanged between processes by
+    recursive doubling (Thakur et al. 2005).
     """
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["invariant"]
 
     def set_up(self) -> None:
         super().set_up()
-        self._shard: int | None
-        self._num_parts: int
-        self._pairs: bool
-        # how often each gradient that waits for the next shard's was changed in place
-        self._versions: dict[str, int]
-        self._sums: list[tuple[int, list[Tensor]]]
-        self._start: list[Tensor] = []
-        self._first: list[Tensor]
         self._forget()
+
+    def _forget(self) -> None:
+        # nothing of a step that is over, or that was given up
+        self._shard: int | None = None
+        self._sums: list[tuple[int, list[Tensor]]] = []
+        self._start: list[Tensor] = []
+        self._first: list[Tensor] = []
 
     @contextmanager
     def micro_step(self, shard: int, is_last: bool) -> Iterator[None]:
         try:
-            self._begin(shard)
+            if self._shard is None:
+                self._start = [buffer.clone() for buffer in self._buffers]
+            elif self._shard != shard:
+                self._end_shard()
+                # every shard starts from the buffers with which the step began
+                self._load(self._start)
+            self._shard = shard
             yield
         except BaseException:
             self._forget()
             raise
 
-    def _begin(self, shard: int) -> None:
-        if self._shard is None:
-            self._start = [buffer.clone() for buffer in self._buffers]
-        elif self._shard != shard:
-            self._end_shard()
-            if not self._sums and not self._versions:
-                self._pairs = self._num_parts == 1 and self._accumulates_once()
-            if self._pairs and not self._versions:
-                grads = {name: self._gradient(name) for name in self._trained}
-                self._versions = {
-                    name: changes_in_place(grad) for name, grad in grads.items()
-                }
-            else:
-                self._climb()
-            # every shard starts from the buffers with which the step began
-            self._load(self._start)
-            self._num_parts = 0
-        self._shard = shard
-        self._num_parts += 1
-
-    def _accumulates_once(self) -> bool:
-        """Whether autograd may add the next shard's gradients to those of this one: the
-        lowest sums of the tree, made while they are in cache. Not where a gradient is a
-        sum already (a layer run again by a checkpoint), whose terms autograd would add
-        one by one, nor where a hook would see the gradients of two shards as one.
-        """
-        return not any(
-            changes_in_place(self._gradient(name)) or has_gradient_hooks(parameter)
-            for name, parameter in self._trained.items()
-        )
-
     def _end_shard(self) -> None:
         if not self._first:
             self._first = [buffer.clone() for buffer in self._buffers]
-        # a gradient to which the second of a pair added nothing is missing there
-        for name, before in self._versions.items():
-            if changes_in_place(self._gradient(name)) == before:
-                self._refuse(name)
-
-    def _forget(self) -> None:
-        """Nothing of a step that is over, or that somebody gave up."""
-        self._shard, self._num_parts, self._pairs = None, 0, False
-        self._versions, self._sums, self._first = {}, [], []
-
-    def _climb(self) -> None:
-        """Add the gradients to the tree, as far as it is full."""
+        # add the gradients to the tree, as far as it is full
         level, sums = 0, []
         for name, parameter in self._trained.items():
             sums.append(self._gradient(name))
@@ -112,12 +66,10 @@ class Invariant(Flat):
             add_all(before, sums)
             level, sums = level + 1, before
         self._sums.append((level, sums))
-        self._versions = {}
 
     def reduce(self) -> None:
         try:
             self._end_shard()
-            self._climb()
             ((_, sums),) = self._sums
             for parameter, gradient in zip(self._trained.values(), sums, strict=True):
                 parameter.grad = gradient

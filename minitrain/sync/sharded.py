@@ -9,11 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from minitrain.comm.torch_private import (
-    around_parameter_broadcast,
-    forget_gathered_state,
-    own_part_of,
-)
+from minitrain.comm.torch_private import around_parameter_broadcast, own_part_of
 from minitrain.core.errors import UserError
 from minitrain.sync.guarantees import GUARANTEES, Guarantees
 from minitrain.sync.stock import StockDDP
@@ -29,11 +25,9 @@ from minitrain.sync.strategy import (
 
 
 class ZeRO1(StockDDP):
-    """DDP with an optimizer whose state is cut over the ranks.
-
-    Stage 1 of ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054), by torch's
-    ``ZeroRedundancyOptimizer``. Each rank steps its own parameters, then broadcasts
-    them: the bits of DDP.
+    """DDP with an optimizer whose state is cut over the ranks: stage 1 of ZeRO
+    (Rajbhandari et al. 2020, arXiv:1910.02054), by torch's ``ZeroRedundancyOptimizer``.
+    It has the bits of DDP.
     """
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["zero1"]
@@ -68,23 +62,16 @@ class ZeRO1(StockDDP):
         self.trace.optimizer_ns = time.perf_counter_ns() - start
 
     def moments(self, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-        from torch.distributed.optim import ZeroRedundancyOptimizer
-
-        if not isinstance(optimizer, ZeroRedundancyOptimizer):
-            return super().moments(optimizer)
-        zero: Any = optimizer
-        zero.consolidate_state_dict(to=0)
-        if dist.get_rank(self.group) != 0:
-            return {}
-        kept = zero.state_dict()["state"]
-        forget_gathered_state(zero)
-        names = [name for name, _ in self.model.named_parameters()]
-        return {
-            f"{names[index]}/{key}": value
-            for index, values in kept.items()
-            for key, value in values.items()
-            if isinstance(value, Tensor)
+        own = super().moments(own_part_of(optimizer))
+        parts: list[Any] = [None] * self.world_size
+        everyone = parts if self.rank == 0 else None
+        dist.gather_object(own, everyone, group=self.group, group_dst=0)
+        found = {
+            key: value for part in filter(None, parts) for key, value in part.items()
         }
+        places = {name: i for i, (name, _) in enumerate(self.model.named_parameters())}
+        names = sorted(found, key=lambda key: places[key.rpartition("/")[0]])
+        return {name: found[name] for name in names}
 
     def traffic(self) -> Traffic:
         parameters = list(trained(self.model).values())
@@ -94,10 +81,7 @@ class ZeRO1(StockDDP):
 
 class FSDP(Strategy):
     """Parameters, gradients and optimizer state cut over the ranks (``fully_shard``).
-
-    Parameters are gathered for each forward and backward pass, gradients scattered.
-    Its collectives lie inside both passes and it cannot go without them, so its step
-    has no account.
+    Its collectives lie inside both passes, so its step has no account.
     """
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["fsdp"]
@@ -171,9 +155,7 @@ class FSDP(Strategy):
 
 
 def _part_like(parameter: Any, part: Any) -> Any:
-    """``part`` as this rank's part of a whole like ``parameter``; a count of steps is
-    no part of anything.
-    """
+    # a count of steps is no part of anything
     from torch.distributed.tensor import DTensor
 
     if not isinstance(part, Tensor) or part.shape != parameter.to_local().shape:

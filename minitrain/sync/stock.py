@@ -13,8 +13,14 @@ from torch import Tensor
 from minitrain.comm.groups import wrap_for_ddp
 from minitrain.comm.torch_private import GradBucket, ddp_times_ns
 from minitrain.sync.guarantees import GUARANTEES, Guarantees
-from minitrain.sync.strategy import Strategy, Traffic, broadcast, num_bytes, trained
-from minitrain.sync.trace import BucketEvent
+from minitrain.sync.strategy import (
+    BucketEvent,
+    Strategy,
+    Traffic,
+    broadcast,
+    num_bytes,
+    trained,
+)
 
 Reduced = torch.futures.Future[Tensor]
 
@@ -30,13 +36,14 @@ def _call(strategy: "weakref.ref[StockDDP]", bucket: GradBucket) -> Reduced:
 class StockDDP(Strategy):
     """DDP with torch's defaults (Li et al. 2020, arXiv:2006.15704).
 
-    ``timed`` adds a communication hook that does what DDP does without one, to the
-    bit (multiply by 1/W, then sum), and notes when each bucket was handed over and
-    when it came back. The baseline stage shows what the hook costs. Without
+    ``timed`` adds a communication hook that does what DDP does without one, to the bit,
+    and notes when each bucket was handed over and when it came back. Without
     ``overlap`` buckets wait until the last one is there.
     """
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["ddp"]
+    # whether :meth:`exchange` does another thing than DDP without a hook
+    needs_hook: ClassVar[bool] = False
     # whether gradients live in the buckets, which spares copies in and out
     bucket_views: ClassVar[bool] = False
     # whether a bucket is reduced as soon as it is there, if ``overlap`` allows it
@@ -57,16 +64,12 @@ class StockDDP(Strategy):
         # a pass without communication would count as use of a parameter
         self.has_account = not self.tuning.find_unused_parameters
         self._late: list[tuple[GradBucket, BucketEvent, Reduced]] = []
-        if self._needs_hook():
+        if self.needs_hook or self.timed or not self.tuning.overlap:
             self.ddp.register_comm_hook(weakref.ref(self), _call)
 
     @classmethod
     def only_watches(cls) -> bool:
-        own = (cls.exchange, cls._needs_hook)
-        return own == (StockDDP.exchange, StockDDP._needs_hook)
-
-    def _needs_hook(self) -> bool:
-        return self.timed or not self.tuning.overlap
+        return cls.exchange is StockDDP.exchange and not cls.needs_hook
 
     def exchange(self, bucket: GradBucket) -> Reduced:
         """Start the reduction of one bucket -> a future of it, reduced: (n,)."""
@@ -119,10 +122,8 @@ class StockDDP(Strategy):
         }
 
     def on_bucket(self, bucket: GradBucket) -> Reduced:
-        """What DDP calls with each bucket as soon as its gradients are there.
-
-        DDP waits for what is returned at the end of the backward pass, and copies its
-        value into the gradients.
+        """Reduce a bucket; DDP calls it as soon as its gradients are there, and copies
+        the future's value into the gradients at the end of the backward pass.
         """
         buffer = bucket.buffer()
         now = None if buffer.is_cuda else time.perf_counter_ns()

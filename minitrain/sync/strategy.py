@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -11,24 +12,51 @@ from torch import Tensor, nn
 from minitrain.comm.ring import ring_sum
 from minitrain.comm.torch_private import import_compiler
 from minitrain.sync.guarantees import Guarantees, Tuning
-from minitrain.sync.trace import SyncTrace
 
 # (calls, bytes of one rank's payload) by operation, in one step
 Traffic = dict[str, tuple[int, int]]
+
+
+@dataclass
+class BucketEvent:
+    """One bucket of one step. Times are ``perf_counter_ns`` readings, ``done_ns`` 0
+    until it is reduced; both are None on a GPU, where the hook only enqueues work.
+    """
+
+    parameters: tuple[str, ...]
+    num_bytes: int
+    called_ns: int | None
+    done_ns: int | None = 0
+
+
+@dataclass
+class SyncTrace:
+    """The buckets of the current step, in the order in which they were handed over.
+    ``computed_ns`` is when the last gradient was there, ``optimizer_ns`` what the
+    optimizer's step spent on communication. ``hosts``, the ranks on each host, stands
+    from step to step, for a strategy that adds inside of them first.
+    """
+
+    events: list[BucketEvent] = field(default_factory=list)
+    computed_ns: int | None = None
+    optimizer_ns: int | None = None
+    hosts: list[list[int]] | None = None
+
+    def clear(self) -> None:
+        """Forget the step before."""
+        self.events.clear()
+        self.computed_ns = self.optimizer_ns = None
 
 
 class Strategy:
     """The plain module and no synchronization; the base of all that synchronize.
 
     ``module`` is called for the forward pass. A step is one or more :meth:`micro_step`,
-    each a forward and a backward pass, then :meth:`reduce`: afterwards the gradient of
-    every parameter is the synchronized one. ``trace`` has the buckets of the step, as
-    far as the strategy watches them; ``timed`` asks it to. ``guarantees`` says what the
-    ladder may hold it to. ``has_account``: a backward pass can be made without
-    communication, so that the time of a step can be told apart. ``holds_a_part``: what
-    a rank keeps from step to step is of no use to another number of ranks.
-
-    A subclass sets itself up in :meth:`set_up`, not in a constructor of its own.
+    each a forward and a backward pass, then :meth:`reduce`, which leaves the
+    synchronized gradients. ``trace`` has the buckets of the step, if ``timed``.
+    ``has_account``: a backward pass can be made without communication.
+    ``holds_a_part``: what a rank keeps is of no use to another number of ranks. A
+    subclass sets itself up in :meth:`set_up`.
     """
 
     guarantees: ClassVar[Guarantees] = Guarantees()
@@ -66,9 +94,8 @@ class Strategy:
 
     @contextmanager
     def micro_step(self, shard: int, is_last: bool) -> Iterator[None]:
-        """Around the forward and backward pass of one micro-batch of the step.
-
-        ``shard`` is the one it belongs to; ``is_last``: no other follows in this step.
+        """Wrap the forward and backward pass of one micro-batch of ``shard``;
+        ``is_last``: no other follows in this step.
         """
         yield
 
@@ -78,9 +105,8 @@ class Strategy:
         yield
 
     def reduce(self) -> None:
-        """Synchronize what the backward passes of the step have not yet. Collective.
-
-        Raises UserError for a parameter without gradient, where that cannot be reduced.
+        """Synchronize what the backward passes have not yet. Collective; UserError for
+        a parameter without gradient, where that cannot be reduced.
         """
 
     def optimizer(
@@ -93,8 +119,8 @@ class Strategy:
         return made
 
     def moments(self, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-        """What ``optimizer`` keeps of each parameter, by ``NAME/KEY``: whole tensors.
-        Call it on all ranks; only rank 0's answer counts.
+        """Return what ``optimizer`` keeps of each parameter, by ``NAME/KEY``: whole
+        tensors, on rank 0. Collective.
         """
         return {
             f"{name}/{key}": whole(value)
@@ -114,8 +140,8 @@ class Strategy:
         optimizer.load_state_dict(state)
 
     def kept(self) -> dict[str, Any]:
-        """What the strategy itself keeps from step to step, for a checkpoint: tensors,
-        numbers, text, lists and dicts. One that keeps nothing has nothing to say.
+        """Return what the strategy itself keeps from step to step, for a checkpoint:
+        tensors, numbers, text, lists and dicts.
         """
         return {}
 
@@ -130,14 +156,14 @@ class Strategy:
         return dict(self.model.state_dict())
 
     def traffic(self) -> Traffic:
-        """What the last step should have handed to torch's collectives; without what
-        buffers take.
+        """Return what the last step should have handed to torch's collectives, but for
+        buffers.
         """
         return {}
 
     def logged(self) -> dict[str, float]:
-        """The times of the last step as torch's own log has them, in milliseconds;
-        empty where there is none. It is called while the clock does not run.
+        """Return the times of the last step in torch's own log, in milliseconds, if
+        any.
         """
         return {}
 
@@ -146,11 +172,10 @@ class Strategy:
 
     @staticmethod
     def reference(gradients: Sequence[Tensor]) -> Tensor:
-        """What becomes of one bucket, replayed in one process.
-
-        ``gradients``: one flat tensor (n,) for each shard, already divided if the
-        strategy averages. Gives the synchronized bucket (n,), to the bit where the
-        strategy promises ``replay``; leaves ``gradients`` as they are.
+        """Replay one bucket in one process: ``gradients`` are one flat tensor (n,) for
+        each shard, already divided if the strategy averages, and stay as they are.
+        Returns the synchronized bucket (n,), to the bit where the strategy promises
+        ``replay``.
         """
         return ring_sum(gradients)
 

@@ -1,127 +1,116 @@
-"""Checkpoints on disk: each is whole, or it is not there.
+"""Checkpoints on disk: each is whole, or it is not used.
 
     FOLDER/step-25/rank-0.pt ...    what each rank keeps, saved by torch
                    manifest.json    whose it is, and SHA-256 of every file
 
-Files are written under a temporary name, flushed to the disk and renamed. Whatever
-was torn or altered since does not fit the manifest, whose own sum is in it.
+The manifest is written when all files are on the disk, so a save that was interrupted
+has none. A file that was torn or altered since does not fit the manifest, which holds
+a sum of its own.
 """
 
+import fcntl
 import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from minitrain.comm.together import everyone, only_first, who_sees
 from minitrain.core.errors import UserError
-from minitrain.core.files import fsync, read_json, remove, sha256_file, writing
+from minitrain.core.files import (
+    fsync,
+    open_atomic,
+    read_json,
+    sha256_file,
+    write_json,
+)
 from minitrain.core.printable import note
-from minitrain.train.checkpoint_lock import hold
 
 # what one rank keeps: tensors, numbers, text, and lists and dicts of these
 Kept = dict[str, Any]
 Manifest = dict[str, Any]
 MANIFEST, OWN_SUM = "manifest.json", "manifest_sha256"
 STEP = "step-"
+# a stage that is told to end has ten seconds
+WAIT_S = 15.0
+POLL_S = 0.1
+# by folder: let go when this process ends, however it ends
+_held: dict[Path, int] = {}
 
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Where the checkpoints of one run lie, and how often they are written.
-
-    ``identity`` is all that decides what the run computes, in plain values: a
-    checkpoint with another one is not this run's. One is written after every ``every``
-    steps, and the newest ``keep`` stay.
+    """The checkpoints of one run: one after every ``every`` steps, of which the newest
+    ``keep`` stay. ``identity`` is all that decides what the run computes, in plain
+    values. ``same_bits``: a run that goes on has the bits of an undisturbed one.
     """
 
     folder: Path
     identity: Mapping[str, Any]
     every: int
     keep: int
+    same_bits: bool = True
 
     def due(self, step: int) -> bool:
-        """Whether a checkpoint is written when ``step`` steps are done."""
+        """Return whether a checkpoint is written when ``step`` steps are done."""
         return step % self.every == 0
 
     def save(self, step: int, kept: Kept) -> None:
-        """Write what every rank keeps after ``step`` steps, then forget the oldest.
-
+        """Write what every rank keeps after ``step`` steps, then remove the oldest.
         Collective. Raises, on all ranks, UserError where a disk is full and OSError
         where one cannot write else; the checkpoints that were there are still there.
         """
-        rank = dist.get_rank() if dist.is_initialized() else 0
-        begun, final = self.folder / f".{STEP}{step}.tmp", self.folder / _name(step)
+        file = self.folder / _name(step) / f"rank-{_rank()}.pt"
         try:
-            only_first(lambda: _make_empty(begun))
-            written = everyone(lambda: _write(begun / f"rank-{rank}.pt", kept))
-            about = {"identity": dict(self.identity), "step": step, "files": written}
-            only_first(lambda: self._complete(begun, final, about))
+            # of this name there can only be one that was refused, as of other bits
+            only_first(lambda: _make_empty(file.parent))
+            written = everyone(lambda: _write(file, kept))
+            only_first(lambda: self._complete(step, dict(written)))
         except BaseException:
             # its bytes may be what others lack
-            shutil.rmtree(begun, ignore_errors=True)
+            shutil.rmtree(file.parent, ignore_errors=True)
             raise
 
-    def _complete(self, begun: Path, final: Path, about: Manifest) -> None:
-        about["files"] = dict(about["files"])
-        about[OWN_SUM] = _sum_of(about)
-        with writing(final):
-            (begun / MANIFEST).write_text(json.dumps(about, indent=2), encoding="utf-8")
-            fsync(begun / MANIFEST)
-            fsync(begun)
-            # of its name there can only be one that was refused, as of other bits
-            _forget(final)
-            os.rename(begun, final)
-            fsync(self.folder)
+    def _complete(self, step: int, files: dict[str, str]) -> None:
+        about = {"identity": dict(self.identity), "step": step, "files": files}
+        manifest = self.folder / _name(step) / MANIFEST
+        write_json(manifest, {**about, OWN_SUM: _sum_of(about)})
         # later ones were refused, or the run would be beyond them
         steps = steps_in(self.folder)
-        usable = [one for one in steps if one <= step_of(final)]
+        usable = [one for one in steps if one <= step]
         for one in sorted({*steps} - {*usable[: self.keep]}):
-            _forget(self.folder / _name(one))
+            shutil.rmtree(self.folder / _name(one), ignore_errors=True)
 
     def begin(self) -> bool:
-        """Hold the folder for this process, until it ends: nobody else writes there.
-        False where ranks on other hosts do not see it. Collective.
-
-        Raises UserError where another process holds it.
+        """Lock the folder until this process ends, or raise UserError where another
+        process holds it. False where ranks on other hosts do not see it. Collective.
         """
-        only_first(lambda: hold(self.folder))
+        only_first(lambda: _lock(self.folder))
         return all(who_sees(self.folder))
 
     def newest(self, below: int | None = None) -> Path | None:
-        """Return the newest one that is whole and this run's, the same on all ranks;
-        None if there is none. Others are named on stderr. Collective.
-
-        Args:
-            below: Only those of fewer steps.
+        """Return the newest one that is whole and this run's, of fewer steps than
+        ``below``, the same on all ranks; None if there is none. Collective.
         """
-        return only_first(lambda: self._newest(below))
-
-    def _newest(self, below: int | None) -> Path | None:
-        for begun in self.folder.glob(".*.tmp"):
-            remove(begun)
         ours = dict(self.identity)
-        return newest_whole(self.folder, lambda found: found == ours, below)
-
-    @property
-    def same_bits(self) -> bool:
-        """Whether a run that goes on from one has the bits of an undisturbed one."""
-        return True
+        return only_first(
+            lambda: newest_whole(self.folder, lambda found: found == ours, below)
+        )
 
     def load(self, checkpoint: Path) -> Kept:
-        """What this rank kept in what :meth:`newest` found."""
-        rank = dist.get_rank() if dist.is_initialized() else 0
-        return load_rank(checkpoint, rank)
+        """Return what this rank kept in what :meth:`newest` found."""
+        return load_rank(checkpoint, _rank())
 
     def forget(self) -> None:
-        """Nobody needs them any more: the run has ended, and its outputs are there."""
+        """Remove all of them: the run has ended, and its outputs are there."""
         shutil.rmtree(self.folder, ignore_errors=True)
         # other runs may have theirs beside it
         for above in (self.folder.parent, self.folder.parent.parent):
@@ -136,7 +125,7 @@ def steps_in(folder: Path) -> list[int]:
 
 
 def step_of(checkpoint: Path) -> int:
-    """How many steps were done when it was written."""
+    """Return how many steps were done when it was written."""
     return int(checkpoint.name.removeprefix(STEP))
 
 
@@ -165,9 +154,8 @@ class DamagedError(Exception):
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
-    """What stands in the manifest of ``checkpoint``, with every file as it says.
-
-    Raises DamagedError that names the first file which is not.
+    """Return the manifest of ``checkpoint``; DamagedError for a file that is not as it
+    says.
     """
     path = checkpoint / MANIFEST
     try:
@@ -189,11 +177,15 @@ def read_manifest(checkpoint: Path) -> Manifest:
 
 
 def load_rank(checkpoint: Path, rank: int) -> Kept:
-    """What ``rank`` kept; it never runs code from the file."""
+    """Return what ``rank`` kept; it never runs code from the file."""
     kept: Kept = torch.load(
         checkpoint / f"rank-{rank}.pt", map_location="cpu", weights_only=True
     )
     return kept
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
 
 
 def _name(step: int) -> str:
@@ -204,40 +196,46 @@ def _sum_of(manifest: Manifest) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
-class _Summed:
-    """A file that is written once, from its beginning, with its SHA-256."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file, self.sha256 = file, hashlib.sha256()
-
-    def write(self, data: Any) -> int:
-        self.sha256.update(data)
-        return self._file.write(data)
-
-    def flush(self) -> None:
-        self._file.flush()
-
-
-def _write(path: Path, kept: Kept) -> tuple[str, str]:
-    """Name and SHA-256 of the file that is then on the disk."""
-    with writing(path), open(path, "wb") as file:
-        summed: Any = _Summed(file)
-        torch.save(kept, summed)
-        file.flush()
-        fsync(path)
-    return path.name, summed.sha256.hexdigest()
-
-
 def _make_empty(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
+    fsync(folder.parent)
 
 
-def _forget(checkpoint: Path) -> None:
-    """Remove ``checkpoint``; readers see it whole or not at all."""
-    if checkpoint.is_dir():
-        # a name that is removed at the next start, as of all that was begun
-        gone = checkpoint.with_name(f".{checkpoint.name}.old.tmp")
-        shutil.rmtree(gone, ignore_errors=True)
-        os.rename(checkpoint, gone)
-        shutil.rmtree(gone, ignore_errors=True)
+def _write(path: Path, kept: Kept) -> tuple[str, str]:
+    with open_atomic(path, "wb") as file:
+        torch.save(kept, file)
+    return path.name, sha256_file(path)
+
+
+def _lock(folder: Path) -> None:
+    # A stage may still be on its way out when the next one begins: DVC was killed, say.
+    deadline = time.monotonic() + WAIT_S
+    while not _is_locked(folder):
+        if time.monotonic() > deadline:
+            raise UserError(
+                f"{folder}: another process trains this very run and writes its "
+                "checkpoints there; wait for it, or end it"
+            )
+        time.sleep(POLL_S)
+
+
+def _is_locked(folder: Path) -> bool:
+    folder.mkdir(parents=True, exist_ok=True)
+    for above in (folder.parent, folder.parent.parent):
+        # a power cut must not lose the way to it
+        fsync(above)
+    held = _held.get(folder.resolve())
+    if held is not None and os.path.samestat(os.fstat(held), folder.stat()):
+        return True
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # a holder that had done with it removed it, and this locks what is gone
+        if os.path.samestat(os.fstat(descriptor), folder.stat()):
+            _held[folder.resolve()] = descriptor
+            return True
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    os.close(descriptor)
+    return False

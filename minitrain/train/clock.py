@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal
 
-from minitrain.sync.trace import SyncTrace
+from minitrain.sync.strategy import SyncTrace
 
 Kind = Literal["plain", "instrumented", "bracketed"]
 Row = dict[str, Any]
@@ -16,39 +16,27 @@ NS_PER_MS = 1e6
 
 
 def kind_of_step(step: int) -> Kind:
-    """Every second step runs as it would without a clock; the others are
-    in turn ``bracketed`` and ``instrumented``; the first two are plain.
-
-    Before an ``instrumented`` step the ranks meet at a barrier, so that its parts
-    hold no waiting; the backward pass of a ``bracketed`` step lies between barriers.
+    """Run every second step, and the first two, as without a clock; the others are in
+    turn ``bracketed`` (the backward pass lies between barriers) and ``instrumented``
+    (after a barrier, so that its parts hold no waiting).
     """
     if step < 2 or step % 2 == 0:
         return "plain"
     return "instrumented" if step % 4 == 1 else "bracketed"
 
 
-def always_plain(step: int) -> Kind:
-    """No step is watched."""
-    return "plain"
-
-
 class StepClock:
-    """Stamps the parts of a step, one after the other.
+    """Stamps the parts of a step, one after the other; ``now_ns`` is the last stamp.
 
-    ``now_ns`` is the last stamp, in nanoseconds of a clock without a date.
-    ``synchronize`` is called before a stamp of a step that is not plain, and at the
-    end of every step: on a GPU it waits for the device. ``kind_of_step`` says which
-    steps are plain; ``watches`` whether any is not.
+    ``synchronize`` waits for a GPU: before a stamp of a step that is not plain, and at
+    the end of every step. Unless it ``watches``, every step is plain.
     """
 
     def __init__(
-        self,
-        synchronize: Callable[[], None] = lambda: None,
-        kind_of_step: Callable[[int], Kind] = kind_of_step,
+        self, synchronize: Callable[[], None] = lambda: None, watches: bool = True
     ) -> None:
         self._synchronize = synchronize
-        self._kind_of_step = kind_of_step
-        self.watches = kind_of_step is not always_plain
+        self.watches = watches
         self.now_ns = time.perf_counter_ns()
         self._step_ns = 0
         self.row: Row = {}
@@ -56,7 +44,7 @@ class StepClock:
 
     def begin(self, step: int) -> None:
         """Start the row of ``step``; its first part began where the last one ended."""
-        self.kind = self._kind_of_step(step)
+        self.kind = kind_of_step(step) if self.watches else "plain"
         self.row = {"step": step, "kind": self.kind}
         self._step_ns = 0
 
@@ -81,24 +69,18 @@ class StepClock:
             self.row[f"{part}_ms"] -= length_ns / NS_PER_MS
             self.row[f"{out_of_it}_ms"] = length_ns / NS_PER_MS
 
-    def note_buckets(self, trace: SyncTrace) -> None:
-        """Tell what the buckets of the backward pass tell, which ended just now."""
-        self.row |= bucket_times(trace, self.row["backward_ms"], self.now_ns)
-
     def finish(self) -> Row:
         """The row of the step; ``step_ms`` is the sum of its parts."""
         return {**self.row, "step_ms": self._step_ns / NS_PER_MS}
 
 
 def bucket_times(trace: SyncTrace, backward_ms: float, end_ns: int) -> Row:
-    """What the buckets tell of a step's ``backward_ms``, which end at ``end_ns``.
+    """Return what the buckets show of a step's ``backward_ms`` that end at ``end_ns``.
 
-    ``comm_exposed_ms``: from the last gradient to the end, when nothing hides
-    communication; ``to_last_bucket_ms``: the rest; ``comm_total_ms``: length of the
-    union of all [handed over, reduced], of which ``comm_hidden_ms`` lies before the
-    last gradient; ``comm_span_ms``: from the first bucket handed over to the end.
-    ``last_bucket_at_ns`` is on the clock that all ranks of a host share.
-    Empty for a trace without buckets, or without times (GPU).
+    ``comm_exposed_ms``: from the last gradient to the end; ``to_last_bucket_ms``: the
+    rest; ``comm_total_ms``: length of the union of all [handed over, reduced], of which
+    ``comm_hidden_ms`` lies before the last gradient; ``comm_span_ms``: from the first
+    bucket to the end. Empty without buckets, or without times (GPU).
     """
     spans = [
         (event.called_ns, event.done_ns)

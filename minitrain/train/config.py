@@ -8,15 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from minitrain.comm.torch_private import import_compiler
-from minitrain.core.files import read_json
 from minitrain.core.params import Params, Train
-from minitrain.data.batches import Batches, RankBatches
+from minitrain.data.batches import Batches, Data, ShardFiles
 from minitrain.data.order import steps_per_epoch
 from minitrain.data.shards import open_targets
 from minitrain.data.text import VOCAB_SIZE
@@ -35,78 +34,11 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
 }
 
 
-class Data(Protocol):
-    """Where batches come from; it travels to the ranks."""
-
-    def open(
-        self,
-        shards: Sequence[int],
-        num_shards: int,
-        num_micro_batches: int,
-        device: torch.device | None,
-    ) -> Batches:
-        """The batches of those ``shards`` of ``num_shards``, each in
-        ``num_micro_batches``.
-        """
-        ...
-
-    def smaller(self) -> int | None:
-        """The first step whose global batch is smaller than that of step 0."""
-        ...
-
-    def digest(self) -> int:
-        """A hash of the data, the same for every number of ranks."""
-        ...
-
-
-@dataclass(frozen=True)
-class ShardFiles:
-    """Batches from the files that the shard stage wrote for ``num_files`` ranks."""
-
-    folder: Path
-    num_files: int
-    block_size: int
-    global_batch_size: int
-    seed: int
-
-    def open(
-        self,
-        shards: Sequence[int],
-        num_shards: int,
-        num_micro_batches: int,
-        device: torch.device | None,
-    ) -> RankBatches:
-        """See :class:`Data`; only the files of these shards are opened."""
-        return RankBatches(
-            self.folder,
-            shards,
-            num_shards,
-            block_size=self.block_size,
-            global_batch_size=self.global_batch_size,
-            seed=self.seed,
-            num_files=self.num_files,
-            num_micro_batches=num_micro_batches,
-            device=device,
-        )
-
-    def smaller(self) -> int | None:
-        """See :class:`Data`: the last step of the first epoch, if any."""
-        count, size = len(open_targets(self.folder)), self.global_batch_size
-        return count // size if count > size and count % size else None
-
-    def digest(self) -> int:
-        """See :class:`Data`."""
-        index = read_json(self.folder / "index.json", "samples_sha256")
-        return int(index["samples_sha256"][:16], 16)
-
-
 @dataclass(frozen=True)
 class RunConfig:
-    """All that decides what a run computes, but for the number of its processes.
-
-    ``factory`` builds the model; rank r builds it from ``seed`` + r. A global batch is
-    cut over the ranks, and each rank's share into ``grad_accumulation_steps``
-    micro-batches. The first steps, every ``hash_every``-th and the last are recorded.
+    """All that decides what a run computes, but for the number of its processes. Rank r
+    builds its model by ``factory`` from ``seed`` + r. A global batch is cut over the
+    ranks, each rank's share into ``grad_accumulation_steps`` micro-batches.
     """
 
     factory: Callable[[], nn.Module]
@@ -122,27 +54,20 @@ class RunConfig:
     hash_every: int = 1
 
     def start_model(self, rank: int) -> nn.Module:
-        """The model as ``rank`` (or a logical shard) starts it; the random numbers go
-        on from there.
+        """Return the model as ``rank`` (or a logical shard) starts it; the random
+        numbers go on from there.
         """
         seed_everything(self.seed + rank)
         return self.factory()
 
     def num_shards(self, world_size: int) -> int:
-        """Into how many shards the strategy cuts a global batch: ``world_size``, or
-        as many logical shards as ``tuning`` asks for.
-        """
+        """Return into how many shards the strategy cuts a global batch."""
         return self.sync.guarantees.num_shards(world_size, self.tuning)
 
     def batches(
-        self,
-        shards: Sequence[int],
-        num_shards: int,
-        device: torch.device | None = None,
+        self, shards: Sequence[int], num_shards: int, device: torch.device | None = None
     ) -> Batches:
-        """The batches of those ``shards`` of ``num_shards``, their tensors on
-        ``device`` (the CPU unless told).
-        """
+        """Return the batches of those ``shards`` of ``num_shards`` on ``device``."""
         count = self.grad_accumulation_steps
         return self.data.open(shards, num_shards, count, device)
 
@@ -158,7 +83,7 @@ class RunConfig:
 
 
 def plain_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer of one process that holds all of ``model``. It is not made by a
+    """Build the optimizer of one process that holds all of ``model``; not by a
     strategy, whose mistakes a replay must not repeat.
     """
     import_compiler()
@@ -171,22 +96,15 @@ def plain_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimize
 def config_of(
     params: Params, shards: Path, num_files: int, *, steps: int | None = None
 ) -> RunConfig:
-    """What ``params`` describe; ``shards`` is a folder world-``num_files``, which tells
-    how many ``steps`` there are, unless that is known.
-
-    Raises UserError for a strategy that is not known, and for a warm-up that leaves no
-    step to time.
+    """Return the run that ``params`` describe, of the folder world-``num_files`` and
+    ``steps``. Raises UserError for an unknown strategy, and for a warm-up that leaves
+    no step to time.
     """
     train = params.train
+    block_size, batch_size = params.model.block_size, train.global_batch_size
     return RunConfig(
         factory=partial(build_model, params.model, VOCAB_SIZE),
-        data=ShardFiles(
-            shards,
-            num_files,
-            params.model.block_size,
-            train.global_batch_size,
-            train.seed,
-        ),
+        data=ShardFiles(shards, num_files, block_size, batch_size, train.seed),
         steps=steps or _num_steps(train, shards),
         sync=find_strategy(train.sync),
         tuning=train,
@@ -200,7 +118,6 @@ def config_of(
 
 
 def _num_steps(train: Train, shards: Path) -> int:
-    """``num_steps``, or the steps of ``num_epochs``; UserError if all are warm-up."""
     if train.num_steps is not None:
         return train.num_steps
     assert train.num_epochs is not None
@@ -211,7 +128,5 @@ def _num_steps(train: Train, shards: Path) -> int:
 
 
 def whole_batches(config: RunConfig) -> RunConfig:
-    """The same on the plain model, each global batch at once: what one process does
-    that is the measure of all others.
-    """
+    """Return the reference run: the plain model, each global batch at once."""
     return replace(config, sync=Strategy, grad_accumulation_steps=1)

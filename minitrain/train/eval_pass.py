@@ -1,11 +1,10 @@
 """Passes that change nothing, for the witness: the training loop without its step.
 
-In eval mode the loss of a sample depends on that sample alone, whatever the model does
-in training: no dropout, no statistics of a batch. So after the last step each rank goes
-through the loop once more in eval mode, with the same batches, weights, strategy and
-reductions, and the gradient that comes out can be held to that of one whole batch.
-The batch is the last one that tells a mean over targets from a mean of means.
-Where training is in 16 bits it does so twice, with and without them.
+In eval mode the loss of a sample depends on that sample alone. So after the last step
+each rank goes through the loop once more in eval mode, with the same weights, strategy
+and reductions, and the gradient can be compared with that of one whole batch. The batch
+is the last one that tells a mean over targets from a mean of means. Where training is
+in 16 bits it does so twice, with and without them.
 """
 
 from collections import Counter
@@ -13,17 +12,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from minitrain.sync.strategy import trained, whole
+from minitrain.comm.together import everyone
+from minitrain.sync.strategy import trained
 from minitrain.train.buffers import untouched_buffers
 from minitrain.train.config import RunConfig
 from minitrain.train.loop import train
 from minitrain.train.observer import LastLoss
 from minitrain.train.precision import Precision
-from minitrain.train.recorder import sha256_tensor
-from minitrain.train.result import Row, TrainResult
+from minitrain.train.recorder import (
+    Row,
+    TrainResult,
+    gradients_of,
+    sha256_tensor,
+    whole_copies,
+)
 from minitrain.train.rng import untouched_random_state
 from minitrain.train.worker import Worker
 
@@ -48,18 +52,13 @@ class GradientObserver(LastLoss):
         self.gradients: dict[str, Tensor] = {}
 
     def before_step(self) -> None:
-        named = self.worker.model.named_parameters()
-        gradients = {name: p.grad for name, p in named if p.grad is not None}
-        self.gradients = {
-            name: whole(gradient).cpu().clone() for name, gradient in gradients.items()
-        }
+        self.gradients = whole_copies(gradients_of(self.worker.model))
 
 
 def add_probes(result: TrainResult, worker: Worker) -> None:
     """Add to ``result`` the losses and gradients of a step in eval mode, or a row with
-    the reason why some rank cannot compute them.
-
-    Call it on all ranks, when the states have been saved.
+    the reason why some rank cannot compute them. Collective, after the states are
+    saved.
     """
     passes, bits = {"probe": Precision("float32")}, worker.config.precision
     if bits != "float32":
@@ -67,7 +66,8 @@ def add_probes(result: TrainResult, worker: Worker) -> None:
         passes["rounded"] = Precision(bits, worker.device.type, scales=False)
     worker.sync.module.eval()
     step = result.probe_step = _uneven_step(result.hashes)
-    if reason := next(filter(None, _of_all(_why_not(worker, step))), ""):
+    reasons = everyone(lambda: _why_not(worker, step))
+    if reason := next(filter(None, reasons), ""):
         result.hashes.append({"kind": "no probe", "step": step, "reason": reason})
         return
     for name, precision in passes.items():
@@ -81,9 +81,8 @@ def add_probes(result: TrainResult, worker: Worker) -> None:
 
 
 def _why_not(worker: Worker, step: int) -> str:
-    """Why this rank cannot compute in eval mode, found out without the others; empty
-    where it can. A collective that a rank does not reach would hang the rest.
-    """
+    # Found out without the others; empty where this rank can compute in eval mode. A
+    # collective that a rank does not reach would hang the rest.
     sync = worker.sync
     # who cannot go without collectives has them in this pass too
     if not type(sync).has_account:
@@ -107,12 +106,11 @@ def _why_not(worker: Worker, step: int) -> str:
 
 
 def _uneven_step(rows: Sequence[Row]) -> int:
-    """The last step at which ranks, or their micro-batches, have unequal numbers of
-    targets; the last step where there is none. The same on all ranks.
-    """
+    # The last step at which ranks, shards or micro-batches have unequal numbers of
+    # targets; the last step where there is none. The same on all ranks.
     fed = (row for row in rows if row["kind"] == "fed")
     mine = [[(part["shard"], part["targets"]) for part in row["parts"]] for row in fed]
-    steps = [*zip(*_of_all(mine), strict=True)]
+    steps = [*zip(*everyone(lambda: mine), strict=True)]
     for step in reversed(range(len(steps))):
         parts: set[int] = set()
         shards: Counter[tuple[int, int]] = Counter()
@@ -128,22 +126,12 @@ def _uneven_step(rows: Sequence[Row]) -> int:
     return len(steps) - 1
 
 
-def _of_all(mine: Any) -> list[Any]:
-    """What every rank has of it, by rank."""
-    if not dist.is_initialized():
-        return [mine]
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, mine)
-    return found
-
-
 def unwatched_gradients(
     config: RunConfig, device: torch.device | None = None
 ) -> Row | None:
-    """Hashes of the gradients of step 0 under DDP as torch has it; None where the
-    strategy is another thing without its hook.
-
-    Call it on all ranks, before the worker that trains is made.
+    """Hash the gradients of step 0 under DDP as torch has it; None where the strategy
+    is another thing without its hook. Collective, before the worker that trains is
+    made.
     """
     if not (config.sync.only_watches() and config.tuning.overlap):
         return None

@@ -1,8 +1,7 @@
 """Whose a checkpoint is: all that decides the bits of a run, and nothing else.
 
-A checkpoint of another run is never gone on from. So folders are named by a hash of the
-identity: after a change of parameters, data, code or torch a run starts afresh by
-itself, and goes on again where the change is taken back.
+Folders are named by a hash of it: after a change of parameters, data, code or torch a
+run starts afresh, and goes on again where the change is taken back.
 """
 
 import hashlib
@@ -32,29 +31,25 @@ COMPUTE = ("comm", "core", "data", "model", "proof", "sync", "train")
 def checkpoints_of(
     params: Params, shards: Path, run: str, world_size: int, **more: Any
 ) -> Checkpoints:
-    """Where the checkpoints of ``run`` lie; see :func:`identity_of`."""
+    """Return the checkpoints of ``run``; see :func:`identity_of`."""
     identity = identity_of(params, shards, run, world_size, **more)
     name = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-    return Checkpoints(
-        CHECKPOINTS / f"{run}-{name[:12]}",
-        identity,
-        params.checkpoint.every_steps,
-        params.checkpoint.keep,
-    )
+    every, keep = params.checkpoint.every_steps, params.checkpoint.keep
+    return Checkpoints(CHECKPOINTS / f"{run}-{name[:12]}", identity, every, keep)
 
 
 def identity_of(
     params: Params, shards: Path, run: str, world_size: int, **more: Any
 ) -> dict[str, Any]:
-    """What the bits of ``run`` depend on, by name, in plain values.
-
-    ``shards`` is the folder world-W that it reads; ``more`` is what it depends on
-    beside parameters, data, code and machine. Raises OSError for a file that is not
-    there.
+    """Return what the bits of ``run`` depend on, by name, in plain values; ``more`` is
+    added. Raises OSError for a file that is not there.
     """
     train = params.train.model_dump(exclude={*NOT_OF_THE_BITS})
     model = params.model.model_dump()
     index = read_json(shards / "index.json", "samples_sha256")
+    # of the strategy's class and of those that it inherits from
+    classes = find_strategy(params.train.sync).__mro__[:-1]
+    sources = sorted({Path(inspect.getfile(one)) for one in classes})
     return {
         "run": run,
         "world_size": world_size,
@@ -64,7 +59,7 @@ def identity_of(
         "targets.npy's content": sha256_file(shards / "targets.npy"),
         "model.file's content": sha256_file(Path(params.model.file)),
         "model.deps' content": _sha256_of(Path(params.model.deps)),
-        "train.sync's code": _sha256_of(*_sources_of(params.train.sync)),
+        "train.sync's code": _sha256_of(*sources),
         "minitrain's code": _sha256_of(*(PACKAGE / name for name in COMPUTE)),
         **bits_depend_on(params.train.threads_per_process),
         **more,
@@ -74,10 +69,8 @@ def identity_of(
 def same_on_all_hosts(
     params: Params, shards: Path, run: str, world_size: int, resume: Path | None
 ) -> dict[str, Any]:
-    """What all ranks of ``run`` must have alike before they begin: all that decides the
-    bits but the CPU, and all parameters, some of which say who waits for whom when.
-
-    Hosts may have unlike CPUs: it is noted, and where the bits differ it shows.
+    """Return what all ranks of ``run`` must have alike before they begin: all that
+    decides the bits but the CPU, where the bits show a difference, and all parameters.
     """
     identity = identity_of(params, shards, run, world_size)
     identity.pop("cpu")
@@ -92,7 +85,7 @@ def same_on_all_hosts(
 def difference(
     theirs: Mapping[str, Any], ours: Mapping[str, Any], *, but: tuple[str, ...] = ()
 ) -> str:
-    """The first thing in which two identities differ, and how; empty for none."""
+    """Return the first difference of two identities, in words; empty for none."""
     for key in {**ours, **theirs}:
         if key not in but and theirs.get(key) != ours.get(key):
             return f"{key} = {_short(theirs.get(key))}, here {_short(ours.get(key))}"
@@ -104,14 +97,7 @@ def _short(value: Any) -> str:
     return text if len(text) < 64 else f"{text[:12]}..."
 
 
-def _sources_of(strategy: str) -> list[Path]:
-    """Files of the class and of those that it inherits from."""
-    classes = find_strategy(strategy).__mro__[:-1]
-    return sorted({Path(inspect.getfile(one)) for one in classes})
-
-
 def _sha256_of(*paths: Path) -> str:
-    """One hash for files, and all files in folders with their names."""
     digest = hashlib.sha256()
     for path in paths:
         inside = [path] if path.is_file() else path.rglob("*")

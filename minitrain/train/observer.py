@@ -1,8 +1,7 @@
-"""Who looks on while a rank trains: nobody, or what times and hashes."""
+"""Training observers: no-op, the last losses, timing and hashing."""
 
-import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,16 +13,8 @@ from minitrain.comm.heartbeat import my_place
 from minitrain.core.errors import UserError
 from minitrain.data.batches import MicroBatch
 from minitrain.train.buffers import untouched_buffers
-from minitrain.train.clock import (
-    NS_PER_MS,
-    Kind,
-    Row,
-    StepClock,
-    always_plain,
-    kind_of_step,
-)
-from minitrain.train.recorder import Recorder
-from minitrain.train.result import TrainResult
+from minitrain.train.clock import NS_PER_MS, Row, StepClock, bucket_times
+from minitrain.train.recorder import Recorder, TrainResult
 from minitrain.train.rng import untouched_random_state
 
 if TYPE_CHECKING:
@@ -31,14 +22,12 @@ if TYPE_CHECKING:
 
 
 # what a StepObserver notes of every step
-LISTS = ("losses", "digests", "sample_counts", "timings")
+LISTS = ("losses", "digests", "timings")
 
 
 class Observer:
-    """Looks on and does nothing: for runs whose speed is compared.
-
-    The loop tells it of each phase of a step, in this order; what it does is no part of
-    the computation.
+    """Looks on and does nothing: for runs whose speed is compared. The loop calls it at
+    each phase of a step, in this order; what it does is no part of the computation.
     """
 
     def __init__(self, worker: "Worker") -> None:
@@ -68,19 +57,16 @@ class Observer:
     def after_step(self) -> None:
         """The parameters have changed, the gradients are gone."""
 
-    def kept(self) -> str:
-        """What was seen so far, as JSON, for a checkpoint."""
-        return "{}"
+    def kept(self) -> Row:
+        """What was seen so far, in plain values, for a checkpoint."""
+        return {}
 
     def sampled(self) -> dict[str, Tensor]:
         """The tensors that rank 0 kept for the witness; none on other ranks."""
         return {}
 
-    def restore(self, kept: str) -> None:
+    def restore(self, kept: Row) -> None:
         """Go on from what :meth:`kept` gave."""
-
-    def interrupted(self) -> None:
-        """Between two steps something else was done, such as a checkpoint."""
 
 
 class LastLoss(Observer):
@@ -98,76 +84,58 @@ class LastLoss(Observer):
         self._losses.append(loss)
 
     def shares(self) -> list[float]:
-        """Of each micro-batch the share of the mean loss over the global batch.
-
-        Raises UserError where it is no finite number.
-        """
+        """Return :func:`shares_of_loss` of the last step."""
         return shares_of_loss(self._losses, self._micro_batches)
 
 
 class StepObserver(LastLoss):
     """Times every step and hashes the recorded ones, outside of what is timed.
-
-    ``kinds`` says which steps are disturbed to tell their parts apart; ``keep`` a step
-    whose values the recorder keeps for whoever looks for a cause.
+    ``watches``: some steps are disturbed to tell their parts apart. ``keep`` is a step
+    whose values the recorder keeps.
     """
 
     def __init__(
-        self,
-        worker: "Worker",
-        kinds: Callable[[int], Kind] = always_plain,
-        keep: int | None = None,
+        self, worker: "Worker", watches: bool = False, keep: int | None = None
     ) -> None:
         super().__init__(worker)
         config = worker.config
-        self.recorder = Recorder(
-            worker.model, config.recorded, config.sampled, keep=keep
-        )
+        self.recorder = Recorder(worker.model, config.recorded, config.sampled, keep)
         on_gpu = worker.device.type == "cuda"
-        self.clock = StepClock(
-            torch.cuda.synchronize if on_gpu else (lambda: None), kinds
-        )
+        wait = torch.cuda.synchronize if on_gpu else (lambda: None)
+        self.clock = StepClock(wait, watches)
         self.losses: list[list[float]] = []
         self.digests: list[tuple[int, ...]] = []
-        # of each micro-batch; only a checkpoint that is dealt anew needs them
-        self.sample_counts: list[list[int]] = []
         self.timings: list[Row] = []
         self._step = 0
+        # between two steps a checkpoint was written or read
         self._was_interrupted = False
         self.place = my_place()
 
-    def kept(self) -> str:
-        seen = {name: getattr(self, name) for name in LISTS}
-        return json.dumps({**seen, "recorder": self.recorder.kept()})
+    def kept(self) -> Row:
+        self._was_interrupted = True
+        return {name: getattr(self, name) for name in LISTS} | self.recorder.kept()
 
     def sampled(self) -> dict[str, Tensor]:
         # the same everywhere, as their hashes show: those of one rank are enough
         return {} if self.worker.rank else self.recorder.sampled
 
-    def restore(self, kept: str) -> None:
-        seen = json.loads(kept)
+    def restore(self, kept: Row) -> None:
+        self._was_interrupted = True
         for name in LISTS:
-            setattr(self, name, seen[name])
+            setattr(self, name, kept[name])
         # as they were before JSON, which knows lists alone
         self.digests = [tuple(digests) for digests in self.digests]
-        self.recorder.restore(seen["recorder"])
-
-    def interrupted(self) -> None:
-        self._was_interrupted = True
-        self.clock.restart()
+        self.recorder.restore(kept)
 
     def result(self) -> TrainResult:
         """What was seen so far."""
-        return TrainResult(
-            self.losses,
-            self.digests,
-            self.timings,
-            self.recorder.rows,
-            self.recorder.sampled,
-        )
+        rows, sampled = self.recorder.rows, self.recorder.sampled
+        return TrainResult(self.losses, self.digests, self.timings, rows, sampled)
 
     def begin(self, step: int) -> None:
         self._step = step
+        if self._was_interrupted:
+            self.clock.restart()
         self.place.mark(step, "data")
         if self.recorder.samples(step):
             moments = self.worker.sync.moments(self.worker.optimizer)
@@ -205,7 +173,8 @@ class StepObserver(LastLoss):
 
     def after_reduce(self) -> None:
         self.clock.mark("backward")
-        self.clock.note_buckets(self.worker.sync.trace)
+        row, trace = self.clock.row, self.worker.sync.trace
+        row |= bucket_times(trace, row["backward_ms"], self.clock.now_ns)
 
     def before_step(self) -> None:
         self.place.enter("optimizer")
@@ -230,26 +199,18 @@ class StepObserver(LastLoss):
             barrier()
         if self.clock.kind == "bracketed":
             row["backward_compute_ms"] = self._backward_alone_ms()
-        self._note(row | self._logged())
-        self.recorder.fed(self._step, self._micro_batches)
-        self.clock.restart()
-
-    def _note(self, row: Row) -> None:
         computed = self._micro_batches
+        # of several passes DDP times the last one alone
+        if self.clock.watches and len(computed) == 1:
+            row |= self.worker.sync.logged()
         self.timings.append(row | {"tokens": sum(one.num_targets for one in computed)})
         self.digests.append(tuple(d for one in computed for d in one.digests))
-        self.sample_counts.append([len(one.digests) for one in computed])
         self.losses.append(self.shares())
-
-    def _logged(self) -> Row:
-        # of several passes DDP times the last one alone
-        alone = len(self._micro_batches) == 1
-        return self.worker.sync.logged() if self.clock.watches and alone else {}
+        self.recorder.fed(self._step, computed)
+        self.clock.restart()
 
     def _backward_alone_ms(self) -> float:
-        """Milliseconds of the step's backward passes without communication; leaves no
-        trace behind.
-        """
+        # without communication, and without leaving a trace behind
         worker, clock, total = self.worker, self.clock, 0
         untouched = untouched_buffers(worker.model), untouched_random_state()
         with untouched[0], untouched[1], worker.sync.no_sync():
@@ -268,30 +229,25 @@ class StepObserver(LastLoss):
 
 
 def watches_parts(worker: "Worker", keep: int | None = None) -> StepObserver:
-    """The observer of a run whose step account is made; every step is plain where the
-    strategy has none.
-    """
-    kinds = kind_of_step if worker.sync.has_account else always_plain
-    return StepObserver(worker, kinds, keep)
+    """Return the observer of a run with a step account, where there can be one."""
+    return StepObserver(worker, worker.sync.has_account, keep)
 
 
 def shares_of_loss(
     losses: Sequence[Tensor], micro_batches: Sequence[MicroBatch]
 ) -> list[float]:
-    """Of each micro-batch its share of the mean loss over the global batch's targets.
-
-    ``losses`` are 0-dim tensors, one for each of ``micro_batches``; reading them waits
-    for a GPU. Raises UserError when a loss is no longer a finite number.
+    """Return each micro-batch's share of the mean loss over the global batch's targets;
+    reading the 0-dim ``losses`` waits for a GPU. Raises UserError when a loss is no
+    longer finite.
     """
-    return [_share_of_loss(*pair) for pair in zip(losses, micro_batches, strict=True)]
-
-
-def _share_of_loss(loss: Tensor, micro_batch: MicroBatch) -> float:
-    value = loss.item()
-    if not math.isfinite(value):
-        rank = dist.get_rank() if dist.is_initialized() else 0
-        raise UserError(
-            f"train: the loss is {value} at step {micro_batch.step} on rank {rank}; "
-            "a smaller train.learning_rate may keep it finite"
-        )
-    return value * micro_batch.num_targets / micro_batch.global_targets
+    shares = []
+    for loss, micro_batch in zip(losses, micro_batches, strict=True):
+        value = loss.item()
+        if not math.isfinite(value):
+            rank = dist.get_rank() if dist.is_initialized() else 0
+            raise UserError(
+                f"train: the loss is {value} at step {micro_batch.step} on rank "
+                f"{rank}; a smaller train.learning_rate may keep it finite"
+            )
+        shares.append(value * micro_batch.num_targets / micro_batch.global_targets)
+    return shares

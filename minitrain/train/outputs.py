@@ -20,18 +20,24 @@ from minitrain.core.provenance import (
     peak_memory_mb,
     provenance,
 )
-from minitrain.train.recorder import save_tensors, write_tensors
-from minitrain.train.result import TrainResult, mean_losses, rows_of
+from minitrain.train.recorder import (
+    TrainResult,
+    mean_losses,
+    rows_of,
+    save_tensors,
+    write_tensors,
+)
 
 
 def write_state(folder: Path, state: Mapping[str, Tensor]) -> None:
-    """Write the final ``state`` of every rank to a file of its own in ``folder`` of the
-    host of rank 0. Call it on all ranks.
+    """Write every rank's final ``state`` to a file in ``folder`` on rank 0's host.
+    Collective.
     """
     only_first(lambda: folder.mkdir(parents=True, exist_ok=True))
     rank, sees = dist.get_rank(), who_sees(folder)
+    name = "state-rank-{}.pt".format
     if sees[rank]:
-        save_tensors(_state_file(folder, rank), state)
+        save_tensors(folder / name(rank), state)
     for other in (other for other, near in enumerate(sees) if not near):
         if rank == other:
             bytes_of_file = BytesIO()
@@ -40,12 +46,8 @@ def write_state(folder: Path, state: Mapping[str, Tensor]) -> None:
         elif rank == 0:
             sent: list[Any] = [b""]
             dist.recv_object_list(sent, src=other)
-            with open_atomic(_state_file(folder, other), "wb") as file:
+            with open_atomic(folder / name(other), "wb") as file:
                 file.write(sent[0])
-
-
-def _state_file(folder: Path, rank: int) -> Path:
-    return folder / f"state-rank-{rank}.pt"
 
 
 def write_run(
@@ -55,10 +57,9 @@ def write_run(
     script: Path,
     device: torch.device,
 ) -> None:
-    """Gather what every rank knows; rank 0 writes it to the folder ``out``. Call it on
-    all ranks: none goes on before all is written, and what fails fails on all.
-
-    ``facts`` stand in its provenance, of ``script``; they hold threads_per_process.
+    """Gather what every rank knows; rank 0 writes it to the folder ``out``, with
+    ``facts`` in its provenance. Collective: none goes on before all is written, and
+    what fails fails on all.
     """
     peak = peak_memory_mb()
     # tensors are many times the model, and the same everywhere, as their hashes say
@@ -74,9 +75,8 @@ def write_run(
         cpu = " and ".join(sorted({found["cpu"] for found in machines}))
         write_records(out, results, facts["threads_per_process"], cpu=cpu)
         save_tensors(out / "sampled.pt", result.sampled)
-        timings = [
-            {**row, "rank": r} for r, one in enumerate(results) for row in one.timings
-        ]
+        each = enumerate(results)
+        timings = [{**row, "rank": r} for r, one in each for row in one.timings]
         write_jsonl(out / "timings.jsonl", timings)
         measured = {"num_hosts": num_hosts(), "peak_memory_mb": peaks}
         if num_hosts() > 1:
@@ -90,9 +90,8 @@ def write_run(
 def write_records(
     out: Path, results: Sequence[TrainResult], threads: int, *, cpu: str | None = None
 ) -> None:
-    """Write what is the same whenever it is computed: the ``loss`` over all ranks of
-    every ``step``, the rows of hashes, and what their bits depend on; ``cpu`` where
-    they were not all computed here.
+    """Write what is the same whenever it is computed: losses, rows of hashes, and what
+    their bits depend on; ``cpu`` where they were not all computed here.
     """
     losses = mean_losses(results)
     with open_atomic(out / "losses.csv") as file:

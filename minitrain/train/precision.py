@@ -1,7 +1,4 @@
-"""Numbers of fewer bits in the forward and backward pass; parameters stay as they are.
-
-One object per process: it wraps the forward pass and takes the optimizer's step.
-"""
+"""Mixed precision: autocast and loss scaling. Parameters stay as they are."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, get_args
@@ -16,12 +13,10 @@ SIXTEEN_BITS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 class Precision:
     """The precision that ``train.precision`` names: ``torch.autocast`` to 16 bits, or
-    for float32 all in the precision that the model has.
-
-    fp16 scales its loss (arXiv 1710.03740, ``torch.amp.GradScaler``) unless told not
-    to, since gradients would underflow; bfloat16 has the range of float32 and needs no
-    scaling. Where the synchronized gradients hold an infinity or a NaN, the step is
-    left out and the scale halved: on all ranks, since they are alike there.
+    for float32 that of the model. fp16 scales its loss (arXiv 1710.03740,
+    ``torch.amp.GradScaler``) if ``scales``. Where the synchronized gradients hold an
+    infinity or a NaN, the step is left out and the scale halved: on all ranks, since
+    they are alike there.
     """
 
     def __init__(

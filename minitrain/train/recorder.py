@@ -9,7 +9,9 @@ depends on its samples alone), and ``probe``, ``no probe`` and ``unwatched``
 """
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,8 +22,7 @@ from minitrain.core.files import open_atomic, reading
 from minitrain.core.regular import require_regular
 from minitrain.data.batches import MicroBatch
 from minitrain.data.cut import bytes_of, content_digest, tensors_of
-from minitrain.sync.strategy import whole
-from minitrain.sync.trace import SyncTrace
+from minitrain.sync.strategy import SyncTrace, whole
 from minitrain.train.buffers import Buffers, copy_buffers, same_buffers
 from minitrain.train.rng import RandomState, random_state, same_random_state
 
@@ -40,8 +41,8 @@ def sha256_tensor(tensor: Tensor) -> str:
 def recorded_steps(
     num_steps: int, hash_every: int, smaller: int | None = None
 ) -> set[int]:
-    """The first three steps, every ``hash_every``-th, the last two, and ``smaller``:
-    the step of the first batch that is smaller than the others.
+    """Return the first three steps, every ``hash_every``-th, the last two, and
+    ``smaller``, the first with a smaller batch.
     """
     first, last = range(min(3, num_steps)), num_steps - 1
     steps = {*first, *range(0, num_steps, hash_every), max(0, last - 1), last}
@@ -51,8 +52,8 @@ def recorded_steps(
 def sampled_steps(
     recorded: Iterable[int], smaller: int | None = None, digest: int = 0
 ) -> set[int]:
-    """The recorded steps whose tensors are kept for the witness: the first two, the
-    last, ``smaller``, and one that the ``digest`` of the data selects.
+    """Return the recorded steps whose tensors are kept for the witness: the first two,
+    the last, ``smaller``, and one that the ``digest`` of the data selects.
     """
     steps = sorted(recorded)
     drawn = steps[digest % len(steps)]
@@ -60,12 +61,9 @@ def sampled_steps(
 
 
 def ledger_entry(digests: Sequence[Sequence[int]]) -> Row:
-    """What the data ledger knows of a global batch, from the samples of each rank.
-
-    ``sha256`` is the sum of the samples' SHA-256 modulo 2^256, in hex: it does not
-    depend on how the samples are cut over ranks, and a sample that is missing or there
-    twice changes it. ``ranks`` are the same of each rank, shortened; ``repeated``
-    counts samples that were there before.
+    """Return the data ledger's row of a global batch. ``sha256`` is the sum of the
+    samples' SHA-256 modulo 2^256, in hex: it does not depend on how the samples are cut
+    over ranks. ``ranks`` are the same of each rank, shortened.
     """
     everyone = [digest for rank in digests for digest in rank]
     return {
@@ -84,11 +82,11 @@ def ledger_sum(digests: Iterable[int]) -> str:
 class Recorder:
     """Collects the rows of one rank while it trains, at ``steps``.
 
-    Of some it keeps the tensors themselves, in ``sampled``, by ``STEP/KIND/NAME``: of
-    the sampled steps state ``before``, ``gradients``, ``moments`` of the optimizer
-    before its step, and parameters ``after``; and ``early/state/NAME``, the model after
-    the third step. ``values`` has those of the step ``keep``, for whoever looks for a
-    cause: ``before``, ``gradients``, ``after``, and in a replay ``own``.
+    ``sampled`` has tensors by ``STEP/KIND/NAME``: of the sampled steps state
+    ``before``, ``gradients``, ``moments`` of the optimizer before its step, and
+    parameters ``after``; and ``early/state/NAME``, the model after the third step.
+    ``values`` has ``before``, ``gradients``, ``after``, and in a replay ``own``, of the
+    step ``keep``.
     """
 
     def __init__(
@@ -135,40 +133,31 @@ class Recorder:
 
     def fed(self, step: int, micro_batches: Sequence[MicroBatch]) -> None:
         """Note what the model was given: each sample by its content, the targets that
-        count, and the share of the global batch's sum in the ledger. A micro-batch
-        without targets is there for its rank to take part.
+        count, and the share of the global batch's sum in the ledger.
         """
-        if self._steps:
-            named = [
-                {
-                    "shard": one.shard,
-                    "targets": one.num_targets,
-                    "samples": sample_names(one.inputs) if one.num_targets else [],
-                }
-                for one in micro_batches
-            ]
-            ledger = ledger_sum(d for one in micro_batches for d in one.digests)
-            # a rank without a shard computes nothing
-            targets = next((one.global_targets for one in micro_batches), None)
-            self.rows.append(
-                {
-                    "kind": "fed",
-                    "step": step,
-                    "parts": named,
-                    "global_targets": targets,
-                    "ledger": ledger[:16],
-                }
-            )
+        named = [
+            {
+                "shard": one.shard,
+                "targets": one.num_targets,
+                "samples": sample_names(one.inputs) if one.num_targets else [],
+            }
+            for one in micro_batches
+        ]
+        ledger = ledger_sum(d for one in micro_batches for d in one.digests)
+        # a rank without a shard computes nothing
+        targets = next((one.global_targets for one in micro_batches), None)
+        row = {"parts": named, "global_targets": targets, "ledger": ledger[:16]}
+        self.rows.append({"kind": "fed", "step": step, **row})
 
     def _sample(
         self, step: int | str, kind: str, tensors: Mapping[str, Tensor]
     ) -> None:
-        for name, tensor in tensors.items():
-            self.sampled[f"{step}/{kind}/{name}"] = whole(tensor).cpu().clone()
+        for name, tensor in whole_copies(tensors).items():
+            self.sampled[f"{step}/{kind}/{name}"] = tensor
 
     def layout(self, step: int, trace: SyncTrace) -> None:
-        """Note DDP's buckets where they differ from those of the step before, and who
-        shares a host where the order of the sum depends on that.
+        """Note DDP's buckets where they change, and the hosts where the sum depends on
+        them.
         """
         layout = [
             {"num_bytes": event.num_bytes, "parameters": list(event.parameters)}
@@ -176,22 +165,20 @@ class Recorder:
         ]
         if layout and layout != self._layout:
             self._layout = layout
-            row: Row = {"kind": "buckets", "step": step, "buckets": layout}
-            if trace.hosts is not None:
-                row["hosts"] = trace.hosts
+            hosts = {} if trace.hosts is None else {"hosts": trace.hosts}
+            row = {"kind": "buckets", "step": step, "buckets": layout, **hosts}
             self.rows.append(row)
 
     def gradients(self, step: int) -> None:
         """Hash every gradient; call between synchronization and optimizer."""
-        named = self._model.named_parameters()
-        gradients = {name: p.grad for name, p in named if p.grad is not None}
+        gradients = gradients_of(self._model)
         hashes = {name: sha256_tensor(grad) for name, grad in gradients.items()}
         self.rows.append({"kind": "tensors", "step": step, "gradients": hashes})
         if step in self._sampled:
             self._sample(step, "gradients", gradients)
         if step == self._keep:
-            self.values["gradients"] = _copy(gradients)
-            self.values["before"] = _copy(dict(self._model.named_parameters()))
+            self.values["gradients"] = whole_copies(gradients)
+            self.values["before"] = whole_copies(dict(self._model.named_parameters()))
 
     def own_gradients(self, step: int, gradients: Sequence[Tensors]) -> None:
         """A replay tells what each shard adds to the sum; kept of the step ``keep``."""
@@ -199,9 +186,8 @@ class Recorder:
             self.values["own"] = [dict(own) for own in gradients]
 
     def state(self, step: int, precision: Row | None = None) -> None:
-        """Hash every parameter and buffer; call after the optimizer.
-
-        ``precision`` is the state of a loss scaler, where there is one.
+        """Hash every parameter and buffer, after the optimizer; note a loss scaler's
+        state.
         """
         parameters = dict(self._model.named_parameters())
         hashes = {name: sha256_tensor(p) for name, p in parameters.items()}
@@ -214,7 +200,7 @@ class Recorder:
         if step in self._sampled:
             self._sample(step, "after", parameters)
         if step == self._keep:
-            self.values["after"] = _copy(parameters)
+            self.values["after"] = whole_copies(parameters)
 
     def state_of_ranks(
         self, step: int, buffers: Sequence[Buffers], precision: Row | None = None
@@ -251,7 +237,14 @@ class Recorder:
         )
 
 
-def _copy(tensors: Mapping[str, Tensor]) -> Tensors:
+def gradients_of(model: nn.Module) -> Tensors:
+    """Return the gradients of ``model`` that are there, by name."""
+    named = model.named_parameters()
+    return {name: p.grad for name, p in named if p.grad is not None}
+
+
+def whole_copies(tensors: Mapping[str, Tensor]) -> Tensors:
+    """Return copies on the CPU, whole where ranks hold a part each. Collective."""
     return {name: whole(tensor).cpu().clone() for name, tensor in tensors.items()}
 
 
@@ -278,8 +271,8 @@ def write_tensors(file: IO[bytes], tensors: Mapping[str, Tensor]) -> None:
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
-    """Load what :func:`save_tensors` wrote, on the CPU; never runs code from the file
-    (``weights_only`` of ``torch.load``). UserError for a file that cannot be loaded.
+    """Load what :func:`save_tensors` wrote, on the CPU, without running code from the
+    file; UserError for a file that cannot be loaded.
     """
     tensors: dict[str, Tensor]
     with reading(path):
@@ -287,3 +280,52 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
             require_regular(path), map_location="cpu", weights_only=True
         )
     return tensors
+
+
+@dataclass
+class TrainResult:
+    """What one rank knows after training; every list has one entry per step. ``losses``
+    are shares of the mean loss of the global batch, one for each micro-batch of this
+    rank. ``digests`` name the samples. ``timings`` are rows of a clock, ``hashes`` and
+    ``sampled`` those of a :class:`Recorder`, ``probes`` the losses of
+    :mod:`~minitrain.train.eval_pass` by name, at ``probe_step``.
+    """
+
+    losses: list[list[float]] = field(default_factory=list)
+    digests: list[tuple[int, ...]] = field(default_factory=list)
+    timings: list[Row] = field(default_factory=list)
+    hashes: list[Row] = field(default_factory=list)
+    sampled: dict[str, Tensor] = field(default_factory=dict)
+    probes: dict[str, list[float]] = field(default_factory=dict)
+    probe_step: int = -1
+
+
+def mean_losses(results: Iterable[TrainResult]) -> list[float]:
+    """The loss of every step over all ranks, whatever the order of its shares."""
+    by_step = zip(*(result.losses for result in results), strict=True)
+    return [mean_loss(step) for step in by_step]
+
+
+def mean_loss(shares: Iterable[Sequence[float]]) -> float:
+    """The sum of the shares that each rank computed, in the unit of the loss."""
+    # exactly rounded, it does not depend on how the batch was cut over ranks
+    return math.fsum(share for rank in shares for share in rank)
+
+
+def rows_of(results: Sequence[TrainResult]) -> list[Row]:
+    """Return the data ledger, each rank's rows and the losses of the probes."""
+    by_step = zip(*(result.digests for result in results), strict=True)
+    batches = [
+        {"kind": "batch", "step": step, **ledger_entry(digests)}
+        for step, digests in enumerate(by_step)
+    ]
+    tensors = [
+        {"rank": rank, **row} for rank, one in enumerate(results) for row in one.hashes
+    ]
+    step = results[0].probe_step
+    probes = [
+        {"kind": "probe", "name": name, "step": step, "loss": mean_loss(shares)}
+        for name in results[0].probes
+        for shares in [[result.probes[name] for result in results]]
+    ]
+    return batches + tensors + probes

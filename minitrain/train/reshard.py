@@ -30,19 +30,17 @@ from minitrain.train.config import RunConfig
 from minitrain.train.identity import OF_THE_RANKS, difference
 from minitrain.train.recorder import ledger_sum
 
+Seen = dict[str, Any]
+
 
 @dataclass(frozen=True)
 class FromElsewhere(Checkpoints):
-    """Checkpoints of a run that begins with the newest one in ``source``, a folder of
-    another run that differs in its ranks alone.
+    """Checkpoints of a run that begins with the newest one in the folder ``source`` of
+    another run, which differs in its ranks alone.
     """
 
     source: Path = field(kw_only=True)
     config: RunConfig = field(kw_only=True)
-
-    @property
-    def same_bits(self) -> bool:
-        return bool(self.config.sync.guarantees.logical_shards)
 
     def begin(self) -> bool:
         if not super().begin():
@@ -53,9 +51,7 @@ class FromElsewhere(Checkpoints):
         return True
 
     def newest(self, below: int | None = None) -> Path | None:
-        """Its own, or else that of the source; UserError where that has none of the
-        same run.
-        """
+        """Return its own, or else that of the source; UserError where that has none."""
         own = super().newest(below)
         if own is not None:
             return own
@@ -102,16 +98,15 @@ class FromElsewhere(Checkpoints):
         there = read_manifest(checkpoint)["identity"]["world_size"]
         kept = [load_rank(checkpoint, rank) for rank in range(there)]
         rank, world_size = dist.get_rank(), dist.get_world_size()
-        count = self.config.num_shards(world_size)
-        mine = shards_of(rank, world_size, count)
-        if not self.same_bits:
-            mine = [*range(rank, len(kept), world_size)]
+        mine = [*range(rank, len(kept), world_size)]
+        if self.same_bits:
+            mine = shards_of(rank, world_size, self.config.num_shards(world_size))
         return deal(kept, mine, rank)
 
 
 def deal(kept: Sequence[Kept], mine: Sequence[int], rank: int) -> Kept:
-    """What ``rank`` keeps that computes the shards ``mine`` from now on, of what all
-    ranks ``kept``, in their order.
+    """Return what ``rank`` would keep if it computed the shards ``mine``, of what all
+    ranks ``kept``.
     """
     like = kept[rank % len(kept)]
     # a rank with one shard, its own, has no stream but its process's generators
@@ -121,45 +116,31 @@ def deal(kept: Sequence[Kept], mine: Sequence[int], rank: int) -> Kept:
         for shard, stream in (one["streams"] or {own: one["random"]}).items()
     }
     found = {shard: streams[shard] for shard in mine if shard in streams}
-    seen = [json.loads(one["observer"]) for one in kept]
+    seen = [json.loads(one["seen"]) for one in kept]
     return {
         **like,
         "random": found.get(mine[0]) if mine else None,
         "streams": found,
-        "observer": _deal_seen(seen, mine, rank),
+        "seen": json.dumps(_deal_seen(seen, mine, rank)),
     }
 
 
-def _deal_seen(everyone: list[dict[str, Any]], mine: Sequence[int], rank: int) -> str:
-    """What a rank with the shards ``mine`` would have seen; nobody's times are its."""
+def _deal_seen(everyone: list[Seen], mine: Sequence[int], rank: int) -> Seen:
+    # what a rank with the shards would have seen, but for times, which are not its own
     seen = everyone[rank % len(everyone)]
-    fed = [
-        [row for row in one["recorder"]["rows"] if row["kind"] == "fed"]
-        for one in everyone
-    ]
-    for step, losses in enumerate(seen["losses"]):
-        parts: list[tuple[Any, float, list[int]]] = []
-        for one, rows in zip(everyone, fed, strict=True):
-            parts += _parts(one, rows, step)
+    fed = [[r for r in one["rows"] if r["kind"] == "fed"] for one in everyone]
+    for step, row in enumerate(fed[rank % len(everyone)]):
+        parts = [
+            (part, loss, [*islice(digests, len(part["samples"]))])
+            for one, rows in zip(everyone, fed, strict=True)
+            for digests in [iter(one["digests"][step])]
+            for part, loss in zip(rows[step]["parts"], one["losses"][step], strict=True)
+        ]
         chosen = [part for shard in mine for part in parts if part[0]["shard"] == shard]
-        losses[:] = [loss for _, loss, _ in chosen]
+        seen["losses"][step] = [loss for _, loss, _ in chosen]
         seen["digests"][step] = [d for *_, digests in chosen for d in digests]
-        seen["sample_counts"][step] = [len(digests) for *_, digests in chosen]
-        row = next(r for r in fed[rank % len(everyone)] if r["step"] == step)
         row["parts"] = [part for part, *_ in chosen]
         row["ledger"] = ledger_sum(seen["digests"][step])[:16]
-        known = (r["global_targets"] for rows in fed for r in rows if r["step"] == step)
+        known = (rows[step]["global_targets"] for rows in fed)
         row["global_targets"] = next(filter(None, known)) if chosen else None
-    return json.dumps({**seen, "timings": []})
-
-
-def _parts(
-    one: dict[str, Any], fed: list[dict[str, Any]], step: int
-) -> list[tuple[Any, float, list[int]]]:
-    """Of each micro-batch that a rank computed at ``step`` what it was fed, its share
-    of the loss, and the names of its samples.
-    """
-    (row,) = [row for row in fed if row["step"] == step]
-    digests = iter(one["digests"][step])
-    named = [[*islice(digests, count)] for count in one["sample_counts"][step]]
-    return [*zip(row["parts"], one["losses"][step], named, strict=True)]
+    return {**seen, "timings": []}

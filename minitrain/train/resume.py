@@ -1,17 +1,16 @@
 """A run that goes on where it was interrupted, to the bit.
 
-It makes its first steps again before it goes on from a checkpoint. That brings back
-what cannot be saved: after a start DDP has its buckets in another order, and makes them
-anew in the first backward pass; from three ranks on they decide the bits. And it shows
-whether this machine computes the bits of the checkpoint: their hashes stand in it.
+It makes its first steps again before it goes on from a checkpoint. That restores what
+cannot be saved: the order of DDP's buckets, which decides bits from three ranks on. And
+it shows whether this machine computes the bits of the checkpoint: their hashes stand in
+it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import json
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
-
-import torch
 
 from minitrain.comm.groups import is_main_process
 from minitrain.comm.together import everyone
@@ -45,19 +44,12 @@ class Resumable(Protocol):
         ...
 
     def kept(self) -> Kept:
-        """All that the steps to come depend on, and what was recorded."""
+        """All that the steps to come depend on, with ``model`` and, in JSON, ``seen``.
+        """
         ...
 
     def restore(self, kept: Kept) -> None:
         """Go on from ``kept``, which was taken of the same run."""
-        ...
-
-    def interrupted(self) -> None:
-        """A checkpoint was written or read since the last step."""
-        ...
-
-    def recorded_in(self, kept: Kept) -> list[Any]:
-        """The rows of hashes in ``kept``, in the order in which they were made."""
         ...
 
 
@@ -68,10 +60,9 @@ def run_through(
     *,
     show: str = "",
 ) -> int:
-    """Let ``subject`` compute ``steps`` steps, the last ones where a checkpoint shows
-    that the others are done -> how many those were, 0 where none did. Collective.
-
-    ``show`` names a progress bar. Raises OSError where a checkpoint cannot be written.
+    """Let ``subject`` compute ``steps`` steps, from the newest checkpoint on, if any ->
+    after how many steps that was written, else 0. Collective. ``show`` names a progress
+    bar. Raises OSError where a checkpoint cannot be written.
     """
     if checkpoints is not None and not checkpoints.begin():
         _say(show, NOT_SHARED)
@@ -88,13 +79,11 @@ def run_through(
 def _saved(
     steps: Iterable[int], subject: Resumable, checkpoints: Checkpoints
 ) -> Iterator[int]:
-    """``steps``, with a checkpoint after those after which one is due."""
     due = None
     for step in steps:
         # not after the last step: what it led to is written right after it
         if due is not None:
             checkpoints.save(due, subject.kept())
-            subject.interrupted()
         yield step
         due = step + 1 if checkpoints.due(step + 1) else None
 
@@ -102,7 +91,7 @@ def _saved(
 def _go_on(
     subject: Resumable, checkpoints: Checkpoints, steps: int, show: str
 ) -> tuple[int, int]:
-    """Steps that are done, and those of them that a checkpoint stands for."""
+    # how many steps are done, and for how many of them a checkpoint stands
     done, below = 0, None
     while found := checkpoints.newest(below):
         step = below = step_of(found)
@@ -111,9 +100,7 @@ def _go_on(
         if kept is not None and step >= done:
             first, done = done, max(done, min(REPEATED, step))
             subject.run(range(first, done))
-            own = subject.kept()
-            same = everyone(partial(_same_rows, subject, own, kept))
-            subject.interrupted()
+            same = everyone(partial(_same_rows, subject.kept(), kept))
             if None not in same:
                 break
         _say(show, UNFIT.format(found))
@@ -125,13 +112,11 @@ def _go_on(
     if not checkpoints.same_bits:
         _say(show, OTHER_BITS)
     subject.restore(kept)
-    subject.interrupted()
     _say(show, f"going on from step {step} of {steps}")
     return step, step
 
 
 def _loaded(checkpoints: Checkpoints, found: Path) -> Kept | None:
-    """Return what this rank kept in ``found``; None if a rank cannot load it."""
     loaded: list[Kept] = []
 
     def load() -> bool:
@@ -147,27 +132,20 @@ def _loaded(checkpoints: Checkpoints, found: Path) -> Kept | None:
     return loaded[0] if all(everyone(load)) else None
 
 
-def _same_rows(subject: Resumable, own: Kept, kept: Kept) -> bool | None:
-    """Whether the steps made here are recorded alike in ``kept``; None if that cannot
-    be restored: other keys, or a tensor of another shape or type.
-    """
+def _same_rows(own: Kept, kept: Kept) -> bool | None:
+    # whether the steps made here are recorded alike; None if that cannot be restored
     try:
-        if own.keys() != kept.keys() or own["model"].keys() != kept["model"].keys():
+        rows, before = (json.loads(one["seen"])["rows"] for one in (own, kept))
+        if _layout(own) != _layout(kept):
             return None
-        rows, before = subject.recorded_in(own), subject.recorded_in(kept)
-        fits = all(_fit(own[key], kept[key]) for key in ("model", "optimizer"))
-        return rows == before[: len(rows)] if fits else None
+        return bool(rows == before[: len(rows)])
     except (AttributeError, KeyError, TypeError, ValueError):
         return None
 
 
-def _fit(own: Any, kept: Any) -> bool:
-    """Whether tensors under the same keys have the same shape and type."""
-    if isinstance(own, Mapping):
-        return all(_fit(own[key], kept[key]) for key in own.keys() & kept.keys())
-    if isinstance(own, torch.Tensor):
-        return bool(own.shape == kept.shape and own.dtype == kept.dtype)
-    return True
+def _layout(kept: Kept) -> tuple[Any, ...]:
+    tensors = kept["model"].items()
+    return {*kept}, {name: (one.shape, one.dtype) for name, one in tensors}
 
 
 def _say(show: str, line: str) -> None:

@@ -1,7 +1,6 @@
 """A training run from the inside of one rank: set up, train, write the evidence."""
 
-import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,12 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minitrain.comm.groups import (
-    distributed,
-    local_device,
-    require_gpus,
-    start_up,
-)
+from minitrain.comm.groups import distributed, local_device, require_gpus, start_up
 from minitrain.comm.heartbeat import my_place
 from minitrain.comm.interfaces import Interface, require_no_label
 from minitrain.comm.together import only_first
@@ -22,18 +16,17 @@ from minitrain.core.errors import UserError
 from minitrain.core.params import Params
 from minitrain.core.provenance import require_torch
 from minitrain.model.factory import try_model
-from minitrain.train.checkpoint import Checkpoints, Kept
+from minitrain.train.checkpoint import Checkpoints
 from minitrain.train.config import RunConfig, config_of
 from minitrain.train.eval_pass import add_probes, unwatched_gradients
 from minitrain.train.identity import checkpoints_of, same_on_all_hosts
-from minitrain.train.loop import train
 from minitrain.train.observer import StepObserver, watches_parts
 from minitrain.train.outputs import write_run, write_state
 from minitrain.train.precision import Precision
+from minitrain.train.recorder import TrainResult
 from minitrain.train.reshard import FromElsewhere
-from minitrain.train.result import TrainResult
 from minitrain.train.resume import run_through
-from minitrain.train.snapshot import kept_by, restore
+from minitrain.train.snapshot import RankInSteps
 from minitrain.train.worker import Worker
 
 # spoils a worker before its first step
@@ -61,23 +54,22 @@ class Job:
 
     def checkpoints(self, config: RunConfig) -> Checkpoints:
         """Where its checkpoints lie."""
-        # of other bits than those of a run that began by itself
-        began = {} if self.resume is None else {"began with": self.resume.name}
-        if config.sync.guarantees.logical_shards:
-            began = {}
-        own = checkpoints_of(
-            self.params, self.shards, self.name, self.world_size, **began
-        )
+        run = self.params, self.shards, self.name, self.world_size
         if self.resume is None:
-            return own
-        return FromElsewhere(**vars(own), source=self.resume, config=config)
+            return checkpoints_of(*run)
+        same_bits = config.sync.guarantees.logical_shards
+        # else of other bits than those of a run that began by itself
+        began: dict[str, Any] = {"began with": self.resume.name}
+        own = checkpoints_of(*run, **({} if same_bits else began))
+        more = {"same_bits": same_bits, "source": self.resume, "config": config}
+        return FromElsewhere(**{**vars(own), **more})
 
 
 @dataclass
 class Finished:
-    """What a rank has after its last step: what it knows, the whole final state unless
-    that was written to a file, of the step that was to be kept the values, and from
-    which step it went on, 0 for a run that was not interrupted.
+    """What a rank has after its last step. ``state`` is the whole final one, empty if
+    it was written to a file; ``values`` those of the step to be kept; ``went_on_from``
+    is 0 for a run that was not interrupted.
     """
 
     result: TrainResult
@@ -119,9 +111,8 @@ def preflight(
 
 
 def train_rank(job: Job, launcher: str) -> None:
-    """Be one rank of ``job``, from joining the others to writing the evidence.
-
-    ``launcher`` is noted beside it. Raises UserError for a loss that is not finite.
+    """Be one rank of ``job``, from joining the others to writing the evidence. Raises
+    UserError for a loss that is not finite.
     """
     threads = job.params.train.threads_per_process
     torch.set_num_threads(threads)
@@ -166,11 +157,10 @@ def run_rank(
     checkpoints: Checkpoints | None = None,
     show: str = "",
 ) -> Finished:
-    """Train as one of the ranks that have met, and collect what the proof needs.
-
-    The final state is written to a file in the folder ``states`` of rank 0's host, or
-    else returned. Where there are ``checkpoints``, it goes on from the newest. ``show``
-    names a progress bar. Raises UserError for a loss that is not finite.
+    """Train as one of the ranks that have met, and collect what the proof needs. The
+    final state is written to the folder ``states`` of rank 0's host, or else returned.
+    Goes on from the newest of ``checkpoints``. ``show`` names a progress bar. Raises
+    UserError for a loss that is not finite.
     """
     place = my_place()
     place.enter("setup")
@@ -182,7 +172,7 @@ def run_rank(
     worker.observer = seen
     if inject is not None:
         inject(worker)
-    subject = _RankInSteps(worker)
+    subject = RankInSteps(worker)
     went_on_from = run_through(subject, config.steps, checkpoints, show=show)
     place.enter("write")
     worker.sync.finish()
@@ -199,27 +189,3 @@ def run_rank(
     worker.close()
     count = sum(p.numel() for p in worker.model.parameters())
     return Finished(result, state, count, seen.recorder.values, went_on_from)
-
-
-@dataclass(frozen=True)
-class _RankInSteps:
-    """A worker as what can be interrupted: see :class:`Resumable`."""
-
-    worker: Worker
-
-    def run(self, steps: Iterable[int]) -> None:
-        train(self.worker, steps)
-
-    def kept(self) -> Kept:
-        my_place().enter("checkpoint")
-        return kept_by(self.worker)
-
-    def restore(self, kept: Kept) -> None:
-        restore(self.worker, kept)
-
-    def interrupted(self) -> None:
-        self.worker.observer.interrupted()
-
-    def recorded_in(self, kept: Kept) -> list[Any]:
-        rows: list[Any] = json.loads(kept["observer"])["recorder"]["rows"]
-        return rows

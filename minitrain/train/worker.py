@@ -1,10 +1,9 @@
 """A rank made ready to train: the one place where it is put together.
 
-The pipeline, the speed comparison, the collective ledger, ``check_data_parallel`` and
-the studies all start a :class:`Worker`, each from a description of their own
-(:class:`~minitrain.train.config.RunConfig`). What a worker holds beside its description
-decides the steps to come, with the generators of its process where it has no streams of
-its own: so that is what a checkpoint must hold.
+The pipeline, the speed comparison, ``check_data_parallel`` and the studies all start a
+:class:`Worker` from a :class:`~minitrain.train.config.RunConfig`. What it holds beside
+that decides the steps to come, with the generators of its process where it has no
+streams of its own: so that is what a checkpoint must hold.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,12 +24,10 @@ from minitrain.train.rng import Stream
 
 
 class Worker:
-    """One rank of ``group`` (None: of all; without a process group the only one).
-
-    ``model`` is the plain module, ``sync`` what wraps it; ``streams`` are the random
-    numbers of each shard where a process computes several, else None: then the
-    process's own serve. ``timed``: the strategy watches its buckets. ``observer`` makes
-    what looks on, by default nobody does.
+    """One rank of ``group`` (None: of all). ``model`` is the plain module, ``sync``
+    what wraps it; ``streams`` are the random numbers of each shard where a process
+    computes several, else None: then the process's own serve. ``timed``: the strategy
+    watches its buckets. ``observer`` makes what looks on.
     """
 
     def __init__(
@@ -81,9 +78,8 @@ class Worker:
             return self.batches.loss(self.sync.module, micro_batch.inputs)
 
     def weighted(self, loss: Tensor, micro_batch: MicroBatch) -> Tensor:
-        """``loss`` so scaled that the sum of all micro-batches' gradients, over the
-        strategy's divisor, is the gradient of the mean over all real targets of the
-        global batch.
+        """Scale ``loss`` so that the sum of all micro-batches' gradients, over the
+        strategy's divisor, is that of the mean over all targets of the global batch.
         """
         share = micro_batch.num_targets * self.sync.divisor / micro_batch.global_targets
         return loss * share
@@ -103,10 +99,8 @@ class Worker:
 
 
 def start_streams(config: RunConfig, count: int) -> list[Stream]:
-    """The random numbers of each of ``count`` shards from the first step on.
-
-    It builds ``count`` models, because building one draws, and moves the generators of
-    the process.
+    """Return the random numbers of each of ``count`` shards from the first step on.
+    Building their models draws, and moves the generators of the process.
     """
     streams = []
     for shard in range(count):

@@ -1,5 +1,6 @@
 """The arms: no checkpoints, twice; ours; and torch's own of the same content."""
 
+import json
 import shutil
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -48,7 +49,7 @@ def seen_after(steps: int, config: RunConfig) -> Callable[[], str]:
     train(worker, range(steps))
     worker.close()
     # put into words each time anew, as in a run
-    return observer.kept
+    return lambda: json.dumps(observer.kept())
 
 
 def checkpoints_of(

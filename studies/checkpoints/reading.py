@@ -8,7 +8,7 @@ from minitrain.train.checkpoint import Checkpoints
 from minitrain.train.loop import train
 from minitrain.train.observer import watches_parts
 from minitrain.train.resume import REPEATED
-from minitrain.train.snapshot import restore
+from minitrain.train.snapshot import RankInSteps
 from minitrain.train.worker import Worker
 
 NS_PER_MS = 1e6
@@ -29,7 +29,7 @@ def times_of_reading(
         worker.observer = watches_parts(worker)
         train(worker, range(REPEATED))
         again = time.perf_counter_ns()
-        restore(worker, kept)
+        RankInSteps(worker).restore(kept)
         restored = time.perf_counter_ns()
         named = {
             "find and check": found - start,

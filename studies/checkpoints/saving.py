@@ -12,7 +12,7 @@ import torch.distributed as dist
 from minitrain.bench.arms import Arm, Contestant
 from minitrain.core.params import Params
 from minitrain.train.checkpoint import Kept
-from minitrain.train.snapshot import kept_by
+from minitrain.train.snapshot import RankInSteps
 
 # saves what a rank keeps after so many steps -> what is still under way, if anything
 Save = Callable[[int, Kept], Future[Any] | None]
@@ -54,7 +54,7 @@ class Saving(Contestant):
             start = time.perf_counter_ns()
             wait_for(under_way)
             self._saved += 1
-            kept = {**kept_by(self.worker), "observer": self._seen()}
+            kept = {**RankInSteps(self.worker).kept(), "seen": self._seen()}
             under_way = self._save(self._saved, kept)
             self.took_ms.append((time.perf_counter_ns() - start) / 1e6)
         wait_for(under_way)

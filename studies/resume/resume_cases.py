@@ -16,12 +16,13 @@ from subjects import (
 )
 from torch import Tensor, nn
 
+from minitrain.data.batches import ShardFiles
 from minitrain.data.samples import Samples
 from minitrain.data.shards import write_shards
 from minitrain.model.gpt import CausalOutput, MiniGPT
 from minitrain.sync.catalog import find_strategy
 from minitrain.sync.guarantees import Defaults
-from minitrain.train.config import RunConfig, ShardFiles
+from minitrain.train.config import RunConfig
 
 # ranks: 2 or 3, logical shards: 4
 BATCH = 12

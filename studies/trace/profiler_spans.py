@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from minitrain.data.batches import MicroBatch
-from minitrain.sync.trace import BucketEvent
+from minitrain.sync.strategy import BucketEvent
 from minitrain.train.observer import Observer
 from minitrain.train.worker import Worker
 

@@ -11,7 +11,7 @@ from typing import Any
 from chrome_trace import LAST_GRADIENT, Event, Trace
 
 from minitrain.core.errors import EvidenceError
-from minitrain.sync.trace import BucketEvent, SyncTrace
+from minitrain.sync.strategy import BucketEvent, SyncTrace
 from minitrain.train.clock import NS_PER_MS, bucket_times
 
 # of the phases of a step: the first letters of their names, in their order

@@ -18,8 +18,7 @@ from profiler_spans import (
 )
 from torch.profiler import ProfilerActivity, profile
 
-from minitrain.sync.strategy import num_bytes, trained
-from minitrain.sync.trace import BucketEvent
+from minitrain.sync.strategy import BucketEvent, num_bytes, trained
 from minitrain.train.loop import train
 from minitrain.train.worker import Worker
 

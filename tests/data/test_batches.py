@@ -1,5 +1,6 @@
 """What a rank trains on: padded tensors, weights, and the name of the global batch."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,7 +9,7 @@ import torch
 from samples_of_text import ELEVEN, dealt, rank_batches
 
 from minitrain.data import batches as module
-from minitrain.data.batches import IGNORE_INDEX, MicroBatch, RankBatches, causal_lm_loss
+from minitrain.data.batches import IGNORE_INDEX, MicroBatch, RankBatches, ShardFiles
 from minitrain.data.order import GlobalOrder
 from minitrain.data.samples import Samples
 from minitrain.train.recorder import ledger_entry
@@ -77,27 +78,20 @@ def test_epoch_holds_every_text_once(tmp_path: Path, world_size: int) -> None:
         assert sorted(seen) == sorted(ELEVEN)
 
 
-@pytest.mark.parametrize("step", range(7))
-def test_every_world_size_has_the_same_global_batch(tmp_path: Path, step: int) -> None:
+def test_every_world_size_has_the_same_global_batches(tmp_path: Path) -> None:
     """Two whole epochs and the start of a third, uneven tails included."""
-    names = {name_of(everyone(tmp_path, w, step)) for w in (1, 2, 4)}
-    assert len(names) == 1
-    targets = {everyone(tmp_path, w, step)[0].global_targets for w in (1, 2, 4)}
-    assert len(targets) == 1
 
+    def names(world_size: int, steps: Iterable[int]) -> list[tuple[str, int]]:
+        found = (everyone(tmp_path, world_size, step) for step in steps)
+        return [(name_of(batches), batches[0].global_targets) for batches in found]
 
-def test_steps_have_names_of_their_own(tmp_path: Path) -> None:
-    names = [name_of(everyone(tmp_path, 2, step)) for step in range(6)]
+    one = names(1, range(7))
+    assert names(2, range(7)) == names(4, range(7)) == one
+    # in any order
+    assert names(2, reversed(range(7))) == one[::-1]
     # no two steps of an epoch share a sample; the second epoch is shuffled anew
-    assert len(set(names[:3])) == 3
-    assert names[:3] != names[3:]
-
-
-def test_step_can_be_asked_for_in_any_order(tmp_path: Path) -> None:
-    batches = rank_batches(tmp_path, 1, 2, ELEVEN)
-    forwards = [batches.micro_batches(step)[0].digests for step in range(7)]
-    backwards = [batches.micro_batches(step)[0].digests for step in reversed(range(7))]
-    assert backwards == forwards[::-1]
+    assert len({*one[:3]}) == 3
+    assert one[:3] != one[3:6]
 
 
 def test_rank_without_samples_still_takes_part(tmp_path: Path) -> None:
@@ -112,18 +106,14 @@ def test_rank_without_samples_still_takes_part(tmp_path: Path) -> None:
     assert idle.global_targets == sum(batch.num_targets for batch in others)
 
 
-def test_doubled_sample_changes_the_name(tmp_path: Path) -> None:
+def test_doubled_or_missing_sample_changes_the_name(tmp_path: Path) -> None:
     zero, one = everyone(tmp_path, 2, 0)
     clean = everyone(tmp_path, 1, 0)
     assert name_of([zero, one]) == name_of(clean)
     # rank 1 computes what rank 0 computed
     assert name_of([zero, zero]) != name_of(clean)
     assert name_of([zero, one, one]) != name_of(clean)
-
-
-def test_missing_rank_changes_the_name(tmp_path: Path) -> None:
-    zero, _ = everyone(tmp_path, 2, 0)
-    assert name_of([zero]) != name_of(everyone(tmp_path, 1, 0))
+    assert name_of([zero]) != name_of(clean)
 
 
 # all of one length, so that only tokens can tell: another text, other places
@@ -133,18 +123,9 @@ def test_other_texts_change_the_name(tmp_path: Path, texts: list[str]) -> None:
     assert name_of(clean) != name_of(everyone(tmp_path / "other", 1, 0, texts))
 
 
-def test_another_seed_gives_other_batches(tmp_path: Path) -> None:
-    first = rank_batches(tmp_path, 0, 1, ELEVEN, seed=1).micro_batches(0)[0]
-    second = rank_batches(tmp_path, 0, 1, ELEVEN, seed=2).micro_batches(0)[0]
-    assert first.digests != second.digests
-
-
-def test_names_add_up_modulo_two_to_the_256() -> None:
+def test_ledger_counts_samples_and_those_that_come_twice() -> None:
     # (2^256 - 1) + 3 = 2^256 + 2
     assert ledger_entry([[2**256 - 1], [3]])["sha256"] == f"{2:064x}"
-
-
-def test_ledger_counts_samples_and_those_that_come_twice() -> None:
     entry = ledger_entry([[1, 2], [2, 4 << 192]])
     assert (entry["samples"], entry["repeated"]) == (4, 1)
     # the first 16 of 64 hex digits of each rank's sum
@@ -163,14 +144,6 @@ def test_device_is_that_of_the_tensors(tmp_path: Path) -> None:
     batch = batches.micro_batches(0)[0]
     assert batch.inputs["input_ids"].is_meta
     assert batch.inputs["labels"].is_meta
-
-
-def test_loss_is_the_one_of_the_output() -> None:
-    def model(input_ids: torch.Tensor, labels: torch.Tensor) -> SimpleNamespace:
-        return SimpleNamespace(loss=(input_ids - labels).sum())
-
-    inputs = {"input_ids": torch.tensor(5), "labels": torch.tensor(3)}
-    assert causal_lm_loss(model, inputs).item() == 2
 
 
 def test_loss_is_that_of_the_model_in_every_epoch(tmp_path: Path) -> None:
@@ -199,35 +172,12 @@ def test_part_without_samples_still_takes_part(tmp_path: Path) -> None:
     assert [part.num_targets > 0 for part in parts] == [True, True, False]
 
 
-@pytest.mark.parametrize("num_files", [1, 2, 4])
-def test_shards_are_the_same_whoever_reads_them(tmp_path: Path, num_files: int) -> None:
-    """Four shards out of the files of one, two and four ranks."""
-
-    def read_shard(shard: int) -> MicroBatch:
-        folder = tmp_path / "files"
-        reader = rank_batches(folder, shard, 4, ELEVEN, num_files=num_files)
-        return reader.micro_batches(1)[0]
-
-    read = [read_shard(shard) for shard in range(4)]
-    own = everyone(tmp_path / "own", 4, 1)
-    assert [batch.digests for batch in read] == [batch.digests for batch in own]
-    assert [batch.shard for batch in read] == [0, 1, 2, 3]
-
-
 def shards_of_one_process(
     folder: Path, shards: list[int], num_files: int, num_micro_batches: int = 1
 ) -> RankBatches:
     """Some of four shards."""
-    return RankBatches(
-        dealt(folder, num_files, ELEVEN),
-        shards,
-        4,
-        block_size=8,
-        global_batch_size=4,
-        seed=3,
-        num_files=num_files,
-        num_micro_batches=num_micro_batches,
-    )
+    data = ShardFiles(dealt(folder, num_files, ELEVEN), num_files, 8, 4, seed=3)
+    return data.open(shards, 4, num_micro_batches)
 
 
 @pytest.mark.parametrize("num_files", [1, 2, 4])
@@ -240,7 +190,6 @@ def test_shards_of_a_process_come_in_turn(
         rank_batches(tmp_path, shard, 4, ELEVEN, num_micro_batches=num_micro_batches)
         for shard in (1, 3)
     ]
-    views = batches.by_shard()
     assert len(batches.order) == 3
     for step in (0, 5, 2, 1):
         found = batches.micro_batches(step)
@@ -249,8 +198,6 @@ def test_shards_of_a_process_come_in_turn(
         assert [part.shard for part in found] == in_turn
         assert [part.digests for part in found] == [part.digests for part in expected]
         assert [texts_of(p) for p in found] == [texts_of(p) for p in expected]
-        again = [part.digests for view in views for part in view.micro_batches(step)]
-        assert again == [part.digests for part in found]
 
 
 @pytest.mark.parametrize(
@@ -288,10 +235,7 @@ def test_one_shuffle_serves_all_shards_of_a_process(
 
     monkeypatch.setattr(GlobalOrder, "set_epoch", spy)
     batches = shards_of_one_process(tmp_path, [0, 1, 2, 3], 2)
-    views = batches.by_shard()
     for step in range(7):
         batches.micro_batches(step)
-        for view in views:
-            view.micro_batches(step)
     # seven steps of three an epoch
     assert shuffled == [0, 1, 2]

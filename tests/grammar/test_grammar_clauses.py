@@ -34,30 +34,19 @@ YES, NO = "affirmative", "negative"
 SAID, ASKED = "statement", "question"
 
 EXPECTED = [
-    ("be", "I am kind every day.", "present_simple", FIRST, YES, SAID),
     ("be", "I'm kind every day.", "present_simple", FIRST, YES, SAID),
     ("be", "I'm not rude.", "present_simple", FIRST, NO, SAID),
     ("be", "Am I not careful?", "present_simple", FIRST, NO, ASKED),
     ("be", "You two aren't patient.", "present_simple", SECOND, NO, SAID),
     ("be", "They're being polite now.", "present_progressive", THEY, YES, SAID),
-    ("be", "I was brave yesterday.", "past_simple", FIRST, YES, SAID),
     ("be", "Weren't Ben and I polite?", "past_simple", WE, NO, ASKED),
-    ("be", "Was she rude last night?", "past_simple", THIRD, YES, ASKED),
     ("be", "He's been patient today.", "present_perfect", THIRD, YES, SAID),
-    ("be", "Will the girls be kind tomorrow?", "future_simple", THEY, YES, ASKED),
-    ("have", "She has lunch every day.", "present_simple", THIRD, YES, SAID),
     ("have", "Doesn't she have lunch?", "present_simple", THIRD, NO, ASKED),
     ("have", "They'd had breakfast by noon.", "past_perfect", THEY, YES, SAID),
-    ("have", "We've had lunch already.", "present_perfect", WE, YES, SAID),
-    ("have", "Have you had lunch yet?", "present_perfect", SECOND, YES, ASKED),
     ("do", "I don't do research.", "present_simple", FIRST, NO, SAID),
-    ("do", "Did Zoë do research?", "past_simple", THIRD, YES, ASKED),
-    ("go", "José went home yesterday.", "past_simple", THIRD, YES, SAID),
     ("go", "Didn't you and Sam go home?", "past_simple", SECOND, NO, ASKED),
-    ("go", "I won't go home tomorrow.", "future_simple", FIRST, NO, SAID),
     ("go", "She'll be going home tonight.", "future_progressive", THIRD, YES, SAID),
     ("lie", "It lay in the sun yesterday.", "past_simple", THIRD, YES, SAID),
-    ("lie", "Her father had lain by the fire.", "past_perfect", THIRD, YES, SAID),
     (
         "lie",
         "Hasn't the cat been lying on the grass all day?",
@@ -83,9 +72,7 @@ NEVER = [
     ("be", "I amn't kind."),
     ("be", "I'm."),
     ("be", "She has been being kind."),
-    ("have", "I've lunch every day."),
     ("have", "Has she lunch?"),
-    ("go", "It goes to work every day."),
     ("put", "They put cups on the table."),
     ("know", "She is knowing the truth now."),
     ("know", "She knows the truth every day."),
@@ -95,9 +82,7 @@ NEVER = [
 ]
 
 
-def test_sentence_is_made_with_its_labels(
-    made: dict[str, dict[str, Sentence]],
-) -> None:
+def test_sentence_is_made_with_its_labels(made: dict[str, dict[str, Sentence]]) -> None:
     for lemma, text, *labels in EXPECTED:
         assert made[lemma][text] == Sentence(text, lemma, *labels)
 
@@ -106,14 +91,11 @@ def test_sentence_is_never_made(made: dict[str, dict[str, Sentence]]) -> None:
     assert [text for lemma, text in NEVER if text in made[lemma]] == []
 
 
-def test_be_without_a_class_still_says_something() -> None:
+def test_verbs_without_a_class() -> None:
+    hum = Verb("hum", "hums", "hummed", "hummed", "humming")
+    texts = {s.text for s in generate_sentences([hum], 0, count_sentences([hum]))}
+    assert {"She hums every day.", "They haven't hummed yet."} <= texts
+    # be says nothing alone
     bare = Verb("be", "is", "was", "been", "being")
     texts = {s.text for s in generate_sentences([bare], 0, count_sentences([bare]))}
     assert "She is kind every day." in texts
-
-
-def test_a_verb_without_objects_stands_alone() -> None:
-    hum = Verb("hum", "hums", "hummed", "hummed", "humming")
-    texts = {s.text for s in generate_sentences([hum], 0, count_sentences([hum]))}
-    assert "She hums every day." in texts
-    assert "They haven't hummed yet." in texts

@@ -20,14 +20,6 @@ def write(folder: Path, data: bytes | str) -> Path:
     return path
 
 
-def test_reads_verbs_without_an_objects_column(tmp_path: Path) -> None:
-    path = write(tmp_path, f"{HEADER}\n{GO}\n{EAT}\n")
-    assert load_verbs(path) == (
-        Verb("go", "goes", "went", "gone", "going", "none"),
-        Verb("eat", "eats", "ate", "eaten", "eating", "none"),
-    )
-
-
 @pytest.mark.parametrize(
     "data",
     [
@@ -63,17 +55,11 @@ BAD = {
         ":3",
         ["0xe9", "UTF-8"],
     ),
-    "not UTF-8 behind a mark": (
-        b"\xef\xbb\xbf" + f"{HEADER}\n".encode() + b"\xff\n",
-        ":2",
-        ["0xff", "UTF-8"],
-    ),
     "absent column": (
         "lemma,third_person,past,present_participle\n",
         ":1",
         ["column past_participle is absent", "'past'"],
     ),
-    "no header": (f"{GO}\n{EAT}\n", ":1", ["column lemma is absent", "'goes'"]),
     "unknown column": (f"{HEADER},object\n{GO},none\n", ":1", ["'object' is unknown"]),
     "column twice": (f"{HEADER},past\n{GO},went\n", ":1", ["'past' stands twice"]),
     "no rows": (f"{HEADER}\n", ":1", ["no verb follows"]),
@@ -82,7 +68,6 @@ BAD = {
         ":3",
         ["3 fields", "eat,eats,ate", "allowed: 5"],
     ),
-    "too many fields": (f"{HEADER}\n{GO},gone\n", ":2", ["6 fields", "allowed: 5"]),
     "empty cell": (
         f"{HEADER}\n{GO}\neat,eats,,eaten,eating\n",
         ":3",
@@ -94,15 +79,12 @@ BAD = {
         ":4",
         ["third_person", "' eats'"],
     ),
-    "digit": (f"{HEADER}\ngo,goes,went,g0ne,going\n", ":2", ["participle", "'g0ne'"]),
     "two forms": (f"{HEADER}\nget,gets,got,got/gotten,getting\n", ":2", ["got/gotten"]),
-    "hyphen at the end": (f"{HEADER}\ngo-,goes,went,gone,going\n", ":2", ["'go-'"]),
     "unknown objects": (
         f"{HEADER},objects\n{GO},cheeses\n",
         ":2",
         ["column objects", "'cheeses'", "food"],
     ),
-    "empty objects": (f"{HEADER},objects\n{GO},\n", ":2", ["column objects", "empty"]),
     "duplicate verb": (
         f"{HEADER}\n{GO}\n{EAT}\n\n{GO}\n",
         ":5",
@@ -113,7 +95,6 @@ BAD = {
         ":3",
         ["not valid CSV"],
     ),
-    "text behind a quote": (f'{HEADER}\n"go"x,goes,went,gone,going\n', ":2", ["CSV"]),
     "cell over two lines": (
         f'{HEADER}\n"go\nes",goes,went,gone,going\n{EAT}\n',
         ":2",

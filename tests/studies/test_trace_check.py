@@ -13,7 +13,7 @@ from trace_check import problems, require_right, steps_in
 from tracing import MAIN, Span, TracedRank, reductions_of
 
 from minitrain.core.errors import EvidenceError
-from minitrain.sync.trace import BucketEvent
+from minitrain.sync.strategy import BucketEvent
 
 US = 1000
 STEPS = (5, 6)

@@ -163,8 +163,8 @@ DATA = [
         "targets.npy counts the first token of a sample as a target",
         "equivalence: witness_data",
         "minitrain/data/shards.py",
-        "append(block.lengths() - 1)",
-        "append(block.lengths())",
+        "(samples.lengths() - 1)",
+        "(samples.lengths())",
     ),
     mutant(
         "block_cut_short",
@@ -232,8 +232,8 @@ COMPUTING = [
         "the losses in losses.csv are 3 too high",
         "equivalence: witness_loss",
         "minitrain/train/observer.py",
-        "return value * micro_batch.num_targets / micro_batch.global_targets",
-        "return (value + 3) * micro_batch.num_targets / micro_batch.global_targets",
+        "(value * micro_batch.num_targets / micro_batch.global_targets)",
+        "((value + 3) * micro_batch.num_targets / micro_batch.global_targets)",
     ),
     Mutant(
         "summed_for_all",
@@ -381,8 +381,8 @@ RECORDING = [
         "the run forgets the first rank of each host when it notes who shares one",
         "replay",
         "minitrain/train/recorder.py",
-        'row["hosts"] = trace.hosts',
-        'row["hosts"] = [host[1:] for host in trace.hosts]',
+        '{"hosts": trace.hosts}',
+        '{"hosts": [host[1:] for host in trace.hosts]}',
         sync="hierarchical",
     ),
     mutant(

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from minitrain.data.batches import MicroBatch, RankBatches
+from minitrain.data.batches import MicroBatch, RankBatches, ShardFiles
 from minitrain.data.samples import Samples
 from minitrain.data.shards import write_shards
 from minitrain.data.text import tokenize
@@ -41,16 +41,10 @@ def rank_batches(
     num_micro_batches: int = 1,
 ) -> RankBatches:
     """The batches of one rank over ``texts``, padded to eight tokens."""
-    return RankBatches(
-        dealt(folder, num_files or world_size, texts),
-        [rank],
-        world_size,
-        block_size=8,
-        global_batch_size=global_batch_size,
-        seed=seed,
-        num_files=num_files,
-        num_micro_batches=num_micro_batches,
-    )
+    files = num_files or world_size
+    dealt_in = dealt(folder, files, texts)
+    data = ShardFiles(dealt_in, files, 8, global_batch_size, seed)
+    return data.open([rank], world_size, num_micro_batches)
 
 
 def batch_of(rows: list[list[int]], block_size: int) -> MicroBatch:

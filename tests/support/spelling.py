@@ -8,25 +8,11 @@ _STRESSED = "admit begin forbid forget input outbid outrun permit prefer regret 
 STRESSED_LAST = [*_STRESSED.split(), "sublet", "upset"]
 
 
-def third_person(lemma: str) -> str:
-    """Form for he, she and it: walks, watches, goes, carries."""
-    if re.search("(s|x|z|ch|sh|[^aeiou]o)$", lemma):
-        return lemma + "es"
-    return re.sub("(?<=[^aeiou])y$", "ie", lemma) + "s"
-
-
 def past(lemma: str) -> str:
     """Past and past participle: walked, stopped, carried, baked."""
     if re.search("[^aeiou]y$", lemma):
         return lemma[:-1] + "ied"
     return _stem(lemma).removesuffix("e") + "ed"
-
-
-def present_participle(lemma: str) -> str:
-    """Form in -ing: walking, stopping, baking, agreeing, lying."""
-    if lemma.endswith("ie"):
-        return lemma[:-2] + "ying"
-    return re.sub("(?<=[^eoy])e$", "", _stem(lemma)) + "ing"
 
 
 def _stem(lemma: str) -> str:

@@ -10,13 +10,14 @@ from waiting import GENEROUS_S
 
 from minitrain.comm.groups import distributed
 from minitrain.core.params import Params, load_params
+from minitrain.data.batches import Data
 from minitrain.data.shards import Samples, write_shards
 from minitrain.data.text import tokenize
 from minitrain.harness.launcher import launch
 from minitrain.proof.evidence import Evidence, evidence_of
 from minitrain.proof.replay import replay
 from minitrain.proof.single_process import run_one_process
-from minitrain.train.config import Data, RunConfig, config_of
+from minitrain.train.config import RunConfig, config_of
 from minitrain.train.observer import watches_parts
 from minitrain.train.run import Finished, Inject, run_rank
 

@@ -20,7 +20,6 @@ from one_line import refusal
 from subjects import MODELS, make_run
 from thorough import thorough_after
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 from waiting import GENEROUS_S, wait_for
 
 from minitrain.check.check import Ladder, check_data_parallel, examine
@@ -35,30 +34,18 @@ from minitrain.harness.launcher import launch
 from minitrain.proof.bits import precision_rung
 from minitrain.proof.evidence import Evidence
 from minitrain.proof.hosts import reduction_of
-from minitrain.sync.catalog import (
-    STRATEGIES,
-    find_strategy,
-    guarantees_of,
-    name_of,
-)
+from minitrain.sync.catalog import STRATEGIES, find_strategy, guarantees_of, name_of
 from minitrain.sync.explicit import Flat
 from minitrain.sync.guarantees import Defaults
 from minitrain.sync.stock import StockDDP
-from minitrain.sync.strategy import Strategy, broadcast
+from minitrain.sync.strategy import broadcast
 from minitrain.train.config import RunConfig
 from minitrain.train.recorder import Row
 from minitrain.train.worker import Worker
 
 INVARIANT = ("invariant", "invariant_shm")
 # at two ranks a sum has one order, so all of these are DDP to the bit
-DDP_AT_TWO = (
-    "per_parameter",
-    "flat",
-    "reduce_scatter",
-    "zero1",
-    "shm",
-    "hierarchical",
-)
+DDP_AT_TWO = ("per_parameter", "flat", "reduce_scatter", "zero1", "shm", "hierarchical")
 SHARDED = ("zero1", "fsdp")
 DROPOUT = 0.25
 LIMIT_S = 300
@@ -143,14 +130,6 @@ def test_accumulation(name: str, world_size: int) -> None:
     promised(examine(trial, world_size, timeout_s=LIMIT_S), name)
 
 
-@pytest.mark.parametrize("name", ["invariant", "invariant_shm"])
-def test_a_logical_shard_for_each_rank(name: str) -> None:
-    """Then ranks are shards, but for their buffers: all have the first shard's."""
-    tuning = Defaults(logical_shards=2)
-    ladder = examine(trial_of(name, "batch_norm", tuning=tuning), 2, timeout_s=LIMIT_S)
-    assert ladder.verdict == expected(name), str(ladder)
-
-
 def test_who_promises_no_bits_is_undecided() -> None:
     """Even where a witness has the same gradients; and that is no reason to pass."""
     trial = trial_of("fsdp")
@@ -199,15 +178,11 @@ def test_who_promises_nothing_proves_nothing() -> None:
     trial = replace(trial_of("ddp"), sync=Promises)
     ladder = examine(trial, 2, timeout_s=LIMIT_S)
     assert ladder.verdict == "undecided"
-    assert ladder.rests_on == (
-        "neither bits nor a witness support it; one process was not compared: "
-        f"{name_of(Promises)} does not promise to stay close to one process"
-    )
+    assert name_of(Promises) in ladder.rests_on
 
 
 @pytest.mark.parametrize(
-    ("name", "world_size"),
-    thorough_after(len(worlds(2)), [*worlds(2), *worlds(4)]),
+    ("name", "world_size"), thorough_after(len(worlds(2)), [*worlds(2), *worlds(4)])
 )
 def test_buffers_dropout_and_accumulation(name: str, world_size: int) -> None:
     trial = trial_of(name, factory=with_dropout, grad_accumulation_steps=2)
@@ -348,6 +323,8 @@ def test_same_bits_from_1_2_4_and_8_processes(case: str) -> None:
     for world_size in sizes:
         run = run_ranks(trial, world_size, timeout_s=LIMIT_S)
         assert same_bits(one, run), world_size
+    # else it would show nothing
+    assert not same_bits(honest_run("ddp", 1), honest_run("ddp", 2))
 
 
 def buffers_of_a_step() -> list[float]:
@@ -370,11 +347,6 @@ def test_each_shard_starts_from_the_buffers_of_the_step() -> None:
     assert seen == pytest.approx([0, 0, 0, 0, 0.1])
 
 
-def test_ddp_has_other_bits_at_another_world_size() -> None:
-    """Else the test above would show nothing."""
-    assert not same_bits(honest_run("ddp", 1), honest_run("ddp", 2))
-
-
 def step_that_leaves_out(without: int) -> None:
     with distributed():
         model = nn.ModuleDict({"used": nn.Linear(1, 1), "left_out": nn.Linear(1, 1)})
@@ -386,51 +358,10 @@ def step_that_leaves_out(without: int) -> None:
         sync.reduce()
 
 
-@pytest.mark.parametrize("without", range(4))
+@pytest.mark.parametrize("without", [0, 3])
 def test_a_shard_without_a_gradient_is_named(without: int) -> None:
     with pytest.raises(UserError, match=r"parameter left_out\.\w+ gets no gradient"):
         step_that_leaves_out(without)
-
-
-class Shared(nn.Module):
-    """One layer, used twice; a checkpoint runs it again, and adds to its gradient."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for _ in range(2):
-            x = checkpoint(self.layer, x.requires_grad_(), use_reentrant=True)
-        return x
-
-
-def halved() -> nn.Module:
-    """A hook changes every gradient as soon as it is there."""
-    model = nn.Linear(3, 3)
-    for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(halve)
-    return model
-
-
-def halve(parameter: Tensor) -> None:
-    parameter.grad.mul_(0.5)
-
-
-@pytest.mark.parametrize("factory", [Shared, halved])
-def test_same_bits_where_a_gradient_is_touched_more_than_once(
-    factory: Callable[[], nn.Module],
-) -> None:
-    torch.manual_seed(0)
-    batches = [torch.randn(16, 3) for _ in range(4)]
-    ladder = check_data_parallel(
-        factory,
-        batches,
-        loss=lambda model, x: model(x).square().mean(),
-        world_size=2,
-        sync="invariant",
-    )
-    assert ladder.rungs["replay"].verdict == "equal"
 
 
 def give_up_and_go_on(shard: int) -> list[float]:
@@ -449,7 +380,7 @@ def give_up_and_go_on(shard: int) -> list[float]:
     return gradient
 
 
-@pytest.mark.parametrize("shard", range(4))
+@pytest.mark.parametrize("shard", [0, 2])
 def test_a_step_that_was_given_up_leaves_nothing_behind(shard: int) -> None:
     assert give_up_and_go_on(shard) == [[4.0]]
 
@@ -488,15 +419,6 @@ def test_settings_of_ddps_buckets(name: str, tuning: dict[str, Any]) -> None:
     assert ladder.verdict == expected(name), str(ladder)
 
 
-def test_smaller_buckets_are_more() -> None:
-    def buckets(**tuning: Any) -> list[dict[str, Any]]:
-        rows = honest_run("ddp", 2, **tuning).rows
-        return [r for r in rows if r["kind"] == "buckets" and r["rank"] == 0]
-
-    small, whole = buckets(**ONE_BY_ONE, steps=2 * STEPS), buckets()
-    assert len(small[-1]["buckets"]) > len(whole[-1]["buckets"]) == 1
-
-
 def hidden_communication(name: str = "ddp", **tuning: Any) -> list[float]:
     tuning = {"bucket_cap_mb": 0.001, "steps": 2 * STEPS} | tuning
     run = honest_run(name, 2, **tuning)
@@ -531,7 +453,7 @@ def test_strategy_and_its_ddp_do_not_keep_each_other_for_ever(name: str) -> None
     assert launch(is_freed, 1, name) == [True]
 
 
-def test_silent_passes_are_not_made_where_they_would_count_as_use() -> None:
+def test_no_passes_without_communication_where_they_would_count_as_use() -> None:
     tuning = Defaults(find_unused_parameters=True)
 
     def has_account() -> bool:
@@ -598,12 +520,6 @@ def rows_of_rank_0(run: Evidence) -> list[Row]:
     return [row for row in run.rows if row.get("rank") == 0]
 
 
-def test_run_without_a_scaler_is_no_fp16() -> None:
-    rows = [{"kind": "tensors", "step": 0, "rank": 0}]
-    assert precision_rung(rows, rows).verdict == "breach"
-    assert precision_rung([], []).verdict == "breach"
-
-
 def test_scaler_that_differs_between_ranks_is_caught() -> None:
     trial = trial_of("ddp", precision="fp16")
     run = run_ranks(trial, 2, timeout_s=LIMIT_S)
@@ -613,77 +529,58 @@ def test_scaler_that_differs_between_ranks_is_caught() -> None:
     rung = precision_rung(run.rows, expected)
     assert rung.verdict == "breach"
     assert rung.detail.startswith("step 0: rank 1 has {'scale': 1.0")
+    # a run without a scaler is none in fp16
+    rows = [{"kind": "tensors", "step": 0, "rank": 0}]
+    assert precision_rung(rows, rows).verdict == "breach"
+    assert precision_rung([], []).verdict == "breach"
 
 
-def test_strategy_from_outside_the_package() -> None:
-    trial = make_run()
-    options: Any = {"loss": trial.data.loss, "sync": "toy_strategy:ThroughRankZero"}
-    ladder = check_data_parallel(
-        trial.factory, trial.data.batches, world_size=3, **options
-    )
-    assert ladder.rungs["replay"].verdict == "equal"
-
-
-def test_strategy_from_outside_that_is_wrong() -> None:
+def test_strategy_from_outside_that_is_right_or_wrong() -> None:
     class Forgets(find_strategy("toy_strategy:ThroughRankZero")):  # type: ignore
         def exchange(self, flat: Tensor) -> None:
             super().exchange(flat)
             flat[-1] = 0
 
     trial = make_run()
+    subject = trial.factory, trial.data.batches
     with pytest.raises(EvidenceError, match="replay_gradients"):
-        check_data_parallel(trial.factory, trial.data.batches, sync=Forgets)
+        check_data_parallel(*subject, sync=Forgets)
+    options: Any = {"loss": trial.data.loss, "sync": "toy_strategy:ThroughRankZero"}
+    ladder = check_data_parallel(*subject, world_size=3, **options)
+    assert ladder.rungs["replay"].verdict == "equal"
 
 
 NO_BUCKETS = "where train.sync names a strategy without DDP's buckets"
+NOT_IN_FP16 = "train.precision = 'fp16': must be float32 or bf16 with"
 
 
 @pytest.mark.parametrize(
-    ("name", "tuning", "world_size", "line"),
+    ("name", "key", "value", "world_size", "line"),
     [
-        ("invariant", {"logical_shards": 6}, 2, "6: must be a power of two"),
+        ("invariant", "logical_shards", 6, 2, "6: must be a power of two"),
         (
             "invariant_shm",
-            {"logical_shards": 4},
+            "logical_shards",
+            4,
             8,
             "4: must be a multiple of the world size, which is 8",
         ),
-        ("invariant", {}, 3, "8: must be a multiple of the world size, which is 3"),
+        ("flat", "bucket_cap_mb", 2.0, 2, f"2.0: must be null {NO_BUCKETS}"),
+        ("fsdp", "overlap", False, 2, f"false: must be true {NO_BUCKETS}"),
     ],
 )
-def test_shards_that_ranks_cannot_share(
-    name: str, tuning: dict[str, Any], world_size: int, line: str
+def test_settings_that_a_strategy_cannot_follow(
+    name: str, key: str, value: Any, world_size: int, line: str
 ) -> None:
-    require = guarantees_of(name).require
-    told = refusal(require, Defaults(**tuning), world_size, "float32")
-    assert told == f"train.logical_shards = {line}"
+    require, tuning = guarantees_of(name).require, Defaults(**{key: value})
+    told = refusal(require, tuning, world_size, "float32")
+    assert told == f"train.{key} = {line}"
 
 
-@pytest.mark.parametrize(
-    ("name", "key", "value", "line"),
-    [
-        ("flat", "bucket_cap_mb", 2.0, "2.0: must be null"),
-        ("fsdp", "overlap", False, "false: must be true"),
-        ("per_parameter", "find_unused_parameters", True, "true: must be false"),
-    ],
-)
-def test_settings_of_buckets_without_buckets(
-    name: str, key: str, value: Any, line: str
-) -> None:
-    told = refusal(guarantees_of(name).require, Defaults(**{key: value}), 2, "float32")
-    assert told == f"train.{key} = {line} {NO_BUCKETS}"
-
-
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [
-        ("fsdp", "FSDP, whose ranks see an overflow each in its own part"),
-        ("powersgd", "PowerSGD, which carries an overflow on in its error memory"),
-    ],
-)
-def test_strategies_without_fp16(name: str, why: str) -> None:
+@pytest.mark.parametrize("name", ["fsdp", "powersgd"])
+def test_strategies_without_fp16(name: str) -> None:
     told = refusal(guarantees_of(name).require, Defaults(), 2, "fp16")
-    assert told == f"train.precision = 'fp16': must be float32 or bf16 with {why}"
+    assert told.startswith(NOT_IN_FP16)
 
 
 @pytest.mark.parametrize(
@@ -697,11 +594,6 @@ def test_strategies_without_fp16(name: str, why: str) -> None:
 def test_strategy_that_is_not_there(name: str, line: str) -> None:
     with pytest.raises(UserError, match=line):
         find_strategy(name)
-
-
-def test_all_that_have_a_name_are_strategies() -> None:
-    assert all(issubclass(find_strategy(name), Strategy) for name in STRATEGIES)
-    assert find_strategy("ddp") is StockDDP
 
 
 def killed_at_step_3(worker: Worker, note: Path) -> None:
@@ -740,18 +632,6 @@ def test_rounds_that_are_killed_leave_nothing(name: str, tmp_path: Path) -> None
 
 def open_sockets() -> set[str]:
     return {*re.findall(r"@minitrain\S+", Path("/proc/net/unix").read_text())}
-
-
-class OfAnOlderRelease(Flat):
-    """Says what it promises where nobody reads it."""
-
-    promises = frozenset({"loss"})
-
-
-def test_promises_that_nobody_reads_are_refused() -> None:
-    name = f"{__name__}:{OfAnOlderRelease.__name__}"
-    with pytest.raises(UserError, match="has promises, which nobody reads"):
-        find_strategy(name)
 
 
 HOSTS = [[0, 1], [2, 4], [3]]

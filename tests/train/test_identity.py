@@ -82,11 +82,10 @@ def test_model_data_code_and_ranks_are_in_it(
     assert differs(with_model(params, n_embd=8)).startswith("model.n_embd = ")
     file = tmp_path / "model.py"
     file.write_text("x = 1\n")
-    one = identity_of(
-        with_model(params, file=str(file)), shards / "world-2", "gloo-2", 2
-    )
+    named = with_model(params, file=str(file))
+    one = identity_of(named, shards / "world-2", "gloo-2", 2)
     file.write_text("x = 2\n")
-    assert differs(with_model(params, file=str(file))).startswith("model.file's")
+    assert differs(named).startswith("model.file's")
     one = identity_of(params, shards / "world-2", "gloo-2", 2)
     other = tmp_path / "world-2"
     shutil.copytree(shards / "world-2", other)
@@ -105,6 +104,13 @@ def test_model_data_code_and_ranks_are_in_it(
     monkeypatch.chdir(ROOT)
     ranks = identity_of(params, shards / "world-1", "gloo-1", 1)
     assert difference(one, ranks).startswith("run = gloo-2, here gloo-1")
+    # so that two runs have two folders
+    folders = {
+        checkpoints_of(one, shards / f"world-{w}", f"gloo-{w}", w).folder
+        for one in (params, params.with_train(seed=5))
+        for w in (1, 2)
+    }
+    assert len(folders) == 4
 
 
 def test_a_strategy_of_ones_own_and_what_a_model_reads_are_in_it(
@@ -124,16 +130,5 @@ def test_a_strategy_of_ones_own_and_what_a_model_reads_are_in_it(
     changed = identity_of(params, shards / "world-2", "gloo-2", 2)
     assert difference(one, changed).startswith("train.sync's code = ")
     (beside / "schedule.json").write_text("[2]")
-    assert difference(
-        changed, identity_of(params, shards / "world-2", "gloo-2", 2)
-    ).startswith("model.deps' content = ")
-
-
-def test_two_runs_have_two_folders(shards: Path) -> None:
-    params = tiny_params()
-    folders = {
-        checkpoints_of(one, shards / f"world-{w}", f"gloo-{w}", w).folder
-        for one in (params, params.with_train(seed=5))
-        for w in (1, 2)
-    }
-    assert len(folders) == 4
+    other = identity_of(params, shards / "world-2", "gloo-2", 2)
+    assert difference(changed, other).startswith("model.deps' content = ")

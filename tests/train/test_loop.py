@@ -39,16 +39,10 @@ from minitrain.comm.torch_private import LOGGED
 from minitrain.core.errors import UserError
 from minitrain.core.params import Params
 from minitrain.data.batches import MicroBatch
-from minitrain.data.cut import InMemory
 from minitrain.data.text import VOCAB_SIZE
 from minitrain.harness.launcher import launch
 from minitrain.model.factory import build_model
-from minitrain.proof.bits import (
-    Rung,
-    bits_rung,
-    hashes_rung,
-    not_run,
-)
+from minitrain.proof.bits import Rung, bits_rung, hashes_rung, not_run
 from minitrain.proof.evidence import Evidence
 from minitrain.proof.forward import DRAWS, NORMALIZES, forward_of
 from minitrain.proof.ladder import ladder as all_rungs
@@ -58,11 +52,10 @@ from minitrain.proof.tolerances import close_rung, one_process_rungs, state_limi
 from minitrain.sync.guarantees import DEFAULTS
 from minitrain.sync.stock import StockDDP
 from minitrain.sync.strategy import Traffic
-from minitrain.train.clock import Row, kind_of_step
-from minitrain.train.config import RunConfig
+from minitrain.train.clock import Row
 from minitrain.train.loop import train
 from minitrain.train.observer import StepObserver
-from minitrain.train.result import mean_losses
+from minitrain.train.recorder import mean_losses
 from minitrain.train.rng import seed_everything
 from minitrain.train.run import Inject
 from minitrain.train.worker import Worker
@@ -75,28 +68,17 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_shards(tmp_path_factory.mktemp("shards"), 1, 2, 3, 4)
 
 
-# what these tests do without
-NO_WITNESS = {"witness_data": asdict(not_run("nobody was asked"))}
-
-
-def described(params: Params) -> RunConfig:
-    """What the ladder asks of a run of ``params``; it has no data."""
-    return RunConfig(
-        factory=partial(build_model, params.model, VOCAB_SIZE),
-        data=InMemory([], torch.nn.functional.mse_loss, len),
-        steps=NUM_STEPS,
-        sync=StockDDP,
-        learning_rate=params.train.learning_rate,
-        seed=params.train.seed,
-    )
-
-
 def ladder(
-    run: Evidence, expected: Evidence, one: Evidence, params: Params | None = None
+    shards: Path,
+    run: Evidence,
+    expected: Evidence,
+    one: Evidence,
+    params: Params | None = None,
 ) -> dict[str, Rung]:
     """Every rung of the pipeline for a run, its replay and the one-process run."""
-    config = described(params or tiny_params())
-    own = own_rungs(config, run, expected, NO_WITNESS)
+    config = tiny_config(params or tiny_params(), shards, 1)
+    no_witness = {"witness_data": asdict(not_run("nobody was asked"))}
+    own = own_rungs(config, run, expected, no_witness)
     # as stable as can be: no gap is excused
     return all_rungs(own, config, run, one, lambda most_steps: one, 1e-5)
 
@@ -130,20 +112,14 @@ ASKED = (
 )
 
 
-def verdicts(
-    run: Evidence, expected: Evidence, one: Evidence, params: Params | None = None
-) -> dict[str, str]:
-    found = ladder(run, expected, one, params)
-    return {name: found[name].verdict for name in ASKED}
-
-
 def judged(
-    params: Params, shards: Path, world_size: int
+    params: Params, shards: Path, world_size: int, run: Evidence | None = None
 ) -> tuple[Evidence, dict[str, str]]:
-    """A run without a fault, and the verdict of each rung on it."""
-    run = train_tiny(params, shards, world_size)
+    """A run, by default one without a fault, and the verdict of each rung on it."""
+    run = run or train_tiny(params, shards, world_size)
     expected = replay_tiny(params, shards, run, world_size)
-    return run, verdicts(run, expected, one_process_tiny(params, shards), params)
+    found = ladder(shards, run, expected, one_process_tiny(params, shards), params)
+    return run, {name: found[name].verdict for name in ASKED}
 
 
 CLOSE = ("equal", "within tolerance")
@@ -154,7 +130,9 @@ CLOSE = ("equal", "within tolerance")
 def test_clean_run_passes_every_rung(
     shards: Path, world_size: int, optimizer: str
 ) -> None:
-    _, found = judged(tiny_params(optimizer=optimizer), shards, world_size)
+    run, found = judged(tiny_params(optimizer=optimizer), shards, world_size)
+    # calibration leaves no trace in the bits
+    assert "bracketed" in {row["kind"] for row in run.results[0].timings}
     assert all(found.pop(name) in CLOSE for name in ONE_PROCESS)
     assert found.pop("ranks") == ("not run" if world_size == 1 else "equal")
     assert found.pop("replay_buffers") == "not run"
@@ -178,7 +156,7 @@ def test_other_models_pass_every_rung_that_can_be_asked(
 ) -> None:
     params = with_factory(tiny_params(), f"other_models:{factory}")
     run, found = judged(params, shards, world_size)
-    why = forward_of(run.rows, described(params)).why
+    why = forward_of(run.rows, tiny_config(params, shards, 1)).why
     assert why == OTHER_MODELS[factory]
     gaps = [found.pop(name) for name in ONE_PROCESS]
     assert why is not None or {*gaps} <= {*CLOSE}
@@ -246,13 +224,16 @@ def test_injected_fault_is_caught(shards: Path, fault) -> None:
         layout = train_tiny(params, shards, 2).rows
         borrowed = [row for row in layout if row["kind"] == "buckets"]
         run = replace(run, rows=[*run.rows, *borrowed])
-    expected = replay_tiny(params, shards, run, 2)
-    found = verdicts(run, expected, one_process_tiny(params, shards))
+    _, found = judged(params, shards, 2, run)
     assert found[CAUGHT_BY[fault]] == "breach"
     if fault in (sum_for_mean, mean_of_means):
         # the lesson: the ranks agree with each other all the same
         assert found["ranks"] == "equal"
         assert found["one_process_gradients"] == "breach"
+    if fault is sum_for_mean:
+        expected = replay_tiny(params, shards, run, 2)
+        rung = hashes_rung(run.rows, expected.rows, "gradients")
+        assert rung.detail == "first at step 0, tensor token_embedding.weight, rank 0"
     if fault is mean_of_means:
         # other directions, not only another scale, so AdamW does not hide them
         assert found["one_process_early"] == "breach"
@@ -263,54 +244,17 @@ def test_buffers_that_rank_0_does_not_hand_out(shards: Path) -> None:
     params = with_factory(tiny_params(), "other_models:batch_norm")
     run = train_tiny(params, shards, 2, buffers_not_synchronized)
     expected = replay_tiny(params, shards, run, 2)
-    found = ladder(run, expected, one_process_tiny(params, shards))
+    found = ladder(shards, run, expected, one_process_tiny(params, shards))
     # the running statistics of rank 1 go their own way from the second step on
     assert found["replay_buffers"].detail == (
         "first at step 1, tensor middle.layer.running_mean, rank 1"
     )
 
 
-def test_sum_for_mean_is_named_at_step_0_with_its_tensor(shards: Path) -> None:
-    params = tiny_params()
-    run = train_tiny(params, shards, 2, sum_for_mean)
-    expected = replay_tiny(params, shards, run, 2)
-    rung = hashes_rung(run.rows, expected.rows, "gradients")
-    assert rung.detail == "first at step 0, tensor token_embedding.weight, rank 0"
-
-
-def test_adam_hides_the_scale_of_gradients_but_the_gradients_do_not(
-    shards: Path,
-) -> None:
-    """Why gradients are compared before the optimizer."""
-    params = tiny_params()
-    run = train_tiny(params, shards, 2, sum_for_mean)
-    right = train_tiny(params, shards, 2)
-    last = NUM_STEPS - 1
-    losses = [mean_losses(outcome.results)[last] for outcome in (run, right)]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
-    gradients = [outcome.gradients for outcome in (run, right)]
-    # 2 ranks: the sum is twice the mean, exactly
-    for name, gradient in gradients[0].items():
-        assert torch.equal(gradient, 2 * gradients[1][name])
-
-
 def test_nan_loss_ends_training_with_one_line(shards: Path) -> None:
     params = tiny_params(learning_rate=1e30)
     with pytest.raises(UserError, match=r"loss is (nan|inf) at step [1-5] on rank"):
         train_tiny(params, shards, 2)
-
-
-def test_timing_hook_has_the_bits_of_stock_ddp(shards: Path) -> None:
-    """At 3 ranks, where multiplying by 1/3 and dividing by 3 differ."""
-
-    def without_hook(worker: Worker) -> None:
-        worker.sync = StockDDP(worker.model, DEFAULTS, timed=False)
-
-    params = tiny_params()
-    hooked = train_tiny(params, shards, 3)
-    stock = train_tiny(params, shards, 3, without_hook)
-    assert not any(row["kind"] == "buckets" for row in stock.rows)
-    assert bits_rung(hooked.states[0], stock.states[0]).verdict == "equal"
 
 
 def logged(rows: list[Row]) -> list[str]:
@@ -339,15 +283,11 @@ def without_log(worker: Worker) -> None:
     del type(worker.sync.module)._get_ddp_logging_data
 
 
-def with_other_keys(worker: Worker) -> None:
-    worker.sync.module._get_ddp_logging_data = lambda: {"forward_compute": 1}
-
-
 def with_nothing_timed(worker: Worker) -> None:
     worker.sync.module._get_ddp_logging_data = lambda: dict.fromkeys(LOGGED, 0)
 
 
-@pytest.mark.parametrize("change", [without_log, with_other_keys, with_nothing_timed])
+@pytest.mark.parametrize("change", [without_log, with_nothing_timed])
 def test_a_torch_without_ddps_log_has_nothing_beside_the_clock(
     shards: Path, change: Inject
 ) -> None:
@@ -357,68 +297,25 @@ def test_a_torch_without_ddps_log_has_nothing_beside_the_clock(
     says = ddp_says(pd.DataFrame(rows).assign(recorded=False), 1)
     nothing = {"ddp": None, "ours": None, "difference_pct": None}
     assert says == dict.fromkeys(DDP_SAYS, nothing)
-
-
-def test_of_several_passes_ddp_logs_none(shards: Path) -> None:
+    # of several passes it logs the last one alone
     run = train_tiny(tiny_params(grad_accumulation_steps=2), shards, 2)
     assert logged(run.results[0].timings) == []
 
 
-def test_calibration_leaves_no_trace(shards: Path) -> None:
-    """The same bits with and without bracketed steps in between."""
-    params = tiny_params()
-    with_calibration = train_tiny(params, shards, 2)
-    kinds = [row["kind"] for row in with_calibration.results[0].timings]
-    assert "bracketed" in kinds
-    expected = replay_tiny(params, shards, with_calibration, 2)
-    assert bits_rung(with_calibration.states[0], expected.states[0]).bytes_equal
-
-
 class WatchesCalibration(StepObserver):
-    """Counts what each calibration sends."""
+    """Notes what each calibration sends, and whether it keeps buffers and generator."""
 
     def __init__(self, worker: Worker) -> None:
-        super().__init__(worker, kind_of_step)
-        self.sends: list[Traffic] = []
-
-    def _backward_alone_ms(self) -> float:
-        with CollectiveLedger() as ledger:
-            took = super()._backward_alone_ms()
-        self.sends.append(ledger.traffic)
-        return took
-
-
-def calibrations(shards: Path, name: str) -> tuple[list[Traffic], list[Row]]:
-    """What each calibration of a run sends, and the rows of its steps."""
-    with distributed():
-        config = tiny_config(tiny_params(sync=name), shards, 2)
-        worker = Worker(config, observer=WatchesCalibration)
-        train(worker, range(NUM_STEPS))
-        worker.close()
-        return worker.observer.sends, worker.observer.timings
-
-
-@pytest.mark.parametrize("name", ["ddp", "flat"])
-def test_backward_alone_sends_nothing(shards: Path, name: str) -> None:
-    """Else the account would subtract communication from communication."""
-    for sends, timings in launch(calibrations, 2, shards, name, timeout_s=60):
-        bracketed = [row for row in timings if row["kind"] == "bracketed"]
-        assert len(sends) == len(bracketed) > 0
-        assert sends == [{}] * len(sends)
-
-
-class ComparesState(StepObserver):
-    """Compares buffers and random generator before and after each calibration."""
-
-    def __init__(self, worker: Worker) -> None:
-        super().__init__(worker, kind_of_step)
-        self.kept: list[bool] = []
+        super().__init__(worker, watches=True)
+        self.found: list[tuple[Traffic, bool]] = []
 
     def _backward_alone_ms(self) -> float:
         before = self._state()
-        took = super()._backward_alone_ms()
+        with CollectiveLedger() as ledger:
+            took = super()._backward_alone_ms()
         same = zip(before, self._state(), strict=True)
-        self.kept.append(all(torch.equal(old, new) for old, new in same))
+        same_state = all(torch.equal(old, new) for old, new in same)
+        self.found.append((ledger.traffic, same_state))
         return took
 
     def _state(self) -> list[Tensor]:
@@ -426,24 +323,35 @@ class ComparesState(StepObserver):
         return [torch.get_rng_state(), *buffers]
 
 
-def kept_by_calibrations(shards: Path, factory: str) -> list[bool]:
-    """Whether each calibration of a run left the state of its rank as it was."""
+def calibrations(params: Params, shards: Path) -> list[tuple[Traffic, bool]]:
     with distributed():
-        params = with_factory(tiny_params(), f"other_models:{factory}")
         config = tiny_config(params, shards, 2)
-        worker = Worker(config, observer=ComparesState)
+        worker = Worker(config, observer=WatchesCalibration)
         train(worker, range(NUM_STEPS))
         worker.close()
-        return worker.observer.kept
+        bracketed = [r for r in worker.observer.timings if r["kind"] == "bracketed"]
+        assert len(worker.observer.found) == len(bracketed) > 0
+        return worker.observer.found
+
+
+def found_by(params: Params, shards: Path) -> list[tuple[Traffic, bool]]:
+    ranks = launch(calibrations, 2, params, shards, timeout_s=GENEROUS_S)
+    return [found for rank in ranks for found in rank]
+
+
+@pytest.mark.parametrize("name", ["ddp", "flat"])
+def test_backward_alone_sends_nothing(shards: Path, name: str) -> None:
+    """Else the account would subtract communication from communication."""
+    found = found_by(tiny_params(sync=name), shards)
+    assert [traffic for traffic, _ in found if traffic] == []
 
 
 @pytest.mark.parametrize("factory", ["batch_norm", "dropout"])
 def test_calibration_puts_buffers_and_random_numbers_back(
     shards: Path, factory: str
 ) -> None:
-    ranks = launch(kept_by_calibrations, 2, shards, factory, timeout_s=GENEROUS_S)
-    assert ranks[0]
-    assert all(all(kept) for kept in ranks)
+    params = with_factory(tiny_params(), f"other_models:{factory}")
+    assert all(same for _, same in found_by(params, shards))
 
 
 def test_epochs_with_an_uneven_tail_repeat_to_the_bit(shards: Path) -> None:
@@ -453,17 +361,6 @@ def test_epochs_with_an_uneven_tail_repeat_to_the_bit(shards: Path) -> None:
     assert [row["tokens"] for row in run.results[3].timings][4] == 0
     assert found.pop("replay_buffers") == "not run"
     assert set(found.values()) == {*CLOSE}
-
-
-@pytest.mark.parametrize("learning_rate", [1e-4, 1e-3, 1e-2])
-def test_no_false_alarm_over_seeds(shards: Path, learning_rate: float) -> None:
-    for seed in range(3):
-        params = tiny_params(seed=seed, learning_rate=learning_rate)
-        one, replayed = one_process_tiny(params, shards), None
-        ranks = [start_replay(params, shards, one, w) for w in (2, 4)]
-        for replayed in ranks:
-            rung = state_rung(replayed.states[0], one.states[0], params)
-            assert rung.verdict != "breach", (seed, rung)
 
 
 def test_training_that_is_unstable_is_told_from_a_fault(shards: Path) -> None:
@@ -490,13 +387,6 @@ def test_training_that_is_unstable_is_told_from_a_fault(shards: Path) -> None:
     assert bits_rung(run.states[0], expected.states[0]).verdict == "equal"
 
 
-def test_training_is_stable_at_the_default_rate(shards: Path) -> None:
-    params = tiny_params()
-    twin = run_twin(tiny_config(params, shards, 1)).state
-    one = one_process_tiny(params, shards).states[0]
-    assert state_rung(twin, one, params).verdict == "within tolerance"
-
-
 @dataclass(frozen=True)
 class EqualWeightsInTheTail:
     """A mean of means, but only in the smaller last batch of an epoch."""
@@ -512,9 +402,6 @@ class EqualWeightsInTheTail:
     def digest(self) -> int:
         return self.right.digest()
 
-    def by_shard(self) -> "list[EqualWeightsInTheTail]":
-        return [EqualWeightsInTheTail(one) for one in self.right.by_shard()]
-
     def micro_batches(self, step: int) -> list[MicroBatch]:
         (right,) = self.right.micro_batches(step)
         share = right.global_targets // 2
@@ -528,21 +415,13 @@ def test_fault_that_ranks_and_replay_share_is_caught(shards: Path) -> None:
     params = tiny_params()
     run = train_tiny(params, shards, 2, spoil=EqualWeightsInTheTail)
     expected = replay_tiny(params, shards, run, 2, EqualWeightsInTheTail)
-    found = ladder(run, expected, one_process_tiny(params, shards))
+    found = ladder(shards, run, expected, one_process_tiny(params, shards))
     # one process with the whole batch is the only one that can tell
     broken = [name for name, rung in found.items() if rung.verdict == "breach"]
     assert broken == ["one_process"]
     twin = run_twin(tiny_config(params, shards, 1)).state
     one = one_process_tiny(params, shards).states[0]
     assert state_rung(run.states[0], one, params, twin=twin).verdict == "breach"
-
-
-def start_replay(params, shards: Path, one: Evidence, world_size: int) -> Evidence:
-    """The replay has the bits of the ranks (tested above) and starts in no time."""
-    names = list(one.states[0])
-    layout = [{"kind": "buckets", "step": 0, "buckets": [{"parameters": names}]}]
-    whole = Evidence(layout, [], [])
-    return replay_tiny(params, shards, whole, world_size)
 
 
 def test_weight_in_column_order_repeats_to_the_bit(shards: Path) -> None:

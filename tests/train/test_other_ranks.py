@@ -18,9 +18,8 @@ from minitrain.harness.launcher import launch
 from minitrain.train.checkpoint import Checkpoints
 from minitrain.train.config import RunConfig
 from minitrain.train.observer import watches_parts
-from minitrain.train.recorder import sha256_tensor
+from minitrain.train.recorder import rows_of, sha256_tensor
 from minitrain.train.reshard import FromElsewhere
-from minitrain.train.result import rows_of
 from minitrain.train.run import Finished, run_rank
 
 STEPS, LOGICAL_SHARDS = 9, 4
@@ -39,7 +38,9 @@ def be_a_rank(
     with distributed(timeout_s=60), redirect_stderr(said):
         own = Checkpoints(folder, identity, every=1, keep=STEPS)
         if source is not None:
-            own = FromElsewhere(**vars(own), source=source, config=config)
+            same_bits = config.sync.guarantees.logical_shards
+            own = {**vars(own), "same_bits": same_bits}
+            own = FromElsewhere(**own, source=source, config=config)
         run = run_rank(config, observer=watches_parts, checkpoints=own)
         run.values["said"] = said.getvalue()
         return run
@@ -110,10 +111,7 @@ def test_invariant_at_2_then_4_then_1_is_as_if_never_interrupted(
 @pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2), (2, 1)])
 def test_ddp_goes_on_with_a_line_and_a_whole_record(
-    shards: Path,
-    tmp_path: Path,
-    before: int,
-    after: int,
+    shards: Path, tmp_path: Path, before: int, after: int
 ) -> None:
     params = tiny_params(num_steps=STEPS)
     first = train(params, shards, before, tmp_path / "before")

@@ -12,17 +12,12 @@ from typing import Any
 import pytest
 import torch
 from resume_cases import CASES, write_samples
-from resumed import (
-    SAVING,
-    UNDISTURBED,
-    Left,
-    differing,
-    run_stopped,
-)
+from resumed import SAVING, UNDISTURBED, Left, differing, run_stopped
 from thorough import thorough_after
 
 from minitrain.check.trial import run_ranks
-from minitrain.train import resume, run, snapshot
+from minitrain.train import resume
+from minitrain.train.snapshot import RankInSteps
 from minitrain.train.worker import Worker
 
 # PowerSGD compresses from its eleventh step on; an epoch ends after each sixth
@@ -102,13 +97,15 @@ def forgetting(key: str, part: str | None) -> None:
     they kept under ``key``, or of a ``part`` of that.
     """
 
-    def forgetful(worker: Worker, before: dict[str, Any]) -> None:
-        now = snapshot.kept_by(worker)[key]
+    restore = RankInSteps.restore
+
+    def forgetful(self: RankInSteps, before: dict[str, Any]) -> None:
+        now = self.kept()[key]
         if part is not None:
             now = {**before[key], part: now[part]}
-        snapshot.restore(worker, {**before, key: now})
+        restore(self, {**before, key: now})
 
-    run.restore = forgetful
+    RankInSteps.restore = forgetful  # type: ignore[method-assign]
 
 
 FORGOTTEN = [
