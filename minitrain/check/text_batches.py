@@ -1,13 +1,18 @@
 """Batches of a text, for models that follow Hugging Face's convention."""
 
-from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from minitrain.core.errors import UserError
 from minitrain.core.regular import MOST_OF_RECORDING, require_regular
+from minitrain.model.factory import make_model
+from minitrain.train.rng import seed_everything, untouched_random_state
 
 # a byte is a token
 VOCABULARY = 256
@@ -18,6 +23,41 @@ AFFORDED = 1 << 31
 UNEVEN = 4
 # a label that is no target
 PADDING = -100
+STEPS = 3
+# parameters of a model that takes two steps unless it is told how many: the fewest of
+# which one starts from moments of the optimizer
+LARGE, STEPS_OF_LARGE = 1 << 24, 2
+
+
+@dataclass(frozen=True)
+class Reading:
+    """``steps`` of lines of at most ``longest`` bytes; ``shortened`` says what is less
+    than usual, if so.
+    """
+
+    steps: int = STEPS
+    longest: int = LONGEST
+    shortened: str = ""
+
+
+def reading_for(factory: Any, size: int, steps: int | None) -> Reading:
+    """What the model of ``factory`` reads in batches of ``size`` lines, in so many
+    ``steps`` where they are told. What builds no model is for the check to refuse.
+    """
+    usual = STEPS if steps is None else steps
+    if isinstance(factory, nn.Module) or not callable(factory):
+        return Reading(usual)
+    with untouched_random_state():
+        seed_everything(0)
+        model = make_model(factory, "factory")
+    parameters = sum(p.numel() for p in model.parameters())
+    longest = length_for(parameters, size)
+    less = [f"{size} lines of at most {longest} bytes"] if longest < LONGEST else []
+    if steps is None and parameters > LARGE:
+        usual = STEPS_OF_LARGE
+        less.append(f"{usual} steps")
+    millions = f": {parameters / 1e6:.0f} million parameters"
+    return Reading(usual, longest, ", ".join(less) + millions if less else "")
 
 
 def length_for(parameters: int, size: int) -> int:
@@ -51,14 +91,13 @@ def text_batches(
         raise UserError(f"{file}: has no line of two bytes")
     numbers = range(size * count)
     uneven = UNEVEN if longest < LONGEST else 1
-    dealt = [lines[n % len(lines)][: longest - n % uneven] for n in numbers]
-    return [_batch(dealt[start : start + size]) for start in numbers[::size]]
-
-
-def _batch(lines: Sequence[bytes]) -> dict[str, Tensor]:
-    width = max(map(len, lines))
-    ids = torch.zeros(len(lines), width, dtype=torch.long)
-    labels = torch.full((len(lines), width), PADDING)
-    for row, line in enumerate(lines):
-        ids[row, : len(line)] = labels[row, : len(line)] = torch.tensor(list(line))
-    return {"input_ids": ids, "labels": labels}
+    dealt = [
+        torch.tensor(list(lines[n % len(lines)][: longest - n % uneven]))
+        for n in numbers
+    ]
+    batches = [dealt[start : start + size] for start in numbers[::size]]
+    padded = partial(pad_sequence, batch_first=True)
+    return [
+        {"input_ids": padded(ids), "labels": padded(ids, padding_value=PADDING)}
+        for ids in batches
+    ]

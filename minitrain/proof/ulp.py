@@ -73,7 +73,7 @@ def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Distance:
     """
     for name in sorted(a.keys() ^ b.keys()):
         return Distance(False, None, None, name)
-    differing = [name for name in a if not _same(a[name], b[name])]
+    differing = [name for name in a if not same(a[name], b[name])]
     if not differing:
         return Distance(True, 0, 0.0, None)
     ulp, gap = 0, 0.0
@@ -136,14 +136,15 @@ def same_kind(a: Tensor, b: Tensor) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape
 
 
+def same(a: Tensor, b: Tensor) -> bool:
+    """Whether dtype, shape and bytes are the same."""
+    return same_kind(a, b) and same_bits(a, b)
+
+
 def same_bits(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors of one dtype and shape hold the same bytes (NaN included)."""
     x, y = (_flat(t).view(torch.uint8) for t in (a, b))
     return torch.equal(x, y)
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    return same_kind(a, b) and same_bits(a, b)
 
 
 def _flat(tensor: Tensor) -> Tensor:
