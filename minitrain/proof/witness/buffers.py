@@ -10,25 +10,24 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from minitrain.proof.witness.mean import CLOSE, FINE
-from minitrain.proof.witness.passes import Computer, GroupsOf, failure
+from minitrain.proof.witness.passes import Computer, failure
 from minitrain.proof.witness.record import Record, Rung, Tensors, rung
 
 SHOWN = 3
 
 
-def buffers_rung(
-    computer: Computer, record: Record, groups_of: GroupsOf
-) -> Rung | None:
+def buffers_rung(computer: Computer, record: Record) -> Rung | None:
     """Compare the buffers that two ranks leave after a pass from one state, and the
     loss and gradient of one part from each; None where no buffer may change.
     """
-    names = own_buffers(computer.own)
+    names = _own_buffers(computer.own)
     step = record.steps()[-1]
-    state, parts = record.of(step, "before"), [g[0] for g in groups_of(step) if g]
+    state = record.of(step, "before")
+    parts = [group[0] for group in computer.groups_of(step) if group]
     if not names or len(parts) < 2:
         return None
     try:
-        ends = [after(computer, state, part, names) for part in parts[:2]]
+        ends = [_after(computer, state, part, names) for part in parts[:2]]
         apart = [name for name in names if not torch.equal(*(e[name] for e in ends))]
         if not apart:
             return rung(FINE, "each rank's forward pass leaves the same buffers")
@@ -46,27 +45,22 @@ def buffers_rung(
     return rung("not run", why, gap)
 
 
-def own_buffers(model: nn.Module) -> list[str]:
-    """Names of the buffers in the state that are no statistics of batch norm."""
+def _own_buffers(model: nn.Module) -> list[str]:
     kept = model.state_dict().keys()
+    # not the statistics of batch norm
     statistics = {
-        id(buffer)
+        id(getattr(module, name))
         for module in model.modules()
         if isinstance(module, _BatchNorm)
-        for buffer in (
-            module.running_mean,
-            module.running_var,
-            module.num_batches_tracked,
-        )
+        for name in ("running_mean", "running_var", "num_batches_tracked")
     }
     named = model.named_buffers()
     return [n for n, buffer in named if n in kept and id(buffer) not in statistics]
 
 
-def after(
+def _after(
     computer: Computer, state: Tensors, part: object, names: list[str]
 ) -> Tensors:
-    """The buffers ``names`` after a pass over ``part`` in training."""
     computer.exact(state, [[part]], evaluate=False, steady=True)
     left: dict[str, Tensor] = dict(computer.fine.named_buffers())
     return {name: left[name].detach().clone() for name in names}

@@ -6,14 +6,7 @@ from typing import Any
 import torch
 
 from minitrain.proof.witness.batches import cuts
-from minitrain.proof.witness.passes import (
-    BatchOf,
-    Computer,
-    GroupsOf,
-    Pass,
-    State,
-    failure,
-)
+from minitrain.proof.witness.passes import Computer, Pass, State, failure
 from minitrain.proof.witness.record import Record, Rung, rung
 
 # what is no mean, or no function of its samples, is farther from one; a model that
@@ -35,11 +28,8 @@ class Mean:
     its statistics of a part differ from those of the whole by design.
     """
 
-    def __init__(
-        self, computer: Computer, batch_of: BatchOf, groups_of: GroupsOf
-    ) -> None:
+    def __init__(self, computer: Computer) -> None:
         self.computer, self.task = computer, computer.task
-        self.batch_of, self.groups_of = batch_of, groups_of
         # the pass over the batch that was asked for last, and whether any has drawn
         self.whole, self.drew = Pass(0.0, {}), False
         # what is known in training, by step
@@ -54,19 +44,19 @@ class Mean:
             why = "the forward pass communicates: no batch is cut"
             return {"witness_mean": rung("not run", why)}
         try:
-            found, why = self.of_all(record, others, evaluate=False), UNSEEN
+            found, why = self._of_all(record, others, evaluate=False), UNSEEN
         except Exception as error:
             found, why = None, f"in training {failure(error)}"
         if found and not self.drew:
             return {"witness_mean": found}
         try:
-            still = self.of_all(record, others, evaluate=True)
+            still = self._of_all(record, others, evaluate=True)
         except Exception as error:
             still = rung("not run", f"in eval mode {failure(error)}")
         return {"witness_mean": rung("not run", why), "witness_mean_in_eval": still}
 
-    def of_all(self, record: Record, others: Iterable[int], evaluate: bool) -> Rung:
-        """The first batch that is not the mean of its parts, or the farthest one."""
+    def _of_all(self, record: Record, others: Iterable[int], evaluate: bool) -> Rung:
+        # the first batch that is not the mean of its parts, or the farthest one
         worst = -1.0
         asked: list[tuple[int, State]]
         asked = [(step, record.of(step, "before")) for step in record.steps()]
@@ -80,11 +70,11 @@ class Mean:
             return rung("not run", "no batch has two parts with targets")
         return rung(FINE, "each batch is the mean of its parts", worst)
 
-    def parts(self, step: int) -> list[list[Any]]:
-        """The parts of a batch that have targets, each from the same buffers."""
-        own = [part for group in self.groups_of(step) for part in group]
+    def _parts(self, step: int) -> list[list[Any]]:
+        # those that have targets, each from the same buffers
+        own = [part for group in self.computer.groups_of(step) for part in group]
         if len(own) < 2 and not self.task.whole:
-            own = cuts(self.batch_of(step), 2)
+            own = cuts(self.computer.batch_of(step), 2)
         return [[part] for part in own if self.task.count(part)]
 
     def ask(self, step: int, state: State, evaluate: bool) -> Rung | None:
@@ -92,19 +82,19 @@ class Mean:
         if not evaluate and step in self.known:
             return self.known[step]
         given: dict[str, Any] = {"evaluate": evaluate, "steady": not evaluate}
-        batch, parts = self.batch_of(step), self.parts(step)
+        batch, parts = self.computer.batch_of(step), self._parts(step)
         self.whole = self.computer.exact(state, [[batch]], **given)
         self.drew |= self.computer.drew
         found = None
         if len(parts) > 1:
             shares = self.computer.exact(state, parts, **given)
             self.drew |= self.computer.drew
-            found = self.compared(step, state, parts, shares, given)
+            found = self._compared(step, state, parts, shares, given)
         if not evaluate:
             self.known[step] = found
         return found
 
-    def compared(
+    def _compared(
         self,
         step: int,
         state: State,
@@ -112,7 +102,6 @@ class Mean:
         shares: Pass,
         given: dict[str, Any],
     ) -> Rung:
-        """Hold the mean of the parts against the whole batch."""
         close = CLOSE[self.computer.type]
         if not (self.whole.is_finite() and shares.is_finite()):
             return rung("breach", "the loss or its gradient is not finite")

@@ -35,10 +35,10 @@ def step_rung(task: Task, record: Record) -> Rung:
                 why = f"the optimizer has taken {max(counts, default=0.0):.0f} steps"
                 return rung("breach", f"step {step}: {why}")
             if finite or task.precision != "fp16":
-                add_moments(worst, record, step)
+                _add_moments(worst, record, step)
             for name in gradients:
                 count = float(moments.get(f"{name}/step", torch.zeros(())))
-                least = steps_seen(record, name, step, task.precision)
+                least = _steps_seen(record, name, step, task.precision)
                 if not least <= count <= step:
                     why = f"{name} has taken {count:.0f} steps, at least {least} seen"
                     return rung("breach", f"step {step}: {why}")
@@ -47,14 +47,13 @@ def step_rung(task: Task, record: Record) -> Rung:
             # a scaler leaves out a step that has overflowed
             gradient = None if steps_left_out else gradients.get(name)
             where = f"step {step}, tensor {name}"
-            add_next(worst, task, after, before[name], gradient, moments, name, where)
+            _add_next(worst, task, after, before[name], gradient, moments, name, where)
     return worst.rung()
 
 
-def steps_seen(record: Record, name: str, step: int, precision: str) -> int:
-    """The steps before ``step`` that were surely taken of a parameter: with a scaler,
-    those after which it was another.
-    """
+def _steps_seen(record: Record, name: str, step: int, precision: str) -> int:
+    # the steps before that were surely taken of a parameter: with a scaler, those after
+    # which it was another
     rows = {row["step"]: row for row in record.kind("tensors") if row["rank"] == 0}
     seen = 0
     for one, row in rows.items():
@@ -65,8 +64,8 @@ def steps_seen(record: Record, name: str, step: int, precision: str) -> int:
     return seen
 
 
-def add_moments(worst: Worst, record: Record, step: int) -> None:
-    """Where the next step is sampled too: its moments are those that this one left."""
+def _add_moments(worst: Worst, record: Record, step: int) -> None:
+    # where the next step is sampled too: its moments are those that this one left
     gradients, moments = record.of(step, "gradients"), record.of(step, "moments")
     later = record.of(step + 1, "moments")
     for name, gradient in gradients.items() if step + 1 in record.steps() else ():
@@ -84,7 +83,7 @@ def add_moments(worst: Worst, record: Record, step: int) -> None:
                 worst.add(one, beta * was + (1 - beta) * new, allowed, where)
 
 
-def add_next(
+def _add_next(
     worst: Worst,
     task: Task,
     after: Tensor,
@@ -94,7 +93,7 @@ def add_next(
     name: str,
     where: str,
 ) -> None:
-    """A parameter after a step; without a ``gradient`` it must be as it was."""
+    # without a gradient it must be as it was
     zero, unit = torch.zeros(()), torch.finfo(after.dtype).eps
     m, v, taken = (
         moments.get(f"{name}/{key}", zero) for key in ("exp_avg", "exp_avg_sq", "step")
