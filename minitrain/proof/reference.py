@@ -35,9 +35,8 @@ def reference_rung(
     unit, smallest = torch.finfo(coarse).eps, torch.finfo(coarse).smallest_normal
     worst, where = 0.0, ""
     for size in sorted({*SIZES, *(min(size, MOST) for size in sizes)}):
-        shards = [
-            torch.randn(size, generator=chance).to(dtype) for _ in range(num_shards)
-        ]
+        drawn = (torch.randn(size, generator=chance) for _ in range(num_shards))
+        shards = [one.to(dtype) for one in drawn]
         right = torch.stack(shards).double()
         allowed = (num_shards + 1) * (unit * right.abs().sum(0) + smallest)
         for hosts in possible_hosts(strategy, num_shards):

@@ -12,14 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from minitrain.proof.bits import (
-    Rung,
-    Tensors,
-    Verdict,
-    data_rung,
-    first_nan,
-    not_run,
-)
+from minitrain.proof.bits import Rung, Tensors, Verdict, data_rung, first_nan, not_run
 from minitrain.proof.evidence import Evidence
 from minitrain.proof.forward import forward_of
 from minitrain.proof.ulp import distance, gaps
@@ -56,12 +49,10 @@ def one_process_rungs(
     the quick limits.
     """
     forward = forward_of(run.rows, train)
-    why = forward.why
 
     def gradients() -> Rung:
-        limits = gradient_limits(one.gradients)
         rung = close_rung(
-            *(run.gradients, one.gradients, limits),
+            *(run.gradients, one.gradients, gradient_limits(one.gradients)),
             lambda: twin(EARLY).gradients,
             lambda: twin(EARLY).unit,
         )
@@ -75,7 +66,10 @@ def one_process_rungs(
     ) -> Rung:
         # a buffer may count a rank's own samples and do no harm: where it does some,
         # parameters part
-        ours, kept = (_without(tensors, forward.changed) for tensors in (ours, theirs))
+        ours, kept = (
+            {name: t for name, t in tensors.items() if name not in forward.changed}
+            for tensors in (ours, theirs)
+        )
         limits = state_limits(kept, one.start, train, atol)
         rung = close_rung(ours, kept, limits, twins, explained=explained)
         return _noted(rung, forward.lacks(theirs))
@@ -90,20 +84,14 @@ def one_process_rungs(
         # fault could hide in it
         return state(run.state, one.state, lambda: twin(None).state, "undecided")
 
-    rungs = {
-        "one_process_gradients": gradients,
-        "one_process_early": early,
-        "one_process": final,
-    }
+    why = forward.why
     return {
         "one_process_data": data_rung(run.rows, one.rows),
-        **{name: not_run(why) if why else rung() for name, rung in rungs.items()},
+        "one_process_gradients": not_run(why) if why else gradients(),
+        "one_process_early": not_run(why) if why else early(),
+        "one_process": not_run(why) if why else final(),
         "loss": loss_rung(run.losses, one.losses),
     }
-
-
-def _without(tensors: Tensors, names: Sequence[str]) -> Tensors:
-    return {name: t for name, t in tensors.items() if name not in names}
 
 
 def _noted(rung: Rung, note: str) -> Rung:
@@ -187,7 +175,6 @@ def close_rung(
 def _by_twin(
     beyond: Mapping[str, float], one: Tensors, twin: Tensors, unit: float
 ) -> tuple[bool, str]:
-    """Whether rounding explains tensors that are so far ``beyond`` the quick limits."""
     far = {name: _apart(twin[name], one[name]) for name in beyond}
     units = {name: UNITS * unit * _size(one[name]) for name in beyond}
     most = {name: max(TIMES_TWIN * far[name], units[name]) for name in beyond}
