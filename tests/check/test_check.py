@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -49,56 +48,6 @@ def test_causal_model_by_its_convention() -> None:
     assert "replay_gradients       equal" in str(ladder)
     # as the report says it
     assert "trained                passed" in str(ladder)
-
-
-def test_float64_is_held_to_finer_limits() -> None:
-    pairs = [(x.double(), y.double()) for x, y in PAIRS]
-    ladder = check_data_parallel(lambda: line().double(), pairs, loss=squares)
-    gap = ladder.rungs["one_process"].max_abs_diff
-    assert gap is not None
-    assert gap <= 1e-11
-
-
-class ByWords(nn.Module):
-    """A mean over words, of which samples have unequal numbers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(2, 1)
-
-    def forward(self, inputs: Tensor, mask: Tensor) -> SimpleNamespace:
-        each = self.linear(inputs)[..., 0].square()
-        return SimpleNamespace(loss=(each * mask).sum() / mask.sum())
-
-
-def words() -> list[dict[str, Tensor]]:
-    torch.manual_seed(0)
-    lengths = torch.tensor([[1, 9, 2, 8], [9, 1, 9, 1], [3, 4, 5, 9]])
-    return [
-        {
-            "inputs": torch.randn(4, 9, 2),
-            "mask": (torch.arange(9) < row[:, None]).float(),
-        }
-        for row in lengths
-    ]
-
-
-def test_mean_of_means_of_ones_own_is_found() -> None:
-    """Nobody said over how many words the loss is a mean, so samples count alike."""
-    trial = replace(make_run(steps=3), factory=ByWords)
-    trial = replace(trial, data=replace(trial.data, batches=words()))
-    detail = examine(trial, 2).rungs["witness_mean"].detail
-    assert detail.startswith(
-        "the loss is no mean over the targets: parts of the batch of step 0 have the "
-        "weights 0.15, 0.85, "
-    )
-    assert detail.endswith(
-        "by their targets 0.5, 0.5; is it a mean over what is counted?"
-    )
-    told = check_data_parallel(
-        ByWords, words(), count=lambda batch: int(batch["mask"].sum())
-    )
-    assert told.verdict == "proven"
 
 
 def test_cut_takes_every_wth_sample_of_everything() -> None:

@@ -509,15 +509,6 @@ class Images(nn.Module):
         return self.head(self.net(images).mean((2, 3)))
 
 
-def encoder() -> nn.Module:
-    """Key biases have a true gradient of zero."""
-    layer = nn.TransformerEncoderLayer(
-        16, 2, 32, 0.0, batch_first=True, norm_first=True
-    )
-    layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-    return nn.Sequential(layers, nn.Linear(16, 3))
-
-
 def drawn(seed: int, *shapes: tuple[int, ...]) -> list[list[Tensor]]:
     """Four batches of tensors of these shapes."""
     chance = torch.Generator().manual_seed(seed)
@@ -528,15 +519,9 @@ def images(seed: int) -> list[Any]:
     return [(x, torch.arange(8) % 3) for (x,) in drawn(seed, (8, 1, 9, 9))]
 
 
-def sequences(seed: int) -> list[Any]:
-    return [(x, torch.arange(8) % 3) for (x,) in drawn(seed, (8, 5, 16))]
-
-
 def classified(model: nn.Module, batch: Any) -> Tensor:
     inputs, labels = batch
-    logits = model(inputs)
-    logits = logits.mean(1) if logits.dim() == 3 else logits
-    return nn.functional.cross_entropy(logits, labels)
+    return nn.functional.cross_entropy(model(inputs), labels)
 
 
 def squares(model: nn.Module, batch: Any) -> Tensor:
@@ -553,10 +538,6 @@ def thousands(seed: int) -> list[Any]:
     return [(x, 3000 + 1000 * x.sum(1, keepdim=True)) for (x,) in inputs]
 
 
-def halves(seed: int) -> list[Any]:
-    return [tuple(x.bfloat16() for x in pair) for pair in pairs(seed)]
-
-
 def pairs(seed: int) -> list[Any]:
     return [tuple(pair) for pair in drawn(seed, (8, 4), (8, 1))]
 
@@ -567,8 +548,6 @@ def mlp() -> nn.Module:
 
 RIGHT: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
     "InstanceNorm": (Images, images, classified, {}),
-    "pre-norm encoder": (encoder, sequences, classified, {}),
-    "bfloat16 parameters": (lambda: mlp().bfloat16(), halves, squares, {}),
     "targets in the thousands": (
         lambda: nn.Linear(4, 1),
         thousands,
@@ -585,26 +564,6 @@ def test_right_model_is_no_breach(name: str) -> None:
     factory, batches, loss, options = RIGHT[name]
     ladder = check_data_parallel(factory, batches(0), loss=loss, **options)
     assert ladder.verdict == "proven"
-
-
-class Masked(nn.Module):
-    """The mean over half of what the labels say are targets: a masked-language loss."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.model = Bigrams(nn.LayerNorm(16))
-
-    def forward(self, input_ids: Tensor, labels: Tensor) -> Any:
-        kept = labels.masked_fill(labels % 3 == 0, -100)
-        return self.model(input_ids, kept)
-
-
-def test_loss_that_is_no_mean_over_the_targets_is_explained() -> None:
-    ladder = examine(replace(make_run(steps=2), factory=Masked), 2)
-    assert ladder.verdict == "breach"
-    line = ladder.rests_on
-    assert line.startswith("witness_mean: the loss is no mean over the targets")
-    assert "parts of the batch of step 0 have the weights 0." in line
 
 
 class Coupled(nn.Module):

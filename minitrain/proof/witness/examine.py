@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from minitrain.proof.witness.batches import chosen, cuts, names_of, tensors_of
-from minitrain.proof.witness.buffers import buffers_rung
 from minitrain.proof.witness.corpus import Corpus
 from minitrain.proof.witness.gradients import Judge
 from minitrain.proof.witness.hashes import hashes_rung
+from minitrain.proof.witness.mean import buffers_rung
 from minitrain.proof.witness.optimizer import step_rung
 from minitrain.proof.witness.passes import Computer, Groups, built
 from minitrain.proof.witness.record import (

@@ -1,20 +1,28 @@
-"""Whether a batch's loss and gradient are the mean of its parts', by their targets."""
+"""Whether a batch's loss and gradient are the mean of its parts', by their targets.
+
+And whether they depend on buffers in which a forward pass remembers its samples. A
+counter, or the vectors of a spectral norm, change alike on all ranks. A queue of
+samples, or a moving average of them, is another on each rank, and several ranks train
+otherwise than one process where the loss depends on it.
+"""
 
 from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from minitrain.proof.witness.batches import cuts
 from minitrain.proof.witness.passes import Computer, Pass, State, failure
-from minitrain.proof.witness.record import Record, Rung, rung
+from minitrain.proof.witness.record import Record, Rung, Tensors, rung
 
 # what is no mean, or no function of its samples, is farther from one; a model that
 # computes partly in float32 comes as near as 2e-7
 CLOSE = {torch.float64: 1e-6, torch.float32: 1e-3}
 FINE = "within tolerance"
-# parts whose weights a message names
-SHOWN = 4
+# parts whose weights a message names, and buffers
+SHOWN, SHOWN_BUFFERS = 4, 3
 UNSEEN = (
     "training draws random numbers that are no dropout: what it does to the loss of a "
     "sample was not seen"
@@ -132,3 +140,55 @@ class Mean:
             why += ": it is a sum"
         why += "; is it a mean over what is counted?"
         return rung("breach", f"the loss is no mean over the targets: {why}", apart)
+
+
+def buffers_rung(computer: Computer, record: Record) -> Rung | None:
+    """Compare the buffers that two ranks leave after a pass from one state, and the
+    loss and gradient of one part from each; None where no buffer may change.
+    """
+    names = _own_buffers(computer.own)
+    step = record.steps()[-1]
+    state = record.of(step, "before")
+    parts = [group[0] for group in computer.groups_of(step) if group]
+    if not names or len(parts) < 2:
+        return None
+    try:
+        ends = [_after(computer, state, part, names) for part in parts[:2]]
+        apart = [name for name in names if not torch.equal(*(e[name] for e in ends))]
+        if not apart:
+            return rung(FINE, "each rank's forward pass leaves the same buffers")
+        one, other = (
+            computer.exact({**state, **end}, [[parts[0]]], False, steady=True)
+            for end in ends
+        )
+    except Exception as error:
+        return rung("not run", failure(error))
+    named = (
+        f"{', '.join(apart[:SHOWN_BUFFERS])}{', ...' if apart[SHOWN_BUFFERS:] else ''}"
+    )
+    gap = other.far_from(one)
+    if gap <= CLOSE[computer.type]:
+        return rung(FINE, f"the loss does not depend on {named}", gap)
+    why = f"the loss depends on {named}, which each rank's samples change"
+    return rung("not run", why, gap)
+
+
+def _own_buffers(model: nn.Module) -> list[str]:
+    kept = model.state_dict().keys()
+    # not the statistics of batch norm
+    statistics = {
+        id(getattr(module, name))
+        for module in model.modules()
+        if isinstance(module, _BatchNorm)
+        for name in ("running_mean", "running_var", "num_batches_tracked")
+    }
+    named = model.named_buffers()
+    return [n for n, buffer in named if n in kept and id(buffer) not in statistics]
+
+
+def _after(
+    computer: Computer, state: Tensors, part: object, names: list[str]
+) -> Tensors:
+    computer.exact(state, [[part]], evaluate=False, steady=True)
+    left: dict[str, Tensor] = dict(computer.fine.named_buffers())
+    return {name: left[name].detach().clone() for name in names}

@@ -3,15 +3,7 @@
 import torch
 from torch import Tensor
 
-from minitrain.proof.witness.record import (
-    Record,
-    Rung,
-    Task,
-    Tensors,
-    Worst,
-    pieces,
-    rung,
-)
+from minitrain.proof.witness.record import Record, Rung, Task, Worst, pieces, rung
 
 # torch's defaults (torch.optim.AdamW)
 BETA1, BETA2, EPSILON, WEIGHT_DECAY = 0.9, 0.999, 1e-8, 1e-2
@@ -25,8 +17,7 @@ def step_rung(task: Task, record: Record) -> Rung:
     """
     worst = Worst()
     for step in record.steps():
-        before, moments = record.of(step, "before"), record.of(step, "moments")
-        gradients = record.of(step, "gradients")
+        gradients, moments = record.of(step, "gradients"), record.of(step, "moments")
         finite = all(bool(g.isfinite().all()) for g in gradients.values())
         counts = [float(t) for key, t in moments.items() if key.endswith("/step")]
         # of a scaler nobody knows how many steps it has left out
@@ -42,12 +33,11 @@ def step_rung(task: Task, record: Record) -> Rung:
                 if not least <= count <= step:
                     why = f"{name} has taken {count:.0f} steps, at least {least} seen"
                     return rung("breach", f"step {step}: {why}")
-        steps_left_out = not finite and task.precision == "fp16"
-        for name, after in record.of(step, "after").items():
-            # a scaler leaves out a step that has overflowed
-            gradient = None if steps_left_out else gradients.get(name)
-            where = f"step {step}, tensor {name}"
-            _add_next(worst, task, after, before[name], gradient, moments, name, where)
+        # a scaler leaves out a step that has overflowed
+        left_out = not finite and task.precision == "fp16"
+        for name in record.of(step, "after"):
+            taken = None if left_out else gradients.get(name)
+            _add_next(worst, task, record, step, name, taken)
     return worst.rung()
 
 
@@ -86,26 +76,26 @@ def _add_moments(worst: Worst, record: Record, step: int) -> None:
 def _add_next(
     worst: Worst,
     task: Task,
-    after: Tensor,
-    before: Tensor,
-    gradient: Tensor | None,
-    moments: Tensors,
+    record: Record,
+    step: int,
     name: str,
-    where: str,
+    gradient: Tensor | None,
 ) -> None:
     # without a gradient it must be as it was
-    zero, unit = torch.zeros(()), torch.finfo(after.dtype).eps
+    zero, kept = torch.zeros(()), record.tensors
+    before, after = (kept[f"{step}/{kind}/{name}"] for kind in ("before", "after"))
     m, v, taken = (
-        moments.get(f"{name}/{key}", zero) for key in ("exp_avg", "exp_avg_sq", "step")
+        kept.get(f"{step}/moments/{name}/{key}", zero)
+        for key in ("exp_avg", "exp_avg_sq", "step")
     )
-    g = zero if gradient is None else gradient
+    unit, g = torch.finfo(after.dtype).eps, zero if gradient is None else gradient
     for one, *parts in pieces(after, before, g, m, v):
         w, g, m, v = (part.double() for part in parts)
         wanted, terms = w, zero
         if gradient is not None:
             wanted, terms = next_value(task, w, g, m, v, float(taken) + 1)
         allowed = unit * (2 * w.abs() + 8 * terms)
-        worst.add(one, wanted, allowed, where)
+        worst.add(one, wanted, allowed, f"step {step}, tensor {name}")
 
 
 def next_value(
