@@ -184,12 +184,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"batches": [], "steps": 3}, EMPTY),
     ({"batches": DataLoader(TensorDataset(torch.ones(0, 3)))}, EMPTY),
     ({"batches": "text"}, f"batches: is a str, {ITERABLE}"),
-    ({"batches": {"x": PAIRS}}, f"batches: is a dict, {ITERABLE}"),
     ({"batches": 7}, f"batches: is a int, {ITERABLE}"),
-    (
-        {"batches": ["text"] * 3},
-        "batches[0]: all tensors must have one length, found no tensor",
-    ),
     (
         {"batches": [*PAIRS, (torch.ones(2), torch.ones(3))]},
         "batches[3]: all tensors must have one length, found 2, 3",
@@ -202,7 +197,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"batches": of({"ids": (1,) * 8})},
         f"batches[0][2]['ids']: is a tuple of 8, {CUT}",
     ),
-    ({"batches": of(range(8))}, f"batches[0][2]: is a range of 8, {CUT}"),
     ({"batches": of(np.ones((8, 2)))}, f"batches[0][2]: is a ndarray of 8, {CUT}"),
     (
         {"batches": [tuple(x.numpy() for x in pair) for pair in PAIRS]},
@@ -219,10 +213,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         f"{GIVEN} is 0.5; it must be one finite 0-dim tensor",
     ),
     (
-        {"loss": lambda model, batch: squares(model, batch).long()},
-        f"{GIVEN} is of torch.int64; it must be floating point",
-    ),
-    (
         {"loss": lambda model, batch: squares(model, batch).detach()},
         f"model: no parameter of it can be trained by {GIVEN}, which has no grad",
     ),
@@ -230,7 +220,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"loss": lambda model, batch: model(x=1)},
         f"{GIVEN}: TypeError: Linear.forward() got an unexpected keyword",
     ),
-    ({"loss": lambda model: 1}, f"{GIVEN}: TypeError: "),
     ({"loss": "mse"}, "loss = 'mse': must be a function"),
     (
         {"loss": None},
@@ -255,7 +244,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "factory: returned NoneType, must return a torch.nn.Module",
     ),
     ({"factory": fails}, "factory: ValueError: no weights found ("),
-    ({"factory": lambda x: line()}, "factory: TypeError: "),
     ({"factory": MODULE}, "factory: is a Linear, must be a function that makes one"),
     (
         {"factory": lambda: MODULE},
@@ -284,10 +272,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "tuning.overlap = False: must be True where sync names a strategy without",
     ),
     (
-        {"sync": "flat", "tuning": Defaults(bucket_cap_mb=2.0)},
-        "tuning.bucket_cap_mb = 2.0: must be None where sync names a strategy",
-    ),
-    (
         {"sync": "invariant", "tuning": Defaults(logical_shards=6)},
         "tuning.logical_shards = 6: must be a power of two",
     ),
@@ -303,7 +287,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"timeout_s": None}, "timeout_s = None: must be a positive number"),
     ({"accept": ["well"]}, "accept = ['well']: must hold some of proven, proven in"),
     ({"count": lambda batch: 3.5}, "count(batch) = 3.5: must be a whole number"),
-    ({"count": lambda batch: None}, "count(batch) = None: must be a whole number"),
     ({"count": lambda batch: batch[0] > 0}, "count(batch) = tensor([["),
     ({"count": 8}, "count = 8: must be a function"),
     (

@@ -120,10 +120,7 @@ def test_a_buffer_that_steers_the_loss_is_a_breach(
     ("factory", "why"),
     [
         (lambda: Net(nn.BatchNorm1d(4)), NORMALIZES),
-        (
-            lambda: Counts(nn.BatchNorm1d(4)),
-            NORMALIZES,
-        ),
+        (lambda: Counts(nn.BatchNorm1d(4)), NORMALIZES),
         (lambda: Net(nn.Dropout(0.1)), DRAWS),
     ],
     ids=["batch_norm", "batch_norm_and_counter", "dropout"],

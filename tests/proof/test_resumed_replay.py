@@ -6,13 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import (
-    tiny_config,
-    tiny_params,
-    tiny_shards,
-    train_tiny,
-    with_factory,
-)
+from tiny import tiny_config, tiny_params, tiny_shards, train_tiny, with_factory
 
 from minitrain.check.trial import alone
 from minitrain.core.params import Params
