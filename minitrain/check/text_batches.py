@@ -19,7 +19,8 @@ VOCABULARY = 256
 LONGEST, SHORTEST = 64, 8
 # parameters times tokens of a batch: so many products take a fraction of a second
 AFFORDED = 1 << 31
-# so many lengths, one after the other, where lines are cut short
+# so many lengths, one after the other, where lines are cut short: of equal ones a mean
+# of means would be the mean
 UNEVEN = 4
 # a label that is no target
 PADDING = -100
@@ -61,9 +62,8 @@ def reading_for(factory: Any, size: int, steps: int | None) -> Reading:
 
 
 def length_for(parameters: int, size: int) -> int:
-    """At most how many bytes of a line a model with so many ``parameters`` reads, in
-    batches of ``size`` lines. What a step costs is their product, on any machine, and
-    no rung asks for more than a few tokens.
+    """The bytes of a line, at most, that a model with so many ``parameters`` reads in
+    batches of ``size`` lines: a step costs their product, and few tokens are enough.
     """
     longest = LONGEST
     while longest > SHORTEST and parameters * size * longest > AFFORDED:
@@ -76,11 +76,8 @@ def text_batches(
 ) -> list[dict[str, Tensor]]:
     """``count`` batches of ``size`` lines of ``file``, from the top again where it has
     no more: ``input_ids`` and ``labels`` (B, T) of its bytes, at most ``longest`` a
-    line, labels being the ids and PADDING behind the end.
-
-    Lines of unlike length are the point: a mean of means over ranks is not the mean.
-    Where most lines are cut, they are therefore cut to unlike lengths.
-    Raises UserError where no line has two bytes.
+    line, labels being the ids and PADDING behind the end. Raises UserError where no
+    line has two bytes.
     """
     lines = [
         line[:LONGEST]

@@ -39,12 +39,10 @@ LEAST_MAPPED_BYTES = 1 << 16
 def alone(threads: int | None = 1) -> Iterator[None]:
     """Compute as a world of one process, with as many ``threads`` as each rank has
     unless told (None: with all), and restore threads and random state afterwards.
-
-    A model that calls collectives needs a process group; those of one rank are the
-    identity.
     """
     usual = torch.get_num_threads()
     with ExitStack() as group, untouched_random_state():
+        # for a model that calls collectives: those of one rank are the identity
         if not dist.is_initialized() and "RANK" not in os.environ:
             group.enter_context(distributed())
         try:

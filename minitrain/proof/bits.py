@@ -1,8 +1,4 @@
-"""The ladder of evidence: its verdicts, and the rungs that expect equal bits.
-
-A rung compares two things and gives a verdict. Bits are expected where the order of
-every sum is the same; :mod:`~minitrain.proof.tolerances` has the other rungs.
-"""
+"""The rungs that expect equal bits: the order of every sum is the same."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -147,10 +143,8 @@ def data_rung(run: Rows, other: Rows) -> Rung:
 
 
 def trained_rung(run: Rows) -> Rung:
-    """Trained parameters changed between the first and the last recorded step.
-
-    Guards every other rung: things that never changed are equal for no reason. A
-    buffer that counts steps does not count here.
+    """Trained parameters changed between the first and the last recorded step: things
+    that never changed are equal for no reason. A buffer that counts does not count.
     """
     tensors = of_kind(run, "tensors")
     if not tensors:

@@ -1,8 +1,6 @@
 """The ladder: every rung that a run is held to, from what it and others left.
 
-Two steps, because a pipeline collects the evidence on each run before it compares runs:
-:func:`own_rungs` of a run, its replay and the witness, then :func:`ladder` with one
-process beside it. Who asks (the stages, ``check_data_parallel``) only loads and saves.
+Two steps, because a pipeline collects the evidence on each run before it compares runs.
 """
 
 from collections.abc import Mapping
@@ -63,8 +61,7 @@ def own_rungs(
     """The rungs of ``run`` by name, in the order in which causes come before effects.
 
     Without a ``replay`` (a GPU, whose kernels add in an order of their own) its rungs
-    are not run. ``witness`` are the rungs of :mod:`minitrain.proof.witness`. What the
-    strategy does not promise is not run, and says so.
+    are not run, nor is what the strategy does not promise.
     """
     testimony = {name: Rung(**rung) for name, rung in witness.items()}
     rungs = {
@@ -107,11 +104,9 @@ def ladder(
     atol: float,
     more: Mapping[str, Rung] | None = None,
 ) -> Rungs:
-    """All rungs of ``run``: its ``own``, those against ``one`` process, and ``more``.
-
-    ``one`` is the reason where there is none: the run is that process itself, or has
-    nothing that could be compared. ``twin`` is asked only for what is beyond the quick
-    limits; ``atol`` is one of them.
+    """All rungs of ``run``: its ``own``, those against ``one`` process (or the reason
+    why there is none), and ``more``. ``twin`` is asked only for what is beyond the
+    quick limits; ``atol`` is one of them.
     """
     if isinstance(one, str):
         names = ("one_process", "one_process_data", *COMPARABLE[1:])

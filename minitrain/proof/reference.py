@@ -1,8 +1,6 @@
-"""Whether a strategy's own word on how it adds is a sum at all.
+"""The reference of a strategy, which a replay repeats, against a sum.
 
-A replay repeats what :meth:`~minitrain.sync.strategy.Strategy.reference` says, so a
-reference that forgets a rank, and a strategy that forgets it too, would agree to the
-last bit.
+A reference that forgets a rank, and a strategy that forgets it too, agree in each bit.
 """
 
 from collections.abc import Iterable

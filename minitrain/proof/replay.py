@@ -55,13 +55,11 @@ def replay(
 ) -> Replayed:
     """Repeat in this process what ``world_size`` ranks did who recorded ``rows``.
 
-    The model starts as rank 0's, which is everybody's; what a rank draws afterwards
-    (dropout) goes on from its own seed. Every step starts from the first shard's
-    buffers, as under DDP. It takes two things from the run: which gradients were added
-    up together, and which ranks shared a host, for a strategy that adds there first.
-    Threads must be those of the run for its bits to be repeated.
-    ``show`` names a progress bar; ``keep`` is a step whose values are kept, ``sampled``
-    steps whose tensors are. With ``checkpoints`` it goes on from the newest.
+    It takes two things from the run: which gradients were added up together, and which
+    ranks shared a host, for a strategy that adds there first. Threads must be those of
+    the run for its bits to be repeated. ``show`` names a progress bar; ``keep`` is a
+    step whose values are kept, ``sampled`` steps whose tensors are. With
+    ``checkpoints`` it goes on from the newest.
     """
     recorder = partial(Recorder, steps=config.recorded, sampled=sampled, keep=keep)
     again = _Replay(config, rows, world_size, recorder)

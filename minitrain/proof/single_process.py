@@ -1,11 +1,9 @@
 """One process that computes whole batches: the measure of all runs.
 
-It computes with the replay's loop, and not with that of the ranks: what it shares with
-them is the model, the data and the optimizer. Where training is unstable at its
-learning rate, rounding grows without bound, and no tolerance can tell it from a fault.
-From a start that differs in the last bit, the same process measures whether it does.
-A model that casts to a coarser type would not see that bit: there it is the last one of
-the coarser type.
+It computes with the replay's loop, and not with that of the ranks. Where training is
+unstable at its learning rate, rounding grows without bound, and no tolerance can tell
+it from a fault: the same process from a start that differs in the last bit (of the
+coarsest type that the model casts to) measures whether it does.
 """
 
 from collections.abc import Callable

@@ -1,9 +1,8 @@
 """The rungs that compare with one process which computes the whole batch at once.
 
-Its sums have other shapes, so bits cannot be expected. What rounding may do is first
-held to a quick limit, which costs nothing; what is beyond that is held to a twin: the
-same process from a start one unit in the last place away, which shows how far rounding
-alone carries each tensor (docs/reference.md).
+Its sums have other shapes, so bits cannot be expected. What is beyond a quick limit is
+held to a twin, the same process from a start one unit in the last place away, which
+shows how far rounding alone carries each tensor (docs/reference.md).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -42,11 +41,8 @@ EARLY = 3
 def one_process_rungs(
     run: Evidence, one: Evidence, train: RunConfig, atol: float, twin: Twin
 ) -> dict[str, Rung]:
-    """All rungs of ``run`` against ``one`` process, by name.
-
-    A forward pass that draws random numbers, or normalizes by its batch, is not
-    compared but for its data and its loss. ``twin`` is asked only for what is beyond
-    the quick limits.
+    """All rungs of ``run`` against ``one`` process, by name. A forward pass that draws
+    random numbers, or normalizes by its batch, is compared in its data and loss alone.
     """
     forward = forward_of(run.rows, train)
 
@@ -189,9 +185,7 @@ def _by_twin(
 
 def loss_rung(losses: Sequence[float], one_process: Sequence[float]) -> Rung:
     """Mean loss of the last quarter of the steps: above one process's by at most 5 % of
-    that.
-
-    For strategies that approximate gradients: they may learn otherwise, not worse.
+    that. Strategies that approximate gradients may learn otherwise, not worse.
     """
     last = max(1, len(losses) // 4)
     ours, theirs = (sum(x[-last:]) / last for x in (losses, one_process))

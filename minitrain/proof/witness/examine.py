@@ -37,11 +37,9 @@ def examine_run(
     exact: bool = True,
     section: Any = None,
 ) -> dict[str, Rung]:
-    """Every rung of a run of the pipeline, from the corpus and params.yaml.
-
-    Where gradients are approximations by design (not ``exact``) they are not compared;
-    ``wire`` is what they are rounded to on their way, ``section`` what the model's
-    factory is given (attributes of the ``model`` section unless told).
+    """Every rung of a run of the pipeline, from the corpus and params.yaml. Gradients
+    that are approximations by design (not ``exact``) are not compared; ``wire`` is what
+    they are rounded to on their way, ``section`` what the model's factory is given.
     """
     samples = Corpus(corpus, params)
     task = samples.task(world_size, wire, section)

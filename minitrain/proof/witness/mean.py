@@ -1,9 +1,8 @@
-"""Whether a batch's loss and gradient are the mean of its parts', by their targets.
+"""A batch's loss and gradient against the mean of its parts', by their targets.
 
-And whether they depend on buffers in which a forward pass remembers its samples. A
-counter, or the vectors of a spectral norm, change alike on all ranks. A queue of
-samples, or a moving average of them, is another on each rank, and several ranks train
-otherwise than one process where the loss depends on it.
+And against buffers in which a forward pass remembers its samples: a queue of samples,
+or a moving average of them, is another on each rank, and several ranks train otherwise
+than one process where the loss depends on it.
 """
 
 from collections.abc import Iterable
@@ -30,10 +29,9 @@ UNSEEN = (
 
 
 class Mean:
-    """Compares batches with the parts that the ranks computed, or with their halves.
-
-    The pass in training is without dropout. Batch norm computes in it as in eval mode:
-    its statistics of a part differ from those of the whole by design.
+    """Compares batches with the parts that the ranks computed, or with their halves: in
+    training without dropout, and with batch norm as in eval mode, since its statistics
+    of a part differ from those of the whole by design.
     """
 
     def __init__(self, computer: Computer) -> None:

@@ -1,8 +1,4 @@
-"""Modes in which the witness computes: float64 throughout, and training held steady.
-
-The dispatch mode sees every operation that reaches a kernel, in the forward and in the
-backward pass, the function mode every function of torch that a model calls.
-"""
+"""Modes in which the witness computes: float64 throughout, and training held steady."""
 
 from typing import Any
 
@@ -70,11 +66,8 @@ def _finer(arg: Any) -> Any:
 
 
 class Steady(TorchFunctionMode):
-    """Training without dropout, and with batch norm as in eval mode.
-
-    Functions that drop at random are called with a probability of zero, and
-    ``batch_norm`` with its running statistics, wherever they are called from: modules
-    stay in training, with whatever else they do in it. Other random numbers are drawn.
+    """Training without dropout, and with batch norm as in eval mode, wherever they are
+    called from: modules stay in training. Other random numbers are drawn.
 
     While autograd runs a custom function no mode of functions is in force, so a module
     that a reentrant checkpoint computes again enters this one again.

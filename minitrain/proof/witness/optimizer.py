@@ -10,10 +10,9 @@ BETA1, BETA2, EPSILON, WEIGHT_DECAY = 0.9, 0.999, 1e-8, 1e-2
 
 
 def step_rung(task: Task, record: Record) -> Rung:
-    """Of the recorded state and gradient the optimizer makes the recorded next state.
-
-    A parameter is rounded twice in a step, the terms of the step at most eight times:
-    that many units in the last place of each are allowed.
+    """The recorded next state against the optimizer's step from the recorded state and
+    gradient. A parameter is rounded twice in a step, the terms of the step at most
+    eight times: that many units in the last place of each are allowed.
     """
     worst = Worst()
     for step in record.steps():
@@ -102,9 +101,7 @@ def next_value(
     task: Task, w: Tensor, g: Tensor, m: Tensor, v: Tensor, t: float
 ) -> tuple[Tensor, Tensor]:
     """A parameter w after step number t with gradient g, from moments m and v before
-    it, and the size of the terms that make up its step.
-
-    Loshchilov and Hutter 2019, torch.optim.AdamW.
+    it, and the size of the terms of its step (torch.optim.AdamW).
     """
     rate = task.learning_rate
     if task.optimizer == "sgd":

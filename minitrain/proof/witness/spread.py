@@ -17,9 +17,8 @@ LARGE = 1 << 24
 
 
 def spread_rung(computer: Computer, record: Record) -> Rung:
-    """Where training draws random numbers: the loss, the gradient along its mean
-    and its distance from it, within what draws do to them; and not what eval mode
-    gives. This refutes and proves not.
+    """The loss, the gradient along its mean and its distance from it, within what draws
+    of random numbers do to them; and not what eval mode gives. This refutes only.
     """
     worst, steps = Worst(), record.steps()
     count = sum(parameter.numel() for parameter in computer.own.parameters())
