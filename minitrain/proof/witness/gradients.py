@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from minitrain.proof.witness.batches import cuts
 from minitrain.proof.witness.mean import CLOSE, FINE, Mean
@@ -58,8 +59,6 @@ class Judge:
     def __init__(self, computer: Computer, record: Record) -> None:
         self.computer, self.task, self.record = computer, computer.task, record
         self.steps = record.steps()
-        # steps of which it is known whether training draws a random number at them
-        self.drew: dict[int, bool] = {}
         self.mean = Mean(computer)
 
     def repeats(self) -> bool:
@@ -67,9 +66,8 @@ class Judge:
         state, groups = self.record.of(0, "before"), self.computer.groups_of(0)
         given = state, groups, self.task.precision, False
         try:
-            one = self.computer.own_precision(*given)
-            self.drew[0] = self.computer.drew
-            return not one.far_from(self.computer.own_precision(*given)) > 0
+            one, other = (self.computer.own_precision(*given) for _ in range(2))
+            return not one.far_from(other) > 0
         except RuntimeError:
             # who asks for the gradients says why not
             return True
@@ -169,7 +167,7 @@ class Judge:
         # sample depends on that sample alone. If not, the parts count: batch norm
         # differs by design, and of anything else ``witness_mean`` gives the cause
         computer = self.computer
-        if not computer.normalizes:
+        if not any(isinstance(one, _BatchNorm) for one in computer.own.modules()):
             found = self.mean.ask(step, state, evaluate=False)
             if found is None or found["verdict"] == FINE:
                 return self.mean.whole, True
@@ -180,17 +178,12 @@ class Judge:
 
     def _draws(self, step: int) -> bool:
         # a random number, used or not: one that did not matter this time may the next
-        if step not in self.drew:
-            state, groups = (
-                self.record.of(step, "before"),
-                self.computer.groups_of(step),
-            )
-            # of the gradients nothing
-            none = dict.fromkeys(self.computer.parameters, torch.tensor([]).long())
-            given = self.task.precision, False, 0, none
-            self.computer.own_precision(state, groups, *given)
-            self.drew[step] = self.computer.drew
-        return self.drew[step]
+        state, groups = self.record.of(step, "before"), self.computer.groups_of(step)
+        # of the gradients nothing
+        none = dict.fromkeys(self.computer.parameters, torch.tensor([]).long())
+        given = self.task.precision, False, 0, none
+        self.computer.own_precision(state, groups, *given)
+        return self.computer.drew
 
     def _rounding(self, claim: Claim, right: Pass, alone: bool) -> Pass:
         # how far from ``right`` the run's own precision is, one unit away

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from minitrain.proof.witness.batches import doubled
 from minitrain.proof.witness.modes import Float64, Steady
@@ -96,11 +95,6 @@ class Computer:
         self.loss_unit = torch.finfo(torch.float32).eps
         # why it cannot compute in float64, if so
         self.failed = ""
-
-    @property
-    def normalizes(self) -> bool:
-        """Whether a module computes with the statistics of a batch."""
-        return any(isinstance(module, _BatchNorm) for module in self.own.modules())
 
     def exact(
         self, state: State, groups: Groups, evaluate: bool, *, steady: bool = False
