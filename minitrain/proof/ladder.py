@@ -122,7 +122,7 @@ def ladder(
 
 
 def _not_promised(rungs: Rungs, config: RunConfig) -> Rungs:
-    skipped = {}
+    skipped: Rungs = {}
     for promise, (names, why) in PROMISED.items():
         if promise not in config.sync.guarantees.promises:
             why = f"{name_of(config.sync)} {why}"

@@ -221,8 +221,8 @@ class Judge:
             wanted = right.flat(right)
             along = float(found.flat(right).double() @ wanted / (wanted @ wanted))
             if share * FACTOR < ALONG_NOISE and not 1 - ALONG <= along <= 1 + ALONG:
-                said = f"along the right gradient it is {along:.3g} of it"
-                return "breach", f"{where}: {said}"
+                why = f"along the right gradient it is {along:.3g} of it"
+                return "breach", f"{where}: {why}"
             return "not run", f"{where}: rounding is as large as the gradient"
         if bits in SIXTEEN_BITS and found.far_from(right) < share / 99:
             return "breach", f"{where} is finer than {bits} can be"
