@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import fields
 from itertools import islice
 from numbers import Integral, Real
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -27,7 +27,6 @@ from minitrain.train.rng import untouched_random_state
 # pytest leaves these functions out: between the call and the message nothing is told
 __tracebackhide__ = True
 
-E = TypeVar("E", bound=Exception)
 # where the caller wrote what params.yaml has in its section ``train``
 KEYS = {field.name: f"tuning.{field.name}" for field in fields(Defaults)} | {
     key: key for key in ("sync", "precision", "learning_rate")
@@ -37,7 +36,7 @@ WORDS = {"true": "True", "false": "False", "null": "None"}
 WORD = re.compile(rf"(= |be |to )({'|'.join(WORDS)})\b")
 
 
-def by_argument(error: E) -> E:
+def by_argument(error: Exception) -> Exception:
     """``error`` in the words of a call, and as if it were raised anew."""
     if isinstance(error, UserError):
         line = KEY.sub(lambda found: KEYS[found[1]], str(error))

@@ -104,11 +104,8 @@ class Ladder:
         return self.verdict == "undecided" and compared
 
     def _has_witness(self) -> bool:
-        return any(
-            self.rungs[name].verdict in FINE
-            for name in WITNESS_GRADIENTS
-            if name in self.rungs
-        )
+        names = WITNESS_GRADIENTS.keys() & self.rungs.keys()
+        return any(self.rungs[name].verdict in FINE for name in names)
 
     def _unlike_one_process(self) -> list[str]:
         rungs = (self.rungs[name] for name in ("one_process_gradients", "one_process"))

@@ -14,8 +14,6 @@ from minitrain.core.regular import MOST_OF_RECORDING, require_regular
 from minitrain.model.factory import make_model
 from minitrain.train.rng import seed_everything, untouched_random_state
 
-# a byte is a token
-VOCABULARY = 256
 LONGEST, SHORTEST = 64, 8
 # parameters times tokens of a batch: so many products take a fraction of a second
 AFFORDED = 1 << 31
