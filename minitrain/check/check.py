@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from minitrain.analysis.verdicts import (
     FINE,
+    VERDICTS,
     WITNESS_GRADIENTS,
     Verdict,
     as_dicts,
@@ -54,6 +55,7 @@ from minitrain.train.run import Inject
 
 ATOL = 1e-5
 PROVEN: tuple[Verdict, ...] = ("proven",)
+ANY_VERDICT = VERDICTS
 NO_COUNT = "count is not given, so labels, or else samples, are counted"
 BACKWARD = "does its backward pass sum what each rank contributes?"
 
