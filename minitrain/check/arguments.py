@@ -6,14 +6,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import fields
 from itertools import islice
 from numbers import Integral, Real
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
 from minitrain.analysis.verdicts import VERDICTS
 from minitrain.check.preflight import refuse_model
-from minitrain.check.trial import alone, in_memory_of, one_thread
+from minitrain.check.trial import in_memory_of
 from minitrain.core.errors import UserError
 from minitrain.data.batches import causal_lm_loss
 from minitrain.data.cut import InMemory, count_targets, tensors_of
@@ -27,7 +27,6 @@ from minitrain.train.rng import untouched_random_state
 # pytest leaves these functions out: between the call and the message nothing is told
 __tracebackhide__ = True
 
-E = TypeVar("E", bound=Exception)
 # where the caller wrote what params.yaml has in its section ``train``
 KEYS = {field.name: f"tuning.{field.name}" for field in fields(Defaults)} | {
     key: key for key in ("sync", "precision", "learning_rate")
@@ -37,7 +36,7 @@ WORDS = {"true": "True", "false": "False", "null": "None"}
 WORD = re.compile(rf"(= |be |to )({'|'.join(WORDS)})\b")
 
 
-def by_argument(error: E) -> E:
+def by_argument(error: Exception) -> Exception:
     """``error`` in the words of a call, and as if it were raised anew."""
     if isinstance(error, UserError):
         line = KEY.sub(lambda found: KEYS[found[1]], str(error))
@@ -60,6 +59,13 @@ def as_config(
     for name, value in {"loss": loss, "count": count}.items():
         if value is not None and not callable(value):
             raise UserError(f"{name} = {value!r}: must be a function")
+    if isinstance(sync, str):
+        sync = find_strategy(sync)
+    elif not (isinstance(sync, type) and issubclass(sync, Strategy)):
+        raise UserError(
+            f"sync = {sync!r}: must be a name, or a class that derives from "
+            "minitrain.sync.Strategy"
+        )
     given = _batches(batches, steps)
     if not all(hasattr(settings["tuning"], field.name) for field in fields(Defaults)):
         kind = type(settings["tuning"]).__name__
@@ -67,7 +73,7 @@ def as_config(
     return RunConfig(
         factory=factory,
         data=InMemory(given, loss or causal_lm_loss, _number(count or count_targets)),
-        sync=_strategy(sync),
+        sync=sync,
         steps=len(given) if steps is None else steps,
         **settings,
     )
@@ -85,17 +91,6 @@ def _batches(batches: Iterable[Any], steps: int | None) -> Sequence[Any]:
     if not batches:
         raise UserError("batches: is empty, must hold a global batch or more")
     return batches
-
-
-def _strategy(sync: str | type[Strategy]) -> type[Strategy]:
-    if isinstance(sync, str):
-        return find_strategy(sync)
-    if not (isinstance(sync, type) and issubclass(sync, Strategy)):
-        raise UserError(
-            f"sync = {sync!r}: must be a name, or a class that derives from "
-            "minitrain.sync.Strategy"
-        )
-    return sync
 
 
 def _number(count: Callable[[Any], Any]) -> Callable[[Any], int]:
@@ -127,7 +122,15 @@ def refuse_what_cannot_be(
 ) -> None:
     """Raise UserError for numbers, batches, a model or a loss that cannot be."""
     _refuse_settings(config, world_size)
-    _refuse_numbers(config, timeout_s, atol)
+    for name, number in {
+        "learning_rate": config.learning_rate,
+        "timeout_s": timeout_s,
+        "atol": atol,
+    }.items():
+        real = isinstance(number, Real) and math.isfinite(number)
+        if not real or number < 0 or (name != "atol" and not number):
+            allowed = "0 or more" if name == "atol" else "a positive number"
+            raise UserError(f"{name} = {number!r}: must be {allowed}")
     parts = config.num_shards(world_size) * config.grad_accumulation_steps
     data = in_memory_of(config)
     for index, batch in enumerate(data.batches):
@@ -137,32 +140,25 @@ def refuse_what_cannot_be(
                 f"{type(batch).__name__}: must be a mapping for model(**batch).loss"
             )
         _refuse_batch(f"batches[{index}]", batch, parts)
-    _refuse_parts_without_targets(config, world_size)
-    with one_thread(), alone():
-        refuse_model(config, world_size)
+    _refuse_counts(config, data, config.num_shards(world_size))
+    refuse_model(config, world_size)
 
 
 def _refuse_settings(config: RunConfig, world_size: int) -> None:
-    _refuse_integer("world_size", world_size, 2)
     for name, names in {"optimizer": OPTIMIZERS, "precision": PRECISIONS}.items():
         value = getattr(config, name)
         if value not in names:
             allowed = ", ".join(names)
             raise UserError(f"{name} = {value!r}: must be one of {allowed}")
-    _refuse_integer("grad_accumulation_steps", config.grad_accumulation_steps, 1)
-    _refuse_integer("tuning.logical_shards", config.tuning.logical_shards, 1)
-    _refuse_integer("steps", config.steps, 2)
-    _refuse_integer("seed", config.seed, 0)
+    for name, integer, least in (
+        ("world_size", world_size, 2),
+        ("grad_accumulation_steps", config.grad_accumulation_steps, 1),
+        ("tuning.logical_shards", config.tuning.logical_shards, 1),
+        ("steps", config.steps, 2),
+        ("seed", config.seed, 0),
+    ):
+        _refuse_integer(name, integer, least)
     config.sync.guarantees.require(config.tuning, world_size, config.precision)
-
-
-def _refuse_numbers(config: RunConfig, timeout_s: float, atol: float) -> None:
-    positive = {"learning_rate": config.learning_rate, "timeout_s": timeout_s}
-    for name, number in {**positive, "atol": atol}.items():
-        real = isinstance(number, Real) and math.isfinite(number)
-        if not real or number < 0 or (name in positive and not number):
-            allowed = "a positive number" if name in positive else "0 or more"
-            raise UserError(f"{name} = {number!r}: must be {allowed}")
 
 
 def _refuse_integer(name: str, value: Any, least: int) -> None:
@@ -175,10 +171,11 @@ def _refuse_integer(name: str, value: Any, least: int) -> None:
 def _refuse_batch(name: str, batch: Any, parts: int) -> None:
     lengths = {len(t) if t.dim() else 0 for t in tensors_of(batch)}
     for where, value in _uncut(batch):
-        arrays = isinstance(value, np.ndarray) and value.ndim > 0 and not lengths
-        if arrays or _length(value) in lengths:
+        is_array = isinstance(value, np.ndarray) and value.ndim > 0
+        size = len(value) if is_array or isinstance(value, Sequence) else None
+        if size in lengths or (is_array and not lengths):
             raise UserError(
-                f"{name}{where}: is a {type(value).__name__} of {len(value)}, which "
+                f"{name}{where}: is a {type(value).__name__} of {size}, which "
                 "would not be cut; make it a tensor, or give it to the loss otherwise"
             )
     if len(lengths) != 1:
@@ -191,17 +188,8 @@ def _refuse_batch(name: str, batch: Any, parts: int) -> None:
         )
 
 
-def _length(value: Any) -> int | None:
-    if isinstance(value, str | bytes):
-        return None
-    try:
-        return len(value)
-    except TypeError:
-        return None
-
-
 def _uncut(batch: Any, where: str = "") -> Iterator[tuple[str, Any]]:
-    """What ``cut`` hands on as it is: lists without a tensor as a whole too."""
+    # what ``cut`` hands on as it is: lists without a tensor as a whole too
     if isinstance(batch, Mapping):
         for key, value in batch.items():
             yield from _uncut(value, f"{where}[{key!r}]")
@@ -210,25 +198,23 @@ def _uncut(batch: Any, where: str = "") -> Iterator[tuple[str, Any]]:
             yield from _uncut(value, f"{where}[{index}]")
         if not tensors_of(batch):
             yield where, batch
-    elif not isinstance(batch, Tensor):
+    elif not isinstance(batch, Tensor | str | bytes):
         yield where, batch
 
 
-def _refuse_parts_without_targets(config: RunConfig, world_size: int) -> None:
-    """The mean over no target is no number, and no weight makes it one."""
-    shards = config.num_shards(world_size)
+def _refuse_counts(config: RunConfig, data: InMemory, shards: int) -> None:
     every = config.batches(range(shards), shards)
-    for step in range(min(config.steps, len(in_memory_of(config).batches))):
-        counted = [part.num_targets for part in every.micro_batches(step)]
-        whole = in_memory_of(config).count(in_memory_of(config).batches[step])
+    for step, batch in zip(range(config.steps), data.batches, strict=False):
+        parts, whole = every.micro_batches(step), data.count(batch)
+        counted = [part.num_targets for part in parts]
         if sum(counted) != whole:
             raise UserError(
                 f"count(batches[{step}]) = {whole}: must be the sum of its parts' "
                 f"counts, {' + '.join(map(str, counted))}"
             )
-        for part in every.micro_batches(step):
-            if part.num_targets == 0:
-                raise UserError(
-                    f"batches[{step}]: the part of shard {part.shard} (of {shards}) "
-                    "has no target"
-                )
+        if 0 in counted:
+            # the mean over no target is no number, and no weight makes it one
+            raise UserError(
+                f"batches[{step}]: the part of shard {parts[counted.index(0)].shard} "
+                f"(of {shards}) has no target"
+            )

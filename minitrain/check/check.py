@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from minitrain.analysis.verdicts import (
     FINE,
+    VERDICTS,
     WITNESS_GRADIENTS,
     Verdict,
     as_dicts,
@@ -38,7 +39,7 @@ from minitrain.compare.diagnosis import (
     cause_of,
     locate,
 )
-from minitrain.core.errors import EvidenceError, OtherMean, RankError, UserError
+from minitrain.core.errors import EvidenceError, RankError, UserError
 from minitrain.proof.bits import Rung, not_run
 from minitrain.proof.evidence import Evidence
 from minitrain.proof.forward import collectives_of, forward_of
@@ -54,6 +55,7 @@ from minitrain.train.run import Inject
 
 ATOL = 1e-5
 PROVEN: tuple[Verdict, ...] = ("proven",)
+ANY_VERDICT = VERDICTS
 NO_COUNT = "count is not given, so labels, or else samples, are counted"
 BACKWARD = "does its backward pass sum what each rank contributes?"
 
@@ -104,11 +106,10 @@ class Ladder:
         return self.verdict == "undecided" and compared
 
     def _has_witness(self) -> bool:
-        found = [self.rungs[name] for name in WITNESS_GRADIENTS if name in self.rungs]
-        return any(rung.verdict in FINE for rung in found)
+        names = WITNESS_GRADIENTS.keys() & self.rungs.keys()
+        return any(self.rungs[name].verdict in FINE for name in names)
 
     def _unlike_one_process(self) -> list[str]:
-        """Details of the rungs that do not agree with one process."""
         rungs = (self.rungs[name] for name in ("one_process_gradients", "one_process"))
         return [rung.detail for rung in rungs if rung.verdict not in FINE]
 
@@ -182,11 +183,17 @@ def _checked(
         refuse_what_cannot_be(config, world_size, timeout_s, atol)
         found = examine(config, world_size, atol=atol, timeout_s=timeout_s)
     except (UserError, RankError) as error:
-        if isinstance(error, OtherMean) and given["count"] is None:
-            error.args = (f"{error}; {NO_COUNT}",)
         raise by_argument(error) from None
-    _refuse_verdict(found, accept, config)
-    return found
+    if found.verdict in accept or (found.communicates and found.holds):
+        return found
+    line, note = f"{found.verdict}: {found.rests_on}", ""
+    if found.verdict == "breach":
+        if "witness_mean" in found.breaches and given["count"] is None:
+            line += f"; {NO_COUNT}"
+        note = note_on_state(config)
+    else:
+        line += f" (accept=('proven', '{found.verdict}') lets this pass)"
+    raise EvidenceError(f"{line}\n{found}{note}")
 
 
 def examine(
@@ -216,16 +223,14 @@ def examine(
     # in memory a sample is told by its content, which batches may hold twice
     del rungs["one_process_data"]
 
-    def values(step: int) -> Values:
-        spoilt = run_ranks(config, world_size, inject, step, timeout_s)
-        right = run_replay(config, run, world_size, keep=step).values[0]
-        return Values(spoilt.values, right, _shares(config, step, world_size))
-
     def explain(step: int, what: What, ranks: list[int]) -> str:
         if config.precision == "fp16" or config.num_shards(world_size) != world_size:
             # the patterns are those of one gradient a rank, on the scale of the loss
             return UNKNOWN
-        return cause_of(what, ranks, values(step))
+        spoilt = run_ranks(config, world_size, inject, step, timeout_s)
+        right = run_replay(config, run, world_size, keep=step).values[0]
+        shares = _shares(config, step, world_size)
+        return cause_of(what, ranks, Values(spoilt.values, right, shares))
 
     first = None
     if again is not None and "replay" in config.sync.guarantees.promises:
@@ -239,7 +244,7 @@ def _communicates(collectives: Sequence[str]) -> str:
 
 
 def _beside(config: RunConfig, run: Evidence, world_size: int) -> Evidence | str:
-    """One process with the whole batches; or why nothing of it would be compared."""
+    # or why nothing of it would be compared
     parts = config.num_shards(world_size) * config.grad_accumulation_steps
     if collectives_of(run.rows) and parts != world_size:
         return "each collective combines one micro-batch of each rank, not the batch"
@@ -250,12 +255,10 @@ def _beside(config: RunConfig, run: Evidence, world_size: int) -> Evidence | str
 
 
 def _shares(config: RunConfig, step: int, world_size: int) -> list[float]:
-    """Each rank's share of the targets of ``step``."""
-    parts = [
-        config.batches([rank], world_size).micro_batches(step)
-        for rank in range(world_size)
-    ]
-    counts = [sum(part.num_targets for part in own) for own in parts]
+    # each rank's share of the targets
+    counts = [0] * world_size
+    for part in config.batches(range(world_size), world_size).micro_batches(step):
+        counts[part.shard] += part.num_targets
     return [count / sum(counts) for count in counts]
 
 
@@ -277,20 +280,6 @@ def witness(config: RunConfig, run: Evidence, world_size: int) -> dict[str, Any]
     )
     record = Record(run.rows, run.losses, run.sampled, run.state)
     # it promises no bits, so it may use all threads that this process has
-    with alone():
+    with alone(threads=None):
         exact = guarantees.are_exact
         return examine_batches(task, data.batches, record, exact=exact)
-
-
-def _refuse_verdict(
-    found: Ladder, accept: Collection[Verdict], config: RunConfig
-) -> None:
-    __tracebackhide__ = True
-    if found.verdict in accept or (found.communicates and found.holds):
-        return
-    line, note = f"{found.verdict}: {found.rests_on}", ""
-    if found.verdict == "breach":
-        note = note_on_state(config)
-    else:
-        line += f" (accept=('proven', '{found.verdict}') lets this pass)"
-    raise EvidenceError(f"{line}\n{found}{note}")

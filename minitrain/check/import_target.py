@@ -34,9 +34,10 @@ def find(written: str, option: str) -> Any:
     """What ``written`` names. UserError that begins with ``option`` where it cannot be
     had.
     """
-    place, colon, name = written.rpartition(":")
-    if not (colon and place and name):
-        raise UserError(f"{option} = {written!r}: must be FILE.py:NAME or module:NAME")
+    place, _, name = written.rpartition(":")
+    start = f"{option} = {written!r}:"
+    if not (place and name):
+        raise UserError(f"{start} must be FILE.py:NAME or module:NAME")
     path = Path(place).absolute()
     try:
         if path.suffix != ".py":
@@ -46,16 +47,13 @@ def find(written: str, option: str) -> Any:
                 found = _load(path)
     except FileNotFoundError:
         near = nearest_file(Path(place))
-        raise UserError(f"{option} = {written!r}: no file {place}{near}") from None
+        raise UserError(f"{start} no file {place}{near}") from None
     except (Exception, SystemExit) as error:
-        raise UserError(
-            f"{option} = {written!r}: {place}: {type(error).__name__}: {error}"
-        ) from error
+        why = f"{type(error).__name__}: {error}"
+        raise UserError(f"{start} {place}: {why}") from error
     if not hasattr(found, name):
-        near = did_you_mean(
-            name, [one for one in vars(found) if not one.startswith("_")]
-        )
-        raise UserError(f"{option} = {written!r}: {place} has no {name}{near}")
+        public = [one for one in vars(found) if not one.startswith("_")]
+        raise UserError(f"{start} {place} has no {name}{did_you_mean(name, public)}")
     named = getattr(found, name)
     return OfFile(path, name) if path.suffix == ".py" and callable(named) else named
 

@@ -1,29 +1,67 @@
 """Batches of a text, for models that follow Hugging Face's convention."""
 
-from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from minitrain.core.errors import UserError
 from minitrain.core.regular import MOST_OF_RECORDING, require_regular
+from minitrain.model.factory import make_model
+from minitrain.train.rng import seed_everything, untouched_random_state
 
-# a byte is a token
-VOCABULARY = 256
 LONGEST, SHORTEST = 64, 8
 # parameters times tokens of a batch: so many products take a fraction of a second
 AFFORDED = 1 << 31
-# so many lengths, one after the other, where lines are cut short
+# so many lengths, one after the other, where lines are cut short: of equal ones a mean
+# of means would be the mean
 UNEVEN = 4
 # a label that is no target
 PADDING = -100
+STEPS = 3
+# parameters of a model that takes two steps unless it is told how many: the fewest of
+# which one starts from moments of the optimizer
+LARGE, STEPS_OF_LARGE = 1 << 24, 2
+
+
+@dataclass(frozen=True)
+class Reading:
+    """``steps`` of lines of at most ``longest`` bytes; ``shortened`` says what is less
+    than usual, if so.
+    """
+
+    steps: int = STEPS
+    longest: int = LONGEST
+    shortened: str = ""
+
+
+def reading_for(factory: Any, size: int, steps: int | None) -> Reading:
+    """What the model of ``factory`` reads in batches of ``size`` lines, in so many
+    ``steps`` where they are told. What builds no model is for the check to refuse.
+    """
+    usual = STEPS if steps is None else steps
+    if isinstance(factory, nn.Module) or not callable(factory):
+        return Reading(usual)
+    with untouched_random_state():
+        seed_everything(0)
+        model = make_model(factory, "factory")
+    parameters = sum(p.numel() for p in model.parameters())
+    longest = length_for(parameters, size)
+    less = [f"{size} lines of at most {longest} bytes"] if longest < LONGEST else []
+    if steps is None and parameters > LARGE:
+        usual = STEPS_OF_LARGE
+        less.append(f"{usual} steps")
+    millions = f": {parameters / 1e6:.0f} million parameters"
+    return Reading(usual, longest, ", ".join(less) + millions if less else "")
 
 
 def length_for(parameters: int, size: int) -> int:
-    """At most how many bytes of a line a model with so many ``parameters`` reads, in
-    batches of ``size`` lines. What a step costs is their product, on any machine, and
-    no rung asks for more than a few tokens.
+    """The bytes of a line, at most, that a model with so many ``parameters`` reads in
+    batches of ``size`` lines: a step costs their product, and few tokens are enough.
     """
     longest = LONGEST
     while longest > SHORTEST and parameters * size * longest > AFFORDED:
@@ -36,11 +74,8 @@ def text_batches(
 ) -> list[dict[str, Tensor]]:
     """``count`` batches of ``size`` lines of ``file``, from the top again where it has
     no more: ``input_ids`` and ``labels`` (B, T) of its bytes, at most ``longest`` a
-    line, labels being the ids and PADDING behind the end.
-
-    Lines of unlike length are the point: a mean of means over ranks is not the mean.
-    Where most lines are cut, they are therefore cut to unlike lengths.
-    Raises UserError where no line has two bytes.
+    line, labels being the ids and PADDING behind the end. Raises UserError where no
+    line has two bytes.
     """
     lines = [
         line[:LONGEST]
@@ -51,14 +86,13 @@ def text_batches(
         raise UserError(f"{file}: has no line of two bytes")
     numbers = range(size * count)
     uneven = UNEVEN if longest < LONGEST else 1
-    dealt = [lines[n % len(lines)][: longest - n % uneven] for n in numbers]
-    return [_batch(dealt[start : start + size]) for start in numbers[::size]]
-
-
-def _batch(lines: Sequence[bytes]) -> dict[str, Tensor]:
-    width = max(map(len, lines))
-    ids = torch.zeros(len(lines), width, dtype=torch.long)
-    labels = torch.full((len(lines), width), PADDING)
-    for row, line in enumerate(lines):
-        ids[row, : len(line)] = labels[row, : len(line)] = torch.tensor(list(line))
-    return {"input_ids": ids, "labels": labels}
+    dealt = [
+        torch.tensor(list(lines[n % len(lines)][: longest - n % uneven]))
+        for n in numbers
+    ]
+    batches = [dealt[start : start + size] for start in numbers[::size]]
+    padded = partial(pad_sequence, batch_first=True)
+    return [
+        {"input_ids": padded(ids), "labels": padded(ids, padding_value=PADDING)}
+        for ids in batches
+    ]

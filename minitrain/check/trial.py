@@ -1,7 +1,7 @@
 """A run that is tried from a test: by ranks of its own, and by their replay."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -9,10 +9,11 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from minitrain.bench.ledger import forward_collectives
-from minitrain.check.saved_tensors import SavedTensors, mapped
 from minitrain.comm.groups import distributed
+from minitrain.core.files import writing
 from minitrain.core.params import Params
 from minitrain.data.batches import causal_lm_loss
 from minitrain.data.cut import InMemory, count_targets
@@ -21,11 +22,81 @@ from minitrain.harness.run_dir import private_folder
 from minitrain.proof import single_process
 from minitrain.proof.evidence import Evidence, evidence_of
 from minitrain.proof.replay import replay
+from minitrain.proof.ulp import same
 from minitrain.train.config import RunConfig, config_of, whole_batches
 from minitrain.train.observer import StepObserver
 from minitrain.train.rng import untouched_random_state
 from minitrain.train.run import Finished, Inject, run_rank
 from minitrain.train.worker import Worker
+
+# of a state, one step's end is the next one's start
+OF_A_STATE = ("before", "after", "state")
+# smaller files are read: a process may have some ten thousand mappings
+LEAST_MAPPED_BYTES = 1 << 16
+
+
+@contextmanager
+def alone(threads: int | None = 1) -> Iterator[None]:
+    """Compute as a world of one process, with as many ``threads`` as each rank has
+    unless told (None: with all), and restore threads and random state afterwards.
+    """
+    usual = torch.get_num_threads()
+    with ExitStack() as group, untouched_random_state():
+        # for a model that calls collectives: those of one rank are the identity
+        if not dist.is_initialized() and "RANK" not in os.environ:
+            group.enter_context(distributed())
+        try:
+            # bits depend on the number of threads
+            torch.set_num_threads(threads or usual)
+            yield
+        finally:
+            torch.set_num_threads(usual)
+
+
+class SavedTensors(dict[str, Tensor]):
+    """Take tensors by ``STEP/KIND/NAME`` and save each to a file in ``folder``, equal
+    tensors of a model's state once; none is kept in memory: a pipe would hold the
+    record of a large model three times over.
+
+    Without a ``folder`` nothing is saved. Raises UserError where the disk is full.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        super().__init__()
+        self._folder = folder
+        if folder is not None:
+            folder.mkdir()
+        # by the same keys: where each tensor is
+        self.files: dict[str, str] = {}
+        # by NAME: the file of the newest state
+        self._states: dict[str, str] = {}
+
+    def __setitem__(self, key: str, tensor: Tensor) -> None:
+        if self._folder is None:
+            return
+        _, kind, name = key.split("/", 2)
+        # a view would bring along all that it is a view of
+        own = tensor.detach().cpu().clone()
+        file = self._states.get(name) if kind in OF_A_STATE else None
+        if file is None or not same(_mapped(file), own):
+            file = str(self._folder / f"{len(self.files)}.pt")
+            with writing(Path(file)):
+                torch.save(own, file)
+        self.files[key] = file
+        if kind in OF_A_STATE:
+            self._states[name] = file
+
+
+def mapped(files: Mapping[str, str]) -> dict[str, Tensor]:
+    """Map the tensors of ``files``, by name; they stay when the files are removed."""
+    tensors = {file: _mapped(file) for file in {*files.values()}}
+    return {name: tensors[file] for name, file in files.items()}
+
+
+def _mapped(file: str) -> Tensor:
+    is_large = Path(file).stat().st_size >= LEAST_MAPPED_BYTES
+    tensor: Tensor = torch.load(file, mmap=is_large, weights_only=True)
+    return tensor
 
 
 def run_ranks(
@@ -85,25 +156,18 @@ def _be_a_rank(
         return finished
 
 
+@alone()
 def run_replay(
     config: RunConfig, run: Evidence, world_size: int, keep: int | None = None
 ) -> Evidence:
     """Repeat ``run`` in this process, rank after rank."""
-    with one_thread(), alone():
-        again = replay(config, run.rows, world_size, keep=keep)
+    again = replay(config, run.rows, world_size, keep=keep)
     return evidence_of(again.results, [again.state], values=[again.values])
 
 
-def run_alone(config: RunConfig, most_steps: int | None = None) -> Evidence:
-    """One process with the whole batches, see :func:`run_one_process`."""
-    with one_thread(), alone():
-        return single_process.run_one_process(config, most_steps)
-
-
-def run_twin(config: RunConfig, most_steps: int | None = None) -> Evidence:
-    """The same from a start one ULP away."""
-    with one_thread(), alone():
-        return single_process.run_twin(config, most_steps)
+# one process with the whole batches; the same from a start one ULP away
+run_alone = alone()(single_process.run_one_process)
+run_twin = alone()(single_process.run_twin)
 
 
 def in_memory(params: Params, shards: Path, num_steps: int) -> RunConfig:
@@ -119,28 +183,3 @@ def in_memory_of(config: RunConfig) -> InMemory:
     """The batches of a run that is tried, which lie in memory."""
     assert isinstance(config.data, InMemory)
     return config.data
-
-
-@contextmanager
-def alone() -> Iterator[None]:
-    """Compute as a world of one process, and restore the random state afterwards.
-
-    A model that calls collectives needs a process group; those of one rank are the
-    identity.
-    """
-    with ExitStack() as group, untouched_random_state():
-        if not dist.is_initialized() and "RANK" not in os.environ:
-            group.enter_context(distributed())
-        yield
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute with the one thread that each rank has; it sets the process's own."""
-    # bits depend on the number of threads, and the ranks have one each
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

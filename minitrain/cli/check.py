@@ -11,19 +11,18 @@ default those of their own file. Others bring --batches and --loss.
 import argparse
 import re
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minitrain.cli.answer import Answer
 from minitrain.cli.parser import Names
-from minitrain.core.errors import OtherMean, UserError
+from minitrain.core.errors import UserError
 from minitrain.core.printable import as_lines, note
 from minitrain.report.numbers import plural
-from minitrain.sync.catalog import STRATEGIES
+from minitrain.sync.catalog import STRATEGIES, guarantees_of
 
 if TYPE_CHECKING:
-    from minitrain.check.all_strategies import Climbed
     from minitrain.check.check import Ladder
 
 EXAMPLES = {
@@ -40,6 +39,7 @@ EXAMPLES = {
 # those of minitrain/train, which imports torch: it takes seconds, and not for --help
 OPTIMIZERS = ("adamw", "sgd")
 PRECISIONS = ("float32", "bf16", "fp16")
+ALL = "all"
 # what Python says of a call without arguments; a place behind it is of one further down
 NEEDS = re.compile(
     r"factory: TypeError: (\S+\(\)) missing \d+ required [^()]*: ([^()]*)"
@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         what = f"FILE.py:NAME of {what}"
         add(f"--{name}", metavar="NAME", help=what)
     add("--world-size", type=int, default=2, metavar="W", help="processes (2)")
-    strategies = Names(["all", *STRATEGIES])
+    strategies = Names([ALL, *STRATEGIES])
     what = "a strategy, all of them, or package.module:Class (ddp)"
     add("--sync", default="ddp", choices=strategies, metavar="NAME", help=what)
     add("--optimizer", default="adamw", choices=OPTIMIZERS, help="(adamw)")
@@ -74,20 +74,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--timeout-s", type=float, default=300, metavar="S", help="limit (300)")
 
 
+@dataclass
+class Climbed:
+    """``ladders`` by strategy, and why others were ``refused`` for this model."""
+
+    ladders: "dict[str, Ladder]" = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def holds(self) -> bool:
+        """Whether each is proven; undecided is enough where no bits are promised."""
+        return bool(self.ladders) and all(
+            ladder.holds
+            or (
+                ladder.verdict == "undecided"
+                and "replay" not in guarantees_of(name).promises
+            )
+            for name, ladder in self.ladders.items()
+        )
+
+
 def answer(options: argparse.Namespace) -> Answer:
     """Climb the ladder of every strategy that was asked for."""
-    # torch takes seconds to import: not for --help
-    from minitrain.check.all_strategies import climb
-
     begun = time.monotonic()
     try:
         given, shortened = _given(options)
         note(_told(options, given["steps"]))
-        found = climb(options.sync, **given)
-    except OtherMean as error:
-        if options.count:
-            raise
-        raise UserError(f"{error}; --count NAME gives a count of yours") from None
+        found = _climb(options.sync, given)
     except UserError as error:
         needs = NEEDS.fullmatch(str(error))
         if needs is None:
@@ -98,7 +111,27 @@ def answer(options: argparse.Namespace) -> Answer:
     facts = {"strategies": ladders, "refused": found.refused, "seconds": seconds}
     facts["shortened"] = shortened or None
     more = f", {shortened}" if shortened else ""
+    if not options.count and any(
+        "witness_mean" in ladder.breaches for ladder in found.ladders.values()
+    ):
+        more += "\n--count NAME gives a count of yours"
     return Answer(found.holds, facts, in_words(found, seconds) + more)
+
+
+def _climb(sync: str, given: dict[str, Any]) -> Climbed:
+    # torch takes seconds to import: not for --help
+    from minitrain.check.check import ANY_VERDICT, check_data_parallel
+
+    found = Climbed()
+    for name in STRATEGIES if sync == ALL else [sync]:
+        try:
+            ladder = check_data_parallel(sync=name, accept=ANY_VERDICT, **given)
+            found.ladders[name] = ladder
+        except UserError as error:
+            if sync != ALL:
+                raise
+            found.refused[name] = str(error)
+    return found
 
 
 def _told(options: argparse.Namespace, steps: int) -> str:
@@ -108,7 +141,7 @@ def _told(options: argparse.Namespace, steps: int) -> str:
         f"training {plural(steps, 'step')} with {ranks}, and again with one; a witness "
         "computes in float64"
     )
-    if options.sync == "all":
+    if options.sync == ALL:
         text += f": {len(STRATEGIES)} strategies, one after the other"
     return f"{text} ..."
 
@@ -124,8 +157,7 @@ def _without_arguments(model: str, call: str, needed: str) -> UserError:
 def _given(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     """Arguments of a check, and how its text was shortened, if it was."""
     from minitrain.check.import_target import find
-    from minitrain.check.measured import STEPS, Reading, reading_for
-    from minitrain.check.text_batches import text_batches
+    from minitrain.check.text_batches import STEPS, Reading, reading_for, text_batches
 
     factory = find(options.model, "MODEL")
     functions = {
@@ -136,7 +168,7 @@ def _given(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     if options.batches:
         batches = find(options.batches, "--batches")
         batches = batches() if callable(batches) else batches
-        reading = Reading(factory, STEPS if options.steps is None else options.steps)
+        reading = Reading(STEPS if options.steps is None else options.steps)
     else:
         text = options.text or Path(options.model.rpartition(":")[0])
         if not text.is_file():
@@ -146,7 +178,7 @@ def _given(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
         batches = text_batches(text, size, reading.steps, reading.longest)
     copied = ("world_size", "optimizer", "precision", "timeout_s")
     given = {name: getattr(options, name) for name in copied}
-    given |= {"factory": reading.factory, "steps": reading.steps, "batches": batches}
+    given |= {"factory": factory, "steps": reading.steps, "batches": batches}
     return given | functions, reading.shortened
 
 
@@ -160,7 +192,7 @@ def _facts(ladder: "Ladder") -> dict[str, Any]:
     }
 
 
-def in_words(found: "Climbed", seconds: float) -> str:
+def in_words(found: Climbed, seconds: float) -> str:
     """The ladder of one strategy; of several, a line each."""
     took = f"{seconds:.0f} s"
     if len(found.ladders) == 1 and not found.refused:

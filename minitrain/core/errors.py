@@ -33,10 +33,6 @@ class UserError(Exception):
     """
 
 
-class OtherMean(UserError):
-    """A loss that is a mean over something else than what is counted."""
-
-
 class EvidenceError(Exception):
     """The run finished and its evidence says no: one line that says what differs."""
 

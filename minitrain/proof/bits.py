@@ -1,8 +1,4 @@
-"""The ladder of evidence: its verdicts, and the rungs that expect equal bits.
-
-A rung compares two things and gives a verdict. Bits are expected where the order of
-every sum is the same; :mod:`~minitrain.proof.tolerances` has the other rungs.
-"""
+"""The rungs that expect equal bits: the order of every sum is the same."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,12 +8,7 @@ from typing import Literal
 from torch import Tensor
 
 from minitrain.analysis.verdicts import ALONE
-from minitrain.proof.first_difference import (
-    Rows,
-    What,
-    first_difference,
-    of_kind,
-)
+from minitrain.proof.first_difference import Rows, What, first_difference, of_kind
 from minitrain.proof.ulp import distance
 
 Verdict = Literal["equal", "within tolerance", "breach", "undecided", "not run"]
@@ -37,6 +28,13 @@ class Rung:
     max_abs_diff: float | None
     verdict: Verdict
     detail: str
+
+
+def _breach(detail: str, gap: float | None = None) -> Rung:
+    return Rung(False, None, gap, "breach", detail)
+
+
+SAME = Rung(True, None, None, "equal", "")
 
 
 def not_run(why: str) -> Rung:
@@ -66,16 +64,11 @@ def bits_rung(a: Tensors, b: Tensors) -> Rung:
 
 
 def hashes_rung(
-    run: Rows,
-    other: Rows,
-    what: What,
-    world_size: int | None = None,
+    run: Rows, other: Rows, what: What, world_size: int | None = None
 ) -> Rung:
-    """Recorded hashes of every rank of ``run`` against the same of ``other``: equal.
-
-    Given ``world_size``, each of its ranks must have recorded some.
-
-    Names the first step and tensor that differ. Hashes know equal or not, no distance.
+    """Recorded hashes of every rank of ``run`` against the same of ``other``: equal, or
+    the first step and tensor that differ. Each of ``world_size`` ranks, if given, must
+    have recorded some.
     """
     ours, theirs = (
         {(row["step"], row["rank"]): row[what] for row in of_kind(rows, "tensors")}
@@ -84,26 +77,25 @@ def hashes_rung(
     present = {rank for _, rank in ours}
     silent = [r for r in range(world_size or 0) if r not in present]
     if silent:
-        return Rung(False, None, None, "breach", f"rank {silent[0]} recorded nothing")
+        return _breach(f"rank {silent[0]} recorded nothing")
     if not ours or ours.keys() != theirs.keys():
-        return Rung(False, None, None, "breach", "other steps were recorded")
+        return _breach("other steps were recorded")
     if what == "buffers" and not any([*ours.values(), *theirs.values()]):
         return not_run("the model has no buffers")
     if found := first_difference(run, other, [what]):
         where = f"step {found.step}, tensor {found.tensor}, rank {found.ranks[0]}"
-        return Rung(False, None, None, "breach", f"first at {where}")
-    return Rung(True, None, None, "equal", "")
+        return _breach(f"first at {where}")
+    return SAME
 
 
 def losses_rung(run: Sequence[float], other: Sequence[float]) -> Rung:
     """The reduced loss of every step against ``other``'s: equal bits."""
     if len(run) != len(other) or not run:
-        detail = f"{len(run)} steps against {len(other)}"
-        return Rung(False, None, None, "breach", detail)
+        return _breach(f"{len(run)} steps against {len(other)}")
     for step, (ours, theirs) in enumerate(zip(run, other, strict=True)):
         if ours != theirs:
             detail = f"first at step {step}: {ours!r} against {theirs!r}"
-            return Rung(False, None, abs(ours - theirs), "breach", detail)
+            return _breach(detail, abs(ours - theirs))
     return Rung(True, None, 0.0, "equal", "")
 
 
@@ -114,13 +106,12 @@ def unwatched_rung(run: Rows) -> Rung:
         return not_run("the strategy is another thing without its hook")
     hooked = [row for row in of_kind(run, "tensors") if row["step"] == 0]
     if bare.keys() != {row["rank"] for row in hooked}:
-        return Rung(False, None, None, "breach", "not every rank tried")
+        return _breach("not every rank tried")
     for row in hooked:
         for name, wanted in bare[row["rank"]].items():
             if row["gradients"].get(name) != wanted:
-                where = f"rank {row['rank']}, tensor {name}"
-                return Rung(False, None, None, "breach", f"first at {where}")
-    return Rung(True, None, None, "equal", "")
+                return _breach(f"first at rank {row['rank']}, tensor {name}")
+    return SAME
 
 
 def precision_rung(run: Rows, replay: Rows) -> Rung:
@@ -130,11 +121,10 @@ def precision_rung(run: Rows, replay: Rows) -> Rung:
     for row in rows:
         state = row.get("precision")
         if not state or state != wanted.get(row["step"]):
-            detail = f"step {row['step']}: rank {row['rank']} has {state}"
-            return Rung(False, None, None, "breach", detail)
+            return _breach(f"step {row['step']}: rank {row['rank']} has {state}")
     if not rows:
-        return Rung(False, None, None, "breach", "nothing was recorded")
-    return Rung(True, None, None, "equal", "")
+        return _breach("nothing was recorded")
+    return SAME
 
 
 def data_rung(run: Rows, other: Rows) -> Rung:
@@ -143,22 +133,18 @@ def data_rung(run: Rows, other: Rows) -> Rung:
     """
     ours, theirs = (of_kind(rows, "batch") for rows in (run, other))
     for step, (a, b) in enumerate(zip(ours, theirs, strict=False)):
-        ours_by_rank, theirs_by_rank = a.get("ranks", ()), b.get("ranks", ())
-        comparable = len(ours_by_rank) == len(theirs_by_rank)
-        swapped = comparable and ours_by_rank != theirs_by_rank
+        by_rank, others = a.get("ranks", ()), b.get("ranks", ())
+        swapped = len(by_rank) == len(others) and by_rank != others
         if a["sha256"] != b["sha256"] or swapped:
-            return Rung(False, None, None, "breach", f"first at step {step}")
+            return _breach(f"first at step {step}")
     if len(ours) != len(theirs) or not ours:
-        detail = f"{len(ours)} steps against {len(theirs)}"
-        return Rung(False, None, None, "breach", detail)
-    return Rung(True, None, None, "equal", "")
+        return _breach(f"{len(ours)} steps against {len(theirs)}")
+    return SAME
 
 
 def trained_rung(run: Rows) -> Rung:
-    """Trained parameters changed between the first and the last recorded step.
-
-    Guards every other rung: things that never changed are equal for no reason. A
-    buffer that counts steps does not count here.
+    """Trained parameters changed between the first and the last recorded step: things
+    that never changed are equal for no reason. A buffer that counts does not count.
     """
     tensors = of_kind(run, "tensors")
     if not tensors:

@@ -14,10 +14,9 @@ from minitrain.train.recorder import TrainResult, load_tensors, mean_losses, row
 @dataclass(frozen=True)
 class Evidence:
     """``rows`` of hashes, the loss of every step, the final state of every rank, and
-    what was ``sampled`` by STEP/KIND/NAME; the state that it started from, and of a
-    step that was to be kept the ``values`` of each rank. ``results`` are all that each
-    rank knew, where that is in memory. A twin has the ``unit`` in the last place of 1
-    in the coarsest type that it computed in.
+    what was ``sampled`` by STEP/KIND/NAME; the state that it started from, of a step
+    that was kept the ``values`` of each rank, and ``results``, where in memory. A twin
+    has the ``unit`` in the last place of 1 in the coarsest type that it computed in.
     """
 
     rows: Rows

@@ -61,9 +61,7 @@ def collectives_of(run: Rows) -> list[str]:
 
 
 def _changed_buffers(run: Rows, config: RunConfig) -> tuple[list[str], set[str]]:
-    """The buffers that are not as they started, under all their names, and those of
-    batch norm.
-    """
+    # those that are not as they started, under all their names, and those of batch norm
     recorded = [row.get("buffers", {}) for row in of_kind(run, "tensors")]
     change = any(row["changes_buffers"] for row in of_kind(run, "forward"))
     # a pass may change them that is not the first one

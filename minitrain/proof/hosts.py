@@ -17,9 +17,7 @@ Hosts = list[list[int]]
 
 def hosts_of_run(rows: Rows, world_size: int) -> Hosts:
     """The ranks on each host, from a run's hash rows; all on one where it shows none.
-
-    Raises EvidenceError where its ranks do not agree on that, or a rank is on no host
-    or on two.
+    Raises EvidenceError where its ranks do not agree, or a rank is on no host or two.
     """
     one = [[*range(world_size)]]
     recorded = [row.get("hosts", one) for row in of_kind(rows, "buckets")]

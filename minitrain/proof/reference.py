@@ -1,8 +1,6 @@
-"""Whether a strategy's own word on how it adds is a sum at all.
+"""The reference of a strategy, which a replay repeats, against a sum.
 
-A replay repeats what :meth:`~minitrain.sync.strategy.Strategy.reference` says, so a
-reference that forgets a rank, and a strategy that forgets it too, would agree to the
-last bit.
+A reference that forgets a rank, and a strategy that forgets it too, agree in each bit.
 """
 
 from collections.abc import Iterable
@@ -35,9 +33,8 @@ def reference_rung(
     unit, smallest = torch.finfo(coarse).eps, torch.finfo(coarse).smallest_normal
     worst, where = 0.0, ""
     for size in sorted({*SIZES, *(min(size, MOST) for size in sizes)}):
-        shards = [
-            torch.randn(size, generator=chance).to(dtype) for _ in range(num_shards)
-        ]
+        drawn = (torch.randn(size, generator=chance) for _ in range(num_shards))
+        shards = [one.to(dtype) for one in drawn]
         right = torch.stack(shards).double()
         allowed = (num_shards + 1) * (unit * right.abs().sum(0) + smallest)
         for hosts in possible_hosts(strategy, num_shards):

@@ -18,35 +18,16 @@ from minitrain.data.batches import Batches
 from minitrain.proof.first_difference import Rows, of_kind
 from minitrain.proof.hosts import Reduction, hosts_of_run, reduction_of
 from minitrain.sync.strategy import trained
-from minitrain.train.buffers import Buffers, copy_buffers, load_buffers
+from minitrain.train.buffers import copy_buffers, load_buffers
 from minitrain.train.checkpoint import Checkpoints, Kept
 from minitrain.train.config import RunConfig, plain_optimizer
 from minitrain.train.observer import shares_of_loss
 from minitrain.train.precision import Precision
 from minitrain.train.recorder import Recorder, TrainResult
 from minitrain.train.resume import run_through
-from minitrain.train.rng import Stream
 from minitrain.train.worker import start_streams
 
 Gradients = dict[str, Tensor]
-
-
-class BucketLayout:
-    """Which parameters were reduced together at which step, from a run's hash rows.
-
-    Where the run shows no buckets, all parameters of ``model`` are one.
-    """
-
-    def __init__(self, rows: Rows, model: nn.Module) -> None:
-        # before every step, so that :meth:`at` always finds a layout
-        self._changes = {-1: [list(trained(model))]}
-        for row in of_kind(rows, "buckets"):
-            names = [bucket["parameters"] for bucket in row["buckets"]]
-            self._changes[row["step"]] = names
-
-    def at(self, step: int) -> list[list[str]]:
-        """Names of the parameters in each bucket of ``step``: the latest layout."""
-        return self._changes[max(s for s in self._changes if s <= step)]
 
 
 @dataclass
@@ -72,13 +53,11 @@ def replay(
 ) -> Replayed:
     """Repeat in this process what ``world_size`` ranks did who recorded ``rows``.
 
-    The model starts as rank 0's, which is everybody's; what a rank draws afterwards
-    (dropout) goes on from its own seed. Every step starts from the first shard's
-    buffers, as under DDP. It takes two things from the run: which gradients were added
-    up together, and which ranks shared a host, for a strategy that adds there first.
-    Threads must be those of the run for its bits to be repeated.
-    ``show`` names a progress bar; ``keep`` is a step whose values are kept, ``sampled``
-    steps whose tensors are. With ``checkpoints`` it goes on from the newest.
+    It takes two things from the run: which gradients were added up together, and which
+    ranks shared a host, for a strategy that adds there first. Threads must be those of
+    the run for its bits to be repeated. ``show`` names a progress bar; ``keep`` is a
+    step whose values are kept, ``sampled`` steps whose tensors are. With
+    ``checkpoints`` it goes on from the newest.
     """
     recorder = partial(Recorder, steps=config.recorded, sampled=sampled, keep=keep)
     again = _Replay(config, rows, world_size, recorder)
@@ -104,7 +83,11 @@ class _Replay:
         self.model = config.start_model(0)
         self._optimizer = plain_optimizer(config, self.model)
         self._precision = Precision(config.precision)
-        self._layout = BucketLayout(rows, self.model)
+        # where the run shows no buckets, all parameters are one
+        self._layouts = {-1: [list(trained(self.model))]}
+        for row in of_kind(rows, "buckets"):
+            names = [bucket["parameters"] for bucket in row["buckets"]]
+            self._layouts[row["step"]] = names
         self._reduction = reduction_of(config.sync, hosts_of_run(rows, world_size))
         self._recorder = recorder(self.model)
         self.values = self._recorder.values
@@ -118,12 +101,22 @@ class _Replay:
 
     def _step(self, step: int) -> None:
         model, precision, recorder = self.model, self._precision, self._recorder
-        guarantees, reduction = self._sync.guarantees, self._reduction
+        divisor, gradients, after = self._divisor, [], []
+        # each shard starts from the same buffers
+        start = copy_buffers(model)
         turns = zip(self._shards, self._streams, self.results, strict=True)
-        gradients, after = _each_shard(model, turns, step, self._divisor, precision)
+        for batches, stream, result in turns:
+            load_buffers(model, start)
+            with stream:
+                _compute(model, batches, step, divisor, precision, result)
+            # before the sum, and by a product, as the strategies do: dividing the sum
+            # rounds otherwise where the divisor is no power of two
+            gradients.append(_scaled_gradients(model, 1.0 / divisor))
+            after.append(copy_buffers(model))
         # DDP broadcasts rank 0's before the next forward pass (broadcast_buffers)
         load_buffers(model, after[0])
-        _combine(model, gradients, self._layout.at(step), reduction)
+        layout = self._layouts[max(s for s in self._layouts if s <= step)]
+        _combine(model, gradients, layout, self._reduction)
         precision.unscale(self._optimizer)
         recorder.own_gradients(step, gradients)
         if recorder.wants(step):
@@ -131,13 +124,12 @@ class _Replay:
         precision.step(self._optimizer)
         if recorder.wants(step):
             same = [after[0]] * self._world_size
-            ranks = after if guarantees.own_buffers else same
+            ranks = after if self._sync.guarantees.own_buffers else same
             recorder.state_of_ranks(step, ranks, precision.state())
 
     def kept(self) -> Kept:
-        """Its own word on what the steps to come depend on, and not that of the ranks:
-        what that forgets, a replay that was interrupted too would else forget alike.
-        """
+        # its own word on what the steps to come depend on, and not that of the ranks:
+        # what that forgets, a replay that was interrupted too would else forget alike
         seen = [(one.losses, one.digests) for one in self.results]
         return {
             "model": self._tensors(),
@@ -166,28 +158,6 @@ class _Replay:
         return {name: tensor.detach() for name, tensor in named.items()}
 
 
-def _each_shard(
-    model: nn.Module,
-    turns: Iterable[tuple[Batches, Stream, TrainResult]],
-    step: int,
-    divisor: int,
-    precision: Precision,
-) -> tuple[list[Gradients], list[Buffers]]:
-    """What every shard adds to the sum, and the buffers that it ends with; all of them
-    start from the same.
-    """
-    gradients, after, start = [], [], copy_buffers(model)
-    for batches, stream, result in turns:
-        load_buffers(model, start)
-        with stream:
-            _compute(model, batches, step, divisor, precision, result)
-        # before the sum, and by a product, as the strategies do: dividing the sum
-        # rounds otherwise where the divisor is no power of two
-        gradients.append(_scaled_gradients(model, 1.0 / divisor))
-        after.append(copy_buffers(model))
-    return gradients, after
-
-
 def _compute(
     model: nn.Module,
     batches: Batches,
@@ -196,7 +166,7 @@ def _compute(
     precision: Precision,
     result: TrainResult,
 ) -> None:
-    """Leave the gradients of one shard; its micro-batches add up in order."""
+    # leaves the gradients of one shard; its micro-batches add up in order
     model.zero_grad()
     micro_batches, losses = batches.micro_batches(step), []
     for micro_batch in micro_batches:
@@ -222,11 +192,8 @@ def _combine(
     buckets: list[list[str]],
     reduction: Reduction,
 ) -> None:
-    """Set every ``.grad`` to what ``reduction`` makes of each bucket of all shards.
-
-    A parameter that some shards do not use has a zero there; what nobody uses keeps no
-    gradient.
-    """
+    # a parameter that some shards do not use has a zero there; what none uses keeps no
+    # gradient
     parameters = dict(model.named_parameters())
     model.zero_grad()
     for names in buckets:
@@ -244,10 +211,8 @@ def _combine(
 
 
 def _in_memory(gradient: Tensor | None, parameter: Tensor) -> Tensor:
-    """Flat, in the order in which its elements lie in memory and in DDP's bucket.
-
-    Chunks are cut there, so for a transposed weight the row-major order has other bits.
-    """
+    # flat, in the order in which its elements lie in memory and in DDP's bucket: chunks
+    # are cut there, so for a transposed weight the row-major order has other bits
     if gradient is None:
         return parameter.new_zeros(parameter.numel())
     return gradient.as_strided((gradient.numel(),), (1,))

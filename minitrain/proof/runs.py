@@ -60,10 +60,8 @@ def ladder_of_run(
     twin: Twin,
     evidence: Path,
 ) -> Rungs:
-    """The whole ladder of ``run``, beside ``one`` process and the other runs.
-
-    ``one`` and ``twin`` are those of :func:`reference_of`. Raises OSError where the
-    verify stage left nothing of a run.
+    """The whole ladder of ``run``, beside the other runs and what :func:`reference_of`
+    gives. Raises OSError where the verify stage left nothing of a run.
     """
     file = evidence / run / "evidence.json"
     with reading(file):

@@ -1,11 +1,9 @@
 """One process that computes whole batches: the measure of all runs.
 
-It computes with the replay's loop, and not with that of the ranks: what it shares with
-them is the model, the data and the optimizer. Where training is unstable at its
-learning rate, rounding grows without bound, and no tolerance can tell it from a fault.
-From a start that differs in the last bit, the same process measures whether it does.
-A model that casts to a coarser type would not see that bit: there it is the last one of
-the coarser type.
+It computes with the replay's loop, and not with that of the ranks. Where training is
+unstable at its learning rate, rounding grows without bound, and no tolerance can tell
+it from a fault: the same process from a start that differs in the last bit (of the
+coarsest type that the model casts to) measures whether it does.
 """
 
 from collections.abc import Callable
@@ -50,40 +48,32 @@ def run_twin(
     """The same from a start one ULP (unit in the last place) away, of the coarsest type
     that the forward pass computes in.
     """
-    coarsest = coarsest_float(config)
+    coarsest = _coarsest_float(config)
     nudged = replace(config, factory=partial(_nudged, config.factory, coarsest))
     found = run_one_process(nudged, most_steps, show=show)
     return replace(found, unit=torch.finfo(coarsest).eps)
 
 
 def _nudged(factory: Callable[[], nn.Module], coarsest: torch.dtype) -> nn.Module:
-    model = factory()
-    nudge(model, coarsest)
-    return model
-
-
-def nudge(model: nn.Module, coarsest: torch.dtype) -> None:
-    """Move every trained parameter one unit in the last place up; or, where it is cast
-    to a coarser type, every second element up and the others down by one unit of that.
-    """
-    half = torch.finfo(coarsest).eps / 2
+    # every trained parameter one unit in the last place up; or, where it is cast to a
+    # coarser type, every second element up and the others down by one unit of that
+    model, unit = factory(), torch.finfo(coarsest).eps
     with torch.no_grad():
         for parameter in model.parameters():
             if not parameter.requires_grad:
                 continue
-            if torch.finfo(parameter.dtype).eps < torch.finfo(coarsest).eps:
+            if torch.finfo(parameter.dtype).eps < unit:
                 signs = torch.ones(parameter.numel(), dtype=parameter.dtype)
                 signs[1::2] = -1
-                parameter.mul_(1 + half * signs.reshape(parameter.shape))
+                parameter.mul_(1 + unit / 2 * signs.reshape(parameter.shape))
             else:
                 up = torch.full_like(parameter, torch.inf)
                 parameter.copy_(torch.nextafter(parameter, up))
+    return model
 
 
-def coarsest_float(config: RunConfig) -> torch.dtype:
-    """The coarsest floating-point type of a forward pass of the first batch, by the
-    casts of autocast and of the model.
-    """
+def _coarsest_float(config: RunConfig) -> torch.dtype:
+    # of a forward pass of the first batch, by the casts of autocast and of the model
     seen = _Floats()
     with untouched_random_state():
         alone = whole_batches(replace(config, steps=1))
@@ -94,7 +84,7 @@ def coarsest_float(config: RunConfig) -> torch.dtype:
 
 
 class _Floats(TorchDispatchMode):
-    """The floating-point types of all results."""
+    # the floating-point types of all results
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,9 +1,8 @@
 """The rungs that compare with one process which computes the whole batch at once.
 
-Its sums have other shapes, so bits cannot be expected. What rounding may do is first
-held to a quick limit, which costs nothing; what is beyond that is held to a twin: the
-same process from a start one unit in the last place away, which shows how far rounding
-alone carries each tensor (docs/reference.md).
+Its sums have other shapes, so bits cannot be expected. What is beyond a quick limit is
+held to a twin, the same process from a start one unit in the last place away, which
+shows how far rounding alone carries each tensor (docs/reference.md).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,14 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from minitrain.proof.bits import (
-    Rung,
-    Tensors,
-    Verdict,
-    data_rung,
-    first_nan,
-    not_run,
-)
+from minitrain.proof.bits import Rung, Tensors, Verdict, data_rung, first_nan, not_run
 from minitrain.proof.evidence import Evidence
 from minitrain.proof.forward import forward_of
 from minitrain.proof.ulp import distance, gaps
@@ -49,19 +41,14 @@ EARLY = 3
 def one_process_rungs(
     run: Evidence, one: Evidence, train: RunConfig, atol: float, twin: Twin
 ) -> dict[str, Rung]:
-    """All rungs of ``run`` against ``one`` process, by name.
-
-    A forward pass that draws random numbers, or normalizes by its batch, is not
-    compared but for its data and its loss. ``twin`` is asked only for what is beyond
-    the quick limits.
+    """All rungs of ``run`` against ``one`` process, by name. A forward pass that draws
+    random numbers, or normalizes by its batch, is compared in its data and loss alone.
     """
     forward = forward_of(run.rows, train)
-    why = forward.why
 
     def gradients() -> Rung:
-        limits = gradient_limits(one.gradients)
         rung = close_rung(
-            *(run.gradients, one.gradients, limits),
+            *(run.gradients, one.gradients, gradient_limits(one.gradients)),
             lambda: twin(EARLY).gradients,
             lambda: twin(EARLY).unit,
         )
@@ -75,7 +62,10 @@ def one_process_rungs(
     ) -> Rung:
         # a buffer may count a rank's own samples and do no harm: where it does some,
         # parameters part
-        ours, kept = (_without(tensors, forward.changed) for tensors in (ours, theirs))
+        ours, kept = (
+            {name: t for name, t in tensors.items() if name not in forward.changed}
+            for tensors in (ours, theirs)
+        )
         limits = state_limits(kept, one.start, train, atol)
         rung = close_rung(ours, kept, limits, twins, explained=explained)
         return _noted(rung, forward.lacks(theirs))
@@ -90,20 +80,14 @@ def one_process_rungs(
         # fault could hide in it
         return state(run.state, one.state, lambda: twin(None).state, "undecided")
 
-    rungs = {
-        "one_process_gradients": gradients,
-        "one_process_early": early,
-        "one_process": final,
-    }
+    why = forward.why
     return {
         "one_process_data": data_rung(run.rows, one.rows),
-        **{name: not_run(why) if why else rung() for name, rung in rungs.items()},
+        "one_process_gradients": not_run(why) if why else gradients(),
+        "one_process_early": not_run(why) if why else early(),
+        "one_process": not_run(why) if why else final(),
         "loss": loss_rung(run.losses, one.losses),
     }
-
-
-def _without(tensors: Tensors, names: Sequence[str]) -> Tensors:
-    return {name: t for name, t in tensors.items() if name not in names}
 
 
 def _noted(rung: Rung, note: str) -> Rung:
@@ -187,7 +171,6 @@ def close_rung(
 def _by_twin(
     beyond: Mapping[str, float], one: Tensors, twin: Tensors, unit: float
 ) -> tuple[bool, str]:
-    """Whether rounding explains tensors that are so far ``beyond`` the quick limits."""
     far = {name: _apart(twin[name], one[name]) for name in beyond}
     units = {name: UNITS * unit * _size(one[name]) for name in beyond}
     most = {name: max(TIMES_TWIN * far[name], units[name]) for name in beyond}
@@ -202,9 +185,7 @@ def _by_twin(
 
 def loss_rung(losses: Sequence[float], one_process: Sequence[float]) -> Rung:
     """Mean loss of the last quarter of the steps: above one process's by at most 5 % of
-    that.
-
-    For strategies that approximate gradients: they may learn otherwise, not worse.
+    that. Strategies that approximate gradients may learn otherwise, not worse.
     """
     last = max(1, len(losses) // 4)
     ours, theirs = (sum(x[-last:]) / last for x in (losses, one_process))

@@ -15,11 +15,8 @@ CHUNK_ELEMENTS = 1 << 14
 
 @dataclass(frozen=True)
 class Distance:
-    """How far two sets of tensors are apart; ``tensor`` is the first that
-    differs, or the first that cannot be compared.
-
-    ``max_ulp`` and ``max_abs_diff`` are None where they have no value: a NaN on one
-    side, or tensors that cannot be compared.
+    """How far two sets of tensors are apart; ``tensor`` is the first that differs, or
+    cannot be compared: then, or with a NaN on one side, the numbers are None.
     """
 
     bytes_equal: bool
@@ -30,11 +27,9 @@ class Distance:
 
 @dataclass(frozen=True)
 class Gap:
-    """How far two tensors of one dtype and shape are apart.
-
-    ``num_different`` elements have other bits; ``first`` is the flat index of the first
-    of them. ``max_ulp`` and ``max_abs_diff`` are None where an element is NaN on either
-    side; ``max_abs_diff`` also where an infinity is apart from a number.
+    """How far two tensors of one dtype and shape are apart: the number of elements with
+    other bits, and the flat index of the first. The distances are None where an element
+    is NaN; ``max_abs_diff`` also where an infinity is apart from a number.
     """
 
     num_different: int
@@ -44,11 +39,9 @@ class Gap:
 
 
 def ulp_distance(a: Tensor, b: Tensor) -> npt.NDArray[np.uint64]:
-    """Units in the last place between tensors of one dtype, per element (flat).
-
-    The number of representable values between the two, so it counts across zero; -0.0
-    and 0.0 are 0 apart. Complex numbers have two elements each. NaN has no place in the
-    order: callers look for it first.
+    """Units in the last place between tensors of one dtype, per element (flat): the
+    number of representable values between the two, so it counts across zero. Complex
+    numbers have two elements each. NaN has no place in the order: look for it first.
     """
     x, y = _ordered(_flat(a)), _ordered(_flat(b))
     return np.where(x > y, x - y, y - x)
@@ -73,7 +66,7 @@ def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Distance:
     """
     for name in sorted(a.keys() ^ b.keys()):
         return Distance(False, None, None, name)
-    differing = [name for name in a if not _same(a[name], b[name])]
+    differing = [name for name in a if not same(a[name], b[name])]
     if not differing:
         return Distance(True, 0, 0.0, None)
     ulp, gap = 0, 0.0
@@ -123,10 +116,7 @@ def num_nan(tensor: Tensor) -> int:
 
 
 def gaps(a: Tensor, b: Tensor) -> Tensor:
-    """|a - b| in float64, flat; equal values, infinities too, give 0.
-
-    A complex number gives two elements.
-    """
+    """|a - b| in float64, flat; equal values, infinities too, give 0."""
     x, y = _flat(a).double(), _flat(b).double()
     return (x - y).abs().masked_fill(x == y, 0.0)
 
@@ -136,14 +126,15 @@ def same_kind(a: Tensor, b: Tensor) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape
 
 
+def same(a: Tensor, b: Tensor) -> bool:
+    """Whether dtype, shape and bytes are the same."""
+    return same_kind(a, b) and same_bits(a, b)
+
+
 def same_bits(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors of one dtype and shape hold the same bytes (NaN included)."""
     x, y = (_flat(t).view(torch.uint8) for t in (a, b))
     return torch.equal(x, y)
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    return same_kind(a, b) and same_bits(a, b)
 
 
 def _flat(tensor: Tensor) -> Tensor:

@@ -2,18 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from one_line import refusal
 from subjects import make_batches, make_run, plain
 from torch import Tensor, nn
 
-import minitrain
 from minitrain.check.check import check_data_parallel, examine
 from minitrain.core.errors import EvidenceError
 from minitrain.data.cut import count_targets, cut, tensors_of
@@ -31,10 +28,6 @@ def line() -> nn.Module:
 def squares(model: nn.Module, batch: Any) -> Tensor:
     inputs, targets = batch
     return nn.functional.mse_loss(model(inputs), targets)
-
-
-def test_it_is_what_the_package_offers() -> None:
-    assert minitrain.check_data_parallel is check_data_parallel
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
@@ -55,110 +48,6 @@ def test_causal_model_by_its_convention() -> None:
     assert "replay_gradients       equal" in str(ladder)
     # as the report says it
     assert "trained                passed" in str(ladder)
-
-
-def test_float64_is_held_to_finer_limits() -> None:
-    pairs = [(x.double(), y.double()) for x, y in PAIRS]
-    ladder = check_data_parallel(lambda: line().double(), pairs, loss=squares)
-    gap = ladder.rungs["one_process"].max_abs_diff
-    assert gap is not None
-    assert gap <= 1e-11
-
-
-class ByWords(nn.Module):
-    """A mean over words, of which samples have unequal numbers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(2, 1)
-
-    def forward(self, inputs: Tensor, mask: Tensor) -> SimpleNamespace:
-        each = self.linear(inputs)[..., 0].square()
-        return SimpleNamespace(loss=(each * mask).sum() / mask.sum())
-
-
-def words() -> list[dict[str, Tensor]]:
-    torch.manual_seed(0)
-    lengths = torch.tensor([[1, 9, 2, 8], [9, 1, 9, 1], [3, 4, 5, 9]])
-    return [
-        {
-            "inputs": torch.randn(4, 9, 2),
-            "mask": (torch.arange(9) < row[:, None]).float(),
-        }
-        for row in lengths
-    ]
-
-
-def test_mean_of_means_of_ones_own_is_found() -> None:
-    """Nobody said over how many words the loss is a mean, so samples count alike."""
-    line = refusal(check_data_parallel, ByWords, words())
-    assert "over its halves of 2 and 2 targets, whose mean is " in line
-    assert ": it weighs them 0.15 to 0.85, and must be a mean" in line
-    trial = replace(make_run(steps=3), factory=ByWords)
-    trial = replace(trial, data=replace(trial.data, batches=words()))
-    detail = examine(trial, 2).rungs["witness_mean"].detail
-    assert detail.startswith(
-        "the loss is no mean over the targets: parts of the batch of step 0 have the "
-        "weights 0.15, 0.85, "
-    )
-    assert detail.endswith(
-        "by their targets 0.5, 0.5; is it a mean over what is counted?"
-    )
-    told = check_data_parallel(
-        ByWords, words(), count=lambda batch: int(batch["mask"].sum())
-    )
-    assert told.verdict == "proven"
-
-
-def roots_of_few(model: nn.Module, batch: Any) -> Tensor:
-    """No mean of its samples, and made for batches of this size."""
-    assert len(batch[0]) <= 8
-    return squares(model, batch).sqrt()
-
-
-def test_loss_that_takes_no_larger_batch_is_left_to_the_witness() -> None:
-    with pytest.raises(EvidenceError, match="is no mean over the targets"):
-        check_data_parallel(line, PAIRS, loss=roots_of_few)
-
-
-def test_random_numbers_of_the_caller_are_left_alone() -> None:
-    torch.manual_seed(5)
-    expected = torch.rand(1)
-    torch.manual_seed(5)
-    check_data_parallel(line, PAIRS, loss=squares)
-    assert torch.equal(torch.rand(1), expected)
-
-
-@pytest.mark.parametrize(
-    ("batches", "options", "expected"),
-    [
-        (PAIRS, {"world_size": 1}, "world_size = 1: must be at least 2"),
-        (
-            PAIRS,
-            {"loss": None},
-            "loss: is not given, and batches[0] is a tuple: must be a mapping for "
-            "model(**batch).loss",
-        ),
-        (PAIRS, {"optimizer": "lion"}, "optimizer = 'lion': must be one of adamw, sgd"),
-        (PAIRS, {"steps": 1}, "steps = 1: must be at least 2"),
-        (
-            PAIRS,
-            {"world_size": 9},
-            "batches[0]: 8 samples cannot be cut into 9 parts (processes or logical "
-            "shards, times grad_accumulation_steps)",
-        ),
-        (
-            [*PAIRS, (torch.ones(2), torch.ones(3))],
-            {},
-            "batches[4]: all tensors must have one length, found 2, 3",
-        ),
-    ],
-)
-def test_arguments_that_cannot_be(
-    batches: Any, options: dict[str, Any], expected: str
-) -> None:
-    given = {"loss": squares, **options}
-    assert refusal(check_data_parallel, line, batches, **given) == expected
 
 
 def test_cut_takes_every_wth_sample_of_everything() -> None:
@@ -219,30 +108,12 @@ def test_one_element_with_any_stride() -> None:
     assert distance({"w": one}, {"w": torch.ones(1)}).max_abs_diff == 1.0
 
 
-def test_count_that_does_not_add_up() -> None:
-    options: Any = {"loss": squares, "count": lambda batch: 7}
-    told = refusal(check_data_parallel, line, PAIRS, **options)
-    assert told == "count(batches[0]) = 7: must be the sum of its parts' counts, 7 + 7"
-
-
 def test_count_may_be_a_tensor() -> None:
     def count(batch: Any) -> Any:
         return (batch[1] < torch.inf).sum()
 
     ladder = check_data_parallel(line, PAIRS, loss=squares, count=count)
     assert ladder.verdict == "proven"
-
-
-def test_loss_that_is_a_sum_is_called_one() -> None:
-    def total(model: nn.Module, batch: Any) -> Tensor:
-        inputs, targets = batch
-        return (model(inputs) - targets).square().sum()
-
-    trial = replace(make_run(), factory=line)
-    trial = replace(trial, data=replace(trial.data, batches=PAIRS, loss=total))
-    mean = examine(trial, 2).rungs["witness_mean"]
-    assert mean.verdict == "breach"
-    assert "by their targets 0.5, 0.5: it is a sum" in mean.detail
 
 
 class InBfloat16(nn.Linear):

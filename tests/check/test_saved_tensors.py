@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from minitrain.check.saved_tensors import SavedTensors, mapped
+from minitrain.check.trial import SavedTensors, mapped
 from minitrain.core.errors import UserError
 
 

@@ -1,7 +1,6 @@
 """``minitrain check``: one's own model from the command line."""
 
 import json
-import pickle
 import re
 from pathlib import Path
 
@@ -9,22 +8,20 @@ import pytest
 import torch
 from one_line import refusal
 
-from minitrain.check import all_strategies, measured
-from minitrain.check.all_strategies import Climbed
 from minitrain.check.import_target import find
-from minitrain.check.measured import Measured, reading_for
 from minitrain.check.text_batches import (
     LONGEST,
     PADDING,
     SHORTEST,
+    Reading,
     length_for,
+    reading_for,
     text_batches,
 )
 from minitrain.cli import check
-from minitrain.cli.check import in_words
+from minitrain.cli.check import Climbed, in_words
 from minitrain.cli.main import run
 from minitrain.core.errors import UserError
-from minitrain.train.rng import seed_everything
 
 pytestmark = pytest.mark.slow
 
@@ -193,31 +190,36 @@ def test_model_with_batches_and_a_loss(
     assert ladder["rungs"]["replay"]["verdict"] == "equal"
 
 
-def test_lstm_with_dropout_is_proven(
-    model: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("name", "own", "equal", "within"),
+    [
+        ("lstm", [], ["replay", "ranks"], ["witness_probe", "witness_spread"]),
+        (
+            "resnet",
+            ["--batches", "my_model.py:images", "--loss", "my_model.py:loss_of_images"],
+            ["replay", "replay_buffers"],
+            ["witness_gradients", "witness_probe"],
+        ),
+    ],
+)
+def test_dropout_and_batch_norm_are_proven(
+    name: str,
+    own: list[str],
+    equal: list[str],
+    within: list[str],
+    model: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert run(["check", f"{model}:lstm"]) == 0
+    assert run(["check", f"{model}:{name}", *own]) == 0
     rungs = verdicts(capsys.readouterr().out)
-    assert rungs["replay"] == rungs["ranks"] == "equal"
-    assert rungs["witness_probe"] == rungs["witness_spread"] == "within"
-
-
-def test_resnet_with_batch_norm_is_proven(
-    model: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    own = ["--batches", f"{model}:images", "--loss", f"{model}:loss_of_images"]
-    assert run(["check", f"{model}:resnet", *own]) == 0
-    rungs = verdicts(capsys.readouterr().out)
-    assert rungs["replay"] == rungs["replay_buffers"] == "equal"
-    assert rungs["witness_gradients"] == rungs["witness_probe"] == "within"
+    assert {rungs[rung] for rung in equal} == {"equal"}
+    assert {rungs[rung] for rung in within} == {"within"}
 
 
 def test_batch_norm_is_why_one_process_was_not_compared(
     model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        all_strategies, "STRATEGIES", ["ddp", "fsdp", "invariant", "powersgd"]
-    )
+    monkeypatch.setattr(check, "STRATEGIES", ["ddp", "fsdp", "invariant", "powersgd"])
     own = ["--batches", f"{model}:images", "--loss", f"{model}:loss_of_images"]
     assert run(["check", f"{model}:batch_norm", *own, *ALL]) == 0
     said = dict(x.split(maxsplit=1) for x in capsys.readouterr().out.splitlines()[:-1])
@@ -268,7 +270,7 @@ def test_factory_that_fails_is_no_proof(ends: str, word: str, tmp_path: Path) ->
 def test_large_model_takes_two_steps_unless_told(
     model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measured, "LARGE", 4351)
+    monkeypatch.setattr("minitrain.check.text_batches.LARGE", 4351)
     assert run(["check", f"{model}:build"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.endswith(" s, 2 steps: 0 million parameters")
@@ -278,41 +280,9 @@ def test_large_model_takes_two_steps_unless_told(
     assert (told.steps, told.shortened) == (3, "")
 
 
-def test_model_that_was_measured_is_the_one_that_is_built() -> None:
-    before = torch.get_rng_state()
-    factory = Measured(lambda: torch.nn.Linear(3, 2))
-    assert factory.num_parameters == 3 * 2 + 2
-    assert torch.equal(torch.get_rng_state(), before)
-    built, drawn = [], []
-    for _ in range(2):
-        seed_everything(0)
-        built.append(factory())
-        drawn.append(torch.rand(1))
-    assert torch.equal(built[0].weight, built[1].weight)
-    assert built[0].weight is not built[1].weight
-    assert drawn[0] == drawn[1]
-
-
-def test_model_that_was_measured_is_not_that_of_another_seed() -> None:
-    factory = Measured(lambda: torch.nn.Linear(3, 2))
-    seed_everything(1)
-    first = factory()
-    seed_everything(1)
-    assert torch.equal(first.weight, torch.nn.Linear(3, 2).weight)
-
-
-def test_process_is_sent_the_factory_alone() -> None:
-    assert pickle.loads(pickle.dumps(Measured(linear))) is linear
-
-
-def linear() -> torch.nn.Linear:
-    """A factory that can be sent."""
-    return torch.nn.Linear(3, 2)
-
-
 @pytest.mark.parametrize("factory", [torch.nn.Linear(3, 2), 3])
 def test_what_builds_no_model_is_left_to_the_check(factory: object) -> None:
-    assert reading_for(factory, 8, None).factory is factory
+    assert reading_for(factory, 8, None) == Reading()
 
 
 def test_length_of_lines_by_hand() -> None:
@@ -331,11 +301,14 @@ def test_lines_that_are_cut_short_are_of_unlike_length(tmp_path: Path) -> None:
     assert lengths.tolist() == [8, 7, 6, 5, 8]
 
 
-def test_model_whose_loss_is_no_mean_over_targets(model: str) -> None:
-    line = refusal(run, ["check", f"{model}:build_wrong"])
-    assert line.startswith("loss: is ")
-    assert "must be a mean over what is counted; count is not given" in line
-    assert line.endswith("; --count NAME gives a count of yours")
+def test_model_whose_loss_is_no_mean_over_targets(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["check", f"{model}:build_wrong"]) == 1
+    *_, verdict, took, hint = capsys.readouterr().out.splitlines()
+    assert verdict.startswith("breach: witness_mean: the loss is no mean over the ")
+    assert took.endswith(" s")
+    assert hint == "--count NAME gives a count of yours"
 
 
 def test_model_that_counts_its_calls_is_a_breach(
@@ -352,8 +325,7 @@ def test_all_strategies(
     model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few = ("ddp", "invariant", "fsdp", "bf16_compress")
-    for module in (check, all_strategies):
-        monkeypatch.setattr(module, "STRATEGIES", few)
+    monkeypatch.setattr(check, "STRATEGIES", few)
     own = ["--batches", f"{model}:batches", "--loss", f"{model}:loss"]
     assert run(["check", f"{model}:linear", *own, *ALL]) == 0
     printed = capsys.readouterr()

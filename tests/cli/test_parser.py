@@ -3,8 +3,8 @@
 import pytest
 from one_line import refusal
 
-from minitrain.check.all_strategies import ALL
 from minitrain.cli import check
+from minitrain.cli.check import ALL
 from minitrain.cli.main import make_parser, run
 from minitrain.cli.parser import Names
 from minitrain.train.config import OPTIMIZERS

@@ -6,15 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import (
-    tiny_config,
-    tiny_params,
-    tiny_shards,
-    train_tiny,
-    with_factory,
-)
+from tiny import tiny_config, tiny_params, tiny_shards, train_tiny, with_factory
 
-from minitrain.check.trial import one_thread
+from minitrain.check.trial import alone
 from minitrain.core.params import Params
 from minitrain.proof.evidence import Evidence
 from minitrain.proof.replay import Replayed, replay
@@ -70,7 +64,7 @@ def test_a_replay_that_is_interrupted_ends_in_its_bits(
     params = params_of(case)
     run = train_tiny(params, shards, 2)
     config = tiny_config(params, shards, 2)
-    with one_thread():
+    with alone():
         wanted = bits(replay(config, run.rows, 2))
         all_kept = kept_in(tmp_path / "all")
         assert bits(replay(config, run.rows, 2, checkpoints=all_kept)) == wanted
@@ -88,7 +82,7 @@ def test_one_process_that_is_interrupted_ends_in_its_bits(
         tensors = [*one.states[0].items(), *one.results[0].sampled.items()]
         return {n: sha256_tensor(t) for n, t in tensors}, one.losses, one.rows
 
-    with one_thread():
+    with alone():
         wanted = bits_of(run_one_process(config))
         all_kept = kept_in(tmp_path / "all")
         run_one_process(config, checkpoints=all_kept)

@@ -6,6 +6,7 @@ One honest run of two ranks is made; every test injects one fault in what it rec
 import ast
 import copy
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -32,7 +33,7 @@ from minitrain.proof.witness import record as recorded
 from minitrain.proof.witness import spread as spreading
 from minitrain.proof.witness.corpus import Corpus
 from minitrain.proof.witness.examine import examine_batches
-from minitrain.proof.witness.hashes import hashes_rung
+from minitrain.proof.witness.hashes import hashes_rung, sha256
 from minitrain.proof.witness.passes import Computer
 from minitrain.proof.witness.record import Record, Task
 from minitrain.proof.witness.spread import Draws
@@ -40,12 +41,10 @@ from minitrain.sync.explicit import Flat
 from minitrain.train.config import RunConfig, config_of
 
 ALLOWED = {"torch", "numpy", "ruamel"}
-Spoil = Callable[[dict[str, Any]], None]
+Spoil = Callable[[dict[str, Any]], Any]
 
 
 def test_it_imports_nothing_of_what_it_examines() -> None:
-    import sys
-
     for path in (ROOT / "minitrain/proof/witness").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             names = []
@@ -146,161 +145,140 @@ def rows_of(record: dict[str, Any], kind: str) -> list[dict[str, Any]]:
     return [row for row in record["rows"] if row["kind"] == kind]
 
 
-def swap_ranks(record: dict[str, Any]) -> None:
-    for row in rows_of(record, "fed"):
-        row["rank"] = 1 - row["rank"]
-
-
-def a_sample_twice(record: dict[str, Any]) -> None:
-    samples = rows_of(record, "fed")[3]["parts"][0]["samples"]
-    samples[0] = samples[1]
-
-
-def rank_is_silent(record: dict[str, Any]) -> None:
-    gone = rows_of(record, "fed")[-1]
+def drop(record: dict[str, Any], kind: str, index: int) -> None:
+    gone = rows_of(record, kind)[index]
     record["rows"] = [row for row in record["rows"] if row is not gone]
 
 
-def step_not_recorded(record: dict[str, Any]) -> None:
-    gone = rows_of(record, "tensors")[1]
-    record["rows"] = [row for row in record["rows"] if row is not gone]
-
-
-def other_hash(record: dict[str, Any]) -> None:
-    name = next(iter(rows_of(record, "tensors")[-1]["parameters"]))
-    rows_of(record, "tensors")[-1]["parameters"][name] = "0" * 64
-
-
-def other_final_state(record: dict[str, Any]) -> None:
-    record["state"] = {name: t + 1 for name, t in record["state"].items()}
-
-
-def loss_plus_3(record: dict[str, Any]) -> None:
-    record["losses"] = [loss + 3 for loss in record["losses"]]
-
-
-def loss_of_the_last_step(record: dict[str, Any]) -> None:
-    record["losses"][-1] *= 1.0001
-
-
-def missing_loss(record: dict[str, Any]) -> None:
-    record["losses"].pop()
-
-
-def no_probe(record: dict[str, Any]) -> None:
-    record["rows"] = [row for row in record["rows"] if row["kind"] != "probe"]
-
-
-def probe_loss(record: dict[str, Any]) -> None:
-    rows_of(record, "probe")[0]["loss"] *= 1.0001
-
-
-def targets_counted_twice(record: dict[str, Any]) -> None:
-    rows_of(record, "fed")[2]["parts"][0]["targets"] *= 2
-
-
-def other_global_targets(record: dict[str, Any]) -> None:
-    """At a step that is not sampled."""
-    rows_of(record, "fed")[7]["global_targets"] += 1
-
-
-def loss_negated_at_a_step(record: dict[str, Any]) -> None:
-    for row in rows_of(record, "fed"):
-        row["global_targets"] *= -1 if row["step"] == 3 else 1
-
-
-def ledger_of_other_samples(record: dict[str, Any]) -> None:
-    rows_of(record, "batch")[3]["ranks"].reverse()
+def drop_tensors(record: dict[str, Any], start: str, end: str) -> None:
+    for key in [*record["tensors"]]:
+        if key.startswith(start) and key.endswith(end):
+            del record["tensors"][key]
 
 
 def a_parameter_is_left_out(record: dict[str, Any]) -> None:
-    for key in [k for k in record["tensors"] if k.endswith("/after/hidden.bias")]:
-        del record["tensors"][key]
+    drop_tensors(record, "", "/after/hidden.bias")
     for row in rows_of(record, "tensors"):
         del row["parameters"]["hidden.bias"]
 
 
-def step_starts_elsewhere(record: dict[str, Any]) -> None:
-    key = "1/before/hidden.bias"
-    record["tensors"][key] = 0.9 * record["tensors"][key]
-
-
-def optimizer_made_anew(record: dict[str, Any]) -> None:
-    for key in [k for k in record["tensors"] if k.startswith("5/moments/")]:
-        del record["tensors"][key]
-
-
 def moments_not_kept(record: dict[str, Any]) -> None:
-    for key in [k for k in record["tensors"] if k.endswith("/exp_avg")]:
-        record["tensors"][key] = torch.zeros_like(record["tensors"][key])
+    for key, tensor in record["tensors"].items():
+        if key.endswith("/exp_avg"):
+            record["tensors"][key] = torch.zeros_like(tensor)
 
 
-def rank_has_other_hashes(record: dict[str, Any]) -> None:
-    row = next(
-        r for r in rows_of(record, "tensors") if (r["step"], r["rank"]) == (2, 1)
-    )
-    row["gradients"]["hidden.bias"] = "0" * 64
+def part(record: dict[str, Any], row: int) -> dict[str, Any]:
+    return rows_of(record, "fed")[row]["parts"][0]
 
 
-def row_that_is_there_twice(record: dict[str, Any]) -> None:
-    record["rows"].append(rows_of(record, "tensors")[0])
-
-
-def loss_is_nan(record: dict[str, Any]) -> None:
-    record["losses"][3] = float("nan")
-
-
-FAULTS = {
-    swap_ranks: "witness_data",
-    targets_counted_twice: "witness_data",
-    other_global_targets: "witness_data",
-    loss_negated_at_a_step: "witness_data",
-    ledger_of_other_samples: "witness_data",
-    a_parameter_is_left_out: "witness_hashes",
-    step_starts_elsewhere: "witness_hashes",
-    optimizer_made_anew: "witness_step",
-    moments_not_kept: "witness_step",
-    rank_has_other_hashes: "witness_hashes",
-    row_that_is_there_twice: "witness_hashes",
-    loss_is_nan: "witness_hashes",
-    a_sample_twice: "witness_data",
-    rank_is_silent: "witness_data",
-    step_not_recorded: "witness_hashes",
-    other_hash: "witness_hashes",
-    other_final_state: "witness_hashes",
-    missing_loss: "witness_hashes",
-    loss_plus_3: "witness_loss",
-    loss_of_the_last_step: "witness_loss",
-    no_probe: "witness_probe",
-    probe_loss: "witness_probe",
+FAULTS: dict[str, tuple[str, Spoil]] = {
+    "swap_ranks": (
+        "witness_data",
+        lambda r: [row.update(rank=1 - row["rank"]) for row in rows_of(r, "fed")],
+    ),
+    "a_sample_twice": (
+        "witness_data",
+        lambda r: part(r, 3).update(samples=2 * part(r, 3)["samples"][::2]),
+    ),
+    "rank_is_silent": ("witness_data", lambda r: drop(r, "fed", -1)),
+    "targets_counted_twice": (
+        "witness_data",
+        lambda r: part(r, 2).update(targets=2 * part(r, 2)["targets"]),
+    ),
+    # at a step that is not sampled
+    "other_global_targets": (
+        "witness_data",
+        lambda r: rows_of(r, "fed")[7].update(global_targets=1),
+    ),
+    "loss_negated_at_a_step": (
+        "witness_data",
+        lambda r: [
+            row.update(global_targets=-row["global_targets"])
+            for row in rows_of(r, "fed")
+            if row["step"] == 3
+        ],
+    ),
+    "ledger_of_other_samples": (
+        "witness_data",
+        lambda r: rows_of(r, "batch")[3]["ranks"].reverse(),
+    ),
+    "a_parameter_is_left_out": ("witness_hashes", a_parameter_is_left_out),
+    "step_starts_elsewhere": (
+        "witness_hashes",
+        lambda r: r["tensors"]["1/before/hidden.bias"].mul_(0.9),
+    ),
+    "step_not_recorded": ("witness_hashes", lambda r: drop(r, "tensors", 1)),
+    "other_hash": (
+        "witness_hashes",
+        lambda r: rows_of(r, "tensors")[-1]["parameters"].update({"head.weight": "0"}),
+    ),
+    "rank_has_other_hashes": (
+        "witness_hashes",
+        lambda r: [
+            row["gradients"].update({"hidden.bias": "0" * 64})
+            for row in rows_of(r, "tensors")
+            if (row["step"], row["rank"]) == (2, 1)
+        ],
+    ),
+    "row_that_is_there_twice": (
+        "witness_hashes",
+        lambda r: r["rows"].append(rows_of(r, "tensors")[0]),
+    ),
+    "other_final_state": (
+        "witness_hashes",
+        lambda r: r.update(state={name: t + 1 for name, t in r["state"].items()}),
+    ),
+    "missing_loss": ("witness_hashes", lambda r: r["losses"].pop()),
+    "loss_is_nan": (
+        "witness_hashes",
+        lambda r: r.update(losses=[*r["losses"][:-1], float("nan")]),
+    ),
+    "optimizer_made_anew": (
+        "witness_step",
+        lambda r: drop_tensors(r, "5/moments/", ""),
+    ),
+    "moments_not_kept": ("witness_step", moments_not_kept),
+    "loss_plus_3": (
+        "witness_loss",
+        lambda r: r.update(losses=[loss + 3 for loss in r["losses"]]),
+    ),
+    "loss_of_the_last_step": (
+        "witness_loss",
+        lambda r: r.update(losses=[*r["losses"][:-1], 1.0001 * r["losses"][-1]]),
+    ),
+    "no_probe": ("witness_probe", lambda r: drop(r, "probe", 0)),
+    "probe_loss": (
+        "witness_probe",
+        lambda r: rows_of(r, "probe")[0].update(
+            loss=1.0001 * rows_of(r, "probe")[0]["loss"]
+        ),
+    ),
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_fault_in_the_record(honest: Any, fault: Spoil) -> None:
+@pytest.mark.parametrize("fault", FAULTS)
+def test_fault_in_the_record(honest: Any, fault: str) -> None:
     trial, record = honest("adamw")
-    fault(record)
-    assert breached(asked(trial, record)) == [FAULTS[fault]]
+    rung, spoil = FAULTS[fault]
+    spoil(record)
+    assert breached(asked(trial, record)) == [rung]
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-@pytest.mark.parametrize("times", [10.0, 1.001])
-def test_another_learning_rate(honest: Any, optimizer: str, times: float) -> None:
-    trial, record = honest(optimizer)
-    rungs = asked(trial, record, learning_rate=trial.learning_rate * times)
-    assert breached(rungs) == ["witness_step"]
-
-
-@pytest.mark.parametrize(("ran", "said"), [("adamw", "sgd"), ("sgd", "adamw")])
-def test_another_optimizer(honest: Any, ran: str, said: str) -> None:
+@pytest.mark.parametrize("ran", ["adamw", "sgd"])
+def test_another_optimizer_or_learning_rate(honest: Any, ran: str) -> None:
     trial, record = honest(ran)
-    assert breached(asked(trial, record, optimizer=said)) == ["witness_step"]
+    other = "sgd" if ran == "adamw" else "adamw"
+    for changes in (
+        {"optimizer": other},
+        {"learning_rate": 10 * trial.learning_rate},
+        {"learning_rate": 1.001 * trial.learning_rate},
+    ):
+        assert breached(asked(trial, record, **changes)) == ["witness_step"]
 
 
 def rehashed(record: dict[str, Any], key: str, tensor: Tensor) -> None:
     """Spoil a sampled tensor so that its hashes are those of it."""
-    from minitrain.proof.witness.hashes import sha256
-
     step, kind, name = key.split("/", 2)
     record["tensors"][key] = tensor
     what = {"gradients": "gradients", "after": "parameters"}[kind]
@@ -519,24 +497,16 @@ def test_reference_that_drops_the_last_rank(monkeypatch: pytest.MonkeyPatch) -> 
 class Images(nn.Module):
     """Convolutions whose biases have a true gradient of zero."""
 
-    def __init__(self, norm: Callable[[int], nn.Module]) -> None:
+    def __init__(self) -> None:
         super().__init__()
+        norm = nn.InstanceNorm2d(4)
         self.net = nn.Sequential(
-            nn.Conv2d(1, 4, 3), norm(4), nn.ReLU(), nn.Conv2d(4, 4, 3), norm(4)
+            nn.Conv2d(1, 4, 3), norm, nn.ReLU(), nn.Conv2d(4, 4, 3), norm
         )
         self.head = nn.Linear(4, 3)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.head(self.net(images).mean((2, 3)))
-
-
-def encoder() -> nn.Module:
-    """Key biases have a true gradient of zero."""
-    layer = nn.TransformerEncoderLayer(
-        16, 2, 32, 0.0, batch_first=True, norm_first=True
-    )
-    layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-    return nn.Sequential(layers, nn.Linear(16, 3))
 
 
 def drawn(seed: int, *shapes: tuple[int, ...]) -> list[list[Tensor]]:
@@ -549,15 +519,9 @@ def images(seed: int) -> list[Any]:
     return [(x, torch.arange(8) % 3) for (x,) in drawn(seed, (8, 1, 9, 9))]
 
 
-def sequences(seed: int) -> list[Any]:
-    return [(x, torch.arange(8) % 3) for (x,) in drawn(seed, (8, 5, 16))]
-
-
 def classified(model: nn.Module, batch: Any) -> Tensor:
     inputs, labels = batch
-    logits = model(inputs)
-    logits = logits.mean(1) if logits.dim() == 3 else logits
-    return nn.functional.cross_entropy(logits, labels)
+    return nn.functional.cross_entropy(model(inputs), labels)
 
 
 def squares(model: nn.Module, batch: Any) -> Tensor:
@@ -574,10 +538,6 @@ def thousands(seed: int) -> list[Any]:
     return [(x, 3000 + 1000 * x.sum(1, keepdim=True)) for (x,) in inputs]
 
 
-def halves(seed: int) -> list[Any]:
-    return [tuple(x.bfloat16() for x in pair) for pair in pairs(seed)]
-
-
 def pairs(seed: int) -> list[Any]:
     return [tuple(pair) for pair in drawn(seed, (8, 4), (8, 1))]
 
@@ -587,10 +547,7 @@ def mlp() -> nn.Module:
 
 
 RIGHT: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
-    "InstanceNorm": (lambda: Images(nn.InstanceNorm2d), images, classified, {}),
-    "GroupNorm": (lambda: Images(lambda n: nn.GroupNorm(n, n)), images, classified, {}),
-    "pre-norm encoder": (encoder, sequences, classified, {}),
-    "bfloat16 parameters": (lambda: mlp().bfloat16(), halves, squares, {}),
+    "InstanceNorm": (Images, images, classified, {}),
     "targets in the thousands": (
         lambda: nn.Linear(4, 1),
         thousands,
@@ -607,26 +564,6 @@ def test_right_model_is_no_breach(name: str) -> None:
     factory, batches, loss, options = RIGHT[name]
     ladder = check_data_parallel(factory, batches(0), loss=loss, **options)
     assert ladder.verdict == "proven"
-
-
-class Masked(nn.Module):
-    """The mean over half of what the labels say are targets: a masked-language loss."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.model = Bigrams(nn.LayerNorm(16))
-
-    def forward(self, input_ids: Tensor, labels: Tensor) -> Any:
-        kept = labels.masked_fill(labels % 3 == 0, -100)
-        return self.model(input_ids, kept)
-
-
-def test_loss_that_is_no_mean_over_the_targets_is_explained() -> None:
-    ladder = examine(replace(make_run(steps=2), factory=Masked), 2)
-    assert ladder.verdict == "breach"
-    line = ladder.rests_on
-    assert line.startswith("witness_mean: the loss is no mean over the targets")
-    assert "parts of the batch of step 0 have the weights 0." in line
 
 
 class Coupled(nn.Module):
@@ -654,13 +591,6 @@ def test_who_depends_on_its_batch_is_replayed_only() -> None:
     assert ladder.rungs["one_process"].verdict == "not run"
 
 
-def test_accept_is_one_of_the_verdicts() -> None:
-    from minitrain.core.errors import UserError
-
-    with pytest.raises(UserError, match="must hold some of proven, proven in eval"):
-        check_data_parallel(mlp, pairs(0), loss=squares, accept=["well"])
-
-
 @cache
 def noisy_run() -> tuple[RunConfig, Evidence]:
     trial = replace(make_run(steps=3), factory=lambda: Noisy("dropout"))
@@ -671,6 +601,11 @@ def noisy_record() -> tuple[RunConfig, dict[str, Any]]:
     """The record is a copy that may be spoilt."""
     trial, run = noisy_run()
     return trial, copy.deepcopy(record_of(run))
+
+
+def scale_gradients(record: dict[str, Any], step: int, factor: float) -> None:
+    for key in [k for k in record["tensors"] if k.startswith(f"{step}/gradients/")]:
+        rehashed(record, key, factor * record["tensors"][key])
 
 
 def test_training_with_dropout_is_not_left_alone(
@@ -685,8 +620,7 @@ def test_training_with_dropout_is_not_left_alone(
     assert rungs["witness_spread"]["verdict"] == "within tolerance"
     for factor in (0.0, 2.0, -1.0):
         spoilt = copy.deepcopy(record)
-        for key in [k for k in spoilt["tensors"] if k.startswith("0/gradients/")]:
-            rehashed(spoilt, key, factor * spoilt["tensors"][key])
+        scale_gradients(spoilt, 0, factor)
         assert "witness_spread" in breached(asked(trial, spoilt))
     spoilt = copy.deepcopy(record)
     spoilt["losses"] = [2 * loss for loss in spoilt["losses"]]
@@ -702,24 +636,21 @@ def test_of_a_large_model_the_last_step_is_held_against_draws(
     told = asked(trial, record)["witness_spread"]
     assert told["verdict"] == "within tolerance"
     assert told["detail"].endswith("; of 0 million parameters one step alone")
-    last = trial.steps - 1
-    for key in [k for k in record["tensors"] if k.startswith(f"{last}/gradients/")]:
-        rehashed(record, key, 2 * record["tensors"][key])
+    scale_gradients(record, trial.steps - 1, 2)
     assert "witness_spread" in breached(asked(trial, record))
 
 
 def test_draws_of_some_elements_are_those_of_all() -> None:
-    """And more draws go on from those that were made."""
     trial = replace(make_run(), factory=lambda: Noisy("dropout"))
-    model, groups = trial.start_model(0), [[trial.data.batches[0]]]
-    computer, state = Computer(task_of(trial), model), dict(model.state_dict())
-    draws = Draws(computer, copy.deepcopy(state), groups)
-    few, more = [*draws.first(2)], draws.first(4)
-    assert few == more[:2]
-    assert len(more) == len(draws.made) == 4
-    for seed, one in enumerate(more):
-        whole = computer.own_precision(draws.state, groups, "float32", False, seed)
-        assert draws.row(one).equal(draws.row_of_all(whole))
+    model, batch_of = trial.start_model(0), trial.data.batches.__getitem__
+    task = task_of(trial)
+    computer = Computer(task, model, batch_of, lambda step: [[batch_of(step)]])
+    draws = Draws(computer, copy.deepcopy(dict(model.state_dict())), 0)
+    for seed in range(2):
+        given = "float32", False, seed
+        whole = computer.own_precision(draws.state, draws.groups, *given)
+        one = draws.one(evaluate=False, seed=seed)
+        assert draws.row(one.gradients).equal(draws.row_of_all(whole.gradients))
         assert one.loss == whole.loss
 
 
@@ -728,8 +659,7 @@ def test_batch_norm_is_compared_part_by_part() -> None:
     record = record_of(run_ranks(trial, 2))
     rungs = asked(trial, record)
     assert rungs["witness_gradients"]["verdict"] == "within tolerance"
-    for key in [k for k in record["tensors"] if k.startswith("0/gradients/")]:
-        rehashed(record, key, 1.01 * record["tensors"][key])
+    scale_gradients(record, 0, 1.01)
     assert "witness_gradients" in breached(asked(trial, record))
 
 

@@ -10,16 +10,11 @@ from torch import Tensor
 
 def cuts(batch: Any, count: int) -> list[Any]:
     """A batch in so many parts: every ``count``-th sample of all its tensors."""
-    sizes = [len(tensor) for tensor in tensors_of(batch)]
-    return [part_of(batch, index, count) for index in range(min([count, *sizes]))]
+    most = min([count, *map(len, tensors_of(batch))])
+    return [chosen(batch, slice(index, None, count)) for index in range(most)]
 
 
-def part_of(batch: Any, index: int, count: int) -> Any:
-    """Every ``count``-th sample of a batch, from ``index`` on."""
-    return mapped(batch, lambda tensor: tensor[index::count].contiguous())
-
-
-def chosen(batch: Any, rows: list[int]) -> Any:
+def chosen(batch: Any, rows: list[int] | slice) -> Any:
     """Those samples of a batch, in that order."""
     return mapped(batch, lambda tensor: tensor[rows].contiguous())
 
@@ -50,14 +45,13 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 def tensors_of(batch: Any) -> list[Tensor]:
     """All tensors in a batch."""
-    found: list[Tensor] = []
-
-    def note(tensor: Tensor) -> Tensor:
-        found.append(tensor)
-        return tensor
-
-    mapped(batch, note)
-    return found
+    if isinstance(batch, Tensor):
+        return [batch]
+    if isinstance(batch, Mapping):
+        batch = [*batch.values()]
+    if isinstance(batch, list | tuple):
+        return [tensor for value in batch for tensor in tensors_of(value)]
+    return []
 
 
 def mapped(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:

@@ -12,7 +12,7 @@ import itertools
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -28,6 +28,7 @@ from minitrain.proof.witness.record import (
     Record,
     Rung,
     Task,
+    data_rung,
     fed_names,
     fed_targets,
     rung,
@@ -128,43 +129,38 @@ class Corpus:
         """
         count, size = len(self.names), self.params["train"]["global_batch_size"]
         per_epoch = -(-count // size)
-        fed = {(row["step"], row["rank"]): row for row in record.kind("fed")}
-        every = {(s, r) for s in range(task.num_steps) for r in range(task.world_size)}
-        if fed.keys() != every or len(record.kind("fed")) != len(every):
-            return rung("breach", "not every rank says what it read at every step")
         # how often a content is in the corpus, for each rank, less what was read
-        ledger = {row["step"]: row["ranks"] for row in record.kind("batch")}
         left = np.zeros((task.world_size, len(self.known)), np.int64)
         owner = np.arange(count) % task.world_size
         epochs: list[list[str]] = []
-        for step in range(task.num_steps):
+
+        def wrong_at(step: int, rows: Sequence[Mapping[str, Any]], ledger: Any) -> str:
             if step % per_epoch == 0:
                 left[:] = 0
                 np.add.at(left, (owner, self.place), 1)
                 epochs.append([])
-            rows = [fed[step, rank] for rank in range(task.world_size)]
             everyone = sorted(name for row in rows for name in fed_names(row))
             epochs[-1].append(" ".join(everyone))
             last = step % per_epoch == per_epoch - 1
-            wrong = self.step_is_wrong(rows, left)
+            wrong = self._step_is_wrong(rows, left)
             targets = sum(map(fed_targets, rows))
             for row in rows:
-                wrong = wrong or weight_is_wrong(row, targets, ledger.get(step))
+                wrong = wrong or weight_is_wrong(row, targets, ledger)
             expected = (count - 1) % size + 1 if last else size
             if not wrong and len(everyone) != expected:
                 wrong = f"a batch of {len(everyone)} samples"
-            if not wrong and last and left.any():
-                wrong = "the epoch left samples out"
-            if wrong:
-                return rung("breach", f"step {step}: {wrong}")
-        if self.comes_again(epochs, size):
-            return rung("breach", "an epoch has the order of one before it")
-        return rung("equal", f"{task.num_steps} batches")
+            return wrong or (
+                "the epoch left samples out" if last and left.any() else ""
+            )
 
-    def comes_again(self, epochs: list[list[str]], size: int) -> bool:
-        """Whether an epoch goes as one before it, where that is no chance: of less than
-        2^-40, and not of a corpus that says the same again and again.
-        """
+        found = data_rung(task, record, wrong_at)
+        if found["verdict"] == "equal" and self._comes_again(epochs, size):
+            return rung("breach", "an epoch has the order of one before it")
+        return found
+
+    def _comes_again(self, epochs: list[list[str]], size: int) -> bool:
+        # where that is no chance: of less than 2^-40, and not of a corpus that says the
+        # same again and again
         if 2 * len(self.known) < len(self.names):
             return False
         for one, other in itertools.combinations(epochs, 2):
@@ -175,14 +171,14 @@ class Corpus:
                 return True
         return False
 
-    def step_is_wrong(self, rows: list[Mapping[str, Any]], left: Any) -> str:
-        """What is wrong with what the ranks read, if so; it is taken from ``left``."""
+    def _step_is_wrong(self, rows: Sequence[Mapping[str, Any]], left: Any) -> str:
         for row in rows:
             names = np.array([int(name, 16) for name in fed_names(row)], np.uint64)
             where = np.searchsorted(self.known, names).clip(max=len(self.known) - 1)
             rank = f"rank {row['rank']}"
             if (self.known[where] != names).any():
                 return f"{rank} computed what is no sample of the corpus"
+            # what was read is taken from what is left
             np.subtract.at(left[row["rank"]], where, 1)
             if (left[row["rank"]][where] < 0).any():
                 return f"{rank} read a sample again, or one that is not its own"

@@ -1,29 +1,25 @@
 """The witness examines a run: of the pipeline, or of any batches."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from minitrain.proof.witness.batches import (
-    chosen,
-    cuts,
-    names_of,
-    part_of,
-    tensors_of,
-)
-from minitrain.proof.witness.buffers import buffers_rung
+from minitrain.proof.witness.batches import chosen, cuts, names_of, tensors_of
 from minitrain.proof.witness.corpus import Corpus
 from minitrain.proof.witness.gradients import Judge
 from minitrain.proof.witness.hashes import hashes_rung
+from minitrain.proof.witness.mean import buffers_rung
 from minitrain.proof.witness.optimizer import step_rung
-from minitrain.proof.witness.passes import Computer, built
+from minitrain.proof.witness.passes import Computer, Groups, built
 from minitrain.proof.witness.record import (
     Record,
     Rung,
     Task,
+    data_rung,
     fed_names,
     fed_targets,
     rung,
@@ -41,11 +37,9 @@ def examine_run(
     exact: bool = True,
     section: Any = None,
 ) -> dict[str, Rung]:
-    """Every rung of a run of the pipeline, from the corpus and params.yaml.
-
-    Where gradients are approximations by design (not ``exact``) they are not compared;
-    ``wire`` is what they are rounded to on their way, ``section`` what the model's
-    factory is given (attributes of the ``model`` section unless told).
+    """Every rung of a run of the pipeline, from the corpus and params.yaml. Gradients
+    that are approximations by design (not ``exact``) are not compared; ``wire`` is what
+    they are rounded to on their way, ``section`` what the model's factory is given.
     """
     samples = Corpus(corpus, params)
     task = samples.task(world_size, wire, section)
@@ -62,9 +56,9 @@ def examine_batches(
     """The same of a run over ``batches``, from the first again when they end."""
     sizes = [len(tensors_of(batch)[0]) for batch in batches]
     smaller = next((i for i, size in enumerate(sizes) if size < sizes[0]), None)
-    first = names_of(part_of(batches[0], 0, sizes[0]))
-    task = replace(task, smaller=smaller, digest=int(first[0], 16))
-    data = cut_rung(task, batches, record)
+    (first,) = names_of(chosen(batches[0], [0]))
+    task = replace(task, smaller=smaller, digest=int(first, 16))
+    data = _cut_rung(task, batches, record)
     if data["verdict"] == "breach":
         return {"witness_data": data}
 
@@ -76,28 +70,24 @@ def examine_batches(
     return {"witness_data": data} | numbers(task, record, batch_of, exact, others)
 
 
-def cut_rung(task: Task, batches: Sequence[Any], record: Record) -> Rung:
-    """Rank r computed every W-th sample of each batch, from r on, and counts its
-    targets.
-    """
-    fed = {(row["step"], row["rank"]): row for row in record.kind("fed")}
-    every = {(s, r) for s in range(task.num_steps) for r in range(task.world_size)}
-    if fed.keys() != every or len(record.kind("fed")) != len(every):
-        return rung("breach", "not every rank says what it read at every step")
-    ledger = {row["step"]: row["ranks"] for row in record.kind("batch")}
-    for step, rank in sorted(every):
+def _cut_rung(task: Task, batches: Sequence[Any], record: Record) -> Rung:
+    # rank r computed every W-th sample of each batch, from r on, and counts its targets
+    def wrong_at(step: int, rows: Sequence[Mapping[str, Any]], ledger: Any) -> str:
         batch = batches[step % len(batches)]
         parts = cuts(batch, task.world_size)
-        part = parts[rank] if rank < len(parts) else []
-        row, names = fed[step, rank], names_of(part)
-        if sorted(fed_names(row)) != sorted(names):
-            return rung("breach", f"step {step}: rank {rank} read other samples")
-        said, right = fed_targets(row), task.count(part) if names else 0
-        if said != right:
-            return rung("breach", f"step {step}: rank {rank} counts {said} targets")
-        if wrong := weight_is_wrong(row, task.count(batch), ledger.get(step)):
-            return rung("breach", f"step {step}: {wrong}")
-    return rung("equal", f"{task.num_steps} batches")
+        for rank, row in enumerate(rows):
+            part = parts[rank] if rank < len(parts) else []
+            names = names_of(part)
+            if sorted(fed_names(row)) != sorted(names):
+                return f"rank {rank} read other samples"
+            said, right = fed_targets(row), task.count(part) if names else 0
+            if said != right:
+                return f"rank {rank} counts {said} targets"
+            if wrong := weight_is_wrong(row, task.count(batch), ledger):
+                return wrong
+        return ""
+
+    return data_rung(task, record, wrong_at)
 
 
 def numbers(
@@ -120,17 +110,17 @@ def numbers(
         return found | {"witness_step": rung("not run", why)}
     found["witness_step"] = step_rung(task, record)
 
-    def groups_of(step: int) -> list[list[Any]]:
-        return (together if task.whole else grouped)(batch_of(step), record, step)
+    def groups_of(step: int) -> Groups:
+        return (_together if task.whole else _grouped)(batch_of(step), record, step)
 
     with torch.random.fork_rng(devices=[]):
-        judge = Judge(Computer(task, model), record, batch_of, groups_of)
+        judge = Judge(Computer(task, model, batch_of, groups_of), record)
         if not judge.repeats():
             why = "the same pass twice differs: a state that state_dict does not have?"
             return found | {"witness_gradients": rung("not run", why)}
         training = judge.training()
         mean = judge.mean.rungs(record, others)
-        if not task.whole and (own := buffers_rung(judge.computer, record, groups_of)):
+        if not task.whole and (own := buffers_rung(judge.computer, record)):
             mean["witness_buffers"] = own
         if not exact:
             why = "gradients are approximations by design"
@@ -143,16 +133,17 @@ def numbers(
             (record.steps(), ("witness_gradients",)),
             (probed, ("witness_probe", "witness_precision")),
         ):
-            for name in () if task.whole or tells_apart(record, steps) else names:
+            for name in () if task.whole or _tells_apart(record, steps) else names:
                 if found.get(name, {}).get("verdict") == "within tolerance":
                     why = "parts have equal targets in the steps compared, not in all"
                     found[name] = rung("not run", why)
         return found
 
 
-def grouped(batch: Any, record: Record, step: int) -> list[list[Any]]:
-    """A batch as the ranks computed it: a group for each shard, in it its parts."""
-    places = places_of(batch)
+def _grouped(batch: Any, record: Record, step: int) -> Groups:
+    # as the ranks computed it: a group for each shard, in it its parts. Samples of one
+    # content are interchangeable
+    places = {name: place for place, name in enumerate(names_of(batch))}
     groups: dict[tuple[int, int], list[Any]] = {}
     for row in record.kind("fed"):
         for part in row["parts"] if row["step"] == step else ():
@@ -163,11 +154,10 @@ def grouped(batch: Any, record: Record, step: int) -> list[list[Any]]:
     return list(groups.values())
 
 
-def together(batch: Any, record: Record, step: int) -> list[list[Any]]:
-    """Return a batch as ranks compute it whose forward pass communicates: micro-batch
-    k of all ranks is one part, with the samples of the first rank first.
-    """
-    places = places_of(batch)
+def _together(batch: Any, record: Record, step: int) -> Groups:
+    # as ranks compute it whose forward pass communicates: micro-batch k of all ranks is
+    # one part, with the samples of the first rank first
+    places = {name: place for place, name in enumerate(names_of(batch))}
     rows = [row["parts"] for row in record.kind("fed") if row["step"] == step]
     parts = [
         [places[name] for part in parts for name in part["samples"]]
@@ -176,39 +166,18 @@ def together(batch: Any, record: Record, step: int) -> list[list[Any]]:
     return [[chosen(batch, part) for part in parts if part]]
 
 
-def places_of(batch: Any) -> dict[str, int]:
-    """A row for each name of a sample; samples of one content are interchangeable."""
-    return {name: place for place, name in enumerate(names_of(batch))}
-
-
-def tells_apart(record: Record, steps: list[int]) -> bool:
-    """Whether those steps would show a mean of means, if any step would: of ranks, of
-    shards or of the parts of one.
-    """
-    uneven = set()
-    for step, rows in by_step(record).items():
-        parts = [(row["rank"], part) for row in rows for part in row["parts"]]
-        for level in (
-            [fed_targets(row) for row in rows],
-            sums((rank, part["shard"], part["targets"]) for rank, part in parts),
-            [part["targets"] for _, part in parts if part["samples"]],
-        ):
-            if len({*level} - {0}) > 1:
-                uneven.add(step)
-    return not uneven or bool(uneven & {*steps})
-
-
-def by_step(record: Record) -> dict[int, list[Any]]:
-    """The rows of what was fed, by step."""
-    found: dict[int, list[Any]] = {}
+def _tells_apart(record: Record, steps: list[int]) -> bool:
+    # whether those steps would show a mean of means, if any step would: of ranks, of
+    # shards or of the parts of one
+    targets: dict[tuple[int, int], Counter[Any]] = defaultdict(Counter)
     for row in record.kind("fed"):
-        found.setdefault(row["step"], []).append(row)
-    return found
-
-
-def sums(parts: Any) -> list[int]:
-    """The targets of each shard."""
-    found: dict[tuple[int, int], int] = {}
-    for rank, shard, targets in parts:
-        found[rank, shard] = found.get((rank, shard), 0) + targets
-    return list(found.values())
+        for number, part in enumerate(row["parts"]):
+            place = (row["rank"], part["shard"], number)
+            for level in (1, 2, 3):
+                targets[row["step"], level][place[:level]] += part["targets"]
+    uneven = {
+        step
+        for (step, _), counted in targets.items()
+        if len({*counted.values()} - {0}) > 1
+    }
+    return not uneven or bool(uneven & {*steps})

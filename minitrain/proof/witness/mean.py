@@ -1,27 +1,27 @@
-"""Whether a batch's loss and gradient are the mean of its parts', by their targets."""
+"""A batch's loss and gradient against the mean of its parts', by their targets.
+
+And against buffers in which a forward pass remembers its samples: a queue of samples,
+or a moving average of them, is another on each rank, and several ranks train otherwise
+than one process where the loss depends on it.
+"""
 
 from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from minitrain.proof.witness.batches import cuts
-from minitrain.proof.witness.passes import (
-    BatchOf,
-    Computer,
-    GroupsOf,
-    Pass,
-    State,
-    failure,
-)
-from minitrain.proof.witness.record import Record, Rung, rung
+from minitrain.proof.witness.passes import Computer, Pass, State, failure
+from minitrain.proof.witness.record import Record, Rung, Tensors, rung
 
 # what is no mean, or no function of its samples, is farther from one; a model that
 # computes partly in float32 comes as near as 2e-7
 CLOSE = {torch.float64: 1e-6, torch.float32: 1e-3}
 FINE = "within tolerance"
-# parts whose weights a message names
-SHOWN = 4
+# parts whose weights a message names, and buffers
+SHOWN, SHOWN_BUFFERS = 4, 3
 UNSEEN = (
     "training draws random numbers that are no dropout: what it does to the loss of a "
     "sample was not seen"
@@ -29,17 +29,13 @@ UNSEEN = (
 
 
 class Mean:
-    """Compares batches with the parts that the ranks computed, or with their halves.
-
-    The pass in training is without dropout. Batch norm computes in it as in eval mode:
-    its statistics of a part differ from those of the whole by design.
+    """Compares batches with the parts that the ranks computed, or with their halves: in
+    training without dropout, and with batch norm as in eval mode, since its statistics
+    of a part differ from those of the whole by design.
     """
 
-    def __init__(
-        self, computer: Computer, batch_of: BatchOf, groups_of: GroupsOf
-    ) -> None:
+    def __init__(self, computer: Computer) -> None:
         self.computer, self.task = computer, computer.task
-        self.batch_of, self.groups_of = batch_of, groups_of
         # the pass over the batch that was asked for last, and whether any has drawn
         self.whole, self.drew = Pass(0.0, {}), False
         # what is known in training, by step
@@ -54,19 +50,19 @@ class Mean:
             why = "the forward pass communicates: no batch is cut"
             return {"witness_mean": rung("not run", why)}
         try:
-            found, why = self.of_all(record, others, evaluate=False), UNSEEN
+            found, why = self._of_all(record, others, evaluate=False), UNSEEN
         except Exception as error:
             found, why = None, f"in training {failure(error)}"
         if found and not self.drew:
             return {"witness_mean": found}
         try:
-            still = self.of_all(record, others, evaluate=True)
+            still = self._of_all(record, others, evaluate=True)
         except Exception as error:
             still = rung("not run", f"in eval mode {failure(error)}")
         return {"witness_mean": rung("not run", why), "witness_mean_in_eval": still}
 
-    def of_all(self, record: Record, others: Iterable[int], evaluate: bool) -> Rung:
-        """The first batch that is not the mean of its parts, or the farthest one."""
+    def _of_all(self, record: Record, others: Iterable[int], evaluate: bool) -> Rung:
+        # the first batch that is not the mean of its parts, or the farthest one
         worst = -1.0
         asked: list[tuple[int, State]]
         asked = [(step, record.of(step, "before")) for step in record.steps()]
@@ -80,11 +76,11 @@ class Mean:
             return rung("not run", "no batch has two parts with targets")
         return rung(FINE, "each batch is the mean of its parts", worst)
 
-    def parts(self, step: int) -> list[list[Any]]:
-        """The parts of a batch that have targets, each from the same buffers."""
-        own = [part for group in self.groups_of(step) for part in group]
+    def _parts(self, step: int) -> list[list[Any]]:
+        # those that have targets, each from the same buffers
+        own = [part for group in self.computer.groups_of(step) for part in group]
         if len(own) < 2 and not self.task.whole:
-            own = cuts(self.batch_of(step), 2)
+            own = cuts(self.computer.batch_of(step), 2)
         return [[part] for part in own if self.task.count(part)]
 
     def ask(self, step: int, state: State, evaluate: bool) -> Rung | None:
@@ -92,19 +88,19 @@ class Mean:
         if not evaluate and step in self.known:
             return self.known[step]
         given: dict[str, Any] = {"evaluate": evaluate, "steady": not evaluate}
-        batch, parts = self.batch_of(step), self.parts(step)
+        batch, parts = self.computer.batch_of(step), self._parts(step)
         self.whole = self.computer.exact(state, [[batch]], **given)
         self.drew |= self.computer.drew
         found = None
         if len(parts) > 1:
             shares = self.computer.exact(state, parts, **given)
             self.drew |= self.computer.drew
-            found = self.compared(step, state, parts, shares, given)
+            found = self._compared(step, state, parts, shares, given)
         if not evaluate:
             self.known[step] = found
         return found
 
-    def compared(
+    def _compared(
         self,
         step: int,
         state: State,
@@ -112,7 +108,6 @@ class Mean:
         shares: Pass,
         given: dict[str, Any],
     ) -> Rung:
-        """Hold the mean of the parts against the whole batch."""
         close = CLOSE[self.computer.type]
         if not (self.whole.is_finite() and shares.is_finite()):
             return rung("breach", "the loss or its gradient is not finite")
@@ -143,3 +138,55 @@ class Mean:
             why += ": it is a sum"
         why += "; is it a mean over what is counted?"
         return rung("breach", f"the loss is no mean over the targets: {why}", apart)
+
+
+def buffers_rung(computer: Computer, record: Record) -> Rung | None:
+    """Compare the buffers that two ranks leave after a pass from one state, and the
+    loss and gradient of one part from each; None where no buffer may change.
+    """
+    names = _own_buffers(computer.own)
+    step = record.steps()[-1]
+    state = record.of(step, "before")
+    parts = [group[0] for group in computer.groups_of(step) if group]
+    if not names or len(parts) < 2:
+        return None
+    try:
+        ends = [_after(computer, state, part, names) for part in parts[:2]]
+        apart = [name for name in names if not torch.equal(*(e[name] for e in ends))]
+        if not apart:
+            return rung(FINE, "each rank's forward pass leaves the same buffers")
+        one, other = (
+            computer.exact({**state, **end}, [[parts[0]]], False, steady=True)
+            for end in ends
+        )
+    except Exception as error:
+        return rung("not run", failure(error))
+    named = (
+        f"{', '.join(apart[:SHOWN_BUFFERS])}{', ...' if apart[SHOWN_BUFFERS:] else ''}"
+    )
+    gap = other.far_from(one)
+    if gap <= CLOSE[computer.type]:
+        return rung(FINE, f"the loss does not depend on {named}", gap)
+    why = f"the loss depends on {named}, which each rank's samples change"
+    return rung("not run", why, gap)
+
+
+def _own_buffers(model: nn.Module) -> list[str]:
+    kept = model.state_dict().keys()
+    # not the statistics of batch norm
+    statistics = {
+        id(getattr(module, name))
+        for module in model.modules()
+        if isinstance(module, _BatchNorm)
+        for name in ("running_mean", "running_var", "num_batches_tracked")
+    }
+    named = model.named_buffers()
+    return [n for n, buffer in named if n in kept and id(buffer) not in statistics]
+
+
+def _after(
+    computer: Computer, state: Tensors, part: object, names: list[str]
+) -> Tensors:
+    computer.exact(state, [[part]], evaluate=False, steady=True)
+    left: dict[str, Tensor] = dict(computer.fine.named_buffers())
+    return {name: left[name].detach().clone() for name in names}

@@ -1,8 +1,4 @@
-"""Modes in which the witness computes: float64 throughout, and training held steady.
-
-The dispatch mode sees every operation that reaches a kernel, in the forward and in the
-backward pass, the function mode every function of torch that a model calls.
-"""
+"""Modes in which the witness computes: float64 throughout, and training held steady."""
 
 from typing import Any
 
@@ -24,29 +20,12 @@ FINER = {
 }
 # functions that drop at random: keyword and place of the probability
 DROPS = {
-    **dict.fromkeys(
-        (
-            "dropout",
-            "dropout_",
-            "dropout1d",
-            "dropout2d",
-            "dropout3d",
-            "alpha_dropout",
-            "alpha_dropout_",
-            "feature_dropout",
-            "feature_dropout_",
-            "feature_alpha_dropout",
-            "feature_alpha_dropout_",
-            "native_dropout",
-        ),
-        ("p", 1),
-    ),
     "scaled_dot_product_attention": ("dropout_p", 4),
     "multi_head_attention_forward": ("dropout_p", 10),
 }
+# of dropout itself, in all its kinds
+DROPOUT = ("p", 1)
 RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
-# of torch.nn.functional.batch_norm
-RUNNING_MEAN, TRAINING = ("running_mean", 1), ("training", 5)
 # overrides no function: for it only a mode does
 PLAIN = torch.zeros(())
 
@@ -87,11 +66,8 @@ def _finer(arg: Any) -> Any:
 
 
 class Steady(TorchFunctionMode):
-    """Training without dropout, and with batch norm as in eval mode.
-
-    Functions that drop at random are called with a probability of zero, and
-    ``batch_norm`` with its running statistics, wherever they are called from: modules
-    stay in training, with whatever else they do in it. Other random numbers are drawn.
+    """Training without dropout, and with batch norm as in eval mode, wherever they are
+    called from: modules stay in training. Other random numbers are drawn.
 
     While autograd runs a custom function no mode of functions is in force, so a module
     that a reentrant checkpoint computes again enters this one again.
@@ -99,51 +75,46 @@ class Steady(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.again: list[nn.Module] = []
-        self.hooks: list[Any] = []
+        self._again: list[nn.Module] = []
+        self._hooks: list[Any] = []
 
     def __enter__(self) -> "Steady":
-        self.hooks = [
-            register_module_forward_pre_hook(self.enter_again),
-            register_module_forward_hook(self.leave_again, always_call=True),
+        self._hooks = [
+            register_module_forward_pre_hook(self._enter_again),
+            register_module_forward_hook(self._leave_again, always_call=True),
         ]
         super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        for hook in self.hooks:
+        for hook in self._hooks:
             hook.remove()
 
-    def enter_again(self, module: nn.Module, inputs: Any) -> None:
-        """Come into force where no mode is, before the forward pass of a module."""
+    def _enter_again(self, module: nn.Module, inputs: Any) -> None:
         if not has_torch_function((PLAIN,)):
-            self.again.append(module)
+            self._again.append(module)
             super().__enter__()
 
-    def leave_again(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        """End what began before the forward pass of the same module."""
-        if self.again and self.again[-1] is module:
-            self.again.pop()
+    def _leave_again(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        if self._again and self._again[-1] is module:
+            self._again.pop()
             super().__exit__(None, None, None)
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         name, args, kwargs = getattr(func, "__name__", ""), [*args], {**(kwargs or {})}
-        if name in DROPS:
-            _set(args, kwargs, *DROPS[name], 0.0)
+        if name in DROPS or "dropout" in name:
+            _set(args, kwargs, *DROPS.get(name, DROPOUT), 0.0)
         elif name in RECURRENT:
             # their only number that is no integer
             args = [0.0 if isinstance(arg, float) else arg for arg in args]
-        elif func is batch_norm and _has(args, kwargs, *RUNNING_MEAN):
-            _set(args, kwargs, *TRAINING, False)
+        elif func is batch_norm:
+            mean = args[1] if len(args) > 1 else kwargs.get("running_mean")
+            if mean is not None:
+                _set(args, kwargs, "training", 5, False)
         return func(*args, **kwargs)
-
-
-def _has(args: list[Any], kwargs: dict[str, Any], key: str, place: int) -> bool:
-    found = args[place] if place < len(args) else kwargs.get(key)
-    return found is not None
 
 
 def _set(

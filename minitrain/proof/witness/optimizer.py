@@ -3,30 +3,20 @@
 import torch
 from torch import Tensor
 
-from minitrain.proof.witness.record import (
-    Record,
-    Rung,
-    Task,
-    Tensors,
-    Worst,
-    pieces,
-    rung,
-)
+from minitrain.proof.witness.record import Record, Rung, Task, Worst, pieces, rung
 
 # torch's defaults (torch.optim.AdamW)
 BETA1, BETA2, EPSILON, WEIGHT_DECAY = 0.9, 0.999, 1e-8, 1e-2
 
 
 def step_rung(task: Task, record: Record) -> Rung:
-    """Of the recorded state and gradient the optimizer makes the recorded next state.
-
-    A parameter is rounded twice in a step, the terms of the step at most eight times:
-    that many units in the last place of each are allowed.
+    """The recorded next state against the optimizer's step from the recorded state and
+    gradient. A parameter is rounded twice in a step, the terms of the step at most
+    eight times: that many units in the last place of each are allowed.
     """
     worst = Worst()
     for step in record.steps():
-        before, moments = record.of(step, "before"), record.of(step, "moments")
-        gradients = record.of(step, "gradients")
+        gradients, moments = record.of(step, "gradients"), record.of(step, "moments")
         finite = all(bool(g.isfinite().all()) for g in gradients.values())
         counts = [float(t) for key, t in moments.items() if key.endswith("/step")]
         # of a scaler nobody knows how many steps it has left out
@@ -35,26 +25,24 @@ def step_rung(task: Task, record: Record) -> Rung:
                 why = f"the optimizer has taken {max(counts, default=0.0):.0f} steps"
                 return rung("breach", f"step {step}: {why}")
             if finite or task.precision != "fp16":
-                add_moments(worst, record, step)
+                _add_moments(worst, record, step)
             for name in gradients:
                 count = float(moments.get(f"{name}/step", torch.zeros(())))
-                least = steps_seen(record, name, step, task.precision)
+                least = _steps_seen(record, name, step, task.precision)
                 if not least <= count <= step:
                     why = f"{name} has taken {count:.0f} steps, at least {least} seen"
                     return rung("breach", f"step {step}: {why}")
-        steps_left_out = not finite and task.precision == "fp16"
-        for name, after in record.of(step, "after").items():
-            # a scaler leaves out a step that has overflowed
-            gradient = None if steps_left_out else gradients.get(name)
-            where = f"step {step}, tensor {name}"
-            add_next(worst, task, after, before[name], gradient, moments, name, where)
+        # a scaler leaves out a step that has overflowed
+        left_out = not finite and task.precision == "fp16"
+        for name in record.of(step, "after"):
+            taken = None if left_out else gradients.get(name)
+            _add_next(worst, task, record, step, name, taken)
     return worst.rung()
 
 
-def steps_seen(record: Record, name: str, step: int, precision: str) -> int:
-    """The steps before ``step`` that were surely taken of a parameter: with a scaler,
-    those after which it was another.
-    """
+def _steps_seen(record: Record, name: str, step: int, precision: str) -> int:
+    # the steps before that were surely taken of a parameter: with a scaler, those after
+    # which it was another
     rows = {row["step"]: row for row in record.kind("tensors") if row["rank"] == 0}
     seen = 0
     for one, row in rows.items():
@@ -65,8 +53,8 @@ def steps_seen(record: Record, name: str, step: int, precision: str) -> int:
     return seen
 
 
-def add_moments(worst: Worst, record: Record, step: int) -> None:
-    """Where the next step is sampled too: its moments are those that this one left."""
+def _add_moments(worst: Worst, record: Record, step: int) -> None:
+    # where the next step is sampled too: its moments are those that this one left
     gradients, moments = record.of(step, "gradients"), record.of(step, "moments")
     later = record.of(step + 1, "moments")
     for name, gradient in gradients.items() if step + 1 in record.steps() else ():
@@ -84,38 +72,36 @@ def add_moments(worst: Worst, record: Record, step: int) -> None:
                 worst.add(one, beta * was + (1 - beta) * new, allowed, where)
 
 
-def add_next(
+def _add_next(
     worst: Worst,
     task: Task,
-    after: Tensor,
-    before: Tensor,
-    gradient: Tensor | None,
-    moments: Tensors,
+    record: Record,
+    step: int,
     name: str,
-    where: str,
+    gradient: Tensor | None,
 ) -> None:
-    """A parameter after a step; without a ``gradient`` it must be as it was."""
-    zero, unit = torch.zeros(()), torch.finfo(after.dtype).eps
+    # without a gradient it must be as it was
+    zero, kept = torch.zeros(()), record.tensors
+    before, after = (kept[f"{step}/{kind}/{name}"] for kind in ("before", "after"))
     m, v, taken = (
-        moments.get(f"{name}/{key}", zero) for key in ("exp_avg", "exp_avg_sq", "step")
+        kept.get(f"{step}/moments/{name}/{key}", zero)
+        for key in ("exp_avg", "exp_avg_sq", "step")
     )
-    g = zero if gradient is None else gradient
+    unit, g = torch.finfo(after.dtype).eps, zero if gradient is None else gradient
     for one, *parts in pieces(after, before, g, m, v):
         w, g, m, v = (part.double() for part in parts)
         wanted, terms = w, zero
         if gradient is not None:
             wanted, terms = next_value(task, w, g, m, v, float(taken) + 1)
         allowed = unit * (2 * w.abs() + 8 * terms)
-        worst.add(one, wanted, allowed, where)
+        worst.add(one, wanted, allowed, f"step {step}, tensor {name}")
 
 
 def next_value(
     task: Task, w: Tensor, g: Tensor, m: Tensor, v: Tensor, t: float
 ) -> tuple[Tensor, Tensor]:
     """A parameter w after step number t with gradient g, from moments m and v before
-    it, and the size of the terms that make up its step.
-
-    Loshchilov and Hutter 2019, torch.optim.AdamW.
+    it, and the size of the terms of its step (torch.optim.AdamW).
     """
     rate = task.learning_rate
     if task.optimizer == "sgd":

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from minitrain.proof.witness.batches import doubled
 from minitrain.proof.witness.modes import Float64, Steady
@@ -44,7 +43,9 @@ class Pass:
         """
         named = other.gradients.items()
         apart = max((gap(self.of(n, g), g) for n, g in named), default=0.0)
-        return relative(apart, self.loss, other)
+        largest = other.largest() + 1e-300
+        far = abs(self.loss - other.loss) / (abs(other.loss) + largest)
+        return max(far, apart / largest)
 
     def flat(self, like: "Pass") -> Tensor:
         """All gradients, one after the other, in the order of another's."""
@@ -70,18 +71,19 @@ def gap(a: Tensor, b: Tensor) -> float:
     return float(torch.stack(most).max()) if most else 0.0
 
 
-def relative(apart: float, loss: float, other: Pass) -> float:
-    """How far gradients that are ``apart``, and a ``loss``, are from another pass."""
-    largest = other.largest() + 1e-300
-    far = abs(loss - other.loss) / (abs(other.loss) + largest)
-    return max(far, apart / largest)
-
-
 class Computer:
-    """The model of a task, in float64 and in its own precision."""
+    """The model of a task, in float64 and in its own precision, and the batches of its
+    steps: whole, and as the ranks computed them.
+    """
 
-    def __init__(self, task: Task, model: nn.Module) -> None:
-        self.task = task
+    def __init__(
+        self,
+        task: Task,
+        model: nn.Module,
+        batch_of: Callable[[int], Any],
+        groups_of: Callable[[int], Groups],
+    ) -> None:
+        self.task, self.batch_of, self.groups_of = task, batch_of, groups_of
         self.own, self.fine = model, built(task)
         self.modes = [module.training for module in self.own.modules()]
         # in their order: what is drawn for each must not depend on that of a set
@@ -94,18 +96,8 @@ class Computer:
         # why it cannot compute in float64, if so
         self.failed = ""
 
-    @property
-    def normalizes(self) -> bool:
-        """Whether a module computes with the statistics of a batch."""
-        return any(isinstance(module, _BatchNorm) for module in self.own.modules())
-
     def exact(
-        self,
-        state: Mapping[str, Tensor],
-        groups: Groups,
-        evaluate: bool,
-        *,
-        steady: bool = False,
+        self, state: State, groups: Groups, evaluate: bool, *, steady: bool = False
     ) -> Pass:
         """In float64; in the model's own type where it cannot compute in that.
 
@@ -118,17 +110,17 @@ class Computer:
                 try:
                     fine = [[doubled(part) for part in group] for group in groups]
                     with Float64():
-                        return self.compute(self.fine.double(), state, fine, evaluate)
+                        return self._compute(self.fine.double(), state, fine, evaluate)
                 except Exception as error:
                     self.failed = f"in float64 {failure(error)}"
                     self.type, self.fine = torch.float32, self.own
                 finally:
                     torch.set_default_dtype(kept)
-            return self.compute(self.fine, state, groups, evaluate)
+            return self._compute(self.fine, state, groups, evaluate)
 
     def own_precision(
         self,
-        state: Mapping[str, Tensor],
+        state: State,
         groups: Groups,
         bits: str,
         evaluate: bool,
@@ -136,22 +128,21 @@ class Computer:
         places: Tensors | None = None,
     ) -> Pass:
         """As the run computes, in fp16 with a loss that is scaled as far as it goes;
-        a probe's is not.
+        a probe's is not. Of gradients the elements at ``places``, by tensor, or all.
         """
         dtype, scale = SIXTEEN_BITS.get(bits), 1.0
         if bits == "fp16" and not evaluate:
             scale = LARGEST_SCALE
         for _ in range(HALVINGS):
             with torch.autocast("cpu", dtype) if dtype else nullcontext():
-                one = self.compute(
-                    self.own, state, groups, evaluate, seed, scale, places
-                )
+                given = evaluate, seed, scale, places
+                one = self._compute(self.own, state, groups, *given)
             if bits != "fp16" or one.is_finite():
                 break
             scale /= 2
         return one
 
-    def nudged(self, state: Mapping[str, Tensor], seed: int) -> Tensors:
+    def nudged(self, state: State, seed: int) -> Tensors:
         """A state with every parameter one unit in the last place up or down; 0: as it
         is.
         """
@@ -163,19 +154,17 @@ class Computer:
             moved[name] = (tensor.double() * (1 + unit * sign)).to(tensor.dtype)
         return moved
 
-    def compute(
+    def _compute(
         self,
         model: nn.Module,
-        state: Mapping[str, Tensor],
+        state: State,
         groups: Groups,
         evaluate: bool,
         seed: int = 0,
         scale: float = 1.0,
         places: Tensors | None = None,
     ) -> Pass:
-        """Of the mean over the targets of all parts; ``scale`` is taken out again. Of
-        gradients the elements at ``places``, by tensor, or all.
-        """
+        # of the mean over the targets of all parts; ``scale`` is taken out again
         seed_everything(seed)
         for module, mode in zip(model.modules(), self.modes, strict=True):
             module.training = mode and not evaluate
@@ -188,39 +177,35 @@ class Computer:
             for part in group:
                 share = self.task.count(part) / every
                 if share:
-                    weight = share * scale
-                    total += share * self.one_part(model, part, weight, found, places)
+                    loss = self._backward(model, part, share * scale)
+                    total += share * loss
+                    _add_gradients(model, found, places)
         self.drew = before != random_state()
         for gradient in found.values() if scale != 1 else ():
             gradient /= scale
         return Pass(total, found)
 
-    def one_part(
-        self,
-        model: nn.Module,
-        part: Any,
-        weight: float,
-        found: Tensors,
-        places: Tensors | None,
-    ) -> float:
-        """Add the weighted gradient of a part to those ``found``; gives its loss."""
+    def _backward(self, model: nn.Module, part: Any, weight: float) -> float:
         model.zero_grad()
         loss = self.task.loss(model, part)
         if model is self.own and loss.is_floating_point():
             self.loss_unit = torch.finfo(loss.dtype).eps
         # not the method, in which a mode of functions would not be in force
         torch.autograd.backward(loss * weight)
-        for name, parameter in model.named_parameters():
-            if parameter.grad is None:
-                continue
-            own = parameter.grad
-            if places is not None:
-                own = own.flatten()[places[name]]
-            if name in found:
-                found[name] += own
-            else:
-                found[name] = own.to(torch.float64, copy=True)
         return loss.item()
+
+
+def _add_gradients(model: nn.Module, found: Tensors, places: Tensors | None) -> None:
+    for name, parameter in model.named_parameters():
+        own = parameter.grad
+        if own is None:
+            continue
+        if places is not None:
+            own = own.flatten()[places[name]]
+        if name in found:
+            found[name] += own
+        else:
+            found[name] = own.to(torch.float64, copy=True)
 
 
 def built(task: Task) -> nn.Module:
@@ -246,7 +231,3 @@ def random_state() -> tuple[str, bytes]:
     """Where their generators stand."""
     numpy = random.getstate(), [str(part) for part in np.random.get_state()]
     return str(numpy), bytes(torch.get_rng_state().numpy())
-
-
-BatchOf = Callable[[int], Any]
-GroupsOf = Callable[[int], Groups]

@@ -144,6 +144,26 @@ def pieces(first: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
         yield from zip(*parts, strict=True)
 
 
+def data_rung(
+    task: Task,
+    record: Record,
+    wrong_at: Callable[[int, Sequence[Mapping[str, Any]], Any], str],
+) -> Rung:
+    """What every rank read at every step; ``wrong_at`` a step, for the rows of its
+    ranks and the ledger of its batch, says what is wrong with it, if so.
+    """
+    fed = {(row["step"], row["rank"]): row for row in record.kind("fed")}
+    every = {(s, r) for s in range(task.num_steps) for r in range(task.world_size)}
+    if fed.keys() != every or len(record.kind("fed")) != len(every):
+        return rung("breach", "not every rank says what it read at every step")
+    ledger = {row["step"]: row["ranks"] for row in record.kind("batch")}
+    for step in range(task.num_steps):
+        rows = [fed[step, rank] for rank in range(task.world_size)]
+        if wrong := wrong_at(step, rows, ledger.get(step)):
+            return rung("breach", f"step {step}: {wrong}")
+    return rung("equal", f"{task.num_steps} batches")
+
+
 def fed_names(row: Mapping[str, Any]) -> list[str]:
     """The samples that a rank computed at a step."""
     return [name for part in row["parts"] for name in part["samples"]]
@@ -158,12 +178,10 @@ def weight_is_wrong(row: Mapping[str, Any], targets: int, ledger: Any) -> str:
     """What is wrong with the weight of a rank's part in a batch of so many ``targets``,
     or with what it was fed, against the ``ledger`` of that batch.
     """
-    rank = row["rank"]
+    rank, divisor = row["rank"], row.get("global_targets")
     # a rank without a part has no weight
-    if row["parts"] and row.get("global_targets") != targets:
-        return (
-            f"rank {rank} divides by {row.get('global_targets')} targets of the batch"
-        )
+    if row["parts"] and divisor != targets:
+        return f"rank {rank} divides by {divisor} targets of the batch"
     if ledger is None or row.get("ledger") != ledger[rank]:
         return f"rank {rank} was fed what the ledger does not have"
     return ""

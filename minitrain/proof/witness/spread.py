@@ -1,9 +1,11 @@
 """Where training draws random numbers: how far draws carry a loss and a gradient."""
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
-from minitrain.proof.witness.passes import Computer, Groups, GroupsOf, Pass, size
+from minitrain.proof.witness.passes import Computer, Pass, size
 from minitrain.proof.witness.record import Record, Rung, Tensors, Worst, rung
 
 # first few draws, and many where a few would refuse; standard deviations of them
@@ -14,10 +16,9 @@ NUM_ELEMENTS = 65536
 LARGE = 1 << 24
 
 
-def spread_rung(computer: Computer, record: Record, groups_of: GroupsOf) -> Rung:
-    """Where training draws random numbers: the loss, the gradient along its mean
-    and its distance from it, within what draws do to them; and not what eval mode
-    gives. This refutes and proves not.
+def spread_rung(computer: Computer, record: Record) -> Rung:
+    """The loss, the gradient along its mean and its distance from it, within what draws
+    of random numbers do to them; and not what eval mode gives. This refutes only.
     """
     worst, steps = Worst(), record.steps()
     count = sum(parameter.numel() for parameter in computer.own.parameters())
@@ -27,11 +28,11 @@ def spread_rung(computer: Computer, record: Record, groups_of: GroupsOf) -> Rung
         claim = Pass(record.losses[step], record.of(step, "gradients"))
         if computer.task.precision == "fp16" and not claim.is_finite():
             continue
-        draws = Draws(computer, record.of(step, "before"), groups_of(step))
-        found = spread(draws, claim, NUM_DRAWS)
+        draws = Draws(computer, record.of(step, "before"), step)
+        found = _spread(draws, claim, NUM_DRAWS)
         if found.share > 1:
             # what is drawn rarely is missing among few
-            found = spread(draws, claim, MANY_DRAWS)
+            found = _spread(draws, claim, MANY_DRAWS)
         if found.share < 0:
             return rung("not run", f"step {step}: some draws change nothing")
         if found.share > worst.share:
@@ -44,70 +45,52 @@ def spread_rung(computer: Computer, record: Record, groups_of: GroupsOf) -> Rung
     return told
 
 
-def chosen_places(computer: Computer) -> Tensors:
-    """Some elements of each gradient, always the same: many draws of all would not fit
-    in memory.
-    """
-    named = computer.own.named_parameters()
-    sizes = {name: p.numel() for name, p in named if p.requires_grad}
-    every, start, found = sum(sizes.values()), 0, {}
-    some = torch.arange(every)
-    if every > NUM_ELEMENTS:
-        chance = torch.Generator().manual_seed(0)
-        some = torch.randint(every, (NUM_ELEMENTS,), generator=chance)
-    for name, count in sizes.items():
-        found[name] = some[(start <= some) & (some < start + count)] - start
-        start += count
-    return found
-
-
 class Draws:
-    """Passes of one step, each with random numbers of its own; of their gradients the
-    chosen places.
+    """Passes of one step, each with random numbers of its own; of their gradients some
+    elements, always the same: many draws of all would not fit in memory.
     """
 
-    def __init__(self, computer: Computer, state: Tensors, groups: Groups) -> None:
-        self.computer, self.state, self.groups = computer, state, groups
-        self.places = chosen_places(computer)
-        self.made: list[Pass] = []
-
-    def first(self, number: int) -> list[Pass]:
-        """So many; what was made once is not made again."""
-        for seed in range(len(self.made), number):
-            self.made.append(self.one(evaluate=False, seed=seed))
-        return self.made[:number]
+    def __init__(self, computer: Computer, state: Tensors, step: int) -> None:
+        self.computer, self.state = computer, state
+        self.groups, self.places = computer.groups_of(step), {}
+        named = computer.own.named_parameters()
+        sizes = {name: p.numel() for name, p in named if p.requires_grad}
+        every, start = sum(sizes.values()), 0
+        some = torch.arange(every)
+        if every > NUM_ELEMENTS:
+            chance = torch.Generator().manual_seed(0)
+            some = torch.randint(every, (NUM_ELEMENTS,), generator=chance)
+        for name, count in sizes.items():
+            self.places[name] = some[(start <= some) & (some < start + count)] - start
+            start += count
 
     def one(self, evaluate: bool, seed: int) -> Pass:
         """A pass in training, or in eval mode."""
         given = self.computer.task.precision, evaluate, seed, self.places
         return self.computer.own_precision(self.state, self.groups, *given)
 
-    def row(self, one: Pass) -> Tensor:
-        """The chosen elements of a pass that has no others."""
-        parts = [
-            one.of(name, torch.zeros(len(where), dtype=torch.float64))
-            for name, where in self.places.items()
-        ]
-        return torch.cat(parts)
+    def row(self, gradients: Tensors) -> Tensor:
+        """The chosen elements of gradients that have no others."""
+        zeros = partial(torch.zeros, dtype=torch.float64)
+        named = self.places.items()
+        return torch.cat([gradients.get(n, zeros(len(where))) for n, where in named])
 
-    def row_of_all(self, claim: Pass) -> Tensor:
-        """The same of a pass that has all elements."""
-        some = {
-            name: claim.gradients[name].flatten()[where].double()
-            for name, where in self.places.items()
-            if name in claim.gradients
-        }
-        return self.row(Pass(claim.loss, some))
+    def row_of_all(self, gradients: Tensors) -> Tensor:
+        """The same of gradients that have all elements."""
+        pairs = ((name, gradients.get(name), at) for name, at in self.places.items())
+        return self.row(
+            {n: g.flatten()[at].double() for n, g, at in pairs if g is not None}
+        )
 
 
-def spread(draws: Draws, claim: Pass, number: int) -> Worst:
-    """How far a recorded step is from so many draws."""
-    worst, made = Worst(), draws.first(number)
-    flat = torch.stack([draws.row(one) for one in made])
+def _spread(draws: Draws, claim: Pass, number: int) -> Worst:
+    worst = Worst()
+    made = [draws.one(evaluate=False, seed=seed) for seed in range(number)]
+    flat = torch.stack([draws.row(one.gradients) for one in made])
     losses = torch.tensor([one.loss for one in made], dtype=torch.float64)
     if len(flat.unique(dim=0)) < number:
         return worst
-    said, mean = draws.row_of_all(claim), flat.mean(0)
+    said, mean = draws.row_of_all(claim.gradients), flat.mean(0)
     # each draw from the mean of the others
     apart = (flat - mean).norm(dim=1) * number / (number - 1)
     for what, values, one in (
@@ -120,7 +103,7 @@ def spread(draws: Draws, claim: Pass, number: int) -> Worst:
     what = f"distance from the mean of {number} draws"
     worst.add((said - mean).norm(), torch.zeros(()), allowed, what)
     try:
-        still = draws.row(draws.one(evaluate=True, seed=0))
+        still = draws.row(draws.one(evaluate=True, seed=0).gradients)
     except Exception:
         return worst
     nearest = float((flat - still).norm(dim=1).min())
