@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 
 from minitrain.recording.alarm import (
-    Row,
     Rows,
     all_names,
     first_unlike,
@@ -31,7 +30,7 @@ APART = "apart by rounding"
 def of_unlike_gradients(
     rows: Rows, before: Rows | None, differ: Sequence[str], ranks: Sequence[int]
 ) -> tuple[str, str]:
-    """What is so with the gradients of ``ranks``, and why; ``differ`` are the tensors
+    """Return how the gradients of ``ranks`` differ, and why; ``differ`` are the tensors
     that are not the same on all.
     """
     if without := _without(rows, differ, ranks):
@@ -40,7 +39,7 @@ def of_unlike_gradients(
     found = sketches(rows, names)
     if found is None:
         return f"unlike those of the others ({_share(rows, differ)})", UNKNOWN
-    alone = [rank for rank in range(len(rows)) if keeps_its_own(found, rank)]
+    alone = [rank for rank in range(len(rows)) if _keeps_its_own(found, rank)]
     if {*ranks} <= {*alone}:
         what = f"each keeps its own ({_share(rows, differ)})"
         return what, _not_synchronized(rows, before, differ, alone)
@@ -55,8 +54,8 @@ def of_unlike_gradients(
     return _incomplete(found, [*ranks, usual])
 
 
-def keeps_its_own(found: Sketches, rank: int) -> bool:
-    """Whether the gradient of ``rank`` is its own, or a multiple of it."""
+def _keeps_its_own(found: Sketches, rank: int) -> bool:
+    # or a multiple of it
     gradient = found.gradients[rank]
     _, rest = times(gradient, found.own[rank])
     _, of_mean = times(gradient, found.mean)
@@ -64,11 +63,23 @@ def keeps_its_own(found: Sketches, rank: int) -> bool:
 
 
 def of_unlike_parameters(rows: Rows, before: Rows | None, name: str) -> tuple[str, str]:
-    """Since when parameters are unlike that the gradients do not explain, and why."""
+    """Return since when parameters differ, beyond the gradients, and why."""
     _, ranks = first_unlike([row.get("before", {}) for row in rows])
     step = rows[0]["step"]
-    if ranks:
-        return _earlier(step, before)
+    if ranks and before is None:
+        return "unlike those of the others before the step", not_broadcast(step)
+    if ranks and before:
+        last = before[0]["step"]
+        if last + 1 == step:
+            return (
+                f"unlike those of the others since step {last} was done",
+                "changed between two steps, and not by this optimizer",
+            )
+        return (
+            f"unlike those of the others since a step after {last}",
+            "steps between that were not recorded: every=1 finds the step and its "
+            "cause",
+        )
     if unlike([hashes(row, "gradients").get(name) for row in rows]):
         what = "unlike those of the others since this step"
         return what, "the optimizer averages, or shares, other tensors and not this one"
@@ -84,23 +95,8 @@ def of_unlike_parameters(rows: Rows, before: Rows | None, name: str) -> tuple[st
     return what, "the optimizer's state is another one: restored on some ranks only?"
 
 
-def _earlier(step: int, before: Rows | None) -> tuple[str, str]:
-    if before is None:
-        return "unlike those of the others before the step", not_broadcast(step)
-    last = before[0]["step"]
-    if last + 1 == step:
-        return (
-            f"unlike those of the others since step {last} was done",
-            "changed between two steps, and not by this optimizer",
-        )
-    return (
-        f"unlike those of the others since a step after {last}",
-        "steps between that were not recorded: every=1 finds the step and its cause",
-    )
-
-
 def not_broadcast(step: int) -> str:
-    """Why ranks do not begin with the same weights."""
+    """Return why ranks do not begin with the same weights."""
     if step == 0:
         return "rank 0's weights are not broadcast, or were changed after that"
     return "weights that were loaded, or changed, on some ranks only"
@@ -165,7 +161,7 @@ def _replaced(wrapper: str, by_name: Mapping[str, str], differ: Sequence[str]) -
 
 
 def _incomplete(found: Sketches, ranks: Sequence[int]) -> tuple[str, str]:
-    """Of ranks one of which may have got less than the others."""
+    # one of these ranks may have got less than the others
     for rank in ranks:
         parts = factors(found.gradients[rank], found.own)
         if parts and (lacks := lacking(parts)):
@@ -177,8 +173,4 @@ def _incomplete(found: Sketches, ranks: Sequence[int]) -> tuple[str, str]:
 
 
 def _share(rows: Rows, differ: Sequence[str]) -> str:
-    return f"{len(differ)} of {_count(rows[0])} tensors"
-
-
-def _count(row: Row) -> int:
-    return len(hashes(row, "gradients"))
+    return f"{len(differ)} of {len(rows[0].get('gradients', {}))} tensors"

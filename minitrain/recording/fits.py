@@ -23,42 +23,35 @@ CONDITION = 1e-2
 
 @dataclass(frozen=True)
 class Sketches:
-    """Of some tensors of one step, one row a rank; both have the same columns."""
+    """Sketches of some tensors of one step, one row a rank, with the same columns."""
 
     gradients: Tensor
     own: Tensor
 
     @property
     def mean(self) -> Tensor:
-        """What data parallelism makes of the ranks' own gradients."""
+        """Return what data parallelism makes of the ranks' own gradients."""
         return self.own.mean(0)
 
 
 def comparable(rows: Rows) -> list[str]:
-    """The tensors of which every rank has its own gradient and the one it got."""
+    """Return tensors of which every rank has its own gradient and the one it got."""
     tables = [row.get(kind, {}) for row in rows for kind in ("own", "gradients")]
     return [name for name in tables[1] if all(name in table for table in tables)]
 
 
 def sketches(rows: Rows, names: Sequence[str]) -> Sketches | None:
-    """Of ``names``; None where there is none, or one is not finite."""
+    """Return those of ``names``; None if there are none, or one is not finite."""
     if not names:
         return None
-    pair = [
-        [[number for name in names for number in of(row, name)] for row in rows]
-        for of in (
-            lambda row, name: row["gradients"][name]["sketch"],
-            lambda row, name: row["own"][name],
-        )
-    ]
-    gradients, own = (torch.from_numpy(np.array(one, np.float64)) for one in pair)
-    if not (gradients.isfinite().all() and own.isfinite().all()):
-        return None
-    return Sketches(gradients, own)
+    of = [[row["gradients"][n]["sketch"] for n in names] for row in rows]
+    own = [[row["own"][n] for n in names] for row in rows]
+    both = torch.from_numpy(np.array([of, own], np.float64)).flatten(2)
+    return Sketches(*both) if both.isfinite().all() else None
 
 
 def times(target: Tensor, part: Tensor) -> tuple[float, float]:
-    """The factor that brings ``part`` nearest to ``target``, and what is left, as a
+    """Return the factor that brings ``part`` nearest to ``target``, and the rest as a
     share of ``target``.
     """
     square, size = float(part @ part), float(target.norm())
@@ -69,8 +62,8 @@ def times(target: Tensor, part: Tensor) -> tuple[float, float]:
 
 
 def factors(target: Tensor, own: Tensor) -> list[float] | None:
-    """Of each rank's own gradient in ``target``; None where they do not explain it, or
-    are too alike to be told apart.
+    """Return the factor of each rank's own gradient in ``target``; None if they do not
+    explain it, or are too alike to be told apart.
     """
     singular = torch.linalg.svdvals(own)
     apart = own.shape[0] <= own.shape[1] and singular[-1] > CONDITION * singular[0]
@@ -82,8 +75,8 @@ def factors(target: Tensor, own: Tensor) -> list[float] | None:
 
 
 def lacking(found: Sequence[float]) -> list[int]:
-    """The ranks whose gradient a sum with these factors lacks, where the others are in
-    it alike; empty where it has another pattern.
+    """Return ranks whose gradient a sum with these factors lacks, if the others are in
+    it alike; none if it has another pattern.
     """
     largest = max(map(abs, found))
     lacks = [r for r, factor in enumerate(found) if abs(factor) < CLOSE * largest]

@@ -1,9 +1,9 @@
-"""That ranks hold the same parameters, after a step and at the end."""
+"""Rules on parameters: equal on all ranks after a step, and at the end."""
 
 from collections.abc import Sequence
 from math import dist, hypot, inf, isfinite
 
-from minitrain.recording.alarm import Alarm, Rows, alarm, first_unlike, hashes
+from minitrain.recording.alarm import Alarm, Rows, alarms, first_unlike, hashes
 from minitrain.recording.causes import of_unlike_parameters
 
 # of the model: more than gradients that are apart by rounding may come to unsaid
@@ -13,28 +13,32 @@ FAR = 1e-4
 def parameters(
     rows: Rows, before: Rows | None, by_rounding: bool = False
 ) -> list[Alarm]:
-    """Equal on all ranks after the step, or near where gradients are apart
-    ``by_rounding``: ranks that nothing brings together again go on apart.
+    """Parameters are equal on all ranks after the step, or near where gradients are
+    apart ``by_rounding``: then they go on apart.
     """
-    name, ranks = first_unlike([hashes(row, "parameters") for row in rows])
+    name, ranks = _unlike(rows)
     if not ranks:
         return []
-    step, far = rows[0]["step"], apart(rows)
-    was = first_unlike([hashes(row, "parameters") for row in before or rows[:1]])[1]
+    where = {"ranks": ranks, "tensor": name}
+    was, far = before and _unlike(before)[1], apart(rows)
     if far > FAR and (by_rounding or was) and not apart(before or rows[:1]) > FAR:
         what = f"about {far:.1g} of the model apart"
         cause = "gradients apart by rounding, for long; or another fault beside it"
-        return [alarm("parameters", step, what, ranks=ranks, tensor=name, cause=cause)]
+        return alarms(rows, "parameters", what, cause, **where)
     # else it was told then, or the gradients were
     if was or by_rounding:
         return []
     what, cause = of_unlike_parameters(rows, before, name)
-    return [alarm("parameters", step, what, ranks=ranks, tensor=name, cause=cause)]
+    return alarms(rows, "parameters", what, cause, **where)
+
+
+def _unlike(rows: Rows) -> tuple[str, list[int]]:
+    return first_unlike([hashes(row, "parameters") for row in rows])
 
 
 def apart(rows: Rows) -> float:
-    """How far a rank's parameters are from those of the first, by their sketches, as a
-    share of their size; infinitely where they are not finite on one alone.
+    """Return how far a rank's parameters are from those of the first, by their
+    sketches, as a share of their size; infinity if they are not finite on one alone.
     """
     first = rows[0]["parameters"]
     found = 0.0
@@ -50,21 +54,20 @@ def apart(rows: Rows) -> float:
 
 
 def parted_at_the_end(ends: Rows, before: Sequence[Rows], last: int) -> list[Alarm]:
-    """Equal on all ranks after the last step, where all have an end that was seen."""
+    """Parameters are equal on all ranks after the last step, if all have an end."""
     if not all("parameters" in end for end in ends):
         return []
-    name, ranks = first_unlike([hashes(end, "parameters") for end in ends])
+    name, ranks = _unlike(ends)
     far = apart(ends)
-    parted = any(
-        first_unlike([hashes(row, "parameters") for row in rows])[1] for rows in before
-    )
+    parted = any(_unlike(rows)[1] for rows in before)
     # else it was told then, or gradients are apart by rounding
     told = parted and (far <= FAR or any(apart(rows) > FAR for rows in before))
     if not ranks or told:
         return []
     what = f"unlike those of the others at the end, about {far:.1g} of the model apart"
     cause = "a step after the last recorded one: every=1 finds it and its cause"
-    return [alarm("parameters", last, what, ranks=ranks, tensor=name, cause=cause)]
+    where = {"ranks": ranks, "tensor": name}
+    return alarms([{"step": last}], "parameters", what, cause, **where)
 
 
 def also(rows: Rows, before: Rows | None = None, last: int = 0) -> list[Alarm]:
@@ -73,7 +76,7 @@ def also(rows: Rows, before: Rows | None = None, last: int = 0) -> list[Alarm]:
     name, found = first_unlike([rows[rank]["also"] for rank in have])
     if not found:
         return []
-    ranks, step = [have[number] for number in found], rows[0].get("step", last)
     what = "unlike those of the others, beside the model"
     cause = "made, loaded or updated in another way on ranks, or on one alone"
-    return [alarm("also", step, what, ranks=ranks, tensor=name, cause=cause)]
+    where = {"ranks": [have[number] for number in found], "tensor": name}
+    return alarms([{"step": last} | {**rows[0]}], "also", what, cause, **where)

@@ -59,7 +59,7 @@ class Watch:
         if meetings is None or meetings.failed:
             return meetings is None and self.has_all
         found = meetings.come(place, step, parts)
-        self._tell([] if found is None else self._judge.told_elsewhere(found))
+        self._tell([] if found is None else self._judge.new([found]))
         return found is None
 
     def meet_at_the_end(self, step: int) -> bool:
@@ -76,7 +76,7 @@ class Watch:
 
     def tell(self, found: Iterable[Alarm]) -> None:
         """Report what this rank found by itself, as each of the others does."""
-        self._tell([new for one in found for new in self._judge.told_elsewhere(one)])
+        self._tell(self._judge.new(found))
 
     def look(self, wait_s: float = 0.0) -> None:
         """Judge what has come, or comes within ``wait_s``; EvidenceError where that
