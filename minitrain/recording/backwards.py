@@ -10,20 +10,17 @@ from torch import Tensor
 
 from minitrain.comm.torch_private import changes_in_place
 
-# counts of forward passes and of losses
-Place = tuple[int, int]
-
 
 class Backwards:
     """State of the gradients of each parameter, by name.
 
-    ``since`` is the place of the first pass whose gradient is in it. ``carried`` are
+    ``since`` is the number of the first pass whose gradient is in it. ``carried`` are
     parameters whose gradient holds that of the step before; ``touched`` those whose
     gradient changed between two passes of which the first did not synchronize.
     """
 
     def __init__(self) -> None:
-        self.since: dict[str, Place] = {}
+        self.since: dict[str, int] = {}
         self.carried: set[str] = set()
         self.touched: set[str] = set()
         # as a pass left it, and whether it synchronizes
@@ -31,13 +28,13 @@ class Backwards:
         # the last backward pass that added to it, and which one of the step that was
         self._last: dict[str, tuple[int, int]] = {}
         self._number = 0
-        self._first: Place = (0, 0)
+        self._first = 0
         self._running = False
 
-    def pass_begins(self, place: Place) -> None:
+    def pass_begins(self, number: int) -> None:
         """Note a forward pass, the first after a backward pass or not."""
         if self._running:
-            self._first, self._running = place, False
+            self._first, self._running = number, False
 
     def begins(self) -> bool:
         """Return whether this gradient is the first of its backward pass."""
@@ -79,15 +76,6 @@ class Backwards:
         self._last.pop(name, None)
         self.carried.discard(name)
         self.touched.discard(name)
-
-    def drop(self, place: Place) -> None:
-        """Count from ``place`` on, as the passes and losses before it are dropped."""
-
-        def moved(old: Place) -> Place:
-            return max(0, old[0] - place[0]), max(0, old[1] - place[1])
-
-        self._first = moved(self._first)
-        self.since = {name: moved(old) for name, old in self.since.items()}
 
 
 def _is_zero(gradient: Tensor) -> bool:

@@ -1,5 +1,6 @@
 """A step as it is written down: collected from forward pass to optimizer."""
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,8 +29,11 @@ from minitrain.recording.inputs import (
     unlabelled,
 )
 from minitrain.recording.modes import has_dropout
-from minitrain.recording.optimizers import IDLE, Optimizers, Stepped
+from minitrain.recording.optimizers import Optimizers, Stepped
 from minitrain.recording.own_gradients import OwnSketches
+
+# passes that are kept for a step: more than gradients are accumulated over
+MOST_PASSES = 1024
 
 
 @dataclass
@@ -43,6 +47,8 @@ class Pass:
     beside: str = ""
     unpadded: list[list[str]] = field(default_factory=list)
     unread: str = ""
+    number: int = 0
+    losses: list[Tensor | float] = field(default_factory=list)
     wrapper: str = ""
     wrapper_id: int = 0
     synced: bool | None = None
@@ -69,10 +75,9 @@ class Pages:
         self, inner: nn.Module, wrappers: Wrappers, also: Mapping[str, nn.Module]
     ) -> None:
         self._inner, self._wrappers, self._also = inner, wrappers, also
-        self._passes: list[Pass] = []
-        self._losses: list[Tensor | float] = []
-        # how many of both are of steps that were long ago
-        self._old = 0, 0
+        self._passes: deque[Pass] = deque(maxlen=MOST_PASSES)
+        # of all those of recorded steps
+        self._number = 0
         self._own = OwnSketches()
         self._first: Pass | None = None
         self._begun: dict[int, Row] = {}
@@ -82,24 +87,26 @@ class Pages:
         self.forwards = 0
 
     def listens(self, optimizers: Optimizers) -> None:
-        """Hooks see each gradient from here on."""
+        """Note that hooks see each gradient from here on."""
         self._seen_from = optimizers.steps
 
     def pass_begins(
         self, wrapper: nn.Module | None, module: nn.Module, inputs: tuple[Any, Any]
     ) -> None:
-        """Before a forward pass."""
-        self._backwards.pass_begins((len(self._passes), len(self._losses)))
-        one = Pass(*read(inputs), finite=are_finite(inputs))
+        """Note a forward pass that is about to begin."""
+        self._backwards.pass_begins(self._number)
+        one = Pass(*read(inputs), self._number, finite=are_finite(inputs))
         one.unlabelled = unlabelled(module, *inputs)
         if wrapper is not None:
             one.wrapper = type(wrapper).__name__
             one.synced = getattr(wrapper, "require_backward_grad_sync", None)
             one.broadcast_buffers = getattr(wrapper, "broadcast_buffers", None)
-            one.group = _group_size(wrapper)
+            group = getattr(wrapper, "process_group", None)
+            one.group = group.size() if isinstance(group, dist.ProcessGroup) else None
         one.wrapper_id = self._wrappers.count
         one.replaced = replaced_in(wrapper, self._inner)
         self._passes.append(one)
+        self._number += 1
         if self._first is None:
             self._first = one
             one.buffers = self._buffers()
@@ -107,9 +114,7 @@ class Pages:
             one.drawn = self._generators.drawn()
 
     def at_the_end(self) -> Row:
-        """What a run without a step to be recorded comes to: ``parameters`` after the
-        last step, and ``buffers``.
-        """
+        """Return ``parameters`` after the last step of the run, and ``buffers``."""
         named = parameters_of(self._inner)
         parameters = {name: fingerprint(p) for name, p in named.items()}
         found = {"parameters": parameters, "buffers": self._buffers()}
@@ -123,14 +128,11 @@ class Pages:
         }
 
     def _buffers(self) -> dict[str, Row]:
-        """Of each its hash; of floating ones, which rounding may take apart, all."""
+        # of each its hash; of floating ones, which rounding may take apart, all
+        named = plain_names(self._inner, self._inner.named_buffers())
         return {
-            name: fingerprint(buffer)
-            if buffer.is_floating_point()
-            else {"hash": digest(buffer)}
-            for name, buffer in plain_names(
-                self._inner, self._inner.named_buffers()
-            ).items()
+            n: fingerprint(b) if b.is_floating_point() else {"hash": digest(b)}
+            for n, b in named.items()
         }
 
     def _random(self) -> str:
@@ -138,7 +140,7 @@ class Pages:
         return random_digest(next(self._inner.parameters()).device)
 
     def before_gradient(self, name: str, gradient: Tensor | None) -> None:
-        """Just before a backward pass adds to this ``gradient``."""
+        """Note a ``gradient`` that a backward pass is about to add to."""
         if self._backwards.begins() and self._passes:
             self._passes[-1].has_backward = True
         if (number := self._backwards.before(name, gradient)) == 1:
@@ -147,80 +149,62 @@ class Pages:
             self._own.continues(name, gradient)
 
     def own_gradient(self, name: str, gradient: Tensor) -> None:
-        """As a backward pass leaves it, before any other rank's is mixed in. Of passes
+        """Note a gradient as a backward pass leaves it, before any reduction. Of passes
         that are not synchronized the next has all: it adds to their gradient.
         """
         waits = bool(self._passes) and self._passes[-1].synced is False
         self._backwards.after(name, gradient, not waits)
-        if waits:
-            return
-        self._own.add(name, gradient)
+        if not waits:
+            self._own.add(name, gradient)
 
     def loss(self, loss: Tensor | float) -> None:
-        """As the user tells it."""
-        self._losses.append(loss.detach() if isinstance(loss, Tensor) else loss)
+        """Note a loss of the last pass, as the user reports it."""
+        if self._passes:
+            told = loss.detach() if isinstance(loss, Tensor) else loss
+            self._passes[-1].losses.append(told)
 
-    def forget(self, optimizers: Optimizers) -> None:
-        """No step to be recorded comes next."""
+    def forget(self) -> None:
+        """Note that no step to be recorded comes next."""
         self._own = OwnSketches()
-        self._drop(len(self._passes), len(self._losses), optimizers)
+        self._passes.clear()
         self._backwards = Backwards()
         self._generators.forget()
-
-    def forget_old(self, optimizers: Optimizers) -> None:
-        """Of what was so many steps ago no optimizer is told any more."""
-        if optimizers.steps % IDLE == 0:
-            self._drop(*self._old, optimizers)
-            self._old = len(self._passes), len(self._losses)
-
-    def _drop(self, passes: int, losses: int, optimizers: Optimizers) -> None:
-        del self._passes[:passes], self._losses[:losses]
-        self._old = 0, 0
-        self._backwards.drop((passes, losses))
-        for stepped in optimizers.seen:
-            stepped.passes = max(0, stepped.passes - passes)
-            stepped.losses = max(0, stepped.losses - losses)
 
     def step_begins(
         self, stepped: Stepped, optimizers: Optimizers, together: bool
     ) -> None:
-        """Before the step of an optimizer that is recorded. Not ``together``: without
-        its tensors.
-        """
+        """Begin the page of a step. Not ``together``: without its tensors."""
         named = parameters_of(self._inner) if together else {}
         held, elsewhere = stepped.holds(), optimizers.hold()
-        mine = [name for name, p in named.items() if id(p) in held]
         lost = [name for name, p in named.items() if id(p) not in elsewhere]
-        written = {*mine, *lost} if stepped.number == 0 else {*mine}
+        written = {name for name, p in named.items() if id(p) in held}
+        written |= {*lost} if stepped.number == 0 else set()
         page: Row = {"kind": "step", "optimizer": stepped.number, "step": stepped.steps}
         page["before"] = {n: digest(p) for n, p in named.items() if n in written}
         # some may belong to an optimizer that is yet to make its first step
-        said = [name for name in lost if named[name].requires_grad and stepped.steps]
-        page["not_held"] = said
+        page["not_held"] = [n for n in lost if named[n].requires_grad and stepped.steps]
         self._begun[stepped.number] = page
         if not stepped.by_closure:
-            self._collect(page, stepped, named, mine)
+            self._collect(page, stepped, named)
 
     def is_begun(self, stepped: Stepped) -> bool:
-        """Whether the step that it is at is recorded."""
+        """Return whether the step that it is at is recorded."""
         return stepped.number in self._begun
 
     def step_ended(self, stepped: Stepped, together: bool) -> Row | None:
-        """After it -> all that is known of it; None where it is not recorded."""
+        """Return all that is known of a step after it; None if it is not recorded."""
         page = self._begun.pop(stepped.number, None)
         if page is not None:
             self._finish(page, stepped, together)
             self._generators.step_ends()
-        stepped.passes, stepped.losses = len(self._passes), len(self._losses)
+        stepped.passes = self._number
         self._first = None
         return page
 
     def _finish(self, page: Row, stepped: Stepped, together: bool) -> None:
         named = parameters_of(self._inner) if together else {}
         if stepped.by_closure:
-            held = stepped.holds()
-            mine = [name for name, p in named.items() if id(p) in held]
-            self._collect(page, stepped, named, mine)
+            self._collect(page, stepped, named)
         kept = {name: p for name, p in named.items() if name in page["before"]}
         page["parameters"] = {name: fingerprint(p) for name, p in kept.items()}
         names = {id(p): name for name, p in named.items()}
@@ -231,23 +215,20 @@ class Pages:
             self._backwards.forget(name)
 
     def _collect(
-        self,
-        page: Row,
-        stepped: Stepped,
-        named: dict[str, nn.Parameter],
-        mine: list[str],
+        self, page: Row, stepped: Stepped, named: dict[str, nn.Parameter]
     ) -> None:
-        """What led to the step: passes, and gradients as the optimizer gets them."""
-        passes, losses = self._passes[stepped.passes :], self._losses[stepped.losses :]
-        firsts = [one for one in passes if one.random is not None]
-        first = firsts[0] if firsts else Pass([], random="", buffers={})
-        since = [*map(self._backwards.since.get, mine)]
-        known = [place for place in since if place is not None]
+        # what led to the step: passes, and gradients as the optimizer gets them
+        held = stepped.holds()
+        mine = {name: p for name, p in named.items() if id(p) in held}
+        passes = [one for one in self._passes if one.number >= stepped.passes]
+        first = next((one for one in passes if one.random is not None), None)
+        drew = first is not None and self._random() != first.random
+        first = first or Pass([], random="", buffers={})
+        since = self._backwards.since
+        known = [since[name] for name in mine if name in since]
         if known and not stepped.by_closure:
             # gradients of those before were dropped
-            dropped = min(known)
-            passes = passes[max(0, dropped[0] - stepped.passes) :]
-            losses = losses[max(0, dropped[1] - stepped.losses) :]
+            passes = [one for one in passes if one.number >= min(known)]
         last = passes[-1] if passes else first
         page |= {
             "forwards": self.forwards,
@@ -255,11 +236,11 @@ class Pages:
             "beside": [one.beside for one in passes],
             "unpadded": [one.unpadded for one in passes],
             "unread": next((one.unread for one in passes if one.unread), ""),
-            "loss": mean_loss(losses),
+            "loss": mean_loss([loss for one in passes for loss in one.losses]),
             "lr": stepped.rates(),
             "groups": stepped.settings({id(p): name for name, p in named.items()}),
             # in forward passes, losses and backward passes
-            "draws": bool(firsts) and self._random() != first.random,
+            "draws": drew,
             "random": first.random,
             "wrapper": last.wrapper,
             "wrapper_id": last.wrapper_id,
@@ -269,7 +250,7 @@ class Pages:
             "group": last.group,
             "buffers": first.buffers,
         }
-        trained = {name: named[name] for name in mine if named[name].requires_grad}
+        trained = {name: p for name, p in mine.items() if p.requires_grad}
         page |= self._findings(stepped, passes, trained)
         if first.drawn:
             page["drawn"] = first.drawn
@@ -280,7 +261,7 @@ class Pages:
     def _findings(
         self, stepped: Stepped, passes: list[Pass], trained: dict[str, nn.Parameter]
     ) -> Row:
-        """What few steps have, and rows only of these."""
+        # what few steps have, and rows only of these
         of = self._backwards
         is_seen = stepped.steps and stepped.last >= self._seen_from
         reduced = sum(one.has_backward for one in passes if one.synced)
@@ -315,9 +296,3 @@ class Pages:
             page["passes"] = passes
         page["own"], page["gradients"] = own, gradients
         page["without_gradient"] = [name for name in trained if name not in gradients]
-
-
-def _group_size(wrapper: nn.Module) -> int | None:
-    """Among how many ranks a wrapper averages; None where it does not tell."""
-    group = getattr(wrapper, "process_group", None)
-    return group.size() if isinstance(group, dist.ProcessGroup) else None

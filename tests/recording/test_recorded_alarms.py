@@ -130,7 +130,7 @@ def test_a_rank_that_does_not_come_is_named_by_one_that_did(
 
 def shorten(recorder: Any, limit_s: float) -> None:
     """Set the limit after which a rank is missed, once all are connected."""
-    recorder._timeout_s = recorder._watch._exchange.timeout_s = limit_s
+    recorder._timeout_s = recorder._watch.timeout_s = limit_s
 
 
 def slow_first_rank(folder: Path) -> None:
