@@ -3,19 +3,16 @@
 They are torch's documented ones, and only look: nothing is drawn, changed or kept.
 """
 
-import gc
 import inspect
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from typing import Any, TypeVar
 
 import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.func import debug_unwrap
-from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
@@ -29,6 +26,8 @@ SomeTensor = TypeVar("SomeTensor", bound=Tensor)
 INSIDE = ("module", "_orig_mod", "_forward_module")
 # what wrappers of a part of a model add to the names of parameters
 ADDED = ("_orig_mod.", "_checkpoint_wrapped_module.")
+# in the stack of calls: where a module calls its hooks and its forward pass
+CALL = (torch.nn.modules.module.__file__, "_call_impl")
 # in torch.utils.checkpoint: who runs a forward pass once more, within backward
 AGAIN = {"recompute_fn", "backward"}
 
@@ -184,73 +183,41 @@ def is_training_pass(module: nn.Module) -> bool:
 
 
 class Wrappers:
-    """Modules around those of ``called``, made before or after :meth:`start`, and which
-    of them was the last to begin its forward pass.
-    """
+    """Modules around those of ``called`` in forward passes so far."""
 
     def __init__(self, called: Sequence[nn.Module]) -> None:
         self._called = called
-        self._entered: nn.Module | None = None
         # with the number of the module that it wraps
         self._seen: list[tuple[weakref.ref[nn.Module], int]] = []
-        self._handles: list[RemovableHandle] = []
 
-    def start(self) -> None:
-        """Find those that are there, and hook each that is made."""
-        for thing in gc.get_objects():
-            # asking some things for their class makes others import, or warn
-            if issubclass(type(thing), nn.Module) and self._wraps(thing):
-                self._listen(thing)
-        made = register_module_module_registration_hook(self._made)
-        self._handles.append(made)
-
-    def stop(self) -> None:
-        """Remove the hooks."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        self._entered = None
-
-    def take(self) -> nn.Module | None:
-        """Return the wrapper around the module that begins its forward pass, the
-        innermost of several.
+    def around(self, module: nn.Module) -> nn.Module | None:
+        """Return the wrapper whose forward pass leads to that of ``module``, which
+        begins; the innermost of several.
         """
-        entered, self._entered = self._entered, None
-        if entered is not None and all(one() is not entered for one, _ in self._seen):
-            self._seen.append((weakref.ref(entered), self._number(entered) or 0))
-        return entered
+        frame = inspect.currentframe()
+        while frame is not None:
+            code = frame.f_code
+            if (code.co_filename, code.co_name) == CALL:
+                caller = frame.f_locals["self"]
+                if _wraps(caller, module):
+                    if all(one() is not caller for one, _ in self._seen):
+                        number = [one is module for one in self._called].index(True)
+                        self._seen.append((weakref.ref(caller), number))
+                    return caller
+            frame = frame.f_back
+        return None
 
     @property
     def count(self) -> int:
-        """Most wrappers that a module had so far, each counted once."""
+        """Return the most wrappers that a module had so far, each counted once."""
         return max(Counter(number for _, number in self._seen).values(), default=0)
 
-    def _number(self, module: nn.Module) -> int | None:
-        wrapped = innermost(module)
-        called = enumerate(self._called)
-        return next((number for number, one in called if one is wrapped), None)
 
-    def _wraps(self, module: nn.Module) -> bool:
-        # one that is yet to be made has no children
-        with suppress(AttributeError):
-            children = [*module.named_children()]
-            return any(self._leads_here(name, child) for name, child in children)
-        return False
-
-    def _leads_here(self, name: str, child: nn.Module) -> bool:
-        # the compiler's is no wrapper that could be bypassed
-        is_wrapper = name in INSIDE and name != "_orig_mod"
-        return is_wrapper and self._number(child) is not None
-
-    def _made(self, module: nn.Module, name: str, child: nn.Module | None) -> None:
-        if isinstance(child, nn.Module) and self._leads_here(name, child):
-            self._listen(module)
-
-    def _listen(self, module: nn.Module) -> None:
-        def enter(module: nn.Module, args: Any) -> None:
-            self._entered = module
-
-        self._handles.append(module.register_forward_pre_hook(Tap(enter)))
+def _wraps(caller: nn.Module, module: nn.Module) -> bool:
+    # the compiler's is no wrapper that could be bypassed
+    names = {*INSIDE} - {"_orig_mod"}
+    children = caller.named_children()
+    return any(name in names and innermost(c) is module for name, c in children)
 
 
 class OwnGradients:

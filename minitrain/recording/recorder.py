@@ -114,7 +114,6 @@ class Recorder:
             )
         refuse_second(self._folder, rank_and_size()[0])
         self._state, self._error_at_start = "recording", sys.exception()
-        self._wrappers.start()
         self._optimizers.start(self._inner.parameters())
         tap = Tap(self._pass_begins)
         self._before = [
@@ -176,7 +175,6 @@ class Recorder:
         # what was compiled goes on calling hooks that were removed
         if self._state != "recording":
             return
-        wrapper = self._wrappers.take()
         # a copy that shares this hook is another model
         if all(module is not one for one in self._called):
             return
@@ -187,6 +185,7 @@ class Recorder:
         self._pages.forwards += 1
         if not self._due or is_pass_with_others(self._inner):
             return
+        wrapper = self._wrappers.around(module)
         watch = self._begin()
         if self._pages.forwards == 1 and _fails_without_sync(wrapper):
             watch.tell([alarm("static graph", 0, FAILS, STATIC_GRAPH)])
@@ -266,7 +265,6 @@ class Recorder:
 
     def _listen_no_more(self) -> None:
         self._state = "ended"
-        self._wrappers.stop()
         self._optimizers.stop()
         self._own.stop()
         for handle in self._before:
