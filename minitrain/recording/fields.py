@@ -38,7 +38,8 @@ def _shape(value: list[int]) -> list[int]:
 Count = Annotated[int, Field(ge=0, le=MOST)]
 Positive = Annotated[int, Field(ge=1, le=MOST)]
 Sketch = Annotated[list[float], Field(min_length=BINS, max_length=BINS)]
-Texts, Names = dict[str, str], list[str]
+Texts = dict[str, str]
+Names = list[str]
 
 
 class About(TypedDict):
@@ -71,7 +72,8 @@ class Group(TypedDict):
     settings: dict[str, str | bool | float | list[float]]
 
 
-Prints, Buffers = dict[str, Print], dict[str, OfIntegers | Print]
+Prints = dict[str, Print]
+Buffers = dict[str, OfIntegers | Print]
 TOLD = {
     "rule": str,
     "step": Annotated[int, Field(ge=-1, le=MOST)],

@@ -13,12 +13,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from minitrain.core.errors import UserError
 from minitrain.recording.fingerprint import BINS, digest
 from minitrain.recording.format import VERSION, Row
-from minitrain.recording.hooks import (
-    is_in_parts,
-    named_tensors,
-    parameters_of,
-    tied,
-)
+from minitrain.recording.hooks import is_in_parts, named_tensors, parameters_of, tied
 
 TWIN = "MINITRAIN_TWIN"
 MOVED = (torch.float32, torch.float64, torch.float16, torch.bfloat16)

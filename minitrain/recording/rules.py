@@ -6,6 +6,7 @@ the parameters that follow are not reported.
 """
 
 from collections.abc import Callable, Sequence
+from math import dist, hypot, inf, isfinite
 
 from minitrain.recording.alarm import (
     Alarm,
@@ -19,12 +20,8 @@ from minitrain.recording.alarm import (
     pair_of,
     unlike,
 )
-from minitrain.recording.causes import not_broadcast
-from minitrain.recording.rules_of_gradients import (
-    gradients,
-    no_gradient,
-    own_gradients,
-)
+from minitrain.recording.causes import not_broadcast, of_unlike_parameters
+from minitrain.recording.rules_of_gradients import gradients, no_gradient, own_gradients
 from minitrain.recording.rules_of_inputs import (
     again,
     random_numbers,
@@ -32,7 +29,6 @@ from minitrain.recording.rules_of_inputs import (
     shared_generators,
     unread,
 )
-from minitrain.recording.rules_of_parameters import also, parameters, parted_at_the_end
 from minitrain.recording.rules_of_progress import (
     carried,
     evaluation_mode,
@@ -53,6 +49,8 @@ SAME = ("version", "world_size", "every", "twin", "torch", "threads")
 MOST_OF_A_TRIAL = 3
 # what takes parameters apart where it is unlike
 LEADS = {"gradients", "learning rates", "optimizer settings"}
+# of the model: more than gradients that are apart by rounding may come to unsaid
+FAR = 1e-4
 
 Rule = Callable[[Rows, Rows | None], list[Alarm]]
 
@@ -99,8 +97,8 @@ def alarms_at_start(headers: Rows) -> list[Alarm]:
         name, ranks = first_unlike([one.get("start", {}) for one in headers])
         if ranks:
             what = "unlike those of the others before the first step"
-            where = {"ranks": ranks, "tensor": name}
-            found.append(alarm("parameters", 0, what, not_broadcast(0), **where))
+            cause = not_broadcast(0)
+            found.append(alarm("parameters", 0, what, cause, ranks=ranks, tensor=name))
     tables = [{n: str(one.get(n)) for n in SAME} for one in headers]
     name, ranks = first_unlike(tables)
     if ranks:
@@ -168,6 +166,78 @@ def buffers(rows: Rows, before: Rows | None) -> list[Alarm]:
         return alarms(rows, "buffers", what, cause, **where)
     cause = "no wrapper broadcasts them: each rank keeps its own, which may be meant"
     return notes(rows, "buffers", what, cause, **where)
+
+
+def parameters(
+    rows: Rows, before: Rows | None, by_rounding: bool = False
+) -> list[Alarm]:
+    """Parameters are equal on all ranks after the step, or near where gradients are
+    apart ``by_rounding``: then they go on apart.
+    """
+    name, ranks = _unlike(rows)
+    if not ranks:
+        return []
+    where = {"ranks": ranks, "tensor": name}
+    was, far = before and _unlike(before)[1], apart(rows)
+    if far > FAR and (by_rounding or was) and not apart(before or rows[:1]) > FAR:
+        what = f"about {far:.1g} of the model apart"
+        cause = "gradients apart by rounding, for long; or another fault beside it"
+        return alarms(rows, "parameters", what, cause, **where)
+    # else it was told then, or the gradients were
+    if was or by_rounding:
+        return []
+    what, cause = of_unlike_parameters(rows, before, name)
+    return alarms(rows, "parameters", what, cause, **where)
+
+
+def _unlike(rows: Rows) -> tuple[str, list[int]]:
+    return first_unlike([hashes(row, "parameters") for row in rows])
+
+
+def apart(rows: Rows) -> float:
+    """Return how far a rank's parameters are from those of the first, by their
+    sketches, as a share of their size; infinity if they are not finite on one alone.
+    """
+    first = rows[0]["parameters"]
+    found = 0.0
+    for row in rows[1:]:
+        names = [name for name in first if name in row["parameters"]]
+        pairs = [(first[name], row["parameters"][name]) for name in names]
+        unlike_ones = [(a, b) for a, b in pairs if a["hash"] != b["hash"]]
+        gap = hypot(*(dist(a["sketch"], b["sketch"]) for a, b in unlike_ones))
+        size = hypot(*(a["norm"] for a, _ in pairs))
+        if gap:
+            found = max(found, gap / size if isfinite(gap) and size else inf)
+    return found
+
+
+def parted_at_the_end(ends: Rows, before: Sequence[Rows], last: int) -> list[Alarm]:
+    """Parameters are equal on all ranks after the last step, if all have an end."""
+    if not all("parameters" in end for end in ends):
+        return []
+    name, ranks = _unlike(ends)
+    far = apart(ends)
+    parted = any(_unlike(rows)[1] for rows in before)
+    # else it was told then, or gradients are apart by rounding
+    told = parted and (far <= FAR or any(apart(rows) > FAR for rows in before))
+    if not ranks or told:
+        return []
+    what = f"unlike those of the others at the end, about {far:.1g} of the model apart"
+    cause = "a step after the last recorded one: every=1 finds it and its cause"
+    where = {"ranks": ranks, "tensor": name}
+    return alarms([{"step": last}], "parameters", what, cause, **where)
+
+
+def also(rows: Rows, before: Rows | None = None, last: int = 0) -> list[Alarm]:
+    """Modules beside the model are equal on all ranks that record them."""
+    have = [rank for rank, row in enumerate(rows) if "also" in row]
+    name, found = first_unlike([rows[rank]["also"] for rank in have])
+    if not found:
+        return []
+    what = "unlike those of the others, beside the model"
+    cause = "made, loaded or updated in another way on ranks, or on one alone"
+    where = {"ranks": [have[number] for number in found], "tensor": name}
+    return alarms([{"step": last} | {**rows[0]}], "also", what, cause, **where)
 
 
 RULES: tuple[Rule, ...] = (

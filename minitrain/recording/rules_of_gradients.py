@@ -15,17 +15,18 @@ from minitrain.recording.alarm import (
     notes,
     unlike,
 )
-from minitrain.recording.causes import APART, of_unlike_gradients
-from minitrain.recording.fingerprint import BINS
-from minitrain.recording.fits import (
+from minitrain.recording.causes import (
+    APART,
     CLOSE,
     Sketches,
     comparable,
     factors,
     lacking,
+    of_unlike_gradients,
     sketches,
     times,
 )
+from minitrain.recording.fingerprint import BINS
 
 # of a whole model's factor: far above rounding, and a clipping seldom hits it
 NEAR = 2e-4

@@ -1,7 +1,7 @@
 """Rules on the samples that ranks read, and on the random numbers they draw."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Mapping
 
 from minitrain.recording.alarm import (
     Alarm,
@@ -126,18 +126,18 @@ def batch_again(rows: Rows, ranks: list[int], earlier: int) -> list[Alarm]:
     return notes(rows, "same batch", what, cause, ranks=unless_all(ranks, rows))
 
 
-def _alike(ranks: Iterable[int], state: Callable[[int], str]) -> list[int]:
-    # the first of these ranks that have a state in common
-    states: dict[str, list[int]] = {}
-    for rank in ranks:
-        states.setdefault(state(rank), []).append(rank)
-    return next((alike for alike in states.values() if len(alike) > 1), [])
+def _alike(states: Mapping[int, str]) -> list[int]:
+    # the first ranks that have a state in common
+    ranks: dict[str, list[int]] = {}
+    for rank, state in states.items():
+        ranks.setdefault(state, []).append(rank)
+    return next((alike for alike in ranks.values() if len(alike) > 1), [])
 
 
 def random_numbers(rows: Rows, before: Rows | None) -> list[Alarm]:
     """Ranks that draw random numbers in the forward pass draw their own."""
-    draw = [rank for rank, row in enumerate(rows) if row.get("draws")]
-    same = _alike(draw, lambda rank: rows[rank]["random"])
+    draw = {rank: row["random"] for rank, row in enumerate(rows) if row.get("draws")}
+    same = _alike(draw)
     if not same:
         return []
     what = f"{in_ranks(same)} draw the same in the forward pass"
@@ -153,7 +153,7 @@ def shared_generators(rows: Rows, before: Rows | None) -> list[Alarm]:
     for name in ("torch", "NumPy", "random") if before else ():
         pairs = enumerate(zip(rows, before or (), strict=True))
         use = [r for r, pair in pairs if all(name in o.get("drawn", {}) for o in pair)]
-        same = _alike(use, lambda rank, name=name: rows[rank]["drawn"][name])
+        same = _alike({rank: rows[rank]["drawn"][name] for rank in use})
         if same:
             what = f"{in_ranks(same)} draw the same numbers before each step ({name}'s "
             what += "global generator)"

@@ -38,32 +38,21 @@ MOST_PASSES = 1024
 
 @dataclass
 class Pass:
-    """A forward pass: the samples it was given, also ``unpadded``, and what stood
-    ``beside`` them, or why that is ``unread``, and the wrapper around it. What is known
-    of the first one of a step alone is None else.
+    """A forward pass: ``told`` is its part of the row of a step, ``first`` that of the
+    first pass of a step alone, None of others.
     """
 
-    inputs: list[str]
-    beside: str = ""
-    unpadded: list[list[str]] = field(default_factory=list)
-    unread: str = ""
-    number: int = 0
+    number: int
+    told: Row
+    first: Row | None = None
     losses: list[Tensor | float] = field(default_factory=list)
-    wrapper: str = ""
-    wrapper_id: int = 0
-    synced: bool | None = None
-    broadcast_buffers: bool | None = None
-    group: int | None = None
-    random: str | None = None
-    buffers: dict[str, Row] | None = None
-    drawn: dict[str, str] | None = None
-    finite: bool = True
-    # parameters that the wrapper does not know
-    replaced: dict[str, str] = field(default_factory=dict)
-    # the samples without their labels, if the pass was given any
-    unlabelled: list[str] = field(default_factory=list)
     # a backward pass came next
     has_backward: bool = False
+
+
+# what a step without a pass has
+NO_PASS: Row = {"wrapper": "", "wrapper_id": 0, "synced": None, "group": None}
+NO_FIRST: Row = {"random": "", "buffers": {}, "broadcast_buffers": None, "drawn": {}}
 
 
 class Pages:
@@ -95,23 +84,30 @@ class Pages:
     ) -> None:
         """Note a forward pass that is about to begin."""
         self._backwards.pass_begins(self._number)
-        one = Pass(*read(inputs), self._number, finite=are_finite(inputs))
-        one.unlabelled = unlabelled(module, *inputs)
+        told = read(inputs) | NO_PASS
+        told |= {"not_finite": not are_finite(inputs)}
+        told |= {"unlabelled": unlabelled(module, *inputs)}
         if wrapper is not None:
-            one.wrapper = type(wrapper).__name__
-            one.synced = getattr(wrapper, "require_backward_grad_sync", None)
-            one.broadcast_buffers = getattr(wrapper, "broadcast_buffers", None)
             group = getattr(wrapper, "process_group", None)
-            one.group = group.size() if isinstance(group, dist.ProcessGroup) else None
-        one.wrapper_id = self._wrappers.count
-        one.replaced = replaced_in(wrapper, self._inner)
+            told |= {
+                "wrapper": type(wrapper).__name__,
+                "synced": getattr(wrapper, "require_backward_grad_sync", None),
+                "group": group.size() if isinstance(group, dist.ProcessGroup) else None,
+            }
+        told["wrapper_id"] = self._wrappers.count
+        # parameters that the wrapper does not know
+        told["replaced"] = replaced_in(wrapper, self._inner)
+        one = Pass(self._number, told)
         self._passes.append(one)
         self._number += 1
         if self._first is None:
             self._first = one
-            one.buffers = self._buffers()
-            one.random = self._random()
-            one.drawn = self._generators.drawn()
+            one.first = {
+                "broadcast_buffers": getattr(wrapper, "broadcast_buffers", None),
+                "buffers": self._buffers(),
+                "random": self._random(),
+                "drawn": self._generators.drawn(),
+            }
 
     def at_the_end(self) -> Row:
         """Return ``parameters`` after the last step of the run, and ``buffers``."""
@@ -152,7 +148,7 @@ class Pages:
         """Note a gradient as a backward pass leaves it, before any reduction. Of passes
         that are not synchronized the next has all: it adds to their gradient.
         """
-        waits = bool(self._passes) and self._passes[-1].synced is False
+        waits = bool(self._passes) and self._passes[-1].told["synced"] is False
         self._backwards.after(name, gradient, not waits)
         if not waits:
             self._own.add(name, gradient)
@@ -221,66 +217,55 @@ class Pages:
         held = stepped.holds()
         mine = {name: p for name, p in named.items() if id(p) in held}
         passes = [one for one in self._passes if one.number >= stepped.passes]
-        first = next((one for one in passes if one.random is not None), None)
-        drew = first is not None and self._random() != first.random
-        first = first or Pass([], random="", buffers={})
+        first = next((one.first for one in passes if one.first is not None), None)
+        drew = first is not None and self._random() != first["random"]
+        first = first or NO_FIRST
         since = self._backwards.since
         known = [since[name] for name in mine if name in since]
         if known and not stepped.by_closure:
             # gradients of those before were dropped
             passes = [one for one in passes if one.number >= min(known)]
-        last = passes[-1] if passes else first
+        told = [one.told for one in passes]
+        last = told[-1] if told else NO_PASS
+        page |= {key: first[key] for key in ("random", "buffers", "broadcast_buffers")}
+        page |= {key: last[key] for key in NO_PASS}
+        page |= {
+            key: [t[key] for t in told] for key in ("inputs", "beside", "unpadded")
+        }
         page |= {
             "forwards": self.forwards,
-            "inputs": [one.inputs for one in passes],
-            "beside": [one.beside for one in passes],
-            "unpadded": [one.unpadded for one in passes],
-            "unread": next((one.unread for one in passes if one.unread), ""),
+            "unread": next((t["unread"] for t in told if t["unread"]), ""),
             "loss": mean_loss([loss for one in passes for loss in one.losses]),
             "lr": stepped.rates(),
             "groups": stepped.settings({id(p): name for name, p in named.items()}),
             # in forward passes, losses and backward passes
             "draws": drew,
-            "random": first.random,
-            "wrapper": last.wrapper,
-            "wrapper_id": last.wrapper_id,
-            "synced": last.synced,
-            "syncs": [one.synced for one in passes],
-            "broadcast_buffers": first.broadcast_buffers,
-            "group": last.group,
-            "buffers": first.buffers,
+            "syncs": [t["synced"] for t in told],
         }
         trained = {name: p for name, p in mine.items() if p.requires_grad}
-        page |= self._findings(stepped, passes, trained)
-        if first.drawn:
-            page["drawn"] = first.drawn
-        if page["draws"] and has_dropout(self._inner):
-            page["dropout"] = True
-        self._collect_gradients(page, trained, stepped.grad_scale(), last)
-
-    def _findings(
-        self, stepped: Stepped, passes: list[Pass], trained: dict[str, nn.Parameter]
-    ) -> Row:
-        # what few steps have, and rows only of these
         of = self._backwards
         is_seen = stepped.steps and stepped.last >= self._seen_from
-        reduced = sum(one.has_backward for one in passes if one.synced)
+        reduced = sum(one.has_backward for one in passes if one.told["synced"])
         is_sharded = any(map(is_in_parts, trained.values()))
-        found: Row = {
+        samples = [t["unlabelled"] for t in told]
+        found = {
             "reductions": 0 if is_sharded else reduced,
             "carried": [n for n in trained if n in of.carried and is_seen],
             "touched": [n for n in trained if n in of.touched],
-            "replaced": passes[-1].replaced if passes else {},
-            "unlabelled": [one.unlabelled for one in passes],
+            "replaced": last.get("replaced"),
+            "unlabelled": samples if all(samples) else [],
             "sharded": is_sharded,
-            "not_finite": not all(one.finite for one in passes),
+            "not_finite": any(t["not_finite"] for t in told),
+            "drawn": first["drawn"],
+            "dropout": drew and has_dropout(self._inner),
         }
-        if not all(found["unlabelled"]):
-            del found["unlabelled"]
-        return {key: value for key, value in found.items() if value}
+        # few steps have these, and rows only of these
+        page |= {key: value for key, value in found.items() if value}
+        waits = last["synced"] is False
+        self._collect_gradients(page, trained, stepped.grad_scale(), waits)
 
     def _collect_gradients(
-        self, page: Row, trained: dict[str, nn.Parameter], scale: float, last: Pass
+        self, page: Row, trained: dict[str, nn.Parameter], scale: float, waits: bool
     ) -> None:
         # one at a time: unscaled ones are copies
         gradients = {
@@ -289,7 +274,7 @@ class Pages:
             if p.grad is not None
         }
         own, passes = self._own.take([*trained])
-        if last.synced is False:
+        if waits:
             # there was none that synchronized, so they are this rank's own
             own = {name: gradient["sketch"] for name, gradient in gradients.items()}
         elif passes:

@@ -53,8 +53,9 @@ class Watch:
         self._store: Store = HashStore()
         if dist.is_available() and dist.is_initialized():
             self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
-            name = f"minitrain recorder {next(_numbers)}"
-            self._store = PrefixStore(name, dist.group.WORLD.get_group_store())
+            name, world = f"minitrain recorder {next(_numbers)}", dist.group.WORLD
+            assert world is not None, "it is initialized"
+            self._store = PrefixStore(name, world.get_group_store())
         self._sent: deque[_Sent] = deque()
         self._number, self._heard = 0, "nothing"
         self._has_ended = False
@@ -81,7 +82,7 @@ class Watch:
             self._meetings.leave()
         self._sent.append(_Sent(self._number, row))
         with suppress(RuntimeError):
-            self._store.set(f"row {self._number} of {self._rank}", line)
+            self._store.set(f"row {self._number} of {self._rank}", line.decode())
         self._number += 1
 
     def meet(self, place: str, step: int, parts: str) -> bool:
