@@ -30,7 +30,6 @@ from minitrain.recording.inputs import (
 )
 from minitrain.recording.modes import has_dropout
 from minitrain.recording.optimizers import Optimizers, Stepped
-from minitrain.recording.own_gradients import OwnSketches
 
 # passes that are kept for a step: more than gradients are accumulated over
 MOST_PASSES = 1024
@@ -67,7 +66,6 @@ class Pages:
         self._passes: deque[Pass] = deque(maxlen=MOST_PASSES)
         # of all those of recorded steps
         self._number = 0
-        self._own = OwnSketches()
         self._first: Pass | None = None
         self._begun: dict[int, Row] = {}
         self._backwards, self._generators = Backwards(), Generators()
@@ -139,19 +137,12 @@ class Pages:
         """Note a ``gradient`` that a backward pass is about to add to."""
         if self._backwards.begins() and self._passes:
             self._passes[-1].has_backward = True
-        if (number := self._backwards.before(name, gradient)) == 1:
-            self._own.begins(name)
-        elif number and gradient is not None:
-            self._own.continues(name, gradient)
+        self._backwards.before(name, gradient)
 
     def own_gradient(self, name: str, gradient: Tensor) -> None:
-        """Note a gradient as a backward pass leaves it, before any reduction. Of passes
-        that are not synchronized the next has all: it adds to their gradient.
-        """
-        waits = bool(self._passes) and self._passes[-1].told["synced"] is False
-        self._backwards.after(name, gradient, not waits)
-        if not waits:
-            self._own.add(name, gradient)
+        """Note a gradient as a backward pass leaves it, before any reduction."""
+        synced = not self._passes or self._passes[-1].told["synced"] is not False
+        self._backwards.after(name, gradient, synced)
 
     def loss(self, loss: Tensor | float) -> None:
         """Note a loss of the last pass, as the user reports it."""
@@ -161,7 +152,6 @@ class Pages:
 
     def forget(self) -> None:
         """Note that no step to be recorded comes next."""
-        self._own = OwnSketches()
         self._passes.clear()
         self._backwards = Backwards()
         self._generators.forget()
@@ -208,7 +198,7 @@ class Pages:
         if self._also and stepped.number == 0:
             page["also"] = self._beside_the_model()
         for name in page["parameters"]:
-            self._backwards.forget(name)
+            self._backwards.known.pop(name, None)
 
     def _collect(
         self, page: Row, stepped: Stepped, named: dict[str, nn.Parameter]
@@ -220,11 +210,11 @@ class Pages:
         first = next((one.first for one in passes if one.first is not None), None)
         drew = first is not None and self._random() != first["random"]
         first = first or NO_FIRST
-        since = self._backwards.since
-        known = [since[name] for name in mine if name in since]
+        known = {n: g for n, g in self._backwards.known.items() if n in mine}
         if known and not stepped.by_closure:
             # gradients of those before were dropped
-            passes = [one for one in passes if one.number >= min(known)]
+            since = min(gradient.since for gradient in known.values())
+            passes = [one for one in passes if one.number >= since]
         told = [one.told for one in passes]
         last = told[-1] if told else NO_PASS
         page |= {key: first[key] for key in ("random", "buffers", "broadcast_buffers")}
@@ -243,15 +233,16 @@ class Pages:
             "syncs": [t["synced"] for t in told],
         }
         trained = {name: p for name, p in mine.items() if p.requires_grad}
-        of = self._backwards
         is_seen = stepped.steps and stepped.last >= self._seen_from
         reduced = sum(one.has_backward for one in passes if one.told["synced"])
         is_sharded = any(map(is_in_parts, trained.values()))
         samples = [t["unlabelled"] for t in told]
         found = {
             "reductions": 0 if is_sharded else reduced,
-            "carried": [n for n in trained if n in of.carried and is_seen],
-            "touched": [n for n in trained if n in of.touched],
+            "carried": [
+                n for n in trained if n in known and known[n].carried and is_seen
+            ],
+            "touched": [n for n in trained if n in known and known[n].touched],
             "replaced": last.get("replaced"),
             "unlabelled": samples if all(samples) else [],
             "sharded": is_sharded,
@@ -273,7 +264,7 @@ class Pages:
             for name, p in trained.items()
             if p.grad is not None
         }
-        own, passes = self._own.take([*trained])
+        own, passes = self._backwards.take([*trained])
         if waits:
             # there was none that synchronized, so they are this rank's own
             own = {name: gradient["sketch"] for name, gradient in gradients.items()}

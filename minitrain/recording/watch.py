@@ -113,13 +113,12 @@ class Watch:
         ends the run.
         """
         found: list[Alarm] = []
-        late: Alarm | None = None
         try:
             wait_until(lambda: self._take(found, wait_s > 0), wait_s)
-            late = self._late()
+            late = self._late(is_lost=False)
         except RuntimeError:
             # the store goes with the rank that has it
-            late = self._gone([]) if self._sent else None
+            late = self._late(is_lost=True)
         if late is not None and not self._judge.is_apart:
             found += self._judge.new([late])
         self._report(found)
@@ -178,38 +177,33 @@ class Watch:
         # else the rows have been taken
         return [] if found and store.check([f"judged {number}"]) else found
 
-    def _late(self) -> Alarm | None:
+    def _late(self, is_lost: bool) -> Alarm | None:
+        # ranks that have not sent what this one has: for long, or before they left
         if not self._sent or self._missing is not None:
             return self._missing
-        mine = self._sent[0]
-        is_late = time.monotonic() - mine.since >= self.timeout_s
-        behind = self._behind(mine.number, only_left=not is_late)
-        if not behind:
-            return None
-        if not is_late:
-            return self._gone(behind)
-        cause = ""
-        if mine.row["kind"] == "end":
-            cause = f"slow to end; or rank {self._rank} ran out of batches or skipped "
-            cause += "one, and collectives of the others wait for it, or pair other "
-            cause += "batches"
-        what = f"did not come to {place(mine.row)} within {self.timeout_s:g} s"
-        return self._lack(what, cause, behind)
-
-    def _gone(self, ranks: list[int]) -> Alarm:
-        did = "all came to" if ranks else "all had the rows of"
-        what = f"a rank has gone before {did} {place(self._sent[0].row)}"
-        return self._lack(what, "", ranks)
-
-    def _lack(self, what: str, cause: str, ranks: list[int]) -> Alarm:
-        row = self._sent[0].row
-        is_end = row["kind"] == "end"
+        row, since = self._sent[0].row, self._sent[0].since
+        is_late = time.monotonic() - since >= self.timeout_s and not is_lost
+        behind: list[int] = []
+        if not is_lost:
+            behind = self._behind(self._sent[0].number, only_left=not is_late)
+            if not behind:
+                return None
+        is_end, cause = row["kind"] == "end", ""
+        if is_late:
+            what = f"did not come to {place(row)} within {self.timeout_s:g} s"
+            if is_end:
+                cause = f"slow to end; or rank {self._rank} ran out of batches or "
+                cause += "skipped one, and collectives of the others wait for it, or "
+                cause += "pair other batches"
+        else:
+            did = "all came to" if behind else "all had the rows of"
+            what = f"a rank has gone before {did} {place(row)}"
+        if behind:
+            what += f"; last heard of {in_ranks(behind[:1])}: {self._heard}"
         step = sum(row["steps"].values()) if is_end else row.get("step", 0)
-        if ranks:
-            what += f"; last heard of {in_ranks(ranks[:1])}: {self._heard}"
         # a rank may be long in coming to its end: it saves, or evaluates
-        severe = bool(ranks) and not is_end
-        return alarm("ranks", step, what, cause, ranks=ranks, severe=severe)
+        severe = bool(behind) and not is_end
+        return alarm("ranks", step, what, cause, ranks=behind, severe=severe)
 
     def _report(self, found: Iterable[Alarm]) -> None:
         ends = None

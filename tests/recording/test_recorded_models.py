@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import minitrain
 from minitrain.comm.groups import distributed, wrap_for_ddp
 from minitrain.core.errors import UserError
-from minitrain.recording import own_gradients
+from minitrain.recording import backwards
 from minitrain.recording import step as page
 from minitrain.recording.format import read_recording
 
@@ -204,16 +204,16 @@ def accumulated(folder: Path, passes: list[bool]) -> tuple[int, float, float]:
         own.load_state_dict(model.module.state_dict())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         calls = []
-        sketch = own_gradients.sketch
+        sketch = backwards.sketch
         seen = lambda tensor: calls.append(1) or sketch(tensor)  # noqa: E731
-        own_gradients.sketch = seen  # type: ignore[assignment]
+        backwards.sketch = seen  # type: ignore[assignment]
         with minitrain.record(model, optimizer, folder):
             for number, syncs in enumerate(passes):
                 with nullcontext() if syncs else model.no_sync():
                     loss_of(model, batch(0, rank, number)).backward()
                 loss_of(own, batch(0, rank, number)).backward()
             optimizer.step()
-        own_gradients.sketch = sketch
+        backwards.sketch = sketch
         row = steps_of(folder, rank)[0]
         found = row["own"]
         known = {name: sketch(p.grad) for name, p in own.named_parameters()}
@@ -231,7 +231,7 @@ def accumulated(folder: Path, passes: list[bool]) -> tuple[int, float, float]:
     ("passes", "times"),
     [([True], 1), ([False, False, True], 3), ([True, True], 3), ([False, False], 1)],
 )
-def test_own_gradients_are_sketched_where_ranks_come_together(
+def test_backwards_are_sketched_where_ranks_come_together(
     tmp_path: Path, passes: list[bool], times: int
 ) -> None:
     for calls, gap, of_sums in minitrain.launch(accumulated, 2, tmp_path, passes):
