@@ -178,16 +178,20 @@ class Watch:
         return [] if found and store.check([f"judged {number}"]) else found
 
     def _late(self, is_lost: bool) -> Alarm | None:
-        # ranks that have not sent what this one has: for long, or before they left
+        # ranks that have not sent what this one has: for long, or before they left;
+        # of rows that rank 0 is yet to judge, the first that they have not sent
         if not self._sent or self._missing is not None:
             return self._missing
-        row, since = self._sent[0].row, self._sent[0].since
-        is_late = time.monotonic() - since >= self.timeout_s and not is_lost
+        row, heard, is_late = self._sent[0].row, self._heard, False
         behind: list[int] = []
-        if not is_lost:
-            behind = self._behind(self._sent[0].number, only_left=not is_late)
-            if not behind:
-                return None
+        for mine in () if is_lost else self._sent:
+            row, is_late = mine.row, time.monotonic() - mine.since >= self.timeout_s
+            behind = self._behind(mine.number, only_left=not is_late)
+            if behind:
+                break
+            heard = place(row)
+        if not (behind or is_lost):
+            return None
         is_end, cause = row["kind"] == "end", ""
         if is_late:
             what = f"did not come to {place(row)} within {self.timeout_s:g} s"
@@ -199,7 +203,7 @@ class Watch:
             did = "all came to" if behind else "all had the rows of"
             what = f"a rank has gone before {did} {place(row)}"
         if behind:
-            what += f"; last heard of {in_ranks(behind[:1])}: {self._heard}"
+            what += f"; last heard of {in_ranks(behind[:1])}: {heard}"
         step = sum(row["steps"].values()) if is_end else row.get("step", 0)
         # a rank may be long in coming to its end: it saves, or evaluates
         severe = bool(behind) and not is_end

@@ -156,14 +156,12 @@ def test_ranks_of_unlike_runs_are_told(tmp_path: Path) -> None:
         read_recording(tmp_path)
 
 
-def test_a_rank_too_many_is_told(tmp_path: Path) -> None:
-    write(tmp_path, header(0, 1))
-    write(tmp_path, header(1, 1), rank=1)
+def test_a_rank_too_many_and_what_is_no_file_are_told(tmp_path: Path) -> None:
+    write(tmp_path, header())
+    write(tmp_path, header(1), rank=1)
     with pytest.raises(UserError, match="rank 1 is none of a run with world_size 1"):
         read_recording(tmp_path)
-
-
-def test_what_is_no_file_is_told(tmp_path: Path) -> None:
+    path_of_rank(tmp_path, 0).unlink()
     path_of_rank(tmp_path, 0).mkdir()
     with pytest.raises(UserError, match=r"rank-0\.jsonl: cannot be read"):
         read_recording(tmp_path)

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from recorded_loops import Net, batch, loop, loss_of
+from recorded_loops import steps as recorded_steps
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
@@ -45,13 +46,8 @@ def reduce(model: nn.Module) -> None:
 def steps(
     folder: Path, model: nn.Module, optimizer: Optimizer | None = None, **options: Any
 ) -> Iterator[int]:
-    """Recorded steps of ``model``, which the optimizer makes after the body of each."""
     optimizer = optimizer or SGD(model.parameters(), lr=0.01)
-    with record(model, optimizer, folder, **options):
-        for step in range(STEPS):
-            yield step
-            optimizer.step()
-            optimizer.zero_grad()
+    return recorded_steps(folder, model, optimizer, STEPS, **options)
 
 
 def evaluation(folder: Path, fault: bool, rank: int) -> None:

@@ -231,7 +231,7 @@ def accumulated(folder: Path, passes: list[bool]) -> tuple[int, float, float]:
     ("passes", "times"),
     [([True], 1), ([False, False, True], 3), ([True, True], 3), ([False, False], 1)],
 )
-def test_backwards_are_sketched_where_ranks_come_together(
+def test_own_gradients_are_sketched_where_ranks_come_together(
     tmp_path: Path, passes: list[bool], times: int
 ) -> None:
     for calls, gap, of_sums in minitrain.launch(accumulated, 2, tmp_path, passes):

@@ -151,6 +151,23 @@ def test_a_rank_that_does_not_come_is_named_after_the_timeout() -> None:
     assert line.startswith("note note: step 1: ranks, rank 1: did not come to the end")
 
 
+def judge_is_late() -> list[str]:
+    with heard(TIMEOUT_S) as one:
+        one.send(0)
+        if one.rank == 1:
+            one.send(1)
+            one.watch.look(TIMEOUT_S + 0.1)
+        dist.barrier()
+        if one.rank == 0:
+            one.send(1)
+        return one.look()
+
+
+def test_a_rank_is_named_though_it_is_the_one_that_judges() -> None:
+    named = "rank 0: did not come to step 1 within 1 s; last heard of rank 0: step 0"
+    assert launch(judge_is_late, 2) == [[], [f"alarm step 1: ranks, {named}"]]
+
+
 def sends_and_does_not_look() -> list[str]:
     with heard(TIMEOUT_S) as one:
         dist.barrier()

@@ -182,10 +182,7 @@ def test_against_one_process_shows(runs: Runs, bug: str) -> None:
 
 
 # without a bug, and with what only costs time
-@pytest.mark.parametrize(
-    ("bug", "ranks"),
-    [("", 2), ("", 4), ("wrapper_made_anew", 2), ("redundant_sync", 2)],
-)
+@pytest.mark.parametrize(("bug", "ranks"), [("", 2), ("", 4), ("wrapper_made_anew", 2)])
 def test_without_a_bug_it_is_the_same_computation(
     runs: Runs, bug: str, ranks: int
 ) -> None:
