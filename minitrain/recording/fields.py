@@ -10,8 +10,18 @@ from math import prod
 from reprlib import Repr
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
-from typing_extensions import TypedDict
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    Strict,
+    StrictBool,
+    StrictFloat,
+    StrictStr,
+    TypeAdapter,
+    ValidationError,
+)
 
 from minitrain.recording.fingerprint import BINS
 
@@ -35,79 +45,79 @@ def _shape(value: list[int]) -> list[int]:
     return value
 
 
-Count = Annotated[int, Field(ge=0, le=MOST)]
-Positive = Annotated[int, Field(ge=1, le=MOST)]
-Sketch = Annotated[list[float], Field(min_length=BINS, max_length=BINS)]
-Texts = dict[str, str]
-Names = list[str]
+Count = Annotated[int, Strict(), Field(ge=0, le=MOST)]
+Positive = Annotated[int, Strict(), Field(ge=1, le=MOST)]
+Sketch = Annotated[list[StrictFloat], Field(min_length=BINS, max_length=BINS)]
+Texts = dict[str, StrictStr]
+Names = list[StrictStr]
 
 
-class About(TypedDict):
+class About(BaseModel):
     """A parameter of the model."""
 
     shape: Annotated[list[Count], AfterValidator(_shape)]
-    dtype: str
-    trained: bool
+    dtype: StrictStr
+    trained: StrictBool
 
 
-class Print(TypedDict):
+class Print(BaseModel):
     """A fingerprint of a tensor."""
 
-    hash: str
-    norm: Annotated[float, AfterValidator(_length)]
+    hash: StrictStr
+    norm: Annotated[StrictFloat, AfterValidator(_length)]
     sketch: Sketch
 
 
-class OfIntegers(TypedDict):
+class OfIntegers(BaseModel):
     """The hash of a buffer of integers, of which there is no more."""
 
-    __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
-    hash: str
+    model_config = ConfigDict(extra="forbid")
+    hash: StrictStr
 
 
-class Group(TypedDict):
+class Group(BaseModel):
     """A parameter group of an optimizer."""
 
     parameters: Names
-    settings: dict[str, str | bool | float | list[float]]
+    settings: dict[str, StrictStr | StrictBool | StrictFloat | list[StrictFloat]]
 
 
 Prints = dict[str, Print]
 Buffers = dict[str, OfIntegers | Print]
 TOLD = {
-    "rule": str,
-    "step": Annotated[int, Field(ge=-1, le=MOST)],
+    "rule": StrictStr,
+    "step": Annotated[int, Strict(), Field(ge=-1, le=MOST)],
     "ranks": list[Count],
-    "tensor": str,
-    "line": str,
+    "tensor": StrictStr,
+    "line": StrictStr,
 }
 FIELDS: dict[str, dict[str, Any]] = {
     "recording": {
         "version": Positive,
-        "rank": Annotated[int, Field(ge=0, lt=MOST_RANKS)],
-        "world_size": Annotated[int, Field(ge=1, le=MOST_RANKS)],
+        "rank": Annotated[int, Strict(), Field(ge=0, lt=MOST_RANKS)],
+        "world_size": Annotated[int, Strict(), Field(ge=1, le=MOST_RANKS)],
         "every": Positive,
-        "twin": bool,
-        "torch": str,
+        "twin": StrictBool,
+        "torch": StrictStr,
         "threads": Positive,
-        "device": str,
-        "bins": Annotated[int, Field(ge=BINS, le=BINS)],
+        "device": StrictStr,
+        "bins": Annotated[int, Strict(), Field(ge=BINS, le=BINS)],
         "parameters": dict[str, About],
         "start": Texts,
     },
     "step": {
         **dict.fromkeys(("optimizer", "step", "forwards", "wrapper_id"), Count),
-        **dict.fromkeys(("unread", "random", "wrapper"), str),
+        **dict.fromkeys(("unread", "random", "wrapper"), StrictStr),
         **dict.fromkeys(("beside", "without_gradient", "not_held"), Names),
         **dict.fromkeys(("before", "moments"), Texts),
         **dict.fromkeys(("gradients", "parameters"), Prints),
-        **dict.fromkeys(("synced", "broadcast_buffers"), bool | None),
+        **dict.fromkeys(("synced", "broadcast_buffers"), StrictBool | None),
         "inputs": list[Names],
-        "loss": float | None,
-        "lr": list[float],
+        "loss": StrictFloat | None,
+        "lr": list[StrictFloat],
         "groups": list[Group],
-        "draws": bool,
-        "syncs": list[bool | None],
+        "draws": StrictBool,
+        "syncs": list[StrictBool | None],
         "group": Positive | None,
         "own": dict[str, Sketch],
         "buffers": Buffers,
@@ -124,7 +134,7 @@ MAY_HAVE: dict[str, dict[str, Any]] = {
         **dict.fromkeys(("reductions", "in_eval"), Count),
         **dict.fromkeys(("carried", "touched"), Names),
         **dict.fromkeys(("replaced", "drawn", "also"), Texts),
-        **dict.fromkeys(("sharded", "not_finite", "dropout"), bool),
+        **dict.fromkeys(("sharded", "not_finite", "dropout"), StrictBool),
         "unpadded": list[list[Names]],
         "passes": dict[str, list[Sketch]],
         "unlabelled": list[Names],
@@ -145,7 +155,7 @@ def fault_of(row: Mapping[str, Any]) -> str | None:
     for key, adapter in _adapters(kind).items():
         try:
             if key in row:
-                adapter.validate_python(row[key], strict=True)
+                adapter.validate_python(row[key])
             elif key in FIELDS[kind]:
                 return f"{kind} without {key}"
         except ValidationError:
