@@ -1,4 +1,4 @@
-"""What a rule says: an alarm, or a note, in one line."""
+"""Findings of the rules: an alarm, or a note, in one line."""
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
@@ -14,9 +14,10 @@ NAMED = 8
 
 @dataclass(frozen=True)
 class Alarm:
-    """``ranks`` are those that are unlike the others; empty where it concerns all.
+    """``ranks`` are those that differ from the others; empty if it concerns all.
 
-    A note (``severe`` False) says what is true and may be meant.
+    A note (``severe`` False) reports what may be intended. ``tensors`` are all that it
+    is about, if those may become more.
     """
 
     rule: str
@@ -25,32 +26,27 @@ class Alarm:
     tensor: str
     line: str
     severe: bool = True
-    # all that it is about, where those may become more
     tensors: tuple[str, ...] = ()
 
-    @property
-    def kind(self) -> str:
-        """As a recording has it."""
-        return "alarm" if self.severe else "note"
-
     def row(self) -> dict[str, Any]:
-        """As a line of a recording."""
+        """Return the line of a recording."""
         fields = ("rule", "step", "ranks", "tensor", "line")
-        return {"kind": self.kind, **{name: getattr(self, name) for name in fields}}
+        kind = "alarm" if self.severe else "note"
+        return {"kind": kind, **{name: getattr(self, name) for name in fields}}
 
 
 def alarm(
     rule: str,
     step: int,
     what: str,
+    cause: str = "",
     *,
     ranks: Sequence[int] = (),
     tensor: str = "",
-    cause: str = "",
     severe: bool = True,
     tensors: Sequence[str] = (),
 ) -> Alarm:
-    """An alarm with its line: where, ``what`` is so, and the probable cause."""
+    """Return an alarm with its line: the place, ``what``, and the probable cause."""
     where = f"minitrain: {'' if severe else 'note: '}step {step}: {rule}"
     if tensor:
         where += f", tensor {tensor}"
@@ -61,16 +57,31 @@ def alarm(
     return Alarm(rule, step, [*ranks], tensor, line, severe, tuple(tensors))
 
 
+def alarms(rows: Rows, rule: str, what: str, cause: str, **rest: Any) -> list[Alarm]:
+    """Return one :func:`alarm` at the step of ``rows``, as a rule does."""
+    return [alarm(rule, rows[0]["step"], what, cause, **rest)]
+
+
+def notes(rows: Rows, rule: str, what: str, cause: str, **rest: Any) -> list[Alarm]:
+    """Return one note at the step of ``rows``, as a rule does."""
+    return alarms(rows, rule, what, cause, severe=False, **rest)
+
+
 def in_ranks(ranks: Sequence[int]) -> str:
-    """``rank 1`` or ``ranks 0, 1``; the first of many."""
+    """Return ``rank 1`` or ``ranks 0, 1``, and the first of many."""
     more = f" and {len(ranks) - NAMED} more" if len(ranks) > NAMED else ""
     first = ", ".join(map(str, ranks[:NAMED]))
     return f"rank{'s' * (len(ranks) > 1)} {first}{more}"
 
 
+def unless_all(ranks: Sequence[int], rows: Rows) -> Sequence[int]:
+    """Return the ranks to be named: none if all are concerned."""
+    return ranks if len(ranks) < len(rows) else ()
+
+
 def unlike(values: Sequence[Hashable]) -> list[int]:
-    """Which have another value than most have; where as many have one as another, than
-    the first of them.
+    """Return the ranks that have another value than most; of as many on both sides,
+    those that differ from the first.
     """
     if len({*values}) < 2:
         return []
@@ -80,9 +91,15 @@ def unlike(values: Sequence[Hashable]) -> list[int]:
     return [rank for rank, value in enumerate(values) if value != usual]
 
 
+def pair_of(values: Sequence[Any], ranks: Sequence[int]) -> tuple[Any, Any]:
+    """Return the value of the first of ``ranks``, and that of one of the others."""
+    others = (value for rank, value in enumerate(values) if rank not in ranks)
+    return values[ranks[0]], next(others)
+
+
 def first_unlike(tables: Sequence[Mapping[str, Hashable]]) -> tuple[str, list[int]]:
-    """The first name whose value is not the same in all ``tables``, and where it is not
-    what most have; an empty name where there is none.
+    """Return the first name whose value differs between ``tables``, and the ranks whose
+    value is not that of most; an empty name if there is none.
     """
     for name in all_names(tables):
         if ranks := unlike([table.get(name) for table in tables]):
@@ -91,10 +108,10 @@ def first_unlike(tables: Sequence[Mapping[str, Hashable]]) -> tuple[str, list[in
 
 
 def all_names(tables: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The names in any of ``tables``, in their order."""
+    """Return the names in any of ``tables``, in their order."""
     return [*dict.fromkeys(name for table in tables for name in table)]
 
 
 def hashes(row: Row, what: str) -> dict[str, str]:
-    """By name, of ``gradients``, ``parameters`` or ``buffers``."""
+    """Return hashes by name of ``gradients``, ``parameters`` or ``buffers``."""
     return {name: print_["hash"] for name, print_ in row.get(what, {}).items()}

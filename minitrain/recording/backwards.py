@@ -1,43 +1,70 @@
-"""Backward passes of a step: which forward passes the gradients come from.
+"""Backward passes of a step: which forward passes the gradients come from, and what a
+rank computed on its own, in the step and in each pass.
 
 Gradients that were dropped before a step (``zero_grad`` after a step that a loss scaler
 skipped) belong to no step, nor do their passes. Gradients that a step leaves in place
 go into the next one. Both are seen just before a backward pass adds to a gradient.
 """
 
+from contextlib import suppress
+from dataclasses import dataclass, field
+
 import torch
 from torch import Tensor
 
 from minitrain.comm.torch_private import changes_in_place
+from minitrain.recording.fingerprint import sketch
 
-# counts of forward passes and of losses
-Place = tuple[int, int]
+Sketch = list[float]
+# bytes of gradients that are kept for a moment: less than a bucket of DDP's
+KEPT = 8 << 20
+# of a step: more are not told apart, and their sketches would fill the disk
+MOST_PASSES = 16
+
+
+@dataclass
+class Gradient:
+    """What is known of the gradient of a parameter: ``since`` is the number of the
+    first forward pass that is in it. It is ``carried`` if it holds that of the step
+    before, and ``touched`` if it changed between two passes of which the first did not
+    synchronize.
+    """
+
+    since: int
+    carried: bool = False
+    touched: bool = False
+    # the last backward pass that added to it, and which one of the step that was
+    last: int = 0
+    count: int = 0
+    # its version as a pass left it, and whether that synchronizes
+    version: int | None = None
+    synced: bool = True
+    # of each pass but the last, by sketch; None if they are too many
+    shares: list[Sketch] | None = field(default_factory=list)
+    # what the running pass adds to
+    base: Sketch | None = None
 
 
 class Backwards:
-    """State of the gradients of each parameter, by name.
-
-    ``since`` is the place of the first pass whose gradient is in it. ``carried`` are
-    parameters whose gradient holds that of the step before; ``touched`` those whose
-    gradient changed between two passes of which the first did not synchronize.
+    """Gradients that are ``known``, by parameter, and sketches of them as backward
+    passes leave them, before any reduction. A pass that is not synchronized leaves its
+    gradient to the next one, which adds to it.
     """
 
     def __init__(self) -> None:
-        self.since: dict[str, Place] = {}
-        self.carried: set[str] = set()
-        self.touched: set[str] = set()
-        # as a pass left it, and whether it synchronizes
-        self._left: dict[str, tuple[int, bool]] = {}
-        # the last backward pass that added to it, and which one of the step that was
-        self._last: dict[str, tuple[int, int]] = {}
+        self.known: dict[str, Gradient] = {}
         self._number = 0
-        self._first: Place = (0, 0)
+        self._first = 0
         self._running = False
+        self._own: dict[str, Sketch] = {}
+        # gradients that are yet to be sketched, and their bytes
+        self._kept: dict[str, Tensor] = {}
+        self._num_kept = 0
 
-    def pass_begins(self, place: Place) -> None:
+    def pass_begins(self, number: int) -> None:
         """Note a forward pass, the first after a backward pass or not."""
         if self._running:
-            self._first, self._running = place, False
+            self._first, self._running = number, False
 
     def begins(self) -> bool:
         """Return whether this gradient is the first of its backward pass."""
@@ -45,49 +72,77 @@ class Backwards:
         self._number += not was
         return not was
 
-    def before(self, name: str, gradient: Tensor | None) -> int:
-        """Look at the gradient of a parameter before this pass is added to it.
-
-        Returns:
-            Which backward pass of the step adds to it, from 1; 0 if it did so before.
-        """
-        if self._last.get(name, (0, 0))[0] == self._number:
-            return 0
-        known = self.since.get(name)
-        version, synced = self._left.get(name, (None, True))
+    def before(self, name: str, gradient: Tensor | None) -> None:
+        """Look at the gradient of a parameter before this pass is added to it."""
+        known = self.known.get(name)
+        if known is not None and known.last == self._number:
+            return
+        version = known.version if known else None
         changed = gradient is not None and changes_in_place(gradient) != version
         # one that is zero as a pass left it was not dropped
-        if gradient is None or (changed and _is_zero(gradient)):
-            self.forget(name)
-        elif known is None:
-            self.carried.add(name)
-        elif changed and not synced:
-            self.touched.add(name)
-        self.since.setdefault(name, self._first)
-        count = self._last.get(name, (0, 0))[1] + 1
-        self._last[name] = self._number, count
-        return count
+        is_new = gradient is None or (changed and _is_zero(gradient))
+        if is_new or known is None:
+            known = Gradient(self._first, carried=not is_new)
+            self.known[name] = known
+        elif changed and not known.synced:
+            known.touched = True
+        known.last, known.count = self._number, known.count + 1
+        if known.count == 1:
+            self._take_own(name)
+        elif gradient is not None and known.shares is not None:
+            now = sketch(gradient)
+            # a reduction may have changed it since the pass before
+            known.shares.append(_less(self._take_own(name) or now, known.base))
+            known.base = now
+            if len(known.shares) > MOST_PASSES:
+                known.shares = None
 
     def after(self, name: str, gradient: Tensor, synced: bool) -> None:
         """Note a gradient as this rank's backward pass leaves it."""
-        self._left[name] = changes_in_place(gradient), synced
+        if known := self.known.get(name):
+            known.version, known.synced = changes_in_place(gradient), synced
+        if not synced:
+            return
+        if gradient.layout is not torch.strided or gradient.nbytes > KEPT:
+            self._own[name] = sketch(gradient)
+            return
+        # later, many at once: beside a backward pass each takes three times as long
+        self._kept[name] = gradient.detach().clone()
+        self._num_kept += gradient.nbytes
+        if self._num_kept > KEPT:
+            self._sketch_kept()
 
-    def forget(self, name: str) -> None:
-        """Start anew with the gradient of a parameter."""
-        self.since.pop(name, None)
-        self._left.pop(name, None)
-        self._last.pop(name, None)
-        self.carried.discard(name)
-        self.touched.discard(name)
+    def take(
+        self, names: list[str]
+    ) -> tuple[dict[str, Sketch], dict[str, list[Sketch]]]:
+        """Return the sketches of ``names``, and of those that several passes made the
+        share of each pass.
+        """
+        self._sketch_kept()
+        own = {n: self._own.pop(n) for n in names if n in self._own}
+        passes = {}
+        for name, of_all in own.items():
+            known = self.known.get(name)
+            if known is not None and known.shares:
+                passes[name] = [*known.shares, _less(of_all, known.base)]
+        return own, passes
 
-    def drop(self, place: Place) -> None:
-        """Count from ``place`` on, as the passes and losses before it are dropped."""
+    def _take_own(self, name: str) -> Sketch | None:
+        own, kept = self._own.pop(name, None), self._kept.pop(name, None)
+        self._num_kept -= 0 if kept is None else kept.nbytes
+        return own if kept is None else sketch(kept)
 
-        def moved(old: Place) -> Place:
-            return max(0, old[0] - place[0]), max(0, old[1] - place[1])
+    def _sketch_kept(self) -> None:
+        self._num_kept = 0
+        # not over its items: each device has a thread that may add some
+        with suppress(KeyError):
+            while True:
+                name, gradient = self._kept.popitem()
+                self._own[name] = sketch(gradient)
 
-        self._first = moved(self._first)
-        self.since = {name: moved(old) for name, old in self.since.items()}
+
+def _less(a: Sketch, b: Sketch | None) -> Sketch:
+    return a if b is None else [x - y for x, y in zip(a, b, strict=True)]
 
 
 def _is_zero(gradient: Tensor) -> bool:

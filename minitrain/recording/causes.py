@@ -1,9 +1,17 @@
-"""Why gradients, or parameters, are not the same on all ranks: the probable cause."""
+"""Why gradients, or parameters, are not the same on all ranks: the probable cause.
+
+A sketch is linear, so a gradient that is a combination of the ranks' own is so in its
+sketch. What the factors are tells most faults apart.
+"""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from minitrain.recording.alarm import (
-    Row,
     Rows,
     all_names,
     first_unlike,
@@ -11,27 +19,87 @@ from minitrain.recording.alarm import (
     in_ranks,
     unlike,
 )
-from minitrain.recording.fits import (
-    BETTER,
-    CLOSE,
-    Sketches,
-    comparable,
-    factors,
-    lacking,
-    sketches,
-    times,
-)
 
 UNKNOWN = "unknown"
 # of a tensor: what other hardware, or other threads, may make of the same sum
 ROUNDING = 1e-5
 APART = "apart by rounding"
+# relative, of what is left of a fit: room for what is kept in bfloat16
+CLOSE = 1e-2
+# how much better a fit must be to be taken instead of another
+BETTER = 10
+# smallest by largest singular value: beyond it the factors say nothing
+CONDITION = 1e-2
+
+
+@dataclass(frozen=True)
+class Sketches:
+    """Sketches of some tensors of one step, one row a rank, with the same columns."""
+
+    gradients: Tensor
+    own: Tensor
+
+    @property
+    def mean(self) -> Tensor:
+        """Return what data parallelism makes of the ranks' own gradients."""
+        return self.own.mean(0)
+
+
+def comparable(rows: Rows) -> list[str]:
+    """Return tensors of which every rank has its own gradient and the one it got."""
+    tables = [row.get(kind, {}) for row in rows for kind in ("own", "gradients")]
+    return [name for name in tables[1] if all(name in table for table in tables)]
+
+
+def sketches(rows: Rows, names: Sequence[str]) -> Sketches | None:
+    """Return those of ``names``; None if there are none, or one is not finite."""
+    if not names:
+        return None
+    of = [[row["gradients"][n]["sketch"] for n in names] for row in rows]
+    own = [[row["own"][n] for n in names] for row in rows]
+    both = torch.from_numpy(np.array([of, own], np.float64)).flatten(2)
+    return Sketches(*both) if both.isfinite().all() else None
+
+
+def times(target: Tensor, part: Tensor) -> tuple[float, float]:
+    """Return the factor that brings ``part`` nearest to ``target``, and the rest as a
+    share of ``target``.
+    """
+    square, size = float(part @ part), float(target.norm())
+    if not square or not size:
+        return 0.0, 0.0 if not size else 1.0
+    factor = float(target @ part) / square
+    return factor, float((target - factor * part).norm()) / size
+
+
+def factors(target: Tensor, own: Tensor) -> list[float] | None:
+    """Return the factor of each rank's own gradient in ``target``; None if they do not
+    explain it, or are too alike to be told apart.
+    """
+    singular = torch.linalg.svdvals(own)
+    apart = own.shape[0] <= own.shape[1] and singular[-1] > CONDITION * singular[0]
+    if not apart or not target.norm():
+        return None
+    found = torch.linalg.lstsq(own.T, target[:, None]).solution.flatten()
+    rest = (found @ own - target).norm() / target.norm()
+    return found.tolist() if rest < CLOSE else None
+
+
+def lacking(found: Sequence[float]) -> list[int]:
+    """Return ranks whose gradient a sum with these factors lacks, if the others are in
+    it alike; none if it has another pattern.
+    """
+    largest = max(map(abs, found))
+    lacks = [r for r, factor in enumerate(found) if abs(factor) < CLOSE * largest]
+    there = [factor for rank, factor in enumerate(found) if rank not in lacks]
+    alike = max(there) - min(there) <= 5 * CLOSE * largest
+    return lacks if alike else []
 
 
 def of_unlike_gradients(
     rows: Rows, before: Rows | None, differ: Sequence[str], ranks: Sequence[int]
 ) -> tuple[str, str]:
-    """What is so with the gradients of ``ranks``, and why; ``differ`` are the tensors
+    """Return how the gradients of ``ranks`` differ, and why; ``differ`` are the tensors
     that are not the same on all.
     """
     if without := _without(rows, differ, ranks):
@@ -40,7 +108,7 @@ def of_unlike_gradients(
     found = sketches(rows, names)
     if found is None:
         return f"unlike those of the others ({_share(rows, differ)})", UNKNOWN
-    alone = [rank for rank in range(len(rows)) if keeps_its_own(found, rank)]
+    alone = [rank for rank in range(len(rows)) if _keeps_its_own(found, rank)]
     if {*ranks} <= {*alone}:
         what = f"each keeps its own ({_share(rows, differ)})"
         return what, _not_synchronized(rows, before, differ, alone)
@@ -55,8 +123,8 @@ def of_unlike_gradients(
     return _incomplete(found, [*ranks, usual])
 
 
-def keeps_its_own(found: Sketches, rank: int) -> bool:
-    """Whether the gradient of ``rank`` is its own, or a multiple of it."""
+def _keeps_its_own(found: Sketches, rank: int) -> bool:
+    # or a multiple of it
     gradient = found.gradients[rank]
     _, rest = times(gradient, found.own[rank])
     _, of_mean = times(gradient, found.mean)
@@ -64,11 +132,23 @@ def keeps_its_own(found: Sketches, rank: int) -> bool:
 
 
 def of_unlike_parameters(rows: Rows, before: Rows | None, name: str) -> tuple[str, str]:
-    """Since when parameters are unlike that the gradients do not explain, and why."""
+    """Return since when parameters differ, beyond the gradients, and why."""
     _, ranks = first_unlike([row.get("before", {}) for row in rows])
     step = rows[0]["step"]
-    if ranks:
-        return _earlier(step, before)
+    if ranks and before is None:
+        return "unlike those of the others before the step", not_broadcast(step)
+    if ranks and before:
+        last = before[0]["step"]
+        if last + 1 == step:
+            return (
+                f"unlike those of the others since step {last} was done",
+                "changed between two steps, and not by this optimizer",
+            )
+        return (
+            f"unlike those of the others since a step after {last}",
+            "steps between that were not recorded: every=1 finds the step and its "
+            "cause",
+        )
     if unlike([hashes(row, "gradients").get(name) for row in rows]):
         what = "unlike those of the others since this step"
         return what, "the optimizer averages, or shares, other tensors and not this one"
@@ -84,23 +164,8 @@ def of_unlike_parameters(rows: Rows, before: Rows | None, name: str) -> tuple[st
     return what, "the optimizer's state is another one: restored on some ranks only?"
 
 
-def _earlier(step: int, before: Rows | None) -> tuple[str, str]:
-    if before is None:
-        return "unlike those of the others before the step", not_broadcast(step)
-    last = before[0]["step"]
-    if last + 1 == step:
-        return (
-            f"unlike those of the others since step {last} was done",
-            "changed between two steps, and not by this optimizer",
-        )
-    return (
-        f"unlike those of the others since a step after {last}",
-        "steps between that were not recorded: every=1 finds the step and its cause",
-    )
-
-
 def not_broadcast(step: int) -> str:
-    """Why ranks do not begin with the same weights."""
+    """Return why ranks do not begin with the same weights."""
     if step == 0:
         return "rank 0's weights are not broadcast, or were changed after that"
     return "weights that were loaded, or changed, on some ranks only"
@@ -165,7 +230,7 @@ def _replaced(wrapper: str, by_name: Mapping[str, str], differ: Sequence[str]) -
 
 
 def _incomplete(found: Sketches, ranks: Sequence[int]) -> tuple[str, str]:
-    """Of ranks one of which may have got less than the others."""
+    # one of these ranks may have got less than the others
     for rank in ranks:
         parts = factors(found.gradients[rank], found.own)
         if parts and (lacks := lacking(parts)):
@@ -177,8 +242,4 @@ def _incomplete(found: Sketches, ranks: Sequence[int]) -> tuple[str, str]:
 
 
 def _share(rows: Rows, differ: Sequence[str]) -> str:
-    return f"{len(differ)} of {_count(rows[0])} tensors"
-
-
-def _count(row: Row) -> int:
-    return len(hashes(row, "gradients"))
+    return f"{len(differ)} of {len(rows[0].get('gradients', {}))} tensors"

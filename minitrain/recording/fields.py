@@ -1,190 +1,168 @@
-"""What a line of a recording must hold: each key, its type and its range.
+"""Keys of the lines of a recording, with their types and ranges.
 
-It is checked once, as the line is read, so that nobody who works with it need doubt it.
-Other keys are left alone.
+A line is checked once, as it is read, so that what works with it can rely on it. Other
+keys are left alone.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import cache
 from math import prod
 from reprlib import Repr
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    Strict,
+    StrictBool,
+    StrictFloat,
+    StrictStr,
+    TypeAdapter,
+    ValidationError,
+)
 
 from minitrain.recording.fingerprint import BINS
 
-Check = Callable[[Any], bool]
 # more ranks, or steps, than any run has
 MOST_RANKS, MOST, MOST_DIMENSIONS = 1_000_000, 1 << 53, 64
 SHOWN = Repr()
 SHOWN.maxlevel, SHOWN.maxdict, SHOWN.maxlist = 2, 2, 2
 
 
-def _whole(least: int, most: int = MOST) -> Check:
-    return lambda value: type(value) is int and least <= value <= most
+def _length(value: float) -> float:
+    # NaN and infinite ones are numbers too
+    if value < 0:
+        raise ValueError
+    return value
 
 
-def _number(value: Any) -> bool:
-    # NaN and infinite ones are numbers too; an integer must fit into a float
-    return type(value) is float or (type(value) is int and abs(value) <= MOST)
-
-
-def _length(value: Any) -> bool:
-    return _number(value) and not value < 0
-
-
-def _text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _flag(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-def _or_none(check: Check) -> Check:
-    return lambda value: value is None or check(value)
-
-
-def _each(check: Check) -> Check:
-    return lambda value: isinstance(value, list) and all(map(check, value))
-
-
-def _named(check: Check) -> Check:
-    return lambda value: isinstance(value, dict) and all(map(check, value.values()))
-
-
-_COUNT = _whole(0)
-
-
-def _with(fields: Mapping[str, Check]) -> Check:
-    return lambda value: (
-        isinstance(value, dict)
-        and all(key in value and check(value[key]) for key, check in fields.items())
-    )
-
-
-def _shape(value: Any) -> bool:
+def _shape(value: list[int]) -> list[int]:
     # as few as torch allows, so that the product is one that fits
-    few = _each(_COUNT)(value) and len(value) <= MOST_DIMENSIONS
-    return bool(few and prod(value) <= MOST)
+    if len(value) > MOST_DIMENSIONS or prod(value) > MOST:
+        raise ValueError
+    return value
 
 
-def _sketch(value: Any) -> bool:
-    return _each(_number)(value) and len(value) == BINS
+Count = Annotated[int, Strict(), Field(ge=0, le=MOST)]
+Positive = Annotated[int, Strict(), Field(ge=1, le=MOST)]
+Sketch = Annotated[list[StrictFloat], Field(min_length=BINS, max_length=BINS)]
+Texts = dict[str, StrictStr]
+Names = list[StrictStr]
 
 
-_FINGERPRINT = _with({"hash": _text, "norm": _length, "sketch": _sketch})
+class About(BaseModel):
+    """A parameter of the model."""
+
+    shape: Annotated[list[Count], AfterValidator(_shape)]
+    dtype: StrictStr
+    trained: StrictBool
 
 
-def _buffer(value: Any) -> bool:
-    # of integers there is the hash alone
-    return _with({"hash": _text})(value) and (len(value) == 1 or _FINGERPRINT(value))
+class Print(BaseModel):
+    """A fingerprint of a tensor."""
+
+    hash: StrictStr
+    norm: Annotated[StrictFloat, AfterValidator(_length)]
+    sketch: Sketch
 
 
-def _setting(value: Any) -> bool:
-    return _text(value) or _flag(value) or _number(value) or _each(_number)(value)
+class OfIntegers(BaseModel):
+    """The hash of a buffer of integers, of which there is no more."""
+
+    model_config = ConfigDict(extra="forbid")
+    hash: StrictStr
 
 
-_GROUP = _with({"parameters": _each(_text), "settings": _named(_setting)})
-_TOLD = {
-    "rule": _text,
-    "step": _whole(-1),
-    "ranks": _each(_COUNT),
-    "tensor": _text,
-    "line": _text,
+class Group(BaseModel):
+    """A parameter group of an optimizer."""
+
+    parameters: Names
+    settings: dict[str, StrictStr | StrictBool | StrictFloat | list[StrictFloat]]
+
+
+Prints = dict[str, Print]
+Buffers = dict[str, OfIntegers | Print]
+TOLD = {
+    "rule": StrictStr,
+    "step": Annotated[int, Strict(), Field(ge=-1, le=MOST)],
+    "ranks": list[Count],
+    "tensor": StrictStr,
+    "line": StrictStr,
 }
-
-FIELDS: dict[str, dict[str, Check]] = {
+FIELDS: dict[str, dict[str, Any]] = {
     "recording": {
-        "version": _whole(1),
-        "rank": _whole(0, MOST_RANKS - 1),
-        "world_size": _whole(1, MOST_RANKS),
-        "every": _whole(1),
-        "twin": _flag,
-        "torch": _text,
-        "threads": _whole(1),
-        "device": _text,
-        "bins": _whole(BINS, BINS),
-        "parameters": _named(
-            _with({"shape": _shape, "dtype": _text, "trained": _flag})
-        ),
-        "start": _named(_text),
+        "version": Positive,
+        "rank": Annotated[int, Strict(), Field(ge=0, lt=MOST_RANKS)],
+        "world_size": Annotated[int, Strict(), Field(ge=1, le=MOST_RANKS)],
+        "every": Positive,
+        "twin": StrictBool,
+        "torch": StrictStr,
+        "threads": Positive,
+        "device": StrictStr,
+        "bins": Annotated[int, Strict(), Field(ge=BINS, le=BINS)],
+        "parameters": dict[str, About],
+        "start": Texts,
     },
     "step": {
-        "optimizer": _COUNT,
-        "step": _COUNT,
-        "forwards": _COUNT,
-        "inputs": _each(_each(_text)),
-        "beside": _each(_text),
-        "unread": _text,
-        "loss": _or_none(_number),
-        "lr": _each(_number),
-        "groups": _each(_GROUP),
-        "draws": _flag,
-        "random": _text,
-        "wrapper": _text,
-        "wrapper_id": _COUNT,
-        "synced": _or_none(_flag),
-        "syncs": _each(_or_none(_flag)),
-        "broadcast_buffers": _or_none(_flag),
-        "group": _or_none(_whole(1)),
-        "own": _named(_sketch),
-        "gradients": _named(_FINGERPRINT),
-        "without_gradient": _each(_text),
-        "parameters": _named(_FINGERPRINT),
-        "before": _named(_text),
-        "buffers": _named(_buffer),
-        "moments": _named(_text),
-        "not_held": _each(_text),
+        **dict.fromkeys(("optimizer", "step", "forwards", "wrapper_id"), Count),
+        **dict.fromkeys(("unread", "random", "wrapper"), StrictStr),
+        **dict.fromkeys(("beside", "without_gradient", "not_held"), Names),
+        **dict.fromkeys(("before", "moments"), Texts),
+        **dict.fromkeys(("gradients", "parameters"), Prints),
+        **dict.fromkeys(("synced", "broadcast_buffers"), StrictBool | None),
+        "inputs": list[Names],
+        "loss": StrictFloat | None,
+        "lr": list[StrictFloat],
+        "groups": list[Group],
+        "draws": StrictBool,
+        "syncs": list[StrictBool | None],
+        "group": Positive | None,
+        "own": dict[str, Sketch],
+        "buffers": Buffers,
     },
-    "alarm": _TOLD,
-    "note": _TOLD,
-    "end": {"steps": _named(_COUNT), "forwards": _COUNT},
+    "alarm": TOLD,
+    "note": TOLD,
+    "end": {"steps": dict[str, Count], "forwards": Count},
 }
-# what few steps have; and what an end has not where ranks hold parts of parameters and
+# what few steps have; and what an end lacks where ranks hold parts of parameters and
 # not all came to it
-MAY_HAVE: dict[str, dict[str, Check]] = {
-    "recording": {"tied": _named(_text)},
+MAY_HAVE: dict[str, dict[str, Any]] = {
+    "recording": {"tied": Texts},
     "step": {
-        "unpadded": _each(_each(_each(_text))),
-        "reductions": _COUNT,
-        "passes": _named(_each(_sketch)),
-        "carried": _each(_text),
-        "touched": _each(_text),
-        "replaced": _named(_text),
-        "unlabelled": _each(_each(_text)),
-        "sharded": _flag,
-        "not_finite": _flag,
-        "in_eval": _COUNT,
-        "dropout": _flag,
-        "drawn": _named(_text),
-        "also": _named(_text),
+        **dict.fromkeys(("reductions", "in_eval"), Count),
+        **dict.fromkeys(("carried", "touched"), Names),
+        **dict.fromkeys(("replaced", "drawn", "also"), Texts),
+        **dict.fromkeys(("sharded", "not_finite", "dropout"), StrictBool),
+        "unpadded": list[list[Names]],
+        "passes": dict[str, list[Sketch]],
+        "unlabelled": list[Names],
     },
-    "end": {
-        "also": _named(_text),
-        "in_eval": _COUNT,
-        "parameters": _named(_FINGERPRINT),
-        "buffers": _named(_buffer),
-    },
+    "end": {"also": Texts, "in_eval": Count, "parameters": Prints, "buffers": Buffers},
 }
+
+
+@cache
+def _adapters(kind: str) -> dict[str, TypeAdapter[Any]]:
+    fields = FIELDS[kind] | MAY_HAVE.get(kind, {})
+    return {key: TypeAdapter(wanted) for key, wanted in fields.items()}
 
 
 def fault_of(row: Mapping[str, Any]) -> str | None:
-    """What is wrong with a line of a known kind, in one line; None where nothing is."""
+    """Return the fault of a line of a known kind, in one line; None if it has none."""
     kind = row["kind"]
-    for key, check in FIELDS[kind].items():
-        if key not in row:
-            return f"{kind} without {key}"
-        if not check(row[key]):
-            return _wrong(row, key)
-    for key, check in MAY_HAVE.get(kind, {}).items():
-        if key in row and not check(row[key]):
-            return _wrong(row, key)
+    for key, adapter in _adapters(kind).items():
+        try:
+            if key in row:
+                adapter.validate_python(row[key])
+            elif key in FIELDS[kind]:
+                return f"{kind} without {key}"
+        except ValidationError:
+            return f"{kind} with {key} = {shown(row[key])}"
     return None
 
 
-def _wrong(row: Mapping[str, Any], key: str) -> str:
-    return f"{row['kind']} with {key} = {shown(row[key])}"
-
-
 def shown(value: Any) -> str:
-    """A value of whatever size and depth, for a line that people read."""
+    """Return a value of any size and depth, for a line that people read."""
     return SHOWN.repr(value)[:80]

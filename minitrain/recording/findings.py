@@ -1,7 +1,9 @@
-"""The rules over a whole run, step after step: each fault is told once.
+"""The rules over a whole run, step after step: each fault is reported once.
 
-A rule may first have something to note and later an alarm: both are told.
+A rule may first have something to note and later an alarm: both are reported.
 """
+
+from collections.abc import Iterable
 
 from minitrain.recording.alarm import Alarm, Rows
 from minitrain.recording.rules import alarms_at_end, alarms_at_start, alarms_of
@@ -9,7 +11,7 @@ from minitrain.recording.rules_of_inputs import batch_again, beside, padding, sa
 
 
 class Judge:
-    """Is given the rows of all ranks in the order of the run: headers, steps, ends."""
+    """Judges the rows of all ranks in the order of the run: headers, steps, ends."""
 
     def __init__(self) -> None:
         self._before: dict[int, Rows] = {}
@@ -21,21 +23,12 @@ class Judge:
         self._start: Rows = ()
         # the first step, of whichever optimizer
         self._first: Rows = ()
-        # ranks that are at unlike places are so for the rest of the run
-        self._apart = False
+        # ranks that are at unlike places stay so, which explains who does not come
+        self.is_apart = False
 
     def see(self, rows: Rows) -> list[Alarm]:
-        """What is wrong here that was not told before."""
-        return self._new([] if self._apart else self._all(rows))
-
-    @property
-    def is_apart(self) -> bool:
-        """Whether ranks were at unlike places, which explains who does not come."""
-        return self._apart
-
-    def told_elsewhere(self, alarm: Alarm) -> list[Alarm]:
-        """What was found without rows, where no rule has told it before."""
-        return self._new([alarm])
+        """Return what is wrong here that was not reported before."""
+        return self.new([] if self.is_apart else self._all(rows))
 
     def _all(self, rows: Rows) -> list[Alarm]:
         kinds = {row["kind"] for row in rows}
@@ -45,17 +38,17 @@ class Judge:
         if kinds == {"end"}:
             return alarms_at_end(rows, [*self._before.values()], self._start)
         places = {(row["kind"], row.get("optimizer"), row.get("step")) for row in rows}
-        self._apart = len(places) > 1
+        self.is_apart = len(places) > 1
         optimizer = rows[0].get("optimizer", 0)
-        found = alarms_of(rows, None if self._apart else self._before.get(optimizer))
-        if self._apart:
+        found = alarms_of(rows, None if self.is_apart else self._before.get(optimizer))
+        if self.is_apart:
             return found
         self._before[optimizer] = rows
         self._first = self._first or rows
         return [*found, *self._read_again(rows), *padding(rows, self._first)]
 
     def _read_again(self, rows: Rows) -> list[Alarm]:
-        """A batch of whichever step before, as the first of an epoch is."""
+        # of any step before, as the first batch of an epoch is
         self._read = self._read or [{} for _ in rows]
         ranks, earlier = [], 0
         for rank, (row, read) in enumerate(zip(rows, self._read, strict=True)):
@@ -64,9 +57,10 @@ class Judge:
             if samples(row) and first < row["step"]:
                 ranks.append(rank)
                 earlier = first
-        return [batch_again(rows, ranks, earlier)] if ranks else []
+        return batch_again(rows, ranks, earlier) if ranks else []
 
-    def _new(self, found: list[Alarm]) -> list[Alarm]:
+    def new(self, found: Iterable[Alarm]) -> list[Alarm]:
+        """Return those of ``found`` that were not reported before."""
         new = []
         for one in found:
             key = one.rule, one.severe

@@ -9,14 +9,15 @@ has them: NaN, Infinity.
 
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from minitrain.core.errors import UserError
+from minitrain.core.errors import UserError, describe_os_error, is_disk_full
 from minitrain.core.files import writing
+from minitrain.core.printable import note
 from minitrain.core.regular import MOST_OF_RECORDING, require_regular
-from minitrain.recording.fields import fault_of, shown
 
 VERSION = 3
 Row = dict[str, Any]
@@ -137,6 +138,9 @@ def _read_rank(path: Path, rank: int) -> OfRank | None:
 
 
 def _row(path: Path, number: int, line: bytes) -> Row:
+    # to record a run takes no pydantic
+    from minitrain.recording.fields import fault_of, shown
+
     try:
         row = json.loads(line)
         if not isinstance(row, dict):
@@ -163,29 +167,6 @@ def line_of(row: Row) -> bytes:
     return (text + "\n").encode()
 
 
-class Writer:
-    """Appends to the file of one rank; each line is with the operating system before
-    :meth:`append` returns. UserError where that rank has a recording there already.
-    """
-
-    def __init__(self, folder: Path, rank: int) -> None:
-        refuse_second(folder, rank)
-        self.path = path_of_rank(folder, rank)
-        with writing(self.path):
-            folder.mkdir(parents=True, exist_ok=True)
-            self._file: BinaryIO = open(self.path, "xb")  # noqa: SIM115
-
-    def append(self, line: bytes) -> None:
-        """Write what :func:`line_of` made of a row."""
-        with writing(self.path):
-            self._file.write(line)
-            self._file.flush()
-
-    def close(self) -> None:
-        """Harmless to call twice."""
-        self._file.close()
-
-
 def refuse_second(folder: Path, rank: int) -> None:
     """Raise UserError where ``rank`` has a recording in ``folder``."""
     if path_of_rank(folder, rank).exists():
@@ -193,3 +174,52 @@ def refuse_second(folder: Path, rank: int) -> None:
             f"{folder}: has a recording of rank {rank}; name another folder, or remove "
             "that one"
         )
+
+
+class Writer:
+    """Appends to the file of a ``rank``; each line is with the operating system before
+    :meth:`append` returns. UserError if that rank has a recording in ``folder``.
+
+    On a full disk the recording ends, with one line on stderr, and the run goes on;
+    with ``raises`` both end.
+    """
+
+    def __init__(self, folder: Path, rank: int, raises: bool = True) -> None:
+        refuse_second(folder, rank)
+        self._rank, self._raises = rank, raises
+        self._path = path_of_rank(folder, rank)
+        self._file: BinaryIO | None = None
+        try:
+            with writing(self._path):
+                folder.mkdir(parents=True, exist_ok=True)
+                self._file = open(self._path, "xb")  # noqa: SIM115
+        except (OSError, UserError) as error:
+            # else it is the user's to fix, before the run has done much
+            if not is_disk_full(error):
+                raise
+            self._end(error)
+
+    def append(self, line: bytes) -> None:
+        """Write what :func:`line_of` made of a row, if all before it was written."""
+        if self._file is not None:
+            try:
+                with writing(self._path):
+                    self._file.write(line)
+                    self._file.flush()
+            except (OSError, UserError) as error:
+                self._end(error)
+
+    def close(self) -> None:
+        """Close the file. Harmless to call twice."""
+        file, self._file = self._file, None
+        if file is not None:
+            # it tries to write again what it could not
+            with suppress(OSError):
+                file.close()
+
+    def _end(self, error: OSError | UserError) -> None:
+        self.close()
+        if self._raises:
+            raise error
+        why = describe_os_error(error) if isinstance(error, OSError) else str(error)
+        note(f"minitrain: rank {self._rank} records no more: {why}")

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -13,25 +13,37 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from minitrain.core.errors import UserError
 from minitrain.recording.fingerprint import BINS, digest
 from minitrain.recording.format import VERSION, Row
-from minitrain.recording.hooks import (
-    is_in_parts,
-    is_transformed,
-    named_tensors,
-    parameters_of,
-    tied,
-)
-from minitrain.recording.perturb import is_twin
+from minitrain.recording.hooks import is_in_parts, named_tensors, parameters_of, tied
+
+TWIN = "MINITRAIN_TWIN"
+MOVED = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 def rank_and_size() -> tuple[int, int]:
-    """Of this process: as torch.distributed has it, else as torchrun would say it."""
+    """Return those of torch.distributed, else of torchrun's environment."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
 
+def is_twin() -> bool:
+    """Return whether this run starts one unit in the last place away (a twin)."""
+    return os.environ.get(TWIN) == "1"
+
+
+@torch.no_grad()
+def perturb(parameters: Iterable[Tensor]) -> None:
+    """Move every floating parameter one unit in the last place towards infinity."""
+    for parameter in parameters:
+        # where ranks hold a part each, each moves its own
+        local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+        if local.dtype in MOVED:
+            up = torch.full((), torch.inf, dtype=local.dtype, device=local.device)
+            local.copy_(torch.nextafter(local, up))
+
+
 def header_of(inner: nn.Module, every: int) -> Row:
-    """Of a run of a model, as it is before it."""
+    """Return the first line of a run of a model, as the model is before it."""
     rank, world_size = rank_and_size()
     parameters, pairs = parameters_of(inner), tied(inner)
     header = {
@@ -61,7 +73,7 @@ def header_of(inner: nn.Module, every: int) -> Row:
 def require_all(
     parameters: Mapping[str, Tensor], has_all: bool, timeout_s: float
 ) -> None:
-    """Raise UserError where ranks hold parts of parameters, which only all together can
+    """Raise UserError if ranks hold parts of parameters, which only all together can
     hash, and not all record.
     """
     if not has_all and any(map(is_in_parts, parameters.values())):
@@ -72,7 +84,7 @@ def require_all(
 
 
 def require_modules(also: Any) -> None:
-    """Raise UserError where ``also`` is no mapping of names to modules that each rank
+    """Raise UserError if ``also`` is no mapping of names to modules that each rank
     has as a whole.
     """
     for name, module in (also or {}).items():
@@ -84,31 +96,16 @@ def require_modules(also: Any) -> None:
             raise UserError(f"{where} sharded: each rank must hold all of it")
 
 
-def require_own(inner: nn.Module) -> None:
-    """Raise UserError where a forward pass begins with parameters or buffers that have
-    no numbers yet, or that are not the model's: others were put there for this pass.
+def require_whole(inner: nn.Module, parameters: Mapping[str, Tensor]) -> None:
+    """Raise UserError if, in the first forward pass, parameters or buffers have no
+    numbers yet, or ranks hold parts of parameters that none can put together.
     """
-    trained = parameters_of(inner)
     for name, tensor in named_tensors(inner).items():
-        where = f"record: {name}"
         if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
             raise UserError(
-                f"{where} has no shape before the first forward pass (a lazy module): "
-                "begin to record after one"
+                f"record: {name} has no shape before the first forward pass (a lazy "
+                "module): begin to record after one"
             )
-        # a buffer may be one that the model computed
-        if is_transformed(tensor) or (name in trained and not tensor.is_leaf):
-            raise UserError(
-                f"{where} is not the model's own in this forward pass (torch.func): "
-                "the first one has to be of the model as it is"
-            )
-
-
-def require_whole(inner: nn.Module, parameters: Mapping[str, Tensor]) -> None:
-    """Raise UserError where ranks hold parts of parameters that none can put together,
-    in the first forward pass; and as :func:`require_own` does.
-    """
-    require_own(inner)
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is None:
         return

@@ -1,21 +1,18 @@
-"""Where the recorder listens to a model: forward passes, wrappers, own gradients.
+"""Hooks of a model: forward passes, wrappers, own gradients.
 
-By torch's documented hooks alone. They only look: nothing is drawn, changed or kept.
+They are torch's documented ones, and only look: nothing is drawn, changed or kept.
 """
 
-import gc
 import inspect
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from typing import Any, TypeVar
 
 import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.func import debug_unwrap
-from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
@@ -29,12 +26,14 @@ SomeTensor = TypeVar("SomeTensor", bound=Tensor)
 INSIDE = ("module", "_orig_mod", "_forward_module")
 # what wrappers of a part of a model add to the names of parameters
 ADDED = ("_orig_mod.", "_checkpoint_wrapped_module.")
+# in the stack of calls: where a module calls its hooks and its forward pass
+CALL = (torch.nn.modules.module.__file__, "_call_impl")
 # in torch.utils.checkpoint: who runs a forward pass once more, within backward
 AGAIN = {"recompute_fn", "backward"}
 
 
 def uncompiled(method: Method) -> Method:
-    """``method`` as it is, also where what calls it is compiled."""
+    """Return ``method`` as it is, also where what calls it is compiled."""
     return torch.compiler.disable(method)
 
 
@@ -57,7 +56,7 @@ class Tap:
 
 
 def inside(module: nn.Module) -> nn.Module | None:
-    """What ``module`` wraps, where it is a wrapper: all of its parameters are there."""
+    """Return what ``module`` wraps if it is a wrapper: all its parameters are there."""
     children = dict(module.named_children())
     for name in INSIDE:
         if name in children and len(_ids(module) - _ids(children[name])) == 0:
@@ -70,7 +69,7 @@ def _ids(module: nn.Module) -> set[int]:
 
 
 def innermost(model: nn.Module) -> nn.Module:
-    """The user's own model within all that wraps it."""
+    """Return the user's own model within all that wraps it."""
     while (inner := inside(model)) is not None:
         model = inner
     return model
@@ -110,12 +109,12 @@ def plain_names(
 
 
 def parameters_of(inner: nn.Module) -> dict[str, nn.Parameter]:
-    """By name, as they are now: a run may put others into the model."""
+    """Return parameters by name, as they are now: a run may put others in."""
     return plain_names(inner, inner.named_parameters())
 
 
 def tied(inner: nn.Module) -> dict[str, str]:
-    """Further names of parameters that have several, with the first name of each."""
+    """Return further names of parameters that have several, with the first of each."""
     named = plain_names(inner, inner.named_parameters(remove_duplicate=False))
     first: dict[int, str] = {}
     found = {name: first.setdefault(id(p), name) for name, p in named.items()}
@@ -123,8 +122,8 @@ def tied(inner: nn.Module) -> dict[str, str]:
 
 
 def replaced_in(wrapper: nn.Module | None, inner: nn.Module) -> dict[str, str]:
-    """Parameters of ``inner`` that were put there after DistributedDataParallel took
-    the model, each with the parameter that it was tied to until then, or "".
+    """Return parameters of ``inner`` that were put there after DistributedDataParallel
+    took the model, each with the parameter that it was tied to until then, or "".
     """
     taken = {id(p): p for p in parameters_of_ddp(wrapper)}
     if wrapper is None or not taken:
@@ -138,41 +137,37 @@ def replaced_in(wrapper: nn.Module | None, inner: nn.Module) -> dict[str, str]:
             continue
         # one that was tied leaves the other in its place
         was_alone = any(old.shape == p.shape for old in gone)
-        alike = [
-            n
-            for n, q in named.items()
-            if id(q) in taken and q.shape == p.shape and not was_alone
-        ]
+        others = {n: q for n, q in named.items() if id(q) in taken and not was_alone}
+        alike = [n for n, q in others.items() if q.shape == p.shape]
         equal = [n for n in alike if torch.equal(named[n], p)]
         found[name] = (equal or alike)[0] if equal or len(alike) == 1 else ""
     return found
 
 
 def is_in_parts(parameter: Tensor) -> bool:
-    """Whether ranks hold a part of it each, which only all can put together."""
+    """Return whether each rank holds a part of it, which only all can put together."""
     return hasattr(parameter, "full_tensor")
 
 
 def named_tensors(inner: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name, as they are now."""
+    """Return parameters and buffers by name, as they are now."""
     return plain_names(inner, [*inner.named_parameters(), *inner.named_buffers()])
 
 
-def is_transformed(tensor: Tensor) -> bool:
-    """Whether it stands in for another one within a transform of torch.func, and has
-    no numbers that could be read.
+def is_pass_with_others(inner: nn.Module) -> bool:
+    """Return whether the forward pass that begins is one with other tensors in the
+    place of the model's own (``functional_call``), or within a transform of torch.func,
+    where tensors have no numbers that could be read.
     """
-    return debug_unwrap(tensor, recurse=False) is not tensor
-
-
-def is_transformed_pass(inner: nn.Module) -> bool:
-    """Whether the forward pass that begins has such a parameter or buffer."""
-    return any(map(is_transformed, named_tensors(inner).values()))
+    # a buffer may be one that the model computed
+    is_own = all(parameter.is_leaf for parameter in inner.parameters())
+    tensors = [*inner.parameters(), *inner.buffers()]
+    return not is_own or any(debug_unwrap(t, recurse=False) is not t for t in tensors)
 
 
 def is_training_pass(module: nn.Module) -> bool:
-    """Whether the forward pass that begins is one of the training: in training mode,
-    with gradients, and not once more for activation checkpointing.
+    """Return whether the forward pass that begins is one of the training: in training
+    mode, with gradients, and not once more for activation checkpointing.
     """
     if not module.training:
         return False
@@ -188,75 +183,41 @@ def is_training_pass(module: nn.Module) -> bool:
 
 
 class Wrappers:
-    """Modules around those of ``called``, made before or after :meth:`start`, and which
-    of them was the last to begin its forward pass.
-    """
+    """Modules around those of ``called`` in forward passes so far."""
 
     def __init__(self, called: Sequence[nn.Module]) -> None:
         self._called = called
-        self._entered: nn.Module | None = None
         # with the number of the module that it wraps
         self._seen: list[tuple[weakref.ref[nn.Module], int]] = []
-        self._handles: list[RemovableHandle] = []
 
-    def start(self) -> None:
-        """Find those that are there, and be told of each that is made."""
-        for thing in gc.get_objects():
-            # asking some things for their class makes others import, or warn
-            if issubclass(type(thing), nn.Module) and self._wraps(thing):
-                self._listen(thing)
-        made = register_module_module_registration_hook(self._made)
-        self._handles.append(made)
-
-    def stop(self) -> None:
-        """Listen no more."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        self._entered = None
-
-    def take(self) -> nn.Module | None:
-        """Return the wrapper around the module that begins its forward pass, the
-        innermost of several.
+    def around(self, module: nn.Module) -> nn.Module | None:
+        """Return the wrapper whose forward pass leads to that of ``module``, which
+        begins; the innermost of several.
         """
-        entered, self._entered = self._entered, None
-        if entered is not None and all(one() is not entered for one, _ in self._seen):
-            self._seen.append((weakref.ref(entered), self._number(entered) or 0))
-        return entered
+        frame = inspect.currentframe()
+        while frame is not None:
+            code = frame.f_code
+            if (code.co_filename, code.co_name) == CALL:
+                caller = frame.f_locals["self"]
+                if _wraps(caller, module):
+                    if all(one() is not caller for one, _ in self._seen):
+                        number = [one is module for one in self._called].index(True)
+                        self._seen.append((weakref.ref(caller), number))
+                    return caller
+            frame = frame.f_back
+        return None
 
     @property
     def count(self) -> int:
-        """Most wrappers that a module had so far, each counted once."""
+        """Return the most wrappers that a module had so far, each counted once."""
         return max(Counter(number for _, number in self._seen).values(), default=0)
 
-    def _number(self, module: nn.Module) -> int | None:
-        wrapped = innermost(module)
-        called = enumerate(self._called)
-        return next((number for number, one in called if one is wrapped), None)
 
-    def _wraps(self, module: nn.Module) -> bool:
-        # one that is yet to be made has no children
-        with suppress(AttributeError):
-            children = [*module.named_children()]
-            return any(self._leads_here(name, child) for name, child in children)
-        return False
-
-    def _leads_here(self, name: str, child: nn.Module) -> bool:
-        # the compiler's is no wrapper that could be bypassed
-        return (
-            name in INSIDE and name != "_orig_mod" and self._number(child) is not None
-        )
-
-    def _made(self, module: nn.Module, name: str, child: nn.Module | None) -> None:
-        if isinstance(child, nn.Module) and self._leads_here(name, child):
-            self._listen(module)
-
-    def _listen(self, module: nn.Module) -> None:
-        handle = module.register_forward_pre_hook(Tap(self._enter))
-        self._handles.append(handle)
-
-    def _enter(self, module: nn.Module, args: Any) -> None:
-        self._entered = module
+def _wraps(caller: nn.Module, module: nn.Module) -> bool:
+    # the compiler's is no wrapper that could be bypassed
+    names = {*INSIDE} - {"_orig_mod"}
+    children = caller.named_children()
+    return any(name in names and innermost(c) is module for name, c in children)
 
 
 class OwnGradients:
@@ -276,44 +237,36 @@ class OwnGradients:
 
     @property
     def listens(self) -> bool:
-        """Whether it does."""
+        """Return whether there are hooks."""
         return bool(self._handles)
 
     def start(self, inner: nn.Module) -> None:
-        """Listen to what trains and is not listened to, unless others were put there
-        for this pass. Where ranks hold a part of a parameter each, there is no gradient
-        of a rank's own.
+        """Hook what trains and has no hooks yet. If ranks hold a part of a parameter
+        each, there is no gradient of a rank's own.
         """
-        named = parameters_of(inner)
-        if not all(parameter.is_leaf for parameter in named.values()):
-            return
-        for name, parameter in named.items():
+        for name, parameter in parameters_of(inner).items():
             heard = self._heard.get(id(parameter), lambda: None)() is parameter
             trains = parameter.requires_grad and not is_in_parts(parameter)
             if trains and not heard:
                 self._heard[id(parameter)] = weakref.ref(parameter)
-                first, tap = Tap(self._look(name, parameter)), Tap(self._tell(name))
-                self._handles += [
-                    parameter.register_hook(first),
-                    parameter.register_post_accumulate_grad_hook(tap),
-                ]
+                self._handles += self._hooks(name, parameter)
+
+    def _hooks(self, name: str, parameter: nn.Parameter) -> list[RemovableHandle]:
+        def look(added: Tensor) -> None:
+            self._before(name, parameter.grad)
+
+        def see(parameter: Tensor) -> None:
+            if parameter.grad is not None:
+                self._see(name, parameter.grad)
+
+        return [
+            parameter.register_hook(Tap(look)),
+            parameter.register_post_accumulate_grad_hook(Tap(see)),
+        ]
 
     def stop(self) -> None:
-        """Listen no more."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
         self._heard.clear()
-
-    def _look(self, name: str, parameter: Tensor) -> Callable[[Tensor], None]:
-        def look(added: Tensor) -> None:
-            self._before(name, parameter.grad)
-
-        return look
-
-    def _tell(self, name: str) -> Callable[[Tensor], None]:
-        def tell(parameter: Tensor) -> None:
-            if parameter.grad is not None:
-                self._see(name, parameter.grad)
-
-        return tell

@@ -20,10 +20,10 @@ LABELS = ("labels", "label", "targets", "target")
 
 
 def sample_digests(inputs: Any) -> tuple[list[str], str, list[list[str]]]:
-    """16 hex digits for each sample of all tensors in ``inputs``, however nested: for
-    each row of those that have as many rows as the first of them. And of all other
-    tensors together, such as a mask or a table; empty where there are none. Last, for
-    each row what :func:`_without_padding` gives.
+    """Return 16 hex digits for each sample of all tensors in ``inputs`` at any depth:
+    for each row of those that have as many rows as the first of them. And of all other
+    tensors together, such as a mask or a table; empty if there are none. Last, for each
+    row of token sequences its digests without padding.
     """
     tensors = [gathered(t) for t in tensors_of(inputs) if t.dim()]
     if not tensors:
@@ -35,27 +35,20 @@ def sample_digests(inputs: Any) -> tuple[list[str], str, list[list[str]]]:
 
 
 def _without_padding(batch: Sequence[Tensor]) -> list[list[str]]:
-    """For each row of token sequences: its digest with one element of the padding at
-    the end, and with none. Padding is a run of equal elements at the end of all tensors
-    that are as long as the first; a row that has none loses its last element.
-    """
+    # for each row: its digest with one element of the padding at the end, and with
+    # none. Padding is a run of equal elements at the end of all tensors that are as
+    # long as the first; a row that has none loses its last element
     first = batch[0]
     if first.is_floating_point() or first.is_complex() or first.dim() != 2:
         return []
     length = first.shape[1]
-    long = [t.dim() > 1 and t.shape[1] == length for t in batch]
-    runs = [
-        _run_at_the_end(t) for t, is_long in zip(batch, long, strict=True) if is_long
-    ]
+    are_long = [t.dim() > 1 and t.shape[1] == length for t in batch]
+    pairs = [*zip(batch, are_long, strict=True)]
+    runs = [_run_at_the_end(t) for t, is_long in pairs if is_long]
     padded: list[int] = torch.stack(runs).amin(0).tolist() if length else []
     return [
         [
-            _short(
-                [
-                    t[r][:kept] if is_long else t[r]
-                    for t, is_long in zip(batch, long, strict=True)
-                ]
-            )
+            _short([t[r][:kept] if is_long else t[r] for t, is_long in pairs])
             for kept in (length - run + 1, length - run)
         ]
         for r, run in enumerate(padded)
@@ -63,12 +56,8 @@ def _without_padding(batch: Sequence[Tensor]) -> list[list[str]]:
 
 
 def _run_at_the_end(rows: Tensor) -> Tensor:
-    """How many last elements of each row (B, L, ...) are equal to the last one."""
-    same = (
-        (rows == rows[:, -1:]).flatten(2).all(2)
-        if rows.dim() > 2
-        else rows == rows[:, -1:]
-    )
+    # how many last elements of each row (B, L, ...) are equal to the last one
+    same = (rows == rows[:, -1:]).unsqueeze(-1).flatten(2).all(2)
     return same.flip(1).int().cumprod(1).sum(1)
 
 
@@ -107,20 +96,25 @@ def _short(tensors: Sequence[Tensor]) -> str:
     return f"{content_digest(tensors):064x}"[:16]
 
 
-def read(inputs: Any) -> tuple[list[str], str, list[list[str]], str]:
-    """:func:`sample_digests`, and why there are none where that fails: the run is not
-    to end by what the recorder cannot read, such as nested tensors.
+def read(inputs: Any) -> dict[str, Any]:
+    """Return ``inputs``, ``beside`` and ``unpadded`` of :func:`sample_digests`; or why
+    there are none (``unread``): the run is not to end by what the recorder cannot read,
+    such as nested tensors.
     """
+    found: tuple[list[str], str, list[list[str]]] = [], "", []
+    reason = ""
     try:
-        return *sample_digests(inputs), ""
+        found = sample_digests(inputs)
     # whatever a kind of tensor makes of it
     except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        return [], "", [], reason[:120]
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:120]
+    return dict(zip(("inputs", "beside", "unpadded"), found, strict=True)) | {
+        "unread": reason
+    }
 
 
 def random_digest(device: torch.device) -> str:
-    """16 hex digits of where torch's generators stand, the CPU's and the device's."""
+    """Return 16 hex digits of the states of torch's generators, CPU and device."""
     states = [torch.get_rng_state()]
     if device.type == "cuda":
         states.append(torch.cuda.get_rng_state(device))
@@ -177,6 +171,6 @@ def _only_seeds(before: torch.Tensor) -> bool:
 
 
 def mean_loss(told: list[Tensor | float]) -> float | None:
-    """Of the losses that were told; None where none was."""
+    """Return the mean of the losses that were told; None if none was."""
     values = [float(torch.as_tensor(loss).double().mean()) for loss in told]
     return sum(values) / len(values) if values else None

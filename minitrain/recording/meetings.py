@@ -1,41 +1,53 @@
-"""Ranks meet before they call for what needs all of them.
+"""Consensus of ranks on where they all are, before they call for what needs all.
 
-Where each holds a part of the parameters, to put these together is a collective in the
-run's own group. A rank that is elsewhere would answer it with a collective of the run,
-and both would hang, or abort. So each says in a store where it is, and the first to
-know decides for all, once: a rank that came too late is not to think that it was seen.
+Where each rank holds a part of the parameters, to put these together is a collective in
+the run's own group. A rank that is elsewhere would answer it with a collective of the
+run, and both would hang, or abort. So each writes in a store where it is, and the first
+to know decides for all, once: a rank that came too late must learn that it was.
 """
 
 import json
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from minitrain.comm.torch_private import Store
-from minitrain.recording.alarm import Alarm, alarm, unlike
+from minitrain.recording.alarm import Alarm, alarm, pair_of, unlike
 
+# a set is most often there at once; a longer wait is not to take a core
 POLL_S, FIRST_POLL_S = 0.005, 0.0001
 # a store takes an empty text for a key that is not there
 AGREED = "null"
 SO = "; sharded tensors need all ranks, so the recording ends here"
 
 
+def wait_until(is_done: Callable[[], bool], limit_s: float) -> bool:
+    """Return whether something is done, as soon as it is, or after the limit."""
+    deadline, pause = time.monotonic() + limit_s, FIRST_POLL_S
+    while not is_done():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(pause)
+        pause = min(2 * pause, POLL_S)
+    return True
+
+
 @dataclass
 class Meetings:
-    """Of ``world_size`` ranks, by a ``store`` of theirs. Each comes to all, in the same
-    order, until one fails; after that there are none.
+    """Meetings of ``world_size`` ranks by a ``store``. Each rank comes to all, in the
+    same order.
     """
 
     store: Store
     rank: int
     world_size: int
     timeout_s: float
-    failed: bool = field(default=False, init=False)
     _number: int = field(default=0, init=False)
     _step: int = field(default=0, init=False)
 
     def come(self, place: str, step: int, parts: str) -> Alarm | None:
-        """Wait for the others, ``timeout_s`` at most. None where all came to this
+        """Wait for the others, ``timeout_s`` at most. None if all came to this
         ``place`` of the run with the same ``parts``; else why not, which every rank
         hears that comes to this meeting, however late.
         """
@@ -44,44 +56,35 @@ class Meetings:
             mine = json.dumps([self._number, place, parts])
             self.store.set(f"at {self.rank}", mine)
             is_last = self.store.add(f"{key} came", 1) == self.world_size
-            waits = not is_last and self._is_decided(key)
-            decided = self._decide(key, None if waits else self._found(place, step))
+            is_decided = not is_last and wait_until(
+                lambda: self.store.check([key]), self.timeout_s
+            )
+            found = None if is_decided else self._found(place, step)
+            decided = self._decide(key, found)
             if is_last:
-                self._clear(self._number - 1)
+                # all have come to the one after it
+                for end in ("", " came"):
+                    self.store.delete_key(f"meeting {self._number - 1}{end}")
         except RuntimeError:
             # the store goes with the rank that has it
             decided = alarm("ranks", step, f"a rank has gone before {place}{SO}")
         self._number, self._step = self._number + 1, step
-        self.failed = decided is not None
         return decided
 
     def leave(self) -> None:
-        """Come to no more of them; who waits in the next one, or comes there, hears
-        it. Harmless to call twice.
+        """Come to no more of them; a rank that waits in the next one, or comes there,
+        hears it. Harmless to call twice.
         """
-        # ranks that never met have no use for it
-        if not self._number:
-            return
         what = f"at the end, while the others go on{SO}"
         gone = alarm("ranks", self._step, what, ranks=[self.rank])
         with suppress(RuntimeError):
             self._decide(f"meeting {self._number}", gone)
 
-    def _is_decided(self, key: str) -> bool:
-        """Whether it is, as soon as that is so; not within the timeout else."""
-        deadline, pause = time.monotonic() + self.timeout_s, FIRST_POLL_S
-        while not self.store.check([key]):
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(pause)
-            pause = min(2 * pause, POLL_S)
-        return True
-
     def _decide(self, key: str, found: Alarm | None) -> Alarm | None:
-        """What was decided before, or else ``found``, which is then."""
+        # what was decided before, or else what this rank found
         mine = AGREED if found is None else json.dumps(vars(found))
-        said = json.loads(self.store.compare_set(key, "", mine))
-        return None if said is None else Alarm(**said)
+        decided = json.loads(self.store.compare_set(key, "", mine))
+        return None if decided is None else Alarm(**decided)
 
     def _found(self, place: str, step: int) -> Alarm | None:
         everyone = range(self.world_size)
@@ -89,19 +92,13 @@ class Meetings:
         told = self.store.multi_get([f"at {rank}" for rank in came])
         at = {rank: json.loads(one) for rank, one in zip(came, told, strict=True)}
         if late := [r for r in everyone if r not in at or at[r][0] < self._number]:
-            what = f"did not come to {place} within {self.timeout_s:g} s"
-            return alarm("ranks", step, what + SO, ranks=late)
+            what = f"did not come to {place} within {self.timeout_s:g} s{SO}"
+            return alarm("ranks", step, what, ranks=late)
         places = [at[rank][1] for rank in everyone]
         if ranks := unlike(places):
-            usual = next(one for rank, one in enumerate(places) if rank not in ranks)
-            what = f"at {places[ranks[0]]}, while the others are at {usual}"
+            what = "at {}, while the others are at {}".format(*pair_of(places, ranks))
             return alarm("steps", step, what + SO, ranks=ranks)
         if ranks := unlike([at[rank][2] for rank in everyone]):
             what = "other tensors than on the others have one, or an optimizer's state"
             return alarm("gradients", step, what + SO, ranks=ranks)
         return None
-
-    def _clear(self, number: int) -> None:
-        """All have come to the one after it."""
-        for key in (f"meeting {number}", f"meeting {number} came"):
-            self.store.delete_key(key)

@@ -1,4 +1,4 @@
-"""Where the recorder listens to optimizers: every step, whoever makes it.
+"""Hooks of optimizers: every step, made by any caller.
 
 By torch's hooks of all optimizers, so that of one in a wrapper (Accelerate, Fabric, a
 loss scaler) is seen, and one that is made late. Of steps within steps, as those of
@@ -36,47 +36,46 @@ NO_SETTING = {
 
 @dataclass
 class Stepped:
-    """An optimizer of the model. ``steps`` it has made; ``passes`` and ``losses`` are
-    how many were there at its last one, which was the ``last``-th of all optimizers'.
-    ``held`` are the parameters that were in it first, by ``id``. ``by_closure``: the
-    step that it is at computes its gradients itself.
+    """An optimizer of the model: ``steps`` it has made; at the end of its last one,
+    which was the ``last``-th of all optimizers', there were so many ``passes`` of
+    recorded steps, passes of the training (``forwards``) and in evaluation mode
+    (``evals``). ``held`` are the parameters that were in it first, by ``id``.
+    ``by_closure``: the step that it is at computes its gradients itself.
     """
 
     number: int
     ref: "weakref.ref[Optimizer]"
     steps: int = 0
     passes: int = 0
-    losses: int = 0
     last: int = 0
-    # of the training, and in evaluation mode, when its last step ended
     forwards: int = 0
     evals: int = 0
     held: set[int] = field(default_factory=set)
     by_closure: bool = False
 
     def is_due(self, every: int) -> bool:
-        """Whether its next step is one to be recorded."""
+        """Return whether its next step is one to be recorded."""
         return self.steps < FIRST_STEPS or self.steps % every == 0
 
     def grad_scale(self) -> float:
-        """What a loss scaler leaves for the optimizer to divide the gradients by, as it
-        does for fused ones.
+        """Return what a loss scaler leaves for the optimizer to divide the gradients
+        by, as it does for fused ones.
         """
-        scale = getattr(self._optimizer, "grad_scale", None)
+        scale = getattr(self.optimizer, "grad_scale", None)
         return 1.0 if scale is None else float(scale)
 
     def holds(self) -> set[int]:
-        """The parameters in it, by ``id``."""
-        return {id(parameter) for parameter in _held(self._optimizer)}
+        """Return the parameters in it, by ``id``."""
+        return {id(parameter) for parameter in _held(self.optimizer)}
 
     def rates(self) -> list[float]:
-        """The learning rate of each group that has one."""
-        groups = self._optimizer.param_groups
+        """Return the learning rate of each group that has one."""
+        groups = self.optimizer.param_groups
         return [float(group["lr"]) for group in groups if "lr" in group]
 
     def settings(self, names: Mapping[int, str]) -> list[dict[str, Any]]:
-        """Of each group ``parameters``, whose ``names`` are given by ``id``, and its
-        ``settings``: numbers and words, but for the learning rate.
+        """Return of each group its ``parameters``, whose ``names`` are given by ``id``,
+        and ``settings``: numbers and words, but for the learning rate.
         """
         return [
             {
@@ -87,15 +86,15 @@ class Stepped:
                     if key not in NO_SETTING and (plain := _plain(value)) is not None
                 },
             }
-            for group in self._optimizer.param_groups
+            for group in self.optimizer.param_groups
         ]
 
     def moments(self, names: Mapping[int, str]) -> dict[str, str]:
-        """32 hex digits of all that it keeps of each parameter, whose ``names`` are
-        given by ``id``; of those without a name together. Where ranks divide that
+        """Return 32 hex digits of its state of each parameter, whose ``names`` are
+        given by ``id``; of those without a name together. If ranks divide the state
         (ZeroRedundancyOptimizer), of what this one keeps.
         """
-        keeps: Any = self._optimizer
+        keeps: Any = self.optimizer
         if not keeps.state:
             keeps = getattr(keeps, "optim", keeps)
         found: dict[str, Any] = {}
@@ -106,34 +105,22 @@ class Stepped:
                     digest.update(part)
         return {n: one.hexdigest(length=DIGEST_BYTES) for n, one in found.items()}
 
-    def parts(self, named: Mapping[str, Tensor]) -> list[Any]:
-        """Of each of its parameters, in its order: the name, whether there is a
-        gradient, and what it keeps of it.
-        """
-        names, kept = {id(p): name for name, p in named.items()}, self._optimizer.state
-        held = _held(self._optimizer)
-        keys = [sorted(map(str, kept.get(parameter, {}))) for parameter in held]
-        there = [parameter.grad is not None for parameter in held]
-        return [*zip([names.get(id(p)) for p in held], there, keys, strict=True)]
-
     @property
-    def _optimizer(self) -> Optimizer:
+    def optimizer(self) -> Optimizer:
+        """Return the optimizer, which is at a step."""
         optimizer = self.ref()
         assert optimizer is not None, "it is at a step"
         return optimizer
 
 
 def _plain(value: Any) -> Any:
-    """A number, a word, or a list of numbers, as JSON has them; None for all else."""
+    # a number, a word, or a list of numbers, as JSON has them; None for all else
     if isinstance(value, Tensor) and value.numel() == 1:
         value = value.item()
-    if isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, list | tuple) and all(
-        isinstance(one, bool | int | float) for one in value
-    ):
-        return [*value]
-    return None
+    if isinstance(value, list | tuple):
+        are_numbers = all(isinstance(one, bool | int | float) for one in value)
+        return [*value] if are_numbers else None
+    return value if isinstance(value, bool | int | float | str) else None
 
 
 def _held(optimizer: Optimizer) -> list[Tensor]:
@@ -155,7 +142,7 @@ def _parts(kept: Any) -> Iterator[bytes | memoryview]:
 
 
 def unwrapped(given: Any) -> list[Optimizer] | None:
-    """Torch's own of an optimizer, or several, in whatever wrappers; None for None.
+    """Return torch's own of an optimizer, or several, in any wrappers; None for None.
     UserError for what is none.
     """
     if given is None:
@@ -177,8 +164,8 @@ def unwrapped(given: Any) -> list[Optimizer] | None:
 @dataclass
 class Optimizers:
     """Calls ``before(stepped)`` and ``after(stepped)`` around every outermost step of
-    those ``given``, or, without, of those that hold a parameter of the model. They made
-    ``steps`` together.
+    the optimizers ``given``, or, without, of those that hold a parameter of the model.
+    They made ``steps`` together.
     """
 
     given: list[Optimizer] | None
@@ -201,47 +188,55 @@ class Optimizers:
         ]
 
     def stop(self) -> None:
-        """Listen no more."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
         self._within.clear()
 
     def know(self, parameters: Iterable[nn.Parameter]) -> None:
-        """These are the model's; so are those that were, for an optimizer that goes on
-        with parameters which are no more in the model is one of its mistakes.
+        """Note these as the model's. Those that were stay so: an optimizer that goes on
+        with parameters which are no more in the model is to be reported.
         """
         self._known |= {id(p): weakref.ref(p) for p in parameters}
 
     def are_due(self, every: int) -> bool:
-        """Whether a step to be recorded comes next; before the first, it does."""
-        stepped = [one for one in self.seen if one.steps and one.ref() is not None]
+        """Return whether a step to be recorded comes next, as before the first one."""
+        stepped = self._stepped()
         at_work = [one for one in stepped if self.steps - one.last <= IDLE]
         return not stepped or any(one.is_due(every) for one in at_work)
 
+    def _stepped(self) -> list[Stepped]:
+        return [one for one in self.seen if one.steps and one.ref() is not None]
+
     def have_stepped(self, forwards: int, evals: int) -> bool:
         """Return whether all that make steps have made one since the last pass."""
-        at_work = [one for one in self.seen if one.steps and one.ref() is not None]
-        now = forwards, evals
-        return bool(at_work) and all((o.forwards, o.evals) == now for o in at_work)
+        stepped, now = self._stepped(), (forwards, evals)
+        return bool(stepped) and all((o.forwards, o.evals) == now for o in stepped)
 
     def hold(self) -> set[int]:
-        """The parameters in any that was seen, by ``id``."""
+        """Return the parameters in any that was seen, by ``id``."""
         alive = [one for one in self.seen if one.ref() is not None]
         return {held for one in alive for held in one.holds()}
 
     def parts(self, stepped: Stepped, named: Mapping[str, Tensor]) -> str:
-        """Of a model with these ``named`` parameters: 32 hex digits of which tensors
-        there are for the page of a step.
+        """Return 32 hex digits of which tensors there are for the page of a step, of a
+        model with these ``named`` parameters: gradients, and states of the optimizer.
         """
-        held = self.hold()
+        optimizer, held = stepped.optimizer, self.hold()
+        names = {id(p): name for name, p in named.items()}
         lost = [name for name, p in named.items() if id(p) not in held]
-        told = repr((stepped.parts(named), lost)).encode()
+        parts = [
+            (names.get(id(p)), p.grad is not None, sorted(map(str, state)))
+            for p in _held(optimizer)
+            for state in [optimizer.state.get(p, {})]
+        ]
+        told = repr((parts, lost)).encode()
         return blake3(told).hexdigest(length=DIGEST_BYTES)
 
     def forward_begins(self) -> None:
-        """A forward pass within a step is that of its closure; else the step before it
-        has ended by an error, which no hook tells.
+        """Note a forward pass. Within a step it is that of its closure; else the step
+        before it has ended by an error, which no hook reports.
         """
         if self._within and not self._within[0][1]:
             self._within.clear()
@@ -276,9 +271,11 @@ class Optimizers:
         for one in self.seen:
             if one.ref() is optimizer:
                 return one
-        if self.given is not None or not self._is_of_the_model(optimizer):
+        if self.given is not None:
             return None
-        return self._number(optimizer)
+        known = {i for i, p in self._known.items() if p() is not None}
+        is_ours = not known.isdisjoint(map(id, _held(optimizer)))
+        return self._number(optimizer) if is_ours else None
 
     def _number(self, optimizer: Optimizer) -> Stepped:
         made = Stepped(len(self.seen), weakref.ref(optimizer))
@@ -286,21 +283,16 @@ class Optimizers:
         # one made anew goes on where the last that had the same parameters stepped
         for one in self.seen:
             if not one.held.isdisjoint(made.held):
-                made.passes = max(made.passes, one.passes)
-                made.losses = max(made.losses, one.losses)
-                made.forwards = max(made.forwards, one.forwards)
-                made.evals = max(made.evals, one.evals)
+                for count in ("passes", "forwards", "evals"):
+                    most = max(getattr(made, count), getattr(one, count))
+                    setattr(made, count, most)
                 if one.ref() is None:
                     one.held -= made.held
         self.seen.append(made)
         return made
 
-    def _is_of_the_model(self, optimizer: Optimizer) -> bool:
-        known = self._known
-        return any(id(p) in known and known[id(p)]() is p for p in _held(optimizer))
-
 
 def _was_skipped(optimizer: Optimizer) -> bool:
-    """A fused one is called by a loss scaler even where gradients overflowed."""
+    # a loss scaler calls a fused one even where gradients overflowed
     found = getattr(optimizer, "found_inf", None)
     return found is not None and bool(found)

@@ -7,8 +7,8 @@ only look, so the run's bits are those of the same run without a recorder.
 
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 import torch
@@ -18,9 +18,11 @@ from torch.utils.hooks import RemovableHandle
 
 from minitrain.core.errors import EvidenceError, UserError
 from minitrain.recording.alarm import alarm
-from minitrain.recording.format import Row, line_of, refuse_second
+from minitrain.recording.format import Row, Writer, line_of, refuse_second
 from minitrain.recording.header import (
     header_of,
+    is_twin,
+    perturb,
     rank_and_size,
     require_all,
     require_modules,
@@ -32,17 +34,16 @@ from minitrain.recording.hooks import (
     Wrappers,
     called_modules,
     innermost,
+    is_in_parts,
+    is_pass_with_others,
     is_training_pass,
-    is_transformed_pass,
     parameters_of,
 )
 from minitrain.recording.modes import Modes
 from minitrain.recording.optimizers import Optimizers, Stepped, unwrapped
-from minitrain.recording.perturb import is_twin, perturb
-from minitrain.recording.sharded import are_together, end_together
+from minitrain.recording.rules import place
 from minitrain.recording.step import Pages
 from minitrain.recording.watch import Watch
-from minitrain.recording.writer import Lines
 
 ON_ALARM = ("print", "raise")
 FAILS = "the first pass is in no_sync() and the graph is static"
@@ -52,7 +53,25 @@ AFTER_AN_ERROR_S = 1.0
 
 
 class Recorder:
-    """Records one rank; :func:`record` says what the arguments are."""
+    """Record what the training of ``model`` computes: a file of each rank in a folder.
+
+    Use it with ``with``, or by ``start`` and ``stop``; the loop stays as it is, and
+    model and optimizers may be wrapped before or after. ``optimizer=None`` stands for
+    all that hold parameters of the model, also those that are made later. Of each
+    optimizer the steps 0, 1, 2 and each ``every``-th are recorded.
+
+    If ranks differ at such a step, or something else is wrong with it, a line reports
+    it (``on_alarm="raise"``: EvidenceError on all ranks). A rank that does not come
+    within ``timeout_s`` is reported by those that did, at a later step or at the end.
+    Where ranks hold a part of each parameter, they wait for each other at such steps.
+    ``also`` names other modules that must be equal on all ranks, such as a moving
+    average of the weights: ``{"ema": module}``.
+    With MINITRAIN_TWIN=1 in the environment the run begins one unit in the last place
+    away, to see how far rounding alone carries it.
+
+    Raises UserError for arguments that mean nothing, and for a folder that has a
+    recording.
+    """
 
     def __init__(
         self,
@@ -79,7 +98,7 @@ class Recorder:
         self._before: list[RemovableHandle] = []
         # of the caller, which has nothing to do with the run
         self._error_at_start: BaseException | None = None
-        self._lines: Lines | None = None
+        self._writer: Writer | None = None
         self._watch: Watch | None = None
         self._state = "new"
         self._due = True
@@ -95,7 +114,6 @@ class Recorder:
             )
         refuse_second(self._folder, rank_and_size()[0])
         self._state, self._error_at_start = "recording", sys.exception()
-        self._wrappers.start()
         self._optimizers.start(self._inner.parameters())
         tap = Tap(self._pass_begins)
         self._before = [
@@ -107,22 +125,30 @@ class Recorder:
         """Write the end, and wait for that of the other ranks. While an error ends the
         run (in ``finally``), only close the files. Harmless to call again.
         """
+        if self._state != "recording":
+            return
+        self._listen_no_more()
         error = sys.exception()
-        if error is not None and error is not self._error_at_start:
-            self._ends_early()
-        elif self._state == "recording":
-            self._listen_no_more()
-            try:
-                watch = self._begin()
-                steps = {str(one.number): one.steps for one in self._optimizers.seen}
-                end = {"kind": "end", "steps": steps, "forwards": self._pages.forwards}
-                end |= self._modes.row()
-                if end_together(self._inner, watch, sum(steps.values())):
-                    end |= self._pages.at_the_end()
-                self._tell(end, watch)
-                watch.look(self._timeout_s)
-            finally:
-                self._close()
+        try:
+            if error is None or error is self._error_at_start:
+                self._write_end()
+            elif self._watch is not None:
+                # without an end: the run ended early. The rows that may show why are on
+                # their way, but the error itself comes first
+                with suppress(EvidenceError):
+                    self._watch.look(min(self._timeout_s, AFTER_AN_ERROR_S))
+        finally:
+            self._close()
+
+    def _write_end(self) -> None:
+        watch = self._begin()
+        steps = {str(one.number): one.steps for one in self._optimizers.seen}
+        end = {"kind": "end", "steps": steps, "forwards": self._pages.forwards}
+        end |= self._modes.row()
+        if not self._is_in_parts() or watch.meet_at_the_end(sum(steps.values())):
+            end |= self._pages.at_the_end()
+        self._tell(end, watch)
+        watch.look(self._timeout_s)
 
     def loss(self, loss: Tensor | float) -> None:
         """Record the loss of a step, before the optimizer makes it; or of each of its
@@ -133,7 +159,7 @@ class Recorder:
         if self._optimizers.have_stepped(self._pages.forwards, self._modes.passes):
             what, cause = "is not recorded", "recorder.loss() after optimizer.step()"
             step = self._optimizers.steps - 1
-            late = alarm("loss", step, what, cause=cause, severe=False)
+            late = alarm("loss", step, what, cause, severe=False)
             self._begin().tell([late])
         elif self._due:
             self._pages.loss(loss)
@@ -142,36 +168,13 @@ class Recorder:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if kind is None:
-            self.stop()
-        else:
-            self._ends_early()
-
-    def _ends_early(self) -> None:
-        if self._state == "recording":
-            # without an end: the recording says that the run ended early
-            self._listen_no_more()
-            try:
-                if self._watch is not None:
-                    # the rows that may say why are on their way
-                    self._watch.look(min(self._timeout_s, AFTER_AN_ERROR_S))
-            except EvidenceError:
-                # the error of the body comes first
-                pass
-            finally:
-                self._close()
+    def __exit__(self, *error: object) -> None:
+        self.stop()
 
     def _pass_begins(self, module: nn.Module, args: Any, options: Any) -> None:
         # what was compiled goes on calling hooks that were removed
         if self._state != "recording":
             return
-        wrapper = self._wrappers.take()
         # a copy that shares this hook is another model
         if all(module is not one for one in self._called):
             return
@@ -179,12 +182,13 @@ class Recorder:
             self._modes.passes += torch.is_grad_enabled() and not module.training
             return
         self._optimizers.forward_begins()
-        watch = self._begin()
-        if not self._pages.forwards and _fails_without_sync(wrapper):
-            watch.tell([alarm("static graph", 0, FAILS, cause=STATIC_GRAPH)])
         self._pages.forwards += 1
-        if not self._due or is_transformed_pass(self._inner):
+        if not self._due or is_pass_with_others(self._inner):
             return
+        wrapper = self._wrappers.around(module)
+        watch = self._begin()
+        if self._pages.forwards == 1 and _fails_without_sync(wrapper):
+            watch.tell([alarm("static graph", 0, FAILS, STATIC_GRAPH)])
         is_new = not self._own.listens
         # some may train from now on
         self._own.start(self._inner)
@@ -196,15 +200,13 @@ class Recorder:
     def _step_begins(self, stepped: Stepped) -> None:
         watch = self._begin()
         if stepped.is_due(self._every):
-            together = are_together(
-                self._inner, self._optimizers, stepped, watch, has_ended=False
-            )
+            together = self._meet(stepped, watch, has_ended=False)
             self._pages.step_begins(stepped, self._optimizers, together)
 
     def _step_ended(self, stepped: Stepped) -> None:
         watch = self._begin()
-        together = not self._pages.is_begun(stepped) or are_together(
-            self._inner, self._optimizers, stepped, watch, has_ended=True
+        together = not self._pages.is_begun(stepped) or self._meet(
+            stepped, watch, has_ended=True
         )
         row = self._pages.step_ended(stepped, together)
         self._modes.step_ended(stepped, self._pages.forwards)
@@ -213,25 +215,33 @@ class Recorder:
         self._due = self._optimizers.are_due(self._every)
         if not self._due and self._own.listens:
             self._own.stop()
-            self._pages.forget(self._optimizers)
-        self._pages.forget_old(self._optimizers)
+            self._pages.forget()
         waits = row is not None and self._raises
         watch.look(self._timeout_s if waits else 0.0)
 
+    def _is_in_parts(self) -> bool:
+        return any(map(is_in_parts, parameters_of(self._inner).values()))
+
+    def _meet(self, stepped: Stepped, watch: Watch, *, has_ended: bool) -> bool:
+        # whether the tensors of a step can be had; where ranks hold a part of each
+        # parameter, all are needed to put one together
+        if not self._is_in_parts():
+            return True
+        step = stepped.steps - has_ended
+        at = place({"kind": "step", "optimizer": stepped.number, "step": step})
+        at = f"the end of {at}" if has_ended else at
+        named = parameters_of(self._inner)
+        return watch.meet(at, step, self._optimizers.parts(stepped, named))
+
     def _tell(self, row: Row, watch: Watch) -> None:
-        """To the file and to the other ranks."""
         line = line_of(row)
         # without its tensors a step is not to be taken for one that was recorded
-        if watch.is_whole:
-            self._append(line)
+        if watch.is_whole and self._writer is not None:
+            self._writer.append(line)
         watch.send(row, line)
 
-    def _append(self, line: bytes) -> None:
-        if self._lines is not None:
-            self._lines.append(line)
-
     def _begin(self) -> Watch:
-        """Once: the meeting with the other ranks, and the first line."""
+        # once: the meeting with the other ranks, and the first line
         if self._watch is not None:
             return self._watch
         parameters = parameters_of(self._inner)
@@ -241,10 +251,11 @@ class Recorder:
             if is_twin() and self._state == "recording":
                 perturb(parameters.values())
             self._optimizers.know(parameters.values())
-            self._watch = watch = Watch(self._append, self._timeout_s, self._raises)
+            self._watch = watch = Watch(self._timeout_s, self._raises)
             # what follows needs all ranks where each has a part of the parameters
             require_all(parameters, watch.has_all, self._timeout_s)
-            self._lines = Lines(self._folder, rank_and_size()[0], self._raises)
+            self._writer = Writer(self._folder, rank_and_size()[0], self._raises)
+            watch.write = self._writer.append
             self._tell(header_of(self._inner, self._every), watch)
         except BaseException:
             self._listen_no_more()
@@ -254,7 +265,6 @@ class Recorder:
 
     def _listen_no_more(self) -> None:
         self._state = "ended"
-        self._wrappers.stop()
         self._optimizers.stop()
         self._own.stop()
         for handle in self._before:
@@ -264,8 +274,8 @@ class Recorder:
     def _close(self) -> None:
         if self._watch is not None:
             self._watch.close()
-        if self._lines is not None:
-            self._lines.close()
+        if self._writer is not None:
+            self._writer.close()
 
 
 def _fails_without_sync(wrapper: nn.Module | None) -> bool:
@@ -274,57 +284,24 @@ def _fails_without_sync(wrapper: nn.Module | None) -> bool:
 
 
 def _require(model: Any, every: Any, on_alarm: Any, timeout_s: Any) -> None:
-    """Raise UserError for arguments that mean nothing."""
-    if not isinstance(model, nn.Module):
-        kind = type(model).__name__
-        raise UserError(f"record: model is a {kind}: must be a torch.nn.Module")
-    if next(model.parameters(), None) is None:
-        kind = type(model).__name__
-        raise UserError(f"record: model {kind} has no parameters: nothing to record")
-    if not isinstance(every, int) or isinstance(every, bool) or every < 1:
-        raise UserError(f"record: every = {every!r}: must be an integer, at least 1")
-    if on_alarm not in ON_ALARM:
-        allowed = ", ".join(ON_ALARM)
-        raise UserError(f"record: on_alarm = {on_alarm!r}: must be one of {allowed}")
-    if not isinstance(timeout_s, int | float) or not timeout_s > 0:
-        raise UserError(f"record: timeout_s = {timeout_s!r}: must be above 0")
+    kind = type(model).__name__
+    is_module = isinstance(model, nn.Module)
+    is_count = isinstance(every, int) and not isinstance(every, bool) and every > 0
+    is_time = isinstance(timeout_s, int | float) and timeout_s > 0
+    allowed = ", ".join(ON_ALARM)
+    for is_right, what in (
+        (is_module, f"model is a {kind}: must be a torch.nn.Module"),
+        (
+            is_module and next(model.parameters(), None) is not None,
+            f"model {kind} has no parameters: nothing to record",
+        ),
+        (is_count, f"every = {every!r}: must be an integer, at least 1"),
+        (on_alarm in ON_ALARM, f"on_alarm = {on_alarm!r}: must be one of {allowed}"),
+        (is_time, f"timeout_s = {timeout_s!r}: must be above 0"),
+    ):
+        if not is_right:
+            raise UserError(f"record: {what}")
 
 
-def record(
-    model: nn.Module,
-    optimizer: Optimizer | Sequence[Optimizer] | None,
-    folder: str | Path,
-    *,
-    every: int = 10,
-    on_alarm: Literal["print", "raise"] = "print",
-    timeout_s: float = 30.0,
-    also: Mapping[str, nn.Module] | None = None,
-) -> Recorder:
-    """Record what the training of ``model`` computes: a file of each rank in a folder.
-
-    Used with ``with``, or by ``start`` and ``stop``; the loop stays as it is, and model
-    and optimizers may be wrapped before or after. ``optimizer=None`` stands for all
-    that hold parameters of the model, also those that are made later. Of each optimizer
-    the steps 0, 1, 2 and each ``every``-th are recorded.
-
-    Where ranks are unlike at such a step, or something else is wrong with it, a line
-    says so (``on_alarm="raise"``: EvidenceError on all ranks). That a rank does not
-    come within ``timeout_s`` is said by those that did, at a later step or at the end.
-    Where ranks hold a part of each parameter, they wait for each other at such steps.
-    ``also`` names other modules that ranks must have alike, such as a moving average of
-    the weights: ``{"ema": module}``.
-    With MINITRAIN_TWIN=1 in the environment the run begins one unit in the last place
-    away, to see how far rounding alone carries it.
-
-    Raises UserError for arguments that mean nothing, and for a folder that has a
-    recording.
-    """
-    return Recorder(
-        model,
-        optimizer,
-        folder,
-        every=every,
-        on_alarm=on_alarm,
-        timeout_s=timeout_s,
-        also=also,
-    )
+# as scripts call it
+record = Recorder

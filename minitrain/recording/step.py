@@ -1,5 +1,6 @@
 """A step as it is written down: collected from forward pass to optimizer."""
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,36 +29,29 @@ from minitrain.recording.inputs import (
     unlabelled,
 )
 from minitrain.recording.modes import has_dropout
-from minitrain.recording.optimizers import IDLE, Optimizers, Stepped
-from minitrain.recording.own_gradients import OwnSketches
+from minitrain.recording.optimizers import Optimizers, Stepped
+
+# passes that are kept for a step: more than gradients are accumulated over
+MOST_PASSES = 1024
 
 
 @dataclass
 class Pass:
-    """A forward pass: the samples it was given, also ``unpadded``, and what stood
-    ``beside`` them, or why that is ``unread``, and the wrapper around it. What is known
-    of the first one of a step alone is None else.
+    """A forward pass: ``told`` is its part of the row of a step, ``first`` that of the
+    first pass of a step alone, None of others.
     """
 
-    inputs: list[str]
-    beside: str = ""
-    unpadded: list[list[str]] = field(default_factory=list)
-    unread: str = ""
-    wrapper: str = ""
-    wrapper_id: int = 0
-    synced: bool | None = None
-    broadcast_buffers: bool | None = None
-    group: int | None = None
-    random: str | None = None
-    buffers: dict[str, Row] | None = None
-    drawn: dict[str, str] | None = None
-    finite: bool = True
-    # parameters that the wrapper does not know
-    replaced: dict[str, str] = field(default_factory=dict)
-    # the samples without their labels, if the pass was given any
-    unlabelled: list[str] = field(default_factory=list)
+    number: int
+    told: Row
+    first: Row | None = None
+    losses: list[Tensor | float] = field(default_factory=list)
     # a backward pass came next
     has_backward: bool = False
+
+
+# what a step without a pass has
+NO_PASS: Row = {"wrapper": "", "wrapper_id": 0, "synced": None, "group": None}
+NO_FIRST: Row = {"random": "", "buffers": {}, "broadcast_buffers": None, "drawn": {}}
 
 
 class Pages:
@@ -69,11 +63,9 @@ class Pages:
         self, inner: nn.Module, wrappers: Wrappers, also: Mapping[str, nn.Module]
     ) -> None:
         self._inner, self._wrappers, self._also = inner, wrappers, also
-        self._passes: list[Pass] = []
-        self._losses: list[Tensor | float] = []
-        # how many of both are of steps that were long ago
-        self._old = 0, 0
-        self._own = OwnSketches()
+        self._passes: deque[Pass] = deque(maxlen=MOST_PASSES)
+        # of all those of recorded steps
+        self._number = 0
         self._first: Pass | None = None
         self._begun: dict[int, Row] = {}
         self._backwards, self._generators = Backwards(), Generators()
@@ -82,34 +74,41 @@ class Pages:
         self.forwards = 0
 
     def listens(self, optimizers: Optimizers) -> None:
-        """Hooks see each gradient from here on."""
+        """Note that hooks see each gradient from here on."""
         self._seen_from = optimizers.steps
 
     def pass_begins(
         self, wrapper: nn.Module | None, module: nn.Module, inputs: tuple[Any, Any]
     ) -> None:
-        """Before a forward pass."""
-        self._backwards.pass_begins((len(self._passes), len(self._losses)))
-        one = Pass(*read(inputs), finite=are_finite(inputs))
-        one.unlabelled = unlabelled(module, *inputs)
+        """Note a forward pass that is about to begin."""
+        self._backwards.pass_begins(self._number)
+        told = read(inputs) | NO_PASS
+        told |= {"not_finite": not are_finite(inputs)}
+        told |= {"unlabelled": unlabelled(module, *inputs)}
         if wrapper is not None:
-            one.wrapper = type(wrapper).__name__
-            one.synced = getattr(wrapper, "require_backward_grad_sync", None)
-            one.broadcast_buffers = getattr(wrapper, "broadcast_buffers", None)
-            one.group = _group_size(wrapper)
-        one.wrapper_id = self._wrappers.count
-        one.replaced = replaced_in(wrapper, self._inner)
+            group = getattr(wrapper, "process_group", None)
+            told |= {
+                "wrapper": type(wrapper).__name__,
+                "synced": getattr(wrapper, "require_backward_grad_sync", None),
+                "group": group.size() if isinstance(group, dist.ProcessGroup) else None,
+            }
+        told["wrapper_id"] = self._wrappers.count
+        # parameters that the wrapper does not know
+        told["replaced"] = replaced_in(wrapper, self._inner)
+        one = Pass(self._number, told)
         self._passes.append(one)
+        self._number += 1
         if self._first is None:
             self._first = one
-            one.buffers = self._buffers()
-            one.random = self._random()
-            one.drawn = self._generators.drawn()
+            one.first = {
+                "broadcast_buffers": getattr(wrapper, "broadcast_buffers", None),
+                "buffers": self._buffers(),
+                "random": self._random(),
+                "drawn": self._generators.drawn(),
+            }
 
     def at_the_end(self) -> Row:
-        """What a run without a step to be recorded comes to: ``parameters`` after the
-        last step, and ``buffers``.
-        """
+        """Return ``parameters`` after the last step of the run, and ``buffers``."""
         named = parameters_of(self._inner)
         parameters = {name: fingerprint(p) for name, p in named.items()}
         found = {"parameters": parameters, "buffers": self._buffers()}
@@ -123,14 +122,11 @@ class Pages:
         }
 
     def _buffers(self) -> dict[str, Row]:
-        """Of each its hash; of floating ones, which rounding may take apart, all."""
+        # of each its hash; of floating ones, which rounding may take apart, all
+        named = plain_names(self._inner, self._inner.named_buffers())
         return {
-            name: fingerprint(buffer)
-            if buffer.is_floating_point()
-            else {"hash": digest(buffer)}
-            for name, buffer in plain_names(
-                self._inner, self._inner.named_buffers()
-            ).items()
+            n: fingerprint(b) if b.is_floating_point() else {"hash": digest(b)}
+            for n, b in named.items()
         }
 
     def _random(self) -> str:
@@ -138,89 +134,63 @@ class Pages:
         return random_digest(next(self._inner.parameters()).device)
 
     def before_gradient(self, name: str, gradient: Tensor | None) -> None:
-        """Just before a backward pass adds to this ``gradient``."""
+        """Note a ``gradient`` that a backward pass is about to add to."""
         if self._backwards.begins() and self._passes:
             self._passes[-1].has_backward = True
-        if (number := self._backwards.before(name, gradient)) == 1:
-            self._own.begins(name)
-        elif number and gradient is not None:
-            self._own.continues(name, gradient)
+        self._backwards.before(name, gradient)
 
     def own_gradient(self, name: str, gradient: Tensor) -> None:
-        """As a backward pass leaves it, before any other rank's is mixed in. Of passes
-        that are not synchronized the next has all: it adds to their gradient.
-        """
-        waits = bool(self._passes) and self._passes[-1].synced is False
-        self._backwards.after(name, gradient, not waits)
-        if waits:
-            return
-        self._own.add(name, gradient)
+        """Note a gradient as a backward pass leaves it, before any reduction."""
+        synced = not self._passes or self._passes[-1].told["synced"] is not False
+        self._backwards.after(name, gradient, synced)
 
     def loss(self, loss: Tensor | float) -> None:
-        """As the user tells it."""
-        self._losses.append(loss.detach() if isinstance(loss, Tensor) else loss)
+        """Note a loss of the last pass, as the user reports it."""
+        if self._passes:
+            told = loss.detach() if isinstance(loss, Tensor) else loss
+            self._passes[-1].losses.append(told)
 
-    def forget(self, optimizers: Optimizers) -> None:
-        """No step to be recorded comes next."""
-        self._own = OwnSketches()
-        self._drop(len(self._passes), len(self._losses), optimizers)
+    def forget(self) -> None:
+        """Note that no step to be recorded comes next."""
+        self._passes.clear()
         self._backwards = Backwards()
         self._generators.forget()
-
-    def forget_old(self, optimizers: Optimizers) -> None:
-        """Of what was so many steps ago no optimizer is told any more."""
-        if optimizers.steps % IDLE == 0:
-            self._drop(*self._old, optimizers)
-            self._old = len(self._passes), len(self._losses)
-
-    def _drop(self, passes: int, losses: int, optimizers: Optimizers) -> None:
-        del self._passes[:passes], self._losses[:losses]
-        self._old = 0, 0
-        self._backwards.drop((passes, losses))
-        for stepped in optimizers.seen:
-            stepped.passes = max(0, stepped.passes - passes)
-            stepped.losses = max(0, stepped.losses - losses)
 
     def step_begins(
         self, stepped: Stepped, optimizers: Optimizers, together: bool
     ) -> None:
-        """Before the step of an optimizer that is recorded. Not ``together``: without
-        its tensors.
-        """
+        """Begin the page of a step. Not ``together``: without its tensors."""
         named = parameters_of(self._inner) if together else {}
         held, elsewhere = stepped.holds(), optimizers.hold()
-        mine = [name for name, p in named.items() if id(p) in held]
         lost = [name for name, p in named.items() if id(p) not in elsewhere]
-        written = {*mine, *lost} if stepped.number == 0 else {*mine}
+        written = {name for name, p in named.items() if id(p) in held}
+        written |= {*lost} if stepped.number == 0 else set()
         page: Row = {"kind": "step", "optimizer": stepped.number, "step": stepped.steps}
         page["before"] = {n: digest(p) for n, p in named.items() if n in written}
         # some may belong to an optimizer that is yet to make its first step
-        said = [name for name in lost if named[name].requires_grad and stepped.steps]
-        page["not_held"] = said
+        page["not_held"] = [n for n in lost if named[n].requires_grad and stepped.steps]
         self._begun[stepped.number] = page
         if not stepped.by_closure:
-            self._collect(page, stepped, named, mine)
+            self._collect(page, stepped, named)
 
     def is_begun(self, stepped: Stepped) -> bool:
-        """Whether the step that it is at is recorded."""
+        """Return whether the step that it is at is recorded."""
         return stepped.number in self._begun
 
     def step_ended(self, stepped: Stepped, together: bool) -> Row | None:
-        """After it -> all that is known of it; None where it is not recorded."""
+        """Return all that is known of a step after it; None if it is not recorded."""
         page = self._begun.pop(stepped.number, None)
         if page is not None:
             self._finish(page, stepped, together)
             self._generators.step_ends()
-        stepped.passes, stepped.losses = len(self._passes), len(self._losses)
+        stepped.passes = self._number
         self._first = None
         return page
 
     def _finish(self, page: Row, stepped: Stepped, together: bool) -> None:
         named = parameters_of(self._inner) if together else {}
         if stepped.by_closure:
-            held = stepped.holds()
-            mine = [name for name, p in named.items() if id(p) in held]
-            self._collect(page, stepped, named, mine)
+            self._collect(page, stepped, named)
         kept = {name: p for name, p in named.items() if name in page["before"]}
         page["parameters"] = {name: fingerprint(p) for name, p in kept.items()}
         names = {id(p): name for name, p in named.items()}
@@ -228,78 +198,65 @@ class Pages:
         if self._also and stepped.number == 0:
             page["also"] = self._beside_the_model()
         for name in page["parameters"]:
-            self._backwards.forget(name)
+            self._backwards.known.pop(name, None)
 
     def _collect(
-        self,
-        page: Row,
-        stepped: Stepped,
-        named: dict[str, nn.Parameter],
-        mine: list[str],
+        self, page: Row, stepped: Stepped, named: dict[str, nn.Parameter]
     ) -> None:
-        """What led to the step: passes, and gradients as the optimizer gets them."""
-        passes, losses = self._passes[stepped.passes :], self._losses[stepped.losses :]
-        firsts = [one for one in passes if one.random is not None]
-        first = firsts[0] if firsts else Pass([], random="", buffers={})
-        since = [*map(self._backwards.since.get, mine)]
-        known = [place for place in since if place is not None]
+        # what led to the step: passes, and gradients as the optimizer gets them
+        held = stepped.holds()
+        mine = {name: p for name, p in named.items() if id(p) in held}
+        passes = [one for one in self._passes if one.number >= stepped.passes]
+        first = next((one.first for one in passes if one.first is not None), None)
+        drew = first is not None and self._random() != first["random"]
+        first = first or NO_FIRST
+        known = {n: g for n, g in self._backwards.known.items() if n in mine}
         if known and not stepped.by_closure:
             # gradients of those before were dropped
-            dropped = min(known)
-            passes = passes[max(0, dropped[0] - stepped.passes) :]
-            losses = losses[max(0, dropped[1] - stepped.losses) :]
-        last = passes[-1] if passes else first
+            since = min(gradient.since for gradient in known.values())
+            passes = [one for one in passes if one.number >= since]
+        told = [one.told for one in passes]
+        last = told[-1] if told else NO_PASS
+        page |= {key: first[key] for key in ("random", "buffers", "broadcast_buffers")}
+        page |= {key: last[key] for key in NO_PASS}
+        page |= {
+            key: [t[key] for t in told] for key in ("inputs", "beside", "unpadded")
+        }
         page |= {
             "forwards": self.forwards,
-            "inputs": [one.inputs for one in passes],
-            "beside": [one.beside for one in passes],
-            "unpadded": [one.unpadded for one in passes],
-            "unread": next((one.unread for one in passes if one.unread), ""),
-            "loss": mean_loss(losses),
+            "unread": next((t["unread"] for t in told if t["unread"]), ""),
+            "loss": mean_loss([loss for one in passes for loss in one.losses]),
             "lr": stepped.rates(),
             "groups": stepped.settings({id(p): name for name, p in named.items()}),
             # in forward passes, losses and backward passes
-            "draws": bool(firsts) and self._random() != first.random,
-            "random": first.random,
-            "wrapper": last.wrapper,
-            "wrapper_id": last.wrapper_id,
-            "synced": last.synced,
-            "syncs": [one.synced for one in passes],
-            "broadcast_buffers": first.broadcast_buffers,
-            "group": last.group,
-            "buffers": first.buffers,
+            "draws": drew,
+            "syncs": [t["synced"] for t in told],
         }
-        trained = {name: named[name] for name in mine if named[name].requires_grad}
-        page |= self._findings(stepped, passes, trained)
-        if first.drawn:
-            page["drawn"] = first.drawn
-        if page["draws"] and has_dropout(self._inner):
-            page["dropout"] = True
-        self._collect_gradients(page, trained, stepped.grad_scale(), last)
-
-    def _findings(
-        self, stepped: Stepped, passes: list[Pass], trained: dict[str, nn.Parameter]
-    ) -> Row:
-        """What few steps have, and rows only of these."""
-        of = self._backwards
+        trained = {name: p for name, p in mine.items() if p.requires_grad}
         is_seen = stepped.steps and stepped.last >= self._seen_from
-        reduced = sum(one.has_backward for one in passes if one.synced)
+        reduced = sum(one.has_backward for one in passes if one.told["synced"])
         is_sharded = any(map(is_in_parts, trained.values()))
-        found: Row = {
+        samples = [t["unlabelled"] for t in told]
+        found = {
             "reductions": 0 if is_sharded else reduced,
-            "carried": [n for n in trained if n in of.carried and is_seen],
-            "touched": [n for n in trained if n in of.touched],
-            "replaced": passes[-1].replaced if passes else {},
-            "unlabelled": [one.unlabelled for one in passes],
+            "carried": [
+                n for n in trained if n in known and known[n].carried and is_seen
+            ],
+            "touched": [n for n in trained if n in known and known[n].touched],
+            "replaced": last.get("replaced"),
+            "unlabelled": samples if all(samples) else [],
             "sharded": is_sharded,
-            "not_finite": not all(one.finite for one in passes),
+            "not_finite": any(t["not_finite"] for t in told),
+            "drawn": first["drawn"],
+            "dropout": drew and has_dropout(self._inner),
         }
-        if not all(found["unlabelled"]):
-            del found["unlabelled"]
-        return {key: value for key, value in found.items() if value}
+        # few steps have these, and rows only of these
+        page |= {key: value for key, value in found.items() if value}
+        waits = last["synced"] is False
+        self._collect_gradients(page, trained, stepped.grad_scale(), waits)
 
     def _collect_gradients(
-        self, page: Row, trained: dict[str, nn.Parameter], scale: float, last: Pass
+        self, page: Row, trained: dict[str, nn.Parameter], scale: float, waits: bool
     ) -> None:
         # one at a time: unscaled ones are copies
         gradients = {
@@ -307,17 +264,11 @@ class Pages:
             for name, p in trained.items()
             if p.grad is not None
         }
-        own, passes = self._own.take([*trained])
-        if last.synced is False:
+        own, passes = self._backwards.take([*trained])
+        if waits:
             # there was none that synchronized, so they are this rank's own
             own = {name: gradient["sketch"] for name, gradient in gradients.items()}
         elif passes:
             page["passes"] = passes
         page["own"], page["gradients"] = own, gradients
         page["without_gradient"] = [name for name in trained if name not in gradients]
-
-
-def _group_size(wrapper: nn.Module) -> int | None:
-    """Among how many ranks a wrapper averages; None where it does not tell."""
-    group = getattr(wrapper, "process_group", None)
-    return group.size() if isinstance(group, dist.ProcessGroup) else None

@@ -1,118 +1,223 @@
-"""The rules at work while the run goes on: rows of all ranks in, alarms out."""
+"""The rules at work while the run goes on: rows of all ranks in, alarms out.
 
+Each rank puts its rows into the store of the run's process group and waits for none.
+Rank 0 judges the rows of a step when all are there, and puts there what it found.
+"""
+
+import json
+import time
+from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count
 
 import torch.distributed as dist
 
+from minitrain.comm.torch_private import HashStore, PrefixStore, Store
 from minitrain.core.errors import EvidenceError
 from minitrain.core.printable import note
-from minitrain.recording.alarm import Alarm
-from minitrain.recording.exchange import Exchange
+from minitrain.recording.alarm import Alarm, alarm, in_ranks
 from minitrain.recording.findings import Judge
 from minitrain.recording.format import Row, line_of
+from minitrain.recording.meetings import Meetings, wait_until
+from minitrain.recording.rules import place
+
+# each of a process has another name, the same on all ranks
+_numbers = count()
+
+
+@dataclass(frozen=True)
+class _Sent:
+    # a row of this rank that is not judged yet
+    number: int
+    row: Row
+    since: float = field(default_factory=time.monotonic)
 
 
 class Watch:
-    """Of one rank: sends its rows to the others, and judges what has come of all.
+    """What a rank sends to the others and hears of them. Each rank makes it at the same
+    point of the run, where it waits for the others, and sends the same rows in order.
 
     ``write`` gets the line of each alarm once, on every rank; rank 0 prints it. With
     ``raises``, an alarm that is no note ends the run on all ranks at the step in which
-    it is found: for that they wait for each other at recorded steps.
+    it is found: for that they wait for each other at recorded steps. A rank that has
+    not sent a row ``timeout_s`` after this one has is reported.
     """
 
-    def __init__(
-        self, write: Callable[[bytes], None], timeout_s: float, raises: bool
-    ) -> None:
-        self._write, self._raises = write, raises
+    def __init__(self, timeout_s: float, raises: bool) -> None:
+        self._raises, self.timeout_s = raises, timeout_s
+        self.write: Callable[[bytes], None] = lambda line: None
         self._judge = Judge()
-        self._exchange: Exchange | None = None
-        together = dist.is_available() and dist.is_initialized()
-        self._rank = dist.get_rank() if together else 0
-        self._alone: list[list[Row]] = []
-        if together and dist.get_world_size() > 1:
-            self._exchange = Exchange(timeout_s)
-
-    @property
-    def has_all(self) -> bool:
-        """Whether all ranks record."""
-        return self._exchange is None or self._exchange.has_all
+        self._rank, self._world_size = 0, 1
+        self._store: Store = HashStore()
+        if dist.is_available() and dist.is_initialized():
+            self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
+            name, world = f"minitrain recorder {next(_numbers)}", dist.group.WORLD
+            assert world is not None, "it is initialized"
+            self._store = PrefixStore(name, world.get_group_store())
+        self._sent: deque[_Sent] = deque()
+        self._number, self._heard = 0, "nothing"
+        self._has_ended = False
+        self._meetings = Meetings(self._store, self._rank, self._world_size, timeout_s)
+        missing = self._meetings.come("the start", 0, "")
+        # whether all ranks record
+        self.has_all = missing is None
+        # whether they came together wherever they had to, so far
+        self.is_whole = True
+        # what a rank that does not come is reported by, once
+        self._missing: Alarm | None = None
+        if missing is not None:
+            what = (
+                f"did not begin to record within {timeout_s:g} s: rows are not compared"
+            )
+            self._missing = alarm("ranks", 0, what, ranks=missing.ranks, severe=False)
 
     def send(self, row: Row, line: bytes) -> None:
-        """``row``, which is this ``line``, to all ranks; waits for none of them."""
-        if self._exchange is None:
-            self._alone.append([row])
-        else:
-            self._exchange.send(row, line)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether ranks came together wherever they had to, so far."""
-        meetings = None if self._exchange is None else self._exchange.meetings
-        return meetings is None or not meetings.failed
+        """Send ``row``, which is this ``line``, to all ranks; wait for none."""
+        if not self.has_all:
+            return
+        self._has_ended = row["kind"] == "end"
+        if self._has_ended:
+            self._meetings.leave()
+        self._sent.append(_Sent(self._number, row))
+        with suppress(RuntimeError):
+            self._store.set(f"row {self._number} of {self._rank}", line.decode())
+        self._number += 1
 
     def meet(self, place: str, step: int, parts: str) -> bool:
-        """Whether all ranks come to this ``place`` of the run, within the timeout, with
-        the same ``parts``: what needs all of them may follow. Once one has not, they
-        never do. EvidenceError where that ends the run.
+        """Return whether all ranks come to this ``place`` of the run, within the
+        timeout, with the same ``parts``: what needs all of them may follow. Once one
+        has not, they never do. EvidenceError where that ends the run.
         """
-        meetings = None if self._exchange is None else self._exchange.meetings
-        if meetings is None or meetings.failed:
-            return meetings is None and self.has_all
-        found = meetings.come(place, step, parts)
-        self._tell([] if found is None else self._judge.told_elsewhere(found))
-        return found is None
+        if not (self.has_all and self.is_whole):
+            return False
+        found = self._meetings.come(place, step, parts)
+        self.is_whole = found is None
+        self.tell([] if found is None else [found])
+        return self.is_whole
 
     def meet_at_the_end(self, step: int) -> bool:
-        """The same at the end. What a rank does that does not come, its last row says,
-        or that there is none.
+        """Return whether all ranks meet at the end. A rank that does not come is
+        reported by its last row, or by the lack of one.
         """
-        meetings = None if self._exchange is None else self._exchange.meetings
-        if meetings is None or meetings.failed:
-            return meetings is None and self.has_all
-        found = meetings.come("the end", step, "")
-        # the recording is whole but for what all are needed for
-        meetings.failed = False
-        return found is None
+        meets = self.has_all and self.is_whole
+        return meets and self._meetings.come("the end", step, "") is None
 
     def tell(self, found: Iterable[Alarm]) -> None:
         """Report what this rank found by itself, as each of the others does."""
-        self._tell([new for one in found for new in self._judge.told_elsewhere(one)])
+        self._report(self._judge.new(found))
 
     def look(self, wait_s: float = 0.0) -> None:
-        """Judge what has come, or comes within ``wait_s``; EvidenceError where that
+        """Report what is found by now, or within ``wait_s``; EvidenceError where that
         ends the run.
         """
-        self._tell(self._found(wait_s))
+        found: list[Alarm] = []
+        try:
+            wait_until(lambda: self._take(found, wait_s > 0), wait_s)
+            late = self._late(is_lost=False)
+        except RuntimeError:
+            # the store goes with the rank that has it
+            late = self._late(is_lost=True)
+        if late is not None and not self._judge.is_apart:
+            found += self._judge.new([late])
+        self._report(found)
 
     def close(self) -> None:
         """Leave the others. Harmless to call twice."""
-        exchange, self._exchange = self._exchange, None
-        if exchange is not None:
-            exchange.close()
+        self._meetings.leave()
+        if not self._has_ended:
+            with suppress(RuntimeError):
+                self._store.set(f"left by {self._rank}", "1")
+                self._store.set("left", "1")
+        self._sent.clear()
 
-    def _found(self, wait_s: float) -> list[Alarm]:
-        complete, self._alone = self._alone, []
-        late = None
-        if self._exchange is not None:
-            complete = self._exchange.received(wait_s)
-            late = self._exchange.missing()
-        found = [alarm for rows in complete for alarm in self._judge.see(rows)]
-        return found if late is None or self._judge.is_apart else [*found, late]
+    def _take(self, found: list[Alarm], waits: bool) -> bool:
+        # judge, or hear, what is there; whether there is nothing to wait for
+        store = self._store
+        while self._sent:
+            number, row = self._sent[0].number, self._sent[0].row
+            rows = [f"row {number} of {rank}" for rank in range(self._world_size)]
+            key = f"judged {number}"
+            if not store.check([key] if self._rank else rows):
+                return bool(self._behind(number, only_left=True))
+            if self._rank == 0:
+                others = map(json.loads, store.multi_get(rows[1:]))
+                new = self._judge.see([row, *others])
+                if self._world_size > 1:
+                    told = [self._judge.is_apart, [vars(one) for one in new]]
+                    store.set(key, json.dumps(told))
+                for one in rows:
+                    store.delete_key(one)
+            else:
+                self._judge.is_apart, told = json.loads(store.get(key))
+                new = self._judge.new(Alarm(**one) for one in told)
+                # the last to hear it
+                if store.add(f"heard {number}", 1) == self._world_size - 1:
+                    store.delete_key(f"heard {number}")
+                    store.delete_key(key)
+            found += new
+            self._heard = place(row)
+            self._sent.popleft()
+        # the store may go with rank 0: not before all have heard
+        is_to_stay = waits and self._rank == 0
+        return not (is_to_stay and store.check([f"judged {self._number - 1}"]))
 
-    def _tell(self, found: Iterable[Alarm]) -> None:
+    def _behind(self, number: int, only_left: bool) -> list[int]:
+        # ranks that have not sent a row
+        store, found = self._store, []
+        if not only_left or store.check(["left"]):
+            for rank in range(self._world_size):
+                has_left = store.check([f"left by {rank}"])
+                # rank 0 is to judge what is there
+                judges = rank > 0 or not has_left
+                is_there = store.check([f"row {number} of {rank}"]) and judges
+                if not is_there and (has_left or not only_left):
+                    found.append(rank)
+        # else the rows have been taken
+        return [] if found and store.check([f"judged {number}"]) else found
+
+    def _late(self, is_lost: bool) -> Alarm | None:
+        # ranks that have not sent what this one has: for long, or before they left;
+        # of rows that rank 0 is yet to judge, the first that they have not sent
+        if not self._sent or self._missing is not None:
+            return self._missing
+        row, heard, is_late = self._sent[0].row, self._heard, False
+        behind: list[int] = []
+        for mine in () if is_lost else self._sent:
+            row, is_late = mine.row, time.monotonic() - mine.since >= self.timeout_s
+            behind = self._behind(mine.number, only_left=not is_late)
+            if behind:
+                break
+            heard = place(row)
+        if not (behind or is_lost):
+            return None
+        is_end, cause = row["kind"] == "end", ""
+        if is_late:
+            what = f"did not come to {place(row)} within {self.timeout_s:g} s"
+            if is_end:
+                cause = f"slow to end; or rank {self._rank} ran out of batches or "
+                cause += "skipped one, and collectives of the others wait for it, or "
+                cause += "pair other batches"
+        else:
+            did = "all came to" if behind else "all had the rows of"
+            what = f"a rank has gone before {did} {place(row)}"
+        if behind:
+            what += f"; last heard of {in_ranks(behind[:1])}: {heard}"
+        step = sum(row["steps"].values()) if is_end else row.get("step", 0)
+        # a rank may be long in coming to its end: it saves, or evaluates
+        severe = bool(behind) and not is_end
+        return alarm("ranks", step, what, cause, ranks=behind, severe=severe)
+
+    def _report(self, found: Iterable[Alarm]) -> None:
         ends = None
-        for alarm in found:
-            self._write(line_of(alarm.row()))
-            if self._rank == self._speaker(alarm):
-                note(alarm.line)
-            if alarm.severe and self._raises and ends is None:
-                ends = alarm.line
+        for one in found:
+            self.write(line_of(one.row()))
+            # rank 0, but of ranks that did not come the first that did
+            missed = one.ranks if one.rule == "ranks" else []
+            if self._rank == next(r for r in count() if r not in missed):
+                note(one.line)
+            if one.severe and self._raises and ends is None:
+                ends = one.line
         if ends is not None:
             raise EvidenceError(ends)
-
-    def _speaker(self, alarm: Alarm) -> int:
-        """Rank 0, but of ranks that did not come the first that did."""
-        if alarm.rule != "ranks" or self._exchange is None:
-            return 0
-        everyone = range(self._exchange.world_size)
-        return next((rank for rank in everyone if rank not in alarm.ranks), 0)

@@ -8,7 +8,7 @@ from raw_ddp import Setting, train
 
 from minitrain.compare.recordings import compare_recordings
 from minitrain.harness.launcher import launch
-from minitrain.recording.perturb import VARIABLE
+from minitrain.recording.header import TWIN
 
 pytestmark = pytest.mark.slow
 
@@ -29,9 +29,9 @@ def test_one_process_and_two(
     for world_size in (1, 2):
         launch(train_seeds, world_size, tmp_path / str(world_size), setting)
     launch(train_seeds, 2, tmp_path / "again", setting)
-    monkeypatch.setenv(VARIABLE, "1")
+    monkeypatch.setenv(TWIN, "1")
     launch(train_seeds, 1, tmp_path / "twin", setting)
-    monkeypatch.delenv(VARIABLE)
+    monkeypatch.delenv(TWIN)
     for seed in map(str, SEEDS):
         one, two, again, twin = (
             tmp_path / name / seed for name in ("1", "2", "again", "twin")

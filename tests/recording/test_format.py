@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 from one_line import refusal
+from recorded_rows import headers, own_of, rows_of
 
 from minitrain.core.errors import UserError
-from minitrain.recording.fields import FIELDS
+from minitrain.recording.fields import FIELDS, MAY_HAVE
 from minitrain.recording.format import (
     Row,
     Writer,
@@ -18,58 +19,17 @@ from minitrain.recording.format import (
     read_recording,
 )
 
+HEADER, STEP = headers(1)[0], rows_of(0, own_of(0, 1))[0]
 ABOUT = {"shape": [2, 3], "dtype": "float32", "trained": True}
 PRINT = {"hash": "0", "norm": 1.0, "sketch": [0.5] * 8}
 ALARM = {"rule": "mean", "step": 0, "ranks": [1], "tensor": "", "line": ""}
-ROWS: dict[str, Row] = {
-    "recording": {
-        "version": 3,
-        "rank": 0,
-        "world_size": 1,
-        "every": 10,
-        "twin": False,
-        "torch": "2.13.0",
-        "threads": 1,
-        "device": "cpu",
-        "bins": 8,
-        "parameters": {"w": ABOUT},
-        "start": {"w": "0"},
-    },
-    "step": {
-        "optimizer": 0,
-        "step": 0,
-        "forwards": 1,
-        "inputs": [["0"]],
-        "beside": [],
-        "unread": "",
-        "loss": None,
-        "lr": [0.1],
-        "groups": [],
-        "draws": False,
-        "random": "0",
-        "wrapper": "",
-        "wrapper_id": 0,
-        "synced": None,
-        "syncs": [None],
-        "broadcast_buffers": None,
-        "group": None,
-        "own": {"w": [0.5] * 8},
-        "gradients": {"w": PRINT},
-        "without_gradient": [],
-        "parameters": {},
-        "before": {"w": "0"},
-        "buffers": {},
-        "moments": {},
-        "not_held": [],
-    },
-    "alarm": ALARM,
-    "note": ALARM,
-    "end": {"steps": {"0": 1}, "forwards": 1},
-}
+END = {"steps": {"0": 1}, "forwards": 1}
+ROWS: dict[str, Row] = {"recording": HEADER, "step": STEP, "end": END}
+ROWS |= {"alarm": ALARM, "note": ALARM}
 
 
 def row_of(kind: str, **values: Any) -> Row:
-    return {"kind": kind} | ROWS[kind] | values
+    return ROWS[kind] | {"kind": kind} | values
 
 
 def header(rank: int = 0, world_size: int = 1, **values: Any) -> Row:
@@ -113,11 +73,6 @@ def test_each_row_is_there_at_once(tmp_path: Path) -> None:
     assert list(recorded.steps) == [(0, 0)]
     assert recorded.end is None
     writer.close()
-
-
-def test_numbers_that_are_not_finite_come_back(tmp_path: Path) -> None:
-    write(tmp_path, header(), step(0) | {"loss": float("inf")})
-    assert read_recording(tmp_path).ranks[0].steps[0, 0]["loss"] == float("inf")
 
 
 def test_cut_anywhere_all_whole_rows_are_read(tmp_path: Path) -> None:
@@ -197,27 +152,24 @@ def as_text(row: Any) -> Any:
 def test_ranks_of_unlike_runs_are_told(tmp_path: Path) -> None:
     write(tmp_path, header(0, 2))
     write(tmp_path, header(1, 2, every=5), rank=1)
-    with pytest.raises(UserError, match="every is 10 on rank 0, 5 on rank 1"):
+    with pytest.raises(UserError, match="every is 1 on rank 0, 5 on rank 1"):
         read_recording(tmp_path)
 
 
-def test_a_rank_too_many_is_told(tmp_path: Path) -> None:
-    write(tmp_path, header(0, 1))
-    write(tmp_path, header(1, 1), rank=1)
+def test_a_rank_too_many_and_what_is_no_file_are_told(tmp_path: Path) -> None:
+    write(tmp_path, header())
+    write(tmp_path, header(1), rank=1)
     with pytest.raises(UserError, match="rank 1 is none of a run with world_size 1"):
         read_recording(tmp_path)
-
-
-def test_what_is_no_file_is_told(tmp_path: Path) -> None:
+    path_of_rank(tmp_path, 0).unlink()
     path_of_rank(tmp_path, 0).mkdir()
     with pytest.raises(UserError, match=r"rank-0\.jsonl: cannot be read"):
         read_recording(tmp_path)
 
 
 def test_each_kind_of_line_needs_all_its_keys(tmp_path: Path) -> None:
-    assert {kind: {*row} for kind, row in ROWS.items()} == {
-        kind: {*fields} for kind, fields in FIELDS.items()
-    }
+    for kind, row in ROWS.items():
+        assert {*row} - {"kind"} == {*FIELDS[kind]}
     for kind, fields in FIELDS.items():
         for key in fields:
             row = row_of(kind)
@@ -239,54 +191,37 @@ WRONG: dict[str, dict[str, list[Any]]] = {
     "recording": {
         "rank": [-1, "0", None],
         "world_size": ["2", 0, 10**12, 2.0, True],
-        "every": [0, -1, "10", 10**400],
-        "twin": [0, "yes"],
+        "every": [0, 10**400],
+        "twin": [0],
         "bins": [4, "8"],
-        "threads": [0],
         "parameters": [
             [],
             {"w": {}},
             {"w": ABOUT | {"shape": [-1]}},
             {"w": ABOUT | {"shape": [2**40, 2**40]}},
             {"w": ABOUT | {"shape": [1] * 99}},
-            {"w": ABOUT | {"dtype": 32}},
             {"w": ABOUT | {"trained": 1}},
         ],
         "start": [None, {"w": 0}],
     },
     "step": {
         "step": [-1, "0", 0.5],
-        "optimizer": [None, [0]],
         "inputs": [[0], [[0]], {}],
-        "loss": ["1.0", 10**400],
+        "loss": ["1.0"],
         "lr": [0.1, ["0.1"], [None]],
-        "draws": [None],
-        "synced": ["yes"],
         "syncs": [None, [1]],
         "group": [0, "2"],
         "own": [{"w": [0.5] * 7}, {"w": ["a"] * 8}, {"w": 0.5}],
         "gradients": [{"w": SHORT}, {"w": {"hash": "0"}}, {"w": PRINT | {"norm": -1}}],
-        "parameters": [{"w": PRINT | {"hash": 5}}, {"w": PRINT | {"norm": None}}],
-        "before": [{"w": None}],
-        "moments": [None, {"w": 1}],
-        "unread": [None],
-        "broadcast_buffers": [1],
-        "reductions": [-1],
-        "carried": ["w"],
-        "touched": [[1]],
-        "replaced": [["w"]],
-        "unlabelled": [["w"]],
-        "passes": [{"w": [[0.5]]}],
-        "sharded": [1],
-        "not_finite": ["no"],
-        "in_eval": [-1],
-        "dropout": [1],
-        "drawn": [{"torch": 1}],
-        "also": [["w"]],
+        "buffers": [{"w": {}}, {"w": {"hash": "0", "norm": 1.0}}],
+        "groups": [[{"parameters": ["w"], "settings": {"betas": None}}]],
+        # keys that few have
+        **{key: [None] for kinds in MAY_HAVE.values() for key in kinds},
     },
     "alarm": {"step": ["0"], "ranks": [["0"], 1], "line": [None]},
-    "end": {"steps": [{"0": "2"}, [1], {"0": -1}], "forwards": [None]},
+    "end": {"steps": [{"0": "2"}, [1], {"0": -1}], "also": [["w"]]},
 }
+del WRONG["step"]["tied"]
 
 
 @pytest.mark.parametrize("kind", WRONG)
@@ -305,4 +240,4 @@ def test_what_is_said_of_a_value_does_nothing_to_a_terminal(tmp_path: Path) -> N
 def test_numbers_that_are_not_finite_are_numbers(tmp_path: Path) -> None:
     entry = PRINT | {"norm": float("nan"), "sketch": [float("inf")] * 8}
     write(tmp_path, header(), step(0, gradients={"w": entry}, loss=float("nan")))
-    assert list(read_recording(tmp_path).ranks[0].steps) == [(0, 0)]
+    assert str(read_recording(tmp_path).ranks[0].steps[0, 0]["loss"]) == "nan"

@@ -1,7 +1,7 @@
 """Each fault in a loop of two ranks is reported, and the right loop has no word."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from recorded_loops import Net, batch, loop, loss_of
+from recorded_loops import steps as recorded_steps
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
@@ -40,6 +41,13 @@ def reduce(model: nn.Module) -> None:
     for parameter in model.parameters():
         dist.all_reduce(parameter.grad)
         parameter.grad /= dist.get_world_size()
+
+
+def steps(
+    folder: Path, model: nn.Module, optimizer: Optimizer | None = None, **options: Any
+) -> Iterator[int]:
+    optimizer = optimizer or SGD(model.parameters(), lr=0.01)
+    return recorded_steps(folder, model, optimizer, STEPS, **options)
 
 
 def evaluation(folder: Path, fault: bool, rank: int) -> None:
@@ -74,49 +82,29 @@ def not_cleared(folder: Path, fault: bool, rank: int) -> None:
 
 def clipped_alone(folder: Path, fault: bool, rank: int) -> None:
     model = plain()
-    optimizer = SGD(model.parameters(), lr=0.01)
-    with record(model, optimizer, folder):
-        for step in range(STEPS):
-            loss_of(model, batch(step, rank)).backward()
-            if fault:
-                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-            reduce(model)
+    for step in steps(folder, model):
+        loss_of(model, batch(step, rank)).backward()
+        if fault:
             nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-            optimizer.step()
-            optimizer.zero_grad()
+        reduce(model)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
 
 
 def clipped_between(folder: Path, fault: bool, rank: int) -> None:
     model = wrapped(plain())
-    optimizer = SGD(model.parameters(), lr=0.01)
-    with record(model, optimizer, folder):
-        for step in range(STEPS):
-            for micro in range(3):
-                with nullcontext() if micro == 2 else model.no_sync():
-                    (loss_of(model, batch(step, rank, micro)) / 3).backward()
-                if fault or micro == 2:
-                    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-            optimizer.step()
-            optimizer.zero_grad()
+    for step in steps(folder, model):
+        for micro in range(3):
+            with nullcontext() if micro == 2 else model.no_sync():
+                (loss_of(model, batch(step, rank, micro)) / 3).backward()
+            if fault or micro == 2:
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
 
 
-def another_model(folder: Path, fault: bool, rank: int) -> None:
-    inner = plain()
-    held = plain() if fault else inner
-    model = wrapped(inner)
-    optimizer = SGD(held.parameters(), lr=0.01)
-    with record(model, optimizer, folder):
-        for step in range(STEPS):
-            loss_of(model, batch(step, rank)).backward()
-            optimizer.step()
-            inner.zero_grad()
-
-
-def another_model_unseen(folder: Path, fault: bool, rank: int) -> None:
+def another_model(folder: Path, fault: bool, rank: int, given: bool = True) -> None:
     inner = plain()
     model = wrapped(inner)
     optimizer = SGD((plain() if fault else inner).parameters(), lr=0.01)
-    with record(model, None, folder):
+    with record(model, optimizer if given else None, folder):
         for step in range(STEPS):
             loss_of(model, batch(step, rank)).backward()
             optimizer.step()
@@ -126,7 +114,6 @@ def another_model_unseen(folder: Path, fault: bool, rank: int) -> None:
 def same_seed(generator: str) -> Loop:
     def run(folder: Path, fault: bool, rank: int) -> None:
         model = wrapped(plain())
-        optimizer = SGD(model.parameters(), lr=0.01)
         seed = 5 if fault else 5 + rank
         torch.manual_seed(seed)
         np.random.seed(seed)
@@ -136,11 +123,8 @@ def same_seed(generator: str) -> Loop:
             "NumPy": lambda: torch.tensor(np.random.randn(5, 6), dtype=torch.float32),
             "random": lambda: torch.full((5, 6), random.random()),
         }[generator]
-        with record(model, optimizer, folder):
-            for step in range(STEPS):
-                loss_of(model, batch(step, rank) + draw()).backward()
-                optimizer.step()
-                optimizer.zero_grad()
+        for step in steps(folder, model):
+            loss_of(model, batch(step, rank) + draw()).backward()
 
     return run
 
@@ -149,15 +133,11 @@ def trainable_later(folder: Path, fault: bool, rank: int) -> None:
     inner = plain()
     inner[0].requires_grad_(False)
     model = wrapped(inner)
-    optimizer = SGD(inner.parameters(), lr=0.01)
-    with record(model, optimizer, folder):
-        for step in range(STEPS):
-            if step == 3:
-                inner[0].requires_grad_(True)
-                model = model if fault else wrapped(inner)
-            loss_of(model, batch(step, rank)).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+    for step in steps(folder, inner):
+        if step == 3:
+            inner[0].requires_grad_(True)
+            model = model if fault else wrapped(inner)
+        loss_of(model, batch(step, rank)).backward()
 
 
 class Averages(Optimizer):
@@ -179,12 +159,8 @@ class Averages(Optimizer):
 
 def averaged(folder: Path, divides: bool, left_out: int, rank: int) -> None:
     model = plain()
-    optimizer = Averages(model, left_out, divides)
-    with record(model, optimizer, folder):
-        for step in range(STEPS):
-            loss_of(model, batch(step, rank)).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+    for step in steps(folder, model, Averages(model, left_out, divides)):
+        loss_of(model, batch(step, rank)).backward()
 
 
 def left_out_of_step(folder: Path, fault: bool, rank: int) -> None:
@@ -197,44 +173,32 @@ def summed_in_step(folder: Path, fault: bool, rank: int) -> None:
 
 def not_finite(folder: Path, fault: bool, rank: int) -> None:
     model = wrapped(plain())
-    optimizer = SGD(model.parameters(), lr=0.01)
-    with record(model, optimizer, folder):
-        for step in range(STEPS):
-            x = batch(step, rank)
-            if fault and rank == 1 and step == 3:
-                x[0, 0] = torch.nan
-            loss_of(model, x).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+    for step in steps(folder, model):
+        x = batch(step, rank)
+        if fault and rank == 1 and step == 3:
+            x[0, 0] = torch.nan
+        loss_of(model, x).backward()
 
 
 def often(folder: Path, fault: bool, rank: int) -> None:
     """Two passes of one backward pass, which is right, or of two."""
     model = wrapped(plain())
-    optimizer = SGD(model.parameters(), lr=0.01)
-    with record(model, optimizer, folder):
-        for step in range(STEPS):
-            first, second = (batch(step, rank, micro) for micro in range(2))
-            loss = loss_of(model, first)
-            if fault:
-                loss.backward()
-                loss = 0
-            (loss + loss_of(model, second)).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+    for step in steps(folder, model):
+        first, second = (batch(step, rank, micro) for micro in range(2))
+        loss = loss_of(model, first)
+        if fault:
+            loss.backward()
+            loss = 0
+        (loss + loss_of(model, second)).backward()
 
 
 def skipped(folder: Path, fault: bool, rank: int) -> None:
     """A rank leaves out the backward pass of a batch; right if all leave out one."""
     model = wrapped(plain())
-    optimizer = SGD(model.parameters(), lr=0.01)
-    with record(model, optimizer, folder):
-        for step in range(STEPS):
-            for part in range(1 + (fault and rank == 1 and step == 3)):
-                loss = loss_of(model, batch(step, rank, part))
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
+    for step in steps(folder, model):
+        for part in range(1 + (fault and rank == 1 and step == 3)):
+            loss = loss_of(model, batch(step, rank, part))
+        loss.backward()
 
 
 def padded(folder: Path, fault: bool, rank: int) -> None:
@@ -267,11 +231,10 @@ def told_late(folder: Path, fault: bool, rank: int) -> None:
 def beside(folder: Path, fault: bool, rank: int) -> None:
     """An average of the weights that is another one on ranks."""
     model, average = wrapped(plain()), plain()
-    optimizer = SGD(model.parameters(), lr=0.01)
     if fault and rank:
         nn.init.zeros_(average[0].bias)
-    with record(model, optimizer, folder, also={"ema": average}):
-        loop(model, optimizer, STEPS, rank=rank)
+    for step in steps(folder, model, also={"ema": average}):
+        loss_of(model, batch(step, rank)).backward()
 
 
 def two_networks(folder: Path, fault: bool, rank: int) -> None:
@@ -315,12 +278,10 @@ def static_graph(folder: Path, fault: bool, rank: int) -> None:
 def never_reduced(folder: Path, fault: bool, rank: int) -> None:
     from torch.distributed.fsdp import fully_shard
 
-    model = plain()
-    fully_shard(model)
+    model = fully_shard(plain())
     model.set_requires_gradient_sync(not fault)
-    optimizer = SGD(model.parameters(), lr=0.01)
-    with record(model, optimizer, folder):
-        loop(model, optimizer, STEPS, rank=rank)
+    for step in steps(folder, model):
+        loss_of(model, batch(step, rank)).backward()
 
 
 # what is found first of the fault: kind, rule, step, ranks and part of the line
@@ -330,7 +291,10 @@ FAULTS: dict[str, tuple[Loop, tuple[str, str, int, list[int], str]]] = {
     "clipped alone": (clipped_alone, ("note", "clipping", 0, [], "by each rank")),
     "clipped": (clipped_between, ("note", "clipping", 0, [], "clip once")),
     "held": (another_model, ("alarm", "not held", 1, [], "no parameter of the model")),
-    "unseen": (another_model_unseen, ("alarm", "steps", 0, [], "no parameter has")),
+    "unseen": (
+        partial(another_model, given=False),
+        ("alarm", "steps", 0, [], "no parameter has"),
+    ),
     "torch": (same_seed("torch"), ("note", "shared seed", 2, [], "torch's global")),
     "NumPy": (same_seed("NumPy"), ("note", "shared seed", 2, [], "NumPy's global")),
     "random": (same_seed("random"), ("note", "shared seed", 2, [], "random's global")),

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -12,20 +10,18 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from project import ROOT
 from recorded_loops import Net, batch, loop, loss_of, state_bytes, steps_of
-from thorough import thorough_after
 from torch import Tensor, nn
 from torch.func import functional_call
 
 import minitrain
 from minitrain.comm.groups import distributed, wrap_for_ddp
 from minitrain.core.errors import UserError
-from minitrain.recording import writer
+from minitrain.recording import recorder as recorders
 from minitrain.recording.format import Writer, read_recording
 
-# far above what a process needs to end, and what is too long to wait for
-SOON_S, LONG_S = 180, 600
+# what is too long to wait for
+LONG_S = 600
 
 
 class OnDiskThatFills(Writer):
@@ -39,37 +35,29 @@ class OnDiskThatFills(Writer):
         super().append(line)
 
 
-def on_full_disk(folder: Path | None, is_sharded: bool) -> list[bytes]:
+def on_full_disk(folder: Path | None) -> list[bytes]:
     """The disk of rank 1 fills up."""
     with distributed() as (rank, _):
         torch.manual_seed(rank)
-        if is_sharded:
-            from torch.distributed.fsdp import fully_shard
-
-            torch.manual_seed(0)
-            model: nn.Module = nn.Sequential(nn.Linear(6, 16), nn.Linear(16, 1))
-            model = fully_shard(nn.Sequential(model, nn.Flatten(0)))
-        else:
-            model = wrap_for_ddp(Net())
+        model = wrap_for_ddp(Net())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         if rank == 1:
-            writer.Writer = OnDiskThatFills  # type: ignore[misc]
+            recorders.Writer = OnDiskThatFills  # type: ignore[misc]
         if folder is None:
             loop(model, optimizer, 5, rank=rank)
         else:
             with minitrain.record(model, optimizer, folder, every=1, timeout_s=10):
                 loop(model, optimizer, 5, rank=rank)
-        return [] if is_sharded else state_bytes(model, optimizer)
+        return state_bytes(model, optimizer)
 
 
 @pytest.mark.real_launch
-@pytest.mark.parametrize("is_sharded", thorough_after(1, [True, False]))
 def test_a_full_disk_ends_the_recording_and_not_the_run(
-    tmp_path: Path, is_sharded: bool, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    plain = minitrain.launch(on_full_disk, 2, None, is_sharded)
+    plain = minitrain.launch(on_full_disk, 2, None)
     folder = tmp_path / "recorded"
-    assert minitrain.launch(on_full_disk, 2, folder, is_sharded) == plain
+    assert minitrain.launch(on_full_disk, 2, folder) == plain
     first, second = read_recording(folder).ranks.values()
     # the others go on, and hear of all its steps
     assert (len(first.steps), first.alarms) == (5, [])
@@ -84,7 +72,7 @@ def test_a_full_disk_ends_the_recording_and_not_the_run(
 def test_a_full_disk_ends_the_run_where_alarms_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "Writer", OnDiskThatFills)
+    monkeypatch.setattr(recorders, "Writer", OnDiskThatFills)
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with (
@@ -129,9 +117,9 @@ def test_inputs_that_cannot_be_read_are_noted(
 class Lazy(nn.Module):
     """Takes its shapes from the first samples."""
 
-    def __init__(self, with_parameters: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.norm = nn.LazyBatchNorm1d(affine=with_parameters)
+        self.norm = nn.LazyBatchNorm1d(affine=False)
         self.last = nn.Linear(6, 1)
 
     def forward(self, x: Tensor) -> Any:
@@ -139,13 +127,10 @@ class Lazy(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
-@pytest.mark.parametrize("lazy", ["norm.weight", "norm.running_mean"])
-def test_shapes_that_are_not_known_yet_are_refused(tmp_path: Path, lazy: str) -> None:
-    model = Lazy(with_parameters=lazy == "norm.weight")
-    with (
-        pytest.raises(UserError, match=rf"^record: {lazy} has no shape .*[^\n]+$"),
-        minitrain.record(model, None, tmp_path),
-    ):
+def test_shapes_that_are_not_known_yet_are_refused(tmp_path: Path) -> None:
+    model = Lazy()
+    told = r"^record: norm.running_mean has no shape .*[^\n]+$"
+    with pytest.raises(UserError, match=told), minitrain.record(model, None, tmp_path):
         model(batch(0))
     # as it says
     model(batch(0))
@@ -187,26 +172,20 @@ PASSES = [
 
 
 @pytest.mark.parametrize(("pass_of", "name"), PASSES)
-def test_passes_with_other_tensors_are_refused_where_they_are_the_first(
+def test_passes_with_other_tensors_are_counted_and_no_more(
     tmp_path: Path, pass_of: Callable[[nn.Module, str], None], name: str
 ) -> None:
     model = Scaled()
-    with (
-        pytest.raises(UserError, match=rf"^record: {name} is not the model's own"),
-        minitrain.record(model, None, tmp_path / "first"),
-    ):
-        pass_of(model, name)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with minitrain.record(model, optimizer, tmp_path / "later", every=4):
-        for step in range(5):
+    with minitrain.record(model, optimizer, tmp_path, every=4):
+        for _ in range(5):
             # beside the training: none of the hooks may be in its way
-            if step:
-                pass_of(model, name)
+            pass_of(model, name)
             loop(model, optimizer, 1)
-    rows = steps_of(tmp_path / "later")
-    assert [row["forwards"] for row in rows] == [1, 3, 5, 9]
+    rows = steps_of(tmp_path)
+    assert [row["forwards"] for row in rows] == [2, 4, 6, 10]
     assert all([*row["own"]] == ["last.weight", "last.bias"] for row in rows)
-    assert all(len(row["inputs"][-1]) == 5 for row in rows)
+    assert all([len(one) for one in row["inputs"]] == [5] for row in rows)
 
 
 def test_a_buffer_may_be_one_that_was_computed(tmp_path: Path) -> None:
@@ -258,34 +237,6 @@ def test_what_was_compiled_with_the_hooks_goes_on_alone(tmp_path: Path) -> None:
     assert (tmp_path / "rank-0.jsonl").read_bytes() == written
 
 
-ENDS_BY_AN_ERROR = """
-import sys, time
-from pathlib import Path
-sys.path.insert(0, "tests/support")
-import torch, torch.distributed as dist
-from recorded_loops import Net, batch, loop
-import minitrain
-folder, rank, long_s = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
-meet = "file://" + str(folder / "meet")
-dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=2)
-model = Net()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-recorder = minitrain.record(model, optimizer, folder / "recording")
-recorder.start()
-if rank == 1:
-    model(batch(0))
-    time.sleep(long_s)
-try:
-    for _ in range(3):
-        # the first rows come together, and the next wait for the other rank
-        loop(model, optimizer, 1)
-        time.sleep(0.5)
-    raise KeyError("a bug of the loop")
-finally:
-    dist.destroy_process_group()
-"""
-
-
 def stops_in_finally(folder: Path) -> bool:
     """Return whether the recording of a rank has an end, and no alarm."""
     with distributed() as (rank, _):
@@ -325,22 +276,3 @@ def test_an_error_that_was_handled_ends_no_recording(tmp_path: Path) -> None:
         loop(model, optimizer, 2)
         recorder.stop()
     assert read_recording(tmp_path).ranks[0].end is not None
-
-
-def test_a_run_that_ends_by_an_error_waits_for_nobody(tmp_path: Path) -> None:
-    """Though nobody stopped the recorder, and its rows are on their way."""
-
-    def start(rank: int) -> Any:
-        command = [sys.executable, "-c", ENDS_BY_AN_ERROR, tmp_path, str(rank)]
-        return subprocess.Popen(
-            [*command, str(LONG_S)], cwd=ROOT, stderr=subprocess.PIPE, text=True
-        )
-
-    with start(0) as first, start(1) as second:
-        try:
-            _, said = first.communicate(timeout=SOON_S)
-        finally:
-            first.kill()
-            second.kill()
-    assert first.returncode == 1
-    assert "KeyError: 'a bug of the loop'" in said

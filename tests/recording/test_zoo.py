@@ -1,188 +1,194 @@
 """Data-parallel bugs planted in a raw torch loop, and what finds each in its recording.
 
 What ranks show among themselves a rule finds, at the first recorded step after it acts.
-What all ranks do alike and wrong, only a recording of one process shows: a bug that is
-silent here is in test_zoo_verify.py.
+What all ranks do alike and wrong, the recording of one process shows beside it.
 """
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
-from raw_ddp import LATER, STEPS_PER_EPOCH, VICTIM, Setting, train
+from raw_ddp import LATER, STEPS_PER_EPOCH, VICTIM, Setting, run, train
 
+from minitrain.compare.recordings import RecordingsCompared, compare_recordings
 from minitrain.core.errors import RankError
 from minitrain.harness.launcher import launch
 from minitrain.recording.format import Row, read_recording
 
-FIRST = "first.weight"
+FIRST, HEAD = "first.weight", "head.weight"
 
 
 @dataclass(frozen=True)
 class Found:
     """What the first line of the recorder says: of which rule, where, and the cause."""
 
-    bug: str
-    met_in: str
     rule: str
     step: int
     cause: str
     tensor: str = FIRST
     ranks: tuple[int, ...] = (VICTIM,)
     kind: str = "alarm"
-    passes: int = 1
 
 
-def note(
-    bug: str, met_in: str, rule: str, step: int, cause: str, passes: int = 1
-) -> Found:
+def note(rule: str, step: int, cause: str) -> Found:
     """What may be meant, and concerns all ranks."""
-    return Found(bug, met_in, rule, step, cause, "", (), "note", passes)
+    return Found(rule, step, cause, "", (), "note")
 
 
-ZOO = [
-    Found(
-        "wrapper_bypassed",
+NEVER_SENT = "rank 0's weights are not broadcast"
+ANEW = "replaced after DistributedDataParallel took the model"
+# by bug: where people met it, and what a rule finds
+ZOO: dict[str, tuple[str, Found]] = {
+    "wrapper_bypassed": (
         "OpenTSLM #49",
-        "gradients",
-        LATER,
-        "called without its wrapper, unlike before",
+        Found("gradients", LATER, "called without its wrapper, unlike before"),
     ),
-    Found("group_of_one", "verl #7493", "gradients", 0, "in a group of one rank"),
-    Found(
-        "missing_last_sync",
+    "group_of_one": ("verl #7493", Found("gradients", 0, "in a group of one rank")),
+    "missing_last_sync": (
         "documented trap of no_sync",
-        "gradients",
-        LATER,
-        "no_sync was on",
+        Found("gradients", LATER, "no_sync was on"),
     ),
-    note("sum_for_mean", "pytorch #162338", "mean", 0, "summed instead of averaged"),
-    note("averaged_twice", "verl #2344", "mean", 1, "by the number of ranks twice"),
-    Found(
-        "missing_broadcast",
-        "documented contract of DDP",
-        "parameters",
-        0,
-        "rank 0's weights are not broadcast",
-        tensor="head.weight",
+    "sum_for_mean": ("pytorch #162338", note("mean", 0, "summed instead of averaged")),
+    "averaged_twice": ("verl #2344", note("mean", 1, "by the number of ranks twice")),
+    "missing_broadcast": ("DDP's contract", Found("parameters", 0, NEVER_SENT, HEAD)),
+    "buffers_not_synchronized": (
+        "an option of DDP",
+        Found("buffers", 1, "no wrapper broadcasts", "norm.running_mean", kind="note"),
     ),
-    Found(
-        "buffers_not_synchronized",
-        "documented option of DDP",
-        "buffers",
-        1,
-        "no wrapper broadcasts them",
-        tensor="norm.running_mean",
-        kind="note",
-    ),
-    note(
-        "missing_set_epoch",
+    "missing_set_epoch": (
         "DistributedSampler",
-        "same batch",
-        STEPS_PER_EPOCH,
-        "set_epoch",
+        note("same batch", STEPS_PER_EPOCH, "set_epoch"),
     ),
-    note(
-        "redundant_sync",
+    "redundant_sync": (
         "Lightning #4092",
-        "synchronization",
-        0,
-        "accumulated without no_sync",
-        passes=2,
+        note("synchronization", 0, "accumulated without no_sync"),
     ),
-    Found(
-        "unused_parameter",
-        "documented contract of DDP",
-        "gradients",
-        0,
-        "waits for spare, which has no gradient",
+    # torch itself refuses the second step
+    "unused_parameter": (
+        "DDP's contract",
+        Found("gradients", 0, "waits for spare, which has no gradient"),
     ),
-    Found(
-        "mismatched_bucket_order",
-        "documented contract of DDP",
-        "gradients",
-        0,
-        "other order of the buckets",
+    "mismatched_bucket_order": (
+        "DDP's contract",
+        Found("gradients", 0, "other order of the buckets"),
     ),
-    Found(
-        "parameters_replaced",
-        "pytorch #104336",
-        "gradients",
-        0,
-        "replaced after DistributedDataParallel took the model",
-        tensor="head.weight",
-    ),
-    note("wrapper_made_anew", "pytorch forum", "wrapper", 1, "wrapped anew"),
-    Found(
-        "clipped_by_own_norm",
+    "parameters_replaced": ("pytorch #104336", Found("gradients", 0, ANEW, HEAD)),
+    "wrapper_made_anew": ("pytorch forum", note("wrapper", 1, "wrapped anew")),
+    "clipped_by_own_norm": (
         "DeepSpeed #1801",
-        "gradients",
-        0,
-        "clipped, or scaled, by a number of its own",
+        Found("gradients", 0, "clipped, or scaled, by a number of its own"),
     ),
-    Found("transfer_lost", "pytorch #84803", "mean", LATER, "a transfer that was lost"),
-    Found(
-        "transfer_lost_to_one", "pytorch #84803", "gradients", LATER, "from the others"
+    "transfer_lost": ("pytorch #84803", Found("mean", LATER, "a transfer that was")),
+    "transfer_lost_to_one": (
+        "pytorch #84803",
+        Found("gradients", LATER, "from the others"),
     ),
-    note("workers_alike", "pytorch #5059", "same batch", 1, "the same random state"),
-    Found(
-        "no_sampler",
-        "documented contract of DistributedSampler",
-        "inputs",
-        0,
-        "not divided among the ranks",
-        tensor="",
+    "workers_alike": ("pytorch #5059", note("same batch", 1, "same random state")),
+    "no_sampler": (
+        "DistributedSampler",
+        Found("inputs", 0, "not divided among the ranks", ""),
     ),
-    Found(
-        "state_restored_on_one_rank",
+    "state_restored_on_one_rank": (
         "Lightning #17543",
-        "parameters",
-        LATER,
-        "restored on some ranks only?",
+        Found("parameters", LATER, "restored on some ranks only?"),
     ),
-]
-# torch itself refuses the second step
-STOPS = {"unused_parameter"}
+}
+# by bug: where people met it; of the comparison with one process what differs first,
+# the step, and a part of the cause
+COMPARED: dict[str, tuple[str, str, int, str]] = {
+    "scaled_loss": ("torchtune #2172", "gradients", 0, "a scaled loss"),
+    "mean_of_means": ("transformers #34242", "gradients", 0, "a mean of means"),
+    "learning_rate_divided": (
+        *("verl-SpeCo #29", "learning rate", 0),
+        "divided by the number of processes",
+    ),
+    "optimizer_state_not_restored": (
+        *("Lightning #17543", "parameters", LATER),
+        "not restored?",
+    ),
+    "another_data_seed": ("documented trap of samplers", "data", 0, "other"),
+    "duplicate_samples": ("pytorch #25162", "data", 0, "again"),
+    "missing_set_epoch": ("DistributedSampler", "data", STEPS_PER_EPOCH, "other"),
+    "low_precision_reduce": (
+        *("torch's bf16 hook", "gradients", 0),
+        "reduced in lower precision",
+    ),
+    # what the rules take a note of, for it may be meant
+    "sum_for_mean": ("pytorch #162338", "gradients", 0, "instead of averaged"),
+    "averaged_twice": ("verl #2344", "gradients", 0, "twice in B"),
+    # what they find as well
+    "transfer_lost": ("pytorch #84803", "gradients", LATER, "missing from"),
+}
+# what all ranks do alike no rule takes for a fault
+ALIKE = [bug for bug in COMPARED if bug not in ZOO and bug != "duplicate_samples"]
 
 
-def alarms_of_run(folder: Path, bug: str, passes: int = 1) -> list[Row]:
-    """What rank 0 wrote of alarms and notes; all ranks have the same."""
-    run = [folder, bug, Setting(passes=passes)]
-    if bug in STOPS:
-        with pytest.raises(RankError, match="finished reduction"):
-            launch(train, 2, *run)
-    else:
-        launch(train, 2, *run)
-    found = [one.alarms for _, one in sorted(read_recording(folder).ranks.items())]
-    assert found[0] == found[1]
-    return found[0]
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> "Runs":
+    return Runs(tmp_path_factory.mktemp("zoo"))
 
 
-@pytest.mark.parametrize("wanted", ZOO, ids=lambda wanted: wanted.bug)
-def test_the_rules_find(tmp_path: Path, wanted: Found) -> None:
-    found = alarms_of_run(tmp_path, wanted.bug, wanted.passes)
-    assert found, "silent"
-    first = found[0]
+class Runs:
+    """Recordings of runs with a bug, each made once; and that of one process which
+    computes the whole batch at once.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.of = cache(self._of)
+        run(folder / "one", "", Setting(), 0, 1)
+
+    def _of(self, bug: str, ranks: int) -> Path:
+        folder = self.folder / f"{bug}-{ranks}"
+        setting = Setting(passes=2 if bug == "redundant_sync" else 1)
+        if bug == "unused_parameter":
+            with pytest.raises(RankError, match="finished reduction"):
+                launch(train, ranks, folder, bug, setting)
+        else:
+            launch(train, ranks, folder, bug, setting)
+        return folder
+
+    def alarms(self, bug: str) -> list[Row]:
+        """What rank 0 wrote of alarms and notes; all ranks have the same."""
+        found = [one.alarms for one in read_recording(self.of(bug, 2)).ranks.values()]
+        assert found[0] == found[1]
+        return found[0]
+
+    def compared(self, bug: str, ranks: int = 2) -> RecordingsCompared:
+        return compare_recordings(self.folder / "one", self.of(bug, ranks))
+
+
+@pytest.mark.parametrize("bug", ZOO)
+def test_the_rules_find(runs: Runs, bug: str) -> None:
+    wanted = ZOO[bug][1]
+    first = runs.alarms(bug)[0]
     place = first["kind"], first["rule"], first["step"], first["tensor"]
     assert place == (wanted.kind, wanted.rule, wanted.step, wanted.tensor)
     assert tuple(first["ranks"]) == wanted.ranks
     assert wanted.cause in first["line"]
 
 
-@pytest.mark.parametrize(
-    "bug",
-    [
-        "scaled_loss",
-        "mean_of_means",
-        "learning_rate_divided",
-        "optimizer_state_not_restored",
-        "another_data_seed",
-        "low_precision_reduce",
-    ],
-)
-def test_what_ranks_do_alike_is_silent_here(tmp_path: Path, bug: str) -> None:
-    severe = [row for row in alarms_of_run(tmp_path, bug) if row["kind"] == "alarm"]
-    assert severe == []
+@pytest.mark.parametrize("bug", COMPARED)
+def test_against_one_process_shows(runs: Runs, bug: str) -> None:
+    _, what, step, cause = COMPARED[bug]
+    found = runs.compared(bug)
+    assert (found.verdict, found.doubt) == ("different", None)
+    assert found.first is not None
+    assert (found.first.what, found.first.step) == (what, step)
+    assert cause in found.first.cause
+    severe = [row for row in runs.alarms(bug) if row["kind"] == "alarm"]
+    assert severe == [] or bug not in ALIKE
+
+
+# without a bug, and with what only costs time
+@pytest.mark.parametrize(("bug", "ranks"), [("", 2), ("", 4), ("wrapper_made_anew", 2)])
+def test_without_a_bug_it_is_the_same_computation(
+    runs: Runs, bug: str, ranks: int
+) -> None:
+    found = runs.compared(bug, ranks)
+    assert found.verdict == "same computation within rounding", found.first
+    assert bug or found.alarms == {"A": [], "B": []}
 
 
 def test_a_rank_with_fewer_batches_says_whom_it_waited_for(tmp_path: Path) -> None:

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from recorded_rows import PLAIN, headers
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from minitrain.recording.fingerprint import digest, fingerprint, sketch
-from minitrain.recording.format import VERSION, Writer, line_of
+from minitrain.recording.format import Writer, line_of
 
 Tensors = dict[str, Tensor]
 NUM_SAMPLES, BATCH, SIZE, CLASSES = 640, 16, 12, 4
@@ -177,21 +178,9 @@ def _header(plan: Plan, rank: int, model: nn.Module) -> dict[str, Any]:
         name: {"shape": [*p.shape], "dtype": str(p.dtype)[6:], "trained": True}
         for name, p in model.named_parameters()
     }
-    return {
-        "kind": "recording",
-        "version": VERSION,
-        "rank": rank,
-        "world_size": plan.world_size,
-        "every": plan.every,
-        "twin": plan.twin,
-        "torch": "2.13.0+cpu",
-        "threads": 1,
-        "device": "cpu",
-        "bins": 8,
-        "parameters": about,
-        "start": {name: digest(p) for name, p in model.named_parameters()},
-        **plan.header,
-    }
+    usual = headers(plan.world_size, every=plan.every, twin=plan.twin)[rank]
+    start = {name: digest(p) for name, p in model.named_parameters()}
+    return usual | {"parameters": about, "start": start} | plan.header
 
 
 def _row(
@@ -209,31 +198,20 @@ def _row(
         for name, p in model.named_parameters()
         if (kept := [v for v in optimizer.state[p].values() if v is not None])
     }
-    return {
-        "kind": "step",
-        "optimizer": 0,
+    return PLAIN | {
         "step": step,
         "forwards": step + 1,
-        "beside": [],
-        "unread": "",
-        "loss": None,
         "lr": [group["lr"] for group in optimizer.param_groups],
         "draws": plan.draws,
-        "random": "0" * 16,
         "wrapper": wrapper,
-        "wrapper_id": 1,
         "synced": True if wrapper else None,
-        "groups": [],
         "syncs": [True if wrapper else None],
-        "broadcast_buffers": None,
         "group": plan.world_size if wrapper else None,
         "own": {n: sketch(t) for n, t in own.items()} if plan.with_own else {},
         "gradients": {name: fingerprint(t) for name, t in gradients.items()},
-        "without_gradient": [],
         "parameters": _parameters(model),
         "before": before,
         "moments": moments,
-        "not_held": [],
     }
 
 

@@ -1,6 +1,6 @@
 """Loops as users have them, small enough to be recorded in a test."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,21 @@ def loop(
         optimizer.step()
         optimizer.zero_grad()
         after(step)
+
+
+def steps(
+    folder: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    num_steps: int,
+    **options: Any,
+) -> Iterator[int]:
+    """Recorded steps of ``model``, which the optimizer makes after the body of each."""
+    with minitrain.record(model, optimizer, folder, **{"every": 1} | options):
+        for step in range(num_steps):
+            yield step
+            optimizer.step()
+            optimizer.zero_grad()
 
 
 def state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[bytes]:

@@ -4,22 +4,19 @@ run: what a test compares by ``verify``.
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from recorded_loops import steps
 from torch import Tensor, nn
 from torch.distributed.nn.functional import all_gather
 from torch.nn.functional import cross_entropy, normalize
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, AdamW, Optimizer
 
-import minitrain
-
 STEPS, BATCH, LENGTH, WORDS = 4, 12, 6, 9
-record = partial(minitrain.record, every=1)
 # a loop of a rank among so many, recorded in a folder
 Loop = Callable[[Path, int, int], None]
 
@@ -69,24 +66,21 @@ def accumulated(
     """
     model = wrapped(Reader(), world_size)
     optimizer = SGD(model.parameters(), lr=0.3)
-    with record(model, optimizer, folder):
-        for step in range(STEPS):
-            ids, labels = words(step)
-            mine = slice(rank, None, world_size)
-            for number, part in enumerate(torch.arange(BATCH)[mine].chunk(passes)):
-                counts = {
-                    "batch": (labels != -100).sum() / world_size,
-                    "rank": (labels[mine] != -100).sum(),
-                    "pass": (labels[part] != -100).sum() * passes,
-                }
-                waits = world_size > 1 and not sync and number < passes - 1
-                with model.no_sync() if waits else nullcontext():
-                    loss = total(model(ids[part]), labels[part]) / counts[divide]
-                    loss.backward()
-            if clip:
-                nn.utils.clip_grad_norm_(model.parameters(), clip)
-            optimizer.step()
-            optimizer.zero_grad()
+    for step in steps(folder, model, optimizer, STEPS):
+        ids, labels = words(step)
+        mine = slice(rank, None, world_size)
+        for number, part in enumerate(torch.arange(BATCH)[mine].chunk(passes)):
+            counts = {
+                "batch": (labels != -100).sum() / world_size,
+                "rank": (labels[mine] != -100).sum(),
+                "pass": (labels[part] != -100).sum() * passes,
+            }
+            waits = world_size > 1 and not sync and number < passes - 1
+            with model.no_sync() if waits else nullcontext():
+                loss = total(model(ids[part]), labels[part]) / counts[divide]
+                loss.backward()
+        if clip:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
 
 
 def divided(
@@ -100,16 +94,13 @@ def divided(
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
         optimizer = ZeroRedundancyOptimizer(model.parameters(), AdamW, lr=0.01)
-    with record(model, optimizer, folder):
-        for step in range(STEPS):
-            ids, labels = (one[rank::world_size] for one in words(step))
-            model(ids, labels).backward()
-            if loses and rank == 1 and step == STEPS - 1:
-                keeps = optimizer.optim if is_divided else optimizer
-                for state in keeps.state.values():
-                    state["max_exp_avg_sq"] = torch.ones(1)
-            optimizer.step()
-            optimizer.zero_grad()
+    for step in steps(folder, model, optimizer, STEPS):
+        ids, labels = (one[rank::world_size] for one in words(step))
+        model(ids, labels).backward()
+        if loses and rank == 1 and step == STEPS - 1:
+            keeps = optimizer.optim if is_divided else optimizer
+            for state in keeps.state.values():
+                state["max_exp_avg_sq"] = torch.ones(1)
 
 
 def contrastive(folder: Path, rank: int, world_size: int, *, gathers: str) -> None:
@@ -119,19 +110,16 @@ def contrastive(folder: Path, rank: int, world_size: int, *, gathers: str) -> No
     torch.manual_seed(4)
     model = wrapped(nn.Linear(6, 5), world_size)
     optimizer = SGD(model.parameters(), lr=0.1)
-    with record(model, optimizer, folder):
-        for step in range(STEPS):
-            made = torch.Generator().manual_seed(70 + step)
-            x = torch.randn(2 * BATCH, 6, generator=made)[rank::world_size]
-            mine, others = normalize(model(x), dim=1).chunk(2)
-            right = torch.arange(len(mine))
-            if gathers != "no":
-                right += rank * len(mine)
-                gather = all_gather if gathers == "with" else without_gradients
-                others = torch.cat([*gather(others)])
-            cross_entropy(4 * mine @ others.T, right).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+    for step in steps(folder, model, optimizer, STEPS):
+        made = torch.Generator().manual_seed(70 + step)
+        x = torch.randn(2 * BATCH, 6, generator=made)[rank::world_size]
+        mine, others = normalize(model(x), dim=1).chunk(2)
+        right = torch.arange(len(mine))
+        if gathers != "no":
+            right += rank * len(mine)
+            gather = all_gather if gathers == "with" else without_gradients
+            others = torch.cat([*gather(others)])
+        cross_entropy(4 * mine @ others.T, right).backward()
 
 
 def without_gradients(view: Tensor) -> list[Tensor]:
@@ -158,16 +146,15 @@ def reading(folder: Path, rank: int, world_size: int, *, fault: str) -> None:
         inner.mix.weight = nn.Parameter(old)
     eps = 1e-6 if fault == "eps" and rank == world_size - 1 else 1e-8
     optimizer = AdamW(inner.parameters(), lr=0.01, eps=eps)
-    with record(model, optimizer, folder, every=3 if fault == "late" else 1):
-        for step in range({"replaced": 1, "late": 7}.get(fault, STEPS)):
-            if step == 4 and fault == "late":
-                inner.mix.requires_grad_(True)
-            ids, labels = (one[rank::world_size] for one in words(step))
-            if fault == "labels":
-                labels = torch.where(labels == -100, -100, (labels + 1) % WORDS)
-            (world_size * model(ids, labels)).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+    every = 3 if fault == "late" else 1
+    num_steps = {"replaced": 1, "late": 7}.get(fault, STEPS)
+    for step in steps(folder, model, optimizer, num_steps, every=every):
+        if step == 4 and fault == "late":
+            inner.mix.requires_grad_(True)
+        ids, labels = (one[rank::world_size] for one in words(step))
+        if fault == "labels":
+            labels = torch.where(labels == -100, -100, (labels + 1) % WORDS)
+        (world_size * model(ids, labels)).backward()
 
 
 def some_parts(folder: Path, rank: int, world_size: int, *, lack: bool) -> None:
@@ -176,16 +163,13 @@ def some_parts(folder: Path, rank: int, world_size: int, *, lack: bool) -> None:
     model = nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 6)])
     model.forward = lambda x, parts: sum(model[n](x) for n in parts)  # type: ignore
     optimizer = SGD(model.parameters(), lr=0.1)
-    with record(model, optimizer, folder):
-        for step in range(STEPS):
-            made = torch.Generator().manual_seed(90 + step)
-            x = torch.randn(BATCH, 6, generator=made)[rank::world_size]
-            parts = [0] if lack and rank else [0, 1]
-            model(x, parts).square().mean().backward()
-            for parameter in model.parameters():
-                gradient = parameter.grad
-                shared = torch.zeros_like(parameter) if gradient is None else gradient
-                dist.all_reduce(shared)
-                shared /= world_size
-            optimizer.step()
-            optimizer.zero_grad()
+    for step in steps(folder, model, optimizer, STEPS):
+        made = torch.Generator().manual_seed(90 + step)
+        x = torch.randn(BATCH, 6, generator=made)[rank::world_size]
+        parts = [0] if lack and rank else [0, 1]
+        model(x, parts).square().mean().backward()
+        for parameter in model.parameters():
+            gradient = parameter.grad
+            shared = torch.zeros_like(parameter) if gradient is None else gradient
+            dist.all_reduce(shared)
+            shared /= world_size

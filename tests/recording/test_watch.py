@@ -1,0 +1,251 @@
+"""Rows of real ranks, brought together and judged: whole, late, gone, out of step."""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from recorded_rows import headers, own_of, rows_of
+
+from minitrain.comm.groups import distributed
+from minitrain.harness.launcher import launch
+from minitrain.recording.format import line_of
+from minitrain.recording.watch import Watch
+
+# far above what two ranks need on a busy machine, and what a test waits for in vain
+SOON_S, TIMEOUT_S = 20.0, 1.0
+Row = dict[str, Any]
+
+
+class Heard:
+    """A rank's watch, and the lines that it was told."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.lines: list[str] = []
+        self.watch = Watch(timeout_s, raises=False)
+        self.watch.write = self.write
+        self.rank = dist.get_rank()
+
+    def write(self, line: bytes) -> None:
+        row = json.loads(line)
+        self.lines.append(f"{row['kind']} {row['line'].removeprefix('minitrain: ')}")
+
+    def send(self, step: int, **values: Any) -> None:
+        """Send a row, as long as its rank and step make it."""
+        row = rows_of(step, own_of(step, 2))[self.rank % 2]
+        # ranks send unlike lengths
+        long = {"more": "x" * 1000 * self.rank * step**2}
+        self.send_row(row | long | values)
+
+    def send_row(self, row: Row) -> None:
+        self.watch.send(row, line_of(row))
+
+    def look(self, wait_s: float = SOON_S) -> list[str]:
+        self.watch.look(wait_s)
+        found, self.lines = self.lines, []
+        return found
+
+
+@contextmanager
+def heard(timeout_s: float = SOON_S) -> Iterator[Heard]:
+    with distributed(timeout_s=60):
+        one = Heard(timeout_s)
+        try:
+            yield one
+        finally:
+            one.watch.close()
+            one.watch.close()
+
+
+def sends_and_goes_on(world_size: int) -> list[list[str]]:
+    with heard() as one:
+        found = []
+        for step in range(4):
+            one.send(step, loss=0.0, unread=f"at {step}" if one.rank == 1 else "")
+            found.append(one.look(0))
+            # the run's own collectives go on
+            mine = torch.full((3,), float(one.rank))
+            dist.all_reduce(mine)
+            assert mine.tolist() == [sum(range(world_size))] * 3
+        found.append(one.look())
+        assert not one.watch._sent
+        return found
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_every_rank_hears_what_the_rows_of_all_show(world_size: int) -> None:
+    line = "note note: step 0: inputs, rank 1: samples are not recorded: at 0"
+    for found in launch(sends_and_goes_on, world_size, world_size):
+        assert [row for told in found for row in told if "recorded" in row] == [line]
+
+
+def judged(rows: list[list[Row]]) -> list[str]:
+    with heard() as one:
+        for row in rows[one.rank]:
+            one.send_row(row)
+        return one.look()
+
+
+def test_ranks_that_differ_are_reported_on_all() -> None:
+    first, second = headers(2)
+    second["parameters"] = {"other": {"shape": [2], "dtype": "float32"}}
+    found = launch(judged, 2, [[first], [second]])
+    assert found[0] == found[1]
+    assert found[0][0].startswith("alarm step 0: model, tensor embedding, rank 1: ")
+    # fewer steps
+    ends = [{"kind": "end", "steps": {"0": n}, "forwards": n} for n in (2, 1)]
+    rows = [rows_of(step, own_of(step, 2)) for step in (0, 1)]
+    sent = [[rows[0][0], rows[1][0]], [rows[0][1], ends[1]]]
+    for (line,) in launch(judged, 2, sent):
+        assert "steps, rank 1: at the end, while the others are at step 1" in line
+
+
+def late_by_a_second() -> tuple[float, list[str], int]:
+    with heard() as one:
+        dist.barrier()
+        if one.rank == 1:
+            time.sleep(1)
+        begin = time.monotonic()
+        for step in range(3):
+            one.send(step)
+            one.look(0)
+        took, waiting = time.monotonic() - begin, len(one.watch._sent)
+        return took, one.look(), waiting
+
+
+def test_no_rank_waits_for_one_that_is_late() -> None:
+    (took, lines, waiting), _ = launch(late_by_a_second, 2)
+    assert (took < 0.9, lines, waiting) == (True, [], 3)
+
+
+def goes_on_without(last: bool) -> tuple[list[str], list[str], list[str]]:
+    with heard(TIMEOUT_S) as one:
+        one.send(0)
+        one.look()
+        end = {"kind": "end", "steps": {"0": 1}, "forwards": 1}
+        send = (lambda: one.send_row(end)) if last else (lambda: one.send(1))
+        if one.rank == 0:
+            send()
+            one.watch.look(TIMEOUT_S + 0.1)
+        found, again = one.look(0), one.look(0)
+        dist.barrier()
+        if one.rank == 1:
+            # it was late, and comes
+            send()
+        later = one.look()
+        assert not one.watch._sent
+        return found, again, later
+
+
+def test_a_rank_that_does_not_come_is_named_after_the_timeout() -> None:
+    named = "rank 1: did not come to step 1 within 1 s; last heard of rank 1: step 0"
+    first, second = launch(goes_on_without, 2, False)
+    assert first == ([f"alarm step 1: ranks, {named}"], [], [])
+    assert second == ([], [], [])
+    # it may be long in ending
+    ((line,), _, _), _ = launch(goes_on_without, 2, True)
+    assert line.startswith("note note: step 1: ranks, rank 1: did not come to the end")
+
+
+def judge_is_late() -> list[str]:
+    with heard(TIMEOUT_S) as one:
+        one.send(0)
+        if one.rank == 1:
+            one.send(1)
+            one.watch.look(TIMEOUT_S + 0.1)
+        dist.barrier()
+        if one.rank == 0:
+            one.send(1)
+        return one.look()
+
+
+def test_a_rank_is_named_though_it_is_the_one_that_judges() -> None:
+    named = "rank 0: did not come to step 1 within 1 s; last heard of rank 0: step 0"
+    assert launch(judge_is_late, 2) == [[], [f"alarm step 1: ranks, {named}"]]
+
+
+def sends_and_does_not_look() -> list[str]:
+    with heard(TIMEOUT_S) as one:
+        dist.barrier()
+        for step in range(3):
+            one.send(step)
+        if one.rank == 1:
+            # the one that is to judge does not either
+            time.sleep(TIMEOUT_S + 0.2)
+            one.watch.look()
+        dist.barrier()
+        return one.look()
+
+
+def test_a_rank_that_is_busy_and_has_sent_all_is_not_missing() -> None:
+    assert launch(sends_and_does_not_look, 2) == [[], []]
+
+
+def does_not_begin() -> tuple[float, list[str], bool]:
+    with distributed(timeout_s=60) as (rank, _):
+        begin, lines, has_all = time.monotonic(), [], True
+        if rank == 0:
+            one = Heard(TIMEOUT_S)
+            one.send(0)
+            lines, has_all = one.look() + one.look(), one.watch.has_all
+            one.watch.close()
+        took = time.monotonic() - begin
+        dist.barrier()
+        return took, lines, has_all
+
+
+def test_a_rank_that_does_not_record_is_waited_for_once() -> None:
+    (took, lines, has_all), _ = launch(does_not_begin, 2)
+    what = "did not begin to record within 1 s: rows are not compared"
+    assert lines == [f"note note: step 0: ranks, rank 1: {what}"]
+    assert not has_all
+    assert took < TIMEOUT_S + 5
+
+
+def leaves_early(leaves: int) -> list[str]:
+    with heard() as one:
+        one.send(0)
+        one.look()
+        if one.rank == leaves:
+            return []
+        one.send(1)
+        begin = time.monotonic()
+        lines = one.look()
+        assert time.monotonic() - begin < SOON_S / 2
+        return lines
+
+
+@pytest.mark.parametrize("leaves", [0, 1])
+def test_a_rank_that_leaves_early_is_named_at_once(leaves: int) -> None:
+    (line,) = launch(leaves_early, 2, leaves)[1 - leaves]
+    gone = "a rank has gone before all came to step 1"
+    assert line == (
+        f"alarm step 1: ranks, rank {leaves}: {gone}; last heard of rank {leaves}: "
+        "step 0"
+    )
+
+
+def several(rounds: int) -> list[int]:
+    with distributed(timeout_s=60):
+        for number in range(rounds):
+            one = Heard(SOON_S)
+            one.send(number)
+            group = dist.new_group([0, 1])
+            one.look()
+            assert not one.watch._sent
+            one.watch.close()
+            dist.all_reduce(torch.zeros(1), group=group)
+        last = Heard(SOON_S)
+        last.send(0)
+    # after the run left its groups
+    last.send(1)
+    last.look()
+    return len(last.watch._sent)
+
+
+def test_one_watch_after_another_beside_groups_of_the_run() -> None:
+    assert launch(several, 2, 3) == [0, 0]
