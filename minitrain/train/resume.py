@@ -44,8 +44,7 @@ class Resumable(Protocol):
         ...
 
     def kept(self) -> Kept:
-        """All that the steps to come depend on, with ``model`` and, in JSON, ``seen``.
-        """
+        """All that the steps to come depend on, with ``model`` and JSON ``seen``."""
         ...
 
     def restore(self, kept: Kept) -> None:
