@@ -57,7 +57,7 @@ def kinds() -> Iterator[Any]:
         yield pytest.param(run, world_size, id=name)
 
 
-@pytest.mark.parametrize(("run", "world_size"), kinds())
+@pytest.mark.parametrize(("run", "world_size"), [*kinds()])
 def test_clean_run_is_proven(run: RunConfig, world_size: int) -> None:
     torch.manual_seed(0)
     ladder = examine(run, world_size, timeout_s=60)
