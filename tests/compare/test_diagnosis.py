@@ -13,11 +13,11 @@ from minitrain.compare.diagnosis import (
     cause_in_buffers,
     cause_in_data,
     cause_in_gradients,
-    cause_in_step,
+    cause_of,
     cause_of_pair,
-    combination,
     locate,
 )
+from minitrain.compare.sketches import combination
 from minitrain.proof.first_difference import first_difference
 
 # each rank's share of the right gradient, of targets 1 : 3
@@ -90,18 +90,18 @@ def test_low_precision_is_told_by_the_values_themselves() -> None:
     ("factor", "cause"),
     [
         (0.5, "the learning rate is divided by the number of processes"),
-        (3.0, "the learning rate is 3 times what it should be"),
+        (3.0, "a step 3 times as long: another learning rate"),
     ],
 )
 def test_learning_rate(factor: float, cause: str) -> None:
     moved = START - factor * 0.5 * RIGHT
     evidence = values(RIGHT, RIGHT, after=moved)
-    assert cause_in_step([0], evidence) == cause
+    assert cause_of("parameters", [0], evidence) == cause
 
 
 def test_optimizer_state() -> None:
     evidence = values(RIGHT, RIGHT, after=START - RIGHT.sign())
-    assert "not restored" in cause_in_step([0], evidence)
+    assert "not restored" in cause_of("parameters", [0], evidence)
 
 
 def test_buffers_of_the_others() -> None:
@@ -205,7 +205,7 @@ def test_cause_is_asked_for_once_with_the_place() -> None:
     ("factor", "cause"),
     [
         (2.0, "2 times as large: summed instead of averaged"),
-        (0.5, "0.5 times as large: averaged twice"),
+        (0.5, "0.5 times as large: divided by the number of processes twice"),
         (3.0, "3 times as large: a scaled loss"),
         (1 + 2**-22, "rounding only: another order of summation, or other threads"),
     ],

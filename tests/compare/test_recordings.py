@@ -206,7 +206,7 @@ FAULTS = [
     Fault(
         "divided twice",
         "gradients",
-        "divided by the number of processes (2) twice in B",
+        "divided by the number of processes twice in B",
         changes={"reduce": divided_twice},
     ),
     Fault(

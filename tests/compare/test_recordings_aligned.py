@@ -9,7 +9,7 @@ import torch
 from recorded import adamw, alter, record, rows_of, write
 from torch import Tensor, tensor
 
-from minitrain.compare.align import same_samples
+from minitrain.compare.sketches import same_samples
 from minitrain.compare.recordings import RecordingsCompared, compare_recordings
 from minitrain.recording.inputs import sample_digests
 
