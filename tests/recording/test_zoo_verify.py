@@ -66,8 +66,10 @@ def of_one_process(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def compared(one: Path, folder: Path, bug: str, ranks: int = 2) -> RecordingsCompared:
-    launch(train, ranks, folder, bug)
+def compared(
+    one: Path, folder: Path, bug: str, ranks: int = 2, setting: Setting | None = None
+) -> RecordingsCompared:
+    launch(train, ranks, folder, bug, setting)
     return compare_recordings(one, folder)
 
 
@@ -98,3 +100,23 @@ def test_what_only_costs_time_is_the_same_computation(
 ) -> None:
     found = compared(of_one_process, tmp_path, bug)
     assert found.verdict == "same computation within rounding", found.first
+
+
+@pytest.mark.parametrize(
+    ("bug", "step", "cause"),
+    [
+        ("sum_for_mean", 0, "2 times as large: summed instead of averaged in B"),
+        ("gradients_kept", 1, "B: the gradients of the step before are still in them"),
+    ],
+)
+def test_a_pattern_is_the_cause_also_in_16_bits(
+    tmp_path: Path, bug: str, step: int, cause: str
+) -> None:
+    """Where one process computes other bits than two."""
+    setting = Setting(autocast=True)
+    run(tmp_path / "one", "", setting, 0, 1)
+    found = compared(tmp_path / "one", tmp_path / "two", bug, setting=setting)
+    assert found.verdict == "different"
+    assert found.first
+    assert found.first.what == "gradients"
+    assert (found.first.step, found.first.cause[: len(cause)]) == (step, cause)
