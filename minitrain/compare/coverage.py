@@ -305,7 +305,7 @@ def alarms_in(recording: Recording) -> dict[str, bool]:
     return {line.removeprefix("minitrain: "): severe for line, severe in lines.items()}
 
 
-def asides_of(a: Recording, b: Recording, steps: Sequence[StepCompared]) -> list[str]:
+def asides_of(a: Recording, b: Recording) -> list[str]:
     """What is no difference, and yet to be known."""
     ours, theirs = header(a), header(b)
     said = [
@@ -326,7 +326,6 @@ def asides_of(a: Recording, b: Recording, steps: Sequence[StepCompared]) -> list
     if a.world_size == b.world_size:
         for side, recording in (("A", a), ("B", b)):
             said += _divided(side, recording)
-        said += _losses(a, b, steps)
     return said
 
 
@@ -341,17 +340,4 @@ def _divided(side: str, recording: Recording) -> list[str]:
                 f"optimizer state: divided over the ranks of {side} ({each} of "
                 f"{len(held)} tensors), each part is compared where it is held"
             ]
-    return []
-
-
-def _losses(a: Recording, b: Recording, steps: Sequence[StepCompared]) -> list[str]:
-    # the first loss that was told unlike though all else is equal to the bit
-    for step in (step for step in steps if step.mark == "="):
-        for rank in sorted(a.ranks.keys() & b.ranks.keys()):
-            key = step.optimizer, step.step
-            rows = [r.ranks[rank].steps.get(key) for r in (a, b)]
-            losses = [row["loss"] for row in rows if row and row["loss"] is not None]
-            if len({*losses}) > 1:
-                where = f"step {step.step}, rank {rank}"
-                return [f"losses told at {where}: {losses[0]} in A, {losses[1]} in B"]
     return []

@@ -20,7 +20,6 @@ from minitrain.compare.sketches import (
     samples,
 )
 from minitrain.compare.tolerances import CLOSE, SAME_RATE, limits_of
-from minitrain.recording.alarm import hashes
 from minitrain.recording.rules_of_progress import settings_of
 
 NOT_RESTORED = "the optimizer's own state is another one (not restored?)"
@@ -208,36 +207,21 @@ def state_held(rows: Rows) -> dict[str, dict[int, str]]:
     return found
 
 
-def buffers_unlike(place: Place) -> Iterator[Unlike]:
-    """Where all before is equal to the bit, and a buffer is not."""
-    unlike = {rank: _other_buffers(place, rank) for rank, _ in place.pairs}
-    ranks = [rank for rank, names in unlike.items() if names]
-    if ranks:
-        cause = cause_in_buffers(ranks, place.world_sizes[0])
-        names, of = unlike[ranks[0]], len(place.a[ranks[0]]["buffers"])
-        much, where = f"{len(names)} of {of} buffers", _on(place, ranks)
-        yield at(place, "buffers", much, cause, tensor=names[0], ranks=where)
-
-
-def _on(place: Place, ranks: Sequence[int]) -> str:
-    return place.named([(rank, rank) for rank in ranks])
-
-
-def _other_buffers(place: Place, rank: int) -> list[str]:
-    a, b = (hashes(rows[rank], "buffers") for rows in (place.a, place.b))
-    return [name for name in {**a, **b} if a.get(name) != b.get(name)]
-
-
-def buffers_apart(place: Place) -> Iterator[Unlike]:
-    """The buffer that is farthest apart, where gradients and parameters are within
-    rounding: by more than 16 bits round, or not finite in one alone, which is sure.
+def buffers_unlike(place: Place, exact: bool) -> Iterator[Unlike]:
+    """The buffer that is farthest apart: where all before is equal to the bit by any
+    other bit, and else by more than 16 bits round; one that is not finite in one alone
+    is sure then.
     """
     found: dict[str, tuple[float, list[int]]] = {}
     for rank, _ in place.pairs:
         a, b = place.a[rank]["buffers"], place.b[rank]["buffers"]
-        for name in _other_buffers(place, rank):
-            share = _share(a.get(name), b.get(name))
-            if share > limits_of(place).coarse:
+        for name in {**a, **b}:
+            x, y = a.get(name), b.get(name)
+            share = math.inf
+            if x and y and "norm" in x and "norm" in y:
+                share = ratio(apart(x, y), max(x["norm"], y["norm"]))
+            same = x and y and x["hash"] == y["hash"]
+            if not same and (exact or share > limits_of(place).coarse):
                 far, ranks = found.get(name, (0.0, []))
                 found[name] = max(far, share), [*ranks, rank]
     if not found:
@@ -253,15 +237,10 @@ def buffers_apart(place: Place) -> Iterator[Unlike]:
     finite = {
         bool(entry and ("norm" not in entry or is_finite(entry))) for entry in entries
     }
-    cause, where = COUNTED if counted else UNREAD, _on(place, ranks)
-    sure = len(finite) == 2
-    yield at(place, "buffers", much, cause, tensor=name, ranks=where, sure=sure)
-
-
-def _share(a: Row | None, b: Row | None) -> float:
-    if not (a and b and "norm" in a and "norm" in b):
-        return math.inf
-    return ratio(apart(a, b), max(a["norm"], b["norm"]))
+    cause = COUNTED if counted else UNREAD
+    cause = cause_in_buffers(ranks, place.world_sizes[0]) if exact else cause
+    more = {"tensor": name, "ranks": place.named([(rank, rank) for rank in ranks])}
+    yield at(place, "buffers", much, cause, sure=exact or len(finite) == 2, **more)
 
 
 def beside(rows: Rows) -> set[str]:
@@ -275,6 +254,7 @@ def rest_is_equal(place: Place) -> bool:
         return False
     # an optimizer's share of its state is of a rank's own
     own = place.same_size and (
-        any(state_unlike(place, same_torch=True)) or any(buffers_unlike(place))
+        any(state_unlike(place, same_torch=True))
+        or any(buffers_unlike(place, exact=True))
     )
     return not own and all(place.a[x]["lr"] == place.b[y]["lr"] for x, y in place.pairs)

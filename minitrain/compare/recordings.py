@@ -109,7 +109,7 @@ def compare_recordings(
         verdict = "undecided"
     elif ours.world_size == theirs.world_size and {s.mark for s in steps} == {"="}:
         verdict = "equal bits"
-    asides = asides_of(ours, theirs, steps)
+    asides = asides_of(ours, theirs)
     return RecordingsCompared(
         verdict=verdict,
         first=sure or doubt,

@@ -14,7 +14,6 @@ from minitrain.compare.difference import (
     Unlike,
     at,
     beside,
-    buffers_apart,
     buffers_unlike,
     cause_in_data,
     rates_unlike,
@@ -24,7 +23,6 @@ from minitrain.compare.difference import (
     why_of_rate,
 )
 from minitrain.compare.sketches import (
-    Row,
     common,
     fit,
     ratio,
@@ -134,11 +132,10 @@ class Comparer:
             yield one
         elif gradients.within and parameters.hides:
             yield _hidden(place, parameters)
-        if exact and place.same_size:
-            yield from buffers_unlike(place)
+        if place.same_size and (exact or (gradients.within and parameters.within)):
+            yield from buffers_unlike(place, exact)
+        if place.same_size and exact:
             yield from state_unlike(place, self.same_torch)
-        elif place.same_size and gradients.within and parameters.within:
-            yield from buffers_apart(place)
 
     def _data(self, place: Place, gradients: Measured, here: bool) -> Unlike | None:
         a, b = samples(place.a), samples(place.b)
@@ -306,7 +303,7 @@ def cause_in_parameters(
     if lost := [side for side, values in pairs if not values.isfinite().all()]:
         return Cause(f"not finite in {' and '.join(lost)}", sure=True)
     if before is None:
-        cause = _of_first_step(ours, theirs, a, names, place)
+        cause = _of_decay(theirs - ours, [], ours, 1)
     else:
         cause = cause_of_drift(place, before, found, linear)
     return cause or Cause(_of_state(place, before))
@@ -360,21 +357,6 @@ def _of_decay(
     if without is not None and without[1] < 2 * rest:
         return None
     return Cause("another weight decay", sure=True)
-
-
-def _of_first_step(
-    ours: Tensor, theirs: Tensor, a: Row, names: Sequence[str], place: Place
-) -> Cause | None:
-    # of step 0 only what came of it is recorded: SGD's goes along the gradients
-    held = common(a["gradients"], dict.fromkeys(names))
-    rate = max(a["lr"], default=0.0)
-    if len(held) == len(names) and rate:
-        found = fit(theirs - ours, [vector(a, "gradients", names)])
-        if found and found[1] < 10 * CLOSE:
-            factor = 1 - found[0][0] / rate
-            why = why_of_rate(factor, place.world_sizes) or "another learning rate"
-            return Cause(f"a step {factor:.3g} times as long: {why}", sure=True)
-    return _of_decay(theirs - ours, [], ours, 1)
 
 
 def _of_state(place: Place, before: Place | None) -> str:
