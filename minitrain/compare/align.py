@@ -107,7 +107,7 @@ def places_of(a: Recording, b: Recording, twin: Recording | None) -> list[Place]
     both = {*keys_of(b)}
     for key in (key for key in keys_of(a) if key in both):
         rows = rows_at(a, key), rows_at(b, key)
-        of_twin = twin and _usable(rows_at(twin, key), rows[0])
+        of_twin = _usable(rows_at(twin, key), rows[0]) if twin else None
         place = Place(*key, *rows, sizes, of_twin, {*kinds} <= DOUBLE)
         places += [place] if place.pairs else []
     last = {place.optimizer: place for place in places}

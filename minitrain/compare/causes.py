@@ -308,10 +308,10 @@ def _of_parts(place: Place, found: Measured, names: Iterable[str]) -> Cause | No
     x, y = found.pairs[0]
     sides = (("B", place.b, y, place.a, x), ("A", place.a, x, place.b, y))
     kept = {side: _keep_their_own(rows, found.tensor) for side, rows, *_ in sides}
-    for side, rows, rank, *other in sides:
+    for side, rows, rank, others, other in sides:
         own = [rows[r]["own"] for r in sorted(rows)]
         held = common(dict.fromkeys(names), *own)
-        pair = _unclipped(rows, rank, held), _unclipped(*other, held)
+        pair = _unclipped(rows, rank, held), _unclipped(others, other, held)
         fits = _fits(pair, [joined(one, held) for one in own])
         if fits is None:
             continue

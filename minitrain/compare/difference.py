@@ -58,8 +58,8 @@ class Unlike:
 
 def at(place: Place, what: str, much: str, cause: str, **more: Any) -> Unlike:
     """What is unlike at this place."""
-    where = {"optimizer": place.optimizer, "end": place.end}
-    return Unlike(place.step, what, much, cause, **where, **more)
+    more |= {"optimizer": place.optimizer, "end": place.end}
+    return Unlike(place.step, what, much, cause, **more)
 
 
 def cause_in_data(place: Place, before: Place | None) -> tuple[str, str]:
@@ -112,9 +112,9 @@ def rates_unlike(place: Place) -> Unlike | None:
     if not unlike:
         return None
     x, y = unlike[0]
-    rates = [sorted({*row["lr"]}) for row in (place.a[x], place.b[y])]
-    told = [", ".join(f"{rate:.6g}" for rate in one) or "none" for one in rates]
-    cause = _of_rates(*rates, place.world_sizes)
+    ours, theirs = (sorted({*row["lr"]}) for row in (place.a[x], place.b[y]))
+    told = [", ".join(f"{r:.6g}" for r in one) or "none" for one in (ours, theirs)]
+    cause = _of_rates(ours, theirs, place.world_sizes)
     much, ranks = " against ".join(told), place.named(unlike)
     return at(place, "learning rate", much, cause, ranks=ranks)
 

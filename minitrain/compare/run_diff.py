@@ -14,8 +14,8 @@ from typing import Any
 
 from torch import Tensor
 
+from minitrain.compare.causes import UNKNOWN
 from minitrain.compare.diagnosis import (
-    UNKNOWN,
     Divergence,
     What,
     cause_in_step,
@@ -124,20 +124,20 @@ def _explain(
     kept = [folder / SAMPLED for folder in (a, b)]
     if step != 0 or not all(map(Path.exists, kept)):
         return UNKNOWN
-    sampled = [load_tensors(path) for path in kept]
+    ours, theirs = map(load_tensors, kept)
     if what == "gradients":
-        pair = (_of(one, "gradients") for one in sampled)
+        pair = _of(ours, "gradients"), _of(theirs, "gradients")
         return cause_of_pair(*pair, ranks, world_size)
     if what == "parameters" and 0 in ranks:
-        steps = [
-            {when: _of(one, when) for when in ("before", "after")} for one in sampled
-        ]
-        for state in steps:
-            # of the state before, what is a parameter
-            before = state["before"]
-            state["before"] = {n: before[n] for n in state["after"] if n in before}
-        return cause_in_step(*steps, world_size, f"{NOT_RESTORED}, or {SETTINGS}")
+        otherwise = f"{NOT_RESTORED}, or {SETTINGS}"
+        return cause_in_step(_step(ours), _step(theirs), world_size, otherwise)
     return UNKNOWN
+
+
+def _step(sampled: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    before, after = (_of(sampled, when) for when in ("before", "after"))
+    # of the state before, what is a parameter
+    return {"before": {n: before[n] for n in after if n in before}, "after": after}
 
 
 def _of(sampled: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:

@@ -95,7 +95,7 @@ class Comparer:
         mark = "=" if equal else "~"
         if first:
             mark = "x" if first.sure or self.over else "?"
-            cause, since = first.cause, self.before and self.before.step
+            cause, since = first.cause, self.before.step if self.before else None
             if self.resumed and not self.over:
                 cause = _of_resume(self.resumed, place, first)
             first = replace(first, cause=cause, since=since)
@@ -188,13 +188,16 @@ class Comparer:
         # whatever rounding may do to a tensor that is small
         if still := still_in_one(place, self.course):
             tensor, side, pairs = still
-            much, cause = "moves in one alone", f"{tensor} does not move in {side}"
+            much, why = "moves in one alone", f"{tensor} does not move in {side}"
             more = {"tensor": tensor, "ranks": place.named(pairs)}
-            return at(place, found.kind, much, cause, **more)
+            return at(place, found.kind, much, why, **more)
         before, linear = self.before, self.course.linear
+        cause = None
         if not found.within:
             cause = cause_in_parameters(place, before, found, linear)
-        elif not (cause := before and cause_of_drift(place, before, found, linear)):
+        elif before is not None:
+            cause = cause_of_drift(place, before, found, linear)
+        if cause is None:
             return None
         # from the same gradients, to the bit, a step is off by a unit or two
         sure = cause.sure or exact

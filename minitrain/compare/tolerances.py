@@ -220,7 +220,7 @@ def measure(place: Place, kind: Kind, course: Course, noise: float) -> Measured:
         return Measured(kind, True, True, size=size, num=len(ours))
     far = {name: max(gaps[name].values(), default=0.0) for name in gaps}
     if kind == "gradients":
-        quick = dict.fromkeys(names, limits_of(place).gradients * size)
+        quick: Gaps = dict.fromkeys(names, limits_of(place).gradients * size)
     else:
         quick = _quick(place, course, scale, noise)
     allowed = quick

@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from minitrain.compare.causes import UNKNOWN, cause_in_buffers
 from minitrain.compare.diagnosis import (
-    UNKNOWN,
     Divergence,
     Values,
-    cause_in_buffers,
     cause_in_data,
     cause_in_gradients,
     cause_of,
