@@ -73,7 +73,7 @@ def compare_recordings(
     step in common, and for a twin that is none of ``a``.
     """
     ours, theirs = read_recording(a), read_recording(b)
-    within = {"A": alarms_in(ours), "B": alarms_in(theirs)}
+    alarms = {"A": alarms_in(ours), "B": alarms_in(theirs)}
     of_twin = None if twin is None else read_twin(ours, twin)
     resumed = None if of_twin else resumed_in(ours, theirs)
     if resumed:
@@ -101,14 +101,13 @@ def compare_recordings(
     if doubt and (unseen or resumed or broken):
         # what a twin does not decide
         doubt = replace(doubt, twin_decides=False)
-    verdict: Verdict = "same computation within rounding"
+    equal = ours.world_size == theirs.world_size and {s.mark for s in steps} == {"="}
+    verdict: Verdict = "equal bits" if equal else "same computation within rounding"
     # what a recording lacks that ended early, it may have done
     if sure or (any(only) and not broken):
         verdict = "different"
     elif doubt or broken or unseen:
         verdict = "undecided"
-    elif ours.world_size == theirs.world_size and {s.mark for s in steps} == {"="}:
-        verdict = "equal bits"
     asides = asides_of(ours, theirs)
     return RecordingsCompared(
         verdict=verdict,
@@ -121,9 +120,6 @@ def compare_recordings(
         broken=broken,
         unseen=unseen,
         asides=[resumed.clause, *asides] if resumed else asides,
-        alarms={side: [*lines] for side, lines in within.items()},
-        severe={
-            side: [line for line, is_severe in lines.items() if is_severe]
-            for side, lines in within.items()
-        },
+        alarms={side: [*lines] for side, lines in alarms.items()},
+        severe={side: [*filter(of.get, of)] for side, of in alarms.items()},
     )
