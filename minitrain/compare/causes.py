@@ -14,8 +14,8 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from minitrain.compare.align import Place
-from minitrain.compare.sketches import (
+from minitrain.compare.align import (
+    Place,
     Row,
     Rows,
     common,

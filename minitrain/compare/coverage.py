@@ -8,11 +8,16 @@ from pathlib import Path
 
 from minitrain.compare.align import (
     Place,
+    Row,
+    Rows,
+    apart,
     header,
     keys_of,
+    norm,
     pairs_of,
     places_of,
     rows_at,
+    samples,
 )
 from minitrain.compare.difference import (
     Unlike,
@@ -20,7 +25,6 @@ from minitrain.compare.difference import (
     settings_unlike,
     state_held,
 )
-from minitrain.compare.sketches import Row, Rows, apart, norm, samples
 from minitrain.compare.step import StepCompared
 from minitrain.compare.tolerances import FLOAT32, Course, course_in
 from minitrain.core.errors import UserError

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from minitrain.compare.align import combination
 from minitrain.compare.causes import (
     UNKNOWN,
     cause_in_buffers,
@@ -21,7 +22,6 @@ from minitrain.compare.causes import (
     of_weights,
 )
 from minitrain.compare.difference import NOT_RESTORED
-from minitrain.compare.sketches import combination
 from minitrain.compare.tolerances import CLOSE
 from minitrain.proof.first_difference import Rows, first_difference, of_kind
 

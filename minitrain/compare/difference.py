@@ -8,9 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from minitrain.compare.align import Place
-from minitrain.compare.causes import UNKNOWN, cause_in_buffers, of_rate
-from minitrain.compare.sketches import (
+from minitrain.compare.align import (
+    Place,
     Row,
     Rows,
     apart,
@@ -19,6 +18,7 @@ from minitrain.compare.sketches import (
     ratio,
     samples,
 )
+from minitrain.compare.causes import UNKNOWN, cause_in_buffers, of_rate
 from minitrain.compare.tolerances import CLOSE, SAME_RATE, limits_of
 from minitrain.recording.rules_of_progress import settings_of
 

@@ -6,7 +6,18 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from minitrain.compare.align import Place, Resumed, keys_of, rows_at
+from minitrain.compare.align import (
+    Place,
+    Resumed,
+    common,
+    fit,
+    keys_of,
+    ratio,
+    rows_at,
+    same_samples,
+    samples,
+    vector,
+)
 from minitrain.compare.causes import Cause, cause_in_gradients, is_multiple
 from minitrain.compare.difference import (
     NOT_RESTORED,
@@ -21,14 +32,6 @@ from minitrain.compare.difference import (
     settings_unlike,
     state_unlike,
     why_of_rate,
-)
-from minitrain.compare.sketches import (
-    common,
-    fit,
-    ratio,
-    same_samples,
-    samples,
-    vector,
 )
 from minitrain.compare.tolerances import (
     CLOSE,

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import torch
 
-from minitrain.compare.align import Place
-from minitrain.compare.sketches import (
+from minitrain.compare.align import (
+    Place,
     Row,
     apart,
     common,

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from minitrain.compare.align import combination
 from minitrain.compare.causes import UNKNOWN, cause_in_buffers
 from minitrain.compare.diagnosis import (
     Divergence,
@@ -17,7 +18,6 @@ from minitrain.compare.diagnosis import (
     locate,
 )
 from minitrain.compare.difference import NOT_RESTORED
-from minitrain.compare.sketches import combination
 from minitrain.proof.first_difference import first_difference
 
 # each rank's share of the right gradient, of targets 1 : 3

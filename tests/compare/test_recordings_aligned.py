@@ -9,8 +9,8 @@ import torch
 from recorded import adamw, alter, record, rows_of, write
 from torch import Tensor, tensor
 
+from minitrain.compare.align import same_samples
 from minitrain.compare.recordings import RecordingsCompared, compare_recordings
-from minitrain.compare.sketches import same_samples
 from minitrain.recording.inputs import sample_digests
 
 START, STEPS = 6, 12
