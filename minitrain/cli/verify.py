@@ -71,10 +71,10 @@ def answer(options: argparse.Namespace) -> Answer:
     # torch takes seconds to import: not for --help
     from minitrain.compare.folders import beside, compare_folders
     from minitrain.compare.formats import is_state
+    from minitrain.compare.recordings import is_recording
     from minitrain.compare.run_diff import is_run
     from minitrain.compare.state_diff import compare_states
     from minitrain.compare.states import read_state
-    from minitrain.recording.format import is_recording
 
     a, b, prefix = options.a, options.b, options.strip_prefix
     _refuse_misspelt([a, b, options.twin])
@@ -124,8 +124,7 @@ def _answer_for_runs(a: Path, b: Path) -> Answer:
 
 
 def _answer_for_recordings(options: argparse.Namespace) -> Answer:
-    from minitrain.compare.recordings import compare_recordings
-    from minitrain.recording.format import is_recording
+    from minitrain.compare.recordings import compare_recordings, is_recording
 
     for mine, other in ((options.a, options.b), (options.b, options.a)):
         if not is_recording(other):

@@ -25,7 +25,10 @@ from minitrain.compare.difference import Unlike
 from minitrain.compare.step import Comparer, StepCompared
 from minitrain.compare.tolerances import course_in
 from minitrain.core.errors import UserError
-from minitrain.recording.format import read_recording
+from minitrain.recording.format import is_recording, read_recording
+
+# ``minitrain/cli`` does not know the package ``recording``
+__all__ = ["SAME", "RecordingsCompared", "compare_recordings", "is_recording"]
 
 Verdict = Literal[
     "equal bits", "same computation within rounding", "undecided", "different"
