@@ -31,8 +31,8 @@ from minitrain.check.trial import (
     run_replay,
     run_twin,
 )
+from minitrain.compare.causes import UNKNOWN
 from minitrain.compare.diagnosis import (
-    UNKNOWN,
     Divergence,
     Values,
     What,

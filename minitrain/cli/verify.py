@@ -76,17 +76,18 @@ def answer(options: argparse.Namespace) -> Answer:
     from minitrain.compare.state_diff import compare_states
     from minitrain.compare.states import read_state
 
-    _refuse_misspelt([options.a, options.b, options.twin])
     a, b, prefix = options.a, options.b, options.strip_prefix
-    if is_recording(a) or is_recording(b):
-        return _answer_for_recordings(options)
-    if extra := [n for n in ("twin", "picture") if getattr(options, n)]:
-        raise UserError(f"--{extra[0]}: is for two recordings, and {a} is none")
+    _refuse_misspelt([a, b, options.twin])
     for mine, other in ((a, b), (b, a)):
         if mine.is_dir() and not is_state(mine) and not other.is_dir():
             what = "is a file" if other.exists() else "does not exist"
             kind = "a run" if is_run(mine) else "a folder"
+            kind = "a recording" if is_recording(mine) else kind
             raise UserError(f"{other}: {what}; {mine} is {kind}, so it must be one too")
+    if is_recording(a) or is_recording(b):
+        return _answer_for_recordings(options)
+    if extra := [n for n in ("twin", "picture") if getattr(options, n)]:
+        raise UserError(f"--{extra[0]}: is for two recordings, and {a} is none")
     if is_run(a) or is_run(b):
         return _answer_for_runs(a, b)
     if a.is_dir() and b.is_dir():
@@ -100,7 +101,7 @@ def answer(options: argparse.Namespace) -> Answer:
 
 
 def _refuse_misspelt(paths: list[Path | None]) -> None:
-    """Where nothing is near, whoever reads it says what is missing."""
+    # where nothing is near, the error of the reader names what is missing
     given = [path for path in paths if path is not None]
     for path in given:
         if not path.exists() and (near := nearest_file(path, but=given)):
@@ -133,6 +134,8 @@ def _answer_for_recordings(options: argparse.Namespace) -> Answer:
     picture = options.picture
     if picture and picture.suffix != ".png":
         raise UserError(f"--picture: {picture}: must end in .png")
+    if options.twin and not options.twin.exists():
+        raise UserError(f"--twin: {options.twin}: does not exist")
     found = compare_recordings(options.a, options.b, options.twin)
     if picture:
         from minitrain.cli.recording_picture import draw_recordings

@@ -1,11 +1,12 @@
-"""Why gradients of two recordings differ, from their sketches: the probable cause.
+"""Why gradients differ, from the pattern of it: the probable cause.
 
 A wrong gradient is written as a combination of what the ranks computed on their own,
-and so is the right one; how the factors of the two compare tells most faults apart.
-Each cause comes with whether it is sure: a pattern that rounding does not make.
+and so is the right one; how the factors of the two compare tells most faults apart. The
+right one is that of a replay, or of the other recording. Each cause comes with whether
+it is sure: a pattern that rounding does not make.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean
@@ -17,23 +18,22 @@ from minitrain.compare.align import (
     Place,
     Row,
     Rows,
-    Sketches,
     common,
     fit,
     joined,
-    length,
     same_samples,
     samples,
-    sketches,
+    vector,
 )
-from minitrain.compare.diagnosis import CLOSE, UNKNOWN
-from minitrain.compare.tolerances import Measured
+from minitrain.compare.tolerances import CLOSE, LOW_PRECISION, Measured, limits_of
 from minitrain.recording.alarm import in_ranks
 
-# of a whole gradient: what one in 16 bits is off
-LOW_PRECISION = (2e-4, 2e-2)
+Fit = tuple[list[float], float]
+UNKNOWN = "unknown"
 # what is taken off a loss before the step: a power of two, at least
 LEAST_LOSS_SCALE = 256
+SUMMED = "summed instead of averaged"
+TWICE = "divided by the number of processes twice"
 LOWER = "computed in lower precision? (the gap is that of bfloat16, float16 or TF32)"
 MEANS = "a mean of means: each rank counts the same, however many targets it has"
 MEANS_OF_PASSES = (
@@ -48,6 +48,11 @@ NOT_A_MEAN = (
 BATCH_NORM = (
     "training changes buffers (batch norm?): each rank may normalize by its own samples"
 )
+DRAWN = (
+    "the forward pass draws random numbers (dropout?), other ones with another number "
+    "of ranks"
+)
+KEPT = "the gradients of the step before are still in them: no zero_grad() after it"
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,72 @@ class Cause:
     weights: bool = False
 
 
+def near(a: float, b: float, close: float = CLOSE) -> bool:
+    """Whether two factors are the same."""
+    return abs(a - b) <= close * max(1.0, abs(b))
+
+
+def of_multiple(factor: float, world_size: int, close: float = CLOSE) -> str:
+    """Why a gradient is so many times the mean over the ranks; empty where the number
+    of ranks does not explain it.
+    """
+    if world_size > 1 and abs(factor / world_size - 1) < close:
+        return SUMMED
+    return TWICE if world_size > 1 and abs(factor * world_size - 1) < close else ""
+
+
+def of_rate(factor: float, world_size: int) -> str:
+    """The same of a learning rate, or a step."""
+    how = {SUMMED: "multiplied", TWICE: "divided"}.get(of_multiple(factor, world_size))
+    return f"learning rate is {how} by the number of processes" if how else ""
+
+
+def missing_in(factors: Sequence[float], right: Sequence[float]) -> list[int]:
+    """The ranks that a gradient lacks, from its factors and those of the right one."""
+    least = [10 * CLOSE * max(map(abs, one)) for one in (factors, right)]
+    pairs = enumerate(zip(factors, right, strict=True))
+    return [r for r, (x, y) in pairs if abs(x) <= least[0] and abs(y) > least[1]]
+
+
+def of_weights(
+    factors: Sequence[float], right: Sequence[float], means: str = MEANS
+) -> tuple[str, bool]:
+    """Why the parts do not count as they should, and whether they add up to the same;
+    an empty text where they do. ``means`` is the cause where each counts the same and
+    should not.
+    """
+    largest, most = (max(map(abs, one)) for one in (right, factors))
+    if min(map(abs, right)) <= 10 * CLOSE * largest:
+        return "", False
+    ratios = [factor / wanted for factor, wanted in zip(factors, right, strict=True)]
+    if max(ratios) - min(ratios) < 10 * CLOSE * abs(ratios[0]):
+        return "", False
+    adds_up = _adds_up(factors, right)
+    if max(factors) - min(factors) < 10 * CLOSE * most:
+        # else it is the other run that takes a mean of means
+        return means if adds_up else "", adds_up
+    if max(right) - min(right) < 10 * CLOSE * largest:
+        return "the ranks count differently, and alike in the other run", adds_up
+    return "the ranks count otherwise than in the other run", adds_up
+
+
+def _adds_up(factors: Sequence[float], right: Sequence[float]) -> bool:
+    # Whether the right factors share out what these do: the parts are means then, each
+    # of its own targets. Parts of a sum over all targets that would be made means have
+    # factors that add up to more, by the variance of the numbers of targets.
+    ratios = [wanted / factor for wanted, factor in zip(right, factors, strict=True)]
+    middle = fmean(ratios)
+    spread = fmean((ratio / middle - 1) ** 2 for ratio in ratios)
+    return abs(sum(right) / sum(factors) - 1) < spread / 4
+
+
+def cause_in_buffers(ranks: Sequence[int], world_size: int) -> str:
+    """Why buffers differ where gradients and parameters do not."""
+    if ranks and 0 not in ranks and world_size > 1:
+        return "rank 0's buffers are not broadcast before the forward pass"
+    return UNKNOWN
+
+
 def cause_in_gradients(place: Place, found: Measured, here: bool) -> Cause:
     """Why gradients are beyond the limits at ``place``; ``here`` says that the weights
     were alike before it.
@@ -76,24 +147,22 @@ def cause_in_gradients(place: Place, found: Measured, here: bool) -> Cause:
     names = common(a["gradients"], b["gradients"])
     if without := _without(place, found.tensor):
         return without
-    ours, theirs = (joined(sketches(r, "gradients"), names) for r in (a, b))
+    ours, theirs = (vector(r, "gradients", names) for r in (a, b))
     for side, gradient in (("A", ours), ("B", theirs)):
         if not torch.isfinite(gradient).all():
             return Cause(f"not finite in {side}", sure=True)
-    if place.draws and not place.same_size:
-        return Cause(
-            "the forward pass draws random numbers (dropout?), other ones with another "
-            "number of ranks"
-        )
+    kept = [any(r.get("carried") for r in rows.values()) for rows in (place.a, place.b)]
+    if kept[0] != kept[1]:
+        return Cause(f"{'B' if kept[1] else 'A'}: {KEPT}", sure=True)
+    if place.draws_otherwise:
+        return Cause(DRAWN)
     own = cause_in_own(place) if place.same_size and here else None
     if own and own.what:
         weighted = _of_parts(place, found, names)
         return weighted if weighted and weighted.weights else own
     scaled = fit(theirs, [ours])
-    if scaled and scaled[1] < CLOSE:
-        (factor,), rest = scaled
-        if abs(factor - 1) > max(CLOSE, 10 * rest):
-            return Cause(_of_factor(factor, place, found), sure=True, pattern=True)
+    if scaled and is_multiple(scaled, LOW_PRECISION[1]):
+        return Cause(_of_factor(scaled[0][0], place, found), sure=True, pattern=True)
     if cause := _of_parts(place, found, names):
         return cause
     if not here:
@@ -101,8 +170,16 @@ def cause_in_gradients(place: Place, found: Measured, here: bool) -> Cause:
     return _of_size(place, found, own is not None)
 
 
+def is_multiple(found: Fit, close: float = CLOSE) -> bool:
+    """Whether one tensor is so many times the other, and not once, by more than what is
+    left of the fit.
+    """
+    (factor, *_), rest = found
+    return rest < close and abs(factor - 1) > max(CLOSE, 10 * rest)
+
+
 def _without(place: Place, name: str) -> Cause | None:
-    """Where ranks of one run have no gradient of a tensor, and others have one."""
+    # where ranks of one run have no gradient of a tensor, and others have one
     lacks = [
         [rank for rank, row in rows.items() if name not in row["gradients"]]
         for rows in (place.a, place.b)
@@ -110,17 +187,22 @@ def _without(place: Place, name: str) -> Cause | None:
     on_all = [len(lacks[0]) == len(place.a), len(lacks[1]) == len(place.b)]
     if (place.same_size and lacks[0] == lacks[1]) or all(on_all) or not any(lacks):
         return None
-    side, rows = ("B", place.b) if lacks[1] else ("A", place.a)
-    ranks = lacks[side == "B"]
-    where = "" if len(ranks) == len(rows) else f" on {in_ranks(ranks)}"
-    return Cause(f"{name} has no gradient in {side}{where}", sure=True)
+    side = 1 if lacks[1] else 0
+    where = "" if on_all[side] else f" on {in_ranks(lacks[side])}"
+    return Cause(f"{name} has no gradient in {'AB'[side]}{where}", sure=True)
 
 
 def _of_size(place: Place, found: Measured, own_alike: bool) -> Cause:
-    """What no sum of gradients explains: from how far it is apart, and where."""
+    # what no sum of gradients explains: from how far it is apart, and where
     few = found.num_beyond_quick
     if 2 * few <= found.num:
-        return Cause(f"{few} of {found.num} tensors alone{_times(place, found)}")
+        pairs = zip((place.a, place.b), found.pairs[0], strict=True)
+        a, b = (vector(rows[r], "gradients", [found.tensor]) for rows, r in pairs)
+        times = fit(b, [a])
+        more = ""
+        if times and times[1] < CLOSE:
+            more = f", {found.tensor} {times[0][0]:.3g} times as large"
+        return Cause(f"{few} of {found.num} tensors alone{more}")
     if found.trains_buffers and not place.same_size:
         return Cause(BATCH_NORM)
     if LOW_PRECISION[0] <= found.whole <= LOW_PRECISION[1]:
@@ -138,15 +220,6 @@ def _of_size(place: Place, found: Measured, own_alike: bool) -> Cause:
     return Cause()
 
 
-def _times(place: Place, found: Measured) -> str:
-    rows = place.a[found.pairs[0][0]], place.b[found.pairs[0][1]]
-    a, b = (joined(sketches(row, "gradients"), [found.tensor]) for row in rows)
-    fitted = fit(b, [a])
-    if fitted is None or fitted[1] >= CLOSE:
-        return ""
-    return f", {found.tensor} {fitted[0][0]:.3g} times as large"
-
-
 def cause_in_own(place: Place) -> Cause | None:
     """Where the ranks' own gradients, before any reduction, are unlike; None where not
     all ranks have them, a Cause without ``what`` where they are alike.
@@ -160,9 +233,10 @@ def cause_in_own(place: Place) -> Cause | None:
         if not same_samples({0: a}, {0: b}):
             # dealt to other ranks, and put together the same
             return None
-        ours, theirs = (joined(row["own"], names) for row in (a, b))
-        size = max(size, *(length(joined(a["own"], [name])) for name in names))
-        if not length(theirs - ours) <= place.gradient_share * size:
+        ours, theirs = (vector(row, "own", names) for row in (a, b))
+        sizes = (float(vector(a, "own", [name]).norm()) for name in names)
+        size = max(size, *sizes)
+        if not float((theirs - ours).norm()) <= limits_of(place).gradients * size:
             unlike.append(rank)
             factors.append(fit(theirs, [ours]))
     if not unlike:
@@ -174,11 +248,9 @@ def cause_in_own(place: Place) -> Cause | None:
         return Cause(clause, True, what, ranks)
     if first := factors[0]:
         (factor,), rest = first
-        if rest < CLOSE and abs(factor - 1) > max(CLOSE, 10 * rest):
-            clause = (
-                f"{factor:.3g} times as large before any reduction: {_scale(factor)}"
-            )
-            return Cause(clause, True, what, ranks)
+        if is_multiple(first):
+            much = f"{factor:.3g} times as large before any reduction"
+            return Cause(f"{much}: {_scale(factor)}", True, what, ranks)
         gap = rest + abs(factor - 1)
         if gap <= LOW_PRECISION[1]:
             small = gap < LOW_PRECISION[0]
@@ -195,44 +267,31 @@ def _drawn_otherwise(a: Row, b: Row) -> bool:
 
 
 def _of_factor(factor: float, place: Place, found: Measured) -> str:
-    """What makes all of B's gradients so many times those of A."""
+    # what makes all of B's gradients so many times those of A
     size = f"{factor:.3g} times as large"
-    for side, rows, world_size, times in (
-        ("B", place.b, place.world_sizes[1], factor),
-        ("A", place.a, place.world_sizes[0], 1 / factor),
-    ):
+    sides = (("B", place.b, factor), ("A", place.a, 1 / factor))
+    for (side, rows, times), ranks in zip(sides, place.world_sizes[::-1], strict=True):
         # its own gradients, where there are any, tell which of the two it is
-        if world_size > 1 and (
-            clause := _off(times, world_size, _mean(rows, world_size))
-        ):
+        mean = _mean(rows, ranks)
+        if mean is not None and abs(mean - times) > 0.01 * times:
+            continue
+        if clause := of_multiple(times, ranks, 10 * CLOSE):
             return f"{size}: {clause} in {side}"
-    passes = [
-        len(rows[rank]["inputs"])
-        for rows, rank in ((place.a, found.pairs[0][0]), (place.b, found.pairs[0][1]))
-    ]
+    pairs = zip((place.a, place.b), found.pairs[0], strict=True)
+    passes = [len(rows[rank]["inputs"]) for rows, rank in pairs]
     if min(passes) > 0 and abs(factor * passes[0] / passes[1] - 1) < 10 * CLOSE:
         return f"{size}: accumulated passes are added up, without dividing their losses"
     return f"{size}: {_scale(factor)}"
 
 
-def _off(times: float, world_size: int, mean: float | None) -> str:
-    if mean is not None and abs(mean - times) > 0.01 * times:
-        return ""
-    if abs(times / world_size - 1) < 10 * CLOSE:
-        return "summed instead of averaged"
-    if abs(times * world_size - 1) < 10 * CLOSE:
-        return f"divided by the number of processes ({world_size}) twice"
-    return ""
-
-
 def _mean(rows: Rows, world_size: int) -> float | None:
-    """How many times the mean of the ranks' own gradients the gradient is."""
+    # how many times the mean of the ranks' own gradients the gradient is
     row = rows[min(rows)]
     names = common(row["gradients"], *(one["own"] for one in rows.values()))
     if not names or len(rows) < world_size:
         return None
-    parts = torch.stack([joined(one["own"], names) for one in rows.values()])
-    found = fit(joined(sketches(row, "gradients"), names), [parts.mean(0)])
+    parts = torch.stack([vector(one, "own", names) for one in rows.values()])
+    found = fit(vector(row, "gradients", names), [parts.mean(0)])
     return found[0][0] if found and found[1] < 10 * CLOSE else None
 
 
@@ -244,74 +303,67 @@ def _scale(factor: float) -> str:
     return "a scaled loss, or clipped to another norm"
 
 
-def _of_parts(place: Place, found: Measured, names: Sequence[str]) -> Cause | None:
-    """From the gradients of A and B as sums of what the ranks of one run computed."""
+def _of_parts(place: Place, found: Measured, names: Iterable[str]) -> Cause | None:
+    # from the gradients of A and B as sums of what the ranks of one run computed
     x, y = found.pairs[0]
-    sides = (
-        ("B", place.b, y, _before_clipping(place.a, x)),
-        ("A", place.a, x, _before_clipping(place.b, y)),
-    )
-    kept = {side: _keep_their_own(rows, found.tensor) for side, rows, _, _ in sides}
-    for side, rows, rank, other in sides:
-        own = [rows[rank]["own"] for rank in sorted(rows)]
+    sides = (("B", place.b, y, place.a, x), ("A", place.a, x, place.b, y))
+    kept = {side: _keep_their_own(rows, found.tensor) for side, rows, *_ in sides}
+    for side, rows, rank, others, other in sides:
+        own = [rows[r]["own"] for r in sorted(rows)]
         held = common(dict.fromkeys(names), *own)
-        parts = [joined(one, held) for one in own]
-        shares = _shares(_before_clipping(rows, rank), other, parts, held)
-        if shares is None:
+        pair = _unclipped(rows, rank, held), _unclipped(others, other, held)
+        fits = _fits(pair, [joined(one, held) for one in own])
+        if fits is None:
             continue
-        (factors, rest), (right, rest_right) = shares
+        (factors, rest), (right, rest_right) = fits
         # from other weights come other gradients: then each rank counts the same
         lacks_only = rest_right >= CLOSE
         right = [1.0] * len(own) if lacks_only else right
-        mine = rows[rank]["gradients"]
-        alike = all(row["gradients"] == mine for row in rows.values())
-        pattern = rest < CLOSE and _lacking(factors, right, None if alike else rank)
-        if pattern:
-            return Cause(f"{side}: {pattern}", sure=True, pattern=not lacks_only)
+        if rest < CLOSE and (missing := missing_in(factors, right)):
+            clause = f"the gradient of {in_ranks(missing)} is missing from the sum"
+            mine = rows[rank]["gradients"]
+            alike = all(row["gradients"] == mine for row in rows.values())
+            if not alike and rank not in missing and len(missing) == len(own) - 1:
+                clause = f"rank {rank} keeps its own gradient: not synchronized"
+            return Cause(f"{side}: {clause}", sure=True, pattern=not lacks_only)
         if kept[side] and not all(kept.values()):
             few = f"({found.num_beyond_quick} of {found.num} tensors)"
             clause = f"{found.tensor} is not synchronized, ranks keep their own {few}"
             return Cause(f"{side}: {clause}", sure=True)
         if lacks_only:
             continue
-        if rest < CLOSE and (uneven := _uneven(side, factors, right, MEANS)):
-            return uneven
+        clause, adds_up = of_weights(factors, right) if rest < CLOSE else ("", False)
+        if clause:
+            return Cause(f"{side}: {clause}", sure=True, pattern=True, weights=adds_up)
         # a transfer in 16 bits is off in most tensors, one left out of it in a few
         most = 2 * found.num_beyond_quick > found.num
         coarse = LOW_PRECISION[0] <= rest <= LOW_PRECISION[1]
         if most and coarse and 10 * rest_right < rest:
             return Cause(f"{side}: reduced in lower precision?", sure=True)
-    of_passes = (
-        _of_passes(side, rows, _before_clipping(rows, rank), other, names)
-        for side, rows, rank, other in sides
-    )
-    return next(filter(None, of_passes), None)
+    return next(filter(None, (_of_passes(*side, names) for side in sides)), None)
 
 
-def _before_clipping(rows: Rows, rank: int) -> Sketches:
-    """The gradients of ``rank``, without a factor below 1 that all tensors have."""
+def _unclipped(rows: Rows, rank: int, names: Sequence[str]) -> Tensor:
+    # the gradient of a rank, without a factor below 1 that all tensors have
     factor = min(1.0, _mean(rows, len(rows)) or 1.0)
-    found = sketches(rows[rank], "gradients")
-    return {name: [x / factor for x in one] for name, one in found.items()}
+    return vector(rows[rank], "gradients", names) / factor
 
 
-def _shares(
-    mine: Sketches, other: Sketches, parts: Sequence[Tensor], names: Sequence[str]
-) -> tuple[tuple[list[float], float], tuple[list[float], float]] | None:
-    """Two gradients as sums of ``parts``, if both can be had."""
-    if len(parts) < 2 or not names:
+def _fits(pair: Iterable[Tensor], parts: Sequence[Tensor]) -> tuple[Fit, Fit] | None:
+    # two gradients as sums of ``parts``, if both can be had
+    if len(parts) < 2 or not len(parts[0]):
         return None
-    pair = [fit(joined(one, names), parts) for one in (mine, other)]
-    return None if pair[0] is None or pair[1] is None else (pair[0], pair[1])
+    mine, other = (fit(one, parts) for one in pair)
+    return None if mine is None or other is None else (mine, other)
 
 
 def _keep_their_own(rows: Rows, name: str) -> bool:
-    """Whether each rank's gradient of a tensor is its own, clipped or not."""
+    # whether each rank's gradient of a tensor is its own, clipped or not
     found = rows.values()
     if not all(name in row["own"] and name in row["gradients"] for row in found):
         return False
-    own = [joined(row["own"], [name]) for row in found]
-    after = [joined(sketches(row, "gradients"), [name]) for row in found]
+    kinds = ("own", "gradients")
+    own, after = ([vector(row, k, [name]) for row in found] for k in kinds)
     mean = torch.stack(own).mean(0)
     fits = [(fit(x, [y]), fit(x, [mean])) for x, y in zip(after, own, strict=True)]
     return all(
@@ -321,76 +373,26 @@ def _keep_their_own(rows: Rows, name: str) -> bool:
 
 
 def _of_passes(
-    side: str, rows: Rows, mine: Sketches, other: Sketches, names: Sequence[str]
+    side: str, rows: Rows, rank: int, others: Rows, other: int, names: Iterable[str]
 ) -> Cause | None:
-    """The same from what each backward pass of a step computed."""
+    # the same from what each backward pass of a step computed
     of_ranks = [rows[rank].get("passes", {}) for rank in sorted(rows)]
     counts = [max(map(len, one.values()), default=0) for one in of_ranks]
-    held = [
-        name for name in names if [len(one.get(name, ())) for one in of_ranks] == counts
-    ]
+    held = [n for n in names if [len(one.get(n, ())) for one in of_ranks] == counts]
     parts = [
         joined({name: one[name][number] for name in held}, held)
         for one, count in zip(of_ranks, counts, strict=True)
         for number in range(count)
     ]
-    shares = _shares(mine, other, parts, held) if min(counts) else None
-    if shares is None or max(shares[0][1], shares[1][1]) >= CLOSE:
+    pair = _unclipped(rows, rank, held), _unclipped(others, other, held)
+    fits = _fits(pair, parts) if min(counts) else None
+    if fits is None or max(fits[0][1], fits[1][1]) >= CLOSE:
         return None
-    factors, right = (one for one, _ in shares)
+    factors, right = (one for one, _ in fits)
     ends = [*accumulate(counts)]
     within = [right[end - n : end] for end, n in zip(ends, counts, strict=True)]
     each = any(max(r) - min(r) > 10 * CLOSE * max(map(abs, r)) for r in within)
-    return _uneven(side, factors, right, MEANS_OF_PASSES if each else MEANS)
-
-
-def _lacking(
-    factors: Sequence[float], right: Sequence[float], alone: int | None
-) -> str | None:
-    """Which ranks a gradient lacks, from its factors and those of the right one;
-    ``alone`` is the rank that has it, where it is not that of all.
-    """
-    largest = max(map(abs, right))
-    most = max(map(abs, factors))
-    there = [abs(factor) > 10 * CLOSE * most for factor in factors]
-    wanted = [abs(factor) > 10 * CLOSE * largest for factor in right]
-    missing = [r for r, (x, y) in enumerate(zip(there, wanted, strict=True)) if y > x]
-    if alone is not None and there[alone] and len(missing) == len(factors) - 1:
-        return f"rank {alone} keeps its own gradient: not synchronized"
-    if missing:
-        return f"the gradient of {in_ranks(missing)} is missing from the sum"
-    return None
-
-
-def _uneven(
-    side: str, factors: Sequence[float], right: Sequence[float], means: str
-) -> Cause | None:
-    """Where the parts do not count as they should; ``means`` is said where each counts
-    the same and should not.
-    """
-    largest, most = (max(map(abs, one)) for one in (right, factors))
-    if min(map(abs, right)) <= 10 * CLOSE * largest:
+    clause, adds_up = of_weights(factors, right, MEANS_OF_PASSES if each else MEANS)
+    if not clause:
         return None
-    ratios = [factor / wanted for factor, wanted in zip(factors, right, strict=True)]
-    if max(ratios) - min(ratios) < 10 * CLOSE * abs(ratios[0]):
-        return None
-    weights, clause = _adds_up(factors, right), means
-    if max(factors) - min(factors) >= 10 * CLOSE * most:
-        clause = "the ranks count otherwise than in the other run"
-        if max(right) - min(right) < 10 * CLOSE * largest:
-            clause = "the ranks count differently, and alike in the other run"
-    elif not weights:
-        # it is the other run that takes a mean of means
-        return None
-    return Cause(f"{side}: {clause}", sure=True, pattern=True, weights=weights)
-
-
-def _adds_up(factors: Sequence[float], right: Sequence[float]) -> bool:
-    """Whether the right factors share out what these do: the parts are means then, each
-    of its own targets. Parts of a sum over all targets that would be made means have
-    factors that add up to more, by the variance of the numbers of targets.
-    """
-    ratios = [wanted / factor for wanted, factor in zip(right, factors, strict=True)]
-    middle = fmean(ratios)
-    spread = fmean((ratio / middle - 1) ** 2 for ratio in ratios)
-    return abs(sum(right) / sum(factors) - 1) < spread / 4
+    return Cause(f"{side}: {clause}", sure=True, pattern=True, weights=adds_up)

@@ -1,9 +1,7 @@
-"""Where two runs diverge, and the probable cause, read from the pattern of it.
+"""Where two runs diverge, and the probable cause, from what each recorded.
 
 The first step that differs, and there the first thing: data, gradients, parameters,
-buffers. A gradient that is wrong is written as a combination of the gradients that the
-ranks computed on their own; the coefficients tell most faults apart. What fits no
-pattern has the cause "unknown".
+buffers. What fits no pattern (minitrain/compare/causes.py) has the cause "unknown".
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,17 +11,26 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from minitrain.compare.align import combination
+from minitrain.compare.causes import (
+    UNKNOWN,
+    cause_in_buffers,
+    missing_in,
+    near,
+    of_multiple,
+    of_rate,
+    of_weights,
+)
+from minitrain.compare.difference import NOT_RESTORED
+from minitrain.compare.tolerances import CLOSE
 from minitrain.proof.first_difference import Rows, first_difference, of_kind
 
 What = Literal["data", "gradients", "parameters", "buffers"]
 Tensors = Mapping[str, Tensor]
-
+State = Mapping[str, Tensors]
 # the cause, asked for by step, thing and ranks that differ
 Explain = Callable[[int, What, list[int]], str]
-
-UNKNOWN = "unknown"
-# of a fit: what rounding leaves, in float32
-CLOSE = 1e-3
+OTHER_START = "other weights before the step"
 
 
 @dataclass(frozen=True)
@@ -55,7 +62,7 @@ class Divergence:
         if self.tensor:
             where += f", tensor {self.tensor}"
         if self.ranks:
-            where += f", rank {', '.join(map(str, self.ranks))}"
+            where += f", rank {_names(self.ranks)}"
         return f"{where}; probable cause: {self.cause}"
 
 
@@ -64,23 +71,23 @@ def locate(run: Rows, replay: Rows, explain: Explain) -> Divergence | None:
 
     ``explain`` is asked for its cause. None where nothing differs.
     """
-    ours, theirs = (of_kind(rows, "tensors") for rows in (run, replay))
-    batches, wanted = (of_kind(rows, "batch") for rows in (run, replay))
-    steps = sorted({row["step"] for row in (*ours, *batches)})
-    for step in steps:
-        batch, right = (_at(rows, step) for rows in (batches, wanted))
-        if [row["sha256"] for row in batch] != [row["sha256"] for row in right]:
-            ranks = _ranks_that_differ(batch[0], right[0])
-            cause = cause_in_data(batch[0], right[0], batches)
-            return Divergence(step, "data", "", ranks, cause)
-        if found := first_difference(_at(ours, step), _at(theirs, step)):
-            cause = explain(step, found.what, found.ranks)
-            return Divergence(step, found.what, found.tensor, found.ranks, cause)
-    return None
-
-
-def _at(rows: Rows, step: int) -> list[Mapping[str, Any]]:
-    return [row for row in rows if row["step"] == step]
+    batches, wanted = (
+        {row["step"]: row for row in of_kind(rows, "batch")} for rows in (run, replay)
+    )
+    other = [
+        step
+        for step in sorted(batches.keys() & wanted.keys())
+        if batches[step]["sha256"] != wanted[step]["sha256"]
+    ]
+    found = first_difference(run, replay)
+    if other and (found is None or other[0] <= found.step):
+        step, batch, right = other[0], batches[other[0]], wanted[other[0]]
+        cause = cause_in_data(batch, right, [*batches.values()])
+        return Divergence(step, "data", "", _ranks_that_differ(batch, right), cause)
+    if found is None:
+        return None
+    cause = explain(found.step, found.what, found.ranks)
+    return Divergence(found.step, found.what, found.tensor, found.ranks, cause)
 
 
 def _ranks_that_differ(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[int]:
@@ -96,15 +103,14 @@ def cause_in_data(
         count = ours["repeated"] - theirs["repeated"]
         return f"samples that are duplicated ({count})"
     for before in batches:
-        again = before["step"] < ours["step"] and before["sha256"] == ours["sha256"]
-        if again:
+        if before["step"] < ours["step"] and before["sha256"] == ours["sha256"]:
             step = before["step"]
             return f"the batch of step {step} again: no new order for this epoch"
     if len(ours["ranks"]) != len(theirs["ranks"]):
         return "other samples, on unlike numbers of ranks"
     ranks = _ranks_that_differ(ours, theirs)
     if len(ranks) < len(theirs["ranks"]):
-        return f"rank {', '.join(map(str, ranks))} reads other samples than its own"
+        return f"rank {_names(ranks)} reads other samples than its own"
     return "another order of the samples, on all ranks"
 
 
@@ -115,59 +121,76 @@ def cause_of(what: What, ranks: list[int], values: Values) -> str:
     if what == "buffers":
         return cause_in_buffers(ranks, len(values.ranks))
     if what == "parameters":
-        return cause_in_step(ranks, values)
+        return cause_in_step(values.ranks[ranks[0]], values.replay, len(values.ranks))
     return cause_in_gradients(ranks, values)
 
 
-def cause_in_buffers(ranks: list[int], world_size: int) -> str:
-    """Why buffers differ where gradients and parameters do not."""
-    if ranks and 0 not in ranks and world_size > 1:
-        return "rank 0's buffers are not broadcast before the forward pass"
-    return UNKNOWN
-
-
-def cause_in_step(ranks: list[int], values: Values) -> str:
-    """Why parameters differ after a step that the gradients do not explain."""
-    rank = ranks[0]
-    moved, right = (
-        _flat(_less(state["after"], state["before"]))
-        for state in (values.ranks[rank], values.replay)
+def cause_in_step(
+    ours: State, theirs: State, world_size: int, otherwise: str = NOT_RESTORED
+) -> str:
+    """Why two states have other parameters after a step with the same gradients: each
+    has the parameters ``before`` and ``after`` it; ``otherwise`` where no factor tells.
+    """
+    before, after = (
+        [_flat(state[when]) for state in (ours, theirs)] for when in ("before", "after")
     )
+    if len({len(one) for one in (*before, *after)}) > 1:
+        return UNKNOWN
+    if not torch.equal(*before):
+        return OTHER_START
+    moved, right = (new - old for new, old in zip(after, before, strict=True))
     (factor,), rest = combination(moved, [right])
-    world_size = len(values.ranks)
-    if rest < CLOSE and not _near(factor, 1):
-        if _near(factor, 1 / world_size):
-            return "the learning rate is divided by the number of processes"
-        return f"the learning rate is {factor:.3g} times what it should be"
     if rest >= CLOSE:
-        return "the optimizer's own state is another one (not restored?)"
-    return UNKNOWN
+        return otherwise
+    if near(factor, 1):
+        return UNKNOWN
+    if why := of_rate(factor, world_size):
+        return f"the {why}"
+    return f"a step {factor:.3g} times as long: another learning rate"
 
 
 def cause_in_gradients(ranks: list[int], values: Values) -> str:
     """Why synchronized gradients are wrong."""
     starts = [_flat(rank["before"]) for rank in values.ranks]
-    elsewhere = [
-        rank
-        for rank, start in enumerate(starts)
-        if not torch.equal(start, _flat(values.replay["before"]))
-    ]
+    right = _flat(values.replay["before"])
+    elsewhere = [rank for rank, s in enumerate(starts) if not torch.equal(s, right)]
     if elsewhere:
-        names = ", ".join(map(str, elsewhere))
-        return f"rank {names} starts from other weights: rank 0's were not broadcast"
+        start = f"rank {_names(elsewhere)} starts from other weights"
+        return f"{start}: rank 0's were not broadcast"
     own = [_flat(one) for one in values.replay["own"]]
     found = {rank: _flat(values.ranks[rank]["gradients"]) for rank in ranks}
     if any(len(gradient) != len(own[0]) for gradient in found.values()):
         return UNKNOWN
-    fits = {rank: combination(gradient, own) for rank, gradient in found.items()}
-    alone = [rank for rank, fit in fits.items() if _only(rank, fit)]
-    if alone == ranks:
-        return f"ranks that keep their own gradients: {', '.join(map(str, alone))}"
+    # of the ranks' own means, which the right gradient adds up by their shares
+    parts = [g / (share or 1) for g, share in zip(own, values.shares, strict=True)]
+    fits = {rank: combination(gradient, parts) for rank, gradient in found.items()}
+    if all(_only(rank, fit) for rank, fit in fits.items()):
+        return f"ranks that keep their own gradients: {_names(ranks)}"
     factors, rest = fits[ranks[0]]
     on_all = len(ranks) == len(values.ranks)
-    if on_all and rest < CLOSE and (cause := _pattern(factors, values.shares)):
+    if on_all and rest < CLOSE and (cause := _of_factors(factors, values.shares)):
         return cause
     return _low_precision(found[ranks[0]], _flat(values.replay["gradients"]))
+
+
+def _of_factors(factors: Sequence[float], shares: Sequence[float]) -> str:
+    if missing := missing_in(factors, shares):
+        return f"the gradient of rank {_names(missing)} is missing from the sum"
+    if (cause := of_weights(factors, shares)[0]) or min(shares) == 0:
+        return cause
+    factor = factors[0] / shares[0]
+    if near(factor, 1):
+        return ""
+    why = of_multiple(factor, len(factors)) or "a scaled loss"
+    return f"{factor:.3g} times the mean: {why}"
+
+
+def _only(rank: int, fit: tuple[list[float], float]) -> bool:
+    factors, rest = fit
+    others = [abs(factor) for r, factor in enumerate(factors) if r != rank]
+    return (
+        rest < CLOSE and max(others, default=0.0) < CLOSE and abs(factors[rank]) > CLOSE
+    )
 
 
 def cause_of_pair(
@@ -175,59 +198,15 @@ def cause_of_pair(
 ) -> str:
     """Why two runs have other gradients, where only those of rank 0 are kept."""
     if 0 not in ranks:
-        names = ", ".join(map(str, ranks))
-        return f"rank {names} only: it trains alone, or has other weights"
+        return f"rank {_names(ranks)} only: it trains alone, or has other weights"
     a, b = _flat(ours), _flat(theirs)
     if a.shape != b.shape:
         return UNKNOWN
     (factor,), rest = combination(a, [b])
-    if rest < CLOSE and not _near(factor, 1):
-        if _near(factor, world_size):
-            return f"{factor:.3g} times as large: summed instead of averaged"
-        if _near(factor, 1 / world_size):
-            return f"{factor:.3g} times as large: averaged twice"
-        return f"{factor:.3g} times as large: a scaled loss"
+    if rest < CLOSE and not near(factor, 1):
+        why = of_multiple(factor, world_size) or "a scaled loss"
+        return f"{factor:.3g} times as large: {why}"
     return _low_precision(a, b)
-
-
-def cause_of_steps(ours: Mapping[str, Tensors], theirs: Mapping[str, Tensors]) -> str:
-    """Why two runs have other parameters after a step with the same gradients: each has
-    the parameters of rank 0 ``before`` and ``after`` it.
-    """
-    if any(state["before"].keys() != state["after"].keys() for state in (ours, theirs)):
-        return UNKNOWN
-    a, b = (_flat(_less(state["after"], state["before"])) for state in (ours, theirs))
-    if a.shape != b.shape or not torch.equal(
-        *(_flat(s["before"]) for s in (ours, theirs))
-    ):
-        return "other weights before the step"
-    (factor,), rest = combination(a, [b])
-    if rest < CLOSE and not _near(factor, 1):
-        return f"a step {factor:.3g} times as long: another learning rate"
-    return (
-        UNKNOWN if rest < CLOSE else "another step from the same gradients: optimizer"
-    )
-
-
-def _pattern(factors: list[float], shares: Sequence[float]) -> str | None:
-    world_size = len(factors)
-    missing = [rank for rank, factor in enumerate(factors) if abs(factor) < CLOSE]
-    if missing:
-        names = ", ".join(map(str, missing))
-        return f"the gradient of rank {names} is missing from the sum"
-    if all(_near(factor, factors[0]) for factor in factors):
-        factor = factors[0]
-        if _near(factor, 1):
-            return None
-        if _near(factor, world_size):
-            return f"{world_size} times the mean: summed instead of averaged"
-        if _near(factor, 1 / world_size):
-            return "divided by the number of processes twice"
-        return f"{factor:.3g} times the mean: a scaled loss"
-    equal = [1 / (world_size * share) if share else 0.0 for share in shares]
-    if all(_near(a, b) for a, b in zip(factors, equal, strict=True)):
-        return "a mean of means: each rank counts the same, however many targets it has"
-    return None
 
 
 def _low_precision(found: Tensor, right: Tensor) -> str:
@@ -246,32 +225,9 @@ def _passes(values: Tensor, dtype: torch.dtype) -> bool:
     return torch.equal(values.to(dtype).to(values.dtype), values)
 
 
-def combination(target: Tensor, parts: Sequence[Tensor]) -> tuple[list[float], float]:
-    """Factors that bring the sum of ``parts`` nearest to ``target``, and what is left.
-
-    Least squares in float64 (``torch.linalg.lstsq``) over flat tensors of one length;
-    what is left is |rest| / |target|.
-    """
-    matrix = torch.stack([part.double() for part in parts], dim=1)
-    wanted = target.double()
-    factors = torch.linalg.lstsq(matrix, wanted[:, None]).solution.flatten()
-    rest = (matrix @ factors - wanted).norm() / wanted.norm().clamp_min(1e-300)
-    return factors.tolist(), float(rest)
-
-
-def _only(rank: int, fit: tuple[list[float], float]) -> bool:
-    factors, rest = fit
-    others = [abs(factor) for r, factor in enumerate(factors) if r != rank]
-    return rest < CLOSE and max(others) < CLOSE and abs(factors[rank]) > CLOSE
-
-
-def _near(a: float, b: float) -> bool:
-    return abs(a - b) <= CLOSE * max(1.0, abs(b))
-
-
-def _less(a: Tensors, b: Tensors) -> dict[str, Tensor]:
-    return {name: a[name] - b[name] for name in a}
-
-
 def _flat(tensors: Tensors) -> Tensor:
     return torch.cat([tensor.flatten() for tensor in tensors.values()])
+
+
+def _names(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))

@@ -1,7 +1,10 @@
-"""What differs at a step: how it is said, and what is compared by its bits alone."""
+"""What differs at a step apart from gradients and parameters: data, learning rates and
+settings, buffers, the optimizer's state; and the probable cause of each.
+"""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,20 +12,25 @@ from minitrain.compare.align import (
     Place,
     Row,
     Rows,
-    beside,
+    apart,
     common,
-    of_pairs,
+    is_finite,
+    ratio,
     samples,
 )
-from minitrain.compare.clauses import NOT_RESTORED, SETTINGS, cause_in_rates
-from minitrain.compare.diagnosis import UNKNOWN
-from minitrain.recording.alarm import in_ranks
-from minitrain.recording.format import Recording
+from minitrain.compare.causes import UNKNOWN, cause_in_buffers, of_rate
+from minitrain.compare.tolerances import CLOSE, SAME_RATE, limits_of
 from minitrain.recording.rules_of_progress import settings_of
 
-# rates that a float32 and a float64 hold
-SAME_RATE = 1e-6
+NOT_RESTORED = "the optimizer's own state is another one (not restored?)"
+SETTINGS = "another optimizer, or another setting of it"
 OTHER_SETTING = "the optimizer is made otherwise, or has other groups of parameters"
+SCHEDULE = "another schedule, or other groups of parameters"
+# training need not read a buffer: nothing else shows that it is wrong
+UNREAD = (
+    "what training need not read (a running mean, a moving average?) goes otherwise"
+)
+COUNTED = "a count, or a flag, that goes otherwise"
 
 
 @dataclass(frozen=True)
@@ -48,14 +56,100 @@ class Unlike:
     twin_decides: bool = False
 
 
+def at(place: Place, what: str, much: str, cause: str, **more: Any) -> Unlike:
+    """What is unlike at this place."""
+    more |= {"optimizer": place.optimizer, "end": place.end}
+    return Unlike(place.step, what, much, cause, **more)
+
+
+def cause_in_data(place: Place, before: Place | None) -> tuple[str, str]:
+    """By how much the samples of a step differ, and why."""
+    a, b = samples(place.a), samples(place.b)
+    much = f"{(a & b).total()} of {a.total()} samples are the same"
+    if a.total() != b.total():
+        much += f", B has {b.total()}"
+    return much, _of_data(place, before, a, b)
+
+
+def _of_data(
+    place: Place, before: Place | None, a: Counter[str], b: Counter[str]
+) -> str:
+    inputs = [samples(rows, "unlabelled") for rows in (place.a, place.b)]
+    if inputs[0] and inputs[0] == inputs[1]:
+        return "the labels are others, and the inputs the same"
+    for side, rows, ours, theirs in (("B", place.b, b, a), ("A", place.a, a, b)):
+        more = [ours[digest] for digest in ours - theirs]
+        if more and min(more) > 1:
+            return _of_duplicates(side, rows, more)
+    if before is not None:
+        for side, now, rows in (("B", b, before.b), ("A", a, before.a)):
+            if now == samples(rows):
+                again = f"{side} reads the batch of step {before.step} again"
+                return f"{again}: no new order for this epoch?"
+        if b == samples(before.a):
+            return f"B reads what A reads at step {before.step}"
+    if b < a or a < b:
+        few, all_of_it = ("B", "A") if b < a else ("A", "B")
+        return f"{few} reads a part of what {all_of_it} reads: another batch size"
+    if a.total() != b.total():
+        return "another global batch size"
+    if not a & b:
+        return "another order of the samples (seed?), or other inputs of the model"
+    return "other samples among them"
+
+
+def _of_duplicates(side: str, rows: Rows, counts: Sequence[int]) -> str:
+    each = [samples({rank: row}) for rank, row in rows.items()]
+    if len(each) > 1 and all(one == each[0] for one in each):
+        return f"all ranks of {side} read the same samples: no sampler of their own"
+    twice = sum(counts) - len(counts)
+    return f"{side} reads {twice} samples again (padded to a multiple of the ranks?)"
+
+
 def rates_unlike(place: Place) -> Unlike | None:
     """The first ranks with other learning rates."""
     unlike = [(x, y) for x, y in place.pairs if not _same_rates(place.a[x], place.b[y])]
     if not unlike:
         return None
     x, y = unlike[0]
-    much, cause = cause_in_rates(place.a[x], place.b[y], place.world_sizes)
-    return at(place, "learning rate", much, cause, "", of_pairs(place, unlike))
+    ours, theirs = (sorted({*row["lr"]}) for row in (place.a[x], place.b[y]))
+    told = [", ".join(f"{r:.6g}" for r in one) or "none" for one in (ours, theirs)]
+    cause = _of_rates(ours, theirs, place.world_sizes)
+    much, ranks = " against ".join(told), place.named(unlike)
+    return at(place, "learning rate", much, cause, ranks=ranks)
+
+
+def _same_rates(a: Row, b: Row) -> bool:
+    # group by group; where there are other groups, the same rates among them
+    ours, theirs = a["lr"], b["lr"]
+    if len(ours) != len(theirs):
+        ours, theirs = sorted({*ours}), sorted({*theirs})
+    return _same_setting(tuple(ours), tuple(theirs))
+
+
+def _of_rates(
+    ours: Sequence[float], theirs: Sequence[float], world_sizes: tuple[int, int]
+) -> str:
+    if len(ours) != len(theirs) or 0.0 in ours:
+        return SCHEDULE
+    ratios = [y / x for x, y in zip(ours, theirs, strict=True)]
+    if max(ratios) - min(ratios) > CLOSE * abs(ratios[0]):
+        return SCHEDULE
+    return why_of_rate(ratios[0], world_sizes) or f"{ratios[0]:.4g} times as large"
+
+
+def why_of_rate(factor: float, world_sizes: tuple[int, int]) -> str:
+    """Which run has a rate that goes by the number of its processes, from how many
+    times B's is that of A.
+    """
+    times = 1 / factor if factor else 0.0
+    for side, by, size in (
+        ("B's", factor, world_sizes[1]),
+        ("A's", times, world_sizes[0]),
+    ):
+        if why := of_rate(by, size):
+            return f"{side} {why}"
+    return ""
 
 
 def settings_unlike(place: Place) -> Unlike | None:
@@ -70,9 +164,9 @@ def settings_unlike(place: Place) -> Unlike | None:
     for (name, key), pairs in found.items():
         x, y = pairs[0]
         ours, theirs = (settings_of(r)[name][key] for r in (place.a[x], place.b[y]))
-        much = f"{key} = {ours} against {theirs}"
-        of = of_pairs(place, pairs)
-        return at(place, "optimizer settings", much, OTHER_SETTING, name, of)
+        much, ranks = f"{key} = {ours} against {theirs}", place.named(pairs)
+        what = "optimizer settings"
+        return at(place, what, much, OTHER_SETTING, tensor=name, ranks=ranks)
     return None
 
 
@@ -84,30 +178,27 @@ def _same_setting(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def _same_rates(a: Row, b: Row) -> bool:
-    """Group by group; where there are other groups, the same rates among them."""
-    ours, theirs = a["lr"], b["lr"]
-    if len(ours) != len(theirs):
-        ours, theirs = sorted({*ours}), sorted({*theirs})
-    return len(ours) == len(theirs) and all(
-        math.isclose(p, q, rel_tol=SAME_RATE) for p, q in zip(ours, theirs, strict=True)
-    )
-
-
 def state_unlike(place: Place, same_torch: bool) -> Iterator[Unlike]:
     """Where the optimizer's state has other bits, and all before it has not."""
     cause = f"{NOT_RESTORED}, or {SETTINGS}"
-    of_a, of_b = (_held(rows) for rows in (place.a, place.b))
+    of_a, of_b = (state_held(rows) for rows in (place.a, place.b))
     # another version may keep the same state in another form
     for name in {**of_a, **of_b} if same_torch else ():
+        much, ranks = "other bits", ""
         if name not in of_a or name not in of_b:
             much = f"none in {'A' if name in of_b else 'B'}"
-            yield at(place, "optimizer state", much, cause, name, "")
-        elif ranks := _ranks_unlike(of_a[name], of_b[name]):
-            yield at(place, "optimizer state", "other bits", cause, name, ranks)
+        else:
+            a, b = of_a[name], of_b[name]
+            # where ranks divide the state, part with part
+            pairs = [(rank, rank) for rank in a if rank in b] or [(min(a), min(b))]
+            unlike = [(y, y) for x, y in pairs if a[x] != b[y]]
+            if not unlike:
+                continue
+            ranks = place.named(unlike)
+        yield at(place, "optimizer state", much, cause, tensor=name, ranks=ranks)
 
 
-def _held(rows: Rows) -> dict[str, dict[int, str]]:
+def state_held(rows: Rows) -> dict[str, dict[int, str]]:
     """Hashes of what the optimizer keeps of each parameter, by rank."""
     found: dict[str, dict[int, str]] = {}
     for rank, row in rows.items():
@@ -116,55 +207,45 @@ def _held(rows: Rows) -> dict[str, dict[int, str]]:
     return found
 
 
-def _ranks_unlike(a: Mapping[int, str], b: Mapping[int, str]) -> list[int]:
-    """Rank r is held to rank r, or where ranks divide the state, part to part."""
-    pairs = [(rank, rank) for rank in a if rank in b] or [(min(a), min(b))]
-    return [y for x, y in pairs if a[x] != b[y]]
+def buffers_unlike(place: Place, exact: bool) -> Iterator[Unlike]:
+    """The buffer that is farthest apart: where all before is equal to the bit by any
+    other bit, and else by more than 16 bits round; one that is not finite in one alone
+    is sure then.
+    """
+    found: dict[str, tuple[float, list[int]]] = {}
+    for rank, _ in place.pairs:
+        a, b = place.a[rank]["buffers"], place.b[rank]["buffers"]
+        for name in {**a, **b}:
+            x, y = a.get(name), b.get(name)
+            share = math.inf
+            if x and y and "norm" in x and "norm" in y:
+                share = ratio(apart(x, y), max(x["norm"], y["norm"]))
+            same = x and y and x["hash"] == y["hash"]
+            if not same and (exact or share > limits_of(place).coarse):
+                far, ranks = found.get(name, (0.0, []))
+                found[name] = max(far, share), [*ranks, rank]
+    if not found:
+        return
+    name = max(found, key=lambda one: found[one][0])
+    share, ranks = found[name]
+    entries = [rows[ranks[0]]["buffers"].get(name) for rows in (place.a, place.b)]
+    counted = all(entry and "norm" not in entry for entry in entries)
+    much = f"about {share:.2g} of its size apart"
+    if math.isinf(share):
+        much = "other numbers" if counted else "not in both, or not finite"
+    much += f", and {len(found) - 1} more" if len(found) > 1 else ""
+    finite = {
+        bool(entry and ("norm" not in entry or is_finite(entry))) for entry in entries
+    }
+    cause = COUNTED if counted else UNREAD
+    cause = cause_in_buffers(ranks, place.world_sizes[0]) if exact else cause
+    more = {"tensor": name, "ranks": place.named([(rank, rank) for rank in ranks])}
+    yield at(place, "buffers", much, cause, sure=exact or len(finite) == 2, **more)
 
 
-def state_divided(a: Recording, b: Recording) -> list[str]:
-    """Where ranks keep a part of the optimizer's state each: what is compared."""
-    said = []
-    for side, recording in (("A", a), ("B", b)):
-        for key in next(iter(recording.ranks.values())).steps:
-            rows = {
-                r: o.steps[key] for r, o in recording.ranks.items() if key in o.steps
-            }
-            held = _held(rows)
-            if any(len(ranks) < len(rows) for ranks in held.values()):
-                each = ", ".join(str(len(row["moments"])) for row in rows.values())
-                said.append(
-                    f"optimizer state: divided over the ranks of {side} ({each} of "
-                    f"{len(held)} tensors), each part is compared where it is held"
-                )
-                break
-    return said
-
-
-def at(
-    place: Place,
-    what: str,
-    much: str,
-    cause: str,
-    tensor: str,
-    ranks: list[int] | str,
-    sure: bool = True,
-) -> Unlike:
-    """What is unlike there, on ``ranks``."""
-    if not isinstance(ranks, str):
-        named = ranks and len(ranks) < len(place.pairs)
-        ranks = in_ranks(ranks) if named else ""
-    return Unlike(
-        place.step,
-        what,
-        much,
-        cause,
-        tensor,
-        ranks,
-        sure,
-        optimizer=place.optimizer,
-        end=place.end,
-    )
+def beside(rows: Rows) -> set[str]:
+    """The digests of what stood beside the samples, however many ranks got it."""
+    return {digest for row in rows.values() for digest in row["beside"] if digest}
 
 
 def rest_is_equal(place: Place) -> bool:
@@ -172,6 +253,8 @@ def rest_is_equal(place: Place) -> bool:
     if samples(place.a) != samples(place.b) or beside(place.a) != beside(place.b):
         return False
     # an optimizer's share of its state is of a rank's own
-    if place.same_size and any(state_unlike(place, same_torch=True)):
-        return False
-    return all(place.a[x]["lr"] == place.b[y]["lr"] for x, y in place.pairs)
+    own = place.same_size and (
+        any(state_unlike(place, same_torch=True))
+        or any(buffers_unlike(place, exact=True))
+    )
+    return not own and all(place.a[x]["lr"] == place.b[y]["lr"] for x, y in place.pairs)

@@ -5,18 +5,16 @@ for this one load, so that it can neither run code nor change anything of this p
 """
 
 import io
-import math
 import pickle
 from collections.abc import Iterator, Mapping
 from functools import partial
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from minitrain.compare.unread import Entry, Unread
+from minitrain.compare.entries import Entry, Unread
 from minitrain.core.errors import UserError
 from minitrain.core.regular import MOST_OF_METADATA, require_regular
 
@@ -38,8 +36,6 @@ RECORDS = {
     },
 }
 PATHS = {"PosixPath", "PurePosixPath", "Path"}
-# of a tensor: where each piece begins, and how large it is
-Box = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def read_distcp(folder: Path) -> Iterator[Entry]:
@@ -114,50 +110,26 @@ def _metadata(path: Path) -> Any:
 
 def _tensor(folder: Path, where: Mapping[Any, Any], name: str, what: Any) -> Tensor:
     try:
-        size = tuple(what.size)
+        # the properties are written as a tuple, in this order
+        dtype = getattr(what.properties, "dtype", None) or what.properties.fields[0]
+        whole = torch.empty(tuple(what.size), dtype=dtype)
+        there = torch.zeros(whole.shape, dtype=torch.bool)
         boxes = [(tuple(one.offsets), tuple(one.sizes)) for one in what.chunks]
-        dtype = _dtype(what.properties)
-    except (AttributeError, TypeError, IndexError):
+    except (AttributeError, TypeError, IndexError, RuntimeError):
         raise _damaged(folder) from None
-    if not _cover(size, boxes):
-        raise UserError(
-            f"{folder}: the pieces of tensor {name} are not the whole of it"
-        )
-    whole = torch.empty(size, dtype=dtype)
     for offsets, sizes in boxes:
+        box = tuple(slice(x, x + n) for x, n in zip(offsets, sizes, strict=False))
+        # pieces that leave the tensor, or overlap
+        if there[box].shape != sizes or len(offsets) != len(sizes) or there[box].any():
+            raise _torn(folder, name)
         piece = _piece(folder, where, name, offsets)
         fits = isinstance(piece, Tensor) and tuple(piece.shape) == sizes
         if not fits or piece.dtype != dtype:
             raise UserError(f"{folder}: a piece of tensor {name} is of another kind")
-        ends = zip(offsets, sizes, strict=True)
-        whole[tuple(slice(start, start + length) for start, length in ends)] = piece
+        whole[box], there[box] = piece, True
+    if not there.all():
+        raise _torn(folder, name)
     return whole
-
-
-def _dtype(properties: Any) -> torch.dtype:
-    # written as a tuple, in this order
-    dtype = getattr(properties, "dtype", None) or properties.fields[0]
-    if not isinstance(dtype, torch.dtype):
-        raise TypeError
-    return dtype
-
-
-def _cover(size: tuple[int, ...], boxes: list[Box]) -> bool:
-    """Whether each element of a tensor of ``size`` is in one of ``boxes``."""
-    for offsets, sizes in boxes:
-        if not len(offsets) == len(sizes) == len(size):
-            return False
-        ends = zip(offsets, sizes, size, strict=True)
-        if any(start < 0 or n < 0 or start + n > end for start, n, end in ends):
-            return False
-    if any(_overlap(one, other) for one, other in combinations(boxes, 2)):
-        return False
-    return sum(math.prod(sizes) for _, sizes in boxes) == math.prod(size)
-
-
-def _overlap(one: Box, other: Box) -> bool:
-    sides = zip(*one, *other, strict=True)
-    return all(a < b + m and b < a + n for a, n, b, m in sides)
 
 
 def _piece(folder: Path, where: Mapping[Any, Any], name: str, offsets: Any) -> Any:
@@ -179,3 +151,7 @@ def _piece(folder: Path, where: Mapping[Any, Any], name: str, offsets: Any) -> A
 
 def _damaged(folder: Path) -> UserError:
     return UserError(f"{folder}: not a whole checkpoint of {_CHECKPOINT}")
+
+
+def _torn(folder: Path, name: str) -> UserError:
+    return UserError(f"{folder}: the pieces of tensor {name} are not the whole of it")

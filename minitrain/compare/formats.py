@@ -7,26 +7,21 @@ others are read one tensor at a time.
 import json
 import re
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from minitrain.compare.distcp import METADATA, PIECES, read_distcp
-from minitrain.compare.inert import Inert, load_inert, parts_of
-from minitrain.compare.unread import Entry, Unread
+from minitrain.compare.entries import Entry, Unread, leaves, load_inert
 from minitrain.core.errors import UserError
 from minitrain.core.regular import MOST_OF_INDEX, require_regular
 
 # beside shards, as Hugging Face writes it: which tensor is in which
 INDEX = ".index.json"
-# behind the name of a tensor of which one rank's part is there
-PART = " (part)"
 
 
 def is_state(path: Path) -> bool:
@@ -69,33 +64,6 @@ def entries(path: Path) -> Iterator[Entry]:
         yield from _safetensors(path)
     else:
         yield from leaves(_torch(path))
-
-
-def leaves(entry: object, name: str = "") -> Iterator[Entry]:
-    """The entries inside ``entry``, which is called ``name``."""
-    if isinstance(entry, Mapping) and entry:
-        children = list(entry.items())
-    elif isinstance(entry, list | tuple) and entry:
-        children = list(enumerate(entry))
-    elif isinstance(entry, Tensor) and hasattr(entry, "placements"):
-        # of a DTensor there is what the rank that wrote it held; the rest is a value
-        part: Any = entry
-        yield name, part.to_local()
-        placed = ", ".join(map(str, part.placements))
-        yield f"{name}{PART}", f"part of {tuple(entry.shape)}, placed {placed}"
-        return
-    elif isinstance(entry, Inert):
-        inside = [(key, child) for key, child in parts_of(entry)]
-        yield name or "object", entry
-        for key, child in inside:
-            held = leaves(child, f"{name}.{key}" if name else key)
-            yield from (one for one in held if isinstance(one[1], Tensor | Inert))
-        return
-    else:
-        yield name, entry
-        return
-    for key, child in children:
-        yield from leaves(child, f"{name}.{key}" if name else str(key))
 
 
 def _index(folder: Path) -> Path | None:

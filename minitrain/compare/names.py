@@ -1,9 +1,10 @@
 """Which entry of one state is meant by which of another, where names differ."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 
-from minitrain.compare.states import OnDisk, State
+from minitrain.compare.states import State
 
 # what wrappers put into names: DDP, torch.compile, FSDP, activation checkpoints, Fabric
 WRAPPERS = {
@@ -15,6 +16,7 @@ WRAPPERS = {
 }
 # a model inside a checkpoint lies no deeper
 DEEPEST = 2
+PLAIN = "without the words of wrappers in names"
 
 
 @dataclass(frozen=True)
@@ -38,94 +40,60 @@ def align(a: State, b: State) -> Aligned:
     """
     if {*a.tensors} & {*b.tensors}:
         return Aligned(a, b, [])
-    sides = unwrapped(a), unwrapped(b)
-    said = ["without the words of wrappers in names"]
+    sides = [state.renamed(_plain) for state in (a, b)]
     if {*sides[0].tensors} & {*sides[1].tensors}:
-        return Aligned(*sides, said)
-    roots = _best_roots(*sides)
+        return Aligned(sides[0], sides[1], [PLAIN])
+    roots = _best_roots(*({*state.tensors} for state in sides))
     if roots is None:
         return Aligned(a, b, [])
-    inside = [within(state, root) for state, root in zip(sides, roots, strict=True)]
-    left = [_outside(state, root) for state, root in zip(sides, roots, strict=True)]
-    for side, root, others in zip("AB", roots, left, strict=True):
+    said, left = [PLAIN], []
+    for side, state, root in zip("AB", sides, roots, strict=True):
+        within = _within(root)
+        names = [*state.tensors, *state.values]
+        left.append([name for name in names if within(name) is None])
         if root:
-            said.append(f"{side} is its entry {root!r}, without {len(others)} others")
+            said.append(f"{side} is its entry {root!r}, without {len(left[-1])} others")
+    inside = [s.renamed(_within(root)) for s, root in zip(sides, roots, strict=True)]
     return Aligned(inside[0], inside[1], said, (left[0], left[1]))
 
 
-def _outside(state: State, root: str) -> list[str]:
-    names = [*state.tensors, *state.values]
-    return [name for name in names if root and not name.startswith(f"{root}.")]
+def _plain(name: str) -> str:
+    words = [part for part in name.split(".") if part not in WRAPPERS]
+    # a name of nothing else stays
+    return ".".join(words) or name
 
 
-def unwrapped(state: State) -> State:
-    """``state`` with wrappers' words taken out of its names; as it is where two names
-    would become one.
-    """
-
-    def plain(name: str) -> str:
-        return ".".join(part for part in name.split(".") if part not in WRAPPERS)
-
-    names = {plain(name): name for name in state.tensors}
-    values = {plain(name): value for name, value in state.values.items()}
-    same = len(names) == len(state.tensors) and len(values) == len(state.values)
-    return _renamed(state, names, values) if same and "" not in names else state
+def _within(root: str) -> Callable[[str], str | None]:
+    start = f"{root}." if root else ""
+    return lambda name: name.removeprefix(start) if name.startswith(start) else None
 
 
-def within(state: State, root: str) -> State:
-    """What lies in the entry ``root`` of ``state``, by its names there."""
-    if not root:
-        return state
-    start = f"{root}."
-    names = {n.removeprefix(start): n for n in state.tensors if n.startswith(start)}
-    values = {
-        n.removeprefix(start): v for n, v in state.values.items() if n.startswith(start)
-    }
-    return _renamed(state, names, values)
-
-
-def _renamed(
-    state: State, names: Mapping[str, str], values: Mapping[str, object]
-) -> State:
-    tensors = state.tensors
-    if isinstance(tensors, OnDisk):
-        return State(tensors.renamed(names), values, state.objects)
-    renamed = {new: tensors[name] for new, name in names.items()}
-    return State(renamed, values, state.objects)
-
-
-def _best_roots(a: State, b: State) -> tuple[str, str] | None:
-    """The roots under which most names are of both; None where others do as well."""
-    found = [
-        (len({*within(a, x).tensors} & {*within(b, y).tensors}), x, y)
-        for x in _roots(a)
-        for y in _roots(b)
+def _best_roots(a: set[str], b: set[str]) -> tuple[str, str] | None:
+    # the roots under which most names are of both; None where others do as well
+    inside = [
+        {root: {*filter(None, map(_within(root), names))} for root in _roots(names)}
+        for names in (a, b)
     ]
-    most = max(fits for fits, _, _ in found)
-    best = sorted((len(x) + len(y), x, y) for fits, x, y in found if fits == most)
-    _, x, y = best[0]
-    return (
-        (x, y) if most and all(_is_deeper((x, y), pair) for _, *pair in best) else None
-    )
+    fits = {(x, y): len(inside[0][x] & inside[1][y]) for x, y in product(*inside)}
+    most = max(fits.values())
+    best = sorted((pair for pair in fits if fits[pair] == most), key=_length)
+    alone = most and all(_is_deeper(best[0], other) for other in best)
+    return best[0] if alone else None
+
+
+def _length(roots: tuple[str, str]) -> tuple[int, str, str]:
+    return len(roots[0]) + len(roots[1]), *roots
 
 
 def _is_deeper(roots: Sequence[str], other: Sequence[str]) -> bool:
-    """Whether ``other`` is the same entry of both ``roots``, as blocks in a model."""
-    more = []
-    for root, deeper in zip(map(_parts, roots), map(_parts, other), strict=True):
-        if deeper[: len(root)] != root:
-            return False
-        more.append(deeper[len(root) :])
-    return more[0] == more[1]
+    # whether ``other`` is the same entry of both ``roots``, as blocks in a model
+    within = [_within(root)(deeper) for root, deeper in zip(roots, other, strict=True)]
+    return roots == other or (within[0] is not None and within[0] == within[1])
 
 
-def _parts(name: str) -> list[str]:
-    return name.split(".") if name else []
-
-
-def _roots(state: State) -> list[str]:
+def _roots(names: Iterable[str]) -> list[str]:
     found = {""}
-    for name in state.tensors:
+    for name in names:
         parts = name.split(".")
         found |= {".".join(parts[:deep]) for deep in range(1, DEEPEST + 1)}
-    return sorted(found - {*state.tensors})
+    return sorted(found - {*names})

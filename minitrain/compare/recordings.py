@@ -10,31 +10,30 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from minitrain.compare.align import Place, places_of
+from minitrain.compare.align import header, places_of, resumed_in
 from minitrain.compare.coverage import (
-    Lacking,
     alarms_in,
     asides_of,
-    lacking,
+    broken_in,
     models_unlike,
+    only_in,
+    read_twin,
     start_unlike,
     unseen_in,
 )
 from minitrain.compare.difference import Unlike
-from minitrain.compare.end import ends_of, unseen_ends
-from minitrain.compare.perturbed import read_twin
-from minitrain.compare.resume import Resumed, resumed_in
 from minitrain.compare.step import Comparer, StepCompared
-from minitrain.compare.trajectory import course_in
+from minitrain.compare.tolerances import course_in
 from minitrain.core.errors import UserError
-from minitrain.recording.format import Recording, is_recording, read_recording
+from minitrain.recording.format import is_recording, read_recording
+
+# ``minitrain/cli`` does not know the package ``recording``
+__all__ = ["SAME", "RecordingsCompared", "compare_recordings", "is_recording"]
 
 Verdict = Literal[
     "equal bits", "same computation within rounding", "undecided", "different"
 ]
 SAME: tuple[Verdict, ...] = ("equal bits", "same computation within rounding")
-
-__all__ = ["RecordingsCompared", "compare_recordings", "is_recording"]
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ def compare_recordings(
     step in common, and for a twin that is none of ``a``.
     """
     ours, theirs = read_recording(a), read_recording(b)
-    within = {"A": alarms_in(ours), "B": alarms_in(theirs)}
+    alarms = {"A": alarms_in(ours), "B": alarms_in(theirs)}
     of_twin = None if twin is None else read_twin(ours, twin)
     resumed = None if of_twin else resumed_in(ours, theirs)
     if resumed:
@@ -85,71 +84,45 @@ def compare_recordings(
     places = places_of(ours, theirs, of_twin)
     if not places:
         raise UserError(f"{a}: has no recorded step in common with {b}")
-    unseen = [*unseen_in(ours, theirs, places), *unseen_ends(ours, theirs, places)]
-    places += ends_of(ours, theirs, of_twin, places)
-    steps = _compare(ours, theirs, places, resumed)
-    headers = (next(iter(one.ranks.values())).header for one in (ours, theirs))
+    versions = {one.header["torch"] for r in (ours, theirs) for one in r.ranks.values()}
+    # each optimizer has a course of its own
+    comparers = {
+        number: Comparer(course_in(ours, number), len(versions) == 1, resumed)
+        for number in {place.optimizer for place in places}
+    }
+    steps = [comparers[place.optimizer].compare(place) for place in places]
+    unseen = unseen_in(ours, theirs, places)
+    broken = [*broken_in("A", ours, theirs), *broken_in("B", theirs, ours)]
+    only = only_in(ours, theirs), only_in(theirs, ours)
     found = [
-        models_unlike(*headers),
+        models_unlike(header(ours), header(theirs)),
         start_unlike(ours, theirs, steps[0]),
         *(step.first for step in steps),
     ]
     sure = next((one for one in found if one and one.sure), None)
     doubt = next((one for one in found if one and not one.sure), None)
-    lacks = lacking("A", ours, theirs), lacking("B", theirs, ours)
-    if unseen or resumed or any(one.broken for one in lacks):
+    if doubt and (unseen or resumed or broken):
         # what a twin does not decide
-        doubt = doubt and replace(doubt, twin_decides=False)
+        doubt = replace(doubt, twin_decides=False)
     equal = ours.world_size == theirs.world_size and {s.mark for s in steps} == {"="}
+    verdict: Verdict = "equal bits" if equal else "same computation within rounding"
+    # what a recording lacks that ended early, it may have done
+    if sure or (any(only) and not broken):
+        verdict = "different"
+    elif doubt or broken or unseen:
+        verdict = "undecided"
+    asides = asides_of(ours, theirs)
     return RecordingsCompared(
-        verdict=_verdict(sure, doubt, lacks, unseen, equal),
+        verdict=verdict,
         first=sure or doubt,
         doubt=doubt if sure and doubt and doubt.step <= sure.step else None,
         steps=steps,
         twin=twin is not None,
-        only_in_a=lacks[0].only,
-        only_in_b=lacks[1].only,
-        broken=[*lacks[0].broken, *lacks[1].broken],
+        only_in_a=only[0],
+        only_in_b=only[1],
+        broken=broken,
         unseen=unseen,
-        asides=[
-            *([resumed.clause] if resumed else []),
-            *asides_of(ours, theirs, steps),
-        ],
-        alarms={side: [*lines] for side, lines in within.items()},
-        severe={
-            side: [line for line, is_severe in lines.items() if is_severe]
-            for side, lines in within.items()
-        },
+        asides=[resumed.clause, *asides] if resumed else asides,
+        alarms={side: [*lines] for side, lines in alarms.items()},
+        severe={side: [*filter(of.get, of)] for side, of in alarms.items()},
     )
-
-
-def _verdict(
-    sure: Unlike | None,
-    doubt: Unlike | None,
-    lacks: tuple[Lacking, Lacking],
-    unseen: list[str],
-    equal: bool,
-) -> Verdict:
-    broken = any(one.broken for one in lacks)
-    # what a recording lacks that ended early, it may have done
-    if sure or (any(one.only for one in lacks) and not broken):
-        return "different"
-    if doubt or broken or unseen:
-        return "undecided"
-    return "equal bits" if equal else "same computation within rounding"
-
-
-def _compare(
-    a: Recording, b: Recording, places: list[Place], resumed: Resumed | None
-) -> list[StepCompared]:
-    """Each optimizer has a course of its own."""
-    versions = {one.header["torch"] for r in (a, b) for one in r.ranks.values()}
-    comparers: dict[int, Comparer] = {}
-    steps = []
-    for place in places:
-        number = place.optimizer
-        if number not in comparers:
-            course = course_in(a, number)
-            comparers[number] = Comparer(course, len(versions) == 1, resumed)
-        steps.append(comparers[number].compare(place))
-    return steps

@@ -1,12 +1,12 @@
 """Two training runs on disk: the first step and tensor that differ, and why.
 
 What is there is what the runs recorded: hashes at some steps, the loss of every step,
-the final state of every rank, and the gradients of the first step. Whatever only one of
+the final state of every rank, and the gradients of the first step. What only one of
 them has is a difference like any other.
 """
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,14 +14,15 @@ from typing import Any
 
 from torch import Tensor
 
+from minitrain.compare.causes import UNKNOWN
 from minitrain.compare.diagnosis import (
-    UNKNOWN,
     Divergence,
     What,
+    cause_in_step,
     cause_of_pair,
-    cause_of_steps,
     locate,
 )
+from minitrain.compare.difference import NOT_RESTORED, SETTINGS
 from minitrain.compare.state_diff import Comparison, compare_states
 from minitrain.compare.states import read_state
 from minitrain.core.errors import UserError
@@ -29,8 +30,8 @@ from minitrain.core.files import read_jsonl
 from minitrain.core.regular import require_regular
 from minitrain.train.recorder import load_tensors
 
-Row = Mapping[str, Any]
 Key = tuple[str, int, int]
+Rows = dict[Key, dict[str, Any]]
 HASHES = "hashes.jsonl"
 SAMPLED = "sampled.pt"
 LOSSES = "losses.csv"
@@ -79,15 +80,11 @@ def compare_runs(a: Path, b: Path) -> RunsCompared:
     Raises UserError for a folder without readable hashes, losses or states, and for
     runs that have no recorded step in common.
     """
-    rows_a, rows_b = (_read(folder) for folder in (a, b))
-    keys = [_keys(rows) for rows in (rows_a, rows_b)]
-    shared = keys[0] & keys[1]
+    rows = [_read(folder) for folder in (a, b)]
+    shared = [key for key in rows[0] if key in rows[1]]
     num_recorded = sum(kind == TENSORS for kind, _, _ in shared)
     if not num_recorded:
         raise UserError(f"{a}: has no recorded step in common with {b}")
-    ours, theirs = (
-        [row for row in rows if _key(row) in shared] for rows in (rows_a, rows_b)
-    )
     losses = [_read_losses(folder) for folder in (a, b)]
     files = [{path.name for path in (x / STATES).glob("*.pt")} for x in (a, b)]
     states = {
@@ -95,15 +92,22 @@ def compare_runs(a: Path, b: Path) -> RunsCompared:
         for name in sorted(files[0] & files[1])
     }
     only = [
-        _rows_only_here(keys[here], keys[1 - here])
+        _rows_only_here(rows[here].keys(), rows[1 - here].keys())
         + _losses_only_here(losses[here], losses[1 - here])
         + [f"{STATES}/{name}" for name in sorted(files[here] - files[1 - here])]
         for here in (0, 1)
     ]
-    world_size = 1 + max(row["rank"] for row in rows_a if row["kind"] == TENSORS)
+    world_size = 1 + max(rank for _, _, rank in rows[0])
+    # losses are written so that equal text is equal bits
+    unlike = [
+        f"step {step}: {losses[0][step]} against {losses[1][step]}"
+        for step in sorted(losses[0].keys() & losses[1].keys())
+        if losses[0][step] != losses[1][step]
+    ]
+    ours, theirs = ([of[key] for key in shared] for of in rows)
     return RunsCompared(
         first=locate(ours, theirs, partial(_explain, a, b, world_size)),
-        losses=_first_loss(*losses),
+        losses=unlike[0] if unlike else None,
         states=states,
         only_in_a=only[0],
         only_in_b=only[1],
@@ -116,24 +120,24 @@ def compare_runs(a: Path, b: Path) -> RunsCompared:
 def _explain(
     a: Path, b: Path, world_size: int, step: int, what: What, ranks: list[int]
 ) -> str:
-    """The cause, as far as the tensors that rank 0 of both kept of step 0 tell it."""
+    # as far as the tensors that rank 0 of both kept of step 0 tell it
     kept = [folder / SAMPLED for folder in (a, b)]
     if step != 0 or not all(map(Path.exists, kept)):
         return UNKNOWN
     ours, theirs = map(load_tensors, kept)
     if what == "gradients":
-        pair = (_of(ours, "gradients"), _of(theirs, "gradients"))
+        pair = _of(ours, "gradients"), _of(theirs, "gradients")
         return cause_of_pair(*pair, ranks, world_size)
     if what == "parameters" and 0 in ranks:
-        return cause_of_steps(*map(_step, (ours, theirs)))
+        otherwise = f"{NOT_RESTORED}, or {SETTINGS}"
+        return cause_in_step(_step(ours), _step(theirs), world_size, otherwise)
     return UNKNOWN
 
 
 def _step(sampled: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    after = _of(sampled, "after")
+    before, after = (_of(sampled, when) for when in ("before", "after"))
     # of the state before, what is a parameter
-    before = {n: t for n, t in _of(sampled, "before").items() if n in after}
-    return {"before": before, "after": after}
+    return {"before": {n: before[n] for n in after if n in before}, "after": after}
 
 
 def _of(sampled: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
@@ -141,41 +145,40 @@ def _of(sampled: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
     return {n.removeprefix(start): t for n, t in sampled.items() if n.startswith(start)}
 
 
-def _read(folder: Path) -> list[dict[str, Any]]:
+def _read(folder: Path) -> Rows:
     path = folder / HASHES
     try:
         rows = read_jsonl(require_regular(path))
-        # what the comparison will look up
-        _keys(rows)
+        found = {
+            (row["kind"], row.get("step", -1), row.get("rank", -1)): row
+            for row in rows
+            if row["kind"] in (BATCH, TENSORS)
+        }
+        if len(found) < sum(row["kind"] in (BATCH, TENSORS) for row in rows):
+            raise ValueError("a step is duplicated")
     except FileNotFoundError:
         raise UserError(f"{folder}: is no training run, it has no {HASHES}") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: not the hashes of a run: {error}") from None
-    return rows
+    return found
 
 
-def _keys(rows: list[dict[str, Any]]) -> set[Key]:
-    keys = [_key(row) for row in rows if row["kind"] in (BATCH, TENSORS)]
-    if len(keys) != len({*keys}):
-        raise ValueError("a step is duplicated")
-    return {*keys}
-
-
-def _key(row: Row) -> Key:
-    return row["kind"], row.get("step", -1), row.get("rank", -1)
-
-
-def _rows_only_here(mine: set[Key], theirs: set[Key]) -> list[str]:
-    """Ranks of which the other run has nothing; of the rest, steps and batches."""
+def _rows_only_here(mine: Set[Key], theirs: Set[Key]) -> list[str]:
+    # ranks of which the other run has nothing; of the rest, steps and batches
     ranks = [
         {rank for kind, _, rank in keys if kind == TENSORS} for keys in (mine, theirs)
     ]
-    found = [f"rank {rank}" for rank in sorted(ranks[0] - ranks[1])]
-    for rank in sorted(ranks[0] & ranks[1]):
-        steps = [s for kind, s, r in mine - theirs if (kind, r) == (TENSORS, rank)]
-        found += [f"step {step} of rank {rank}" for step in sorted(steps)]
-    batches = [step for kind, step, _ in mine - theirs if kind == BATCH]
-    return found + [f"the batch of step {step}" for step in sorted(batches)]
+    steps = sorted((rank, step, kind) for kind, step, rank in mine - theirs)
+    both = ranks[0] & ranks[1]
+    return [
+        *(f"rank {rank}" for rank in sorted(ranks[0] - ranks[1])),
+        *(
+            f"step {s} of rank {r}"
+            for r, s, kind in steps
+            if kind == TENSORS and r in both
+        ),
+        *(f"the batch of step {s}" for _, s, kind in steps if kind == BATCH),
+    ]
 
 
 def _read_losses(folder: Path) -> dict[int, str]:
@@ -193,11 +196,3 @@ def _losses_only_here(mine: dict[int, str], theirs: dict[int, str]) -> list[str]
     if mine and not theirs:
         return [LOSSES]
     return [f"the loss of step {step}" for step in sorted(mine.keys() - theirs.keys())]
-
-
-def _first_loss(ours: dict[int, str], theirs: dict[int, str]) -> str | None:
-    for step in sorted(ours.keys() & theirs.keys()):
-        # written so that equal text is equal bits
-        if ours[step] != theirs[step]:
-            return f"step {step}: {ours[step]} against {theirs[step]}"
-    return None

@@ -7,10 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from minitrain.compare.formats import PART
-from minitrain.compare.lazy_tensors import hand_back
+from minitrain.compare.entries import PART
 from minitrain.compare.names import align
-from minitrain.compare.states import OnDisk, State
+from minitrain.compare.states import OnDisk, State, hand_back
 from minitrain.core.progress import progress
 from minitrain.proof.ulp import Gap, num_nan, same_bits, same_kind, tensor_gap
 
@@ -72,28 +71,23 @@ def compare_states(a: State, b: State) -> Comparison:
     aligned = align(a, b)
     a, b = aligned.a, aligned.b
     both = [name for name in a.tensors if name in b.tensors]
+    gaps, kinds, nan, num_elements = _tensors(a, b, both)
+    unlike = kinds | _mixed(a, b)
     values = [name for name in a.values if name in b.values]
-    found = _Tensors()
-    for name in progress(both, "tensors", total=len(both)):
-        pair = a.tensors[name], b.tensors[name]
-        found.add(name, *pair)
-        for tensor in pair:
-            hand_back(tensor)
-    unlike = found.unlike | _of_two_kinds(a, b)
     other = [name for name in values if not _same_value(a.values[name], b.values[name])]
     only = [_only_here(mine, theirs) for mine, theirs in ((a, b), (b, a))]
     aliases = _aliases(a, only[0], both) | _aliases(b, only[1], both)
     if all(aligned.left):
-        # nobody knows which of them are meant by which
+        # which of them are meant by which is not known
         only = [names + left for names, left in zip(only, aligned.left, strict=True)]
     only_in_a, only_in_b = ([n for n in names if n not in aliases] for names in only)
-    gaps = found.gaps
-    furthest = _furthest(gaps)
+    far = {n: g.max_abs_diff for n, g in gaps.items() if g.max_abs_diff is not None}
+    furthest = max(far.items(), key=lambda item: item[1], default=(None, None))
     ulps = [gap.max_ulp for gap in gaps.values() if gap.max_ulp is not None]
     return Comparison(
         equal=not (gaps or unlike or other or only_in_a or only_in_b),
-        num_tensors=len(both) - len(found.unlike),
-        num_elements=found.num_elements,
+        num_tensors=len(both) - len(kinds),
+        num_elements=num_elements,
         num_values=len(values),
         num_different_tensors=len(gaps),
         num_different_elements=sum(gap.num_different for gap in gaps.values()),
@@ -108,7 +102,7 @@ def compare_states(a: State, b: State) -> Comparison:
             name: f"{a.values[name]!r} against {b.values[name]!r}" for name in other
         },
         without_distance=[name for name, gap in gaps.items() if gap.max_ulp is None],
-        nan=found.nan,
+        nan=nan,
         aliases=aliases,
         said=aligned.said,
         num_parts=sum(name.endswith(PART) for name in values),
@@ -116,34 +110,33 @@ def compare_states(a: State, b: State) -> Comparison:
     )
 
 
-@dataclass
-class _Tensors:
-    """What is known of the tensors that were compared, one pair at a time."""
+def _tensors(
+    a: State, b: State, both: list[str]
+) -> tuple[dict[str, Gap], dict[str, str], dict[str, int], int]:
+    gaps: dict[str, Gap] = {}
+    kinds: dict[str, str] = {}
+    nan: dict[str, int] = {}
+    num_elements = 0
+    for name in progress(both, "tensors", total=len(both)):
+        x, y = a.tensors[name], b.tensors[name]
+        if not same_kind(x, y):
+            kinds[name] = f"{_kind(x)} against {_kind(y)}"
+        else:
+            num_elements += x.numel()
+            if not same_bits(x, y):
+                gaps[name] = tensor_gap(x, y)
+            elif count := num_nan(x):
+                nan[name] = count
+        for tensor in (x, y):
+            hand_back(tensor)
+    return gaps, kinds, nan, num_elements
 
-    num_elements: int = 0
-    gaps: dict[str, Gap] = field(default_factory=dict)
-    unlike: dict[str, str] = field(default_factory=dict)
-    nan: dict[str, int] = field(default_factory=dict)
 
-    def add(self, name: str, a: Tensor, b: Tensor) -> None:
-        if not same_kind(a, b):
-            self.unlike[name] = f"{_kind(a)} against {_kind(b)}"
-            return
-        self.num_elements += a.numel()
-        if not same_bits(a, b):
-            self.gaps[name] = tensor_gap(a, b)
-        elif count := num_nan(a):
-            self.nan[name] = count
-
-
-def _of_two_kinds(a: State, b: State) -> dict[str, str]:
-    """A tensor on one side, a value on the other."""
+def _mixed(a: State, b: State) -> dict[str, str]:
+    # a tensor on one side, a value on the other
     names = [name for name in a.tensors if name in b.values]
     names += [name for name in a.values if name in b.tensors]
-    return {
-        name: f"{_kind(_entry(a, name))} against {_kind(_entry(b, name))}"
-        for name in names
-    }
+    return {n: f"{_kind(_entry(a, n))} against {_kind(_entry(b, n))}" for n in names}
 
 
 def _entry(state: State, name: str) -> object:
@@ -179,11 +172,6 @@ def _same_value(a: object, b: object) -> bool:
         # a NaN is itself, and 0.0 is not -0.0
         return struct.pack("d", a) == struct.pack("d", b)
     return type(a) is type(b) and a == b
-
-
-def _furthest(gaps: dict[str, Gap]) -> tuple[str | None, float | None]:
-    known = {n: g.max_abs_diff for n, g in gaps.items() if g.max_abs_diff is not None}
-    return max(known.items(), key=lambda item: item[1], default=(None, None))
 
 
 def _kind(entry: object) -> str:

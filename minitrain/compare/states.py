@@ -1,23 +1,27 @@
 """States by name: ours and foreign ones, of every format in :mod:`.formats`."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+import ctypes
+import mmap
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from minitrain.compare.entries import Inert, Unread
 from minitrain.compare.formats import entries
-from minitrain.compare.inert import Inert
-from minitrain.compare.unread import Entry, Unread
 from minitrain.core.errors import UserError
 
 # more entries than any state has: a small file can nest lists to billions
 MOST_ENTRIES = 1_000_000
+# <linux/mman.h>, since Linux 5.4: what a page holds stays, in its file or in swap
+MADV_PAGEOUT = 21
 
 
 class OnDisk(Mapping[str, Tensor]):
-    """Tensors by name, each read when somebody asks for it."""
+    """Tensors by name, each read when it is looked up."""
 
     def __init__(self, source: Path, stored: Mapping[str, Tensor | Unread]) -> None:
         self._source, self._stored = source, stored
@@ -60,6 +64,23 @@ class State:
     values: Mapping[str, object] = field(default_factory=dict)
     objects: Mapping[str, str] = field(default_factory=dict)
 
+    def renamed(self, rename: Callable[[str], str | None]) -> "State":
+        """By other names, without those that get none; as it is where two would get the
+        same.
+        """
+        pairs = [(rename(name), name) for name in (*self.tensors, *self.values)]
+        names = {new: name for new, name in pairs if new is not None}
+        if len(names) < sum(new is not None for new, _ in pairs):
+            return self
+        tensors = {new: name for new, name in names.items() if name in self.tensors}
+        return replace(
+            self,
+            tensors=self.tensors.renamed(tensors)
+            if isinstance(self.tensors, OnDisk)
+            else {new: self.tensors[name] for new, name in tensors.items()},
+            values={n: self.values[o] for n, o in names.items() if n not in tensors},
+        )
+
 
 def read_state(path: Path, prefix: str = "") -> State:
     """Read ``path``; a leading ``prefix`` is taken off every name that has it.
@@ -71,14 +92,19 @@ def read_state(path: Path, prefix: str = "") -> State:
     tensors: dict[str, Tensor | Unread] = {}
     values: dict[str, object] = {}
     objects: dict[str, str] = {}
-    for full, leaf in _bounded(path):
+    try:
+        found = [*islice(entries(path), MOST_ENTRIES + 1)]
+    except RecursionError:
+        raise UserError(f"{path}: nested too deeply to be read") from None
+    if len(found) > MOST_ENTRIES:
+        raise UserError(f"{path}: has more than {MOST_ENTRIES:,} entries")
+    for full, leaf in found:
         name = full.removeprefix(prefix)
         if isinstance(leaf, Inert):
             objects[name] = leaf.path
-            continue
-        if name in tensors or name in values:
+        elif name in tensors or name in values:
             raise UserError(f"{path}: two entries are named {name!r}")
-        if isinstance(leaf, Tensor | Unread):
+        elif isinstance(leaf, Tensor | Unread):
             tensors[name] = leaf
         else:
             values[name] = leaf
@@ -87,11 +113,15 @@ def read_state(path: Path, prefix: str = "") -> State:
     return State(OnDisk(path, tensors), values, objects)
 
 
-def _bounded(path: Path) -> Iterator[Entry]:
-    try:
-        for number, entry in enumerate(entries(path)):
-            if number == MOST_ENTRIES:
-                raise UserError(f"{path}: has more than {MOST_ENTRIES:,} entries")
-            yield entry
-    except RecursionError:
-        raise UserError(f"{path}: nested too deeply to be read") from None
+def hand_back(tensor: Tensor) -> None:
+    """Let the memory of ``tensor`` be used for something else; its values stay.
+
+    A file larger than memory is then compared as well as a small one. Does nothing
+    where the system knows no such advice.
+    """
+    storage = tensor.untyped_storage()
+    begin = -(-storage.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    size = storage.data_ptr() + storage.nbytes() - begin
+    if size > 0:
+        libc = ctypes.CDLL(None)
+        libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), MADV_PAGEOUT)

@@ -18,4 +18,6 @@ def nearest_file(path: Path, but: Collection[Path] = ()) -> str:
     beside -= {one.name for one in but if one.parent == path.parent}
     # nearer than by the end of its name alone
     close = difflib.get_close_matches(path.name, beside, n=1, cutoff=0.8)
+    # letters that changed places leave little of a short name alike
+    close = close or [n for n in sorted(beside) if sorted(n) == sorted(path.name)]
     return f" (did you mean {path.with_name(close[0])}?)" if close else ""

@@ -86,8 +86,10 @@ def test_picture(runs: dict[str, str], tmp_path: Path, b: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["{a}", "nowhere"], "error: nowhere: is no recording; "),
-        (["state.pt", "{a}"], "error: state.pt: is no recording; "),
+        (["{a}", "nowhere"], "error: nowhere: does not exist; {a} is a recording, "),
+        (["{a}", "tron"], "error: tron: does not exist (did you mean torn?)"),
+        (["state.pt", "{a}"], "error: state.pt: is a file; {a} is a recording, so"),
+        (["{a}", "{two}", "--twin", "no"], "error: --twin: no: does not exist"),
         (["{a}", "empty"], "error: empty: is no recording; "),
         (["{a}", "torn"], "error: torn: nothing recorded; "),
         (["{a}", "damaged"], "error: damaged/rank-0.jsonl: line 2: damaged"),

@@ -122,6 +122,11 @@ def test_parts_of_ranks_are_put_together(tmp_path: Path) -> None:
     assert (found.equal, found.num_parts) == (True, 1)
     plain = State({"w": whole[3:]})
     assert compare_states(part, plain).only_in_a == ["w (part)"]
+    # also in a file with something that is refused
+    saved = torch.load(tmp_path / "rank-0.pt", weights_only=False)
+    both = {"w": saved, "args": RunsCode(tmp_path / "x")}
+    torch.save(both, tmp_path / "both.pt")
+    assert "needs code to be read" in refusal(read_state, tmp_path / "both.pt")
 
 
 def test_checkpoint_that_would_run_code(tmp_path: Path) -> None:
@@ -174,15 +179,6 @@ def test_pickle_changes_nothing_here(tmp_path: Path, content: Any) -> None:
     assert ({**vars(PosixPath)}, {**vars(_StorageInfo)}) == before
 
 
-def of_pieces(folder: Path, change: Callable[[Any], None]) -> Path:
-    """A checkpoint of one tensor in two pieces, after ``change`` of its metadata."""
-    launch(partial(save_a_part, folder), 2, timeout_s=60)
-    metadata = pickle.loads((folder / METADATA).read_bytes())
-    change(metadata)
-    (folder / METADATA).write_bytes(pickle.dumps(metadata))
-    return folder
-
-
 def same_twice(metadata: Any) -> None:
     chunks = metadata.state_dict_metadata["w"].chunks
     chunks[1] = chunks[0]
@@ -221,7 +217,11 @@ NOT_WHOLE = "the pieces of tensor w are not the whole of it"
 def test_pieces_that_are_not_what_the_metadata_says(
     tmp_path: Path, change: Callable[[Any], None], line: str
 ) -> None:
-    folder = of_pieces(tmp_path / "dcp", change)
+    folder = tmp_path / "dcp"
+    launch(partial(save_a_part, folder), 2, timeout_s=60)
+    metadata = pickle.loads((folder / METADATA).read_bytes())
+    change(metadata)
+    (folder / METADATA).write_bytes(pickle.dumps(metadata))
     for file in folder.glob("*.distcp"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     found = refusal(lambda: read_state(folder).tensors["w"])
@@ -324,20 +324,3 @@ def test_folders_of_two_formats(tmp_path: Path) -> None:
     a, b = sharded(tmp_path / "a", STATE), distcp(tmp_path / "b", STATE)
     found = compare_folders(a, b)
     assert (found.equal, [*found.states]) == (True, ["model.safetensors.index.json, ."])
-
-
-def test_file_with_a_part_and_something_refused(tmp_path: Path) -> None:
-    part = torch.load(part_of_one(tmp_path), weights_only=False)
-    content = {"w": part, "args": RunsCode(tmp_path / "x")}
-    torch.save(content, tmp_path / "both.pt")
-    assert "needs code to be read" in refusal(read_state, tmp_path / "both.pt")
-
-
-def part_of_one(folder: Path) -> Path:
-    launch(partial(save_a_part, folder), 2, timeout_s=60)
-    return folder / "rank-0.pt"
-
-
-def test_folder_against_a_file(tmp_path: Path, plain: Path) -> None:
-    folder = distcp(tmp_path / "dcp", STATE)
-    assert run(["verify", str(folder), str(plain)]) == 0

@@ -7,7 +7,7 @@ import pytest
 import torch
 from project import run_python
 
-from minitrain.compare.lazy_tensors import hand_back
+from minitrain.compare.states import hand_back
 
 pytestmark = pytest.mark.slow
 

@@ -191,6 +191,27 @@ def test_without_a_bug_it_is_the_same_computation(
     assert bug or found.alarms == {"A": [], "B": []}
 
 
+@pytest.mark.parametrize(
+    ("bug", "step", "cause"),
+    [
+        ("sum_for_mean", 0, "2 times as large: summed instead of averaged in B"),
+        ("gradients_kept", 1, "B: the gradients of the step before are still in them"),
+    ],
+)
+def test_a_pattern_is_the_cause_also_in_16_bits(
+    tmp_path: Path, bug: str, step: int, cause: str
+) -> None:
+    # one process computes other bits than two
+    setting = Setting(autocast=True)
+    run(tmp_path / "one", "", setting, 0, 1)
+    launch(train, 2, tmp_path / "two", bug, setting)
+    found = compare_recordings(tmp_path / "one", tmp_path / "two")
+    assert found.verdict == "different"
+    assert found.first is not None
+    assert found.first.what == "gradients"
+    assert (found.first.step, found.first.cause[: len(cause)]) == (step, cause)
+
+
 def test_a_rank_with_fewer_batches_says_whom_it_waited_for(tmp_path: Path) -> None:
     # the other one is in a step that needs both
     setting = Setting(timeout_s=1.0)

@@ -123,7 +123,8 @@ def run(folder: Path, bug: str, setting: Setting, rank: int, world_size: int) ->
             clip(inner, bug, setting)
             scaler.step(optimizer)
             scaler.update()
-            optimizer.zero_grad()
+            if bug != "gradients_kept":
+                optimizer.zero_grad()
             scheduler.step()
 
 
