@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from dvc.exceptions import DvcException
 from draw_matrix import digest
+from dvc.exceptions import DvcException
 from dvc.repo import Repo
 from interleaved import load_interleaved
 from one_line import refusal
