@@ -45,15 +45,14 @@ def quantities(found: Quantities) -> Iterator[str]:
 def rungs(ladders: dict[str, Any]) -> Iterator[str]:
     """What came of each rung in each run, its key, and the report's words for it."""
     # the report takes a moment to import: not for those who want look() alone
-    from minitrain.report.checks import checks_of, outcome_of
-    from minitrain.report.glossary import RUNGS
+    from minitrain.report.checks import NOT_RUN, RUNGS, outcomes_of
 
-    found = {run: checks_of(ladder) for run, ladder in ladders.items()}
+    found = {run: outcomes_of(ladder) for run, ladder in ladders.items()}
     columns = shutil.get_terminal_size().columns
     indent = " " * (WIDTH + 1) * len(found)
     yield line(*found, "rung: what it compares")
     for name in dict.fromkeys(name for ladder in found.values() for name in ladder):
-        came = (outcome_of(ladder.get(name)) for ladder in found.values())
+        came = (ladder.get(name, NOT_RUN) for ladder in found.values())
         text = line(*came, f"{name}: {RUNGS.get(name, name)}")
         yield textwrap.fill(text, columns, subsequent_indent=indent)
 

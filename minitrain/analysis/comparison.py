@@ -10,20 +10,16 @@ comparison gives exactly the inverse ratio and the opposite verdict.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from minitrain.core.arms import baseline_arms
 from minitrain.core.errors import UserError
 
-Verdict = Literal["faster", "slower", "no difference seen"]
-
 COLUMNS = ("round", "arm", "processes", "threads", "world_size", "tokens", "seconds")
-ONE_PROCESS = "one_process"
-ALL_CORES = "one_process_all_cores"
-NO_SYNC, AGAIN, TIMED = "-no-sync", "-again", "-timed"
 
 # a bootstrap interval of a median says little below this many pairs
 MIN_ROUNDS = 5
@@ -31,26 +27,12 @@ NUM_RESAMPLES = 2000
 RESAMPLING_SEED = 35000
 
 
-def ddp_arm(world_size: int) -> str:
-    """Name of the stock-DDP arm with ``world_size`` gloo processes."""
-    return f"gloo-{world_size}"
+class Verdict(StrEnum):
+    """How the speed of an arm compares with that of another."""
 
-
-def expected_arms(world_sizes: Sequence[int]) -> list[str]:
-    """Arms that every round must hold when these gloo world sizes are asked for."""
-    arms = [ONE_PROCESS, ALL_CORES]
-    for world_size in sorted(set(world_sizes) - {1}):
-        arms += [ddp_arm(world_size), ddp_arm(world_size) + NO_SYNC]
-    largest = ddp_arm(max(world_sizes))
-    arms += [largest] if largest not in arms else []
-    return [*arms, *(again for _, again in twins_of(world_sizes)), largest + TIMED]
-
-
-def twins_of(world_sizes: Sequence[int]) -> list[tuple[str, str]]:
-    """The A/A pairs when these gloo world sizes are asked for: arm, and its twin."""
-    largest = ddp_arm(max(world_sizes))
-    silent = [largest + NO_SYNC] if max(world_sizes) > 1 else []
-    return [(arm, arm + AGAIN) for arm in (largest, *silent, ONE_PROCESS)]
+    FASTER = "faster"
+    SLOWER = "slower"
+    UNDECIDED = "no difference seen"
 
 
 @dataclass(frozen=True)
@@ -87,10 +69,15 @@ class Comparison:
 
     @property
     def verdict(self) -> Verdict:
-        """Of arm A: decided only by an interval without 1 *and* beyond the floor."""
+        """The speed of arm A: decided by an interval without 1 beyond the floor."""
         if not (self.excludes_one and self.exceeds_floor):
-            return "no difference seen"
-        return "faster" if self.ratio > 1 else "slower"
+            return Verdict.UNDECIDED
+        return Verdict.FASTER if self.ratio > 1 else Verdict.SLOWER
+
+    @property
+    def decided(self) -> bool:
+        """Whether one arm is faster."""
+        return self.verdict is not Verdict.UNDECIDED
 
 
 class Rounds:
@@ -111,14 +98,9 @@ class Rounds:
         source: str,
     ) -> None:
         self.twins, self.source = twins, source
-        _check(rounds, arms, source)
-        self._rounds = rounds[rounds["arm"].isin(arms)].assign(
-            tokens_per_s=lambda table: table["tokens"] / table["seconds"]
-        )
-        self._speeds = self._rounds.pivot(
-            index="round", columns="arm", values="tokens_per_s"
-        )[list(arms)]
-        _check_complete(self._speeds, source)
+        mine = _checked(rounds, arms, source)
+        self._shapes = mine.groupby("arm")[["processes", "threads"]].first()
+        self._speeds = _speeds_of(mine, arms, source)
 
     @property
     def num_rounds(self) -> int:
@@ -131,10 +113,10 @@ class Rounds:
 
     def scaling(self) -> pd.DataFrame:
         """One row per arm: arm, processes, threads and tokens_per_s p5, p50, p95."""
-        shape = self._rounds.groupby("arm")[["processes", "threads"]].first()
         spread = self._speeds.quantile([0.05, 0.5, 0.95]).T
         spread.columns = pd.Index([f"tokens_per_s_{p}" for p in ("p5", "p50", "p95")])
-        return shape.loc[spread.index].join(spread).rename_axis("arm").reset_index()
+        shapes = self._shapes.loc[spread.index]
+        return shapes.join(spread).rename_axis("arm").reset_index()
 
     def noise_floor(self) -> float:
         """Smallest relative difference worth reporting: the largest over the A/A pairs.
@@ -187,21 +169,16 @@ class Rounds:
         return ratios
 
 
-class Baseline(Rounds):
-    """The rounds of the baseline stage: the arms that ``world_sizes`` ask for. Raises
-    UserError as :class:`Rounds` does.
+def baseline_rounds(
+    rounds: pd.DataFrame, world_sizes: Sequence[int], source: str
+) -> Rounds:
+    """Return the rounds of the stage ``baseline`` for these gloo world sizes.
+
+    Raises UserError as :class:`Rounds` does.
     """
-
-    def __init__(
-        self, rounds: pd.DataFrame, world_sizes: Sequence[int], source: str
-    ) -> None:
-        self.subject = ddp_arm(max(world_sizes))
-        twins = twins_of(world_sizes)
-        super().__init__(rounds, expected_arms(world_sizes), twins, source)
-
-    def instrumentation_cost(self) -> Comparison:
-        """The largest DDP arm with the timing hook against the same arm without."""
-        return self.compare(self.subject + TIMED, self.subject)
+    arms = baseline_arms(world_sizes)
+    twins = [(arm.twin_of, arm.name) for arm in arms if arm.twin_of]
+    return Rounds(rounds, [arm.name for arm in arms], twins, source)
 
 
 def _bootstrap(values: npt.NDArray[np.float64]) -> tuple[float, float]:
@@ -211,33 +188,30 @@ def _bootstrap(values: npt.NDArray[np.float64]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _check(rounds: pd.DataFrame, arms: Sequence[str], source: str) -> None:
+def _checked(rounds: pd.DataFrame, arms: Sequence[str], source: str) -> pd.DataFrame:
     for column in COLUMNS:
         if column not in rounds:
             allowed = ", ".join(COLUMNS)
             raise UserError(f"{source}: no column {column}; it must have {allowed}")
-    present = set(rounds["arm"])
-    for arm in arms:
-        if arm not in present:
-            raise UserError(f"{source}: no arm {arm}; every round must hold it")
+    mine = rounds[rounds["arm"].isin(arms)]
     for column in ("tokens", "seconds"):
-        values = rounds[column]
-        for row in _rows(rounds[~((values > 0) & np.isfinite(values))]):
+        values = mine[column]
+        for row in mine[~((values > 0) & np.isfinite(values))].to_dict("records"):
             where = f"{source}: round {row['round']}, arm {row['arm']}"
             raise UserError(f"{where}: {column} = {row[column]}: must be positive")
-    doubled = rounds[rounds.duplicated(["round", "arm"])]
-    for row in _rows(doubled):
+    for row in mine[mine.duplicated(["round", "arm"])].to_dict("records"):
         raise UserError(f"{source}: round {row['round']} holds {row['arm']} twice")
+    return mine
 
 
-def _check_complete(speeds: pd.DataFrame, source: str) -> None:
+def _speeds_of(mine: pd.DataFrame, arms: Sequence[str], source: str) -> pd.DataFrame:
+    mine = mine.assign(tokens_per_s=mine["tokens"] / mine["seconds"])
+    speeds = mine.pivot(index="round", columns="arm", values="tokens_per_s")
+    speeds = speeds.reindex(columns=[*arms])
     for arm in speeds:
         for number in speeds.index[speeds[arm].isna()]:
             raise UserError(f"{source}: round {number} has no arm {arm}")
     if len(speeds) < MIN_ROUNDS:
         allowed = f"at least {MIN_ROUNDS} are needed to compare"
         raise UserError(f"{source}: {len(speeds)} rounds; {allowed}")
-
-
-def _rows(table: pd.DataFrame) -> list[dict[Any, Any]]:
-    return table.to_dict("records")
+    return speeds

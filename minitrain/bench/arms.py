@@ -8,7 +8,7 @@ in a row; each two rounds begin with another arm, so that it is not always the s
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from minitrain.comm.torch_private import group_timeout_s
+from minitrain.core.arms import Kind, baseline_arms
 from minitrain.core.params import Params
 from minitrain.core.provenance import usable_cores
 from minitrain.sync.catalog import PLAIN
@@ -27,6 +28,7 @@ from minitrain.train.observer import LastLoss
 from minitrain.train.worker import Worker
 
 Row = dict[str, Any]
+WITHOUT_SYNC = (("sync", PLAIN),)
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Arm:
 
 def no_sync_arm(name: str, processes: int, threads: int) -> Arm:
     """Processes that train alone, each on its share of the batch: the ceiling."""
-    return Arm(name, processes, threads, (("sync", PLAIN),))
+    return Arm(name, processes, threads, WITHOUT_SYNC)
 
 
 def only_ddp(params: Params) -> Params:
@@ -76,25 +78,17 @@ def only_ddp(params: Params) -> Params:
 
 
 def arms_of(params: Params) -> list[Arm]:
-    """The arms that ``params`` ask for, some with a twin for the noise floor (A/A): the
-    largest world size, the same without communication, and one process.
-    """
+    """Return the arms that ``params`` ask for, in the order of their first turn."""
     threads = params.train.threads_per_process
-    sizes = [size for size in sorted(params.gloo.world_sizes) if size > 1] or [1]
-    arms = [
-        no_sync_arm("one_process", 1, threads),
-        no_sync_arm("one_process_all_cores", 1, usable_cores()),
-    ]
-    for size in sizes:
-        arms.append(Arm(f"gloo-{size}", size, threads))
-        if size > 1:
-            arms.append(no_sync_arm(f"gloo-{size}-no-sync", size, threads))
-    largest = sizes[-1]
-    twins = ("one_process", f"gloo-{largest}", f"gloo-{largest}-no-sync")
     return [
-        *arms,
-        Arm(f"gloo-{largest}-timed", largest, threads, timed=True),
-        *(replace(a, name=f"{a.name}-again") for a in arms if a.name in twins),
+        Arm(
+            arm.name,
+            arm.processes,
+            usable_cores() if arm.kind is Kind.ALL_CORES else threads,
+            () if arm.kind is Kind.SYNC else WITHOUT_SYNC,
+            arm.timed,
+        )
+        for arm in baseline_arms(params.gloo.world_sizes)
     ]
 
 

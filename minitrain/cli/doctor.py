@@ -25,10 +25,6 @@ EXAMPLES = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """There are none of its own."""
-
-
 def answer(options: argparse.Namespace) -> Answer:
     """Examine, and say what was found."""
     print("trying every collective, about ten seconds ...", file=sys.stderr, flush=True)

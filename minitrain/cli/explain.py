@@ -20,10 +20,6 @@ EXAMPLES = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """There are none of its own."""
-
-
 def answer(options: argparse.Namespace) -> Answer:
     """Take the walk; it is ok where ranks and one process end at the same weight."""
     # torch takes seconds to import: not for --help
@@ -37,48 +33,43 @@ def answer(options: argparse.Namespace) -> Answer:
 def in_words(taken: "Walk") -> str:
     """The walk, a paragraph for each thing that happens."""
     first, ranks = taken.batches[0], taken.ranks
-    read = [
+    read = "\n".join(
         f"  rank {rank.rank} owns {_ids(rank.shard):<12} "
         f"and reads {_ids(rank.samples)} in step 0"
         for rank in ranks
-    ]
-    own = [
+    )
+    own = "\n".join(
         f"  rank {rank.rank}: {_terms(rank):<21} = {rank.gradient:g}" for rank in ranks
-    ]
+    )
     terms = " + ".join(f"({rank.scaled:g})" for rank in ranks)
     alone = ", ".join(f"{rank.alone:.3f}" for rank in ranks)
-    after = f"{ranks[0].after:.3f}"
-    return "\n".join(
-        [
-            f"The model is y = weight * x with weight 1; {len(ranks)} ranks hold it.",
-            "Sample i is x = i + 1, its answer is 2 x, its loss (x - 2 x)^2,",
-            "and so its gradient is -2 x^2.",
-            "",
-            "1. A batch is cut. Sample i belongs to rank i % 4, whatever the batch.",
-            f"  step 0 takes samples {_ids(first)}, step 1 {_ids(taken.batches[1])}",
-            *read,
-            f"  the next epoch shuffles: its step 0 takes {_ids(taken.next_epoch[0])}",
-            "",
-            "2. Each rank computes the mean gradient of its own samples.",
-            *own,
-            "",
-            "3. All-reduce: each multiplies by 1/4, and everybody gets the sum.",
-            f"  {terms} = {taken.average:g}",
-            "",
-            "4. Each rank takes the same step with learning rate 0.001.",
-            f"  1 - 0.001 * ({taken.average:g}) = {after} on every rank",
-            "",
-            "5. One process that takes the whole batch arrives there too.",
-            f"  gradient {taken.one_process_gradient:g}, "
-            f"weight {taken.one_process_after:.3f}",
-            "",
-            "What goes wrong in silence:",
-            f"  no all-reduce: the ranks part, with weights {alone}",
-            f"  sum for mean: gradient {taken.summed_gradient:g}, weight "
-            f"{taken.summed_after:.3f} on every rank,",
-            "  so comparing the ranks with each other finds nothing",
-        ]
-    )
+    return f"""\
+The model is y = weight * x with weight 1; {len(ranks)} ranks hold it.
+Sample i is x = i + 1, its answer is 2 x, its loss (x - 2 x)^2,
+and so its gradient is -2 x^2.
+
+1. A batch is cut. Sample i belongs to rank i % 4, whatever the batch.
+  step 0 takes samples {_ids(first)}, step 1 {_ids(taken.batches[1])}
+{read}
+  the next epoch shuffles: its step 0 takes {_ids(taken.next_epoch[0])}
+
+2. Each rank computes the mean gradient of its own samples.
+{own}
+
+3. All-reduce: each multiplies by 1/4, and everybody gets the sum.
+  {terms} = {taken.average:g}
+
+4. Each rank takes the same step with learning rate 0.001.
+  1 - 0.001 * ({taken.average:g}) = {ranks[0].after:.3f} on every rank
+
+5. One process that takes the whole batch arrives there too.
+  gradient {taken.one_process_gradient:g}, weight {taken.one_process_after:.3f}
+
+What goes wrong in silence:
+  no all-reduce: the ranks part, with weights {alone}
+  sum for mean: gradient {taken.summed_gradient:g}, weight \
+{taken.summed_after:.3f} on every rank,
+  so comparing the ranks with each other finds nothing"""
 
 
 def _ids(samples: list[int]) -> str:

@@ -12,14 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from minitrain import __version__
-from minitrain.cli import (
-    check,
-    doctor,
-    explain,
-    report,
-    summary,
-    verify,
-)
+from minitrain.cli import check, doctor, explain, report, summary, verify
 from minitrain.cli.answer import Answer
 from minitrain.cli.colors import colored, wants_color
 from minitrain.cli.parser import Parser
@@ -98,7 +91,8 @@ def make_parser() -> Parser:
             formatter_class=as_written,
         )
         added.add_argument("--json", action="store_true", help="print JSON")
-        command.add_arguments(added)
+        if hasattr(command, "add_arguments"):
+            command.add_arguments(added)
         added.set_defaults(answer=command.answer, parser=added)
     parser.set_defaults(parser=parser)
     return parser

@@ -1,7 +1,6 @@
-"""The report: words, pictures and one page, made from measured numbers alone.
+"""The report: sentences, pictures and one page, made from measured numbers alone.
 
-``results`` holds what the stages measured, ``words`` makes sentences of it, ``plots``
-and ``overview`` pictures, ``sections`` an answer to each question, ``page`` one page of
-them, ``webpage`` HTML, ``manifest`` the summary, and ``publish`` writes all of them.
+``read`` reads what the stages measured into ``facts``, templates make sentences and
+tables of them, ``pictures`` and ``overview`` draw, and ``publish`` writes all files.
 Nothing here imports torch or measures anything.
 """

@@ -5,14 +5,12 @@ The stage that finds a breach writes this: nothing downstream of it runs.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from markupsafe import Markup
-
-from minitrain.analysis.verdicts import cause
-from minitrain.core.files import atomic_path, open_atomic, write_json
-from minitrain.proof.words import CHANGES
-from minitrain.report.render import escaped, markdown, table, to_html
+from minitrain.analysis.verdicts import BUFFERS, FINE, cause
+from minitrain.core.files import atomic_path, write_json
+from minitrain.report.checks import checks_of
+from minitrain.report.render import markdown, write_page
 
 Verdicts = Mapping[str, Mapping[str, Any]]
 
@@ -33,6 +31,15 @@ REMOVED = (
 )
 
 
+class Breach(NamedTuple):
+    """A check that breached; ``may_be_the_loss``: the loss is a likely cause."""
+
+    run: str
+    check: str
+    detail: str
+    may_be_the_loss: bool
+
+
 def breach_line(verdicts: Verdicts) -> str:
     """Return the first breach by its cause, and where the others are; "" without any.
 
@@ -41,21 +48,19 @@ def breach_line(verdicts: Verdicts) -> str:
     found = _breaches(verdicts)
     if not found:
         return ""
-    (run, name, detail), more = found[0], found[1:]
-    start = f"{run}: {name}: "
-    hint = HINT if all(map(_may_be_the_loss, found)) else ""
-    count = f"; and {len(more)} more" if more else ""
-    room = LONGEST_LINE - len(start) - len(hint) - len(count)
-    line = start + _cut(detail, room)
+    first, more = found[0], found[1:]
+    end = HINT if all(breach.may_be_the_loss for breach in found) else ""
+    end += f"; and {len(more)} more" if more else ""
+    line = f"{first.run}: {first.check}: {first.detail}"
+    line = _cut(line, LONGEST_LINE - len(end)) + end
     names: dict[str, list[str]] = {}
-    for one, other, _ in more:
-        names.setdefault(one, []).append(other)
-    where = ", ".join(f"{one} ({', '.join(names[one])})" for one in names)
-    room = LONGEST_LINE - len(line) - len(hint) - len(count) - len(": ")
+    for breach in more:
+        names.setdefault(breach.run, []).append(breach.check)
+    where = ", ".join(f"{run} ({', '.join(names[run])})" for run in names)
+    room = LONGEST_LINE - len(line) - len(": ")
     # a few letters of a name would say nothing
-    if more and (len(where) <= room or room > 20):
-        count += f": {_cut(where, room)}"
-    return line + hint + count
+    enough = len(where) <= room or room > 20
+    return f"{line}: {_cut(where, room)}" if more and enough else line
 
 
 def refuse(verdicts: Verdicts, metrics: Path) -> None:
@@ -63,15 +68,16 @@ def refuse(verdicts: Verdicts, metrics: Path) -> None:
     # only a breach draws
     from minitrain.report.canvas import canvas, save
 
-    line = breach_line(verdicts)
-    text = f"Breach: {line}."
-    runs = {run: {"verdict": _verdict(run, verdicts)} for run in verdicts}
+    line, breaches = breach_line(verdicts), _breaches(verdicts)
+    text, refused = f"Breach: {line}.", {breach.run for breach in breaches}
+    by_run = {
+        run: "breach" if run in refused else entry.get("verdict", "undecided")
+        for run, entry in verdicts.items()
+    }
+    runs = {run: {"verdict": verdict} for run, verdict in by_run.items()}
     write_json(metrics / "summary.json", {"breach": line, **runs})
-    page = _page(verdicts, text)
-    with open_atomic(metrics / "report.md") as file:
-        file.write(page)
-    with open_atomic(metrics / "report.html") as file:
-        file.write(to_html(page, metrics))
+    shown = {"breaches": breaches, "verdicts": by_run, "equivalence": verdicts}
+    write_page(markdown("breach.md", text=text, **shown), metrics)
     for name in REMOVED:
         (metrics / name).unlink(missing_ok=True)
     # a dollar sign would start a formula
@@ -81,47 +87,19 @@ def refuse(verdicts: Verdicts, metrics: Path) -> None:
         save(figure, path)
 
 
-def refused_block(breach: str) -> str:
-    """Return README's result after a breach."""
-    text = "No result was published; metrics/report.md lists the differences."
-    return f"**{escaped(breach)}**\n\n{text}\n"
-
-
-def _breaches(verdicts: Verdicts) -> list[tuple[str, str, str]]:
-    found = [
-        (run, name, " ".join(str(rung.get("detail") or "no detail").split()))
-        for run, rungs in verdicts.items()
-        for name, rung in rungs.items()
-        if isinstance(rung, Mapping) and rung.get("verdict") == "breach"
-    ]
+def _breaches(verdicts: Verdicts) -> list[Breach]:
+    found = []
+    for run, rungs in verdicts.items():
+        # a buffer that steers the loss is the likelier cause
+        steered = rungs.get(BUFFERS, {}).get("verdict", "equal") not in FINE
+        for name, rung in checks_of(rungs).items():
+            if rung["verdict"] == "breach":
+                detail = " ".join(str(rung.get("detail") or "no detail").split())
+                may_be = name.startswith("one_process") and not steered
+                found.append(Breach(run, name, detail, may_be))
     # stable: run by run, and in a run as the ladder has them
-    return sorted(found, key=lambda breach: cause(breach[1]))
-
-
-def _may_be_the_loss(breach: tuple[str, str, str]) -> bool:
-    _, name, detail = breach
-    # a buffer that changes is the likelier cause
-    return name.startswith("one_process") and CHANGES not in detail
+    return sorted(found, key=lambda breach: cause(breach.check))
 
 
 def _cut(text: str, room: int) -> str:
     return text if len(text) <= room else f"{text[: max(room - 3, 0)]}..."
-
-
-def _verdict(run: str, verdicts: Verdicts) -> str:
-    if any(breached == run for breached, _, _ in _breaches(verdicts)):
-        return "breach"
-    return str(verdicts[run].get("verdict", "undecided"))
-
-
-def _page(verdicts: Verdicts, text: str) -> Markup:
-    runs = [
-        [run, _verdict(run, verdicts), rungs.get("rests_on") or ""]
-        for run, rungs in verdicts.items()
-    ]
-    return markdown(
-        "breach.md",
-        text=text,
-        breaches=table(["run", "check", "difference"], _breaches(verdicts)),
-        verdicts=table(["run", "verdict", "rests on"], runs),
-    )

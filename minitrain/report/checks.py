@@ -8,6 +8,39 @@ from typing import Any
 from minitrain.core.errors import UserError
 from minitrain.proof.words import verdict_in_words
 
+# what each check compares
+RUNGS = {
+    "trained": "parameters after training, against before: they must differ",
+    "reduced_once": "buckets of every step: each tensor is in one, and in one only",
+    "reference": "the order that the replay adds in, against a sum in float64",
+    "unwatched": "gradients of the first step, against DDP without the timing hook",
+    "ranks": "final state of every rank, against rank 0",
+    "data": "samples of every batch, against the replay",
+    "precision": "the factor by which the loss is scaled, against the replay",
+    "replay": "final state, against one process that computes shard after shard",
+    "replay_gradients": "gradients at the recorded steps, against the same replay",
+    "replay_parameters": "parameters at the recorded steps, against the same replay",
+    "replay_buffers": "buffers at the recorded steps, against the same replay",
+    "replay_losses": "the loss of every step, against the same replay",
+    "witness_data": "who computed which samples, against the text: by the witness",
+    "witness_hashes": "hashes that were recorded, against those of the tensors",
+    "witness_step": "parameters after sampled steps, against the witness's optimizer",
+    "witness_mean": "batches in training without dropout, against their parts",
+    "witness_mean_in_eval": "the same in eval mode, where training draws more",
+    "witness_buffers": "buffers that remember samples: whether the loss uses them",
+    "witness_probe": "gradients in eval mode at the end, against the witness's",
+    "witness_precision": "the same in 16 bits: as close as these are, and no closer",
+    "witness_gradients": "gradients of sampled steps, against the witness's",
+    "witness_loss": "losses of sampled steps, against the witness's",
+    "witness_spread": "sampled steps with random numbers, against other draws",
+    "one_process": "final state, against one process that takes the whole batch",
+    "one_process_data": "samples of every batch, against the one-process run",
+    "one_process_early": "state after the third step, against that one process",
+    "one_process_gradients": "gradients of the first step, against that one process",
+    "loss": "mean loss of the last quarter of the steps, against one process",
+    "world_sizes": "final state, against that of the fewest processes",
+}
+
 
 class Mark(StrEnum):
     """The sign of an outcome, for readers who cannot see its color."""
@@ -43,23 +76,41 @@ BYTE_CHECKS = ("ranks", "replay", "replay_gradients", "replay_parameters")
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of one check: ``distance`` where it is within tolerance."""
+    """The outcome of one check; figures are None where it compared none."""
 
     mark: Mark
     verdict: str
-    distance: float | None = None
+    bytes_equal: bool | None = None
+    max_ulp: int | None = None
+    max_abs_diff: float | None = None
+    detail: str = ""
 
     def __str__(self) -> str:
         words = self.verdict
         if self.mark is Mark.NEAR:
-            words = "within" if self.distance is None else f"{self.distance:.1e}"
+            apart = self.max_abs_diff
+            words = "within" if apart is None else f"{apart:.1e}"
         return f"{self.mark} {words}"
 
 
-def outcome_of(check: Mapping[str, Any] | None) -> Outcome:
-    """Return the outcome of a check; None is one that was not run."""
-    verdict = "not run" if check is None else verdict_in_words(check)
-    return Outcome(MARKS[verdict], verdict, (check or {}).get("max_abs_diff"))
+NOT_RUN = Outcome(Mark.NOT_RUN, "not run")
+
+
+def outcomes_of(entry: Mapping[str, Any]) -> dict[str, Outcome]:
+    """Return the outcome of each check in one run's entry."""
+    return {name: _outcome(check) for name, check in checks_of(entry).items()}
+
+
+def _outcome(check: Mapping[str, Any]) -> Outcome:
+    verdict = verdict_in_words(check)
+    return Outcome(
+        MARKS[verdict],
+        verdict,
+        check.get("bytes_equal"),
+        check.get("max_ulp"),
+        check.get("max_abs_diff"),
+        check.get("detail", ""),
+    )
 
 
 def checks_of(entry: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

@@ -12,18 +12,13 @@ import pandas as pd
 
 from minitrain.analysis.account import CLOSED_WITHIN
 from minitrain.analysis.busy import why_busy
-from minitrain.analysis.comparison import (
-    ALL_CORES,
-    NO_SYNC,
-    ONE_PROCESS,
-    Baseline,
-    Comparison,
-    ddp_arm,
-)
+from minitrain.analysis.comparison import Comparison, Rounds
+from minitrain.core.arms import BaselineArm, Kind, baseline_arms
 from minitrain.core.errors import UserError
 from minitrain.core.provenance import require_one_machine
-from minitrain.report.checks import Outcome, checks_of, outcome_of
-from minitrain.report.studied import Studied
+from minitrain.report.checks import NOT_RUN, Mark, Outcome, outcomes_of
+from minitrain.report.numbers import plural
+from minitrain.report.studied import WHOLE, Hosts, Ladder, bare_allreduce
 
 # the parts of a step account, in the order of a step, and their names
 PARTS = {
@@ -60,7 +55,7 @@ class Facts:
     num_samples: int
     params_sha256: str
     gloo_world_sizes: list[int]
-    baseline: Baseline
+    baseline: Rounds
     baseline_provenance: Json
     provenance: Mapping[str, Json]
     first_texts: Mapping[str, list[str]]
@@ -68,8 +63,8 @@ class Facts:
     timing: Mapping[str, Json]
     account: pd.DataFrame
     losses: Mapping[str, pd.DataFrame]
-    ladder_study: Studied
-    hosts_study: Studied
+    ladder_study: Ladder
+    hosts_study: Hosts
     collectives_study: pd.DataFrame
     bugs: Json | None
 
@@ -91,7 +86,7 @@ class Facts:
     @property
     def run(self) -> str:
         """Name of the largest gloo run."""
-        return ddp_arm(self.world_size)
+        return f"gloo-{self.world_size}"
 
     @property
     def made(self) -> Json:
@@ -99,14 +94,9 @@ class Facts:
         return self.provenance[self.run]
 
     @property
-    def threads(self) -> int:
-        """Threads per process."""
-        return int(self.made["threads_per_process"])
-
-    @property
     def strategy(self) -> str:
         """Name of the synchronization strategy, for a sentence."""
-        return "DDP" if self.made["sync"] == "ddp" else str(self.made["sync"])
+        return strategy_name(self.made["sync"])
 
     @property
     def machine(self) -> Json:
@@ -114,14 +104,14 @@ class Facts:
         machine: Json = self.baseline_provenance["machine"]
         return machine
 
-    @property
-    def cores(self) -> int:
-        """Cores of that machine."""
-        return int(self.machine["cores"])
-
     def hosts(self, run: str) -> int:
         """Return the number of hosts of ``run``."""
         return num_hosts(self.timing[run])
+
+    def label(self, run: str) -> str:
+        """Return the name of ``run``, with its hosts if they are several."""
+        hosts = self.hosts(run)
+        return run if hosts == 1 else f"{run} ({plural(hosts, 'host')})"
 
     @property
     def on_several_hosts(self) -> list[str]:
@@ -130,34 +120,43 @@ class Facts:
 
     # Speed: comparisons of the baseline's arms, all on one host.
 
+    def compare(self, kind: Kind, other: Kind, *, timed: bool = False) -> Comparison:
+        """Compare two arms of the largest gloo run, the first with its hook if
+        ``timed``.
+        """
+        names = {
+            (arm.kind, arm.timed): arm.name
+            for arm in baseline_arms([self.world_size])
+            if not arm.twin_of
+        }
+        return self.baseline.compare(names[kind, timed], names[other, False])
+
     @cached_property
     def against_one(self) -> Comparison:
         """The run against one process with as many threads as each of its ranks."""
-        return self.baseline.compare(self.run, ONE_PROCESS)
+        return self.compare(Kind.SYNC, Kind.ONE_PROCESS)
 
     @cached_property
     def against_all_cores(self) -> Comparison:
         """The run against one process on all cores: the fair opponent."""
-        return self.baseline.compare(self.run, ALL_CORES)
+        return self.compare(Kind.SYNC, Kind.ALL_CORES)
 
     @cached_property
     def no_sync_against_one(self) -> Comparison | None:
         """The ceiling (no communication) against one process; None at one process."""
-        if self.world_size == 1:
-            return None
-        return self.baseline.compare(self.run + NO_SYNC, ONE_PROCESS)
+        several = self.world_size > 1
+        return self.compare(Kind.NO_SYNC, Kind.ONE_PROCESS) if several else None
 
     @cached_property
     def of_ceiling(self) -> Comparison | None:
         """The run against the ceiling; None at one process."""
-        if self.world_size == 1:
-            return None
-        return self.baseline.compare(self.run, self.run + NO_SYNC)
+        several = self.world_size > 1
+        return self.compare(Kind.SYNC, Kind.NO_SYNC) if several else None
 
     @cached_property
     def hook_cost(self) -> Comparison:
         """The run with its timing hook against the run without."""
-        return self.baseline.instrumentation_cost()
+        return self.compare(Kind.SYNC, Kind.SYNC, timed=True)
 
     @cached_property
     def busy(self) -> str | None:
@@ -169,6 +168,21 @@ class Facts:
         """Speed of each arm: arm, processes, threads, tokens_per_s p5, p50, p95."""
         return self.baseline.scaling().round(1)
 
+    @property
+    def arms(self) -> dict[str, BaselineArm]:
+        """The arms of the baseline by name."""
+        return {arm.name: arm for arm in baseline_arms(self.gloo_world_sizes)}
+
+    @property
+    def bare(self) -> Json | None:
+        """An all-reduce of about this run's gradients alone; see bare_allreduce."""
+        if self.hosts(self.run) > 1 or self.made["sync"] not in WHOLE:
+            return None
+        size = 4 * self.made["model_params"]
+        return bare_allreduce(
+            self.collectives_study, self.machine, self.world_size, size
+        )
+
     # Time: the step account.
 
     @cached_property
@@ -178,27 +192,26 @@ class Facts:
         return {run: of for run, of in accounts.items() if of["closed"] is not None}
 
     @cached_property
-    def shares(self) -> dict[str, float] | None:
-        """Share of each part in a step of the run; None if they do not add up."""
+    def shares(self) -> dict[str, float]:
+        """Share of each part in a step of the run; empty if they do not add up."""
         account = self.accounts.get(self.run)
-        return shares_of(account) if account and account["closed"] else None
+        return shares_of(account) if account and account["closed"] else {}
 
     @property
     def compute(self) -> dict[str, float]:
         """The shares of computing."""
-        return {part: (self.shares or {}).get(part, 0.0) for part in COMPUTE}
+        return {part: self.shares.get(part, 0.0) for part in COMPUTE}
 
     @property
     def others(self) -> dict[str, float]:
         """The other shares, the largest first."""
-        rest = (self.shares or {}).keys() - {*COMPUTE}
-        shares = {part: (self.shares or {})[part] for part in rest}
-        return dict(sorted(shares.items(), key=lambda item: -item[1]))
+        others = {p: share for p, share in self.shares.items() if p not in COMPUTE}
+        return dict(sorted(others.items(), key=lambda item: -item[1]))
 
     @property
     def left_by_account(self) -> float:
         """Share of a step that is left without communication, by the account."""
-        return 1 - sum((self.shares or {}).get(part, 0.0) for part in COMMUNICATION)
+        return 1 - sum(self.shares.get(part, 0.0) for part in COMMUNICATION)
 
     @property
     def account_agrees(self) -> bool:
@@ -210,7 +223,7 @@ class Facts:
     @property
     def interference_is_zero(self) -> bool:
         """Whether interference cannot be told from zero."""
-        share = (self.shares or {}).get("interference_ms", 0.0)
+        share = self.shares.get("interference_ms", 0.0)
         low, high = self.interval(self.run, "interference_ms") or (share, share)
         return low <= 0 <= high or share < 0
 
@@ -243,22 +256,32 @@ class Facts:
 
     @cached_property
     def checks(self) -> dict[str, dict[str, Outcome]]:
-        """By check and run: the outcome."""
-        found = {run: checks_of(entry) for run, entry in self.equivalence.items()}
-        names = dict.fromkeys(name for checks in found.values() for name in checks)
+        """By run and check: the outcome of those that the run has."""
+        return {run: outcomes_of(entry) for run, entry in self.equivalence.items()}
+
+    @cached_property
+    def matrix(self) -> dict[str, dict[str, Outcome]]:
+        """By check and run: the outcome of all."""
+        names = dict.fromkeys(name for found in self.checks.values() for name in found)
         return {
-            name: {run: outcome_of(checks.get(name)) for run, checks in found.items()}
+            name: {run: of.get(name, NOT_RUN) for run, of in self.checks.items()}
             for name in names
         }
 
-    def with_outcome(self, *marks: str) -> list[str]:
-        """Return run and name of each check with one of these marks."""
+    def with_outcome(self, mark: str) -> list[str]:
+        """Return run and name of each check with this mark."""
         return [
             f"{run} {name}"
-            for name, outcomes in self.checks.items()
+            for name, outcomes in self.matrix.items()
             for run, outcome in outcomes.items()
-            if outcome.mark in marks
+            if outcome.mark == mark
         ]
+
+    def byte_mark(self, check: str) -> Mark:
+        """Return the mark of the run's ``check``, a statement about bytes."""
+        mark = self.checks[self.run].get(check, NOT_RUN).mark
+        # without bits compared there is none
+        return Mark.UNDECIDED if mark is Mark.PASSED else mark
 
     @cached_property
     def common_losses(self) -> pd.DataFrame:
@@ -267,26 +290,25 @@ class Facts:
         return pd.concat(curves, axis="columns", join="inner", keys=[*self.losses])
 
     @property
-    def first_loss(self) -> float:
-        """Loss of the first run at the first step."""
-        return float(self.common_losses.to_numpy()[0, 0])
-
-    @property
-    def last_loss(self) -> float:
-        """Loss of the first run at the last step."""
-        return float(self.common_losses.to_numpy()[-1, 0])
-
-    @property
     def losses_apart(self) -> float:
         """Largest distance between two runs' losses at a step."""
-        curves = self.common_losses
-        return float((curves.max(axis="columns") - curves.min(axis="columns")).max())
+        return most_apart(self.common_losses)
+
+
+def strategy_name(sync: str) -> str:
+    """Return the name of a strategy for a sentence."""
+    return "DDP" if sync == "ddp" else sync
 
 
 def shares_of(account: Json) -> dict[str, float]:
     """Return each part's share of their sum, in the order of a step."""
     known = {part: account[part] for part in PARTS if account.get(part) is not None}
     return {part: value / account["sum_ms"] for part, value in known.items()}
+
+
+def most_apart(losses: pd.DataFrame) -> float:
+    """Return the largest distance between two columns in a row."""
+    return float((losses.max(axis="columns") - losses.min(axis="columns")).max())
 
 
 def num_hosts(timing: Json) -> int:

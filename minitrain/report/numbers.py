@@ -1,5 +1,15 @@
 """How numbers are written in sentences, tables and pictures."""
 
+from collections.abc import Iterable
+from typing import Any
+
+UNDEFINED = "-"
+# what templates may call
+IN_TEMPLATES = (
+    *("plural", "all_of", "capitalized", "thousands", "counted", "times"),
+    *("percent", "ms", "num_bytes", "cell"),
+)
+
 
 def plural(count: int, noun: str, nouns: str | None = None) -> str:
     """``2 cores``, ``1 core``; ``nouns`` is the plural that does not just take an s."""
@@ -38,9 +48,9 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def ms(value: float) -> str:
-    """``97.3 ms``."""
-    return f"{value:.1f} ms"
+def ms(value: float | None) -> str:
+    """``97.3 ms``; a dash where it was not measured."""
+    return UNDEFINED if value is None else f"{value:.1f} ms"
 
 
 def num_bytes(value: float) -> str:
@@ -49,15 +59,10 @@ def num_bytes(value: float) -> str:
     return f"{value / unit:.1f} {name}"
 
 
-# what templates may call
-IN_TEMPLATES = (
-    "plural",
-    "all_of",
-    "capitalized",
-    "thousands",
-    "counted",
-    "times",
-    "percent",
-    "ms",
-    "num_bytes",
-)
+def cell(value: Any, spec: str = "") -> str:
+    """One value for a table: numbers by ``spec``, undefined as a dash."""
+    if value is None:
+        return UNDEFINED
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return ", ".join(cell(each, spec) for each in value)
+    return format(value, spec) if isinstance(value, float) else str(value)

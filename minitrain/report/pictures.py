@@ -1,6 +1,5 @@
 """The pictures: scaling, step account, losses; each title states its finding."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
-from minitrain.analysis.comparison import ALL_CORES, NO_SYNC, ONE_PROCESS
+from minitrain.core.arms import Kind
 from minitrain.report.canvas import (
     BLACK,
     BLUE,
@@ -22,7 +21,7 @@ from minitrain.report.canvas import (
     canvas,
     save,
 )
-from minitrain.report.facts import PARTS
+from minitrain.report.facts import PARTS, Facts
 from minitrain.report.numbers import all_of, ms, plural, thousands
 
 PART_COLORS = {
@@ -152,27 +151,25 @@ class Series:
     reference: bool = False
 
 
-def draw_scaling(
-    scaling: pd.DataFrame, title: str, path: Path, strategy: str = "DDP"
-) -> None:
-    """Draw processes against tokens per second.
-
-    ``scaling`` is what :meth:`minitrain.analysis.comparison.Baseline.scaling` returns;
-    ``strategy`` is how the processes synchronized.
-    """
-    arms = scaling.set_index("arm")
-    top = int(arms["processes"].max())
+def draw_scaling(f: Facts, title: str, path: Path) -> None:
+    """Draw processes against tokens per second."""
+    scaling, arms = f.scaling, f.arms
+    results = scaling[[arms[name].is_result for name in scaling["arm"]]]
+    kinds = results["arm"].map(lambda name: arms[name].kind)
+    by_kind = dict(list(results.groupby(kinds)))
+    top = int(scaling["processes"].max())
     figure, axes = canvas(4.6, title, right=0.67)
     axes.set_xlim(1 - 0.2 * max(top - 1, 0.5), top + 0.1 * max(top - 1, 0.5))
-    axes.set_ylim(0, 1.06 * _highest(arms, top))
-    lines = [*_alone(arms), *_together(arms, top, strategy)]
+    lines = _series(by_kind, top, f.strategy)
+    highest = max(scaling["tokens_per_s_p95"].max(), top * lines[0].medians[0])
+    axes.set_ylim(0, 1.06 * highest)
     for line in lines:
         axes.plot(line.processes, line.medians, color=line.color, **line.style)
         measured = line.processes[len(line.processes) - len(line.low) :]
         axes.vlines(measured, line.low, line.high, line.color, linewidth=2, alpha=0.7)
         if line.reference:
             axes.axhline(line.medians[0], color=line.color, linewidth=0.8, alpha=0.6)
-    axes.set_xticks(sorted({1, *arms["processes"]}))
+    axes.set_xticks(sorted({1, *scaling["processes"]}))
     axes.set_xlabel("processes")
     axes.set_ylabel("tokens per second")
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
@@ -184,45 +181,29 @@ def draw_scaling(
     save(figure, path)
 
 
-def _highest(arms: pd.DataFrame, top: int) -> float:
-    one: Any = arms.loc[ONE_PROCESS]
-    return max(arms["tokens_per_s_p95"].max(), top * one.tokens_per_s_p50)
-
-
-def _alone(arms: pd.DataFrame) -> list[Series]:
-    threads, cores = (
-        int(count) for count in arms.loc[[ONE_PROCESS, ALL_CORES], "threads"]
-    )
-    label = f"one process, {plural(threads, 'thread')}"
-    all_cores = f"one process, {all_of(cores, 'core')}"
-    lines = [
-        _measured(label, arms.loc[[ONE_PROCESS]], BLACK, DOT),
-        _measured(all_cores, arms.loc[[ALL_CORES]], ORANGE, DOT, dodge=-1),
+def _series(
+    by_kind: Mapping[Kind, pd.DataFrame], top: int, strategy: str
+) -> list[Series]:
+    one, all_cores = by_kind[Kind.ONE_PROCESS], by_kind[Kind.ALL_CORES]
+    label = f"one process, {plural(int(one['threads'].item()), 'thread')}"
+    cores = f"one process, {all_of(int(all_cores['threads'].item()), 'core')}"
+    alone = [
+        replace(_measured(label, one, BLACK, DOT), reference=True),
+        replace(_measured(cores, all_cores, ORANGE, DOT, dodge=-1), reference=True),
     ]
-    return [replace(line, reference=True) for line in lines]
-
-
-def _together(arms: pd.DataFrame, top: int, strategy: str) -> list[Series]:
-    ddp = [arm for arm in arms.index if re.fullmatch(r"gloo-\d+", arm)]
+    together = by_kind[Kind.SYNC]
     if top == 1:
-        return [
-            _measured(f"one process, {strategy}", arms.loc[ddp], BLUE, DOT, dodge=1)
-        ]
-    silent = [arm + NO_SYNC for arm in ddp]
-    one: Any = arms.loc[ONE_PROCESS]
-    start = (1.0, float(one.tokens_per_s_p50))
+        label = f"one process, {strategy}"
+        return [*alone, _measured(label, together, BLUE, DOT, dodge=1)]
+    start = (1.0, alone[0].medians[0])
     ideal = {"linestyle": ":", "linewidth": 1.5, "zorder": 1}
     hollow = DOT | {"markerfacecolor": "white", "linestyle": "--"}
+    silent, label = by_kind[Kind.NO_SYNC], f"ideal: {top} times one process"
     return [
-        _measured(strategy, arms.loc[ddp], BLUE, DOT, start, dodge=-1),
-        _measured("no communication", arms.loc[silent], GREEN, hollow, start, dodge=1),
-        Series(
-            f"ideal: {top} times one process",
-            [1, top],
-            [start[1], top * start[1]],
-            GRAY,
-            ideal,
-        ),
+        *alone,
+        _measured(strategy, together, BLUE, DOT, start, dodge=-1),
+        _measured("no communication", silent, GREEN, hollow, start, dodge=1),
+        Series(label, [1, top], [start[1], top * start[1]], GRAY, ideal),
     ]
 
 

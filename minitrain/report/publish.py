@@ -1,28 +1,22 @@
 """Publication: from what the stages measured to pictures, page, manifest and metric."""
 
+from typing import Any
+
 import pandas as pd
 from markupsafe import Markup
 
-from minitrain.analysis.account import CLOSED_WITHIN
+from minitrain.analysis.comparison import Comparison
+from minitrain.core.arms import ONE_PROCESS
 from minitrain.core.errors import EvidenceError
 from minitrain.core.files import atomic_path, open_atomic, write_json
 from minitrain.core.params import load_params
 from minitrain.report.breach import breach_line, refuse
-from minitrain.report.facts import PARTS, Facts
-from minitrain.report.glossary import TERMS
-from minitrain.report.manifest import manifest, summary
-from minitrain.report.overview import draw_overview, overview
+from minitrain.report.checks import byte_equivalent
+from minitrain.report.facts import Facts
+from minitrain.report.overview import draw_overview
 from minitrain.report.pictures import draw_account, draw_losses, draw_scaling
 from minitrain.report.read import Project, read_equivalence, read_facts
-from minitrain.report.render import markdown, sentence, to_html
-from minitrain.report.studied import WHOLE, Hosts, Ladder, bare_allreduce
-from minitrain.report.tables import (
-    bugs_table,
-    hosts_table,
-    ladder_table,
-    matrix,
-    tables,
-)
+from minitrain.report.render import markdown, sentence, write_page
 
 # what is published in the folder of results; after a breach not all of it
 FILES = (
@@ -37,6 +31,8 @@ FILES = (
     "account.png",
     "losses.png",
 )
+# dvc shows five decimals
+BILLIONTHS = 1e9
 
 
 def publish(project: Project) -> str:
@@ -56,58 +52,123 @@ def publish(project: Project) -> str:
     with open_atomic(metrics / "overview.svg") as file:
         file.write(draw_overview(f))
     with atomic_path(metrics / "scaling.png") as path:
-        draw_scaling(f.scaling, sentence("headline", f), path, f.strategy)
+        draw_scaling(f, sentence("headline", f), path)
     with atomic_path(metrics / "account.png") as path:
-        accounts = {sentence("label", f, run): of for run, of in f.accounts.items()}
+        accounts = {f.label(run): of for run, of in f.accounts.items()}
         draw_account(accounts, sentence("account_headline", f), path)
     with atomic_path(metrics / "losses.png") as path:
         draw_losses(f.losses, sentence("losses_headline", f), path)
 
-    with open_atomic(metrics / "scaling.csv") as file:
-        f.scaling.to_csv(file, index=False)
-    losses = [table.assign(run=run) for run, table in f.losses.items()]
-    with open_atomic(metrics / "losses.csv") as file:
-        pd.concat(losses)[["run", "step", "loss"]].to_csv(file, index=False)
+    losses = pd.concat([table.assign(run=run) for run, table in f.losses.items()])
+    tables = {"scaling": f.scaling, "losses": losses[["run", "step", "loss"]]}
+    for name, table in tables.items():
+        with open_atomic(metrics / f"{name}.csv") as file:
+            table.to_csv(file, index=False)
     write_json(metrics / "manifest.json", manifest(f))
     write_json(metrics / "summary.json", summary(f))
-    page = report(f)
-    with open_atomic(metrics / "report.md") as file:
-        file.write(page)
-    with open_atomic(metrics / "report.html") as file:
-        file.write(to_html(page, metrics))
+    write_page(report(f), metrics)
     return sentence("headline", f)
 
 
 def report(f: Facts) -> Markup:
     """Return the one-page report in Markdown; its pictures lie beside it."""
-    ladder, hosts = Ladder(f.ladder_study), Hosts(f.hosts_study)
-    ladder_foreign = f.ladder_study.foreign(f.made)
-    hosts_foreign = f.hosts_study.foreign(f.made)
-    shown = tables(f)
-    if not ladder_foreign:
-        shown["ladder"] = ladder_table(ladder)
-    if not hosts_foreign:
-        shown["hosts"] = hosts_table(hosts, f)
-    if f.bugs is not None:
-        shown["bugs"] = bugs_table(f.bugs)
-    bare = None
-    if f.hosts(f.run) == 1 and f.made["sync"] in WHOLE:
-        num_bytes = 4 * f.made["model_params"]
-        bare = bare_allreduce(f.collectives_study, f.machine, f.world_size, num_bytes)
     names = ("headline", "account_headline", "losses_headline")
     return markdown(
         "report.md",
         f=f,
+        manifest=manifest(f),
+        ladder=f.ladder_study,
+        ladder_foreign=f.ladder_study.foreign(f.made),
+        hosts=f.hosts_study,
+        hosts_foreign=f.hosts_study.foreign(f.made),
         **{name: sentence(name, f) for name in names},
-        overview=overview(f),
-        matrix=matrix(f),
-        tables=shown,
-        ladder=ladder,
-        ladder_foreign=ladder_foreign,
-        hosts=hosts,
-        hosts_foreign=hosts_foreign,
-        bare=bare,
-        closed_within=CLOSED_WITHIN,
-        PARTS=PARTS,
-        TERMS=TERMS,
     )
+
+
+def manifest(f: Facts) -> dict[str, Any]:
+    """Return the keys of metrics/manifest.json; what was not measured is None.
+
+    They describe the largest gloo run. Speeds are medians over the rounds of the
+    baseline, on one host; the all-reduce is the run's own, on ``num_hosts``.
+    ``noise_floor`` is relative; ``over_...`` is the run's speed over another.
+    """
+    speeds = {
+        world_size: round(f.baseline.tokens_per_s(arm), 1)
+        for world_size, arm in {1: ONE_PROCESS, 2: "gloo-2"}.items()
+        if world_size in f.gloo_world_sizes
+    }
+    made, timing = f.made, f.timing[f.run]
+    return {
+        "seed": f.seed,
+        "lab": "minitrain",
+        "backend": made["backend"],
+        "world_size": f.world_size,
+        "model_params": made["model_params"],
+        "steps": made["num_steps"],
+        "allreduce_p50_ms": timing["allreduce_p50_ms"],
+        "allreduce_p95_ms": timing["allreduce_p95_ms"],
+        "tokens_per_sec_1proc": speeds.get(1),
+        "tokens_per_sec_2proc": speeds.get(2),
+        "byte_equivalent": byte_equivalent(f.equivalence[f.run]),
+        "lesson_notes": lesson_notes(f),
+        "launcher": made["launcher"],
+        "verdict": f.verdict(f.run),
+        "verdicts": {
+            run: {"verdict": f.verdict(run), "rests_on": entry.get("rests_on")}
+            for run, entry in f.equivalence.items()
+        },
+        "sync": made["sync"],
+        "num_hosts": f.hosts(f.run),
+        "threads_per_process": made["threads_per_process"],
+        "machine_busy": f.busy,
+        "noise_floor": round(f.against_one.noise_floor, 5),
+        "num_rounds": f.baseline.num_rounds,
+        **_over("one_process", f.against_one, f.busy),
+        **_over("all_cores", f.against_all_cores, f.busy),
+        "torch": f.machine["torch"],
+        "machine": dict(f.machine),
+        "git_commit": made["git_commit"],
+        "code_sha256": made.get("code_sha256"),
+        "baseline_code_sha256": f.baseline_provenance.get("code_sha256"),
+        "measured_at": made["measured_at"],
+        "baseline_measured_at": f.baseline_provenance["measured_at"],
+        "params_sha256": f.params_sha256,
+    }
+
+
+def lesson_notes(f: Facts) -> str:
+    """Return the paragraph on why N processes are faster or slower here."""
+    return f"{sentence('speed_notes', f)} {sentence('account_notes', f)}".strip()
+
+
+def _over(opponent: str, one: Comparison, busy: str | None) -> dict[str, Any]:
+    ratio, verdict = (None, None) if busy else (round(one.ratio, 4), one.verdict)
+    return {f"over_{opponent}": ratio, f"over_{opponent}_verdict": verdict}
+
+
+def summary(f: Facts) -> dict[str, Any]:
+    """Return the keys of metrics/summary.json, the DVC metric.
+
+    Per run: ``verdict``, the last reduced ``loss``, ``gap_billionths`` (largest
+    distance of the final state from one process with the whole batch, if compared), and
+    ``speedup`` over one process with as many threads as a rank, for runs that the
+    baseline holds (None on a busy machine). A relative change of ``speedup`` below
+    ``noise_floor`` is noise. Speeds of single runs are left out: runs follow each
+    other, so any change would seem to change them.
+    """
+    runs = {run: _of_run(f, run) for run in f.timing}
+    return {"noise_floor": round(f.against_one.noise_floor, 3), **runs}
+
+
+def _of_run(f: Facts, run: str) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "verdict": f.verdict(run),
+        "loss": round(float(f.losses[run]["loss"].iloc[-1]), 6),
+    }
+    distance = f.equivalence[run]["one_process"]["max_abs_diff"]
+    if distance is not None:
+        found["gap_billionths"] = round(distance * BILLIONTHS, 1)
+    if run in f.arms:
+        compared = f.baseline.compare(run, ONE_PROCESS)
+        found["speedup"] = None if f.busy else round(compared.ratio, 3)
+    return found

@@ -1,21 +1,19 @@
 """Reading of what the stages and studies wrote, complete or not at all."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from minitrain.analysis.comparison import Baseline
+from minitrain.analysis.comparison import baseline_rounds
 from minitrain.core.files import read_csv, read_json, reading, sha256_file
 from minitrain.core.params import Params
 from minitrain.core.provenance import code_sha256
 from minitrain.data.shards import first_texts
 from minitrain.report.checks import require_known_verdicts
 from minitrain.report.facts import PARTS, Facts, only_runs
-from minitrain.report.studied import Studied
+from minitrain.report.studied import Hosts, Ladder
 
 
 @dataclass(frozen=True)
@@ -48,25 +46,30 @@ def read_facts(project: Project, params: Params, equivalence: dict[str, Any]) ->
         UserError: A file is missing, damaged or incomplete.
     """
     runs, metrics, baseline = params.runs(), project.metrics, project.baseline
-    rounds, folders = baseline / "rounds.csv", {run: project.runs / run for run in runs}
+    folders = {run: project.runs / run for run in runs}
     timing = _of_runs(metrics / "timing.json", params)
     with reading(metrics / "timing.json"):
-        pairs = product(timing, PARTS)
+        pairs = [(run, part) for run in timing for part in PARTS]
         expected = [(r, part) for r, part in pairs if part in timing[r]["account"]]
         if older := [run for run in timing if "stragglers" not in timing[run]]:
             raise ValueError(f"no stragglers of {older[0]}")
-    origins = {run: _origin(folders[run] / "provenance.json") for run in runs}
+    origins = {
+        run: read_json(folder / "provenance.json", "machine", "num_steps", "world_size")
+        for run, folder in folders.items()
+    }
     index = project.shards / f"world-{max(params.gloo.world_sizes)}" / "index.json"
+    with reading(index):
+        num_samples = int(read_json(index, "samples")["samples"])
     return Facts(
         seed=params.train.seed,
         batch_size=params.train.global_batch_size,
-        num_samples=_number(index, "samples"),
+        num_samples=num_samples,
         params_sha256=sha256_file(project.params),
         gloo_world_sizes=params.gloo.world_sizes,
-        baseline=Baseline(
-            _rounds(rounds, params.baseline.num_rounds),
+        baseline=baseline_rounds(
+            _rounds(baseline / "rounds.csv", params.baseline.num_rounds),
             params.gloo.world_sizes,
-            str(rounds),
+            str(baseline / "rounds.csv"),
         ),
         baseline_provenance=read_json(baseline / "provenance.json", "machine"),
         provenance=origins,
@@ -78,38 +81,23 @@ def read_facts(project: Project, params: Params, equivalence: dict[str, Any]) ->
         timing=timing,
         account=_account(metrics / "account.csv", expected),
         losses={run: _losses(folders[run], origins[run]["num_steps"]) for run in runs},
-        ladder_study=_studied(metrics / "ladder", params),
-        hosts_study=_studied(metrics / "hosts", params),
+        ladder_study=Ladder(*_studied(metrics / "ladder", params)),
+        hosts_study=Hosts(*_studied(metrics / "hosts", params)),
         collectives_study=read_csv(metrics / "collectives.csv"),
         bugs=_bugs(metrics / "zoo.json", project.zoo),
     )
 
 
-def _origin(file: Path) -> dict[str, Any]:
-    _number(file, "world_size")
-    origin: dict[str, Any] = read_json(file, "machine", "num_steps")
-    return origin
-
-
-def _number(file: Path, key: str) -> int:
-    with reading(file):
-        return int(read_json(file, key)[key])
-
-
 def _bugs(file: Path, zoo: Path) -> dict[str, Any] | None:
-    """Return what the study of bugs found; None if it ran other code."""
     found: dict[str, Any] = read_json(file, "bugs", "provenance")
     with reading(file):
         code = found["provenance"]["code_sha256"]
     return found if code is not None and code == code_sha256(zoo) else None
 
 
-def _studied(stem: Path, params: Params) -> Studied:
-    return Studied(
-        table=read_csv(stem.with_suffix(".csv")),
-        origin=read_json(stem.with_suffix(".json")),
-        model=params.model.model_dump(mode="json"),
-    )
+def _studied(stem: Path, params: Params) -> tuple[pd.DataFrame, Any, dict[str, Any]]:
+    table, origin = read_csv(stem.with_suffix(".csv")), stem.with_suffix(".json")
+    return table, read_json(origin), params.model.model_dump(mode="json")
 
 
 def _rounds(file: Path, num_rounds: int) -> pd.DataFrame:
@@ -120,8 +108,7 @@ def _rounds(file: Path, num_rounds: int) -> pd.DataFrame:
     return table
 
 
-def _account(file: Path, expected: Iterable[tuple[str, str]]) -> pd.DataFrame:
-    """Return the table in ``file``, which has a row for each expected run and part."""
+def _account(file: Path, expected: list[tuple[str, str]]) -> pd.DataFrame:
     table = read_csv(file, "run", "part", "mean_ms", "low_ms", "high_ms")
     with reading(file):
         held = {*zip(table["run"], table["part"], strict=True)}
@@ -132,7 +119,6 @@ def _account(file: Path, expected: Iterable[tuple[str, str]]) -> pd.DataFrame:
 
 
 def _losses(folder: Path, num_steps: int) -> pd.DataFrame:
-    """Return a row for each step of the run in ``folder``."""
     file = folder / "losses.csv"
     table = read_csv(file, "step", "loss")
     with reading(file):

@@ -15,21 +15,24 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
-from markdown_it.utils import EnvType, OptionsDict
 from markupsafe import Markup
 
+from minitrain.analysis.account import CLOSED_WITHIN
 from minitrain.core.files import open_atomic
 from minitrain.report import numbers
+from minitrain.report.checks import RUNGS, VERDICT_MARKS, Mark
+from minitrain.report.facts import PARTS
+from minitrain.report.studied import BYTES, DISTANCES, LossCurve
 
 KINDS = {".png": "image/png", ".svg": "image/svg+xml"}
 # the color of a table cell, by the mark that it begins with
-COLORS = {
-    "=": "equal",
-    "✓": "equal",
-    "≈": "near",
-    "?": "undecided",
-    "✗": "breach",
-    "-": "absent",
+COLORS: dict[str, str] = {
+    Mark.EQUAL: "equal",
+    Mark.PASSED: "equal",
+    Mark.NEAR: "near",
+    Mark.UNDECIDED: "undecided",
+    Mark.BREACH: "breach",
+    Mark.NOT_RUN: "absent",
 }
 # the name of a run, and a number with its unit, stay in one line
 UNBROKEN = re.compile(r"\b(?:gloo|nccl|replay)-\d+\b|\d[\d.,]* (?:%|ms\b)")
@@ -81,6 +84,13 @@ def to_html(page: Markup, folder: Path) -> str:
     return markup("page.html", title=title, body=body)
 
 
+def write_page(page: Markup, folder: Path) -> None:
+    """Write ``page`` to report.md and report.html of ``folder``."""
+    for name, text in (("report.md", page), ("report.html", to_html(page, folder))):
+        with open_atomic(folder / name) as file:
+            file.write(text)
+
+
 def write_marked(path: Path, name: str, text: str) -> None:
     """Put ``text`` between the comments of ``path`` that bear ``name``.
 
@@ -99,15 +109,11 @@ def write_marked(path: Path, name: str, text: str) -> None:
 class _Renderer(RendererHTML):
     """Adds what Markdown cannot express: colored cells, scrolling, inlined pictures."""
 
-    def text(
-        self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType
-    ) -> str:
+    def text(self, tokens: Sequence[Token], idx: int, *_: Any) -> str:
         keep = partial(UNBROKEN.sub, r'<span class="kept">\g<0></span>')
         return keep(escape(tokens[idx].content, quote=False))
 
-    def image(
-        self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType
-    ) -> str:
+    def image(self, tokens: Sequence[Token], idx: int, options: Any, env: Any) -> str:
         file = Path(str(tokens[idx].attrs["src"]))
         content = base64.b64encode((env["folder"] / file).read_bytes()).decode("ascii")
         source = f"data:{KINDS[file.suffix]};base64,{content}"
@@ -124,9 +130,7 @@ class _Renderer(RendererHTML):
     def table_close(self, *_: Any) -> str:
         return "</table>\n</div>\n"
 
-    def td_open(
-        self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType
-    ) -> str:
+    def td_open(self, tokens: Sequence[Token], idx: int, *rest: Any) -> str:
         mark, _, words = tokens[idx + 1].content.partition(" ")
         color = COLORS.get(mark) if words else None
         return f'<td class="{color}">' if color else "<td>"
@@ -142,10 +146,18 @@ _LAYOUT: dict[str, Any] = {
 _MARKDOWN = Environment(finalize=escaped, autoescape=True, **_LAYOUT)
 _MARKUP = Environment(autoescape=True, **_LAYOUT)
 _PLAIN = Environment(**_LAYOUT)
-for _environment in (_MARKDOWN, _PLAIN):
-    _environment.globals |= {
-        name: getattr(numbers, name) for name in numbers.IN_TEMPLATES
-    }
+_FUNCTIONS = {name: getattr(numbers, name) for name in numbers.IN_TEMPLATES}
+_TABLES = {
+    "PARTS": PARTS,
+    "RUNGS": RUNGS,
+    "VERDICT_MARKS": VERDICT_MARKS,
+    "BYTES": BYTES,
+    "DISTANCES": DISTANCES,
+    "LossCurve": LossCurve,
+    "CLOSED_WITHIN": CLOSED_WITHIN,
+}
+for _environment in (_MARKDOWN, _MARKUP, _PLAIN):
+    _environment.globals |= _FUNCTIONS | _TABLES
     _environment.filters["ms"] = numbers.ms
 _OPTIONS = {"html": True, "xhtmlOut": False}
 _PARSER = MarkdownIt("commonmark", _OPTIONS, renderer_cls=_Renderer).enable("table")

@@ -1,16 +1,16 @@
 """Results of studies, which the report shows if what produced them is what is here."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from minitrain.analysis.busy import why_busy
+from minitrain.report.checks import MARKS
 
 Json = Mapping[str, Any]
 # what bits and roundings depend on
@@ -72,91 +72,74 @@ class Studied:
         there, here = (
             {key: of["machine"][key] for key in MACHINE} for of in (made, run)
         )
-        other_model = _difference(Origin.MODEL, self.origin["model"], self.model)
-        return other_model or _difference(Origin.MACHINE, there, here)
-
-
-def _difference(what: Origin, there: Json, here: Json) -> Foreign | None:
-    for key in {**there, **here}:
-        then, now = there.get(key), here.get(key)
-        if then != now:
-            return Foreign(what, key, then, now)
-    return None
+        for what, then, now in (
+            (Origin.MODEL, self.origin["model"], self.model),
+            (Origin.MACHINE, there, here),
+        ):
+            for key in {**then, **now}:
+                if then.get(key) != now.get(key):
+                    return Foreign(what, key, then.get(key), now.get(key))
+        return None
 
 
 @dataclass(frozen=True)
-class Ladder:
+class Ladder(Studied):
     """The study of more processes, other optimizers and other number types."""
 
-    studied: Studied
-
-    @property
-    def num_equal(self) -> int:
-        """Byte comparisons that are equal."""
-        return int((self._bytes["verdict"] == "equal").sum())
-
-    @property
-    def num_bytes(self) -> int:
-        """All byte comparisons."""
-        return len(self._bytes)
+    @cached_property
+    def byte_verdicts(self) -> list[str]:
+        """The verdict of every byte comparison."""
+        return self.table["verdict"][self.table["rung"].isin(BYTES)].to_list()
 
     @property
     def num_breaches(self) -> int:
         """Checks that breached."""
-        return int((self.studied.table["verdict"] == "breach").sum())
-
-    @property
-    def _bytes(self) -> pd.DataFrame:
-        table = self.studied.table
-        return table[table["rung"].isin(BYTES)]
+        return int((self.table["verdict"] == "breach").sum())
 
     def rows(self) -> Iterator[list[Any]]:
-        """Yield a row for each case: its names, then verdict or distance of each check
-        in the order of BYTES and DISTANCES.
+        """Yield a row for each case: its name and world size, then mark, word or
+        distance of each check in the order of BYTES and DISTANCES.
         """
-        table = self.studied.table
-        for case, of_case in table.groupby(["case", "world_size"], sort=False):
+        words = {verdict: str(MARKS[verdict]) for verdict in ("equal", "not run")}
+        for case, of_case in self.table.groupby(["case", "world_size"], sort=False):
             by_name = of_case.set_index("rung")
             cells = []
             for name in (*BYTES, *DISTANCES):
                 verdict = str(by_name.at[name, "verdict"])
                 distance = float(by_name["max_abs_diff"][name])
                 within = verdict == "within tolerance"
-                cells.append(f"{distance:.1e}" if within else verdict)
+                word = words.get(verdict, verdict)
+                cells.append(f"{distance:.1e}" if within else word)
             yield [*case, *cells]
 
 
-@dataclass(frozen=True)
-class Hosts:
-    """The study of two hosts: rates of links, expected and measured all-reduces."""
+class Expectation(StrEnum):
+    """Whether a measured all-reduce is what the cost model expects."""
 
-    studied: Studied
+    AS_EXPECTED = "as expected"
+    NOT_TOLD_APART = "not told apart"
+    UNEXPECTED = "unexpected"
+
+
+@dataclass(frozen=True)
+class Hosts(Studied):
+    """The study of two hosts: rates of links, expected and measured all-reduces."""
 
     @cached_property
     def busy(self) -> str | None:
         """Reason why the machine was too busy to compare speeds, or None."""
-        load = self.studied.origin["provenance"].get("load")
-        return why_busy(load, self.studied.origin.get("spread", 0.0))
+        load = self.origin["provenance"].get("load")
+        return why_busy(load, self.origin.get("spread", 0.0))
 
     @property
     def is_judged(self) -> bool:
         """Whether speeds can be compared."""
-        return not self.busy and "noise_floor" in self.studied.origin
-
-    @property
-    def noise_floor(self) -> float:
-        """Largest relative difference between identical arms."""
-        return float(self.studied.origin["noise_floor"])
-
-    @property
-    def allreduce_noise_floor(self) -> float:
-        """The same for their all-reduces."""
-        return float(self.studied.origin["allreduce_noise_floor"])
+        return not self.busy and "noise_floor" in self.origin
 
     @cached_property
     def far(self) -> pd.DataFrame:
-        """Rows of more than one host."""
-        return self.studied.table[self.studied.table["hosts"] > 1]
+        """Rows of more than one host, the slowest first."""
+        return self.table[self.table["hosts"] > 1].sort_values("tokens_per_s")
 
     @property
     def num_same(self) -> int:
@@ -164,14 +147,14 @@ class Hosts:
         return int(self.far["same_on_one_host"].sum())
 
     @property
-    def slowest(self) -> dict[Any, Any]:
+    def slowest(self) -> "pd.Series[Any]":
         """The row of the slowest link."""
-        return self.far.sort_values("tokens_per_s").to_dict("records")[0]
+        return self.far.iloc[0]
 
     @property
-    def fastest(self) -> dict[Any, Any]:
+    def fastest(self) -> "pd.Series[Any]":
         """The row of the fastest link."""
-        return self.far.sort_values("tokens_per_s").to_dict("records")[-1]
+        return self.far.iloc[-1]
 
     @property
     def kept(self) -> float:
@@ -181,28 +164,29 @@ class Hosts:
     @property
     def links_differ(self) -> bool:
         """Whether the slowest link is slower beyond the noise floor, in all rounds."""
-        overlap = (
-            self.slowest["tokens_per_s_most"] >= self.fastest["tokens_per_s_least"]
-        )
-        return 1 / self.kept - 1 > self.noise_floor and not overlap
+        least, most = "tokens_per_s_least", "tokens_per_s_most"
+        overlap = self.slowest[most] >= self.fastest[least]
+        return 1 / self.kept - 1 > self.origin["noise_floor"] and not overlap
 
     def rows(self) -> list[dict[Any, Any]]:
-        """Return a row for each setting, with ``expectation``: whether the measured
-        all-reduces are those of the cost model.
-        """
-        rows = self.studied.table.to_dict("records")
-        return [{**row, "expectation": self._expectation(row)} for row in rows]
+        """Return a row for each setting, with its ``expectation``; unknown is None."""
+        rows = self.table.astype(object).where(self.table.notna(), None)
+        return [
+            {**row, "expectation": self._expectation(row)}
+            for row in rows.to_dict("records")
+        ]
 
-    def _expectation(self, row: Mapping[Any, Any]) -> str | None:
+    def _expectation(self, row: Mapping[Any, Any]) -> Expectation | None:
         expected, measured = row["allreduce_expected_ms"], row["allreduce_ms"]
-        if not self.is_judged or pd.isna(expected) or row["processes"] == 1:
+        if not self.is_judged or expected is None or row["processes"] == 1:
             return None
         apart = max(expected / measured, measured / expected) - 1
-        if apart <= self.allreduce_noise_floor:
-            return "as expected"
+        if apart <= self.origin["allreduce_noise_floor"]:
+            return Expectation.AS_EXPECTED
         # rounds on both sides of it confirm nothing
-        around = row["allreduce_ms_least"] <= expected <= row["allreduce_ms_most"]
-        return "not told apart" if around else "unexpected"
+        if row["allreduce_ms_least"] <= expected <= row["allreduce_ms_most"]:
+            return Expectation.NOT_TOLD_APART
+        return Expectation.UNEXPECTED
 
 
 # how many times the payload another payload may be to be comparable
@@ -235,40 +219,3 @@ class LossCurve(StrEnum):
     HIDDEN = "looks right"
     SHOWS = "looks wrong"
     STOPS = "training stops"
-
-
-def digest(zoo: Json) -> dict[str, Any]:
-    """Return the few facts of studies/zoo/zoo.json that the report shows."""
-    bugs = {
-        name: {
-            "met_in": bug["met_in"],
-            "check": bug["check"],
-            "caught_by": [rung for rung, v in bug["verdicts"].items() if v == "breach"],
-            "loss": loss_curve(bug["losses"], zoo["clean_losses"][bug["model"]]),
-        }
-        for name, bug in zoo["bugs"].items()
-    }
-    alarms = sum(bool(run["breaches"]) for run in zoo["clean"])
-    made = ("measured_at", "git_commit", "code_sha256", "machine")
-    return {
-        "bugs": bugs,
-        "clean_runs": len(zoo["clean"]),
-        "alarms": alarms,
-        "provenance": {key: zoo[key] for key in made},
-    }
-
-
-def loss_curve(mine: Sequence[float], clean: Sequence[Sequence[float]]) -> LossCurve:
-    """Return what the losses of a run with a bug look like beside clean runs.
-
-    ``clean`` has one run for each seed; the first has the seed of the run. A curve
-    looks right if its distance to that one over the last quarter of the steps is at
-    most the spread of the seeds.
-    """
-    curves, own = np.array(clean), np.array(mine)
-    if len(own) < curves.shape[1]:
-        return LossCurve.STOPS
-    last = slice(-(len(own) // 4), None)
-    distance = np.sqrt(np.mean((own - curves[0])[last] ** 2))
-    spread = np.sqrt(np.mean(curves.var(0, ddof=1)[last]))
-    return LossCurve.HIDDEN if distance <= spread else LossCurve.SHOWS

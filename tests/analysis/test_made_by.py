@@ -55,17 +55,13 @@ def record(study: Path, **changes: Any) -> list[Made]:
     return made_in_study(study)
 
 
-def test_result_of_the_code_of_today(study: Path) -> None:
+def test_result_of_the_code_of_today_and_of_older_code(study: Path) -> None:
     (made,) = record(study)
     assert not made.outdated
     assert label([made], "make study-mine") == (
         f"- `measure.py`: made by code {str(made.code)[:12]}. Measured on 2026-01-02: "
         "Abacus, 2 cores, torch 2.13.0.\n"
     )
-
-
-def test_result_of_older_code(study: Path) -> None:
-    record(study)
     (study / "measure.py").write_text("print(2)\n")
     (made,) = made_in_study(study)
     assert made.outdated
@@ -87,17 +83,15 @@ def test_result_of_code_that_nobody_recorded(study: Path) -> None:
     )
 
 
-def test_record_may_stand_in_a_section_of_its_own(study: Path) -> None:
-    code = code_sha256(study / "measure.py")
-    content = {"model": {}, "provenance": {**ORIGIN, "code_sha256": code}}
-    (study / "mine.json").write_text(json.dumps(content))
-    assert not made_in_study(study)[0].outdated
-
-
 def test_one_outdated_part_warns_of_all(study: Path) -> None:
-    made = record(study)
+    (made,) = record(study)
+    content = {"model": {}, "provenance": {**ORIGIN, "code_sha256": made.code}}
+    (study / "mine.json").write_text(json.dumps(content))
+    # it may stand in a section of its own
+    (made,) = made_in_study(study)
+    assert not made.outdated
     other = Made(study / "measure.py", "0" * 64, ORIGIN)
-    assert "Newer code" in label([*made, other], "make")
+    assert "Newer code" in label([made, other], "make")
 
 
 def test_pipeline_has_two_measurements(study: Path) -> None:

@@ -79,25 +79,13 @@ def named(timings: pd.DataFrame) -> list[int]:
 def test_slow_rank_by_hand() -> None:
     """Rank 1 has 8 ms more to do than rank 0, in each of 20 steps."""
     found = find_stragglers(run(np.tile([OWN, OWN + 8], (20, 1))), WARMUP)
-    assert found.undecided is None
     # 88 of the slower rank, and communication
-    assert found.step_ms == pytest.approx(108)
-    assert found.num_steps == 20
-    (lag,) = found.slow
-    assert (lag.rank, lag.excess_ms) == (1, pytest.approx(8))
-    assert (lag.low_ms, lag.high_ms) == (pytest.approx(8), pytest.approx(8))
-    # at the barrier and at the end of backward
-    assert found.others_wait_ms == pytest.approx(8)
-    # without noise all that is above the floor is seen
-    assert found.visible_ms == pytest.approx(FLOOR * 108)
+    # they wait at the barrier and at the end of backward; without noise all that is
+    # above the floor is seen
     assert [lag.rank for lag in found.lags] == [1, 0]
     assert found.lags[1].excess_ms == pytest.approx(-8)
-
-
-def test_numbers_of_a_slow_rank_can_be_written() -> None:
-    found = find_stragglers(run(np.tile([OWN + 8, OWN], (20, 1))), WARMUP)
     assert json.loads(json.dumps(found.numbers())) == {
-        "slow": [{"rank": 0, "excess_ms": 8, "low_ms": 8, "high_ms": 8}],
+        "slow": [{"rank": 1, "excess_ms": 8, "low_ms": 8, "high_ms": 8}],
         "others_wait_ms": pytest.approx(8),
         "visible_ms": pytest.approx(FLOOR * 108),
         "step_ms": 108,
@@ -236,22 +224,15 @@ def test_rank_as_slow_as_the_floor_is_seldom_named() -> None:
     assert alarms <= 7
 
 
-def test_what_slows_all_ranks_names_none() -> None:
-    own = np.full((40, 2), OWN)
-    own[::3] *= 3
-    assert named(run(own)) == []
-
-
-def test_ranks_that_are_slow_in_turn_are_no_stragglers() -> None:
-    own = np.full((40, 2), OWN)
-    own[::2, 0] += 30
-    own[1::2, 1] += 30
-    assert named(run(own)) == []
-
-
-def test_consistent_difference_below_the_floor_is_no_straggler() -> None:
+def test_what_is_slow_for_all_or_in_turn_or_below_the_floor_names_none() -> None:
+    for_all, in_turn = np.full((40, 2), OWN), np.full((40, 2), OWN)
+    for_all[::3] *= 3
+    in_turn[::2, 0] += 30
+    in_turn[1::2, 1] += 30
     # 4 of 104 ms
-    assert named(run(np.tile([OWN + 4, OWN], (200, 1)))) == []
+    below = np.tile([OWN + 4, OWN], (200, 1))
+    for own in (for_all, in_turn, below):
+        assert named(run(own)) == []
 
 
 def test_two_slow_ranks_of_four() -> None:
@@ -288,14 +269,11 @@ def test_too_few_steps_decide_nothing() -> None:
     assert named(run(four)) == [3]
 
 
-def test_nothing_left_to_summarize_is_undecided() -> None:
+def test_own_work_that_nobody_told_apart_is_undecided() -> None:
+    """Under fsdp: no bucket, no pass without communication, all steps plain."""
     found = find_stragglers(run(np.full((20, 2), OWN)), 1000)
     assert found.undecided == "no step without instruments was timed"
     assert found.step_ms is None
-
-
-def test_own_work_that_nobody_told_apart_is_undecided() -> None:
-    """Under fsdp: no bucket, no pass without communication, all steps plain."""
     timings = run(np.tile([OWN, OWN + 50], (40, 1))).assign(kind="plain")
     columns = ["to_last_bucket_ms", "backward_compute_ms", "comm_exposed_ms"]
     found = find_stragglers(timings.drop(columns=columns), WARMUP)

@@ -69,12 +69,21 @@ def test_arms_of_two_world_sizes() -> None:
         "gloo-2-no-sync": (PLAIN, 2, False),
         "gloo-4": ("ddp", 4, False),
         "gloo-4-no-sync": (PLAIN, 4, False),
-        "gloo-4-timed": ("ddp", 4, True),
         "gloo-4-again": ("ddp", 4, False),
         "gloo-4-no-sync-again": (PLAIN, 4, False),
         "one_process-again": (PLAIN, 1, False),
+        "gloo-4-timed": ("ddp", 4, True),
     }
     assert find_strategy(PLAIN) is Strategy
+    # one process alone still has twins
+    assert [arm.name for arm in arms_of(params(1))] == [
+        "one_process",
+        "one_process_all_cores",
+        "gloo-1",
+        "gloo-1-again",
+        "one_process-again",
+        "gloo-1-timed",
+    ]
 
 
 def test_threads_of_every_arm(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,27 +131,6 @@ def test_studies_begin_with_ddp_alone() -> None:
     other = params(2).with_train(sync="shm", precision="bf16", overlap=False)
     assert only_ddp(other).train == only_ddp(params(2)).train
     assert only_ddp(other).train.sync == "ddp"
-
-
-def test_one_process_alone_still_has_a_twin() -> None:
-    assert [arm.name for arm in arms_of(params(1))] == [
-        "one_process",
-        "one_process_all_cores",
-        "gloo-1",
-        "gloo-1-timed",
-        "one_process-again",
-        "gloo-1-again",
-    ]
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="Linux only")
-def test_all_cores_are_those_that_may_be_used() -> None:
-    allowed = os.sched_getaffinity(0)
-    try:
-        os.sched_setaffinity(0, {min(allowed)})
-        assert arms_of(params(1))[1].threads == 1
-    finally:
-        os.sched_setaffinity(0, allowed)
 
 
 def measured(folder: Path, slow_start: bool) -> list[dict[str, Any]]:

@@ -29,11 +29,8 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[TextIO]:
     os.close(ours)
 
 
-def test_terminal_has_colors(terminal: TextIO) -> None:
+def test_terminal_has_colors_and_a_file_none(terminal: TextIO, tmp_path: Path) -> None:
     assert wants_color(terminal)
-
-
-def test_file_and_pipe_have_none(terminal: TextIO, tmp_path: Path) -> None:
     with open(tmp_path / "file", "w") as stream:
         assert not wants_color(stream)
 

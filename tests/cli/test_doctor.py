@@ -120,9 +120,7 @@ def test_planted_collectives_are_named() -> None:
     assert not found.ok
     lines = in_words(found).splitlines()
     assert [line for line in lines if line.startswith("wrong: ")] == WRONG
-
-
-def test_type_that_a_build_refuses_is_not_wrong() -> None:
+    # a type that a build refuses is not wrong
     found = examine(no_bfloat16)
     assert found.ok
     assert UNSUPPORTED in in_words(found).splitlines()
@@ -135,9 +133,7 @@ def test_rank_that_dies_is_named() -> None:
     assert detail.startswith("the ranks failed: rank 2 (")
     assert detail.endswith("): ended with exit code 3")
     assert "wrong   collectives" in in_words(found)
-
-
-def test_nothing_probed_is_nothing_well() -> None:
+    # nothing probed is nothing well
     assert not Examination([Check("torch", "fine", "")], []).ok
 
 
@@ -148,10 +144,7 @@ def test_interface_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert check.detail.startswith("GLOO_SOCKET_IFNAME=lo,nowhere0; interfaces here: ")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     assert doctor.check_interface().verdict == "fine"
-
-
-def test_no_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
     assert doctor.check_interface().detail.startswith("ranks of one host talk over lo")
     monkeypatch.setattr(socket, "if_nameindex", lambda: [(2, "eth0")])
     check = doctor.check_interface()
@@ -159,16 +152,15 @@ def test_no_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no loopback interface is up (interfaces: eth0)" in check.detail
 
 
-def test_port_in_use(monkeypatch: pytest.MonkeyPatch, taken_port: str) -> None:
+def test_port_in_use_and_more_threads_than_cores(
+    monkeypatch: pytest.MonkeyPatch, taken_port: str
+) -> None:
     monkeypatch.setenv("MASTER_PORT", taken_port)
     check = doctor.check_ports()
     assert check.verdict == "trouble"
     assert check.detail.startswith(f"environment: MASTER_PORT = {taken_port} is in use")
     monkeypatch.delenv("MASTER_PORT")
     assert doctor.check_ports().verdict == "fine"
-
-
-def test_more_threads_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.get_num_threads", lambda: 10_000)
     check = doctor.check_threads()
     assert check.verdict == "trouble"

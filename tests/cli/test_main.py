@@ -52,11 +52,7 @@ def test_help_of_verify_says_what_its_arguments_are(
     assert re.search(r"^  B +another of the same kind$", text, flags=re.MULTILINE)
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert shown(["--version"], capsys) == f"minitrain {minitrain.__version__}\n"
-
-
-def test_module_is_the_command() -> None:
+def test_version_is_that_of_the_module() -> None:
     command = [sys.executable, "-m", "minitrain", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == f"minitrain {minitrain.__version__}\n"

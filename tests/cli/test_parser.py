@@ -22,23 +22,8 @@ MODEL = ["check", "my_model.py:build"]
             "summary (did you mean verify?)",
         ),
         (
-            ["prove"],
-            "COMMAND = 'prove': must be one of check, verify, doctor, explain, report, "
-            "summary",
-        ),
-        (
             [*MODEL, "--optimizer", "adam"],
             "--optimizer = 'adam': must be one of adamw, sgd (did you mean adamw?)",
-        ),
-        (
-            [*MODEL, "--precision=bf61"],
-            "--precision = 'bf61': must be one of float32, bf16, fp16 (did you mean "
-            "bf16?)",
-        ),
-        (
-            ["verify", "a", "b", "--strip-prfix", "module."],
-            "minitrain verify: --strip-prfix: unknown option (did you mean "
-            "--strip-prefix?); see minitrain verify --help",
         ),
         (
             ["verify", "a", "--strip-prfix=module.", "b"],
@@ -49,10 +34,6 @@ MODEL = ["check", "my_model.py:build"]
             ["--vresion"],
             "minitrain: --vresion: unknown option (did you mean --version?); see "
             "minitrain --help",
-        ),
-        (
-            ["explain", "--quick"],
-            "minitrain explain: --quick: unknown option; see minitrain explain --help",
         ),
         (
             ["verify", "a", "b", "c"],

@@ -17,17 +17,9 @@ def test_numbers_by_hand() -> None:
     assert [rank.scaled for rank in taken.ranks] == [-42.5, -10, -14.5, -100]
     assert taken.average == taken.one_process_gradient == -167
     assert taken.summed_gradient == -668
-
-
-def test_all_ranks_and_one_process_end_at_the_same_weight() -> None:
-    taken = walk()
     ends = {rank.after for rank in taken.ranks}
     assert ends == {taken.one_process_after}
     assert taken.one_process_after == pytest.approx(1.167)
-
-
-def test_mistakes_end_elsewhere() -> None:
-    taken = walk()
     assert taken.summed_after == pytest.approx(1.668)
     alone = [rank.alone for rank in taken.ranks]
     assert alone == pytest.approx([1.17, 1.04, 1.058, 1.4])

@@ -22,7 +22,7 @@ from thorough import thorough_after
 from minitrain.core.params import load_params
 from minitrain.data.text import VOCAB_SIZE
 from minitrain.model.factory import build_model
-from minitrain.report.glossary import RUNGS
+from minitrain.report.checks import RUNGS
 
 EXERCISES = [read(path) for path in PAGES]
 TRAINED = [one for one in EXERCISES if RUNS not in one.promises]

@@ -15,7 +15,7 @@ from project import ROOT
 from report_inputs import facts, ladder_of, rung, timing_of
 from waiting import GENEROUS_S
 
-from minitrain.report.manifest import manifest
+from minitrain.report.publish import manifest
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 # of what asyncio and zmq will change some day

@@ -22,7 +22,7 @@ from minitrain.analysis.stragglers import FALSE_ALARMS, steps_needed
 from minitrain.analysis.verdicts import VERDICTS
 from minitrain.cli.explain import in_words
 from minitrain.cli.walk import walk
-from minitrain.report.glossary import RUNGS
+from minitrain.report.checks import RUNGS
 from minitrain.sync.guarantees import GUARANTEES, Guarantees
 from minitrain.train.recorder import recorded_steps
 

@@ -18,7 +18,7 @@ from ruamel.yaml import YAML
 
 from minitrain.core.files import write_json
 from minitrain.report.facts import PARTS, Facts
-from minitrain.report.manifest import summary
+from minitrain.report.publish import summary
 
 PLOTS = YAML(typ="safe").load((ROOT / "metrics/dvc.yaml").read_text())["plots"]
 CHARTS = {

@@ -25,7 +25,7 @@ from tabulate_hosts import judged_by, rows
 
 from minitrain.bench.load import Usage
 from minitrain.core.provenance import usable_cores
-from minitrain.report import glossary
+from minitrain.report.checks import RUNGS
 
 # no headers, no latency of frames: at 8 Mbit/s a byte takes a microsecond
 CABLE = Shaped(alpha=1e-3, frame_bytes=0, overhead=1.0, burst_bytes=40_000)
@@ -106,7 +106,7 @@ def test_rows_of_the_report_have_the_rounds_of_all_reduces() -> None:
 
 
 def test_page_says_what_became_of_the_bits() -> None:
-    assert {*describe_links.RUNGS} <= {*glossary.RUNGS}
+    assert {*describe_links.RUNGS} <= {*RUNGS}
     equal = {"replay": "equal", "witness_gradients": "within tolerance"}
     one = {"verdict": "proven", "rungs": equal, "same_on_one_host": True}
     bits = {arm.name: one for arm in ARMS}

@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from draw_matrix import digest
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
 from interleaved import load_interleaved
@@ -23,7 +24,6 @@ from minitrain.core.errors import UserError
 from minitrain.core.files import read_json, write_json
 from minitrain.core.provenance import provenance
 from minitrain.core.schema import Section
-from minitrain.report.studied import digest
 
 STUDIES = sorted(file.parent.name for file in ROOT.glob("studies/*/params.yaml"))
 

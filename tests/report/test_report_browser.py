@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from browser import WHY_NOT, Browser, browser
+from draw_matrix import digest
 from readable import look_at
 from report_inputs import facts, ladder_of, rung, zoo
 
@@ -19,7 +20,6 @@ from minitrain.report.overview import draw_overview
 from minitrain.report.pictures import draw_account, draw_losses, draw_scaling
 from minitrain.report.publish import report
 from minitrain.report.render import sentence, to_html
-from minitrain.report.studied import digest
 
 pytestmark = pytest.mark.slow
 NARROW, WIDE = 390, 1440
@@ -50,7 +50,7 @@ def with_all_outcomes() -> Facts:
 def written(f: Facts, folder: Path) -> Path:
     """The page of ``f`` with its pictures, in ``folder``."""
     (folder / "overview.svg").write_text(draw_overview(f))
-    draw_scaling(f.scaling, sentence("headline", f), folder / "scaling.png")
+    draw_scaling(f, sentence("headline", f), folder / "scaling.png")
     title = sentence("account_headline", f)
     draw_account(f.accounts, title, folder / "account.png")
     draw_losses(f.losses, sentence("losses_headline", f), folder / "losses.png")

@@ -7,7 +7,7 @@ import pytest
 from report_inputs import facts, ladder_of, provenance_of, rung
 
 from minitrain.report.facts import Facts
-from minitrain.report.overview import WIDTH, draw_overview, overview
+from minitrain.report.overview import WIDTH, draw_overview
 from minitrain.report.render import sentence
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -110,9 +110,7 @@ def test_any_text_leaves_a_picture() -> None:
 
 
 def test_words_say_what_the_picture_shows() -> None:
-    f = facts([2])
-    shown = overview(f)
-    assert sentence("overview", f, shown.facts, shown.outcomes) == (
+    assert sentence("overview", facts([2])) == (
         "What gloo-2 did: 12,078 samples of text, 32 samples a step for 2 ranks; each "
         "computes gradients with its own copy of the model; all-reduce: every rank "
         "receives the mean, 870,000 numbers, 100 steps. The same bytes on both "

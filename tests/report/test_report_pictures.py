@@ -37,7 +37,7 @@ def drawn() -> Iterator[list[Figure]]:
 @pytest.mark.parametrize("world_sizes", [[1], [2], [1, 2], [1, 2, 4]])
 def test_scaling(world_sizes: list[int], tmp_path: Path, drawn: list[Figure]) -> None:
     path = tmp_path / "scaling.png"
-    draw_scaling(facts(world_sizes).baseline.scaling(), "The finding", path)
+    draw_scaling(facts(world_sizes), "The finding", path)
     assert path.read_bytes().startswith(b"\x89PNG")
     assert path.stat().st_size > 10_000
     shown = texts(drawn[0])
@@ -60,10 +60,10 @@ def test_scaling_labels_carry_the_medians_and_do_not_overlap(
         "gloo_2_no_sync": 10_010,
         "one_process_all_cores": 9_990,
     }
-    baseline = facts([2], speeds=speeds).baseline
-    draw_scaling(baseline.scaling(), "t", tmp_path / "scaling.png")
+    f = facts([2], speeds=speeds)
+    draw_scaling(f, "t", tmp_path / "scaling.png")
     labels = drawn[0].axes[0].texts
-    speed = f"{baseline.tokens_per_s('gloo-2'):,.0f}"
+    speed = f"{f.baseline.tokens_per_s('gloo-2'):,.0f}"
     assert f"DDP\n{speed}" in [label.get_text() for label in labels]
     assert_apart(labels)
 
@@ -80,7 +80,7 @@ def assert_apart(labels: list[Text]) -> None:
 def test_long_titles_wrap_inside_the_picture(
     tmp_path: Path, drawn: list[Figure]
 ) -> None:
-    draw_scaling(facts([2]).baseline.scaling(), "word " * 40, tmp_path / "s.png")
+    draw_scaling(facts([2]), "word " * 40, tmp_path / "s.png")
     box = drawn[0].texts[0].get_window_extent()
     assert box.x1 < drawn[0].bbox.x1
     assert box.y0 > drawn[0].axes[0].get_window_extent().y1
@@ -108,16 +108,12 @@ def test_account_puts_a_negative_part_left_of_zero(
 def test_account_legend_names_only_what_is_drawn(
     tmp_path: Path, drawn: list[Figure]
 ) -> None:
-    draw_account({"gloo-1": account_of(1)}, "t", tmp_path / "account.png")
-    legend = drawn[0].axes[0].get_legend()
+    for accounts in ({}, {"gloo-1": account_of(1)}):
+        draw_account(accounts, "t", tmp_path / "account.png")
+    legend = drawn[1].axes[0].get_legend()
     assert legend is not None
     names = [text.get_text() for text in legend.get_texts()]
     assert names == ["data", "wait", "forward", "backward", "optimizer"]
-
-
-def test_account_of_nothing_is_still_a_picture(tmp_path: Path) -> None:
-    draw_account({}, "no step account", tmp_path / "account.png")
-    assert (tmp_path / "account.png").stat().st_size > 0
 
 
 def test_losses_keep_every_curve_visible(tmp_path: Path, drawn: list[Figure]) -> None:
@@ -130,9 +126,8 @@ def test_losses_keep_every_curve_visible(tmp_path: Path, drawn: list[Figure]) ->
 
 
 def test_equal_inputs_give_equal_bytes(tmp_path: Path) -> None:
-    scaling = facts([1, 2]).baseline.scaling()
     for name in ("one.png", "two.png"):
-        draw_scaling(scaling, "t", tmp_path / name)
+        draw_scaling(facts([1, 2]), "t", tmp_path / name)
     one, two = ((tmp_path / name).read_bytes() for name in ("one.png", "two.png"))
     assert one == two
     assert b"matplotlib" not in one.lower()

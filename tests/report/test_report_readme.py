@@ -4,28 +4,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_inputs import facts, ladder_of, on_two_hosts, provenance_of
+from report_inputs import facts, ladder_of, on_two_hosts, provenance_of, published
 
 from minitrain.core.files import write_json
 from minitrain.core.provenance import code_sha256
-from minitrain.report.facts import Facts
-from minitrain.report.manifest import manifest, summary
 from minitrain.report.readme import result_block, write_result
 from minitrain.report.render import write_marked
 
 MARKED = (
     "# T\n<!-- result -->\nold\n<!-- /result -->\n<!-- made-by -->\n<!-- /made-by -->\n"
 )
-
-
-def published(folder: Path, f: Facts) -> Path:
-    """The files that the block is made from."""
-    write_json(folder / "manifest.json", manifest(f))
-    write_json(folder / "summary.json", summary(f))
-    write_json(folder / "timing.json", dict(f.timing))
-    write_json(folder / "equivalence.json", dict(f.equivalence))
-    f.scaling.to_csv(folder / "scaling.csv", index=False)
-    return folder
 
 
 def block(folder: Path, **changes: Any) -> str:

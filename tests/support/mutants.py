@@ -535,8 +535,8 @@ MEASURING = [
         "the arm without communication trains with DDP",
         "tests/bench/test_arms.py::test_arms_of_two_world_sizes",
         "minitrain/bench/arms.py",
-        '(("sync", PLAIN),))',
-        '(("sync", "ddp"),))',
+        'WITHOUT_SYNC = (("sync", PLAIN),)',
+        'WITHOUT_SYNC = (("sync", "ddp"),)',
     ),
     mutant(
         "ddp_does_not_communicate",

@@ -1,14 +1,18 @@
 """Made-up measurements in the formats of the stages, for the tests of the report."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from minitrain.analysis.comparison import Baseline
+from minitrain.analysis.comparison import baseline_rounds
+from minitrain.core.arms import baseline_arms
+from minitrain.core.files import write_json
 from minitrain.report.facts import PARTS, Facts
-from minitrain.report.studied import BYTES, DISTANCES, Studied
+from minitrain.report.publish import manifest, summary
+from minitrain.report.studied import BYTES, DISTANCES, Hosts, Ladder
 
 # the keys of manifest.json in the order of the contract, whatever came of the runs
 CONTRACT = [
@@ -84,15 +88,10 @@ def arms(world_sizes: list[int], **speeds: float) -> dict[str, float]:
         for name, speed in speeds.items()
     }
     known = SPEEDS | given
-    names = ["one_process", "one_process_all_cores"]
-    for world_size in world_sizes:
-        if world_size > 1:
-            names += [f"gloo-{world_size}", f"gloo-{world_size}-no-sync"]
-    largest = f"gloo-{max(world_sizes)}"
-    found = {name: known[name] for name in [*names, largest]}
-    twins = [largest, f"{largest}-no-sync", "one_process"]
-    again = {f"{name}-again": found[name] for name in twins if name in found}
-    return found | again | {f"{largest}-timed": known[largest]}
+    return {
+        arm.name: known[arm.twin_of or arm.name.removesuffix("-timed")]
+        for arm in baseline_arms(world_sizes)
+    }
 
 
 def account_of(world_size: int) -> dict[str, Any]:
@@ -237,10 +236,22 @@ HOSTS = pd.DataFrame(
 )
 
 
-def studied(**changes: Any) -> Studied:
+def studied(**changes: Any) -> Ladder:
     """The study's ladder, made by the code, model and machine that are here."""
+    return Ladder(
+        **{"table": studied_ladder(), "origin": origin(), "model": MODEL} | changes
+    )
+
+
+def hosts(**changes: Any) -> Hosts:
+    """The study of two hosts, made by the same."""
+    return Hosts(**{"table": HOSTS, "origin": origin(), "model": MODEL} | changes)
+
+
+def origin(**changes: Any) -> dict[str, Any]:
+    """What both studies record of the code, model and machine that are here."""
     made = {"measured_at": "2026-01-01T02:03:04Z", "code_sha256": "ef" * 32}
-    origin = {
+    return {
         "model": MODEL,
         "train": {"learning_rate": 0.0003},
         "train_code_sha256": "ab" * 32,
@@ -249,9 +260,7 @@ def studied(**changes: Any) -> Studied:
         "allreduce_noise_floor": 0.02,
         "spread": 0.01,
         "provenance": {**made, "machine": MACHINE},
-    }
-    fields = {"table": studied_ladder(), "origin": origin, "model": MODEL}
-    return Studied(**{**fields, **changes})
+    } | changes
 
 
 def studied_collectives(**machine: Any) -> pd.DataFrame:
@@ -312,7 +321,7 @@ def facts(world_sizes: list[int], **changes: Any) -> Facts:
         "num_samples": 12_078,
         "params_sha256": "cd" * 32,
         "gloo_world_sizes": world_sizes,
-        "baseline": Baseline(table, world_sizes, "rounds.csv"),
+        "baseline": baseline_rounds(table, world_sizes, "rounds.csv"),
         "baseline_provenance": provenance_of(1),
         "provenance": {run: provenance_of(size) for run, size in runs.items()},
         "first_texts": {
@@ -337,8 +346,20 @@ def facts(world_sizes: list[int], **changes: Any) -> Facts:
             for run, size in runs.items()
         },
         "ladder_study": studied(),
-        "hosts_study": studied(table=HOSTS),
+        "hosts_study": hosts(),
         "collectives_study": studied_collectives(),
         "bugs": None,
     }
     return Facts(**fields | changes)
+
+
+def published(folder: Path, measured: Facts) -> Path:
+    """Write the results of ``measured`` that README and terminal are made from."""
+    write_json(folder / "manifest.json", manifest(measured))
+    write_json(folder / "summary.json", summary(measured))
+    write_json(folder / "timing.json", dict(measured.timing))
+    write_json(folder / "equivalence.json", dict(measured.equivalence))
+    measured.scaling.to_csv(folder / "scaling.csv", index=False)
+    losses = [table.assign(run=run) for run, table in measured.losses.items()]
+    pd.concat(losses).to_csv(folder / "losses.csv", index=False)
+    return folder

@@ -93,10 +93,19 @@ class Seat:
         """Where an answer goes, filled with what no answer is (but for bool)."""
         return torch.full((count,), 99, dtype=self.dtype)
 
+    def mine(self, values: list[Any]) -> list[Any]:
+        """This rank's part of ``values``."""
+        return values[PER_RANK * self.rank : PER_RANK * (self.rank + 1)]
+
     @property
     def root(self) -> int:
         """The global rank of the group's first."""
         return dist.get_global_rank(self.group, ROOT)
+
+    @property
+    def whole(self) -> int:
+        """Elements of all ranks together, where each has PER_RANK."""
+        return PER_RANK * self.size
 
 
 COMBINE: dict[str, Callable[[Sequence[Any]], Any]] = {
@@ -111,110 +120,89 @@ COMBINE: dict[str, Callable[[Sequence[Any]], Any]] = {
 Outcome = tuple[Tensor, list[Any]]
 
 
-def all_reduce(seat: Seat) -> Outcome:
-    """Everybody gets everybody's elements, combined."""
+def _all_reduce(seat: Seat) -> Outcome:
     got = seat.tensor(seat.sent(5))
     dist.all_reduce(got, OPS[seat.op], group=seat.group)
     return got, seat.reduced(5)
 
 
-def reduce(seat: Seat) -> Outcome:
-    """The root gets everybody's elements, combined."""
+def _reduce(seat: Seat) -> Outcome:
     got = seat.tensor(seat.sent(5))
     dist.reduce(got, seat.root, OPS[seat.op], group=seat.group)
     return (got, seat.reduced(5)) if seat.rank == ROOT else (got[:0], [])
 
 
-def reduce_scatter_tensor(seat: Seat) -> Outcome:
-    """Rank r gets part r of what all_reduce would give."""
-    got, count = seat.empty(PER_RANK), PER_RANK * seat.size
-    sent = seat.tensor(seat.sent(count))
+def _reduce_scatter_tensor(seat: Seat) -> Outcome:
+    got, sent = seat.empty(PER_RANK), seat.tensor(seat.sent(seat.whole))
     dist.reduce_scatter_tensor(got, sent, OPS[seat.op], group=seat.group)
-    mine = slice(PER_RANK * seat.rank, PER_RANK * (seat.rank + 1))
-    return got, seat.reduced(count)[mine]
+    return got, seat.mine(seat.reduced(seat.whole))
 
 
-def reduce_scatter(seat: Seat) -> Outcome:
-    """The same, from a list of parts."""
-    got, count = seat.empty(PER_RANK), PER_RANK * seat.size
-    parts = list(seat.tensor(seat.sent(count)).split(PER_RANK))
-    dist.reduce_scatter(got, parts, OPS[seat.op], group=seat.group)
-    mine = slice(PER_RANK * seat.rank, PER_RANK * (seat.rank + 1))
-    return got, seat.reduced(count)[mine]
+def _reduce_scatter(seat: Seat) -> Outcome:
+    got, sent = seat.empty(PER_RANK), seat.tensor(seat.sent(seat.whole))
+    dist.reduce_scatter(got, [*sent.split(PER_RANK)], OPS[seat.op], group=seat.group)
+    return got, seat.mine(seat.reduced(seat.whole))
 
 
-def broadcast(seat: Seat) -> Outcome:
-    """Everybody gets the root's elements."""
+def _broadcast(seat: Seat) -> Outcome:
     got = seat.tensor(seat.sent(5))
     dist.broadcast(got, seat.root, group=seat.group)
     return got, seat.sent(5, ROOT)
 
 
-def all_gather(seat: Seat) -> Outcome:
-    """Everybody gets everybody's elements, in the order of the ranks."""
+def _all_gather(seat: Seat) -> Outcome:
     got = [seat.empty(PER_RANK) for _ in range(seat.size)]
     dist.all_gather(got, seat.tensor(seat.sent(PER_RANK)), group=seat.group)
     return torch.cat(got), seat.gathered(PER_RANK)
 
 
-def all_gather_into_tensor(seat: Seat) -> Outcome:
-    """The same, into one tensor."""
-    got = seat.empty(PER_RANK * seat.size)
-    sent = seat.tensor(seat.sent(PER_RANK))
+def _all_gather_into_tensor(seat: Seat) -> Outcome:
+    got, sent = seat.empty(seat.whole), seat.tensor(seat.sent(PER_RANK))
     dist.all_gather_into_tensor(got, sent, group=seat.group)
     return got, seat.gathered(PER_RANK)
 
 
-def gather(seat: Seat) -> Outcome:
-    """The root gets everybody's elements, in the order of the ranks."""
-    root = seat.rank == ROOT
+def _gather(seat: Seat) -> Outcome:
+    root, sent = seat.rank == ROOT, seat.tensor(seat.sent(PER_RANK))
     got = [seat.empty(PER_RANK) for _ in range(seat.size)]
-    sent = seat.tensor(seat.sent(PER_RANK))
     dist.gather(sent, got if root else None, seat.root, group=seat.group)
     return (torch.cat(got), seat.gathered(PER_RANK)) if root else (sent[:0], [])
 
 
-def scatter(seat: Seat) -> Outcome:
-    """Rank r gets part r of what the root holds."""
-    got, count = seat.empty(PER_RANK), PER_RANK * seat.size
-    parts = list(seat.tensor(seat.sent(count)).split(PER_RANK))
-    dist.scatter(got, parts if seat.rank == ROOT else None, seat.root, group=seat.group)
-    mine = slice(PER_RANK * seat.rank, PER_RANK * (seat.rank + 1))
-    return got, seat.sent(count, ROOT)[mine]
+def _scatter(seat: Seat) -> Outcome:
+    got, parts = seat.empty(PER_RANK), seat.tensor(seat.sent(seat.whole))
+    sent = [*parts.split(PER_RANK)] if seat.rank == ROOT else None
+    dist.scatter(got, sent, seat.root, group=seat.group)
+    return got, seat.mine(seat.sent(seat.whole, ROOT))
 
 
-def all_to_all_single(seat: Seat) -> Outcome:
-    """Rank r gets part r of what each rank holds, in the order of the ranks."""
-    count = PER_RANK * seat.size
-    got = seat.empty(count)
-    dist.all_to_all_single(got, seat.tensor(seat.sent(count)), group=seat.group)
-    mine = slice(PER_RANK * seat.rank, PER_RANK * (seat.rank + 1))
-    return got, [v for r in range(seat.size) for v in seat.sent(count, r)[mine]]
+def _all_to_all_single(seat: Seat) -> Outcome:
+    got, sent = seat.empty(seat.whole), seat.tensor(seat.sent(seat.whole))
+    dist.all_to_all_single(got, sent, group=seat.group)
+    held = [seat.sent(seat.whole, rank) for rank in range(seat.size)]
+    return got, [value for values in held for value in seat.mine(values)]
 
 
-def send_and_recv(seat: Seat) -> Outcome:
-    """The root gets each other rank's elements in turn."""
+def _send_and_recv(seat: Seat) -> Outcome:
     if seat.rank != ROOT:
         dist.send(seat.tensor(seat.sent(PER_RANK)), seat.root, group=seat.group)
         return seat.empty(0), []
-    got, expected = [], []
-    for rank in range(1, seat.size):
-        part = seat.empty(PER_RANK)
+    got = [seat.empty(PER_RANK) for _ in range(1, seat.size)]
+    for rank, part in enumerate(got, start=1):
         dist.recv(part, dist.get_global_rank(seat.group, rank), group=seat.group)
-        got.append(part)
-        expected += seat.sent(PER_RANK, rank)
-    return torch.cat(got), expected
+    return torch.cat(got), seat.gathered(PER_RANK)[PER_RANK:]
 
 
-REDUCING = (all_reduce, reduce, reduce_scatter, reduce_scatter_tensor)
+# what ranks combine, with each operation; and what they only move
+REDUCING = (_all_reduce, _reduce, _reduce_scatter, _reduce_scatter_tensor)
 MOVING = (
-    broadcast,
-    all_gather,
-    all_gather_into_tensor,
-    gather,
-    scatter,
-    all_to_all_single,
-    send_and_recv,
+    _broadcast,
+    _all_gather,
+    _all_gather_into_tensor,
+    _gather,
+    _scatter,
+    _all_to_all_single,
+    _send_and_recv,
 )
 
 
@@ -226,8 +214,8 @@ def probe_all(group: Any) -> Iterator[Probe]:
         for dtype in DTYPES:
             rank, size = dist.get_rank(group), dist.get_world_size(group)
             verdict, detail = _try(call, Seat(group, rank, size, dtype, op))
-            name = str(dtype).removeprefix("torch.")
-            yield Probe(call.__name__, op, name, size, verdict, detail)
+            names = call.__name__.removeprefix("_"), op, str(dtype).partition(".")[2]
+            yield Probe(*names, size, verdict, detail)
 
 
 def worst(probes: Iterable[Probe]) -> Probe:

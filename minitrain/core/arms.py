@@ -1,0 +1,57 @@
+"""The arms of the baseline, as a table without torch: what is timed side by side."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+ONE_PROCESS = "one_process"
+
+
+class Kind(StrEnum):
+    """How the processes of an arm work together."""
+
+    ONE_PROCESS = "one process"
+    ALL_CORES = "one process on all cores"
+    SYNC = "synchronized"
+    NO_SYNC = "no communication"
+
+
+@dataclass(frozen=True)
+class BaselineArm:
+    """An arm; ``twin_of`` is the identical arm that it repeats (A/A), if any.
+
+    ``timed``: with the hook by which the training stage watches buckets.
+    """
+
+    name: str
+    kind: Kind
+    processes: int
+    twin_of: str = ""
+    timed: bool = False
+
+    @property
+    def alone(self) -> bool:
+        """Whether it is one process without a process group."""
+        return self.kind in (Kind.ONE_PROCESS, Kind.ALL_CORES)
+
+    @property
+    def is_result(self) -> bool:
+        """Whether it is no duplicate that serves the noise floor or the hook's cost."""
+        return not self.twin_of and not self.timed
+
+
+def baseline_arms(world_sizes: Iterable[int]) -> list[BaselineArm]:
+    """Return the arms for these gloo world sizes; the largest has twins."""
+    sizes = sorted({*world_sizes} - {1}) or [1]
+    ours = [
+        BaselineArm(f"gloo-{size}{suffix}", kind, size)
+        for size in sizes
+        for suffix, kind in (("", Kind.SYNC), ("-no-sync", Kind.NO_SYNC))
+        if kind is Kind.SYNC or size > 1
+    ]
+    one = BaselineArm(ONE_PROCESS, Kind.ONE_PROCESS, 1)
+    all_cores = BaselineArm("one_process_all_cores", Kind.ALL_CORES, 1)
+    repeated = [*(arm for arm in ours if arm.processes == sizes[-1]), one]
+    twins = [replace(a, name=f"{a.name}-again", twin_of=a.name) for a in repeated]
+    timed = replace(repeated[0], name=f"{repeated[0].name}-timed", timed=True)
+    return [one, all_cores, *ours, *twins, timed]
