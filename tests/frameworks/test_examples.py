@@ -154,9 +154,3 @@ def test_the_planted_bug_is_named(name: str, recorded: Recorded) -> None:
     # the ranks agree with each other in what they both do wrong
     assert len(alarms) == (alarm != "")
     assert alarm in "".join(alarms)
-
-
-def test_a_loop_that_fails_is_no_recording(run: Run, tmp_path: Path) -> None:
-    """Or a rank that ended at once would look like one without alarms."""
-    with pytest.raises(AssertionError, match="invalid int value: 'many'"):
-        run("nanogpt_style", 2, tmp_path / "recording", "--steps", "many")

@@ -94,18 +94,3 @@ def test_reasons_name_what_is_there() -> None:
         assert len(reason) > 8
         for path in re.findall(r"tests/[\w/]+(?:\.py)?|\.ci/\w+", reason):
             assert (ROOT / path).exists(), reason
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("```sh\nmake  # builds\n# nothing\n\n```\n", ["make"]),
-        ("```sh\na \\\n  -b\n```\n", ["a -b"]),
-        ("```sh\n.venv/bin/a && .venv/bin/b\n```\n", ["a && b"]),
-        ("```text\n$ minitrain doctor\nfine\n```\n", ["minitrain doctor"]),
-        ("```text\nminitrain verify a b\n```\n", ["minitrain verify a b"]),
-        ("```yaml\na: 1\n```\n", []),
-    ],
-)
-def test_commands_of_a_block(text: str, expected: list[str]) -> None:
-    assert [c for block in blocks(text) for c in typed(block)] == expected

@@ -138,18 +138,6 @@ def test_links_lead_somewhere() -> None:
     assert {page: links for page, links in dead.items() if links} == {}
 
 
-def test_dead_links_are_found(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    (tmp_path / "other.md").write_text("# One heading\n\n```sh\n# not another\n```\n")
-    page.write_text(
-        "# Here\n[a](other.md) [b](other.md#one-heading) [c](#here) ![d](none.png)\n"
-        "[e](other.md#not-another) [f](#there) [g](none.md)\n"
-        "```text\n[h](no.md)\n```\n"
-    )
-    dead = ["none.png", "other.md#not-another", "#there", "none.md"]
-    assert dead_links(page) == dead
-
-
 def annotated_tree() -> dict[str, str]:
     """The line of each path in README's tree."""
     tree = README.partition("## Where things are")[2].split("```")[1]

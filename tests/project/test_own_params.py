@@ -91,15 +91,6 @@ def test_params_stand_as_dvc_writes_them(
     assert changed_lines(path, change) == lines
 
 
-@pytest.mark.published
-def test_params_that_stand_otherwise_are_noise(tmp_path: Path) -> None:
-    """The test above would see it."""
-    path = Path(shutil.copy(OWN, tmp_path))
-    text = path.read_text().replace("  - 1\n  - 2\n", "    - 1\n    - 2\n")
-    path.write_text(text + "extra: {a: null}\n")
-    assert len(changed_lines(path, "train.seed=1")) > 2
-
-
 def test_no_other_test_reads_it() -> None:
     reads = re.compile(
         r'(?:ROOT|parents\[2\]\)?) / "params\.yaml"|rglob\(.params\.yaml'

@@ -12,12 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
 import pytest
 from mutated import run_stages
 from project import ROOT, copy_project, run_dvc
 from slurm import ENDED, Job, Slurm, missing, two_nodes
-from waiting import wait_for
 
 pytestmark = [
     pytest.mark.pipeline,
@@ -260,23 +258,3 @@ def test_jobs_leave_nothing_behind(trials: Trials) -> None:
     assert trials.strays == []
     # torch makes its compiler's cache as soon as a model is wrapped
     assert [name for name in trials.files if "torchinductor_" not in name] == []
-
-
-def test_slurm_of_a_test_that_fails_ends_with_all_its_jobs(tmp_path: Path) -> None:
-    pids: set[int] = set()
-
-    def fail() -> None:
-        with two_nodes(tmp_path) as slurm:
-            job = slurm.submit(tmp_path, "--wrap", "srun sleep 1000")
-            job.wait_for({"RUNNING"})
-            # the script, srun, which is two processes, and what it started
-            wait_for(slurm.strays, 4)
-            keeper = psutil.Process(slurm.keeper)
-            pids.update(one.pid for one in keeper.children(recursive=True))
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        fail()
-    # daemons too
-    assert len(pids) >= 4 + 4
-    assert not [pid for pid in pids if psutil.pid_exists(pid)]

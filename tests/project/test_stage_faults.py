@@ -124,6 +124,9 @@ def test_state_of_one_rank(after, copy: Path, rank: int) -> None:
     flip_a_bit(copy / RUN / f"states/state-rank-{rank}.pt")
     rungs = ["ranks", "replay"] if rank == 0 else ["ranks"]
     assert_refused(after(VERIFY_2, EQUIVALENCE), copy, *rungs)
+    found = read_json(copy / EVIDENCE / "evidence.json")["rungs"]["ranks"]
+    assert found["max_ulp"] == 1
+    assert found["detail"].endswith(": tensor norm.bias differs")
 
 
 def test_state_of_the_replay(after, copy: Path) -> None:

@@ -197,9 +197,3 @@ def test_python_is_pasted_and_prints_what_stands_below_it(number: int) -> None:
     printed, complaints = pasted(code)
     assert "Error" not in complaints, complaints
     assert printed == expected
-
-
-def test_function_with_a_blank_line_cannot_be_pasted() -> None:
-    """Or the test before would prove nothing."""
-    _, complaints = pasted("def f():\n    a = 1\n\n    return a\n")
-    assert "Error" in complaints
