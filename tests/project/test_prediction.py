@@ -28,7 +28,7 @@ from link_rate import LOOPBACK
 from network_namespaces import BURST_BYTES
 from one_line import refusal
 from placed_arms import arm_of
-from planted import MACHINE, NETWORK, step_of
+from planted import MACHINE, MEASURED, NETWORK, step_of
 from prediction_settings import Prediction
 from project import ROOT
 from rows import all_settings
@@ -47,20 +47,7 @@ MODULES = (
     predict_steps,
     verify_crossovers,
 )
-WHERE = {
-    "cpu": "planted",
-    "gpu": None,
-    "cores": 2,
-    "torch": "2.13.0+cpu",
-}
-ORIGIN = {
-    "burst_bytes": BURST_BYTES,
-    "cables_left_out": None,
-    "load": {"others_share": 0.01, "steal_share": 0.0},
-    "measured_at": "2030-01-01T00:00:00+00:00",
-    "code_sha256": "0" * 64,
-    "machine": WHERE,
-}
+ORIGIN = {**MEASURED, "burst_bytes": BURST_BYTES, "cables_left_out": None}
 
 
 def turns(settings: list[Setting], law: Any, steps: int) -> pd.DataFrame:
@@ -88,14 +75,13 @@ def turns(settings: list[Setting], law: Any, steps: int) -> pd.DataFrame:
 
 
 def trials(study: Any) -> pd.DataFrame:
-    rows = []
-    for sweep in study.sweeps:
-        link = MACHINE.link(NETWORK.link(sweep.link), sweep.processes)
-        for size in sweep.sizes:
-            seconds = link.seconds(size, sweep.processes)
-            for number in range(ROUNDS):
-                row = (number, sweep.link, sweep.processes, size, seconds)
-                rows.append(row)
+    rows = [
+        (number, sweep.link, sweep.processes, size, link.seconds(size, sweep.processes))
+        for sweep in study.sweeps
+        for link in [MACHINE.link(NETWORK.link(sweep.link), sweep.processes)]
+        for size in sweep.sizes
+        for number in range(ROUNDS)
+    ]
     return pd.DataFrame(
         rows, columns=["round", "link", "processes", "num_bytes", "seconds"]
     )
@@ -119,7 +105,7 @@ def be_the_study(folder: Path, patch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the study, in which nothing was measured."""
+    """A copy in which nothing was measured."""
     return copy_of_the_study(tmp_path / "prediction", monkeypatch)
 
 
@@ -211,9 +197,20 @@ def planted(arm: Any) -> Setting:
     )
 
 
-@pytest.mark.parametrize(
-    "twin",
-    [
+def hold_out(study: Path, *more: str, without: tuple[str, ...] = ()) -> None:
+    """Change the rows that are held out."""
+    path = study / "params.yaml"
+    before, after = path.read_text().split("  held_out:\n")
+    rows, rest = after.split("  # All-reduces beside them")
+    kept = [r for r in rows.splitlines() if not any(one in r for one in without)]
+    text = "\n".join([*kept, *(f"    - {row}" for row in more), ""])
+    path.write_text(f"{before}  held_out:\n{text}  # All-reduces beside them{rest}")
+
+
+def test_what_was_seen_before_is_not_held_out(study: Path) -> None:
+    original = (study / "params.yaml").read_text()
+    _, held_out = all_settings(load_study(ROOT / "studies/prediction", Prediction))
+    for twin in (
         "[none, 1, 4, 64, 8, 1, null, loopback]",
         "[none, 1, 4, 64, 8, 1, 2, 3kbit]",
         "[ddp, 2, 4, 128, 8, 1, null, 1000mbit]",
@@ -221,29 +218,15 @@ def planted(arm: Any) -> Setting:
         "[ddp, 2, 4, 128, 8, 1, 0.11, loopback]",
         # of one that is held out itself
         "[ddp, 2, 4, 192, 6, 1, null, 1000mbit]",
-    ],
-)
-def test_what_was_seen_before_is_not_held_out(study: Path, twin: str) -> None:
-    path = study / "params.yaml"
-    text = path.read_text()
-    after = "  # All-reduces beside them"
-    path.write_text(text.replace(after, f"    - {twin}\n{after}"))
-    _, held_out = all_settings(load_study(ROOT / "studies/prediction", Prediction))
-    line = refusal(load_study, study, Prediction)
-    assert f"prediction.held_out.{len(held_out)} = [" in line
-    assert "must be no repetition of" in line
-
-
-def test_nothing_new_is_held_out_by_a_link_that_nothing_is_sent_over(
-    study: Path,
-) -> None:
-    path = study / "params.yaml"
-    before, after = path.read_text().split("  held_out:\n")
-    rows, rest = after.split("  # All-reduces beside them")
-    kept = [row for row in rows.splitlines() if "300mbit" not in row]
-    kept += ["    - [none, 1, 4, 96, 2, 1, null, 300mbit]", ""]
-    text = "\n".join(kept)
-    path.write_text(f"{before}  held_out:\n{text}  # All-reduces beside them{rest}")
+    ):
+        (study / "params.yaml").write_text(original)
+        hold_out(study, twin)
+        line = refusal(load_study, study, Prediction)
+        assert f"prediction.held_out.{len(held_out)} = [" in line
+        assert "must be no repetition of" in line
+    # a link that nothing is sent over makes nothing new
+    (study / "params.yaml").write_text(original)
+    hold_out(study, "[none, 1, 4, 96, 2, 1, null, 300mbit]", without=("300mbit",))
     line = refusal(load_study, study, Prediction)
     assert "a setting whose link no setting of fit has" in line
 
@@ -439,18 +422,8 @@ def test_a_pair_with_a_fitted_setting_is_none() -> None:
 
 def test_too_few_pairs_are_said_to_be_too_few(study: Path) -> None:
     """No question is answered, nothing is measured, and the table says why."""
-    path = study / "params.yaml"
-    text = path.read_text()
-    before, after = text.split("  held_out:\n")
-    rows, rest = after.split("  # All-reduces beside them")
-    kept = [
-        row
-        for row in rows.splitlines()
-        if "[fp16_compress" not in row and "[none, 1" not in row
-    ]
-    kept.append("    - [fp16_compress, 2, 4, 192, 6, 1, null, 300mbit]")
-    rows = "\n".join([*kept, ""])
-    path.write_text(f"{before}  held_out:\n{rows}  # All-reduces beside them{rest}")
+    one = "[fp16_compress, 2, 4, 192, 6, 1, null, 300mbit]"
+    hold_out(study, one, without=("[fp16_compress", "[none, 1"))
     measured(study)
     run(fit_model, predict_steps, find_crossovers, verify_crossovers, describe_errors)
     answers = json.loads((study / "crossovers.json").read_text())
@@ -463,19 +436,13 @@ def test_too_few_pairs_are_said_to_be_too_few(study: Path) -> None:
     assert "Nothing is sure enough to be claimed." in page
 
 
-@pytest.mark.parametrize(
-    ("at_end", "wanted"), [(0.3, 100), (0.2, 100), (0.15, 17), (-0.3, 17)]
-)
-def test_an_end_at_which_less_is_claimed_is_not_tried(
-    at_end: float, wanted: float
-) -> None:
+def test_an_end_at_which_less_is_claimed_is_not_tried() -> None:
     """As where a gain falls again, or turns against what is claimed."""
-    gains = {1: -0.4, 5: -0.2, 17: 0.2, 100: at_end}
     found = Crossover(10, 5, 17, above=True)
-    assert claimed_ends.claimed_ends(gains.get, found, (1, 100)) == (1, wanted)
-
-
-def test_a_side_of_which_nothing_is_claimed_keeps_its_end() -> None:
+    for at_end, wanted in ((0.3, 100), (0.2, 100), (0.15, 17), (-0.3, 17)):
+        gains = {1: -0.4, 5: -0.2, 17: 0.2, 100: at_end}
+        assert claimed_ends.claimed_ends(gains.get, found, (1, 100)) == (1, wanted)
+    # a side of which nothing is claimed keeps its end
     found = Crossover(10, 5, None, above=True)
     gain = {1: -0.4, 5: -0.2, 100: 0.1}.get
     assert claimed_ends.claimed_ends(gain, found, (1, 100)) == (1, 100)

@@ -65,10 +65,6 @@ def ranks() -> Ranks:
     return [hand_made(0), hand_made(1)]
 
 
-def test_a_trace_that_is_right_has_no_problems(ranks: Ranks) -> None:
-    assert problems(trace_of(ranks)) == []
-
-
 def test_what_the_trace_tells_of_a_step(ranks: Ranks) -> None:
     step = steps_in(trace_of(ranks))[1][6]
     assert (step.rank, step.number) == (1, 6)
@@ -82,9 +78,7 @@ def test_what_the_trace_tells_of_a_step(ranks: Ranks) -> None:
     }
     found = step.communication()
     assert {key: found[key] for key in expected} == pytest.approx(expected)
-
-
-def test_buckets_that_are_under_way_at_once_lie_on_two_tracks(ranks: Ranks) -> None:
+    # buckets that are under way at once lie on two tracks
     assert [one.track for one in ranks[0].reductions[:2]] == [
         "all-reduce",
         "all-reduce 2",
@@ -146,9 +140,7 @@ def test_what_the_clocks_are_not_known_to_is_forgiven(ranks: Ranks) -> None:
     found = problems(trace_of([too_far]))
     assert len(found) == len(STEPS)
     assert all("ends 0.001 ms after the optimizer began" in line for line in found)
-
-
-def test_a_clock_that_nobody_knows_forgives_nothing(ranks: Ranks) -> None:
+    # a clock that nobody knows forgives nothing
     guessed = replace(ranks[1], offset=Offset(OFFSET.ns, 2_000_000))
     found = problems(trace_of([ranks[0], guessed]))
     assert found == ["rank 1: clocks only known to 2.0 ms"]
@@ -156,6 +148,7 @@ def test_a_clock_that_nobody_knows_forgives_nothing(ranks: Ranks) -> None:
 
 def test_a_trace_with_problems_ends_in_one_line(ranks: Ranks) -> None:
     require_right(trace_of(ranks))
+    assert problems(trace_of(ranks)) == []
     late = trace_of([ranks[0], elsewhere(ranks[1], SECOND)])
     with pytest.raises(
         EvidenceError, match=r"^trace: step 5: was over .* \(and 5 more"
