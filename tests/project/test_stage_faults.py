@@ -151,33 +151,40 @@ def test_hash(after, copy: Path, where: str, rank: int, what: str) -> None:
     assert_refused(after(VERIFY_2, EQUIVALENCE), copy, f"replay_{what}")
 
 
-@pytest.mark.parametrize("where", thorough_after(1, [RUN, REPLAYED]))
-def test_rows_of_one_rank_are_not_there(after, copy: Path, where: str) -> None:
-    path = copy / where / "hashes.jsonl"
-    rows = [row for row in read_jsonl(path) if row.get("rank") != 1]
-    write_jsonl(path, rows)
-    found = after(VERIFY_2, EQUIVALENCE)
-    assert_refused(found, copy, "replay_gradients", "replay_parameters")
+Rows = list[dict[str, Any]]
 
 
-@pytest.mark.parametrize("where", thorough_after(1, [RUN, REPLAYED]))
-def test_recorded_step_is_not_there(after, copy: Path, where: str) -> None:
-    path = copy / where / "hashes.jsonl"
-    rows = read_jsonl(path)
-    kept = [r for r in rows if (r["kind"], r.get("step")) != ("tensors", 2)]
-    assert len(kept) == len(rows) - 2
-    write_jsonl(path, kept)
-    assert_refused(after(VERIFY_2, EQUIVALENCE), copy, "replay_gradients")
+def without_a_rank(rows: Rows) -> Rows:
+    return [row for row in rows if row.get("rank") != 1]
 
 
-@pytest.mark.parametrize("where", thorough_after(1, [RUN, REPLAYED]))
-def test_batch_of_other_samples(after, copy: Path, where: str) -> None:
-    path = copy / where / "hashes.jsonl"
-    rows = read_jsonl(path)
+def without_a_step(rows: Rows) -> Rows:
+    return [r for r in rows if (r["kind"], r.get("step")) != ("tensors", 2)]
+
+
+def other_samples(rows: Rows) -> Rows:
     batch = next(row for row in rows if (row["kind"], row.get("step")) == ("batch", 4))
     batch["sha256"] = batch["sha256"][::-1]
-    write_jsonl(path, rows)
-    assert_refused(after(VERIFY_2, EQUIVALENCE), copy, "data")
+    return rows
+
+
+ROWS = {
+    without_a_rank: ["replay_gradients", "replay_parameters"],
+    without_a_step: ["replay_gradients"],
+    other_samples: ["data"],
+}
+IN_EACH = [(where, how) for where in (RUN, REPLAYED) for how in ROWS]
+
+
+@pytest.mark.parametrize(("where", "how"), thorough_after(len(ROWS), IN_EACH))
+def test_rows_that_are_missing_or_others(
+    after, copy: Path, where: str, how: Callable[[Rows], Rows]
+) -> None:
+    path = copy / where / "hashes.jsonl"
+    before = path.read_bytes()
+    write_jsonl(path, how(read_jsonl(path)))
+    assert path.read_bytes() != before
+    assert_refused(after(VERIFY_2, EQUIVALENCE), copy, *ROWS[how])
 
 
 def test_loss_of_one_step(after, copy: Path) -> None:
