@@ -70,7 +70,9 @@ def test_scripts_are_short_and_end_in_one_line_where_a_user_is_wrong() -> None:
 
 
 def test_files_have_at_most_400_lines_and_functions_60() -> None:
-    assert longer_than(400, [*LIBRARY, *STAGES, ROOT / "dvc.yaml"]) == []
+    assert longer_than(400, [*LIBRARY, *STAGES]) == []
+    # short enough to be read
+    assert longer_than(300, [ROOT / "dvc.yaml"]) == []
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     found = [
         f"{relative(path)}: {node.name}"
@@ -149,7 +151,8 @@ def test_module_with_logic_is_imported_by_a_test() -> None:
 def test_packages_import_and_guarantees_are_known_without_torch() -> None:
     """Stages of text and tables start in a fraction of a second."""
     code = (
-        "import sys, minitrain.grammar, minitrain.data.shards, minitrain.report.publish;"
+        "import sys, minitrain.grammar, minitrain.data.shards;"
+        "import minitrain.report.publish;"
         "from minitrain.sync.catalog import guarantees_of, STRATEGIES;"
         "print([guarantees_of(name).promises for name in STRATEGIES] and"
         " 'torch' in sys.modules)"
