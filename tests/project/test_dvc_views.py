@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from browser import WHY_NOT, browser
-from project import PARAMS_FILE, ROOT, copy_project, environment, run_dvc
+from project import ROOT, copy_project, environment, run_dvc
 from report_inputs import facts, ladder_of
 from ruamel.yaml import YAML
 
@@ -210,21 +210,14 @@ Path("metrics/summary.json").write_text(json.dumps(told))
 @pytest.mark.pipeline
 def test_experiments_fit_160_columns(tmp_path: Path) -> None:
     """A stage that writes the numbers of ours at once."""
+    copy_project(tmp_path)
+    for folder in ("metrics", "studies"):
+        shutil.rmtree(tmp_path / folder)
     (tmp_path / "dvc.yaml").write_text(EXPERIMENT)
     (tmp_path / "write.py").write_text(WRITE)
-    (tmp_path / ".gitignore").write_text(".venv\n")
-    ours = measured()
-    write_json(tmp_path / "told.json", summary(ours))
-    for name in ("Makefile", "requirements.lock", "pyproject.toml"):
-        shutil.copy(ROOT / name, tmp_path)
-    shutil.copy(PARAMS_FILE, tmp_path / "params.yaml")
+    write_json(tmp_path / "told.json", summary(measured()))
     (tmp_path / ".venv").mkdir()
     (tmp_path / ".venv/installed").touch()
-    # with our settings: others would tell their makers of each command
-    (tmp_path / ".dvc").mkdir()
-    for name in ("config", ".gitignore"):
-        shutil.copy(ROOT / ".dvc" / name, tmp_path / ".dvc")
-    git(tmp_path, "init", "--quiet")
     run_dvc(tmp_path, "repro")
     git(tmp_path, "add", "--all")
     git(tmp_path, "commit", "--quiet", "--message", "before")
@@ -243,16 +236,9 @@ def test_experiments_fit_160_columns(tmp_path: Path) -> None:
     assert max(map(len, lines)) <= 160
     (head,) = [line.split() for line in lines if "Experiment" in line]
     # whole words: nothing was left out for want of room
-    assert head == [
-        "Experiment",
-        "noise_floor",
-        "gloo-1.loss",
-        "gloo-2.speedup",
-        "gloo-4.verdict",
-        "gloo-4.speedup",
-        "train.learning_rate",
-        "gloo.world_sizes",
-    ]
+    runs = "gloo-1.loss gloo-2.speedup gloo-4.verdict gloo-4.speedup"
+    params = "train.learning_rate gloo.world_sizes"
+    assert head == ["Experiment", "noise_floor", *runs.split(), *params.split()]
     (row,) = [line for line in lines if "[1, 2, 4]" in line and "workspace" in line]
     assert row.split()[0] == "workspace"
     assert "0.001" in row
@@ -264,12 +250,8 @@ def test_class_pulls_what_the_teacher_ran(tmp_path: Path) -> None:
     teacher = copy_project(tmp_path / "teacher")
     store = tmp_path / "store"
     # what the tests have in common with a clone of the project
-    for arguments in (
-        ["repro", "corpus"],
-        ["remote", "add", "--default", "class", str(store)],
-        ["push"],
-    ):
-        code, output = run_dvc(teacher, *arguments)
+    for words in ("repro corpus", f"remote add --default class {store}", "push"):
+        code, output = run_dvc(teacher, *words.split())
         assert code == 0, output
     git(teacher, "add", "--all")
     git(teacher, "commit", "--quiet", "--message", "What the class starts from")

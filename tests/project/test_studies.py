@@ -62,11 +62,12 @@ def test_every_study_fits_its_schema() -> None:
         settings = load_study(folder, schema_of(name))
         stated = YAML(typ="safe").load((folder / "params.yaml").read_text())
         assert settings.model_dump(mode="json") == stated[name]
+        # else `dvc params diff` fails on all of them
+        assert [n for n in names(stated) if not isinstance(n, str)] == [], name
 
 
 MISTAKES: list[tuple[str, str, Any, str]] = [
     ("strategies", "world_size", 1, "world_size = 1: must be greater than or"),
-    ("strategies", "num_rounds", 14, "num_rounds = 14: must be greater than or"),
     ("strategies", "num_round", 16, "num_round: unknown key (did you mean num_r"),
     ("strategies", "steps_per_round", None, "steps_per_round = null: must be a"),
     ("strategies", "global_batch_sizes", [8], "global_batch_sizes = [8]: must h"),
@@ -81,23 +82,16 @@ MISTAKES: list[tuple[str, str, Any, str]] = [
     ),
     ("collectives", "smallest_bytes", 6, "smallest_bytes = 6: must be a multip"),
     ("collectives", "smallest_bytes", 12, "smallest_bytes = 12: must be a power"),
-    ("collectives", "largest_bytes", 0, "largest_bytes = 0: must be greater th"),
     ("collectives", "smallest_bytes", 2**30, "largest_bytes = 268435456: must be "),
     ("collectives", "goals", {"4k": 3}, "goals.4k = '4k': must be a valid"),
-    ("ladder", "world_sizes", [], "world_sizes = []: must have at least 1 item"),
-    ("noise", "copies", 3, "copies = 3: must be greater than or equal to 4"),
     ("noise", "strategies", ["ddp", "ddp"], "strategies = ['ddp', 'ddp']: must b"),
     ("noise", "strategies", [*"abcde"], "strategies = ['a', 'b', 'c', 'd', 'e']:"),
     ("noise", "numbers_of_rounds", [22, 24], "numbers_of_rounds = [22, 24]: mus"),
-    ("trace", "world_size", 1, "world_size = 1: must be greater than or equal to"),
-    ("trace", "first_step", 2, "first_step = 2: must be greater than or equal to"),
     ("trace", "backend", "mpi", "backend = 'mpi': must be 'gloo' or 'nccl'"),
     ("stragglers", "global_batch_size", 9, "global_batch_size = 9: must be a mul"),
     ("stragglers", "num_warmup_steps", 120, "num_warmup_steps = 120: must be bel"),
     ("stragglers", "smallest_delay", 0.6, "smallest_delay = 0.6: must be at most"),
     ("stragglers", "cpu_shares", [1.0], "cpu_shares.0 = 1.0: must be less than 1"),
-    ("recorder", "steps_per_round", 3, "steps_per_round = 3: must be greater than"),
-    ("peers", "world_size", 3, "world_size = 3: must be less than or equal to 2"),
 ]
 
 
@@ -135,18 +129,10 @@ def test_turns_that_the_pipeline_cannot_give_are_one_line(tmp_path: Path) -> Non
         load_interleaved(folder, schema_of("strategies"), micro_batches=4)
 
 
-def test_names_of_parameters_are_text() -> None:
-    """Else `dvc params diff` fails on all of them."""
-
-    def names(value: Any) -> list[Any]:
-        inner = value.items() if isinstance(value, dict) else []
-        return [name for key, below in inner for name in (key, *names(below))]
-
-    for study in STUDIES:
-        text = (ROOT / f"studies/{study}/params.yaml").read_text()
-        found = names(YAML(typ="safe").load(text))
-        assert found, study
-        assert [n for n in found if not isinstance(n, str)] == [], study
+def names(value: Any) -> list[Any]:
+    """All keys in a document."""
+    inner = value.items() if isinstance(value, dict) else []
+    return [name for key, below in inner for name in (key, *names(below))]
 
 
 def stages_of(name: str) -> list[dict[str, Any]]:
@@ -154,15 +140,11 @@ def stages_of(name: str) -> list[dict[str, Any]]:
     return [*YAML(typ="safe").load(text)["stages"].values()]
 
 
-def test_a_mistake_costs_no_result() -> None:
-    """DVC removes what does not persist before a stage runs, and so before it fails."""
-    outs = [out for name in STUDIES for s in stages_of(name) for out in s["outs"]]
-    persists = {"cache": False, "persist": True}
-    assert [out for out in outs if [*out.values()] != [persists]] == []
-
-
-def test_every_setting_is_tracked_by_a_stage() -> None:
+def test_every_setting_is_tracked_by_a_stage_and_a_mistake_costs_no_result() -> None:
     for name in STUDIES:
+        # DVC removes what does not persist before a stage runs, and so fails
+        outs = [[*out.values()] for s in stages_of(name) for out in s["outs"]]
+        assert outs == [[{"cache": False, "persist": True}]] * len(outs), name
         tracked = {key for s in stages_of(name) for key in s.get("params", [])}
         for key in schema_of(name).model_fields:
             assert tracked & {name, f"{name}.{key}"}, f"{name}.{key}"
