@@ -35,6 +35,8 @@ STAGES: dict[str, dict[str, Any]] = YAML(typ="safe").load(
     (ROOT / "dvc.yaml").read_text()
 )["stages"]
 PARAMS = YAML(typ="safe").load(PARAMS_FILE.read_text())
+MAKEFILE = (ROOT / "Makefile").read_text()
+TARGETS = re.findall(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)[0].split()
 KEYS = {f"{section}.{key}" for section in PARAMS for key in PARAMS[section]}
 
 
@@ -58,12 +60,9 @@ def table(columns: list[str], rows: list[str]) -> str:
     return "\n".join([head, "|---" * len(columns) + "|", *rows]) + "\n"
 
 
-def test_walk_in_the_tutorial_is_what_the_command_prints() -> None:
+def test_walk_zoo_and_guarantees_in_the_docs_are_those_of_the_code() -> None:
     expected = f"```text\n$ minitrain explain\n{in_words(walk())}\n```\n"
     require_marked("docs/tutorial.md", "explain", expected)
-
-
-def test_zoo_in_the_reference_is_the_one_of_the_library() -> None:
     rows = [
         f"| `{bug.name}` | {str(bug.inject.__doc__).rstrip('.')} | {bug.met_in} "
         f"| `{bug.check}` | {bug.step} | {bug.cause or '(alters nothing)'} |"
@@ -71,9 +70,6 @@ def test_zoo_in_the_reference_is_the_one_of_the_library() -> None:
     ]
     columns = ["bug", "what", "met in", "caught by", "at step", "cause holds"]
     require_marked("docs/reference.md", "zoo", table(columns, rows))
-
-
-def test_guarantees_in_the_docs_are_those_of_the_table() -> None:
     rows = [
         f"| `{name}` | {one.adds_in} | {one.sends} | {needs(one)} |"
         for name, one in GUARANTEES.items()
@@ -157,13 +153,6 @@ def test_annotated_tree_is_that_of_the_project() -> None:
     assert named == ["", *packages, *sorted(DOORS)]
 
 
-def test_one_batch_names_files_that_are_there() -> None:
-    paths = re.findall(r"`((?:\w+/)+[\w.]+)`", TEXT["docs/one-batch.md"])
-    assert "minitrain/train/worker.py" in paths
-    assert [path for path in paths if not (ROOT / path).is_file()] == []
-    assert "](docs/one-batch.md)" in README
-
-
 def written_by(stage: dict[str, Any]) -> list[str]:
     """The paths that a stage of dvc.yaml writes."""
     kinds = ("outs", "metrics", "plots")
@@ -219,10 +208,16 @@ def test_paths_in_backticks_are_sources_or_outputs() -> None:
             assert known or (ROOT / path).exists(), f"{page}: {path}"
 
 
-def test_names_of_the_library_exist() -> None:
+def test_names_of_the_library_and_keys_of_parameters_exist() -> None:
     for page in PAGES:
         for dotted in set(re.findall(r"\bminitrain(?:\.[A-Za-z]\w*)+", NOW[page])):
             assert is_there(dotted), f"{page}: {dotted}"
+    sections = "|".join(PARAMS)
+    # CHANGELOG.md may name what is *not* a parameter
+    for page in set(PAGES) - {"CHANGELOG.md"}:
+        found = set(re.findall(rf"`((?:{sections})\.[a-z]\w*)`", TEXT[page]))
+        files = {name for name in found if name.endswith(("_path", ".py", ".md"))}
+        assert not found - KEYS - files, f"{page}: {found - KEYS - files}"
 
 
 def commands(page: str) -> list[str]:
@@ -234,10 +229,8 @@ def commands(page: str) -> list[str]:
 
 
 def test_commands_name_targets_stages_and_parameters() -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    (targets,) = re.findall(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
     studies = {f"study-{path.parent.name}" for path in ROOT.glob("studies/*/dvc.yaml")}
-    known = {*targets.split(), *studies, ".venv/installed"}
+    known = {*TARGETS, *studies, ".venv/installed"}
     for page in PAGES:
         for command in commands(page):
             words = command.split()
@@ -252,15 +245,6 @@ def test_commands_name_targets_stages_and_parameters() -> None:
                 assert key in KEYS, f"{page}: {command}"
         for stage in re.findall(r"`(\w+)@\w+`", TEXT[page]):
             assert "matrix" in STAGES[stage], f"{page}: {stage}"
-
-
-def test_keys_of_parameters_in_backticks_exist() -> None:
-    sections = "|".join(PARAMS)
-    # CHANGELOG.md may name what is *not* a parameter
-    for page in set(PAGES) - {"CHANGELOG.md"}:
-        found = set(re.findall(rf"`((?:{sections})\.[a-z]\w*)`", TEXT[page]))
-        files = {name for name in found if name.endswith(("_path", ".py", ".md"))}
-        assert not found - KEYS - files, f"{page}: {found - KEYS - files}"
 
 
 def first_column(page: str, heading: str) -> list[str]:
@@ -363,7 +347,7 @@ def test_version_is_the_same_everywhere() -> None:
 
 
 def test_hooks_and_ci_run_the_tools_of_make_test() -> None:
-    recipe = (ROOT / "Makefile").read_text()
+    recipe = MAKEFILE
     hooks = YAML(typ="safe").load((ROOT / ".pre-commit-config.yaml").read_text())
     # a user's own files in the root are no concern of theirs
     code = re.findall(r"^CODE := (.*)$", recipe, re.MULTILINE)[0].split()
@@ -380,13 +364,11 @@ def test_hooks_and_ci_run_the_tools_of_make_test() -> None:
 
 
 def test_help_lists_every_target_with_a_line() -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    (targets,) = re.findall(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
     done = subprocess.run(
         ["make", "--silent", "help"], cwd=ROOT, capture_output=True, text=True
     )
     listed = [line.split(maxsplit=2) for line in done.stdout.splitlines()]
-    assert [words[1] for words in listed] == targets.split()
+    assert [words[1] for words in listed] == TARGETS
     assert all(len(words) == 3 for words in listed)
 
 

@@ -9,15 +9,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from dvc.repo import Repo
 from imports import as_deps, imported_by
-from listening import listening
 from mutated import PIPELINE, run_stages
+from pages import reruns
 from project import (
     PARAMS_FILE,
     ROOT,
@@ -29,7 +31,6 @@ from project import (
     start_dvc,
 )
 from quick_dvc import stages_in_forks
-from reruns import table
 from ruamel.yaml import YAML
 
 # DVC starts a process for every stage, and looks at every file for every question
@@ -118,6 +119,18 @@ def twins(stages_by_fork: str, tmp_path_factory: pytest.TempPathFactory) -> list
     return folders
 
 
+def listening(pid: int) -> set[str]:
+    """Addresses at which process ``pid`` and all that it started listen."""
+    found = set()
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        for one in [process, *process.children(recursive=True)]:
+            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                sockets = one.net_connections("tcp")
+                found |= {s.laddr.ip for s in sockets if s.status == "LISTEN"}
+    return found
+
+
 @pytest.mark.pipeline
 def test_nothing_listens_beyond_loopback(twins: list[Path], tmp_path: Path) -> None:
     """Torch's TCP store listens on every interface, and who writes into it runs code
@@ -143,20 +156,19 @@ def test_nothing_listens_beyond_loopback(twins: list[Path], tmp_path: Path) -> N
     assert [name for name in addresses if not ip_address(name).is_loopback] == []
 
 
-def files_below(path: Path) -> dict[str, bytes]:
-    if path.is_file():
-        return {"": path.read_bytes()}
-    files = sorted(p for p in path.rglob("*") if p.is_file())
-    return {p.relative_to(path).as_posix(): p.read_bytes() for p in files}
+def files_below(folder: Path, path: str) -> dict[str, bytes]:
+    files = [folder / path, *(folder / path).rglob("*")]
+    files = [p for p in files if p.is_file()]
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in files}
 
 
 @pytest.mark.pipeline
-@pytest.mark.parametrize("path", DETERMINISTIC)
-def test_two_copies_at_once_give_the_same_bytes(twins: list[Path], path: str) -> None:
-    first, second = (files_below(folder / path) for folder in twins)
-    assert first
-    assert first.keys() == second.keys()
-    assert [name for name in first if first[name] != second[name]] == []
+def test_two_copies_at_once_give_the_same_bytes(twins: list[Path]) -> None:
+    for path in DETERMINISTIC:
+        first, second = (files_below(folder, path) for folder in twins)
+        assert first, path
+        assert first.keys() == second.keys()
+        assert [name for name in first if first[name] != second[name]] == []
 
 
 @pytest.mark.pipeline
@@ -267,19 +279,16 @@ def test_what_is_no_part_of_training_trains_nothing() -> None:
     assert depend == {"baseline"}
 
 
-def test_table_names_every_parameter_and_every_source_file() -> None:
+def test_table_of_what_reruns_is_that_of_the_pipeline() -> None:
     params = YAML(typ="safe").load(PARAMS_FILE.read_text())
     keys = {f"{section}.{key}" for section in params for key in params[section]}
     sources = {dep for stage in STAGES.values() for dep in stage["deps"]}
     code = ("stages/", "minitrain/", "params.yaml", "requirements.lock")
     sources = {source for source in sources if source.startswith(code)}
-    assert set(table()) == keys | sources | {"data/verbs.csv"}
-
-
-def test_what_reruns_is_what_the_table_says() -> None:
+    assert set(reruns()) == keys | sources | {"data/verbs.csv"}
     wrong = {}
     of_stages = {name: {*watched(stage)} for name, stage in STAGES.items()}
-    for key, listed in table().items():
+    for key, listed in reruns().items():
         touched = {name for name, found in of_stages.items() if key in found}
         if touched != {*listed}:
             wrong[key] = sorted(touched)

@@ -328,18 +328,6 @@ def test_claims_are_held_to_the_floor_of_their_own_twins(
     assert {one["num_pairs"] for one in (first, *others)} == {2}
 
 
-def test_both_that_a_claim_compares_have_twins_beside_them(told: Path) -> None:
-    answers = json.loads((told / "crossovers.json").read_text())
-    sides = [claims.claim(one, side) for one in answers for side in one["sides"]]
-    names = [arm.name for arm in claims.arms_of(sides)]
-    both = [arm.name for arm in sides[0]["arms"]]
-    assert names[:4] == [*both, *(name + claims.AGAIN for name in both)]
-    # each once, though claims may share it
-    assert len(names) == len({*names})
-    for one in sides:
-        assert all(arm.name + claims.AGAIN in names for arm in one["arms"])
-
-
 def side(claim: str, at: float | None = 5.0, over: str = "batch") -> dict[str, Any]:
     return {"question": "processes", "over": over, "at": at, "claim": claim}
 
