@@ -21,7 +21,6 @@ from imports import as_deps, imported_by
 from mutated import PIPELINE, run_stages
 from pages import reruns
 from project import (
-    PARAMS_FILE,
     ROOT,
     copy_project,
     environment,
@@ -32,13 +31,10 @@ from project import (
 )
 from quick_dvc import stages_in_forks
 from ruamel.yaml import YAML
+from test_docs import PARAMS, STAGES
 
 # DVC starts a process for every stage, and looks at every file for every question
 pytestmark = pytest.mark.timeout(600)
-
-STAGES: dict[str, dict[str, Any]] = YAML(typ="safe").load(
-    (ROOT / "dvc.yaml").read_text()
-)["stages"]
 
 
 def test_deps_are_what_the_script_imports() -> None:
@@ -280,8 +276,7 @@ def test_what_is_no_part_of_training_trains_nothing() -> None:
 
 
 def test_table_of_what_reruns_is_that_of_the_pipeline() -> None:
-    params = YAML(typ="safe").load(PARAMS_FILE.read_text())
-    keys = {f"{section}.{key}" for section in params for key in params[section]}
+    keys = {f"{section}.{key}" for section in PARAMS for key in PARAMS[section]}
     sources = {dep for stage in STAGES.values() for dep in stage["deps"]}
     code = ("stages/", "minitrain/", "params.yaml", "requirements.lock")
     sources = {source for source in sources if source.startswith(code)}
@@ -297,7 +292,7 @@ def test_table_of_what_reruns_is_that_of_the_pipeline() -> None:
 
 def watched(stage: dict[str, Any]) -> Iterator[str]:
     """The dependencies of a stage, a section of params.yaml by each of its keys."""
-    params = YAML(typ="safe").load(PARAMS_FILE.read_text())
+    params = PARAMS
     listed = [*stage.get("params", [])]
     for dep in stage["deps"]:
         section, _, key = dep.strip("${}").partition(".")

@@ -16,6 +16,7 @@ from project import PARAMS_FILE, ROOT
 from report_inputs import zoo
 from ruamel.yaml import YAML
 from study_settings import Interleaved, load_study
+from test_docs import written_by
 
 from minitrain.analysis.busy import MAX_TAKEN
 from minitrain.core.errors import UserError
@@ -74,12 +75,7 @@ MISTAKES: list[tuple[str, str, Any, str]] = [
     ("strategies", "global_batch_sizes", [8, 8], "global_batch_sizes = [8, 8]: m"),
     ("buckets", "bucket_caps_mb", [0, None], "bucket_caps_mb.0 = 0: must be gr"),
     ("buckets", "bucket_caps_mb", [1], "bucket_caps_mb = [1.0]: must be a list w"),
-    (
-        "buckets",
-        "bucket_caps_mb",
-        [None, 1, 1],
-        "bucket_caps_mb = [null, 1, 1]: mus",
-    ),
+    ("buckets", "bucket_caps_mb", [None, 1, 1], "bucket_caps_mb = [null, 1, 1]: "),
     ("collectives", "smallest_bytes", 6, "smallest_bytes = 6: must be a multip"),
     ("collectives", "smallest_bytes", 12, "smallest_bytes = 12: must be a power"),
     ("collectives", "smallest_bytes", 2**30, "largest_bytes = 268435456: must be "),
@@ -157,10 +153,7 @@ def test_no_study_writes_what_another_writes_or_the_pipeline_reads() -> None:
     for file in [ROOT / "dvc.yaml", *sorted(ROOT.glob("studies/*/dvc.yaml"))]:
         stages = YAML(typ="safe").load(file.read_text())["stages"].values()
         for stage in [stage.get("do", stage) for stage in stages]:
-            outs = [*stage.get("outs", []), *stage.get("metrics", [])]
-            outs += stage.get("plots", [])
-            names = [out if isinstance(out, str) else next(iter(out)) for out in outs]
-            written += [(file.parent / name).resolve() for name in names]
+            written += [(file.parent / out).resolve() for out in written_by(stage)]
             if file.parent == ROOT:
                 read |= {(ROOT / dep).resolve() for dep in stage["deps"]}
     of_studies = {path for path in written if path.is_relative_to(ROOT / "studies")}
