@@ -65,10 +65,7 @@ def outputs(disk: SmallDisk) -> dict[str, bytes]:
 
 
 # nothing at all, and less than there is to write
-LEFT = [
-    *((stage, 0) for stage in WRITING),
-    *{"shard": 3}.items(),
-]
+LEFT = [*((stage, 0) for stage in WRITING), ("shard", 3)]
 
 
 @pytest.mark.parametrize(("stage", "pages"), thorough_after(5, LEFT))

@@ -30,20 +30,16 @@ def test_menu_has_every_page_of_the_docs_once() -> None:
     assert sorted(listed(SETTINGS["nav"])) == sorted(["README.md", *pages])
 
 
-def build(site: Path, *settings: str) -> subprocess.CompletedProcess[str]:
+def test_site_is_built_and_asks_nobody_for_anything(tmp_path: Path) -> None:
     if not MKDOCS.exists():
         pytest.skip("no .venv-docs; make test makes it")
-    return subprocess.run(
-        [MKDOCS, "build", "--strict", "--site-dir", site, *settings],
+    done = subprocess.run(
+        [MKDOCS, "build", "--strict", "--site-dir", tmp_path / "site"],
         cwd=ROOT,
         env=environment(),
         capture_output=True,
         text=True,
     )
-
-
-def test_site_is_built_and_asks_nobody_for_anything(tmp_path: Path) -> None:
-    done = build(tmp_path / "site")
     assert done.returncode == 0, done.stderr
     page = "docs/course/01-all-reduce-for-each-parameter/index.html"
     text = (tmp_path / "site" / page).read_text()

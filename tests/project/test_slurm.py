@@ -95,7 +95,7 @@ def on_one_node(slurm: Slurm, project: Path) -> Outcome:
 
 
 def on_two_nodes(slurm: Slurm, project: Path) -> Outcome:
-    """Nobody disturbs it."""
+    """Undisturbed."""
     job = slurm.submit(project, MANY, "2")
     return Outcome([job.wait()], job.said, project)
 

@@ -172,10 +172,12 @@ def test_only_what_was_held_back_begins_after_the_last_gradient(
 def test_ranks_have_a_process_each_and_their_tracks_names(run: Named) -> None:
     events = run[1].trace()["traceEvents"]
     about = [event for event in events if event["ph"] == "M"]
-    named = [(e["name"], e["pid"], e.get("tid"), e["args"]["name"]) for e in about]
+    named = [(e["name"], e["pid"], e["tid"], e["args"].get("name")) for e in about]
     names = {pid: name for kind, pid, _, name in named if kind == "process_name"}
     assert names == {0: "rank 0", 1: "rank 1"}
-    threads = {tid: (pid, name) for kind, pid, tid, name in named if "thread" in kind}
+    threads = {
+        tid: (pid, name) for kind, pid, tid, name in named if kind == "thread_name"
+    }
     # a viewer may know a thread by its number alone
     used = {(e["tid"], e["pid"]) for e in events if e["ph"] != "M"}
     assert used == {(tid, pid) for tid, (pid, _) in threads.items()}
