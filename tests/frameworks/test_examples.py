@@ -24,10 +24,7 @@ from minitrain.recording.format import read_recording
 Recorded = Callable[..., Path]
 # loop, number of ranks, dropout and bf16
 Kind = tuple[str, int, float, bool]
-FEW: list[Kind] = [
-    ("nanogpt_style", 2, 0.1, True),
-    ("with_fabric", 3, 0.1, False),
-]
+FEW: list[Kind] = [("nanogpt_style", 2, 0.1, True), ("with_fabric", 3, 0.1, False)]
 COUNT = int(os.environ.get("MINITRAIN_CLEAN_RECORDINGS", len(FEW)))
 
 

@@ -182,9 +182,7 @@ def test_every_fault_ends_in_the_bytes_of_the_undisturbed_run(
         assert sum(trial.detection_s is not None for trial in trials) > len(KINDS) / 3
 
 
-def test_study_says_by_its_exit_code_that_a_trial_is_wrong(
-    tmp_path: Path,
-) -> None:
+def test_study_says_by_its_exit_code_that_a_trial_is_wrong(tmp_path: Path) -> None:
     script = (
         "import run; from runs import Trial\n"
         "run.make_undisturbed = lambda folder: None\n"

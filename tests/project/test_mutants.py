@@ -21,11 +21,7 @@ from minitrain.core.files import read_json
 
 PAGE = "docs/mutants.md"
 # several epochs, the last batch of each smaller, and samples longer than the block
-PARAMS = {
-    "corpus.num_sentences": 29,
-    "model.block_size": 48,
-    "gloo.world_sizes": [2],
-}
+PARAMS = {"corpus.num_sentences": 29, "model.block_size": 48, "gloo.world_sizes": [2]}
 HEALTHY = "healthy"
 # the last of each catcher
 OF_EACH = {mutant.caught_by.partition("::")[0]: mutant for mutant in MUTANTS}

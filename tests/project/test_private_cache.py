@@ -16,11 +16,7 @@ import pytest
 from project import environment
 
 from minitrain.cli.checks.machine import check_dvc_cache
-from minitrain.cli.private_cache import (
-    ENVIRONMENT,
-    is_private,
-    make_private_cache,
-)
+from minitrain.cli.private_cache import ENVIRONMENT, is_private, make_private_cache
 from minitrain.core.errors import UserError
 
 NOBODY = 65534

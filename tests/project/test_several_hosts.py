@@ -80,8 +80,7 @@ def outputs(folder: Path, world_size: int) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(
-    ("sync", "world_size"),
-    thorough_after(1, [("ddp", 4), ("invariant", 4)]),
+    ("sync", "world_size"), thorough_after(1, [("ddp", 4), ("invariant", 4)])
 )
 def test_two_hosts_have_the_bits_of_one(
     stages_by_fork: str, project: Path, two: Two, sync: str, world_size: int

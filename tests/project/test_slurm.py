@@ -25,11 +25,7 @@ pytestmark = [
     ),
 ]
 # so many steps that a job is stopped long before the last one
-PARAMS = {
-    "train.num_steps": 300,
-    "train.hash_every": 300,
-    "checkpoint.every_steps": 25,
-}
+PARAMS = {"train.num_steps": 300, "train.hash_every": 300, "checkpoint.every_steps": 25}
 ONE, MANY = "launch/slurm/one-node.sbatch", "launch/slurm/many-nodes.sbatch"
 RUNS, CHECKPOINTS = "data/runs", ".minitrain/checkpoints"
 # options and arguments of sbatch, and what its job then says

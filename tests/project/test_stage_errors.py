@@ -133,11 +133,7 @@ MISTAKES = {
     "warm-up of all epochs": Mistake(
         (*TRAIN_2[:-1], "1"),
         ("params.yaml: train.num_warmup_steps = 60", "below the number"),
-        {
-            "train.num_steps": None,
-            "train.num_epochs": 1,
-            "train.num_warmup_steps": 60,
-        },
+        {"train.num_steps": None, "train.num_epochs": 1, "train.num_warmup_steps": 60},
     ),
     "no shards for so many": Mistake(
         (*TRAIN_2[:-1], "7"),

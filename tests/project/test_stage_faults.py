@@ -13,15 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from mutated import (
-    JUDGE,
-    PIPELINE,
-    REPLAY_2,
-    VERIFY,
-    VERIFY_2,
-    Outcome,
-    run_stages,
-)
+from mutated import JUDGE, PIPELINE, REPLAY_2, VERIFY, VERIFY_2, Outcome, run_stages
 from project import copy_project
 from thorough import thorough_after
 

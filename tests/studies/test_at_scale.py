@@ -41,12 +41,7 @@ def test_links_that_cost_nothing_leave_computing() -> None:
     assert efficiency(WORK, free, True) == 1
 
 
-@given(
-    st.integers(1, 9),
-    st.floats(1e-7, 1e-4),
-    st.floats(1e-11, 1e-8),
-    st.booleans(),
-)
+@given(st.integers(1, 9), st.floats(1e-7, 1e-4), st.floats(1e-11, 1e-8), st.booleans())
 def test_more_ranks_never_keep_more_speed(
     power: int, alpha: float, beta: float, hierarchical: bool
 ) -> None:

@@ -9,14 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cost_model import (
-    Compute,
-    Machine,
-    Overheads,
-    channel,
-    predict,
-    ready_at,
-)
+from cost_model import Compute, Machine, Overheads, channel, predict, ready_at
 from fit_costs import Measured, fit_machine
 from gpt_layers import (
     Bucket,

@@ -3,14 +3,7 @@
 import math
 
 import pytest
-from held_out import (
-    LEAST_COUNT,
-    LEAST_PAIRS,
-    Errors,
-    errors,
-    intervals,
-    ratio_error,
-)
+from held_out import LEAST_COUNT, LEAST_PAIRS, Errors, errors, intervals, ratio_error
 
 
 def test_errors_by_hand() -> None:

@@ -2,13 +2,7 @@
 
 import numpy as np
 import pytest
-from fit_links import (
-    Reduction,
-    fit_crowding,
-    fit_link,
-    fit_network,
-    fit_shaped,
-)
+from fit_links import Reduction, fit_crowding, fit_link, fit_network, fit_shaped
 from held_out import relative_errors
 from hypothesis import given
 from hypothesis import strategies as st

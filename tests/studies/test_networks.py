@@ -19,15 +19,7 @@ import network_namespaces as networks
 import pytest
 import torch
 import torch.distributed as dist
-from network_namespaces import (
-    CABLE,
-    Networks,
-    host_of,
-    inside,
-    over,
-    shape,
-    why_not,
-)
+from network_namespaces import CABLE, Networks, host_of, inside, over, shape, why_not
 from one_line import refusal
 from project import environment
 from waiting import wait_for
