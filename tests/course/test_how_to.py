@@ -67,12 +67,6 @@ def test_page_does_what_it_says(
     assert (state_of(copy) == before) == (page == "another-strategy")
 
 
-def test_every_command_that_is_run_here_is_on_a_page() -> None:
-    texts = [(ROOT / f"docs/how-to/{page}.md").read_text() for page in PAGES]
-    shown = {c for text in texts for block in blocks(text) for c in block.commands}
-    assert {c.removeprefix(".venv/bin/") for c in shown} >= RUN_HERE
-
-
 def test_what_would_refute_the_proof_does_not(
     base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

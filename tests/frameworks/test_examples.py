@@ -24,10 +24,7 @@ from minitrain.recording.format import read_recording
 Recorded = Callable[..., Path]
 # loop, number of ranks, dropout and bf16
 Kind = tuple[str, int, float, bool]
-FEW: list[Kind] = [
-    ("nanogpt_style", 2, 0.1, True),
-    ("with_fabric", 3, 0.1, False),
-]
+FEW: list[Kind] = [("nanogpt_style", 2, 0.1, True), ("with_fabric", 3, 0.1, False)]
 COUNT = int(os.environ.get("MINITRAIN_CLEAN_RECORDINGS", len(FEW)))
 
 
@@ -154,9 +151,3 @@ def test_the_planted_bug_is_named(name: str, recorded: Recorded) -> None:
     # the ranks agree with each other in what they both do wrong
     assert len(alarms) == (alarm != "")
     assert alarm in "".join(alarms)
-
-
-def test_a_loop_that_fails_is_no_recording(run: Run, tmp_path: Path) -> None:
-    """Or a rank that ended at once would look like one without alarms."""
-    with pytest.raises(AssertionError, match="invalid int value: 'many'"):
-        run("nanogpt_style", 2, tmp_path / "recording", "--steps", "many")

@@ -130,13 +130,11 @@ def test_results_are_those_of_the_files(project: Path) -> None:
     assert pictures == {"matrix", "speed", "account", "losses"}
 
 
-def test_results_of_a_fresh_clone_have_no_losses_yet(project: Path) -> None:
+def test_results_that_are_not_made_yet(project: Path) -> None:
+    # as in a fresh clone
     shutil.rmtree(project / "data")
     cells = executed(project, "results.ipynb")
     assert cells["losses"] == ("data/ is not built yet: run make first\n", 0)
-
-
-def test_results_that_are_missing_are_an_error(project: Path) -> None:
     (project / "metrics/scaling.csv").unlink()
     with pytest.raises(nbclient.exceptions.CellExecutionError, match=r"scaling\.csv"):
         executed(project, "results.ipynb")

@@ -4,6 +4,7 @@ Words are checked by reading; what is to be typed, by tests/project/test_command
 """
 
 import importlib
+import inspect
 import re
 import subprocess
 from functools import cache
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bugs import BUGS, Bug
+from bugs import BUGS
 from pages import Block, blocks, edit, pages_of, without_fences
 from project import PARAMS_FILE, ROOT
 from ruamel.yaml import YAML
@@ -23,6 +24,7 @@ from minitrain.analysis.verdicts import VERDICTS
 from minitrain.cli.explain import in_words
 from minitrain.cli.walk import walk
 from minitrain.report.checks import RUNGS
+from minitrain.sync.catalog import STRATEGIES
 from minitrain.sync.guarantees import GUARANTEES, Guarantees
 from minitrain.train.recorder import recorded_steps
 
@@ -33,6 +35,8 @@ STAGES: dict[str, dict[str, Any]] = YAML(typ="safe").load(
     (ROOT / "dvc.yaml").read_text()
 )["stages"]
 PARAMS = YAML(typ="safe").load(PARAMS_FILE.read_text())
+MAKEFILE = (ROOT / "Makefile").read_text()
+TARGETS = re.findall(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)[0].split()
 KEYS = {f"{section}.{key}" for section in PARAMS for key in PARAMS[section]}
 
 
@@ -56,22 +60,16 @@ def table(columns: list[str], rows: list[str]) -> str:
     return "\n".join([head, "|---" * len(columns) + "|", *rows]) + "\n"
 
 
-def test_walk_in_the_tutorial_is_what_the_command_prints() -> None:
+def test_walk_zoo_and_guarantees_in_the_docs_are_those_of_the_code() -> None:
     expected = f"```text\n$ minitrain explain\n{in_words(walk())}\n```\n"
     require_marked("docs/tutorial.md", "explain", expected)
-
-
-def test_zoo_in_the_reference_is_the_one_of_the_library() -> None:
     rows = [
-        f"| `{bug.name}` | {summary(bug)} | {bug.met_in} | `{bug.check}` "
-        f"| {bug.step} | {bug.cause or '(alters nothing)'} |"
+        f"| `{bug.name}` | {str(bug.inject.__doc__).rstrip('.')} | {bug.met_in} "
+        f"| `{bug.check}` | {bug.step} | {bug.cause or '(alters nothing)'} |"
         for bug in BUGS
     ]
     columns = ["bug", "what", "met in", "caught by", "at step", "cause holds"]
     require_marked("docs/reference.md", "zoo", table(columns, rows))
-
-
-def test_guarantees_in_the_docs_are_those_of_the_table() -> None:
     rows = [
         f"| `{name}` | {one.adds_in} | {one.sends} | {needs(one)} |"
         for name, one in GUARANTEES.items()
@@ -88,10 +86,6 @@ def needs(one: Guarantees) -> str:
         "float32 or bf16": bool(one.fp16),
     }
     return ", ".join(name for name, is_needed in found.items() if is_needed) or "-"
-
-
-def summary(bug: Bug) -> str:
-    return str(bug.inject.__doc__).rstrip(".")
 
 
 def anchor(heading: str) -> str:
@@ -138,25 +132,13 @@ def test_links_lead_somewhere() -> None:
     assert {page: links for page, links in dead.items() if links} == {}
 
 
-def test_dead_links_are_found(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    (tmp_path / "other.md").write_text("# One heading\n\n```sh\n# not another\n```\n")
-    page.write_text(
-        "# Here\n[a](other.md) [b](other.md#one-heading) [c](#here) ![d](none.png)\n"
-        "[e](other.md#not-another) [f](#there) [g](none.md)\n"
-        "```text\n[h](no.md)\n```\n"
-    )
-    dead = ["none.png", "other.md#not-another", "#there", "none.md"]
-    assert dead_links(page) == dead
-
-
 def annotated_tree() -> dict[str, str]:
     """The line of each path in README's tree."""
     tree = README.partition("## Where things are")[2].split("```")[1]
     return {line.split()[0]: line for line in tree.splitlines()[1:]}
 
 
-def test_files_in_the_annotated_tree_are_there() -> None:
+def test_annotated_tree_is_that_of_the_project() -> None:
     tree = annotated_tree()
     assert "docs/one-batch.md" in tree
     assert [path for path in tree if not (ROOT / path).exists()] == []
@@ -164,20 +146,11 @@ def test_files_in_the_annotated_tree_are_there() -> None:
         path = f"minitrain/{package}/"
         for name in re.findall(r"[\w/]+\.py\b", tree[path]):
             assert (ROOT / path / name).is_file(), f"{path}{name}"
-
-
-def test_annotated_tree_has_every_package_in_the_order_of_imports() -> None:
+    # every package, in the order of imports
     prefix = "minitrain/"
-    named = [path.removeprefix(prefix) for path in annotated_tree() if prefix in path]
+    named = [path.removeprefix(prefix) for path in tree if prefix in path]
     packages = [f"{name}/" for name in MAY_IMPORT]
     assert named == ["", *packages, *sorted(DOORS)]
-
-
-def test_one_batch_names_files_that_are_there() -> None:
-    paths = re.findall(r"`((?:\w+/)+[\w.]+)`", TEXT["docs/one-batch.md"])
-    assert "minitrain/train/worker.py" in paths
-    assert [path for path in paths if not (ROOT / path).is_file()] == []
-    assert "](docs/one-batch.md)" in README
 
 
 def written_by(stage: dict[str, Any]) -> list[str]:
@@ -235,10 +208,16 @@ def test_paths_in_backticks_are_sources_or_outputs() -> None:
             assert known or (ROOT / path).exists(), f"{page}: {path}"
 
 
-def test_names_of_the_library_exist() -> None:
+def test_names_of_the_library_and_keys_of_parameters_exist() -> None:
     for page in PAGES:
         for dotted in set(re.findall(r"\bminitrain(?:\.[A-Za-z]\w*)+", NOW[page])):
             assert is_there(dotted), f"{page}: {dotted}"
+    sections = "|".join(PARAMS)
+    # CHANGELOG.md may name what is *not* a parameter
+    for page in set(PAGES) - {"CHANGELOG.md"}:
+        found = set(re.findall(rf"`((?:{sections})\.[a-z]\w*)`", TEXT[page]))
+        files = {name for name in found if name.endswith(("_path", ".py", ".md"))}
+        assert not found - KEYS - files, f"{page}: {found - KEYS - files}"
 
 
 def commands(page: str) -> list[str]:
@@ -250,10 +229,8 @@ def commands(page: str) -> list[str]:
 
 
 def test_commands_name_targets_stages_and_parameters() -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    (targets,) = re.findall(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
     studies = {f"study-{path.parent.name}" for path in ROOT.glob("studies/*/dvc.yaml")}
-    known = {*targets.split(), *studies, ".venv/installed"}
+    known = {*TARGETS, *studies, ".venv/installed"}
     for page in PAGES:
         for command in commands(page):
             words = command.split()
@@ -266,21 +243,8 @@ def test_commands_name_targets_stages_and_parameters() -> None:
                 assert stages <= STAGES.keys(), f"{page}: {command}"
             for key in re.findall(r"-S '?([a-z_]+\.\w+)=", command):
                 assert key in KEYS, f"{page}: {command}"
-
-
-def test_members_of_a_matrix_belong_to_a_stage() -> None:
-    for page in PAGES:
         for stage in re.findall(r"`(\w+)@\w+`", TEXT[page]):
             assert "matrix" in STAGES[stage], f"{page}: {stage}"
-
-
-def test_keys_of_parameters_in_backticks_exist() -> None:
-    sections = "|".join(PARAMS)
-    # CHANGELOG.md may name what is *not* a parameter
-    for page in set(PAGES) - {"CHANGELOG.md"}:
-        found = set(re.findall(rf"`((?:{sections})\.[a-z]\w*)`", TEXT[page]))
-        files = {name for name in found if name.endswith(("_path", ".py", ".md"))}
-        assert not found - KEYS - files, f"{page}: {found - KEYS - files}"
 
 
 def first_column(page: str, heading: str) -> list[str]:
@@ -300,28 +264,20 @@ def test_quick_look_leaves_enough_steps_to_name_a_slow_rank(page: str) -> None:
     assert [steps_needed(left, FALSE_ALARMS / ranks) for ranks in (2, 4)] == [left] * 2
 
 
-def test_reference_names_every_parameter_in_the_order_of_the_file() -> None:
+def test_reference_names_every_parameter_and_stage_in_order() -> None:
     keys = [f"{section}.{key}" for section in PARAMS for key in PARAMS[section]]
     assert first_column("docs/reference.md", "Parameters") == keys
+    assert first_column("docs/reference.md", "Stages") == list(STAGES)
 
 
-def test_reference_names_all_that_the_package_exports() -> None:
+def test_reference_names_what_the_package_exports_and_arguments_of_the_check() -> None:
     names = first_column("docs/reference.md", "The library from Python")
     assert names == minitrain.__all__
-
-
-def test_reference_names_every_argument_of_the_check() -> None:
-    import inspect
-
     _, _, section = TEXT["docs/reference.md"].partition("| argument | is |\n")
     rows = re.findall(r"^\| (`[^|]*) \|", section.partition("\n\n")[0], re.MULTILINE)
     named = re.findall(r"`(\w+)`", " ".join(rows))
     signature = inspect.signature(minitrain.check_data_parallel)
     assert sorted(named) == sorted(signature.parameters)
-
-
-def test_reference_names_every_stage_in_the_order_of_the_pipeline() -> None:
-    assert first_column("docs/reference.md", "Stages") == list(STAGES)
 
 
 def test_reference_names_every_verdict_and_every_rung() -> None:
@@ -391,7 +347,7 @@ def test_version_is_the_same_everywhere() -> None:
 
 
 def test_hooks_and_ci_run_the_tools_of_make_test() -> None:
-    recipe = (ROOT / "Makefile").read_text()
+    recipe = MAKEFILE
     hooks = YAML(typ="safe").load((ROOT / ".pre-commit-config.yaml").read_text())
     # a user's own files in the root are no concern of theirs
     code = re.findall(r"^CODE := (.*)$", recipe, re.MULTILINE)[0].split()
@@ -408,28 +364,26 @@ def test_hooks_and_ci_run_the_tools_of_make_test() -> None:
 
 
 def test_help_lists_every_target_with_a_line() -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    (targets,) = re.findall(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
     done = subprocess.run(
         ["make", "--silent", "help"], cwd=ROOT, capture_output=True, text=True
     )
     listed = [line.split(maxsplit=2) for line in done.stdout.splitlines()]
-    assert [words[1] for words in listed] == targets.split()
+    assert [words[1] for words in listed] == TARGETS
     assert all(len(words) == 3 for words in listed)
 
 
-def test_strategy_of_the_tutorial_is_the_one_that_is_tested() -> None:
-    text = (ROOT / "docs" / "strategies.md").read_text()
-    toy = text.split("<!-- toy -->\n")[1].split("<!-- /toy -->")[0]
+def test_every_strategy_is_documented_and_the_one_of_the_page_is_tested() -> None:
     tested = (ROOT / "tests/support/toy_strategy.py").read_text()
-    assert toy == f"```python\n{tested}```\n"
+    require_marked("docs/strategies.md", "toy", f"```python\n{tested}```\n")
+    text = TEXT["docs/strategies.md"]
+    assert [name for name in STRATEGIES if f"`{name}`" not in text] == []
 
 
 @pytest.mark.slow
 def test_verdicts_of_the_strategies_page_are_those_of_its_code(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    text = (ROOT / "docs" / "strategies.md").read_text().split("<!-- /toy -->")[1]
+    text = TEXT["docs/strategies.md"].split("<!-- /toy -->")[1]
     code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
     (expected,) = re.findall(r"```text\n(.*?)```", text, re.DOTALL)
     # as a script, whose functions reach the ranks by value
@@ -437,10 +391,3 @@ def test_verdicts_of_the_strategies_page_are_those_of_its_code(
     printed = capsys.readouterr().out
     assert printed.endswith(f"\n{expected}")
     assert "\nproven: " in printed
-
-
-def test_every_strategy_is_documented() -> None:
-    from minitrain.sync.catalog import STRATEGIES
-
-    text = (ROOT / "docs" / "strategies.md").read_text()
-    assert all(f"`{name}`" in text for name in STRATEGIES)

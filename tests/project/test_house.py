@@ -4,6 +4,7 @@ import ast
 import re
 import tomllib
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -59,23 +60,19 @@ def longer_than(lines: int, paths: list[Path]) -> list[str]:
     return [relative(p) for p in paths if len(p.read_text().splitlines()) > lines]
 
 
-def test_files_are_short() -> None:
-    assert longer_than(400, LIBRARY) == []
-    assert longer_than(400, STAGES) == []
+def test_scripts_are_short_and_end_in_one_line_where_a_user_is_wrong() -> None:
+    """A traceback is for a bug: see minitrain.core.errors.run_stage."""
     scripts = [path for path in STAGES if "__main__" in path.read_text()]
     assert longer_than(90, scripts) == []
-
-
-def test_scripts_end_in_one_line_where_a_user_is_wrong() -> None:
-    """A traceback is for a bug: see minitrain.core.errors.run_stage."""
+    without = {p.name for p in scripts if "    run_stage(main)\n" not in p.read_text()}
     # a process of its own, whose parent reports
-    scripts = [path for path in STAGES if path.name != "train_memory.py"]
-    scripts = [path for path in scripts if "__main__" in path.read_text()]
-    assert scripts
-    assert [p for p in scripts if "    run_stage(main)\n" not in p.read_text()] == []
+    assert without == {"train_memory.py"}
 
 
-def test_functions_have_at_most_60_lines() -> None:
+def test_files_have_at_most_400_lines_and_functions_60() -> None:
+    assert longer_than(400, [*LIBRARY, *STAGES]) == []
+    # short enough to be read
+    assert longer_than(300, [ROOT / "dvc.yaml"]) == []
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     found = [
         f"{relative(path)}: {node.name}"
@@ -123,18 +120,9 @@ def test_no_package_imports_what_stands_above_it() -> None:
             assert Path(imported).parts[1] in allowed, f"{path}: {imported}"
 
 
-def test_no_package_imports_itself_in_a_circle() -> None:
-    order: list[str] = []
-    waiting = {home: set(below) for home, below in MAY_IMPORT.items()}
-    while waiting:
-        ready = [home for home, below in waiting.items() if below <= {*order}]
-        assert ready, f"in a circle: {sorted(waiting)}"
-        order += ready
-        for home in ready:
-            del waiting[home]
-
-
-def test_no_file_imports_itself_in_a_circle() -> None:
+def test_no_package_and_no_file_imports_itself_in_a_circle() -> None:
+    # raises CycleError
+    TopologicalSorter(MAY_IMPORT).prepare()
     for path in IN_PACKAGES:
         above: set[str] = set()
         waiting = {path}
@@ -160,10 +148,16 @@ def test_module_with_logic_is_imported_by_a_test() -> None:
     assert [path for path in WITH_LOGIC if path not in imported] == []
 
 
-def test_packages_import_without_torch() -> None:
+def test_packages_import_and_guarantees_are_known_without_torch() -> None:
     """Stages of text and tables start in a fraction of a second."""
-    modules = "minitrain.grammar, minitrain.data.shards, minitrain.report.publish"
-    done = run_python("-c", f"import sys, {modules}; print('torch' in sys.modules)")
+    code = (
+        "import sys, minitrain.grammar, minitrain.data.shards;"
+        "import minitrain.report.publish;"
+        "from minitrain.sync.catalog import guarantees_of, STRATEGIES;"
+        "print([guarantees_of(name).promises for name in STRATEGIES] and"
+        " 'torch' in sys.modules)"
+    )
+    done = run_python("-c", code)
     assert done.stdout == "False\n", done.stderr
 
 
@@ -236,20 +230,6 @@ def test_a_strategy_sets_itself_up_in_one_hook() -> None:
         if path.parent.name == "sync" and "def __init__" in path.read_text()
     ]
     assert with_constructor == ["minitrain/sync/strategy.py"]
-
-
-def test_guarantees_are_known_without_torch() -> None:
-    code = (
-        "import sys; from minitrain.sync.catalog import guarantees_of, STRATEGIES;"
-        "print([guarantees_of(name).promises for name in STRATEGIES] and"
-        " 'torch' in sys.modules)"
-    )
-    done = run_python("-c", code)
-    assert done.stdout == "False\n", done.stderr
-
-
-def test_pipeline_is_short_enough_to_be_read() -> None:
-    assert len((ROOT / "dvc.yaml").read_text().splitlines()) <= 300
 
 
 def test_the_door_of_the_package_holds_names_only() -> None:

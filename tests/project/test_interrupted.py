@@ -50,6 +50,8 @@ def to(number: Signals, role: str) -> Callable[[World], str]:
 # the signal, to whom, exit code of `dvc repro`, and the line
 CASES = {
     "Ctrl-C": (SIGINT, "group", 255, "error: interrupted"),
+    # the ranks start again by themselves
+    "kill -9 of a rank": (SIGKILL, "rank", 0, ""),
     "kill -9 of DVC": (SIGKILL, "dvc", -9, ORPHAN),
     "SIGTERM to DVC": (SIGTERM, "dvc", -15, ORPHAN),
     "kill -9 of all": (SIGKILL, "all", -9, ""),
@@ -73,11 +75,12 @@ def trials(
         return dict(zip(names, pool.map(run, enumerate(names)), strict=True))
 
 
-@pytest.mark.parametrize("name", thorough_after(2, CASES))
+@pytest.mark.parametrize("name", thorough_after(3, CASES))
 def test_next_repro_ends_in_the_same_bytes(trials: dict[str, Trial], name: str) -> None:
     """And nothing is left: no process, segment, temporary file."""
     _, _, code, line = CASES[name]
     assert trials[name].wrong == ""
     assert trials[name].exit_code == code
+    assert (trials[name].outcome == "restarted") == (code == 0)
     assert re.fullmatch(line, trials[name].said), trials[name].said
     assert (trials[name].went_on_from is not None) == (CHECKPOINTS and code != 0)

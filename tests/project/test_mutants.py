@@ -21,11 +21,7 @@ from minitrain.core.files import read_json
 
 PAGE = "docs/mutants.md"
 # several epochs, the last batch of each smaller, and samples longer than the block
-PARAMS = {
-    "corpus.num_sentences": 29,
-    "model.block_size": 48,
-    "gloo.world_sizes": [2],
-}
+PARAMS = {"corpus.num_sentences": 29, "model.block_size": 48, "gloo.world_sizes": [2]}
 HEALTHY = "healthy"
 # the last of each catcher
 OF_EACH = {mutant.caught_by.partition("::")[0]: mutant for mutant in MUTANTS}
@@ -142,7 +138,7 @@ def test_mutant_is_caught(outcomes: Outcomes, mutant: Mutant) -> None:
         assert not rung or rung in rungs, f"{sorted(rungs)}: {outcome.line}"
 
 
-def test_mutants_can_be_injected() -> None:
+def test_mutants_can_be_injected_and_are_in_the_docs() -> None:
     """Their old texts stand in their files once: this is quick, so it comes with every
     change of a line that a mutant spoils.
     """
@@ -150,16 +146,10 @@ def test_mutants_can_be_injected() -> None:
     counts = [(ROOT / edit.file).read_text().count(edit.old) for _, edit in edits]
     assert [one for one, n in zip(edits, counts, strict=True) if n != 1] == []
     assert [name for name, edit in edits if edit.old == edit.new] == []
-
-
-def test_there_are_enough_and_none_twice() -> None:
     assert len(MUTANTS) >= 150
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
     assert len({(m.edits, str(m.params)) for m in MUTANTS}) == len(MUTANTS)
-
-
-def test_table_in_the_docs_is_that_of_the_list() -> None:
-    """Who caught them is what the tests above have found."""
+    # who caught them is what the tests above have found
     rows = [
         f"| `{mutant.name}` | {mutant.what} | {places(mutant)} | {catcher(mutant)} |"
         for mutant in MUTANTS

@@ -1,23 +1,26 @@
 """The pipeline as DVC runs it: what it depends on, what reruns, what repeats."""
 
 import json
+import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from dvc.repo import Repo
 from imports import as_deps, imported_by
-from listening import listening
-from mutated import PIPELINE, Outcome, run_stages
+from mutated import PIPELINE, run_stages
+from pages import reruns
 from project import (
-    PARAMS_FILE,
     ROOT,
     copy_project,
     environment,
@@ -27,15 +30,11 @@ from project import (
     start_dvc,
 )
 from quick_dvc import stages_in_forks
-from reruns import table
 from ruamel.yaml import YAML
+from test_docs import PARAMS, STAGES
 
 # DVC starts a process for every stage, and looks at every file for every question
 pytestmark = pytest.mark.timeout(600)
-
-STAGES: dict[str, dict[str, Any]] = YAML(typ="safe").load(
-    (ROOT / "dvc.yaml").read_text()
-)["stages"]
 
 
 def test_deps_are_what_the_script_imports() -> None:
@@ -116,12 +115,28 @@ def twins(stages_by_fork: str, tmp_path_factory: pytest.TempPathFactory) -> list
     return folders
 
 
+def listening(pid: int) -> set[str]:
+    """Addresses at which process ``pid`` and all that it started listen."""
+    found = set()
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        for one in [process, *process.children(recursive=True)]:
+            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                sockets = one.net_connections("tcp")
+                found |= {s.laddr.ip for s in sockets if s.status == "LISTEN"}
+    return found
+
+
 @pytest.mark.pipeline
 def test_nothing_listens_beyond_loopback(twins: list[Path], tmp_path: Path) -> None:
     """Torch's TCP store listens on every interface, and who writes into it runs code
     here: a client in another network namespace did.
     """
     folder = Path(shutil.copytree(twins[0], tmp_path / "copy", symlinks=True))
+    # else what looks at ranks below would see nothing
+    with socket.create_server(("0.0.0.0", 0)):
+        assert "0.0.0.0" in listening(os.getpid())
+    assert "0.0.0.0" not in listening(os.getpid())
     addresses: set[str] = set()
     for stage in ("train --backend gloo --world-size 2", "baseline"):
         command = [sys.executable, "-m", *f"stages.{stage}".split()]
@@ -137,20 +152,19 @@ def test_nothing_listens_beyond_loopback(twins: list[Path], tmp_path: Path) -> N
     assert [name for name in addresses if not ip_address(name).is_loopback] == []
 
 
-def files_below(path: Path) -> dict[str, bytes]:
-    if path.is_file():
-        return {"": path.read_bytes()}
-    files = sorted(p for p in path.rglob("*") if p.is_file())
-    return {p.relative_to(path).as_posix(): p.read_bytes() for p in files}
+def files_below(folder: Path, path: str) -> dict[str, bytes]:
+    files = [folder / path, *(folder / path).rglob("*")]
+    files = [p for p in files if p.is_file()]
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in files}
 
 
 @pytest.mark.pipeline
-@pytest.mark.parametrize("path", DETERMINISTIC)
-def test_two_copies_at_once_give_the_same_bytes(twins: list[Path], path: str) -> None:
-    first, second = (files_below(folder / path) for folder in twins)
-    assert first
-    assert first.keys() == second.keys()
-    assert [name for name in first if first[name] != second[name]] == []
+def test_two_copies_at_once_give_the_same_bytes(twins: list[Path]) -> None:
+    for path in DETERMINISTIC:
+        first, second = (files_below(folder, path) for folder in twins)
+        assert first, path
+        assert first.keys() == second.keys()
+        assert [name for name in first if first[name] != second[name]] == []
 
 
 @pytest.mark.pipeline
@@ -178,11 +192,26 @@ def test_every_file_of_the_contract_is_there(twins: list[Path]) -> None:
 
 
 @pytest.mark.pipeline
-def test_second_repro_runs_nothing(twins: list[Path]) -> None:
+def test_second_repro_runs_nothing_and_results_fit_a_terminal(
+    twins: list[Path],
+) -> None:
     code, output = run_dvc(twins[0], "repro")
     assert code == 0
     assert "Running stage" not in output
     assert "up to date" in output
+    code, output = run_dvc(twins[0], "metrics", "show")
+    assert code == 0
+    assert "noise_floor" in output
+    assert "gloo-2.gap_billionths" in output
+    # each cell is a word: a narrow terminal breaks none of them
+    assert max(map(len, output.splitlines())) <= 160
+    # the end of make, of what the stages really wrote
+    done = run_python("-m", "minitrain", "summary", folder=twins[0])
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    words = ["Bits", "Speed", "Time", "Loss", "Report"]
+    assert [line.split()[0] for line in lines[-5:]] == words
+    assert max(map(len, lines)) <= 80
 
 
 def cut(whole: bytes) -> bytes:
@@ -200,76 +229,36 @@ def without_its_last_round(whole: bytes) -> bytes:
     return b"".join(line for line in lines if line.split(b",")[0] != number)
 
 
-def report_with(
-    address: str, copy: Path, file: str, damaged: Callable[[bytes], bytes]
-) -> Outcome:
-    """What the report stage in ``copy`` makes of a damaged ``file``."""
-    path = copy / file
-    whole = path.read_bytes()
-    # DVC may have linked it to its cache
-    path.unlink()
-    path.write_bytes(damaged(whole))
-    try:
-        return run_stages(address, copy, [["report"]])
-    finally:
-        path.write_bytes(whole)
+LOSSES, ROUNDS = "data/runs/gloo-2/losses.csv", "data/baseline/rounds.csv"
+READ_BY_REPORT = [
+    *("data/baseline/provenance.json", "data/runs/gloo-2/provenance.json"),
+    *("data/shards/world-2/index.json", "metrics/equivalence.json"),
+    *("metrics/timing.json", "metrics/account.csv", "metrics/ladder.csv"),
+    *("metrics/ladder.json", "metrics/collectives.csv", "metrics/zoo.json"),
+]
+DAMAGES = [(file, cut, "") for file in (LOSSES, ROUNDS, *READ_BY_REPORT)]
+DAMAGES += [
+    (LOSSES, without_its_last_line, r"not one row for each of \d+ steps"),
+    ("metrics/account.csv", without_its_last_line, "no row of gloo-2, optimizer_ms"),
+    (ROUNDS, without_its_last_round, "not 5 rounds"),
+]
 
 
 @pytest.mark.pipeline
-@pytest.mark.parametrize(
-    "file",
-    [
-        "data/baseline/rounds.csv",
-        "data/baseline/provenance.json",
-        "data/runs/gloo-2/provenance.json",
-        "data/runs/gloo-2/losses.csv",
-        "data/shards/world-2/index.json",
-        "metrics/equivalence.json",
-        "metrics/timing.json",
-        "metrics/account.csv",
-        "metrics/ladder.csv",
-        "metrics/ladder.json",
-        "metrics/collectives.csv",
-        "metrics/zoo.json",
-    ],
-)
-def test_report_names_a_damaged_file(
-    stages_by_fork: str, twins: list[Path], file: str
-) -> None:
+def test_report_names_a_damaged_file(stages_by_fork: str, twins: list[Path]) -> None:
     """Of files between other stages: tests/project/test_stage_faults.py."""
-    done = report_with(stages_by_fork, twins[0], file, cut)
-    assert done.code == 2, done.output
-    (line,) = done.output.splitlines()
-    assert line.startswith(f"error: {file}: damaged, or not of this version (")
-
-
-@pytest.mark.pipeline
-@pytest.mark.parametrize(
-    ("file", "cut_off", "said"),
-    [
-        (
-            "data/runs/gloo-2/losses.csv",
-            without_its_last_line,
-            r"not one row for each of \d+ steps",
-        ),
-        (
-            "metrics/account.csv",
-            without_its_last_line,
-            r"no row of gloo-2, optimizer_ms",
-        ),
-        ("data/baseline/rounds.csv", without_its_last_round, r"not 5 rounds"),
-    ],
-)
-def test_report_misses_a_row(
-    stages_by_fork: str,
-    twins: list[Path],
-    file: str,
-    cut_off: Callable[[bytes], bytes],
-    said: str,
-) -> None:
-    done = report_with(stages_by_fork, twins[0], file, cut_off)
-    assert done.code == 2
-    assert re.match(rf"error: {file}: damaged, .*{said}", done.output)
+    for file, damage, said in DAMAGES:
+        path = twins[0] / file
+        whole = path.read_bytes()
+        # DVC may have linked it to its cache
+        path.unlink()
+        path.write_bytes(damage(whole))
+        done = run_stages(stages_by_fork, twins[0], [["report"]])
+        path.write_bytes(whole)
+        assert done.code == 2, (file, done.output)
+        (line,) = done.output.splitlines()
+        start = rf"error: {file}: damaged, or not of this version \("
+        assert re.match(rf"{start}.*{said}", line), line
 
 
 # what may change without a run being trained or measured again
@@ -277,31 +266,24 @@ TRAINS = {"train", "train_nccl", "replay", "baseline"}
 LEAVES_TRAINING_ALONE = ("analysis", "report", "cli", "compare", "check", "harness")
 
 
-@pytest.mark.parametrize("package", LEAVES_TRAINING_ALONE)
-def test_what_is_no_part_of_training_trains_nothing(package: str) -> None:
-    assert (ROOT / "minitrain" / package).is_dir()
-    for name in TRAINS:
-        assert f"minitrain/{package}" not in STAGES[name]["deps"]
-
-
-def test_what_measures_trains_nothing() -> None:
+def test_what_is_no_part_of_training_trains_nothing() -> None:
+    for package in LEAVES_TRAINING_ALONE:
+        assert (ROOT / "minitrain" / package).is_dir()
+        for name in TRAINS:
+            assert f"minitrain/{package}" not in STAGES[name]["deps"]
     depend = {name for name in STAGES if "minitrain/bench" in STAGES[name]["deps"]}
     assert depend == {"baseline"}
 
 
-def test_table_names_every_parameter_and_every_source_file() -> None:
-    params = YAML(typ="safe").load(PARAMS_FILE.read_text())
-    keys = {f"{section}.{key}" for section in params for key in params[section]}
+def test_table_of_what_reruns_is_that_of_the_pipeline() -> None:
+    keys = {f"{section}.{key}" for section in PARAMS for key in PARAMS[section]}
     sources = {dep for stage in STAGES.values() for dep in stage["deps"]}
     code = ("stages/", "minitrain/", "params.yaml", "requirements.lock")
     sources = {source for source in sources if source.startswith(code)}
-    assert set(table()) == keys | sources | {"data/verbs.csv"}
-
-
-def test_what_reruns_is_what_the_table_says() -> None:
+    assert set(reruns()) == keys | sources | {"data/verbs.csv"}
     wrong = {}
     of_stages = {name: {*watched(stage)} for name, stage in STAGES.items()}
-    for key, listed in table().items():
+    for key, listed in reruns().items():
         touched = {name for name, found in of_stages.items() if key in found}
         if touched != {*listed}:
             wrong[key] = sorted(touched)
@@ -310,7 +292,7 @@ def test_what_reruns_is_what_the_table_says() -> None:
 
 def watched(stage: dict[str, Any]) -> Iterator[str]:
     """The dependencies of a stage, a section of params.yaml by each of its keys."""
-    params = YAML(typ="safe").load(PARAMS_FILE.read_text())
+    params = PARAMS
     listed = [*stage.get("params", [])]
     for dep in stage["deps"]:
         section, _, key = dep.strip("${}").partition(".")
@@ -410,54 +392,6 @@ def shown(folder: Path) -> dict[str, Any]:
         "metrics": output,
         "picture": (metrics / "scaling.png").read_bytes(),
     }
-
-
-@pytest.mark.pipeline
-def test_one_flipped_bit_in_a_state_file_is_found(
-    stages_by_fork: str, twins: list[Path], tmp_path: Path
-) -> None:
-    import torch
-
-    from minitrain.train.recorder import load_tensors, save_tensors
-
-    folder = Path(shutil.copytree(twins[0], tmp_path / "copy", symlinks=True))
-    path = folder / "data/runs/gloo-2/states/state-rank-1.pt"
-    state = load_tensors(path)
-    state["head.weight"].view(torch.int32)[0, 0] ^= 1
-    path.unlink()
-    save_tensors(path, state)
-    verify = ["verify", "--backend", "gloo", "--world-size", "2"]
-    outcome = run_stages(stages_by_fork, folder, [verify])
-    assert outcome.code == 0, outcome.output
-    evidence = json.loads((folder / "data/evidence/gloo-2/evidence.json").read_text())
-    ranks = evidence["rungs"]["ranks"]
-    assert ranks["verdict"] == "breach"
-    assert ranks["detail"] == "rank 1: tensor head.weight differs"
-    assert ranks["max_ulp"] == 1
-
-
-@pytest.mark.pipeline
-def test_metrics_and_params_diff_are_readable(
-    twins: list[Path], tmp_path: Path
-) -> None:
-    folder = Path(shutil.copytree(twins[0], tmp_path / "copy", symlinks=True))
-    code, output = run_dvc(folder, "metrics", "show")
-    assert code == 0
-    assert "noise_floor" in output
-    assert "gloo-2.gap_billionths" in output
-    # each cell is a word: a narrow terminal breaks none of them
-    assert max(map(len, output.splitlines())) <= 160
-
-
-@pytest.mark.pipeline
-def test_end_of_make_fits_a_terminal(twins: list[Path]) -> None:
-    """What the stages really wrote, in words."""
-    done = run_python("-m", "minitrain", "summary", folder=twins[0])
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    words = ["Bits", "Speed", "Time", "Loss", "Report"]
-    assert [line.split()[0] for line in lines[-5:]] == words
-    assert max(map(len, lines)) <= 80
 
 
 def test_strategies_that_promise_other_things_than_ddp(

@@ -28,7 +28,7 @@ from link_rate import LOOPBACK
 from network_namespaces import BURST_BYTES
 from one_line import refusal
 from placed_arms import arm_of
-from planted import MACHINE, NETWORK, step_of
+from planted import MACHINE, MEASURED, NETWORK, step_of
 from prediction_settings import Prediction
 from project import ROOT
 from rows import all_settings
@@ -47,20 +47,7 @@ MODULES = (
     predict_steps,
     verify_crossovers,
 )
-WHERE = {
-    "cpu": "planted",
-    "gpu": None,
-    "cores": 2,
-    "torch": "2.13.0+cpu",
-}
-ORIGIN = {
-    "burst_bytes": BURST_BYTES,
-    "cables_left_out": None,
-    "load": {"others_share": 0.01, "steal_share": 0.0},
-    "measured_at": "2030-01-01T00:00:00+00:00",
-    "code_sha256": "0" * 64,
-    "machine": WHERE,
-}
+ORIGIN = {**MEASURED, "burst_bytes": BURST_BYTES, "cables_left_out": None}
 
 
 def turns(settings: list[Setting], law: Any, steps: int) -> pd.DataFrame:
@@ -88,14 +75,13 @@ def turns(settings: list[Setting], law: Any, steps: int) -> pd.DataFrame:
 
 
 def trials(study: Any) -> pd.DataFrame:
-    rows = []
-    for sweep in study.sweeps:
-        link = MACHINE.link(NETWORK.link(sweep.link), sweep.processes)
-        for size in sweep.sizes:
-            seconds = link.seconds(size, sweep.processes)
-            for number in range(ROUNDS):
-                row = (number, sweep.link, sweep.processes, size, seconds)
-                rows.append(row)
+    rows = [
+        (number, sweep.link, sweep.processes, size, link.seconds(size, sweep.processes))
+        for sweep in study.sweeps
+        for link in [MACHINE.link(NETWORK.link(sweep.link), sweep.processes)]
+        for size in sweep.sizes
+        for number in range(ROUNDS)
+    ]
     return pd.DataFrame(
         rows, columns=["round", "link", "processes", "num_bytes", "seconds"]
     )
@@ -119,7 +105,7 @@ def be_the_study(folder: Path, patch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the study, in which nothing was measured."""
+    """A copy in which nothing was measured."""
     return copy_of_the_study(tmp_path / "prediction", monkeypatch)
 
 
@@ -211,9 +197,20 @@ def planted(arm: Any) -> Setting:
     )
 
 
-@pytest.mark.parametrize(
-    "twin",
-    [
+def hold_out(study: Path, *more: str, without: tuple[str, ...] = ()) -> None:
+    """Change the rows that are held out."""
+    path = study / "params.yaml"
+    before, after = path.read_text().split("  held_out:\n")
+    rows, rest = after.split("  # All-reduces beside them")
+    kept = [r for r in rows.splitlines() if not any(one in r for one in without)]
+    text = "\n".join([*kept, *(f"    - {row}" for row in more), ""])
+    path.write_text(f"{before}  held_out:\n{text}  # All-reduces beside them{rest}")
+
+
+def test_what_was_seen_before_is_not_held_out(study: Path) -> None:
+    original = (study / "params.yaml").read_text()
+    _, held_out = all_settings(load_study(ROOT / "studies/prediction", Prediction))
+    for twin in (
         "[none, 1, 4, 64, 8, 1, null, loopback]",
         "[none, 1, 4, 64, 8, 1, 2, 3kbit]",
         "[ddp, 2, 4, 128, 8, 1, null, 1000mbit]",
@@ -221,29 +218,15 @@ def planted(arm: Any) -> Setting:
         "[ddp, 2, 4, 128, 8, 1, 0.11, loopback]",
         # of one that is held out itself
         "[ddp, 2, 4, 192, 6, 1, null, 1000mbit]",
-    ],
-)
-def test_what_was_seen_before_is_not_held_out(study: Path, twin: str) -> None:
-    path = study / "params.yaml"
-    text = path.read_text()
-    after = "  # All-reduces beside them"
-    path.write_text(text.replace(after, f"    - {twin}\n{after}"))
-    _, held_out = all_settings(load_study(ROOT / "studies/prediction", Prediction))
-    line = refusal(load_study, study, Prediction)
-    assert f"prediction.held_out.{len(held_out)} = [" in line
-    assert "must be no repetition of" in line
-
-
-def test_nothing_new_is_held_out_by_a_link_that_nothing_is_sent_over(
-    study: Path,
-) -> None:
-    path = study / "params.yaml"
-    before, after = path.read_text().split("  held_out:\n")
-    rows, rest = after.split("  # All-reduces beside them")
-    kept = [row for row in rows.splitlines() if "300mbit" not in row]
-    kept += ["    - [none, 1, 4, 96, 2, 1, null, 300mbit]", ""]
-    text = "\n".join(kept)
-    path.write_text(f"{before}  held_out:\n{text}  # All-reduces beside them{rest}")
+    ):
+        (study / "params.yaml").write_text(original)
+        hold_out(study, twin)
+        line = refusal(load_study, study, Prediction)
+        assert f"prediction.held_out.{len(held_out)} = [" in line
+        assert "must be no repetition of" in line
+    # a link that nothing is sent over makes nothing new
+    (study / "params.yaml").write_text(original)
+    hold_out(study, "[none, 1, 4, 96, 2, 1, null, 300mbit]", without=("300mbit",))
     line = refusal(load_study, study, Prediction)
     assert "a setting whose link no setting of fit has" in line
 
@@ -327,34 +310,20 @@ def test_claim_that_does_not_hold_is_refuted(answered: Path) -> None:
     assert {one["claim"] for one in verified(answered)} == {"refuted"}
 
 
-@pytest.mark.parametrize("contender", [0, 1])
-def test_claims_are_held_to_the_floor_of_their_own_twins(
-    answered: Path, contender: int
-) -> None:
+def test_claims_are_held_to_the_floor_of_their_own_twins(answered: Path) -> None:
     """One of the first claim's two pairs of twins is 40 times apart: it is undecided,
     and so is no claim that is about something else.
     """
-    verify(answered, drift=40.0, contender=contender)
-    first, *others = verified(answered)
-    assert (first["claim"], round(first["noise_floor"])) == ("undecided", 39)
-    about = {first["faster"], first["than"]}
-    apart = [one for one in others if not {one["faster"], one["than"]} & about]
-    assert len(apart) > 2
-    assert {one["claim"] for one in apart} == {"holds"}
-    assert all(one["noise_floor"] < 0.1 for one in apart)
-    assert {one["num_pairs"] for one in (first, *others)} == {2}
-
-
-def test_both_that_a_claim_compares_have_twins_beside_them(told: Path) -> None:
-    answers = json.loads((told / "crossovers.json").read_text())
-    sides = [claims.claim(one, side) for one in answers for side in one["sides"]]
-    names = [arm.name for arm in claims.arms_of(sides)]
-    both = [arm.name for arm in sides[0]["arms"]]
-    assert names[:4] == [*both, *(name + claims.AGAIN for name in both)]
-    # each once, though claims may share it
-    assert len(names) == len({*names})
-    for one in sides:
-        assert all(arm.name + claims.AGAIN in names for arm in one["arms"])
+    for contender in (0, 1):
+        verify(answered, drift=40.0, contender=contender)
+        first, *others = verified(answered)
+        assert (first["claim"], round(first["noise_floor"])) == ("undecided", 39)
+        about = {first["faster"], first["than"]}
+        apart = [one for one in others if not {one["faster"], one["than"]} & about]
+        assert len(apart) > 2
+        assert {one["claim"] for one in apart} == {"holds"}
+        assert all(one["noise_floor"] < 0.1 for one in apart)
+        assert {one["num_pairs"] for one in (first, *others)} == {2}
 
 
 def side(claim: str, at: float | None = 5.0, over: str = "batch") -> dict[str, Any]:
@@ -380,20 +349,21 @@ def test_crossover_is_verified_where_both_sides_hold() -> None:
     assert [*crossings.crossovers(found[-2:])] == []
 
 
-def test_busy_machine_judges_nothing(answered: Path) -> None:
+def test_busy_machine_judges_nothing(
+    answered: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, load = answered / "machine.json", {"others_share": 0.3, "steal_share": 0.04}
     path.write_text(json.dumps(ORIGIN | {"load": load}))
     run(fit_model, predict_steps, find_crossovers)
     verify(answered, load=load)
-    with pytest.MonkeyPatch.context() as patch:
-        titles: list[str] = []
-        drawn = draw_errors.canvas
-        patch.setattr(
-            draw_errors,
-            "canvas",
-            lambda *args, **options: titles.append(args[1]) or drawn(*args, **options),
-        )
-        run(describe_errors, draw_errors)
+    titles: list[str] = []
+    drawn = draw_errors.canvas
+    monkeypatch.setattr(
+        draw_errors,
+        "canvas",
+        lambda *args, **options: titles.append(args[1]) or drawn(*args, **options),
+    )
+    run(describe_errors, draw_errors)
     (title,) = titles
     page = (answered / "table.md").read_text()
     why = "the machine was busy (others took 34 % of its cores)"
@@ -411,17 +381,16 @@ def test_questions_rest_on_pairs_that_were_held_out(told: Path) -> None:
     for one in answers:
         assert one["pairs"] >= LEAST_PAIRS
         assert one["answer"].startswith("crosses")
-    about = {one["question"]: one for one in answers}["compression"]
-    assert (about["pairs"], about["pairs_on_cables"]) == (10, 7)
-    # too few for a quantile
-    assert (about["references"], about["bound"]) == (10, "largest")
-    # one process was held out four times
-    shared = {one["question"]: one for one in answers}["processes"]
-    counts = shared["pairs"], shared["references"], shared["bound"]
-    assert counts == (20, 4, "largest")
+    about = {one["question"]: one for one in answers}
+    assert about["compression"]["pairs_on_cables"] == 7
     page = (told / "table.md").read_text()
-    assert "the largest of 10 pairs, 10 distinct references |" in page
-    assert "the largest of 20 pairs, 4 distinct references |" in page
+    # too few for a quantile; one process was held out four times
+    for question, pairs, references in (("compression", 10, 10), ("processes", 20, 4)):
+        one = about[question]
+        assert (one["pairs"], one["references"]) == (pairs, references)
+        assert one["bound"] == "largest"
+        said = f"the largest of {pairs} pairs, {references} distinct references |"
+        assert said in page
 
 
 def test_a_pair_with_a_fitted_setting_is_none() -> None:
@@ -439,18 +408,8 @@ def test_a_pair_with_a_fitted_setting_is_none() -> None:
 
 def test_too_few_pairs_are_said_to_be_too_few(study: Path) -> None:
     """No question is answered, nothing is measured, and the table says why."""
-    path = study / "params.yaml"
-    text = path.read_text()
-    before, after = text.split("  held_out:\n")
-    rows, rest = after.split("  # All-reduces beside them")
-    kept = [
-        row
-        for row in rows.splitlines()
-        if "[fp16_compress" not in row and "[none, 1" not in row
-    ]
-    kept.append("    - [fp16_compress, 2, 4, 192, 6, 1, null, 300mbit]")
-    rows = "\n".join([*kept, ""])
-    path.write_text(f"{before}  held_out:\n{rows}  # All-reduces beside them{rest}")
+    one = "[fp16_compress, 2, 4, 192, 6, 1, null, 300mbit]"
+    hold_out(study, one, without=("[fp16_compress", "[none, 1"))
     measured(study)
     run(fit_model, predict_steps, find_crossovers, verify_crossovers, describe_errors)
     answers = json.loads((study / "crossovers.json").read_text())
@@ -463,19 +422,13 @@ def test_too_few_pairs_are_said_to_be_too_few(study: Path) -> None:
     assert "Nothing is sure enough to be claimed." in page
 
 
-@pytest.mark.parametrize(
-    ("at_end", "wanted"), [(0.3, 100), (0.2, 100), (0.15, 17), (-0.3, 17)]
-)
-def test_an_end_at_which_less_is_claimed_is_not_tried(
-    at_end: float, wanted: float
-) -> None:
+def test_an_end_at_which_less_is_claimed_is_not_tried() -> None:
     """As where a gain falls again, or turns against what is claimed."""
-    gains = {1: -0.4, 5: -0.2, 17: 0.2, 100: at_end}
     found = Crossover(10, 5, 17, above=True)
-    assert claimed_ends.claimed_ends(gains.get, found, (1, 100)) == (1, wanted)
-
-
-def test_a_side_of_which_nothing_is_claimed_keeps_its_end() -> None:
+    for at_end, wanted in ((0.3, 100), (0.2, 100), (0.15, 17), (-0.3, 17)):
+        gains = {1: -0.4, 5: -0.2, 17: 0.2, 100: at_end}
+        assert claimed_ends.claimed_ends(gains.get, found, (1, 100)) == (1, wanted)
+    # a side of which nothing is claimed keeps its end
     found = Crossover(10, 5, None, above=True)
     gain = {1: -0.4, 5: -0.2, 100: 0.1}.get
     assert claimed_ends.claimed_ends(gain, found, (1, 100)) == (1, 100)

@@ -16,11 +16,7 @@ import pytest
 from project import environment
 
 from minitrain.cli.checks.machine import check_dvc_cache
-from minitrain.cli.private_cache import (
-    ENVIRONMENT,
-    is_private,
-    make_private_cache,
-)
+from minitrain.cli.private_cache import ENVIRONMENT, is_private, make_private_cache
 from minitrain.core.errors import UserError
 
 NOBODY = 65534
@@ -77,6 +73,13 @@ def dvc(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def git(project: Path, *arguments: str) -> str:
+    command = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *arguments]
+    return subprocess.run(
+        command, cwd=project, capture_output=True, text=True, check=True
+    ).stdout
+
+
 @pytest.fixture
 def shared() -> Iterator[Path]:
     """A folder that all users may enter, as /var/tmp: tmp_path is closed to them."""
@@ -91,11 +94,8 @@ def project(shared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = shared / "project"
     folder.mkdir()
     monkeypatch.setenv("DVC_NO_ANALYTICS", "1")
-    for command in (
-        ["git", "init", "--quiet"],
-        [sys.executable, "-m", "dvc", "init", "--quiet"],
-    ):
-        subprocess.run(command, cwd=folder, check=True)
+    git(folder, "init", "--quiet")
+    assert dvc(folder, "init", "--quiet").returncode == 0
     return folder
 
 
@@ -141,20 +141,13 @@ def test_the_setting_reaches_the_copies_of_experiments(project: Path) -> None:
         "stages:\n  show:\n    cmd: dvc config core.site_cache_dir > shown\n"
         "    outs: [{shown: {cache: false}}]\n"
     )
-    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c"]
-    subprocess.run([*git, "add", "--all"], cwd=project, check=True)
-    subprocess.run([*git, "commit", "--quiet", "-m", "a"], cwd=project, check=True)
+    git(project, "add", "--all")
+    git(project, "commit", "--quiet", "-m", "a")
     done = dvc(project, "exp", "run", "--temp", "--name", "copied")
     assert done.returncode == 0, done.stderr
-    names = subprocess.run(
-        ["git", "for-each-ref", "--format=%(refname)", "refs/exps"],
-        cwd=project,
-        capture_output=True,
-        text=True,
-    ).stdout.split()
-    show = ["git", "show", next(n for n in names if n.endswith("copied")) + ":shown"]
-    shown = subprocess.run(show, cwd=project, capture_output=True, text=True).stdout
-    assert shown.strip() == str(cache)
+    names = git(project, "for-each-ref", "--format=%(refname)", "refs/exps").split()
+    (name,) = [name for name in names if name.endswith("copied")]
+    assert git(project, "show", f"{name}:shown").strip() == str(cache)
 
 
 def test_it_is_closed_and_other_settings_stay(

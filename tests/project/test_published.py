@@ -134,10 +134,7 @@ def test_readme_says_which_code_made_the_result(folder: Path) -> None:
     if shown != labels()[folder]:
         line = "run .venv/bin/python studies/label.py"
         pytest.fail(f"{folder}/README.md: {line}", pytrace=False)
-
-
-@pytest.mark.parametrize("folder", PLACES, ids=lambda folder: folder.name)
-def test_label_warns_exactly_where_the_code_is_not_that_of_today(folder: Path) -> None:
+    # it warns exactly where the code is not that of today
     today = all(made.code == code_sha256(made.script) for made in made_in(folder))
     assert ("Newer code may give other numbers" in labels()[folder]) != today
 

@@ -4,7 +4,6 @@ import json
 import runpy
 import sys
 from collections.abc import Iterator
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pandas as pd
@@ -81,15 +80,13 @@ def test_study_measures_and_tells(study: Path, tmp_path: Path) -> None:
 def test_steps_of_a_turn_are_one_round() -> None:
     """Two turns of two steps, each after one that was not timed."""
     path = ROOT / "studies/recorder/recorder_rows.py"
-    spec = spec_from_file_location("recorder_rows", path)
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
+    median_steps = runpy.run_path(str(path))["median_steps"]
     about = {"arm": "a", "processes": 2, "threads": 1, "world_size": 2, "tokens": 10}
     times = {1: 1.0, 2: 3.0, 4: 5.0, 5: 6.0}
     steps = pd.DataFrame(
         [{"round": number, **about, "seconds": s} for number, s in times.items()]
     )
-    turns = module.median_steps(steps, 2)
+    turns = median_steps(steps, 2)
     assert list(turns["round"]) == [0, 1]
     assert list(turns["seconds"]) == [2.0, 5.5]
     assert list(turns["tokens"]) == [10, 10]

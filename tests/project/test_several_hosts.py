@@ -8,7 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import psutil
 import pytest
@@ -52,15 +52,25 @@ def two(project: Path, tmp_path: Path) -> Two:
     return folders
 
 
-def train_on_two(two: Two, world_size: int, *options: str) -> list[Ended]:
+def start_on(
+    networks: Networks, two: Two, world_size: int = 2
+) -> list[subprocess.Popen[str]]:
+    first, second = networks.hosts
+    return [
+        start(first, two.near, first, world_size=world_size),
+        start(second, two.far, first, world_size=world_size),
+    ]
+
+
+def train_on_two(two: Two) -> list[Ended]:
     with Networks(2) as networks:
-        made = networks.hosts
-        return wait(
-            [
-                start(host, folder, made[0], *options, world_size=world_size)
-                for host, folder in zip(made, two, strict=True)
-            ]
-        )
+        return wait(start_on(networks, two))
+
+
+def assert_one_line(ended: Ended, pattern: str) -> None:
+    assert ended.returncode == 2, ended.said
+    assert len(ended.lines) == 1, ended.said
+    assert re.search(pattern, ended.lines[0]), ended.said
 
 
 def outputs(folder: Path, world_size: int) -> dict[str, bytes]:
@@ -70,8 +80,7 @@ def outputs(folder: Path, world_size: int) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(
-    ("sync", "world_size"),
-    thorough_after(1, [("ddp", 4), ("invariant", 4)]),
+    ("sync", "world_size"), thorough_after(1, [("ddp", 4), ("invariant", 4)])
 )
 def test_two_hosts_have_the_bits_of_one(
     stages_by_fork: str, project: Path, two: Two, sync: str, world_size: int
@@ -84,10 +93,7 @@ def test_two_hosts_have_the_bits_of_one(
     with Networks(2) as networks:
         made = networks.hosts
         addresses = [{host.address} for host in made]
-        running = [
-            start(host, folder, made[0], world_size=world_size)
-            for host, folder in zip(made, two, strict=True)
-        ]
+        running = start_on(networks, two, world_size)
         while any(process.poll() is None for process in running):
             for addresses_of, host in zip(seen, made, strict=True):
                 addresses_of |= listening_on(host)
@@ -120,8 +126,8 @@ def other_data(folder: Path) -> None:
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
 
 
-def other(key: str, value: Any) -> Callable[[Path], None]:
-    return lambda folder: set_params(folder, {key: value})
+def other_rate(folder: Path) -> None:
+    set_params(folder, {"train.learning_rate": 0.5})
 
 
 @pytest.mark.parametrize(
@@ -129,73 +135,46 @@ def other(key: str, value: Any) -> Callable[[Path], None]:
     thorough_after(
         1,
         [
-            (
-                other("train.learning_rate", 0.5),
-                ["train.learning_rate = 0.5, but 0.0003 on host"],
-            ),
-            (other_code, ["minitrain's code = '"]),
-            (other_data, ["targets.npy's content = '"]),
+            (other_rate, "train.learning_rate = 0.5, but 0.0003 on host"),
+            (other_code, "minitrain's code = '"),
+            (other_data, "targets.npy's content = '"),
         ],
     ),
     ids=["parameter", "code", "data"],
 )
 def test_unlike_hosts_are_refused(
-    two: Two, change: Callable[[Path], None], named: list[str]
+    two: Two, change: Callable[[Path], None], named: str
 ) -> None:
     change(two.far)
-    near, far = train_on_two(two, 2)
+    near, far = train_on_two(two)
     for one in (near, far):
-        assert one.returncode == 2, one.said
-        assert len(one.lines) == 1, one.said
-        assert all(part in one.lines[0] for part in named), one.said
+        assert_one_line(one, re.escape(named))
     assert "host 1 (" in near.lines[0] or "(rank 1)" in near.lines[0]
     assert not (two.near / "data/runs").exists()
 
 
-def closed(made: list[Host], two: Two) -> list[subprocess.Popen[str]]:
-    other_port = ["--rdzv-endpoint", f"{made[0].address}:{PORT + 1}"]
-    return [
-        start(made[0], two.near, made[0]),
-        start(made[1], two.far, made[0], *other_port),
-    ]
+# options of the second host, and what it says
+ALONE = [
+    (["--interface", "eth7"], "--interface = 'eth7': must be one of cable, lo"),
+    (["--interface", "lo"], "--interface = 'lo': no other host reaches it"),
+    (["--rdzv-endpoint", "192.0.2.1:29400"], "network: no route to 192.0.2.1"),
+]
 
 
-def no_interface(made: list[Host], two: Two) -> list[subprocess.Popen[str]]:
-    return [start(made[1], two.far, made[0], "--interface", "eth7")]
-
-
-def loopback(made: list[Host], two: Two) -> list[subprocess.Popen[str]]:
-    return [start(made[1], two.far, made[0], "--interface", "lo")]
-
-
-def no_route(made: list[Host], two: Two) -> list[subprocess.Popen[str]]:
-    elsewhere = ["--rdzv-endpoint", "192.0.2.1:29400"]
-    return [start(made[1], two.far, made[0], *elsewhere)]
-
-
-@pytest.mark.parametrize(
-    ("attempt", "lines"),
-    [
-        (closed, ["2 hosts: only host 0 (", "no answer within 3 s"]),
-        (no_interface, ["--interface = 'eth7': must be one of cable, lo"]),
-        (loopback, ["--interface = 'lo': no other host reaches it"]),
-        (no_route, ["network: no route to 192.0.2.1"]),
-    ],
-)
-def test_hosts_that_do_not_meet_say_why(
-    two: Two,
-    attempt: Callable[[list[Host], Two], list[subprocess.Popen[str]]],
-    lines: list[str],
-) -> None:
+def test_hosts_that_do_not_meet_say_why(two: Two) -> None:
     for folder in two:
         set_params(folder, {"launch.timeout_s": 3})
     with Networks(2) as networks:
-        made = networks.hosts
-        ended = wait(attempt(made, two))
+        first, second = networks.hosts
+        closed = ["--rdzv-endpoint", f"{first.address}:{PORT + 1}"]
+        ended = wait(
+            [start(first, two.near, first), start(second, two.far, first, *closed)]
+        )
+        for options, _ in ALONE:
+            ended += wait([start(second, two.far, first, *options)])
+    lines = ["2 hosts: only host 0 (", "no answer within 3 s", *(x for _, x in ALONE)]
     for one, line in zip(ended, lines, strict=True):
-        assert one.returncode == 2, one.said
-        assert len(one.lines) == 1, one.said
-        assert line in one.lines[0]
+        assert_one_line(one, re.escape(line))
 
 
 def ranks_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
@@ -225,10 +204,7 @@ def test_rank_killed_on_one_host_is_named_on_both_and_starts_again(
     alone = run_stages(stages_by_fork, project, [[*TRAIN, "2"]])
     assert alone.code == 0, alone.output
     with Networks(2) as networks:
-        made = networks.hosts
-        running = [
-            start(host, folder, made[0]) for host, folder in zip(made, two, strict=True)
-        ]
+        running = start_on(networks, two)
         (rank,) = wait_for(lambda: ranks_of(running[1]), 1)
         time.sleep(3)
         os.kill(rank.pid, signal.SIGKILL)
@@ -258,20 +234,14 @@ def test_host_that_is_lost_is_named(two: Two, lost: int) -> None:
     for folder in two:
         set_params(folder, {"train.num_steps": 4000, "launch.timeout_s": 20})
     with Networks(2) as networks:
-        made = networks.hosts
-        running = [
-            start(host, folder, made[0]) for host, folder in zip(made, two, strict=True)
-        ]
+        running = start_on(networks, two)
         for process in running:
             wait_for(lambda process=process: in_steps(process), 1)
         tree = psutil.Process(running[lost].pid)
         for one in [tree, *tree.children(recursive=True)]:
             one.kill()
         ended = wait(running)
-    other = ended[1 - lost]
-    assert other.returncode == 2, other.said
-    assert len(other.lines) == 1, other.said
-    assert f"no word from host {lost} (" in other.lines[0]
+    assert_one_line(ended[1 - lost], rf"no word from host {lost} \(")
 
 
 @pytest.mark.parametrize("lost", thorough_after(1, [1, 0]))
@@ -280,10 +250,7 @@ def test_host_whose_cable_is_cut_is_named(two: Two, lost: int) -> None:
     for folder in two:
         set_params(folder, {"train.num_steps": 40000, "launch.timeout_s": 10})
     with Networks(2) as networks:
-        made = networks.hosts
-        running = [
-            start(host, folder, made[0]) for host, folder in zip(made, two, strict=True)
-        ]
+        made, running = networks.hosts, start_on(networks, two)
         ranks = [wait_for(lambda p=process: in_steps(p), 1) for process in running]
         with inside(made[lost].path):
             subprocess.run(["ip", "link", "set", CABLE, "down"], check=True)
@@ -292,9 +259,7 @@ def test_host_whose_cable_is_cut_is_named(two: Two, lost: int) -> None:
     # the limit, until the store is given up, and for the last word
     assert time.monotonic() - began < GENEROUS_S
     for number, one in enumerate(ended):
-        assert one.returncode == 2, one.said
-        assert len(one.lines) == 1, one.said
-        assert f"no word from host {1 - number} (" in one.lines[0]
+        assert_one_line(one, rf"no word from host {1 - number} \(")
     assert not [rank for of_host in ranks for rank in of_host if rank.is_running()]
 
 
@@ -333,7 +298,5 @@ def test_rank_that_fails_while_it_writes_is_told_on_both(
         set_params(folder, {"launch.max_restarts": 0})
         with open(folder / "minitrain/train/outputs.py", "a") as file:
             file.write(fault)
-    for one in train_on_two(two, 2):
-        assert one.returncode == 2, one.said
-        assert len(one.lines) == 1, one.said
-        assert re.search(named, one.lines[0]), one.said
+    for one in train_on_two(two):
+        assert_one_line(one, named)

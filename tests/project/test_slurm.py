@@ -12,12 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
 import pytest
 from mutated import run_stages
 from project import ROOT, copy_project, run_dvc
 from slurm import ENDED, Job, Slurm, missing, two_nodes
-from waiting import wait_for
 
 pytestmark = [
     pytest.mark.pipeline,
@@ -27,11 +25,7 @@ pytestmark = [
     ),
 ]
 # so many steps that a job is stopped long before the last one
-PARAMS = {
-    "train.num_steps": 300,
-    "train.hash_every": 300,
-    "checkpoint.every_steps": 25,
-}
+PARAMS = {"train.num_steps": 300, "train.hash_every": 300, "checkpoint.every_steps": 25}
 ONE, MANY = "launch/slurm/one-node.sbatch", "launch/slurm/many-nodes.sbatch"
 RUNS, CHECKPOINTS = "data/runs", ".minitrain/checkpoints"
 # options and arguments of sbatch, and what its job then says
@@ -97,7 +91,7 @@ def on_one_node(slurm: Slurm, project: Path) -> Outcome:
 
 
 def on_two_nodes(slurm: Slurm, project: Path) -> Outcome:
-    """Nobody disturbs it."""
+    """Undisturbed."""
     job = slurm.submit(project, MANY, "2")
     return Outcome([job.wait()], job.said, project)
 
@@ -194,9 +188,6 @@ def test_job_ends_in_the_bytes_of_torchrun_on_one_host(
     # and not, alone, what it began with
     assert (outcome.project / RUNS / "gloo-2/losses.csv").stat().st_size > 0
     assert not (outcome.project / CHECKPOINTS).exists()
-
-
-def test_undisturbed_job_begins_at_the_first_step(trials: Trials) -> None:
     assert trials.outcomes["on_two_nodes"].went_on_from == 0
 
 
@@ -233,50 +224,18 @@ def test_dvc_takes_over_what_a_job_made(trials: Trials) -> None:
     assert states(project) == before
 
 
-@pytest.mark.parametrize("name", FAULTS)
-def test_what_is_wrong_is_one_line(trials: Trials, name: str) -> None:
-    outcome = trials.outcomes[name]
-    assert outcome.ends == [("FAILED", 2)]
-    assert outcome.said == f"error: {FAULTS[name][1]}\n"
+def test_what_is_wrong_is_one_line(trials: Trials) -> None:
+    outside = "{project}: not the project; call sbatch in the project's root"
+    torch = "{project}: no torch in .venv or python3; `make .venv/installed`"
+    lines = {name: line for name, (_, line) in FAULTS.items()}
+    lines |= {f"outside {ONE}": outside, f"outside {MANY}": outside}
+    for name, line in {**lines, "without torch": torch}.items():
+        outcome = trials.outcomes[name]
+        assert outcome.ends == [("FAILED", 2)], name
+        assert outcome.said == f"error: {line.format(project=outcome.project)}\n"
 
 
-@pytest.mark.parametrize("script", [ONE, MANY])
-def test_folder_that_is_no_project_is_one_line(trials: Trials, script: str) -> None:
-    outcome = trials.outcomes[f"outside {script}"]
-    assert outcome.ends == [("FAILED", 2)]
-    line = f"{outcome.project}: not the project; call sbatch in the project's root"
-    assert outcome.said == f"error: {line}\n"
-
-
-def test_python_without_torch_is_one_line(trials: Trials) -> None:
-    outcome = trials.outcomes["without torch"]
-    assert outcome.ends == [("FAILED", 2)]
-    line = f"{outcome.project}: no torch in .venv or python3; `make .venv/installed`"
-    assert outcome.said == f"error: {line}\n"
-
-
-def test_jobs_leave_nothing_behind(trials: Trials) -> None:
-    """No process, and no file of the ranks."""
+def test_jobs_leave_no_process_and_no_file_of_the_ranks(trials: Trials) -> None:
     assert trials.strays == []
     # torch makes its compiler's cache as soon as a model is wrapped
     assert [name for name in trials.files if "torchinductor_" not in name] == []
-
-
-def test_slurm_of_a_test_that_fails_ends_with_all_its_jobs(tmp_path: Path) -> None:
-    pids: set[int] = set()
-
-    def fail() -> None:
-        with two_nodes(tmp_path) as slurm:
-            job = slurm.submit(tmp_path, "--wrap", "srun sleep 1000")
-            job.wait_for({"RUNNING"})
-            # the script, srun, which is two processes, and what it started
-            wait_for(slurm.strays, 4)
-            keeper = psutil.Process(slurm.keeper)
-            pids.update(one.pid for one in keeper.children(recursive=True))
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        fail()
-    # daemons too
-    assert len(pids) >= 4 + 4
-    assert not [pid for pid in pids if psutil.pid_exists(pid)]

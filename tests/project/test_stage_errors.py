@@ -2,14 +2,13 @@
 
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mutated import Outcome, run_stages
 from project import copy_project, run_dvc, run_stage, set_params
-
-from minitrain.grammar.verbs import load_verbs
 
 pytestmark = pytest.mark.slow
 
@@ -38,149 +37,129 @@ def stage(stages_by_fork: str, copy: Path) -> Stage:
     return lambda *words: run_stages(stages_by_fork, copy, [words])
 
 
-def assert_one_line(done: Any, *parts: str) -> None:
-    """Accept an Outcome, or a finished process with ranks of its own."""
-    if isinstance(done, Outcome):
-        code, said = done.code, done.output
-    else:
-        code, said = done.returncode, done.stderr
+def assert_one_line(code: int, said: str, *parts: str) -> None:
     assert code == 2, said
-    lines = [line for line in said.splitlines() if line]
+    # shard first says what it deals
+    lines = [line for line in said.splitlines() if line and not line[0].isdigit()]
     assert len(lines) == 1, said
     assert lines[0].startswith("error: ")
-    for part in parts:
-        assert part in lines[0], lines[0]
+    assert [part for part in parts if part not in lines[0]] == [], lines[0]
 
 
-def half_written(folder: Path) -> list[Path]:
-    return [*(folder / "data").rglob("*.tmp"), *(folder / "metrics").rglob("*.tmp")]
+@dataclass(frozen=True)
+class Mistake:
+    """A stage, what it says, parameters, files, and what it must not write."""
+
+    stage: tuple[str, ...]
+    parts: tuple[str, ...]
+    params: dict[str, Any] = field(default_factory=dict)
+    files: dict[str, bytes] = field(default_factory=dict)
+    output: str = ""
 
 
-# one of each kind; all lines of params.yaml: tests/core/test_params.py
-CHECK = {
-    "unknown key": ({"train.lr": 1}, "train.lr", "unknown key"),
-    "other torch": ({"environment.torch": "1.0.0"}, "environment.torch = '1.0.0'"),
-    "no source": ({"corpus.source": "mine.txt"}, "corpus.source = 'mine.txt': no such"),
-    "no deps of the model": (
-        {"model.deps": "mine"},
-        "model.deps = 'mine': no such file or folder",
+def checked(params: dict[str, Any], *parts: str) -> Mistake:
+    return Mistake(("check",), parts, params, output="data/check.txt")
+
+
+def source(file: str, content: bytes | None, *parts: str) -> Mistake:
+    files = {} if content is None else {file: content}
+    params = {"corpus.source": file}
+    return Mistake(("corpus",), (file, *parts), params, files, "data/corpus.jsonl")
+
+
+def model(text: str, *parts: str, factory: str = "mine") -> Mistake:
+    header = "import torch\nfrom types import SimpleNamespace\n"
+    params = {"model.file": "mine.py", "model.factory": factory}
+    files = {"mine.py": (header + text).encode()}
+    return Mistake(TRAIN_2, parts, params, files, "data/runs")
+
+
+HEAD = b"lemma,third_person,past,past_participle,present_participle\n"
+GO = b"go,goes,went,gone,going\n"
+PART_LEFT_OUT = """
+class M(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used = torch.nn.Parameter(torch.ones(()))
+        self.left_out = torch.nn.Parameter(torch.ones(()))
+    def forward(self, input_ids, labels):
+        return SimpleNamespace(loss=self.used * 1.0)
+def mine(params, vocab_size): return M()
+"""
+# one of each kind; all lines: tests/core/test_params.py, tests/data/test_text.py,
+# tests/grammar/test_grammar_verbs.py, tests/model/test_factory.py
+MISTAKES = {
+    "unknown key": checked({"train.lr": 1}, "train.lr", "unknown key"),
+    "other torch": checked(
+        {"environment.torch": "1.0.0"}, "environment.torch = '1.0.0'"
     ),
-    "misspelt": (
+    "no source": checked(
+        {"corpus.source": "mine.txt"}, "corpus.source = 'mine.txt': no such"
+    ),
+    "no deps of the model": checked(
+        {"model.deps": "mine"}, "model.deps = 'mine': no such file or folder"
+    ),
+    "misspelt": checked(
         {"model.file": "minitrain/model/gtp.py"},
         "gtp.py': no such file (did you mean minitrain/model/gpt.py?)",
     ),
-    "no such GPUs": ({"nccl.world_sizes": [8]}, "nccl.world_sizes: 8", "GPUs"),
-    "hierarchical on a GPU": (
+    "no such GPUs": checked({"nccl.world_sizes": [8]}, "nccl.world_sizes: 8", "GPUs"),
+    "hierarchical on a GPU": checked(
         {"train.sync": "hierarchical", "nccl.world_sizes": [2]},
         "train.sync = 'hierarchical'",
         "it computes on the CPU",
     ),
-}
-
-
-@pytest.mark.parametrize("name", CHECK)
-def test_check_stage(stage: Stage, copy: Path, name: str) -> None:
-    changes, *parts = CHECK[name]
-    set_params(copy, changes)
-    (copy / "data/check.txt").unlink()
-    assert_one_line(stage("check"), *parts)
-    assert not (copy / "data/check.txt").exists()
-
-
-# all lines: tests/data/test_text.py, tests/grammar/test_grammar_verbs.py
-SOURCES = {
-    "missing": ("mine.txt", None, "mine.txt", "no such file"),
-    "not JSON": ("mine.jsonl", b'{"text": "a"}\n{"text"\n', "mine.jsonl:2", "JSON"),
-    "doubled verb": (
-        "mine.csv",
-        b"lemma,third_person,past,past_participle,present_participle\n"
-        b"go,goes,went,gone,going\ngo,goes,went,gone,going\n",
-        "mine.csv",
-        "go",
+    "missing": source("mine.txt", None, "no such file"),
+    "not JSON": source("mine.jsonl", b'{"text": "a"}\n{"text"\n', ":2", "JSON"),
+    "doubled verb": source("mine.csv", HEAD + GO + GO, "go"),
+    "more sentences than the grammar holds": Mistake(
+        ("corpus",),
+        ("corpus.num_sentences", "1000000000"),
+        {"corpus.num_sentences": 10**9},
+        {"data/verbs.csv": HEAD + GO},
     ),
-}
-
-
-@pytest.mark.parametrize("name", SOURCES)
-def test_corpus_stage(stage: Stage, copy: Path, name: str) -> None:
-    file, content, *parts = SOURCES[name]
-    if content is not None:
-        (copy / file).write_bytes(content)
-    set_params(copy, {"corpus.source": file})
-    (copy / "data/corpus.jsonl").unlink()
-    assert_one_line(stage("corpus"), *parts)
-    assert not (copy / "data/corpus.jsonl").exists()
-    assert not half_written(copy)
-
-
-def test_more_sentences_than_the_grammar_holds(stage: Stage, copy: Path) -> None:
-    verbs = copy / "data/verbs.csv"
-    verbs.write_text("\n".join(verbs.read_text().splitlines()[:2]) + "\n")
-    assert len(load_verbs(verbs)) == 1
-    set_params(copy, {"corpus.num_sentences": 10**9})
-    assert_one_line(stage("corpus"), "corpus.num_sentences", "1000000000")
-
-
-def test_more_ranks_than_samples(stage: Stage, copy: Path) -> None:
-    (copy / "mine.txt").write_text("one\ntwo\n")
-    set_params(copy, {"corpus.source": "mine.txt", "gloo.world_sizes": [4]})
-    assert stage("corpus").code == 0
-    done = stage("shard")
-    assert done.code == 2
-    expected = "error: world size = 4: must be at most the number of samples, 2"
-    assert done.line == expected
-    assert not half_written(copy)
-
-
-def model(forward: str, *parameters: str) -> str:
-    """A model file: what its forward pass returns, and what its parameters are."""
-    lines = [
-        "class M(torch.nn.Module):",
-        "    def __init__(self):",
-        "        super().__init__()",
-        *(f"        self.{parameter}" for parameter in parameters),
-        "    def forward(self, input_ids, labels):",
-        f"        return SimpleNamespace({forward})",
-        "def mine(params, vocab_size): return M()",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-USED, LEFT_OUT = (
-    f"{name} = torch.nn.Parameter(torch.ones(()))" for name in ("used", "left_out")
-)
-# all lines: tests/model/test_factory.py
-MODELS = {
-    "missing factory": ("x = 1", "mine", "model.factory = 'mine': mine.py has no"),
-    "no gradient": (
-        model("loss=self.used * 1.0", USED, LEFT_OUT),
-        "mine",
-        "parameter left_out (1 in all) gets no gradient",
+    "more ranks than samples": Mistake(
+        ("shard",),
+        ("error: world size = 4: must be at most the number of samples, 2",),
+        {"gloo.world_sizes": [4]},
+        {"data/corpus.jsonl": b'{"text": "one"}\n{"text": "two"}\n'},
     ),
-    "exit while imported": ("raise SystemExit(0)", "mine", "mine.py: SystemExit: 0"),
-}
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_own_model(stage: Stage, copy: Path, name: str) -> None:
-    source, factory, part = MODELS[name]
-    if source is not None:
-        header = "import torch\nfrom types import SimpleNamespace\n"
-        (copy / "mine.py").write_text(header + source)
-    set_params(copy, {"model.file": "mine.py", "model.factory": factory})
-    done = stage(*TRAIN_2)
-    assert_one_line(done, part)
-    assert not (copy / "data/runs").exists()
-
-
-def test_warm_up_of_all_epochs(stage: Stage, copy: Path) -> None:
+    "missing factory": model("x = 1", "model.factory = 'mine': mine.py has no"),
+    "no gradient": model(
+        PART_LEFT_OUT, "parameter left_out (1 in all) gets no gradient"
+    ),
+    "exit while imported": model("raise SystemExit(0)", "mine.py: SystemExit: 0"),
     # 200 sentences, 8 a batch: an epoch is at least 25 steps
-    changes = {"train.num_steps": None, "train.num_epochs": 1}
-    set_params(copy, {**changes, "train.num_warmup_steps": 60})
-    done = stage("train", "--backend", "gloo", "--world-size", "1")
-    assert_one_line(
-        done, "params.yaml: train.num_warmup_steps = 60", "below the number"
-    )
+    "warm-up of all epochs": Mistake(
+        (*TRAIN_2[:-1], "1"),
+        ("params.yaml: train.num_warmup_steps = 60", "below the number"),
+        {"train.num_steps": None, "train.num_epochs": 1, "train.num_warmup_steps": 60},
+    ),
+    "no shards for so many": Mistake(
+        (*TRAIN_2[:-1], "7"),
+        ("data/shards/world-7: no shards for 7 processes", "gloo.world_sizes"),
+    ),
+    "no GPUs for nccl": Mistake(
+        ("train", "--backend", "nccl", "--world-size", "2"),
+        ("nccl.world_sizes: 2 processes need 2 GPUs",),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistake_is_one_line_and_nothing_half_written(
+    stage: Stage, copy: Path, name: str
+) -> None:
+    mistake = MISTAKES[name]
+    for file, content in mistake.files.items():
+        (copy / file).write_bytes(content)
+    set_params(copy, mistake.params)
+    output = copy / (mistake.output or "no output")
+    output.unlink(missing_ok=True)
+    done = stage(*mistake.stage)
+    assert_one_line(done.code, done.output, *mistake.parts)
+    assert not output.exists()
+    assert [*(copy / "data").rglob("*.tmp"), *(copy / "metrics").rglob("*.tmp")] == []
 
 
 def test_largest_seed_and_an_occupied_port_are_no_mistakes(
@@ -192,23 +171,12 @@ def test_largest_seed_and_an_occupied_port_are_no_mistakes(
     assert done.returncode == 0, done.stderr
 
 
-def test_no_shards_for_so_many(stage: Stage, copy: Path) -> None:
-    done = stage("train", "--backend", "gloo", "--world-size", "7")
-    assert_one_line(
-        done, "data/shards/world-7: no shards for 7 processes", "gloo.world_sizes"
-    )
-
-
-def test_no_gpus_for_nccl(stage: Stage, copy: Path) -> None:
-    done = stage("train", "--backend", "nccl", "--world-size", "2")
-    assert_one_line(done, "nccl.world_sizes: 2 processes need 2 GPUs")
-
-
 def test_unwritable_folder(stage: Stage, copy: Path) -> None:
     # a file where a folder must be: holds for root, too
     shutil.rmtree(copy / "data")
     (copy / "data").write_text("in the way")
-    assert_one_line(stage("check"), "data")
+    done = stage("check")
+    assert_one_line(done.code, done.output, "data")
 
 
 @pytest.mark.pipeline

@@ -13,15 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from mutated import (
-    JUDGE,
-    PIPELINE,
-    REPLAY_2,
-    VERIFY,
-    VERIFY_2,
-    Outcome,
-    run_stages,
-)
+from mutated import JUDGE, PIPELINE, REPLAY_2, VERIFY, VERIFY_2, Outcome, run_stages
 from project import copy_project
 from thorough import thorough_after
 
@@ -86,11 +78,8 @@ def flip_a_bit(path: Path, tensor: str = "norm.bias") -> None:
 
 def alter_hash(path: Path, what: str, rank: int, step: int = 2) -> None:
     rows = read_jsonl(path)
-    (row,) = (
-        row
-        for row in rows
-        if (row["kind"], row.get("rank"), row.get("step")) == ("tensors", rank, step)
-    )
+    place = ("tensors", rank, step)
+    (row,) = (r for r in rows if (r["kind"], r.get("rank"), r.get("step")) == place)
     name = next(iter(row[what]))
     row[what][name] = row[what][name][::-1]
     write_jsonl(path, rows)
@@ -98,12 +87,9 @@ def alter_hash(path: Path, what: str, rank: int, step: int = 2) -> None:
 
 def breached(copy: Path, name: str = "gloo-2") -> set[str]:
     """Rungs of that run which equivalence calls a breach."""
-    rungs = read_json(copy / "metrics/equivalence.json")[name]
-    return {
-        rung
-        for rung, found in rungs.items()
-        if isinstance(found, dict) and found["verdict"] == "breach"
-    }
+    found = read_json(copy / "metrics/equivalence.json")[name].items()
+    rungs = {name: rung["verdict"] for name, rung in found if isinstance(rung, dict)}
+    return {name for name, verdict in rungs.items() if verdict == "breach"}
 
 
 def assert_refused(outcome: Outcome, copy: Path, *rungs: str) -> None:
@@ -124,6 +110,9 @@ def test_state_of_one_rank(after, copy: Path, rank: int) -> None:
     flip_a_bit(copy / RUN / f"states/state-rank-{rank}.pt")
     rungs = ["ranks", "replay"] if rank == 0 else ["ranks"]
     assert_refused(after(VERIFY_2, EQUIVALENCE), copy, *rungs)
+    found = read_json(copy / EVIDENCE / "evidence.json")["rungs"]["ranks"]
+    assert found["max_ulp"] == 1
+    assert found["detail"].endswith(": tensor norm.bias differs")
 
 
 def test_state_of_the_replay(after, copy: Path) -> None:
@@ -131,50 +120,52 @@ def test_state_of_the_replay(after, copy: Path) -> None:
     assert_refused(after(VERIFY_2, EQUIVALENCE), copy, "replay")
 
 
-@pytest.mark.parametrize(
-    ("where", "rank", "what"),
-    thorough_after(
-        2,
-        [
-            (RUN, 1, "parameters"),
-            (REPLAYED, 0, "gradients"),
-            (RUN, 0, "gradients"),
-            (REPLAYED, 1, "parameters"),
-        ],
-    ),
-)
+HASHES = [
+    *((RUN, 1, "parameters"), (REPLAYED, 0, "gradients")),
+    *((RUN, 0, "gradients"), (REPLAYED, 1, "parameters")),
+]
+
+
+@pytest.mark.parametrize(("where", "rank", "what"), thorough_after(2, HASHES))
 def test_hash(after, copy: Path, where: str, rank: int, what: str) -> None:
     alter_hash(copy / where / "hashes.jsonl", what, rank)
     assert_refused(after(VERIFY_2, EQUIVALENCE), copy, f"replay_{what}")
 
 
-@pytest.mark.parametrize("where", thorough_after(1, [RUN, REPLAYED]))
-def test_rows_of_one_rank_are_not_there(after, copy: Path, where: str) -> None:
-    path = copy / where / "hashes.jsonl"
-    rows = [row for row in read_jsonl(path) if row.get("rank") != 1]
-    write_jsonl(path, rows)
-    found = after(VERIFY_2, EQUIVALENCE)
-    assert_refused(found, copy, "replay_gradients", "replay_parameters")
+Rows = list[dict[str, Any]]
 
 
-@pytest.mark.parametrize("where", thorough_after(1, [RUN, REPLAYED]))
-def test_recorded_step_is_not_there(after, copy: Path, where: str) -> None:
-    path = copy / where / "hashes.jsonl"
-    rows = read_jsonl(path)
-    kept = [r for r in rows if (r["kind"], r.get("step")) != ("tensors", 2)]
-    assert len(kept) == len(rows) - 2
-    write_jsonl(path, kept)
-    assert_refused(after(VERIFY_2, EQUIVALENCE), copy, "replay_gradients")
+def without_a_rank(rows: Rows) -> Rows:
+    return [row for row in rows if row.get("rank") != 1]
 
 
-@pytest.mark.parametrize("where", thorough_after(1, [RUN, REPLAYED]))
-def test_batch_of_other_samples(after, copy: Path, where: str) -> None:
-    path = copy / where / "hashes.jsonl"
-    rows = read_jsonl(path)
+def without_a_step(rows: Rows) -> Rows:
+    return [r for r in rows if (r["kind"], r.get("step")) != ("tensors", 2)]
+
+
+def other_samples(rows: Rows) -> Rows:
     batch = next(row for row in rows if (row["kind"], row.get("step")) == ("batch", 4))
     batch["sha256"] = batch["sha256"][::-1]
-    write_jsonl(path, rows)
-    assert_refused(after(VERIFY_2, EQUIVALENCE), copy, "data")
+    return rows
+
+
+ROWS = {
+    without_a_rank: ["replay_gradients", "replay_parameters"],
+    without_a_step: ["replay_gradients"],
+    other_samples: ["data"],
+}
+IN_EACH = [(where, how) for where in (RUN, REPLAYED) for how in ROWS]
+
+
+@pytest.mark.parametrize(("where", "how"), thorough_after(len(ROWS), IN_EACH))
+def test_rows_that_are_missing_or_others(
+    after, copy: Path, where: str, how: Callable[[Rows], Rows]
+) -> None:
+    path = copy / where / "hashes.jsonl"
+    before = path.read_bytes()
+    write_jsonl(path, how(read_jsonl(path)))
+    assert path.read_bytes() != before
+    assert_refused(after(VERIFY_2, EQUIVALENCE), copy, *ROWS[how])
 
 
 def test_loss_of_one_step(after, copy: Path) -> None:
@@ -279,27 +270,18 @@ def bracketless(path: Path) -> None:
     path.write_bytes(b"\x00nothing that anybody wrote\n")
 
 
+MADE_BY_RUNS = ("hashes.jsonl", "losses.csv", "machine.json")
+SHARDS = ("rank-0.tokens.npy", "rank-0.offsets.npy", "targets.npy")
 READ: list[tuple[str, list[str]]] = [
     ("data/corpus.jsonl", ["shard"]),
     ("data/corpus.jsonl", VERIFY_2),
-    ("data/shards/world-2/rank-0.tokens.npy", REPLAY_2),
-    ("data/shards/world-2/rank-0.offsets.npy", REPLAY_2),
-    ("data/shards/world-2/targets.npy", REPLAY_2),
+    *((f"data/shards/world-2/{name}", REPLAY_2) for name in SHARDS),
     (f"{RUN}/hashes.jsonl", REPLAY_2),
-    (f"{RUN}/hashes.jsonl", VERIFY_2),
-    (f"{RUN}/losses.csv", VERIFY_2),
-    (f"{RUN}/machine.json", VERIFY_2),
-    (f"{RUN}/sampled.pt", VERIFY_2),
+    *((f"{RUN}/{name}", VERIFY_2) for name in (*MADE_BY_RUNS, "sampled.pt")),
     (f"{RUN}/states/state-rank-1.pt", VERIFY_2),
-    (f"{REPLAYED}/hashes.jsonl", VERIFY_2),
-    (f"{REPLAYED}/losses.csv", VERIFY_2),
-    (f"{REPLAYED}/machine.json", VERIFY_2),
-    (f"{REPLAYED}/state.pt", VERIFY_2),
+    *((f"{REPLAYED}/{name}", VERIFY_2) for name in (*MADE_BY_RUNS, "state.pt")),
     (f"{EVIDENCE}/evidence.json", EQUIVALENCE),
-    (f"{EVIDENCE}/hashes.jsonl", EQUIVALENCE),
-    (f"{EVIDENCE}/losses.csv", EQUIVALENCE),
-    (f"{EVIDENCE}/machine.json", EQUIVALENCE),
-    (f"{EVIDENCE}/sampled.pt", EQUIVALENCE),
+    *((f"{EVIDENCE}/{name}", EQUIVALENCE) for name in (*MADE_BY_RUNS, "sampled.pt")),
     (f"{EVIDENCE}/state.pt", EQUIVALENCE),
     (f"{RUN}/provenance.json", TIMING),
     (f"{RUN}/timings.jsonl", TIMING),

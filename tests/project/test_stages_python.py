@@ -35,15 +35,15 @@ def run(
     )
 
 
-@pytest.mark.parametrize("safe", ["", "1"])
-def test_neighbors_are_found(project: Path, safe: str) -> None:
+def test_neighbors_are_found(project: Path) -> None:
     """With PYTHONSAFEPATH Python itself leaves both folders out."""
     stage = ("stages/python", "-m", "stages.hello")
-    done = run(project, *stage, PYTHONSAFEPATH=safe)
-    assert done.stdout == "hello\n", done.stderr
     script = ("../../stages/python", "measure.py")
-    done = run(project / "studies/mine", *script, PYTHONSAFEPATH=safe)
-    assert done.stdout == "settings\n", done.stderr
+    for safe in ("", "1"):
+        done = run(project, *stage, PYTHONSAFEPATH=safe)
+        assert done.stdout == "hello\n", done.stderr
+        done = run(project / "studies/mine", *script, PYTHONSAFEPATH=safe)
+        assert done.stdout == "settings\n", done.stderr
 
 
 def make_venv(folder: Path, name: str = ".venv") -> Path:
@@ -125,7 +125,7 @@ def test_another_user_does_not_run_code_as_the_first(project: Path) -> None:
         assert said in done.stderr, done.stderr
 
 
-def test_modules_that_studies_share_are_those_of_the_project(project: Path) -> None:
+def test_modules_and_environment_are_those_of_the_project(project: Path) -> None:
     """A folder of that name beside the project may be another user's."""
     for folder in (project / "common", project / "studies/common"):
         folder.mkdir()
@@ -135,9 +135,7 @@ def test_modules_that_studies_share_are_those_of_the_project(project: Path) -> N
     assert done.stdout == f"{project / 'studies/common'}\n", done.stderr
     done = run(project / "stages", "./python", *asked)
     assert (done.returncode, done.stdout) == (1, ""), done.stdout
-
-
-def test_virtual_environment_that_is_not_there_is_one_line(project: Path) -> None:
+    # a virtual environment that is not there is one line
     done = run(project, "stages/python", MINITRAIN_VENV=".venv-none")
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: no .venv-none in {project}; ")

@@ -114,18 +114,11 @@ def test_every_command_ends_well(typed: dict[str, list[Typed]]) -> None:
     assert bad == {}
 
 
-def test_stages(typed: dict[str, list[Typed]]) -> None:
-    (listed,) = typed["dvc stage list"]
-    assert cells(listed.output) == cells(shown_below("dvc stage list"))
-
-
-def test_parameters_that_differ(typed: dict[str, list[Typed]]) -> None:
-    (diff,) = typed["dvc params diff"]
-    assert cells(diff.output) == cells(shown_below("dvc params diff"))
-
-
-def test_metrics_that_differ(typed: dict[str, list[Typed]]) -> None:
-    """All but those of speed, which a busy machine has not."""
+def test_tables(typed: dict[str, list[Typed]]) -> None:
+    """All but metrics of speed, which a busy machine has not."""
+    for command in ("dvc stage list", "dvc params diff"):
+        (listed,) = typed[command]
+        assert cells(listed.output) == cells(shown_below(command))
     (diff,) = typed["dvc metrics diff"]
     rows = [row for row in cells(diff.output) if not OF_SPEED.search(row)]
     shown = cells(shown_below("dvc metrics diff"))
@@ -153,9 +146,7 @@ def test_order_of_stages_of_an_experiment(typed: dict[str, list[Typed]]) -> None
         for text in (ran.output, shown_below(command))
     )
     assert lines == shown
-
-
-def test_four_processes_train_nobody_else(typed: dict[str, list[Typed]]) -> None:
+    # four processes retrain no others
     (ran,) = typed["dvc exp run -S 'gloo.world_sizes=[1,2,4]'"]
     trained = re.findall(r"^Running stage '(train@\d)'", ran.output, re.MULTILINE)
     assert trained == ["train@4"]
@@ -175,31 +166,19 @@ def test_line_that_ends_a_broken_run(typed: dict[str, list[Typed]]) -> None:
     assert "Traceback" not in broken.output
 
 
-def pasted(code: str) -> tuple[str, str]:
-    """What Python's prompt prints, and complains of, when ``code`` is pasted there."""
-    done = subprocess.run(
-        [sys.executable, "-i", "-q"],
-        input=f"{code}\n",
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=GENEROUS_S,
-    )
-    return done.stdout, done.stderr
-
-
-@pytest.mark.parametrize("number", range(3))
-def test_python_is_pasted_and_prints_what_stands_below_it(number: int) -> None:
+def test_python_is_pasted_and_prints_what_stands_below_it() -> None:
     pairs = [(a.text, b.text) for a, b in pairwise(BLOCKS) if a.language == "python"]
     assert len(pairs) == 3
-    code, expected = pairs[number]
-    printed, complaints = pasted(code)
-    assert "Error" not in complaints, complaints
-    assert printed == expected
-
-
-def test_function_with_a_blank_line_cannot_be_pasted() -> None:
-    """Or the test before would prove nothing."""
-    _, complaints = pasted("def f():\n    a = 1\n\n    return a\n")
-    assert "Error" in complaints
+    for code, expected in pairs:
+        # into the prompt: a function with a blank line cannot be pasted
+        done = subprocess.run(
+            [sys.executable, "-i", "-q"],
+            input=f"{code}\n",
+            cwd=ROOT,
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=GENEROUS_S,
+        )
+        assert "Error" not in done.stderr, done.stderr
+        assert done.stdout == expected

@@ -2,7 +2,6 @@
 
 import pytest
 from at_scale import (
-    ASSUMPTIONS,
     Cluster,
     Workload,
     efficiency,
@@ -20,14 +19,13 @@ INSIDE, OUTSIDE = Link.of(1, 0.01), Link.of(10, 0.1)
 WORK = Workload(2, 64, 32, 100, 4, 1e9)
 
 
-def test_one_host_needs_no_way_outside() -> None:
+def test_both_ways_by_hand() -> None:
+    # one host needs no way outside
     cluster = Cluster(4, 8, INSIDE, OUTSIDE)
     # 6 messages, 1.5 times the bytes
     assert flat_ring_s(100, cluster) == pytest.approx(6 + 1.5)
     assert hierarchical_s(100, cluster) == pytest.approx(6 + 1.5)
-
-
-def test_sixteen_ranks_of_two_hosts_by_hand() -> None:
+    # sixteen ranks of two hosts
     cluster = Cluster(16, 8, INSIDE, OUTSIDE)
     assert cluster.hosts == 2
     # 30 messages and 30 / 16 of the bytes at the pace of the slow link
@@ -43,12 +41,7 @@ def test_links_that_cost_nothing_leave_computing() -> None:
     assert efficiency(WORK, free, True) == 1
 
 
-@given(
-    st.integers(1, 9),
-    st.floats(1e-7, 1e-4),
-    st.floats(1e-11, 1e-8),
-    st.booleans(),
-)
+@given(st.integers(1, 9), st.floats(1e-7, 1e-4), st.floats(1e-11, 1e-8), st.booleans())
 def test_more_ranks_never_keep_more_speed(
     power: int, alpha: float, beta: float, hierarchical: bool
 ) -> None:
@@ -69,7 +62,3 @@ def test_latency_by_hand() -> None:
 def test_world_sizes_are_powers_of_two() -> None:
     assert world_sizes(8, 4096) == [8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096]
     assert world_sizes(8, 4095)[-1] == 2048
-
-
-def test_assumptions_are_said() -> None:
-    assert len(ASSUMPTIONS) >= 5

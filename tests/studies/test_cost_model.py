@@ -9,14 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cost_model import (
-    Compute,
-    Machine,
-    Overheads,
-    channel,
-    predict,
-    ready_at,
-)
+from cost_model import Compute, Machine, Overheads, channel, predict, ready_at
 from fit_costs import Measured, fit_machine
 from gpt_layers import (
     Bucket,
@@ -75,8 +68,7 @@ def test_layers_have_the_parameters_of_the_model(shape: tuple[int, ...]) -> None
     assert num_parameters(layers) == sum(sizes)
     assert num_tensors(layers) == len(sizes)
 
-
-def test_settings_have_the_sizes_of_the_lab() -> None:
+    # and settings have the sizes of the lab
     params = YAML(typ="safe").load(PARAMS_FILE.read_text())["model"]
     assert Setting("none", 1, 1, 8, 1).vocab_size == VOCAB_SIZE
     assert Setting("none", 1, 1, 8, 1).block_size == params["block_size"]
@@ -101,10 +93,9 @@ def test_buckets_by_hand() -> None:
     assert one == Bucket(3462144, len(LAYERS) - 1)
 
 
-# a byte takes a second on two ranks
-@pytest.mark.parametrize(
-    ("ready", "num_bytes", "exposed"),
-    [
+def test_channel_by_hand() -> None:
+    # a byte takes a second on two ranks
+    for ready, num_bytes, exposed in [
         # no overlap: there is nothing to compute any more
         ([10], [4], 4),
         ([10, 10, 10], [2, 2, 2], 6),
@@ -114,12 +105,8 @@ def test_buckets_by_hand() -> None:
         ([8, 10], [4, 4], 6),
         # and the third for both until 14
         ([1, 5, 6], [6, 7, 3], 11),
-    ],
-)
-def test_channel_by_hand(
-    ready: list[float], num_bytes: list[float], exposed: float
-) -> None:
-    assert channel(ready, num_bytes, SECOND_A_BYTE, 2) == pytest.approx(exposed)
+    ]:
+        assert channel(ready, num_bytes, SECOND_A_BYTE, 2) == pytest.approx(exposed)
 
 
 def test_channel_gives_a_burst_to_whom_waited() -> None:
@@ -170,14 +157,10 @@ def test_step_by_hand() -> None:
     assert step.interference == pytest.approx(1.5 * 0.468 + 0.02 * computing)
     assert step.exposed == pytest.approx(2 * 0.25 + 0.368)
     assert step.seconds == pytest.approx(computing + step.interference + step.exposed)
-
-
-def test_without_communication_there_is_computing_alone() -> None:
+    # without communication there is computing alone
     machine = Machine(2, COSTS, overheads=Overheads(step=9, crowd=9))
     assert predict(SMALL.silent, machine).seconds == pytest.approx(2.7)
-
-
-def test_several_micro_batches_send_once() -> None:
+    # several micro-batches send once
     twice = replace(SMALL, samples=2, micro_batches=2)
     machine, link = Machine(2, COSTS), Link.of(0.25, 0.001)
     one, two = (predict(setting, machine, link) for setting in (SMALL, twice))
@@ -215,9 +198,6 @@ def test_slowdown_by_hand() -> None:
     assert [four.slowdown(n) for n in (2, 4)] == pytest.approx([1.1, 1.3])
     # one core alone has nobody to contend with
     assert Machine(1, COSTS, contention=9).slowdown(2) == pytest.approx(2)
-
-
-def test_crowded_links_by_hand() -> None:
     machine = Machine(2, COSTS, link_crowding=(3, 2))
     # half a rank more a core: half of what a whole one adds
     assert machine.link(Link.of(1, 1), 3).lines == (Line(0, 2, 1.5),)
@@ -254,11 +234,8 @@ def held_out_errors(law: Law, noise: float = 0.0) -> Errors:
     return errors(predicted, [law(setting) for setting in HELD_OUT])
 
 
-def test_study_finds_the_planted_machine() -> None:
+def test_study_finds_the_planted_machine_also_through_noise() -> None:
     assert held_out_errors(seconds_of).worst < 1e-3
-
-
-def test_study_finds_it_through_noise() -> None:
     found = held_out_errors(seconds_of, 0.05)
     assert found.is_believed
     assert found.worst < 0.10
@@ -272,10 +249,7 @@ def test_a_law_that_is_not_the_models_is_noticed() -> None:
 
     assert not held_out_errors(quadratic).is_believed
 
-
-def test_interference_that_was_forgotten_is_noticed() -> None:
-    """Half a second for each bucket that only shows in small ones."""
-
+    # half a second for each bucket that only shows in small ones
     def stalls(setting: Setting) -> float:
         count = len(buckets(layers_of(setting), setting.bucket_cap_mb))
         talks = setting.sync != NO_SYNC

@@ -29,6 +29,15 @@ def test_crossover_is_where_algebra_says() -> None:
     assert found == Crossover(
         pytest.approx(10), pytest.approx(5), pytest.approx(20), True
     )
+    # unsure up to the end: open
+    found = crossover(lambda x: math.log(x / 10), 4, 100, math.log(3))
+    assert found is not None
+    assert (found.low, found.high) == (None, pytest.approx(30))
+    assert crossover(lambda x: x, 1, 10, 0.1) is None
+    # no error leaves nothing unsure
+    found = crossover(lambda x: x - 3, 1, 10, 0)
+    assert found is not None
+    assert found.low == pytest.approx(found.high)
 
 
 @given(st.floats(1.5, 900), st.booleans())
@@ -40,31 +49,12 @@ def test_crossover_is_found_wherever_it_is(at: float, above: bool) -> None:
     assert found.above is above
 
 
-def test_what_is_unsure_up_to_the_end_is_open() -> None:
-    found = crossover(lambda x: math.log(x / 10), 4, 100, math.log(3))
-    assert found is not None
-    assert found.low is None
-    assert found.high == pytest.approx(30)
-
-
-def test_without_change_of_sign_there_is_none() -> None:
-    assert crossover(lambda x: x, 1, 10, 0.1) is None
-
-
-def test_no_error_leaves_nothing_unsure() -> None:
-    found = crossover(lambda x: x - 3, 1, 10, 0)
-    assert found is not None
-    assert found.low == pytest.approx(found.high)
-
-
-def test_what_varies() -> None:
+def test_what_varies_and_is_compared() -> None:
     # a global batch of 12 are 6 samples for each of two processes
     assert varied(SETTING, "batch", 12) == replace(SETTING, samples=6)
     assert varied(SETTING, "width", 99.5) == replace(SETTING, n_embd=99.5)
     assert varied(SETTING, "mbit", 250).link == "250.000000mbit"
 
-
-def test_contenders() -> None:
     several, one = contenders("processes", SETTING)
     assert several == SETTING
     # the same 16 samples, at once, and nobody to talk to
@@ -80,21 +70,20 @@ def test_two_processes_pay_where_they_save_more_than_they_send() -> None:
     # one bucket, two messages
     setting = Setting("ddp", 2, 4, 128, 1, bucket_cap_mb=25)
 
-    def gain(batch: float) -> float:
+    def gain_at(batch: float) -> float:
         there = varied(setting, "batch", batch)
         return gain_of("processes", there, machine, network)
 
     # b / 2 + 12 against b
-    assert gain(48) == pytest.approx(math.log(48 / 36))
-    found = crossover(gain, 2, 100, 0.1)
+    assert gain_at(48) == pytest.approx(math.log(48 / 36))
+    found = crossover(gain_at, 2, 100, 0.1)
     assert found is not None
     assert found.at == pytest.approx(24)
     assert found.above
 
 
-@pytest.mark.parametrize(
-    ("over", "value", "up", "expected"),
-    [
+def test_what_can_be_measured() -> None:
+    for over, value, up, expected in [
         ("batch", 5.1, False, 4),
         ("batch", 5.1, True, 6),
         ("batch", 4.0, True, 4),
@@ -104,18 +93,15 @@ def test_two_processes_pay_where_they_save_more_than_they_send() -> None:
         ("mbit", 347, False, 340),
         ("mbit", 347, True, 350),
         ("mbit", 1234, True, 1300),
-    ],
-)
-def test_what_can_be_measured(
-    over: str, value: float, up: bool, expected: float
-) -> None:
-    assert measurable(over, value, 2, up=up) == pytest.approx(expected)
+    ]:
+        assert measurable(over, value, 2, up=up) == pytest.approx(expected)
+
+
+def gain(x: float) -> float:
+    return math.log(x / 10)
 
 
 def test_claims_are_tried_beyond_what_is_unsure() -> None:
-    def gain(x: float) -> float:
-        return math.log(x / 10)
-
     found = crossover(gain, 1, 1000, math.log(1.5))
     # unsure from 6.67 to 15: two processes have an even number of samples
     assert sides("batch", gain, found, (1, 1000), math.log(1.5), 2) == {
@@ -125,12 +111,13 @@ def test_claims_are_tried_beyond_what_is_unsure() -> None:
     # up to the end: nothing is claimed there
     found = crossover(gain, 1, 12, math.log(1.5))
     assert sides("batch", gain, found, (1, 12), math.log(1.5), 2) == {"low": 6}
+    # without crossover both ends are claimed if they are sure
+    assert sides("width", gain, None, (20, 100), 0.5, 2) == {"low": 24, "high": 96}
+    # log 2.4 is 0.88, log 9.6 is 2.3
+    assert sides("width", gain, None, (20, 100), 1.0, 2) == {"high": 96}
 
 
 def test_claims_are_tried_where_they_are_clear_if_that_is_in_the_range() -> None:
-    def gain(x: float) -> float:
-        return math.log(x / 10)
-
     found, clear = (crossover(gain, 2, 40, math.log(x)) for x in (1.5, 3))
     assert found is not None
     assert clear is not None
@@ -146,12 +133,3 @@ def test_claims_are_tried_where_they_are_clear_if_that_is_in_the_range() -> None
     one_side = Crossover(10, None, 15, True)
     # nothing is claimed below
     assert further(one_side, beyond, (2, 40)) == Crossover(10, None, 40, True)
-
-
-def test_without_crossover_both_ends_are_claimed_if_they_are_sure() -> None:
-    def gain(x: float) -> float:
-        return math.log(x / 10)
-
-    assert sides("width", gain, None, (20, 100), 0.5, 2) == {"low": 24, "high": 96}
-    # log 2.4 is 0.88, log 9.6 is 2.3
-    assert sides("width", gain, None, (20, 100), 1.0, 2) == {"high": 96}

@@ -2,13 +2,7 @@
 
 import numpy as np
 import pytest
-from fit_links import (
-    Reduction,
-    fit_crowding,
-    fit_link,
-    fit_network,
-    fit_shaped,
-)
+from fit_links import Reduction, fit_crowding, fit_link, fit_network, fit_shaped
 from held_out import relative_errors
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,14 +14,12 @@ ALPHA, BETA = 2e-4, 8e-10
 SIZES = [4.0 * 4**power for power in range(13)]
 
 
-def test_two_ranks_send_all_bytes_once() -> None:
+def test_ring_by_hand() -> None:
     # 2 (n - 1) / n is 1 for two ranks, and not 2
     assert Link.of(0, 1e-9).seconds(3e6, 2) == pytest.approx(3e-3)
     assert Link.of(0, 1e-9).seconds(3e6, 3) == pytest.approx(4e-3)
     assert Link.of(0, 1e-9).seconds(3e6, 4) == pytest.approx(4.5e-3)
 
-
-def test_messages_of_a_ring() -> None:
     # there and round again: 2 (n - 1)
     found = [Link.of(1e-3, 0).seconds(3e6, ranks) for ranks in (1, 2, 4, 8)]
     assert found == pytest.approx([0, 2e-3, 6e-3, 14e-3])

@@ -73,17 +73,13 @@ def test_every_rank_has_a_row_of_each_turn(shards: Path) -> None:
     tokens = {(r["arm"], r["round"], r["rank"]): r["tokens"] for r in rows}
     for number in range(ROUNDS):
         assert tokens["one", number, 0] == tokens["two", number, 1]
-
-
-def test_every_rank_times_each_sum(shards: Path) -> None:
-    job = partial(be_a_rank, tiny_params(), shards, ARMS[-1:])
-    found = launch(job, 2, timeout_s=120)
-    for one in found:
+    # two of them also sum
+    for one in found[:2]:
         sizes = [trial.num_bytes for trial in one.trials]
         assert sizes == [size for size in SIZES for _ in range(TRIALS)] * ROUNDS
         assert all(trial.end > trial.start for trial in one.trials)
     # on one clock: nobody is done before the last has begun
-    for first, second in zip(*(one.trials for one in found), strict=True):
+    for first, second in zip(*(one.trials for one in found[:2]), strict=True):
         assert max(first.start, second.start) < min(first.end, second.end)
 
 

@@ -1,11 +1,17 @@
-"""Rows of settings: what they mean, and what does not fit."""
+"""Settings: their rows, names and link rates, and which differ in an effect."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from distinct import repeated
+from link_rate import bytes_per_s
 from setting import Setting, name_of, new_in, setting_of
 
+from minitrain.core.errors import UserError
+
 ROW = ["ddp", 2, 4, 128, 8, 2, None, "1gbit"]
+DDP = Setting("ddp", 2, 4, 128, 8, link="1gbit")
 
 
 def changed(place: int, value: Any) -> list[Any]:
@@ -13,7 +19,8 @@ def changed(place: int, value: Any) -> list[Any]:
 
 
 def test_a_row_has_its_fields_in_order() -> None:
-    assert setting_of(ROW) == Setting(
+    setting = setting_of(ROW)
+    assert setting == Setting(
         sync="ddp",
         processes=2,
         n_layer=4,
@@ -23,11 +30,12 @@ def test_a_row_has_its_fields_in_order() -> None:
         bucket_cap_mb=None,
         link="1gbit",
     )
+    assert setting.silent == setting_of(["none", 2, 4, 128, 8, 2, None, "loopback"])
+    assert setting.alone == setting_of(["none", 1, 4, 128, 8, 2, None, "loopback"])
 
 
-@pytest.mark.parametrize(
-    ("row", "expected"),
-    [
+def test_what_does_not_fit() -> None:
+    for row, expected in [
         (ROW[:-1], "must be a list of sync, processes"),
         (changed(0, "zero1"), "sync must be one of none, ddp, fp16_compress"),
         (changed(1, 0), "must be whole numbers above 0"),
@@ -38,30 +46,17 @@ def test_a_row_has_its_fields_in_order() -> None:
         (changed(6, 0), "bucket_cap_mb must be null or above 0"),
         (changed(6, "1"), "bucket_cap_mb must be null or above 0"),
         (changed(7, "fast"), "must be a rate such as 100mbit"),
-    ],
-)
-def test_what_does_not_fit(row: list[Any], expected: str) -> None:
-    with pytest.raises(ValueError, match=expected):
-        setting_of(row)
+    ]:
+        with pytest.raises(ValueError, match=expected):
+            setting_of(row)
 
 
 def test_names_tell_settings_apart() -> None:
-    rows = [ROW, *(changed(place, new) for place, new in DIFFERENT)]
+    different = enumerate(["fp16_compress", 3, 5, 64, 4, 1, 0.5, "loopback"])
+    rows = [ROW, *(changed(place, new) for place, new in different)]
     names = [name_of(setting_of(row)) for row in rows]
     assert len(set(names)) == len(names)
     assert names[0] == "ddp, 2 x 8 samples, 4 layers of 128, 2 micro-batches, 1gbit"
-
-
-DIFFERENT = [
-    (0, "fp16_compress"),
-    (1, 3),
-    (2, 5),
-    (3, 64),
-    (4, 4),
-    (5, 1),
-    (6, 0.5),
-    (7, "loopback"),
-]
 
 
 def test_what_is_new() -> None:
@@ -73,7 +68,40 @@ def test_what_is_new() -> None:
     assert new_in(other, fitted) == ["processes", "n_embd"]
 
 
-def test_without_communication() -> None:
-    setting = setting_of(ROW)
-    assert setting.silent == setting_of(["none", 2, 4, 128, 8, 2, None, "loopback"])
-    assert setting.alone == setting_of(["none", 1, 4, 128, 8, 2, None, "loopback"])
+def test_what_makes_the_same_steps_is_a_twin() -> None:
+    whole, other = replace(DDP, bucket_cap_mb=25.0), replace(DDP, samples=4)
+    # 3.4 MB are one bucket
+    same = DDP, replace(DDP, link="1000mbit"), replace(DDP, bucket_cap_mb=50.0)
+    for twin in same:
+        found = repeated([whole, DDP], [other, twin])
+        assert found is not None
+        assert found[0] == 1
+    # of one that is held out itself
+    assert repeated([DDP], [other, replace(other, link="1000mbit")]) == (1, other)
+    # without communication neither a link nor a cap has an effect
+    silent = replace(DDP, sync="none")
+    for changes in ({"link": "loopback"}, {"bucket_cap_mb": 0.5}):
+        assert repeated([silent], [replace(silent, **changes)]) == (0, silent)
+
+
+def test_what_makes_other_steps_is_none() -> None:
+    for changes in (
+        {"sync": "fp16_compress"},
+        {"processes": 3},
+        {"samples": 4},
+        {"micro_batches": 2},
+        {"n_embd": 96},
+        {"link": "loopback"},
+        {"link": "100mbit"},
+        {"bucket_cap_mb": 0.5},
+    ):
+        assert repeated([DDP], [replace(DDP, **changes)]) is None, changes
+
+
+def test_rates_by_hand() -> None:
+    # 8 bits a byte
+    rates = {"100mbit": 12.5e6, "1gbit": 125e6, "2.5gbit": 312.5e6, "800kbit": 1e5}
+    assert {rate: bytes_per_s(rate) for rate in rates} == rates
+    for rate in ("", "1", "gbit", "0mbit", "1mbps", "-1gbit", "1e3m"):
+        with pytest.raises(UserError, match=r"^link = .*: must be a rate such as 100m"):
+            bytes_per_s(rate)

@@ -11,7 +11,7 @@ import sweep_rank
 import torch
 import torch.distributed as dist
 from project import ROOT
-from sweep import powers_of_4, slowest, statistics, sweep
+from sweep import powers_of_4, statistics, sweep
 from sweep_rank import (
     MIN_TRIALS,
     NUM_VISITS,
@@ -35,12 +35,9 @@ def test_sizes_by_hand() -> None:
     assert powers_of_4(16, 16) == [16]
     # 4 B to 256 MiB
     assert len(powers_of_4(4, 2**28)) == 14
-
-
-@pytest.mark.parametrize("smallest", [-4, 0, 2, 6])
-def test_sizes_are_whole_numbers_of_float32(smallest: int) -> None:
-    with pytest.raises(UserError, match=f"smallest size = {smallest} bytes"):
-        powers_of_4(smallest, 1024)
+    for smallest in (-4, 0, 2, 6):
+        with pytest.raises(UserError, match=f"smallest size = {smallest} bytes"):
+            powers_of_4(smallest, 1024)
 
 
 # 2 (n - 1) / n: 1 for two ranks, 6 / 4 for four
@@ -63,11 +60,11 @@ def test_statistics_by_hand(world_size: int, factor: float) -> None:
     }
 
 
-@pytest.mark.parametrize(("backend", "world_size"), [("gloo", 1), ("copy", 2)])
-def test_nothing_travels(backend: str, world_size: int) -> None:
-    row = statistics(backend, world_size, 4_000, [1e-6])
-    assert row["algbw_gb_per_s"] == pytest.approx(4.0)
-    assert row["busbw_gb_per_s"] is None
+def test_nothing_travels() -> None:
+    for backend, world_size in (("gloo", 1), ("copy", 2)):
+        row = statistics(backend, world_size, 4_000, [1e-6])
+        assert row["algbw_gb_per_s"] == pytest.approx(4.0)
+        assert row["busbw_gb_per_s"] is None
 
 
 def test_nccl_needs_a_gpu_for_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,12 +129,6 @@ def test_statistics_are_of_timed_trials(monkeypatch: pytest.MonkeyPatch) -> None
     # an all-reduce is under way from the first start to the last end
     assert gloo["p95_us"] == pytest.approx(23)
     assert copy["p95_us"] == pytest.approx(3)
-
-
-def test_copy_takes_as_long_as_the_slowest_rank_copies() -> None:
-    # 2 and 3 microseconds; rank 1 left the barrier 20 later
-    ranks = [Trial(0.0, 2e-6, True, True), Trial(20e-6, 23e-6, True, True)]
-    assert slowest(ranks) == pytest.approx(3e-6)
 
 
 def honest(_: ExitStack) -> AllReduce:
@@ -228,16 +219,6 @@ def table(*rows: tuple[int, int, float, float, float]) -> pd.DataFrame:
     )
 
 
-def test_sizes_and_durations_in_words(study: Any) -> None:
-    findings, _ = study
-    sizes = [4, 1024, 4000, 4096, 40_000_000, 2**28]
-    named = ["4 B", "1 KiB", "4 kB", "4 KiB", "40 MB", "256 MiB"]
-    assert [findings.size(one) for one in sizes] == named
-    times = [0.5, 12.34, 1234.0, 340_000, 1.2e6]
-    named = ["0.50 µs", "12.3 µs", "1.2 ms", "340 ms", "1.2 s"]
-    assert [findings.duration(one) for one in times] == named
-
-
 def test_goals_are_judged_by_the_ratio_of_medians(study: Any) -> None:
     findings, describe = study
     # 5 times as fast, and just not 3 times
@@ -247,16 +228,9 @@ def test_goals_are_judged_by_the_ratio_of_medians(study: Any) -> None:
         "| 4 kB | 1.0 ms | 200 µs | 5.00 | 5 | reached |",
         "| 4 MB | 2.9 s | 1.0 s | 2.90 | 3 | missed |",
     ]
-
-
-def test_finding_counts_the_sizes_where_shared_memory_is_no_faster(study: Any) -> None:
-    findings, _ = study
-    fast = table((2, 4, 3, 1, 1), (2, 16, 2, 1, 1))
-    start = "With 2 processes, shared memory is"
-    assert findings.against_gloo(fast, 2) == f"{start} 2.0 to 3.0 times as fast as gloo"
     mixed = table((2, 4, 3, 1, 1), (2, 16, 1, 2, 1))
-    end = "0.50 to 3.0 times as fast as gloo, no faster at 1 of 2 sizes"
-    assert findings.against_gloo(mixed, 2) == f"{start} {end}"
+    said = findings.against_gloo(mixed, 2)
+    assert said.endswith("0.50 to 3.0 times as fast as gloo, no faster at 1 of 2 sizes")
 
 
 def test_page_says_where_processes_crowd_and_how_far_the_copy_is(study: Any) -> None:

@@ -1,6 +1,5 @@
 """Headless Chromium, driven by the DevTools protocol over a pair of pipes."""
 
-import base64
 import fcntl
 import json
 import os
@@ -61,14 +60,6 @@ class Visit:
         assert "exceptionDetails" not in said, said["exceptionDetails"]
         return said["result"].get("value")
 
-    def picture(self, path: Path) -> None:
-        """The whole page as a PNG file."""
-        size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-        whole = {"x": 0, "y": 0, **size, "scale": 1}
-        options = {"clip": whole, "captureBeyondViewport": True}
-        shot = self.call("Page.captureScreenshot", **options)
-        path.write_bytes(base64.b64decode(shot["data"]))
-
     def told(self, event: dict[str, Any]) -> None:
         """Remember what an event says of the page."""
         if event.get("sessionId") != self.session:
@@ -105,13 +96,8 @@ class Browser:
     def wait_for(self, method: str, session: str) -> None:
         """Until such an event came."""
 
-        def came() -> bool:
-            return any(
-                event["method"] == method and event.get("sessionId") == session
-                for event in self._events
-            )
-
-        while not came():
+        wanted = (method, session)
+        while wanted not in [(e["method"], e.get("sessionId")) for e in self._events]:
             self._next()
 
     def visit(

@@ -8,6 +8,7 @@ import json
 import random
 import sys
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -84,7 +85,7 @@ class Casts(nn.Module):
 
     def forward(self, pixel_values: Tensor, labels: Tensor) -> Any:
         logits = self.layers(pixel_values.to(torch.bfloat16)).float()
-        return Found(F.cross_entropy(logits, labels))
+        return SimpleNamespace(loss=F.cross_entropy(logits, labels))
 
 
 class Weighted(nn.Module):
@@ -97,81 +98,46 @@ class Weighted(nn.Module):
 
     def forward(self, pixel_values: Tensor, labels: Tensor) -> Any:
         logits = self.layers(pixel_values)
-        return Found(F.cross_entropy(logits, labels, weight=WEIGHT))
+        return SimpleNamespace(loss=F.cross_entropy(logits, labels, weight=WEIGHT))
 
 
-class Found:
-    def __init__(self, loss: Tensor) -> None:
-        self.loss = loss
-
-
-SMALL = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 2}
+SIZES = {"hidden_size": 16, "num_hidden_layers": 2}
+SMALL = {**SIZES, "vocab_size": VOCABULARY}
 HEADS = {"num_attention_heads": 2, "intermediate_size": 32}
+GPT2_SIZES = {"vocab_size": VOCABULARY, "n_embd": 16, "n_layer": 2, "n_head": 2}
+T5 = {"vocab_size": VOCABULARY, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1}
+VIT = {**SIZES, **HEADS, "image_size": 16, "patch_size": 8, "num_labels": 3}
+RESNET = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]}
+
+
+def of(model: str, config: str, **settings: Any) -> Callable[[], nn.Module]:
+    """A model of transformers by the names of its class and its configuration."""
+    return lambda: getattr(hf, model)(getattr(hf, config)(**settings))
+
+
+GPT2 = of(
+    "GPT2LMHeadModel",
+    "GPT2Config",
+    vocab_size=VOCABULARY,
+    n_embd=16,
+    n_layer=2,
+    n_head=2,
+)
+LLAMA = of("LlamaForCausalLM", "LlamaConfig", **SMALL, **HEADS, attention_dropout=0.1)
+T5_MODEL = of("T5ForConditionalGeneration", "T5Config", **T5, decoder_start_token_id=0)
+VIT_MODEL = of("ViTForImageClassification", "ViTConfig", **VIT, hidden_dropout_prob=0.1)
+RESNET_MODEL = of(
+    "ResNetForImageClassification", "ResNetConfig", **RESNET, num_labels=3
+)
 Kind = tuple[Callable[[], nn.Module], Callable[[int], Any], Any]
 KINDS: dict[str, Kind] = {
-    "gpt2": (
-        lambda: hf.GPT2LMHeadModel(
-            hf.GPT2Config(vocab_size=VOCABULARY, n_embd=16, n_layer=2, n_head=2)
-        ),
-        text,
-        None,
-    ),
-    "llama": (
-        lambda: hf.LlamaForCausalLM(
-            hf.LlamaConfig(**SMALL, **HEADS, attention_dropout=0.1)
-        ),
-        text,
-        None,
-    ),
-    "mamba": (
-        lambda: hf.MambaForCausalLM(hf.MambaConfig(**SMALL, state_size=4)),
-        text,
-        None,
-    ),
-    "bert": (
-        lambda: hf.BertForMaskedLM(hf.BertConfig(**SMALL, **HEADS)),
-        masked,
-        all_labels,
-    ),
-    "t5": (
-        lambda: hf.T5ForConditionalGeneration(
-            hf.T5Config(
-                vocab_size=VOCABULARY,
-                d_model=16,
-                d_kv=8,
-                d_ff=32,
-                num_layers=1,
-                num_heads=2,
-                decoder_start_token_id=0,
-            )
-        ),
-        text,
-        all_labels,
-    ),
-    "vit": (
-        lambda: hf.ViTForImageClassification(
-            hf.ViTConfig(
-                hidden_size=16,
-                num_hidden_layers=2,
-                **HEADS,
-                image_size=16,
-                patch_size=8,
-                num_labels=3,
-                hidden_dropout_prob=0.1,
-            )
-        ),
-        images,
-        None,
-    ),
-    "resnet": (
-        lambda: hf.ResNetForImageClassification(
-            hf.ResNetConfig(
-                embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], num_labels=3
-            )
-        ),
-        images,
-        None,
-    ),
+    "gpt2": (GPT2, text, None),
+    "llama": (LLAMA, text, None),
+    "mamba": (of("MambaForCausalLM", "MambaConfig", **SMALL, state_size=4), text, None),
+    "bert": (of("BertForMaskedLM", "BertConfig", **SMALL, **HEADS), masked, all_labels),
+    "t5": (T5_MODEL, text, all_labels),
+    "vit": (VIT_MODEL, images, None),
+    "resnet": (RESNET_MODEL, images, None),
     "casts": (Casts, images, None),
     "class weights": (Weighted, images, weights),
 }

@@ -3,6 +3,8 @@
 tests/project/test_commands.py holds both tables to the pages, and the first to tests.
 """
 
+import re
+
 TUTORIAL = "tests/project/test_tutorial.py::test_every_command_ends_well"
 LOOK = "tests/course/test_course.py::test_what_a_student_sees"
 HOW_TO = "tests/course/test_how_to.py::test_page_does_what_it_says"
@@ -61,99 +63,54 @@ RUN_BY = {
     "torchrun --nproc-per-node 2 examples/nanogpt_style.py runs/bug --bug": WITH_BUG,
 }
 
-STUDY = "a study, minutes to an hour; its README holds what came of it"
-SUITE = "a part of the tests, which would start themselves"
-SETS_UP = "installs from the network; CI runs it (.ci/run)"
-MANY_HOSTS = (
-    "needs another host; tests/project/test_several_hosts.py does the same between two "
-    "network namespaces"
-)
-SLURM = "needs a cluster; tests/project/test_slurm.py submits these scripts to its own"
-YOURS = "names files of yours; tests/cli tries the command on others"
-FIREWALL = "would change who can reach this machine"
-HUGGING_FACE = "needs transformers, which minitrain does not"
+# kinds of commands that no test runs as they stand -> why
 NOT_RUN = {
-    "make": SETS_UP,
-    "make check": SETS_UP,
-    "make test": SETS_UP,
-    "make .venv/installed": SETS_UP,
-    "make .venv-peers/installed": SETS_UP,
-    "source .venv/bin/activate": "a convenience of your shell",
-    "git clone ... && cd minitrain && make .venv/installed": SETS_UP,
-    "dvc exp run -S train.learning_rate=0.001": (
-        "the tutorial's test runs the same of other keys"
+    r"make( check| test)?|make \.venv.*|git clone .*": (
+        "installs from the network; CI runs it (.ci/run)"
     ),
-    "git checkout params.yaml": "git alone",
-    "git checkout params.yaml dvc.lock metrics": "git alone",
-    "git switch --create my-exercise": "git alone; the tutorial's test does the same",
-    'git commit --all --message "What I changed, what I expected, what came"': (
-        "git alone; the tutorial's test does the same"
+    r"git (checkout|switch|commit|diff) .*|source .*|diff .*|cp metrics.*": (
+        "git or the shell alone; tests/project/test_tutorial.py runs others like it"
     ),
-    "git diff --exit-code metrics/equivalence.json": (
-        "git alone; tests/project/test_pipeline.py compares the bytes of two copies"
+    r"make study-\w+": "a study, minutes to an hour; its README holds the results",
+    r"(MINITRAIN_ALL=1 )?python -m pytest tests/.*": "a part of the tests themselves",
+    r"(sbatch|dvc (commit|repro check corpus shard)).*": (
+        "needs a cluster; tests/project/test_slurm.py submits these scripts to its own"
     ),
-    "diff before.txt after.txt": "of what a test prints; diff alone",
-    "cp metrics/equivalence.json undisturbed.json": "a copy alone",
-    "diff undisturbed.json metrics/equivalence.json": (
-        "tests/project/test_interrupted.py compares more than this file"
+    r"launch/host .*|dvc repro shard": (
+        "needs another host; tests/project/test_several_hosts.py does the same between "
+        "two network namespaces"
     ),
-    "minitrain check my_model.py:build": YOURS,
-    "minitrain check my_model.py:alone --sync all": (
-        "thirteen trainings; tests/cli/test_cli_check.py::test_all_strategies"
+    r"iptables .*": "would change who can reach this machine",
+    r"ss -tlnp": "tests/project/test_pipeline.py looks at the sockets of ranks",
+    r"minitrain (verify|check) (A B|a\.pt b\.pt|runs/.*|my_model\.py:build)": (
+        "names files of yours; tests/cli tries the command on others"
     ),
-    "minitrain verify A B": YOURS,
-    "minitrain verify a.pt b.pt": YOURS,
-    "minitrain verify runs/one runs/two": YOURS,
-    "minitrain verify runs/one runs/bug": YOURS,
-    "minitrain verify runs/a runs/b": YOURS,
-    "minitrain verify runs/a runs/b --twin runs/c --picture apart.png": YOURS,
-    "minitrain verify data/runs/gloo-2 data/runs/gloo-1": (
+    r"MINITRAIN_TWIN=1 python train\.py": "names a script of yours",
+    r"minitrain check my_model\.py:alone --sync all": (
+        "thirteen trainings; tests/cli/test_cli_check.py has all strategies"
+    ),
+    r"minitrain check my_(classifier|masked)\.py:build .*": (
+        "needs transformers, which minitrain does not"
+    ),
+    r"minitrain verify data/runs/gloo-2 data/runs/gloo-1": (
         "ends with code 1, as it should: tests/compare/test_run_diff.py"
     ),
-    "minitrain report": "tests/report draws from small results; stages.report is run",
-    "minitrain check my_classifier.py:build --batches my_classifier.py:batches": (
-        HUGGING_FACE
+    r"minitrain report": "tests/report draws from small results; stages.report is run",
+    r"MINITRAIN_TRACEBACK=1 dvc repro": "there is none to show of a run that ends well",
+    r"dvc exp run -S train\.learning_rate=0\.001": (
+        "tests/project/test_tutorial.py runs the same of other keys"
     ),
-    "minitrain check my_masked.py:build --batches my_masked.py:batches": HUGGING_FACE,
-    "minitrain check my_masked.py:build --batches my_masked.py:batches "
-    "--count my_masked.py:count": HUGGING_FACE,
-    "MINITRAIN_TWIN=1 python train.py": YOURS,
-    "MINITRAIN_TRACEBACK=1 dvc repro": "there is none to show of a run that ends well",
-    "dvc repro shard": "tests/project/test_several_hosts.py runs the stage itself",
-    "dvc repro check corpus shard": SLURM,
-    "dvc repro --force train@2": (
-        "is to be interrupted; tests/project/test_interrupted.py does that"
+    r"dvc repro --force train@2": "tests/project/test_interrupted.py interrupts one",
+    r"dvc repro --force (equivalence|--single-item baseline)": (
+        "tests/project/test_pipeline.py runs the stages, and compares two copies"
     ),
-    "dvc repro --force equivalence": (
-        "tests/project/test_pipeline.py builds two copies instead, and compares"
-    ),
-    "dvc repro --force --single-item baseline": (
-        "measures speeds; the stage is run by tests/project/test_pipeline.py"
-    ),
-    "python -m stages.train --backend gloo --world-size 4 "
-    "--resume .minitrain/checkpoints/gloo-2-4f0c2c1e9a7b": (
+    r"python -m stages\.train .* --resume .*": (
         "names a checkpoint of yours; tests/train/test_other_ranks.py"
     ),
-    "dvc commit --force train@4 && dvc repro": MANY_HOSTS,
-    "dvc commit --force train@4": SLURM,
-    "launch/host --world-size 4 --nnodes 2 --rdzv-endpoint 10.0.0.1:29400": MANY_HOSTS,
-    "launch/host --world-size 4 --nnodes 2 --rdzv-endpoint 10.0.0.1": MANY_HOSTS,
-    "sbatch launch/slurm/one-node.sbatch": SLURM,
-    "sbatch launch/slurm/one-node.sbatch train@2": SLURM,
-    "sbatch --nodes=2 --cpus-per-task=2 launch/slurm/many-nodes.sbatch 4": SLURM,
-    "sbatch --cpus-per-task=4 launch/slurm/one-node.sbatch": SLURM,
-    "iptables -A INPUT -i eth1 -p tcp -s 10.0.0.1 -j ACCEPT": FIREWALL,
-    "iptables -A INPUT -i eth1 -p tcp -s 10.0.0.2 -j ACCEPT": FIREWALL,
-    "iptables -A INPUT -i eth1 -p tcp -j DROP": FIREWALL,
-    "ss -tlnp": "tests/project/test_pipeline.py looks at the sockets of ranks",
-    "MINITRAIN_ALL=1 python -m pytest tests/project/test_mutants.py": SUITE,
-    "python -m pytest tests/studies/test_bugs.py": SUITE,
-    "python -m pytest tests/proof/test_clean_runs.py": SUITE,
-    "python -m pytest tests/proof/test_forward.py": SUITE,
-    "python -m pytest tests/recording/test_recorder.py -k same_bits": SUITE,
-    "make study-invariance": STUDY,
-    "make study-resume": STUDY,
-    "make study-chaos": STUDY,
-    "make study-noise": STUDY,
-    "make study-prediction": STUDY,
 }
+
+
+def reason(command: str) -> str | None:
+    """Why no test runs ``command``."""
+    found = [why for kind, why in NOT_RUN.items() if re.fullmatch(kind, command)]
+    return found[0] if found else None

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from mutated import PREPARE
-from pages import Block, blocks, edit, values
+from pages import Block, blocks, edit, reruns, values
 from project import ROOT
-from reruns import table
 from ruamel.yaml import YAML
 
 COURSE = ROOT / "docs/course"
@@ -48,7 +47,7 @@ class Exercise:
             keys = list(values(self.change))
         else:
             keys = ["/".join(Path(edit(self.change).file).parts[:2])]
-        return {stage for key in keys for stage in table()[key]}
+        return {stage for key in keys for stage in reruns()[key]}
 
 
 def of_runs(folder: Path) -> list[list[str]]:

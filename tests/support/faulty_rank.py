@@ -33,28 +33,16 @@ def work_for_ever() -> None:
         pass
 
 
-def stop() -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)
-
-
-def kill() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+def send_myself(number: signal.Signals) -> Callable[[], None]:
+    return lambda: os.kill(os.getpid(), number)
 
 
 def segfault() -> None:
     ctypes.string_at(0)
 
 
-def abort() -> None:
-    os.abort()
-
-
-def raise_an_error() -> None:
-    raise ValueError("a bug")
-
-
-def make_a_mistake() -> None:
-    raise UserError("params.yaml: b = 3: must be 4")
+def raise_(error: Exception) -> None:
+    raise error
 
 
 def sum_of(size: int) -> None:
@@ -64,23 +52,12 @@ def sum_of(size: int) -> None:
     dist.all_reduce(torch.ones(size))
 
 
-def other_layers() -> None:
-    wrap(3)
-
-
-def wrap(layers: int) -> None:
+def wrap(layers: int, width: int = 2) -> None:
     import torch
     from torch import nn
 
-    model = nn.Sequential(*[nn.Linear(2, 2) for _ in range(layers)])
+    model = nn.Sequential(*[nn.Linear(2, width) for _ in range(layers)])
     nn.parallel.DistributedDataParallel(model)(torch.ones(1, 2)).sum().backward()
-
-
-def other_shapes() -> None:
-    import torch
-    from torch import nn
-
-    nn.parallel.DistributedDataParallel(nn.Linear(2, 3))(torch.ones(1, 2))
 
 
 def leave_when_told() -> None:
@@ -89,35 +66,31 @@ def leave_when_told() -> None:
     sleep_for_ever()
 
 
-def leak_a_thread() -> None:
-    threading.Thread(target=sleep_for_ever).start()
-
-
 def leak_a_process() -> None:
     # what a signal of the terminal does not reach
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
-    kill()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 FAULTS: dict[str, Callable[[], None]] = {
     "nothing": lambda: None,
     "sleeps": sleep_for_ever,
     "works": work_for_ever,
-    "stops": stop,
-    "is killed": kill,
+    "stops": send_myself(signal.SIGSTOP),
+    "is killed": send_myself(signal.SIGKILL),
     "crashes": segfault,
-    "aborts": abort,
+    "aborts": os.abort,
     "exits 3": lambda: os._exit(3),
     "exits 0": lambda: os._exit(0),
     "leaves 0": lambda: sys.exit(0),
-    "raises": raise_an_error,
-    "mistakes": make_a_mistake,
+    "raises": lambda: raise_(ValueError("a bug")),
+    "mistakes": lambda: raise_(UserError("params.yaml: b = 3: must be 4")),
     "sums more": lambda: sum_of(4000),
     "sums less": lambda: sum_of(1),
     "waits elsewhere": barrier,
-    "wraps other layers": other_layers,
-    "wraps other shapes": other_shapes,
-    "leaks a thread": leak_a_thread,
+    "wraps other layers": lambda: wrap(3),
+    "wraps other shapes": lambda: wrap(1, width=3),
+    "leaks a thread": lambda: threading.Thread(target=sleep_for_ever).start(),
     "leaks a process beside one that leaves": leak_a_process,
     "exits 3 beside one that stops": lambda: os._exit(3),
     "exits 0 beside one that sleeps": lambda: os._exit(0),
@@ -128,7 +101,7 @@ USUAL: dict[str, Callable[[], None]] = {
     "waits elsewhere": lambda: sum_of(4),
     "wraps other layers": lambda: wrap(2),
     "wraps other shapes": lambda: wrap(1),
-    "exits 3 beside one that stops": stop,
+    "exits 3 beside one that stops": send_myself(signal.SIGSTOP),
     "exits 0 beside one that sleeps": sleep_for_ever,
     "leaks a process beside one that leaves": leave_when_told,
 }

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,16 @@ def _dotted(sections: dict[str, dict[str, Any]]) -> Iterator[tuple[str, Any]]:
     for section, keys in sections.items():
         for key, value in keys.items():
             yield f"{section}.{key}", value
+
+
+@cache
+def reruns() -> dict[str, list[str]]:
+    """docs/what-reruns.md: a parameter, file or package -> the stages that it touches
+    directly; tests/project/test_pipeline.py compares it with dvc.yaml.
+    """
+    text = (ROOT / "docs/what-reruns.md").read_text()
+    rows = re.findall(r"^\| `([^`]+)` \| ([^|]*) \|$", text, flags=re.MULTILINE)
+    return {key: re.findall(r"\w+", stages) for key, stages in rows}
 
 
 @dataclass(frozen=True)

@@ -223,11 +223,6 @@ def reduced(bucket: GradBucket, divide: bool = True) -> Hooked:
     return future
 
 
-def sum_for_mean(state: list[int], bucket: GradBucket) -> Hooked:
-    """Nobody divides."""
-    return reduced(bucket, divide=False)
-
-
 def mismatched_bucket_order(state: list[int], bucket: GradBucket) -> Hooked:
     """One rank lays its gradients into the bucket in another order."""
     if dist.get_rank() != VICTIM:
@@ -247,32 +242,24 @@ def averaged_twice(state: list[int], bucket: GradBucket) -> Hooked:
     return reduced(bucket).then(lambda future: future.value() / dist.get_world_size())
 
 
-def transfer_lost(state: list[int], bucket: GradBucket) -> Hooked:
-    """At one step in a hundred the part of a rank does not come; here at LATER."""
-    lost = state[0] == LATER and dist.get_rank() == VICTIM
-    state[0] += 1
-    if lost:
-        bucket.buffer().zero_()
-    return reduced(bucket)
-
-
-def transfer_lost_to_one(state: list[int], bucket: GradBucket) -> Hooked:
-    """As that, and the others' does not come to this rank alone."""
+def lose(state: list[int], bucket: GradBucket, to_one: bool) -> Hooked:
+    """At one step in a hundred, here at LATER, the part of a rank does not come, or the
+    others' does not come to this rank alone.
+    """
     lost = state[0] == LATER and dist.get_rank() == VICTIM
     state[0] += 1
     mine = bucket.buffer() / dist.get_world_size()
+    if lost and not to_one:
+        bucket.buffer().zero_()
     done = reduced(bucket)
-    return done.then(lambda future: mine) if lost else done
+    return done.then(lambda future: mine) if lost and to_one else done
 
 
-HOOKS = {
-    hook.__name__: hook
-    for hook in (
-        sum_for_mean,
-        mismatched_bucket_order,
-        low_precision_reduce,
-        averaged_twice,
-        transfer_lost,
-        transfer_lost_to_one,
-    )
+HOOKS: dict[str, Any] = {
+    "sum_for_mean": lambda state, bucket: reduced(bucket, divide=False),
+    "mismatched_bucket_order": mismatched_bucket_order,
+    "low_precision_reduce": low_precision_reduce,
+    "averaged_twice": averaged_twice,
+    "transfer_lost": lambda state, bucket: lose(state, bucket, to_one=False),
+    "transfer_lost_to_one": lambda state, bucket: lose(state, bucket, to_one=True),
 }

@@ -94,34 +94,22 @@ SCRIPT = r"""
 
 @dataclass(frozen=True)
 class Found:
-    """``texts`` that were looked at; everything else is a fault where it is not empty:
-    pixels that the page is wider than its window, texts with less contrast than
-    LEAST_CONTRAST or smaller than LEAST_PX, pictures without words for them or without
-    a picture, names of runs in two lines, addresses elsewhere, and complaints.
+    """``texts`` that were looked at; and every fault by its name: pixels that the page
+    is wider than its window, texts with less contrast than LEAST_CONTRAST or smaller
+    than LEAST_PX, pictures without words for them or without a picture, names of runs
+    in two lines, addresses elsewhere, and complaints.
     """
 
     texts: int
-    too_wide: int
-    faint: list[str]
-    small: list[str]
-    no_alt: list[str]
-    not_drawn: list[str]
-    broken: list[str]
-    elsewhere: list[str]
-    complaints: list[str]
-
-    @property
-    def faults(self) -> dict[str, Any]:
-        """Every fault by its name."""
-        named = {**vars(self), "too_wide": max(self.too_wide, 0)}
-        del named["texts"]
-        return {name: fault for name, fault in named.items() if fault}
+    faults: dict[str, Any]
 
 
 def look_at(visit: Visit) -> Found:
     """Open all that is folded on the page, and look at it."""
     script = SCRIPT.replace("LEAST_CONTRAST", str(LEAST_CONTRAST))
     seen = visit.evaluate(script.replace("LEAST_PX", str(LEAST_PX)))
+    texts, seen["too_wide"] = seen.pop("texts"), max(seen["too_wide"], 0)
     inside = ("file:", "data:", "about:")
-    elsewhere = [one for one in visit.asked if not one.startswith(inside)]
-    return Found(**seen, elsewhere=elsewhere, complaints=list(visit.complaints))
+    seen["elsewhere"] = [one for one in visit.asked if not one.startswith(inside)]
+    seen["complaints"] = visit.complaints
+    return Found(texts, {name: fault for name, fault in seen.items() if fault})

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-from waiting import GENEROUS_S
+from ports import free_port
+from waiting import GENEROUS_S, wait_for
 
 START_S = 120.0
 ASK_S = 120.0
@@ -180,16 +181,11 @@ def two_nodes(folder: Path) -> Iterator[Slurm]:
 
 def _wait_until_idle(folder: Path) -> None:
     command = ["sinfo", "--noheader", "--Node", "--format=%T"]
+    given = {"env": environment_of(folder), "capture_output": True, "text": True}
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         with suppress(subprocess.TimeoutExpired):
-            done = subprocess.run(
-                command,
-                env=environment_of(folder),
-                capture_output=True,
-                text=True,
-                timeout=GENEROUS_S,
-            )
+            done = subprocess.run(command, **given, timeout=GENEROUS_S)
             if done.stdout.split() == ["idle"] * len(NODES):
                 return
         time.sleep(0.1)
@@ -199,7 +195,10 @@ def _wait_until_idle(folder: Path) -> None:
 def write_config(folder: Path) -> None:
     """slurm.conf for two nodes, and what they need beside it."""
     host = socket.gethostname().partition(".")[0]
-    first, *others = _free_ports(1 + len(NODES))
+    ports: set[int] = set()
+    while len(ports) < 1 + len(NODES):
+        ports.add(free_port())
+    first, *others = ports
     config = CONFIG.format(host=host, port=first, user=os.geteuid(), folder=folder)
     for name, port in zip(NODES, others, strict=True):
         config += NODE.format(name=name, host=host, port=port)
@@ -215,15 +214,6 @@ def write_config(folder: Path) -> None:
     key = folder / "munge.key"
     key.touch(0o600)
     key.write_bytes(secrets.token_bytes(32))
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        doors = [
-            stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-            for _ in range(count)
-        ]
-        return [int(door.getsockname()[1]) for door in doors]
 
 
 def daemons(folder: Path) -> list[list[str]]:
@@ -249,16 +239,10 @@ def keep(folder: Path) -> None:
             environment = environment_of(folder)
             subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
             if command[0] == "munged":
-                _wait_for(folder / "munge.socket")
+                wait_for(lambda: [*folder.glob("munge.socket")], 1)
         sys.stdin.read()
     finally:
         end_all()
-
-
-def _wait_for(path: Path) -> None:
-    deadline = time.monotonic() + START_S
-    while not path.exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
 
 
 def end_all() -> None:
