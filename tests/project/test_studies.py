@@ -9,7 +9,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from draw_matrix import digest
 from dvc.exceptions import DvcException
 from dvc.repo import Repo
 from interleaved import load_interleaved
@@ -24,6 +23,7 @@ from minitrain.core.errors import UserError
 from minitrain.core.files import read_json, write_json
 from minitrain.core.provenance import provenance
 from minitrain.core.schema import Section
+from minitrain.report.studied import digest
 
 STUDIES = sorted(file.parent.name for file in ROOT.glob("studies/*/params.yaml"))
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draw_matrix import digest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from markupsafe import Markup
@@ -39,6 +38,7 @@ from minitrain.report.facts import Facts
 from minitrain.report.publish import FILES
 from minitrain.report.publish import report as page_of
 from minitrain.report.render import escaped, markdown, sentence, table, to_html
+from minitrain.report.studied import digest
 from stages import report
 
 pytestmark = pytest.mark.slow
