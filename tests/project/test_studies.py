@@ -24,6 +24,7 @@ from minitrain.core.errors import UserError
 from minitrain.core.files import read_json, write_json
 from minitrain.core.provenance import provenance
 from minitrain.core.schema import Section
+from minitrain.report.studied import digest
 
 STUDIES = sorted(file.parent.name for file in ROOT.glob("studies/*/params.yaml"))
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from browser import WHY_NOT, Browser, browser
-from draw_matrix import digest
 from readable import look_at
 from report_inputs import facts, ladder_of, rung, zoo
 
@@ -20,6 +19,7 @@ from minitrain.report.overview import draw_overview
 from minitrain.report.pictures import draw_account, draw_losses, draw_scaling
 from minitrain.report.publish import report
 from minitrain.report.render import sentence, to_html
+from minitrain.report.studied import digest
 
 pytestmark = pytest.mark.slow
 NARROW, WIDE = 390, 1440

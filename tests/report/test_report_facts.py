@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from draw_matrix import digest, loss_curve
 from report_inputs import (
     ACCOUNT,
     CONTRACT,
@@ -43,6 +42,8 @@ from minitrain.report.studied import (
     LossCurve,
     Origin,
     bare_allreduce,
+    digest,
+    loss_curve,
 )
 
 BUSY = provenance_of(1, load={"others_share": 0.4, "steal_share": 0.0})

@@ -2,6 +2,7 @@
 
 import json
 import re
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from report_inputs import (
 )
 
 from minitrain.cli.main import run
+from minitrain.cli.summary import answer
 from minitrain.core.errors import UserError
 from minitrain.core.files import write_json
 from minitrain.report.breach import refuse
@@ -184,4 +186,4 @@ def test_command(
     assert run(["summary", "--metrics", "mine"]) == 1
     assert capsys.readouterr().out.startswith("Breach: gloo-2: x.\n")
     with pytest.raises(OSError, match=r"metrics/summary\.json"):
-        run(["summary"])
+        answer(Namespace(metrics=Path("metrics")))

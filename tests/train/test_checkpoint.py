@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from minitrain.core import durable, files
+from minitrain.core import files
 from minitrain.core.errors import UserError
 from minitrain.ddp import distributed
 from minitrain.harness.launcher import launch
@@ -122,7 +122,7 @@ def killed_at(line: int, action: Callable[[], object]) -> bool:
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
     seen = 0
-    writers = {one.__file__ for one in (checkpoint, shutil, durable, files)}
+    writers = {one.__file__ for one in (checkpoint, shutil, files)}
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
         nonlocal seen
@@ -189,7 +189,7 @@ def save_where_one_disk_is_full(folder: Path) -> str:
     with distributed() as (rank, _):
         saved = save(checkpoints_in(folder), 3)
         if rank == 1:
-            durable.fsync = without_room
+            files.fsync = without_room
         try:
             save(saved, 6)
         except UserError as error:
