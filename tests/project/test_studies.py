@@ -9,7 +9,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from draw_matrix import digest
 from dvc.repo import Repo
 from interleaved import load_interleaved
 from one_line import refusal
