@@ -110,8 +110,9 @@ def require_same_build(named: Mapping[str, Mapping[str, Any]]) -> None:
     if unlike := _first_difference(named):
         name, other, first, key, here = unlike
         raise UserError(
-            f"{name}: {key} = {other!r}, but {here!r} in {first}: bits of unlike "
-            "machines are not compared; make both here with dvc repro --force"
+            f"{name}: {key} = {other!r}, but {here!r} in {first}: "
+            "bits of unlike machines are not compared; make both here with "
+            "dvc repro --force"
         )
 
 

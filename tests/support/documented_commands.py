@@ -18,9 +18,7 @@ WITH_BUG = EXAMPLES + "test_the_planted_bug_is_named"
 CLASS = "tests/project/test_dvc_views.py::test_class_pulls_what_the_teacher_ran"
 
 RUN_BY = {
-    "minitrain summary": (
-        "tests/cli/test_cli_summary.py::test_lines_are_printed_and_given_to_programs"
-    ),
+    "minitrain summary": ("tests/report/test_report_terminal.py::test_command"),
     "dvc remote add --default class /srv/minitrain": CLASS,
     "dvc push": CLASS,
     "git add --all": CLASS,
