@@ -109,8 +109,8 @@ class Gathering:
         while missing:
             for number in [n for n in missing if self._has(f"host {n}")]:
                 found = Known(*json.loads(self.store.get(f"host {number}")))
-                self._require_same_sizes(found)
                 self.everyone.append(found)
+                self._require_same_sizes(found)
                 missing.remove(number)
             # by the host that has waited longest
             if self._has(GAVE_UP):
@@ -261,10 +261,11 @@ class Gathering:
         """Say so, and as the first host wait for the others to have left."""
         if not self.everyone:
             return
-        with suppress(dist.DistError):
+        others = [n for n in range(self.hosts.count) if n != self.number]
+        with suppress(dist.DistError, UserError):
             self.store.set(f"left {self.number}", "")
             if self.hosts.is_first:
-                keys = [f"left {other.number}" for other in self.everyone[1:]]
+                keys = [f"left {n}" for n in others if self._has(f"host {n}")]
                 self.store.wait(keys, timedelta(seconds=LEAVE_S))
 
 
