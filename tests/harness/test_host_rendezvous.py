@@ -99,7 +99,13 @@ def test_unlike_sizes_are_told_on_both_hosts_at_once(
 
 
 def test_one_host_too_many_is_told() -> None:
-    lines = meet(2, lambda _: "met", [0, 1, 1])
+    def until_it_came(gathering: Gathering) -> str:
+        deadline = time.monotonic() + GENEROUS_S
+        while gathering.store.add("sits 1", 0) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return "met"
+
+    lines = meet(2, until_it_came, [0, 1, 1])
     assert sorted(lines)[1:] == ["met", "met"]
     assert "all 2 hosts of the run are there, and this is one more" in sorted(lines)[0]
 
