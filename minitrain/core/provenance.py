@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import re
+import resource
 import subprocess
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -153,17 +154,26 @@ def measured_where(origin: Mapping[str, Any]) -> str:
 
 def peak_memory_mb() -> float:
     """Largest resident memory of this process so far, in MB (10^6 bytes)."""
-    # ru_maxrss would count what the parent used before this process was started
-    lines = Path("/proc/self/status").read_text().splitlines()
-    line = next(line for line in lines if line.startswith("VmHWM:"))
-    return int(line.split()[1]) * 1024 / 1e6
+    kib = [
+        int(line.split()[1])
+        for line in _lines(Path("/proc/self/status"))
+        if line.startswith("VmHWM:")
+    ]
+    # ru_maxrss counts what the parent used before this process was started, too
+    most = kib[0] if kib else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most * 1024 / 1e6
 
 
 def _cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
+    for line in _lines(Path("/proc/cpuinfo")):
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def _lines(file: Path) -> list[str]:
+    # a container may hide /proc
+    return file.read_text().splitlines() if file.exists() else []
 
 
 def _project(script: Path) -> Path | None:

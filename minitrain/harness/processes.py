@@ -41,10 +41,18 @@ def end(pid: int) -> None:
 def ranks_among_children(folder: Path) -> dict[int, int]:
     """Processes of the ranks of the run in ``folder``, by local rank."""
     found = {}
-    for child in psutil.Process().children():
+    for child in _children():
         with suppress(psutil.Error):
             variables = child.environ()
             if Path(variables.get(STORE, "")).parent == folder:
                 found[int(variables.get("LOCAL_RANK", "-1"))] = child.pid
     found.pop(-1, None)
     return found
+
+
+def _children() -> list[psutil.Process]:
+    # in a container /proc may be hidden, or that of another namespace
+    with suppress(OSError, psutil.Error):
+        if os.readlink("/proc/self") == str(os.getpid()):
+            return psutil.Process().children()
+    return []

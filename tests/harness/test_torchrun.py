@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from one_line import refusal
-from project import run_python
+from project import environment, run_python
 from waiting import GENEROUS_S, wait_for
 
 from minitrain.comm.store import ENVIRONMENT
@@ -95,6 +95,26 @@ def test_module_starts_itself(
     (tmp_path / "ranks.py").write_text(hide + TORCHRUN)
     done = run_python("-m", "ranks", "well", folder=tmp_path)
     assert (done.returncode, done.stdout) == (0, f"{launcher} 2\n"), done.stderr
+
+
+HIDDEN = ["--mount", "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root")
+@pytest.mark.parametrize("space", [HIDDEN, ["--pid", "--fork"]], ids=["no", "foreign"])
+def test_ranks_end_well_without_a_proc_of_their_own(
+    space: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "ranks.py").write_text(TORCHRUN)
+    done = subprocess.run(
+        ["unshare", *space, sys.executable, "-m", "ranks", "well"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=GENEROUS_S,
+    )
+    assert (done.returncode, done.stdout) == (0, "torchrun 2\n"), done.stderr
 
 
 @pytest.mark.parametrize(
