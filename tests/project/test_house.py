@@ -69,6 +69,23 @@ def test_scripts_are_short_and_end_in_one_line_where_a_user_is_wrong() -> None:
     assert without == {"train_memory.py"}
 
 
+def test_library_does_not_grow() -> None:
+    count = {
+        package: sum(
+            len(p.read_text().splitlines())
+            for p in (ROOT / "minitrain" / package).rglob("*.py")
+        )
+        for package in MAY_IMPORT
+    }
+    assert sum(count.values()) <= 27_000
+    text = (ROOT / "CONTRIBUTING.md").read_text().partition("## How large it is")[2]
+    stated = {name: float(n) for name, n in re.findall(r"`(\w+)`\s(\d+\.\d)", text)}
+    assert stated.keys() == count.keys()
+    assert [
+        n for n, lines in count.items() if abs(lines / 1000 - stated[n]) > 0.15
+    ] == []
+
+
 def test_files_have_at_most_400_lines_and_functions_60() -> None:
     assert longer_than(400, [*LIBRARY, *STAGES]) == []
     # short enough to be read
