@@ -58,10 +58,9 @@ def test_code_is_as_tidy_as_the_library(arguments: list[str]) -> None:
 FORK = f"""
 import sys
 sys.path.insert(0, {str(ROOT / "tests/support")!r})
-from fork_server import ForkServer, start_by_fork
+from fork_server import ForkServer
 from minitrain.harness import launcher
-fork_server = ForkServer()
-launcher._Ranks.start = lambda *given: start_by_fork(fork_server, *given)
+launcher._start = ForkServer().fork
 """
 
 

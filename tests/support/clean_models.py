@@ -7,13 +7,13 @@ The models are tiny ones of transformers, made from a configuration, and two by 
 import json
 import random
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import transformers as hf
-from fork_server import ForkServer, start_by_fork
+from fork_server import ForkServer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -150,10 +150,7 @@ def main() -> None:
     modules = [f"transformers.models.{n}.modeling_{n}" for n in names if n not in OWN]
     fork_server = ForkServer(modules)
 
-    def start(ranks: Any, payload: bytes, environment: Mapping[str, str]) -> None:
-        start_by_fork(fork_server, ranks, payload, environment)
-
-    launcher._Ranks.start = start
+    launcher._start = fork_server.fork
     try:
         check(int(sys.argv[1]), names)
     finally:
