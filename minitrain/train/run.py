@@ -25,8 +25,7 @@ from minitrain.train.outputs import write_run, write_state
 from minitrain.train.precision import Precision
 from minitrain.train.recorder import TrainResult
 from minitrain.train.reshard import FromElsewhere
-from minitrain.train.resume import run_through
-from minitrain.train.snapshot import RankInSteps
+from minitrain.train.resume import RankInSteps, run_through
 from minitrain.train.worker import Worker
 
 # spoils a worker before its first step

@@ -7,8 +7,7 @@ from minitrain.comm.groups import barrier
 from minitrain.train.checkpoint import Checkpoints
 from minitrain.train.loop import train
 from minitrain.train.observer import watches_parts
-from minitrain.train.resume import REPEATED
-from minitrain.train.snapshot import RankInSteps
+from minitrain.train.resume import REPEATED, RankInSteps
 from minitrain.train.worker import Worker
 
 NS_PER_MS = 1e6

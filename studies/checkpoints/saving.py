@@ -12,7 +12,7 @@ import torch.distributed as dist
 from minitrain.bench.arms import Arm, Contestant
 from minitrain.core.params import Params
 from minitrain.train.checkpoint import Kept
-from minitrain.train.snapshot import RankInSteps
+from minitrain.train.resume import RankInSteps
 
 # saves what a rank keeps after so many steps -> what is still under way, if anything
 Save = Callable[[int, Kept], Future[Any] | None]

@@ -96,6 +96,7 @@ def on_a_terminal(*arguments: str) -> str:
     return shown
 
 
+@pytest.mark.slow
 def test_command_on_a_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -58,6 +58,7 @@ def test_version_is_that_of_the_module() -> None:
     assert done.stdout == f"minitrain {minitrain.__version__}\n"
 
 
+@pytest.mark.slow
 def test_who_reads_the_first_line_alone_gets_no_error() -> None:
     """A reader that has gone, as `| head` goes: this was code 2 and a line."""
     gone, ours = os.pipe()

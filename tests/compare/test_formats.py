@@ -110,6 +110,7 @@ def save_a_part(folder: Path) -> None:
         torch.save({"w": part}, folder / f"rank-{dist.get_rank()}.pt")
 
 
+@pytest.mark.slow
 def test_parts_of_ranks_are_put_together(tmp_path: Path) -> None:
     launch(partial(save_a_part, tmp_path), 2, timeout_s=60)
     whole = torch.arange(20.0).reshape(5, 4)

@@ -229,6 +229,7 @@ def test_a_damaged_number_in_a_table_is_one_line(tmp_path: Path) -> None:
         read_csv(table)
 
 
+@pytest.mark.slow
 def test_what_nests_without_end_is_one_line(tmp_path: Path) -> None:
     deep = tmp_path / "deep.json"
     deep.write_text("[" * 100_000 + "\n")

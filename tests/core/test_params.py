@@ -248,6 +248,7 @@ def test_value_that_yaml_cannot_read(path: Path, value: str) -> None:
         load_params(path)
 
 
+@pytest.mark.slow
 def test_problem_of_a_rank_comes_back_as_it_was() -> None:
     problem = Problem("sizes", [1, None], "a list of numbers")
     line = "sizes = [1, null]: must be a list of numbers"

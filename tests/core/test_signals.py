@@ -165,6 +165,7 @@ def dvc(tmp_path: Path) -> Iterator[Callable[[str], psutil.Process]]:
         one.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", ["stage.py", "imports.py"])
 @pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGTERM])
 def test_stage_ends_with_dvc(

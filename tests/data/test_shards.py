@@ -180,6 +180,7 @@ print(f"{len(samples.tokens) / 1e6} MB of tokens, {peak() - before} MB of memory
 """
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
     done = run_python("-c", WHOLE_STAGE, folder=tmp_path, PYTHONPATH=str(ROOT))
     assert done.returncode == 0, done.stderr

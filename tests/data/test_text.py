@@ -92,6 +92,7 @@ def test_tokens_are_bytes_between_boundaries() -> None:
     assert list(tokenize("hö")) == [255, 104, 195, 182, 255]
 
 
+@pytest.mark.slow
 @given(st.text())
 def test_boundary_never_occurs_inside(text: str) -> None:
     tokens = tokenize(text.encode("utf-8", "replace").decode())

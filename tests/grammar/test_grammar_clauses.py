@@ -82,6 +82,7 @@ NEVER = [
 ]
 
 
+@pytest.mark.slow
 def test_sentence_is_made_with_its_labels(made: dict[str, dict[str, Sentence]]) -> None:
     for lemma, text, *labels in EXPECTED:
         assert made[lemma][text] == Sentence(text, lemma, *labels)

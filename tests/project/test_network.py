@@ -210,6 +210,7 @@ def test_load_is_that_of_the_trainings(
     assert load["others_share"] == pytest.approx(3 / (10 * usable_cores()))
 
 
+@pytest.mark.slow
 def test_children_that_have_ended_are_not_others() -> None:
     """A child of a child computes for half a second of its own time."""
     burn = "import time\nwhile time.process_time() < 0.5: pass"

@@ -30,6 +30,7 @@ def test_menu_has_every_page_of_the_docs_once() -> None:
     assert sorted(listed(SETTINGS["nav"])) == sorted(["README.md", *pages])
 
 
+@pytest.mark.slow
 def test_site_is_built_and_asks_nobody_for_anything(tmp_path: Path) -> None:
     if not MKDOCS.exists():
         pytest.skip("no .venv-docs; make test makes it")

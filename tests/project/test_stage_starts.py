@@ -38,6 +38,7 @@ def slow_project(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_first_line_comes_before_python(slow_project: Path) -> None:
     for folder, command in commands():
         line, expected = first_line(slow_project, folder, command)

@@ -233,6 +233,7 @@ def stages_known_to_dvc(root: Path) -> set[str]:
 
 
 # of a library that DVC keeps its tree of outputs in
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:_NoneStep.value:DeprecationWarning")
 def test_dvc_takes_every_stage_of_every_study() -> None:
     known = {name.partition(":")[0] for name in stages_known_to_dvc(ROOT)}

@@ -124,6 +124,7 @@ def test_honest_run(honest: Any, optimizer: str) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["after", "moments"])
 def test_a_large_tensor_is_compared_to_its_end(
     honest: Any, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -471,6 +472,7 @@ def test_mean_of_means_that_the_replay_shares(kind: str, precision: str) -> None
     assert "witness_probe" in ladder.breaches
 
 
+@pytest.mark.slow
 def test_reference_that_drops_the_last_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """With dropout too: run and reference agree to the last bit."""
 
@@ -580,6 +582,7 @@ class Coupled(nn.Module):
         return self.linear(inputs - inputs.mean(0))
 
 
+@pytest.mark.slow
 def test_who_depends_on_its_batch_is_replayed_only() -> None:
     """One process computes something else, and nobody can say which is right."""
     options: Any = {"loss": squares, "steps": 2}
@@ -611,6 +614,7 @@ def scale_gradients(record: dict[str, Any], step: int, factor: float) -> None:
         rehashed(record, key, factor * record["tensors"][key])
 
 
+@pytest.mark.slow
 def test_training_with_dropout_is_not_left_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -714,6 +718,7 @@ def test_sampled_steps_have_the_first_smaller_batch_and_one_by_the_data() -> Non
     assert breached(asked(trial, record)) == ["witness_hashes"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [12, 50])
 def test_witness_and_run_sample_the_same_steps_of_a_corpus(
     tmp_path: Path, count: int

@@ -74,6 +74,7 @@ def test_nccl_needs_a_gpu_for_every_rank(monkeypatch: pytest.MonkeyPatch) -> Non
     assert backends(2)["nccl"].device == "cuda"
 
 
+@pytest.mark.slow
 def test_small_sweep_measures_all_in_turn() -> None:
     rows = sweep(2, SIZES, seconds_per_size=0.05)
     names = [(row["num_bytes"], row["backend"]) for row in rows]
@@ -162,6 +163,7 @@ def idle(_: ExitStack) -> AllReduce:
     return lambda tensor: None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wrong", "num_bytes", "rank"), [(lossy, 4096, 0), (stale, 4096, 1), (idle, 4, 0)]
 )

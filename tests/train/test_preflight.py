@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from one_line import refusal
 from tiny import tiny_params
 
@@ -9,6 +10,7 @@ from minitrain.comm.interfaces import Interface
 from minitrain.train.run import Job, preflight
 
 
+@pytest.mark.slow
 def test_label_is_refused_with_nccl() -> None:
     """Before, ranks were started, and NCCL was told a name that it cuts short."""
     interface = Interface("eth0:1", "10.0.0.1")

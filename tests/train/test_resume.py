@@ -17,7 +17,7 @@ from thorough import thorough_after
 
 from minitrain.check.trial import run_ranks
 from minitrain.train import resume
-from minitrain.train.snapshot import RankInSteps
+from minitrain.train.resume import RankInSteps
 from minitrain.train.worker import Worker
 
 # PowerSGD compresses from its eleventh step on; an epoch ends after each sixth
