@@ -18,7 +18,7 @@ from minitrain.proof.replay import replay
 from minitrain.train.config import config_of
 from minitrain.train.identity import checkpoints_of
 from minitrain.train.outputs import write_records
-from minitrain.train.recorder import save_tensors
+from minitrain.train.step_record import save_tensors
 
 
 def main() -> None:

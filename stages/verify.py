@@ -28,7 +28,7 @@ from minitrain.proof.ladder import own_rungs
 from minitrain.proof.witness.examine import examine_run
 from minitrain.proof.witness.record import Record
 from minitrain.train.config import config_of
-from minitrain.train.recorder import save_tensors
+from minitrain.train.step_record import save_tensors
 
 PARAMS, CORPUS = Path("params.yaml"), Path("data/corpus.jsonl")
 KEPT = ("hashes.jsonl", "losses.csv", "machine.json")

@@ -28,7 +28,7 @@ from minitrain.compare.states import read_state
 from minitrain.core.errors import UserError
 from minitrain.core.files import read_jsonl
 from minitrain.core.regular import require_regular
-from minitrain.train.recorder import load_tensors
+from minitrain.train.step_record import load_tensors
 
 Key = tuple[str, int, int]
 Rows = dict[Key, dict[str, Any]]

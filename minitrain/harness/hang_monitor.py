@@ -81,7 +81,7 @@ class _Rank:
         self.is_late = (self.stopped_s or watched_s) >= self.limit_s
 
 
-class Watch:
+class HangMonitor:
     """Watches the ranks of the run in ``folder``, ``timeout_s`` seconds at most.
 
     ``pids`` returns their processes so far, by rank; ``elsewhere`` whether the ranks of

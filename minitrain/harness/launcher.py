@@ -33,7 +33,7 @@ from minitrain.comm.store import (
 )
 from minitrain.core.errors import UserError
 from minitrain.core.signals import LAUNCHER_PID, Stopped
-from minitrain.harness.hang_monitor import Watch
+from minitrain.harness.hang_monitor import HangMonitor
 from minitrain.harness.host_rendezvous import Gathering
 from minitrain.harness.processes import end, ranks_among_children
 from minitrain.harness.rank import PAYLOAD
@@ -103,7 +103,7 @@ def launch(
 
     with private_folder() as folder:
         (folder / PAYLOAD).write_bytes(payload)
-        watch = Watch(folder, pids, timeout_s=timeout_s)
+        watch = HangMonitor(folder, pids, timeout_s=timeout_s)
         try:
             for rank in range(world_size):
                 environment = rank_environment(rank, world_size, folder)
@@ -171,7 +171,7 @@ def torchrun(
 
         options = _options(folder, here, attempt)
         elsewhere = gathering.ended_elsewhere if gathering else None
-        watch = Watch(folder, known, elsewhere)
+        watch = HangMonitor(folder, known, elsewhere)
         try:
             with watch.in_background(), _same_handlers(), _set(environment):
                 run.run(run.parse_args([*options, "-m", module, *arguments]))

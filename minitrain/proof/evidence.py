@@ -8,7 +8,7 @@ from typing import Any
 from minitrain.core.files import read_csv, read_jsonl
 from minitrain.proof.bits import Tensors
 from minitrain.proof.first_difference import Rows
-from minitrain.train.recorder import TrainResult, load_tensors, mean_losses, rows_of
+from minitrain.train.step_record import TrainResult, load_tensors, mean_losses, rows_of
 
 
 @dataclass(frozen=True)

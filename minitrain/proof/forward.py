@@ -14,8 +14,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from minitrain.proof.first_difference import Rows, of_kind
 from minitrain.proof.words import CHANGES
 from minitrain.train.config import RunConfig
-from minitrain.train.recorder import sha256_tensor
 from minitrain.train.rng import untouched_random_state
+from minitrain.train.step_record import sha256_tensor
 
 DRAWS = "the forward pass draws random numbers, each rank its own"
 NORMALIZES = "batch norm normalizes by each rank's own samples"

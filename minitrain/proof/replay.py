@@ -23,8 +23,8 @@ from minitrain.train.checkpoint import Checkpoints, Kept
 from minitrain.train.config import RunConfig, plain_optimizer
 from minitrain.train.observer import shares_of_loss
 from minitrain.train.precision import Precision
-from minitrain.train.recorder import Recorder, TrainResult
 from minitrain.train.resume import run_through
+from minitrain.train.step_record import StepRecord, TrainResult
 from minitrain.train.worker import start_streams
 
 Gradients = dict[str, Tensor]
@@ -59,7 +59,7 @@ def replay(
     step whose values are kept, ``sampled`` steps whose tensors are. With
     ``checkpoints`` it goes on from the newest.
     """
-    recorder = partial(Recorder, steps=config.recorded, sampled=sampled, keep=keep)
+    recorder = partial(StepRecord, steps=config.recorded, sampled=sampled, keep=keep)
     again = _Replay(config, rows, world_size, recorder)
     run_through(again, config.steps, checkpoints, show=show)
     return Replayed(again.results, dict(again.model.state_dict()), again.values)
@@ -73,7 +73,7 @@ class _Replay:
         config: RunConfig,
         rows: Rows,
         world_size: int,
-        recorder: Callable[[nn.Module], Recorder],
+        recorder: Callable[[nn.Module], StepRecord],
     ) -> None:
         count = config.num_shards(world_size)
         self._sync, self._world_size = config.sync, world_size

@@ -17,7 +17,7 @@ from minitrain.proof.single_process import run_one_process, run_twin
 from minitrain.proof.tolerances import Twin
 from minitrain.train.checkpoint import Checkpoints
 from minitrain.train.config import RunConfig
-from minitrain.train.recorder import load_tensors
+from minitrain.train.step_record import load_tensors
 
 ONE_PROCESS = "gloo-1"
 

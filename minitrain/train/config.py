@@ -24,8 +24,8 @@ from minitrain.sync.catalog import find_strategy
 from minitrain.sync.guarantees import DEFAULTS, Tuning
 from minitrain.sync.strategy import Strategy
 from minitrain.train.precision import Name as PrecisionName
-from minitrain.train.recorder import recorded_steps, sampled_steps
 from minitrain.train.rng import seed_everything
+from minitrain.train.step_record import recorded_steps, sampled_steps
 
 OptimizerName = Literal["adamw", "sgd"]
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {

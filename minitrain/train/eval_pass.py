@@ -21,14 +21,14 @@ from minitrain.train.config import RunConfig
 from minitrain.train.loop import train
 from minitrain.train.observer import LastLoss
 from minitrain.train.precision import Precision
-from minitrain.train.recorder import (
+from minitrain.train.rng import untouched_random_state
+from minitrain.train.step_record import (
     Row,
     TrainResult,
     gradients_of,
     sha256_tensor,
     whole_copies,
 )
-from minitrain.train.rng import untouched_random_state
 from minitrain.train.worker import Worker
 
 

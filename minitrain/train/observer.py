@@ -14,8 +14,8 @@ from minitrain.core.errors import UserError
 from minitrain.data.batches import MicroBatch
 from minitrain.train.buffers import untouched_buffers
 from minitrain.train.clock import NS_PER_MS, Row, StepClock, bucket_times
-from minitrain.train.recorder import Recorder, TrainResult
 from minitrain.train.rng import untouched_random_state
+from minitrain.train.step_record import StepRecord, TrainResult
 
 if TYPE_CHECKING:
     from minitrain.train.worker import Worker
@@ -99,7 +99,7 @@ class StepObserver(LastLoss):
     ) -> None:
         super().__init__(worker)
         config = worker.config
-        self.recorder = Recorder(worker.model, config.recorded, config.sampled, keep)
+        self.recorder = StepRecord(worker.model, config.recorded, config.sampled, keep)
         on_gpu = worker.device.type == "cuda"
         wait = torch.cuda.synchronize if on_gpu else (lambda: None)
         self.clock = StepClock(wait, watches)

@@ -20,7 +20,7 @@ from minitrain.core.provenance import (
     peak_memory_mb,
     provenance,
 )
-from minitrain.train.recorder import (
+from minitrain.train.step_record import (
     TrainResult,
     mean_losses,
     rows_of,

@@ -28,7 +28,7 @@ from minitrain.train.checkpoint import (
 )
 from minitrain.train.config import RunConfig
 from minitrain.train.identity import OF_THE_RANKS, difference
-from minitrain.train.recorder import ledger_sum
+from minitrain.train.step_record import ledger_sum
 
 Seen = dict[str, Any]
 

@@ -23,9 +23,9 @@ from minitrain.train.identity import checkpoints_of, same_on_all_hosts
 from minitrain.train.observer import StepObserver, watches_parts
 from minitrain.train.outputs import write_run, write_state
 from minitrain.train.precision import Precision
-from minitrain.train.recorder import TrainResult
 from minitrain.train.reshard import FromElsewhere
 from minitrain.train.resume import RankInSteps, run_through
+from minitrain.train.step_record import TrainResult
 from minitrain.train.worker import Worker
 
 # spoils a worker before its first step

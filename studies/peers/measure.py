@@ -24,7 +24,7 @@ from minitrain.core.params import Params
 from minitrain.core.progress import progress
 from minitrain.core.provenance import provenance
 from minitrain.harness.launcher import launch
-from minitrain.train.recorder import sha256_tensor
+from minitrain.train.step_record import sha256_tensor
 
 STUDY = Path(__file__).resolve().parent
 ROOT = STUDY.parents[1]

@@ -25,7 +25,7 @@ from minitrain.core.progress import progress
 from minitrain.core.provenance import provenance
 from minitrain.harness.launcher import launch
 from minitrain.recording.format import read_recording
-from minitrain.train.recorder import sha256_tensor
+from minitrain.train.step_record import sha256_tensor
 
 STUDY = Path(__file__).resolve().parent
 ROOT = STUDY.parents[1]

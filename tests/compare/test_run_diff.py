@@ -19,7 +19,7 @@ from minitrain.cli.main import run
 from minitrain.compare.difference import NOT_RESTORED, SETTINGS
 from minitrain.compare.run_diff import compare_runs
 from minitrain.core.files import read_jsonl, write_jsonl
-from minitrain.train.recorder import load_tensors, save_tensors
+from minitrain.train.step_record import load_tensors, save_tensors
 
 pytestmark = pytest.mark.slow
 

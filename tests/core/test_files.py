@@ -34,7 +34,7 @@ from minitrain.data.text import read_corpus
 from minitrain.grammar.verbs import load_verbs
 from minitrain.recording.format import read_recording
 from minitrain.train.checkpoint import DamagedError, read_manifest
-from minitrain.train.recorder import load_tensors
+from minitrain.train.step_record import load_tensors
 
 NOBODY = 65534
 

@@ -12,7 +12,7 @@ from minitrain.data import batches as module
 from minitrain.data.batches import IGNORE_INDEX, MicroBatch, RankBatches, ShardFiles
 from minitrain.data.order import GlobalOrder
 from minitrain.data.samples import Samples
-from minitrain.train.recorder import ledger_entry
+from minitrain.train.step_record import ledger_entry
 
 
 def everyone(

@@ -15,7 +15,7 @@ from waiting import GENEROUS_S, wait_for
 from minitrain.comm.heartbeat import file_of, make_place
 from minitrain.core.errors import RankError
 from minitrain.harness.failures import LOST, Report, write_report
-from minitrain.harness.hang_monitor import Watch
+from minitrain.harness.hang_monitor import HangMonitor
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def beside_a_silent_host(
     folder: Path,
     process: subprocess.Popen[bytes],
     answers: threading.Event,
-) -> Iterator[Watch]:
+) -> Iterator[HangMonitor]:
     """The watch of ``process``, while nobody says what became of others."""
     mine = make_place(file_of(folder, 0))
     asked = threading.Event()
@@ -43,7 +43,7 @@ def beside_a_silent_host(
     mine.mark(2, "forward")
     # before its limit begins, else a slow test would take it for one that hangs
     os.kill(process.pid, signal.SIGSTOP)
-    watch = Watch(folder, lambda: {0: process.pid}, ended_elsewhere)
+    watch = HangMonitor(folder, lambda: {0: process.pid}, ended_elsewhere)
     with watch.in_background():
         assert asked.wait(GENEROUS_S)
         yield watch
@@ -57,7 +57,7 @@ def test_start_up_has_a_limit_of_its_own(
     """Building the model may take longer than a phase of a step."""
     mine = make_place(file_of(tmp_path, 0))
     mine.limit(0.05)
-    watch = Watch(tmp_path, lambda: {0: process.pid})
+    watch = HangMonitor(tmp_path, lambda: {0: process.pid})
 
     def late() -> RankError | None:
         for _ in range(3):
@@ -89,7 +89,7 @@ def test_who_hangs_here_is_found_while_another_host_does_not_answer(
 def test_ranks_end_with_those_of_another_host(
     tmp_path: Path, process: subprocess.Popen[bytes]
 ) -> None:
-    watch = Watch(tmp_path, lambda: {0: process.pid}, lambda: True)
+    watch = HangMonitor(tmp_path, lambda: {0: process.pid}, lambda: True)
     with watch.in_background():
         assert process.wait(GENEROUS_S) == -signal.SIGKILL
     assert watch.followed
@@ -118,7 +118,7 @@ def test_rank_that_ended_first_here_followed_nobody(
     told = threading.Event()
     with subprocess.Popen(["sleep", "1000"], start_new_session=True) as crashes:
         pids = {2: crashes.pid, 3: process.pid}
-        watch = Watch(tmp_path, lambda: pids, told.is_set)
+        watch = HangMonitor(tmp_path, lambda: pids, told.is_set)
         with watch.in_background():
             crashes.send_signal(signal.SIGSEGV)
             wait_for(lambda: [*watch.first], 1)
@@ -148,7 +148,7 @@ def test_question_that_fails_is_asked_again(
             raise RuntimeError("the store says what nobody expects")
         return True
 
-    watch = Watch(tmp_path, lambda: {0: process.pid}, ended_elsewhere)
+    watch = HangMonitor(tmp_path, lambda: {0: process.pid}, ended_elsewhere)
     with watch.in_background():
         assert process.wait(GENEROUS_S) == -signal.SIGKILL
     assert watch.followed
@@ -169,7 +169,9 @@ def test_nobody_asks_after_the_end(
         answered.set()
         return False
 
-    with Watch(tmp_path, lambda: {0: process.pid}, ended_elsewhere).in_background():
+    with HangMonitor(
+        tmp_path, lambda: {0: process.pid}, ended_elsewhere
+    ).in_background():
         assert asking.wait(GENEROUS_S)
     assert "_ask" not in [one.name for one in threading.enumerate()]
     assert answered.is_set()

@@ -18,7 +18,7 @@ from project import copy_project
 from thorough import thorough_after
 
 from minitrain.core.files import read_json, read_jsonl, write_json, write_jsonl
-from minitrain.train.recorder import load_tensors, save_tensors
+from minitrain.train.step_record import load_tensors, save_tensors
 
 PARAMS = {"corpus.num_sentences": 40, "train.num_steps": 6}
 RUN = "data/runs/gloo-2"

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from minitrain.check.check import check_data_parallel
 from minitrain.core.errors import EvidenceError
 from minitrain.proof.forward import DRAWS, NORMALIZES, Forward, forward_of
-from minitrain.train.recorder import sha256_tensor
+from minitrain.train.step_record import sha256_tensor
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,7 @@ from minitrain.proof.evidence import Evidence
 from minitrain.proof.replay import Replayed, replay
 from minitrain.proof.single_process import run_one_process
 from minitrain.train.checkpoint import Checkpoints
-from minitrain.train.recorder import rows_of, sha256_tensor
+from minitrain.train.step_record import rows_of, sha256_tensor
 
 STEPS = 8
 CASES = {

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from minitrain.proof.evidence import Evidence
 from minitrain.train.outputs import write_records
-from minitrain.train.recorder import save_tensors
+from minitrain.train.step_record import save_tensors
 
 
 def write(folder: Path, outcome: Evidence) -> Path:

@@ -40,7 +40,7 @@ from minitrain.sync.guarantees import Defaults
 from minitrain.sync.stock import StockDDP
 from minitrain.sync.strategy import broadcast
 from minitrain.train.config import RunConfig
-from minitrain.train.recorder import Row
+from minitrain.train.step_record import Row
 from minitrain.train.worker import Worker
 
 INVARIANT = ("invariant", "invariant_shm")

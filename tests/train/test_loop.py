@@ -55,9 +55,9 @@ from minitrain.sync.strategy import Traffic
 from minitrain.train.clock import Row
 from minitrain.train.loop import train
 from minitrain.train.observer import StepObserver
-from minitrain.train.recorder import mean_losses
 from minitrain.train.rng import seed_everything
 from minitrain.train.run import Inject
+from minitrain.train.step_record import mean_losses
 from minitrain.train.worker import Worker
 
 pytestmark = pytest.mark.slow

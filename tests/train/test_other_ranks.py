@@ -18,9 +18,9 @@ from minitrain.harness.launcher import launch
 from minitrain.train.checkpoint import Checkpoints
 from minitrain.train.config import RunConfig
 from minitrain.train.observer import watches_parts
-from minitrain.train.recorder import rows_of, sha256_tensor
 from minitrain.train.reshard import FromElsewhere
 from minitrain.train.run import Finished, run_rank
+from minitrain.train.step_record import rows_of, sha256_tensor
 
 STEPS, LOGICAL_SHARDS = 9, 4
 

@@ -79,7 +79,7 @@ def ledger_sum(digests: Iterable[int]) -> str:
     return f"{sum(digests) % DIGEST_MODULUS:064x}"
 
 
-class Recorder:
+class StepRecord:
     """Collects the rows of one rank while it trains, at ``steps``.
 
     ``sampled`` has tensors by ``STEP/KIND/NAME``: of the sampled steps state
@@ -287,7 +287,7 @@ class TrainResult:
     """What one rank knows after training; every list has one entry per step. ``losses``
     are shares of the mean loss of the global batch, one for each micro-batch of this
     rank. ``digests`` name the samples. ``timings`` are rows of a clock, ``hashes`` and
-    ``sampled`` those of a :class:`Recorder`, ``probes`` the losses of
+    ``sampled`` those of a :class:`StepRecord`, ``probes`` the losses of
     :mod:`~minitrain.train.eval_pass` by name, at ``probe_step``.
     """
 
