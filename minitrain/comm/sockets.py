@@ -39,7 +39,7 @@ class Seat(NamedTuple):
     host: tuple[str, ...]
     pid: int
     address: str
-    memory: int
+    has_memory: bool
 
 
 def hosts_of(group: dist.ProcessGroup | None = None) -> list[list[int]]:
@@ -98,17 +98,17 @@ def meet(
             door.bind(address)
             door.listen(len(names))
             there = rank == members[0] and _allocate(memory, memory_bytes)
-            seat = Seat(_host(), os.getpid(), address, memory if there else -1)
+            seat = Seat(_host(), os.getpid(), address, there)
             found = _gather(seat, group)
             seats = [found[member] for member in members]
             _require_one_host(names, seats)
-            if seats[0].memory < 0:
+            if not seats[0].has_memory:
                 size = f"{memory_bytes / 2**20:.0f} MiB"
                 raise UserError(f"shared memory: this host has no {size} left")
             links = Links(members.index(rank), names, timeout_s)
             try:
                 links.connect(door, seats)
-                return links, links.map(seats[0], memory_bytes)
+                return links, links.map(memory, memory_bytes)
             except BaseException:
                 links.close()
                 raise
@@ -182,18 +182,31 @@ class Links:
         self._peers = dict(sorted(self._peers.items()))
         self._sleeps = {r: _until_readable(peer) for r, peer in self._peers.items()}
 
-    def map(self, first: Seat, memory_bytes: int) -> mmap.mmap:
-        """Map the memory that the ``first`` rank holds. Collective."""
+    def map(self, memory: int, memory_bytes: int) -> mmap.mmap:
+        """Map the ``memory`` of the first rank, which it sends to all. Collective."""
+        if self._rank == 0:
+            for peer in self._peers.values():
+                # a rank that has gone is named by the barrier
+                with suppress(OSError):
+                    socket.send_fds(peer, [b"m"], [memory])
+            fds = [os.dup(memory)]
+        else:
+            fds = self._received_memory()
         try:
-            fd = os.open(f"/proc/{first.pid}/fd/{first.memory}", os.O_RDWR)
-        except OSError:
-            self._give_up(0, CLOSED)
-        try:
-            # the first rank holds it until all have it
             self.barrier()
-            return mmap.mmap(fd, memory_bytes)
+            return mmap.mmap(fds[0], memory_bytes)
         finally:
-            os.close(fd)
+            os.close(fds[0])
+
+    def _received_memory(self) -> list[int]:
+        if not _sleep(self._sleeps[0], time.monotonic() + self._timeout_s):
+            self._give_up(0, self._silence)
+        fds: list[int] = []
+        with suppress(OSError):
+            fds = socket.recv_fds(self._peers[0], 1, 1)[1]
+        if not fds:
+            self._give_up(0, CLOSED)
+        return fds
 
     def barrier(self, brings: bytes = b"") -> None:
         """Wait until every rank is here, and has brought the same as this one.

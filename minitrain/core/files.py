@@ -21,8 +21,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, AnyStr
 
-import psutil
-
 from minitrain.core.errors import UserError, disk_full, is_disk_full
 from minitrain.core.regular import MOST_OF_INDEX, require_regular
 
@@ -44,14 +42,26 @@ def remove_stale(path: Path) -> None:
     host = re.escape(socket.gethostname())
     ours = re.compile(rf"\.{re.escape(path.name)}\.{host}\.(\d+)(\.before)?\.tmp")
     for found in filter(None, map(ours.fullmatch, os.listdir(path.parent))):
-        # this process has only begun: what bears its number is of one before it
-        pid = int(found[1])
-        if pid != os.getpid() and psutil.pid_exists(pid):
+        if _is_alive(int(found[1])):
             continue
         if found[2] and not os.path.lexists(path):
             os.replace(path.with_name(found[0]), path)
         else:
             remove(path.with_name(found[0]))
+
+
+def _is_alive(pid: int) -> bool:
+    # this process has only begun: what bears its number is of one before it
+    if pid == os.getpid():
+        return False
+    try:
+        # not by /proc, which a container may hide
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def remove(path: Path) -> None:

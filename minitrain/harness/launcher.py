@@ -32,11 +32,13 @@ from minitrain.comm.store import (
     require_interfaces,
 )
 from minitrain.core.errors import UserError
+from minitrain.core.files import writing
 from minitrain.core.signals import LAUNCHER_PID, Stopped
 from minitrain.harness.hang_monitor import HangMonitor
 from minitrain.harness.host_rendezvous import Gathering
 from minitrain.harness.processes import end, ranks_among_children
 from minitrain.harness.rank import PAYLOAD
+from minitrain.harness.rendezvous import rendezvous_options
 from minitrain.harness.run_dir import private_folder
 from minitrain.harness.stack_dump import native_words
 
@@ -102,7 +104,8 @@ def launch(
         return {rank: process.pid for rank, process in enumerate(processes)}
 
     with private_folder() as folder:
-        (folder / PAYLOAD).write_bytes(payload)
+        with writing(folder / PAYLOAD):
+            (folder / PAYLOAD).write_bytes(payload)
         watch = HangMonitor(folder, pids, timeout_s=timeout_s)
         try:
             for rank in range(world_size):
@@ -193,13 +196,8 @@ def torchrun(
 
 def _options(folder: Path, num_ranks: int, attempt: str) -> list[str]:
     return [
+        *rendezvous_options(attempt),
         f"--nproc-per-node={num_ranks}",
-        "--rdzv-backend=c10d",
-        # a file: its TCP store would listen on all interfaces
-        "--rdzv-conf=store_type=file",
-        f"--rdzv-endpoint={folder}/torchrun",
-        f"--rdzv-id={attempt}",
-        "--local-addr=127.0.0.1",
         f"--log-dir={folder}",
         f"--signals-to-handle={SIGNALS}",
         f"--shutdown-timeout={SHUTDOWN_S}",

@@ -20,6 +20,7 @@ import torch
 from minitrain.comm import heartbeat
 from minitrain.comm.store import our_store
 from minitrain.core.errors import EXIT_USER, UserError
+from minitrain.core.files import writing
 from minitrain.core.printable import note
 from minitrain.core.signals import end_with_launcher
 from minitrain.harness import stack_dump as stack
@@ -97,7 +98,9 @@ def main() -> None:
         dtype, fn, args = cloudpickle.loads((folder / PAYLOAD).read_bytes())
         torch.set_default_dtype(dtype)
         result = cloudpickle.dumps(fn(*args))
-        (folder / f"result-{os.environ['RANK']}").write_bytes(result)
+        file = folder / f"result-{os.environ['RANK']}"
+        with writing(file):
+            file.write_bytes(result)
     exit_now(0)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any
 
 import torch.distributed as dist
 
@@ -23,6 +24,8 @@ from minitrain.recording.format import Row, line_of
 from minitrain.recording.meetings import Meetings, wait_until
 from minitrain.recording.rules import place
 
+# a TCPStore takes 8 MiB at a time, and cuts the connection of a rank that sends more
+PIECE = 1 << 22
 # each of a process has another name, the same on all ranks
 _numbers = count()
 
@@ -81,8 +84,10 @@ class Watch:
         if self._has_ended:
             self._meetings.leave()
         self._sent.append(_Sent(self._number, row))
+        # rank 0 has its own; that it is there is all that others look for
+        text = line.decode() if self._rank else "null"
         with suppress(RuntimeError):
-            self._store.set(f"row {self._number} of {self._rank}", line.decode())
+            _put(self._store, f"row {self._number} of {self._rank}", text)
         self._number += 1
 
     def meet(self, place: str, step: int, parts: str) -> bool:
@@ -131,6 +136,8 @@ class Watch:
                 self._store.set(f"left by {self._rank}", "1")
                 self._store.set("left", "1")
         self._sent.clear()
+        # else its server, and its port, would stay as long as this
+        self._meetings.store = self._store = HashStore()
 
     def _take(self, found: list[Alarm], waits: bool) -> bool:
         # judge, or hear, what is there; whether there is nothing to wait for
@@ -142,21 +149,22 @@ class Watch:
             if not store.check([key] if self._rank else rows):
                 return bool(self._behind(number, only_left=True))
             if self._rank == 0:
-                others = map(json.loads, store.multi_get(rows[1:]))
+                others = [_get(store, one) for one in rows[1:]]
                 new = self._judge.see([row, *others])
+                # the store may fail from here on
+                found += new
                 if self._world_size > 1:
                     told = [self._judge.is_apart, [vars(one) for one in new]]
                     store.set(key, json.dumps(told))
                 for one in rows:
-                    store.delete_key(one)
+                    _delete(store, one)
             else:
                 self._judge.is_apart, told = json.loads(store.get(key))
-                new = self._judge.new(Alarm(**one) for one in told)
+                found += self._judge.new(Alarm(**one) for one in told)
                 # the last to hear it
                 if store.add(f"heard {number}", 1) == self._world_size - 1:
                     store.delete_key(f"heard {number}")
                     store.delete_key(key)
-            found += new
             self._heard = place(row)
             self._sent.popleft()
         # the store may go with rank 0: not before all have heard
@@ -221,3 +229,24 @@ class Watch:
                 ends = one.line
         if ends is not None:
             raise EvidenceError(ends)
+
+
+def _put(store: Store, key: str, text: str) -> None:
+    # the key comes last: its value begins with the number of pieces that follow
+    first, *rest = (text[at : at + PIECE] for at in range(0, len(text), PIECE))
+    for number, piece in enumerate(rest):
+        store.set(f"{key}, piece {number}", piece)
+    store.set(key, f"{len(rest)} {first}")
+
+
+def _get(store: Store, key: str) -> Any:
+    count, _, first = store.get(key).decode().partition(" ")
+    rest = (store.get(f"{key}, piece {number}") for number in range(int(count)))
+    return json.loads(first + b"".join(rest).decode())
+
+
+def _delete(store: Store, key: str) -> None:
+    count = store.get(key).decode().partition(" ")[0]
+    for number in range(int(count)):
+        store.delete_key(f"{key}, piece {number}")
+    store.delete_key(key)

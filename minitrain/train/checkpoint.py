@@ -73,11 +73,13 @@ class Checkpoints:
             # of this name there can only be one that was refused, as of other bits
             only_first(lambda: _make_empty(file.parent))
             written = everyone(lambda: _write(file, kept))
-            only_first(lambda: self._complete(step, dict(written)))
         except BaseException:
             # its bytes may be what others lack
             shutil.rmtree(file.parent, ignore_errors=True)
             raise
+        # from here on it may be the only one that is whole: whatever happens to another
+        # rank, it stays
+        only_first(lambda: self._complete(step, dict(written)))
 
     def _complete(self, step: int, files: dict[str, str]) -> None:
         about = {"identity": dict(self.identity), "step": step, "files": files}
@@ -221,6 +223,13 @@ def _lock(folder: Path) -> None:
 
 
 def _is_locked(folder: Path) -> bool:
+    # a holder that has done with it removes it, at any moment
+    with suppress(FileNotFoundError):
+        return _try_to_lock(folder)
+    return False
+
+
+def _try_to_lock(folder: Path) -> bool:
     folder.mkdir(parents=True, exist_ok=True)
     for above in (folder.parent, folder.parent.parent):
         # a power cut must not lose the way to it

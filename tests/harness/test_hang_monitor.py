@@ -71,6 +71,17 @@ def test_start_up_has_a_limit_of_its_own(
     assert "no answer within 0.1 s, hangs before its first step" in str(late())
 
 
+def test_a_monitor_that_fails_ends_the_ranks_and_says_why(
+    tmp_path: Path, process: subprocess.Popen[bytes]
+) -> None:
+    """Without it nothing would end ranks that hang."""
+    answers = iter([{0: process.pid}])
+    monitor = HangMonitor(tmp_path, lambda: next(answers))
+    with monitor.in_background():
+        process.wait(GENEROUS_S)
+    assert isinstance(monitor.cause({}), StopIteration)
+
+
 def test_who_hangs_here_is_found_while_another_host_does_not_answer(
     tmp_path: Path, process: subprocess.Popen[bytes]
 ) -> None:

@@ -14,7 +14,7 @@ from recorded_rows import headers, own_of, rows_of
 from minitrain.comm.groups import distributed
 from minitrain.harness.launcher import launch
 from minitrain.recording.format import line_of
-from minitrain.recording.watch import Watch
+from minitrain.recording.watch import PIECE, Watch, _delete, _get, _put
 
 # far above what two ranks need on a busy machine, and what a test waits for in vain
 SOON_S, TIMEOUT_S = 20.0, 1.0
@@ -249,3 +249,16 @@ def several(rounds: int) -> list[int]:
 
 def test_one_watch_after_another_beside_groups_of_the_run() -> None:
     assert launch(several, 2, 3) == [0, 0]
+
+
+def test_a_long_row_travels_in_pieces() -> None:
+    """A TCPStore closes the connection of who sends 8 MiB at once."""
+    store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True)
+    text = json.dumps(["a" * PIECE] * 2 + ["b"])
+    _put(store, "row", text)
+    assert _get(store, "row") == json.loads(text)
+    before = store.num_keys()
+    _delete(store, "row")
+    assert before - store.num_keys() == 3
+    _put(store, "row", "null")
+    assert _get(store, "row") is None

@@ -162,6 +162,27 @@ def test_a_save_that_is_killed_anywhere_leaves_a_whole_one(tmp_path: Path) -> No
     assert found == {old, new}
 
 
+def test_what_is_complete_stays_though_another_rank_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The older ones have been removed by then."""
+    saved = save(checkpoints_in(tmp_path, keep=1), 3)
+    done, right = 0, checkpoint.only_first
+
+    def lost_after_it(action: Callable[[], Any]) -> Any:
+        nonlocal done
+        found, done = right(action), done + 1
+        if done == 2:
+            raise RuntimeError("Connection closed by peer")
+        return found
+
+    monkeypatch.setattr(checkpoint, "only_first", lost_after_it)
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        saved.save(6, kept_at(6))
+    monkeypatch.undo()
+    assert newest(saved) == 6
+
+
 def test_a_manifest_is_written_when_all_else_is_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
