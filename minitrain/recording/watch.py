@@ -149,15 +149,15 @@ class Watch:
             if not store.check([key] if self._rank else rows):
                 return bool(self._behind(number, only_left=True))
             if self._rank == 0:
-                others = [_get(store, one) for one in rows[1:]]
-                new = self._judge.see([row, *others])
+                sent, more = zip(*[_get(store, one) for one in rows], strict=True)
+                new = self._judge.see([row, *sent[1:]])
                 # the store may fail from here on
                 found += new
                 if self._world_size > 1:
                     told = [self._judge.is_apart, [vars(one) for one in new]]
                     store.set(key, json.dumps(told))
-                for one in rows:
-                    _delete(store, one)
+                for one, num_more in zip(rows, more, strict=True):
+                    _delete(store, one, num_more)
             else:
                 self._judge.is_apart, told = json.loads(store.get(key))
                 found += self._judge.new(Alarm(**one) for one in told)
@@ -239,14 +239,14 @@ def _put(store: Store, key: str, text: str) -> None:
     store.set(key, f"{len(rest)} {first}")
 
 
-def _get(store: Store, key: str) -> Any:
+def _get(store: Store, key: str) -> tuple[Any, int]:
+    # what was put there, and the number of pieces that follow the key
     count, _, first = store.get(key).decode().partition(" ")
-    rest = (store.get(f"{key}, piece {number}") for number in range(int(count)))
-    return json.loads(first + b"".join(rest).decode())
+    rest = [store.get(f"{key}, piece {number}") for number in range(int(count))]
+    return json.loads(first + b"".join(rest).decode()), len(rest)
 
 
-def _delete(store: Store, key: str) -> None:
-    count = store.get(key).decode().partition(" ")[0]
-    for number in range(int(count)):
+def _delete(store: Store, key: str, num_more: int) -> None:
+    for number in range(num_more):
         store.delete_key(f"{key}, piece {number}")
     store.delete_key(key)
