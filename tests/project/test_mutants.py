@@ -72,7 +72,8 @@ def outcome_of(
     """How it ended, and the rungs that are a breach, with the mutant injected."""
     copy = Path(shutil.copytree(base, folder / "project"))
     set_params(copy, mutant.params)
-    mutant.inject(copy)
+    for edit in mutant.edits:
+        edit.make(copy)
     if mutant.is_for_a_test:
         made = str(folder.with_name("made"))
         return run_test(address, copy, mutant.caught_by, **{MADE: made}), set()
