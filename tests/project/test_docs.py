@@ -1,11 +1,12 @@
 """The docs say what is there: numbers, links, names, commands.
 
-Words are checked by reading; what is to be typed, by tests/project/test_commands.py.
+Words are checked by reading; pages are typed by test_tutorial.py and in tests/course.
 """
 
 import importlib
 import inspect
 import re
+import shlex
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -22,6 +23,7 @@ import minitrain
 from minitrain.analysis.stragglers import FALSE_ALARMS, steps_needed
 from minitrain.analysis.verdicts import VERDICTS
 from minitrain.cli.explain import in_words
+from minitrain.cli.main import make_parser
 from minitrain.cli.walk import walk
 from minitrain.report.checks import RUNGS
 from minitrain.sync.catalog import STRATEGIES
@@ -245,6 +247,32 @@ def test_commands_name_targets_stages_and_parameters() -> None:
                 assert key in KEYS, f"{page}: {command}"
         for stage in re.findall(r"`(\w+)@\w+`", TEXT[page]):
             assert "matrix" in STAGES[stage], f"{page}: {stage}"
+
+
+def typed(text: str) -> list[str]:
+    """The commands of the blocks in ``text``, without the path of an environment."""
+    found = [line for block in blocks(text) for line in block.typed]
+    return [line.removeprefix(".venv/bin/") for line in found]
+
+
+def test_commands_of_minitrain_are_those_that_it_takes() -> None:
+    lines = [line for text in TEXT.values() for line in typed(text)]
+    ours = [line for line in lines if line.startswith("minitrain ")]
+    assert len(ours) > 20
+    for line in ours:
+        words = shlex.split(line.partition("|")[0])
+        options, unknown = make_parser().parse_known_args(words[1:])
+        assert "answer" in options, line
+        assert unknown == [], line
+
+
+@pytest.mark.parametrize(("page", "at_most"), [("own-text", 3), ("own-model", 4)])
+def test_page_of_ones_own_needs_few_commands(page: str, at_most: int) -> None:
+    found = typed(TEXT[f"docs/how-to/{page}.md"])
+    assert 0 < len(found) <= at_most
+    # it installs before anything that needs it
+    made = next(n for n, line in enumerate(found) if line.startswith("make"))
+    assert not any(x.startswith(("dvc", "minitrain")) for x in found[:made])
 
 
 def first_column(page: str, heading: str) -> list[str]:

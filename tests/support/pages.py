@@ -34,9 +34,10 @@ class Block:
         return [" ".join(line.split()) for line in lines if line.strip()]
 
     @property
-    def shown_commands(self) -> list[str]:
-        """Of a session, what was typed."""
-        return re.findall(r"^\$ (.+)$", self.text, re.MULTILINE)
+    def typed(self) -> list[str]:
+        """Its commands, or those that it shows with their output."""
+        shown = re.findall(r"^\$ (.+)$", self.text, re.MULTILINE)
+        return self.commands if self.language == "sh" else shown
 
 
 def blocks(text: str) -> list[Block]:
