@@ -150,21 +150,6 @@ def test_no_package_and_no_file_imports_itself_in_a_circle() -> None:
             above |= found
 
 
-TESTED = ("analysis", "cli", "core", "data", "model", "report")
-WITH_LOGIC = [p for p in IN_PACKAGES if Path(p).parts[1] in TESTED]
-WITH_LOGIC = [
-    p for p in WITH_LOGIC if re.search(r"^ *def ", (ROOT / p).read_text(), re.M)
-]
-
-
-def test_module_with_logic_is_imported_by_a_test() -> None:
-    """And not only by what a test runs."""
-    files = (ROOT / "tests").rglob("test_*.py")
-    imported = {i for f in files for i in direct_imports(ROOT, f.relative_to(ROOT))}
-    assert WITH_LOGIC
-    assert [path for path in WITH_LOGIC if path not in imported] == []
-
-
 def test_packages_import_and_guarantees_are_known_without_torch() -> None:
     """Stages of text and tables start in a fraction of a second."""
     code = (
@@ -237,16 +222,6 @@ def test_what_torch_does_not_document_is_used_in_one_file() -> None:
     )
     found = {relative(p) for p in LIBRARY if private.search(p.read_text())}
     assert found == {"minitrain/comm/torch_private.py"}
-
-
-def test_a_strategy_sets_itself_up_in_one_hook() -> None:
-    """Eight constructors would be eight copies of one signature."""
-    with_constructor = [
-        relative(path)
-        for path in LIBRARY
-        if path.parent.name == "sync" and "def __init__" in path.read_text()
-    ]
-    assert with_constructor == ["minitrain/sync/strategy.py"]
 
 
 def test_the_door_of_the_package_holds_names_only() -> None:

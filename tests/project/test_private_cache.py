@@ -73,13 +73,6 @@ def dvc(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def git(project: Path, *arguments: str) -> str:
-    command = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *arguments]
-    return subprocess.run(
-        command, cwd=project, capture_output=True, text=True, check=True
-    ).stdout
-
-
 @pytest.fixture
 def shared() -> Iterator[Path]:
     """A folder that all users may enter, as /var/tmp: tmp_path is closed to them."""
@@ -94,7 +87,7 @@ def project(shared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = shared / "project"
     folder.mkdir()
     monkeypatch.setenv("DVC_NO_ANALYTICS", "1")
-    git(folder, "init", "--quiet")
+    subprocess.run(["git", "init", "--quiet"], cwd=folder, check=True)
     assert dvc(folder, "init", "--quiet").returncode == 0
     return folder
 
@@ -133,23 +126,6 @@ def test_a_second_user_runs_code_by_the_default_and_not_by_ours(
     assert check_dvc_cache(project).verdict == "fine"
 
 
-@pytest.mark.slow
-@pytest.mark.thorough
-def test_the_setting_reaches_the_copies_of_experiments(project: Path) -> None:
-    cache = make_private_cache(project)
-    (project / "dvc.yaml").write_text(
-        "stages:\n  show:\n    cmd: dvc config core.site_cache_dir > shown\n"
-        "    outs: [{shown: {cache: false}}]\n"
-    )
-    git(project, "add", "--all")
-    git(project, "commit", "--quiet", "-m", "a")
-    done = dvc(project, "exp", "run", "--temp", "--name", "copied")
-    assert done.returncode == 0, done.stderr
-    names = git(project, "for-each-ref", "--format=%(refname)", "refs/exps").split()
-    (name,) = [name for name in names if name.endswith("copied")]
-    assert git(project, "show", f"{name}:shown").strip() == str(cache)
-
-
 def test_it_is_closed_and_other_settings_stay(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,13 +149,3 @@ def test_it_is_closed_and_other_settings_stay(
     cache.symlink_to(project)
     with pytest.raises(UserError, match="must be a folder of yours"):
         make_private_cache(project)
-
-
-def test_a_folder_is_private_by_one_above_it(shared: Path) -> None:
-    inside = shared / "closed" / "in" / "side"
-    inside.mkdir(parents=True)
-    inside.chmod(0o777)
-    assert not is_private(inside)
-    (shared / "closed").chmod(0o700)
-    assert is_private(inside)
-    assert is_private(inside / "not there yet")
