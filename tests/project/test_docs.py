@@ -20,7 +20,6 @@ from ruamel.yaml import YAML
 from test_house import DOORS, MAY_IMPORT
 
 import minitrain
-from minitrain.analysis.stragglers import FALSE_ALARMS, steps_needed
 from minitrain.analysis.verdicts import VERDICTS
 from minitrain.cli.explain import in_words
 from minitrain.cli.main import make_parser
@@ -28,7 +27,6 @@ from minitrain.cli.walk import walk
 from minitrain.report.checks import RUNGS
 from minitrain.sync.catalog import STRATEGIES
 from minitrain.sync.guarantees import GUARANTEES, Guarantees
-from minitrain.train.step_record import recorded_steps
 
 PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *pages_of("docs", "launch")]
 TEXT = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
@@ -191,13 +189,6 @@ def is_there(name: str) -> bool:
     return True
 
 
-def test_names_that_changed_are_gone() -> None:
-    was = [old for old, _ in RENAMED.findall(TEXT["CHANGELOG.md"])]
-    names = re.findall(r"`(minitrain[./][\w./]+)`", " ".join(was))
-    assert "minitrain.launcher.launch" in names
-    assert [name for name in names if is_there(name)] == []
-
-
 def test_paths_in_backticks_are_sources_or_outputs() -> None:
     rooms = "minitrain|stages|studies|tests|docs|data|metrics"
     built = [f"{out}/" for out in outputs()]
@@ -222,12 +213,16 @@ def test_names_of_the_library_and_keys_of_parameters_exist() -> None:
         assert not found - KEYS - files, f"{page}: {found - KEYS - files}"
 
 
+def typed(text: str) -> list[str]:
+    """The commands of the blocks in ``text``, without the path of an environment."""
+    found = [line for block in blocks(text) for line in block.typed]
+    return [line.removeprefix(".venv/bin/") for line in found]
+
+
 def commands(page: str) -> list[str]:
-    """Lines of shell blocks, and backticks that start with a tool of ours."""
-    blocks = re.findall(r"```sh\n(.*?)```", TEXT[page], re.DOTALL)
-    lines = [line.partition("#")[0].strip() for b in blocks for line in b.splitlines()]
+    """Those of its blocks, and backticks that start with a tool of ours."""
     inline = re.findall(r"`((?:\w+=\S+ )?(?:make|dvc)(?: [^`]*)?)`", TEXT[page])
-    return [re.sub(r"^\.venv/bin/", "", line) for line in [*lines, *inline] if line]
+    return [*typed(TEXT[page]), *inline]
 
 
 def test_commands_name_targets_stages_and_parameters() -> None:
@@ -247,12 +242,6 @@ def test_commands_name_targets_stages_and_parameters() -> None:
                 assert key in KEYS, f"{page}: {command}"
         for stage in re.findall(r"`(\w+)@\w+`", TEXT[page]):
             assert "matrix" in STAGES[stage], f"{page}: {stage}"
-
-
-def typed(text: str) -> list[str]:
-    """The commands of the blocks in ``text``, without the path of an environment."""
-    found = [line for block in blocks(text) for line in block.typed]
-    return [line.removeprefix(".venv/bin/") for line in found]
 
 
 def test_commands_of_minitrain_are_those_that_it_takes() -> None:
@@ -280,40 +269,21 @@ def first_column(page: str, heading: str) -> list[str]:
     return re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE)
 
 
-QUICK = re.compile(r"`train\.num_steps: (\d+)`,\s+`train\.num_warmup_steps: (\d+)`")
-
-
-@pytest.mark.parametrize("page", ["README.md", "docs/course/README.md"])
-def test_quick_look_leaves_enough_steps_to_name_a_slow_rank(page: str) -> None:
-    """Of two processes, and of the four that the course has in an exercise."""
-    ((steps, warmup),) = (map(int, found) for found in QUICK.findall(TEXT[page]))
-    recorded = recorded_steps(steps, PARAMS["train"]["hash_every"])
-    left = len(set(range(warmup, steps)) - recorded)
-    assert [steps_needed(left, FALSE_ALARMS / ranks) for ranks in (2, 4)] == [left] * 2
-
-
-def test_reference_names_every_parameter_and_stage_in_order() -> None:
+def test_reference_names_parameters_stages_exports_verdicts_and_rungs() -> None:
+    page = "docs/reference.md"
     keys = [f"{section}.{key}" for section in PARAMS for key in PARAMS[section]]
-    assert first_column("docs/reference.md", "Parameters") == keys
-    assert first_column("docs/reference.md", "Stages") == list(STAGES)
-
-
-def test_reference_names_what_the_package_exports_and_arguments_of_the_check() -> None:
-    names = first_column("docs/reference.md", "The library from Python")
-    assert names == minitrain.__all__
-    _, _, section = TEXT["docs/reference.md"].partition("| argument | is |\n")
+    assert first_column(page, "Parameters") == keys
+    assert first_column(page, "Stages") == list(STAGES)
+    assert first_column(page, "The library from Python") == minitrain.__all__
+    named = first_column(page, "The equivalence ladder")
+    assert named == [*VERDICTS, *named[len(VERDICTS) :]]
+    assert sorted(named[len(VERDICTS) :]) == sorted(RUNGS)
+    _, _, section = TEXT[page].partition("| argument | is |\n")
     rows = re.findall(r"^\| (`[^|]*) \|", section.partition("\n\n")[0], re.MULTILINE)
-    named = re.findall(r"`(\w+)`", " ".join(rows))
     signature = inspect.signature(minitrain.check_data_parallel)
-    assert sorted(named) == sorted(signature.parameters)
-
-
-def test_reference_names_every_verdict_and_every_rung() -> None:
-    named = first_column("docs/reference.md", "The equivalence ladder")
-    assert named[: len(VERDICTS)] == list(VERDICTS)
-    rungs = named[len(VERDICTS) :]
-    assert len(rungs) == len(set(rungs))
-    assert set(rungs) == RUNGS.keys()
+    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(
+        signature.parameters
+    )
 
 
 def test_reference_names_every_output() -> None:
@@ -375,20 +345,13 @@ def test_version_is_the_same_everywhere() -> None:
 
 
 def test_hooks_and_ci_run_the_tools_of_make_test() -> None:
-    recipe = MAKEFILE
     hooks = YAML(typ="safe").load((ROOT / ".pre-commit-config.yaml").read_text())
     # a user's own files in the root are no concern of theirs
-    code = re.findall(r"^CODE := (.*)$", recipe, re.MULTILINE)[0].split()
-    assert code == ["minitrain", "stages", "studies", "examples", "tests", "docs"]
+    code = re.findall(r"^CODE := (.*)$", MAKEFILE, re.MULTILINE)[0].split()
     assert hooks["files"] == f"^({'|'.join(code)})/"
-    assert (
-        re.findall(r"\$\(BIN\)/ruff .* (\S+)$", recipe, re.MULTILINE) == ["$(CODE)"] * 2
-    )
     for hook in hooks["repos"][0]["hooks"]:
-        tool = hook["entry"].removeprefix(".venv/bin/")
-        assert f"$(BIN)/{tool}" in recipe
-    workflow = (ROOT / ".github/workflows/ci.yml").read_text()
-    assert "bash .ci/run" in workflow
+        assert f"$(BIN)/{hook['entry'].removeprefix('.venv/bin/')}" in MAKEFILE
+    assert "bash .ci/run" in (ROOT / ".github/workflows/ci.yml").read_text()
 
 
 def test_help_lists_every_target_with_a_line() -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from browser import WHY_NOT, browser
 from project import ROOT, copy_project, environment, run_dvc
 from report_inputs import facts, ladder_of
 from ruamel.yaml import YAML
@@ -19,6 +18,7 @@ from test_docs import STAGES, written_by
 
 from minitrain.core.files import write_json
 from minitrain.report.facts import PARTS, Facts
+from minitrain.report.pictures import PART_COLORS
 from minitrain.report.publish import summary
 
 PLOTS = YAML(typ="safe").load((ROOT / "metrics/dvc.yaml").read_text())["plots"]
@@ -95,17 +95,8 @@ def test_charts_read_columns_that_are_there_of_both_sides(
         assert read - made <= rows[0].keys(), name
         # each anchor of the template was filled
         assert "<DVC_METRIC" not in json.dumps(chart), name
-    # speeds show what changed, and no twin
+    # speeds are shown without A/A duplicates
     chart = charts(page[1])[CHARTS["speed"]["title"]]
-    speed = {
-        row["rev"]: float(row["tokens_per_s_p50"])
-        for row in chart["data"]["values"]
-        if row["arm"] == "gloo-2"
-    }
-    # 12,000 for 16,400 tokens per second, but for a common drift
-    assert speed["workspace"] / speed["HEAD"] == pytest.approx(
-        12_000 / 16_400, rel=0.05
-    )
     (pattern,) = re.findall(r"!test\(/(.*)/, datum\.arm\)", json.dumps(chart))
     arms = {row["arm"] for row in chart["data"]["values"]}
     assert {arm for arm in arms if not re.search(pattern, arm)} == {
@@ -116,11 +107,7 @@ def test_charts_read_columns_that_are_there_of_both_sides(
     }
 
 
-def test_parts_of_the_account_are_drawn_in_the_order_and_colors_of_the_picture() -> (
-    None
-):
-    from minitrain.report.pictures import PART_COLORS
-
+def test_parts_of_the_account_have_the_order_and_colors_of_the_picture() -> None:
     template = json.loads((ROOT / ".dvc/plots/account.json").read_text())
     color = template["encoding"]["color"]["scale"]
     assert dict(zip(color["domain"], color["range"], strict=True)) == PART_COLORS
@@ -141,28 +128,6 @@ def test_page_without_a_network_says_so_and_has_the_pictures(
     # before and after
     assert len(pictures) == 2 * len(PICTURES)
     assert all((project / "dvc_plots" / path).is_file() for path in pictures)
-
-
-OUTSIDE = """[...document.images].filter(image => image.naturalWidth === 0
-  || image.getBoundingClientRect().right > innerWidth).length"""
-
-
-@pytest.mark.pipeline
-@pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
-def test_page_without_a_network_shows_all_pictures(page: tuple[Path, str]) -> None:
-    project, text = page
-    offline = re.sub(r'<script[^>]*src="https:[^>]*></script>', "", text)
-    assert offline != text
-    path = project / "dvc_plots/offline.html"
-    path.write_text(offline)
-    notice = "document.getElementById('no-vega').checkVisibility()"
-    with browser() as running:
-        for width in (390, 1440):
-            visit = running.visit(path.as_uri(), width=width)
-            assert visit.evaluate("document.images.length") == 2 * len(PICTURES)
-            assert visit.evaluate(OUTSIDE) == 0
-            assert visit.evaluate(notice)
-            assert visit.complaints == []
 
 
 @pytest.mark.pipeline
@@ -263,12 +228,6 @@ def test_class_pulls_what_the_teacher_ran(tmp_path: Path) -> None:
     code, output = run_dvc(student, "repro", "corpus")
     assert code == 0, output
     assert "Running stage" not in output
-    # it is what was pulled, and not what stands in git
-    shutil.rmtree(store)
-    shutil.rmtree(student / ".dvc/cache")
-    (student / corpus).unlink()
-    code, output = run_dvc(student, "pull", "--with-deps", "corpus")
-    assert code != 0
 
 
 def test_definitions_draw_what_a_stage_writes() -> None:

@@ -129,13 +129,6 @@ def test_tables(typed: dict[str, list[Typed]]) -> None:
     assert max(loss) < 0
 
 
-def test_page_with_the_pictures(typed: dict[str, list[Typed]], folder: Path) -> None:
-    (diff,) = typed["dvc plots diff"]
-    page = folder / "dvc_plots/index.html"
-    assert page.is_file()
-    assert page.as_uri() in "".join(diff.output.split())
-
-
 def test_order_of_stages_of_an_experiment(typed: dict[str, list[Typed]]) -> None:
     command = "dvc exp run -S train.global_batch_size=8"
     (ran,) = typed[command]
