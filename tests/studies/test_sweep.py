@@ -58,13 +58,9 @@ def test_statistics_by_hand(world_size: int, factor: float) -> None:
         "algbw_gb_per_s": pytest.approx(2.0),
         "busbw_gb_per_s": pytest.approx(2.0 * factor),
     }
-
-
-def test_nothing_travels() -> None:
-    for backend, world_size in (("gloo", 1), ("copy", 2)):
-        row = statistics(backend, world_size, 4_000, [1e-6])
-        assert row["algbw_gb_per_s"] == pytest.approx(4.0)
-        assert row["busbw_gb_per_s"] is None
+    # nothing travels
+    for backend, ranks in (("gloo", 1), ("copy", 2)):
+        assert statistics(backend, ranks, 4_000, [1e-6])["busbw_gb_per_s"] is None
 
 
 def test_nccl_needs_a_gpu_for_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,13 +88,8 @@ def test_sizes_come_again_in_another_order() -> None:
     """What slows the first seconds of a sweep is no effect of the smallest sizes."""
     order = visits(14)
     passes = [order[i : i + 14] for i in range(0, len(order), 14)]
-    assert len(passes) == NUM_VISITS
     assert all(sorted(each) == list(range(14)) for each in passes)
     assert len({tuple(each) for each in [range(14), *passes]}) == 1 + NUM_VISITS
-    assert visits(14) == order
-
-
-def test_sweep_goes_by_those_visits() -> None:
     seen: list[int] = []
 
     def watched(_: ExitStack) -> AllReduce:
