@@ -16,19 +16,10 @@ from minitrain.report.studied import BYTES, DISTANCES, Hosts, Ladder
 
 # the keys of manifest.json in the order of the contract, whatever came of the runs
 CONTRACT = [
-    "seed",
-    "lab",
-    "backend",
-    "world_size",
-    "model_params",
-    "steps",
-    "allreduce_p50_ms",
-    "allreduce_p95_ms",
-    "tokens_per_sec_1proc",
-    "tokens_per_sec_2proc",
-    "byte_equivalent",
-    "lesson_notes",
-    "launcher",
+    *("seed", "lab", "backend", "world_size", "model_params", "steps"),
+    *("allreduce_p50_ms", "allreduce_p95_ms"),
+    *("tokens_per_sec_1proc", "tokens_per_sec_2proc"),
+    *("byte_equivalent", "lesson_notes", "launcher"),
 ]
 MACHINE = {
     "cpu": "Example CPU",
@@ -220,18 +211,10 @@ HOSTS = pd.DataFrame(
         (2, 2, "100 Mbit/s", 3500, 3490, 3510, 290.0, 300.0, 299, 301, "proven", True),
     ],
     columns=[
-        "hosts",
-        "processes",
-        "link",
-        "tokens_per_s",
-        "tokens_per_s_least",
-        "tokens_per_s_most",
-        "allreduce_expected_ms",
-        "allreduce_ms",
-        "allreduce_ms_least",
-        "allreduce_ms_most",
-        "verdict",
-        "same_on_one_host",
+        *("hosts", "processes", "link"),
+        *("tokens_per_s", "tokens_per_s_least", "tokens_per_s_most"),
+        *("allreduce_expected_ms", "allreduce_ms"),
+        *("allreduce_ms_least", "allreduce_ms_most", "verdict", "same_on_one_host"),
     ],
 )
 
