@@ -208,28 +208,6 @@ def test_experiments_fit_160_columns(tmp_path: Path) -> None:
     assert "0.001" in row
 
 
-@pytest.mark.pipeline
-def test_class_pulls_what_the_teacher_ran(tmp_path: Path) -> None:
-    """docs/how-to/a-class.md, with the first two stages."""
-    teacher = copy_project(tmp_path / "teacher")
-    store = tmp_path / "store"
-    # what the tests have in common with a clone of the project
-    for words in ("repro corpus", f"remote add --default class {store}", "push"):
-        code, output = run_dvc(teacher, *words.split())
-        assert code == 0, output
-    git(teacher, "add", "--all")
-    git(teacher, "commit", "--quiet", "--message", "What the class starts from")
-    git(tmp_path, "clone", "--quiet", str(teacher), str(tmp_path / "student"))
-    student = tmp_path / "student"
-    code, output = run_dvc(student, "pull", "--with-deps", "corpus")
-    assert code == 0, output
-    corpus = "data/corpus.jsonl"
-    assert (student / corpus).read_bytes() == (teacher / corpus).read_bytes()
-    code, output = run_dvc(student, "repro", "corpus")
-    assert code == 0, output
-    assert "Running stage" not in output
-
-
 def test_definitions_draw_what_a_stage_writes() -> None:
     names = {out for stage in STAGES.values() for out in written_by(stage)}
     drawn = {name for chart in CHARTS.values() for name in chart["y"]} | {*PICTURES}

@@ -65,14 +65,9 @@ def test_study_measures_and_tells(study: Path, tmp_path: Path) -> None:
     }
     # 78 steps are recorded, three, and 3 + steps 4, 8, ... 76
     sizes = found["bytes_of_rank_0"]
-    assert sizes.keys() == {*ARMS[1:4]}
-    between, every_4, every_step = (sizes[ARMS[n]] - sizes[ARMS[2]] for n in (2, 1, 3))
-    assert between == 0
+    every_4, every_step = (sizes[ARMS[n]] - sizes[ARMS[2]] for n in (1, 3))
     assert every_4 / every_step == pytest.approx(19 / 75, rel=0.02)
     table = (study / "table.md").read_text()
-    assert "| every step recorded | " in table
-    assert "| between recorded steps, median step | " in table
-    assert "- A step that is recorded takes " in table
     assert "- After 78 steps all arms have the same bits." in table
     assert (study / "recorder.png").is_file()
 
