@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 from project import ROOT, copy_project, environment, run_dvc
-from report_inputs import facts, ladder_of
+from report_inputs import facts, proven, published
 from ruamel.yaml import YAML
 from test_docs import STAGES, written_by
 
@@ -34,28 +33,17 @@ def git(folder: Path, *arguments: str) -> None:
 
 
 def measured(**speeds: float) -> Facts:
-    ladders = {f"gloo-{w}": ladder_of(w) | {"verdict": "proven"} for w in (1, 2)}
-    return facts([1, 2], equivalence=ladders, speeds=speeds)
-
-
-def publish(metrics: Path, measured: Facts) -> None:
-    """The files that DVC draws, as the stages write them."""
-    measured.baseline.scaling().round(1).to_csv(metrics / "scaling.csv", index=False)
-    measured.account.to_csv(metrics / "account.csv", index=False)
-    losses = [table.assign(run=run) for run, table in measured.losses.items()]
-    table = pd.concat(losses)[["run", "step", "loss"]]
-    table.to_csv(metrics / "losses.csv", index=False)
-    write_json(metrics / "summary.json", summary(measured))
+    return facts([1, 2], equivalence=proven([1, 2]), speeds=speeds)
 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A project whose results differ from its last commit, and the page of the diff."""
     project = copy_project(tmp_path_factory.mktemp("views") / "project")
-    publish(project / "metrics", measured())
+    published(project / "metrics", measured())
     git(project, "add", "--all")
     git(project, "commit", "--quiet", "--message", "before")
-    publish(project / "metrics", measured(gloo_2=12_000))
+    published(project / "metrics", measured(gloo_2=12_000))
     code, output = run_dvc(project, "plots", "diff")
     assert code == 0, output
     assert "failed to load" not in output

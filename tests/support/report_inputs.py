@@ -291,6 +291,11 @@ def on_two_hosts(measured: Facts, run: str) -> Facts:
     return replace(measured, timing=timing)
 
 
+def proven(world_sizes: list[int]) -> dict[str, Any]:
+    """The ladders of runs that are proven."""
+    return {f"gloo-{n}": ladder_of(n) | {"verdict": "proven"} for n in world_sizes}
+
+
 def facts(world_sizes: list[int], **changes: Any) -> Facts:
     """Facts of gloo runs; ``speeds`` (of :func:`arms`) and any field can be given."""
     speeds = changes.pop("speeds", {})
@@ -337,12 +342,14 @@ def facts(world_sizes: list[int], **changes: Any) -> Facts:
 
 
 def published(folder: Path, measured: Facts) -> Path:
-    """Write the results of ``measured`` that README and terminal are made from."""
+    """Write the results of ``measured`` as the stages do, for what reads files."""
     write_json(folder / "manifest.json", manifest(measured))
     write_json(folder / "summary.json", summary(measured))
     write_json(folder / "timing.json", dict(measured.timing))
     write_json(folder / "equivalence.json", dict(measured.equivalence))
     measured.scaling.to_csv(folder / "scaling.csv", index=False)
+    measured.account.to_csv(folder / "account.csv", index=False)
     losses = [table.assign(run=run) for run, table in measured.losses.items()]
-    pd.concat(losses).to_csv(folder / "losses.csv", index=False)
+    table = pd.concat(losses)[["run", "step", "loss"]]
+    table.to_csv(folder / "losses.csv", index=False)
     return folder
