@@ -188,25 +188,6 @@ def test_every_parameter_is_tracked_by_a_stage() -> None:
         assert not name or name in params[section], key
 
 
-def calls_in(node: ast.AST) -> set[str]:
-    """Names of the methods and functions that are called in ``node``."""
-    called = {n.func for n in ast.walk(node) if isinstance(n, ast.Call)}
-    return {getattr(f, "attr", getattr(f, "id", "")) for f in called}
-
-
-def test_one_place_assembles_a_rank() -> None:
-    """Who builds the strategy and the optimizer puts a rank together."""
-    optimizes = ("minitrain/proof/replay.py", "minitrain/sync/sharded.py")
-    for path in [*LIBRARY, *STAGES]:
-        tree, name = tree_of(path), relative(path)
-        functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
-        assemble = {f.name for f in functions if {"sync", "optimizer"} <= calls_in(f)}
-        is_worker = name == "minitrain/train/worker.py"
-        assert assemble == ({"__init__"} if is_worker else set()), name
-        if not is_worker and name not in optimizes:
-            assert not {"optimizer", "plain_optimizer"} & calls_in(tree), name
-
-
 def test_the_loop_is_short_enough_to_be_read_aloud() -> None:
     """And nothing is handed into it but the rank and its steps."""
     tree = ast.parse((ROOT / "minitrain/train/loop.py").read_text())
