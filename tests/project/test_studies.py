@@ -13,17 +13,15 @@ from dvc.repo import Repo
 from interleaved import load_interleaved
 from one_line import refusal
 from project import PARAMS_FILE, ROOT
-from report_inputs import zoo
 from ruamel.yaml import YAML
 from study_settings import Interleaved, load_study
 from test_docs import written_by
 
 from minitrain.analysis.busy import MAX_TAKEN
 from minitrain.core.errors import UserError
-from minitrain.core.files import read_json, write_json
+from minitrain.core.files import write_json
 from minitrain.core.provenance import provenance
 from minitrain.core.schema import Section
-from minitrain.report.studied import digest
 
 STUDIES = sorted(file.parent.name for file in ROOT.glob("studies/*/params.yaml"))
 
@@ -160,20 +158,6 @@ def test_no_study_writes_what_another_writes_or_the_pipeline_reads() -> None:
     assert len(of_studies) > len(STUDIES)
     assert not of_studies & read
     assert sorted(set(written)) == sorted(written)
-
-
-def test_zoo_leaves_its_digest_for_the_report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    draw = load_script(ROOT / "studies/zoo/draw_matrix.py")
-    study, metrics = tmp_path / "studies/zoo", tmp_path / "metrics"
-    for folder in (study, metrics):
-        folder.mkdir(parents=True)
-    monkeypatch.setattr(draw, "STUDY", study)
-    write_json(study / "zoo.json", zoo())
-    draw.main()
-    assert read_json(metrics / "zoo.json") == digest(zoo())
-    assert {path.name for path in study.glob("*.png")} == {"matrix.png", "losses.png"}
 
 
 @pytest.mark.parametrize("others", [0.02, 0.4])
