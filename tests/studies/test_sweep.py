@@ -224,18 +224,3 @@ def test_goals_are_judged_by_the_ratio_of_medians(study: Any) -> None:
     mixed = table((2, 4, 3, 1, 1), (2, 16, 1, 2, 1))
     said = findings.against_gloo(mixed, 2)
     assert said.endswith("0.50 to 3.0 times as fast as gloo, no faster at 1 of 2 sizes")
-
-
-def test_page_says_where_processes_crowd_and_how_far_the_copy_is(study: Any) -> None:
-    _, describe = study
-    # the limit: a copy of 4 kB is 4 and 2 times as fast as gloo and shared memory
-    measured = table((2, 4000, 4e-6, 2e-6, 1e-6), (4, 4000, 4e-6, 2e-6, 1e-6))
-    machine = {"gpu": None, "cpu": "A CPU", "cores": 2, "torch": "9"}
-    origin = {"measured_at": "2026-11-21T10:00:00", "machine": machine}
-    page = list(describe.page(measured, {4000: 3}, origin))
-    heads = [line for line in page if line.startswith("## ")]
-    assert heads[1:] == ["## 2 processes", "## 4 processes on 2 cores: oversubscribed"]
-    assert page.count("| 4 kB | 4.0 µs | 2.0 µs | 1.0 µs | 2.0 | 4.0 | 2.0 |") == 2
-    # 4 kB in 2 µs are 2 GB/s; with 4 processes a ring carries 6 / 4 of it
-    best = "- Shared memory: the highest bus bandwidth is {} GB/s, at 4 kB."
-    assert {best.format("2.0"), best.format("3.0")} <= set(page)
