@@ -201,7 +201,7 @@ CASES: dict[str, tuple[Fault, Told | None]] = {
 def trials(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Trial]:
-    """What became of each case; two at a time, beside a project made in peace."""
+    """The trial of each case; two at a time, beside a project made in peace."""
     items = [item for item in request.session.items if item.path == request.path]
     names = [x.callspec.params["name"] for x in items if "trials" in x.fixturenames]
     done = make_undisturbed(tmp_path_factory.mktemp("chaos") / "undisturbed")

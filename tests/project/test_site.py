@@ -1,4 +1,4 @@
-"""What other programs read: the docs as a site, badges, the workflow, dependencies."""
+"""Files for other programs: the docs as a site, badges, the workflow, dependencies."""
 
 import ast
 import importlib.metadata

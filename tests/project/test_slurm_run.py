@@ -44,7 +44,7 @@ def checkpoint(project: Path, step: int) -> None:
 
 
 def told(job: subprocess.Popen[str], project: Path) -> str:
-    """What it says when its time is nearly up; then its command ends."""
+    """Tell it that its time is nearly up, and let its command end -> what it said."""
     wait_for(lambda: [*project.glob("begun")], 1)
     job.send_signal(signal.SIGUSR1)
     assert job.stderr

@@ -50,7 +50,7 @@ class Visit:
         return said["result"].get("value")
 
     def events(self, *methods: str) -> list[dict[str, Any]]:
-        """What came of these kinds until now."""
+        """Its events of these kinds until now."""
         own = [e for e in self.browser.events if e.get("sessionId") == self.session]
         return [event for event in own if event["method"] in methods]
 
@@ -62,7 +62,7 @@ class Visit:
 
     @property
     def complaints(self) -> list[str]:
-        """What stands in the console."""
+        """The errors in its console."""
         return [json.dumps(event)[:500] for event in self.events(*COMPLAINTS)]
 
 
