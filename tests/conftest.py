@@ -53,14 +53,13 @@ sys.dont_write_bytecode = False
 # and a pytest within a test would print otherwise
 os.environ.pop("PYTEST_ADDOPTS", None)
 skipped_on_ci: list[str] = []
-fork_servers: set[int] = set()
 
 
 @pytest.fixture(scope="session")
 def fork_server() -> Iterator[ForkServer]:
     """Forks the ranks of all tests but the launcher's own."""
     fork_server = ForkServer()
-    fork_servers.add(fork_server.process.pid)
+    servers.add(fork_server.process.pid)
     yield fork_server
     fork_server.stop()
 
@@ -116,8 +115,7 @@ def nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     yield
     tempfile.tempdir = outside
     children = psutil.Process().children(recursive=True)
-    known = fork_servers | servers
-    left = [child for child in children if child.pid not in known]
+    left = [child for child in children if child.pid not in servers]
     for child in left:
         child.kill()
     # else the tests after this one would find what it left, too

@@ -13,9 +13,8 @@ import pytest
 from exercises import COURSE, PAGES, RUNS, Exercise, broken, of_runs, read
 from look import look, main, messages, written
 from mutated import run_stages
-from pages import blocks, change, values
+from pages import blocks, change
 from project import PARAMS_FILE, run_dvc
-from ruamel.yaml import YAML
 from thorough import thorough_after
 
 from minitrain.core.params import load_params
@@ -85,49 +84,6 @@ def test_index_lists_the_pages_in_order_and_each_has_its_parts() -> None:
         assert exercise.change in blocks(asked), page
         assert len(blocks(asked)) == len(blocks(text)) - 1, page
         assert "](../reference.md#words)" in text, page
-
-
-def test_change_is_one_of_what_there_is() -> None:
-    there = YAML(typ="safe").load(PARAMS_FILE.read_text())
-    for exercise in EXERCISES:
-        if exercise.change.language == "yaml":
-            for key, value in values(exercise.change).items():
-                section, _, name = key.partition(".")
-                assert there[section][name] != value, exercise.name
-        else:
-            assert "breach" in exercise.promises.values(), exercise.name
-
-
-BEFORE = {"gloo-2": {"state": "a", "loss": 2.0, "gap": None, "calls a step": 2}}
-AFTER = {
-    "gloo-2": {"state": "a", "loss": 1.0, "gap": 1e-7, "calls a step": 49},
-    "gloo-4": {"state": "b", "loss": 1.0, "verdict": "proven"},
-}
-
-
-HOLDS = [
-    *(("gloo-2 state", "same"), ("gloo-2 loss", "less")),
-    *(("gloo-2 calls a step", "more"), ("gloo-2 calls a step", 49)),
-    *(("gloo-4 state", "differs from gloo-2"), ("gloo-4 loss", "same as gloo-2")),
-    ("gloo-4 verdict", "proven"),
-]
-BROKEN = [
-    *(("gloo-2 state", "differs"), ("gloo-2 loss", "more"), ("gloo-2 loss", "same")),
-    *(("gloo-2 calls a step", "less"), ("gloo-4 state", "same as gloo-2")),
-    ("gloo-4 verdict", "undecided"),
-    # what is not there, or undefined, is neither equal nor more
-    *(("gloo-2 gap", "more"), ("gloo-4 gap", "less"), ("gloo-8 state", "same")),
-    *(("gloo-8 state", "differs from gloo-2"), ("gloo-2 state", "same as gloo-8")),
-    *(("gloo-2 state", "differs from gloo-8"), ("gloo-2 colour", "same")),
-]
-
-
-def test_promise_that_does_not_hold_is_seen() -> None:
-    for promise, said in HOLDS:
-        assert broken({promise: said}, BEFORE, AFTER) == []
-    for promise, said in BROKEN:
-        (told,) = broken({promise: said}, BEFORE, AFTER)
-        assert told.startswith(f"{promise}: {said}, but ")
 
 
 def test_what_a_student_sees(

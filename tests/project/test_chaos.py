@@ -1,33 +1,36 @@
-"""The chaos study in small, and lies that its judge must see through."""
+"""`dvc repro`, disturbed and then started again: trials of the chaos study, and lies
+that its judge must see through.
+"""
 
 import os
+import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM, Signals
+from typing import NamedTuple
 
 import judge
 import leftovers
 import pytest
-from chaos_settings import Chaos
-from copies import Undisturbed
-from counts import summary
+from copies import make_undisturbed
 from faults import FAULTS
 from held_memory import held_by, segments
 from judge import Ran
-from processes import MARK, environ, processes
-from project import ROOT
-from run import run_trials
-from study_settings import load_study
+from processes import MARK, environ, kill_all, processes, send, wait_until, with_role
+from project import PARAMS_FILE
+from runs import Trial
+from thorough import thorough_after
+from trials import run_trial
 from waiting import GENEROUS_S
+from world import START_S, World
+from wreck import PAIR, Fault
 
-STUDY = ROOT / "studies/chaos"
 WANTED = {"data/runs/gloo-2/losses.csv": "a", "data/shards/index.json": "b"}
 WELL = Ran(0, "Updating lock file\n", WANTED)
 KILLED = Ran(255, "error: it was killed\nERROR: failed to run: x, exited with 2\n", {})
-# what tests/project/test_interrupted.py does not do
-FEW = ["kill_stage", "hup_group"]
-KINDS = [*FAULTS] if os.environ.get("MINITRAIN_ALL") else FEW
 
 
 def test_judge_has_no_objection_to_what_is_well() -> None:
@@ -59,6 +62,7 @@ def said(text: str) -> Ran:
 FEWER = {"data/shards/index.json": "b"}
 TWO_LINES = "first run printed 2 lines of error"
 AGAIN = "1; starting again\nerror: one\n"
+SILENT = "ERROR: failed to run: x, exited with 2\n"
 LIES = [
     (has(**{"data/shards/index.json": "c"}), WELL, "first run: data/shards/index.json"),
     (KILLED, replace(WELL, digests=FEWER), "second run: data/runs/gloo-2/losses.csv"),
@@ -70,11 +74,7 @@ LIES = [
     (KILLED, replace(WELL, said=TRACEBACK), "second run printed a traceback"),
     (said("error: one\n" + KILLED.said), WELL, TWO_LINES),
     (said(AGAIN + KILLED.said), WELL, TWO_LINES),
-    (
-        said("ERROR: failed to run: x, exited with 2\n"),
-        WELL,
-        "first run failed without a word",
-    ),
+    (said(SILENT), WELL, "first run failed without a word"),
     (said(""), WELL, "first run ended without a word"),
 ]
 
@@ -86,17 +86,13 @@ def test_judge_sees_a_lie(first: Ran, second: Ran, expected: str) -> None:
 
 
 @pytest.fixture
-def folders(tmp_path: Path) -> tuple[Path, Path]:
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     """A copy and its temporary folder, both empty."""
+    monkeypatch.setattr(leftovers, "GONE_S", 0.2)
+    monkeypatch.setattr(leftovers, "segments", not_of_other_tests)
     for name in ("copy", "temporary"):
         (tmp_path / name).mkdir()
     return tmp_path / "copy", tmp_path / "temporary"
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leftovers, "GONE_S", 0.2)
-    monkeypatch.setattr(leftovers, "segments", not_of_other_tests)
 
 
 def not_of_other_tests() -> set[str]:
@@ -135,51 +131,103 @@ def test_judge_sees_files_that_are_left(folders: tuple[Path, Path]) -> None:
     assert "left behind: temporary minitrain-meeting-x" in left_in(folders)
 
 
-def test_judge_sees_shared_memory(folders: tuple[Path, Path]) -> None:
+def test_judge_sees_shared_memory_and_a_process_in_a_session_of_its_own(
+    folders: tuple[Path, Path],
+) -> None:
     before = leftovers.segments()
     segment = Path("/dev/shm") / f"chaos-{os.getpid()}"
     segment.touch()
-    try:
-        left = left_in(folders, before)
-    finally:
-        segment.unlink()
-    assert f"left behind: shared memory {segment.name}" in left
-
-
-def test_judge_sees_a_process_in_a_session_of_its_own(
-    folders: tuple[Path, Path],
-) -> None:
     process = subprocess.Popen(
         ["sleep", "60"], env={**os.environ, MARK: "a mark"}, start_new_session=True
     )
     try:
-        assert left_in(folders) == [f"left behind: process {process.pid} (other)"]
+        assert left_in(folders, before) == [
+            f"left behind: process {process.pid} (other)",
+            f"left behind: shared memory {segment.name}",
+        ]
     finally:
+        segment.unlink()
         process.kill()
         process.wait()
     assert processes("a mark") == {}
 
 
+# whether runs go on from one
+CHECKPOINTS = "\ncheckpoint:" in PARAMS_FILE.read_text()
+ORPHAN = "error: stopped by SIGTERM"
+
+
+def to(number: Signals, role: str) -> Fault:
+    """To the first process of that role as soon as ranks train."""
+
+    def do(world: World) -> str:
+        assert len(world.await_role("rank")) > 0
+        # they import torch for a while
+        limit_s = START_S if CHECKPOINTS else 0.3 * world.took_s
+        wait_until(lambda: world.ended or world.checkpoints(), limit_s)
+        if role == "group":
+            world.signal_group(number)
+        elif role == "all":
+            kill_all(world.mark)
+        else:
+            send(number, with_role(world.mark, role)[:1])
+        return role
+
+    return Fault(do, PAIR)
+
+
+class Told(NamedTuple):
+    """The exit code of `dvc repro`, and its line."""
+
+    code: int
+    line: str
+
+
+# the ranks start again by themselves where the code is 0
+CASES: dict[str, tuple[Fault, Told | None]] = {
+    "Ctrl-C": (to(SIGINT, "group"), Told(255, "error: interrupted")),
+    "kill -9 of a rank": (to(SIGKILL, "rank"), Told(0, "")),
+    "kill -9 of DVC": (to(SIGKILL, "dvc"), Told(-9, ORPHAN)),
+    "kill -9 of a stage": (to(SIGKILL, "stage"), None),
+    "a closed terminal": (to(SIGHUP, "group"), None),
+    "SIGTERM to DVC": (to(SIGTERM, "dvc"), Told(-15, ORPHAN)),
+    "kill -9 of all": (to(SIGKILL, "all"), Told(-9, "")),
+    # the study's, at moments drawn at random
+    **{name: (fault, None) for name, fault in FAULTS.items()},
+}
+
+
+@pytest.fixture(scope="module")
+def trials(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Trial]:
+    """The trial of each case; two at a time, beside a project made in peace."""
+    items = [item for item in request.session.items if item.path == request.path]
+    names = [x.callspec.params["name"] for x in items if "trials" in x.fixturenames]
+    done = make_undisturbed(tmp_path_factory.mktemp("chaos") / "undisturbed")
+
+    def run(numbered: tuple[int, str]) -> Trial:
+        number, name = numbered
+        return run_trial(number, name, CASES[name][0], 35000, done, 2 * GENEROUS_S)
+
+    with ThreadPoolExecutor(2) as pool, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(leftovers, "segments", not_of_other_tests)
+        return dict(zip(names, pool.map(run, enumerate(names)), strict=True))
+
+
 @pytest.mark.pipeline
 @pytest.mark.real_launch
 @pytest.mark.timeout(3600)
-def test_every_fault_ends_in_the_bytes_of_the_undisturbed_run(
-    undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(leftovers, "GONE_S", GENEROUS_S)
-    settings = load_study(STUDY, Chaos).model_copy(update={"jobs": 2, "limit_s": 240.0})
-    trials = run_trials(settings, undisturbed, len(KINDS), KINDS)
-    assert [trial.kind for trial in trials] == KINDS
-    wrong = [f"{t.trial} {t.kind} {t.target} ({t.hit}): {t.wrong}" for t in trials]
-    assert [line for line, t in zip(wrong, trials, strict=True) if t.wrong] == []
-    counted = summary(trials)
-    assert (counted["trials"], counted["wrong"]) == (len(KINDS), 0)
-    # else nothing was disturbed
-    hit = {word for trial in trials for word in trial.hit.replace(",", "").split()}
-    assert {"dvc", "rank", "stage"} & hit
-    if KINDS != FEW:
-        assert counted["went_on_from_a_checkpoint"] >= 1
-        assert sum(trial.detection_s is not None for trial in trials) > len(KINDS) / 3
+@pytest.mark.parametrize("name", thorough_after(5, CASES))
+def test_next_repro_ends_in_the_same_bytes(trials: dict[str, Trial], name: str) -> None:
+    """And nothing is left: no process, segment, temporary file."""
+    trial, told = trials[name], CASES[name][1]
+    assert trial.wrong == ""
+    if told is not None:
+        assert trial.exit_code == told.code
+        assert (trial.outcome == "restarted") == (told.code == 0)
+        assert re.fullmatch(told.line, trial.said), trial.said
+        assert (trial.went_on_from is not None) == (CHECKPOINTS and told.code != 0)
 
 
 def test_study_says_by_its_exit_code_that_a_trial_is_wrong(tmp_path: Path) -> None:

@@ -1,14 +1,15 @@
 """The docs say what is there: numbers, links, names, commands.
 
-Words are checked by reading; what is to be typed, by tests/project/test_commands.py.
+Words are checked by reading; pages are typed by test_tutorial.py and in tests/course.
 """
 
-import importlib
 import inspect
 import re
+import shlex
 import subprocess
 from functools import cache
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
@@ -19,14 +20,13 @@ from ruamel.yaml import YAML
 from test_house import DOORS, MAY_IMPORT
 
 import minitrain
-from minitrain.analysis.stragglers import FALSE_ALARMS, steps_needed
 from minitrain.analysis.verdicts import VERDICTS
 from minitrain.cli.explain import in_words
+from minitrain.cli.main import make_parser
 from minitrain.cli.walk import walk
 from minitrain.report.checks import RUNGS
 from minitrain.sync.catalog import STRATEGIES
 from minitrain.sync.guarantees import GUARANTEES, Guarantees
-from minitrain.train.step_record import recorded_steps
 
 PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *pages_of("docs", "launch")]
 TEXT = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
@@ -167,40 +167,15 @@ def outputs() -> list[str]:
     return [re.sub(r"\$\{.*?\}", "W", path) for path in paths]
 
 
-# CHANGELOG.md has a table of old names, each with what it is called now
-RENAMED = re.compile(r"^\| (.+) (\| .+ \|)$", re.MULTILINE)
-NOW = TEXT | {"CHANGELOG.md": RENAMED.sub(r"\2", TEXT["CHANGELOG.md"])}
-
-
-def is_there(name: str) -> bool:
-    """Whether a path of the project, or a dotted name of the library, exists."""
-    if "/" in name:
-        return (ROOT / name).exists()
-    thing: Any = minitrain
-    module = "minitrain"
-    for part in name.split(".")[1:]:
-        module = f"{module}.{part}"
-        if not hasattr(thing, part):
-            try:
-                importlib.import_module(module)
-            except ModuleNotFoundError:
-                return False
-        thing = getattr(thing, part)
-    return True
-
-
-def test_names_that_changed_are_gone() -> None:
-    was = [old for old, _ in RENAMED.findall(TEXT["CHANGELOG.md"])]
-    names = re.findall(r"`(minitrain[./][\w./]+)`", " ".join(was))
-    assert "minitrain.launcher.launch" in names
-    assert [name for name in names if is_there(name)] == []
+# CHANGELOG.md names what is no more
+OF_TODAY = [page for page in PAGES if page != "CHANGELOG.md"]
 
 
 def test_paths_in_backticks_are_sources_or_outputs() -> None:
     rooms = "minitrain|stages|studies|tests|docs|data|metrics"
     built = [f"{out}/" for out in outputs()]
-    for page in PAGES:
-        for path in re.findall(rf"`((?:{rooms})/[\w./-]*)`", NOW[page]):
+    for page in OF_TODAY:
+        for path in re.findall(rf"`((?:{rooms})/[\w./-]*)`", TEXT[page]):
             inside = re.sub(r"-\d+\b", "-W", path).rstrip("/") + "/"
             known = any(
                 out.startswith(inside) or inside.startswith(out) for out in built
@@ -209,23 +184,26 @@ def test_paths_in_backticks_are_sources_or_outputs() -> None:
 
 
 def test_names_of_the_library_and_keys_of_parameters_exist() -> None:
-    for page in PAGES:
-        for dotted in set(re.findall(r"\bminitrain(?:\.[A-Za-z]\w*)+", NOW[page])):
-            assert is_there(dotted), f"{page}: {dotted}"
     sections = "|".join(PARAMS)
-    # CHANGELOG.md may name what is *not* a parameter
-    for page in set(PAGES) - {"CHANGELOG.md"}:
+    for page in OF_TODAY:
+        for dotted in set(re.findall(r"\bminitrain(?:\.[A-Za-z]\w*)+", TEXT[page])):
+            # raises AttributeError, or ImportError
+            resolve_name(dotted)
         found = set(re.findall(rf"`((?:{sections})\.[a-z]\w*)`", TEXT[page]))
         files = {name for name in found if name.endswith(("_path", ".py", ".md"))}
         assert not found - KEYS - files, f"{page}: {found - KEYS - files}"
 
 
+def typed(text: str) -> list[str]:
+    """The commands of the blocks in ``text``, without the path of an environment."""
+    found = [line for block in blocks(text) for line in block.typed]
+    return [line.removeprefix(".venv/bin/") for line in found]
+
+
 def commands(page: str) -> list[str]:
-    """Lines of shell blocks, and backticks that start with a tool of ours."""
-    blocks = re.findall(r"```sh\n(.*?)```", TEXT[page], re.DOTALL)
-    lines = [line.partition("#")[0].strip() for b in blocks for line in b.splitlines()]
+    """Those of its blocks, and backticks that start with a tool of ours."""
     inline = re.findall(r"`((?:\w+=\S+ )?(?:make|dvc)(?: [^`]*)?)`", TEXT[page])
-    return [re.sub(r"^\.venv/bin/", "", line) for line in [*lines, *inline] if line]
+    return [*typed(TEXT[page]), *inline]
 
 
 def test_commands_name_targets_stages_and_parameters() -> None:
@@ -247,45 +225,46 @@ def test_commands_name_targets_stages_and_parameters() -> None:
             assert "matrix" in STAGES[stage], f"{page}: {stage}"
 
 
+def test_commands_of_minitrain_are_those_that_it_takes() -> None:
+    lines = [line for text in TEXT.values() for line in typed(text)]
+    ours = [line for line in lines if line.startswith("minitrain ")]
+    assert len(ours) > 20
+    for line in ours:
+        words = shlex.split(line.partition("|")[0])
+        options, unknown = make_parser().parse_known_args(words[1:])
+        assert "answer" in options, line
+        assert unknown == [], line
+
+
+@pytest.mark.parametrize(("page", "at_most"), [("own-text", 3), ("own-model", 4)])
+def test_page_of_ones_own_needs_few_commands(page: str, at_most: int) -> None:
+    found = typed(TEXT[f"docs/how-to/{page}.md"])
+    assert 0 < len(found) <= at_most
+    # it installs before anything that needs it
+    made = next(n for n, line in enumerate(found) if line.startswith("make"))
+    assert not any(x.startswith(("dvc", "minitrain")) for x in found[:made])
+
+
 def first_column(page: str, heading: str) -> list[str]:
     section = TEXT[page].partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     return re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE)
 
 
-QUICK = re.compile(r"`train\.num_steps: (\d+)`,\s+`train\.num_warmup_steps: (\d+)`")
-
-
-@pytest.mark.parametrize("page", ["README.md", "docs/course/README.md"])
-def test_quick_look_leaves_enough_steps_to_name_a_slow_rank(page: str) -> None:
-    """Of two processes, and of the four that the course has in an exercise."""
-    ((steps, warmup),) = (map(int, found) for found in QUICK.findall(TEXT[page]))
-    recorded = recorded_steps(steps, PARAMS["train"]["hash_every"])
-    left = len(set(range(warmup, steps)) - recorded)
-    assert [steps_needed(left, FALSE_ALARMS / ranks) for ranks in (2, 4)] == [left] * 2
-
-
-def test_reference_names_every_parameter_and_stage_in_order() -> None:
+def test_reference_names_parameters_stages_exports_verdicts_and_rungs() -> None:
+    page = "docs/reference.md"
     keys = [f"{section}.{key}" for section in PARAMS for key in PARAMS[section]]
-    assert first_column("docs/reference.md", "Parameters") == keys
-    assert first_column("docs/reference.md", "Stages") == list(STAGES)
-
-
-def test_reference_names_what_the_package_exports_and_arguments_of_the_check() -> None:
-    names = first_column("docs/reference.md", "The library from Python")
-    assert names == minitrain.__all__
-    _, _, section = TEXT["docs/reference.md"].partition("| argument | is |\n")
+    assert first_column(page, "Parameters") == keys
+    assert first_column(page, "Stages") == list(STAGES)
+    assert first_column(page, "The library from Python") == minitrain.__all__
+    named = first_column(page, "The equivalence ladder")
+    assert named == [*VERDICTS, *named[len(VERDICTS) :]]
+    assert sorted(named[len(VERDICTS) :]) == sorted(RUNGS)
+    _, _, section = TEXT[page].partition("| argument | is |\n")
     rows = re.findall(r"^\| (`[^|]*) \|", section.partition("\n\n")[0], re.MULTILINE)
-    named = re.findall(r"`(\w+)`", " ".join(rows))
     signature = inspect.signature(minitrain.check_data_parallel)
-    assert sorted(named) == sorted(signature.parameters)
-
-
-def test_reference_names_every_verdict_and_every_rung() -> None:
-    named = first_column("docs/reference.md", "The equivalence ladder")
-    assert named[: len(VERDICTS)] == list(VERDICTS)
-    rungs = named[len(VERDICTS) :]
-    assert len(rungs) == len(set(rungs))
-    assert set(rungs) == RUNGS.keys()
+    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(
+        signature.parameters
+    )
 
 
 def test_reference_names_every_output() -> None:
@@ -347,20 +326,13 @@ def test_version_is_the_same_everywhere() -> None:
 
 
 def test_hooks_and_ci_run_the_tools_of_make_test() -> None:
-    recipe = MAKEFILE
     hooks = YAML(typ="safe").load((ROOT / ".pre-commit-config.yaml").read_text())
     # a user's own files in the root are no concern of theirs
-    code = re.findall(r"^CODE := (.*)$", recipe, re.MULTILINE)[0].split()
-    assert code == ["minitrain", "stages", "studies", "examples", "tests", "docs"]
+    code = re.findall(r"^CODE := (.*)$", MAKEFILE, re.MULTILINE)[0].split()
     assert hooks["files"] == f"^({'|'.join(code)})/"
-    assert (
-        re.findall(r"\$\(BIN\)/ruff .* (\S+)$", recipe, re.MULTILINE) == ["$(CODE)"] * 2
-    )
     for hook in hooks["repos"][0]["hooks"]:
-        tool = hook["entry"].removeprefix(".venv/bin/")
-        assert f"$(BIN)/{tool}" in recipe
-    workflow = (ROOT / ".github/workflows/ci.yml").read_text()
-    assert "bash .ci/run" in workflow
+        assert f"$(BIN)/{hook['entry'].removeprefix('.venv/bin/')}" in MAKEFILE
+    assert "bash .ci/run" in (ROOT / ".github/workflows/ci.yml").read_text()
 
 
 def test_help_lists_every_target_with_a_line() -> None:

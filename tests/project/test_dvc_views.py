@@ -9,16 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
-from browser import WHY_NOT, browser
 from project import ROOT, copy_project, environment, run_dvc
-from report_inputs import facts, ladder_of
+from report_inputs import facts, proven, published
 from ruamel.yaml import YAML
 from test_docs import STAGES, written_by
 
 from minitrain.core.files import write_json
 from minitrain.report.facts import PARTS, Facts
+from minitrain.report.pictures import PART_COLORS
 from minitrain.report.publish import summary
 
 PLOTS = YAML(typ="safe").load((ROOT / "metrics/dvc.yaml").read_text())["plots"]
@@ -34,28 +33,17 @@ def git(folder: Path, *arguments: str) -> None:
 
 
 def measured(**speeds: float) -> Facts:
-    ladders = {f"gloo-{w}": ladder_of(w) | {"verdict": "proven"} for w in (1, 2)}
-    return facts([1, 2], equivalence=ladders, speeds=speeds)
-
-
-def publish(metrics: Path, measured: Facts) -> None:
-    """The files that DVC draws, as the stages write them."""
-    measured.baseline.scaling().round(1).to_csv(metrics / "scaling.csv", index=False)
-    measured.account.to_csv(metrics / "account.csv", index=False)
-    losses = [table.assign(run=run) for run, table in measured.losses.items()]
-    table = pd.concat(losses)[["run", "step", "loss"]]
-    table.to_csv(metrics / "losses.csv", index=False)
-    write_json(metrics / "summary.json", summary(measured))
+    return facts([1, 2], equivalence=proven([1, 2]), speeds=speeds)
 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A project whose results differ from its last commit, and the page of the diff."""
     project = copy_project(tmp_path_factory.mktemp("views") / "project")
-    publish(project / "metrics", measured())
+    published(project / "metrics", measured())
     git(project, "add", "--all")
     git(project, "commit", "--quiet", "--message", "before")
-    publish(project / "metrics", measured(gloo_2=12_000))
+    published(project / "metrics", measured(gloo_2=12_000))
     code, output = run_dvc(project, "plots", "diff")
     assert code == 0, output
     assert "failed to load" not in output
@@ -95,17 +83,8 @@ def test_charts_read_columns_that_are_there_of_both_sides(
         assert read - made <= rows[0].keys(), name
         # each anchor of the template was filled
         assert "<DVC_METRIC" not in json.dumps(chart), name
-    # speeds show what changed, and no twin
+    # speeds are shown without A/A duplicates
     chart = charts(page[1])[CHARTS["speed"]["title"]]
-    speed = {
-        row["rev"]: float(row["tokens_per_s_p50"])
-        for row in chart["data"]["values"]
-        if row["arm"] == "gloo-2"
-    }
-    # 12,000 for 16,400 tokens per second, but for a common drift
-    assert speed["workspace"] / speed["HEAD"] == pytest.approx(
-        12_000 / 16_400, rel=0.05
-    )
     (pattern,) = re.findall(r"!test\(/(.*)/, datum\.arm\)", json.dumps(chart))
     arms = {row["arm"] for row in chart["data"]["values"]}
     assert {arm for arm in arms if not re.search(pattern, arm)} == {
@@ -116,11 +95,7 @@ def test_charts_read_columns_that_are_there_of_both_sides(
     }
 
 
-def test_parts_of_the_account_are_drawn_in_the_order_and_colors_of_the_picture() -> (
-    None
-):
-    from minitrain.report.pictures import PART_COLORS
-
+def test_parts_of_the_account_have_the_order_and_colors_of_the_picture() -> None:
     template = json.loads((ROOT / ".dvc/plots/account.json").read_text())
     color = template["encoding"]["color"]["scale"]
     assert dict(zip(color["domain"], color["range"], strict=True)) == PART_COLORS
@@ -141,28 +116,6 @@ def test_page_without_a_network_says_so_and_has_the_pictures(
     # before and after
     assert len(pictures) == 2 * len(PICTURES)
     assert all((project / "dvc_plots" / path).is_file() for path in pictures)
-
-
-OUTSIDE = """[...document.images].filter(image => image.naturalWidth === 0
-  || image.getBoundingClientRect().right > innerWidth).length"""
-
-
-@pytest.mark.pipeline
-@pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
-def test_page_without_a_network_shows_all_pictures(page: tuple[Path, str]) -> None:
-    project, text = page
-    offline = re.sub(r'<script[^>]*src="https:[^>]*></script>', "", text)
-    assert offline != text
-    path = project / "dvc_plots/offline.html"
-    path.write_text(offline)
-    notice = "document.getElementById('no-vega').checkVisibility()"
-    with browser() as running:
-        for width in (390, 1440):
-            visit = running.visit(path.as_uri(), width=width)
-            assert visit.evaluate("document.images.length") == 2 * len(PICTURES)
-            assert visit.evaluate(OUTSIDE) == 0
-            assert visit.evaluate(notice)
-            assert visit.complaints == []
 
 
 @pytest.mark.pipeline
@@ -241,34 +194,6 @@ def test_experiments_fit_160_columns(tmp_path: Path) -> None:
     (row,) = [line for line in lines if "[1, 2, 4]" in line and "workspace" in line]
     assert row.split()[0] == "workspace"
     assert "0.001" in row
-
-
-@pytest.mark.pipeline
-def test_class_pulls_what_the_teacher_ran(tmp_path: Path) -> None:
-    """docs/how-to/a-class.md, with the first two stages."""
-    teacher = copy_project(tmp_path / "teacher")
-    store = tmp_path / "store"
-    # what the tests have in common with a clone of the project
-    for words in ("repro corpus", f"remote add --default class {store}", "push"):
-        code, output = run_dvc(teacher, *words.split())
-        assert code == 0, output
-    git(teacher, "add", "--all")
-    git(teacher, "commit", "--quiet", "--message", "What the class starts from")
-    git(tmp_path, "clone", "--quiet", str(teacher), str(tmp_path / "student"))
-    student = tmp_path / "student"
-    code, output = run_dvc(student, "pull", "--with-deps", "corpus")
-    assert code == 0, output
-    corpus = "data/corpus.jsonl"
-    assert (student / corpus).read_bytes() == (teacher / corpus).read_bytes()
-    code, output = run_dvc(student, "repro", "corpus")
-    assert code == 0, output
-    assert "Running stage" not in output
-    # it is what was pulled, and not what stands in git
-    shutil.rmtree(store)
-    shutil.rmtree(student / ".dvc/cache")
-    (student / corpus).unlink()
-    code, output = run_dvc(student, "pull", "--with-deps", "corpus")
-    assert code != 0
 
 
 def test_definitions_draw_what_a_stage_writes() -> None:

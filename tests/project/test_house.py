@@ -150,21 +150,6 @@ def test_no_package_and_no_file_imports_itself_in_a_circle() -> None:
             above |= found
 
 
-TESTED = ("analysis", "cli", "core", "data", "model", "report")
-WITH_LOGIC = [p for p in IN_PACKAGES if Path(p).parts[1] in TESTED]
-WITH_LOGIC = [
-    p for p in WITH_LOGIC if re.search(r"^ *def ", (ROOT / p).read_text(), re.M)
-]
-
-
-def test_module_with_logic_is_imported_by_a_test() -> None:
-    """And not only by what a test runs."""
-    files = (ROOT / "tests").rglob("test_*.py")
-    imported = {i for f in files for i in direct_imports(ROOT, f.relative_to(ROOT))}
-    assert WITH_LOGIC
-    assert [path for path in WITH_LOGIC if path not in imported] == []
-
-
 def test_packages_import_and_guarantees_are_known_without_torch() -> None:
     """Stages of text and tables start in a fraction of a second."""
     code = (
@@ -203,25 +188,6 @@ def test_every_parameter_is_tracked_by_a_stage() -> None:
         assert not name or name in params[section], key
 
 
-def calls_in(node: ast.AST) -> set[str]:
-    """Names of the methods and functions that are called in ``node``."""
-    called = {n.func for n in ast.walk(node) if isinstance(n, ast.Call)}
-    return {getattr(f, "attr", getattr(f, "id", "")) for f in called}
-
-
-def test_one_place_assembles_a_rank() -> None:
-    """Who builds the strategy and the optimizer puts a rank together."""
-    optimizes = ("minitrain/proof/replay.py", "minitrain/sync/sharded.py")
-    for path in [*LIBRARY, *STAGES]:
-        tree, name = tree_of(path), relative(path)
-        functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
-        assemble = {f.name for f in functions if {"sync", "optimizer"} <= calls_in(f)}
-        is_worker = name == "minitrain/train/worker.py"
-        assert assemble == ({"__init__"} if is_worker else set()), name
-        if not is_worker and name not in optimizes:
-            assert not {"optimizer", "plain_optimizer"} & calls_in(tree), name
-
-
 def test_the_loop_is_short_enough_to_be_read_aloud() -> None:
     """And nothing is handed into it but the rank and its steps."""
     tree = ast.parse((ROOT / "minitrain/train/loop.py").read_text())
@@ -237,16 +203,6 @@ def test_what_torch_does_not_document_is_used_in_one_file() -> None:
     )
     found = {relative(p) for p in LIBRARY if private.search(p.read_text())}
     assert found == {"minitrain/comm/torch_private.py"}
-
-
-def test_a_strategy_sets_itself_up_in_one_hook() -> None:
-    """Eight constructors would be eight copies of one signature."""
-    with_constructor = [
-        relative(path)
-        for path in LIBRARY
-        if path.parent.name == "sync" and "def __init__" in path.read_text()
-    ]
-    assert with_constructor == ["minitrain/sync/strategy.py"]
 
 
 def test_the_door_of_the_package_holds_names_only() -> None:

@@ -22,7 +22,6 @@ from minitrain.core.files import read_json
 PAGE = "docs/mutants.md"
 # several epochs, the last batch of each smaller, and samples longer than the block
 PARAMS = {"corpus.num_sentences": 29, "model.block_size": 48, "gloo.world_sizes": [2]}
-HEALTHY = "healthy"
 # the last of each catcher
 OF_EACH = {mutant.caught_by.partition("::")[0]: mutant for mutant in MUTANTS}
 # what the precisions and optimizers that mutants need must do without them
@@ -72,7 +71,8 @@ def outcome_of(
     """How it ended, and the rungs that are a breach, with the mutant injected."""
     copy = Path(shutil.copytree(base, folder / "project"))
     set_params(copy, mutant.params)
-    mutant.inject(copy)
+    for edit in mutant.edits:
+        edit.make(copy)
     if mutant.is_for_a_test:
         made = str(folder.with_name("made"))
         return run_test(address, copy, mutant.caught_by, **{MADE: made}), set()
@@ -84,21 +84,14 @@ def outcome_of(
 
 def breached(copy: Path) -> set[str]:
     path = copy / "metrics/equivalence.json"
-    return {
-        name
-        for run in (read_json(path) if path.exists() else {}).values()
-        for name, rung in run.items()
-        if isinstance(rung, dict) and rung["verdict"] == "breach"
-    }
+    runs = read_json(path).values() if path.exists() else ()
+    rungs = [item for run in runs for item in run.items() if isinstance(item[1], dict)]
+    return {name for name, rung in rungs if rung["verdict"] == "breach"}
 
 
-def healthy(name: str, params: dict[str, object]) -> Mutant:
-    """Nothing injected: caught by nobody."""
-    return Mutant(name, "", "", (), params)
-
-
+# nothing injected
 UNHARMED = {
-    setting: healthy(f"{HEALTHY}-{number}", params)
+    setting: Mutant(f"healthy-{number}", "", "", (), params)
     for number, (setting, params) in enumerate(SETTINGS.items())
 }
 BY_NAME = {mutant.name: mutant for mutant in [*UNHARMED.values(), *MUTANTS]}
@@ -151,15 +144,12 @@ def test_mutants_can_be_injected_and_are_in_the_docs() -> None:
     assert len({(m.edits, str(m.params)) for m in MUTANTS}) == len(MUTANTS)
     # who caught them is what the tests above have found
     rows = [
-        f"| `{mutant.name}` | {mutant.what} | {places(mutant)} | {catcher(mutant)} |"
-        for mutant in MUTANTS
+        f"| `{one.name}` | {one.what} "
+        f"| {', '.join(f'`{edit.file}`' for edit in one.edits)} | {catcher(one)} |"
+        for one in MUTANTS
     ]
     columns = ["mutant", "what it does", "injected in", "caught by"]
     require_marked(PAGE, "mutants", table(columns, rows))
-
-
-def places(mutant: Mutant) -> str:
-    return ", ".join(f"`{edit.file}`" for edit in mutant.edits)
 
 
 def catcher(mutant: Mutant) -> str:

@@ -6,10 +6,6 @@ has other results than these, and needs no test to say so.
 
 import json
 import re
-import subprocess
-import tempfile
-from collections.abc import Callable
-from contextlib import suppress
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -21,7 +17,7 @@ from held_out import errors
 from least_squares import nonnegative
 from project import ROOT
 from ruamel.yaml import YAML
-from test_docs import marked, require_marked, table
+from test_docs import require_marked, table
 
 from minitrain.analysis.made_by import Made, made_by_pipeline, made_in_study
 from minitrain.core.provenance import code_sha256
@@ -36,44 +32,18 @@ STUDIES = sorted(file.parent for file in ROOT.glob("studies/*/dvc.yaml"))
 PLACES = [ROOT, *STUDIES]
 # the only folders that hold code
 CODE = {"minitrain", "stages"}
-Read = Callable[[str], str]
 
 
-def in_working_tree(path: str) -> str:
+def read(path: str) -> str:
     return (ROOT / path).read_text(encoding="utf-8")
 
 
-def in_last_commit(path: str) -> str:
-    """Raises CalledProcessError where there is no such file, commit or repository."""
-    show = ["git", "show", f"HEAD:./{path}"]
-    return subprocess.run(
-        show, cwd=ROOT, capture_output=True, check=True, encoding="utf-8"
-    ).stdout
-
-
-def result_of(read: Read) -> str:
-    """The result in README.md, made of the files in metrics/."""
-    with tempfile.TemporaryDirectory() as folder:
-        for name in ("manifest.json", "timing.json", "equivalence.json", "scaling.csv"):
-            (Path(folder) / name).write_text(read(f"metrics/{name}"))
-        return result_block(Path(folder))
-
-
 def test_result_in_the_readme_is_that_of_the_metrics() -> None:
-    """Of those at hand, or of those committed: whoever runs make has other times."""
-    shown = marked("README.md", "result")
-    expected = result_of(in_working_tree)
-    if shown == expected:
-        return
-    committed = None
-    with suppress(subprocess.CalledProcessError, FileNotFoundError):
-        committed = result_of(in_last_commit)
-    if shown != committed:
-        require_marked("README.md", "result", expected)
+    require_marked("README.md", "result", result_block(ROOT / "metrics"))
 
 
 def test_scale_in_the_reference_is_that_of_the_study() -> None:
-    study = json.loads(in_working_tree("studies/scale/scale.json"))
+    study = json.loads(read("studies/scale/scale.json"))
     sizes = [int(key.partition("_")[0]) for key in study if key.endswith("_sentences")]
     rows = {
         "check, corpus and shard together": ("build_and_shard_s", "s"),
@@ -90,9 +60,7 @@ def test_scale_in_the_reference_is_that_of_the_study() -> None:
 
 
 def test_cost_of_checkpoints_in_the_docs_is_that_of_the_study() -> None:
-    found, _, _ = in_working_tree("studies/checkpoints/table.md").partition(
-        "\n\n| to go"
-    )
+    found, _, _ = read("studies/checkpoints/table.md").partition("\n\n| to go")
     require_marked("docs/checkpoints.md", "checkpoints", f"{found}\n")
 
 
@@ -152,8 +120,8 @@ def test_page_shows_no_study_that_other_code_made() -> None:
 
 
 def test_zoo_of_the_report_is_that_of_the_study() -> None:
-    zoo = json.loads(in_working_tree("studies/zoo/zoo.json"))
-    assert json.loads(in_working_tree("metrics/zoo.json")) == digest(zoo)
+    zoo = json.loads(read("studies/zoo/zoo.json"))
+    assert json.loads(read("metrics/zoo.json")) == digest(zoo)
 
 
 def test_lines_in_the_docs_are_those_of_the_sweep() -> None:

@@ -43,20 +43,17 @@ def checkpoint(project: Path, step: int) -> None:
     (project / f".minitrain/checkpoints/gloo-2-abc/step-{step}").mkdir(parents=True)
 
 
-def tell(job: subprocess.Popen[str], project: Path) -> str:
-    """That its time is nearly up -> what it says of that."""
+def told(job: subprocess.Popen[str], project: Path) -> str:
+    """Tell it that its time is nearly up, and let its command end -> what it said."""
     wait_for(lambda: [*project.glob("begun")], 1)
     job.send_signal(signal.SIGUSR1)
     assert job.stderr
-    return job.stderr.readline()
-
-
-def end(job: subprocess.Popen[str], project: Path) -> int:
-    """Let the command end -> the exit code of the job."""
+    said = job.stderr.readline()
     (project / "go").touch()
-    _, more = job.communicate(timeout=GENEROUS_S)
-    assert more == ""
-    return job.returncode
+    assert job.communicate(timeout=GENEROUS_S)[1] == ""
+    # that of the command
+    assert job.returncode == 3
+    return said
 
 
 @pytest.mark.parametrize("code", [0, 2])
@@ -76,9 +73,8 @@ def test_job_that_has_done_something_is_requeued(project: Path, made: str) -> No
         checkpoint(project, 50)
     else:
         (project / "dvc.lock").write_text("shard: 1\ntrain@2: 1\n")
-    assert tell(job, project) == "time is nearly up: requeued, to go on from here\n"
     # Slurm would end it
-    assert end(job, project) == 3
+    assert told(job, project) == "time is nearly up: requeued, to go on from here\n"
     assert (project / "asked").read_text() == "requeue 7\n"
 
 
@@ -86,7 +82,6 @@ def test_job_that_would_begin_anew_for_ever_is_not_requeued(project: Path) -> No
     """And goes on: it may end in the time that is left."""
     checkpoint(project, 25)
     job = start(project, *UNTIL_TOLD)
-    said = tell(job, project)
+    said = told(job, project)
     assert said.startswith("not requeued: no stage or checkpoint is new since this ")
-    assert end(job, project) == 3
     assert not (project / "asked").exists()

@@ -61,11 +61,7 @@ def copy(run: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def after(stages_by_fork: str, copy: Path) -> Callable[..., Outcome]:
     """Run these stages on the spoilt copy."""
-
-    def run_these(*stages: list[str]) -> Outcome:
-        return run_stages(stages_by_fork, copy, stages)
-
-    return run_these
+    return lambda *stages: run_stages(stages_by_fork, copy, stages)
 
 
 def flip_a_bit(path: Path, tensor: str = "norm.bias") -> None:
@@ -255,21 +251,6 @@ def slower(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, **times, "recorded": False}
 
 
-def cut(path: Path) -> None:
-    """Half of it, as a full disk or a lost connection leaves it."""
-    content = path.read_bytes()
-    path.write_bytes(content[: len(content) // 2])
-
-
-def emptied(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def bracketless(path: Path) -> None:
-    """Something else altogether."""
-    path.write_bytes(b"\x00nothing that anybody wrote\n")
-
-
 MADE_BY_RUNS = ("hashes.jsonl", "losses.csv", "machine.json")
 SHARDS = ("rank-0.tokens.npy", "rank-0.offsets.npy", "targets.npy")
 READ: list[tuple[str, list[str]]] = [
@@ -296,20 +277,18 @@ def test_timings_that_end_between_two_lines_are_damaged(after, copy: Path) -> No
     assert "not one row for each of " in line
 
 
-# one file of each format
+# one file of each format, then the others
 FORMATS = {Path(file).suffix: (file, stage) for file, stage in READ}
-DAMAGED = [(*one, cut) for one in FORMATS.values()]
-DAMAGED += [(*one, cut) for one in READ if one not in FORMATS.values()]
-DAMAGED += [(*one, how) for one in FORMATS.values() for how in (emptied, bracketless)]
+DAMAGED = [*FORMATS.values(), *(one for one in READ if one not in FORMATS.values())]
 
 
-@pytest.mark.parametrize(
-    ("file", "stage", "damage"), thorough_after(len(FORMATS), DAMAGED)
-)
+@pytest.mark.parametrize(("file", "stage"), thorough_after(len(FORMATS), DAMAGED))
 def test_damaged_file_is_named_with_what_makes_it_again(
-    after, copy: Path, file: str, stage: list[str], damage: Callable[[Path], None]
+    after, copy: Path, file: str, stage: list[str]
 ) -> None:
-    damage(copy / file)
+    content = (copy / file).read_bytes()
+    # as a full disk or a lost connection leaves it
+    (copy / file).write_bytes(content[: len(content) // 2])
     outcome = after(stage)
     assert outcome.code == 2, outcome.output
     assert outcome.output.count("error: ") == 1

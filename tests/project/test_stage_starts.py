@@ -70,15 +70,3 @@ def first_line(slow_project: Path, folder: str, command: str) -> tuple[str, str]
     said = ast.get_docstring(ast.parse((ROOT / folder / script).read_text()))
     assert said
     return line, said.splitlines()[0].rstrip(".:") + " ...\n"
-
-
-def test_what_has_no_docstring_starts_in_silence(slow_project: Path) -> None:
-    python = slow_project / ".venv/bin/python"
-    python.write_text('#!/bin/sh\necho "$@"\n')
-    (slow_project / "plain.py").write_text("print(1)\n")
-    for arguments in (["plain.py"], ["-m", "stages.nowhere"], ["-c", "1"], []):
-        command = ["stages/python", *arguments]
-        done = subprocess.run(
-            command, cwd=slow_project, capture_output=True, text=True, check=True
-        )
-        assert (done.stdout, done.stderr) == (" ".join(arguments) + "\n", "")

@@ -13,17 +13,15 @@ from dvc.repo import Repo
 from interleaved import load_interleaved
 from one_line import refusal
 from project import PARAMS_FILE, ROOT
-from report_inputs import zoo
 from ruamel.yaml import YAML
 from study_settings import Interleaved, load_study
 from test_docs import written_by
 
 from minitrain.analysis.busy import MAX_TAKEN
 from minitrain.core.errors import UserError
-from minitrain.core.files import read_json, write_json
+from minitrain.core.files import write_json
 from minitrain.core.provenance import provenance
 from minitrain.core.schema import Section
-from minitrain.report.studied import digest
 
 STUDIES = sorted(file.parent.name for file in ROOT.glob("studies/*/params.yaml"))
 
@@ -162,28 +160,6 @@ def test_no_study_writes_what_another_writes_or_the_pipeline_reads() -> None:
     assert sorted(set(written)) == sorted(written)
 
 
-def test_zoo_leaves_its_digest_for_the_report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    draw = load_script(ROOT / "studies/zoo/draw_matrix.py")
-    study, metrics = tmp_path / "studies/zoo", tmp_path / "metrics"
-    for folder in (study, metrics):
-        folder.mkdir(parents=True)
-    monkeypatch.setattr(draw, "STUDY", study)
-    write_json(study / "zoo.json", zoo())
-    draw.main()
-    assert read_json(metrics / "zoo.json") == digest(zoo())
-    assert {path.name for path in study.glob("*.png")} == {"matrix.png", "losses.png"}
-    # bugs may leave out rungs
-    (study / "matrix.png").unlink()
-    bugs = {
-        "a": {"check": "ranks", "verdicts": {"ranks": "breach"}},
-        "b": {"check": "replay", "verdicts": {"ranks": "equal", "replay": "breach"}},
-    }
-    draw.draw_matrix({"bugs": bugs, "clean": []})
-    assert (study / "matrix.png").is_file()
-
-
 @pytest.mark.parametrize("others", [0.02, 0.4])
 def test_stragglers_judges_nothing_on_a_busy_machine(
     others: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -201,13 +177,6 @@ def test_stragglers_judges_nothing_on_a_busy_machine(
     write_json(tmp_path / "machine.json", origin)
     study = ROOT / "studies/stragglers"
     describe, draw = (load_script(study / f"{n}.py") for n in ("describe", "draw"))
-    titles, right = [], draw.canvas
-
-    def canvas(height: float, title: str, **rest: Any) -> Any:
-        titles.append(title)
-        return right(height, title, **rest)
-
-    monkeypatch.setattr(draw, "canvas", canvas)
     for script in (describe, draw):
         monkeypatch.setattr(script, "STUDY", tmp_path)
         script.main()
@@ -216,10 +185,20 @@ def test_stragglers_judges_nothing_on_a_busy_machine(
     is_busy = others > MAX_TAKEN
     judged = "others took 40 % of its cores. These trials judge nothing" not in told
     assert judged is not is_busy
-    (title,) = titles
-    quiet = "A delayed rank is named in 1 of 1 trials"
-    busy = "The machine was busy, so no trial is judged: others took 40 % of its cores"
-    assert title.startswith(busy if is_busy else quiet)
+
+
+def test_steps_of_a_turn_of_the_recorder_study_are_one_round() -> None:
+    """Two turns of two steps, each after one that was not timed."""
+    rows = load_script(ROOT / "studies/recorder/recorder_rows.py")
+    about = {"arm": "a", "processes": 2, "threads": 1, "world_size": 2, "tokens": 10}
+    times = {1: 1.0, 2: 3.0, 4: 5.0, 5: 6.0}
+    steps = pd.DataFrame(
+        [{"round": number, **about, "seconds": s} for number, s in times.items()]
+    )
+    turns = rows.median_steps(steps, 2)
+    assert list(turns["round"]) == [0, 1]
+    assert list(turns["seconds"]) == [2.0, 5.5]
+    assert list(turns["tokens"]) == [10, 10]
 
 
 def stages_known_to_dvc(root: Path) -> set[str]:

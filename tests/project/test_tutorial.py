@@ -129,29 +129,6 @@ def test_tables(typed: dict[str, list[Typed]]) -> None:
     assert max(loss) < 0
 
 
-def test_page_with_the_pictures(typed: dict[str, list[Typed]], folder: Path) -> None:
-    (diff,) = typed["dvc plots diff"]
-    page = folder / "dvc_plots/index.html"
-    assert page.is_file()
-    assert page.as_uri() in "".join(diff.output.split())
-
-
-def test_order_of_stages_of_an_experiment(typed: dict[str, list[Typed]]) -> None:
-    command = "dvc exp run -S train.global_batch_size=8"
-    (ran,) = typed[command]
-    says = r"^(?:Running stage|Stage '.*skipping|Ran exp|Experiment results).*$"
-    name = r"(?<=Ran experiment\(s\): )\w+-\w+"
-    lines, shown = (
-        re.findall(says, re.sub(name, "NAME", text), re.MULTILINE)
-        for text in (ran.output, shown_below(command))
-    )
-    assert lines == shown
-    # four processes retrain no others
-    (ran,) = typed["dvc exp run -S 'gloo.world_sizes=[1,2,4]'"]
-    trained = re.findall(r"^Running stage '(train@\d)'", ran.output, re.MULTILINE)
-    assert trained == ["train@4"]
-
-
 def test_line_that_ends_a_broken_run(typed: dict[str, list[Typed]]) -> None:
     *_, broken = typed["dvc repro"]
     (line,) = re.findall(r"^error: .*$", broken.output, re.MULTILINE)[:1]

@@ -9,7 +9,6 @@ from at_scale import (
     hierarchical_s,
     latency_share,
     smallest_useful_bucket,
-    world_sizes,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,12 +34,6 @@ def test_both_ways_by_hand() -> None:
     assert hierarchical_s(160, cluster) == pytest.approx(inside + 20 + 16)
 
 
-def test_links_that_cost_nothing_leave_computing() -> None:
-    free = Cluster(4096, 8, Link.of(0, 0), Link.of(0, 0))
-    assert efficiency(WORK, free, False) == 1
-    assert efficiency(WORK, free, True) == 1
-
-
 @given(st.integers(1, 9), st.floats(1e-7, 1e-4), st.floats(1e-11, 1e-8), st.booleans())
 def test_more_ranks_never_keep_more_speed(
     power: int, alpha: float, beta: float, hierarchical: bool
@@ -57,8 +50,3 @@ def test_latency_by_hand() -> None:
     # 2 x 7 messages of 1 s; 2 x 7 / 8 x 800 bytes of 0.01 s: equal
     assert latency_share(800, INSIDE, 8) == pytest.approx(0.5)
     assert smallest_useful_bucket(INSIDE, 8) == pytest.approx(800)
-
-
-def test_world_sizes_are_powers_of_two() -> None:
-    assert world_sizes(8, 4096) == [8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096]
-    assert world_sizes(8, 4095)[-1] == 2048

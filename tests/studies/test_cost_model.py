@@ -21,8 +21,6 @@ from gpt_layers import (
     num_tensors,
 )
 from held_out import Errors, errors
-from hypothesis import given
-from hypothesis import strategies as st
 from link_model import Line, Link
 from planted import MACHINE as PLANTED
 from planted import NETWORK, step_of
@@ -117,17 +115,6 @@ def test_channel_gives_a_burst_to_whom_waited() -> None:
     assert channel([10, 10], [4, 4], link, 2) == pytest.approx(5)
     # at 12 there is one
     assert channel([10, 12], [4, 4], link, 2) == pytest.approx(3)
-
-
-TIMES = st.lists(st.floats(0, 100), min_size=1, max_size=6)
-
-
-@given(TIMES, st.floats(0, 50))
-def test_channel_ends_when_it_must(ready: list[float], size: float) -> None:
-    ready = sorted(ready)
-    exposed = channel(ready, [size] * len(ready), SECOND_A_BYTE, 2)
-    # at least its own bucket, at most all of them one after the other
-    assert size - 1e-9 <= exposed <= size * len(ready) + 1e-9
 
 
 def test_buckets_delay_what_is_computed_after_them() -> None:
@@ -225,37 +212,22 @@ def measure(setting: Setting, law: Law, factor: float) -> Measured:
     return Measured(setting, law(setting) * factor, tuple(more * x for x in parts))
 
 
-def held_out_errors(law: Law, noise: float = 0.0) -> Errors:
-    """Fit what ``law`` gives for the study's settings, and predict the others."""
+def held_out_errors(noise: float) -> Errors:
+    """Fit what the study's settings take, and predict the others. That a law which is
+    not the model's is noticed: tests/project/test_prediction.py.
+    """
     factors = 1 + np.random.default_rng(7).uniform(-noise, noise, len(FIT))
-    measured = [measure(s, law, f) for s, f in zip(FIT, factors, strict=True)]
+    measured = [measure(s, seconds_of, f) for s, f in zip(FIT, factors, strict=True)]
     found = fit_machine(measured, NETWORK, 2, PLANTED.link_crowding)
     predicted = [seconds_of(setting, found) for setting in HELD_OUT]
-    return errors(predicted, [law(setting) for setting in HELD_OUT])
+    return errors(predicted, [seconds_of(setting) for setting in HELD_OUT])
 
 
 def test_study_finds_the_planted_machine_also_through_noise() -> None:
-    assert held_out_errors(seconds_of).worst < 1e-3
-    found = held_out_errors(seconds_of, 0.05)
+    assert held_out_errors(0.0).worst < 1e-3
+    found = held_out_errors(0.05)
     assert found.is_believed
     assert found.worst < 0.10
-
-
-def test_a_law_that_is_not_the_models_is_noticed() -> None:
-    """The verdict must be able to say no: a step grows with the square of its batch."""
-
-    def quadratic(setting: Setting) -> float:
-        return seconds_of(setting) * (1 + setting.samples**2 / 100)
-
-    assert not held_out_errors(quadratic).is_believed
-
-    # half a second for each bucket that only shows in small ones
-    def stalls(setting: Setting) -> float:
-        count = len(buckets(layers_of(setting), setting.bucket_cap_mb))
-        talks = setting.sync != NO_SYNC
-        return seconds_of(setting) + talks * 0.5 * (setting.n_embd == 192) * count
-
-    assert not held_out_errors(stalls).is_believed
 
 
 def test_a_fit_needs_a_process_that_is_alone() -> None:

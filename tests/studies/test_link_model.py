@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from fit_links import Reduction, fit_crowding, fit_link, fit_network, fit_shaped
+from fit_links import Reduction, fit_crowding, fit_link, fit_network
 from held_out import relative_errors
 from hypothesis import given
 from hypothesis import strategies as st
@@ -98,16 +98,6 @@ def test_a_law_that_is_no_line_shows_as_error() -> None:
     assert max(abs(relative_errors(predicted, times))) > 0.5
 
 
-def test_rate_that_was_not_fitted_is_predicted() -> None:
-    truth = Shaped(alpha=1e-4, frame_bytes=500, overhead=1.05, burst_bytes=131072)
-    sizes, rates = [1e3, 1e6, 4e6] * 2, [12.5e6] * 3 + [125e6] * 3
-    times = [truth.at(r).seconds(size, 2) for r, size in zip(rates, sizes, strict=True)]
-    found = fit_shaped(rates, sizes, noisy(times, 1, 0.02), [2] * 6, 131072)
-    for ranks in (2, 4):
-        expected = truth.at(40e6).seconds(3e6, ranks)
-        assert found.at(40e6).seconds(3e6, ranks) == pytest.approx(expected, rel=0.03)
-
-
 def test_crowding_by_hand() -> None:
     link = Link.of(1.0, 0.5)
     # 4 ranks on 2 cores, one more a core: 6 messages three times as long, 1.5 bytes
@@ -125,22 +115,11 @@ def test_crowding_by_hand() -> None:
     assert fit_crowding(link, half, 2) == pytest.approx((3, 2))
 
 
-def test_network_is_fitted_on_links_by_their_names() -> None:
-    truth = Network(Link.of(ALPHA, BETA), Shaped(1e-4, 500, 1.05, 1000))
-    crowded = truth.loopback.crowded(3, 2)
-    rows = [
-        Reduction(name, 2, size, truth.link(name).seconds(size, 2))
-        for name in ("loopback", "100mbit", "1gbit")
-        for size in SIZES
-    ]
-    rows += [Reduction("loopback", 4, x, crowded.seconds(x, 4)) for x in SIZES]
-    network, factors = fit_network(rows, 2, 1000)
-    assert network.loopback.lines[0].beta == pytest.approx(BETA)
-    assert network.cable is not None
-    assert network.cable.overhead == pytest.approx(1.05)
-    assert factors == pytest.approx((3, 2))
+def test_network_needs_what_no_rank_shares_a_core_for() -> None:
+    """That it is found again: tests/project/test_prediction.py."""
+    rows = [Reduction("loopback", 2, x, ALPHA + BETA * x) for x in SIZES]
     # with a core for each rank nothing is crowded, and without cables there are none
-    alone, nothing = fit_network(rows[: len(SIZES)], 4, 1000)
-    assert (alone.cable, nothing) == (None, (1, 1))
+    network, factors = fit_network(rows, 4, 1000)
+    assert (network.cable, factors) == (None, (1, 1))
     with pytest.raises(UserError, match="needs all-reduces over loopback of at most 2"):
-        fit_network(rows[-1:], 2, 1000)
+        fit_network([Reduction("loopback", 4, 1000, 1.0)], 2, 1000)

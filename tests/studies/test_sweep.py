@@ -58,13 +58,9 @@ def test_statistics_by_hand(world_size: int, factor: float) -> None:
         "algbw_gb_per_s": pytest.approx(2.0),
         "busbw_gb_per_s": pytest.approx(2.0 * factor),
     }
-
-
-def test_nothing_travels() -> None:
-    for backend, world_size in (("gloo", 1), ("copy", 2)):
-        row = statistics(backend, world_size, 4_000, [1e-6])
-        assert row["algbw_gb_per_s"] == pytest.approx(4.0)
-        assert row["busbw_gb_per_s"] is None
+    # nothing travels
+    for backend, ranks in (("gloo", 1), ("copy", 2)):
+        assert statistics(backend, ranks, 4_000, [1e-6])["busbw_gb_per_s"] is None
 
 
 def test_nccl_needs_a_gpu_for_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,13 +88,8 @@ def test_sizes_come_again_in_another_order() -> None:
     """What slows the first seconds of a sweep is no effect of the smallest sizes."""
     order = visits(14)
     passes = [order[i : i + 14] for i in range(0, len(order), 14)]
-    assert len(passes) == NUM_VISITS
     assert all(sorted(each) == list(range(14)) for each in passes)
     assert len({tuple(each) for each in [range(14), *passes]}) == 1 + NUM_VISITS
-    assert visits(14) == order
-
-
-def test_sweep_goes_by_those_visits() -> None:
     seen: list[int] = []
 
     def watched(_: ExitStack) -> AllReduce:
@@ -233,18 +224,3 @@ def test_goals_are_judged_by_the_ratio_of_medians(study: Any) -> None:
     mixed = table((2, 4, 3, 1, 1), (2, 16, 1, 2, 1))
     said = findings.against_gloo(mixed, 2)
     assert said.endswith("0.50 to 3.0 times as fast as gloo, no faster at 1 of 2 sizes")
-
-
-def test_page_says_where_processes_crowd_and_how_far_the_copy_is(study: Any) -> None:
-    _, describe = study
-    # the limit: a copy of 4 kB is 4 and 2 times as fast as gloo and shared memory
-    measured = table((2, 4000, 4e-6, 2e-6, 1e-6), (4, 4000, 4e-6, 2e-6, 1e-6))
-    machine = {"gpu": None, "cpu": "A CPU", "cores": 2, "torch": "9"}
-    origin = {"measured_at": "2026-11-21T10:00:00", "machine": machine}
-    page = list(describe.page(measured, {4000: 3}, origin))
-    heads = [line for line in page if line.startswith("## ")]
-    assert heads[1:] == ["## 2 processes", "## 4 processes on 2 cores: oversubscribed"]
-    assert page.count("| 4 kB | 4.0 µs | 2.0 µs | 1.0 µs | 2.0 | 4.0 | 2.0 |") == 2
-    # 4 kB in 2 µs are 2 GB/s; with 4 processes a ring carries 6 / 4 of it
-    best = "- Shared memory: the highest bus bandwidth is {} GB/s, at 4 kB."
-    assert {best.format("2.0"), best.format("3.0")} <= set(page)

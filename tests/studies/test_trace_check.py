@@ -116,14 +116,6 @@ def test_an_offset_that_is_a_second_wrong_is_seen(ranks: Ranks) -> None:
     assert not any(line.startswith("rank 0") for line in late + early)
 
 
-def test_a_rank_with_the_clock_of_another_host_is_seen(ranks: Ranks) -> None:
-    found = problems(trace_of([ranks[0], elsewhere(ranks[1], SECOND)]))
-    assert found[:2] == [
-        "step 5: was over on a rank before all had begun it",
-        f"step 5: {BUCKET} was reduced on a rank before all had handed it over",
-    ]
-
-
 def test_no_rank_can_wait_for_nobody(ranks: Ranks) -> None:
     """Rank 0 reduces its first bucket at 60 us: rank 1 has it in time, or not."""
     assert problems(trace_of([ranks[0], elsewhere(ranks[1], 14 * US)])) == []
@@ -148,7 +140,11 @@ def test_what_the_clocks_are_not_known_to_is_forgiven(ranks: Ranks) -> None:
 def test_a_trace_with_problems_ends_in_one_line(ranks: Ranks) -> None:
     require_right(trace_of(ranks))
     assert problems(trace_of(ranks)) == []
+    # a rank with the clock of another host
     late = trace_of([ranks[0], elsewhere(ranks[1], SECOND)])
+    assert problems(late)[1] == (
+        f"step 5: {BUCKET} was reduced on a rank before all had handed it over"
+    )
     with pytest.raises(
         EvidenceError, match=r"^trace: step 5: was over .* \(and 5 more"
     ):
@@ -208,10 +204,6 @@ def test_all_reduces_that_are_gone_on_all_ranks_are_seen(ranks: Ranks) -> None:
     # as on a GPU, or under fsdp
     untimed = [replace(rank, reduces=False) for rank in gone]
     assert problems(trace_of(untimed)) == []
-    # but what is shown there is held to the same
-    some = [replace(without(r, "all-reduce bucket 2"), reduces=False) for r in ranks]
-    expected = "rank 0, step 5: buckets of 30000 bytes, and gradients of 100000"
-    assert problems(trace_of(some))[0] == expected
 
 
 def test_what_viewers_cannot_read_is_seen(ranks: Ranks) -> None:

@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 import torch
 from chrome_trace import Trace, chrome_trace, read_trace, write_trace
-from imports import imported_by
 from profiler_spans import PREFIX, Readings, offset_of
-from project import ROOT
 from tiny import tiny_config, tiny_params, tiny_shards
 from torch import Tensor
 from trace_check import begin_ns, end_ns, problems, steps_in
@@ -105,31 +103,19 @@ Named = tuple[str, Traced]
 
 @each_run
 def test_a_trace_is_right_and_tracing_changes_no_bits(run: Named) -> None:
-    assert problems(run[1].trace()) == []
-    watched, alone = run[1].states
+    """That phases and buckets lie where they must: see test_trace_check.py."""
+    name, traced = run
+    trace = traced.trace()
+    assert problems(trace) == []
+    found = steps_in(trace)
+    passes = ["forward", "backward", "reduce"] * MICRO_BATCHES.get(name, 1)
+    assert [[*steps] for steps in found.values()] == [STEPS] * 2
+    for step in (step for steps in found.values() for step in steps.values()):
+        names = [phase["name"] for phase in step.phases]
+        assert names == ["data", *passes, "optimizer"]
+    watched, alone = traced.states
     assert watched.keys() == alone.keys()
     assert all(torch.equal(watched[name], alone[name]) for name in alone)
-
-
-@each_run
-def test_each_step_of_each_rank_has_its_phases_in_order(run: Named) -> None:
-    name, traced = run
-    found = steps_in(traced.trace())
-    passes = ["forward", "backward", "reduce"] * MICRO_BATCHES.get(name, 1)
-    assert [*found] == [0, 1]
-    for steps in found.values():
-        assert [*steps] == STEPS
-        for step in steps.values():
-            names = [phase["name"] for phase in step.phases]
-            assert names == ["data", *passes, "optimizer"]
-            ends = [(begin_ns(phase), end_ns(phase)) for phase in step.phases]
-            inside = [begin_ns(step.span), *sum(ends, ()), end_ns(step.span)]
-            assert inside == sorted(inside)
-
-
-def gradient_bytes() -> int:
-    model = build_model(tiny_params().model, VOCAB_SIZE)
-    return sum(4 * p.numel() for p in model.parameters())
 
 
 @each_run
@@ -141,12 +127,9 @@ def test_every_bucket_is_an_all_reduce_with_a_name(run: Named) -> None:
         for step in rank.values():
             count = len(step.reductions)
             assert count == counts[name] if name in counts else count > 1
-            sent = [one["args"] for one in step.reductions.values()]
-            if not count:
-                continue
-            assert sum(one["bytes"] for one in sent) == gradient_bytes()
-            held = [name for one in sent for name in one["parameters"]]
-            assert sorted(held) == sorted(parameters)
+            sent = step.reductions.values()
+            held = [n for one in sent for n in one["args"]["parameters"]]
+            assert sorted(held) == (sorted(parameters) if count else [])
             for number, one in step.reductions.items():
                 own = len(one["args"]["parameters"])
                 begins = f"all-reduce bucket {number} of {count} ("
@@ -222,10 +205,9 @@ def test_file_is_what_was_traced_and_repeats(run: Named, tmp_path: Path) -> None
     # the time of day: bytes 4 to 7 of the format (RFC 1952)
     assert first[4:8] == bytes(4)
 
-    for content in (b"", b"{}", gzip.compress(b"{}", mtime=0)):
-        path.write_bytes(content)
-        with pytest.raises(UserError, match=r"trace\.json\.gz: damaged, or not of thi"):
-            read_trace(path)
+    path.write_bytes(gzip.compress(b"{}", mtime=0))
+    with pytest.raises(UserError, match=r"trace\.json\.gz: damaged, or not of thi"):
+        read_trace(path)
 
 
 def test_offset_lies_between_all_readings() -> None:
@@ -272,9 +254,3 @@ def test_spans_lie_on_the_tracks_of_threads_and_streams() -> None:
         ("op", "GPU 0, stream 7", "sgemm", 3500, 9250),
         ("op", "GPU 0, stream 7", "backward", 3500, 9250),
     ]
-
-
-def test_stages_import_nothing_of_it() -> None:
-    for stage in (ROOT / "stages").glob("*.py"):
-        found = imported_by(ROOT, stage.relative_to(ROOT))
-        assert not {path for path in found if "trac" in path or "profiler" in path}

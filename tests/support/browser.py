@@ -10,7 +10,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,35 +20,24 @@ WHY_NOT = None if CHROMIUM else "needs chromium"
 LIMIT_S = 120.0
 # Chromium reads commands from descriptor 3 and answers on 4; sh knows single digits
 START = 'exec "${@:3}" 3<&"$1" 4>&"$2"'
-OPTIONS = (
-    "--headless",
-    "--remote-debugging-pipe",
-    "--disable-gpu",
-    "--disable-dev-shm-usage",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-crash-reporter",
-    "--disable-extensions",
-    "--no-first-run",
-    "--hide-scrollbars",
+OPTIONS = [
+    *("--headless", "--remote-debugging-pipe", "--disable-gpu"),
+    *("--disable-dev-shm-usage", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync", "--disable-crash-reporter"),
+    *("--disable-extensions", "--no-first-run", "--hide-scrollbars"),
     # root has none, nor has everybody on CI; what is opened here is our own
     "--no-sandbox",
-)
-# an error that a page makes, by the event that tells of it
+]
+# an error that a page makes, by the event that reports it
 COMPLAINTS = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")
 
 
 @dataclass
 class Visit:
-    """A page that was loaded: ``asked`` for which addresses, and what ``complaints``
-    stand in the console.
-    """
+    """A page that was loaded."""
 
     browser: "Browser"
     session: str
-    asked: list[str] = field(default_factory=list)
-    complaints: list[str] = field(default_factory=list)
 
     def call(self, method: str, **params: Any) -> Any:
         """One command of the protocol -> its result."""
@@ -60,15 +49,21 @@ class Visit:
         assert "exceptionDetails" not in said, said["exceptionDetails"]
         return said["result"].get("value")
 
-    def told(self, event: dict[str, Any]) -> None:
-        """Remember what an event says of the page."""
-        if event.get("sessionId") != self.session:
-            return
-        name, params = event["method"], event["params"]
-        if name == "Network.requestWillBeSent":
-            self.asked.append(params["request"]["url"])
-        elif name in COMPLAINTS:
-            self.complaints.append(f"{name}: {json.dumps(params)[:500]}")
+    def events(self, *methods: str) -> list[dict[str, Any]]:
+        """Its events of these kinds until now."""
+        own = [e for e in self.browser.events if e.get("sessionId") == self.session]
+        return [event for event in own if event["method"] in methods]
+
+    @property
+    def asked(self) -> list[str]:
+        """The addresses that it asked for."""
+        requests = self.events("Network.requestWillBeSent")
+        return [event["params"]["request"]["url"] for event in requests]
+
+    @property
+    def complaints(self) -> list[str]:
+        """The errors in its console."""
+        return [json.dumps(event)[:500] for event in self.events(*COMPLAINTS)]
 
 
 class Browser:
@@ -77,8 +72,7 @@ class Browser:
     def __init__(self, into: int, out_of: int, log: Path) -> None:
         self._into, self._out_of, self._log = into, out_of, log
         self._read, self._number = b"", 0
-        self._visits: list[Visit] = []
-        self._events: list[dict[str, Any]] = []
+        self.events: list[dict[str, Any]] = []
 
     def call(self, method: str, session: str | None = None, **params: Any) -> Any:
         """Send a command and wait for its result; events before it are kept."""
@@ -87,18 +81,10 @@ class Browser:
         if session is not None:
             command["sessionId"] = session
         os.write(self._into, json.dumps(command).encode() + b"\0")
-        while True:
-            message = self._next()
-            if message.get("id") == self._number:
-                assert "error" not in message, f"{method}: {message['error']}"
-                return message["result"]
-
-    def wait_for(self, method: str, session: str) -> None:
-        """Until such an event came."""
-
-        wanted = (method, session)
-        while wanted not in [(e["method"], e.get("sessionId")) for e in self._events]:
-            self._next()
+        while (message := self._next()).get("id") != self._number:
+            pass
+        assert "error" not in message, f"{method}: {message['error']}"
+        return message["result"]
 
     def visit(
         self, address: str, *, width: int = 1440, scheme: str = "light", **media: Any
@@ -106,18 +92,17 @@ class Browser:
         """Load ``address`` in a window ``width`` pixels wide, in a color ``scheme``."""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         attach = {"targetId": target, "flatten": True}
-        session = self.call("Target.attachToTarget", **attach)["sessionId"]
-        visit = Visit(self, session)
-        self._visits.append(visit)
+        visit = Visit(self, self.call("Target.attachToTarget", **attach)["sessionId"])
         for domain in ("Page", "Network", "Runtime", "Log"):
             visit.call(f"{domain}.enable")
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
         visit.call("Emulation.setDeviceMetricsOverride", **size)
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         visit.call("Emulation.setEmulatedMedia", features=features, **media)
-        self._events.clear()
+        self.events.clear()
         visit.call("Page.navigate", url=address)
-        self.wait_for("Page.loadEventFired", session)
+        while not visit.events("Page.loadEventFired"):
+            self._next()
         return visit
 
     def _next(self) -> dict[str, Any]:
@@ -133,9 +118,7 @@ class Browser:
         line, _, self._read = self._read.partition(b"\0")
         message: dict[str, Any] = json.loads(line)
         if "method" in message:
-            self._events.append(message)
-            for visit in self._visits:
-                visit.told(message)
+            self.events.append(message)
         return message
 
 

@@ -115,14 +115,7 @@ def of(model: str, config: str, **settings: Any) -> Callable[[], nn.Module]:
     return lambda: getattr(hf, model)(getattr(hf, config)(**settings))
 
 
-GPT2 = of(
-    "GPT2LMHeadModel",
-    "GPT2Config",
-    vocab_size=VOCABULARY,
-    n_embd=16,
-    n_layer=2,
-    n_head=2,
-)
+GPT2 = of("GPT2LMHeadModel", "GPT2Config", **GPT2_SIZES)
 LLAMA = of("LlamaForCausalLM", "LlamaConfig", **SMALL, **HEADS, attention_dropout=0.1)
 T5_MODEL = of("T5ForConditionalGeneration", "T5Config", **T5, decoder_start_token_id=0)
 VIT_MODEL = of("ViTForImageClassification", "ViTConfig", **VIT, hidden_dropout_prob=0.1)

@@ -4,13 +4,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 
 import pytest
-from forked_loops import ForkedLoops
-from mutated import servers
+from mutated import Server, run_script
 from project import ROOT, environment
 
+# what torch imports as soon as there is an optimizer is slow, too
+MODULES = ("torch._dynamo", "minitrain")
 # what each imports that is slow
 LOOPS = {
     "nanogpt_style": (),
@@ -66,32 +67,25 @@ def loops_by_fork() -> Iterator[Run]:
     ``folder`` and returns what it printed. For a fixture of a module.
     """
 
-    started: dict[str, ForkedLoops] = {}
+    started: dict[str, Server] = {}
+    # a test must leave nothing behind in its own
+    outside = gettempdir()
 
     def run(
         name: str, world_size: int, folder: Path, *arguments: str, **variables: str
     ) -> str:
         if name not in started:
-            started[name] = ForkedLoops(python_of(name), LOOPS[name], ROOT)
-            servers.add(started[name].process.pid)
+            modules = (*MODULES, *LOOPS[name])
+            python = python_of(name)
+            started[name] = Server((), python, modules, outside)
+        command = [script_of(name), folder, *arguments]
         with TemporaryDirectory() as temporary:
-            said = Path(temporary, "said")
-            try:
-                code = started[name].run(
-                    [script_of(name), folder, *arguments],
-                    world_size,
-                    folder.parent,
-                    variables_of(temporary, **variables),
-                    said,
-                )
-            except BaseException:
-                # its answer would be taken for that to the next run
-                started.pop(name).kill()
-                raise
-            text = said.read_text(errors="replace")
-        assert code == 0, text[-4000:]
-        return text
+            own = variables_of(temporary, **variables)
+            address = started[name].address
+            done = run_script(address, command, world_size, folder.parent, own)
+        assert done.code == 0, done.output[-4000:]
+        return done.output
 
     yield run
-    for forks in started.values():
-        forks.stop()
+    for server in started.values():
+        server.stop()

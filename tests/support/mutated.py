@@ -1,10 +1,12 @@
-"""A copy of the project, spoilt or not, through its stages or one of its tests.
+"""A copy of the project, spoilt or not, through its stages or one of its tests; or a
+script of a user by several ranks.
 
 It is quick. A server has imported torch and what else is not ours. It forks a worker
 for each copy, which finds minitrain there, forks for every stage, and a stage's ranks
 are forks too. Nothing of the copy is replaced but torchrun, whose work the forks do.
 """
 
+import atexit
 import contextlib
 import importlib
 import json
@@ -15,13 +17,15 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from ports import free_port
 from waiting import GENEROUS_S
 
 ADDRESS = "MINITRAIN_MUTATED"
@@ -84,15 +88,23 @@ class Server:
     """The process that forks workers. Tests of a copy find it by the environment.
 
     ``prefix``: the command that starts it, where it is to be somewhere else.
+    ``modules``: what it has imported. ``inside``: where its socket's folder lies.
     """
 
-    def __init__(self, prefix: Sequence[str] = ()) -> None:
-        self.folder = tempfile.mkdtemp(prefix="minitrain-mutated-")
+    def __init__(
+        self,
+        prefix: Sequence[str] = (),
+        python: str | Path = sys.executable,
+        modules: Sequence[str] = SLOW_TO_IMPORT,
+        inside: str | None = None,
+    ) -> None:
+        self.folder = tempfile.mkdtemp(prefix="minitrain-mutated-", dir=inside)
         self.address = str(Path(self.folder, "socket"))
         self.process = subprocess.Popen(
-            [*prefix, sys.executable, __file__, self.address],
+            [*prefix, python, __file__, self.address, *modules],
             stdin=subprocess.DEVNULL,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            # as of ranks: libraries look at it when they are imported
+            env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
         )
         servers.add(self.process.pid)
 
@@ -115,6 +127,21 @@ def run_test(address: str, folder: Path, name: str, **variables: str) -> Outcome
     """
     request = {"folder": str(folder), "test": name, "variables": variables}
     return _ask(address, request)
+
+
+def run_script(
+    address: str,
+    command: Sequence[str | Path],
+    world_size: int,
+    folder: Path,
+    variables: Mapping[str, str],
+) -> Outcome:
+    """Run a script and its arguments in ``folder`` by so many ranks, with nothing but
+    these environment variables and those that torchrun sets.
+    """
+    request = {"folder": str(folder), "script": [*map(str, command)]}
+    more = {"world_size": world_size, "environment": dict(variables)}
+    return _ask(address, request | more)
 
 
 def _ask(address: str, request: dict[str, Any]) -> Outcome:
@@ -150,7 +177,7 @@ def _wait_until_gone(pid: int) -> None:
 
 def serve(address: str) -> None:
     parent = os.getppid()
-    for module in SLOW_TO_IMPORT:
+    for module in sys.argv[2:]:
         importlib.import_module(module)
     import torch
 
@@ -185,7 +212,11 @@ def _be_a_worker(connection: socket.socket) -> None:
         os.environ["PYTHONPATH"] = request["folder"]
         os.environ[ADDRESS] = sys.argv[1]
         os.environ.update(request.get("variables", {}))
-        outcome = _test(request) if "test" in request else _stages(request["stages"])
+        if "script" in request:
+            outcome = _script(request)
+        else:
+            is_test = "test" in request
+            outcome = _test(request) if is_test else _stages(request["stages"])
         connection.sendall(json.dumps(outcome.__dict__).encode() + b"\n")
     except BaseException:
         traceback.print_exc()
@@ -201,6 +232,48 @@ def _test(request: dict[str, Any]) -> Outcome:
     options = ["-p", "no:cacheprovider", "-x", "-q", "--tb=short", base, name]
     code, output = _forked(lambda: int(pytest.main(options)))
     return Outcome(name, code, output)
+
+
+def _script(request: dict[str, Any]) -> Outcome:
+    script = request["script"][0]
+    port = free_port()
+
+    def run_ranks() -> int:
+        codes = _wait_for_all(
+            {
+                rank: _fork(lambda r=rank: _script_rank(request, r, port))
+                for rank in range(request["world_size"])
+            }
+        )
+        return next((code for code in codes.values() if code), 0)
+
+    return Outcome(script, *_forked(run_ranks))
+
+
+def _script_rank(request: dict[str, Any], rank: int, port: int) -> int:
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    world_size = request["world_size"]
+    # a plain script has none
+    if world_size > 1:
+        os.environ.update(
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
+            GROUP_RANK="0",
+            WORLD_SIZE=str(world_size),
+            LOCAL_WORLD_SIZE=str(world_size),
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(port),
+            TORCHELASTIC_RUN_ID="forked",
+        )
+    sys.argv = request["script"]
+    sys.path[0] = str(Path(sys.argv[0]).parent)
+    try:
+        return _ended(lambda: runpy.run_path(sys.argv[0], run_name="__main__"))
+    finally:
+        # as a Python ends
+        threading._shutdown()
+        atexit._run_exitfuncs()
 
 
 def _stages(stages: Sequence[Sequence[str]]) -> Outcome:
@@ -224,8 +297,13 @@ def _stage(name: str, arguments: list[str]) -> int:
 
 def _run_module(name: str, arguments: list[str]) -> int:
     sys.argv = [name, *arguments]
+    run = runpy.run_module
+    return _ended(lambda: run(name, run_name="__main__", alter_sys=True))
+
+
+def _ended(run: Callable[[], object]) -> int:
     try:
-        runpy.run_module(name, run_name="__main__", alter_sys=True)
+        run()
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 1
     except BaseException:
@@ -250,20 +328,26 @@ def _launch(
     from minitrain.harness.run_dir import private_folder
 
     with private_folder() as folder:
-        pids, codes = {}, {}
+        pids = {}
         for rank in range(world_size):
             variables = rank_environment(rank, world_size, folder)
             pids[rank] = _fork(lambda e=variables: _rank(module, arguments, e))
-        running = {pid: rank for rank, pid in pids.items()}
-        while running:
-            pid, status = os.wait()
-            codes[running.pop(pid)] = os.waitstatus_to_exitcode(status)
-            # the others would wait for it in vain
-            for other in running if any(codes.values()) else ():
-                os.kill(other, signal.SIGKILL)
+        codes = _wait_for_all(pids)
         cause = root_cause(failures_of(folder, pids, codes))
     if cause is not None:
         raise cause
+
+
+def _wait_for_all(pids: Mapping[int, int]) -> dict[int, int]:
+    codes = {}
+    running = {pid: rank for rank, pid in pids.items()}
+    while running:
+        pid, status = os.wait()
+        codes[running.pop(pid)] = os.waitstatus_to_exitcode(status)
+        # the others would wait for it in vain
+        for other in running if any(codes.values()) else ():
+            os.kill(other, signal.SIGKILL)
+    return codes
 
 
 def _rank(module: str, arguments: list[str], variables: dict[str, str]) -> int:

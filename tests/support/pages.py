@@ -34,9 +34,10 @@ class Block:
         return [" ".join(line.split()) for line in lines if line.strip()]
 
     @property
-    def shown_commands(self) -> list[str]:
-        """Of a session, what was typed."""
-        return re.findall(r"^\$ (.+)$", self.text, re.MULTILINE)
+    def typed(self) -> list[str]:
+        """Its commands, or those that it shows with their output."""
+        shown = re.findall(r"^\$ (.+)$", self.text, re.MULTILINE)
+        return self.commands if self.language == "sh" else shown
 
 
 def blocks(text: str) -> list[Block]:
@@ -78,6 +79,13 @@ class Edit:
     old: str
     new: str
 
+    def make(self, folder: Path) -> None:
+        """Change the copy of the project in ``folder``."""
+        path = folder / self.file
+        text = path.read_text()
+        assert text.count(self.old) == 1, self
+        path.write_text(text.replace(self.old, self.new))
+
 
 def edit(block: Block) -> Edit:
     """What a ``diff`` block does to one file, ``--- FILE``."""
@@ -91,9 +99,5 @@ def change(block: Block, folder: Path) -> None:
     """Do in ``folder`` what a ``yaml`` or a ``diff`` block asks for."""
     if block.language == "yaml":
         set_params(folder, values(block))
-        return
-    asked = edit(block)
-    path = folder / asked.file
-    text = path.read_text()
-    assert text.count(asked.old) == 1, asked
-    path.write_text(text.replace(asked.old, asked.new))
+    else:
+        edit(block).make(folder)

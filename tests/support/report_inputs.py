@@ -16,19 +16,10 @@ from minitrain.report.studied import BYTES, DISTANCES, Hosts, Ladder
 
 # the keys of manifest.json in the order of the contract, whatever came of the runs
 CONTRACT = [
-    "seed",
-    "lab",
-    "backend",
-    "world_size",
-    "model_params",
-    "steps",
-    "allreduce_p50_ms",
-    "allreduce_p95_ms",
-    "tokens_per_sec_1proc",
-    "tokens_per_sec_2proc",
-    "byte_equivalent",
-    "lesson_notes",
-    "launcher",
+    *("seed", "lab", "backend", "world_size", "model_params", "steps"),
+    *("allreduce_p50_ms", "allreduce_p95_ms"),
+    *("tokens_per_sec_1proc", "tokens_per_sec_2proc"),
+    *("byte_equivalent", "lesson_notes", "launcher"),
 ]
 MACHINE = {
     "cpu": "Example CPU",
@@ -220,18 +211,10 @@ HOSTS = pd.DataFrame(
         (2, 2, "100 Mbit/s", 3500, 3490, 3510, 290.0, 300.0, 299, 301, "proven", True),
     ],
     columns=[
-        "hosts",
-        "processes",
-        "link",
-        "tokens_per_s",
-        "tokens_per_s_least",
-        "tokens_per_s_most",
-        "allreduce_expected_ms",
-        "allreduce_ms",
-        "allreduce_ms_least",
-        "allreduce_ms_most",
-        "verdict",
-        "same_on_one_host",
+        *("hosts", "processes", "link"),
+        *("tokens_per_s", "tokens_per_s_least", "tokens_per_s_most"),
+        *("allreduce_expected_ms", "allreduce_ms"),
+        *("allreduce_ms_least", "allreduce_ms_most", "verdict", "same_on_one_host"),
     ],
 )
 
@@ -308,6 +291,11 @@ def on_two_hosts(measured: Facts, run: str) -> Facts:
     return replace(measured, timing=timing)
 
 
+def proven(world_sizes: list[int]) -> dict[str, Any]:
+    """The ladders of runs that are proven."""
+    return {f"gloo-{n}": ladder_of(n) | {"verdict": "proven"} for n in world_sizes}
+
+
 def facts(world_sizes: list[int], **changes: Any) -> Facts:
     """Facts of gloo runs; ``speeds`` (of :func:`arms`) and any field can be given."""
     speeds = changes.pop("speeds", {})
@@ -354,12 +342,14 @@ def facts(world_sizes: list[int], **changes: Any) -> Facts:
 
 
 def published(folder: Path, measured: Facts) -> Path:
-    """Write the results of ``measured`` that README and terminal are made from."""
+    """Write the results of ``measured`` as the stages do, for what reads files."""
     write_json(folder / "manifest.json", manifest(measured))
     write_json(folder / "summary.json", summary(measured))
     write_json(folder / "timing.json", dict(measured.timing))
     write_json(folder / "equivalence.json", dict(measured.equivalence))
     measured.scaling.to_csv(folder / "scaling.csv", index=False)
+    measured.account.to_csv(folder / "account.csv", index=False)
     losses = [table.assign(run=run) for run, table in measured.losses.items()]
-    pd.concat(losses).to_csv(folder / "losses.csv", index=False)
+    table = pd.concat(losses)[["run", "step", "loss"]]
+    table.to_csv(folder / "losses.csv", index=False)
     return folder
