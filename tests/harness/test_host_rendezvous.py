@@ -1,29 +1,31 @@
 """Hosts come together, reach each other, and tell each other what went wrong."""
 
-import json
 import re
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch.distributed as dist
 from ipv6 import require_ipv6
 from one_line import refusal
 from ports import free_port
-from waiting import GENEROUS_S
+from waiting import GENEROUS_S, wait_for
 
-from minitrain.comm.interfaces import Interface
-from minitrain.comm.torch_private import HashStore
 from minitrain.core.errors import RankError, UserError
 from minitrain.harness import host_rendezvous as module
-from minitrain.harness.host_rendezvous import Gathering, Known, find, gathered
-from minitrain.harness.hosts import Hosts
+from minitrain.harness.host_rendezvous import Gathering, find, gathered
+from minitrain.harness.hosts import Hosts, Interface
 
 LOOPBACK = Interface("lo", "127.0.0.1")
 NO_RUN = "what answers there is no run of minitrain, or one that has just ended"
@@ -85,24 +87,22 @@ def test_missing_host_is_told_with_those_that_came() -> None:
     ("sizes", "option", "other", "first"),
     [
         ([(2, 2), (2, 4)], "--world-size", 4, 2),
-        ([(3, 6), (2, 6)], "--nnodes", 2, 3),
+        # before, the third was one more
+        ([(3, 6), (3, 6), (2, 6)], "--nnodes", 2, 3),
         ([(2, 6), (3, 6)], "--nnodes", 3, 2),
     ],
 )
-def test_unlike_sizes_are_told_on_both_hosts_at_once(
+def test_sizes_that_differ_are_told_on_all_hosts_at_once(
     sizes: list[tuple[int, int]], option: str, other: int, first: int
 ) -> None:
-    here, there = meet_as(sizes, lambda _: "met", [0, 1])
-    assert here == there
-    assert here.startswith(f"{option} = {other} on host 1 (")
-    assert f"), but {first} on host 0 (" in here
+    lines = meet_as(sizes, lambda _: "met", [*range(len(sizes))])
+    line = f"{option} = {other} on {socket.gethostname()} (127.0.0.1), but {first} on "
+    assert lines == [f"{line}the first host"] * len(sizes)
 
 
 def test_one_host_too_many_is_told() -> None:
     def until_it_came(gathering: Gathering) -> str:
-        deadline = time.monotonic() + GENEROUS_S
-        while gathering.store.add("sits 1", 0) < 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_for(lambda: [*range(gathering.store.add("sits 1", 0))], 2)
         return "met"
 
     lines = meet(2, until_it_came, [0, 1, 1])
@@ -223,7 +223,6 @@ def rank_error(line: str, *, of_another: bool) -> RankError:
 )
 def test_hosts_agree_on_the_cause(errors: list[Exception], cause: str) -> None:
     def body(gathering: Gathering) -> tuple[str, int | None]:
-        gathering.begin_attempt()
         agreed = gathering.agree_on(errors[gathering.number])
         return str(agreed).rpartition(": ")[2], getattr(agreed, "step", None)
 
@@ -264,64 +263,11 @@ def test_silent_host_is_named_where_it_may_be_the_cause(
     assert re.fullmatch(r"waiting for host 1 \(.*\), \d s at most", said[0])
 
 
-class Leaves(HashStore):
-    """The store of a host that is lost once something was read in it."""
-
-    lost = False
-
-    def get(self, key: str) -> bytes:
-        self.lost = True
-        return bytes(super().get(key))
-
-    def check(self, keys: list[str]) -> bool:
-        if self.lost:
-            raise dist.DistNetworkError("closed by peer")
-        return bool(super().check(keys))
-
-
-def the_second_of_three(store: HashStore) -> Gathering:
-    hosts = Hosts(3, "127.0.0.1", free_port(), LOOPBACK, 1)
-    gathering = Gathering(hosts, store, 20, 3)
-    gathering.everyone = [Known(n, "here", "127.0.0.1", 1, {}) for n in (1, 0, 2)]
-    return gathering
-
-
-@pytest.mark.parametrize("by_the_watch", [False, True])
-def test_cause_that_was_heard_outlives_the_store(by_the_watch: bool) -> None:
-    """Before: no word from host 0."""
-    store = Leaves()
-    gathering = the_second_of_three(store)
-    told = {"line": "rank 2: a bug", "mistake": False, "facts": {}}
-    store.set("0 2", json.dumps(told))
-    if by_the_watch:
-        assert gathering.ended_elsewhere()
-    agreed = gathering.agree_on(rank_error("lost a peer", of_another=True))
-    assert str(agreed) == "rank 2: a bug"
-
-
-def test_host_that_is_lost_after_all_told_changes_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The watch's own thread may find it lost. Before: no word from host 0."""
-    gathering = the_second_of_three(HashStore())
-    hear = gathering._hear
-
-    def and_then_it_is_lost(*limits: float) -> None:
-        hear(*limits)
-        gathering._lost_first = True
-
-    monkeypatch.setattr(gathering, "_hear", and_then_it_is_lost)
-    for number in (0, 2):
-        gathering.store.set(f"0 {number}", "{}")
-    assert gathering.agree_on(None) is None
-
-
 @pytest.mark.parametrize("failed", [True, False])
 def test_ranks_that_failed_elsewhere_are_known_here(failed: bool) -> None:
     asked = threading.Event()
 
     def body(gathering: Gathering) -> list[bool]:
-        gathering.begin_attempt()
         if gathering.hosts.is_first:
             before = gathering.ended_elsewhere()
             asked.set()
@@ -338,17 +284,38 @@ def test_ranks_that_failed_elsewhere_are_known_here(failed: bool) -> None:
     assert meet(2, body, [0, 1]) == [[False, failed], []]
 
 
-def test_no_attempt_without_a_host_that_has_left() -> None:
-    left = threading.Event()
+SERVES = """
+import time
+from torch.distributed import TCPStore
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+time.sleep(60)
+"""
 
-    def body(gathering: Gathering) -> str:
-        if gathering.hosts.is_first:
-            left.wait(GENEROUS_S)
-            gathering.store.wait(["left 1"])
-            gathering.begin_attempt()
-        left.set()
-        return "left"
 
-    first, second = meet(2, body, [0, 1])
-    assert "has left the run" in first
-    assert second == "left"
+def test_store_that_stops_to_answer_is_lost_within_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before, the call did not return, as where a host vanishes."""
+    monkeypatch.setattr(module, "SILENT_S", 0.5)
+    command = [sys.executable, "-c", SERVES]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        hosts = Hosts(2, "127.0.0.1", int(server.stdout.readline()), LOOPBACK, 1)
+        # as other parts of a process may have: it has no address
+        one, other = socket.socketpair()
+        with one, other:
+            store = find(hosts, 1)
+        # to wait for long is not to be lost
+        with pytest.raises(dist.DistStoreError):
+            store.wait(["nothing"], timedelta(seconds=3))
+        assert not store.check(["nothing"])
+        server.send_signal(signal.SIGSTOP)
+        # until then it may answer
+        stopped, of_server = psutil.STATUS_STOPPED, psutil.Process(server.pid)
+        wait_for(lambda: [1] if of_server.status() == stopped else [], 1)
+        began = time.monotonic()
+        with pytest.raises(dist.DistNetworkError):
+            store.check(["nothing"])
+        assert 1 < time.monotonic() - began < GENEROUS_S
+        server.kill()
