@@ -75,20 +75,27 @@ def name_of(rank: int, pid: int) -> str:
     return f"rank {rank} ({process} on {socket.gethostname()})"
 
 
-def failure_of(folder: Path, rank: int, pid: int, code: int) -> Failure | None:
-    """The failure of a rank that ended with exit ``code`` (of subprocess: below zero, a
-    signal); None for one that had finished.
+def failures_of(
+    folder: Path, pids: Mapping[int, int], codes: Mapping[int, int]
+) -> list[Failure]:
+    """Failures of ranks that have ended, with exit code 0 unless in ``codes`` (of
+    subprocess: below zero, a signal).
     """
+    found = [_failure_of(folder, r, pid, codes.get(r, 0)) for r, pid in pids.items()]
+    return [one for one in found if one is not None]
+
+
+def _failure_of(folder: Path, rank: int, pid: int, code: int) -> Failure | None:
     place, report = find_place(file_of(folder, rank)), read_report(folder, rank)
     seen = None if place is None else place.look()
-    if report is None and code == 0 and seen is not None and seen.phase in AFTER:
-        return None
     if report is None:
+        if code == 0 and seen is not None and seen.phase in AFTER:
+            return None
         what, kind, where = _ended(folder, rank, code)
     elif report.error is not None:
         return report.error
     else:
-        found = stack.of_traceback(report.traceback)
+        found = stack.Stack(report.traceback, innermost_last=True)
         # a file server may close a connection, too, and then a peer loses this rank
         left = LEFT_A_WAIT if found.waits else LEFT
         what, where = report.line, str(found)
@@ -110,8 +117,8 @@ def _ended(folder: Path, rank: int, code: int) -> tuple[str, int, str]:
     what = f"killed by {names.get(-code, f'signal {-code}')}"
     if -code in (signal.SIGKILL, signal.SIGTERM):
         return what, KILLED if -code == signal.SIGKILL else TOLD, ""
-    where = str(stack.of_main_thread(stack.read(stack.file_of(folder, rank))))
-    words = stack.read(stack.words_of(folder, rank))
+    where = str(stack.of_crash(stack.read(stack.file_of(folder, rank))))
+    words = stack.native_words(folder, [rank])
     if unlike := UNLIKE.search(words):
         got, expected = unlike.groups()
         what = (
@@ -121,14 +128,6 @@ def _ended(folder: Path, rank: int, code: int) -> tuple[str, int, str]:
     elif last := LAST_WORDS.search(words):
         what += f" ({last[1]})"
     return what, CRASHED, where
-
-
-def failures_of(
-    folder: Path, pids: Mapping[int, int], codes: Mapping[int, int]
-) -> list[Failure]:
-    """Failures of ranks that have ended, with exit code 0 unless in ``codes``."""
-    found = [failure_of(folder, r, pid, codes.get(r, 0)) for r, pid in pids.items()]
-    return [one for one in found if one is not None]
 
 
 def began_it(failure: Failure, first: Container[int | None]) -> bool:
