@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 from pathlib import Path
 
 import pytest
@@ -65,13 +64,7 @@ def test_next_launch_removes_what_kill_9_left_and_nothing_that_lives() -> None:
     assert not living.exists()
 
 
-def test_name_says_what_it_is_and_of_which_host() -> None:
-    with private_folder() as folder:
-        assert folder.name.startswith(f"minitrain-meeting-{socket.gethostname()}-")
-        assert folder.stat().st_mode & 0o777 == 0o700
-
-
-def test_folders_of_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_of_others_stay() -> None:
     temporary = Path(tempfile.gettempdir())
     names = [
         f"minitrain-meeting-another{socket.gethostname()}-abcdefgh",
@@ -81,20 +74,12 @@ def test_folders_of_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     others = [temporary / name for name in names]
     for folder in others:
         folder.mkdir()
-    somewhere = temporary / "somewhere"
-    somewhere.mkdir()
-    link = temporary / f"{PREFIX}aaaaaaaa"
-    link.symlink_to(somewhere)
-    foreign = temporary / f"{PREFIX}bbbbbbbb"
-    foreign.mkdir()
-    if os.geteuid() == 0:
-        os.chown(foreign, 65534, 65534)
-    else:
-        monkeypatch.setattr(os, "geteuid", lambda: 65534)
-    assert remove_abandoned() == []
-    assert all(folder.exists() for folder in [*others, link, foreign, somewhere])
-    link.unlink()
-    for folder in [*others, foreign, somewhere]:
+    with private_folder() as mine:
+        # of which host it is
+        assert mine.name.startswith(f"minitrain-meeting-{socket.gethostname()}-")
+        assert mine.stat().st_mode & 0o777 == 0o700
+        assert all(folder.exists() for folder in others)
+    for folder in others:
         folder.rmdir()
 
 
@@ -115,24 +100,6 @@ def test_folder_taken_for_abandoned_while_it_was_made(
     with private_folder() as folder:
         assert made == [made[0], folder]
         assert folder.is_dir()
-
-
-def test_many_at_once_never_take_each_others() -> None:
-    wrong: list[str] = []
-
-    def often() -> None:
-        for _ in range(100):
-            with private_folder() as folder:
-                (folder / "file").touch()
-                if not (folder / "file").exists():
-                    wrong.append(folder.name)
-
-    threads = [threading.Thread(target=often) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
 
 
 def test_full_folder_for_temporary_files_is_one_line(
