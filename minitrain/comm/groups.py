@@ -19,12 +19,11 @@ from torch.nn.parallel import DistributedDataParallel
 from minitrain.comm.heartbeat import STARTUP_S, my_place
 from minitrain.comm.store import (
     INTERFACES,
-    limit_store,
-    loopback_interface,
+    interfaces,
     meet,
     names_of_a_rank,
-    require_interfaces,
     require_same,
+    variables,
 )
 from minitrain.comm.torch_private import (
     HashStore,
@@ -58,13 +57,12 @@ def init_distributed(
     Every later wait for another rank ends with an error after ``timeout_s`` seconds.
     Raises UserError for an unknown backend, an incomplete environment, nccl without
     enough GPUs, a network interface that is not there or down, a MASTER_PORT that is in
-    use, a folder to meet in that has gone, and facts (plain values, by name) that are
-    not the ``same`` on all ranks.
+    use, and facts (plain values, by name) that are not the ``same`` on all ranks.
     """
     if backend not in BACKENDS:
         raise UserError(f"backend = {backend!r}: must be one of {', '.join(BACKENDS)}")
-    if backend == "gloo":
-        require_interfaces()
+    if backend == "gloo" and INTERFACES in os.environ:
+        interfaces()
     needed = names_of_a_rank()
     missing = [name for name in needed if name not in os.environ]
     if missing and len(missing) < len(needed):
@@ -80,8 +78,9 @@ def init_distributed(
     startup = timedelta(seconds=max(startup_s, timeout_s))
     my_place().limit(startup.total_seconds())
     if missing:
-        # a world of one needs no port
-        with _over_loopback():
+        # a world of one needs no port; without an interface gloo asks for this host's
+        # name, and complains if it cannot be resolved
+        with variables({INTERFACES: interfaces()}):
             dist.init_process_group(
                 backend, timeout=startup, store=HashStore(), rank=0, world_size=1
             )
@@ -96,7 +95,7 @@ def init_distributed(
     if backend == "gloo":
         # a rank that leaves at once would cut off one that still connects to it
         dist.barrier()
-    limit_store(store, timedelta(seconds=timeout_s))
+    store.set_timeout(timedelta(seconds=timeout_s))
     _limit_waits(timeout_s)
     return rank, world_size
 
@@ -120,19 +119,6 @@ def start_up() -> Iterator[None]:
         yield
         dist.barrier()
     set_group_timeout(limit_s)
-
-
-@contextmanager
-def _over_loopback() -> Iterator[None]:
-    # else gloo asks for this host's name, and complains if it cannot be resolved
-    if INTERFACES in os.environ:
-        yield
-        return
-    os.environ[INTERFACES] = loopback_interface()
-    try:
-        yield
-    finally:
-        del os.environ[INTERFACES]
 
 
 def require_gpus(count: int) -> None:

@@ -29,12 +29,13 @@ DTYPES = (
     torch.complex64,
     torch.float8_e4m3fn,
 )
-OPS: dict[str, Any] = {
-    "sum": dist.ReduceOp.SUM,
-    "avg": dist.ReduceOp.AVG,
-    "product": dist.ReduceOp.PRODUCT,
-    "min": dist.ReduceOp.MIN,
-    "max": dist.ReduceOp.MAX,
+# each reduce operation, and what it makes of the elements of all ranks
+OPS: dict[str, tuple[Any, Callable[[Sequence[Any]], Any]]] = {
+    "sum": (dist.ReduceOp.SUM, sum),
+    "avg": (dist.ReduceOp.AVG, lambda values: sum(values) / len(values)),
+    "product": (dist.ReduceOp.PRODUCT, math.prod),
+    "min": (dist.ReduceOp.MIN, min),
+    "max": (dist.ReduceOp.MAX, max),
 }
 ROOT = 0
 PER_RANK = 3
@@ -82,7 +83,7 @@ class Seat:
     def reduced(self, count: int) -> list[Any]:
         """Every rank's elements combined, one by one; bools stay bools."""
         by_element = zip(*(self.sent(count, r) for r in range(self.size)), strict=True)
-        answers = [COMBINE[self.op](values) for values in by_element]
+        answers = [OPS[self.op][1](values) for values in by_element]
         return [*map(bool, answers)] if self.dtype == torch.bool else answers
 
     def gathered(self, count: int) -> list[Any]:
@@ -98,6 +99,11 @@ class Seat:
         return values[PER_RANK * self.rank : PER_RANK * (self.rank + 1)]
 
     @property
+    def reduce_op(self) -> Any:
+        """The reduce operation, as torch has it."""
+        return OPS[self.op][0]
+
+    @property
     def root(self) -> int:
         """The global rank of the group's first."""
         return dist.get_global_rank(self.group, ROOT)
@@ -108,39 +114,31 @@ class Seat:
         return PER_RANK * self.size
 
 
-COMBINE: dict[str, Callable[[Sequence[Any]], Any]] = {
-    "sum": sum,
-    "avg": lambda values: sum(values) / len(values),
-    "product": math.prod,
-    "min": min,
-    "max": max,
-}
-
 # what a rank got, and what it should have got
 Outcome = tuple[Tensor, list[Any]]
 
 
 def _all_reduce(seat: Seat) -> Outcome:
     got = seat.tensor(seat.sent(5))
-    dist.all_reduce(got, OPS[seat.op], group=seat.group)
+    dist.all_reduce(got, seat.reduce_op, group=seat.group)
     return got, seat.reduced(5)
 
 
 def _reduce(seat: Seat) -> Outcome:
     got = seat.tensor(seat.sent(5))
-    dist.reduce(got, seat.root, OPS[seat.op], group=seat.group)
+    dist.reduce(got, seat.root, seat.reduce_op, group=seat.group)
     return (got, seat.reduced(5)) if seat.rank == ROOT else (got[:0], [])
 
 
 def _reduce_scatter_tensor(seat: Seat) -> Outcome:
     got, sent = seat.empty(PER_RANK), seat.tensor(seat.sent(seat.whole))
-    dist.reduce_scatter_tensor(got, sent, OPS[seat.op], group=seat.group)
+    dist.reduce_scatter_tensor(got, sent, seat.reduce_op, group=seat.group)
     return got, seat.mine(seat.reduced(seat.whole))
 
 
 def _reduce_scatter(seat: Seat) -> Outcome:
     got, sent = seat.empty(PER_RANK), seat.tensor(seat.sent(seat.whole))
-    dist.reduce_scatter(got, [*sent.split(PER_RANK)], OPS[seat.op], group=seat.group)
+    dist.reduce_scatter(got, [*sent.split(PER_RANK)], seat.reduce_op, group=seat.group)
     return got, seat.mine(seat.reduced(seat.whole))
 
 
