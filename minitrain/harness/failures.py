@@ -47,7 +47,7 @@ class Report(NamedTuple):
 
 def write_report(folder: Path, rank: int | str, report: Report) -> None:
     """Leave ``report`` in the run's ``folder``, all of it or nothing."""
-    file = _report_of(folder, rank)
+    file = folder / f"report-{rank}"
     begun = file.with_suffix(".tmp")
     begun.write_bytes(cloudpickle.dumps(tuple(report)))
     begun.rename(file)
@@ -56,13 +56,9 @@ def write_report(folder: Path, rank: int | str, report: Report) -> None:
 def read_report(folder: Path, rank: int) -> Report | None:
     """The report of ``rank``; None as long as it has not left one."""
     try:
-        return Report(*cloudpickle.loads(_report_of(folder, rank).read_bytes()))
+        return Report(*cloudpickle.loads((folder / f"report-{rank}").read_bytes()))
     except FileNotFoundError:
         return None
-
-
-def _report_of(folder: Path, rank: int | str) -> Path:
-    return folder / f"report-{rank}"
 
 
 # kinds of a failure: what lies lower explains what lies higher

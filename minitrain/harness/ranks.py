@@ -48,11 +48,17 @@ def run_as_ranks(
     :func:`launch`; all ranks again where one was lost, up to ``max_restarts`` times
     (:func:`with_restarts`). If this host is one of several ``hosts``, it waits
     ``timeout_s`` seconds for the others, and what is wrong on one ends the run on all.
-    Raises UserError for an environment that some other program left behind.
+    Raises UserError in a rank of a run of another size.
     """
-    if RUN_ID in os.environ:
+    # what another torchrun left alone is no rank
+    if RUN_ID in os.environ and all(name in os.environ for name in names_of_a_rank()):
         _count_all_hosts()
-        _require_a_rank_of(world_size)
+        if os.environ["WORLD_SIZE"] != str(world_size):
+            raise UserError(
+                f"environment: WORLD_SIZE = {os.environ['WORLD_SIZE']} does not fit a "
+                f"run of {world_size}; where torchrun did not start this process, "
+                f"unset {RUN_ID}"
+            )
         with as_rank():
             body("torchrun")
         return
@@ -88,18 +94,6 @@ def _count_all_hosts() -> None:
     rank = number * here + int(os.environ["LOCAL_RANK"])
     os.environ |= {"RANK": f"{rank}", "WORLD_SIZE": f"{count * here}"}
     os.environ |= {"GROUP_RANK": f"{number}", "GROUP_WORLD_SIZE": f"{count}"}
-
-
-def _require_a_rank_of(world_size: int) -> None:
-    known = {"WORLD_SIZE": [str(world_size)], "RANK": [*map(str, range(world_size))]}
-    for name in names_of_a_rank():
-        value = os.environ.get(name)
-        if value is None or value not in known.get(name, [value]):
-            raise UserError(
-                f"environment: {name} = {value or 'nothing'} does not fit a run of "
-                f"{world_size}; where torchrun did not start this process, unset "
-                f"{RUN_ID}"
-            )
 
 
 def with_restarts(attempt: Callable[[], None], max_restarts: int) -> None:
