@@ -4,11 +4,10 @@ import argparse
 
 import pytest
 from ipv6 import require_ipv6
-from minitrain.comm.interfaces import Interface
 from one_line import refusal
 
 from minitrain.harness import hosts
-from minitrain.harness.hosts import Hosts, add_arguments, hosts_of
+from minitrain.harness.hosts import Hosts, Interface, add_arguments, hosts_of
 
 HERE = Interface("eth0", "10.0.0.1")
 LOOPBACK = Interface("lo", "127.0.0.1")

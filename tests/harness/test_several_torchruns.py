@@ -15,9 +15,8 @@ SCRIPT = """
 import atexit, os, sys, time
 from minitrain.core.errors import run_stage
 from minitrain.harness import host_rendezvous as gathering
-from minitrain.harness.hosts import Hosts
-from minitrain.comm.interfaces import Interface
-from minitrain.comm.store import loopback_interface
+from minitrain.harness.hosts import Hosts, Interface
+from minitrain.comm.store import interfaces
 from minitrain.harness.ranks import run_as_ranks
 
 number, port, late, code = map(int, sys.argv[1:])
@@ -35,7 +34,7 @@ def body(launcher):
             atexit.register(os._exit, code)
 
 def main():
-    loopback = Interface(loopback_interface(), "127.0.0.1")
+    loopback = Interface(interfaces(), "127.0.0.1")
     hosts = Hosts(2, "127.0.0.1", port, loopback, number)
     run_as_ranks("ranks", body, 2, threads_per_process=1, hosts=hosts)
 
