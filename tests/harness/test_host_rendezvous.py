@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
@@ -33,20 +33,15 @@ Body = Callable[[Gathering], Any]
 
 
 def meet(
-    count: int, body: Body, numbers: list[int], timeout_s: float = 20
-) -> list[Any]:
-    """What ``body`` gives on each host, or the line that ends it there."""
-    return meet_as([(count, 12)] * len(numbers), body, numbers, timeout_s)
-
-
-def meet_as(
-    sizes: list[tuple[int, int]],
     body: Body,
-    numbers: list[int],
+    numbers: Sequence[int] = (0, 1),
+    sizes: Sequence[tuple[int, int]] | None = None,
     timeout_s: float = 20,
     address: str = "127.0.0.1",
 ) -> list[Any]:
-    """The same where each is told how many hosts and ranks there are."""
+    """What ``body`` gives on each host, or the line that ends it there; ``sizes``:
+    numbers of hosts and ranks, as each is told.
+    """
     port = free_port()
 
     def be(number: int, size: tuple[int, int]) -> Any:
@@ -58,7 +53,7 @@ def meet_as(
             return str(error)
 
     with ThreadPoolExecutor(len(numbers)) as threads:
-        return list(threads.map(be, numbers, sizes))
+        return list(threads.map(be, numbers, sizes or [(2, 12)] * len(numbers)))
 
 
 def test_hosts_know_each_other() -> None:
@@ -66,18 +61,18 @@ def test_hosts_know_each_other() -> None:
         return [one.number for one in gathering.everyone]
 
     # each host names itself first
-    assert meet(3, numbers, [0, 1, 2]) == [[0, 1, 2], [1, 0, 2], [2, 0, 1]]
+    found = meet(numbers, range(3), [(3, 12)] * 3)
+    assert found == [[0, 1, 2], [1, 0, 2], [2, 0, 1]]
 
 
 def test_endpoint_may_be_of_another_family_than_gloo() -> None:
     """Before: Address family for hostname not supported."""
     require_ipv6()
-    sizes = [(2, 2), (2, 2)]
-    assert meet_as(sizes, lambda _: "met", [0, 1], address="::1") == ["met", "met"]
+    assert meet(lambda _: "met", address="::1") == ["met", "met"]
 
 
 def test_missing_host_is_told_with_those_that_came() -> None:
-    first, second = meet(3, lambda _: "met", [0, 1], timeout_s=2)
+    first, second = meet(lambda _: "met", sizes=[(3, 12)] * 2, timeout_s=2)
     assert "waited 2 s for 3 hosts: only host 0 (" in first
     assert "), host 1 (" in first
     assert second == first
@@ -95,7 +90,7 @@ def test_missing_host_is_told_with_those_that_came() -> None:
 def test_sizes_that_differ_are_told_on_all_hosts_at_once(
     sizes: list[tuple[int, int]], option: str, other: int, first: int
 ) -> None:
-    lines = meet_as(sizes, lambda _: "met", [*range(len(sizes))])
+    lines = meet(lambda _: "met", range(len(sizes)), sizes)
     line = f"{option} = {other} on {socket.gethostname()} (127.0.0.1), but {first} on "
     assert lines == [f"{line}the first host"] * len(sizes)
 
@@ -105,7 +100,7 @@ def test_one_host_too_many_is_told() -> None:
         wait_for(lambda: [*range(gathering.store.add("sits 1", 0))], 2)
         return "met"
 
-    lines = meet(2, until_it_came, [0, 1, 1])
+    lines = meet(until_it_came, [0, 1, 1])
     assert sorted(lines)[1:] == ["met", "met"]
     assert "all 2 hosts of the run are there, and this is one more" in sorted(lines)[0]
 
@@ -145,7 +140,7 @@ def test_stranger_at_the_endpoint_is_one_line(stranger: int) -> None:
 
 
 def test_endpoint_that_is_not_served_or_is_taken(taken_port: str) -> None:
-    (line,) = meet(2, lambda _: "met", [1], timeout_s=1)
+    (line,) = meet(lambda _: "met", [1], timeout_s=1)
     assert "no answer within 1 s (Connection refused)" in line
     hosts = Hosts(2, "127.0.0.1", int(taken_port), LOOPBACK, 0)
     with (
@@ -169,7 +164,7 @@ def test_host_that_is_not_reached_is_told_on_all(
         return connect(address, *arguments)
 
     monkeypatch.setattr(socket, "create_connection", blocked)
-    lines = meet(2, lambda _: "met", [0, 1], timeout_s=5)
+    lines = meet(lambda _: "met", timeout_s=5)
     assert "does not reach host 0 (" in lines[0] + lines[1]
     assert all("by its interface lo: timed out" in line for line in lines)
 
@@ -197,7 +192,7 @@ def test_mistake_on_one_host_is_raised_on_all(
         gathering.everywhere(preflight if gathering.number else lambda: None)
         return "well"
 
-    first, second = meet(2, body, [0, 1])
+    first, second = meet(body)
     assert second == said
     assert first == said if said == "well" else re.match(r"host 1 \(", first)
     assert first.endswith(said)
@@ -227,7 +222,7 @@ def test_hosts_agree_on_the_cause(errors: list[Exception], cause: str) -> None:
         return str(agreed).rpartition(": ")[2], getattr(agreed, "step", None)
 
     step = 7 if isinstance(errors["ab".find(cause)], RankError) else None
-    assert meet(2, body, [0, 1]) == [(cause, step)] * 2
+    assert meet(body) == [(cause, step)] * 2
 
 
 def test_silent_host_is_named_where_it_may_be_the_cause(
@@ -256,7 +251,7 @@ def test_silent_host_is_named_where_it_may_be_the_cause(
         assert isinstance(lost, UserError)
         return [str(ended_well), str(lost)]
 
-    (lines, _) = meet(2, body, [0, 1])
+    (lines, _) = meet(body)
     assert all(line.startswith("no word from host 1 (") for line in lines)
     assert lines[1].endswith("; lost")
     said = [one for one in capsys.readouterr().err.splitlines() if "most" in one]
@@ -281,7 +276,7 @@ def test_ranks_that_failed_elsewhere_are_known_here(failed: bool) -> None:
         gathering.agree_on(error)
         return []
 
-    assert meet(2, body, [0, 1]) == [[False, failed], []]
+    assert meet(body) == [[False, failed], []]
 
 
 SERVES = """
@@ -293,29 +288,34 @@ time.sleep(60)
 """
 
 
+@pytest.fixture
+def server() -> Iterator[subprocess.Popen[str]]:
+    """A store in a process of its own, which prints its port."""
+    command = [sys.executable, "-c", SERVES]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        yield server
+        server.kill()
+
+
 def test_store_that_stops_to_answer_is_lost_within_the_limit(
-    monkeypatch: pytest.MonkeyPatch,
+    server: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before, the call did not return, as where a host vanishes."""
     monkeypatch.setattr(module, "SILENT_S", 0.5)
-    command = [sys.executable, "-c", SERVES]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        hosts = Hosts(2, "127.0.0.1", int(server.stdout.readline()), LOOPBACK, 1)
-        # as other parts of a process may have: it has no address
-        one, other = socket.socketpair()
-        with one, other:
-            store = find(hosts, 1)
-        # to wait for long is not to be lost
-        with pytest.raises(dist.DistStoreError):
-            store.wait(["nothing"], timedelta(seconds=3))
-        assert not store.check(["nothing"])
-        server.send_signal(signal.SIGSTOP)
-        # until then it may answer
-        stopped, of_server = psutil.STATUS_STOPPED, psutil.Process(server.pid)
-        wait_for(lambda: [1] if of_server.status() == stopped else [], 1)
-        began = time.monotonic()
-        with pytest.raises(dist.DistNetworkError):
-            store.check(["nothing"])
-        assert 1 < time.monotonic() - began < GENEROUS_S
-        server.kill()
+    hosts = Hosts(2, "127.0.0.1", int(server.stdout.readline()), LOOPBACK, 1)
+    # as other parts of a process may have: it has no address
+    one, other = socket.socketpair()
+    with one, other:
+        store = find(hosts, 1)
+    # to wait for long is not to be lost
+    with pytest.raises(dist.DistStoreError):
+        store.wait(["nothing"], timedelta(seconds=3))
+    assert not store.check(["nothing"])
+    server.send_signal(signal.SIGSTOP)
+    # until then it may answer
+    stopped, of_server = psutil.STATUS_STOPPED, psutil.Process(server.pid)
+    wait_for(lambda: [1] if of_server.status() == stopped else [], 1)
+    began = time.monotonic()
+    with pytest.raises(dist.DistNetworkError):
+        store.check(["nothing"])
+    assert 1 < time.monotonic() - began < GENEROUS_S
