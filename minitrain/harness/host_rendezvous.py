@@ -10,7 +10,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from queue import Empty, SimpleQueue
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 
 from minitrain.comm.torch_private import Store, TCPStore, limit_silence
-from minitrain.core.errors import RankError, UserError, describe_os_error
+from minitrain.core.errors import RankError, UserError
 from minitrain.core.printable import note
 from minitrain.harness.hosts import Hosts, family_of
 
@@ -90,7 +90,9 @@ class Gathering:
             self.store.set(f"host {mine.number}", json.dumps(mine))
             self.everyone = [mine]
             self._wait_for_others()
-            self.everywhere(self._require_reach)
+            # what one does not reach ends the run on all
+            if cause := self._exchange(self._unreached(), *2 * [self.timeout_s]):
+                raise cause
 
     def _require_same_sizes(self, world_size: int) -> None:
         # what is typed on each host, before it counts as one of the run
@@ -137,7 +139,7 @@ class Gathering:
         self.store.set(GAVE_UP, line)
         raise UserError(line)
 
-    def _require_reach(self) -> None:
+    def _unreached(self) -> UserError | None:
         for other in self.everyone[1:]:
             try:
                 there = other.address, other.port
@@ -145,24 +147,13 @@ class Gathering:
                 limit_s = min(REACH_S, self.timeout_s / 2)
                 socket.create_connection(there, limit_s).close()
             except OSError as error:
-                raise UserError(
+                return UserError(
                     f"network: {self.everyone[0]} does not reach {other} by its "
                     f"interface {self.hosts.interface.name}: "
                     f"{error.strerror or error}; --interface names another, and a "
                     "firewall must let the hosts through to each other"
-                ) from None
-
-    def everywhere(self, action: Callable[[], None]) -> None:
-        """Call ``action`` on all hosts; a UserError of one is raised on all of them."""
-        mistake: Exception | None = None
-        try:
-            action()
-        except UserError as error:
-            mistake = error
-        except OSError as error:
-            mistake = UserError(describe_os_error(error))
-        if cause := self._exchange(mistake, self.timeout_s, self.timeout_s):
-            raise cause
+                )
+        return None
 
     def agree_on(self, error: Exception | None) -> Exception | None:
         """Return the cause of what made each host's ranks end: ``error`` did here, or

@@ -47,7 +47,7 @@ def run_as_ranks(
     under torchrun, or, on a torch build without torchrun, ``body`` through
     :func:`launch`; all ranks again where one was lost, up to ``max_restarts`` times
     (:func:`with_restarts`). If this host is one of several ``hosts``, it waits
-    ``timeout_s`` seconds for the others, and what is wrong on one ends the run on all.
+    ``timeout_s`` seconds for the others.
     Raises UserError in a rank of a run of another size.
     """
     # what another torchrun left alone is no rank
@@ -65,23 +65,19 @@ def run_as_ranks(
     has_torchrun = importlib.util.find_spec("torch.distributed.run") is not None
 
     def start(gathering: Gathering | None = None) -> None:
-        threads = threads_per_process
+        options: dict[str, Any] = {"threads_per_process": threads_per_process}
         if has_torchrun:
-            begin = partial(torchrun, module, sys.argv[1:], world_size)
-            return begin(gathering=gathering, threads_per_process=threads)
+            options["gathering"] = gathering
+            return torchrun(module, sys.argv[1:], world_size, **options)
         # ranks that hang are found; how long training takes is not known
-        limits: dict[str, Any] = {"timeout_s": math.inf, "threads_per_process": threads}
-        launch(body, world_size, "launch", **limits)
+        launch(body, world_size, "launch", timeout_s=math.inf, **options)
 
+    preflight()
     if hosts is None:
-        preflight()
         return with_restarts(start, max_restarts)
     if not has_torchrun:
         raise UserError("--nnodes: this torch has no torchrun, which hosts need")
-    # before they wait for each other
-    hosts.ranks_here(world_size)
     with gathered(hosts, timeout_s, world_size) as gathering:
-        gathering.everywhere(preflight)
         with_restarts(partial(start, gathering), max_restarts)
 
 

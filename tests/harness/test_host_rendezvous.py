@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -167,35 +166,6 @@ def test_host_that_is_not_reached_is_told_on_all(
     lines = meet(lambda _: "met", timeout_s=5)
     assert "does not reach host 0 (" in lines[0] + lines[1]
     assert all("by its interface lo: timed out" in line for line in lines)
-
-
-def missing_file() -> None:
-    Path("/no/such").stat()
-
-
-def wrong_value() -> None:
-    raise UserError("train.x = 3: must be 2")
-
-
-@pytest.mark.parametrize(
-    ("preflight", "said"),
-    [
-        (wrong_value, "train.x = 3: must be 2"),
-        (missing_file, "/no/such: No such file or directory"),
-        (lambda: None, "well"),
-    ],
-)
-def test_mistake_on_one_host_is_raised_on_all(
-    preflight: Callable[[], None], said: str
-) -> None:
-    def body(gathering: Gathering) -> str:
-        gathering.everywhere(preflight if gathering.number else lambda: None)
-        return "well"
-
-    first, second = meet(body)
-    assert second == said
-    assert first == said if said == "well" else re.match(r"host 1 \(", first)
-    assert first.endswith(said)
 
 
 def rank_error(line: str, *, of_another: bool) -> RankError:
