@@ -11,12 +11,10 @@ several hosts each torchrun knows of its own ranks alone; the hosts meet in
 
 import logging
 import os
-import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +33,7 @@ from minitrain.comm.store import (
 from minitrain.comm.torch_private import HashStore
 from minitrain.core.errors import UserError
 from minitrain.core.files import writing
-from minitrain.core.signals import LAUNCHER_PID, Stopped
+from minitrain.core.signals import LAUNCHER_PID
 from minitrain.harness.hang_monitor import HangMonitor
 from minitrain.harness.host_rendezvous import Gathering
 from minitrain.harness.rank import PAYLOAD
@@ -44,24 +42,11 @@ from minitrain.harness.stack_dump import native_words
 
 RANK_PROGRAM = "minitrain.harness.rank"
 RENDEZVOUS = "minitrain"
-# torchrun's way to share its rendezvous with the ranks is a TCP store on all interfaces
-NO_TCP_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-# Not SIGINT, which torchrun would pass on: each rank would print a traceback and be
-# waited for. So Ctrl-C is an exception here, and the ranks get SIGTERM.
-SIGNALS = "SIGTERM,SIGHUP,SIGQUIT"
+# torchrun would pass a signal on, and each rank print a traceback. Stages make it an
+# exception (minitrain.core.signals), at which torchrun sends SIGTERM to the ranks.
+SIGNALS = "none"
 # from SIGTERM to SIGKILL for the ranks that are left
 SHUTDOWN_S = 2
-
-
-def run_environment(folder: Path, interface: str = "") -> dict[str, str]:
-    """Environment of ranks that this process starts and that meet in ``folder``; gloo
-    uses ``interface``, or that of :func:`minitrain.comm.store.interfaces`.
-    """
-    return {
-        STORE: str(folder / "ranks"),
-        LAUNCHER_PID: str(os.getpid()),
-        INTERFACES: interface or interfaces(),
-    }
 
 
 def rank_environment(rank: int, world_size: int, folder: Path) -> dict[str, str]:
@@ -73,7 +58,7 @@ def rank_environment(rank: int, world_size: int, folder: Path) -> dict[str, str]
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(world_size),
-        **run_environment(folder),
+        **_environment(folder),
     }
 
 
@@ -149,7 +134,6 @@ def torchrun(
     which rank ended how, or hangs where; the same on all hosts.
     """
     from torch.distributed import run
-    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     _silence("torch.distributed")
@@ -173,10 +157,8 @@ def torchrun(
         elsewhere = gathering.ended_elsewhere if gathering else None
         monitor = HangMonitor(folder, known, elsewhere)
         try:
-            with monitor.in_background(), _same_handlers(), variables(environment):
+            with monitor.in_background(), variables(environment):
                 run.run(run.parse_args([*options, "-m", module, *arguments]))
-        except SignalException as error:  # torchrun has ended the ranks
-            raise Stopped(error.sigval) from error
         except ChildFailedError as error:
             for rank, failure in error.failures.items():
                 pids[begin + rank] = failure.pid
@@ -224,17 +206,18 @@ def _rendezvous(parameters: Any) -> Any:
     return Alone("", 0, 0, 1, parameters.run_id, 1)
 
 
-def _environment(folder: Path, gathering: Gathering | None) -> dict[str, str]:
+def _environment(folder: Path, gathering: Gathering | None = None) -> dict[str, str]:
+    ours = {STORE: str(folder / "ranks"), LAUNCHER_PID: str(os.getpid())}
     if gathering is None:
-        return run_environment(folder) | NO_TCP_STORE
+        return {**ours, INTERFACES: interfaces()}
     hosts, name = gathering.hosts, gathering.hosts.interface.name
     return {
-        **run_environment(folder, name),
-        **NO_TCP_STORE,
-        MEET_AT: f"{hosts.port} {hosts.address}",
-        HOSTS: f"{gathering.number} {hosts.count}",
+        **ours,
+        INTERFACES: name,
         # not every interface whose name begins so
         "NCCL_SOCKET_IFNAME": f"={name}",
+        MEET_AT: f"{hosts.port} {hosts.address}",
+        HOSTS: f"{gathering.number} {hosts.count}",
     }
 
 
@@ -249,19 +232,6 @@ def _ranks_among_children(folder: Path) -> dict[int, int]:
                 if Path(told.get(STORE, "")).parent == folder and "LOCAL_RANK" in told:
                     found[int(told["LOCAL_RANK"])] = child.pid
     return found
-
-
-@contextmanager
-def _same_handlers() -> Iterator[None]:
-    # torchrun leaves its own, which raise what only it understands
-    numbers = [getattr(signal, name) for name in SIGNALS.split(",")]
-    before = {number: signal.getsignal(number) for number in numbers}
-    try:
-        yield
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def _silence(package: str) -> None:

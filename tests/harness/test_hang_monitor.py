@@ -6,7 +6,6 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -23,30 +22,6 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen(["sleep", "1000"], start_new_session=True) as sleeps:
         yield sleeps
         sleeps.kill()
-
-
-@contextmanager
-def beside_a_silent_host(
-    folder: Path,
-    process: subprocess.Popen[bytes],
-    answers: threading.Event,
-) -> Iterator[HangMonitor]:
-    """The watch of ``process``, while nobody says what became of others."""
-    mine = make_place(file_of(folder, 0))
-    asked = threading.Event()
-
-    def ended_elsewhere() -> bool:
-        asked.set()
-        return answers.wait(2 * GENEROUS_S)
-
-    mine.limit(1)
-    mine.mark(2, "forward")
-    # before its limit begins, else a slow test would take it for one that hangs
-    os.kill(process.pid, signal.SIGSTOP)
-    watch = HangMonitor(folder, lambda: {0: process.pid}, ended_elsewhere)
-    with watch.in_background():
-        assert asked.wait(GENEROUS_S)
-        yield watch
 
 
 def test_start_up_has_a_limit_of_its_own(
@@ -75,8 +50,20 @@ def test_who_hangs_here_is_found_while_another_host_does_not_answer(
     tmp_path: Path, process: subprocess.Popen[bytes]
 ) -> None:
     """Before, as soon as that host was given up: the limit and five seconds later."""
-    answers = threading.Event()
-    with beside_a_silent_host(tmp_path, process, answers) as watch:
+    mine = make_place(file_of(tmp_path, 0))
+    asked, answers = threading.Event(), threading.Event()
+
+    def ended_elsewhere() -> bool:
+        asked.set()
+        return answers.wait(2 * GENEROUS_S)
+
+    mine.limit(1)
+    mine.mark(2, "forward")
+    # before its limit begins, else a slow test would take it for one that hangs
+    os.kill(process.pid, signal.SIGSTOP)
+    watch = HangMonitor(tmp_path, lambda: {0: process.pid}, ended_elsewhere)
+    with watch.in_background():
+        assert asked.wait(GENEROUS_S)
         process.wait(GENEROUS_S)
         began = time.monotonic()
     # nor does the end wait for the answer
@@ -90,7 +77,7 @@ def test_who_hangs_here_is_found_while_another_host_does_not_answer(
     ("leaving", "named", "of_another"),
     [("", "rank 2 ", False), (LOST, "rank 3 ", True)],
 )
-def test_rank_that_ended_first_here_followed_nobody(
+def test_rank_that_ended_first_here_did_not_follow_another_host(
     leaving: str,
     named: str,
     of_another: bool,
@@ -98,7 +85,7 @@ def test_rank_that_ended_first_here_followed_nobody(
     process: subprocess.Popen[bytes],
 ) -> None:
     """Ranks of another host lost it, and tell that at once. Before, a crash here was
-    taken for what came of theirs.
+    taken for the effect of theirs.
     """
     for number in (2, 3):
         make_place(file_of(tmp_path, number)).mark(2, "forward")
@@ -124,12 +111,11 @@ def test_rank_that_ended_first_here_followed_nobody(
     assert cause.of_another is of_another
 
 
-def test_nobody_asks_after_the_end(
+def test_another_host_is_not_asked_after_the_end(
     tmp_path: Path, process: subprocess.Popen[bytes]
 ) -> None:
     """Before, an answer that came a little late came when torch was being unloaded."""
-    asking = threading.Event()
-    answered = threading.Event()
+    asking, answered = threading.Event(), threading.Event()
 
     def ended_elsewhere() -> bool:
         asking.set()
@@ -137,9 +123,8 @@ def test_nobody_asks_after_the_end(
         answered.set()
         return False
 
-    with HangMonitor(
-        tmp_path, lambda: {0: process.pid}, ended_elsewhere
-    ).in_background():
+    watch = HangMonitor(tmp_path, lambda: {0: process.pid}, ended_elsewhere)
+    with watch.in_background():
         assert asking.wait(GENEROUS_S)
     assert "_ask" not in [one.name for one in threading.enumerate()]
     assert answered.is_set()
