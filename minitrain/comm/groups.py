@@ -48,12 +48,11 @@ def init_distributed(
     backend: str = "gloo",
     *,
     timeout_s: float = 120,
-    startup_s: float = STARTUP_S,
     same: Mapping[str, Any] | None = None,
 ) -> tuple[int, int]:
     """Join the process group that the environment describes -> (rank, world_size).
 
-    The ranks have ``startup_s`` seconds to come, or ``timeout_s`` if that is more.
+    The ranks have STARTUP_S seconds to come, or ``timeout_s`` if that is more.
     Every later wait for another rank ends with an error after ``timeout_s`` seconds.
     Raises UserError for an unknown backend, an incomplete environment, nccl without
     enough GPUs, a network interface that is not there or down, a MASTER_PORT that is in
@@ -75,7 +74,7 @@ def init_distributed(
     if device.type == "cuda":
         require_gpus(device.index + 1)
         torch.cuda.set_device(device)
-    startup = timedelta(seconds=max(startup_s, timeout_s))
+    startup = timedelta(seconds=max(STARTUP_S, timeout_s))
     my_place().limit(startup.total_seconds())
     if missing:
         # a world of one needs no port; without an interface gloo asks for this host's
@@ -132,27 +131,16 @@ def require_gpus(count: int) -> None:
 
 
 def wrap_for_ddp(
-    model: nn.Module,
-    process_group: dist.ProcessGroup | None = None,
-    *,
-    bucket_cap_mb: float | None = None,
-    find_unused_parameters: bool = False,
-    gradient_as_bucket_view: bool = False,
+    model: nn.Module, process_group: dist.ProcessGroup | None = None, **options: Any
 ) -> DistributedDataParallel:
     """``model`` under stock DDP: rank 0's weights and buffers everywhere. Collective.
 
     Gradients are averaged over the ranks of ``process_group`` (all of them when it is
-    None) during backward. ``bucket_cap_mb`` in MiB; None is torch's default, with a
-    smaller first bucket. Drop copies of the wrapper before :func:`cleanup`.
+    None) during backward. ``options`` are those of DistributedDataParallel, such as
+    ``bucket_cap_mb`` in MiB. Drop copies of the wrapper before :func:`cleanup`.
     """
     import_compiler()
-    wrapped = DistributedDataParallel(
-        model,
-        process_group=process_group,
-        bucket_cap_mb=bucket_cap_mb,
-        find_unused_parameters=find_unused_parameters,
-        gradient_as_bucket_view=gradient_as_bucket_view,
-    )
+    wrapped = DistributedDataParallel(model, process_group=process_group, **options)
     # If torch's Reducer is the last owner of a group that was left, it joins gloo's
     # threads while it holds the GIL, and a thread that still needs the GIL never ends.
     # This owner releases the GIL, and goes after the Reducer: attributes go in order.
@@ -211,13 +199,10 @@ def distributed(
     backend: str = "gloo",
     *,
     timeout_s: float = 120,
-    startup_s: float = STARTUP_S,
     same: Mapping[str, Any] | None = None,
 ) -> Iterator[tuple[int, int]]:
     """:func:`init_distributed` and, however the body ends, :func:`cleanup`."""
     try:
-        yield init_distributed(
-            backend, timeout_s=timeout_s, startup_s=startup_s, same=same
-        )
+        yield init_distributed(backend, timeout_s=timeout_s, same=same)
     finally:
         cleanup()
