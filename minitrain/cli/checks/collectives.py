@@ -1,4 +1,4 @@
-"""What each collective must give, known beforehand, and whether this torch build does.
+"""Collectives against answers that are known beforehand: right, wrong, or unsupported.
 
 The answer is worked out in Python's numbers, from whole ones that differ between up to
 four ranks and fit all types without rounding, their sums, products and averages too. A
@@ -15,20 +15,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 Verdict = Literal["right", "wrong", "unsupported"]
-DTYPES = (
-    torch.float32,
-    torch.float64,
-    torch.float16,
-    torch.bfloat16,
-    torch.int64,
-    torch.int32,
-    torch.int16,
-    torch.int8,
-    torch.uint8,
-    torch.bool,
-    torch.complex64,
-    torch.float8_e4m3fn,
+NAMES = (
+    "float32 float64 float16 bfloat16 int64 int32 int16 int8 uint8 bool complex64 "
+    "float8_e4m3fn"
 )
+DTYPES = tuple(getattr(torch, name) for name in NAMES.split())
 # each reduce operation, and what it makes of the elements of all ranks
 OPS: dict[str, tuple[Any, Callable[[Sequence[Any]], Any]]] = {
     "sum": (dist.ReduceOp.SUM, sum),
@@ -64,7 +55,7 @@ class Seat:
     op: str
 
     def sent(self, count: int, rank: int | None = None) -> list[Any]:
-        """What ``rank`` (this one by default) sends, ``count`` elements."""
+        """Return ``count`` elements that ``rank`` (this one by default) sends."""
         rank = self.rank if rank is None else rank
         # multiples of 12 have whole averages; small numbers have small products
         period = 3 if self.op == "avg" else 5
@@ -217,7 +208,7 @@ def probe_all(group: Any) -> Iterator[Probe]:
 
 
 def worst(probes: Iterable[Probe]) -> Probe:
-    """What the ranks of a group say together of one probe: the gravest."""
+    """Return the gravest of the verdicts of a group's ranks on one probe."""
     gravity = ("right", "unsupported", "wrong")
     return max(probes, key=lambda probe: gravity.index(probe.verdict))
 
