@@ -100,7 +100,8 @@ class _Rank:
         self.gone_s = self.gone_s + passed_s if state is State.ENDED else 0.0
         self.is_gone = state is State.ENDED
         phase = "" if seen is None else seen.phase
-        self.is_at_work = not (self.is_gone and phase in heartbeat.AFTER)
+        # one whose process is not known can neither be asked nor ended
+        self.is_at_work = pid > 0 and not (self.is_gone and phase in heartbeat.AFTER)
         # at its very end Python takes the answer back, and the question would kill
         at_work = self.report is None and phase not in ("", "end")
         self.can_answer = at_work and state is State.RUNS
