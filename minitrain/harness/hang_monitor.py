@@ -56,10 +56,10 @@ class State(Enum):
 
 
 def state_of(pid: int) -> State:
-    """State of the child ``pid`` (0: not known yet), which is left to be waited for."""
+    """State of the child ``pid``, which is left to be waited for."""
     how = os.WEXITED | os.WSTOPPED | os.WNOHANG | os.WNOWAIT
     try:
-        found = os.waitid(os.P_PID, pid, how) if pid else None
+        found = os.waitid(os.P_PID, pid, how)
     except ChildProcessError:
         return State.ENDED
     if found is None:
@@ -71,27 +71,24 @@ def end(pid: int) -> None:
     """Kill a rank and what is left of the process group that it leads."""
     # the number of one that has ended may be another's by now
     kills = [os.killpg] if state_of(pid) is State.ENDED else [os.kill, os.killpg]
-    # 0 would be this process's own group
-    for kill in kills if pid else []:
+    for kill in kills:
         with suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)
 
 
 class _Rank:
     # times in seconds that it was watched
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.pid = 0
+    def __init__(self, number: int, pid: int) -> None:
+        self.number, self.pid = number, pid
         self.place: Place | None = None
         self.last: Seen | None = None
         self.report: Report | None = None
         self.stack: Stack | None = None
         self.unchanged_s = self.stopped_s = self.gone_s = 0.0
 
-    def look(self, folder: Path, pid: int, passed_s: float) -> None:
+    def look(self, folder: Path, passed_s: float) -> None:
         file = heartbeat.file_of(folder, self.number)
         self.place = self.place or heartbeat.find_place(file)
-        self.pid = pid
         seen = None if self.place is None else self.place.look()
         same, self.last, state = seen == self.last, seen, state_of(self.pid)
         self.report = self.report or read_report(folder, self.number)
@@ -100,8 +97,7 @@ class _Rank:
         self.gone_s = self.gone_s + passed_s if state is State.ENDED else 0.0
         self.is_gone = state is State.ENDED
         phase = "" if seen is None else seen.phase
-        # one whose process is not known can neither be asked nor ended
-        self.is_at_work = pid > 0 and not (self.is_gone and phase in heartbeat.AFTER)
+        self.is_at_work = not (self.is_gone and phase in heartbeat.AFTER)
         # at its very end Python takes the answer back, and the question would kill
         at_work = self.report is None and phase not in ("", "end")
         self.can_answer = at_work and state is State.RUNS
@@ -135,8 +131,8 @@ SIGNS: list[Callable[[_Rank], bool]] = [
 class HangMonitor:
     """Watches the ranks of the run in ``folder``, ``timeout_s`` seconds at most.
 
-    ``pids`` returns their processes by rank, 0 until known; ``elsewhere`` true once the
-    ranks of another host have ended.
+    ``pids`` returns their processes so far, by rank; ``elsewhere`` true once the ranks
+    of another host have ended.
     """
 
     def __init__(
@@ -147,7 +143,7 @@ class HangMonitor:
         timeout_s: float = math.inf,
     ) -> None:
         self._folder, self._pids, self._elsewhere = folder, pids, elsewhere
-        self._ranks = [_Rank(number) for number in pids()]
+        self._ranks: dict[int, _Rank] = {}
         self._ended_there = threading.Event()
         self._timeout_s = timeout_s
         self._began_s = self._looked_s = time.monotonic()
@@ -156,7 +152,6 @@ class HangMonitor:
         self.first: set[int] = set()
         # ranks were ended because those of another host had: all but the first, if any
         self.followed = False
-        self._look_at_ranks(0.0)
 
     def look(self) -> RankError | None:
         """The rank that hangs, as soon as one does, and none has ended."""
@@ -179,20 +174,20 @@ class HangMonitor:
         return self.verdict
 
     def _look_at_ranks(self, passed_s: float) -> None:
-        pids = self._pids()
-        for rank in self._ranks:
-            rank.look(self._folder, pids[rank.number], passed_s)
+        for number, pid in self._pids().items():
+            self._ranks.setdefault(number, _Rank(number, pid))
+        for rank in self._ranks.values():
+            rank.look(self._folder, passed_s)
 
     def _at_work(self) -> list[_Rank]:
-        return [rank for rank in self._ranks if rank.is_at_work]
+        return [rank for rank in self._ranks.values() if rank.is_at_work]
 
     def _until_one_ends(self) -> None:
         # at once: torchrun ends the others a moment later
         fds = []
-        for rank in self._ranks:
+        for rank in self._ranks.values():
             with suppress(OSError):
-                if rank.pid and not rank.is_gone:
-                    fds.append(os.pidfd_open(rank.pid))
+                fds += [] if rank.is_gone else [os.pidfd_open(rank.pid)]
         try:
             # of no process at all it would not wait
             wait(fds, POLL_S) if fds else time.sleep(POLL_S)

@@ -82,14 +82,14 @@ def launch(
         raise UserError(f"world_size = {world_size}: must be at least 1")
     payload = cloudpickle.dumps((torch.get_default_dtype(), fn, args))
     processes: list[subprocess.Popen[bytes]] = []
-    pids = dict.fromkeys(range(world_size), 0)
+    pids: dict[int, int] = {}
 
     with private_folder() as folder:
         with writing(folder / PAYLOAD):
             (folder / PAYLOAD).write_bytes(payload)
         monitor = HangMonitor(folder, lambda: pids, timeout_s=timeout_s)
         try:
-            for rank in pids:
+            for rank in range(world_size):
                 environment = rank_environment(rank, world_size, folder)
                 environment["OMP_NUM_THREADS"] = str(threads_per_process)
                 processes.append(_start(environment))
@@ -140,7 +140,7 @@ def torchrun(
     attempt = gathering.attempt if gathering else "attempt-1"
     here = gathering.hosts.ranks_here(world_size) if gathering else world_size
     begin = gathering.number * here if gathering else 0
-    pids = dict.fromkeys(range(begin, begin + here), 0)
+    pids: dict[int, int] = {}
     codes: dict[int, int] = {}
 
     with private_folder() as folder:
@@ -148,7 +148,7 @@ def torchrun(
         environment["OMP_NUM_THREADS"] = str(threads_per_process)
 
         def known() -> dict[int, int]:
-            if not all(pids.values()):
+            if len(pids) < here:
                 found = _ranks_among_children(folder)
                 pids.update({begin + rank: pid for rank, pid in found.items()})
             return pids
