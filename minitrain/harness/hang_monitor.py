@@ -24,7 +24,9 @@ from minitrain.core.errors import RankError
 from minitrain.harness import stack_dump as stack
 from minitrain.harness.failures import (
     GAVE_UP,
-    Report,
+    LEFT,
+    RAISED,
+    Failure,
     began_it,
     failures_of,
     name_of,
@@ -82,7 +84,7 @@ class _Rank:
         self.number, self.pid = number, pid
         self.place: Place | None = None
         self.last: Seen | None = None
-        self.report: Report | None = None
+        self.report: Failure | None = None
         self.stack: Stack | None = None
         self.unchanged_s = self.stopped_s = self.gone_s = 0.0
 
@@ -101,7 +103,6 @@ class _Rank:
         # at its very end Python takes the answer back, and the question would kill
         at_work = self.report is None and phase not in ("", "end")
         self.can_answer = at_work and state is State.RUNS
-        self.leaving = "" if self.report is None else self.report.leaving
         self.limit_s = (seen.limit_s if seen else 0) or STOPPED_S
         if phase == "setup" and not self.stopped_s:
             # a stopped rank is not a slow one
@@ -110,8 +111,12 @@ class _Rank:
         self.is_late = (self.stopped_s or watched_s) >= self.limit_s
 
     @property
+    def kind(self) -> int:
+        return self.report.kind if isinstance(self.report, RankError) else RAISED
+
+    @property
     def waits(self) -> bool:
-        return bool(self.leaving) or (self.stack is not None and self.stack.waits)
+        return self.kind >= LEFT or (self.stack is not None and self.stack.waits)
 
     @property
     def where(self) -> str:
@@ -165,7 +170,7 @@ class HangMonitor:
             self.first = self.first or gone
             return None
         late = [rank for rank in ranks if rank.is_late]
-        gave_up = [rank for rank in ranks if rank.leaving == GAVE_UP]
+        gave_up = [rank for rank in ranks if rank.kind == GAVE_UP]
         # the report of the only rank that is left is all there is to say
         if late or (gave_up and len(ranks) > 1):
             self.verdict = self._blame(max(r.limit_s for r in late or gave_up))
@@ -205,8 +210,8 @@ class HangMonitor:
         self._look_at_ranks(0.0)
         for rank in ranks:
             rank.stack = stacks.get(rank.pid)
-            if rank.report is not None:
-                rank.stack = Stack(rank.report.traceback, innermost_last=True)
+            if isinstance(rank.report, RankError):
+                rank.stack = Stack(rank.report.__notes__[0], innermost_last=True)
         guilty = _guilty(ranks)
         error = RankError(_sentence(guilty, ranks, waited_s))
         first = guilty[0]

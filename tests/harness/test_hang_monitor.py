@@ -13,7 +13,7 @@ from waiting import GENEROUS_S, wait_for
 
 from minitrain.comm.heartbeat import file_of, make_place
 from minitrain.core.errors import RankError
-from minitrain.harness.failures import LOST, Report, write_report
+from minitrain.harness.failures import LOST, write_report
 from minitrain.harness.hang_monitor import HangMonitor
 
 
@@ -75,10 +75,10 @@ def test_who_hangs_here_is_found_while_another_host_does_not_answer(
 
 @pytest.mark.parametrize(
     ("leaving", "named", "of_another"),
-    [("", "rank 2 ", False), (LOST, "rank 3 ", True)],
+    [(False, "rank 2 ", False), (True, "rank 3 ", True)],
 )
 def test_rank_that_ended_first_here_did_not_follow_another_host(
-    leaving: str,
+    leaving: bool,
     named: str,
     of_another: bool,
     tmp_path: Path,
@@ -90,8 +90,9 @@ def test_rank_that_ended_first_here_did_not_follow_another_host(
     for number in (2, 3):
         make_place(file_of(tmp_path, number)).mark(2, "forward")
     if leaving:
-        line = "RuntimeError: Connection reset by peer"
-        write_report(tmp_path, 2, Report(line=line, leaving=leaving))
+        error = RankError("rank 2 (process 1 on a): Connection reset by peer")
+        error.rank, error.kind, error.of_another = 2, LOST, True
+        write_report(tmp_path, 2, error)
     told = threading.Event()
     with subprocess.Popen(["sleep", "1000"], start_new_session=True) as crashes:
         pids = {2: crashes.pid, 3: process.pid}

@@ -17,16 +17,17 @@ from minitrain.core.errors import RankError, UserError
 from minitrain.harness.failures import (
     CRASHED,
     EXITED,
+    GAVE_UP,
     KILLED,
     LEFT,
-    LEFT_A_WAIT,
     LOST,
     RAISED,
     TOLD,
+    kind_of,
     root_cause,
-    waited_in_vain,
 )
 from minitrain.harness.launcher import launch
+from minitrain.harness.stack_dump import Stack
 
 LIMIT_S = 3
 HANGS = f"no answer within {LIMIT_S} s"
@@ -132,11 +133,11 @@ def marked(process: psutil.Process, folder: str) -> bool:
 def test_what_explains_the_others_is_reported() -> None:
     """Then who ended first, unless it left because of another."""
     ranks = {}
-    for kind in (LEFT_A_WAIT, LEFT, TOLD, EXITED, KILLED, CRASHED, RAISED):
+    for kind in (GAVE_UP, LOST, LEFT, TOLD, EXITED, KILLED, CRASHED, RAISED):
         ranks[kind] = error = RankError("")
         error.rank, error.kind = kind, kind
         assert root_cause([*ranks.values()]) is error
-    for first, cause in {TOLD: TOLD, LEFT: RAISED, LEFT_A_WAIT: RAISED}.items():
+    for first, cause in {TOLD: TOLD, LEFT: RAISED, GAVE_UP: RAISED}.items():
         assert root_cause([*ranks.values()], {first}) is ranks[cause]
     assert root_cause([*ranks.values()], {LEFT, TOLD}) is ranks[TOLD]
     mistake = UserError("params.yaml")
@@ -154,4 +155,7 @@ def test_what_explains_the_others_is_reported() -> None:
     ],
 )
 def test_lines_of_who_lost_a_peer_are_known(line: str) -> None:
-    assert waited_in_vain(RuntimeError(line)) == LOST
+    waits = Stack('File "/torch/distributed/x.py", line 3, in all_reduce')
+    assert kind_of(RuntimeError(line), waits) == LOST
+    assert kind_of(RuntimeError(line), Stack("")) == LEFT
+    assert kind_of(OSError(line), waits) == RAISED

@@ -1,5 +1,7 @@
 """Restarts: lost ranks start again, mistakes and repeated failures end at once."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from minitrain.core.errors import RankError, UserError
@@ -15,12 +17,12 @@ def lost(what: str, step: int | None) -> RankError:
 
 
 def attempts(
-    failures: list[BaseException], most: int
+    failures: Sequence[BaseException], most: int
 ) -> tuple[int, BaseException | None]:
     """How often is tried what ends with these, one after the other, and then well, and
     what is raised in the end.
     """
-    left, calls = list(failures), []
+    left, calls = list(failures), list[int]()
 
     def attempt() -> None:
         calls.append(len(calls))

@@ -14,7 +14,8 @@ from project import environment, run_python
 from waiting import GENEROUS_S, wait_for
 
 from minitrain.comm.store import ENVIRONMENT
-from minitrain.harness.failures import Report, read_report, write_report
+from minitrain.core.errors import RankError
+from minitrain.harness.failures import read_report, write_report
 from minitrain.harness.ranks import run_as_ranks
 
 TORCHRUN = """
@@ -122,7 +123,7 @@ def test_rank_that_is_ended_while_it_reports_has_no_report(
 ) -> None:
     """Before, half of one was read, and that rank named as the cause."""
     monkeypatch.setattr(Path, "rename", lambda *_: None)
-    write_report(tmp_path, 1, Report(line="a bug"))
+    write_report(tmp_path, 1, RankError("a bug"))
     assert read_report(tmp_path, 1) is None
 
 
