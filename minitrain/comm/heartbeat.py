@@ -110,9 +110,9 @@ def _map(fd: int) -> memoryview:
     return memoryview(mmap.mmap(fd, 8 * _WORDS)).cast("Q")
 
 
-def file_of(folder: Path, rank: int | str) -> Path:
-    """File of the heartbeat of ``rank`` in the run's ``folder``."""
-    return folder / f"place-{rank}"
+def file_of(folder: Path, rank: int | str, kind: str = "place") -> Path:
+    """File of the heartbeat of ``rank``, or of another ``kind``, in the run's folder."""
+    return folder / f"{kind}-{rank}"
 
 
 def my_place() -> Place:

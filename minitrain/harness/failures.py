@@ -75,7 +75,7 @@ def _failure(
 
 def write_report(folder: Path, rank: int, failure: Failure) -> None:
     """Leave ``failure`` in the run's ``folder``, all of it or nothing."""
-    file = folder / f"report-{rank}"
+    file = file_of(folder, rank, "report")
     begun = file.with_suffix(".tmp")
     begun.write_bytes(cloudpickle.dumps(failure))
     begun.rename(file)
@@ -84,7 +84,9 @@ def write_report(folder: Path, rank: int, failure: Failure) -> None:
 def read_report(folder: Path, rank: int) -> Failure | None:
     """The failure that ``rank`` has reported; None as long as there is none."""
     try:
-        found: Failure = cloudpickle.loads((folder / f"report-{rank}").read_bytes())
+        found: Failure = cloudpickle.loads(
+            (file_of(folder, rank, "report")).read_bytes()
+        )
     except FileNotFoundError:
         return None
     return found
@@ -118,7 +120,7 @@ def _ended(folder: Path, rank: int, code: int) -> tuple[str, int, str]:
     what = f"killed by {names.get(-code, f'signal {-code}')}"
     if -code in (signal.SIGKILL, signal.SIGTERM):
         return what, KILLED if -code == signal.SIGKILL else TOLD, ""
-    where = str(stack.of_crash(stack.read(stack.file_of(folder, rank))))
+    where = str(stack.of_crash(stack.read(file_of(folder, rank, "stack"))))
     words = stack.native_words(folder, [rank])
     if unlike := UNLIKE.search(words):
         got, expected = unlike.groups()

@@ -204,7 +204,7 @@ class HangMonitor:
         ranks = self._at_work()
         asked = [rank for rank in ranks if rank.can_answer]
         stacks = stack.ask(
-            {r.pid: stack.file_of(self._folder, r.number) for r in asked}
+            {r.pid: heartbeat.file_of(self._folder, r.number, "stack") for r in asked}
         )
         time.sleep(REPORT_S)
         self._look_at_ranks(0.0)

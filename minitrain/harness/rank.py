@@ -57,8 +57,8 @@ def as_rank() -> Iterator[Path | None]:
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         os.environ.pop(name, None)
     folder, rank = store.parent, os.environ["RANK"]
-    stack.keep_native_words(stack.file_of(folder, rank, "words"))
-    stack.answer_in(stack.file_of(folder, rank))
+    stack.keep_native_words(heartbeat.file_of(folder, rank, "words"))
+    stack.answer_in(heartbeat.file_of(folder, rank, "stack"))
     # last: it says that the question where this rank stands will not end it
     place = heartbeat.make_place(heartbeat.file_of(folder, rank))
     try:

@@ -15,6 +15,8 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from minitrain.comm.heartbeat import file_of
+
 # free in torch, DVC and Slurm; one that a user's code may use is not taken from it
 ASK: int = getattr(signal, "SIGRTMAX", signal.SIGUSR2)
 ANSWER_S = 1.0
@@ -57,13 +59,6 @@ class Stack(list[tuple[str, str]]):
             here = path.is_relative_to(Path.cwd())
             return f"in {path.relative_to(Path.cwd()) if here else path.name}:{line}"
         return ""
-
-
-def file_of(folder: Path, rank: int | str, kind: str = "stack") -> Path:
-    """File of the stack of ``rank``, in the run's ``folder``, or of its native
-    ``words``.
-    """
-    return folder / f"{kind}-{rank}"
 
 
 def answer_in(file: Path) -> None:
