@@ -111,7 +111,7 @@ def _map(fd: int) -> memoryview:
 
 
 def file_of(folder: Path, rank: int | str, kind: str = "place") -> Path:
-    """File of the heartbeat of ``rank``, or of another ``kind``, in the run's folder."""
+    """File of the heartbeat of ``rank``, or of another ``kind``, in its folder."""
     return folder / f"{kind}-{rank}"
 
 

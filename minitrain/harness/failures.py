@@ -5,6 +5,7 @@ import signal
 import socket
 import traceback
 from collections.abc import Container, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import cloudpickle
@@ -83,12 +84,9 @@ def write_report(folder: Path, rank: int, failure: Failure) -> None:
 
 def read_report(folder: Path, rank: int) -> Failure | None:
     """The failure that ``rank`` has reported; None as long as there is none."""
-    try:
-        found: Failure = cloudpickle.loads(
-            (file_of(folder, rank, "report")).read_bytes()
-        )
-    except FileNotFoundError:
-        return None
+    found: Failure | None = None
+    with suppress(FileNotFoundError):
+        found = cloudpickle.loads(file_of(folder, rank, "report").read_bytes())
     return found
 
 
