@@ -2,14 +2,10 @@
 
 import os
 import socket
-import subprocess
-import sys
-import textwrap
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from waiting import GENEROUS_S
 
 from minitrain.comm import groups as ddp
 from minitrain.comm.store import (
@@ -47,38 +43,6 @@ def test_variable_of_another_process_is_not_ours(
     monkeypatch.setenv(LAUNCHER_PID, str(os.getppid()))
     assert our_store() == tmp_path / "ranks"
     assert names_of_a_rank() == ("RANK", "WORLD_SIZE")
-
-
-INNER = """
-import torch
-import torch.distributed as dist
-from minitrain.ddp import distributed
-
-with distributed(timeout_s=60) as (rank, world_size):
-    ones = torch.ones(1)
-    dist.all_reduce(ones)
-    print(f"inner {world_size} {ones.item():g}\\n", end="", flush=True)
-"""
-
-
-def torchrun_of_its_own(folder: Path) -> str:
-    with ddp.distributed() as (rank, _):
-        if rank:
-            ddp.barrier()
-            return ""
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += ["--nproc-per-node=2", f"--log-dir={folder}"]
-        command.append(str(folder / "inner.py"))
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=GENEROUS_S
-        )
-        ddp.barrier()
-        return done.stdout or done.stderr
-
-
-def test_torchrun_inside_a_rank_meets_elsewhere(tmp_path: Path) -> None:
-    (tmp_path / "inner.py").write_text(textwrap.dedent(INNER))
-    assert launch(torchrun_of_its_own, 2, tmp_path)[0] == "inner 2 2\n" * 2
 
 
 def test_every_call_gives_a_store_of_its_own(

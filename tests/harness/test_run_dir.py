@@ -29,30 +29,24 @@ with private_folder() as folder:
 """
 
 
-def killed_in_its_folder() -> Path:
-    """The folder of a process that was killed while it had one."""
-    process = start()
-    folder = Path(process.stdout.readline().strip())
-    process.kill()
-    process.communicate()
-    return folder
-
-
-def start() -> subprocess.Popen[str]:
+def start() -> tuple[subprocess.Popen[str], Path]:
+    """A process, and its folder."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    return subprocess.Popen([sys.executable, "-c", MAKES_ONE], **pipes)
+    process = subprocess.Popen([sys.executable, "-c", MAKES_ONE], **pipes)
+    return process, Path(process.stdout.readline().strip())
 
 
 def test_next_launch_removes_what_kill_9_left_and_nothing_that_lives() -> None:
-    left = killed_in_its_folder()
+    killed, left = start()
+    killed.kill()
+    killed.communicate()
     # the holder of its lock is alive, and no number of a process can be taken for it
     holder = os.open(left, os.O_RDONLY)
     fcntl.flock(holder, fcntl.LOCK_EX)
     assert remove_abandoned() == []
     os.close(holder)
     assert left.is_dir()
-    alive = start()
-    living = Path(alive.stdout.readline().strip())
+    alive, living = start()
     try:
         with private_folder() as folder:
             assert not left.exists()
