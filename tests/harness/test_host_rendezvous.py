@@ -86,12 +86,13 @@ def test_missing_host_is_told_with_those_that_came() -> None:
         ([(2, 6), (3, 6)], "--nnodes", 3, 2),
     ],
 )
-def test_sizes_that_differ_are_told_on_all_hosts_at_once(
+def test_sizes_that_differ_are_told_on_both_hosts_at_once(
     sizes: list[tuple[int, int]], option: str, other: int, first: int
 ) -> None:
-    lines = meet(lambda _: "met", range(len(sizes)), sizes)
+    here, *_, there = meet(lambda _: "met", range(len(sizes)), sizes)
     line = f"{option} = {other} on {socket.gethostname()} (127.0.0.1), but {first} on "
-    assert lines == [f"{line}the first host"] * len(sizes)
+    # a host in between may come when the first has gone
+    assert here == there == f"{line}the first host"
 
 
 def test_one_host_too_many_is_told() -> None:
