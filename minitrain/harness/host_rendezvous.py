@@ -307,13 +307,19 @@ def find(hosts: Hosts, timeout_s: float) -> Store:
     note(f"waiting for the first host, at {hosts.endpoint}")
     deadline = time.monotonic() + timeout_s
     # torch would print a warning each time that nothing listens yet
-    while why_not := _why_not_open(hosts, deadline):
-        if time.monotonic() > deadline - POLL_S:
-            raise UserError(
-                f"--rdzv-endpoint: {hosts.endpoint}: no answer within {timeout_s:g} s "
-                f"({why_not}): the first host does not listen there, or a firewall is "
-                "between"
-            )
+    while True:
+        left_s = deadline - time.monotonic()
+        try:
+            place = hosts.address, hosts.port
+            socket.create_connection(place, max(POLL_S, left_s)).close()
+            break
+        except OSError as error:
+            if left_s < POLL_S:
+                raise UserError(
+                    f"--rdzv-endpoint: {hosts.endpoint}: no answer within "
+                    f"{timeout_s:g} s ({error.strerror or error}): the first host does "
+                    "not listen there, or a firewall is between"
+                ) from None
         time.sleep(POLL_S)
     found: SimpleQueue[Store | None] = SimpleQueue()
 
@@ -340,12 +346,3 @@ def _store_at(hosts: Hosts, timeout_s: float) -> Store:
     store = TCPStore(*place, wait_for_workers=False, timeout=limit)
     limit_silence(*place, timeout_s + SILENT_S)
     return store
-
-
-def _why_not_open(hosts: Hosts, deadline: float) -> str:
-    left_s = max(0.1, deadline - time.monotonic())
-    try:
-        socket.create_connection((hosts.address, hosts.port), left_s).close()
-    except OSError as error:
-        return error.strerror or str(error)
-    return ""
