@@ -1,8 +1,8 @@
 """Process groups in five verbs: set up, wrap, ask, wait, clean up.
 
-Under torchrun (or :func:`minitrain.harness.launcher.launch`) the environment says
-who this process is (:mod:`minitrain.comm.store`); without one, it is a world
-of one.
+Under torchrun (or :func:`minitrain.harness.launcher.launch`) the environment names
+the rank of this process (:mod:`minitrain.comm.store`); without one, it is a world of
+one.
 """
 
 import os

@@ -54,7 +54,7 @@ class Seen(NamedTuple):
 
     def __str__(self) -> str:
         if self.phase == "start":
-            # of what has no steps, this says nothing wrong
+            # it may have no steps
             return ""
         if self.phase == "setup":
             return "before its first step"

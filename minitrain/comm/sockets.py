@@ -139,7 +139,7 @@ class Links:
         self._names = names
         self._timeout_s = timeout_s
         self._peers: dict[int, socket.socket] = {}
-        # how a word begins: with the rank that says it, or one that it knows is lost
+        # a word begins with the rank that sends it, or one that it knows is lost
         self._heads = [rank.to_bytes(HEAD_BYTES, "big") for rank in range(len(names))]
         _open_links.add(self)
 
@@ -167,13 +167,13 @@ class Links:
                 line, _ = door.accept()
             except TimeoutError:
                 self._give_up(min(missing.values()), self._silence)
-            # any process of this host can knock; the kernel says which it is
+            # any process of this host can connect; the kernel knows which it is
             known = missing.pop(_process_behind(line), None)
             if known is None:
                 line.close()
             else:
                 self._peers[known] = line
-        # all ranks of a barrier are told, and heard, in the same order
+        # all ranks of a barrier send and receive in the same order
         self._peers = dict(sorted(self._peers.items()))
 
     def share(self, memory: int | None) -> int:

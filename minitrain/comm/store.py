@@ -30,13 +30,13 @@ from minitrain.core.signals import LAUNCHER_PID
 
 LOOPBACK = "127.0.0.1"
 ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-# what our launchers tell a rank: the file, and the process that started the rank
+# set by our launchers: the file, and the process that started the rank
 STORE = "MINITRAIN_STORE"
 # and where the hosts' store is, if there are several hosts
 MEET_AT = "MINITRAIN_MEET_AT"
 # with the number of this one, and of all
 HOSTS = "MINITRAIN_HOSTS"
-# what torchrun tells it
+# set by torchrun
 RUN_ID = "TORCHELASTIC_RUN_ID"
 # what gloo talks over: names with commas between them
 INTERFACES = "GLOO_SOCKET_IFNAME"
@@ -56,7 +56,7 @@ def our_store() -> Path | None:
 
 
 def names_of_a_rank() -> tuple[str, ...]:
-    """The variables that say who a rank is, and where it meets the others."""
+    """Names of the variables that make a process a rank."""
     return ENVIRONMENT if our_store() is None else ("RANK", "WORLD_SIZE")
 
 

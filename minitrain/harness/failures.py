@@ -14,7 +14,7 @@ from minitrain.comm.heartbeat import AFTER, Seen, file_of, find_place
 from minitrain.core.errors import RankError, UserError
 from minitrain.harness import stack_dump as stack
 
-# how gloo, NCCL, torch's stores and our sockets say that another rank went away ...
+# errors of gloo, NCCL, torch's stores and our sockets for a rank that went away ...
 LOST_PEER = re.compile(
     r"closed by (remote )?peer|reset by peer|Broken pipe|caused pair closure"
     r"|Connection refused|remote process exit|ncclRemoteError",

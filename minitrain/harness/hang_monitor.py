@@ -171,7 +171,7 @@ class HangMonitor:
             return None
         late = [rank for rank in ranks if rank.is_late]
         gave_up = [rank for rank in ranks if rank.kind == GAVE_UP]
-        # the report of the only rank that is left is all there is to say
+        # of the only rank that is left, its own report is used
         if late or (gave_up and len(ranks) > 1):
             self.verdict = self._blame(max(r.limit_s for r in late or gave_up))
         elif ranks and now - self._began_s > self._timeout_s:
@@ -272,7 +272,7 @@ class HangMonitor:
             and isinstance(cause, RankError)
             and not began_it(cause, self.first)
         ):
-            # they were killed here for what was told there
+            # they were killed because ranks of another host failed
             cause.of_another = True
         return cause
 
@@ -281,7 +281,7 @@ def _guilty(ranks: list[_Rank]) -> list[_Rank]:
     # those that the others wait for: by the surest sign that there is
     for sign in SIGNS:
         found = [rank for rank in ranks if sign(rank)]
-        # what holds for all of several tells nothing
+        # what holds for all of several distinguishes none
         if found and (len(found) < len(ranks) or len(ranks) == 1):
             return found
     return ranks

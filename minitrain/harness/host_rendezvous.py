@@ -1,5 +1,5 @@
-"""Hosts come together before anything is started on them, and tell each other why a
-run failed.
+"""Hosts meet before anything is started on them, and exchange the reasons why a run
+failed.
 
 They meet in a store that the first serves on one address, that of ``--rdzv-endpoint``:
 torch's own server listens on every interface unless it is handed a socket. It
@@ -26,7 +26,7 @@ from minitrain.harness.hosts import Hosts, family_of
 POLL_S = 0.1
 # to the address of a host that is there
 REACH_S = 5.0
-# for other hosts to say why their ranks ended: a rank that is told to end has 3
+# for other hosts to report why their ranks ended: one that gets SIGTERM has 3
 TOLD_S = 10.0
 # the first host keeps the store until the others have left
 LEAVE_S = 5.0
@@ -79,7 +79,7 @@ class Gathering:
 
     def meet(self, world_size: int) -> None:
         """Wait for all hosts, and see that each can reach the others."""
-        # of its own: a question that waits for long keeps no other from being asked
+        # a second connection: the first may be in a long wait
         self._ear = _store_at(self.hosts, self.timeout_s)
         self._require_same_sizes(world_size)
         host = self.hosts.interface.address
@@ -106,7 +106,7 @@ class Gathering:
                 self._give_up(f"{line} host")
 
     def _own_number(self) -> int:
-        # as it was told, 0 for the first, or as they come
+        # that of --node-rank, 0 for the first, or in the order of arrival
         hosts, number = self.hosts, self.hosts.number
         if number is None:
             number = 0 if hosts.is_first else self.store.add("came", 1)
@@ -166,8 +166,8 @@ class Gathering:
         return self._exchange(error, going_on_s + TOLD_S, TOLD_S)
 
     def ended_elsewhere(self) -> bool:
-        """Return true once another host has told what ended its ranks in this attempt,
-        or the first is lost.
+        """Return true once another host has reported a failure of this attempt, or the
+        first is lost.
         """
         try:
             return any(self._read(self._ear).values())
@@ -185,7 +185,7 @@ class Gathering:
     def _exchange(
         self, error: Exception | None, within_s: float, after_error_s: float
     ) -> Exception | None:
-        # tell the others of an error, or that there is none -> the first cause
+        # send the others the error, or that there is none -> the first cause
         told: dict[int, Told] = {self.number: _as_plain(error)}
         first_is_lost = False
         try:
@@ -204,15 +204,14 @@ class Gathering:
         silent = [str(one) for one in self.everyone if one.number not in told]
         if not silent or order < LEFT:
             return cause
-        # with the first went what the others would have told
+        # the reports of the others were lost with the first
         names = ", ".join(silent[:1] if first_is_lost else silent)
         return UserError(f"no word from {names}{f'; {cause}' if cause else ''}")
 
     def _hear(
         self, told: dict[int, Told], within_s: float, after_error_s: float
     ) -> None:
-        # no longer than after_error_s after the first that tells an error, since the
-        # others will end of it
+        # no longer than after_error_s after the first error, which ends the others
         began = time.monotonic()
         deadline, said = began + within_s, False
         while True:
@@ -244,8 +243,8 @@ class Gathering:
 def gathered(hosts: Hosts, timeout_s: float, world_size: int) -> Iterator[Gathering]:
     """All ``hosts``, as soon as they are there; it waits ``timeout_s`` at most.
 
-    Raises UserError if a host does not come, was told that the run has other than
-    ``world_size`` ranks, or does not reach another.
+    Raises UserError if a host does not come, has other sizes than the first, or does
+    not reach another.
     """
     store = _serve(hosts, timeout_s) if hosts.is_first else find(hosts, timeout_s)
     gathering = Gathering(hosts, store, timeout_s)

@@ -20,8 +20,8 @@ ENDPOINT = re.compile(r"(?:\[(?P<v6>[^]]+)\]|(?P<host>[^:]+))(?::(?P<port>\d{1,5
 
 
 class Interface(NamedTuple):
-    """A network interface that is up, and the address that ranks talk over: gloo, which
-    is told the name alone, takes the first, IPv4 before IPv6.
+    """A network interface that is up, and the address that ranks talk over: gloo,
+    which gets the name alone, takes the first, IPv4 before IPv6.
     """
 
     name: str

@@ -130,8 +130,8 @@ def torchrun(
 
     All of them on this host, where they meet in a file: nothing listens but gloo, on
     loopback, and with nccl what NCCL opens. Or on all hosts of ``gathering``, each of
-    which calls this. Raises the first failing rank's UserError, or RankError that says
-    which rank ended how, or hangs where; the same on all hosts.
+    which calls this. Raises the first failing rank's UserError, or RankError with
+    the rank and how it ended, or where it hangs; the same on all hosts.
     """
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

@@ -1,4 +1,4 @@
-"""Setup and teardown of a rank, whichever launcher started it.
+"""Setup and teardown of a rank, for both launchers.
 
 As a module of its own (``python -m``) it is a process of
 :func:`minitrain.harness.launcher.launch`.
@@ -42,7 +42,7 @@ PAUSES_S = {LEFT: 0.5, LOST: 0.5, GAVE_UP: 3.0}
 @contextmanager
 def as_rank() -> Iterator[Path | None]:
     """Set up and end a rank around its body -> the folder of its run. It ends with its
-    launcher, has a heartbeat, tells its stack when asked, keeps from the terminal what
+    launcher, has a heartbeat, dumps its stack when asked, keeps from the terminal what
     C++ prints, and reports an exception. None of it but the first in a rank that our
     launchers did not start.
     """
@@ -59,7 +59,7 @@ def as_rank() -> Iterator[Path | None]:
     folder, rank = store.parent, os.environ["RANK"]
     stack.keep_native_words(heartbeat.file_of(folder, rank, "words"))
     stack.answer_in(heartbeat.file_of(folder, rank, "stack"))
-    # last: it says that the question where this rank stands will not end it
+    # last: from then on the request for a stack dump does not end this rank
     place = heartbeat.make_place(heartbeat.file_of(folder, rank))
     try:
         yield folder
@@ -72,7 +72,7 @@ def _fail(folder: Path, failure: Failure) -> NoReturn:
     try:
         write_report(folder, int(os.environ["RANK"]), failure)
     except OSError as why:
-        # as where a disk is full: nothing else would say it
+        # as where a disk is full
         note(f"{failure} (not reported: {why})")
     if isinstance(failure, RankError):
         time.sleep(PAUSES_S.get(failure.kind, 0.0))

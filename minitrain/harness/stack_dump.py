@@ -29,7 +29,7 @@ WAITS = re.compile(
 )
 # what is called to get into a wait and to any other operator
 PASSES_ON = re.compile(r"/torch/(_ops|_compile|utils/_contextlib)\.py")
-# what a rank calls to meet others, which says little about where it is
+# what a rank calls to meet others, which is no place of its own
 COMMUNICATION = re.compile(r"/minitrain/(comm|harness)/")
 # no reader of the message wrote these
 LIBRARIES = (

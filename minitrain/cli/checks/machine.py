@@ -1,4 +1,4 @@
-"""Is this machine fit for data-parallel training, and does its torch add correctly?"""
+"""Checks of this machine: is it fit for data-parallel training?"""
 
 import os
 from collections.abc import Callable
@@ -102,7 +102,7 @@ def check_threads() -> Check:
 
 
 def check_interface() -> Check:
-    """gloo listens where GLOO_SOCKET_IFNAME says, on one host else on loopback."""
+    """gloo listens on GLOO_SOCKET_IFNAME, or else on loopback."""
     try:
         return Check("network", "fine", f"ranks of one host talk over {interfaces()}")
     except UserError as error:
