@@ -4,7 +4,6 @@ The options are torchrun's: ``--nnodes``, ``--rdzv-endpoint``, ``--node-rank``.
 """
 
 import argparse
-import ipaddress
 import re
 import socket
 from dataclasses import dataclass
@@ -45,7 +44,9 @@ class Hosts:
     @property
     def is_first(self) -> bool:
         """True if this host has the address where all meet, and gets the results."""
-        return _is_own(self.address) if self.number is None else self.number == 0
+        if self.number is not None:
+            return self.number == 0
+        return any(one.address == self.address for one in own_interfaces())
 
     @property
     def endpoint(self) -> str:
@@ -110,15 +111,6 @@ def hosts_of(arguments: argparse.Namespace) -> Hosts | None:
         raise UserError(f"--node-rank = {number}: must be from 0 to {count - 1}")
     address, port = _where(endpoint)
     interface = interface_named(name) if name else interface_towards(address)
-    if _is_loopback(interface.address) and not _is_loopback(address):
-        raise UserError(
-            f"--interface = {interface.name!r}: no other host reaches it; must be one "
-            f"that leads to {address}"
-        )
-    if number == 0 and not _is_own(address):
-        raise UserError(
-            f"--rdzv-endpoint = {endpoint!r}: must be an address of host 0, this one"
-        )
     return Hosts(count, address, port, interface, number)
 
 
@@ -184,11 +176,3 @@ def interface_towards(address: str) -> Interface:
 def family_of(address: str) -> socket.AddressFamily:
     """IPv4 or IPv6."""
     return socket.AF_INET6 if ":" in address else socket.AF_INET
-
-
-def _is_own(address: str) -> bool:
-    return any(one.address == address for one in own_interfaces())
-
-
-def _is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address).is_loopback
