@@ -2,7 +2,7 @@
 
 Tries each collective over gloo at 2, 3 and 4 ranks, with each reduce operation, in
 float64, 32, 16 and 8 (e4m3fn), bfloat16, complex64, bool and the integers; and looks at
-network, ports and threads. Exit code 0: nothing is wrong, though some may be
+network and threads. Exit code 0: nothing is wrong, though some may be
 unsupported, 1: something is wrong.
 """
 

@@ -1,8 +1,8 @@
 """Process groups in five verbs: set up, wrap, ask, wait, clean up.
 
-Under torchrun (or :func:`minitrain.harness.launcher.launch`) the environment says
-who this process is (:mod:`minitrain.comm.store`); without one, it is a world
-of one.
+Under torchrun (or :func:`minitrain.harness.launcher.launch`) the environment names
+the rank of this process (:mod:`minitrain.comm.store`); without one, it is a world of
+one.
 """
 
 import os
@@ -19,12 +19,11 @@ from torch.nn.parallel import DistributedDataParallel
 from minitrain.comm.heartbeat import STARTUP_S, my_place
 from minitrain.comm.store import (
     INTERFACES,
-    limit_store,
-    loopback_interface,
+    interfaces,
     meet,
     names_of_a_rank,
-    require_interfaces,
     require_same,
+    variables,
 )
 from minitrain.comm.torch_private import (
     HashStore,
@@ -49,22 +48,20 @@ def init_distributed(
     backend: str = "gloo",
     *,
     timeout_s: float = 120,
-    startup_s: float = STARTUP_S,
     same: Mapping[str, Any] | None = None,
 ) -> tuple[int, int]:
     """Join the process group that the environment describes -> (rank, world_size).
 
-    The ranks have ``startup_s`` seconds to come, or ``timeout_s`` if that is more.
+    The ranks have STARTUP_S seconds to come, or ``timeout_s`` if that is more.
     Every later wait for another rank ends with an error after ``timeout_s`` seconds.
     Raises UserError for an unknown backend, an incomplete environment, nccl without
     enough GPUs, a network interface that is not there or down, a MASTER_PORT that is in
-    use, a folder to meet in that has gone, and facts (plain values, by name) that are
-    not the ``same`` on all ranks.
+    use, and facts (plain values, by name) that are not the ``same`` on all ranks.
     """
     if backend not in BACKENDS:
         raise UserError(f"backend = {backend!r}: must be one of {', '.join(BACKENDS)}")
-    if backend == "gloo":
-        require_interfaces()
+    if backend == "gloo" and INTERFACES in os.environ:
+        interfaces()
     needed = names_of_a_rank()
     missing = [name for name in needed if name not in os.environ]
     if missing and len(missing) < len(needed):
@@ -77,11 +74,12 @@ def init_distributed(
     if device.type == "cuda":
         require_gpus(device.index + 1)
         torch.cuda.set_device(device)
-    startup = timedelta(seconds=max(startup_s, timeout_s))
+    startup = timedelta(seconds=max(STARTUP_S, timeout_s))
     my_place().limit(startup.total_seconds())
     if missing:
-        # a world of one needs no port
-        with _over_loopback():
+        # a world of one needs no port; without an interface gloo asks for this host's
+        # name, and complains if it cannot be resolved
+        with variables({INTERFACES: interfaces()}):
             dist.init_process_group(
                 backend, timeout=startup, store=HashStore(), rank=0, world_size=1
             )
@@ -96,7 +94,7 @@ def init_distributed(
     if backend == "gloo":
         # a rank that leaves at once would cut off one that still connects to it
         dist.barrier()
-    limit_store(store, timedelta(seconds=timeout_s))
+    store.set_timeout(timedelta(seconds=timeout_s))
     _limit_waits(timeout_s)
     return rank, world_size
 
@@ -122,19 +120,6 @@ def start_up() -> Iterator[None]:
     set_group_timeout(limit_s)
 
 
-@contextmanager
-def _over_loopback() -> Iterator[None]:
-    # else gloo asks for this host's name, and complains if it cannot be resolved
-    if INTERFACES in os.environ:
-        yield
-        return
-    os.environ[INTERFACES] = loopback_interface()
-    try:
-        yield
-    finally:
-        del os.environ[INTERFACES]
-
-
 def require_gpus(count: int) -> None:
     """Raise UserError unless this machine has ``count`` GPUs: nccl needs one a rank."""
     available = torch.cuda.device_count()
@@ -146,27 +131,16 @@ def require_gpus(count: int) -> None:
 
 
 def wrap_for_ddp(
-    model: nn.Module,
-    process_group: dist.ProcessGroup | None = None,
-    *,
-    bucket_cap_mb: float | None = None,
-    find_unused_parameters: bool = False,
-    gradient_as_bucket_view: bool = False,
+    model: nn.Module, process_group: dist.ProcessGroup | None = None, **options: Any
 ) -> DistributedDataParallel:
     """``model`` under stock DDP: rank 0's weights and buffers everywhere. Collective.
 
     Gradients are averaged over the ranks of ``process_group`` (all of them when it is
-    None) during backward. ``bucket_cap_mb`` in MiB; None is torch's default, with a
-    smaller first bucket. Drop copies of the wrapper before :func:`cleanup`.
+    None) during backward. ``options`` are those of DistributedDataParallel, such as
+    ``bucket_cap_mb`` in MiB. Drop copies of the wrapper before :func:`cleanup`.
     """
     import_compiler()
-    wrapped = DistributedDataParallel(
-        model,
-        process_group=process_group,
-        bucket_cap_mb=bucket_cap_mb,
-        find_unused_parameters=find_unused_parameters,
-        gradient_as_bucket_view=gradient_as_bucket_view,
-    )
+    wrapped = DistributedDataParallel(model, process_group=process_group, **options)
     # If torch's Reducer is the last owner of a group that was left, it joins gloo's
     # threads while it holds the GIL, and a thread that still needs the GIL never ends.
     # This owner releases the GIL, and goes after the Reducer: attributes go in order.
@@ -225,13 +199,10 @@ def distributed(
     backend: str = "gloo",
     *,
     timeout_s: float = 120,
-    startup_s: float = STARTUP_S,
     same: Mapping[str, Any] | None = None,
 ) -> Iterator[tuple[int, int]]:
     """:func:`init_distributed` and, however the body ends, :func:`cleanup`."""
     try:
-        yield init_distributed(
-            backend, timeout_s=timeout_s, startup_s=startup_s, same=same
-        )
+        yield init_distributed(backend, timeout_s=timeout_s, same=same)
     finally:
         cleanup()

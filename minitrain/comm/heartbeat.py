@@ -37,24 +37,24 @@ AFTER = PHASES[-2:]
 _CODES = {phase: code << 32 for code, phase in enumerate(PHASES)}
 # 28 bits of step, 4 of phase, 32 of time in units of 2**20 ns, about a millisecond
 _TIME = 0xFFFFFFFF
-_UNIT_S = (1 << 20) / 1e9
+# the mark, and the limit
 _WORDS = 2
 
 
 class Seen(NamedTuple):
-    """A heartbeat as read: ``changed_s`` is when the rank came there, of
-    ``time.monotonic()`` to a millisecond (modulo 52 days), ``limit_s`` how long it may
-    wait for another (0: not known).
+    """A heartbeat as read: ``mark`` differs after each call of :meth:`Place.mark`, a
+    millisecond or more apart; ``limit_s`` is how long the rank may wait for another (0:
+    not known).
     """
 
     step: int
     phase: str
-    changed_s: float
+    mark: int
     limit_s: float
 
     def __str__(self) -> str:
         if self.phase == "start":
-            # of what has no steps, this says nothing wrong
+            # it may have no steps
             return ""
         if self.phase == "setup":
             return "before its first step"
@@ -85,12 +85,11 @@ class Place:
     def look(self) -> Seen:
         """Return the last mark."""
         word, limit = self._words
-        phase = PHASES[word >> 32 & 15]
-        return Seen(word >> 36, phase, (word & _TIME) * _UNIT_S, limit / 1000)
+        return Seen(word >> 36, PHASES[word >> 32 & 15], word, limit / 1000)
 
 
 def make_place(file: Path) -> Place:
-    """The heartbeat of this rank, at its start, in a new ``file``."""
+    """Make the heartbeat of this rank, at its start, in a new ``file``."""
     with open(os.open(file, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as opened:
         opened.truncate(8 * _WORDS)
         place = Place(_map(opened.fileno()))
@@ -111,9 +110,9 @@ def _map(fd: int) -> memoryview:
     return memoryview(mmap.mmap(fd, 8 * _WORDS)).cast("Q")
 
 
-def file_of(folder: Path, rank: int | str) -> Path:
-    """File of the heartbeat of ``rank`` in the run's ``folder``."""
-    return folder / f"place-{rank}"
+def file_of(folder: Path, rank: int | str, kind: str = "place") -> Path:
+    """File of the heartbeat of ``rank``, or of another ``kind``, in its folder."""
+    return folder / f"{kind}-{rank}"
 
 
 def my_place() -> Place:

@@ -7,7 +7,6 @@ too. Linux only.
 import mmap
 import os
 import secrets
-import select
 import socket
 import struct
 import time
@@ -26,14 +25,12 @@ HEAD_BYTES, BRINGS_BYTES = 2, 54
 WORD_BYTES = HEAD_BYTES + BRINGS_BYTES
 # about what it costs to fall asleep and be woken
 LISTEN_AWAKE_S = 100e-6
-# 24 days: it goes into a C int
-MAX_POLL_MS = 2**31 - 1
 CLOSED = "connection closed by peer"
 
 
 class Seat(NamedTuple):
-    """Host and process of a rank, the address of its door, and of the first rank the
-    descriptor of the memory, or -1.
+    """Host and process of a rank, the address of its door, and whether it has made the
+    memory, as the first rank does.
     """
 
     host: tuple[str, ...]
@@ -53,11 +50,6 @@ def hosts_of(group: dist.ProcessGroup | None = None) -> list[list[int]]:
     for rank, host in enumerate(_gather(_host(), group)):
         hosts.setdefault(host, []).append(rank)
     return list(hosts.values())
-
-
-def on_one_host(group: dist.ProcessGroup | None = None) -> bool:
-    """True if all ranks of ``group`` can share memory. Collective."""
-    return len(hosts_of(group)) == 1
 
 
 def _host() -> tuple[str, ...]:
@@ -90,39 +82,41 @@ def meet(
     rank, everyone = dist.get_rank(group), dist.get_process_group_ranks(group)
     members = range(len(everyone)) if among is None else among
     names = [everyone[member] for member in members]
-    memory = os.memfd_create("minitrain")
+    memory = _allocate(memory_bytes) if rank == members[0] else None
+    links = Links(members.index(rank), names, timeout_s)
     try:
         with socket.socket(socket.AF_UNIX) as door:
             # a leading zero: an abstract address, which no file stands for
             address = f"\0minitrain-{secrets.token_hex(16)}"
             door.bind(address)
             door.listen(len(names))
-            there = rank == members[0] and _allocate(memory, memory_bytes)
-            seat = Seat(_host(), os.getpid(), address, there)
+            seat = Seat(_host(), os.getpid(), address, memory is not None)
             found = _gather(seat, group)
             seats = [found[member] for member in members]
             _require_one_host(names, seats)
             if not seats[0].has_memory:
                 size = f"{memory_bytes / 2**20:.0f} MiB"
                 raise UserError(f"shared memory: this host has no {size} left")
-            links = Links(members.index(rank), names, timeout_s)
-            try:
-                links.connect(door, seats)
-                return links, links.map(memory, memory_bytes)
-            except BaseException:
-                links.close()
-                raise
+            links.connect(door, seats)
+            memory = links.share(memory)
+            return links, mmap.mmap(memory, memory_bytes)
+    except BaseException:
+        links.close()
+        raise
     finally:
-        os.close(memory)
+        if memory is not None:
+            os.close(memory)
 
 
-def _allocate(memory: int, size: int) -> bool:
-    # all of it now: later, a shortage would kill the rank that writes
+def _allocate(size: int) -> int | None:
+    memory = os.memfd_create("minitrain")
     try:
+        # all of it now: later, a shortage would kill the rank that writes
         os.posix_fallocate(memory, 0, size)
     except OSError:
-        return False
-    return True
+        os.close(memory)
+        return None
+    return memory
 
 
 def _require_one_host(names: Sequence[int], seats: Sequence[Seat]) -> None:
@@ -145,8 +139,7 @@ class Links:
         self._names = names
         self._timeout_s = timeout_s
         self._peers: dict[int, socket.socket] = {}
-        self._sleeps: dict[int, select.poll] = {}
-        # how a word begins: with the rank that says it, or one that it knows is lost
+        # a word begins with the rank that sends it, or one that it knows is lost
         self._heads = [rank.to_bytes(HEAD_BYTES, "big") for rank in range(len(names))]
         _open_links.add(self)
 
@@ -169,44 +162,40 @@ class Links:
                 self._give_up(rank, CLOSED)
         missing = {seats[r].pid: r for r in range(self._rank + 1, len(seats))}
         while missing:
-            if not _sleep(_until_readable(door), deadline):
+            try:
+                door.settimeout(_left_s(deadline))
+                line, _ = door.accept()
+            except TimeoutError:
                 self._give_up(min(missing.values()), self._silence)
-            line, _ = door.accept()
-            # any process of this host can knock; the kernel says which it is
+            # any process of this host can connect; the kernel knows which it is
             known = missing.pop(_process_behind(line), None)
             if known is None:
                 line.close()
             else:
                 self._peers[known] = line
-        # all ranks of a barrier are told, and heard, in the same order
+        # all ranks of a barrier send and receive in the same order
         self._peers = dict(sorted(self._peers.items()))
-        self._sleeps = {r: _until_readable(peer) for r, peer in self._peers.items()}
 
-    def map(self, memory: int, memory_bytes: int) -> mmap.mmap:
-        """Map the ``memory`` of the first rank, which it sends to all. Collective."""
-        if self._rank == 0:
+    def share(self, memory: int | None) -> int:
+        """Send the descriptor of the first rank's ``memory`` to all -> that of this
+        rank. Collective.
+        """
+        if memory is not None:
             for peer in self._peers.values():
                 # a rank that has gone is named by the barrier
                 with suppress(OSError):
                     socket.send_fds(peer, [b"m"], [memory])
-            fds = [os.dup(memory)]
         else:
-            fds = self._received_memory()
-        try:
-            self.barrier()
-            return mmap.mmap(fds[0], memory_bytes)
-        finally:
-            os.close(fds[0])
-
-    def _received_memory(self) -> list[int]:
-        if not _sleep(self._sleeps[0], time.monotonic() + self._timeout_s):
-            self._give_up(0, self._silence)
-        fds: list[int] = []
-        with suppress(OSError):
-            fds = socket.recv_fds(self._peers[0], 1, 1)[1]
-        if not fds:
-            self._give_up(0, CLOSED)
-        return fds
+            self._peers[0].settimeout(self._timeout_s)
+            try:
+                (memory,) = socket.recv_fds(self._peers[0], 1, 1)[1]
+            except TimeoutError:
+                self._give_up(0, self._silence)
+            except (OSError, ValueError):
+                self._give_up(0, CLOSED)
+            self._peers[0].settimeout(None)
+        self.barrier()
+        return memory
 
     def barrier(self, brings: bytes = b"") -> None:
         """Wait until every rank is here, and has brought the same as this one.
@@ -224,7 +213,7 @@ class Links:
                 peer.send(word)
         for rank, peer in self._peers.items():
             try:
-                heard = _listen(peer, self._sleeps[rank], deadline)
+                heard = _listen(peer, deadline)
             except TimeoutError:
                 self._give_up(rank, self._silence)
             except ConnectionError:
@@ -270,21 +259,12 @@ def _process_behind(line: socket.socket) -> int:
     return int(struct.unpack("@iII", who)[0])
 
 
-def _until_readable(sock: socket.socket) -> select.poll:
-    # what _sleep waits for: to make it takes longer than to ask it
-    poll = select.poll()
-    poll.register(sock, select.POLLIN)
-    return poll
+def _left_s(deadline: float) -> float:
+    # 0 would mean not to wait at all
+    return max(1e-6, deadline - time.monotonic())
 
 
-def _sleep(until: select.poll, deadline: float) -> bool:
-    # False at the deadline; no signal makes that later, as it does where the kernel
-    # keeps the time of a receive, which begins again
-    left_ms = max(0.0, deadline - time.monotonic()) * 1000
-    return bool(until.poll(min(left_ms, MAX_POLL_MS)))
-
-
-def _listen(peer: socket.socket, until: select.poll, deadline: float) -> bytes:
+def _listen(peer: socket.socket, deadline: float) -> bytes:
     # the next word, or none at the end: awake for a moment, then asleep
     give_up = time.perf_counter() + LISTEN_AWAKE_S
     while time.perf_counter() < give_up:
@@ -293,9 +273,12 @@ def _listen(peer: socket.socket, until: select.poll, deadline: float) -> bytes:
         except BlockingIOError:
             # with more ranks than cores, the one waited for needs this core
             os.sched_yield()
-    if not _sleep(until, deadline):
-        raise TimeoutError
-    return peer.recv(WORD_BYTES)
+    # Python keeps the time, which signals do not make longer, as they do the kernel's
+    peer.settimeout(_left_s(deadline))
+    try:
+        return peer.recv(WORD_BYTES)
+    finally:
+        peer.settimeout(None)
 
 
 # A forked child, such as a worker of a data loader, would hold the ends of sockets open

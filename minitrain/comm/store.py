@@ -10,8 +10,8 @@ import itertools
 import json
 import os
 import socket
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,26 +24,23 @@ from minitrain.comm.torch_private import (
     PrefixStore,
     Store,
     TCPStore,
-    limit_silence,
 )
 from minitrain.core.errors import UserError
 from minitrain.core.signals import LAUNCHER_PID
 
 LOOPBACK = "127.0.0.1"
 ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-# what our launchers tell a rank: the file, and the process that started the rank
+# set by our launchers: the file, and the process that started the rank
 STORE = "MINITRAIN_STORE"
 # and where the hosts' store is, if there are several hosts
 MEET_AT = "MINITRAIN_MEET_AT"
 # with the number of this one, and of all
 HOSTS = "MINITRAIN_HOSTS"
-# what torchrun tells it
+# set by torchrun
 RUN_ID = "TORCHELASTIC_RUN_ID"
 # what gloo talks over: names with commas between them
 INTERFACES = "GLOO_SOCKET_IFNAME"
 PROBE_S = 2
-# a host that does not answer for so long after all others gave up is lost
-SILENT_S = 5.0
 # rank 0 may serve the store: it stays until the others have read all facts
 READ_S = 5.0
 _joined = itertools.count()
@@ -59,7 +56,7 @@ def our_store() -> Path | None:
 
 
 def names_of_a_rank() -> tuple[str, ...]:
-    """The variables that say who a rank is, and where it meets the others."""
+    """Names of the variables that make a process a rank."""
     return ENVIRONMENT if our_store() is None else ("RANK", "WORLD_SIZE")
 
 
@@ -67,50 +64,30 @@ def meet(timeout: timedelta) -> tuple[Store, int, int]:
     """A store that all ranks share -> (store, rank, world_size).
 
     Every call on a rank gives another one: a second group must not find what the first
-    left there. Raises UserError where the folder has gone or MASTER_PORT is in use.
+    left there. Raises UserError where MASTER_PORT is in use.
     """
     number, file = next(_joined), our_store()
     store: Store
-    if file is not None:
-        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        if there := _of_hosts():
-            # each attempt of the hosts has an id of its own
-            attempt = f"ranks {os.environ[RUN_ID]}-{number}"
-            return PrefixStore(attempt, store_at(*there, timeout)), rank, world_size
-        if not file.parent.is_dir():
-            # FileStore would try for 300 s
-            raise UserError(f"{file.parent}: the folder where ranks meet has gone")
-        store = FileStore(f"{file}-{number}", world_size)
+    if file is None:
+        try:
+            store, rank, world_size = next(rendezvous("env://", timeout=timeout))
+        except dist.DistNetworkError as error:
+            if "EADDRINUSE" not in str(error):
+                raise
+            raise UserError(
+                f"environment: MASTER_PORT = {os.environ['MASTER_PORT']} is in use; "
+                "unset it or choose a free port from 1 to 65535"
+            ) from None
+        return PrefixStore(f"minitrain {number}", store), rank, world_size
+    if MEET_AT in os.environ:
+        port, _, address = os.environ[MEET_AT].partition(" ")
+        store = TCPStore(address, int(port), wait_for_workers=False, timeout=timeout)
+        # each attempt of the hosts has an id of its own
+        store = PrefixStore(f"ranks {os.environ[RUN_ID]}-{number}", store)
+    else:
+        store = FileStore(f"{file}-{number}", int(os.environ["WORLD_SIZE"]))
         store.set_timeout(timeout)
-        return store, rank, world_size
-    try:
-        store, rank, world_size = next(rendezvous("env://", timeout=timeout))
-    except dist.DistNetworkError as error:
-        if "EADDRINUSE" not in str(error):
-            raise
-        raise UserError(port_in_use(os.environ["MASTER_PORT"])) from None
-    return PrefixStore(f"minitrain {number}", store), rank, world_size
-
-
-def store_at(address: str, port: int, timeout: timedelta) -> Store:
-    """The store that is served there; DistError if none is in time, and from each call
-    to which no answer comes for :data:`SILENT_S` longer than that.
-    """
-    store = TCPStore(address, port, wait_for_workers=False, timeout=timeout)
-    limit_silence(address, port, timeout.total_seconds() + SILENT_S)
-    return store
-
-
-def limit_store(store: Store, timeout: timedelta) -> None:
-    """Let each later wait at ``store``, a result of :func:`meet`, take ``timeout``."""
-    store.set_timeout(timeout)
-    if there := _of_hosts():
-        limit_silence(*there, timeout.total_seconds() + SILENT_S)
-
-
-def _of_hosts() -> tuple[str, int] | None:
-    port, _, address = os.environ.get(MEET_AT, "").partition(" ")
-    return (address, int(port)) if port else None
+    return store, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
 def require_same(
@@ -152,50 +129,43 @@ def _short(value: Any) -> str:
     return text if len(text) < 64 else f"{text[:16]}..."
 
 
-def loopback_interface() -> str:
-    """Its name on this host; UserError where there is none, or it is down."""
-    names = [name for _, name in socket.if_nameindex()]
+def interfaces() -> str:
+    """Network interfaces of the ranks of one host: those of GLOO_SOCKET_IFNAME, with
+    commas between them, or else loopback.
+
+    Raises UserError for a name that this host lacks, and where loopback is not up.
+    """
+    known = [name for _, name in socket.if_nameindex()]
+    if named := os.environ.get(INTERFACES):
+        for name in filter(None, named.split(",")):
+            # a label belongs to the interface before the colon
+            if name.partition(":")[0] not in known:
+                raise UserError(
+                    f"environment: {INTERFACES} = {name!r}: must be one of "
+                    f"{', '.join(known)}"
+                )
+        return named
     try:
         with socket.create_server((LOOPBACK, 0)) as server:
             # one that is down can be bound, and not reached
             socket.create_connection(server.getsockname(), timeout=PROBE_S).close()
-        return next(name for name in names if name.startswith("lo"))
+        return next(name for name in known if name.startswith("lo"))
     except (OSError, StopIteration):
         raise UserError(
-            f"network: no loopback interface is up (interfaces: {', '.join(names)}): "
+            f"network: no loopback interface is up (interfaces: {', '.join(known)}): "
             f"ranks of one host talk over it; {INTERFACES} names another"
         ) from None
 
 
-def require_interfaces() -> None:
-    """Raise UserError where GLOO_SOCKET_IFNAME names one that this host lacks."""
-    known = [name for _, name in socket.if_nameindex()]
-    for name in filter(None, os.environ.get(INTERFACES, "").split(",")):
-        # a label belongs to the interface before the colon
-        if name.partition(":")[0] not in known:
-            raise UserError(
-                f"environment: {INTERFACES} = {name!r}: must be one of "
-                f"{', '.join(known)}"
-            )
-
-
-def require_free_port(port: str) -> None:
-    """Raise UserError unless ``port`` is a number from 1 to 65535 and not in use."""
-    if not port.isdecimal() or not 1 <= int(port) <= 65535:
-        raise UserError(
-            f"environment: MASTER_PORT = {port!r}: must be a port from 1 to 65535"
-        )
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((LOOPBACK, int(port)))
-        except OSError:
-            raise UserError(port_in_use(port)) from None
-
-
-def port_in_use(port: str | int) -> str:
-    """The line that a user reads when MASTER_PORT is taken."""
-    return (
-        f"environment: MASTER_PORT = {port} is in use; "
-        "unset it or choose a free port from 1 to 65535"
-    )
+@contextmanager
+def variables(changes: Mapping[str, str]) -> Iterator[None]:
+    """Set these environment variables within the body."""
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value

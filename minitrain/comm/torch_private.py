@@ -29,7 +29,7 @@ from torch._C._distributed_c10d import TCPStore as TCPStore
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
 COMPILER_CACHE = "TORCHINDUCTOR_CACHE_DIR"
-# nanoseconds of the last step; the averages beside them begin with the first step
+# nanoseconds of the last step; torch's averages begin with the first step
 LOGGED = (
     "forward_compute_time",
     "backward_compute_time",
@@ -77,7 +77,7 @@ def limit_silence(address: str, port: int, limit_s: float) -> None:
     """Limit each read from ``address``:``port`` in this process to ``limit_s`` for the
     next byte. A TCPStore would wait a quarter of an hour for a host that vanished, and
     for ever for one that was stopped; at this limit it raises ``DistNetworkError``.
-    Torch does not tell its socket.
+    Torch has no access to its socket.
     """
     seconds, rest = divmod(limit_s, 1)
     limit = struct.pack("@ll", int(seconds), int(rest * 1e6))

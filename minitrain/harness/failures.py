@@ -3,17 +3,18 @@
 import re
 import signal
 import socket
+import traceback
 from collections.abc import Container, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 import cloudpickle
 
-from minitrain.comm.heartbeat import AFTER, file_of, find_place
+from minitrain.comm.heartbeat import AFTER, Seen, file_of, find_place
 from minitrain.core.errors import RankError, UserError
 from minitrain.harness import stack_dump as stack
 
-# how gloo, NCCL, torch's stores and our sockets say that another rank went away ...
+# errors of gloo, NCCL, torch's stores and our sockets for a rank that went away ...
 LOST_PEER = re.compile(
     r"closed by (remote )?peer|reset by peer|Broken pipe|caused pair closure"
     r"|Connection refused|remote process exit|ncclRemoteError",
@@ -28,45 +29,10 @@ WAITED = re.compile(
 # gloo's last words when it is sent more than it expects
 UNLIKE = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 LAST_WORDS = re.compile(r"what\(\): +(.+)")
-LOST, GAVE_UP = "lost a peer", "gave up"
+# Kinds of a failure: what lies lower explains what lies higher. A rank that LEFT had a
+# connection closed, be it by a file server; one that LOST a peer was waiting for it.
+RAISED, CRASHED, KILLED, EXITED, TOLD, LEFT, LOST, GAVE_UP = range(8)
 Failure = RankError | UserError
-
-
-class Report(NamedTuple):
-    """Left by a rank that failed: the ``error`` of a user's mistake, or the ``line``
-    and ``traceback`` of another exception.
-
-    ``leaving``: because of another rank, which it LOST, or waited for (GAVE_UP).
-    """
-
-    error: UserError | None = None
-    line: str = ""
-    traceback: str = ""
-    leaving: str = ""
-
-
-def write_report(folder: Path, rank: int | str, report: Report) -> None:
-    """Leave ``report`` in the run's ``folder``, all of it or nothing."""
-    file = _report_of(folder, rank)
-    begun = file.with_suffix(".tmp")
-    begun.write_bytes(cloudpickle.dumps(tuple(report)))
-    begun.rename(file)
-
-
-def read_report(folder: Path, rank: int) -> Report | None:
-    """The report of ``rank``; None as long as it has not left one."""
-    try:
-        return Report(*cloudpickle.loads(_report_of(folder, rank).read_bytes()))
-    except FileNotFoundError:
-        return None
-
-
-def _report_of(folder: Path, rank: int | str) -> Path:
-    return folder / f"report-{rank}"
-
-
-# kinds of a failure: what lies lower explains what lies higher
-RAISED, CRASHED, KILLED, EXITED, TOLD, LEFT, LEFT_A_WAIT = range(7)
 
 
 def name_of(rank: int, pid: int) -> str:
@@ -75,32 +41,74 @@ def name_of(rank: int, pid: int) -> str:
     return f"rank {rank} ({process} on {socket.gethostname()})"
 
 
-def failure_of(folder: Path, rank: int, pid: int, code: int) -> Failure | None:
-    """The failure of a rank that ended with exit ``code`` (of subprocess: below zero, a
-    signal); None for one that had finished.
-    """
-    place, report = find_place(file_of(folder, rank)), read_report(folder, rank)
-    seen = None if place is None else place.look()
-    if report is None and code == 0 and seen is not None and seen.phase in AFTER:
-        return None
-    if report is None:
-        what, kind, where = _ended(folder, rank, code)
-    elif report.error is not None:
-        return report.error
-    else:
-        found = stack.of_traceback(report.traceback)
-        # a file server may close a connection, too, and then a peer loses this rank
-        left = LEFT_A_WAIT if found.waits else LEFT
-        what, where = report.line, str(found)
-        kind = left if report.leaving else RAISED
+def failure_by(error: BaseException, rank: int, pid: int, seen: Seen) -> Failure:
+    """The failure of a rank whose ``error`` is being handled."""
+    if isinstance(error, UserError):
+        return error
+    line = " ".join(f"{type(error).__name__}: {error}".split())
+    text = traceback.format_exc()
+    found = stack.Stack(text, innermost_last=True)
+    failure = _failure(rank, pid, line, kind_of(error, found), seen, str(found))
+    failure.add_note(text)
+    return failure
+
+
+def kind_of(error: BaseException, found: stack.Stack) -> int:
+    """LEFT, LOST or GAVE_UP for an ``error`` that another rank caused, else RAISED."""
+    # what torch and we raise for a peer
+    if not isinstance(error, (RuntimeError, RankError)):
+        return RAISED
+    if LOST_PEER.search(str(error)):
+        return LOST if found.waits else LEFT
+    return GAVE_UP if WAITED.search(str(error)) else RAISED
+
+
+def _failure(
+    rank: int, pid: int, what: str, kind: int, seen: Seen | None, where: str
+) -> RankError:
     at = f"{what} {seen or ''}".rstrip()
     error = RankError(f"{name_of(rank, pid)}: {', '.join(filter(None, [at, where]))}")
     error.rank, error.what, error.kind = rank, what, kind
     error.of_another = kind >= LEFT
     error.step = None if seen is None else seen.step
-    if report is not None:
-        error.add_note(report.traceback)
     return error
+
+
+def write_report(folder: Path, rank: int, failure: Failure) -> None:
+    """Leave ``failure`` in the run's ``folder``, all of it or nothing."""
+    file = file_of(folder, rank, "report")
+    begun = file.with_suffix(".tmp")
+    begun.write_bytes(cloudpickle.dumps(failure))
+    begun.rename(file)
+
+
+def read_report(folder: Path, rank: int) -> Failure | None:
+    """The failure that ``rank`` has reported; None as long as there is none."""
+    found: Failure | None = None
+    with suppress(FileNotFoundError):
+        found = cloudpickle.loads(file_of(folder, rank, "report").read_bytes())
+    return found
+
+
+def failures_of(
+    folder: Path, pids: Mapping[int, int], codes: Mapping[int, int]
+) -> list[Failure]:
+    """Failures of ranks that have ended, with exit code 0 unless in ``codes`` (of
+    subprocess: below zero, a signal).
+    """
+    found = [_failure_of(folder, r, pid, codes.get(r, 0)) for r, pid in pids.items()]
+    return [one for one in found if one is not None]
+
+
+def _failure_of(folder: Path, rank: int, pid: int, code: int) -> Failure | None:
+    if report := read_report(folder, rank):
+        return report
+    place = find_place(file_of(folder, rank))
+    seen = None if place is None else place.look()
+    if code == 0 and seen is not None and seen.phase in AFTER:
+        return None
+    what, kind, where = _ended(folder, rank, code)
+    return _failure(rank, pid, what, kind, seen, where)
 
 
 def _ended(folder: Path, rank: int, code: int) -> tuple[str, int, str]:
@@ -110,8 +118,8 @@ def _ended(folder: Path, rank: int, code: int) -> tuple[str, int, str]:
     what = f"killed by {names.get(-code, f'signal {-code}')}"
     if -code in (signal.SIGKILL, signal.SIGTERM):
         return what, KILLED if -code == signal.SIGKILL else TOLD, ""
-    where = str(stack.of_main_thread(stack.read(stack.file_of(folder, rank))))
-    words = stack.read(stack.words_of(folder, rank))
+    where = str(stack.of_crash(stack.read(file_of(folder, rank, "stack"))))
+    words = stack.native_words(folder, [rank])
     if unlike := UNLIKE.search(words):
         got, expected = unlike.groups()
         what = (
@@ -121,14 +129,6 @@ def _ended(folder: Path, rank: int, code: int) -> tuple[str, int, str]:
     elif last := LAST_WORDS.search(words):
         what += f" ({last[1]})"
     return what, CRASHED, where
-
-
-def failures_of(
-    folder: Path, pids: Mapping[int, int], codes: Mapping[int, int]
-) -> list[Failure]:
-    """Failures of ranks that have ended, with exit code 0 unless in ``codes``."""
-    found = [failure_of(folder, r, pid, codes.get(r, 0)) for r, pid in pids.items()]
-    return [one for one in found if one is not None]
 
 
 def began_it(failure: Failure, first: Container[int | None]) -> bool:
@@ -155,13 +155,3 @@ def root_cause(
         return not began_it(failure, first), failure.kind
 
     return min(failures, key=order, default=None)
-
-
-def waited_in_vain(error: BaseException) -> str:
-    """LOST or GAVE_UP for an ``error`` that another rank caused, else empty."""
-    # what torch and we raise for a peer
-    if not isinstance(error, (RuntimeError, RankError)):
-        return ""
-    if LOST_PEER.search(str(error)):
-        return LOST
-    return GAVE_UP if WAITED.search(str(error)) else ""

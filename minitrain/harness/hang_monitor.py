@@ -9,10 +9,12 @@ which rank ended first: torchrun then ends the others, and those are not the cau
 
 import math
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from enum import Enum
 from multiprocessing.connection import wait
 from pathlib import Path
 
@@ -22,14 +24,16 @@ from minitrain.core.errors import RankError
 from minitrain.harness import stack_dump as stack
 from minitrain.harness.failures import (
     GAVE_UP,
-    Report,
+    LEFT,
+    RAISED,
+    Failure,
     began_it,
     failures_of,
     name_of,
     read_report,
     root_cause,
 )
-from minitrain.harness.processes import State, end, state_of
+from minitrain.harness.stack_dump import Stack
 
 POLL_S = 0.1
 # a longer pause between two looks was one of this process, too: Ctrl-Z, a laptop's lid
@@ -39,12 +43,39 @@ REPORT_S = 0.5
 # limit for a rank that is stopped before it has set its own
 STOPPED_S = 30.0
 # where a rank may be as long as it likes: what runs there need not mark steps
-UNWATCHED = "start"
+UNWATCHED = ("", "start")
 # from the end of a rank that had more to do to that of the others; torchrun waits for
 # them ten times as long, and for ever where the exit code is 0
 BURIED_S = 3.0
 # for an answer of another host, which may never come
 ASKED_S = 0.5
+
+
+class State(Enum):
+    """State of a child process; one that ended may still be a zombie."""
+
+    RUNS, STOPPED, ENDED = range(3)
+
+
+def state_of(pid: int) -> State:
+    """State of the child ``pid``, which is left to be waited for."""
+    how = os.WEXITED | os.WSTOPPED | os.WNOHANG | os.WNOWAIT
+    try:
+        found = os.waitid(os.P_PID, pid, how)
+    except ChildProcessError:
+        return State.ENDED
+    if found is None:
+        return State.RUNS
+    return State.STOPPED if found.si_code == os.CLD_STOPPED else State.ENDED
+
+
+def end(pid: int) -> None:
+    """Kill a rank and what is left of the process group that it leads."""
+    # the number of one that has ended may be another's by now
+    kills = [os.killpg] if state_of(pid) is State.ENDED else [os.kill, os.killpg]
+    for kill in kills:
+        with suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)
 
 
 class _Rank:
@@ -53,15 +84,15 @@ class _Rank:
         self.number, self.pid = number, pid
         self.place: Place | None = None
         self.last: Seen | None = None
-        self.report: Report | None = None
+        self.report: Failure | None = None
+        self.stack: Stack | None = None
         self.unchanged_s = self.stopped_s = self.gone_s = 0.0
 
     def look(self, folder: Path, passed_s: float) -> None:
         file = heartbeat.file_of(folder, self.number)
         self.place = self.place or heartbeat.find_place(file)
         seen = None if self.place is None else self.place.look()
-        same = seen and self.last and seen[:3] == self.last[:3]
-        self.last, state = seen, state_of(self.pid)
+        same, self.last, state = seen == self.last, seen, state_of(self.pid)
         self.report = self.report or read_report(folder, self.number)
         self.unchanged_s = self.unchanged_s + passed_s if same else 0.0
         self.stopped_s = self.stopped_s + passed_s if state is State.STOPPED else 0.0
@@ -72,20 +103,41 @@ class _Rank:
         # at its very end Python takes the answer back, and the question would kill
         at_work = self.report is None and phase not in ("", "end")
         self.can_answer = at_work and state is State.RUNS
-        self.leaving = "" if self.report is None else self.report.leaving
         self.limit_s = (seen.limit_s if seen else 0) or STOPPED_S
         if phase == "setup" and not self.stopped_s:
             # a stopped rank is not a slow one
             self.limit_s = max(self.limit_s, STARTUP_S)
-        watched_s = 0.0 if phase in ("", UNWATCHED) else self.unchanged_s
+        watched_s = 0.0 if phase in UNWATCHED else self.unchanged_s
         self.is_late = (self.stopped_s or watched_s) >= self.limit_s
+
+    @property
+    def kind(self) -> int:
+        return self.report.kind if isinstance(self.report, RankError) else RAISED
+
+    @property
+    def waits(self) -> bool:
+        return self.kind >= LEFT or (self.stack is not None and self.stack.waits)
+
+    @property
+    def where(self) -> str:
+        at = "before it began" if self.last is None else str(self.last)
+        return ", ".join(filter(None, [at, str(self.stack or "")]))
+
+
+# that others wait for a rank and it for none, the surest first
+SIGNS: list[Callable[[_Rank], bool]] = [
+    lambda rank: rank.stopped_s > 0,
+    lambda rank: rank.place is None,
+    lambda rank: rank.stack is None,
+    lambda rank: not rank.waits,
+]
 
 
 class HangMonitor:
     """Watches the ranks of the run in ``folder``, ``timeout_s`` seconds at most.
 
-    ``pids`` returns their processes so far, by rank; ``elsewhere`` whether the ranks of
-    another host have ended.
+    ``pids`` returns their processes so far, by rank; ``elsewhere`` true once the ranks
+    of another host have ended.
     """
 
     def __init__(
@@ -101,7 +153,6 @@ class HangMonitor:
         self._timeout_s = timeout_s
         self._began_s = self._looked_s = time.monotonic()
         self.verdict: RankError | None = None
-        self._failed: Exception | None = None
         # the ranks that ended with more to do, before any could be ended for it
         self.first: set[int] = set()
         # ranks were ended because those of another host had: all but the first, if any
@@ -112,23 +163,26 @@ class HangMonitor:
         now = time.monotonic()
         passed_s = now - self._looked_s
         self._looked_s = now
-        for number, pid in self._pids().items():
-            self._ranks.setdefault(number, _Rank(number, pid))
-        for rank in self._ranks.values():
-            rank.look(self._folder, 0.0 if passed_s > PAUSE_S else passed_s)
+        self._look_at_ranks(0.0 if passed_s > PAUSE_S else passed_s)
         ranks = self._at_work()
         if gone := {rank.number for rank in ranks if rank.is_gone}:
             # its end is the cause
             self.first = self.first or gone
             return None
         late = [rank for rank in ranks if rank.is_late]
-        gave_up = [rank for rank in ranks if rank.leaving == GAVE_UP]
-        # the report of the only rank that is left is all there is to say
+        gave_up = [rank for rank in ranks if rank.kind == GAVE_UP]
+        # of the only rank that is left, its own report is used
         if late or (gave_up and len(ranks) > 1):
             self.verdict = self._blame(max(r.limit_s for r in late or gave_up))
         elif ranks and now - self._began_s > self._timeout_s:
             self.verdict = self._blame(self._timeout_s)
         return self.verdict
+
+    def _look_at_ranks(self, passed_s: float) -> None:
+        for number, pid in self._pids().items():
+            self._ranks.setdefault(number, _Rank(number, pid))
+        for rank in self._ranks.values():
+            rank.look(self._folder, passed_s)
 
     def _at_work(self) -> list[_Rank]:
         return [rank for rank in self._ranks.values() if rank.is_at_work]
@@ -149,18 +203,20 @@ class HangMonitor:
     def _blame(self, waited_s: float) -> RankError:
         ranks = self._at_work()
         asked = [rank for rank in ranks if rank.can_answer]
-        files = {r.pid: stack.file_of(self._folder, r.number) for r in asked}
-        stacks = stack.ask(files)
+        stacks = stack.ask(
+            {r.pid: heartbeat.file_of(self._folder, r.number, "stack") for r in asked}
+        )
         time.sleep(REPORT_S)
+        self._look_at_ranks(0.0)
         for rank in ranks:
-            rank.look(self._folder, 0.0)
-            if rank.report is not None:
-                stacks[rank.pid] = stack.of_traceback(rank.report.traceback)
-        guilty = _guilty(ranks, stacks)
-        error = RankError(_sentence(guilty, ranks, stacks, waited_s))
+            rank.stack = stacks.get(rank.pid)
+            if isinstance(rank.report, RankError):
+                rank.stack = Stack(rank.report.__notes__[0], innermost_last=True)
+        guilty = _guilty(ranks)
+        error = RankError(_sentence(guilty, ranks, waited_s))
         first = guilty[0]
         error.what = "stopped" if first.stopped_s else "hung"
-        error.of_another = not any(sign(first) for sign in _signs(stacks))
+        error.of_another = not any(sign(first) for sign in SIGNS)
         error.step = None if first.last is None else first.last.step
         return error
 
@@ -185,97 +241,65 @@ class HangMonitor:
             ask.join(ASKED_S)
 
     def _watch(self, over: threading.Event) -> None:
-        try:
-            self._look_until(over)
-        except Exception as error:
-            # without a monitor nothing would end ranks that hang
-            self._failed = error
-            for rank in self._ranks.values():
-                end(rank.pid)
-
-    def _look_until(self, over: threading.Event) -> None:
         while not over.is_set():
             self._until_one_ends()
             over_here = self.look() is not None
             over_here |= any(rank.gone_s >= BURIED_S for rank in self._at_work())
             self.followed = not over_here and self._ended_there.is_set()
             if over_here or self.followed:
-                for rank in self._ranks.values():
-                    end(rank.pid)
-                return
+                return self.end_all()
 
     def _ask(self, over: threading.Event) -> None:
         # another host may take long to answer, and this one is watched meanwhile
         while self._elsewhere is not None and not over.wait(POLL_S):
-            # one that cannot answer now may be able to later
-            with suppress(Exception):
-                if self._elsewhere():
-                    return self._ended_there.set()
+            if self._elsewhere():
+                return self._ended_there.set()
+
+    def end_all(self) -> None:
+        """Kill the ranks, and what they left in their process groups."""
+        for pid in self._pids().values():
+            end(pid)
 
     def cause(self, codes: Mapping[int, int]) -> Exception | None:
         """The failure to report of ranks that all have ended, those that failed with
         these exit ``codes``; None where all had finished.
         """
-        if self._failed is not None or self.verdict is not None:
-            return self._failed or self.verdict
-        failures = failures_of(self._folder, self._pids(), codes)
-        cause = root_cause(failures, self.first)
-        own = any(began_it(failure, self.first) for failure in failures)
-        if self.followed and not own and isinstance(cause, RankError):
-            # they were killed here for what was told there
+        if self.verdict is not None:
+            return self.verdict
+        cause = root_cause(failures_of(self._folder, self._pids(), codes), self.first)
+        if (
+            self.followed
+            and isinstance(cause, RankError)
+            and not began_it(cause, self.first)
+        ):
+            # they were killed because ranks of another host failed
             cause.of_another = True
         return cause
 
 
-def _signs(stacks: Mapping[int, stack.Stack]) -> list[Callable[[_Rank], bool]]:
-    # that others wait for a rank and it for none, the surest first
-    return [
-        lambda rank: rank.stopped_s > 0,
-        lambda rank: rank.place is None,
-        lambda rank: rank.pid not in stacks,
-        lambda rank: (
-            not (
-                (rank.report is not None and rank.report.leaving)
-                or stacks.get(rank.pid, stack.Stack()).waits
-            )
-        ),
-    ]
-
-
-def _guilty(ranks: list[_Rank], stacks: Mapping[int, stack.Stack]) -> list[_Rank]:
+def _guilty(ranks: list[_Rank]) -> list[_Rank]:
     # those that the others wait for: by the surest sign that there is
-    for sign in _signs(stacks):
+    for sign in SIGNS:
         found = [rank for rank in ranks if sign(rank)]
-        # what holds for all of several tells nothing
+        # what holds for all of several distinguishes none
         if found and (len(found) < len(ranks) or len(ranks) == 1):
             return found
     return ranks
 
 
-def _sentence(
-    guilty: list[_Rank],
-    ranks: list[_Rank],
-    stacks: Mapping[int, stack.Stack],
-    waited_s: float,
-) -> str:
-    def where(rank: _Rank) -> str:
-        at = "before it began" if rank.last is None else str(rank.last)
-        return ", ".join(filter(None, [at, str(stacks.get(rank.pid, ""))]))
-
+def _sentence(guilty: list[_Rank], ranks: list[_Rank], waited_s: float) -> str:
     first, *more = guilty
     silent = f"no answer within {waited_s:g} s"
     if len(guilty) == len(ranks) > 1:
         # the calls of some do not fit those of others; which are wrong is unknown
         together: dict[str, list[_Rank]] = {}
         for rank in ranks:
-            together.setdefault(where(rank), []).append(rank)
+            together.setdefault(rank.where, []).append(rank)
         few_first = sorted(together.items(), key=lambda item: len(item[1]))
         each = [f"{_names(some)} {at}".rstrip() for at, some in few_first]
         return f"{silent} from any rank: {'; '.join(each)}"
     how = "stopped (as by SIGSTOP)" if first.stopped_s else "hangs"
-    line = f"{name_of(first.number, first.pid)}: {silent}, {how}"
-    if at := where(first):
-        line += f" {at}"
+    line = f"{name_of(first.number, first.pid)}: {silent}, {how} {first.where}".rstrip()
     return f"{line}; {_names(more)} too" if more else line
 
 

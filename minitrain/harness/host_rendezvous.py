@@ -1,5 +1,5 @@
-"""Hosts come together before anything is started on them, and tell each other why a
-run failed.
+"""Hosts meet before anything is started on them, and exchange the reasons why a run
+failed.
 
 They meet in a store that the first serves on one address, that of ``--rdzv-endpoint``:
 torch's own server listens on every interface unless it is handed a socket. It
@@ -10,43 +10,46 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from minitrain.comm.interfaces import family_of
-from minitrain.comm.store import store_at
-from minitrain.comm.torch_private import Store, TCPStore
-from minitrain.core.errors import RankError, UserError, describe_os_error
+from minitrain.comm.torch_private import Store, TCPStore, limit_silence
+from minitrain.core.errors import RankError, UserError
 from minitrain.core.printable import note
-from minitrain.harness.hosts import Hosts
+from minitrain.harness.hosts import Hosts, family_of
 
 POLL_S = 0.1
 # to the address of a host that is there
 REACH_S = 5.0
-# for other hosts to say why their ranks ended: a rank that is told to end has 3
+# for other hosts to report why their ranks ended: one that gets SIGTERM has 3
 TOLD_S = 10.0
 # the first host keeps the store until the others have left
 LEAVE_S = 5.0
 # a longer wait is announced
 SAY_S = 5.0
-GAVE_UP = "gave up"
+# a host that does not answer for so long after all others gave up is lost
+SILENT_S = 5.0
+# keys of the store: why no run can begin, and the options that must be the same on all
+GAVE_UP, SIZES = "gave up", "sizes"
+# what lies lower explains what lies higher: a user's mistake, a rank that failed by
+# itself, a rank that waited for one of another host
+MISTAKE, FAILED, LEFT = range(3)
+# one of these, the line, and attributes of the error; empty where all is well
+Told = list[Any]
 
 
 class Known(NamedTuple):
-    """A host as the others know it; ``port`` is open until all have tried it, and
-    ``sizes`` are the options that must be the same on all.
-    """
+    """A host as the others know it; ``port`` is open until all have tried it."""
 
     number: int
     name: str
     address: str
     port: int
-    sizes: dict[str, int]
 
     def __str__(self) -> str:
         return f"host {self.number} ({self.name}, {self.address})"
@@ -57,42 +60,53 @@ class Gathering:
     the first of ``everyone``.
     """
 
-    def __init__(
-        self, hosts: Hosts, store: Store, timeout_s: float, world_size: int
-    ) -> None:
+    def __init__(self, hosts: Hosts, store: Store, timeout_s: float) -> None:
         self.hosts, self.store, self.timeout_s = hosts, store, timeout_s
-        # what is typed on each host
-        self._sizes = {"--nnodes": hosts.count, "--world-size": world_size}
         self.everyone: list[Known] = []
         # all hosts ask each other the same questions, one after the other
         self._question = 0
-        # by host: the error that ended its part of it, {} where all is well
-        self._told: dict[int, dict[str, Any]] = {}
         self._ear = store
-        self._lost_first = False
 
     @property
     def number(self) -> int:
         """The number of this host."""
         return self.everyone[0].number
 
-    def meet(self) -> None:
+    @property
+    def attempt(self) -> str:
+        """Name of the next attempt to run, the same on all hosts."""
+        return f"attempt-{self._question}"
+
+    def meet(self, world_size: int) -> None:
         """Wait for all hosts, and see that each can reach the others."""
-        # of its own: a question that waits for long keeps no other from being asked
-        limit = timedelta(seconds=self.timeout_s)
-        self._ear = store_at(self.hosts.address, self.hosts.port, limit)
+        # a second connection: the first may be in a long wait
+        self._ear = _store_at(self.hosts, self.timeout_s)
+        self._require_same_sizes(world_size)
         host = self.hosts.interface.address
         # gloo's own address, which may be of another family than the endpoint
         with socket.create_server((host, 0), family=family_of(host)) as door:
-            here = self._own_number(), socket.gethostname(), host
-            mine = Known(*here, int(door.getsockname()[1]), self._sizes)
+            port = int(door.getsockname()[1])
+            mine = Known(self._own_number(), socket.gethostname(), host, port)
             self.store.set(f"host {mine.number}", json.dumps(mine))
             self.everyone = [mine]
             self._wait_for_others()
-            self.everywhere(self._require_reach)
+            # what one does not reach ends the run on all
+            if cause := self._exchange(self._unreached(), *2 * [self.timeout_s]):
+                raise cause
+
+    def _require_same_sizes(self, world_size: int) -> None:
+        # what is typed on each host, before it counts as one of the run
+        sizes = {"--nnodes": self.hosts.count, "--world-size": world_size}
+        if self.hosts.is_first:
+            self.store.set(SIZES, json.dumps(sizes))
+        for option, first in json.loads(self.store.get(SIZES)).items():
+            if sizes[option] != first:
+                here = f"{socket.gethostname()} ({self.hosts.interface.address})"
+                line = f"{option} = {sizes[option]} on {here}, but {first} on the first"
+                self._give_up(f"{line} host")
 
     def _own_number(self) -> int:
-        # as it was told, 0 for the first, or as they come
+        # that of --node-rank, 0 for the first, or in the order of arrival
         hosts, number = self.hosts, self.hosts.number
         if number is None:
             number = 0 if hosts.is_first else self.store.add("came", 1)
@@ -107,33 +121,25 @@ class Gathering:
         missing = [n for n in range(self.hosts.count) if n != self.number]
         deadline = time.monotonic() + self.timeout_s
         while missing:
-            for number in [n for n in missing if self._has(f"host {n}")]:
+            for number in [n for n in missing if self.store.check([f"host {n}"])]:
                 found = Known(*json.loads(self.store.get(f"host {number}")))
                 self.everyone.append(found)
-                self._require_same_sizes(found)
                 missing.remove(number)
-            # by the host that has waited longest
-            if self._has(GAVE_UP):
+            if self.store.check([GAVE_UP]):
                 raise UserError(self.store.get(GAVE_UP).decode())
             if missing and time.monotonic() > deadline:
+                # by the host that has waited longest
                 came = ", ".join(map(str, sorted(self.everyone)))
                 waited = f"waited {self.timeout_s:g} s for {self.hosts.count} hosts"
-                line = f"{self.hosts.endpoint}: {waited}: only {came} came"
-                self.store.set(GAVE_UP, line)
-            elif missing:
-                time.sleep(POLL_S)
+                self._give_up(f"{self.hosts.endpoint}: {waited}: only {came} came")
+            time.sleep(POLL_S)
         self.everyone[1:] = sorted(self.everyone[1:])
 
-    def _require_same_sizes(self, other: Known) -> None:
-        first, second = sorted([self.everyone[0], other])
-        for option, value in second.sizes.items():
-            if value != first.sizes[option]:
-                raise UserError(
-                    f"{option} = {value} on {second}, but {first.sizes[option]} on "
-                    f"{first}"
-                )
+    def _give_up(self, line: str) -> None:
+        self.store.set(GAVE_UP, line)
+        raise UserError(line)
 
-    def _require_reach(self) -> None:
+    def _unreached(self) -> UserError | None:
         for other in self.everyone[1:]:
             try:
                 there = other.address, other.port
@@ -141,40 +147,13 @@ class Gathering:
                 limit_s = min(REACH_S, self.timeout_s / 2)
                 socket.create_connection(there, limit_s).close()
             except OSError as error:
-                raise UserError(
+                return UserError(
                     f"network: {self.everyone[0]} does not reach {other} by its "
                     f"interface {self.hosts.interface.name}: "
                     f"{error.strerror or error}; --interface names another, and a "
                     "firewall must let the hosts through to each other"
-                ) from None
-
-    def _has(self, key: str) -> bool:
-        try:
-            return bool(self.store.check([key]))
-        except dist.DistError:
-            raise UserError(f"{self.hosts.endpoint}: the first host has gone") from None
-
-    def begin_attempt(self) -> str:
-        """Name the next attempt to run, the same on all hosts.
-
-        Raises UserError if a host has left.
-        """
-        for other in self.everyone[1:]:
-            if self._has(f"left {other.number}"):
-                raise UserError(f"{other} has left the run")
-        return f"attempt-{self._question}"
-
-    def everywhere(self, action: Callable[[], None]) -> None:
-        """Call ``action`` on all hosts; a UserError of one is raised on all of them."""
-        mistake: Exception | None = None
-        try:
-            action()
-        except UserError as error:
-            mistake = error
-        except OSError as error:
-            mistake = UserError(describe_os_error(error))
-        if cause := self._exchange(mistake, self.timeout_s, self.timeout_s):
-            raise cause
+                )
+        return None
 
     def agree_on(self, error: Exception | None) -> Exception | None:
         """Return the cause of what made each host's ranks end: ``error`` did here, or
@@ -187,68 +166,60 @@ class Gathering:
         return self._exchange(error, going_on_s + TOLD_S, TOLD_S)
 
     def ended_elsewhere(self) -> bool:
-        """Return true once another host has told what ended its ranks in this attempt,
-        or the first is lost.
+        """Return true once another host has reported a failure of this attempt, or the
+        first is lost.
         """
         try:
-            return self._read(self._ear)
+            return any(self._read(self._ear).values())
         except dist.DistError:
-            self._lost_first = True
             return True
 
-    def _read(self, store: Store) -> bool:
-        told, question = self._told, self._question
-        for other in self.everyone[1:]:
-            key = f"{question} {other.number}"
-            if other.number not in told and store.check([key]):
-                told[other.number] = json.loads(store.get(key))
-        return any(told.values())
+    def _read(self, store: Store) -> dict[int, Told]:
+        found = {}
+        for one in self.everyone:
+            key = f"{self._question} {one.number}"
+            if store.check([key]):
+                found[one.number] = json.loads(store.get(key))
+        return found
 
     def _exchange(
         self, error: Exception | None, within_s: float, after_error_s: float
     ) -> Exception | None:
-        # tell the others of an error, or that there is none -> the first cause
-        key = f"{self._question} {self.number}"
-        with suppress(dist.DistError):
-            self.store.set(key, json.dumps(_as_plain(error)))
-        # the watch, which asks too, may find the first lost after all was heard here
-        lost = self._lost_first
+        # send the others the error, or that there is none -> the first cause
+        told: dict[int, Told] = {self.number: _as_plain(error)}
+        first_is_lost = False
         try:
-            if not lost:
-                self._hear(within_s, after_error_s)
+            key = f"{self._question} {self.number}"
+            self.store.set(key, json.dumps(told[self.number]))
+            self._hear(told, within_s, after_error_s)
         except dist.DistError:
-            lost = self._lost_first = True
-        told, self._told = self._told, {}
+            first_is_lost = True
         self._question += 1
-        found, silent = {self.number: error}, []
-        for other in self.everyone[1:]:
-            if other.number not in told:
-                silent.append(str(other))
-                continue
-            one = _from_plain(told[other.number])
-            if isinstance(one, UserError) and str(one) != str(error):
-                one = UserError(f"{other}: {one}")
-            found[other.number] = one
-        causes = [(_order(one), number) for number, one in found.items() if one]
-        order, number = min(causes, default=(2, self.number))
-        cause = found[number]
-        if not silent or order < 2:
+        causes = [(one[0], number) for number, one in told.items() if one]
+        order, number = min(causes, default=(LEFT, self.number))
+        cause = error
+        if number != self.number:
+            host = next(one for one in self.everyone if one.number == number)
+            cause = _from_plain(told[number], host, error)
+        silent = [str(one) for one in self.everyone if one.number not in told]
+        if not silent or order < LEFT:
             return cause
-        # with the first went what the others would have told
-        names = ", ".join(silent[:1] if lost else silent)
+        # the reports of the others were lost with the first
+        names = ", ".join(silent[:1] if first_is_lost else silent)
         return UserError(f"no word from {names}{f'; {cause}' if cause else ''}")
 
-    def _hear(self, within_s: float, after_error_s: float) -> None:
-        # no longer than after_error_s after the first that tells an error, since the
-        # others will end of it
+    def _hear(
+        self, told: dict[int, Told], within_s: float, after_error_s: float
+    ) -> None:
+        # no longer than after_error_s after the first error, which ends the others
         began = time.monotonic()
         deadline, said = began + within_s, False
         while True:
-            if self._read(self.store):
-                deadline = min(deadline, time.monotonic() + after_error_s)
-            others = self.everyone[1:]
-            missing = [str(one) for one in others if one.number not in self._told]
+            told |= self._read(self.store)
             now = time.monotonic()
+            if any(told[n] for n in told if n != self.number):
+                deadline = min(deadline, now + after_error_s)
+            missing = [str(one) for one in self.everyone if one.number not in told]
             if not missing or now > deadline:
                 return
             if not said and now - began > SAY_S:
@@ -259,13 +230,12 @@ class Gathering:
 
     def leave(self) -> None:
         """Say so, and as the first host wait for the others to have left."""
-        if not self.everyone:
-            return
-        others = [n for n in range(self.hosts.count) if n != self.number]
-        with suppress(dist.DistError, UserError):
-            self.store.set(f"left {self.number}", "")
+        with suppress(dist.DistError):
+            if self.everyone:
+                self.store.set(f"left {self.number}", "")
             if self.hosts.is_first:
-                keys = [f"left {n}" for n in others if self._has(f"host {n}")]
+                others = range(1, self.hosts.count)
+                keys = [f"left {n}" for n in others if self.store.check([f"host {n}"])]
                 self.store.wait(keys, timedelta(seconds=LEAVE_S))
 
 
@@ -273,13 +243,13 @@ class Gathering:
 def gathered(hosts: Hosts, timeout_s: float, world_size: int) -> Iterator[Gathering]:
     """All ``hosts``, as soon as they are there; it waits ``timeout_s`` at most.
 
-    Raises UserError if a host does not come, was told that the run has other than
-    ``world_size`` ranks, or does not reach another.
+    Raises UserError if a host does not come, has other sizes than the first, or does
+    not reach another.
     """
     store = _serve(hosts, timeout_s) if hosts.is_first else find(hosts, timeout_s)
-    gathering = Gathering(hosts, store, timeout_s, world_size)
+    gathering = Gathering(hosts, store, timeout_s)
     try:
-        gathering.meet()
+        gathering.meet(world_size)
         yield gathering
     except dist.DistStoreError as error:
         line = f"a host did not answer within {timeout_s:g} s"
@@ -290,27 +260,21 @@ def gathered(hosts: Hosts, timeout_s: float, world_size: int) -> Iterator[Gather
         gathering.leave()
 
 
-def _order(error: Exception) -> int:
-    # what lies lower explains what lies higher: a user's mistake, a rank that failed by
-    # itself, a rank that waited for one of another host
-    if isinstance(error, UserError):
-        return 0
-    return 2 if isinstance(error, RankError) and error.of_another else 1
-
-
-def _as_plain(error: Exception | None) -> dict[str, Any]:
+def _as_plain(error: Exception | None) -> Told:
     if error is None:
-        return {}
-    mistake = isinstance(error, UserError)
-    facts = {} if mistake else vars(error)
-    return {"mistake": mistake, "line": str(error), "facts": facts}
+        return []
+    if isinstance(error, UserError):
+        return [MISTAKE, str(error), {}]
+    of_another = isinstance(error, RankError) and error.of_another
+    return [LEFT if of_another else FAILED, str(error), vars(error)]
 
 
-def _from_plain(told: dict[str, Any]) -> Exception | None:
-    if not told:
-        return None
-    error = (UserError if told["mistake"] else RankError)(told["line"])
-    vars(error).update(told["facts"])
+def _from_plain(told: Told, host: Known, own: Exception | None) -> Exception:
+    order, line, facts = told
+    if order == MISTAKE:
+        return UserError(line if line == str(own) else f"{host}: {line}")
+    error = RankError(line)
+    vars(error).update(facts)
     return error
 
 
@@ -341,15 +305,27 @@ def find(hosts: Hosts, timeout_s: float) -> Store:
     """
     note(f"waiting for the first host, at {hosts.endpoint}")
     deadline = time.monotonic() + timeout_s
-    _until_open(hosts, deadline, timeout_s)
+    # torch would print a warning each time that nothing listens yet
+    while True:
+        left_s = deadline - time.monotonic()
+        try:
+            place = hosts.address, hosts.port
+            socket.create_connection(place, max(POLL_S, left_s)).close()
+            break
+        except OSError as error:
+            if left_s < POLL_S:
+                raise UserError(
+                    f"--rdzv-endpoint: {hosts.endpoint}: no answer within "
+                    f"{timeout_s:g} s ({error.strerror or error}): the first host does "
+                    "not listen there, or a firewall is between"
+                ) from None
+        time.sleep(POLL_S)
     found: SimpleQueue[Store | None] = SimpleQueue()
 
     def connect() -> None:
-        try:
-            limit = timedelta(seconds=timeout_s)
-            found.put(store_at(hosts.address, hosts.port, limit))
-        except dist.DistError:
-            found.put(None)
+        with suppress(dist.DistError):
+            found.put(_store_at(hosts, timeout_s))
+        found.put(None)
 
     # torch waits without a limit for a server that accepts, and then sends nothing
     threading.Thread(target=connect, daemon=True).start()
@@ -364,19 +340,8 @@ def find(hosts: Hosts, timeout_s: float) -> Store:
     return store
 
 
-def _until_open(hosts: Hosts, deadline: float, timeout_s: float) -> None:
-    # torch would print a warning each time that nothing listens yet
-    while True:
-        left_s = deadline - time.monotonic()
-        try:
-            place = hosts.address, hosts.port
-            with closing(socket.create_connection(place, max(0.1, left_s))):
-                return
-        except OSError as error:
-            if left_s < POLL_S:
-                raise UserError(
-                    f"--rdzv-endpoint: {hosts.endpoint}: no answer within "
-                    f"{timeout_s:g} s ({error.strerror or error}): the first host does "
-                    "not listen there, or a firewall is between"
-                ) from None
-        time.sleep(POLL_S)
+def _store_at(hosts: Hosts, timeout_s: float) -> Store:
+    limit, place = timedelta(seconds=timeout_s), (hosts.address, hosts.port)
+    store = TCPStore(*place, wait_for_workers=False, timeout=limit)
+    limit_silence(*place, timeout_s + SILENT_S)
+    return store

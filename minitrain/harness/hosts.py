@@ -1,24 +1,30 @@
-"""Several hosts for one run: how many, where they meet, and what one of them is told.
+"""Several hosts for one run: how many, where they meet, over which interface they talk.
 
-The words are torchrun's: ``--nnodes``, ``--rdzv-endpoint``, ``--node-rank``.
+The options are torchrun's: ``--nnodes``, ``--rdzv-endpoint``, ``--node-rank``.
 """
 
 import argparse
 import re
+import socket
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from minitrain.comm.interfaces import (
-    Interface,
-    address_of,
-    interface_named,
-    interface_towards,
-    is_own,
-)
+import psutil
+
 from minitrain.core.errors import UserError
 
 # torchrun's own default
 DEFAULT_PORT = 29400
 ENDPOINT = re.compile(r"(?:\[(?P<v6>[^]]+)\]|(?P<host>[^:]+))(?::(?P<port>\d{1,5}))?")
+
+
+class Interface(NamedTuple):
+    """A network interface that is up, and the address that ranks talk over: gloo,
+    which gets the name alone, takes the first, IPv4 before IPv6.
+    """
+
+    name: str
+    address: str
 
 
 @dataclass(frozen=True)
@@ -38,7 +44,9 @@ class Hosts:
     @property
     def is_first(self) -> bool:
         """True if this host has the address where all meet, and gets the results."""
-        return is_own(self.address) if self.number is None else self.number == 0
+        if self.number is not None:
+            return self.number == 0
+        return any(one.address == self.address for one in own_interfaces())
 
     @property
     def endpoint(self) -> str:
@@ -103,15 +111,6 @@ def hosts_of(arguments: argparse.Namespace) -> Hosts | None:
         raise UserError(f"--node-rank = {number}: must be from 0 to {count - 1}")
     address, port = _where(endpoint)
     interface = interface_named(name) if name else interface_towards(address)
-    if interface.is_loopback and not Interface("", address).is_loopback:
-        raise UserError(
-            f"--interface = {interface.name!r}: no other host reaches it; must be one "
-            f"that leads to {address}"
-        )
-    if number == 0 and not is_own(address):
-        raise UserError(
-            f"--rdzv-endpoint = {endpoint!r}: must be an address of host 0, this one"
-        )
     return Hosts(count, address, port, interface, number)
 
 
@@ -123,4 +122,57 @@ def _where(endpoint: str) -> tuple[str, int]:
             f"--rdzv-endpoint = {endpoint!r}: must be HOST:PORT, with a port from 1 to "
             "65535"
         )
-    return address_of(found["v6"] or found["host"]), port
+    host = found["v6"] or found["host"]
+    try:
+        addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise UserError(f"--rdzv-endpoint: {host!r}: {error}") from None
+    # IPv4 where there is both: gloo takes the first address of an interface
+    first = min(addresses, key=lambda one: one[0] != socket.AF_INET)
+    return str(first[4][0]), port
+
+
+def own_interfaces() -> list[Interface]:
+    """Every address of this host, with the interface that has it, in gloo's order."""
+    families = (socket.AF_INET, socket.AF_INET6)
+    return [
+        Interface(name, one.address.partition("%")[0])
+        for name, addresses in psutil.net_if_addrs().items()
+        for one in addresses
+        if one.family in families
+    ]
+
+
+def interface_named(name: str) -> Interface:
+    """The interface ``name``; UserError if there is none, it is down or unaddressed."""
+    states = psutil.net_if_stats()
+    if name not in states:
+        names = ", ".join(sorted(states))
+        raise UserError(f"--interface = {name!r}: must be one of {names}")
+    found = next((one for one in own_interfaces() if one.name == name), None)
+    if found is None or not states[name].isup:
+        raise UserError(f"--interface = {name!r}: is down, or has no address")
+    return found
+
+
+def interface_towards(address: str) -> Interface:
+    """The interface over which packets to ``address`` leave this host.
+
+    Raises UserError if there is no route.
+    """
+    with socket.socket(family_of(address), socket.SOCK_DGRAM) as probe:
+        try:
+            # of a datagram socket it sends nothing; the kernel picks the route
+            probe.connect((address, 9))
+        except OSError as error:
+            raise UserError(
+                f"network: no route to {address}: {error.strerror}; --interface names "
+                "one"
+            ) from None
+        own = probe.getsockname()[0]
+    return interface_named(next(o.name for o in own_interfaces() if o.address == own))
+
+
+def family_of(address: str) -> socket.AddressFamily:
+    """IPv4 or IPv6."""
+    return socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -11,16 +11,15 @@ several hosts each torchrun knows of its own ranks alone; the hosts meet in
 
 import logging
 import os
-import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import psutil
 import torch
 
 from minitrain.comm.store import (
@@ -28,42 +27,26 @@ from minitrain.comm.store import (
     INTERFACES,
     MEET_AT,
     STORE,
-    loopback_interface,
-    require_interfaces,
+    interfaces,
+    variables,
 )
+from minitrain.comm.torch_private import HashStore
 from minitrain.core.errors import UserError
 from minitrain.core.files import writing
-from minitrain.core.signals import LAUNCHER_PID, Stopped
+from minitrain.core.signals import LAUNCHER_PID
 from minitrain.harness.hang_monitor import HangMonitor
 from minitrain.harness.host_rendezvous import Gathering
-from minitrain.harness.processes import end, ranks_among_children
 from minitrain.harness.rank import PAYLOAD
-from minitrain.harness.rendezvous import rendezvous_options
 from minitrain.harness.run_dir import private_folder
 from minitrain.harness.stack_dump import native_words
 
 RANK_PROGRAM = "minitrain.harness.rank"
-# torchrun's way to share its rendezvous with the ranks is a TCP store on all interfaces
-NO_TCP_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-# Not SIGINT, which torchrun would pass on: each rank would print a traceback and be
-# waited for. So Ctrl-C is an exception here, and the ranks get SIGTERM.
-SIGNALS = "SIGTERM,SIGHUP,SIGQUIT"
+RENDEZVOUS = "minitrain"
+# torchrun would pass a signal on, and each rank print a traceback. Stages make it an
+# exception (minitrain.core.signals), at which torchrun sends SIGTERM to the ranks.
+SIGNALS = "none"
 # from SIGTERM to SIGKILL for the ranks that are left
 SHUTDOWN_S = 2
-
-
-def run_environment(folder: Path, interface: str = "") -> dict[str, str]:
-    """Environment of ranks that this process starts and that meet in ``folder``; gloo
-    uses ``interface``, or the one that GLOO_SOCKET_IFNAME names, or loopback.
-
-    Raises:
-        UserError: the latter, or a loopback interface, does not exist.
-    """
-    if not interface:
-        require_interfaces()
-        interface = os.environ.get(INTERFACES) or loopback_interface()
-    ours = {STORE: str(folder / "ranks"), LAUNCHER_PID: str(os.getpid())}
-    return {**ours, INTERFACES: interface}
 
 
 def rank_environment(rank: int, world_size: int, folder: Path) -> dict[str, str]:
@@ -75,7 +58,7 @@ def rank_environment(rank: int, world_size: int, folder: Path) -> dict[str, str]
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(world_size),
-        **run_environment(folder),
+        **_environment(folder),
     }
 
 
@@ -99,26 +82,25 @@ def launch(
         raise UserError(f"world_size = {world_size}: must be at least 1")
     payload = cloudpickle.dumps((torch.get_default_dtype(), fn, args))
     processes: list[subprocess.Popen[bytes]] = []
-
-    def pids() -> dict[int, int]:
-        return {rank: process.pid for rank, process in enumerate(processes)}
+    pids: dict[int, int] = {}
 
     with private_folder() as folder:
         with writing(folder / PAYLOAD):
             (folder / PAYLOAD).write_bytes(payload)
-        watch = HangMonitor(folder, pids, timeout_s=timeout_s)
+        monitor = HangMonitor(folder, lambda: pids, timeout_s=timeout_s)
         try:
             for rank in range(world_size):
                 environment = rank_environment(rank, world_size, folder)
                 environment["OMP_NUM_THREADS"] = str(threads_per_process)
                 processes.append(_start(environment))
-            with watch.in_background():
+                pids[rank] = processes[-1].pid
+            with monitor.in_background():
                 codes = {r: process.wait() for r, process in enumerate(processes)}
         finally:
+            monitor.end_all()
             for process in processes:
-                end(process.pid)
                 process.wait()
-        if cause := watch.cause(codes):
+        if cause := monitor.cause(codes):
             raise cause
         print(native_words(folder, codes), end="", file=sys.stderr)
         files = [folder / f"result-{rank}" for rank in codes]
@@ -148,15 +130,14 @@ def torchrun(
 
     All of them on this host, where they meet in a file: nothing listens but gloo, on
     loopback, and with nccl what NCCL opens. Or on all hosts of ``gathering``, each of
-    which calls this. Raises the first failing rank's UserError, or RankError that says
-    which rank ended how, or hangs where; the same on all hosts.
+    which calls this. Raises the first failing rank's UserError, or RankError with
+    the rank and how it ended, or where it hangs; the same on all hosts.
     """
     from torch.distributed import run
-    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     _silence("torch.distributed")
-    attempt = gathering.begin_attempt() if gathering else "attempt-1"
+    attempt = gathering.attempt if gathering else "attempt-1"
     here = gathering.hosts.ranks_here(world_size) if gathering else world_size
     begin = gathering.number * here if gathering else 0
     pids: dict[int, int] = {}
@@ -168,26 +149,23 @@ def torchrun(
 
         def known() -> dict[int, int]:
             if len(pids) < here:
-                found = ranks_among_children(folder)
+                found = _ranks_among_children(folder)
                 pids.update({begin + rank: pid for rank, pid in found.items()})
             return pids
 
         options = _options(folder, here, attempt)
         elsewhere = gathering.ended_elsewhere if gathering else None
-        watch = HangMonitor(folder, known, elsewhere)
+        monitor = HangMonitor(folder, known, elsewhere)
         try:
-            with watch.in_background(), _same_handlers(), _set(environment):
+            with monitor.in_background(), variables(environment):
                 run.run(run.parse_args([*options, "-m", module, *arguments]))
-        except SignalException as error:  # torchrun has ended the ranks
-            raise Stopped(error.sigval) from error
         except ChildFailedError as error:
             for rank, failure in error.failures.items():
                 pids[begin + rank] = failure.pid
                 codes[begin + rank] = failure.exitcode
         finally:
-            for pid in pids.values():
-                end(pid)
-        cause = watch.cause(codes)
+            monitor.end_all()
+        cause = monitor.cause(codes)
         # what ended well here may not have done so elsewhere
         if cause := gathering.agree_on(cause) if gathering else cause:
             raise cause
@@ -195,8 +173,13 @@ def torchrun(
 
 
 def _options(folder: Path, num_ranks: int, attempt: str) -> list[str]:
+    from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
+
+    rendezvous_handler_registry.register(RENDEZVOUS, _rendezvous)
     return [
-        *rendezvous_options(attempt),
+        "--nnodes=1",
+        f"--rdzv-backend={RENDEZVOUS}",
+        f"--rdzv-id={attempt}",
         f"--nproc-per-node={num_ranks}",
         f"--log-dir={folder}",
         f"--signals-to-handle={SIGNALS}",
@@ -204,31 +187,51 @@ def _options(folder: Path, num_ranks: int, attempt: str) -> list[str]:
     ]
 
 
-def _environment(folder: Path, gathering: Gathering | None) -> dict[str, str]:
+def _rendezvous(parameters: Any) -> Any:
+    # Torch's own serves TCP on every interface, or polls a file, for ever where a full
+    # disk cut its last record. This one is in memory: ranks meet in comm.store.
+    from torch.distributed.elastic import rendezvous
+    from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import (
+        StaticTCPRendezvous,
+    )
+
+    class Alone(StaticTCPRendezvous):
+        def next_rendezvous(self) -> rendezvous.RendezvousInfo:
+            endpoint = rendezvous.RendezvousStoreInfo("", 0)
+            return rendezvous.RendezvousInfo(HashStore(), 0, 1, endpoint)
+
+        def get_backend(self) -> str:
+            return RENDEZVOUS
+
+    return Alone("", 0, 0, 1, parameters.run_id, 1)
+
+
+def _environment(folder: Path, gathering: Gathering | None = None) -> dict[str, str]:
+    ours = {STORE: str(folder / "ranks"), LAUNCHER_PID: str(os.getpid())}
     if gathering is None:
-        return run_environment(folder) | NO_TCP_STORE
+        return {**ours, INTERFACES: interfaces()}
     hosts, name = gathering.hosts, gathering.hosts.interface.name
     return {
-        **run_environment(folder, name),
-        **NO_TCP_STORE,
-        MEET_AT: f"{hosts.port} {hosts.address}",
-        HOSTS: f"{gathering.number} {hosts.count}",
+        **ours,
+        INTERFACES: name,
         # not every interface whose name begins so
         "NCCL_SOCKET_IFNAME": f"={name}",
+        MEET_AT: f"{hosts.port} {hosts.address}",
+        HOSTS: f"{gathering.number} {hosts.count}",
     }
 
 
-@contextmanager
-def _same_handlers() -> Iterator[None]:
-    # torchrun leaves its own, which raise what only it understands
-    numbers = [getattr(signal, name) for name in SIGNALS.split(",")]
-    before = {number: signal.getsignal(number) for number in numbers}
-    try:
-        yield
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            for number, handler in before.items():
-                signal.signal(number, handler)
+def _ranks_among_children(folder: Path) -> dict[int, int]:
+    # torchrun does not name its processes: those of the run in folder, by local rank
+    found = {}
+    # in a container /proc may be hidden, or that of another namespace
+    with suppress(psutil.Error, OSError):
+        for child in psutil.Process().children():
+            with suppress(psutil.Error):
+                told = child.environ()
+                if Path(told.get(STORE, "")).parent == folder and "LOCAL_RANK" in told:
+                    found[int(told["LOCAL_RANK"])] = child.pid
+    return found
 
 
 def _silence(package: str) -> None:
@@ -236,16 +239,3 @@ def _silence(package: str) -> None:
     for name in list(logging.root.manager.loggerDict):
         if name.startswith(package):
             logging.getLogger(name).setLevel(logging.CRITICAL)
-
-
-@contextmanager
-def _set(changes: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name)
-            if value is not None:
-                os.environ[name] = value

@@ -1,4 +1,4 @@
-"""Setup and teardown of a rank, whichever launcher started it.
+"""Setup and teardown of a rank, for both launchers.
 
 As a module of its own (``python -m``) it is a process of
 :func:`minitrain.harness.launcher.launch`.
@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,16 +18,17 @@ import torch
 
 from minitrain.comm import heartbeat
 from minitrain.comm.store import our_store
-from minitrain.core.errors import EXIT_USER, UserError
+from minitrain.core.errors import EXIT_USER, RankError
 from minitrain.core.files import writing
 from minitrain.core.printable import note
 from minitrain.core.signals import end_with_launcher
 from minitrain.harness import stack_dump as stack
 from minitrain.harness.failures import (
     GAVE_UP,
+    LEFT,
     LOST,
-    Report,
-    waited_in_vain,
+    Failure,
+    failure_by,
     write_report,
 )
 
@@ -36,13 +36,13 @@ from minitrain.harness.failures import (
 PAYLOAD = "payload"
 # a rank that lost a peer exits after it, so that the launcher sees the cause first; one
 # that gave up is ended as soon as the launcher has looked for the one that is missing
-PAUSES_S = {LOST: 0.5, GAVE_UP: 3.0}
+PAUSES_S = {LEFT: 0.5, LOST: 0.5, GAVE_UP: 3.0}
 
 
 @contextmanager
 def as_rank() -> Iterator[Path | None]:
     """Set up and end a rank around its body -> the folder of its run. It ends with its
-    launcher, has a heartbeat, tells its stack when asked, keeps from the terminal what
+    launcher, has a heartbeat, dumps its stack when asked, keeps from the terminal what
     C++ prints, and reports an exception. None of it but the first in a rank that our
     launchers did not start.
     """
@@ -57,30 +57,25 @@ def as_rank() -> Iterator[Path | None]:
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         os.environ.pop(name, None)
     folder, rank = store.parent, os.environ["RANK"]
-    stack.keep_native_words(stack.words_of(folder, rank))
-    stack.answer_in(stack.file_of(folder, rank))
-    # last: it says that the question where this rank stands will not end it
+    stack.keep_native_words(heartbeat.file_of(folder, rank, "words"))
+    stack.answer_in(heartbeat.file_of(folder, rank, "stack"))
+    # last: from then on the request for a stack dump does not end this rank
     place = heartbeat.make_place(heartbeat.file_of(folder, rank))
     try:
         yield folder
     except (Exception, SystemExit) as error:
-        _fail(folder, rank, error)
+        _fail(folder, failure_by(error, int(rank), os.getpid(), place.look()))
     place.enter("end")
 
 
-def _fail(folder: Path, rank: str, error: BaseException) -> NoReturn:
-    line = " ".join(f"{type(error).__name__}: {error}".split())
-    leaving = waited_in_vain(error)
-    if isinstance(error, UserError):
-        report = Report(error=error)
-    else:
-        report = Report(line=line, traceback=traceback.format_exc(), leaving=leaving)
+def _fail(folder: Path, failure: Failure) -> NoReturn:
     try:
-        write_report(folder, rank, report)
+        write_report(folder, int(os.environ["RANK"]), failure)
     except OSError as why:
-        # as where a disk is full: nothing else would say it
-        note(f"{line} (not reported: {why})")
-    time.sleep(PAUSES_S.get(leaving, 0.0))
+        # as where a disk is full
+        note(f"{failure} (not reported: {why})")
+    if isinstance(failure, RankError):
+        time.sleep(PAUSES_S.get(failure.kind, 0.0))
     exit_now(EXIT_USER)
 
 

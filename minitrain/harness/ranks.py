@@ -47,35 +47,37 @@ def run_as_ranks(
     under torchrun, or, on a torch build without torchrun, ``body`` through
     :func:`launch`; all ranks again where one was lost, up to ``max_restarts`` times
     (:func:`with_restarts`). If this host is one of several ``hosts``, it waits
-    ``timeout_s`` seconds for the others, and what is wrong on one ends the run on all.
-    Raises UserError for an environment that some other program left behind.
+    ``timeout_s`` seconds for the others.
+    Raises UserError in a rank of a run of another size.
     """
-    if RUN_ID in os.environ:
+    # what another torchrun left alone is no rank
+    if RUN_ID in os.environ and all(name in os.environ for name in names_of_a_rank()):
         _count_all_hosts()
-        _require_a_rank_of(world_size)
+        if os.environ["WORLD_SIZE"] != str(world_size):
+            raise UserError(
+                f"environment: WORLD_SIZE = {os.environ['WORLD_SIZE']} does not fit a "
+                f"run of {world_size}; where torchrun did not start this process, "
+                f"unset {RUN_ID}"
+            )
         with as_rank():
             body("torchrun")
         return
     has_torchrun = importlib.util.find_spec("torch.distributed.run") is not None
 
     def start(gathering: Gathering | None = None) -> None:
-        threads = threads_per_process
+        options: dict[str, Any] = {"threads_per_process": threads_per_process}
         if has_torchrun:
-            begin = partial(torchrun, module, sys.argv[1:], world_size)
-            return begin(gathering=gathering, threads_per_process=threads)
+            options["gathering"] = gathering
+            return torchrun(module, sys.argv[1:], world_size, **options)
         # ranks that hang are found; how long training takes is not known
-        limits: dict[str, Any] = {"timeout_s": math.inf, "threads_per_process": threads}
-        launch(body, world_size, "launch", **limits)
+        launch(body, world_size, "launch", timeout_s=math.inf, **options)
 
+    preflight()
     if hosts is None:
-        preflight()
         return with_restarts(start, max_restarts)
     if not has_torchrun:
         raise UserError("--nnodes: this torch has no torchrun, which hosts need")
-    # before they wait for each other
-    hosts.ranks_here(world_size)
     with gathered(hosts, timeout_s, world_size) as gathering:
-        gathering.everywhere(preflight)
         with_restarts(partial(start, gathering), max_restarts)
 
 
@@ -88,18 +90,6 @@ def _count_all_hosts() -> None:
     rank = number * here + int(os.environ["LOCAL_RANK"])
     os.environ |= {"RANK": f"{rank}", "WORLD_SIZE": f"{count * here}"}
     os.environ |= {"GROUP_RANK": f"{number}", "GROUP_WORLD_SIZE": f"{count}"}
-
-
-def _require_a_rank_of(world_size: int) -> None:
-    known = {"WORLD_SIZE": [str(world_size)], "RANK": [*map(str, range(world_size))]}
-    for name in names_of_a_rank():
-        value = os.environ.get(name)
-        if value is None or value not in known.get(name, [value]):
-            raise UserError(
-                f"environment: {name} = {value or 'nothing'} does not fit a run of "
-                f"{world_size}; where torchrun did not start this process, unset "
-                f"{RUN_ID}"
-            )
 
 
 def with_restarts(attempt: Callable[[], None], max_restarts: int) -> None:

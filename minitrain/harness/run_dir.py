@@ -6,7 +6,6 @@ the next launcher knows which folders are abandoned.
 
 import fcntl
 import os
-import re
 import shutil
 import socket
 import tempfile
@@ -29,11 +28,15 @@ def private_folder() -> Iterator[Path]:
     if the folder for temporary files is full.
     """
     remove_abandoned()
-    lock = None
-    # none where another process came in between, and took it for abandoned
-    while lock is None:
+    while True:
         folder = Path(tempfile.mkdtemp(prefix=PREFIX))
-        lock = _lock(folder, fcntl.LOCK_EX)
+        # until it is locked, another process may take it for abandoned
+        with suppress(FileNotFoundError):
+            lock = os.open(folder, os.O_RDONLY)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if folder.exists():
+                break
+            os.close(lock)
     try:
         free = shutil.disk_usage(folder).free
         if free < ROOM_BYTES:
@@ -51,30 +54,14 @@ def private_folder() -> Iterator[Path]:
 def remove_abandoned() -> list[Path]:
     """Remove the folders of this user on this host whose makers are gone -> those."""
     removed = []
-    # no name of another host: what comes behind its name has no hyphen
-    ours = re.compile(re.escape(PREFIX) + "[a-z0-9_]+")
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        if not ours.fullmatch(folder.name):
-            continue
-        lock = _lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if lock is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+    # as many characters as mkdtemp adds: the name of another host may begin alike
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}{'?' * 8}"):
+        # that of another user cannot be opened
+        with suppress(OSError):
+            lock = os.open(folder, os.O_RDONLY)
+            with suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+                removed.append(folder)
             os.close(lock)
-            removed.append(folder)
     return removed
-
-
-def _lock(folder: Path, how: int) -> int | None:
-    # -> the descriptor that holds the lock; None if the folder is another user's, or a
-    # link, or locked by a process that lives, or not there any more
-    try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError:
-        return None
-    with suppress(OSError):
-        if os.fstat(descriptor).st_uid == os.geteuid():
-            fcntl.flock(descriptor, how)
-            if os.path.samestat(os.fstat(descriptor), os.stat(folder)):
-                return descriptor
-    os.close(descriptor)
-    return None

@@ -14,13 +14,14 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+
+from minitrain.comm.heartbeat import file_of
 
 # free in torch, DVC and Slurm; one that a user's code may use is not taken from it
 ASK: int = getattr(signal, "SIGRTMAX", signal.SIGUSR2)
 ANSWER_S = 1.0
 # lines of a traceback (innermost last) and of faulthandler (innermost first)
-FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+),? in (?P<name>\S+)')
+FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 # where a rank stands that waits for another; the rest of torch computes
 WAITS = re.compile(
     r"/torch/(distributed/|nn/parallel/|autograd/graph\.py)"
@@ -28,55 +29,36 @@ WAITS = re.compile(
 )
 # what is called to get into a wait and to any other operator
 PASSES_ON = re.compile(r"/torch/(_ops|_compile|utils/_contextlib)\.py")
-# what a rank calls to meet others, which says little about where it is
+# what a rank calls to meet others, which is no place of its own
 COMMUNICATION = re.compile(r"/minitrain/(comm|harness)/")
-LIBRARIES = tuple(
-    {sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")}
+# no reader of the message wrote these
+LIBRARIES = (
+    "<",
+    *{sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")},
 )
 
 
-class Frame(NamedTuple):
-    """A line of source that is being executed."""
+class Stack(list[tuple[str, str]]):
+    """File and line of each frame that a text lists, innermost first."""
 
-    file: str
-    line: int
-    name: str
-
-    def __str__(self) -> str:
-        with suppress(ValueError):
-            return f"{Path(self.file).relative_to(Path.cwd())}:{self.line}"
-        return f"{Path(self.file).name}:{self.line}"
-
-    @property
-    def in_a_library(self) -> bool:
-        """True for a file that no reader of the message wrote."""
-        return self.file.startswith(("<", *LIBRARIES))
-
-
-class Stack(list[Frame]):
-    """Frames, innermost first."""
+    def __init__(self, text: str, *, innermost_last: bool = False) -> None:
+        found = FRAME.findall(text)
+        super().__init__(reversed(found) if innermost_last else found)
 
     @property
     def waits(self) -> bool:
         """True if another rank is waited for here."""
-        inner = next((f for f in self if not PASSES_ON.search(f.file)), None)
-        return inner is not None and WAITS.search(inner.file) is not None
+        inner = next((file for file, _ in self if not PASSES_ON.search(file)), "")
+        return WAITS.search(inner) is not None
 
     def __str__(self) -> str:
-        own = [frame for frame in self if not frame.in_a_library]
-        theirs = [f for f in own if not COMMUNICATION.search(f.file)]
-        return next((f"in {one}" for one in (theirs or own or self)), "")
-
-
-def frames(text: str) -> Stack:
-    """Return the frames that ``text`` lists, in its order."""
-    found = FRAME.finditer(text)
-    return Stack(Frame(m["file"], int(m["line"]), m["name"]) for m in found)
-
-
-def file_of(folder: Path, rank: int | str) -> Path:
-    """File of the stack of ``rank``, in the run's ``folder``."""
-    return folder / f"stack-{rank}"
+        own = [frame for frame in self if not frame[0].startswith(LIBRARIES)]
+        theirs = [frame for frame in own if not COMMUNICATION.search(frame[0])]
+        for file, line in theirs or own or self:
+            path = Path(file)
+            here = path.is_relative_to(Path.cwd())
+            return f"in {path.relative_to(Path.cwd()) if here else path.name}:{line}"
+        return ""
 
 
 def answer_in(file: Path) -> None:
@@ -106,9 +88,9 @@ def ask(files: Mapping[int, Path]) -> dict[int, Stack]:
         for pid in files.keys() - found:
             said = read(files[pid])[before[pid] :]
             # the outermost frame is the last to be written
-            if "<module>" in said or time.monotonic() > deadline - ANSWER_S / 2:
-                stack = frames(said)
-                found |= {pid: stack} if stack else {}
+            late = time.monotonic() > deadline - ANSWER_S / 2
+            if ("<module>" in said or late) and (stack := Stack(said)):
+                found[pid] = stack
     return found
 
 
@@ -119,14 +101,9 @@ def read(file: Path) -> str:
     return ""
 
 
-def of_main_thread(text: str) -> Stack:
+def of_crash(text: str) -> Stack:
     """Return the stack of the main thread, the last of what a crash left."""
-    return frames(text.split("Thread 0x")[-1])
-
-
-def of_traceback(text: str) -> Stack:
-    """Return the stack of a traceback, whose innermost frame comes last."""
-    return Stack(reversed(frames(text)))
+    return Stack(text.split("Thread 0x")[-1])
 
 
 def keep_native_words(file: Path) -> None:
@@ -143,11 +120,6 @@ def keep_native_words(file: Path) -> None:
     sys.stderr = stream
 
 
-def native_words(folder: Path, ranks: Iterable[int | str]) -> str:
+def native_words(folder: Path, ranks: Iterable[int]) -> str:
     """Return what the libraries of all ``ranks`` printed."""
-    return "".join(read(words_of(folder, rank)) for rank in ranks)
-
-
-def words_of(folder: Path, rank: int | str) -> Path:
-    """File of what the libraries of ``rank`` print, in the run's ``folder``."""
-    return folder / f"words-{rank}"
+    return "".join(read(file_of(folder, rank, "words")) for rank in ranks)

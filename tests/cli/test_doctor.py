@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from itertools import product
@@ -137,30 +136,14 @@ def test_rank_that_dies_is_named() -> None:
     assert not Examination([Check("torch", "fine", "")], []).ok
 
 
-def test_interface_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interface_that_is_not_there_and_more_threads_than_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert doctor.check_interface().detail.startswith("ranks of one host talk over lo")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo,nowhere0")
     check = doctor.check_interface()
     assert check.verdict == "wrong"
-    assert check.detail.startswith("GLOO_SOCKET_IFNAME=lo,nowhere0; interfaces here: ")
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    assert doctor.check_interface().verdict == "fine"
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
-    assert doctor.check_interface().detail.startswith("ranks of one host talk over lo")
-    monkeypatch.setattr(socket, "if_nameindex", lambda: [(2, "eth0")])
-    check = doctor.check_interface()
-    assert check.verdict == "wrong"
-    assert "no loopback interface is up (interfaces: eth0)" in check.detail
-
-
-def test_port_in_use_and_more_threads_than_cores(
-    monkeypatch: pytest.MonkeyPatch, taken_port: str
-) -> None:
-    monkeypatch.setenv("MASTER_PORT", taken_port)
-    check = doctor.check_ports()
-    assert check.verdict == "trouble"
-    assert check.detail.startswith(f"environment: MASTER_PORT = {taken_port} is in use")
-    monkeypatch.delenv("MASTER_PORT")
-    assert doctor.check_ports().verdict == "fine"
+    assert "GLOO_SOCKET_IFNAME = 'nowhere0': must be one of" in check.detail
     monkeypatch.setattr("torch.get_num_threads", lambda: 10_000)
     check = doctor.check_threads()
     assert check.verdict == "trouble"

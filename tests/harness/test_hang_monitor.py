@@ -6,7 +6,6 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from waiting import GENEROUS_S, wait_for
 
 from minitrain.comm.heartbeat import file_of, make_place
 from minitrain.core.errors import RankError
-from minitrain.harness.failures import LOST, Report, write_report
+from minitrain.harness.failures import LOST, write_report
 from minitrain.harness.hang_monitor import HangMonitor
 
 
@@ -23,30 +22,6 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen(["sleep", "1000"], start_new_session=True) as sleeps:
         yield sleeps
         sleeps.kill()
-
-
-@contextmanager
-def beside_a_silent_host(
-    folder: Path,
-    process: subprocess.Popen[bytes],
-    answers: threading.Event,
-) -> Iterator[HangMonitor]:
-    """The watch of ``process``, while nobody says what became of others."""
-    mine = make_place(file_of(folder, 0))
-    asked = threading.Event()
-
-    def ended_elsewhere() -> bool:
-        asked.set()
-        return answers.wait(2 * GENEROUS_S)
-
-    mine.limit(1)
-    mine.mark(2, "forward")
-    # before its limit begins, else a slow test would take it for one that hangs
-    os.kill(process.pid, signal.SIGSTOP)
-    watch = HangMonitor(folder, lambda: {0: process.pid}, ended_elsewhere)
-    with watch.in_background():
-        assert asked.wait(GENEROUS_S)
-        yield watch
 
 
 def test_start_up_has_a_limit_of_its_own(
@@ -71,23 +46,24 @@ def test_start_up_has_a_limit_of_its_own(
     assert "no answer within 0.1 s, hangs before its first step" in str(late())
 
 
-def test_a_monitor_that_fails_ends_the_ranks_and_says_why(
-    tmp_path: Path, process: subprocess.Popen[bytes]
-) -> None:
-    """Without it nothing would end ranks that hang."""
-    answers = iter([{0: process.pid}])
-    monitor = HangMonitor(tmp_path, lambda: next(answers))
-    with monitor.in_background():
-        process.wait(GENEROUS_S)
-    assert isinstance(monitor.cause({}), StopIteration)
-
-
 def test_who_hangs_here_is_found_while_another_host_does_not_answer(
     tmp_path: Path, process: subprocess.Popen[bytes]
 ) -> None:
     """Before, as soon as that host was given up: the limit and five seconds later."""
-    answers = threading.Event()
-    with beside_a_silent_host(tmp_path, process, answers) as watch:
+    mine = make_place(file_of(tmp_path, 0))
+    asked, answers = threading.Event(), threading.Event()
+
+    def ended_elsewhere() -> bool:
+        asked.set()
+        return answers.wait(2 * GENEROUS_S)
+
+    mine.limit(1)
+    mine.mark(2, "forward")
+    # before its limit begins, else a slow test would take it for one that hangs
+    os.kill(process.pid, signal.SIGSTOP)
+    watch = HangMonitor(tmp_path, lambda: {0: process.pid}, ended_elsewhere)
+    with watch.in_background():
+        assert asked.wait(GENEROUS_S)
         process.wait(GENEROUS_S)
         began = time.monotonic()
     # nor does the end wait for the answer
@@ -97,35 +73,26 @@ def test_who_hangs_here_is_found_while_another_host_does_not_answer(
     assert not watch.followed
 
 
-def test_ranks_end_with_those_of_another_host(
-    tmp_path: Path, process: subprocess.Popen[bytes]
-) -> None:
-    watch = HangMonitor(tmp_path, lambda: {0: process.pid}, lambda: True)
-    with watch.in_background():
-        assert process.wait(GENEROUS_S) == -signal.SIGKILL
-    assert watch.followed
-    assert watch.verdict is None
-
-
 @pytest.mark.parametrize(
     ("leaving", "named", "of_another"),
-    [("", "rank 2 ", False), (LOST, "rank 3 ", True)],
+    [(False, "rank 2 ", False), (True, "rank 3 ", True)],
 )
-def test_rank_that_ended_first_here_followed_nobody(
-    leaving: str,
+def test_rank_that_ended_first_here_did_not_follow_another_host(
+    leaving: bool,
     named: str,
     of_another: bool,
     tmp_path: Path,
     process: subprocess.Popen[bytes],
 ) -> None:
     """Ranks of another host lost it, and tell that at once. Before, a crash here was
-    taken for what came of theirs.
+    taken for the effect of theirs.
     """
     for number in (2, 3):
         make_place(file_of(tmp_path, number)).mark(2, "forward")
     if leaving:
-        line = "RuntimeError: Connection reset by peer"
-        write_report(tmp_path, 2, Report(line=line, leaving=leaving))
+        error = RankError("rank 2 (process 1 on a): Connection reset by peer")
+        error.rank, error.kind, error.of_another = 2, LOST, True
+        write_report(tmp_path, 2, error)
     told = threading.Event()
     with subprocess.Popen(["sleep", "1000"], start_new_session=True) as crashes:
         pids = {2: crashes.pid, 3: process.pid}
@@ -135,44 +102,21 @@ def test_rank_that_ended_first_here_followed_nobody(
             wait_for(lambda: [*watch.first], 1)
             assert watch.first == {2}
             told.set()
+            # it ends with those of the other host
             assert process.wait(GENEROUS_S) == -signal.SIGKILL
     assert watch.followed
+    assert watch.verdict is None
     cause = watch.cause({2: -signal.SIGSEGV, 3: -signal.SIGKILL})
     assert isinstance(cause, RankError)
     assert str(cause).startswith(named)
     assert cause.of_another is of_another
 
 
-def test_question_that_fails_is_asked_again(
-    tmp_path: Path,
-    process: subprocess.Popen[bytes],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Before, a traceback on the terminal, and nobody asked any longer."""
-    asked: list[str] = []
-    tracebacks: list[object] = []
-    monkeypatch.setattr(threading, "excepthook", tracebacks.append)
-
-    def ended_elsewhere() -> bool:
-        asked.append(threading.current_thread().name)
-        if len(asked) == 1:
-            raise RuntimeError("the store says what nobody expects")
-        return True
-
-    watch = HangMonitor(tmp_path, lambda: {0: process.pid}, ended_elsewhere)
-    with watch.in_background():
-        assert process.wait(GENEROUS_S) == -signal.SIGKILL
-    assert watch.followed
-    assert not tracebacks
-    assert asked == ["_ask"] * 2
-
-
-def test_nobody_asks_after_the_end(
+def test_another_host_is_not_asked_after_the_end(
     tmp_path: Path, process: subprocess.Popen[bytes]
 ) -> None:
     """Before, an answer that came a little late came when torch was being unloaded."""
-    asking = threading.Event()
-    answered = threading.Event()
+    asking, answered = threading.Event(), threading.Event()
 
     def ended_elsewhere() -> bool:
         asking.set()
@@ -180,9 +124,8 @@ def test_nobody_asks_after_the_end(
         answered.set()
         return False
 
-    with HangMonitor(
-        tmp_path, lambda: {0: process.pid}, ended_elsewhere
-    ).in_background():
+    watch = HangMonitor(tmp_path, lambda: {0: process.pid}, ended_elsewhere)
+    with watch.in_background():
         assert asking.wait(GENEROUS_S)
     assert "_ask" not in [one.name for one in threading.enumerate()]
     assert answered.is_set()

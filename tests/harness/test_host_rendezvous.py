@@ -1,29 +1,30 @@
 """Hosts come together, reach each other, and tell each other what went wrong."""
 
-import json
 import re
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
+from datetime import timedelta
 from typing import Any
 
+import psutil
 import pytest
 import torch.distributed as dist
 from ipv6 import require_ipv6
 from one_line import refusal
 from ports import free_port
-from waiting import GENEROUS_S
+from waiting import GENEROUS_S, wait_for
 
-from minitrain.comm.interfaces import Interface
-from minitrain.comm.torch_private import HashStore
 from minitrain.core.errors import RankError, UserError
 from minitrain.harness import host_rendezvous as module
-from minitrain.harness.host_rendezvous import Gathering, Known, find, gathered
-from minitrain.harness.hosts import Hosts
+from minitrain.harness.host_rendezvous import Gathering, find, gathered
+from minitrain.harness.hosts import Hosts, Interface
 
 LOOPBACK = Interface("lo", "127.0.0.1")
 NO_RUN = "what answers there is no run of minitrain, or one that has just ended"
@@ -31,20 +32,15 @@ Body = Callable[[Gathering], Any]
 
 
 def meet(
-    count: int, body: Body, numbers: list[int], timeout_s: float = 20
-) -> list[Any]:
-    """What ``body`` gives on each host, or the line that ends it there."""
-    return meet_as([(count, 12)] * len(numbers), body, numbers, timeout_s)
-
-
-def meet_as(
-    sizes: list[tuple[int, int]],
     body: Body,
-    numbers: list[int],
+    numbers: Sequence[int] = (0, 1),
+    sizes: Sequence[tuple[int, int]] | None = None,
     timeout_s: float = 20,
     address: str = "127.0.0.1",
 ) -> list[Any]:
-    """The same where each is told how many hosts and ranks there are."""
+    """What ``body`` gives on each host, or the line that ends it there; ``sizes``:
+    numbers of hosts and ranks, as each is told.
+    """
     port = free_port()
 
     def be(number: int, size: tuple[int, int]) -> Any:
@@ -56,7 +52,7 @@ def meet_as(
             return str(error)
 
     with ThreadPoolExecutor(len(numbers)) as threads:
-        return list(threads.map(be, numbers, sizes))
+        return list(threads.map(be, numbers, sizes or [(2, 12)] * len(numbers)))
 
 
 def test_hosts_know_each_other() -> None:
@@ -64,18 +60,18 @@ def test_hosts_know_each_other() -> None:
         return [one.number for one in gathering.everyone]
 
     # each host names itself first
-    assert meet(3, numbers, [0, 1, 2]) == [[0, 1, 2], [1, 0, 2], [2, 0, 1]]
+    found = meet(numbers, range(3), [(3, 12)] * 3)
+    assert found == [[0, 1, 2], [1, 0, 2], [2, 0, 1]]
 
 
 def test_endpoint_may_be_of_another_family_than_gloo() -> None:
     """Before: Address family for hostname not supported."""
     require_ipv6()
-    sizes = [(2, 2), (2, 2)]
-    assert meet_as(sizes, lambda _: "met", [0, 1], address="::1") == ["met", "met"]
+    assert meet(lambda _: "met", address="::1") == ["met", "met"]
 
 
 def test_missing_host_is_told_with_those_that_came() -> None:
-    first, second = meet(3, lambda _: "met", [0, 1], timeout_s=2)
+    first, second = meet(lambda _: "met", sizes=[(3, 12)] * 2, timeout_s=2)
     assert "waited 2 s for 3 hosts: only host 0 (" in first
     assert "), host 1 (" in first
     assert second == first
@@ -85,27 +81,26 @@ def test_missing_host_is_told_with_those_that_came() -> None:
     ("sizes", "option", "other", "first"),
     [
         ([(2, 2), (2, 4)], "--world-size", 4, 2),
-        ([(3, 6), (2, 6)], "--nnodes", 2, 3),
+        # before, the third was one more
+        ([(3, 6), (3, 6), (2, 6)], "--nnodes", 2, 3),
         ([(2, 6), (3, 6)], "--nnodes", 3, 2),
     ],
 )
-def test_unlike_sizes_are_told_on_both_hosts_at_once(
+def test_sizes_that_differ_are_told_on_both_hosts_at_once(
     sizes: list[tuple[int, int]], option: str, other: int, first: int
 ) -> None:
-    here, there = meet_as(sizes, lambda _: "met", [0, 1])
-    assert here == there
-    assert here.startswith(f"{option} = {other} on host 1 (")
-    assert f"), but {first} on host 0 (" in here
+    here, *_, there = meet(lambda _: "met", range(len(sizes)), sizes)
+    line = f"{option} = {other} on {socket.gethostname()} (127.0.0.1), but {first} on "
+    # a host in between may come when the first has gone
+    assert here == there == f"{line}the first host"
 
 
 def test_one_host_too_many_is_told() -> None:
     def until_it_came(gathering: Gathering) -> str:
-        deadline = time.monotonic() + GENEROUS_S
-        while gathering.store.add("sits 1", 0) < 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_for(lambda: [*range(gathering.store.add("sits 1", 0))], 2)
         return "met"
 
-    lines = meet(2, until_it_came, [0, 1, 1])
+    lines = meet(until_it_came, [0, 1, 1])
     assert sorted(lines)[1:] == ["met", "met"]
     assert "all 2 hosts of the run are there, and this is one more" in sorted(lines)[0]
 
@@ -145,7 +140,7 @@ def test_stranger_at_the_endpoint_is_one_line(stranger: int) -> None:
 
 
 def test_endpoint_that_is_not_served_or_is_taken(taken_port: str) -> None:
-    (line,) = meet(2, lambda _: "met", [1], timeout_s=1)
+    (line,) = meet(lambda _: "met", [1], timeout_s=1)
     assert "no answer within 1 s (Connection refused)" in line
     hosts = Hosts(2, "127.0.0.1", int(taken_port), LOOPBACK, 0)
     with (
@@ -169,38 +164,9 @@ def test_host_that_is_not_reached_is_told_on_all(
         return connect(address, *arguments)
 
     monkeypatch.setattr(socket, "create_connection", blocked)
-    lines = meet(2, lambda _: "met", [0, 1], timeout_s=5)
+    lines = meet(lambda _: "met", timeout_s=5)
     assert "does not reach host 0 (" in lines[0] + lines[1]
     assert all("by its interface lo: timed out" in line for line in lines)
-
-
-def missing_file() -> None:
-    Path("/no/such").stat()
-
-
-def wrong_value() -> None:
-    raise UserError("train.x = 3: must be 2")
-
-
-@pytest.mark.parametrize(
-    ("preflight", "said"),
-    [
-        (wrong_value, "train.x = 3: must be 2"),
-        (missing_file, "/no/such: No such file or directory"),
-        (lambda: None, "well"),
-    ],
-)
-def test_mistake_on_one_host_is_raised_on_all(
-    preflight: Callable[[], None], said: str
-) -> None:
-    def body(gathering: Gathering) -> str:
-        gathering.everywhere(preflight if gathering.number else lambda: None)
-        return "well"
-
-    first, second = meet(2, body, [0, 1])
-    assert second == said
-    assert first == said if said == "well" else re.match(r"host 1 \(", first)
-    assert first.endswith(said)
 
 
 def rank_error(line: str, *, of_another: bool) -> RankError:
@@ -223,12 +189,11 @@ def rank_error(line: str, *, of_another: bool) -> RankError:
 )
 def test_hosts_agree_on_the_cause(errors: list[Exception], cause: str) -> None:
     def body(gathering: Gathering) -> tuple[str, int | None]:
-        gathering.begin_attempt()
         agreed = gathering.agree_on(errors[gathering.number])
         return str(agreed).rpartition(": ")[2], getattr(agreed, "step", None)
 
     step = 7 if isinstance(errors["ab".find(cause)], RankError) else None
-    assert meet(2, body, [0, 1]) == [(cause, step)] * 2
+    assert meet(body) == [(cause, step)] * 2
 
 
 def test_silent_host_is_named_where_it_may_be_the_cause(
@@ -257,63 +222,11 @@ def test_silent_host_is_named_where_it_may_be_the_cause(
         assert isinstance(lost, UserError)
         return [str(ended_well), str(lost)]
 
-    (lines, _) = meet(2, body, [0, 1])
+    (lines, _) = meet(body)
     assert all(line.startswith("no word from host 1 (") for line in lines)
     assert lines[1].endswith("; lost")
     said = [one for one in capsys.readouterr().err.splitlines() if "most" in one]
     assert re.fullmatch(r"waiting for host 1 \(.*\), \d s at most", said[0])
-
-
-class Leaves(HashStore):
-    """The store of a host that is lost once something was read in it."""
-
-    lost = False
-
-    def get(self, key: str) -> bytes:
-        self.lost = True
-        return bytes(super().get(key))
-
-    def check(self, keys: list[str]) -> bool:
-        if self.lost:
-            raise dist.DistNetworkError("closed by peer")
-        return bool(super().check(keys))
-
-
-def the_second_of_three(store: HashStore) -> Gathering:
-    hosts = Hosts(3, "127.0.0.1", free_port(), LOOPBACK, 1)
-    gathering = Gathering(hosts, store, 20, 3)
-    gathering.everyone = [Known(n, "here", "127.0.0.1", 1, {}) for n in (1, 0, 2)]
-    return gathering
-
-
-@pytest.mark.parametrize("by_the_watch", [False, True])
-def test_cause_that_was_heard_outlives_the_store(by_the_watch: bool) -> None:
-    """Before: no word from host 0."""
-    store = Leaves()
-    gathering = the_second_of_three(store)
-    told = {"line": "rank 2: a bug", "mistake": False, "facts": {}}
-    store.set("0 2", json.dumps(told))
-    if by_the_watch:
-        assert gathering.ended_elsewhere()
-    agreed = gathering.agree_on(rank_error("lost a peer", of_another=True))
-    assert str(agreed) == "rank 2: a bug"
-
-
-def test_host_that_is_lost_after_all_told_changes_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The watch's own thread may find it lost. Before: no word from host 0."""
-    gathering = the_second_of_three(HashStore())
-    hear = gathering._hear
-
-    def and_then_it_is_lost(*limits: float) -> None:
-        hear(*limits)
-        gathering._lost_first = True
-
-    monkeypatch.setattr(gathering, "_hear", and_then_it_is_lost)
-    for number in (0, 2):
-        gathering.store.set(f"0 {number}", "{}")
-    assert gathering.agree_on(None) is None
 
 
 @pytest.mark.parametrize("failed", [True, False])
@@ -321,7 +234,6 @@ def test_ranks_that_failed_elsewhere_are_known_here(failed: bool) -> None:
     asked = threading.Event()
 
     def body(gathering: Gathering) -> list[bool]:
-        gathering.begin_attempt()
         if gathering.hosts.is_first:
             before = gathering.ended_elsewhere()
             asked.set()
@@ -335,20 +247,46 @@ def test_ranks_that_failed_elsewhere_are_known_here(failed: bool) -> None:
         gathering.agree_on(error)
         return []
 
-    assert meet(2, body, [0, 1]) == [[False, failed], []]
+    assert meet(body) == [[False, failed], []]
 
 
-def test_no_attempt_without_a_host_that_has_left() -> None:
-    left = threading.Event()
+SERVES = """
+import time
+from torch.distributed import TCPStore
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+time.sleep(60)
+"""
 
-    def body(gathering: Gathering) -> str:
-        if gathering.hosts.is_first:
-            left.wait(GENEROUS_S)
-            gathering.store.wait(["left 1"])
-            gathering.begin_attempt()
-        left.set()
-        return "left"
 
-    first, second = meet(2, body, [0, 1])
-    assert "has left the run" in first
-    assert second == "left"
+@pytest.fixture
+def server() -> Iterator[subprocess.Popen[str]]:
+    """A store in a process of its own, which prints its port."""
+    command = [sys.executable, "-c", SERVES]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        yield server
+        server.kill()
+
+
+def test_store_that_stops_to_answer_is_lost_within_the_limit(
+    server: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, the call did not return, as where a host vanishes."""
+    monkeypatch.setattr(module, "SILENT_S", 0.5)
+    hosts = Hosts(2, "127.0.0.1", int(server.stdout.readline()), LOOPBACK, 1)
+    # as other parts of a process may have: it has no address
+    one, other = socket.socketpair()
+    with one, other:
+        store = find(hosts, 1)
+    # to wait for long is not to be lost
+    with pytest.raises(dist.DistStoreError):
+        store.wait(["nothing"], timedelta(seconds=3))
+    assert not store.check(["nothing"])
+    server.send_signal(signal.SIGSTOP)
+    # until then it may answer
+    stopped, of_server = psutil.STATUS_STOPPED, psutil.Process(server.pid)
+    wait_for(lambda: [1] if of_server.status() == stopped else [], 1)
+    began = time.monotonic()
+    with pytest.raises(dist.DistNetworkError):
+        store.check(["nothing"])
+    assert 1 < time.monotonic() - began < GENEROUS_S

@@ -1,18 +1,13 @@
 """What the options of one host among several say, and what is refused."""
 
 import argparse
-import socket
-from types import SimpleNamespace
 
-import psutil
 import pytest
 from ipv6 import require_ipv6
 from one_line import refusal
 
-from minitrain.comm import interfaces
-from minitrain.comm.interfaces import Interface, interface_towards
 from minitrain.harness import hosts
-from minitrain.harness.hosts import Hosts, add_arguments, hosts_of
+from minitrain.harness.hosts import Hosts, Interface, add_arguments, hosts_of
 
 HERE = Interface("eth0", "10.0.0.1")
 LOOPBACK = Interface("lo", "127.0.0.1")
@@ -25,7 +20,7 @@ def two_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
     def towards(address: str) -> Interface:
         return LOOPBACK if address.startswith("127.") else HERE
 
-    monkeypatch.setattr(interfaces, "own_interfaces", lambda: [LOOPBACK, HERE])
+    monkeypatch.setattr(hosts, "own_interfaces", lambda: [LOOPBACK, HERE])
     monkeypatch.setattr(hosts, "interface_towards", towards)
 
 
@@ -78,14 +73,6 @@ def test_ipv6_addresses_stand_in_brackets() -> None:
         ("--nnodes 2 --rdzv-endpoint no.such.host.invalid", "'no.such.host.invalid'"),
         ("--nnodes 2 --rdzv-endpoint 10.0.0.1 --node-rank 2", "must be from 0 to 1"),
         ("--nnodes 2 --rdzv-endpoint 10.0.0.1 --interface eth7", "must be one of"),
-        (
-            "--nnodes 2 --rdzv-endpoint 10.0.0.2 --interface lo",
-            "--interface = 'lo': no other host reaches it",
-        ),
-        (
-            "--nnodes 2 --rdzv-endpoint 10.0.0.2 --node-rank 0",
-            "'10.0.0.2': must be an address of host 0, this one",
-        ),
     ],
 )
 def test_options_that_do_not_fit_are_refused(line: str, told: str) -> None:
@@ -98,51 +85,9 @@ def test_ranks_come_out_even() -> None:
     assert "must be a multiple of --nnodes = 3" in refusal(three.ranks_here, 4)
 
 
-def test_address_that_is_not_the_first_of_its_interface_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Gloo would take the first, and another would have been tried."""
-    several = [Interface("lo", "127.0.0.9"), LOOPBACK]
-    monkeypatch.setattr(interfaces, "own_interfaces", lambda: several)
-    line = refusal(interface_towards, "127.0.0.1")
-    assert "to 127.0.0.1 is from 127.0.0.1, but ranks would talk over 127.0.0.9" in line
-    assert "first on lo; --interface = 'lo'" in line
-    # whoever names it means its first
-    assert interfaces.interface_named("lo") == several[0]
-
-
 def test_of_two_families_gloo_takes_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
-    both = [LOOPBACK, Interface("lo", "::1")]
-    monkeypatch.setattr(interfaces, "own_interfaces", lambda: both)
-    require_ipv6()
-    assert interface_towards("::1") == LOOPBACK
-
-
-@pytest.fixture
-def labelled(monkeypatch: pytest.MonkeyPatch) -> dict[str, SimpleNamespace]:
-    """This host has loopback's address under the label eth0:1 -> what is up."""
     monkeypatch.undo()
-    addresses = {"eth0": "10.0.0.1", "eth0:1": "127.0.0.1"}
-    every = {
-        name: [SimpleNamespace(family=socket.AF_INET, address=address)]
-        for name, address in addresses.items()
-    }
-    states = {"eth0": SimpleNamespace(isup=True)}
-    monkeypatch.setattr(psutil, "net_if_addrs", lambda: every)
-    monkeypatch.setattr(psutil, "net_if_stats", lambda: states)
-    return states
-
-
-def test_address_with_a_label_is_used_by_it(
-    labelled: dict[str, SimpleNamespace],
-) -> None:
-    """Before: must be one of eth0."""
-    second = Interface("eth0:1", "127.0.0.1")
-    assert interfaces.interface_named("eth0:1") == second
-    assert interface_towards("127.0.0.1") == second
-    assert interfaces.interface_named("eth0") == HERE
-    line = refusal(interfaces.interface_named, "eth0:2")
-    assert line == "--interface = 'eth0:2': must be one of eth0, eth0:1"
-    labelled["eth0"].isup = False
-    line = refusal(interfaces.interface_named, "eth0:1")
-    assert line == "--interface = 'eth0:1': is down"
+    both = [LOOPBACK, Interface("lo", "::1")]
+    monkeypatch.setattr(hosts, "own_interfaces", lambda: both)
+    require_ipv6()
+    assert hosts.interface_towards("::1") == LOOPBACK

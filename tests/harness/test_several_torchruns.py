@@ -1,23 +1,20 @@
 """One torchrun on each of two hosts, here both on loopback: how they end together."""
 
 import re
-import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from ports import free_port
-from project import environment
+from project import run_python
 from thorough import thorough_after
-from waiting import GENEROUS_S
 
 SCRIPT = """
 import atexit, os, sys, time
 from minitrain.core.errors import run_stage
 from minitrain.harness import host_rendezvous as gathering
-from minitrain.harness.hosts import Hosts
-from minitrain.comm.interfaces import Interface
-from minitrain.comm.store import loopback_interface
+from minitrain.harness.hosts import Hosts, Interface
+from minitrain.comm.store import interfaces
 from minitrain.harness.ranks import run_as_ranks
 
 number, port, late, code = map(int, sys.argv[1:])
@@ -35,7 +32,7 @@ def body(launcher):
             atexit.register(os._exit, code)
 
 def main():
-    loopback = Interface(loopback_interface(), "127.0.0.1")
+    loopback = Interface(interfaces(), "127.0.0.1")
     hosts = Hosts(2, "127.0.0.1", port, loopback, number)
     run_as_ranks("ranks", body, 2, threads_per_process=1, hosts=hosts)
 
@@ -50,27 +47,14 @@ def run_two(folder: Path, late: int, code: int) -> list[tuple[int, str]]:
     """
     (folder / "ranks.py").write_text(SCRIPT)
     told = [str(value) for value in (free_port(), late, code)]
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-m", "ranks", str(number), *told],
-            cwd=folder,
-            env=environment(),
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(2)
-    ]
-    try:
+
+    def be(number: int) -> tuple[int, str]:
         # a busy machine needs half a minute to start
-        said = [process.communicate(timeout=GENEROUS_S)[1] for process in running]
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
-    return [
-        (process.returncode, line.splitlines()[-1])
-        for process, line in zip(running, said, strict=True)
-    ]
+        done = run_python("-m", "ranks", str(number), *told, folder=folder)
+        return done.returncode, done.stderr.splitlines()[-1]
+
+    with ThreadPoolExecutor(2) as threads:
+        return list(threads.map(be, range(2)))
 
 
 @pytest.mark.parametrize(("late", "code"), thorough_after(2, [(0, 7), (1, 0), (1, 7)]))

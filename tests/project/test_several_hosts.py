@@ -153,14 +153,6 @@ def test_unlike_hosts_are_refused(
     assert not (two.near / "data/runs").exists()
 
 
-# options of the second host, and what it says
-ALONE = [
-    (["--interface", "eth7"], "--interface = 'eth7': must be one of cable, lo"),
-    (["--interface", "lo"], "--interface = 'lo': no other host reaches it"),
-    (["--rdzv-endpoint", "192.0.2.1:29400"], "network: no route to 192.0.2.1"),
-]
-
-
 def test_hosts_that_do_not_meet_say_why(two: Two) -> None:
     for folder in two:
         set_params(folder, {"launch.timeout_s": 3})
@@ -170,9 +162,9 @@ def test_hosts_that_do_not_meet_say_why(two: Two) -> None:
         ended = wait(
             [start(first, two.near, first), start(second, two.far, first, *closed)]
         )
-        for options, _ in ALONE:
-            ended += wait([start(second, two.far, first, *options)])
-    lines = ["2 hosts: only host 0 (", "no answer within 3 s", *(x for _, x in ALONE)]
+        no_route = ["--rdzv-endpoint", "192.0.2.1:29400"]
+        ended += wait([start(second, two.far, first, *no_route)])
+    lines = ["2 hosts: only host 0 (", "no answer within 3 s", "no route to 192.0.2.1"]
     for one, line in zip(ended, lines, strict=True):
         assert_one_line(one, re.escape(line))
 
@@ -261,42 +253,3 @@ def test_host_whose_cable_is_cut_is_named(two: Two, lost: int) -> None:
     for number, one in enumerate(ended):
         assert_one_line(one, rf"no word from host {1 - number} \(")
     assert not [rank for of_host in ranks for rank in of_host if rank.is_running()]
-
-
-# late enough for the other host's ranks to have ended, where nothing holds them
-FULL = """
-def write_json(*_):
-    import time
-    time.sleep(5)
-    raise OSError(28, "No space left on device")
-"""
-KILLED = """
-def write_json(*_):
-    import os, signal, time
-    time.sleep(5)
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-@pytest.mark.parametrize(
-    ("fault", "named"),
-    thorough_after(
-        1,
-        [
-            # an OSError of rank 0 is raised on all: one of them is the first to end
-            (KILLED, r"rank 0 \(process .*killed by SIGKILL"),
-            (FULL, r"rank [01] \(process .*OSError: \[Errno 28\] No space left"),
-        ],
-    ),
-    ids=["killed", "full"],
-)
-def test_rank_that_fails_while_it_writes_is_told_on_both(
-    two: Two, fault: str, named: str
-) -> None:
-    """Before, the other host had ended well by then."""
-    for folder in two:
-        set_params(folder, {"launch.max_restarts": 0})
-        with open(folder / "minitrain/train/outputs.py", "a") as file:
-            file.write(fault)
-    for one in train_on_two(two):
-        assert_one_line(one, named)

@@ -52,14 +52,6 @@ def sum_of(size: int) -> None:
     dist.all_reduce(torch.ones(size))
 
 
-def wrap(layers: int, width: int = 2) -> None:
-    import torch
-    from torch import nn
-
-    model = nn.Sequential(*[nn.Linear(2, width) for _ in range(layers)])
-    nn.parallel.DistributedDataParallel(model)(torch.ones(1, 2)).sum().backward()
-
-
 def leave_when_told() -> None:
     """As many a program does that has something to clean up."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -88,8 +80,6 @@ FAULTS: dict[str, Callable[[], None]] = {
     "sums more": lambda: sum_of(4000),
     "sums less": lambda: sum_of(1),
     "waits elsewhere": barrier,
-    "wraps other layers": lambda: wrap(3),
-    "wraps other shapes": lambda: wrap(1, width=3),
     "leaks a thread": lambda: threading.Thread(target=sleep_for_ever).start(),
     "leaks a process beside one that leaves": leak_a_process,
     "exits 3 beside one that stops": lambda: os._exit(3),
@@ -99,8 +89,6 @@ USUAL: dict[str, Callable[[], None]] = {
     "sums more": lambda: sum_of(4),
     "sums less": lambda: sum_of(4),
     "waits elsewhere": lambda: sum_of(4),
-    "wraps other layers": lambda: wrap(2),
-    "wraps other shapes": lambda: wrap(1),
     "exits 3 beside one that stops": send_myself(signal.SIGSTOP),
     "exits 0 beside one that sleeps": sleep_for_ever,
     "leaks a process beside one that leaves": leave_when_told,

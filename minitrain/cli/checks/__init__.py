@@ -1,1 +1,1 @@
-"""What minitrain doctor tries."""
+"""Probes of `minitrain doctor`: the machine, and the collectives of its torch."""

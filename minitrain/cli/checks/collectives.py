@@ -1,4 +1,4 @@
-"""What each collective must give, known beforehand, and whether this torch build does.
+"""Collectives against answers that are known beforehand: right, wrong, or unsupported.
 
 The answer is worked out in Python's numbers, from whole ones that differ between up to
 four ranks and fit all types without rounding, their sums, products and averages too. A
@@ -15,26 +15,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 Verdict = Literal["right", "wrong", "unsupported"]
-DTYPES = (
-    torch.float32,
-    torch.float64,
-    torch.float16,
-    torch.bfloat16,
-    torch.int64,
-    torch.int32,
-    torch.int16,
-    torch.int8,
-    torch.uint8,
-    torch.bool,
-    torch.complex64,
-    torch.float8_e4m3fn,
+NAMES = (
+    "float32 float64 float16 bfloat16 int64 int32 int16 int8 uint8 bool complex64 "
+    "float8_e4m3fn"
 )
-OPS: dict[str, Any] = {
-    "sum": dist.ReduceOp.SUM,
-    "avg": dist.ReduceOp.AVG,
-    "product": dist.ReduceOp.PRODUCT,
-    "min": dist.ReduceOp.MIN,
-    "max": dist.ReduceOp.MAX,
+DTYPES = tuple(getattr(torch, name) for name in NAMES.split())
+# each reduce operation, and what it makes of the elements of all ranks
+OPS: dict[str, tuple[Any, Callable[[Sequence[Any]], Any]]] = {
+    "sum": (dist.ReduceOp.SUM, sum),
+    "avg": (dist.ReduceOp.AVG, lambda values: sum(values) / len(values)),
+    "product": (dist.ReduceOp.PRODUCT, math.prod),
+    "min": (dist.ReduceOp.MIN, min),
+    "max": (dist.ReduceOp.MAX, max),
 }
 ROOT = 0
 PER_RANK = 3
@@ -63,7 +55,7 @@ class Seat:
     op: str
 
     def sent(self, count: int, rank: int | None = None) -> list[Any]:
-        """What ``rank`` (this one by default) sends, ``count`` elements."""
+        """Return ``count`` elements that ``rank`` (this one by default) sends."""
         rank = self.rank if rank is None else rank
         # multiples of 12 have whole averages; small numbers have small products
         period = 3 if self.op == "avg" else 5
@@ -82,7 +74,7 @@ class Seat:
     def reduced(self, count: int) -> list[Any]:
         """Every rank's elements combined, one by one; bools stay bools."""
         by_element = zip(*(self.sent(count, r) for r in range(self.size)), strict=True)
-        answers = [COMBINE[self.op](values) for values in by_element]
+        answers = [OPS[self.op][1](values) for values in by_element]
         return [*map(bool, answers)] if self.dtype == torch.bool else answers
 
     def gathered(self, count: int) -> list[Any]:
@@ -98,6 +90,11 @@ class Seat:
         return values[PER_RANK * self.rank : PER_RANK * (self.rank + 1)]
 
     @property
+    def reduce_op(self) -> Any:
+        """The reduce operation, as torch has it."""
+        return OPS[self.op][0]
+
+    @property
     def root(self) -> int:
         """The global rank of the group's first."""
         return dist.get_global_rank(self.group, ROOT)
@@ -108,39 +105,31 @@ class Seat:
         return PER_RANK * self.size
 
 
-COMBINE: dict[str, Callable[[Sequence[Any]], Any]] = {
-    "sum": sum,
-    "avg": lambda values: sum(values) / len(values),
-    "product": math.prod,
-    "min": min,
-    "max": max,
-}
-
 # what a rank got, and what it should have got
 Outcome = tuple[Tensor, list[Any]]
 
 
 def _all_reduce(seat: Seat) -> Outcome:
     got = seat.tensor(seat.sent(5))
-    dist.all_reduce(got, OPS[seat.op], group=seat.group)
+    dist.all_reduce(got, seat.reduce_op, group=seat.group)
     return got, seat.reduced(5)
 
 
 def _reduce(seat: Seat) -> Outcome:
     got = seat.tensor(seat.sent(5))
-    dist.reduce(got, seat.root, OPS[seat.op], group=seat.group)
+    dist.reduce(got, seat.root, seat.reduce_op, group=seat.group)
     return (got, seat.reduced(5)) if seat.rank == ROOT else (got[:0], [])
 
 
 def _reduce_scatter_tensor(seat: Seat) -> Outcome:
     got, sent = seat.empty(PER_RANK), seat.tensor(seat.sent(seat.whole))
-    dist.reduce_scatter_tensor(got, sent, OPS[seat.op], group=seat.group)
+    dist.reduce_scatter_tensor(got, sent, seat.reduce_op, group=seat.group)
     return got, seat.mine(seat.reduced(seat.whole))
 
 
 def _reduce_scatter(seat: Seat) -> Outcome:
     got, sent = seat.empty(PER_RANK), seat.tensor(seat.sent(seat.whole))
-    dist.reduce_scatter(got, [*sent.split(PER_RANK)], OPS[seat.op], group=seat.group)
+    dist.reduce_scatter(got, [*sent.split(PER_RANK)], seat.reduce_op, group=seat.group)
     return got, seat.mine(seat.reduced(seat.whole))
 
 
@@ -219,7 +208,7 @@ def probe_all(group: Any) -> Iterator[Probe]:
 
 
 def worst(probes: Iterable[Probe]) -> Probe:
-    """What the ranks of a group say together of one probe: the gravest."""
+    """Return the gravest of the verdicts of a group's ranks on one probe."""
     gravity = ("right", "unsupported", "wrong")
     return max(probes, key=lambda probe: gravity.index(probe.verdict))
 

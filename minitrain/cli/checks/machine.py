@@ -1,7 +1,6 @@
-"""Is this machine fit for data-parallel training, and does its torch add correctly?"""
+"""Checks of this machine: is it fit for data-parallel training?"""
 
 import os
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,11 +13,7 @@ import torch.distributed as dist
 from minitrain.cli.checks.collectives import Probe, probe_all, worst
 from minitrain.cli.private_cache import configured, is_private
 from minitrain.comm.groups import distributed
-from minitrain.comm.store import (
-    LOOPBACK,
-    loopback_interface,
-    require_free_port,
-)
+from minitrain.comm.store import interfaces
 from minitrain.core.errors import UserError
 from minitrain.core.progress import progress
 from minitrain.core.provenance import usable_cores
@@ -26,8 +21,6 @@ from minitrain.harness.launcher import launch
 
 WORLD_SIZES = (2, 3, 4)
 GROUP_TIMEOUT_S = 10
-PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
-ENOUGH_PORTS = 1000
 
 
 @dataclass(frozen=True)
@@ -95,9 +88,8 @@ def check_torch() -> Check:
     """Which torch this is, and what it can communicate with."""
     backends = [b for b in ("gloo", "nccl") if dist.is_backend_available(b)]
     gpus = torch.cuda.device_count()
-    detail = (
-        f"{torch.__version__}, backends: {', '.join(backends) or 'none'}, GPUs: {gpus}"
-    )
+    names = ", ".join(backends) or "none"
+    detail = f"{torch.__version__}, backends: {names}, GPUs: {gpus}"
     return Check("torch", "fine" if "gloo" in backends else "wrong", detail)
 
 
@@ -110,37 +102,11 @@ def check_threads() -> Check:
 
 
 def check_interface() -> Check:
-    """gloo listens where GLOO_SOCKET_IFNAME says, on one host else on loopback."""
-    named = os.environ.get("GLOO_SOCKET_IFNAME")
-    present = [name for _, name in socket.if_nameindex()]
-    if named is not None:
-        missing = [name for name in named.split(",") if name not in present]
-        detail = f"GLOO_SOCKET_IFNAME={named}; interfaces here: {', '.join(present)}"
-        return Check("network", "wrong" if missing else "fine", detail)
+    """gloo listens on GLOO_SOCKET_IFNAME, or else on loopback."""
     try:
-        found = loopback_interface()
+        return Check("network", "fine", f"ranks of one host talk over {interfaces()}")
     except UserError as error:
         return Check("network", "wrong", str(error))
-    return Check("network", "fine", f"ranks of one host talk over {found}")
-
-
-def check_ports() -> Check:
-    """Free ports to choose from, and MASTER_PORT where it is set."""
-    first, last = (
-        map(int, PORT_RANGE.read_text().split()) if PORT_RANGE.exists() else (0, 0)
-    )
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-    asked = os.environ.get("MASTER_PORT")
-    if asked is not None:
-        try:
-            require_free_port(asked)
-        except UserError as error:
-            detail = f"{error} (only a torchrun of your own uses it)"
-            return Check("ports", "trouble", detail)
-    few = last > 0 and last - first < ENOUGH_PORTS
-    detail = f"{first} to {last}, MASTER_PORT={asked or 'unset'}"
-    return Check("ports", "trouble" if few else "fine", detail)
 
 
 def check_dvc_cache(project: Path | None = None) -> Check:
@@ -159,6 +125,5 @@ CHECKS: list[Callable[[], Any]] = [
     check_torch,
     check_threads,
     check_interface,
-    check_ports,
     check_dvc_cache,
 ]
