@@ -7,7 +7,6 @@ are added up together from then on: other bits.
 
 import json
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -19,7 +18,6 @@ from minitrain.comm.together import only_first
 from minitrain.comm.tree import shards_of
 from minitrain.core.errors import UserError
 from minitrain.train.checkpoint import (
-    MANIFEST,
     Checkpoints,
     Kept,
     load_rank,
@@ -50,31 +48,21 @@ class FromElsewhere(Checkpoints):
             )
         return True
 
-    def newest(self, below: int | None = None) -> Path | None:
+    def newest(self) -> Path | None:
         """Return its own, or else that of the source; UserError where that has none."""
-        own = super().newest(below)
-        if own is not None:
-            return own
-        try:
-            return only_first(lambda: self._newest_there(below))
-        except UserError:
-            # nothing begins here
-            with suppress(OSError):
-                self.folder.rmdir()
-            raise
+        return super().newest() or only_first(self._newest_there)
 
-    def _newest_there(self, below: int | None) -> Path:
+    def _newest_there(self) -> Path:
         if self.config.sync.holds_a_part:
             raise UserError(
                 f"--resume {self.source}: with this train.sync a rank keeps a part "
                 "that is of no use to another number of ranks"
             )
-        found = newest_whole(self.source, self._require_same_run, below)
+        found = newest_whole(self.source, self._require_same_run)
         if found is None:
-            line = f"--resume {self.source}: no checkpoint is there"
-            if (self.source / MANIFEST).exists():
-                line = f"--resume {self.source}: is one; name the folder that holds it"
-            raise UserError(line)
+            raise UserError(
+                f"--resume {self.source}: holds no checkpoint (a folder step-N)"
+            )
         return found
 
     def _require_same_run(self, identity: dict[str, Any]) -> bool:
