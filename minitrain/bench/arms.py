@@ -24,7 +24,6 @@ from minitrain.sync.catalog import PLAIN
 from minitrain.sync.strategy import world
 from minitrain.train.config import config_of
 from minitrain.train.loop import train
-from minitrain.train.observer import LastLoss
 from minitrain.train.worker import Worker
 
 Row = dict[str, Any]
@@ -103,7 +102,7 @@ class Contestant:
     ) -> None:
         self.arm, self.group, self.next_step = arm, group, 0
         config = config_of(params, shards, arm.processes)
-        self.worker = Worker(config, group=group, timed=arm.timed, observer=LastLoss)
+        self.worker = Worker(config, group=group, timed=arm.timed)
 
     def train(self, steps: Iterable[int]) -> None:
         """Train the worker for ``steps``."""
@@ -131,8 +130,7 @@ class Contestant:
         dist.barrier(self.group)
         seconds = (time.perf_counter_ns() - start) / 1e9
         # what is timed with a loss that is no number is no training (UserError)
-        if isinstance(self.worker.observer, LastLoss):
-            self.worker.observer.shares()
+        self.worker.observer.shares()
         steps = range(first + 1, self.next_step)
         tokens = sum(
             self.worker.batches.micro_batches(s)[0].global_targets for s in steps

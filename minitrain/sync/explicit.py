@@ -1,8 +1,7 @@
 """Backward first, then collectives that one can read: no wrapper, no overlap."""
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -32,8 +31,6 @@ class Flat(Strategy):
     def set_up(self) -> None:
         broadcast(self.model.state_dict().values(), self.group)
         self._trained = trained(self.model)
-        self._buffers = list(self.model.buffers())
-        self._begins = True
 
     def buckets(self) -> list[list[str]]:
         """Names of the parameters that are reduced together: all of one type."""
@@ -48,16 +45,12 @@ class Flat(Strategy):
         """
         dist.all_reduce(flat, group=self.group)
 
-    @contextmanager
-    def micro_step(self, shard: int, is_last: bool) -> Iterator[None]:
-        if self._begins:
-            # as DDP does before the first forward pass of a step
-            broadcast(self._buffers, self.group)
-            self._begins = False
-        yield
+    def begin(self) -> None:
+        super().begin()
+        # as DDP does before the first forward pass of a step
+        broadcast(self.model.buffers(), self.group)
 
     def reduce(self) -> None:
-        self._begins = True
         self.trace.computed_ns = time.perf_counter_ns()
         for names in self.buckets():
             parameters = [self._trained[name] for name in names]
@@ -85,8 +78,7 @@ class Flat(Strategy):
         return gradient
 
     def finish(self) -> None:
-        """Rank 0's buffers go to everybody, as before a forward pass."""
-        broadcast(self._buffers, self.group)
+        broadcast(self.model.buffers(), self.group)
 
 
 class PerParameter(Flat):

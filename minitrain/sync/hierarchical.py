@@ -107,19 +107,11 @@ class Hierarchical(StockDDP):
     def _hand_back(self) -> None:
         for buffer, reduced in self._under_way:
             if self._leaders is not None:
-                self._wait(reduced)
+                reduced.wait()
             self._memory.broadcast(buffer)
             if self._leaders is None:
                 reduced.set_result(buffer)
         self._under_way.clear()
-
-    def _wait(self, reduced: Reduced) -> None:
-        try:
-            reduced.wait()
-        except BaseException:
-            # else the others of this host would wait for a leader that has given up
-            self._memory.close()
-            raise
 
     def traffic(self) -> Traffic:
         return {} if self._leaders is None else super().traffic()

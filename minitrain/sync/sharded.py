@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import torch
@@ -102,7 +102,6 @@ class FSDP(Strategy):
         self._root_bytes = self._padded_bytes(model) - sum(self._layer_bytes)
         for module in (*layers, model):
             fully_shard(module, mesh=mesh)
-        self._begins = True
 
     def _padded_bytes(self, module: nn.Module) -> int:
         # each parameter is cut along its first dimension, into equal parts
@@ -124,18 +123,15 @@ class FSDP(Strategy):
             "reduce_scatter": (groups, self._root_bytes + layers),
         }
 
-    @contextmanager
-    def micro_step(self, shard: int, is_last: bool) -> Iterator[None]:
+    def begin(self) -> None:
+        super().begin()
+        broadcast(self.model.buffers(), self.group)
+
+    def micro_step(self, shard: int, is_last: bool) -> AbstractContextManager[None]:
         # fully_shard has given the model the methods of an FSDPModule
         model: Any = self.model
         model.set_requires_gradient_sync(is_last)
-        if self._begins:
-            broadcast(self.model.buffers(), self.group)
-            self._begins = False
-        yield
-
-    def reduce(self) -> None:
-        self._begins = True
+        return super().micro_step(shard, is_last)
 
     def restore_optimizer(
         self, optimizer: torch.optim.Optimizer, state: dict[str, Any]

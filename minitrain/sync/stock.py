@@ -3,7 +3,7 @@
 import time
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import ClassVar
 
 import torch
@@ -67,25 +67,18 @@ class StockDDP(Strategy):
         if self.needs_hook or self.timed or not self.tuning.overlap:
             self.ddp.register_comm_hook(weakref.ref(self), _call)
 
-    @classmethod
-    def only_watches(cls) -> bool:
-        return cls.exchange is StockDDP.exchange and not cls.needs_hook
-
     def exchange(self, bucket: GradBucket) -> Reduced:
         """Start the reduction of one bucket -> a future of it, reduced: (n,)."""
         buffer = bucket.buffer().mul_(self.factor)
         work = dist.all_reduce(buffer, group=self.group, async_op=True)
         return work.get_future().then(lambda future: future.value()[0])
 
-    @contextmanager
-    def micro_step(self, shard: int, is_last: bool) -> Iterator[None]:
-        # an exception in backward may have left buckets that were never reduced
+    def begin(self) -> None:
+        super().begin()
         self._late.clear()
-        if is_last:
-            yield
-        else:
-            with self.ddp.no_sync():
-                yield
+
+    def micro_step(self, shard: int, is_last: bool) -> AbstractContextManager[None]:
+        return nullcontext() if is_last else self.ddp.no_sync()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

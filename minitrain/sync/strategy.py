@@ -1,7 +1,7 @@
 """What a strategy is: a handful of verbs that the training loop calls in order."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -51,9 +51,9 @@ class SyncTrace:
 class Strategy:
     """The plain module and no synchronization; the base of all that synchronize.
 
-    ``module`` is called for the forward pass. A step is one or more :meth:`micro_step`,
-    each a forward and a backward pass, then :meth:`reduce`, which leaves the
-    synchronized gradients. ``trace`` has the buckets of the step, if ``timed``.
+    ``module`` is called for the forward pass. A step is :meth:`begin`, one or more
+    :meth:`micro_step`, each a forward and a backward pass, then :meth:`reduce`, which
+    leaves the synchronized gradients. ``trace`` has the buckets, if ``timed``.
     ``has_account``: a backward pass can be made without communication.
     ``holds_a_part``: what a rank keeps is of no use to another number of ranks. A
     subclass sets itself up in :meth:`set_up`.
@@ -87,17 +87,15 @@ class Strategy:
         """What the sum of the ranks' gradients is divided by."""
         return self.world_size if self.guarantees.averages else 1
 
-    @classmethod
-    def only_watches(cls) -> bool:
-        """Whether without ``timed`` it is torch's own DDP and nothing else."""
-        return False
+    def begin(self) -> None:
+        """Begin a step, and forget one that was given up. Collective."""
+        self.trace.clear()
 
-    @contextmanager
-    def micro_step(self, shard: int, is_last: bool) -> Iterator[None]:
+    def micro_step(self, shard: int, is_last: bool) -> AbstractContextManager[None]:
         """Wrap the forward and backward pass of one micro-batch of ``shard``;
         ``is_last``: no other follows in this step.
         """
-        yield
+        return nullcontext()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -183,6 +181,17 @@ class Strategy:
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that are to have a gradient (``requires_grad``), by name."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def copy_buffers(model: nn.Module) -> list[Tensor]:
+    """Copies of all buffers on their device, in the order of ``model.buffers()``."""
+    return [buffer.detach().clone() for buffer in model.buffers()]
+
+
+def load_buffers(model: nn.Module, saved: Sequence[Tensor]) -> None:
+    """Put copies back into the model, in place; ValueError for another count."""
+    for buffer, copy in zip(model.buffers(), saved, strict=True):
+        buffer.detach().copy_(copy)
 
 
 def num_bytes(parameters: Iterable[Tensor]) -> int:

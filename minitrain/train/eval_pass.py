@@ -8,20 +8,20 @@ in 16 bits it does so twice, with and without them.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor
 
 from minitrain.comm.together import everyone
-from minitrain.sync.strategy import trained
-from minitrain.train.buffers import untouched_buffers
+from minitrain.sync.stock import StockDDP
+from minitrain.sync.strategy import Strategy, trained
 from minitrain.train.config import RunConfig
 from minitrain.train.loop import train
-from minitrain.train.observer import LastLoss
+from minitrain.train.observer import Observer
 from minitrain.train.precision import Precision
-from minitrain.train.rng import untouched_random_state
+from minitrain.train.rng import untouched_buffers, untouched_random_state
 from minitrain.train.step_record import (
     Row,
     TrainResult,
@@ -31,20 +31,11 @@ from minitrain.train.step_record import (
 )
 from minitrain.train.worker import Worker
 
-
-class NoStep:
-    """An optimizer that leaves everything as it is."""
-
-    state: Mapping[Any, Any] = {}
-
-    def step(self) -> None:
-        """Take none."""
-
-    def zero_grad(self) -> None:
-        """Keep them."""
+# an optimizer that leaves everything as it is
+NO_STEP = SimpleNamespace(step=lambda: None, zero_grad=lambda: None)
 
 
-class GradientObserver(LastLoss):
+class GradientObserver(Observer):
     """Keeps synchronized gradients, by name, and the losses of one step."""
 
     def __init__(self, worker: Worker) -> None:
@@ -72,9 +63,10 @@ def add_probes(result: TrainResult, worker: Worker) -> None:
         return
     for name, precision in passes.items():
         worker.model.zero_grad()
-        probe = worker.but(precision=precision, optimizer=NoStep())
+        # nothing is trained with it any more
+        worker.precision, worker.optimizer = precision, NO_STEP
         with untouched_buffers(worker.model), untouched_random_state():
-            seen = _once(probe, step)
+            seen = _once(worker, step)
         result.probes[name] = seen.shares()
         for parameter, gradient in seen.gradients.items():
             result.sampled[f"{name}/gradients/{parameter}"] = gradient
@@ -133,7 +125,7 @@ def unwatched_gradients(
     is another thing without its hook. Collective, before the worker that trains is
     made.
     """
-    if not (config.sync.only_watches() and config.tuning.overlap):
+    if not (is_torchs_ddp(config.sync) and config.tuning.overlap):
         return None
     worker = Worker(config, device=device, timed=False)
     seen = _once(worker, 0)
@@ -142,6 +134,13 @@ def unwatched_gradients(
     del worker.observer
     hashes = {name: sha256_tensor(grad) for name, grad in seen.gradients.items()}
     return {"kind": "unwatched", "step": 0, "gradients": hashes}
+
+
+def is_torchs_ddp(sync: type[Strategy]) -> bool:
+    """Return whether ``sync`` is DDP and nothing else where it is not timed."""
+    if not issubclass(sync, StockDDP) or sync.needs_hook:
+        return False
+    return sync.exchange is StockDDP.exchange
 
 
 def _once(worker: Worker, step: int) -> GradientObserver:

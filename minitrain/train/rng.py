@@ -1,4 +1,7 @@
-"""Random numbers: a seed for each rank, and streams of several ranks in a process."""
+"""Random numbers and buffers: what a forward pass may change besides gradients.
+
+A seed for each rank, and streams of several ranks in a process.
+"""
 
 import random
 from collections.abc import Iterator
@@ -7,7 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from minitrain.sync.strategy import copy_buffers, load_buffers
 
 # where Python's, NumPy's and torch's generators stand, as a checkpoint can hold it
 RandomState = dict[str, Any]
@@ -60,6 +65,16 @@ def untouched_random_state() -> Iterator[None]:
         yield
     finally:
         restore_random_state(state)
+
+
+@contextmanager
+def untouched_buffers(model: nn.Module) -> Iterator[None]:
+    """Undo what forward passes inside do to buffers, also after an error."""
+    saved = copy_buffers(model)
+    try:
+        yield
+    finally:
+        load_buffers(model, saved)
 
 
 class Stream:

@@ -22,12 +22,12 @@ from minitrain.core.files import open_atomic, reading
 from minitrain.core.regular import require_regular
 from minitrain.data.batches import MicroBatch
 from minitrain.data.cut import bytes_of, content_digest, tensors_of
-from minitrain.sync.strategy import SyncTrace, whole
-from minitrain.train.buffers import Buffers, copy_buffers, same_buffers
+from minitrain.sync.strategy import SyncTrace, copy_buffers, whole
 from minitrain.train.rng import RandomState, random_state, same_random_state
 
 Row = dict[str, Any]
 Tensors = dict[str, Tensor]
+Buffers = list[Tensor]
 DIGEST_MODULUS = 2**256
 # late enough for the optimizer to matter, early enough for rounding to be small
 EARLY_STEP = 2
@@ -185,33 +185,32 @@ class StepRecord:
         if step == self._keep:
             self.values["own"] = [dict(own) for own in gradients]
 
-    def state(self, step: int, precision: Row | None = None) -> None:
+    def state(
+        self, step: int, precision: Row, ranks: Sequence[Buffers] | None = None
+    ) -> None:
         """Hash every parameter and buffer, after the optimizer; note a loss scaler's
-        state.
+        state. A replay gives the buffers of its ``ranks``, and has a row for each.
         """
         parameters = dict(self._model.named_parameters())
-        hashes = {name: sha256_tensor(p) for name, p in parameters.items()}
-        self.rows[-1]["parameters"] = hashes
-        self.rows[-1]["buffers"] = self._buffer_hashes(list(self._model.buffers()))
+        row = self.rows.pop()
+        row["parameters"] = {n: sha256_tensor(p) for n, p in parameters.items()}
+        row["buffers"] = self._buffer_hashes(list(self._model.buffers()))
         if precision:
-            self.rows[-1]["precision"] = precision
+            row["precision"] = precision
+        self.rows += (
+            [row]
+            if ranks is None
+            else [
+                {**row, "rank": rank, "buffers": self._buffer_hashes(own)}
+                for rank, own in enumerate(ranks)
+            ]
+        )
         if step == EARLY_STEP:
             self._sample("early", "state", self._model.state_dict())
         if step in self._sampled:
             self._sample(step, "after", parameters)
         if step == self._keep:
             self.values["after"] = whole_copies(parameters)
-
-    def state_of_ranks(
-        self, step: int, buffers: Sequence[Buffers], precision: Row | None = None
-    ) -> None:
-        """The same for a replay: a row for each rank, alike but for its ``buffers``."""
-        self.state(step, precision)
-        row = self.rows.pop()
-        self.rows += [
-            {**row, "rank": rank, "buffers": self._buffer_hashes(own)}
-            for rank, own in enumerate(buffers)
-        ]
 
     def _buffer_hashes(self, buffers: Buffers) -> dict[str, str]:
         names = [name for name, _ in self._model.named_buffers()]
@@ -228,11 +227,14 @@ class StepRecord:
             return
         numbers, buffers = self._before_first
         self._before_first, self._watched = None, True
+        pairs = zip(buffers, copy_buffers(self._model), strict=True)
+        # a NaN equals itself
+        same = all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs)
         self.rows.append(
             {
                 "kind": "forward",
                 "draws_random_numbers": not same_random_state(numbers, random_state()),
-                "changes_buffers": not same_buffers(buffers, copy_buffers(self._model)),
+                "changes_buffers": not same,
             }
         )
 

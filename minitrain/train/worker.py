@@ -8,8 +8,7 @@ streams of its own: so that is what a checkpoint must hold.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from copy import copy
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -57,12 +56,6 @@ class Worker:
         self.optimizer: Any = self.sync.optimizer(kind, config.learning_rate)
         self.precision = Precision(config.precision, self.device.type)
         self.observer = observer(self)
-
-    def but(self, **changes: Any) -> Self:
-        """The same worker with other parts; what is not changed is shared."""
-        other = copy(self)
-        vars(other).update(changes)
-        return other
 
     @contextmanager
     def micro_step(self, micro_batch: MicroBatch, is_last: bool) -> Iterator[None]:
