@@ -95,10 +95,6 @@ class Checkpoints:
             lambda: newest_whole(self.folder, lambda found: found == ours)
         )
 
-    def load(self, checkpoint: Path) -> Kept:
-        """Return what this rank kept in what :meth:`newest` found."""
-        return load_rank(checkpoint, _rank())
-
     def forget(self) -> None:
         """Remove all of them: the run has ended, and its outputs are there."""
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -161,11 +157,10 @@ def _require(whole: bool) -> None:
         raise ValueError
 
 
-def load_rank(checkpoint: Path, rank: int) -> Kept:
-    """Return what ``rank`` kept; it never runs code from the file."""
-    kept: Kept = torch.load(
-        checkpoint / f"rank-{rank}.pt", map_location="cpu", weights_only=True
-    )
+def load_rank(checkpoint: Path, rank: int | None = None) -> Kept:
+    """Return what ``rank`` kept, by default this one; never run code from the file."""
+    file = checkpoint / f"rank-{_rank() if rank is None else rank}.pt"
+    kept: Kept = torch.load(file, map_location="cpu", weights_only=True)
     return kept
 
 

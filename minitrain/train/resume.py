@@ -19,7 +19,7 @@ from minitrain.comm.heartbeat import my_place
 from minitrain.comm.together import everyone
 from minitrain.core.printable import note
 from minitrain.core.progress import progress
-from minitrain.train.checkpoint import Checkpoints, Kept, step_of
+from minitrain.train.checkpoint import Checkpoints, Kept, load_rank, step_of
 from minitrain.train.loop import train
 from minitrain.train.rng import random_state, restore_random_state
 from minitrain.train.worker import Worker
@@ -87,7 +87,7 @@ def _go_on(
     found = checkpoints.newest()
     if found is None:
         return 0, 0
-    step, kept = step_of(found), checkpoints.load(found)
+    step, kept = step_of(found), load_rank(found)
     done = min(REPEATED, step)
     subject.run(range(done))
     rows, before = (json.loads(one["seen"])["rows"] for one in (subject.kept(), kept))

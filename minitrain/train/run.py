@@ -1,7 +1,7 @@
 """A training run from the inside of one rank: set up, train, write the evidence."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from minitrain.train.identity import checkpoints_of, same_on_all_hosts
 from minitrain.train.observer import StepObserver, watches_parts
 from minitrain.train.outputs import write_run, write_state
 from minitrain.train.precision import Precision
-from minitrain.train.reshard import FromElsewhere
+from minitrain.train.reshard import begin_with
 from minitrain.train.resume import RankInSteps, run_through
 from minitrain.train.step_record import TrainResult
 from minitrain.train.worker import Worker
@@ -54,14 +54,11 @@ class Job:
     def checkpoints(self, config: RunConfig) -> Checkpoints:
         """Where its checkpoints lie."""
         run = self.params, self.shards, self.name, self.world_size
-        if self.resume is None:
+        if self.resume is None or config.sync.guarantees.logical_shards:
             return checkpoints_of(*run)
-        same_bits = config.sync.guarantees.logical_shards
-        # else of other bits than those of a run that began by itself
-        began: dict[str, Any] = {"began with": self.resume.name}
-        own = checkpoints_of(*run, **({} if same_bits else began))
-        more = {"same_bits": same_bits, "source": self.resume, "config": config}
-        return FromElsewhere(**{**vars(own), **more})
+        # of other bits than those of a run that began by itself
+        own = checkpoints_of(*run, **{"began with": self.resume.name})
+        return replace(own, same_bits=False)
 
 
 @dataclass
@@ -123,6 +120,8 @@ def train_rank(job: Job, launcher: str) -> None:
         config = config_of(job.params, job.shards, world_size)
         # code may change while ranks start: one of them says whose they are
         checkpoints = only_first(lambda: job.checkpoints(config))
+        if job.resume is not None:
+            begin_with(checkpoints, job.resume, config)
         finished = run_rank(
             config,
             device=device,
@@ -140,7 +139,7 @@ def train_rank(job: Job, launcher: str) -> None:
             "sync": job.params.train.sync,
             "model_params": finished.num_parameters,
             "went_on_from_step": finished.went_on_from,
-            "began_with": None if job.resume is None else str(job.resume),
+            "began_with": str(job.resume) if job.resume else None,
         }
         write_run(job.out, finished.result, facts, job.script, device)
         only_first(checkpoints.forget)
