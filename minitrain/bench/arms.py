@@ -50,22 +50,19 @@ class Arm:
     def enter(
         self, params: Params, shards: Path, group: dist.ProcessGroup
     ) -> "Contestant":
-        """Make ready to be timed, on one rank of ``group``; call it on all of them.
-
-        ``shards`` is a folder world-W.
+        """Make ready to be timed, on each rank of ``group``; ``shards`` is a folder
+        world-W.
         """
         return Contestant(self, self.params(params), shards, group)
 
 
 def no_sync_arm(name: str, processes: int, threads: int) -> Arm:
-    """Processes that train alone, each on its share of the batch: the ceiling."""
+    """Return the ceiling: processes that train alone, each on its part of the batch."""
     return Arm(name, processes, threads, WITHOUT_SYNC)
 
 
 def only_ddp(params: Params) -> Params:
-    """``params`` that train with stock DDP and nothing else: what studies begin with,
-    whatever params.yaml says.
-    """
+    """Return ``params`` that train with stock DDP and nothing else, as studies do."""
     return params.with_train(
         sync="ddp",
         grad_accumulation_steps=1,
@@ -92,9 +89,8 @@ def arms_of(params: Params) -> list[Arm]:
 
 
 class Contestant:
-    """An arm with a worker of its own, on one of its ranks.
-
-    A subclass may bring another loop, and another wrapper around the worker's model.
+    """An arm with a worker of its own, on one of its ranks; a subclass may have another
+    loop, and another wrapper around the worker's model.
     """
 
     def __init__(
@@ -129,7 +125,7 @@ class Contestant:
         self.train(range(first + 1, self.next_step))
         dist.barrier(self.group)
         seconds = (time.perf_counter_ns() - start) / 1e9
-        # what is timed with a loss that is no number is no training (UserError)
+        # with a loss that is no number it is no training (UserError)
         self.worker.observer.shares()
         steps = range(first + 1, self.next_step)
         tokens = sum(
@@ -141,11 +137,10 @@ class Contestant:
 def measure(
     params: Params, shards: Path, rounds: Iterable[int], arms: Sequence[Arm]
 ) -> list[Row]:
-    """Time all ``arms``, interleaved, in every one of ``rounds``; call on every rank.
-
-    ``shards`` holds a folder world-W for each world size. The process group must span
-    the largest arm. Returns a row per arm and round: ``round``, ``arm``,
-    ``processes``, ``threads``, ``world_size``, ``tokens`` and ``seconds``.
+    """Time all ``arms``, interleaved, in every one of ``rounds``; call on every rank of
+    a process group that spans the largest arm. ``shards`` holds a folder world-W for
+    each world size. Returns a row per arm and round: ``round``, ``arm``, ``processes``,
+    ``threads``, ``world_size``, ``tokens`` and ``seconds``.
     """
     contestants = enter(params, shards, arms)
     rows = take_turns(contestants, rounds, params.baseline.steps_per_round)

@@ -8,7 +8,7 @@ import os
 import resource
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -48,14 +48,9 @@ class Usage:
         return cls(at, busy, steal, own, switches)
 
     def since(self, before: "Usage") -> "Usage":
-        """What was used from ``before`` on; ``at_s`` is the time that passed."""
-        return Usage(
-            self.at_s - before.at_s,
-            _less(self.busy_s, before.busy_s),
-            _less(self.steal_s, before.steal_s),
-            self.own_s - before.own_s,
-            self.switches - before.switches,
-        )
+        """Return what was used from ``before`` on; ``at_s`` is the time that passed."""
+        pairs = zip(astuple(self), astuple(before), strict=True)
+        return Usage(*(None if None in pair else pair[0] - pair[1] for pair in pairs))
 
 
 def load_of(ranks: Iterable[Usage]) -> dict[str, Any]:
@@ -80,18 +75,14 @@ def load_of(ranks: Iterable[Usage]) -> dict[str, Any]:
 
 
 def _cores_s() -> tuple[float | None, float | None]:
-    """Seconds that the usable cores were computing, and that they were stolen."""
+    # seconds that the usable cores were computing, and that they were stolen
     if not PROC_STAT.exists():
         return None, None
     mine = {f"cpu{core}" for core in os.sched_getaffinity(0)}
     lines = [line.split() for line in PROC_STAT.read_text().splitlines()]
     cores = [[int(x) for x in line[1:]] for line in lines if line[0] in mine]
-    # user, nice, system; interrupts are left out: nobody knows whose they are
+    # user, nice, system; interrupts are left out: they belong to no process
     busy = sum(sum(core[:3]) for core in cores)
     steal = sum(core[7] for core in cores)
     ticks = os.sysconf("SC_CLK_TCK")
     return busy / ticks, steal / ticks
-
-
-def _less(after: float | None, before: float | None) -> float | None:
-    return None if after is None or before is None else after - before

@@ -118,10 +118,10 @@ class _Replay:
         _combine(model, gradients, layout, self._reduction)
         precision.unscale(self._optimizer)
         recorder.own_gradients(step, gradients)
-        if recorder.wants(step):
+        if step in recorder.steps:
             recorder.gradients(step)
         precision.step(self._optimizer)
-        if recorder.wants(step):
+        if step in recorder.steps:
             same = [after[0]] * self._world_size
             ranks = after if self._sync.guarantees.own_buffers else same
             recorder.state(step, precision.state(), ranks)

@@ -25,7 +25,7 @@ from minitrain.sync.guarantees import DEFAULTS, Tuning
 from minitrain.sync.strategy import Strategy
 from minitrain.train.precision import Name as PrecisionName
 from minitrain.train.rng import seed_everything
-from minitrain.train.step_record import recorded_steps, sampled_steps
+from minitrain.train.step_record import recorded_steps
 
 OptimizerName = Literal["adamw", "sgd"]
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
@@ -78,8 +78,12 @@ class RunConfig:
 
     @property
     def sampled(self) -> set[int]:
-        """The steps whose tensors are kept for the witness."""
-        return sampled_steps(self.recorded, self.data.smaller(), self.data.digest())
+        """The recorded steps whose tensors are kept for the witness: the first two, the
+        last, the first with a smaller batch, and one that the data select.
+        """
+        steps, smaller = sorted(self.recorded), self.data.smaller()
+        drawn = steps[self.data.digest() % len(steps)]
+        return {*steps[:2], *steps[-1:], drawn, *(s for s in steps if s == smaller)}
 
 
 def plain_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:

@@ -126,7 +126,7 @@ class StepObserver(Observer):
         if self._was_interrupted:
             self.clock.restart()
         self.place.mark(step, "data")
-        if self.recorder.samples(step):
+        if step in self.recorder.sampled_steps:
             moments = self.worker.sync.moments(self.worker.optimizer)
             self.recorder.start(step, moments)
         self.clock.begin(step)
@@ -167,7 +167,7 @@ class StepObserver(Observer):
 
     def before_step(self) -> None:
         self.place.enter("optimizer")
-        if self.recorder.wants(self._step):
+        if self._step in self.recorder.steps:
             self.recorder.layout(self._step, self.worker.sync.trace)
             self.recorder.gradients(self._step)
             self.clock.restart()
@@ -178,11 +178,11 @@ class StepObserver(Observer):
         spent = self.worker.sync.trace.optimizer_ns
         self.clock.carve("optimizer", "optimizer_comm", spent)
         row = self.clock.finish() | {
-            "recorded": self.recorder.wants(self._step),
+            "recorded": self._step in self.recorder.steps,
             "after_interruption": self._was_interrupted,
         }
         self._was_interrupted = False
-        if self.recorder.wants(self._step):
+        if row["recorded"]:
             self.recorder.state(self._step, self.worker.precision.state())
             # hashing at unlike pace must not become the next step's wait
             barrier()
@@ -217,9 +217,9 @@ class StepObserver(Observer):
         return total / NS_PER_MS
 
 
-def watches_parts(worker: "Worker", keep: int | None = None) -> StepObserver:
+def watches_parts(worker: "Worker") -> StepObserver:
     """Return the observer of a run with a step account, where there can be one."""
-    return StepObserver(worker, worker.sync.has_account, keep)
+    return StepObserver(worker, worker.sync.has_account)
 
 
 def shares_of_loss(

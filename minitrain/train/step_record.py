@@ -49,17 +49,6 @@ def recorded_steps(
     return steps | ({smaller} if smaller is not None and smaller < num_steps else set())
 
 
-def sampled_steps(
-    recorded: Iterable[int], smaller: int | None = None, digest: int = 0
-) -> set[int]:
-    """Return the recorded steps whose tensors are kept for the witness: the first two,
-    the last, ``smaller``, and one that the ``digest`` of the data selects.
-    """
-    steps = sorted(recorded)
-    drawn = steps[digest % len(steps)]
-    return {*steps[:2], *steps[-1:], drawn, *(s for s in steps if s == smaller)}
-
-
 def ledger_entry(digests: Sequence[Sequence[int]]) -> Row:
     """Return the data ledger's row of a global batch. ``sha256`` is the sum of the
     samples' SHA-256 modulo 2^256, in hex: it does not depend on how the samples are cut
@@ -80,13 +69,12 @@ def ledger_sum(digests: Iterable[int]) -> str:
 
 
 class StepRecord:
-    """Collects the rows of one rank while it trains, at ``steps``.
+    """Collect the rows of one rank while it trains, at ``steps``.
 
     ``sampled`` has tensors by ``STEP/KIND/NAME``: of the sampled steps state
     ``before``, ``gradients``, ``moments`` of the optimizer before its step, and
     parameters ``after``; and ``early/state/NAME``, the model after the third step.
-    ``values`` has ``before``, ``gradients``, ``after``, and in a replay ``own``, of the
-    step ``keep``.
+    ``values`` has those of the step ``keep``, and in a replay each shard's ``own``.
     """
 
     def __init__(
@@ -96,19 +84,16 @@ class StepRecord:
         sampled: Iterable[int] = (),
         keep: int | None = None,
     ) -> None:
-        self._model = model
-        self._steps = frozenset(steps)
-        self._sampled = frozenset(sampled)
-        self._keep = keep
+        self._model, self._keep = model, keep
+        self.steps, self.sampled_steps = frozenset(steps), frozenset(sampled)
         self._layout: list[Row] = []
         self._before_first: tuple[RandomState, Buffers] | None = None
-        self._watched = False
         self.rows: list[Row] = []
         self.sampled: Tensors = {}
         self.values: dict[str, Any] = {}
 
     def kept(self) -> Row:
-        """What was recorded so far, but for the tensors of the first steps."""
+        """Return what was recorded so far, but for tensors."""
         return {"rows": self.rows, "layout": self._layout}
 
     def restore(self, kept: Row) -> None:
@@ -116,15 +101,7 @@ class StepRecord:
         # a replay and a result hold on to the list itself
         self.rows[:] = kept["rows"]
         self._layout = kept["layout"]
-        self._before_first, self._watched = None, True
-
-    def wants(self, step: int) -> bool:
-        """Whether ``step`` is a recorded one."""
-        return step in self._steps
-
-    def samples(self, step: int) -> bool:
-        """Whether the tensors of ``step`` are kept for the witness."""
-        return step in self._sampled
+        self._before_first = None
 
     def start(self, step: int, moments: Tensors) -> None:
         """Keep what a sampled step starts from; ``moments`` are the optimizer's."""
@@ -174,14 +151,14 @@ class StepRecord:
         gradients = gradients_of(self._model)
         hashes = {name: sha256_tensor(grad) for name, grad in gradients.items()}
         self.rows.append({"kind": "tensors", "step": step, "gradients": hashes})
-        if step in self._sampled:
+        if step in self.sampled_steps:
             self._sample(step, "gradients", gradients)
         if step == self._keep:
             self.values["gradients"] = whole_copies(gradients)
             self.values["before"] = whole_copies(dict(self._model.named_parameters()))
 
     def own_gradients(self, step: int, gradients: Sequence[Tensors]) -> None:
-        """A replay tells what each shard adds to the sum; kept of the step ``keep``."""
+        """Keep what each shard adds to the sum, in a replay."""
         if step == self._keep:
             self.values["own"] = [dict(own) for own in gradients]
 
@@ -207,7 +184,7 @@ class StepRecord:
         )
         if step == EARLY_STEP:
             self._sample("early", "state", self._model.state_dict())
-        if step in self._sampled:
+        if step in self.sampled_steps:
             self._sample(step, "after", parameters)
         if step == self._keep:
             self.values["after"] = whole_copies(parameters)
@@ -218,7 +195,7 @@ class StepRecord:
 
     def before_forward(self) -> None:
         """Before the first forward pass, note where generators and buffers stand."""
-        if not self._watched:
+        if not self.rows:
             self._before_first = random_state(), copy_buffers(self._model)
 
     def after_forward(self) -> None:
@@ -226,7 +203,7 @@ class StepRecord:
         if self._before_first is None:
             return
         numbers, buffers = self._before_first
-        self._before_first, self._watched = None, True
+        self._before_first = None
         pairs = zip(buffers, copy_buffers(self._model), strict=True)
         # a NaN equals itself
         same = all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs)
@@ -251,7 +228,7 @@ def whole_copies(tensors: Mapping[str, Tensor]) -> Tensors:
 
 
 def sample_names(inputs: Any) -> list[str]:
-    """The start of the SHA-256 of each sample, over all tensors of ``inputs``."""
+    """Return the start of the SHA-256 of each sample, over all its tensors."""
     rows = zip(*tensors_of(inputs), strict=True)
     return [f"{content_digest(row):064x}"[:16] for row in rows]
 
@@ -264,7 +241,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def write_tensors(file: IO[bytes], tensors: Mapping[str, Tensor]) -> None:
-    """The bytes of :func:`save_tensors`."""
+    """Write the bytes of :func:`save_tensors`."""
     copies = {
         name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
         for name, tensor in tensors.items()
@@ -303,13 +280,13 @@ class TrainResult:
 
 
 def mean_losses(results: Iterable[TrainResult]) -> list[float]:
-    """The loss of every step over all ranks, whatever the order of its shares."""
+    """Return the loss of every step over all ranks."""
     by_step = zip(*(result.losses for result in results), strict=True)
     return [mean_loss(step) for step in by_step]
 
 
 def mean_loss(shares: Iterable[Sequence[float]]) -> float:
-    """The sum of the shares that each rank computed, in the unit of the loss."""
+    """Return the sum of the shares that each rank computed, in the unit of the loss."""
     # exactly rounded, it does not depend on how the batch was cut over ranks
     return math.fsum(share for rank in shares for share in rank)
 

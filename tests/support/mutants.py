@@ -517,7 +517,7 @@ MEASURING = [
     mutant(
         "padding_counted_in_a_run",
         "tokens of a step count padding",
-        "tests/train/test_loop.py::test_epochs_with_an_uneven_tail_repeat_to_the_bit",
+        "tests/train/test_loop.py::test_clean_run_passes_every_rung[4-adamw]",
         "minitrain/train/observer.py",
         "sum(one.num_targets for one in computed)",
         'sum(one.inputs["input_ids"].numel() for one in computed)',

@@ -3,9 +3,6 @@
 The hosts are made up: a rank says of itself on which one it is.
 """
 
-import os
-import signal
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -18,17 +15,23 @@ import torch
 import torch.distributed as dist
 from resume_cases import CASES, write_samples
 from resumed import SAVING, UNDISTURBED, differing, run_stopped
-from test_strategies import LIMIT_S, large_batches, same_bits, trial_of, with_dropout
+from test_strategies import (
+    LIMIT_S,
+    at_step_3,
+    end_of_a_killed_run,
+    large_batches,
+    same_bits,
+    trial_of,
+    with_dropout,
+)
 from thorough import thorough_after
 from torch import Tensor, nn
-from waiting import GENEROUS_S
 
 from minitrain.check.check import examine
-from minitrain.check.trial import run_ranks, run_replay
+from minitrain.check.trial import run_ranks
 from minitrain.comm import sockets
 from minitrain.comm.groups import distributed
-from minitrain.core.errors import EvidenceError, RankError
-from minitrain.data.batches import MicroBatch
+from minitrain.core.errors import RankError
 from minitrain.harness.launcher import launch
 from minitrain.sync.guarantees import Defaults
 from minitrain.sync.hierarchical import Hierarchical
@@ -119,6 +122,7 @@ def one_step(values: Any, group: Any = None) -> Any:
     """The gradient after a step in which each rank of ``group`` adds its row."""
     model = Weights(values.shape[1])
     sync = Hierarchical(model, Defaults(), group=group)
+    sync.begin()
     with sync.micro_step(sync.rank, True):
         sync.module(torch.from_numpy(values[sync.rank])).backward()
     sync.reduce()
@@ -180,7 +184,7 @@ def times_of_a_step(overlap: bool) -> list[tuple[Any, Any, int]]:
         model = nn.Sequential(*(Weights(600) for _ in range(3)))
         sync = Hierarchical(model, replace(SMALL, overlap=overlap))
         for _ in range(2):
-            sync.trace.clear()
+            sync.begin()
             with sync.micro_step(rank, True):
                 sync.module(torch.ones(600)).backward()
         sync.close()
@@ -256,59 +260,11 @@ def test_fault_is_caught(fault: Callable[[Worker], None], rung: str) -> None:
     assert ("ranks" in ladder.breaches) == (rung == "ranks")
 
 
-def a_rank_is_forgotten(worker: Worker) -> None:
-    worker.sync.trace.hosts = [[0, 1], [2]]
-
-
-def a_rank_sees_other_hosts(worker: Worker) -> None:
-    if worker.rank == 1:
-        worker.sync.trace.hosts = [[0, 1, 2, 3]]
-
-
-@pytest.mark.parametrize(
-    ("fault", "line"),
-    [
-        (a_rank_is_forgotten, "[[0, 1], [2]]: must hold each of 4 ranks once"),
-        (a_rank_sees_other_hosts, "[[0, 1], [2, 3]] on a rank, then [[0, 1, 2, 3]]"),
-    ],
-)
-def test_hosts_that_cannot_be(fault: Callable[[Worker], None], line: str) -> None:
-    trial = placed_trial(*TWO_BY_TWO)
-    run = run_ranks(trial, 4, fault, timeout_s=LIMIT_S)
-    with pytest.raises(EvidenceError) as refused:
-        run_replay(trial, run, 4)
-    assert str(refused.value) == f"buckets: hosts = {line}"
-
-
-def at_step_3(worker: Worker, victim: int, do: Callable[[], None]) -> None:
-    if worker.rank != victim:
-        return
-    right = worker.batches.micro_batches
-
-    def micro_batches(step: int) -> list[MicroBatch]:
-        if step == 3:
-            do()
-        return right(step)
-
-    worker.batches.micro_batches = micro_batches  # type: ignore[method-assign]
-
-
-def killed(worker: Worker, victim: int, note: Path) -> None:
-    def kill() -> None:
-        note.write_text(str(time.monotonic()))
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    at_step_3(worker, victim, kill)
-
-
 @pytest.mark.parametrize("victim", [1, 2])
 def test_rank_that_is_killed_is_named_and_all_end(victim: int, tmp_path: Path) -> None:
     """One that follows, then one that leads: another host waits for that over gloo."""
-    note = tmp_path / "killed"
-    inject = partial(killed, victim=victim, note=note)
-    with pytest.raises(RankError, match=rf"rank {victim} .*: killed by SIGKILL"):
-        run_ranks(placed_trial(*TWO_BY_TWO, steps=4), 4, inject, timeout_s=LIMIT_S)
-    assert time.monotonic() - float(note.read_text()) < GENEROUS_S
+    trial = placed_trial(*TWO_BY_TWO, steps=4)
+    end_of_a_killed_run(trial, victim, tmp_path / "killed")
 
 
 def its_memory_is_closed(worker: Worker) -> None:

@@ -27,7 +27,7 @@ from minitrain.check.trial import run_ranks
 from minitrain.comm.groups import distributed
 from minitrain.comm.ring import ring_sum
 from minitrain.comm.torch_private import GradBucket
-from minitrain.comm.tree import shards_of, tree_sum
+from minitrain.comm.tree import tree_sum
 from minitrain.core.errors import EvidenceError, RankError, UserError
 from minitrain.data.batches import MicroBatch
 from minitrain.harness.launcher import launch
@@ -40,7 +40,6 @@ from minitrain.sync.guarantees import Defaults
 from minitrain.sync.stock import StockDDP
 from minitrain.sync.strategy import broadcast
 from minitrain.train.config import RunConfig
-from minitrain.train.step_record import Row
 from minitrain.train.worker import Worker
 
 INVARIANT = ("invariant", "invariant_shm")
@@ -97,13 +96,10 @@ def expected(name: str) -> str:
 
 def promised(ladder: Ladder, name: str) -> None:
     assert ladder.verdict == expected(name), str(ladder)
-    promises = guarantees_of(name).promises
-    assert {"replay", "one_process", "loss"} & promises <= asked(ladder)
-
-
-def asked(ladder: Ladder) -> set[str]:
-    """The rungs that were not left out."""
-    return {name for name, rung in ladder.rungs.items() if rung.verdict != "not run"}
+    asked = {name for name, rung in ladder.rungs.items() if rung.verdict != "not run"}
+    assert {"trained", "ranks", "data"} <= asked
+    found = asked & {"replay", "one_process", "loss"}
+    assert found == guarantees_of(name).promises - {"reduced_once"}
 
 
 # of an even number of ranks is the next test, but those that take a power of two
@@ -114,10 +110,6 @@ def asked(ladder: Ladder) -> set[str]:
 def test_strategy_keeps_its_promises(name: str, world_size: int) -> None:
     ladder = examine(trial_of(name), world_size, timeout_s=LIMIT_S)
     promised(ladder, name)
-    promises = guarantees_of(name).promises
-    for promise in ("replay", "one_process", "loss"):
-        assert (promise in asked(ladder)) == (promise in promises)
-    assert {"trained", "ranks", "data"} <= asked(ladder)
 
 
 @pytest.mark.parametrize(
@@ -128,19 +120,6 @@ def test_accumulation(name: str, world_size: int) -> None:
     """Without dropout, so that one process is compared too."""
     trial = large_batches(trial_of(name, grad_accumulation_steps=2))
     promised(examine(trial, world_size, timeout_s=LIMIT_S), name)
-
-
-def test_who_promises_no_bits_is_undecided() -> None:
-    """Even where a witness has the same gradients; and that is no reason to pass."""
-    trial = trial_of("fsdp")
-    options: Any = {"loss": trial.data.loss, "sync": "fsdp", "steps": STEPS}
-    with pytest.raises(EvidenceError, match="undecided: no bits were promised"):
-        check_data_parallel(trial.factory, trial.data.batches, **options)
-    accepted = check_data_parallel(
-        trial.factory, trial.data.batches, accept=["proven", "undecided"], **options
-    )
-    assert accepted.verdict == "undecided"
-    assert "a witness computed the gradients" in accepted.rests_on
 
 
 WIRE = {"fp16_compress": torch.float16, "bf16_compress": torch.bfloat16}
@@ -230,6 +209,11 @@ def gradients_forgotten(worker: Worker) -> None:
     sync.exchange = lambda bucket: start(bucket).then(lambda f: f.value().zero_())
 
 
+def never_steps(worker: Worker) -> None:
+    """The gradients are right, and no parameter moves."""
+    worker.optimizer.step = lambda *_: None
+
+
 def not_handed_out(worker: Worker) -> None:
     """Each rank keeps to itself the parameters that it has stepped."""
     worker.optimizer._sync_params = lambda: None  # type: ignore[attr-defined]
@@ -256,6 +240,7 @@ FAULTS: list[tuple[str, Callable[[Worker], None], str]] = [
     ("fsdp", twice_on_all_ranks, "one_process_gradients"),
     ("powersgd", gradients_forgotten, "loss"),
     ("zero1", not_handed_out, "ranks"),
+    ("ddp", never_steps, "trained"),
 ]
 OTHERS = [name for name in STRATEGIES if name not in (*SHARDED, "ddp", "flat")]
 FAULTS_OF_OTHERS = [(name, wrong_on_rank_1, "ranks") for name in OTHERS]
@@ -333,6 +318,7 @@ def buffers_of_a_step() -> list[float]:
         model = nn.BatchNorm1d(1)
         sync = find_strategy("invariant")(model, Defaults(logical_shards=4))
         seen = []
+        sync.begin()
         for shard in range(4):
             with sync.micro_step(shard, shard == 3):
                 seen.append(float(model.running_mean))
@@ -351,6 +337,7 @@ def step_that_leaves_out(without: int) -> None:
     with distributed():
         model = nn.ModuleDict({"used": nn.Linear(1, 1), "left_out": nn.Linear(1, 1)})
         sync = find_strategy("invariant")(model, Defaults(logical_shards=4))
+        sync.begin()
         for shard in range(4):
             with sync.micro_step(shard, shard == 3):
                 names = ["used"] if shard == without else ["used", "left_out"]
@@ -369,6 +356,7 @@ def give_up_and_go_on(shard: int) -> list[float]:
         model = nn.Linear(1, 1, bias=False)
         sync = find_strategy("invariant")(model, Defaults(logical_shards=4))
         for given_up in (True, False):
+            sync.begin()
             with suppress(ZeroDivisionError):
                 for number in range(4):
                     with sync.micro_step(number, number == 3):
@@ -383,14 +371,6 @@ def give_up_and_go_on(shard: int) -> list[float]:
 @pytest.mark.parametrize("shard", [0, 2])
 def test_a_step_that_was_given_up_leaves_nothing_behind(shard: int) -> None:
     assert give_up_and_go_on(shard) == [[4.0]]
-
-
-def test_shards_of_a_rank_are_ordered_for_the_tree() -> None:
-    assert shards_of(0, 1, 8) == [0, 4, 2, 6, 1, 5, 3, 7]
-    assert shards_of(0, 2, 8) == [0, 4, 2, 6]
-    assert shards_of(1, 2, 8) == [1, 5, 3, 7]
-    assert shards_of(3, 4, 8) == [3, 7]
-    assert shards_of(5, 8, 8) == [5]
 
 
 ONE_BY_ONE = {"bucket_cap_mb": 0.001, "overlap": False}
@@ -513,25 +493,16 @@ def test_overflow_on_one_rank_skips_the_step_on_all() -> None:
         before, at, after = (rows[rank, OVERFLOW + i] for i in (-1, 0, 1))
         assert at["parameters"] == before["parameters"] != after["parameters"]
         assert at["precision"]["scale"] == before["precision"]["scale"] / 2
-    assert precision_rung(run.rows, rows_of_rank_0(run)).verdict == "equal"
-
-
-def rows_of_rank_0(run: Evidence) -> list[Row]:
-    return [row for row in run.rows if row.get("rank") == 0]
-
-
-def test_scaler_that_differs_between_ranks_is_caught() -> None:
-    trial = trial_of("ddp", precision="fp16")
-    run = run_ranks(trial, 2, timeout_s=LIMIT_S)
-    expected = rows_of_rank_0(run)
-    spoiled = next(r for r in run.rows if r.get("rank") == 1 and "precision" in r)
+    expected = [row for row in run.rows if row.get("rank") == 0]
+    assert precision_rung(run.rows, expected).verdict == "equal"
+    spoiled = rows[1, 0]
     spoiled["precision"] = {**spoiled["precision"], "scale": 1.0}
     rung = precision_rung(run.rows, expected)
     assert rung.verdict == "breach"
     assert rung.detail.startswith("step 0: rank 1 has {'scale': 1.0")
     # a run without a scaler is none in fp16
-    rows = [{"kind": "tensors", "step": 0, "rank": 0}]
-    assert precision_rung(rows, rows).verdict == "breach"
+    none = [{"kind": "tensors", "step": 0, "rank": 0}]
+    assert precision_rung(none, none).verdict == "breach"
     assert precision_rung([], []).verdict == "breach"
 
 
@@ -551,36 +522,26 @@ def test_strategy_from_outside_that_is_right_or_wrong() -> None:
 
 
 NO_BUCKETS = "where train.sync names a strategy without DDP's buckets"
-NOT_IN_FP16 = "train.precision = 'fp16': must be float32 or bf16 with"
+NO_FP16 = "must be float32 or bf16 with"
+REFUSED = [
+    ("invariant", "logical_shards", 6, 2, "6: must be a power of two"),
+    ("invariant_shm", "logical_shards", 4, 8, "4: must be a multiple of"),
+    ("flat", "bucket_cap_mb", 2.0, 2, f"2.0: must be null {NO_BUCKETS}"),
+    ("fsdp", "overlap", False, 2, f"false: must be true {NO_BUCKETS}"),
+    ("fsdp", "precision", "fp16", 2, f"'fp16': {NO_FP16} FSDP"),
+    ("powersgd", "precision", "fp16", 2, f"'fp16': {NO_FP16} PowerSGD"),
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "key", "value", "world_size", "line"),
-    [
-        ("invariant", "logical_shards", 6, 2, "6: must be a power of two"),
-        (
-            "invariant_shm",
-            "logical_shards",
-            4,
-            8,
-            "4: must be a multiple of the world size, which is 8",
-        ),
-        ("flat", "bucket_cap_mb", 2.0, 2, f"2.0: must be null {NO_BUCKETS}"),
-        ("fsdp", "overlap", False, 2, f"false: must be true {NO_BUCKETS}"),
-    ],
-)
+@pytest.mark.parametrize(("name", "key", "value", "world_size", "line"), REFUSED)
 def test_settings_that_a_strategy_cannot_follow(
     name: str, key: str, value: Any, world_size: int, line: str
 ) -> None:
-    require, tuning = guarantees_of(name).require, Defaults(**{key: value})
-    told = refusal(require, tuning, world_size, "float32")
-    assert told == f"train.{key} = {line}"
-
-
-@pytest.mark.parametrize("name", ["fsdp", "powersgd"])
-def test_strategies_without_fp16(name: str) -> None:
-    told = refusal(guarantees_of(name).require, Defaults(), 2, "fp16")
-    assert told.startswith(NOT_IN_FP16)
+    changes = {"precision": "float32", key: value}
+    precision = changes.pop("precision")
+    require, tuning = guarantees_of(name).require, Defaults(**changes)
+    told = refusal(require, tuning, world_size, precision)
+    assert told.startswith(f"train.{key} = {line}")
 
 
 @pytest.mark.parametrize(
@@ -596,19 +557,36 @@ def test_strategy_that_is_not_there(name: str, line: str) -> None:
         find_strategy(name)
 
 
-def killed_at_step_3(worker: Worker, note: Path) -> None:
-    """Rank 1 is killed before it computes step 3, and leaves a note of when."""
-    if worker.rank != 1:
+def at_step_3(worker: Worker, victim: int, do: Callable[[], None]) -> None:
+    """Rank ``victim`` does so before it computes step 3."""
+    if worker.rank != victim:
         return
     right = worker.batches.micro_batches
 
     def micro_batches(step: int) -> list[MicroBatch]:
         if step == 3:
-            note.write_text(str(time.monotonic()))
-            os.kill(os.getpid(), signal.SIGKILL)
+            do()
         return right(step)
 
     worker.batches.micro_batches = micro_batches  # type: ignore[method-assign]
+
+
+def killed(worker: Worker, victim: int, note: Path) -> None:
+    """It is killed, and leaves a note of when."""
+
+    def kill() -> None:
+        note.write_text(str(time.monotonic()))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    at_step_3(worker, victim, kill)
+
+
+def end_of_a_killed_run(trial: RunConfig, victim: int, note: Path) -> None:
+    """All ranks of four end soon, and the line names the right one."""
+    inject = partial(killed, victim=victim, note=note)
+    with pytest.raises(RankError, match=rf"rank {victim} .*: killed by SIGKILL"):
+        run_ranks(trial, 4, inject, timeout_s=LIMIT_S)
+    assert time.monotonic() - float(note.read_text()) < GENEROUS_S
 
 
 # `MINITRAIN_ROUNDS=200 pytest -k killed` for more
@@ -617,13 +595,10 @@ ROUNDS = int(os.environ.get("MINITRAIN_ROUNDS", "2"))
 
 @pytest.mark.parametrize("name", ["shm", "invariant_shm"])
 def test_rounds_that_are_killed_leave_nothing(name: str, tmp_path: Path) -> None:
-    inject = partial(killed_at_step_3, note=tmp_path / "killed")
     memory = set(Path("/dev/shm").iterdir())
     sockets = open_sockets()
     for _ in range(ROUNDS):
-        with pytest.raises(RankError, match=r"rank 1 .*: killed by SIGKILL"):
-            run_ranks(trial_of(name, steps=4), 4, inject, timeout_s=LIMIT_S)
-        assert time.monotonic() - float((tmp_path / "killed").read_text()) < GENEROUS_S
+        end_of_a_killed_run(trial_of(name, steps=4), 1, tmp_path / "killed")
         assert set(Path("/dev/shm").iterdir()) <= memory
         # another test may have some of its own meanwhile
         left = open_sockets() - sockets
