@@ -3,9 +3,7 @@
     FOLDER/step-25/rank-0.pt ...    what each rank keeps, saved by torch
                    manifest.json    whose it is, and SHA-256 of every file
 
-The manifest is written when all files are on the disk, so a save that was interrupted
-has none. A file that was torn or altered since does not fit the manifest, which holds
-a sum of its own.
+The manifest is written when all files are on the disk, so an interrupted save has none.
 """
 
 import fcntl
@@ -40,9 +38,9 @@ POLL_S = 0.1
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """The checkpoints of one run: one after every ``every`` steps, of which the newest
-    ``keep`` stay. ``identity`` is all that decides what the run computes, in plain
-    values. ``same_bits``: a run that goes on has the bits of an undisturbed one.
+    """The checkpoints of one run: one after each ``every`` steps, the newest ``keep``
+    of them. ``identity`` is all that decides what the run computes, in plain values.
+    ``same_bits``: a run that goes on has the bits of an undisturbed one.
     """
 
     folder: Path
@@ -105,7 +103,7 @@ class Checkpoints:
 
 
 def steps_in(folder: Path) -> list[int]:
-    """After which steps ``folder`` has checkpoints, whole or not, the newest first."""
+    """Return the steps of the checkpoints in ``folder``, the newest first."""
     names = [path.name.removeprefix(STEP) for path in folder.glob(f"{STEP}*")]
     return sorted((int(name) for name in names if name.isdigit()), reverse=True)
 
@@ -136,9 +134,7 @@ class DamagedError(Exception):
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
-    """Return the manifest of ``checkpoint``; DamagedError for a file that is not as it
-    says.
-    """
+    """Return a manifest; DamagedError for a file that is not as it says."""
     file = checkpoint / MANIFEST
     try:
         manifest: Manifest = read_json(file)

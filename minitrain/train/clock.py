@@ -1,8 +1,4 @@
-"""Where the time of a step goes, on one rank: stamps in order, one row a step.
-
-The clock is ``time.perf_counter_ns``. Times are in milliseconds, as measured; nothing
-is summarized here.
-"""
+"""Step timing on one rank: stamps in order, one row a step, in milliseconds."""
 
 import time
 from collections.abc import Callable
@@ -26,8 +22,7 @@ def kind_of_step(step: int) -> Kind:
 
 
 class StepClock:
-    """Stamps the parts of a step, one after the other; ``now_ns`` is the last stamp.
-
+    """Stamp the parts of a step, one after the other; ``now_ns`` is the last stamp.
     ``synchronize`` waits for a GPU: before a stamp of a step that is not plain, and at
     the end of every step. Unless it ``watches``, every step is plain.
     """

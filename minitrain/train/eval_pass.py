@@ -2,9 +2,8 @@
 
 In eval mode the loss of a sample depends on that sample alone. So after the last step
 each rank goes through the loop once more in eval mode, with the same weights, strategy
-and reductions, and the gradient can be compared with that of one whole batch. The batch
-is the last one that tells a mean over targets from a mean of means. Where training is
-in 16 bits it does so twice, with and without them.
+and reductions, and the gradient can be compared with that of one whole batch; in 16
+bits both with and without them.
 """
 
 from collections import Counter
@@ -36,7 +35,7 @@ NO_STEP = SimpleNamespace(step=lambda: None, zero_grad=lambda: None)
 
 
 class GradientObserver(Observer):
-    """Keeps synchronized gradients, by name, and the losses of one step."""
+    """Keep the synchronized gradients, by name, and the losses of one step."""
 
     def __init__(self, worker: Worker) -> None:
         super().__init__(worker)
@@ -121,9 +120,8 @@ def _uneven_step(rows: Sequence[Row]) -> int:
 def unwatched_gradients(
     config: RunConfig, device: torch.device | None = None
 ) -> Row | None:
-    """Hash the gradients of step 0 under DDP as torch has it; None where the strategy
-    is another thing without its hook. Collective, before the worker that trains is
-    made.
+    """Hash the gradients of step 0 under DDP without a hook; None where the strategy is
+    another. Collective, before the worker that trains is made.
     """
     if not (is_torchs_ddp(config.sync) and config.tuning.overlap):
         return None

@@ -41,8 +41,8 @@ def checkpoints_of(
 def identity_of(
     params: Params, shards: Path, run: str, world_size: int, **more: Any
 ) -> dict[str, Any]:
-    """Return what the bits of ``run`` depend on, by name, in plain values; ``more`` is
-    added. Raises OSError for a file that is not there.
+    """Return what the bits of ``run`` depend on, by name, with ``more`` added. Raises
+    OSError for a file that is not there.
     """
     train = params.train.model_dump(exclude={*NOT_OF_THE_BITS})
     model = params.model.model_dump()

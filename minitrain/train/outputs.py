@@ -58,8 +58,7 @@ def write_run(
     device: torch.device,
 ) -> None:
     """Gather what every rank knows; rank 0 writes it to the folder ``out``, with
-    ``facts`` in its provenance. Collective: none goes on before all is written, and
-    what fails fails on all.
+    ``facts`` in its provenance. Collective: what fails fails on all.
     """
     peak = peak_memory_mb()
     # tensors are many times the model, and the same everywhere, as their hashes say

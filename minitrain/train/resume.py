@@ -1,9 +1,9 @@
-"""A run that goes on where it was interrupted, to the bit.
+"""Bit-exact resume of an interrupted run.
 
-It makes its first steps again before it goes on from a checkpoint. That restores what
+It repeats its first steps before it goes on from a checkpoint. That restores what
 cannot be saved: the order of DDP's buckets, which decides bits from three ranks on. And
-it shows whether this machine computes the bits of the checkpoint: their hashes stand in
-it.
+it shows whether this machine computes the bits of the checkpoint, which has their
+hashes.
 """
 
 import json
@@ -60,9 +60,9 @@ def run_through(
     *,
     show: str = "",
 ) -> int:
-    """Let ``subject`` compute ``steps`` steps, from the newest checkpoint on, if any ->
-    after how many steps that was written, else 0. Collective. ``show`` names a progress
-    bar. Raises OSError where a checkpoint cannot be written.
+    """Let ``subject`` compute ``steps`` steps, from the newest checkpoint on, if any.
+    Returns the step of that, else 0. Collective. ``show`` names a progress bar. Raises
+    OSError where a checkpoint cannot be written.
     """
     if checkpoints is not None and not checkpoints.begin():
         _say(show, NOT_SHARED)
@@ -118,9 +118,7 @@ class RankInSteps:
         train(self.worker, steps)
 
     def kept(self) -> Kept:
-        """Return views of the worker's tensors, to be written before it goes on: of
-        tensors that ranks share, only this rank's part.
-        """
+        """Return views of the worker's tensors, of shared ones this rank's part."""
         my_place().enter("checkpoint")
         worker = self.worker
         sync, streams = worker.sync, worker.streams or {}
@@ -156,9 +154,8 @@ class RankInSteps:
 
 def _later(sampled: Mapping[str, Tensor]) -> dict[str, Tensor]:
     # the first steps, "early" among them, a resumed run computes again
-    steps = ((key, key.partition("/")[0]) for key in sampled)
-    late = [key for key, step in steps if step.isdigit() and int(step) >= REPEATED]
-    return {key: sampled[key] for key in late}
+    first = {"early", *map(str, range(REPEATED))}
+    return {k: sampled[k] for k in sampled if k.partition("/")[0] not in first}
 
 
 def _tensors_of(model: torch.nn.Module) -> dict[str, Tensor]:

@@ -35,7 +35,7 @@ Inject = Callable[[Worker], None]
 @dataclass(frozen=True)
 class Job:
     """One run: its parameters, the folders that it reads and writes, its script, and
-    the checkpoints of another number of ranks with which it is to begin.
+    the checkpoints of another number of ranks to begin with.
     """
 
     params: Params
@@ -155,10 +155,10 @@ def run_rank(
     checkpoints: Checkpoints | None = None,
     show: str = "",
 ) -> Finished:
-    """Train as one of the ranks that have met, and collect what the proof needs. The
-    final state is written to the folder ``states`` of rank 0's host, or else returned.
-    Goes on from the newest of ``checkpoints``. ``show`` names a progress bar. Raises
-    UserError for a loss that is not finite.
+    """Train as one of the ranks that have met, from the newest of ``checkpoints`` on,
+    and collect what the proof needs. The final state is returned, or written to the
+    folder ``states`` of rank 0's host. ``show`` names a progress bar. Raises UserError
+    for a loss that is not finite.
     """
     place = my_place()
     place.enter("setup")
@@ -166,12 +166,11 @@ def run_rank(
     unwatched = None if inject else unwatched_gradients(config, device)
     with start_up():
         worker = Worker(config, device=device)
-    seen = observer(worker)
-    worker.observer = seen
+    worker.observer = seen = observer(worker)
     if inject is not None:
         inject(worker)
-    subject = RankInSteps(worker)
-    went_on_from = run_through(subject, config.steps, checkpoints, show=show)
+    train = RankInSteps(worker)
+    went_on_from = run_through(train, config.steps, checkpoints, show=show)
     place.enter("write")
     worker.sync.finish()
     state = worker.sync.state_dict()

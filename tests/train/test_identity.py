@@ -23,6 +23,10 @@ def in_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
 
 
+def of(params: Params, folder: Path, world_size: int = 2) -> dict[str, Any]:
+    return identity_of(params, folder, f"gloo-{world_size}", world_size)
+
+
 def with_model(params: Params, **changes: Any) -> Params:
     return params.model_copy(update={"model": params.model.model_copy(update=changes)})
 
@@ -58,14 +62,12 @@ def test_every_parameter_of_training_is_in_it_or_only_times(shards: Path) -> Non
     params = tiny_params()
     keys = {f"train.{key}" for key in params.train.model_dump()}
     assert keys == {*CHANGES, "train.num_warmup_steps"}
-    one = identity_of(params, shards / "world-2", "gloo-2", 2)
+    one = of(params, shards / "world-2")
     for key, value in CHANGES.items():
         changed = params.with_train(**{key.removeprefix("train."): value})
-        other = identity_of(changed, shards / "world-2", "gloo-2", 2)
+        other = of(changed, shards / "world-2")
         assert difference(one, other).startswith(f"{key} = "), key
-    warmer = identity_of(
-        params.with_train(num_warmup_steps=3), shards / "world-2", "gloo-2", 2
-    )
+    warmer = of(params.with_train(num_warmup_steps=3), shards / "world-2")
     assert difference(one, warmer) == ""
 
 
@@ -73,20 +75,20 @@ def test_model_data_code_and_ranks_are_in_it(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     params = tiny_params()
-    one = identity_of(params, shards / "world-2", "gloo-2", 2)
+    one = of(params, shards / "world-2")
 
     def differs(params: Params = params, folder: Path = shards / "world-2") -> str:
-        return difference(one, identity_of(params, folder, "gloo-2", 2))
+        return difference(one, of(params, folder))
 
     assert differs() == ""
     assert differs(with_model(params, n_embd=8)).startswith("model.n_embd = ")
     file = tmp_path / "model.py"
     file.write_text("x = 1\n")
     named = with_model(params, file=str(file))
-    one = identity_of(named, shards / "world-2", "gloo-2", 2)
+    one = of(named, shards / "world-2")
     file.write_text("x = 2\n")
     assert differs(named).startswith("model.file's")
-    one = identity_of(params, shards / "world-2", "gloo-2", 2)
+    one = of(params, shards / "world-2")
     other = tmp_path / "world-2"
     shutil.copytree(shards / "world-2", other)
     (other / "targets.npy").write_bytes(b"1")
@@ -102,7 +104,7 @@ def test_model_data_code_and_ranks_are_in_it(
     assert differs().startswith("minitrain's code = ")
     monkeypatch.undo()
     monkeypatch.chdir(ROOT)
-    ranks = identity_of(params, shards / "world-1", "gloo-1", 1)
+    ranks = of(params, shards / "world-1", 1)
     assert difference(one, ranks).startswith("run = gloo-2, here gloo-1")
     # so that two runs have two folders
     folders = {
@@ -125,10 +127,10 @@ def test_a_strategy_of_ones_own_and_what_a_model_reads_are_in_it(
     beside.mkdir()
     (beside / "schedule.json").write_text("[1]")
     params = with_model(params, deps=str(beside))
-    one = identity_of(params, shards / "world-2", "gloo-2", 2)
+    one = of(params, shards / "world-2")
     mine.write_text(code + "# 2\n")
-    changed = identity_of(params, shards / "world-2", "gloo-2", 2)
+    changed = of(params, shards / "world-2")
     assert difference(one, changed).startswith("train.sync's code = ")
     (beside / "schedule.json").write_text("[2]")
-    other = identity_of(params, shards / "world-2", "gloo-2", 2)
+    other = of(params, shards / "world-2")
     assert difference(changed, other).startswith("model.deps' content = ")
