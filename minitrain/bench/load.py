@@ -50,7 +50,10 @@ class Usage:
     def since(self, before: "Usage") -> "Usage":
         """Return what was used from ``before`` on; ``at_s`` is the time that passed."""
         pairs = zip(astuple(self), astuple(before), strict=True)
-        return Usage(*(None if None in pair else pair[0] - pair[1] for pair in pairs))
+        used: list[Any] = [
+            None if None in pair else pair[0] - pair[1] for pair in pairs
+        ]
+        return Usage(*used)
 
 
 def load_of(ranks: Iterable[Usage]) -> dict[str, Any]:

@@ -103,15 +103,12 @@ def _uneven_step(rows: Sequence[Row]) -> int:
     mine = [[(part["shard"], part["targets"]) for part in row["parts"]] for row in fed]
     steps = [*zip(*everyone(lambda: mine), strict=True)]
     for step in reversed(range(len(steps))):
-        parts: set[int] = set()
-        shards: Counter[tuple[int, int]] = Counter()
-        ranks: Counter[int] = Counter()
+        sums: Counter[tuple[int, ...]] = Counter()
         for rank, own in enumerate(steps[step]):
-            for shard, targets in own:
-                parts.add(targets)
-                shards[rank, shard] += targets
-                ranks[rank] += targets
-        levels = parts, {*shards.values()}, {*ranks.values()}
+            for number, (shard, targets) in enumerate(own):
+                for level in ((rank,), (rank, shard), (rank, shard, number)):
+                    sums[level] += targets
+        levels = ({n for key, n in sums.items() if len(key) == k} for k in (1, 2, 3))
         if any(len(level - {0}) > 1 for level in levels):
             return step
     return len(steps) - 1

@@ -1,8 +1,7 @@
-"""Checkpoints of another number of ranks, dealt anew: who computes which shard now.
+"""Resume on a different world size: who computes which shard now.
 
-Under a strategy with logical shards the bits stay those of any number of processes.
-Elsewhere a rank goes on with what the ranks had in common, and other numbers of samples
-are added up together from then on: other bits.
+Under a strategy with logical shards the bits stay the same. Elsewhere a rank goes on
+with what the ranks had in common, and from then on other samples are added up together.
 """
 
 import json
@@ -59,21 +58,12 @@ def _newest_there(ours: Mapping[str, Any], source: Path, config: RunConfig) -> P
             "no use to another number of ranks"
         )
 
-    def require_same_run(theirs: Mapping[str, Any]) -> bool:
-        other = difference(theirs, ours, but=OF_THE_RANKS)
-        runs = theirs["run"], ours["run"]
-        if len({run.rpartition("-")[0] for run in runs}) > 1:
-            other = "run = {}, here {}".format(*runs)
-        if other:
+    def is_same_run(theirs: Mapping[str, Any]) -> bool:
+        if other := difference(theirs, ours, but=OF_THE_RANKS):
             raise UserError(f"--resume {source}: another run's: {other}")
-        if theirs["world_size"] == ours["world_size"]:
-            raise UserError(
-                f"--resume {source}: of as many ranks as this run, which goes on from "
-                "its own checkpoints without --resume"
-            )
         return True
 
-    found = newest_whole(source, require_same_run)
+    found = newest_whole(source, is_same_run)
     if found is None:
         raise UserError(f"--resume {source}: holds no checkpoint (a folder step-N)")
     return found

@@ -57,8 +57,8 @@ class Job:
         if self.resume is None or config.sync.guarantees.logical_shards:
             return checkpoints_of(*run)
         # of other bits than those of a run that began by itself
-        own = checkpoints_of(*run, **{"began with": self.resume.name})
-        return replace(own, same_bits=False)
+        began: dict[str, Any] = {"began with": self.resume.name}
+        return replace(checkpoints_of(*run, **began), same_bits=False)
 
 
 @dataclass
