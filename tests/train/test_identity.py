@@ -74,38 +74,24 @@ def test_every_parameter_of_training_is_in_it_or_only_times(shards: Path) -> Non
 def test_model_data_code_and_ranks_are_in_it(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    params = tiny_params()
-    one = of(params, shards / "world-2")
-
-    def differs(params: Params = params, folder: Path = shards / "world-2") -> str:
-        return difference(one, of(params, folder))
-
-    assert differs() == ""
-    assert differs(with_model(params, n_embd=8)).startswith("model.n_embd = ")
-    file = tmp_path / "model.py"
-    file.write_text("x = 1\n")
-    named = with_model(params, file=str(file))
-    one = of(named, shards / "world-2")
-    file.write_text("x = 2\n")
-    assert differs(named).startswith("model.file's")
-    one = of(params, shards / "world-2")
-    other = tmp_path / "world-2"
-    shutil.copytree(shards / "world-2", other)
-    (other / "targets.npy").write_bytes(b"1")
-    assert differs(folder=other).startswith("targets.npy's content = ")
-    (other / "index.json").write_text('{"samples_sha256": "abc"}')
-    assert differs(folder=other).startswith("samples = ")
-    code = Path(shutil.copytree(identity.PACKAGE, tmp_path / "code"))
-    monkeypatch.setattr(identity, "PACKAGE", code)
-    assert differs() == ""
-    (code / "report" / "words.py").write_text("")
-    assert differs() == ""
-    (code / "sync" / "explicit.py").write_text("")
-    assert differs().startswith("minitrain's code = ")
-    monkeypatch.undo()
-    monkeypatch.chdir(ROOT)
+    params, two = tiny_params(), shards / "world-2"
+    one = of(params, two)
+    assert difference(one, of(params, two)) == ""
+    other = of(with_model(params, n_embd=8), two)
+    assert difference(one, other).startswith("model.n_embd = ")
     ranks = of(params, shards / "world-1", 1)
     assert difference(one, ranks).startswith("run = gloo-2, here gloo-1")
+    data = Path(shutil.copytree(two, tmp_path / "world-2"))
+    (data / "targets.npy").write_bytes(b"1")
+    assert difference(one, of(params, data)).startswith("targets.npy's content = ")
+    (data / "index.json").write_text('{"samples_sha256": "abc"}')
+    assert difference(one, of(params, data)).startswith("samples = ")
+    code = Path(shutil.copytree(identity.PACKAGE, tmp_path / "code"))
+    monkeypatch.setattr(identity, "PACKAGE", code)
+    (code / "report" / "words.py").write_text("")
+    assert difference(one, of(params, two)) == ""
+    (code / "sync" / "explicit.py").write_text("")
+    assert difference(one, of(params, two)).startswith("minitrain's code = ")
     # so that two runs have two folders
     folders = {
         checkpoints_of(one, shards / f"world-{w}", f"gloo-{w}", w).folder
@@ -115,22 +101,26 @@ def test_model_data_code_and_ranks_are_in_it(
     assert len(folders) == 4
 
 
-def test_a_strategy_of_ones_own_and_what_a_model_reads_are_in_it(
+def test_files_that_a_user_names_are_in_it(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     mine = tmp_path / "my_strategy.py"
     code = "from minitrain.sync.explicit import Flat\n\nclass Mine(Flat):\n    pass\n"
     mine.write_text(code)
-    params = tiny_params(sync="my_strategy:Mine")
     beside = tmp_path / "model"
     beside.mkdir()
-    (beside / "schedule.json").write_text("[1]")
-    params = with_model(params, deps=str(beside))
-    one = of(params, shards / "world-2")
-    mine.write_text(code + "# 2\n")
-    changed = of(params, shards / "world-2")
-    assert difference(one, changed).startswith("train.sync's code = ")
-    (beside / "schedule.json").write_text("[2]")
-    other = of(params, shards / "world-2")
-    assert difference(changed, other).startswith("model.deps' content = ")
+    schedule, model = beside / "schedule.json", tmp_path / "model.py"
+    for file in (schedule, model):
+        file.write_text("1")
+    params = tiny_params(sync="my_strategy:Mine")
+    params = with_model(params, deps=str(beside), file=str(model))
+    for file, new, key in (
+        (mine, code + "# 2\n", "train.sync's code"),
+        (schedule, "2", "model.deps' content"),
+        (model, "2", "model.file's content"),
+    ):
+        before = of(params, shards / "world-2")
+        file.write_text(new)
+        after = of(params, shards / "world-2")
+        assert difference(before, after).startswith(f"{key} = ")
