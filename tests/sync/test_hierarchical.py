@@ -39,6 +39,7 @@ from minitrain.train.config import RunConfig
 from minitrain.train.worker import Worker
 
 SMALL = Defaults(bucket_cap_mb=0.001)
+UNUSED = replace(SMALL, find_unused_parameters=True)
 TWO_BY_TWO = (0, 0, 1, 1)
 
 
@@ -62,37 +63,26 @@ def placed_trial(*where: int, **changes: Any) -> RunConfig:
     return replace(trial_of("ddp", **changes), sync=placed(*where))
 
 
-# three and one; taking turns; all of them on hosts of their own
-WHERE = [(0, 0, 0, 1), (0, 1, 0, 1), (0, 1, 2)]
+# three and one; taking turns; all of them on hosts of their own; settings
+RUNS: list[tuple[tuple[int, ...], dict[str, Any]]] = [
+    ((0, 0, 0, 1), {}),
+    ((0, 1, 0, 1), {}),
+    ((0, 1, 2), {}),
+    (TWO_BY_TWO, {"tuning": replace(SMALL, overlap=False)}),
+    (TWO_BY_TWO, {"model": "spare_parameter", "tuning": UNUSED}),
+    (TWO_BY_TWO, {"factory": with_dropout, "grad_accumulation_steps": 2}),
+    (TWO_BY_TWO, {"precision": "fp16", "steps": 6}),
+]
 
 
-@pytest.mark.parametrize("where", WHERE, ids=str)
-def test_bits_are_those_of_the_replay(where: tuple[int, ...]) -> None:
-    trial = placed_trial(*where, tuning=SMALL)
+@pytest.mark.parametrize(("where", "changes"), thorough_after(5, RUNS))
+def test_bits_are_those_of_the_replay(
+    where: tuple[int, ...], changes: dict[str, Any]
+) -> None:
+    trial = large_batches(placed_trial(*where, **{"tuning": SMALL, **changes}))
     ladder = examine(trial, len(where), timeout_s=LIMIT_S)
     assert ladder.verdict == "proven", str(ladder)
     assert ladder.rungs["replay"].verdict == "equal"
-
-
-CASES_OF_FOUR: dict[str, dict[str, Any]] = {
-    "one bucket after the other": {"tuning": replace(SMALL, overlap=False)},
-    "unused parameter": {
-        "model": "spare_parameter",
-        "tuning": replace(SMALL, find_unused_parameters=True),
-    },
-    "buffers, dropout and accumulation": {
-        "factory": with_dropout,
-        "grad_accumulation_steps": 2,
-    },
-    "fp16": {"precision": "fp16", "steps": 6},
-}
-
-
-@pytest.mark.parametrize("case", thorough_after(2, CASES_OF_FOUR))
-def test_settings(case: str) -> None:
-    trial = large_batches(placed_trial(*TWO_BY_TWO, **CASES_OF_FOUR[case]))
-    ladder = examine(trial, 4, timeout_s=LIMIT_S)
-    assert ladder.verdict == "proven", str(ladder)
 
 
 @pytest.mark.parametrize(

@@ -312,30 +312,26 @@ def test_same_bits_from_1_2_4_and_8_processes(case: str) -> None:
     assert not same_bits(honest_run("ddp", 1), honest_run("ddp", 2))
 
 
-def buffers_of_a_step() -> list[float]:
+def test_each_shard_starts_from_the_buffers_of_the_step() -> None:
     """A running mean as each of four shards finds it, and after the step."""
+    model, seen = nn.BatchNorm1d(1), []
     with distributed():
-        model = nn.BatchNorm1d(1)
         sync = find_strategy("invariant")(model, Defaults(logical_shards=4))
-        seen = []
         sync.begin()
         for shard in range(4):
             with sync.micro_step(shard, shard == 3):
                 seen.append(float(model.running_mean))
                 model(torch.full((2, 1), shard + 1.0)).sum().backward()
         sync.reduce()
-        return [*seen, float(model.running_mean)]
-
-
-def test_each_shard_starts_from_the_buffers_of_the_step() -> None:
-    (seen,) = launch(buffers_of_a_step, 1, timeout_s=LIMIT_S)
     # the first shard decides: a tenth of its mean, which is 1
-    assert seen == pytest.approx([0, 0, 0, 0, 0.1])
+    assert [*seen, float(model.running_mean)] == pytest.approx([0, 0, 0, 0, 0.1])
 
 
-def step_that_leaves_out(without: int) -> None:
-    with distributed():
-        model = nn.ModuleDict({"used": nn.Linear(1, 1), "left_out": nn.Linear(1, 1)})
+@pytest.mark.parametrize("without", [0, 3])
+def test_a_shard_without_a_gradient_is_named(without: int) -> None:
+    model = nn.ModuleDict({"used": nn.Linear(1, 1), "left_out": nn.Linear(1, 1)})
+    named = pytest.raises(UserError, match=r"parameter left_out\.\w+ gets no gradient")
+    with distributed(), named:
         sync = find_strategy("invariant")(model, Defaults(logical_shards=4))
         sync.begin()
         for shard in range(4):
@@ -345,17 +341,13 @@ def step_that_leaves_out(without: int) -> None:
         sync.reduce()
 
 
-@pytest.mark.parametrize("without", [0, 3])
-def test_a_shard_without_a_gradient_is_named(without: int) -> None:
-    with pytest.raises(UserError, match=r"parameter left_out\.\w+ gets no gradient"):
-        step_that_leaves_out(without)
-
-
-def give_up_and_go_on(shard: int) -> list[float]:
+@pytest.mark.parametrize("shard", [0, 2])
+def test_a_step_that_was_given_up_leaves_nothing_behind(shard: int) -> None:
+    model = nn.Linear(1, 1, bias=False)
     with distributed():
-        model = nn.Linear(1, 1, bias=False)
         sync = find_strategy("invariant")(model, Defaults(logical_shards=4))
         for given_up in (True, False):
+            model.zero_grad()
             sync.begin()
             with suppress(ZeroDivisionError):
                 for number in range(4):
@@ -363,35 +355,25 @@ def give_up_and_go_on(shard: int) -> list[float]:
                         model(torch.ones(1, 1)).sum().backward()
                         assert not (given_up and number == shard) or 1 / 0
                 sync.reduce()
-            gradient = model.weight.grad.tolist()
-            model.zero_grad()
-    return gradient
-
-
-@pytest.mark.parametrize("shard", [0, 2])
-def test_a_step_that_was_given_up_leaves_nothing_behind(shard: int) -> None:
-    assert give_up_and_go_on(shard) == [[4.0]]
+    assert model.weight.grad.tolist() == [[4.0]]
 
 
 ONE_BY_ONE = {"bucket_cap_mb": 0.001, "overlap": False}
 UNUSED = {"bucket_cap_mb": 0.001, "find_unused_parameters": True}
 
 
-@pytest.mark.parametrize(
-    ("name", "tuning"),
-    thorough_after(
-        4,
-        [
-            ("ddp", ONE_BY_ONE),
-            ("shm", UNUSED),
-            ("hierarchical", UNUSED),
-            ("ddp", {"overlap": False}),
-            ("hierarchical", {"bucket_cap_mb": 0.001}),
-            *((n, ONE_BY_ONE) for n in ("shm", "bf16_compress", "zero1")),
-            *((n, UNUSED) for n in ("ddp", "bf16_compress", "zero1")),
-        ],
-    ),
-)
+SETTINGS = [
+    ("ddp", ONE_BY_ONE),
+    ("shm", UNUSED),
+    ("hierarchical", UNUSED),
+    ("ddp", {"overlap": False}),
+    ("hierarchical", {"bucket_cap_mb": 0.001}),
+    *((name, ONE_BY_ONE) for name in ("shm", "bf16_compress", "zero1")),
+    *((name, UNUSED) for name in ("ddp", "bf16_compress", "zero1")),
+]
+
+
+@pytest.mark.parametrize(("name", "tuning"), thorough_after(4, SETTINGS))
 def test_settings_of_ddps_buckets(name: str, tuning: dict[str, Any]) -> None:
     model = "spare_parameter" if "find_unused_parameters" in tuning else "plain"
     trial = trial_of(name, model, tuning=Defaults(**tuning))
@@ -409,12 +391,9 @@ def hidden_communication(name: str = "ddp", **tuning: Any) -> list[float]:
 def test_without_overlap_nothing_is_sent_before_the_last_gradient() -> None:
     assert set(hidden_communication(overlap=False)) == {0}
     assert min(hidden_communication()) > 0
-
-
-# their ranks could start collectives in different orders, or nothing can be hidden
-@pytest.mark.parametrize("name", ["powersgd", "shm"])
-def test_some_take_one_bucket_after_the_other(name: str) -> None:
-    assert set(hidden_communication(name)) == {0}
+    # ranks could start collectives in different orders, or nothing can be hidden
+    for name in ("powersgd", "shm"):
+        assert set(hidden_communication(name)) == {0}
 
 
 def is_freed(name: str) -> bool:
@@ -544,17 +523,13 @@ def test_settings_that_a_strategy_cannot_follow(
     assert told.startswith(f"train.{key} = {line}")
 
 
-@pytest.mark.parametrize(
-    ("name", "line"),
-    [
+def test_strategy_that_is_not_there() -> None:
+    for name, line in (
         ("no_such_module:Thing", "No module named 'no_such_module'"),
         ("toy_strategy:Missing", "has no attribute 'Missing'"),
         ("toy_strategy:dist", "must be a minitrain.sync.Strategy"),
-    ],
-)
-def test_strategy_that_is_not_there(name: str, line: str) -> None:
-    with pytest.raises(UserError, match=line):
-        find_strategy(name)
+    ):
+        assert line in refusal(find_strategy, name)
 
 
 def at_step_3(worker: Worker, victim: int, do: Callable[[], None]) -> None:
