@@ -32,9 +32,8 @@ WITHOUT_SYNC = (("sync", PLAIN),)
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to train the same global batch: ``changes`` to ``train`` of params.yaml.
-
-    ``timed``: with what the training stage uses to watch buckets.
+    """One way to train the same global batch: ``changes`` to ``train`` of params.yaml,
+    ``timed`` with what the training stage uses to watch buckets.
     """
 
     name: str
@@ -109,12 +108,12 @@ class Contestant:
         return self.worker.sync.state_dict()
 
     def close(self) -> None:
-        """Free what the process group does not; call it on all ranks."""
+        """Free what the process group does not. Collective."""
         self.worker.close()
 
     def take_turn(self, num_steps: int) -> tuple[float, int]:
-        """Seconds of ``num_steps`` steps after one that is not timed, and the real
-        targets of their global batches. Raises UserError for a loss that is not finite.
+        """Return the seconds of ``num_steps`` steps, after one that is not timed, and
+        the targets of their global batches. Raises UserError for a loss not finite.
         """
         torch.set_num_threads(self.arm.threads)
         first = self.next_step

@@ -1,7 +1,6 @@
 """How busy a machine is with other things while something is measured on it.
 
-Linux tells; elsewhere the shares are None. What follows from them is judged in
-:mod:`minitrain.analysis.busy`.
+The shares are None but on Linux; :mod:`minitrain.analysis.busy` judges them.
 """
 
 import os
@@ -21,10 +20,9 @@ PROC_STAT = Path("/proc/stat")
 class Usage:
     """Readings of one process: a moment, and what was used up to it, in seconds.
 
-    ``busy_s`` and ``steal_s`` are of all cores that the process may run on: computing
-    (for whomever), and waiting for a hypervisor that runs others. ``own_s`` is the
-    process's own computing, in all threads; ``switches`` how often one of them had to
-    give up its core.
+    ``busy_s`` and ``steal_s`` are of all cores that the process may run on: computing,
+    and waiting for a hypervisor. ``own_s`` is the process's own computing, in all
+    threads; ``switches`` how often one of them had to give up its core.
     """
 
     at_s: float
@@ -35,8 +33,8 @@ class Usage:
 
     @classmethod
     def now(cls, *, with_children: bool = False) -> Self:
-        """The readings at this moment; ``with_children``: own is also what the
-        processes used that this one has started and seen end.
+        """Read now; ``with_children``: with what processes used that this one started
+        and that have ended.
         """
         busy, steal = _cores_s()
         at, own = time.perf_counter(), time.process_time()
@@ -57,12 +55,10 @@ class Usage:
 
 
 def load_of(ranks: Iterable[Usage]) -> dict[str, Any]:
-    """The load of a machine while ``ranks`` measured; each is what one used.
+    """Return the load of a machine while ``ranks`` measured; each is what one used.
 
-    ``others_share`` and ``steal_share`` are shares of the time of all cores: of
-    processes that are no rank, and of the hypervisor. ``load_average`` is that of the
-    last minute, ranks included. ``involuntary_switches_per_s`` is of all ranks; ranks
-    that share a core make some themselves.
+    ``others_share`` and ``steal_share`` are of the time of all cores: of processes that
+    are no rank, and of the hypervisor. ``load_average`` is that of the last minute.
     """
     used = list(ranks)
     seconds, whole = used[0].at_s, used[0].at_s * usable_cores()

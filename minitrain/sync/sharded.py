@@ -25,9 +25,8 @@ from minitrain.sync.strategy import (
 
 
 class ZeRO1(StockDDP):
-    """DDP with an optimizer whose state is cut over the ranks: stage 1 of ZeRO
+    """DDP, bit for bit, with an optimizer whose state is cut over the ranks: ZeRO-1
     (Rajbhandari et al. 2020, arXiv:1910.02054), by torch's ``ZeroRedundancyOptimizer``.
-    It has the bits of DDP.
     """
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["zero1"]
@@ -113,7 +112,7 @@ class FSDP(Strategy):
         return sum(rows * world_size * p[:1].nbytes for rows, p in shares)
 
     def traffic(self) -> Traffic:
-        """Layers are gathered for forward and again for backward, the rest once."""
+        # layers are gathered for forward and again for backward, the rest once
         if self.world_size == 1:
             return {}
         groups, layers = len(self._layer_bytes) + 1, sum(self._layer_bytes)
@@ -167,7 +166,7 @@ def _part_like(parameter: Any, part: Any) -> Any:
 
 
 def _layers(model: nn.Module) -> Iterator[nn.Module]:
-    """The members of the outermost lists of modules."""
+    # the members of the outermost lists of modules
     for child in model.children():
         if isinstance(child, nn.ModuleList):
             yield from child
