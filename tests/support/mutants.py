@@ -550,7 +550,7 @@ MEASURING = [
     mutant(
         "backward_alone_communicates",
         "the backward pass that is timed for computing alone communicates",
-        "tests/train/test_loop.py::test_backward_alone_sends_nothing",
+        "tests/train/test_loop.py::test_calibration_leaves_nothing_behind",
         "minitrain/train/observer.py",
         "with untouched[0], untouched[1], worker.sync.no_sync():",
         "with untouched[0], untouched[1]:",
