@@ -3,6 +3,9 @@
 The hosts are made up: a rank says of itself on which one it is.
 """
 
+import os
+import signal
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -15,23 +18,17 @@ import torch
 import torch.distributed as dist
 from resume_cases import CASES, write_samples
 from resumed import SAVING, UNDISTURBED, differing, run_stopped
-from test_strategies import (
-    LIMIT_S,
-    at_step_3,
-    end_of_a_killed_run,
-    large_batches,
-    same_bits,
-    trial_of,
-    with_dropout,
-)
+from test_strategies import LIMIT_S, large_batches, same_bits, trial_of, with_dropout
 from thorough import thorough_after
 from torch import Tensor, nn
+from waiting import GENEROUS_S
 
 from minitrain.check.check import examine
 from minitrain.check.trial import run_ranks
 from minitrain.comm import sockets
 from minitrain.comm.groups import distributed
 from minitrain.core.errors import RankError
+from minitrain.data.batches import MicroBatch
 from minitrain.harness.launcher import launch
 from minitrain.sync.guarantees import Defaults
 from minitrain.sync.hierarchical import Hierarchical
@@ -250,11 +247,43 @@ def test_fault_is_caught(fault: Callable[[Worker], None], rung: str) -> None:
     assert ("ranks" in ladder.breaches) == (rung == "ranks")
 
 
-@pytest.mark.parametrize("victim", [1, 2])
-def test_rank_that_is_killed_is_named_and_all_end(victim: int, tmp_path: Path) -> None:
-    """One that follows, then one that leads: another host waits for that over gloo."""
-    trial = placed_trial(*TWO_BY_TWO, steps=4)
-    end_of_a_killed_run(trial, victim, tmp_path / "killed")
+def at_step_3(worker: Worker, victim: int, do: Callable[[], None]) -> None:
+    if worker.rank != victim:
+        return
+    right = worker.batches.micro_batches
+
+    def micro_batches(step: int) -> list[MicroBatch]:
+        if step == 3:
+            do()
+        return right(step)
+
+    worker.batches.micro_batches = micro_batches  # type: ignore[method-assign]
+
+
+def killed(worker: Worker, victim: int, note: Path) -> None:
+    def kill() -> None:
+        note.write_text(str(time.monotonic()))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    at_step_3(worker, victim, kill)
+
+
+# one that follows, then one that leads: another host waits for that over gloo
+KILLED = [("hierarchical", 1), ("hierarchical", 2), ("shm", 1), ("invariant_shm", 1)]
+
+
+@pytest.mark.parametrize(("name", "victim"), KILLED)
+def test_rank_that_is_killed_is_named_and_all_end(
+    name: str, victim: int, tmp_path: Path
+) -> None:
+    trial = trial_of(name, steps=4)
+    if name == "hierarchical":
+        trial = placed_trial(*TWO_BY_TWO, steps=4)
+    note = tmp_path / "killed"
+    inject = partial(killed, victim=victim, note=note)
+    with pytest.raises(RankError, match=rf"rank {victim} .*: killed by SIGKILL"):
+        run_ranks(trial, 4, inject, timeout_s=LIMIT_S)
+    assert time.monotonic() - float(note.read_text()) < GENEROUS_S
 
 
 def its_memory_is_closed(worker: Worker) -> None:

@@ -1,16 +1,11 @@
 """Every strategy keeps what it promises, and what it promises shows a fault in it."""
 
 import gc
-import os
-import re
-import signal
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache, partial
-from pathlib import Path
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +15,6 @@ from one_line import refusal
 from subjects import MODELS, make_run
 from thorough import thorough_after
 from torch import Tensor, nn
-from waiting import GENEROUS_S, wait_for
 
 from minitrain.check.check import check_data_parallel, examine
 from minitrain.check.trial import run_ranks
@@ -28,7 +22,7 @@ from minitrain.comm.groups import distributed
 from minitrain.comm.ring import ring_sum
 from minitrain.comm.torch_private import GradBucket
 from minitrain.comm.tree import tree_sum
-from minitrain.core.errors import EvidenceError, RankError, UserError
+from minitrain.core.errors import EvidenceError, UserError
 from minitrain.data.batches import MicroBatch
 from minitrain.harness.launcher import launch
 from minitrain.proof.bits import precision_rung
@@ -516,58 +510,6 @@ def test_strategy_that_is_not_there() -> None:
         ("toy_strategy:dist", "must be a minitrain.sync.Strategy"),
     ):
         assert line in refusal(find_strategy, name)
-
-
-def at_step_3(worker: Worker, victim: int, do: Callable[[], None]) -> None:
-    """Rank ``victim`` does so before it computes step 3."""
-    if worker.rank != victim:
-        return
-    right = worker.batches.micro_batches
-
-    def micro_batches(step: int) -> list[MicroBatch]:
-        if step == 3:
-            do()
-        return right(step)
-
-    worker.batches.micro_batches = micro_batches  # type: ignore[method-assign]
-
-
-def killed(worker: Worker, victim: int, note: Path) -> None:
-    """It is killed, and leaves a note of when."""
-
-    def kill() -> None:
-        note.write_text(str(time.monotonic()))
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    at_step_3(worker, victim, kill)
-
-
-def end_of_a_killed_run(trial: RunConfig, victim: int, note: Path) -> None:
-    """All ranks of four end soon, and the line names the right one."""
-    inject = partial(killed, victim=victim, note=note)
-    with pytest.raises(RankError, match=rf"rank {victim} .*: killed by SIGKILL"):
-        run_ranks(trial, 4, inject, timeout_s=LIMIT_S)
-    assert time.monotonic() - float(note.read_text()) < GENEROUS_S
-
-
-# `MINITRAIN_ROUNDS=200 pytest -k killed` for more
-ROUNDS = int(os.environ.get("MINITRAIN_ROUNDS", "2"))
-
-
-@pytest.mark.parametrize("name", ["shm", "invariant_shm"])
-def test_rounds_that_are_killed_leave_nothing(name: str, tmp_path: Path) -> None:
-    memory = set(Path("/dev/shm").iterdir())
-    sockets = open_sockets()
-    for _ in range(ROUNDS):
-        end_of_a_killed_run(trial_of(name, steps=4), 1, tmp_path / "killed")
-        assert set(Path("/dev/shm").iterdir()) <= memory
-        # another test may have some of its own meanwhile
-        left = open_sockets() - sockets
-        wait_for(lambda left=left: [left] * left.isdisjoint(open_sockets()), 1)
-
-
-def open_sockets() -> set[str]:
-    return {*re.findall(r"@minitrain\S+", Path("/proc/net/unix").read_text())}
 
 
 HOSTS = [[0, 1], [2, 4], [3]]
