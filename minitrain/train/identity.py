@@ -1,7 +1,7 @@
-"""Whose a checkpoint is: all that decides the bits of a run, and nothing else.
+"""Identity of a run: all that decides its bits, and nothing else.
 
-Folders are named by a hash of it: after a change of parameters, data, code or torch a
-run starts afresh, and goes on again where the change is taken back.
+Checkpoints lie in a folder named by its hash: after a change of parameters, data, code
+or torch a run starts afresh, and where the change is undone it goes on.
 """
 
 import hashlib

@@ -78,9 +78,8 @@ class Observer:
 
 
 class StepObserver(Observer):
-    """Times every step and hashes the recorded ones, outside of what is timed.
-    ``watches``: some steps are disturbed to tell their parts apart. ``keep`` is a step
-    whose values the recorder keeps.
+    """Time every step, and hash the recorded ones in between. ``watches``: some steps
+    are disturbed to tell their parts apart. ``keep``: see the recorder.
     """
 
     def __init__(

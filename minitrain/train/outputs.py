@@ -1,4 +1,4 @@
-"""What the ranks of a run write down together, and what a replay writes alike."""
+"""Files of a run and of its replay: states, losses, hashes, timings, provenance."""
 
 import csv
 from collections.abc import Mapping, Sequence
@@ -89,8 +89,8 @@ def write_run(
 def write_records(
     out: Path, results: Sequence[TrainResult], threads: int, *, cpu: str | None = None
 ) -> None:
-    """Write what is the same whenever it is computed: losses, rows of hashes, and what
-    their bits depend on; ``cpu`` where they were not all computed here.
+    """Write what is deterministic: losses, rows of hashes, and what their bits depend
+    on; ``cpu`` where they were not all computed here.
     """
     losses = mean_losses(results)
     with open_atomic(out / "losses.csv") as file:

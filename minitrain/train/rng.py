@@ -1,7 +1,4 @@
-"""Random numbers and buffers: what a forward pass may change besides gradients.
-
-A seed for each rank, and streams of several ranks in a process.
-"""
+"""Random numbers and buffers: what a forward pass may change besides gradients."""
 
 import random
 from collections.abc import Iterator
@@ -59,7 +56,7 @@ def same_random_state(a: RandomState, b: RandomState) -> bool:
 
 @contextmanager
 def untouched_random_state() -> Iterator[None]:
-    """Whatever is drawn inside, the generators go on as if it had not been."""
+    """Undo what is drawn inside from the generators, also after an error."""
     state = random_state()
     try:
         yield
@@ -78,8 +75,8 @@ def untouched_buffers(model: nn.Module) -> Iterator[None]:
 
 
 class Stream:
-    """The random numbers of one of several shards that are interleaved in this process.
-    Each use (``with stream:``) goes on where the last one stopped, at ``state``.
+    """The random numbers of one of several shards in this process. Each use
+    (``with stream:``) goes on where the last one stopped, at ``state``.
     """
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ from minitrain.core.files import open_atomic, reading
 from minitrain.core.regular import require_regular
 from minitrain.data.batches import MicroBatch
 from minitrain.data.cut import bytes_of, content_digest, tensors_of
-from minitrain.sync.strategy import SyncTrace, copy_buffers, whole
+from minitrain.sync.strategy import SyncTrace, whole
 from minitrain.train.rng import RandomState, random_state, same_random_state
 
 Row = dict[str, Any]
@@ -87,7 +87,7 @@ class StepRecord:
         self._model, self._keep = model, keep
         self.steps, self.sampled_steps = frozenset(steps), frozenset(sampled)
         self._layout: list[Row] = []
-        self._before_first: tuple[RandomState, Buffers] | None = None
+        self._before_first: tuple[RandomState, Row] | None = None
         self.rows: list[Row] = []
         self.sampled: Tensors = {}
         self.values: dict[str, Any] = {}
@@ -109,9 +109,7 @@ class StepRecord:
         self._sample(step, "moments", moments)
 
     def fed(self, step: int, micro_batches: Sequence[MicroBatch]) -> None:
-        """Note what the model was given: each sample by its content, the targets that
-        count, and the share of the global batch's sum in the ledger.
-        """
+        """Note what the model was given: samples by content, targets, ledger."""
         named = [
             {
                 "shard": one.shard,
@@ -133,9 +131,7 @@ class StepRecord:
             self.sampled[f"{step}/{kind}/{name}"] = tensor
 
     def layout(self, step: int, trace: SyncTrace) -> None:
-        """Note DDP's buckets where they change, and the hosts where the sum depends on
-        them.
-        """
+        """Note DDP's buckets where they change, and hosts that decide the sum."""
         layout = [
             {"num_bytes": event.num_bytes, "parameters": list(event.parameters)}
             for event in trace.events
@@ -171,17 +167,14 @@ class StepRecord:
         parameters = dict(self._model.named_parameters())
         row = self.rows.pop()
         row["parameters"] = {n: sha256_tensor(p) for n, p in parameters.items()}
-        row["buffers"] = self._buffer_hashes(list(self._model.buffers()))
+        row["buffers"] = self._buffer_hashes()
         if precision:
             row["precision"] = precision
-        self.rows += (
-            [row]
-            if ranks is None
-            else [
-                {**row, "rank": rank, "buffers": self._buffer_hashes(own)}
-                for rank, own in enumerate(ranks)
-            ]
-        )
+        own: list[Row] = [{}]
+        if ranks is not None:
+            hashes = map(self._buffer_hashes, ranks)
+            own = [{"rank": rank, "buffers": one} for rank, one in enumerate(hashes)]
+        self.rows += [{**row, **one} for one in own]
         if step == EARLY_STEP:
             self._sample("early", "state", self._model.state_dict())
         if step in self.sampled_steps:
@@ -189,14 +182,15 @@ class StepRecord:
         if step == self._keep:
             self.values["after"] = whole_copies(parameters)
 
-    def _buffer_hashes(self, buffers: Buffers) -> dict[str, str]:
+    def _buffer_hashes(self, buffers: Buffers | None = None) -> dict[str, str]:
         names = [name for name, _ in self._model.named_buffers()]
-        return dict(zip(names, map(sha256_tensor, buffers), strict=True))
+        own = list(self._model.buffers()) if buffers is None else buffers
+        return dict(zip(names, map(sha256_tensor, own), strict=True))
 
     def before_forward(self) -> None:
         """Before the first forward pass, note where generators and buffers stand."""
         if not self.rows:
-            self._before_first = random_state(), copy_buffers(self._model)
+            self._before_first = random_state(), self._buffer_hashes()
 
     def after_forward(self) -> None:
         """Note whether the first forward pass depends on its samples alone."""
@@ -204,16 +198,11 @@ class StepRecord:
             return
         numbers, buffers = self._before_first
         self._before_first = None
-        pairs = zip(buffers, copy_buffers(self._model), strict=True)
-        # a NaN equals itself
-        same = all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs)
-        self.rows.append(
-            {
-                "kind": "forward",
-                "draws_random_numbers": not same_random_state(numbers, random_state()),
-                "changes_buffers": not same,
-            }
-        )
+        found = {
+            "draws_random_numbers": not same_random_state(numbers, random_state()),
+            "changes_buffers": buffers != self._buffer_hashes(),
+        }
+        self.rows.append({"kind": "forward", **found})
 
 
 def gradients_of(model: nn.Module) -> Tensors:
@@ -255,9 +244,8 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
     """
     tensors: dict[str, Tensor]
     with reading(path):
-        tensors = torch.load(
-            require_regular(path), map_location="cpu", weights_only=True
-        )
+        file = require_regular(path)
+        tensors = torch.load(file, map_location="cpu", weights_only=True)
     return tensors
 
 
