@@ -94,7 +94,7 @@ def measured_s(seconds: float) -> Usage:
 
 @pytest.mark.skipif(not load.PROC_STAT.exists(), reason="Linux only")
 def test_machine_whose_cores_are_taken_is_named() -> None:
-    """A process for each core that does nothing but compute, for at most a minute."""
+    # a process for each core that does nothing but compute
     burn = "import time\nend = time.time() + 60\nwhile time.time() < end: pass"
     count = load.usable_cores()
     burning = [subprocess.Popen([sys.executable, "-c", burn]) for _ in range(count)]
