@@ -32,7 +32,7 @@ def main() -> None:
     arguments = parser.parse_args()
     hosts = hosts_of(arguments)
     world_size = arguments.world_size
-    of_this_host = (hosts.ranks_here(world_size), hosts.interface) if hosts else ()
+    ranks_here = hosts.ranks_here(world_size) if hosts else None
     job = Job(
         params=load_params(Path("params.yaml")),
         backend=arguments.backend,
@@ -48,7 +48,7 @@ def main() -> None:
         partial(train_rank, job),
         world_size,
         # mistakes are found before the launch, where they cost one line and not W
-        preflight=partial(preflight, job, *of_this_host),
+        preflight=partial(preflight, job, ranks_here),
         threads_per_process=job.params.train.threads_per_process,
         max_restarts=job.params.launch.max_restarts,
         hosts=hosts,

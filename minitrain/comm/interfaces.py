@@ -81,17 +81,6 @@ def interface_towards(address: str) -> Interface:
     return found
 
 
-def require_no_label(interface: Interface) -> None:
-    """Raise UserError if NCCL would look for another than ``interface``: it takes what
-    follows a colon in a name for a port.
-    """
-    if ":" in interface.name:
-        raise UserError(
-            f"{KEY} = {interface.name!r}: must have no colon with nccl, which takes "
-            "what follows it for a port"
-        )
-
-
 def family_of(address: str) -> socket.AddressFamily:
     """IPv4 or IPv6."""
     return socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from minitrain.comm.groups import distributed, local_device, require_gpus, start_up
 from minitrain.comm.heartbeat import my_place
-from minitrain.comm.interfaces import Interface, require_no_label
 from minitrain.comm.together import only_first
 from minitrain.core.errors import UserError
 from minitrain.core.params import Params
@@ -75,19 +74,12 @@ class Finished:
     went_on_from: int = 0
 
 
-def preflight(
-    job: Job, ranks_here: int | None = None, interface: Interface | None = None
-) -> None:
-    """Find what a user can get wrong before any process is launched (UserError).
-
-    Args:
-        ranks_here: number of ranks of this host; None where it has all of them.
-        interface: the network interface to other hosts, where there are several.
+def preflight(job: Job, ranks_here: int | None = None) -> None:
+    """Find what a user can get wrong before any process is launched (UserError);
+    ``ranks_here`` are those of this host, None: all.
     """
     require_torch(job.params.environment.torch)
     if job.backend == "nccl":
-        if interface is not None:
-            require_no_label(interface)
         require_gpus(job.world_size if ranks_here is None else ranks_here)
     if not job.shards.exists():
         raise UserError(

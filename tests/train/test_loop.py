@@ -17,7 +17,6 @@ from bugs import (
     sum_for_mean,
     wrapper_bypassed,
 )
-from one_line import refusal
 from tiny import (
     NUM_STEPS,
     one_process_tiny,
@@ -34,7 +33,6 @@ from waiting import GENEROUS_S
 from minitrain.analysis.account import DDP_SAYS, ddp_says
 from minitrain.bench.ledger import CollectiveLedger
 from minitrain.comm.groups import distributed
-from minitrain.comm.interfaces import Interface
 from minitrain.comm.torch_private import LOGGED
 from minitrain.core.errors import UserError
 from minitrain.core.params import Params
@@ -50,7 +48,7 @@ from minitrain.sync.strategy import Traffic
 from minitrain.train.clock import Row
 from minitrain.train.loop import train
 from minitrain.train.observer import StepObserver
-from minitrain.train.run import Inject, Job, preflight
+from minitrain.train.run import Inject
 from minitrain.train.worker import Worker
 
 pytestmark = pytest.mark.slow
@@ -204,13 +202,6 @@ def test_first_difference_is_named(shards: Path, fault: Inject) -> None:
     params = with_factory(tiny_params(), "other_models:batch_norm")
     _, rungs = judged(params, shards, 2, train_tiny(params, shards, 2, fault))
     assert rungs[name].detail == f"first at {where}"
-
-
-def test_a_label_is_refused_with_nccl_before_any_process_is_launched() -> None:
-    """NCCL would cut the name short."""
-    job = Job(tiny_params(), "nccl", 2, *[Path("/no/such")] * 3)
-    told = refusal(preflight, job, 1, Interface("eth0:1", "10.0.0.1"))
-    assert told.startswith("--interface = 'eth0:1': must have no colon with nccl")
 
 
 def test_nan_loss_ends_training_with_one_line(shards: Path) -> None:
