@@ -18,7 +18,7 @@ from minitrain.sync.strategy import Traffic, num_bytes, trained, world
 RANK_OF_APPROXIMATION = 2
 # torch: from step 2 on at the earliest, since DDP rebuilds its buckets after step 0
 FIRST_POWERSGD_STEP = 10
-# of torch's PowerSGDState what steps change, beside its generator
+# what steps change in torch's PowerSGDState, besides its generator
 KEPT = (
     "error_dict",
     "p_memory_dict",

@@ -1,4 +1,4 @@
-"""What every strategy guarantees and needs: a table that checks, docs and report read.
+"""Guarantees and requirements of every strategy: a table for checks, docs and report.
 
 Nothing here imports torch, so that params.yaml can be checked in a fraction of a
 second. The strategies themselves refer to it as ``guarantees``.
@@ -34,14 +34,14 @@ Tuning: TypeAlias = Train | Defaults
 
 @dataclass(frozen=True)
 class Guarantees:
-    """What the ladder may demand of a strategy, and what the strategy needs.
+    """Properties of a strategy that the ladder checks, and its requirements.
 
     ``promises``: rungs that may be asked. ``adds_in``: the order in which the ranks'
     gradients are added; with ``hosts`` the strategy notes in ``trace.hosts`` which of
     them shared one, and its ``reference`` is given it. ``wire``: the type (of torch)
     to which gradients are rounded on their way. ``averages``: the sum is divided by the
     number of ranks. ``has_buckets``: DDP's, with their settings. ``logical_shards``: a
-    batch is cut into ``train.logical_shards`` parts, whatever the world size.
+    batch is cut into ``train.logical_shards`` parts at any world size.
     ``own_buffers``: after a step each rank has those of its own samples.
     ``waits_within``: a rank may wait for others before its last gradient is there, so
     that the time until then is not its own. ``on_one_host``: all ranks must be.

@@ -1,4 +1,4 @@
-"""DistributedDataParallel and what becomes of its buckets."""
+"""DistributedDataParallel, its buckets timed, or reduced in other ways."""
 
 import time
 import weakref

@@ -1,4 +1,4 @@
-"""What a strategy is: a handful of verbs that the training loop calls in order."""
+"""The base of all strategies: methods that the training loop calls in order."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext

@@ -31,7 +31,7 @@ Kept = dict[str, Any]
 Manifest = dict[str, Any]
 MANIFEST, OWN_SUM = "manifest.json", "manifest_sha256"
 STEP = "step-"
-# a stage that is told to end has ten seconds
+# a stage has ten seconds to end
 WAIT_S = 15.0
 POLL_S = 0.1
 
@@ -63,8 +63,8 @@ class Checkpoints:
             # its bytes may be what others lack
             shutil.rmtree(checkpoint, ignore_errors=True)
             raise
-        # from here on it may be the only one that is whole: whatever happens to another
-        # rank, it stays
+        # from here on it may be the only one that is whole: it stays, also where another
+        # rank is lost
         only_first(lambda: self._complete(checkpoint, dict(written)))
 
     def _complete(self, checkpoint: Path, files: dict[str, str]) -> None:
@@ -96,7 +96,7 @@ class Checkpoints:
     def forget(self) -> None:
         """Remove all of them: the run has ended, and its outputs are there."""
         shutil.rmtree(self.folder, ignore_errors=True)
-        # other runs may have theirs beside it
+        # other runs may have theirs next to it
         for above in (self.folder.parent, self.folder.parent.parent):
             with suppress(OSError):
                 above.rmdir()

@@ -66,11 +66,11 @@ class Observer:
         return shares_of_loss(self._losses, self._micro_batches)
 
     def kept(self) -> Row:
-        """What was seen so far, in plain values, for a checkpoint."""
+        """Return what was seen so far, in plain values, for a checkpoint."""
         return {}
 
     def sampled(self) -> dict[str, Tensor]:
-        """The tensors that rank 0 kept for the witness; none on other ranks."""
+        """Return the tensors for the witness that rank 0 has; empty on other ranks."""
         return {}
 
     def restore(self, kept: Row) -> None:
@@ -116,7 +116,7 @@ class StepObserver(Observer):
         self.recorder.restore(kept)
 
     def result(self) -> TrainResult:
-        """What was seen so far."""
+        """Return what was seen so far."""
         rows, sampled = self.recorder.rows, self.recorder.sampled
         return TrainResult(self.losses, self.digests, self.timings, rows, sampled)
 
@@ -183,7 +183,7 @@ class StepObserver(Observer):
         self._was_interrupted = False
         if row["recorded"]:
             self.recorder.state(self._step, self.worker.precision.state())
-            # hashing at unlike pace must not become the next step's wait
+            # a difference in hashing must not become the next step's wait
             barrier()
         if self.clock.kind == "bracketed":
             row["backward_compute_ms"] = self._backward_alone_ms()

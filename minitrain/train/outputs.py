@@ -70,7 +70,7 @@ def write_run(
     def write() -> None:
         results, peaks, on_hosts = zip(*everyone, strict=True)
         machines = [found for _, found in sorted(dict(on_hosts).items())]
-        # of unlike hosts both are named: no single machine repeats their bits
+        # of different CPUs all are named: no single machine repeats their bits
         cpu = " and ".join(sorted({found["cpu"] for found in machines}))
         write_records(out, results, facts["threads_per_process"], cpu=cpu)
         save_tensors(out / "sampled.pt", result.sampled)

@@ -41,13 +41,13 @@ NOT_USED = (
 
 
 class Resumable(Protocol):
-    """What can be interrupted between two steps."""
+    """A computation that can be interrupted between two steps."""
 
     def run(self, steps: Iterable[int]) -> None:
         """Compute ``steps``, one after the other."""
 
     def kept(self) -> Kept:
-        """All that the steps to come depend on, with ``model`` and JSON ``seen``."""
+        """Return all that later steps depend on, with ``model`` and JSON ``seen``."""
 
     def restore(self, kept: Kept) -> None:
         """Go on from ``kept``, which was taken of the same run."""

@@ -51,7 +51,7 @@ class Job:
         return f"{self.backend}-{self.world_size}"
 
     def checkpoints(self, config: RunConfig) -> Checkpoints:
-        """Where its checkpoints lie."""
+        """Return its checkpoints."""
         run = self.params, self.shards, self.name, self.world_size
         if self.resume is None or config.sync.guarantees.logical_shards:
             return checkpoints_of(*run)
@@ -62,7 +62,7 @@ class Job:
 
 @dataclass
 class Finished:
-    """What a rank has after its last step. ``state`` is the whole final one, empty if
+    """Results of a rank after its last step. ``state`` is the whole final one, empty if
     it was written to a file; ``values`` those of the step to be kept; ``went_on_from``
     is 0 for a run that was not interrupted.
     """

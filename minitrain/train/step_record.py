@@ -251,7 +251,7 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
 
 @dataclass
 class TrainResult:
-    """What one rank knows after training; every list has one entry per step. ``losses``
+    """Results of one rank after training; every list has one entry per step. ``losses``
     are shares of the mean loss of the global batch, one for each micro-batch of this
     rank. ``digests`` name the samples. ``timings`` are rows of a clock, ``hashes`` and
     ``sampled`` those of a :class:`StepRecord`, ``probes`` the losses of
