@@ -63,8 +63,7 @@ class Checkpoints:
             # its bytes may be what others lack
             shutil.rmtree(checkpoint, ignore_errors=True)
             raise
-        # from here on it may be the only one that is whole: it stays, also where another
-        # rank is lost
+        # it may be the only one that is whole now: it stays if another rank is lost
         only_first(lambda: self._complete(checkpoint, dict(written)))
 
     def _complete(self, checkpoint: Path, files: dict[str, str]) -> None:
