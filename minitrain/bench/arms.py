@@ -24,7 +24,6 @@ from minitrain.sync.catalog import PLAIN
 from minitrain.sync.strategy import world
 from minitrain.train.config import config_of
 from minitrain.train.loop import train
-from minitrain.train.observer import LastLoss
 from minitrain.train.worker import Worker
 
 Row = dict[str, Any]
@@ -33,9 +32,8 @@ WITHOUT_SYNC = (("sync", PLAIN),)
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to train the same global batch: ``changes`` to ``train`` of params.yaml.
-
-    ``timed``: with what the training stage uses to watch buckets.
+    """One way to train the same global batch: ``changes`` to ``train`` of params.yaml,
+    ``timed`` with what the training stage uses to watch buckets.
     """
 
     name: str
@@ -51,22 +49,19 @@ class Arm:
     def enter(
         self, params: Params, shards: Path, group: dist.ProcessGroup
     ) -> "Contestant":
-        """Make ready to be timed, on one rank of ``group``; call it on all of them.
-
-        ``shards`` is a folder world-W.
+        """Make ready to be timed, on each rank of ``group``; ``shards`` is a folder
+        world-W.
         """
         return Contestant(self, self.params(params), shards, group)
 
 
 def no_sync_arm(name: str, processes: int, threads: int) -> Arm:
-    """Processes that train alone, each on its share of the batch: the ceiling."""
+    """Return the ceiling: processes that train alone, each on its part of the batch."""
     return Arm(name, processes, threads, WITHOUT_SYNC)
 
 
 def only_ddp(params: Params) -> Params:
-    """``params`` that train with stock DDP and nothing else: what studies begin with,
-    whatever params.yaml says.
-    """
+    """Return ``params`` that train with stock DDP and nothing else, as studies do."""
     return params.with_train(
         sync="ddp",
         grad_accumulation_steps=1,
@@ -93,9 +88,8 @@ def arms_of(params: Params) -> list[Arm]:
 
 
 class Contestant:
-    """An arm with a worker of its own, on one of its ranks.
-
-    A subclass may bring another loop, and another wrapper around the worker's model.
+    """An arm with a worker of its own, on one of its ranks; a subclass may have another
+    loop, and another wrapper around the worker's model.
     """
 
     def __init__(
@@ -103,7 +97,7 @@ class Contestant:
     ) -> None:
         self.arm, self.group, self.next_step = arm, group, 0
         config = config_of(params, shards, arm.processes)
-        self.worker = Worker(config, group=group, timed=arm.timed, observer=LastLoss)
+        self.worker = Worker(config, group=group, timed=arm.timed)
 
     def train(self, steps: Iterable[int]) -> None:
         """Train the worker for ``steps``."""
@@ -114,12 +108,12 @@ class Contestant:
         return self.worker.sync.state_dict()
 
     def close(self) -> None:
-        """Free what the process group does not; call it on all ranks."""
+        """Free what the process group does not. Collective."""
         self.worker.close()
 
     def take_turn(self, num_steps: int) -> tuple[float, int]:
-        """Seconds of ``num_steps`` steps after one that is not timed, and the real
-        targets of their global batches. Raises UserError for a loss that is not finite.
+        """Return the seconds of ``num_steps`` steps, after one that is not timed, and
+        the targets of their global batches. Raises UserError for a loss not finite.
         """
         torch.set_num_threads(self.arm.threads)
         first = self.next_step
@@ -130,9 +124,8 @@ class Contestant:
         self.train(range(first + 1, self.next_step))
         dist.barrier(self.group)
         seconds = (time.perf_counter_ns() - start) / 1e9
-        # what is timed with a loss that is no number is no training (UserError)
-        if isinstance(self.worker.observer, LastLoss):
-            self.worker.observer.shares()
+        # with a loss that is no number it is no training (UserError)
+        self.worker.observer.shares()
         steps = range(first + 1, self.next_step)
         tokens = sum(
             self.worker.batches.micro_batches(s)[0].global_targets for s in steps
@@ -143,11 +136,10 @@ class Contestant:
 def measure(
     params: Params, shards: Path, rounds: Iterable[int], arms: Sequence[Arm]
 ) -> list[Row]:
-    """Time all ``arms``, interleaved, in every one of ``rounds``; call on every rank.
-
-    ``shards`` holds a folder world-W for each world size. The process group must span
-    the largest arm. Returns a row per arm and round: ``round``, ``arm``,
-    ``processes``, ``threads``, ``world_size``, ``tokens`` and ``seconds``.
+    """Time all ``arms``, interleaved, in every one of ``rounds``; call on every rank of
+    a process group that spans the largest arm. ``shards`` holds a folder world-W for
+    each world size. Returns a row per arm and round: ``round``, ``arm``, ``processes``,
+    ``threads``, ``world_size``, ``tokens`` and ``seconds``.
     """
     contestants = enter(params, shards, arms)
     rows = take_turns(contestants, rounds, params.baseline.steps_per_round)

@@ -1,11 +1,9 @@
 """The collective ledger: what a step really hands to torch's collectives.
 
 Counted where torch dispatches them, below every strategy, so that what a strategy
-expects of itself (:meth:`minitrain.sync.strategy.Strategy.traffic`) can be held against
-it.
+expects of itself (:meth:`minitrain.sync.strategy.Strategy.traffic`) can be compared.
 """
 
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -38,22 +36,18 @@ NAMES = {
     "alltoall_": "all_to_all",
     "alltoall_base_": "all_to_all",
     "all_to_all_single": "all_to_all",
-    "send": "send",
     "recv_": "receive",
 }
 
 
 class CollectiveLedger(TorchDispatchMode):
-    """Counts within its context: ``traffic`` has calls and bytes by operation."""
+    """Count within its context: ``traffic`` has calls, and bytes of one rank's payload,
+    by operation.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self._counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-
-    @property
-    def traffic(self) -> Traffic:
-        """(calls, bytes) by operation; the bytes are those of one rank's payload."""
-        return {name: (calls, size) for name, (calls, size) in self._counts.items()}
+        self.traffic: Traffic = {}
 
     def __torch_dispatch__(
         self,
@@ -65,9 +59,10 @@ class CollectiveLedger(TorchDispatchMode):
         name = collective_name(func)
         if name is not None and name != "barrier":
             payload = args[LARGER_SIDE.get(name, 0)]
-            count = self._counts[NAMES.get(name, name)]
-            count[0] += 1
-            count[1] += sum(tensor.nbytes for tensor in _tensors(payload))
+            name = NAMES.get(name, name)
+            calls, size = self.traffic.get(name, (0, 0))
+            size += sum(tensor.nbytes for tensor in _tensors(payload))
+            self.traffic[name] = calls + 1, size
         return func(*args, **(kwargs or {}))
 
 
@@ -80,10 +75,8 @@ def _tensors(payload: Any) -> Iterator[Tensor]:
 
 
 def forward_collectives(config: RunConfig) -> list[dict[str, Any]]:
-    """Return a row with the collectives that the model and its loss call in the first
-    forward pass, or no row without any. Collective: call it on all ranks.
-
-    The plain model computes: what a wrapper sends is not the model's.
+    """Return a row with the collectives that the plain model and its loss call in the
+    first forward pass, or no row without any. Collective.
     """
     rank, count = dist.get_rank(), config.num_shards(dist.get_world_size())
     batches = config.batches([rank], count)
@@ -100,11 +93,9 @@ def forward_collectives(config: RunConfig) -> list[dict[str, Any]]:
 def count_step(
     params: Params, shards: Path, steps_before: int = 12
 ) -> tuple[Traffic, Traffic]:
-    """Counted and expected traffic of one training step; call in every rank's process.
-
-    ``shards`` holds a folder world-W. ``steps_before`` are enough for DDP to settle its
-    buckets, and for PowerSGD to begin. Traffic is (calls, bytes) by operation, of this
-    rank.
+    """Return this rank's counted and expected traffic of one training step; ``shards``
+    holds a folder world-W. Call it in every rank's process. ``steps_before`` are enough
+    for DDP to settle its buckets, and for PowerSGD to begin.
     """
     torch.set_num_threads(params.train.threads_per_process)
     with distributed() as (_, world_size):

@@ -1,14 +1,13 @@
 """How busy a machine is with other things while something is measured on it.
 
-Linux tells; elsewhere the shares are None. What follows from them is judged in
-:mod:`minitrain.analysis.busy`.
+The shares are None but on Linux; :mod:`minitrain.analysis.busy` judges them.
 """
 
 import os
 import resource
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,10 +20,9 @@ PROC_STAT = Path("/proc/stat")
 class Usage:
     """Readings of one process: a moment, and what was used up to it, in seconds.
 
-    ``busy_s`` and ``steal_s`` are of all cores that the process may run on: computing
-    (for whomever), and waiting for a hypervisor that runs others. ``own_s`` is the
-    process's own computing, in all threads; ``switches`` how often one of them had to
-    give up its core.
+    ``busy_s`` and ``steal_s`` are of all cores that the process may run on: computing,
+    and waiting for a hypervisor. ``own_s`` is the process's own computing, in all
+    threads; ``switches`` how often one of them had to give up its core.
     """
 
     at_s: float
@@ -35,8 +33,8 @@ class Usage:
 
     @classmethod
     def now(cls, *, with_children: bool = False) -> Self:
-        """The readings at this moment; ``with_children``: own is also what the
-        processes used that this one has started and seen end.
+        """Read now; ``with_children``: with what processes used that this one started
+        and that have ended.
         """
         busy, steal = _cores_s()
         at, own = time.perf_counter(), time.process_time()
@@ -48,23 +46,19 @@ class Usage:
         return cls(at, busy, steal, own, switches)
 
     def since(self, before: "Usage") -> "Usage":
-        """What was used from ``before`` on; ``at_s`` is the time that passed."""
-        return Usage(
-            self.at_s - before.at_s,
-            _less(self.busy_s, before.busy_s),
-            _less(self.steal_s, before.steal_s),
-            self.own_s - before.own_s,
-            self.switches - before.switches,
-        )
+        """Return what was used from ``before`` on; ``at_s`` is the time that passed."""
+        pairs = zip(astuple(self), astuple(before), strict=True)
+        used: list[Any] = [
+            None if None in pair else pair[0] - pair[1] for pair in pairs
+        ]
+        return Usage(*used)
 
 
 def load_of(ranks: Iterable[Usage]) -> dict[str, Any]:
-    """The load of a machine while ``ranks`` measured; each is what one used.
+    """Return the load of a machine while ``ranks`` measured; each is what one used.
 
-    ``others_share`` and ``steal_share`` are shares of the time of all cores: of
-    processes that are no rank, and of the hypervisor. ``load_average`` is that of the
-    last minute, ranks included. ``involuntary_switches_per_s`` is of all ranks; ranks
-    that share a core make some themselves.
+    ``others_share`` and ``steal_share`` are of the time of all cores: of processes that
+    are no rank, and of the hypervisor. ``load_average`` is that of the last minute.
     """
     used = list(ranks)
     seconds, whole = used[0].at_s, used[0].at_s * usable_cores()
@@ -80,18 +74,14 @@ def load_of(ranks: Iterable[Usage]) -> dict[str, Any]:
 
 
 def _cores_s() -> tuple[float | None, float | None]:
-    """Seconds that the usable cores were computing, and that they were stolen."""
+    # seconds that the usable cores were computing, and that they were stolen
     if not PROC_STAT.exists():
         return None, None
     mine = {f"cpu{core}" for core in os.sched_getaffinity(0)}
     lines = [line.split() for line in PROC_STAT.read_text().splitlines()]
     cores = [[int(x) for x in line[1:]] for line in lines if line[0] in mine]
-    # user, nice, system; interrupts are left out: nobody knows whose they are
+    # user, nice, system; interrupts are left out: they belong to no process
     busy = sum(sum(core[:3]) for core in cores)
     steal = sum(core[7] for core in cores)
     ticks = os.sysconf("SC_CLK_TCK")
     return busy / ticks, steal / ticks
-
-
-def _less(after: float | None, before: float | None) -> float | None:
-    return None if after is None or before is None else after - before

@@ -10,8 +10,7 @@ from minitrain.core.errors import UserError
 from minitrain.data.batches import causal_lm_loss
 from minitrain.model.factory import Wrapped, computed_loss, make_model, try_model
 from minitrain.sync.stock import StockDDP
-from minitrain.sync.strategy import trained
-from minitrain.train.buffers import copy_buffers, load_buffers
+from minitrain.sync.strategy import copy_buffers, load_buffers, trained
 from minitrain.train.config import RunConfig
 from minitrain.train.precision import Precision
 from minitrain.train.rng import seed_everything

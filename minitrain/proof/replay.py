@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from minitrain.data.batches import Batches
 from minitrain.proof.first_difference import Rows, of_kind
 from minitrain.proof.hosts import Reduction, hosts_of_run, reduction_of
-from minitrain.sync.strategy import trained
-from minitrain.train.buffers import copy_buffers, load_buffers
+from minitrain.sync.strategy import copy_buffers, load_buffers, trained
 from minitrain.train.checkpoint import Checkpoints, Kept
 from minitrain.train.config import RunConfig, plain_optimizer
 from minitrain.train.observer import shares_of_loss
@@ -119,13 +118,13 @@ class _Replay:
         _combine(model, gradients, layout, self._reduction)
         precision.unscale(self._optimizer)
         recorder.own_gradients(step, gradients)
-        if recorder.wants(step):
+        if step in recorder.steps:
             recorder.gradients(step)
         precision.step(self._optimizer)
-        if recorder.wants(step):
+        if step in recorder.steps:
             same = [after[0]] * self._world_size
             ranks = after if self._sync.guarantees.own_buffers else same
-            recorder.state_of_ranks(step, ranks, precision.state())
+            recorder.state(step, precision.state(), ranks)
 
     def kept(self) -> Kept:
         # its own word on what the steps to come depend on, and not that of the ranks:

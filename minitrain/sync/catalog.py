@@ -29,9 +29,7 @@ PLAIN = "minitrain.sync:Strategy"
 
 
 def find_strategy(name: str) -> "type[Strategy]":
-    """Return the strategy of that name, or the class that package.module:Class names;
-    UserError where there is none.
-    """
+    """Return the strategy of that name, or of package.module:Class (else UserError)."""
     module, colon, attribute = STRATEGIES.get(name, name).partition(":")
     if not colon:
         allowed = ", ".join(STRATEGIES)
@@ -57,6 +55,6 @@ def guarantees_of(name: str) -> Guarantees:
 
 
 def name_of(strategy: "type[Strategy]") -> str:
-    """What ``train.sync`` calls it: the short name, else package.module:Class."""
+    """Return its name in ``train.sync``: the short one, else package.module:Class."""
     home = f"{strategy.__module__}:{strategy.__qualname__}"
     return next((name for name, path in STRATEGIES.items() if path == home), home)

@@ -18,7 +18,7 @@ from minitrain.sync.strategy import Traffic, num_bytes, trained, world
 RANK_OF_APPROXIMATION = 2
 # torch: from step 2 on at the earliest, since DDP rebuilds its buckets after step 0
 FIRST_POWERSGD_STEP = 10
-# of torch's PowerSGDState what steps change, beside its generator
+# what steps change in torch's PowerSGDState, besides its generator
 KEPT = (
     "error_dict",
     "p_memory_dict",
@@ -62,9 +62,7 @@ class BFloat16Compress(Float16Compress):
 
 class PowerSGD(StockDDP):
     """Matrices as products of low rank, with error feedback (Vogels et al. 2019,
-    arXiv:1905.13727), by torch's ``powerSGD_hook``.
-
-    Its gradients are approximations, so it is judged by the loss that it reaches.
+    arXiv:1905.13727), by torch's ``powerSGD_hook``: approximations, judged by the loss.
     """
 
     guarantees = GUARANTEES["powersgd"]
@@ -108,7 +106,7 @@ class PowerSGD(StockDDP):
             setattr(self._state, name, kept[name])
 
     def traffic(self) -> Traffic:
-        """The mean over the steps so far, as torch's hook counts it."""
+        # the mean over the steps so far, as torch's hook counts it
         parameters = trained(self.model).values()
         elements = sum(p.numel() for p in parameters)
         rate, *_ = self._state.compression_stats()

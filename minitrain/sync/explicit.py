@@ -1,13 +1,12 @@
 """Backward first, then collectives that one can read: no wrapper, no overlap."""
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from minitrain.core.errors import UserError
 from minitrain.sync.guarantees import GUARANTEES, Guarantees
@@ -23,8 +22,7 @@ from minitrain.sync.strategy import (
 
 class Flat(Strategy):
     """All gradients in one buffer, and one all-reduce. The base of all strategies that
-    reduce after backward: :meth:`buckets` gives what is reduced together,
-    :meth:`exchange` how.
+    reduce after backward.
     """
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["flat"]
@@ -32,11 +30,9 @@ class Flat(Strategy):
     def set_up(self) -> None:
         broadcast(self.model.state_dict().values(), self.group)
         self._trained = trained(self.model)
-        self._buffers = list(self.model.buffers())
-        self._begins = True
 
     def buckets(self) -> list[list[str]]:
-        """Names of the parameters that are reduced together: all of one type."""
+        """Return the names of what is reduced together: all parameters of one type."""
         names: dict[torch.dtype, list[str]] = {}
         for name, parameter in self._trained.items():
             names.setdefault(parameter.dtype, []).append(name)
@@ -48,26 +44,27 @@ class Flat(Strategy):
         """
         dist.all_reduce(flat, group=self.group)
 
-    @contextmanager
-    def micro_step(self, shard: int, is_last: bool) -> Iterator[None]:
-        if self._begins:
-            # as DDP does before the first forward pass of a step
-            broadcast(self._buffers, self.group)
-            self._begins = False
-        yield
+    def begin(self) -> None:
+        super().begin()
+        # as DDP does before the first forward pass of a step
+        broadcast(self.model.buffers(), self.group)
 
     def reduce(self) -> None:
-        self._begins = True
         self.trace.computed_ns = time.perf_counter_ns()
         for names in self.buckets():
-            parameters = [self._trained[name] for name in names]
+            sizes = [self._trained[name].numel() for name in names]
             event = BucketEvent(tuple(names), 0, time.perf_counter_ns())
-            flat = flatten([self._gradient(name) for name in names])
+            flat = _flat([self._gradient(name) for name in names])
             event.num_bytes = flat.nbytes
             if self.guarantees.averages:
                 flat.mul_(1.0 / self.world_size)
             self.exchange(flat)
-            unflatten(flat, parameters)
+            for name, part in zip(names, flat.split(sizes), strict=True):
+                # a view with the strides that it had
+                like, start = self._gradient(name), part.storage_offset()
+                self._trained[name].grad = part.as_strided(
+                    like.shape, like.stride(), start
+                )
             event.done_ns = time.perf_counter_ns()
             self.trace.events.append(event)
 
@@ -85,8 +82,7 @@ class Flat(Strategy):
         return gradient
 
     def finish(self) -> None:
-        """Rank 0's buffers go to everybody, as before a forward pass."""
-        broadcast(self._buffers, self.group)
+        broadcast(self.model.buffers(), self.group)
 
 
 class PerParameter(Flat):
@@ -113,28 +109,15 @@ class ReduceScatter(Flat):
     def traffic(self) -> Traffic:
         padded = 0
         for names in self.buckets():
-            parameters = [self._trained[name] for name in names]
-            elements = sum(p.numel() for p in parameters)
+            elements = sum(self._trained[name].numel() for name in names)
             share = -(-elements // self.world_size)
-            padded += share * self.world_size * parameters[0].element_size()
-        calls = len(self.buckets())
-        return {"reduce_scatter": (calls, padded), "all_gather": (calls, padded)}
+            size = self._trained[names[0]].element_size()
+            padded += share * self.world_size * size
+        sent = len(self.buckets()), padded
+        return {"reduce_scatter": sent, "all_gather": sent}
 
 
-def flatten(gradients: Sequence[Tensor]) -> Tensor:
-    """Return all elements in one tensor (n,), as they lie in memory; a view if there is
-    one gradient.
-    """
+def _flat(gradients: Sequence[Tensor]) -> Tensor:
+    # all elements (n,), as they lie in memory; a view if there is one gradient
     flat = [gradient.as_strided((gradient.numel(),), (1,)) for gradient in gradients]
     return flat[0] if len(flat) == 1 else torch.cat(flat)
-
-
-def unflatten(flat: Tensor, parameters: Sequence[nn.Parameter]) -> None:
-    """Make every ``.grad`` a view of its part of ``flat``, with the strides it had."""
-    sizes = [parameter.numel() for parameter in parameters]
-    for parameter, part in zip(parameters, flat.split(sizes), strict=True):
-        like = parameter.grad
-        assert like is not None
-        parameter.grad = part.as_strided(
-            like.shape, like.stride(), part.storage_offset()
-        )

@@ -1,4 +1,4 @@
-"""What every strategy guarantees and needs: a table that checks, docs and report read.
+"""Guarantees and requirements of every strategy: a table for checks, docs and report.
 
 Nothing here imports torch, so that params.yaml can be checked in a fraction of a
 second. The strategies themselves refer to it as ``guarantees``.
@@ -34,24 +34,23 @@ Tuning: TypeAlias = Train | Defaults
 
 @dataclass(frozen=True)
 class Guarantees:
-    """What the ladder may demand of a strategy, and what the strategy needs.
+    """Properties of a strategy that the ladder checks, and its requirements.
 
     ``promises``: rungs that may be asked. ``adds_in``: the order in which the ranks'
     gradients are added; with ``hosts`` the strategy notes in ``trace.hosts`` which of
-    them shared one, and its ``reference`` is given it. ``sends``: what travels, in
-    words. ``wire``: the type (of torch) to which gradients are rounded on their way.
-    ``averages``: the sum is divided by the number of ranks. ``has_buckets``: DDP's,
-    with their settings. ``logical_shards``: a batch is cut into
-    ``train.logical_shards`` parts, whatever the world size. ``own_buffers``: after a
-    step each rank has those of its own samples. ``waits_within``: a rank may wait for
-    others before its last gradient is there, so that the time until then is not its
-    own. ``on_one_host``: all ranks must be. ``on_cpu``: they compute there, so nccl is
-    of no use. ``fp16``: why float16 with a scaled loss cannot be had, else empty.
+    them shared one, and its ``reference`` is given it. ``wire``: the type (of torch)
+    to which gradients are rounded on their way. ``averages``: the sum is divided by the
+    number of ranks. ``has_buckets``: DDP's, with their settings. ``logical_shards``: a
+    batch is cut into ``train.logical_shards`` parts at any world size.
+    ``own_buffers``: after a step each rank has those of its own samples.
+    ``waits_within``: a rank may wait for others before its last gradient is there, so
+    that the time until then is not its own. ``on_one_host``: all ranks must be.
+    ``on_cpu``: they compute there, so nccl is of no use. ``fp16``: why float16 with a
+    scaled loss cannot be had, else empty.
     """
 
     promises: frozenset[Promise] = EXACT
     adds_in: Order = "ring"
-    sends: str = "gradients"
     wire: Literal["float16", "bfloat16"] | None = None
     averages: bool = True
     has_buckets: bool = False
@@ -94,17 +93,9 @@ class Guarantees:
             )
 
 
-def _compressed(wire: Literal["float16", "bfloat16"]) -> Guarantees:
-    # rounding to 16 bits is far coarser than any tolerance of the ladder
-    return Guarantees(
-        promises=frozenset({"reduced_once", "replay"}),
-        sends=f"gradients in {wire}",
-        wire=wire,
-        has_buckets=True,
-    )
-
-
 DDP = Guarantees(has_buckets=True)
+# rounding to 16 bits is far coarser than any tolerance of the ladder
+COMPRESSED = replace(DDP, promises=frozenset({"reduced_once", "replay"}))
 TREE = Guarantees(
     adds_in="tree", averages=False, logical_shards=True, own_buffers=False
 )
@@ -113,41 +104,23 @@ GUARANTEES: dict[str, Guarantees] = {
     "per_parameter": Guarantees(),
     "flat": Guarantees(),
     "reduce_scatter": Guarantees(),
-    "fp16_compress": _compressed("float16"),
-    "bf16_compress": _compressed("bfloat16"),
+    "fp16_compress": replace(COMPRESSED, wire="float16"),
+    "bf16_compress": replace(COMPRESSED, wire="bfloat16"),
     "powersgd": Guarantees(
         promises=frozenset({"reduced_once", "loss"}),
         adds_in="none",
-        sends="products of low rank",
         has_buckets=True,
         fp16="PowerSGD, which carries an overflow on in its error memory",
     ),
-    "zero1": Guarantees(
-        sends="gradients, and each rank's parameters", has_buckets=True
-    ),
+    "zero1": DDP,
     "fsdp": Guarantees(
         promises=frozenset({"one_process"}),
         adds_in="none",
-        sends="parts of parameters, parts of gradients",
         waits_within=True,
         fp16="FSDP, whose ranks see an overflow each in its own part",
     ),
     "invariant": TREE,
-    "shm": Guarantees(
-        adds_in="tree",
-        sends="nothing: the memory is shared",
-        has_buckets=True,
-        on_one_host=True,
-        on_cpu=True,
-    ),
-    "invariant_shm": replace(
-        TREE, sends="nothing: the memory is shared", on_one_host=True, on_cpu=True
-    ),
-    "hierarchical": Guarantees(
-        adds_in="hosts",
-        sends="gradients, once a host",
-        has_buckets=True,
-        waits_within=True,
-        on_cpu=True,
-    ),
+    "shm": replace(DDP, adds_in="tree", on_one_host=True, on_cpu=True),
+    "invariant_shm": replace(TREE, on_one_host=True, on_cpu=True),
+    "hierarchical": replace(DDP, adds_in="hosts", waits_within=True, on_cpu=True),
 }

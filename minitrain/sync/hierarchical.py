@@ -27,8 +27,7 @@ class SharedMemory(StockDDP):
     guarantees: ClassVar[Guarantees] = GUARANTEES["shm"]
     needs_hook: ClassVar[bool] = True
     bucket_views: ClassVar[bool] = True
-    # the rank adds by itself, so nothing is hidden: the slower one is better waited for
-    # once a step than once a bucket
+    # the rank adds by itself, so nothing is hidden: it waits once a step, not a bucket
     overlaps: ClassVar[bool] = False
 
     def set_up(self) -> None:
@@ -107,19 +106,11 @@ class Hierarchical(StockDDP):
     def _hand_back(self) -> None:
         for buffer, reduced in self._under_way:
             if self._leaders is not None:
-                self._wait(reduced)
+                reduced.wait()
             self._memory.broadcast(buffer)
             if self._leaders is None:
                 reduced.set_result(buffer)
         self._under_way.clear()
-
-    def _wait(self, reduced: Reduced) -> None:
-        try:
-            reduced.wait()
-        except BaseException:
-            # else the others of this host would wait for a leader that has given up
-            self._memory.close()
-            raise
 
     def traffic(self) -> Traffic:
         return {} if self._leaders is None else super().traffic()
@@ -134,6 +125,5 @@ class Hierarchical(StockDDP):
     def reference(
         gradients: Sequence[Tensor], hosts: Sequence[Sequence[int]] | None = None
     ) -> Tensor:
-        """As in the base class; ``hosts`` are the ranks on each, all on one if None."""
         where = hosts or [range(len(gradients))]
         return ring_sum([tree_sum([gradients[r] for r in host]) for host in where])

@@ -4,8 +4,8 @@ A global batch is cut into a fixed number of logical shards, whose gradients are
 up in a fixed binary tree: first inside a process, then between processes.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import ClassVar
 
 import torch
@@ -17,7 +17,13 @@ from minitrain.comm.torch_private import add_all, group_timeout_s
 from minitrain.comm.tree import tree_sum
 from minitrain.sync.explicit import Flat
 from minitrain.sync.guarantees import GUARANTEES, Guarantees
-from minitrain.sync.strategy import Traffic, broadcast, num_bytes
+from minitrain.sync.strategy import (
+    Traffic,
+    broadcast,
+    copy_buffers,
+    load_buffers,
+    num_bytes,
+)
 
 
 class Invariant(Flat):
@@ -27,35 +33,24 @@ class Invariant(Flat):
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["invariant"]
 
-    def set_up(self) -> None:
-        super().set_up()
-        self._forget()
-
-    def _forget(self) -> None:
-        # nothing of a step that is over, or that was given up
+    def begin(self) -> None:
+        super().begin()
         self._shard: int | None = None
         self._sums: list[tuple[int, list[Tensor]]] = []
-        self._start: list[Tensor] = []
+        self._start = copy_buffers(self.model)
         self._first: list[Tensor] = []
 
-    @contextmanager
-    def micro_step(self, shard: int, is_last: bool) -> Iterator[None]:
-        try:
-            if self._shard is None:
-                self._start = [buffer.clone() for buffer in self._buffers]
-            elif self._shard != shard:
-                self._end_shard()
-                # every shard starts from the buffers with which the step began
-                self._load(self._start)
-            self._shard = shard
-            yield
-        except BaseException:
-            self._forget()
-            raise
+    def micro_step(self, shard: int, is_last: bool) -> AbstractContextManager[None]:
+        if self._shard not in (None, shard):
+            self._end_shard()
+            # every shard starts from the buffers with which the step began
+            load_buffers(self.model, self._start)
+        self._shard = shard
+        return super().micro_step(shard, is_last)
 
     def _end_shard(self) -> None:
         if not self._first:
-            self._first = [buffer.clone() for buffer in self._buffers]
+            self._first = copy_buffers(self.model)
         # add the gradients to the tree, as far as it is full
         level, sums = 0, []
         for name, parameter in self._trained.items():
@@ -68,21 +63,14 @@ class Invariant(Flat):
         self._sums.append((level, sums))
 
     def reduce(self) -> None:
-        try:
-            self._end_shard()
-            ((_, sums),) = self._sums
-            for parameter, gradient in zip(self._trained.values(), sums, strict=True):
-                parameter.grad = gradient
-            super().reduce()
-            # of all shards, the first decides: the same one in any number of processes
-            self._load(self._first)
-            broadcast(self._buffers, self.group)
-        finally:
-            self._forget()
-
-    def _load(self, saved: list[Tensor]) -> None:
-        for buffer, copy in zip(self._buffers, saved, strict=True):
-            buffer.detach().copy_(copy)
+        self._end_shard()
+        ((_, sums),) = self._sums
+        for parameter, gradient in zip(self._trained.values(), sums, strict=True):
+            parameter.grad = gradient
+        super().reduce()
+        # of all shards, the first decides: the same one in any number of processes
+        load_buffers(self.model, self._first)
+        broadcast(self.model.buffers(), self.group)
 
     def exchange(self, flat: Tensor) -> None:
         theirs = torch.empty_like(flat)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import torch
@@ -25,9 +25,8 @@ from minitrain.sync.strategy import (
 
 
 class ZeRO1(StockDDP):
-    """DDP with an optimizer whose state is cut over the ranks: stage 1 of ZeRO
+    """DDP, bit for bit, with an optimizer whose state is cut over the ranks: ZeRO-1
     (Rajbhandari et al. 2020, arXiv:1910.02054), by torch's ``ZeroRedundancyOptimizer``.
-    It has the bits of DDP.
     """
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["zero1"]
@@ -102,7 +101,6 @@ class FSDP(Strategy):
         self._root_bytes = self._padded_bytes(model) - sum(self._layer_bytes)
         for module in (*layers, model):
             fully_shard(module, mesh=mesh)
-        self._begins = True
 
     def _padded_bytes(self, module: nn.Module) -> int:
         # each parameter is cut along its first dimension, into equal parts
@@ -114,7 +112,7 @@ class FSDP(Strategy):
         return sum(rows * world_size * p[:1].nbytes for rows, p in shares)
 
     def traffic(self) -> Traffic:
-        """Layers are gathered for forward and again for backward, the rest once."""
+        # layers are gathered for forward and again for backward, the rest once
         if self.world_size == 1:
             return {}
         groups, layers = len(self._layer_bytes) + 1, sum(self._layer_bytes)
@@ -124,18 +122,15 @@ class FSDP(Strategy):
             "reduce_scatter": (groups, self._root_bytes + layers),
         }
 
-    @contextmanager
-    def micro_step(self, shard: int, is_last: bool) -> Iterator[None]:
+    def begin(self) -> None:
+        super().begin()
+        broadcast(self.model.buffers(), self.group)
+
+    def micro_step(self, shard: int, is_last: bool) -> AbstractContextManager[None]:
         # fully_shard has given the model the methods of an FSDPModule
         model: Any = self.model
         model.set_requires_gradient_sync(is_last)
-        if self._begins:
-            broadcast(self.model.buffers(), self.group)
-            self._begins = False
-        yield
-
-    def reduce(self) -> None:
-        self._begins = True
+        return super().micro_step(shard, is_last)
 
     def restore_optimizer(
         self, optimizer: torch.optim.Optimizer, state: dict[str, Any]
@@ -171,7 +166,7 @@ def _part_like(parameter: Any, part: Any) -> Any:
 
 
 def _layers(model: nn.Module) -> Iterator[nn.Module]:
-    """The members of the outermost lists of modules."""
+    # the members of the outermost lists of modules
     for child in model.children():
         if isinstance(child, nn.ModuleList):
             yield from child

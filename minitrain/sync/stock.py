@@ -1,9 +1,9 @@
-"""DistributedDataParallel and what becomes of its buckets."""
+"""DistributedDataParallel, its buckets timed, or reduced in other ways."""
 
 import time
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import ClassVar
 
 import torch
@@ -25,14 +25,6 @@ from minitrain.sync.strategy import (
 Reduced = torch.futures.Future[Tensor]
 
 
-def _call(strategy: "weakref.ref[StockDDP]", bucket: GradBucket) -> Reduced:
-    # DDP keeps its hook where no collector of garbage sees it: a hook that kept the
-    # strategy, which keeps DDP, would keep all of them for ever
-    alive = strategy()
-    assert alive is not None, "keep the strategy as long as its module"
-    return alive.on_bucket(bucket)
-
-
 class StockDDP(Strategy):
     """DDP with torch's defaults (Li et al. 2020, arXiv:2006.15704).
 
@@ -42,7 +34,7 @@ class StockDDP(Strategy):
     """
 
     guarantees: ClassVar[Guarantees] = GUARANTEES["ddp"]
-    # whether :meth:`exchange` does another thing than DDP without a hook
+    # whether :meth:`exchange` does something else than DDP without a hook
     needs_hook: ClassVar[bool] = False
     # whether gradients live in the buckets, which spares copies in and out
     bucket_views: ClassVar[bool] = False
@@ -65,11 +57,12 @@ class StockDDP(Strategy):
         self.has_account = not self.tuning.find_unused_parameters
         self._late: list[tuple[GradBucket, BucketEvent, Reduced]] = []
         if self.needs_hook or self.timed or not self.tuning.overlap:
-            self.ddp.register_comm_hook(weakref.ref(self), _call)
-
-    @classmethod
-    def only_watches(cls) -> bool:
-        return cls.exchange is StockDDP.exchange and not cls.needs_hook
+            # DDP keeps its hook where no garbage collector sees it: one that kept the
+            # strategy, which keeps DDP, would keep both for ever
+            alive = weakref.proxy(self)
+            self.ddp.register_comm_hook(
+                alive, lambda sync, bucket: sync.on_bucket(bucket)
+            )
 
     def exchange(self, bucket: GradBucket) -> Reduced:
         """Start the reduction of one bucket -> a future of it, reduced: (n,)."""
@@ -77,15 +70,12 @@ class StockDDP(Strategy):
         work = dist.all_reduce(buffer, group=self.group, async_op=True)
         return work.get_future().then(lambda future: future.value()[0])
 
-    @contextmanager
-    def micro_step(self, shard: int, is_last: bool) -> Iterator[None]:
-        # an exception in backward may have left buckets that were never reduced
+    def begin(self) -> None:
+        super().begin()
         self._late.clear()
-        if is_last:
-            yield
-        else:
-            with self.ddp.no_sync():
-                yield
+
+    def micro_step(self, shard: int, is_last: bool) -> AbstractContextManager[None]:
+        return nullcontext() if is_last else self.ddp.no_sync()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -95,7 +85,7 @@ class StockDDP(Strategy):
         self.ddp.require_forward_param_sync = True
 
     def finish(self) -> None:
-        """What DDP does before a forward pass: rank 0's buffers go to everybody."""
+        # as DDP does before a forward pass
         broadcast(self.model.buffers(), self.group)
 
     def traffic(self) -> Traffic:
@@ -103,17 +93,13 @@ class StockDDP(Strategy):
         return {"all_reduce": (len(self.trace.events), size)}
 
     def logged(self) -> dict[str, float]:
-        """DDP's own log of the last step; empty where this torch does not have it."""
-        # on a GPU there is nothing to hold it against
-        if not self.timed or self.trace.computed_ns is None:
-            return {}
-        times = ddp_times_ns(self.ddp)
-        if times is None:
+        # on a GPU there is nothing to compare it with
+        is_timed = self.timed and self.trace.computed_ns is not None
+        times = ddp_times_ns(self.ddp) if is_timed else None
+        # torch's zero is a time that it did not take
+        if times is None or not all(times[:3]):
             return {}
         forward, compute, comm, overlap = (time_ns / 1e6 for time_ns in times)
-        # torch's zero is a time that it did not take
-        if not (forward and compute and comm):
-            return {}
         return {
             "ddp_forward_ms": forward,
             "ddp_backward_ms": compute + comm - overlap,

@@ -1,7 +1,7 @@
-"""What a strategy is: a handful of verbs that the training loop calls in order."""
+"""The base of all strategies: methods that the training loop calls in order."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -19,8 +19,8 @@ Traffic = dict[str, tuple[int, int]]
 
 @dataclass
 class BucketEvent:
-    """One bucket of one step. Times are ``perf_counter_ns`` readings, ``done_ns`` 0
-    until it is reduced; both are None on a GPU, where the hook only enqueues work.
+    """One bucket of one step. Times are ``perf_counter_ns`` readings (``done_ns``: 0
+    until it is reduced), None on a GPU, where the hook only enqueues work.
     """
 
     parameters: tuple[str, ...]
@@ -42,18 +42,13 @@ class SyncTrace:
     optimizer_ns: int | None = None
     hosts: list[list[int]] | None = None
 
-    def clear(self) -> None:
-        """Forget the step before."""
-        self.events.clear()
-        self.computed_ns = self.optimizer_ns = None
-
 
 class Strategy:
     """The plain module and no synchronization; the base of all that synchronize.
 
-    ``module`` is called for the forward pass. A step is one or more :meth:`micro_step`,
-    each a forward and a backward pass, then :meth:`reduce`, which leaves the
-    synchronized gradients. ``trace`` has the buckets of the step, if ``timed``.
+    ``module`` is called for the forward pass. A step is :meth:`begin`, one or more
+    :meth:`micro_step`, each a forward and a backward pass, then :meth:`reduce`, which
+    leaves the synchronized gradients. ``trace`` has the buckets, if ``timed``.
     ``has_account``: a backward pass can be made without communication.
     ``holds_a_part``: what a rank keeps is of no use to another number of ranks. A
     subclass sets itself up in :meth:`set_up`.
@@ -80,39 +75,36 @@ class Strategy:
         self.set_up()
 
     def set_up(self) -> None:
-        """Wrap the model, bring all ranks to rank 0's start; called once, on all."""
+        """Wrap the model, and bring all ranks to rank 0's start. Collective."""
 
     @property
     def divisor(self) -> int:
-        """What the sum of the ranks' gradients is divided by."""
+        """The number by which the sum of the ranks' gradients is divided."""
         return self.world_size if self.guarantees.averages else 1
 
-    @classmethod
-    def only_watches(cls) -> bool:
-        """Whether without ``timed`` it is torch's own DDP and nothing else."""
-        return False
+    def begin(self) -> None:
+        """Begin a step, and forget one that was given up. Collective."""
+        self.trace.events.clear()
+        self.trace.computed_ns = self.trace.optimizer_ns = None
 
-    @contextmanager
-    def micro_step(self, shard: int, is_last: bool) -> Iterator[None]:
-        """Wrap the forward and backward pass of one micro-batch of ``shard``;
-        ``is_last``: no other follows in this step.
-        """
-        yield
+    def micro_step(self, shard: int, is_last: bool) -> AbstractContextManager[None]:
+        """Wrap the passes of a micro-batch of ``shard``, the last of a step or not."""
+        return nullcontext()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Forward and backward inside leave local gradients and send nothing."""
+        """Let forward and backward inside leave local gradients and send nothing."""
         yield
 
     def reduce(self) -> None:
-        """Synchronize what the backward passes have not yet. Collective; UserError for
-        a parameter without gradient, where that cannot be reduced.
+        """Synchronize what the backward passes have not yet. Collective. Raises
+        UserError for a parameter without gradient, where that cannot be reduced.
         """
 
     def optimizer(
         self, kind: type[torch.optim.Optimizer], learning_rate: float
     ) -> torch.optim.Optimizer:
-        """The optimizer of this rank, all but the learning rate as torch has it."""
+        """Make the optimizer of this rank, all but the learning rate as in torch."""
         # every optimizer's own arguments are named, the base class's are not
         make: Any = kind
         made: torch.optim.Optimizer = make(self.model.parameters(), lr=learning_rate)
@@ -130,7 +122,7 @@ class Strategy:
         }
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """What ``optimizer`` keeps on this rank, as its ``state_dict`` has it."""
+        """Return what ``optimizer`` keeps on this rank, as its ``state_dict`` does."""
         return optimizer.state_dict()
 
     def restore_optimizer(
@@ -140,71 +132,75 @@ class Strategy:
         optimizer.load_state_dict(state)
 
     def kept(self) -> dict[str, Any]:
-        """Return what the strategy itself keeps from step to step, for a checkpoint:
-        tensors, numbers, text, lists and dicts.
-        """
+        """Return what the strategy keeps between steps, in tensors and JSON types."""
         return {}
 
     def restore(self, kept: dict[str, Any]) -> None:
         """Go on from what :meth:`kept` gave on this rank."""
 
     def finish(self) -> None:
-        """Bring the ranks to one state after the last step; call it on all of them."""
+        """Bring the ranks to one state after the last step. Collective."""
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The whole state of the unwrapped model; call it on all ranks."""
+        """Return the whole state of the unwrapped model. Collective."""
         return dict(self.model.state_dict())
 
     def traffic(self) -> Traffic:
-        """Return what the last step should have handed to torch's collectives, but for
-        buffers.
-        """
+        """Return what the last step should have sent by torch, but for buffers."""
         return {}
 
     def logged(self) -> dict[str, float]:
-        """Return the times of the last step in torch's own log, in milliseconds, if
-        any.
-        """
+        """Return torch's own times of the last step in milliseconds, if any."""
         return {}
 
     def close(self) -> None:
-        """Free what the process group does not; call it on all ranks."""
+        """Free what the process group does not. Collective."""
 
     @staticmethod
     def reference(gradients: Sequence[Tensor]) -> Tensor:
-        """Replay one bucket in one process: ``gradients`` are one flat tensor (n,) for
-        each shard, already divided if the strategy averages, and stay as they are.
-        Returns the synchronized bucket (n,), to the bit where the strategy promises
-        ``replay``.
+        """Return one bucket (n,) as it is synchronized, from one flat tensor (n,) for
+        each shard, already divided if the strategy averages. They stay as they are. To
+        the bit where the strategy promises ``replay``.
         """
         return ring_sum(gradients)
 
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that are to have a gradient (``requires_grad``), by name."""
+    """Return the parameters that are to have a gradient, by name."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
+def copy_buffers(model: nn.Module) -> list[Tensor]:
+    """Return copies of all buffers on their device, in their order."""
+    return [buffer.detach().clone() for buffer in model.buffers()]
+
+
+def load_buffers(model: nn.Module, saved: Sequence[Tensor]) -> None:
+    """Put copies back into the model, in place; ValueError for another count."""
+    for buffer, copy in zip(model.buffers(), saved, strict=True):
+        buffer.detach().copy_(copy)
+
+
 def num_bytes(parameters: Iterable[Tensor]) -> int:
-    """Bytes of all of them together."""
+    """Return the bytes of all of them together."""
     return sum(parameter.nbytes for parameter in parameters)
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The tensor itself, or all of it where ranks hold a part each: call it on all."""
+    """Return the tensor, or all of it where ranks hold a part each. Collective."""
     gather = getattr(tensor, "full_tensor", None)
     return (tensor if gather is None else gather()).detach()
 
 
 def world() -> dist.ProcessGroup:
-    """The process group of all ranks."""
+    """Return the process group of all ranks."""
     group = dist.group.WORLD
     assert group is not None
     return group
 
 
 def broadcast(tensors: Iterable[Tensor], group: dist.ProcessGroup | None) -> None:
-    """Rank 0's values everywhere, in place. Collective."""
+    """Set ``tensors`` to rank 0's values, in place. Collective."""
     for tensor in tensors:
         # gloo writes without gaps, however the tensor lies in memory
         dense = tensor.detach().contiguous()

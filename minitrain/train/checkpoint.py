@@ -3,9 +3,7 @@
     FOLDER/step-25/rank-0.pt ...    what each rank keeps, saved by torch
                    manifest.json    whose it is, and SHA-256 of every file
 
-The manifest is written when all files are on the disk, so a save that was interrupted
-has none. A file that was torn or altered since does not fit the manifest, which holds
-a sum of its own.
+The manifest is written when all files are on the disk, so an interrupted save has none.
 """
 
 import fcntl
@@ -25,13 +23,7 @@ import torch.distributed as dist
 
 from minitrain.comm.together import everyone, only_first, who_sees
 from minitrain.core.errors import UserError
-from minitrain.core.files import (
-    fsync,
-    open_atomic,
-    read_json,
-    sha256_file,
-    write_json,
-)
+from minitrain.core.files import fsync, open_atomic, read_json, sha256_file, write_json
 from minitrain.core.printable import note
 
 # what one rank keeps: tensors, numbers, text, and lists and dicts of these
@@ -39,18 +31,16 @@ Kept = dict[str, Any]
 Manifest = dict[str, Any]
 MANIFEST, OWN_SUM = "manifest.json", "manifest_sha256"
 STEP = "step-"
-# a stage that is told to end has ten seconds
+# a stage has ten seconds to end
 WAIT_S = 15.0
 POLL_S = 0.1
-# by folder: let go when this process ends, however it ends
-_held: dict[Path, int] = {}
 
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """The checkpoints of one run: one after every ``every`` steps, of which the newest
-    ``keep`` stay. ``identity`` is all that decides what the run computes, in plain
-    values. ``same_bits``: a run that goes on has the bits of an undisturbed one.
+    """The checkpoints of one run: one after each ``every`` steps, the newest ``keep``
+    of them. ``identity`` is all that decides what the run computes, in plain values.
+    ``same_bits``: a run that goes on has the bits of an undisturbed one.
     """
 
     folder: Path
@@ -59,37 +49,32 @@ class Checkpoints:
     keep: int
     same_bits: bool = True
 
-    def due(self, step: int) -> bool:
-        """Return whether a checkpoint is written when ``step`` steps are done."""
-        return step % self.every == 0
-
     def save(self, step: int, kept: Kept) -> None:
         """Write what every rank keeps after ``step`` steps, then remove the oldest.
         Collective. Raises, on all ranks, UserError where a disk is full and OSError
         where one cannot write else; the checkpoints that were there are still there.
         """
-        file = self.folder / _name(step) / f"rank-{_rank()}.pt"
+        checkpoint = self.folder / f"{STEP}{step}"
         try:
             # of this name there can only be one that was refused, as of other bits
-            only_first(lambda: _make_empty(file.parent))
-            written = everyone(lambda: _write(file, kept))
+            only_first(lambda: _make_empty(checkpoint))
+            written = everyone(lambda: _write(checkpoint / f"rank-{_rank()}.pt", kept))
         except BaseException:
             # its bytes may be what others lack
-            shutil.rmtree(file.parent, ignore_errors=True)
+            shutil.rmtree(checkpoint, ignore_errors=True)
             raise
-        # from here on it may be the only one that is whole: whatever happens to another
-        # rank, it stays
-        only_first(lambda: self._complete(step, dict(written)))
+        # it may be the only one that is whole now: it stays if another rank is lost
+        only_first(lambda: self._complete(checkpoint, dict(written)))
 
-    def _complete(self, step: int, files: dict[str, str]) -> None:
+    def _complete(self, checkpoint: Path, files: dict[str, str]) -> None:
+        step = step_of(checkpoint)
         about = {"identity": dict(self.identity), "step": step, "files": files}
-        manifest = self.folder / _name(step) / MANIFEST
-        write_json(manifest, {**about, OWN_SUM: _sum_of(about)})
+        write_json(checkpoint / MANIFEST, {**about, OWN_SUM: _sum_of(about)})
         # later ones were refused, or the run would be beyond them
         steps = steps_in(self.folder)
         usable = [one for one in steps if one <= step]
-        for one in sorted({*steps} - {*usable[: self.keep]}):
-            shutil.rmtree(self.folder / _name(one), ignore_errors=True)
+        for one in {*steps} - {*usable[: self.keep]}:
+            shutil.rmtree(self.folder / f"{STEP}{one}", ignore_errors=True)
 
     def begin(self) -> bool:
         """Lock the folder until this process ends, or raise UserError where another
@@ -98,30 +83,26 @@ class Checkpoints:
         only_first(lambda: _lock(self.folder))
         return all(who_sees(self.folder))
 
-    def newest(self, below: int | None = None) -> Path | None:
-        """Return the newest one that is whole and this run's, of fewer steps than
-        ``below``, the same on all ranks; None if there is none. Collective.
+    def newest(self) -> Path | None:
+        """Return the newest one that is whole and this run's, the same on all ranks;
+        None if there is none. Collective.
         """
         ours = dict(self.identity)
         return only_first(
-            lambda: newest_whole(self.folder, lambda found: found == ours, below)
+            lambda: newest_whole(self.folder, lambda found: found == ours)
         )
-
-    def load(self, checkpoint: Path) -> Kept:
-        """Return what this rank kept in what :meth:`newest` found."""
-        return load_rank(checkpoint, _rank())
 
     def forget(self) -> None:
         """Remove all of them: the run has ended, and its outputs are there."""
         shutil.rmtree(self.folder, ignore_errors=True)
-        # other runs may have theirs beside it
+        # other runs may have theirs next to it
         for above in (self.folder.parent, self.folder.parent.parent):
             with suppress(OSError):
                 above.rmdir()
 
 
 def steps_in(folder: Path) -> list[int]:
-    """After which steps ``folder`` has checkpoints, whole or not, the newest first."""
+    """Return the steps of the checkpoints in ``folder``, the newest first."""
     names = [path.name.removeprefix(STEP) for path in folder.glob(f"{STEP}*")]
     return sorted((int(name) for name in names if name.isdigit()), reverse=True)
 
@@ -131,16 +112,12 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix(STEP))
 
 
-def newest_whole(
-    folder: Path, is_ours: Callable[[Manifest], bool], below: int | None = None
-) -> Path | None:
+def newest_whole(folder: Path, is_ours: Callable[[Manifest], bool]) -> Path | None:
     """Return the newest checkpoint in ``folder`` that is whole and whose identity
-    ``is_ours``, of fewer steps than ``below``; others are named on stderr.
+    ``is_ours``; newer ones are named on stderr.
     """
     for step in steps_in(folder):
-        if below is not None and step >= below:
-            continue
-        checkpoint = folder / _name(step)
+        checkpoint = folder / f"{STEP}{step}"
         try:
             if is_ours(read_manifest(checkpoint)["identity"]):
                 return checkpoint
@@ -156,42 +133,34 @@ class DamagedError(Exception):
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
-    """Return the manifest of ``checkpoint``; DamagedError for a file that is not as it
-    says.
-    """
-    path = checkpoint / MANIFEST
+    """Return a manifest; DamagedError for a file that is not as it says."""
+    file = checkpoint / MANIFEST
     try:
-        manifest: Manifest = read_json(path)
-        whole = manifest.pop(OWN_SUM) == _sum_of(manifest)
-    except (OSError, UserError, KeyError, TypeError, AttributeError):
-        whole = False
-    if not whole or _name(manifest["step"]) != checkpoint.name:
-        raise DamagedError(f"{path}: missing or damaged")
-    for name, sha256 in manifest["files"].items():
-        file = checkpoint / name
-        try:
-            whole = sha256_file(file) == sha256
-        except (OSError, UserError):
-            whole = False
-        if not whole:
-            raise DamagedError(f"{file}: missing or damaged")
+        manifest: Manifest = read_json(file)
+        _require(manifest.pop(OWN_SUM) == _sum_of(manifest))
+        _require(manifest["step"] == step_of(checkpoint))
+        for name, sha256 in manifest["files"].items():
+            file = checkpoint / name
+            _require(sha256_file(file) == sha256)
+    except (OSError, UserError, LookupError, TypeError, AttributeError, ValueError):
+        raise DamagedError(f"{file}: missing or damaged") from None
     return manifest
 
 
-def load_rank(checkpoint: Path, rank: int) -> Kept:
-    """Return what ``rank`` kept; it never runs code from the file."""
-    kept: Kept = torch.load(
-        checkpoint / f"rank-{rank}.pt", map_location="cpu", weights_only=True
-    )
+def _require(whole: bool) -> None:
+    if not whole:
+        raise ValueError
+
+
+def load_rank(checkpoint: Path, rank: int | None = None) -> Kept:
+    """Return what ``rank`` kept, by default this one; never run code from the file."""
+    file = checkpoint / f"rank-{_rank() if rank is None else rank}.pt"
+    kept: Kept = torch.load(file, map_location="cpu", weights_only=True)
     return kept
 
 
 def _rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
-
-
-def _name(step: int) -> str:
-    return f"{STEP}{step}"
 
 
 def _sum_of(manifest: Manifest) -> str:
@@ -225,26 +194,14 @@ def _lock(folder: Path) -> None:
 def _is_locked(folder: Path) -> bool:
     # a holder that has done with it removes it, at any moment
     with suppress(FileNotFoundError):
-        return _try_to_lock(folder)
-    return False
-
-
-def _try_to_lock(folder: Path) -> bool:
-    folder.mkdir(parents=True, exist_ok=True)
-    for above in (folder.parent, folder.parent.parent):
-        # a power cut must not lose the way to it
-        fsync(above)
-    held = _held.get(folder.resolve())
-    if held is not None and os.path.samestat(os.fstat(held), folder.stat()):
-        return True
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # a holder that had done with it removed it, and this locks what is gone
-        if os.path.samestat(os.fstat(descriptor), folder.stat()):
-            _held[folder.resolve()] = descriptor
-            return True
-    except (BlockingIOError, FileNotFoundError):
-        pass
-    os.close(descriptor)
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return False
+        # it stays open until this process ends, however it ends; a folder that its
+        # holder has just removed is locked to no purpose
+        return os.path.samestat(os.fstat(descriptor), folder.stat())
     return False

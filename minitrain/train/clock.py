@@ -1,8 +1,4 @@
-"""Where the time of a step goes, on one rank: stamps in order, one row a step.
-
-The clock is ``time.perf_counter_ns``. Times are in milliseconds, as measured; nothing
-is summarized here.
-"""
+"""Step timing on one rank: stamps in order, one row a step, in milliseconds."""
 
 import time
 from collections.abc import Callable
@@ -16,9 +12,9 @@ NS_PER_MS = 1e6
 
 
 def kind_of_step(step: int) -> Kind:
-    """Run every second step, and the first two, as without a clock; the others are in
-    turn ``bracketed`` (the backward pass lies between barriers) and ``instrumented``
-    (after a barrier, so that its parts hold no waiting).
+    """Return ``plain`` for every second step and the first two; in turn for the others
+    ``bracketed`` (the backward pass lies between barriers) and ``instrumented`` (it
+    begins after a barrier, so that its parts hold no waiting).
     """
     if step < 2 or step % 2 == 0:
         return "plain"
@@ -26,8 +22,7 @@ def kind_of_step(step: int) -> Kind:
 
 
 class StepClock:
-    """Stamps the parts of a step, one after the other; ``now_ns`` is the last stamp.
-
+    """Stamp the parts of a step, one after the other; ``now_ns`` is the last stamp.
     ``synchronize`` waits for a GPU: before a stamp of a step that is not plain, and at
     the end of every step. Unless it ``watches``, every step is plain.
     """
@@ -70,7 +65,7 @@ class StepClock:
             self.row[f"{out_of_it}_ms"] = length_ns / NS_PER_MS
 
     def finish(self) -> Row:
-        """The row of the step; ``step_ms`` is the sum of its parts."""
+        """Return the row of the step; ``step_ms`` is the sum of its parts."""
         return {**self.row, "step_ms": self._step_ns / NS_PER_MS}
 
 
@@ -103,7 +98,7 @@ def bucket_times(trace: SyncTrace, backward_ms: float, end_ns: int) -> Row:
 
 
 def union_length(spans: list[tuple[int, int]]) -> int:
-    """Length of the union of [begin, end) in their unit; overlaps count once."""
+    """Return the length of the union of [begin, end); overlaps count once."""
     total, reached = 0, 0
     for begin, end in sorted(spans):
         begin = max(begin, reached)

@@ -1,7 +1,6 @@
-"""A run, described: what to build, its batches, strategy, optimizer, precision, seed.
+"""Description of a run: model, batches, strategy, optimizer, precision, seed.
 
-params.yaml, an arm of a comparison and a user's test are three ways to describe a run;
-:class:`~minitrain.train.worker.Worker` is the one place that assembles a rank from it.
+params.yaml, an arm of a comparison and a user's test are three ways to describe a run.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +24,7 @@ from minitrain.sync.guarantees import DEFAULTS, Tuning
 from minitrain.sync.strategy import Strategy
 from minitrain.train.precision import Name as PrecisionName
 from minitrain.train.rng import seed_everything
-from minitrain.train.step_record import recorded_steps, sampled_steps
+from minitrain.train.step_record import recorded_steps
 
 OptimizerName = Literal["adamw", "sgd"]
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
@@ -37,8 +36,8 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
 @dataclass(frozen=True)
 class RunConfig:
     """All that decides what a run computes, but for the number of its processes. Rank r
-    builds its model by ``factory`` from ``seed`` + r. A global batch is cut over the
-    ranks, each rank's share into ``grad_accumulation_steps`` micro-batches.
+    builds its model by ``factory`` from ``seed`` + r, and cuts its part of a global
+    batch into ``grad_accumulation_steps`` micro-batches.
     """
 
     factory: Callable[[], nn.Module]
@@ -54,9 +53,7 @@ class RunConfig:
     hash_every: int = 1
 
     def start_model(self, rank: int) -> nn.Module:
-        """Return the model as ``rank`` (or a logical shard) starts it; the random
-        numbers go on from there.
-        """
+        """Seed, and return the model as ``rank`` (or a logical shard) starts it."""
         seed_everything(self.seed + rank)
         return self.factory()
 
@@ -78,14 +75,17 @@ class RunConfig:
 
     @property
     def sampled(self) -> set[int]:
-        """The steps whose tensors are kept for the witness."""
-        return sampled_steps(self.recorded, self.data.smaller(), self.data.digest())
+        """The recorded steps whose tensors are kept for the witness: the first two, the
+        last, the first with a smaller batch, and one that the data select.
+        """
+        steps, smaller = sorted(self.recorded), self.data.smaller()
+        drawn = steps[self.data.digest() % len(steps)]
+        return {*steps[:2], *steps[-1:], drawn, *(s for s in steps if s == smaller)}
 
 
 def plain_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """Build the optimizer of one process that holds all of ``model``; not by a
-    strategy, whose mistakes a replay must not repeat.
-    """
+    """Build the optimizer of one process that holds all of ``model``."""
+    # not by a strategy, whose mistakes a replay must not repeat
     import_compiler()
     # every optimizer's own arguments are named, the base class's are not
     make: Any = OPTIMIZERS[config.optimizer]
@@ -96,9 +96,8 @@ def plain_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimize
 def config_of(
     params: Params, shards: Path, num_files: int, *, steps: int | None = None
 ) -> RunConfig:
-    """Return the run that ``params`` describe, of the folder world-``num_files`` and
-    ``steps``. Raises UserError for an unknown strategy, and for a warm-up that leaves
-    no step to time.
+    """Return the run that ``params`` describe, of the folder world-``num_files``.
+    Raises UserError for an unknown strategy, or a warm-up that leaves no step to time.
     """
     train = params.train
     block_size, batch_size = params.model.block_size, train.global_batch_size

@@ -2,26 +2,25 @@
 
 In eval mode the loss of a sample depends on that sample alone. So after the last step
 each rank goes through the loop once more in eval mode, with the same weights, strategy
-and reductions, and the gradient can be compared with that of one whole batch. The batch
-is the last one that tells a mean over targets from a mean of means. Where training is
-in 16 bits it does so twice, with and without them.
+and reductions, and the gradient can be compared with that of one whole batch; in 16
+bits both with and without them.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor
 
 from minitrain.comm.together import everyone
-from minitrain.sync.strategy import trained
-from minitrain.train.buffers import untouched_buffers
+from minitrain.sync.stock import StockDDP
+from minitrain.sync.strategy import Strategy, trained
 from minitrain.train.config import RunConfig
 from minitrain.train.loop import train
-from minitrain.train.observer import LastLoss
+from minitrain.train.observer import Observer
 from minitrain.train.precision import Precision
-from minitrain.train.rng import untouched_random_state
+from minitrain.train.rng import untouched_buffers, untouched_random_state
 from minitrain.train.step_record import (
     Row,
     TrainResult,
@@ -31,21 +30,12 @@ from minitrain.train.step_record import (
 )
 from minitrain.train.worker import Worker
 
-
-class NoStep:
-    """An optimizer that leaves everything as it is."""
-
-    state: Mapping[Any, Any] = {}
-
-    def step(self) -> None:
-        """Take none."""
-
-    def zero_grad(self) -> None:
-        """Keep them."""
+# an optimizer that leaves everything as it is
+NO_STEP = SimpleNamespace(step=lambda: None, zero_grad=lambda: None)
 
 
-class GradientObserver(LastLoss):
-    """Keeps synchronized gradients, by name, and the losses of one step."""
+class GradientObserver(Observer):
+    """Keep the synchronized gradients, by name, and the losses of one step."""
 
     def __init__(self, worker: Worker) -> None:
         super().__init__(worker)
@@ -72,9 +62,10 @@ def add_probes(result: TrainResult, worker: Worker) -> None:
         return
     for name, precision in passes.items():
         worker.model.zero_grad()
-        probe = worker.but(precision=precision, optimizer=NoStep())
+        # nothing is trained with it any more
+        worker.precision, worker.optimizer = precision, NO_STEP
         with untouched_buffers(worker.model), untouched_random_state():
-            seen = _once(probe, step)
+            seen = _once(worker, step)
         result.probes[name] = seen.shares()
         for parameter, gradient in seen.gradients.items():
             result.sampled[f"{name}/gradients/{parameter}"] = gradient
@@ -112,15 +103,12 @@ def _uneven_step(rows: Sequence[Row]) -> int:
     mine = [[(part["shard"], part["targets"]) for part in row["parts"]] for row in fed]
     steps = [*zip(*everyone(lambda: mine), strict=True)]
     for step in reversed(range(len(steps))):
-        parts: set[int] = set()
-        shards: Counter[tuple[int, int]] = Counter()
-        ranks: Counter[int] = Counter()
+        sums: Counter[tuple[int, ...]] = Counter()
         for rank, own in enumerate(steps[step]):
-            for shard, targets in own:
-                parts.add(targets)
-                shards[rank, shard] += targets
-                ranks[rank] += targets
-        levels = parts, {*shards.values()}, {*ranks.values()}
+            for number, (shard, targets) in enumerate(own):
+                for level in ((rank,), (rank, shard), (rank, shard, number)):
+                    sums[level] += targets
+        levels = ({n for key, n in sums.items() if len(key) == k} for k in (1, 2, 3))
         if any(len(level - {0}) > 1 for level in levels):
             return step
     return len(steps) - 1
@@ -129,11 +117,10 @@ def _uneven_step(rows: Sequence[Row]) -> int:
 def unwatched_gradients(
     config: RunConfig, device: torch.device | None = None
 ) -> Row | None:
-    """Hash the gradients of step 0 under DDP as torch has it; None where the strategy
-    is another thing without its hook. Collective, before the worker that trains is
-    made.
+    """Hash the gradients of step 0 under DDP without a hook; None where the strategy is
+    another. Collective, before the worker that trains is made.
     """
-    if not (config.sync.only_watches() and config.tuning.overlap):
+    if not (is_torchs_ddp(config.sync) and config.tuning.overlap):
         return None
     worker = Worker(config, device=device, timed=False)
     seen = _once(worker, 0)
@@ -142,6 +129,13 @@ def unwatched_gradients(
     del worker.observer
     hashes = {name: sha256_tensor(grad) for name, grad in seen.gradients.items()}
     return {"kind": "unwatched", "step": 0, "gradients": hashes}
+
+
+def is_torchs_ddp(sync: type[Strategy]) -> bool:
+    """Return whether ``sync`` is DDP and nothing else where it is not timed."""
+    if not issubclass(sync, StockDDP) or sync.needs_hook:
+        return False
+    return sync.exchange is StockDDP.exchange
 
 
 def _once(worker: Worker, step: int) -> GradientObserver:

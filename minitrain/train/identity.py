@@ -1,7 +1,7 @@
-"""Whose a checkpoint is: all that decides the bits of a run, and nothing else.
+"""Identity of a run: all that decides its bits, and nothing else.
 
-Folders are named by a hash of it: after a change of parameters, data, code or torch a
-run starts afresh, and goes on again where the change is taken back.
+Checkpoints lie in a folder named by its hash: after a change of parameters, data, code
+or torch a run starts afresh, and where the change is undone it goes on.
 """
 
 import hashlib
@@ -41,8 +41,8 @@ def checkpoints_of(
 def identity_of(
     params: Params, shards: Path, run: str, world_size: int, **more: Any
 ) -> dict[str, Any]:
-    """Return what the bits of ``run`` depend on, by name, in plain values; ``more`` is
-    added. Raises OSError for a file that is not there.
+    """Return what the bits of ``run`` depend on, by name, with ``more`` added. Raises
+    OSError for a file that is not there.
     """
     train = params.train.model_dump(exclude={*NOT_OF_THE_BITS})
     model = params.model.model_dump()

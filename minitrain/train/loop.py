@@ -16,7 +16,7 @@ def train(worker: Worker, steps: Iterable[int]) -> None:
         observer.begin(step)
         micro_batches = worker.batches.micro_batches(step)
         observer.after_data(micro_batches)
-        worker.sync.trace.clear()
+        worker.sync.begin()
         for micro_batch in micro_batches:
             is_last = micro_batch is micro_batches[-1]
             with worker.micro_step(micro_batch, is_last):

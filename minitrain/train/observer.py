@@ -1,4 +1,4 @@
-"""Training observers: no-op, the last losses, timing and hashing."""
+"""Training observers: the last losses alone, or timing and hashing."""
 
 import math
 from collections.abc import Sequence
@@ -12,9 +12,8 @@ from minitrain.comm.groups import barrier
 from minitrain.comm.heartbeat import my_place
 from minitrain.core.errors import UserError
 from minitrain.data.batches import MicroBatch
-from minitrain.train.buffers import untouched_buffers
 from minitrain.train.clock import NS_PER_MS, Row, StepClock, bucket_times
-from minitrain.train.rng import untouched_random_state
+from minitrain.train.rng import untouched_buffers, untouched_random_state
 from minitrain.train.step_record import StepRecord, TrainResult
 
 if TYPE_CHECKING:
@@ -26,24 +25,29 @@ LISTS = ("losses", "digests", "timings")
 
 
 class Observer:
-    """Looks on and does nothing: for runs whose speed is compared. The loop calls it at
-    each phase of a step, in this order; what it does is no part of the computation.
+    """Remember the losses of the last step, and nothing else: for runs whose speed is
+    compared. The loop calls each method at its phase of a step, in this order; what an
+    observer does is no part of the computation.
     """
 
     def __init__(self, worker: "Worker") -> None:
         self.worker = worker
+        self._micro_batches: Sequence[MicroBatch] = ()
+        self._losses: list[Tensor] = []
 
     def begin(self, step: int) -> None:
         """``step`` begins."""
 
     def after_data(self, micro_batches: Sequence[MicroBatch]) -> None:
         """The rank has its samples, as the micro-batches that it computes in order."""
+        self._micro_batches, self._losses = micro_batches, []
 
     def before_forward(self) -> None:
         """The next micro-batch is about to be computed."""
 
     def after_forward(self, loss: Tensor) -> None:
         """Its loss is there: a 0-dim tensor, not yet weighted."""
+        self._losses.append(loss)
 
     def after_backward(self) -> None:
         """Its gradients are added to those that were there."""
@@ -57,41 +61,25 @@ class Observer:
     def after_step(self) -> None:
         """The parameters have changed, the gradients are gone."""
 
+    def shares(self) -> list[float]:
+        """Return :func:`shares_of_loss` of the last step; not while it is timed."""
+        return shares_of_loss(self._losses, self._micro_batches)
+
     def kept(self) -> Row:
-        """What was seen so far, in plain values, for a checkpoint."""
+        """Return what was seen so far, in plain values, for a checkpoint."""
         return {}
 
     def sampled(self) -> dict[str, Tensor]:
-        """The tensors that rank 0 kept for the witness; none on other ranks."""
+        """Return the tensors for the witness that rank 0 has; empty on other ranks."""
         return {}
 
     def restore(self, kept: Row) -> None:
         """Go on from what :meth:`kept` gave."""
 
 
-class LastLoss(Observer):
-    """Remembers the losses of the last step, to be asked for when nothing is timed."""
-
-    def __init__(self, worker: "Worker") -> None:
-        super().__init__(worker)
-        self._micro_batches: Sequence[MicroBatch] = ()
-        self._losses: list[Tensor] = []
-
-    def after_data(self, micro_batches: Sequence[MicroBatch]) -> None:
-        self._micro_batches, self._losses = micro_batches, []
-
-    def after_forward(self, loss: Tensor) -> None:
-        self._losses.append(loss)
-
-    def shares(self) -> list[float]:
-        """Return :func:`shares_of_loss` of the last step."""
-        return shares_of_loss(self._losses, self._micro_batches)
-
-
-class StepObserver(LastLoss):
-    """Times every step and hashes the recorded ones, outside of what is timed.
-    ``watches``: some steps are disturbed to tell their parts apart. ``keep`` is a step
-    whose values the recorder keeps.
+class StepObserver(Observer):
+    """Time every step, and hash the recorded ones in between. ``watches``: some steps
+    are disturbed to tell their parts apart. ``keep``: see the recorder.
     """
 
     def __init__(
@@ -128,7 +116,7 @@ class StepObserver(LastLoss):
         self.recorder.restore(kept)
 
     def result(self) -> TrainResult:
-        """What was seen so far."""
+        """Return what was seen so far."""
         rows, sampled = self.recorder.rows, self.recorder.sampled
         return TrainResult(self.losses, self.digests, self.timings, rows, sampled)
 
@@ -137,7 +125,7 @@ class StepObserver(LastLoss):
         if self._was_interrupted:
             self.clock.restart()
         self.place.mark(step, "data")
-        if self.recorder.samples(step):
+        if step in self.recorder.sampled_steps:
             moments = self.worker.sync.moments(self.worker.optimizer)
             self.recorder.start(step, moments)
         self.clock.begin(step)
@@ -178,7 +166,7 @@ class StepObserver(LastLoss):
 
     def before_step(self) -> None:
         self.place.enter("optimizer")
-        if self.recorder.wants(self._step):
+        if self._step in self.recorder.steps:
             self.recorder.layout(self._step, self.worker.sync.trace)
             self.recorder.gradients(self._step)
             self.clock.restart()
@@ -189,13 +177,13 @@ class StepObserver(LastLoss):
         spent = self.worker.sync.trace.optimizer_ns
         self.clock.carve("optimizer", "optimizer_comm", spent)
         row = self.clock.finish() | {
-            "recorded": self.recorder.wants(self._step),
+            "recorded": self._step in self.recorder.steps,
             "after_interruption": self._was_interrupted,
         }
         self._was_interrupted = False
-        if self.recorder.wants(self._step):
+        if row["recorded"]:
             self.recorder.state(self._step, self.worker.precision.state())
-            # hashing at unlike pace must not become the next step's wait
+            # a difference in hashing must not become the next step's wait
             barrier()
         if self.clock.kind == "bracketed":
             row["backward_compute_ms"] = self._backward_alone_ms()
@@ -228,9 +216,9 @@ class StepObserver(LastLoss):
         return total / NS_PER_MS
 
 
-def watches_parts(worker: "Worker", keep: int | None = None) -> StepObserver:
+def watches_parts(worker: "Worker") -> StepObserver:
     """Return the observer of a run with a step account, where there can be one."""
-    return StepObserver(worker, worker.sync.has_account, keep)
+    return StepObserver(worker, worker.sync.has_account)
 
 
 def shares_of_loss(

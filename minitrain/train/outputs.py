@@ -1,4 +1,4 @@
-"""What the ranks of a run write down together, and what a replay writes alike."""
+"""Files of a run and of its replay: states, losses, hashes, timings, provenance."""
 
 import csv
 from collections.abc import Mapping, Sequence
@@ -58,8 +58,7 @@ def write_run(
     device: torch.device,
 ) -> None:
     """Gather what every rank knows; rank 0 writes it to the folder ``out``, with
-    ``facts`` in its provenance. Collective: none goes on before all is written, and
-    what fails fails on all.
+    ``facts`` in its provenance. Collective: what fails fails on all.
     """
     peak = peak_memory_mb()
     # tensors are many times the model, and the same everywhere, as their hashes say
@@ -71,7 +70,7 @@ def write_run(
     def write() -> None:
         results, peaks, on_hosts = zip(*everyone, strict=True)
         machines = [found for _, found in sorted(dict(on_hosts).items())]
-        # of unlike hosts both are named: no single machine repeats their bits
+        # of different CPUs all are named: no single machine repeats their bits
         cpu = " and ".join(sorted({found["cpu"] for found in machines}))
         write_records(out, results, facts["threads_per_process"], cpu=cpu)
         save_tensors(out / "sampled.pt", result.sampled)
@@ -90,8 +89,8 @@ def write_run(
 def write_records(
     out: Path, results: Sequence[TrainResult], threads: int, *, cpu: str | None = None
 ) -> None:
-    """Write what is the same whenever it is computed: losses, rows of hashes, and what
-    their bits depend on; ``cpu`` where they were not all computed here.
+    """Write what is deterministic: losses, rows of hashes, and what their bits depend
+    on; ``cpu`` where they were not all computed here.
     """
     losses = mean_losses(results)
     with open_atomic(out / "losses.csv") as file:

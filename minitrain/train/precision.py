@@ -14,9 +14,8 @@ SIXTEEN_BITS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 class Precision:
     """The precision that ``train.precision`` names: ``torch.autocast`` to 16 bits, or
     for float32 that of the model. fp16 scales its loss (arXiv 1710.03740,
-    ``torch.amp.GradScaler``) if ``scales``. Where the synchronized gradients hold an
-    infinity or a NaN, the step is left out and the scale halved: on all ranks, since
-    they are alike there.
+    ``torch.amp.GradScaler``) if ``scales``. After an overflow of synchronized
+    gradients all ranks leave out the step and halve the scale.
     """
 
     def __init__(
@@ -29,13 +28,13 @@ class Precision:
         self._scaler = torch.amp.GradScaler(device_type, enabled=enabled)
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Around the forward pass; a new context each time."""
+        """Return a new context for the forward pass."""
         if self._dtype is None:
             return nullcontext()
         return torch.autocast(self._device_type, self._dtype)
 
     def scale(self, loss: Tensor) -> Tensor:
-        """What to call ``backward`` on; ``loss`` has no dimension."""
+        """Return what to call ``backward`` on; ``loss`` has no dimension."""
         scaled = self._scaler.scale(loss)
         assert isinstance(scaled, Tensor)
         return scaled
@@ -45,12 +44,12 @@ class Precision:
         self._scaler.unscale_(optimizer)
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """The optimizer's step, unless a gradient has overflowed."""
+        """Step the optimizer, unless a gradient has overflowed."""
         self._scaler.step(optimizer)
         self._scaler.update()
 
     def state(self) -> dict[str, Any]:
-        """What must be alike on all ranks, in plain numbers; empty without a scaler."""
+        """Return the state of the scaler in plain numbers, alike on all ranks."""
         return dict(self._scaler.state_dict())
 
     def restore(self, state: dict[str, Any]) -> None:

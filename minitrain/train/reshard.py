@@ -1,30 +1,27 @@
-"""Checkpoints of another number of ranks, dealt anew: who computes which shard now.
+"""Resume on a different world size: who computes which shard now.
 
-Under a strategy with logical shards the bits stay those of any number of processes.
-Elsewhere a rank goes on with what the ranks had in common, and other numbers of samples
-are added up together from then on: other bits.
+Under a strategy with logical shards the bits stay the same. Elsewhere a rank goes on
+with what the ranks had in common, and from then on other samples are added up together.
 """
 
 import json
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
-from minitrain.comm.together import only_first
+from minitrain.comm.together import only_first, who_sees
 from minitrain.comm.tree import shards_of
 from minitrain.core.errors import UserError
 from minitrain.train.checkpoint import (
-    MANIFEST,
     Checkpoints,
     Kept,
     load_rank,
     newest_whole,
     read_manifest,
+    step_of,
 )
 from minitrain.train.config import RunConfig
 from minitrain.train.identity import OF_THE_RANKS, difference
@@ -33,75 +30,43 @@ from minitrain.train.step_record import ledger_sum
 Seen = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class FromElsewhere(Checkpoints):
-    """Checkpoints of a run that begins with the newest one in the folder ``source`` of
-    another run, which differs in its ranks alone.
+def begin_with(own: Checkpoints, source: Path, config: RunConfig) -> None:
+    """Save the newest checkpoint in the folder ``source`` of another run, which differs
+    in its ranks alone, as one of this run, unless it has one. Collective. Raises
+    UserError for a ``source`` that is of no use.
     """
+    if own.newest() is not None:
+        return
+    found = only_first(lambda: _newest_there(own.identity, source, config))
+    if not all(who_sees(source)):
+        raise UserError(
+            f"--resume {source}: must be seen by all hosts, as on a shared file system"
+        )
+    there = read_manifest(found)["identity"]["world_size"]
+    kept = [load_rank(found, rank) for rank in range(there)]
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    mine = [*range(rank, there, world_size)]
+    if own.same_bits:
+        mine = shards_of(rank, world_size, config.num_shards(world_size))
+    own.save(step_of(found), deal(kept, mine, rank))
 
-    source: Path = field(kw_only=True)
-    config: RunConfig = field(kw_only=True)
 
-    def begin(self) -> bool:
-        if not super().begin():
-            raise UserError(
-                f"--resume {self.source}: must be seen by all hosts, as on a shared "
-                "file system"
-            )
+def _newest_there(ours: Mapping[str, Any], source: Path, config: RunConfig) -> Path:
+    if config.sync.holds_a_part:
+        raise UserError(
+            f"--resume {source}: with this train.sync a rank keeps a part that is of "
+            "no use to another number of ranks"
+        )
+
+    def is_same_run(theirs: Mapping[str, Any]) -> bool:
+        if other := difference(theirs, ours, but=OF_THE_RANKS):
+            raise UserError(f"--resume {source}: another run's: {other}")
         return True
 
-    def newest(self, below: int | None = None) -> Path | None:
-        """Return its own, or else that of the source; UserError where that has none."""
-        own = super().newest(below)
-        if own is not None:
-            return own
-        try:
-            return only_first(lambda: self._newest_there(below))
-        except UserError:
-            # nothing begins here
-            with suppress(OSError):
-                self.folder.rmdir()
-            raise
-
-    def _newest_there(self, below: int | None) -> Path:
-        if self.config.sync.holds_a_part:
-            raise UserError(
-                f"--resume {self.source}: with this train.sync a rank keeps a part "
-                "that is of no use to another number of ranks"
-            )
-        found = newest_whole(self.source, self._require_same_run, below)
-        if found is None:
-            line = f"--resume {self.source}: no checkpoint is there"
-            if (self.source / MANIFEST).exists():
-                line = f"--resume {self.source}: is one; name the folder that holds it"
-            raise UserError(line)
-        return found
-
-    def _require_same_run(self, identity: dict[str, Any]) -> bool:
-        other = difference(identity, self.identity, but=OF_THE_RANKS)
-        theirs, ours = identity["run"], self.identity["run"]
-        if theirs.rpartition("-")[0] != ours.rpartition("-")[0]:
-            other = f"run = {theirs}, here {ours}"
-        if other:
-            raise UserError(f"--resume {self.source}: another run's: {other}")
-        if identity["world_size"] == self.identity["world_size"]:
-            raise UserError(
-                f"--resume {self.source}: of as many ranks as this run, which goes on "
-                "from its own checkpoints without --resume"
-            )
-        return True
-
-    def load(self, checkpoint: Path) -> Kept:
-        """What falls to this rank of what all of them kept."""
-        if checkpoint.parent == self.folder:
-            return super().load(checkpoint)
-        there = read_manifest(checkpoint)["identity"]["world_size"]
-        kept = [load_rank(checkpoint, rank) for rank in range(there)]
-        rank, world_size = dist.get_rank(), dist.get_world_size()
-        mine = [*range(rank, len(kept), world_size)]
-        if self.same_bits:
-            mine = shards_of(rank, world_size, self.config.num_shards(world_size))
-        return deal(kept, mine, rank)
+    found = newest_whole(source, is_same_run)
+    if found is None:
+        raise UserError(f"--resume {source}: holds no checkpoint (a folder step-N)")
+    return found
 
 
 def deal(kept: Sequence[Kept], mine: Sequence[int], rank: int) -> Kept:

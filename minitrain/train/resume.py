@@ -1,16 +1,14 @@
-"""A run that goes on where it was interrupted, to the bit.
+"""Bit-exact resume of an interrupted run.
 
-It makes its first steps again before it goes on from a checkpoint. That restores what
+It repeats its first steps before it goes on from a checkpoint. That restores what
 cannot be saved: the order of DDP's buckets, which decides bits from three ranks on. And
-it shows whether this machine computes the bits of the checkpoint: their hashes stand in
-it.
+it shows whether this machine computes the bits of the checkpoint, which has their
+hashes.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -19,10 +17,9 @@ from torch import Tensor
 from minitrain.comm.groups import is_main_process
 from minitrain.comm.heartbeat import my_place
 from minitrain.comm.together import everyone
-from minitrain.core.errors import UserError
 from minitrain.core.printable import note
 from minitrain.core.progress import progress
-from minitrain.train.checkpoint import Checkpoints, Kept, step_of
+from minitrain.train.checkpoint import Checkpoints, Kept, load_rank, step_of
 from minitrain.train.loop import train
 from minitrain.train.rng import random_state, restore_random_state
 from minitrain.train.worker import Worker
@@ -41,23 +38,19 @@ NOT_USED = (
     "checkpoint not used: the first steps, made again, have other bits than those that "
     "stand in it"
 )
-UNFIT = "checkpoint not used: {}: cannot be restored in this run"
 
 
 class Resumable(Protocol):
-    """What can be interrupted between two steps."""
+    """A computation that can be interrupted between two steps."""
 
     def run(self, steps: Iterable[int]) -> None:
         """Compute ``steps``, one after the other."""
-        ...
 
     def kept(self) -> Kept:
-        """All that the steps to come depend on, with ``model`` and JSON ``seen``."""
-        ...
+        """Return all that later steps depend on, with ``model`` and JSON ``seen``."""
 
     def restore(self, kept: Kept) -> None:
         """Go on from ``kept``, which was taken of the same run."""
-        ...
 
 
 def run_through(
@@ -67,9 +60,9 @@ def run_through(
     *,
     show: str = "",
 ) -> int:
-    """Let ``subject`` compute ``steps`` steps, from the newest checkpoint on, if any ->
-    after how many steps that was written, else 0. Collective. ``show`` names a progress
-    bar. Raises OSError where a checkpoint cannot be written.
+    """Let ``subject`` compute ``steps`` steps, from the newest checkpoint on, if any.
+    Returns the step of that, else 0. Collective. ``show`` names a progress bar. Raises
+    OSError where a checkpoint cannot be written.
     """
     if checkpoints is not None and not checkpoints.begin():
         _say(show, NOT_SHARED)
@@ -78,41 +71,27 @@ def run_through(
     if checkpoints is not None:
         done, went_on_from = _go_on(subject, checkpoints, steps, show)
     left = range(done, steps)
-    shown = progress(left, show, total=steps, show=bool(show), initial=done)
-    subject.run(shown if checkpoints is None else _saved(shown, subject, checkpoints))
-    return went_on_from
-
-
-def _saved(
-    steps: Iterable[int], subject: Resumable, checkpoints: Checkpoints
-) -> Iterator[int]:
-    due = None
-    for step in steps:
+    for step in progress(left, show, total=steps, show=bool(show), initial=done):
+        subject.run([step])
+        after = step + 1
         # not after the last step: what it led to is written right after it
-        if due is not None:
-            checkpoints.save(due, subject.kept())
-        yield step
-        due = step + 1 if checkpoints.due(step + 1) else None
+        if checkpoints is not None and after % checkpoints.every == 0 and after < steps:
+            checkpoints.save(after, subject.kept())
+    return went_on_from
 
 
 def _go_on(
     subject: Resumable, checkpoints: Checkpoints, steps: int, show: str
 ) -> tuple[int, int]:
     # how many steps are done, and for how many of them a checkpoint stands
-    done, below = 0, None
-    while found := checkpoints.newest(below):
-        step = below = step_of(found)
-        kept = _loaded(checkpoints, found)
-        # one of fewer steps than are done here by now is of no use
-        if kept is not None and step >= done:
-            first, done = done, max(done, min(REPEATED, step))
-            subject.run(range(first, done))
-            same = everyone(partial(_same_rows, subject.kept(), kept))
-            if None not in same:
-                break
-        _say(show, UNFIT.format(found))
-    else:
-        return done, 0
+    found = checkpoints.newest()
+    if found is None:
+        return 0, 0
+    step, kept = step_of(found), load_rank(found)
+    done = min(REPEATED, step)
+    subject.run(range(done))
+    rows, before = (json.loads(one["seen"])["rows"] for one in (subject.kept(), kept))
+    same = everyone(lambda: bool(rows == before[: len(rows)]))
     if checkpoints.same_bits and not all(same):
         _say(show, NOT_USED)
         return done, 0
@@ -121,38 +100,6 @@ def _go_on(
     subject.restore(kept)
     _say(show, f"going on from step {step} of {steps}")
     return step, step
-
-
-def _loaded(checkpoints: Checkpoints, found: Path) -> Kept | None:
-    loaded: list[Kept] = []
-
-    def load() -> bool:
-        try:
-            loaded.append(checkpoints.load(found))
-        except (UserError, OSError):
-            raise
-        except Exception:
-            # torch has many kinds of errors for it
-            return False
-        return True
-
-    return loaded[0] if all(everyone(load)) else None
-
-
-def _same_rows(own: Kept, kept: Kept) -> bool | None:
-    # whether the steps made here are recorded alike; None if that cannot be restored
-    try:
-        rows, before = (json.loads(one["seen"])["rows"] for one in (own, kept))
-        if _layout(own) != _layout(kept):
-            return None
-        return bool(rows == before[: len(rows)])
-    except (AttributeError, KeyError, TypeError, ValueError):
-        return None
-
-
-def _layout(kept: Kept) -> tuple[Any, ...]:
-    tensors = kept["model"].items()
-    return {*kept}, {name: (one.shape, one.dtype) for name, one in tensors}
 
 
 def _say(show: str, line: str) -> None:
@@ -171,9 +118,7 @@ class RankInSteps:
         train(self.worker, steps)
 
     def kept(self) -> Kept:
-        """Return views of the worker's tensors, to be written before it goes on: of
-        tensors that ranks share, only this rank's part.
-        """
+        """Return views of the worker's tensors, of shared ones this rank's part."""
         my_place().enter("checkpoint")
         worker = self.worker
         sync, streams = worker.sync, worker.streams or {}
@@ -209,9 +154,8 @@ class RankInSteps:
 
 def _later(sampled: Mapping[str, Tensor]) -> dict[str, Tensor]:
     # the first steps, "early" among them, a resumed run computes again
-    steps = ((key, key.partition("/")[0]) for key in sampled)
-    late = [key for key, step in steps if step.isdigit() and int(step) >= REPEATED]
-    return {key: sampled[key] for key in late}
+    first = {"early", *map(str, range(REPEATED))}
+    return {k: sampled[k] for k in sampled if k.partition("/")[0] not in first}
 
 
 def _tensors_of(model: torch.nn.Module) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Random numbers: a seed for each rank, and streams of several ranks in a process."""
+"""Random numbers and buffers: what a forward pass may change besides gradients."""
 
 import random
 from collections.abc import Iterator
@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from minitrain.sync.strategy import copy_buffers, load_buffers
 
 # where Python's, NumPy's and torch's generators stand, as a checkpoint can hold it
 RandomState = dict[str, Any]
@@ -54,7 +56,7 @@ def same_random_state(a: RandomState, b: RandomState) -> bool:
 
 @contextmanager
 def untouched_random_state() -> Iterator[None]:
-    """Whatever is drawn inside, the generators go on as if it had not been."""
+    """Undo what is drawn inside from the generators, also after an error."""
     state = random_state()
     try:
         yield
@@ -62,9 +64,19 @@ def untouched_random_state() -> Iterator[None]:
         restore_random_state(state)
 
 
+@contextmanager
+def untouched_buffers(model: nn.Module) -> Iterator[None]:
+    """Undo what forward passes inside do to buffers, also after an error."""
+    saved = copy_buffers(model)
+    try:
+        yield
+    finally:
+        load_buffers(model, saved)
+
+
 class Stream:
-    """The random numbers of one of several shards that are interleaved in this process.
-    Each use (``with stream:``) goes on where the last one stopped, at ``state``.
+    """The random numbers of one of several shards in this process. Each use
+    (``with stream:``) goes on where the last one stopped, at ``state``.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """A training run from the inside of one rank: set up, train, write the evidence."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from minitrain.train.identity import checkpoints_of, same_on_all_hosts
 from minitrain.train.observer import StepObserver, watches_parts
 from minitrain.train.outputs import write_run, write_state
 from minitrain.train.precision import Precision
-from minitrain.train.reshard import FromElsewhere
+from minitrain.train.reshard import begin_with
 from minitrain.train.resume import RankInSteps, run_through
 from minitrain.train.step_record import TrainResult
 from minitrain.train.worker import Worker
@@ -34,7 +34,7 @@ Inject = Callable[[Worker], None]
 @dataclass(frozen=True)
 class Job:
     """One run: its parameters, the folders that it reads and writes, its script, and
-    the checkpoints of another number of ranks with which it is to begin.
+    the checkpoints of another number of ranks to begin with.
     """
 
     params: Params
@@ -51,21 +51,18 @@ class Job:
         return f"{self.backend}-{self.world_size}"
 
     def checkpoints(self, config: RunConfig) -> Checkpoints:
-        """Where its checkpoints lie."""
+        """Return its checkpoints."""
         run = self.params, self.shards, self.name, self.world_size
-        if self.resume is None:
+        if self.resume is None or config.sync.guarantees.logical_shards:
             return checkpoints_of(*run)
-        same_bits = config.sync.guarantees.logical_shards
-        # else of other bits than those of a run that began by itself
+        # of other bits than those of a run that began by itself
         began: dict[str, Any] = {"began with": self.resume.name}
-        own = checkpoints_of(*run, **({} if same_bits else began))
-        more = {"same_bits": same_bits, "source": self.resume, "config": config}
-        return FromElsewhere(**{**vars(own), **more})
+        return replace(checkpoints_of(*run, **began), same_bits=False)
 
 
 @dataclass
 class Finished:
-    """What a rank has after its last step. ``state`` is the whole final one, empty if
+    """Results of a rank after its last step. ``state`` is the whole final one, empty if
     it was written to a file; ``values`` those of the step to be kept; ``went_on_from``
     is 0 for a run that was not interrupted.
     """
@@ -78,10 +75,8 @@ class Finished:
 
 
 def preflight(job: Job, ranks_here: int | None = None) -> None:
-    """Find what a user can get wrong before any process is launched (UserError).
-
-    Args:
-        ranks_here: number of ranks of this host; None where it has all of them.
+    """Find what a user can get wrong before any process is launched (UserError);
+    ``ranks_here`` are those of this host, None: all.
     """
     require_torch(job.params.environment.torch)
     if job.backend == "nccl":
@@ -117,6 +112,8 @@ def train_rank(job: Job, launcher: str) -> None:
         config = config_of(job.params, job.shards, world_size)
         # code may change while ranks start: one of them says whose they are
         checkpoints = only_first(lambda: job.checkpoints(config))
+        if job.resume is not None:
+            begin_with(checkpoints, job.resume, config)
         finished = run_rank(
             config,
             device=device,
@@ -134,7 +131,7 @@ def train_rank(job: Job, launcher: str) -> None:
             "sync": job.params.train.sync,
             "model_params": finished.num_parameters,
             "went_on_from_step": finished.went_on_from,
-            "began_with": None if job.resume is None else str(job.resume),
+            "began_with": str(job.resume) if job.resume else None,
         }
         write_run(job.out, finished.result, facts, job.script, device)
         only_first(checkpoints.forget)
@@ -150,10 +147,10 @@ def run_rank(
     checkpoints: Checkpoints | None = None,
     show: str = "",
 ) -> Finished:
-    """Train as one of the ranks that have met, and collect what the proof needs. The
-    final state is written to the folder ``states`` of rank 0's host, or else returned.
-    Goes on from the newest of ``checkpoints``. ``show`` names a progress bar. Raises
-    UserError for a loss that is not finite.
+    """Train as one of the ranks that have met, from the newest of ``checkpoints`` on,
+    and collect what the proof needs. The final state is returned, or written to the
+    folder ``states`` of rank 0's host. ``show`` names a progress bar. Raises UserError
+    for a loss that is not finite.
     """
     place = my_place()
     place.enter("setup")
@@ -161,12 +158,11 @@ def run_rank(
     unwatched = None if inject else unwatched_gradients(config, device)
     with start_up():
         worker = Worker(config, device=device)
-    seen = observer(worker)
-    worker.observer = seen
+    worker.observer = seen = observer(worker)
     if inject is not None:
         inject(worker)
-    subject = RankInSteps(worker)
-    went_on_from = run_through(subject, config.steps, checkpoints, show=show)
+    train = RankInSteps(worker)
+    went_on_from = run_through(train, config.steps, checkpoints, show=show)
     place.enter("write")
     worker.sync.finish()
     state = worker.sync.state_dict()

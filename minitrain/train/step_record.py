@@ -23,11 +23,11 @@ from minitrain.core.regular import require_regular
 from minitrain.data.batches import MicroBatch
 from minitrain.data.cut import bytes_of, content_digest, tensors_of
 from minitrain.sync.strategy import SyncTrace, whole
-from minitrain.train.buffers import Buffers, copy_buffers, same_buffers
 from minitrain.train.rng import RandomState, random_state, same_random_state
 
 Row = dict[str, Any]
 Tensors = dict[str, Tensor]
+Buffers = list[Tensor]
 DIGEST_MODULUS = 2**256
 # late enough for the optimizer to matter, early enough for rounding to be small
 EARLY_STEP = 2
@@ -47,17 +47,6 @@ def recorded_steps(
     first, last = range(min(3, num_steps)), num_steps - 1
     steps = {*first, *range(0, num_steps, hash_every), max(0, last - 1), last}
     return steps | ({smaller} if smaller is not None and smaller < num_steps else set())
-
-
-def sampled_steps(
-    recorded: Iterable[int], smaller: int | None = None, digest: int = 0
-) -> set[int]:
-    """Return the recorded steps whose tensors are kept for the witness: the first two,
-    the last, ``smaller``, and one that the ``digest`` of the data selects.
-    """
-    steps = sorted(recorded)
-    drawn = steps[digest % len(steps)]
-    return {*steps[:2], *steps[-1:], drawn, *(s for s in steps if s == smaller)}
 
 
 def ledger_entry(digests: Sequence[Sequence[int]]) -> Row:
@@ -80,13 +69,12 @@ def ledger_sum(digests: Iterable[int]) -> str:
 
 
 class StepRecord:
-    """Collects the rows of one rank while it trains, at ``steps``.
+    """Collect the rows of one rank while it trains, at ``steps``.
 
     ``sampled`` has tensors by ``STEP/KIND/NAME``: of the sampled steps state
     ``before``, ``gradients``, ``moments`` of the optimizer before its step, and
     parameters ``after``; and ``early/state/NAME``, the model after the third step.
-    ``values`` has ``before``, ``gradients``, ``after``, and in a replay ``own``, of the
-    step ``keep``.
+    ``values`` has those of the step ``keep``, and in a replay each shard's ``own``.
     """
 
     def __init__(
@@ -96,19 +84,16 @@ class StepRecord:
         sampled: Iterable[int] = (),
         keep: int | None = None,
     ) -> None:
-        self._model = model
-        self._steps = frozenset(steps)
-        self._sampled = frozenset(sampled)
-        self._keep = keep
+        self._model, self._keep = model, keep
+        self.steps, self.sampled_steps = frozenset(steps), frozenset(sampled)
         self._layout: list[Row] = []
-        self._before_first: tuple[RandomState, Buffers] | None = None
-        self._watched = False
+        self._before_first: tuple[RandomState, Row] | None = None
         self.rows: list[Row] = []
         self.sampled: Tensors = {}
         self.values: dict[str, Any] = {}
 
     def kept(self) -> Row:
-        """What was recorded so far, but for the tensors of the first steps."""
+        """Return what was recorded so far, but for tensors."""
         return {"rows": self.rows, "layout": self._layout}
 
     def restore(self, kept: Row) -> None:
@@ -116,15 +101,7 @@ class StepRecord:
         # a replay and a result hold on to the list itself
         self.rows[:] = kept["rows"]
         self._layout = kept["layout"]
-        self._before_first, self._watched = None, True
-
-    def wants(self, step: int) -> bool:
-        """Whether ``step`` is a recorded one."""
-        return step in self._steps
-
-    def samples(self, step: int) -> bool:
-        """Whether the tensors of ``step`` are kept for the witness."""
-        return step in self._sampled
+        self._before_first = None
 
     def start(self, step: int, moments: Tensors) -> None:
         """Keep what a sampled step starts from; ``moments`` are the optimizer's."""
@@ -132,9 +109,7 @@ class StepRecord:
         self._sample(step, "moments", moments)
 
     def fed(self, step: int, micro_batches: Sequence[MicroBatch]) -> None:
-        """Note what the model was given: each sample by its content, the targets that
-        count, and the share of the global batch's sum in the ledger.
-        """
+        """Note what the model was given: samples by content, targets, ledger."""
         named = [
             {
                 "shard": one.shard,
@@ -156,9 +131,7 @@ class StepRecord:
             self.sampled[f"{step}/{kind}/{name}"] = tensor
 
     def layout(self, step: int, trace: SyncTrace) -> None:
-        """Note DDP's buckets where they change, and the hosts where the sum depends on
-        them.
-        """
+        """Note DDP's buckets where they change, and hosts that decide the sum."""
         layout = [
             {"num_bytes": event.num_bytes, "parameters": list(event.parameters)}
             for event in trace.events
@@ -174,67 +147,62 @@ class StepRecord:
         gradients = gradients_of(self._model)
         hashes = {name: sha256_tensor(grad) for name, grad in gradients.items()}
         self.rows.append({"kind": "tensors", "step": step, "gradients": hashes})
-        if step in self._sampled:
+        if step in self.sampled_steps:
             self._sample(step, "gradients", gradients)
         if step == self._keep:
             self.values["gradients"] = whole_copies(gradients)
             self.values["before"] = whole_copies(dict(self._model.named_parameters()))
 
     def own_gradients(self, step: int, gradients: Sequence[Tensors]) -> None:
-        """A replay tells what each shard adds to the sum; kept of the step ``keep``."""
+        """Keep what each shard adds to the sum, in a replay."""
         if step == self._keep:
             self.values["own"] = [dict(own) for own in gradients]
 
-    def state(self, step: int, precision: Row | None = None) -> None:
+    def state(
+        self, step: int, precision: Row, ranks: Sequence[Buffers] | None = None
+    ) -> None:
         """Hash every parameter and buffer, after the optimizer; note a loss scaler's
-        state.
+        state. A replay gives the buffers of its ``ranks``, and has a row for each.
         """
         parameters = dict(self._model.named_parameters())
-        hashes = {name: sha256_tensor(p) for name, p in parameters.items()}
-        self.rows[-1]["parameters"] = hashes
-        self.rows[-1]["buffers"] = self._buffer_hashes(list(self._model.buffers()))
+        row = self.rows.pop()
+        row["parameters"] = {n: sha256_tensor(p) for n, p in parameters.items()}
+        row["buffers"] = self._buffer_hashes()
         if precision:
-            self.rows[-1]["precision"] = precision
+            row["precision"] = precision
+        own: list[Row] = [{}]
+        if ranks is not None:
+            hashes = map(self._buffer_hashes, ranks)
+            own = [{"rank": rank, "buffers": one} for rank, one in enumerate(hashes)]
+        self.rows += [{**row, **one} for one in own]
         if step == EARLY_STEP:
             self._sample("early", "state", self._model.state_dict())
-        if step in self._sampled:
+        if step in self.sampled_steps:
             self._sample(step, "after", parameters)
         if step == self._keep:
             self.values["after"] = whole_copies(parameters)
 
-    def state_of_ranks(
-        self, step: int, buffers: Sequence[Buffers], precision: Row | None = None
-    ) -> None:
-        """The same for a replay: a row for each rank, alike but for its ``buffers``."""
-        self.state(step, precision)
-        row = self.rows.pop()
-        self.rows += [
-            {**row, "rank": rank, "buffers": self._buffer_hashes(own)}
-            for rank, own in enumerate(buffers)
-        ]
-
-    def _buffer_hashes(self, buffers: Buffers) -> dict[str, str]:
+    def _buffer_hashes(self, buffers: Buffers | None = None) -> dict[str, str]:
         names = [name for name, _ in self._model.named_buffers()]
-        return dict(zip(names, map(sha256_tensor, buffers), strict=True))
+        own = list(self._model.buffers()) if buffers is None else buffers
+        return dict(zip(names, map(sha256_tensor, own), strict=True))
 
     def before_forward(self) -> None:
         """Before the first forward pass, note where generators and buffers stand."""
-        if not self._watched:
-            self._before_first = random_state(), copy_buffers(self._model)
+        if not self.rows:
+            self._before_first = random_state(), self._buffer_hashes()
 
     def after_forward(self) -> None:
         """Note whether the first forward pass depends on its samples alone."""
         if self._before_first is None:
             return
         numbers, buffers = self._before_first
-        self._before_first, self._watched = None, True
-        self.rows.append(
-            {
-                "kind": "forward",
-                "draws_random_numbers": not same_random_state(numbers, random_state()),
-                "changes_buffers": not same_buffers(buffers, copy_buffers(self._model)),
-            }
-        )
+        self._before_first = None
+        found = {
+            "draws_random_numbers": not same_random_state(numbers, random_state()),
+            "changes_buffers": buffers != self._buffer_hashes(),
+        }
+        self.rows.append({"kind": "forward", **found})
 
 
 def gradients_of(model: nn.Module) -> Tensors:
@@ -249,7 +217,7 @@ def whole_copies(tensors: Mapping[str, Tensor]) -> Tensors:
 
 
 def sample_names(inputs: Any) -> list[str]:
-    """The start of the SHA-256 of each sample, over all tensors of ``inputs``."""
+    """Return the start of the SHA-256 of each sample, over all its tensors."""
     rows = zip(*tensors_of(inputs), strict=True)
     return [f"{content_digest(row):064x}"[:16] for row in rows]
 
@@ -262,7 +230,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def write_tensors(file: IO[bytes], tensors: Mapping[str, Tensor]) -> None:
-    """The bytes of :func:`save_tensors`."""
+    """Write the bytes of :func:`save_tensors`."""
     copies = {
         name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
         for name, tensor in tensors.items()
@@ -276,15 +244,14 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
     """
     tensors: dict[str, Tensor]
     with reading(path):
-        tensors = torch.load(
-            require_regular(path), map_location="cpu", weights_only=True
-        )
+        file = require_regular(path)
+        tensors = torch.load(file, map_location="cpu", weights_only=True)
     return tensors
 
 
 @dataclass
 class TrainResult:
-    """What one rank knows after training; every list has one entry per step. ``losses``
+    """Results of one rank after training; every list has one entry per step. ``losses``
     are shares of the mean loss of the global batch, one for each micro-batch of this
     rank. ``digests`` name the samples. ``timings`` are rows of a clock, ``hashes`` and
     ``sampled`` those of a :class:`StepRecord`, ``probes`` the losses of
@@ -301,13 +268,13 @@ class TrainResult:
 
 
 def mean_losses(results: Iterable[TrainResult]) -> list[float]:
-    """The loss of every step over all ranks, whatever the order of its shares."""
+    """Return the loss of every step over all ranks."""
     by_step = zip(*(result.losses for result in results), strict=True)
     return [mean_loss(step) for step in by_step]
 
 
 def mean_loss(shares: Iterable[Sequence[float]]) -> float:
-    """The sum of the shares that each rank computed, in the unit of the loss."""
+    """Return the sum of the shares that each rank computed, in the unit of the loss."""
     # exactly rounded, it does not depend on how the batch was cut over ranks
     return math.fsum(share for rank in shares for share in rank)
 

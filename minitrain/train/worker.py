@@ -1,15 +1,13 @@
 """A rank made ready to train: the one place where it is put together.
 
-The pipeline, the speed comparison, ``check_data_parallel`` and the studies all start a
-:class:`Worker` from a :class:`~minitrain.train.config.RunConfig`. What it holds beside
-that decides the steps to come, with the generators of its process where it has no
-streams of its own: so that is what a checkpoint must hold.
+Everything that trains makes a :class:`Worker` from a
+:class:`~minitrain.train.config.RunConfig`. What it holds, and the generators of its
+process where it has no streams, decide the steps to come: a checkpoint holds the same.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from copy import copy
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,8 +24,7 @@ from minitrain.train.rng import Stream
 class Worker:
     """One rank of ``group`` (None: of all). ``model`` is the plain module, ``sync``
     what wraps it; ``streams`` are the random numbers of each shard where a process
-    computes several, else None: then the process's own serve. ``timed``: the strategy
-    watches its buckets. ``observer`` makes what looks on.
+    computes several, else None. ``timed``: the strategy watches its buckets.
     """
 
     def __init__(
@@ -58,22 +55,16 @@ class Worker:
         self.precision = Precision(config.precision, self.device.type)
         self.observer = observer(self)
 
-    def but(self, **changes: Any) -> Self:
-        """The same worker with other parts; what is not changed is shared."""
-        other = copy(self)
-        vars(other).update(changes)
-        return other
-
     @contextmanager
     def micro_step(self, micro_batch: MicroBatch, is_last: bool) -> Iterator[None]:
-        """Around the forward and backward pass of one micro-batch of a step."""
+        """Wrap the forward and backward pass of one micro-batch of a step."""
         shard = micro_batch.shard
         random = nullcontext() if self.streams is None else self.streams[shard]
         with self.sync.micro_step(shard, is_last), random:
             yield
 
     def forward(self, micro_batch: MicroBatch) -> Tensor:
-        """The mean loss over the targets of ``micro_batch``, a 0-dim tensor."""
+        """Return the mean loss over the targets of ``micro_batch``, 0-dim."""
         with self.precision.autocast():
             return self.batches.loss(self.sync.module, micro_batch.inputs)
 
@@ -89,12 +80,12 @@ class Worker:
         self.precision.scale(self.weighted(loss, micro_batch)).backward()
 
     def step(self) -> None:
-        """The optimizer's step with synchronized gradients, which are then gone."""
+        """Step the optimizer, and clear the gradients."""
         self.precision.step(self.optimizer)
         self.optimizer.zero_grad()
 
     def close(self) -> None:
-        """Free what the process group does not; call it on all ranks."""
+        """Free what the process group does not. Collective."""
         self.sync.close()
 
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 
 from minitrain.comm.groups import barrier
-from minitrain.train.checkpoint import Checkpoints
+from minitrain.train.checkpoint import Checkpoints, load_rank
 from minitrain.train.loop import train
 from minitrain.train.observer import watches_parts
 from minitrain.train.resume import REPEATED, RankInSteps
@@ -22,7 +22,7 @@ def times_of_reading(
         step = checkpoints.newest()
         assert step is not None
         found = time.perf_counter_ns()
-        kept = checkpoints.load(step)
+        kept = load_rank(step)
         loaded = time.perf_counter_ns()
         # with what looks on in a run
         worker.observer = watches_parts(worker)

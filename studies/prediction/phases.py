@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from minitrain.data.batches import MicroBatch
-from minitrain.train.observer import LastLoss
+from minitrain.train.observer import Observer
 from minitrain.train.worker import Worker
 
 PHASES = ("data", "forward", "backward", "optimizer")
 
 
-class Phases(LastLoss):
+class Phases(Observer):
     """Seconds of each phase of each step, in the order of :data:`PHASES`; what is sent
     within backward, or after it, counts as backward.
     """

@@ -12,6 +12,7 @@ from tiny import tiny_params, tiny_shards
 
 from minitrain.bench.ledger import CollectiveLedger, count_step
 from minitrain.comm import sockets
+from minitrain.comm.groups import distributed
 from minitrain.harness.launcher import launch
 from minitrain.sync.catalog import STRATEGIES
 from minitrain.sync.strategy import Traffic
@@ -88,8 +89,6 @@ def test_bytes_by_hand() -> None:
     """10 floats in all: 40 bytes, 20 in 16 bits; halves of 5 need no padding."""
 
     def ledger() -> Traffic:
-        from minitrain.comm.groups import distributed
-
         with distributed(), CollectiveLedger() as found:
             dist.all_reduce(torch.ones(10))
             dist.all_reduce(torch.ones(10, dtype=torch.bfloat16))

@@ -94,7 +94,7 @@ def measured_s(seconds: float) -> Usage:
 
 @pytest.mark.skipif(not load.PROC_STAT.exists(), reason="Linux only")
 def test_machine_whose_cores_are_taken_is_named() -> None:
-    """A process for each core that does nothing but compute, for at most a minute."""
+    # a process for each core that does nothing but compute
     burn = "import time\nend = time.time() + 60\nwhile time.time() < end: pass"
     count = load.usable_cores()
     burning = [subprocess.Popen([sys.executable, "-c", burn]) for _ in range(count)]
@@ -108,16 +108,6 @@ def test_machine_whose_cores_are_taken_is_named() -> None:
     # one process computes beside as many as there are cores: they get most of the time
     assert found["others_share"] > 0.3
     assert "others took" in str(why_busy(found, 0.0))
-
-
-@pytest.mark.skipif(not load.PROC_STAT.exists(), reason="Linux only")
-def test_own_computing_is_not_that_of_others() -> None:
-    used = measured_s(1.0)
-    assert used.busy_s is not None
-    # whatever others do: these are apart by what this process computed
-    others = load_of([used])["others_share"] * used.at_s * load.usable_cores()
-    assert others == pytest.approx(max(0.0, used.busy_s - used.own_s), abs=1e-6)
-    assert used.own_s > 0
 
 
 @pytest.mark.skipif(not load.PROC_STAT.exists(), reason="Linux only")

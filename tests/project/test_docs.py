@@ -71,10 +71,10 @@ def test_walk_zoo_and_guarantees_in_the_docs_are_those_of_the_code() -> None:
     columns = ["bug", "what", "met in", "caught by", "at step", "cause holds"]
     require_marked("docs/reference.md", "zoo", table(columns, rows))
     rows = [
-        f"| `{name}` | {one.adds_in} | {one.sends} | {needs(one)} |"
+        f"| `{name}` | {one.adds_in} | {needs(one)} |"
         for name, one in GUARANTEES.items()
     ]
-    columns = ["`train.sync`", "adds in", "sends", "needs"]
+    columns = ["`train.sync`", "adds in", "needs"]
     require_marked("docs/strategies.md", "guarantees", table(columns, rows))
 
 

@@ -82,3 +82,10 @@ def tied(params: Any, vocab_size: int) -> nn.Module:
 
 def double(params: Any, vocab_size: int) -> nn.Module:
     return Bigrams(params, vocab_size, nn.Linear(params.n_embd, params.n_embd)).double()
+
+
+def transposed(params: Any, vocab_size: int) -> nn.Module:
+    """A weight in column order: DDP's bucket holds it as it lies in memory."""
+    model = Bigrams(params, vocab_size, nn.Identity())
+    model.head.weight = nn.Parameter(model.head.weight.detach().t().contiguous().t())
+    return model

@@ -1,6 +1,5 @@
 """A training run small enough for a test, whole or with a fault injected in it."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +9,6 @@ from waiting import GENEROUS_S
 
 from minitrain.comm.groups import distributed
 from minitrain.core.params import Params, load_params
-from minitrain.data.batches import Data
 from minitrain.data.shards import Samples, write_shards
 from minitrain.data.text import tokenize
 from minitrain.harness.launcher import launch
@@ -22,7 +20,6 @@ from minitrain.train.observer import watches_parts
 from minitrain.train.run import Finished, Inject, run_rank
 
 NUM_STEPS = 6
-Spoil = Callable[[Data], Data]
 
 
 def tiny_params(**changes: object) -> Params:
@@ -73,13 +70,9 @@ def train_tiny(
     shards: Path,
     world_size: int,
     inject: Inject | None = None,
-    spoil: Spoil = lambda data: data,
 ) -> Evidence:
-    """Train with ``world_size`` gloo ranks; ``inject`` spoils each before it starts,
-    ``spoil`` what it reads.
-    """
+    """Train with ``world_size`` gloo ranks; ``inject`` spoils each before it starts."""
     config = tiny_config(params, shards, world_size)
-    config = replace(config, data=spoil(config.data))
     finished = launch(_be_a_rank, world_size, config, inject, timeout_s=GENEROUS_S)
     return evidence_of([one.result for one in finished], [f.state for f in finished])
 
@@ -91,15 +84,10 @@ def _be_a_rank(config: RunConfig, inject: Inject | None) -> Finished:
 
 
 def replay_tiny(
-    params: Params,
-    shards: Path,
-    run: Evidence,
-    world_size: int,
-    spoil: Spoil = lambda data: data,
+    params: Params, shards: Path, run: Evidence, world_size: int
 ) -> Evidence:
-    """The one-process replay of ``run``; ``spoil`` changes what it reads."""
+    """The one-process replay of ``run``."""
     config = tiny_config(params, shards, world_size)
-    config = replace(config, data=spoil(config.data))
     again = replay(config, run.rows, world_size)
     return evidence_of(again.results, [again.state])
 

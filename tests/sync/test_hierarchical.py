@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from waiting import GENEROUS_S
 
 from minitrain.check.check import examine
-from minitrain.check.trial import run_ranks, run_replay
+from minitrain.check.trial import run_ranks
 from minitrain.comm import sockets
 from minitrain.comm.groups import distributed
-from minitrain.core.errors import EvidenceError, RankError
+from minitrain.core.errors import RankError
 from minitrain.data.batches import MicroBatch
 from minitrain.harness.launcher import launch
 from minitrain.sync.guarantees import Defaults
@@ -36,6 +36,7 @@ from minitrain.train.config import RunConfig
 from minitrain.train.worker import Worker
 
 SMALL = Defaults(bucket_cap_mb=0.001)
+UNUSED = replace(SMALL, find_unused_parameters=True)
 TWO_BY_TWO = (0, 0, 1, 1)
 
 
@@ -59,37 +60,26 @@ def placed_trial(*where: int, **changes: Any) -> RunConfig:
     return replace(trial_of("ddp", **changes), sync=placed(*where))
 
 
-# three and one; taking turns; all of them on hosts of their own
-WHERE = [(0, 0, 0, 1), (0, 1, 0, 1), (0, 1, 2)]
+# three and one; taking turns; all of them on hosts of their own; settings
+RUNS: list[tuple[tuple[int, ...], dict[str, Any]]] = [
+    ((0, 0, 0, 1), {}),
+    ((0, 1, 0, 1), {}),
+    ((0, 1, 2), {}),
+    (TWO_BY_TWO, {"tuning": replace(SMALL, overlap=False)}),
+    (TWO_BY_TWO, {"model": "spare_parameter", "tuning": UNUSED}),
+    (TWO_BY_TWO, {"factory": with_dropout, "grad_accumulation_steps": 2}),
+    (TWO_BY_TWO, {"precision": "fp16", "steps": 6}),
+]
 
 
-@pytest.mark.parametrize("where", WHERE, ids=str)
-def test_bits_are_those_of_the_replay(where: tuple[int, ...]) -> None:
-    trial = placed_trial(*where, tuning=SMALL)
+@pytest.mark.parametrize(("where", "changes"), thorough_after(5, RUNS))
+def test_bits_are_those_of_the_replay(
+    where: tuple[int, ...], changes: dict[str, Any]
+) -> None:
+    trial = large_batches(placed_trial(*where, **{"tuning": SMALL, **changes}))
     ladder = examine(trial, len(where), timeout_s=LIMIT_S)
     assert ladder.verdict == "proven", str(ladder)
     assert ladder.rungs["replay"].verdict == "equal"
-
-
-CASES_OF_FOUR: dict[str, dict[str, Any]] = {
-    "one bucket after the other": {"tuning": replace(SMALL, overlap=False)},
-    "unused parameter": {
-        "model": "spare_parameter",
-        "tuning": replace(SMALL, find_unused_parameters=True),
-    },
-    "buffers, dropout and accumulation": {
-        "factory": with_dropout,
-        "grad_accumulation_steps": 2,
-    },
-    "fp16": {"precision": "fp16", "steps": 6},
-}
-
-
-@pytest.mark.parametrize("case", thorough_after(2, CASES_OF_FOUR))
-def test_settings(case: str) -> None:
-    trial = large_batches(placed_trial(*TWO_BY_TWO, **CASES_OF_FOUR[case]))
-    ladder = examine(trial, 4, timeout_s=LIMIT_S)
-    assert ladder.verdict == "proven", str(ladder)
 
 
 @pytest.mark.parametrize(
@@ -119,6 +109,7 @@ def one_step(values: Any, group: Any = None) -> Any:
     """The gradient after a step in which each rank of ``group`` adds its row."""
     model = Weights(values.shape[1])
     sync = Hierarchical(model, Defaults(), group=group)
+    sync.begin()
     with sync.micro_step(sync.rank, True):
         sync.module(torch.from_numpy(values[sync.rank])).backward()
     sync.reduce()
@@ -180,7 +171,7 @@ def times_of_a_step(overlap: bool) -> list[tuple[Any, Any, int]]:
         model = nn.Sequential(*(Weights(600) for _ in range(3)))
         sync = Hierarchical(model, replace(SMALL, overlap=overlap))
         for _ in range(2):
-            sync.trace.clear()
+            sync.begin()
             with sync.micro_step(rank, True):
                 sync.module(torch.ones(600)).backward()
         sync.close()
@@ -256,30 +247,6 @@ def test_fault_is_caught(fault: Callable[[Worker], None], rung: str) -> None:
     assert ("ranks" in ladder.breaches) == (rung == "ranks")
 
 
-def a_rank_is_forgotten(worker: Worker) -> None:
-    worker.sync.trace.hosts = [[0, 1], [2]]
-
-
-def a_rank_sees_other_hosts(worker: Worker) -> None:
-    if worker.rank == 1:
-        worker.sync.trace.hosts = [[0, 1, 2, 3]]
-
-
-@pytest.mark.parametrize(
-    ("fault", "line"),
-    [
-        (a_rank_is_forgotten, "[[0, 1], [2]]: must hold each of 4 ranks once"),
-        (a_rank_sees_other_hosts, "[[0, 1], [2, 3]] on a rank, then [[0, 1, 2, 3]]"),
-    ],
-)
-def test_hosts_that_cannot_be(fault: Callable[[Worker], None], line: str) -> None:
-    trial = placed_trial(*TWO_BY_TWO)
-    run = run_ranks(trial, 4, fault, timeout_s=LIMIT_S)
-    with pytest.raises(EvidenceError) as refused:
-        run_replay(trial, run, 4)
-    assert str(refused.value) == f"buckets: hosts = {line}"
-
-
 def at_step_3(worker: Worker, victim: int, do: Callable[[], None]) -> None:
     if worker.rank != victim:
         return
@@ -301,13 +268,21 @@ def killed(worker: Worker, victim: int, note: Path) -> None:
     at_step_3(worker, victim, kill)
 
 
-@pytest.mark.parametrize("victim", [1, 2])
-def test_rank_that_is_killed_is_named_and_all_end(victim: int, tmp_path: Path) -> None:
-    """One that follows, then one that leads: another host waits for that over gloo."""
+# one that follows, then one that leads: another host waits for that over gloo
+KILLED = [("hierarchical", 1), ("hierarchical", 2), ("shm", 1), ("invariant_shm", 1)]
+
+
+@pytest.mark.parametrize(("name", "victim"), KILLED)
+def test_rank_that_is_killed_is_named_and_all_end(
+    name: str, victim: int, tmp_path: Path
+) -> None:
+    trial = trial_of(name, steps=4)
+    if name == "hierarchical":
+        trial = placed_trial(*TWO_BY_TWO, steps=4)
     note = tmp_path / "killed"
     inject = partial(killed, victim=victim, note=note)
     with pytest.raises(RankError, match=rf"rank {victim} .*: killed by SIGKILL"):
-        run_ranks(placed_trial(*TWO_BY_TWO, steps=4), 4, inject, timeout_s=LIMIT_S)
+        run_ranks(trial, 4, inject, timeout_s=LIMIT_S)
     assert time.monotonic() - float(note.read_text()) < GENEROUS_S
 
 

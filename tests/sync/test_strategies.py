@@ -1,16 +1,11 @@
 """Every strategy keeps what it promises, and what it promises shows a fault in it."""
 
 import gc
-import os
-import re
-import signal
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache, partial
-from pathlib import Path
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,15 +15,14 @@ from one_line import refusal
 from subjects import MODELS, make_run
 from thorough import thorough_after
 from torch import Tensor, nn
-from waiting import GENEROUS_S, wait_for
 
-from minitrain.check.check import Ladder, check_data_parallel, examine
+from minitrain.check.check import check_data_parallel, examine
 from minitrain.check.trial import run_ranks
 from minitrain.comm.groups import distributed
 from minitrain.comm.ring import ring_sum
 from minitrain.comm.torch_private import GradBucket
-from minitrain.comm.tree import shards_of, tree_sum
-from minitrain.core.errors import EvidenceError, RankError, UserError
+from minitrain.comm.tree import tree_sum
+from minitrain.core.errors import EvidenceError, UserError
 from minitrain.data.batches import MicroBatch
 from minitrain.harness.launcher import launch
 from minitrain.proof.bits import precision_rung
@@ -40,7 +34,6 @@ from minitrain.sync.guarantees import Defaults
 from minitrain.sync.stock import StockDDP
 from minitrain.sync.strategy import broadcast
 from minitrain.train.config import RunConfig
-from minitrain.train.step_record import Row
 from minitrain.train.worker import Worker
 
 INVARIANT = ("invariant", "invariant_shm")
@@ -49,8 +42,6 @@ DDP_AT_TWO = ("per_parameter", "flat", "reduce_scatter", "zero1", "shm", "hierar
 SHARDED = ("zero1", "fsdp")
 DROPOUT = 0.25
 LIMIT_S = 300
-
-
 # an optimizer has moments from its second step on
 STEPS = 3
 
@@ -95,17 +86,6 @@ def expected(name: str) -> str:
     return "proven" if "replay" in guarantees_of(name).promises else "undecided"
 
 
-def promised(ladder: Ladder, name: str) -> None:
-    assert ladder.verdict == expected(name), str(ladder)
-    promises = guarantees_of(name).promises
-    assert {"replay", "one_process", "loss"} & promises <= asked(ladder)
-
-
-def asked(ladder: Ladder) -> set[str]:
-    """The rungs that were not left out."""
-    return {name for name, rung in ladder.rungs.items() if rung.verdict != "not run"}
-
-
 # of an even number of ranks is the next test, but those that take a power of two
 @pytest.mark.parametrize(
     ("name", "world_size"),
@@ -113,34 +93,11 @@ def asked(ladder: Ladder) -> set[str]:
 )
 def test_strategy_keeps_its_promises(name: str, world_size: int) -> None:
     ladder = examine(trial_of(name), world_size, timeout_s=LIMIT_S)
-    promised(ladder, name)
-    promises = guarantees_of(name).promises
-    for promise in ("replay", "one_process", "loss"):
-        assert (promise in asked(ladder)) == (promise in promises)
-    assert {"trained", "ranks", "data"} <= asked(ladder)
-
-
-@pytest.mark.parametrize(
-    ("name", "world_size"),
-    thorough_after(2, [("ddp", 2), ("zero1", 4), ("fsdp", 4), ("invariant", 4)]),
-)
-def test_accumulation(name: str, world_size: int) -> None:
-    """Without dropout, so that one process is compared too."""
-    trial = large_batches(trial_of(name, grad_accumulation_steps=2))
-    promised(examine(trial, world_size, timeout_s=LIMIT_S), name)
-
-
-def test_who_promises_no_bits_is_undecided() -> None:
-    """Even where a witness has the same gradients; and that is no reason to pass."""
-    trial = trial_of("fsdp")
-    options: Any = {"loss": trial.data.loss, "sync": "fsdp", "steps": STEPS}
-    with pytest.raises(EvidenceError, match="undecided: no bits were promised"):
-        check_data_parallel(trial.factory, trial.data.batches, **options)
-    accepted = check_data_parallel(
-        trial.factory, trial.data.batches, accept=["proven", "undecided"], **options
-    )
-    assert accepted.verdict == "undecided"
-    assert "a witness computed the gradients" in accepted.rests_on
+    assert ladder.verdict == expected(name), str(ladder)
+    asked = {name for name, rung in ladder.rungs.items() if rung.verdict != "not run"}
+    assert {"trained", "ranks", "data"} <= asked
+    found = asked & {"replay", "one_process", "loss"}
+    assert found == guarantees_of(name).promises - {"reduced_once"}
 
 
 WIRE = {"fp16_compress": torch.float16, "bf16_compress": torch.bfloat16}
@@ -230,6 +187,11 @@ def gradients_forgotten(worker: Worker) -> None:
     sync.exchange = lambda bucket: start(bucket).then(lambda f: f.value().zero_())
 
 
+def never_steps(worker: Worker) -> None:
+    """The gradients are right, and no parameter moves."""
+    worker.optimizer.step = lambda *_: None
+
+
 def not_handed_out(worker: Worker) -> None:
     """Each rank keeps to itself the parameters that it has stepped."""
     worker.optimizer._sync_params = lambda: None  # type: ignore[attr-defined]
@@ -256,6 +218,7 @@ FAULTS: list[tuple[str, Callable[[Worker], None], str]] = [
     ("fsdp", twice_on_all_ranks, "one_process_gradients"),
     ("powersgd", gradients_forgotten, "loss"),
     ("zero1", not_handed_out, "ranks"),
+    ("ddp", never_steps, "trained"),
 ]
 OTHERS = [name for name in STRATEGIES if name not in (*SHARDED, "ddp", "flat")]
 FAULTS_OF_OTHERS = [(name, wrong_on_rank_1, "ranks") for name in OTHERS]
@@ -327,30 +290,28 @@ def test_same_bits_from_1_2_4_and_8_processes(case: str) -> None:
     assert not same_bits(honest_run("ddp", 1), honest_run("ddp", 2))
 
 
-def buffers_of_a_step() -> list[float]:
+def test_each_shard_starts_from_the_buffers_of_the_step() -> None:
     """A running mean as each of four shards finds it, and after the step."""
+    model, seen = nn.BatchNorm1d(1), []
     with distributed():
-        model = nn.BatchNorm1d(1)
         sync = find_strategy("invariant")(model, Defaults(logical_shards=4))
-        seen = []
+        sync.begin()
         for shard in range(4):
             with sync.micro_step(shard, shard == 3):
                 seen.append(float(model.running_mean))
                 model(torch.full((2, 1), shard + 1.0)).sum().backward()
         sync.reduce()
-        return [*seen, float(model.running_mean)]
-
-
-def test_each_shard_starts_from_the_buffers_of_the_step() -> None:
-    (seen,) = launch(buffers_of_a_step, 1, timeout_s=LIMIT_S)
     # the first shard decides: a tenth of its mean, which is 1
-    assert seen == pytest.approx([0, 0, 0, 0, 0.1])
+    assert [*seen, float(model.running_mean)] == pytest.approx([0, 0, 0, 0, 0.1])
 
 
-def step_that_leaves_out(without: int) -> None:
-    with distributed():
-        model = nn.ModuleDict({"used": nn.Linear(1, 1), "left_out": nn.Linear(1, 1)})
+@pytest.mark.parametrize("without", [0, 3])
+def test_a_shard_without_a_gradient_is_named(without: int) -> None:
+    model = nn.ModuleDict({"used": nn.Linear(1, 1), "left_out": nn.Linear(1, 1)})
+    named = pytest.raises(UserError, match=r"parameter left_out\.\w+ gets no gradient")
+    with distributed(), named:
         sync = find_strategy("invariant")(model, Defaults(logical_shards=4))
+        sync.begin()
         for shard in range(4):
             with sync.micro_step(shard, shard == 3):
                 names = ["used"] if shard == without else ["used", "left_out"]
@@ -358,60 +319,37 @@ def step_that_leaves_out(without: int) -> None:
         sync.reduce()
 
 
-@pytest.mark.parametrize("without", [0, 3])
-def test_a_shard_without_a_gradient_is_named(without: int) -> None:
-    with pytest.raises(UserError, match=r"parameter left_out\.\w+ gets no gradient"):
-        step_that_leaves_out(without)
-
-
-def give_up_and_go_on(shard: int) -> list[float]:
+@pytest.mark.parametrize("shard", [0, 2])
+def test_a_step_that_was_given_up_leaves_nothing_behind(shard: int) -> None:
+    model = nn.Linear(1, 1, bias=False)
     with distributed():
-        model = nn.Linear(1, 1, bias=False)
         sync = find_strategy("invariant")(model, Defaults(logical_shards=4))
         for given_up in (True, False):
+            model.zero_grad()
+            sync.begin()
             with suppress(ZeroDivisionError):
                 for number in range(4):
                     with sync.micro_step(number, number == 3):
                         model(torch.ones(1, 1)).sum().backward()
                         assert not (given_up and number == shard) or 1 / 0
                 sync.reduce()
-            gradient = model.weight.grad.tolist()
-            model.zero_grad()
-    return gradient
-
-
-@pytest.mark.parametrize("shard", [0, 2])
-def test_a_step_that_was_given_up_leaves_nothing_behind(shard: int) -> None:
-    assert give_up_and_go_on(shard) == [[4.0]]
-
-
-def test_shards_of_a_rank_are_ordered_for_the_tree() -> None:
-    assert shards_of(0, 1, 8) == [0, 4, 2, 6, 1, 5, 3, 7]
-    assert shards_of(0, 2, 8) == [0, 4, 2, 6]
-    assert shards_of(1, 2, 8) == [1, 5, 3, 7]
-    assert shards_of(3, 4, 8) == [3, 7]
-    assert shards_of(5, 8, 8) == [5]
+    assert model.weight.grad.tolist() == [[4.0]]
 
 
 ONE_BY_ONE = {"bucket_cap_mb": 0.001, "overlap": False}
 UNUSED = {"bucket_cap_mb": 0.001, "find_unused_parameters": True}
+SETTINGS = [
+    ("ddp", ONE_BY_ONE),
+    ("shm", UNUSED),
+    ("hierarchical", UNUSED),
+    ("ddp", {"overlap": False}),
+    ("hierarchical", {"bucket_cap_mb": 0.001}),
+    *((name, ONE_BY_ONE) for name in ("shm", "bf16_compress", "zero1")),
+    *((name, UNUSED) for name in ("ddp", "bf16_compress", "zero1")),
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "tuning"),
-    thorough_after(
-        4,
-        [
-            ("ddp", ONE_BY_ONE),
-            ("shm", UNUSED),
-            ("hierarchical", UNUSED),
-            ("ddp", {"overlap": False}),
-            ("hierarchical", {"bucket_cap_mb": 0.001}),
-            *((n, ONE_BY_ONE) for n in ("shm", "bf16_compress", "zero1")),
-            *((n, UNUSED) for n in ("ddp", "bf16_compress", "zero1")),
-        ],
-    ),
-)
+@pytest.mark.parametrize(("name", "tuning"), thorough_after(4, SETTINGS))
 def test_settings_of_ddps_buckets(name: str, tuning: dict[str, Any]) -> None:
     model = "spare_parameter" if "find_unused_parameters" in tuning else "plain"
     trial = trial_of(name, model, tuning=Defaults(**tuning))
@@ -429,15 +367,13 @@ def hidden_communication(name: str = "ddp", **tuning: Any) -> list[float]:
 def test_without_overlap_nothing_is_sent_before_the_last_gradient() -> None:
     assert set(hidden_communication(overlap=False)) == {0}
     assert min(hidden_communication()) > 0
+    # ranks could start collectives in different orders, or nothing can be hidden
+    for name in ("powersgd", "shm"):
+        assert set(hidden_communication(name)) == {0}
 
 
-# their ranks could start collectives in different orders, or nothing can be hidden
-@pytest.mark.parametrize("name", ["powersgd", "shm"])
-def test_some_take_one_bucket_after_the_other(name: str) -> None:
-    assert set(hidden_communication(name)) == {0}
-
-
-def is_freed(name: str) -> bool:
+@pytest.mark.parametrize("name", ["ddp", "powersgd", "shm", "hierarchical"])
+def test_strategy_and_its_ddp_do_not_keep_each_other_for_ever(name: str) -> None:
     with distributed():
         sync = find_strategy(name)(nn.Linear(1, 1), Defaults())
         sync.module(torch.ones(1, 1)).sum().backward()
@@ -445,22 +381,13 @@ def is_freed(name: str) -> bool:
         seen = weakref.ref(sync)
         del sync
         gc.collect()
-        return seen() is None
-
-
-@pytest.mark.parametrize("name", ["ddp", "powersgd", "shm", "hierarchical"])
-def test_strategy_and_its_ddp_do_not_keep_each_other_for_ever(name: str) -> None:
-    assert launch(is_freed, 1, name) == [True]
+        assert seen() is None
 
 
 def test_no_passes_without_communication_where_they_would_count_as_use() -> None:
     tuning = Defaults(find_unused_parameters=True)
-
-    def has_account() -> bool:
-        with distributed():
-            return StockDDP(MODELS["spare_parameter"](), tuning).has_account
-
-    assert launch(has_account, 1) == [False]
+    with distributed():
+        assert not StockDDP(MODELS["spare_parameter"](), tuning).has_account
 
 
 def test_buffer_with_gaps_is_broadcast_as_it_is() -> None:
@@ -513,25 +440,16 @@ def test_overflow_on_one_rank_skips_the_step_on_all() -> None:
         before, at, after = (rows[rank, OVERFLOW + i] for i in (-1, 0, 1))
         assert at["parameters"] == before["parameters"] != after["parameters"]
         assert at["precision"]["scale"] == before["precision"]["scale"] / 2
-    assert precision_rung(run.rows, rows_of_rank_0(run)).verdict == "equal"
-
-
-def rows_of_rank_0(run: Evidence) -> list[Row]:
-    return [row for row in run.rows if row.get("rank") == 0]
-
-
-def test_scaler_that_differs_between_ranks_is_caught() -> None:
-    trial = trial_of("ddp", precision="fp16")
-    run = run_ranks(trial, 2, timeout_s=LIMIT_S)
-    expected = rows_of_rank_0(run)
-    spoiled = next(r for r in run.rows if r.get("rank") == 1 and "precision" in r)
+    expected = [row for row in run.rows if row.get("rank") == 0]
+    assert precision_rung(run.rows, expected).verdict == "equal"
+    spoiled = rows[1, 0]
     spoiled["precision"] = {**spoiled["precision"], "scale": 1.0}
     rung = precision_rung(run.rows, expected)
     assert rung.verdict == "breach"
     assert rung.detail.startswith("step 0: rank 1 has {'scale': 1.0")
     # a run without a scaler is none in fp16
-    rows = [{"kind": "tensors", "step": 0, "rank": 0}]
-    assert precision_rung(rows, rows).verdict == "breach"
+    none = [{"kind": "tensors", "step": 0, "rank": 0}]
+    assert precision_rung(none, none).verdict == "breach"
     assert precision_rung([], []).verdict == "breach"
 
 
@@ -551,87 +469,35 @@ def test_strategy_from_outside_that_is_right_or_wrong() -> None:
 
 
 NO_BUCKETS = "where train.sync names a strategy without DDP's buckets"
-NOT_IN_FP16 = "train.precision = 'fp16': must be float32 or bf16 with"
+NO_FP16 = "must be float32 or bf16 with"
+REFUSED = [
+    ("invariant", "logical_shards", 6, 2, "6: must be a power of two"),
+    ("invariant_shm", "logical_shards", 4, 8, "4: must be a multiple of"),
+    ("flat", "bucket_cap_mb", 2.0, 2, f"2.0: must be null {NO_BUCKETS}"),
+    ("fsdp", "overlap", False, 2, f"false: must be true {NO_BUCKETS}"),
+    ("fsdp", "precision", "fp16", 2, f"'fp16': {NO_FP16} FSDP"),
+    ("powersgd", "precision", "fp16", 2, f"'fp16': {NO_FP16} PowerSGD"),
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "key", "value", "world_size", "line"),
-    [
-        ("invariant", "logical_shards", 6, 2, "6: must be a power of two"),
-        (
-            "invariant_shm",
-            "logical_shards",
-            4,
-            8,
-            "4: must be a multiple of the world size, which is 8",
-        ),
-        ("flat", "bucket_cap_mb", 2.0, 2, f"2.0: must be null {NO_BUCKETS}"),
-        ("fsdp", "overlap", False, 2, f"false: must be true {NO_BUCKETS}"),
-    ],
-)
+@pytest.mark.parametrize(("name", "key", "value", "world_size", "line"), REFUSED)
 def test_settings_that_a_strategy_cannot_follow(
     name: str, key: str, value: Any, world_size: int, line: str
 ) -> None:
-    require, tuning = guarantees_of(name).require, Defaults(**{key: value})
-    told = refusal(require, tuning, world_size, "float32")
-    assert told == f"train.{key} = {line}"
+    changes = {"precision": "float32", key: value}
+    precision = changes.pop("precision")
+    require, tuning = guarantees_of(name).require, Defaults(**changes)
+    told = refusal(require, tuning, world_size, precision)
+    assert told.startswith(f"train.{key} = {line}")
 
 
-@pytest.mark.parametrize("name", ["fsdp", "powersgd"])
-def test_strategies_without_fp16(name: str) -> None:
-    told = refusal(guarantees_of(name).require, Defaults(), 2, "fp16")
-    assert told.startswith(NOT_IN_FP16)
-
-
-@pytest.mark.parametrize(
-    ("name", "line"),
-    [
+def test_strategy_that_is_not_there() -> None:
+    for name, line in (
         ("no_such_module:Thing", "No module named 'no_such_module'"),
         ("toy_strategy:Missing", "has no attribute 'Missing'"),
         ("toy_strategy:dist", "must be a minitrain.sync.Strategy"),
-    ],
-)
-def test_strategy_that_is_not_there(name: str, line: str) -> None:
-    with pytest.raises(UserError, match=line):
-        find_strategy(name)
-
-
-def killed_at_step_3(worker: Worker, note: Path) -> None:
-    """Rank 1 is killed before it computes step 3, and leaves a note of when."""
-    if worker.rank != 1:
-        return
-    right = worker.batches.micro_batches
-
-    def micro_batches(step: int) -> list[MicroBatch]:
-        if step == 3:
-            note.write_text(str(time.monotonic()))
-            os.kill(os.getpid(), signal.SIGKILL)
-        return right(step)
-
-    worker.batches.micro_batches = micro_batches  # type: ignore[method-assign]
-
-
-# `MINITRAIN_ROUNDS=200 pytest -k killed` for more
-ROUNDS = int(os.environ.get("MINITRAIN_ROUNDS", "2"))
-
-
-@pytest.mark.parametrize("name", ["shm", "invariant_shm"])
-def test_rounds_that_are_killed_leave_nothing(name: str, tmp_path: Path) -> None:
-    inject = partial(killed_at_step_3, note=tmp_path / "killed")
-    memory = set(Path("/dev/shm").iterdir())
-    sockets = open_sockets()
-    for _ in range(ROUNDS):
-        with pytest.raises(RankError, match=r"rank 1 .*: killed by SIGKILL"):
-            run_ranks(trial_of(name, steps=4), 4, inject, timeout_s=LIMIT_S)
-        assert time.monotonic() - float((tmp_path / "killed").read_text()) < GENEROUS_S
-        assert set(Path("/dev/shm").iterdir()) <= memory
-        # another test may have some of its own meanwhile
-        left = open_sockets() - sockets
-        wait_for(lambda left=left: [left] * left.isdisjoint(open_sockets()), 1)
-
-
-def open_sockets() -> set[str]:
-    return {*re.findall(r"@minitrain\S+", Path("/proc/net/unix").read_text())}
+    ):
+        assert line in refusal(find_strategy, name)
 
 
 HOSTS = [[0, 1], [2, 4], [3]]

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -63,36 +63,18 @@ def test_parts_add_up_to_the_step(watch: Watch) -> None:
         stamps.restart()
         watch.wait(ms)
         stamps.mark(part)
-    assert stamps.finish() == {
-        "step": 4,
-        "kind": "plain",
-        "data_ms": 1.5,
-        "forward_ms": 3.0,
-        "optimizer_ms": 0.25,
-        "step_ms": 4.75,
-    }
-
-
-def test_first_part_begins_where_the_step_before_ended(watch: Watch) -> None:
-    stamps = StepClock()
-    stamps.begin(0)
-    watch.wait(1)
-    stamps.mark("optimizer")
+    named = {"data_ms": 1.5, "forward_ms": 3.0, "optimizer_ms": 0.25}
+    assert stamps.finish() == {"step": 4, "kind": "plain", **named, "step_ms": 4.75}
+    # the first part of the next begins where this step ended
     watch.wait(7)
-    stamps.begin(1)
+    stamps.begin(6)
     stamps.mark("data")
     assert stamps.finish()["step_ms"] == 7
 
 
-@pytest.mark.parametrize(
-    ("step", "times", "forward"),
-    [
-        # only at the end of the step, where 2 ms of work were left
-        pytest.param(4, 1, 1, id="plain"),
-        # at every stamp: the 2 ms are seen where they belong
-        pytest.param(5, 2, 3, id="instrumented"),
-    ],
-)
+# a plain step waits at its end, where 2 ms of work were left; another at every stamp,
+# where they belong
+@pytest.mark.parametrize(("step", "times", "forward"), [(4, 1, 1), (5, 2, 3)])
 def test_plain_steps_wait_for_the_device_once(
     watch: Watch, step: int, times: int, forward: float
 ) -> None:
@@ -135,12 +117,6 @@ def test_bucket_that_is_still_under_way_is_hidden_in_part() -> None:
     assert bucket_times(SyncTrace(), 30, 40 * MS) == {}
 
 
-def test_buckets_of_several_backward_passes_hide_nothing_before_the_last() -> None:
-    """Accumulation: 30 ms in all, of which the last pass is only a part."""
-    times = bucket_times(trace_of((50, 58), last=50), 30, 60 * MS)
-    assert (times["to_last_bucket_ms"], times["comm_exposed_ms"]) == (20, 10)
-
-
 def test_part_of_a_part_gets_a_name_of_its_own(watch: Watch) -> None:
     stamps = StepClock(watches=False)
     stamps.begin(0)
@@ -155,29 +131,6 @@ def test_part_of_a_part_gets_a_name_of_its_own(watch: Watch) -> None:
     assert "nothing_ms" not in row
 
 
-@dataclass
-class ThreeParts:
-    """A step of three shards, each with a forward pass of two milliseconds."""
-
-    watch: Watch
-
-    def open(self, *_: object) -> "ThreeParts":
-        return self
-
-    def smaller(self) -> None:
-        return None
-
-    def digest(self) -> int:
-        return 0
-
-    def micro_batches(self, step: int) -> list[MicroBatch]:
-        return [MicroBatch(step, None, 1, 3, (), shard) for shard in range(3)]
-
-    def loss(self, model: nn.Module, inputs: None) -> Tensor:
-        self.watch.wait(2)
-        return next(model.parameters()).sum()
-
-
 def test_work_between_the_parts_of_a_step_is_no_forward(watch: Watch) -> None:
     """As `invariant` adds gradients up: before the next part begins, or after one."""
 
@@ -189,9 +142,16 @@ def test_work_between_the_parts_of_a_step_is_no_forward(watch: Watch) -> None:
             yield
             watch.wait(11)
 
-    config = RunConfig(
-        factory=lambda: nn.Linear(1, 1), data=ThreeParts(watch), steps=1, sync=Adding
+    def loss(model: nn.Module, inputs: None) -> Tensor:
+        watch.wait(2)
+        return next(model.parameters()).sum()
+
+    parts = [MicroBatch(0, None, 1, 3, (), shard) for shard in range(3)]
+    batches = SimpleNamespace(micro_batches=lambda step: parts, loss=loss)
+    data: Any = SimpleNamespace(
+        open=lambda *_: batches, smaller=lambda: None, digest=lambda: 0
     )
+    config = RunConfig(lambda: nn.Linear(1, 1), data, steps=1, sync=Adding)
     worker = Worker(config, observer=StepObserver)
     train(worker, range(1))
     (row,) = worker.observer.timings

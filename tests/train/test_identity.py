@@ -23,6 +23,10 @@ def in_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
 
 
+def of(params: Params, folder: Path, world_size: int = 2) -> dict[str, Any]:
+    return identity_of(params, folder, f"gloo-{world_size}", world_size)
+
+
 def with_model(params: Params, **changes: Any) -> Params:
     return params.model_copy(update={"model": params.model.model_copy(update=changes)})
 
@@ -58,52 +62,36 @@ def test_every_parameter_of_training_is_in_it_or_only_times(shards: Path) -> Non
     params = tiny_params()
     keys = {f"train.{key}" for key in params.train.model_dump()}
     assert keys == {*CHANGES, "train.num_warmup_steps"}
-    one = identity_of(params, shards / "world-2", "gloo-2", 2)
+    one = of(params, shards / "world-2")
     for key, value in CHANGES.items():
         changed = params.with_train(**{key.removeprefix("train."): value})
-        other = identity_of(changed, shards / "world-2", "gloo-2", 2)
+        other = of(changed, shards / "world-2")
         assert difference(one, other).startswith(f"{key} = "), key
-    warmer = identity_of(
-        params.with_train(num_warmup_steps=3), shards / "world-2", "gloo-2", 2
-    )
+    warmer = of(params.with_train(num_warmup_steps=3), shards / "world-2")
     assert difference(one, warmer) == ""
 
 
 def test_model_data_code_and_ranks_are_in_it(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    params = tiny_params()
-    one = identity_of(params, shards / "world-2", "gloo-2", 2)
-
-    def differs(params: Params = params, folder: Path = shards / "world-2") -> str:
-        return difference(one, identity_of(params, folder, "gloo-2", 2))
-
-    assert differs() == ""
-    assert differs(with_model(params, n_embd=8)).startswith("model.n_embd = ")
-    file = tmp_path / "model.py"
-    file.write_text("x = 1\n")
-    named = with_model(params, file=str(file))
-    one = identity_of(named, shards / "world-2", "gloo-2", 2)
-    file.write_text("x = 2\n")
-    assert differs(named).startswith("model.file's")
-    one = identity_of(params, shards / "world-2", "gloo-2", 2)
-    other = tmp_path / "world-2"
-    shutil.copytree(shards / "world-2", other)
-    (other / "targets.npy").write_bytes(b"1")
-    assert differs(folder=other).startswith("targets.npy's content = ")
-    (other / "index.json").write_text('{"samples_sha256": "abc"}')
-    assert differs(folder=other).startswith("samples = ")
+    params, two = tiny_params(), shards / "world-2"
+    one = of(params, two)
+    assert difference(one, of(params, two)) == ""
+    other = of(with_model(params, n_embd=8), two)
+    assert difference(one, other).startswith("model.n_embd = ")
+    ranks = of(params, shards / "world-1", 1)
+    assert difference(one, ranks).startswith("run = gloo-2, here gloo-1")
+    data = Path(shutil.copytree(two, tmp_path / "world-2"))
+    (data / "targets.npy").write_bytes(b"1")
+    assert difference(one, of(params, data)).startswith("targets.npy's content = ")
+    (data / "index.json").write_text('{"samples_sha256": "abc"}')
+    assert difference(one, of(params, data)).startswith("samples = ")
     code = Path(shutil.copytree(identity.PACKAGE, tmp_path / "code"))
     monkeypatch.setattr(identity, "PACKAGE", code)
-    assert differs() == ""
     (code / "report" / "words.py").write_text("")
-    assert differs() == ""
+    assert difference(one, of(params, two)) == ""
     (code / "sync" / "explicit.py").write_text("")
-    assert differs().startswith("minitrain's code = ")
-    monkeypatch.undo()
-    monkeypatch.chdir(ROOT)
-    ranks = identity_of(params, shards / "world-1", "gloo-1", 1)
-    assert difference(one, ranks).startswith("run = gloo-2, here gloo-1")
+    assert difference(one, of(params, two)).startswith("minitrain's code = ")
     # so that two runs have two folders
     folders = {
         checkpoints_of(one, shards / f"world-{w}", f"gloo-{w}", w).folder
@@ -113,22 +101,26 @@ def test_model_data_code_and_ranks_are_in_it(
     assert len(folders) == 4
 
 
-def test_a_strategy_of_ones_own_and_what_a_model_reads_are_in_it(
+def test_files_that_a_user_names_are_in_it(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     mine = tmp_path / "my_strategy.py"
     code = "from minitrain.sync.explicit import Flat\n\nclass Mine(Flat):\n    pass\n"
     mine.write_text(code)
-    params = tiny_params(sync="my_strategy:Mine")
     beside = tmp_path / "model"
     beside.mkdir()
-    (beside / "schedule.json").write_text("[1]")
-    params = with_model(params, deps=str(beside))
-    one = identity_of(params, shards / "world-2", "gloo-2", 2)
-    mine.write_text(code + "# 2\n")
-    changed = identity_of(params, shards / "world-2", "gloo-2", 2)
-    assert difference(one, changed).startswith("train.sync's code = ")
-    (beside / "schedule.json").write_text("[2]")
-    other = identity_of(params, shards / "world-2", "gloo-2", 2)
-    assert difference(changed, other).startswith("model.deps' content = ")
+    schedule, model = beside / "schedule.json", tmp_path / "model.py"
+    for file in (schedule, model):
+        file.write_text("1")
+    params = tiny_params(sync="my_strategy:Mine")
+    params = with_model(params, deps=str(beside), file=str(model))
+    for file, new, key in (
+        (mine, code + "# 2\n", "train.sync's code"),
+        (schedule, "2", "model.deps' content"),
+        (model, "2", "model.file's content"),
+    ):
+        before = of(params, shards / "world-2")
+        file.write_text(new)
+        after = of(params, shards / "world-2")
+        assert difference(before, after).startswith(f"{key} = ")
