@@ -33,10 +33,8 @@ from minitrain.proof.witness import record as recorded
 from minitrain.proof.witness import spread as spreading
 from minitrain.proof.witness.corpus import Corpus
 from minitrain.proof.witness.examine import examine_batches
-from minitrain.proof.witness.hashes import hashes_rung, sha256
-from minitrain.proof.witness.passes import Computer
-from minitrain.proof.witness.record import Record, Task
-from minitrain.proof.witness.spread import Draws
+from minitrain.proof.witness.hashes import hashes_rung
+from minitrain.proof.witness.record import Record, Task, compare, sha256
 from minitrain.sync.explicit import Flat
 from minitrain.train.config import RunConfig, config_of
 
@@ -396,9 +394,8 @@ def test_hashes_are_those_of_the_tensors(honest: Any, kind: str, what: str) -> N
 
 def test_nan_is_beyond_everything() -> None:
     for found, right in ((torch.nan, 0.0), (0.0, torch.nan), (torch.inf, 0.0)):
-        worst = recorded.Worst()
-        worst.add(torch.tensor([0.0, found]), torch.tensor([0.0, right]), 1.0, "it")
-        assert worst.rung()["verdict"] == "breach"
+        pair = torch.tensor([0.0, found]), torch.tensor([0.0, right])
+        assert compare(*pair, 1.0, "it").rung()["verdict"] == "breach"
 
 
 def test_weight_decay_forgotten(honest: Any) -> None:
@@ -645,20 +642,6 @@ def test_of_a_large_model_the_last_step_is_held_against_draws(
     assert told["detail"].endswith("; of 0 million parameters one step alone")
     scale_gradients(record, trial.steps - 1, 2)
     assert "witness_spread" in breached(asked(trial, record))
-
-
-def test_draws_of_some_elements_are_those_of_all() -> None:
-    trial = replace(make_run(), factory=lambda: Noisy("dropout"))
-    model, batch_of = trial.start_model(0), trial.data.batches.__getitem__
-    task = task_of(trial)
-    computer = Computer(task, model, batch_of, lambda step: [[batch_of(step)]])
-    draws = Draws(computer, copy.deepcopy(dict(model.state_dict())), 0)
-    for seed in range(2):
-        given = "float32", False, seed
-        whole = computer.own_precision(draws.state, draws.groups, *given)
-        one = draws.one(evaluate=False, seed=seed)
-        assert draws.row(one.gradients).equal(draws.row_of_all(whole.gradients))
-        assert one.loss == whole.loss
 
 
 def test_batch_norm_is_compared_part_by_part() -> None:

@@ -8,21 +8,24 @@ from typing import Any
 
 import torch
 
-from minitrain.proof.witness.batches import chosen, cuts, names_of, tensors_of
 from minitrain.proof.witness.corpus import Corpus
 from minitrain.proof.witness.gradients import Judge
 from minitrain.proof.witness.hashes import hashes_rung
-from minitrain.proof.witness.mean import buffers_rung
+from minitrain.proof.witness.mean import buffers_rung, mean_rungs
 from minitrain.proof.witness.optimizer import step_rung
 from minitrain.proof.witness.passes import Computer, Groups, built
 from minitrain.proof.witness.record import (
     Record,
     Rung,
     Task,
+    chosen,
+    cuts,
     data_rung,
     fed_names,
     fed_targets,
+    names_of,
     rung,
+    tensors_of,
     weight_is_wrong,
 )
 
@@ -119,7 +122,7 @@ def numbers(
             why = "the same pass twice differs: a state that state_dict does not have?"
             return found | {"witness_gradients": rung("not run", why)}
         training = judge.training()
-        mean = judge.mean.rungs(record, others)
+        mean = mean_rungs(judge.computer, record, others, judge.known)
         if not task.whole and (own := buffers_rung(judge.computer, record)):
             mean["witness_buffers"] = own
         if not exact:

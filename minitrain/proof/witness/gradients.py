@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from minitrain.proof.witness.batches import cuts
-from minitrain.proof.witness.mean import CLOSE, FINE, Mean
+from minitrain.proof.witness.mean import CLOSE, FINE, Asked, ask
 from minitrain.proof.witness.passes import (
     SIXTEEN_BITS,
     Computer,
@@ -26,7 +25,15 @@ from minitrain.proof.witness.passes import (
     gap,
     size,
 )
-from minitrain.proof.witness.record import Record, Rung, Worst, rung
+from minitrain.proof.witness.record import (
+    Gap,
+    Record,
+    Rung,
+    compare,
+    cuts,
+    largest,
+    rung,
+)
 from minitrain.proof.witness.spread import spread_rung
 
 FACTOR = 16
@@ -54,15 +61,17 @@ class Claim:
 
 
 class Judge:
-    """Holds what a run recorded against what it should have computed."""
+    """Compares what a run recorded with what it should have computed. ``known``: what
+    was found of batches and their parts on the way, by step.
+    """
 
     def __init__(self, computer: Computer, record: Record) -> None:
         self.computer, self.task, self.record = computer, computer.task, record
         self.steps = record.steps()
-        self.mean = Mean(computer)
+        self.known: dict[int, Asked] = {}
 
     def repeats(self) -> bool:
-        """Whether the same pass from the same state gives the same again."""
+        """Return whether the same pass from the same state gives the same again."""
         state, groups = self.record.of(0, "before"), self.computer.groups_of(0)
         given = state, groups, self.task.precision, False
         try:
@@ -73,8 +82,8 @@ class Judge:
             return True
 
     def probe(self, mean: Rung) -> dict[str, Rung]:
-        """Eval mode, where the loss of a sample depends on no random number: the run's
-        gradient against that of the whole batch, never against that of the parts.
+        """Compare in eval mode, where the loss of a sample depends on no random number:
+        the run's gradient with that of the whole batch, never with that of the parts.
         ``mean`` is what was found of batches and their parts.
         """
         rows = {row["name"]: row for row in self.record.kind("probe")}
@@ -92,16 +101,15 @@ class Judge:
         if mean["verdict"] == "breach":
             return dict.fromkeys(names, rung("not run", "see witness_mean"))
         try:
-            found = self.mean.ask(step, self.record.state, evaluate=True)
+            whole, asked = ask(self.computer, step, self.record.state, evaluate=True)
         except Exception as error:
             why = f"in eval mode {failure(error)}"
             return dict.fromkeys(names, rung("not run", why))
-        if found and found["verdict"] != FINE:
+        if asked.found and asked.found["verdict"] != FINE:
             # what eval mode alone does is no fault of the training that was seen
             seen = mean["verdict"] == FINE
-            verdict = "not run" if seen else found["verdict"]
-            return dict.fromkeys(names, rung(verdict, found["detail"]))
-        whole = self.mean.whole
+            verdict = "not run" if seen else asked.found["verdict"]
+            return dict.fromkeys(names, rung(verdict, asked.found["detail"]))
         return {keys[name]: self._probed(row, whole) for name, row in rows.items()}
 
     def _probed(self, row: Mapping[str, Any], whole: Pass) -> Rung:
@@ -114,33 +122,29 @@ class Judge:
             return rung("not run", f"in {bits} {str(error)[:100]}")
         if one.far_from(other) > 0:
             return rung("not run", "in eval mode too the loss is a random number")
-        worst = Worst()
         found = Pass(row["loss"], self.record.of(name, "gradients"))
         claim = Claim(f"the {name}", found, state, step, bits, evaluate=True)
-        why = self._compare(claim, whole, True, worst, worst)
-        return rung(*why) if why else worst.rung()
+        compared = self._compare(claim, whole, alone=True)
+        return compared if isinstance(compared, dict) else largest(compared).rung()
 
     def training(self) -> dict[str, Rung]:
-        """The sampled steps themselves. Where the loss of a sample depends on nothing
-        else, against the whole batch; where it depends on its part of the batch (batch
-        norm), against the parts; where on random numbers, only how far those carry it.
+        """Compare the sampled steps. Where the loss of a sample depends on nothing
+        else, with the whole batch; where it depends on its part of the batch (batch
+        norm), with the parts; where on random numbers, only how far those carry it.
         """
-
-        def both(verdict: str, why: str) -> dict[str, Rung]:
-            names = ("witness_gradients", "witness_loss")
-            return {name: rung(verdict, why) for name in names}
-
-        bits = self.task.precision
+        names, bits = ("witness_gradients", "witness_loss"), self.task.precision
         try:
             random = any(map(self._draws, self.steps))
         except RuntimeError as error:
-            return both("not run", f"in {bits} {str(error)[:100]}")
+            why = f"in {bits} {str(error)[:100]}"
+            return dict.fromkeys(names, rung("not run", why))
         if random:
             why = "in training the loss depends on random numbers"
             spread = spread_rung(self.computer, self.record)
-            return both("not run", why) | {"witness_spread": spread}
-        losses, gradients = Worst(), Worst()
-        left_out: tuple[str, str] | None = None
+            both = dict.fromkeys(names, rung("not run", why))
+            return both | {"witness_spread": spread}
+        compared: list[tuple[Gap, Gap]] = []
+        refused: list[Rung] = []
         for step in self.steps:
             found = Pass(self.record.losses[step], self.record.of(step, "gradients"))
             if bits == "fp16" and not found.is_finite():
@@ -149,18 +153,23 @@ class Judge:
             state = self.record.of(step, "before")
             right, alone = self._right(step, state)
             claim = Claim(f"step {step}", found, state, step, bits, evaluate=False)
-            refused = self._compare(claim, right, alone, losses, gradients)
-            if refused and refused[0] == "breach":
-                return both(*refused)
-            left_out = left_out or refused
-        rungs = (gradients.rung(), losses.rung())
-        if left_out and not any(
-            r["verdict"] == "breach" and r["max_abs_diff"] is not None for r in rungs
+            one = self._compare(claim, right, alone)
+            if not isinstance(one, dict):
+                compared.append(one)
+            elif one["verdict"] == "breach":
+                return dict.fromkeys(names, one)
+            else:
+                refused.append(one)
+        if not compared and not refused:
+            why = "every sampled step has overflowed"
+            return dict.fromkeys(names, rung("not run", why))
+        rungs = [largest(gaps).rung() for gaps in zip(*compared, strict=True)]
+        if refused and not any(
+            one["verdict"] == "breach" and one["max_abs_diff"] is not None
+            for one in rungs
         ):
-            return both(*left_out)
-        if losses.share < 0:
-            return both("not run", "every sampled step has overflowed")
-        return dict(zip(("witness_gradients", "witness_loss"), rungs, strict=True))
+            return dict.fromkeys(names, refused[0])
+        return dict(zip(names, rungs, strict=True))
 
     def _right(self, step: int, state: State) -> tuple[Pass, bool]:
         # what training without random numbers computes, and whether the loss of each
@@ -168,9 +177,10 @@ class Judge:
         # differs by design, and of anything else ``witness_mean`` gives the cause
         computer = self.computer
         if not any(isinstance(one, _BatchNorm) for one in computer.own.modules()):
-            found = self.mean.ask(step, state, evaluate=False)
-            if found is None or found["verdict"] == FINE:
-                return self.mean.whole, True
+            whole, asked = ask(computer, step, state, evaluate=False)
+            self.known[step] = asked
+            if asked.found is None or asked.found["verdict"] == FINE:
+                return whole, True
         whole = computer.exact(state, [[computer.batch_of(step)]], evaluate=False)
         shares = computer.exact(state, computer.groups_of(step), evaluate=False)
         alone = shares.far_from(whole) <= CLOSE[computer.type]
@@ -179,11 +189,8 @@ class Judge:
     def _draws(self, step: int) -> bool:
         # a random number, used or not: one that did not matter this time may the next
         state, groups = self.record.of(step, "before"), self.computer.groups_of(step)
-        # of the gradients nothing
-        none = dict.fromkeys(self.computer.parameters, torch.tensor([]).long())
-        given = self.task.precision, False, 0, none
-        self.computer.own_precision(state, groups, *given)
-        return self.computer.drew
+        given = state, groups, self.task.precision, False
+        return self.computer.own_precision(*given).drew
 
     def _rounding(self, claim: Claim, right: Pass, alone: bool) -> Pass:
         # how far from ``right`` the run's own precision is, one unit away
@@ -202,19 +209,20 @@ class Judge:
             loss = max(loss, abs(one.loss - right.loss))
             for name, wanted in right.gradients.items():
                 far[name] = max(far[name], gap(one.of(name, wanted), wanted))
-        return Pass(loss, {name: torch.tensor(apart) for name, apart in far.items()})
+        gradients = {name: torch.tensor(apart) for name, apart in far.items()}
+        return Pass(loss, gradients, unit=one.unit)
 
     def _compare(
-        self, claim: Claim, right: Pass, alone: bool, losses: Worst, gradients: Worst
-    ) -> tuple[str, str] | None:
-        # or a verdict with its reason, where nothing can be compared
+        self, claim: Claim, right: Pass, alone: bool
+    ) -> tuple[Gap, Gap] | Rung:
+        # of the gradients and of the loss; or a rung, where nothing can be compared
         where, found, bits = claim.where, claim.found, claim.bits
         if not right.is_finite():
-            return "breach", f"{where}: the loss or its gradient is not finite"
+            return rung("breach", f"{where}: the loss or its gradient is not finite")
         try:
             noise = self._rounding(claim, right, alone)
         except RuntimeError as error:
-            return "not run", f"in {bits} {str(error)[:100]}"
+            return rung("not run", f"in {bits} {str(error)[:100]}")
         share = noise.largest() / (right.largest() + 1e-300)
         if not FACTOR * share <= NOISE:
             # a gradient that is not even about the right one along it is wrong anyway
@@ -222,18 +230,19 @@ class Judge:
             along = float(found.flat(right).double() @ wanted / (wanted @ wanted))
             if share * FACTOR < ALONG_NOISE and not 1 - ALONG <= along <= 1 + ALONG:
                 why = f"along the right gradient it is {along:.3g} of it"
-                return "breach", f"{where}: {why}"
-            return "not run", f"{where}: rounding is as large as the gradient"
+                return rung("breach", f"{where}: {why}")
+            return rung("not run", f"{where}: rounding is as large as the gradient")
         if bits in SIXTEEN_BITS and found.far_from(right) < share / 99:
-            return "breach", f"{where} is finer than {bits} can be"
+            return rung("breach", f"{where} is finer than {bits} can be")
         said, wanted = torch.tensor([found.loss, right.loss], dtype=torch.float64)
-        allowed = FACTOR * (noise.loss + self.computer.loss_unit * abs(right.loss))
-        losses.add(said, wanted, allowed, f"{where}: loss {found.loss:.6g}")
+        allowed = FACTOR * (noise.loss + noise.unit * abs(right.loss))
+        loss = compare(said, wanted, allowed, f"{where}: loss {found.loss:.6g}")
+        gaps = []
         for name, one in {**found.gradients, **right.gradients}.items():
             said, wanted = found.of(name, one), right.of(name, one)
             allowed = self._allowed(said, right, noise, bits, name)
-            gradients.add(said, wanted, allowed, f"{where}: gradient of {name}")
-        return None
+            gaps.append(compare(said, wanted, allowed, f"{where}: gradient of {name}"))
+        return largest(gaps), loss
 
     def _allowed(
         self, said: Tensor, right: Pass, noise: Pass, bits: str, name: str

@@ -1,6 +1,5 @@
-"""Whether a record is whole, and its hashes are those of its tensors."""
+"""Check that a record is whole, and that its hashes are those of its tensors."""
 
-import hashlib
 import math
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -9,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from minitrain.proof.witness.batches import bytes_of
-from minitrain.proof.witness.record import Record, Rung, Task, rung
+from minitrain.proof.witness.record import Record, Rung, Task, rung, sha256
 
 HASHED = {"gradients": "gradients", "after": "parameters"}
 Rows = Mapping[tuple[int, int], Mapping[str, Any]]
@@ -87,8 +85,3 @@ def _step_is_wrong(step: int, rows: Rows, record: Record, digest: Digest) -> str
         if digest(before[name]) != wanted:
             return f"step {step} does not start where step {step - 1} ended: {name}"
     return ""
-
-
-def sha256(tensor: Tensor) -> str:
-    """Of all bytes of a tensor, row after row."""
-    return hashlib.sha256(bytes_of(tensor)).hexdigest()

@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from minitrain.proof.witness.batches import doubled
 from minitrain.proof.witness.modes import Float64, Steady
-from minitrain.proof.witness.record import Task, Tensors, pieces
+from minitrain.proof.witness.record import Task, Tensors, mapped, pieces
 
 SIXTEEN_BITS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # what GradScaler starts from; it halves until nothing overflows
@@ -24,10 +23,14 @@ State = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Pass:
-    """A loss and its gradient; or how far rounding carries them, per tensor."""
+    """A loss and its gradient; or how far rounding carries them, per tensor. ``drew``:
+    random numbers were drawn; ``unit``: one in the last place of the loss.
+    """
 
     loss: float
     gradients: Tensors
+    drew: bool = False
+    unit: float = 0.0
 
     def of(self, name: str, like: Tensor) -> Tensor:
         """A gradient; that of a parameter which was not used is zero."""
@@ -89,10 +92,6 @@ class Computer:
         # in their order: what is drawn for each must not depend on that of a set
         self.parameters = [name for name, _ in self.own.named_parameters()]
         self.type = torch.float64
-        # whether the last pass drew random numbers
-        self.drew = False
-        # of the loss, as the model computes it
-        self.loss_unit = torch.finfo(torch.float32).eps
         # why it cannot compute in float64, if so
         self.failed = ""
 
@@ -108,7 +107,7 @@ class Computer:
                 kept = torch.get_default_dtype()
                 torch.set_default_dtype(torch.float64)
                 try:
-                    fine = [[doubled(part) for part in group] for group in groups]
+                    fine = mapped(groups, _double)
                     with Float64():
                         return self._compute(self.fine.double(), state, fine, evaluate)
                 except Exception as error:
@@ -125,18 +124,16 @@ class Computer:
         bits: str,
         evaluate: bool,
         seed: int = 0,
-        places: Tensors | None = None,
     ) -> Pass:
         """As the run computes, in fp16 with a loss that is scaled as far as it goes;
-        a probe's is not. Of gradients the elements at ``places``, by tensor, or all.
+        a probe's is not.
         """
         dtype, scale = SIXTEEN_BITS.get(bits), 1.0
         if bits == "fp16" and not evaluate:
             scale = LARGEST_SCALE
         for _ in range(HALVINGS):
             with torch.autocast("cpu", dtype) if dtype else nullcontext():
-                given = evaluate, seed, scale, places
-                one = self._compute(self.own, state, groups, *given)
+                one = self._compute(self.own, state, groups, evaluate, seed, scale)
             if bits != "fp16" or one.is_finite():
                 break
             scale /= 2
@@ -162,7 +159,6 @@ class Computer:
         evaluate: bool,
         seed: int = 0,
         scale: float = 1.0,
-        places: Tensors | None = None,
     ) -> Pass:
         # of the mean over the targets of all parts; ``scale`` is taken out again
         seed_everything(seed)
@@ -170,42 +166,37 @@ class Computer:
             module.training = mode and not evaluate
         before = random_state()
         every = sum(self.task.count(part) for group in groups for part in group)
-        total = 0.0
+        total, unit = 0.0, 0.0
         found: Tensors = {}
         for group in groups:
             model.load_state_dict(state)
             for part in group:
                 share = self.task.count(part) / every
                 if share:
-                    loss = self._backward(model, part, share * scale)
-                    total += share * loss
-                    _add_gradients(model, found, places)
-        self.drew = before != random_state()
+                    model.zero_grad()
+                    loss = self.task.loss(model, part)
+                    # not the method, in which a mode of functions would not be in force
+                    torch.autograd.backward(loss * (share * scale))
+                    total += share * loss.item()
+                    unit = torch.finfo(loss.dtype).eps
+                    _add_gradients(model, found)
         for gradient in found.values() if scale != 1 else ():
             gradient /= scale
-        return Pass(total, found)
-
-    def _backward(self, model: nn.Module, part: Any, weight: float) -> float:
-        model.zero_grad()
-        loss = self.task.loss(model, part)
-        if model is self.own and loss.is_floating_point():
-            self.loss_unit = torch.finfo(loss.dtype).eps
-        # not the method, in which a mode of functions would not be in force
-        torch.autograd.backward(loss * weight)
-        return loss.item()
+        return Pass(total, found, before != random_state(), unit)
 
 
-def _add_gradients(model: nn.Module, found: Tensors, places: Tensors | None) -> None:
+def _add_gradients(model: nn.Module, found: Tensors) -> None:
     for name, parameter in model.named_parameters():
-        own = parameter.grad
-        if own is None:
+        if parameter.grad is None:
             continue
-        if places is not None:
-            own = own.flatten()[places[name]]
         if name in found:
-            found[name] += own
+            found[name] += parameter.grad
         else:
-            found[name] = own.to(torch.float64, copy=True)
+            found[name] = parameter.grad.to(torch.float64, copy=True)
+
+
+def _double(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
 
 
 def built(task: Task) -> nn.Module:

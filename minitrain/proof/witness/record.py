@@ -1,7 +1,8 @@
-"""What a run was asked for, what it wrote, and how a comparison is put down."""
+"""What a run was asked for, what it wrote, its batches, and comparisons of tensors."""
 
+import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,39 +96,48 @@ def rung(verdict: str, detail: str, gap: float | None = None) -> Rung:
     }
 
 
-class Worst:
-    """The largest of many differences, as a share of what is allowed."""
+@dataclass(frozen=True)
+class Gap:
+    """How far two tensors are apart, and that as a share of what is allowed."""
 
-    def __init__(self) -> None:
-        self.share, self.gap, self.where = -1.0, 0.0, "nothing was compared"
-
-    def add(self, found: Tensor, wanted: Tensor, allowed: Any, where: str) -> None:
-        """Compare tensors of one shape; ``allowed`` is for each element or for all."""
-        if found.shape != wanted.shape:
-            self.share, self.where = torch.inf, f"{where} has another shape"
-            return
-        worst, gap = -1.0, 0.0
-        bound = torch.as_tensor(allowed, dtype=torch.float64)
-        for one, right, limit in pieces(found, wanted, bound):
-            apart = (one.double() - right.double()).abs()
-            share = torch.where(apart == 0, 0.0, apart / limit)
-            # a NaN is beyond everything
-            worst = max(worst, float(share.nan_to_num(nan=torch.inf).max()))
-            gap = max(gap, float(apart.max().nan_to_num(torch.inf, torch.inf)))
-        if worst > self.share:
-            self.share, self.gap, self.where = worst, gap, where
+    share: float
+    size: float
+    where: str
 
     def rung(self) -> Rung:
         """Within what is allowed, or a breach."""
         if 0 <= self.share <= 1:
             detail = f"at most {self.share:.2g} of what is allowed, {self.where}"
-            return rung("within tolerance", detail, self.gap)
+            return rung("within tolerance", detail, self.size)
         if self.share < 0:
             return rung("breach", self.where)
         times = f"{self.share:.3g} times what rounding explains"
         # no number for JSON where there is a NaN or an infinity
-        gap = self.gap if math.isfinite(self.gap) else None
-        return rung("breach", f"{self.where}: {times}", gap)
+        size = self.size if math.isfinite(self.size) else None
+        return rung("breach", f"{self.where}: {times}", size)
+
+
+NO_GAP = Gap(-1.0, 0.0, "nothing was compared")
+
+
+def compare(found: Tensor, wanted: Tensor, allowed: Any, where: str) -> Gap:
+    """Compare tensors of one shape; ``allowed`` is for each element or for all."""
+    if found.shape != wanted.shape:
+        return Gap(math.inf, math.inf, f"{where} has another shape")
+    worst, size = -1.0, 0.0
+    bound = torch.as_tensor(allowed, dtype=torch.float64)
+    for one, right, limit in pieces(found, wanted, bound):
+        apart = (one.double() - right.double()).abs()
+        share = torch.where(apart == 0, 0.0, apart / limit)
+        # a NaN is beyond everything
+        worst = max(worst, float(share.nan_to_num(nan=torch.inf).max()))
+        size = max(size, float(apart.max().nan_to_num(torch.inf, torch.inf)))
+    return Gap(worst, size, where) if worst >= 0 else NO_GAP
+
+
+def largest(gaps: Iterable[Gap]) -> Gap:
+    """The gap that is the largest share of what is allowed."""
+    return max(gaps, key=lambda gap: gap.share, default=NO_GAP)
 
 
 def pieces(first: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
@@ -185,3 +195,67 @@ def weight_is_wrong(row: Mapping[str, Any], targets: int, ledger: Any) -> str:
     if ledger is None or row.get("ledger") != ledger[rank]:
         return f"rank {rank} was fed what the ledger does not have"
     return ""
+
+
+def cuts(batch: Any, count: int) -> list[Any]:
+    """Cut a batch into ``count`` parts of every ``count``-th sample."""
+    most = min([count, *map(len, tensors_of(batch))])
+    return [chosen(batch, slice(index, None, count)) for index in range(most)]
+
+
+def chosen(batch: Any, rows: list[int] | slice) -> Any:
+    """Select samples of a batch, in that order."""
+    return mapped(batch, lambda tensor: tensor[rows].contiguous())
+
+
+def doubled(batch: Any) -> Any:
+    """A batch with its real numbers in float64."""
+    return mapped(batch, lambda t: t.double() if t.is_floating_point() else t)
+
+
+def names_of(batch: Any) -> list[str]:
+    """Name each sample: the start of the SHA-256 of its tensors' bytes."""
+    names = []
+    for rows in zip(*tensors_of(batch), strict=True):
+        digest = hashlib.sha256()
+        for row in rows:
+            digest.update(_bytes(row))
+        names.append(digest.hexdigest()[:16])
+    return names
+
+
+def sha256(tensor: Tensor) -> str:
+    """SHA-256 of all bytes of a tensor, row after row."""
+    return hashlib.sha256(_bytes(tensor)).hexdigest()
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    dense = tensor.detach().reshape(-1)
+    if dense.stride() != (1,) or dense.is_conj() or dense.is_neg():
+        dense = torch.empty(dense.shape, dtype=dense.dtype).copy_(dense)
+    return dense.view(torch.uint8).numpy().data
+
+
+def tensors_of(batch: Any) -> list[Tensor]:
+    """All tensors in a batch."""
+    found: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    mapped(batch, keep)
+    return found
+
+
+def mapped(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """A batch with all its tensors changed."""
+    if isinstance(batch, Tensor):
+        return change(batch)
+    if isinstance(batch, Mapping):
+        return {key: mapped(value, change) for key, value in batch.items()}
+    if isinstance(batch, list | tuple):
+        changed = [mapped(value, change) for value in batch]
+        named = hasattr(batch, "_fields")
+        return type(batch)(*changed) if named else type(batch)(changed)
+    return batch
