@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 
 from minitrain.proof.bits import Rung
-from minitrain.proof.hosts import possible_hosts, reduction_of
+from minitrain.proof.replay import Hosts, reduction_of
 from minitrain.sync.strategy import Strategy
 
 # odd ones beside those of the run: chunks of a ring come out unequal
@@ -48,3 +48,16 @@ def reference_rung(
         return Rung(None, None, None, "breach", f"the reference is no sum: {detail}")
     detail = f"at most {worst:.2g} of what rounding may do"
     return Rung(None, None, None, "within tolerance", detail)
+
+
+def possible_hosts(strategy: type[Strategy], num_shards: int) -> list[Hosts]:
+    """Return some of the ways in which ranks may lie on hosts: on one, on two and on
+    three of unequal size, and each on its own; one way where none makes a difference.
+    """
+    ranks = range(num_shards)
+    counts = {1, 2, 3, num_shards} if strategy.guarantees.adds_in == "hosts" else {1}
+    return [
+        [[*ranks[first::count]] for first in range(count)]
+        for count in sorted(counts)
+        if count <= num_shards
+    ]

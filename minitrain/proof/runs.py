@@ -15,7 +15,6 @@ from minitrain.proof.evidence import Evidence, read_evidence
 from minitrain.proof.ladder import Rungs, ladder
 from minitrain.proof.single_process import run_one_process, run_twin
 from minitrain.proof.tolerances import Twin
-from minitrain.train.checkpoint import Checkpoints
 from minitrain.train.config import RunConfig
 from minitrain.train.step_record import load_tensors
 
@@ -35,21 +34,17 @@ def is_one_process(run: str, params: Params) -> bool:
 
 
 def reference_of(
-    params: Params,
-    config: RunConfig,
-    evidence: Path,
-    checkpoints: Checkpoints | None = None,
+    params: Params, config: RunConfig, evidence: Path
 ) -> tuple[Evidence, Twin]:
-    """One process with the whole batch, a run that is there or trained here; and its
-    twin, trained when it is asked for. ``checkpoints`` are those of the former.
+    """Return one process with the whole batch, a run that is there or trained here; and
+    its twin, trained when it is asked for.
     """
     # what it records at other steps is compared with nothing
     alone = replace(config, hash_every=config.steps)
     twin = cache(partial(run_twin, alone, show="one process"))
     if any(is_one_process(run, params) for run in params.runs()):
         return _read(ONE_PROCESS, config, evidence), twin
-    one = run_one_process(alone, show="one process", checkpoints=checkpoints)
-    return one, twin
+    return run_one_process(alone, show="one process"), twin
 
 
 def ladder_of_run(

@@ -17,28 +17,22 @@ from torch import nn
 from minitrain.comm.torch_private import TorchDispatchMode
 from minitrain.proof.evidence import Evidence, evidence_of
 from minitrain.proof.replay import replay
-from minitrain.train.checkpoint import Checkpoints
 from minitrain.train.config import RunConfig, whole_batches
 from minitrain.train.precision import Precision
 from minitrain.train.rng import untouched_random_state
 
 
 def run_one_process(
-    config: RunConfig,
-    most_steps: int | None = None,
-    *,
-    show: str = "",
-    checkpoints: Checkpoints | None = None,
+    config: RunConfig, most_steps: int | None = None, *, show: str = ""
 ) -> Evidence:
     """Train in this process on whole batches; ``most_steps`` ends it early, ``show``
-    names a progress bar, and where there are ``checkpoints`` it goes on from the
-    newest. Raises UserError for a loss that is not finite.
+    names a progress bar. Raises UserError for a loss that is not finite.
     """
     steps = min(config.steps, most_steps or config.steps)
     alone = whole_batches(replace(config, steps=steps))
     start = dict(alone.start_model(0).state_dict())
     # the gradients of the first step; the early state comes along
-    done = replay(alone, [], 1, show=show, sampled=[0], checkpoints=checkpoints)
+    done = replay(alone, [], 1, show=show, sampled=[0])
     return evidence_of(done.results, [done.state], start=start)
 
 
