@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from minitrain.core.errors import EvidenceError
-from minitrain.proof.reference import possible_hosts, reference_rung
+from minitrain.proof.ladder import possible_hosts, reference_rung
 from minitrain.proof.replay import hosts_of_run, reduction_of
 from minitrain.sync.catalog import STRATEGIES, find_strategy, guarantees_of
 from minitrain.sync.hierarchical import Hierarchical

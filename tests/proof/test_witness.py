@@ -28,13 +28,18 @@ from minitrain.core.errors import EvidenceError
 from minitrain.data.shards import tokenize_corpus, write_shards
 from minitrain.proof import replay
 from minitrain.proof.evidence import Evidence
+from minitrain.proof.witness import gradients as judged
 from minitrain.proof.witness import optimizer as stepped
 from minitrain.proof.witness import record as recorded
-from minitrain.proof.witness import spread as spreading
 from minitrain.proof.witness.corpus import Corpus
 from minitrain.proof.witness.examine import examine_batches
-from minitrain.proof.witness.hashes import hashes_rung
-from minitrain.proof.witness.record import Record, Task, compare, sha256
+from minitrain.proof.witness.record import (
+    Record,
+    Task,
+    compare,
+    hashes_rung,
+    sha256,
+)
 from minitrain.sync.explicit import Flat
 from minitrain.train.config import RunConfig, config_of
 
@@ -617,7 +622,7 @@ def test_training_with_dropout_is_not_left_alone(
 ) -> None:
     """Nobody knows what was drawn; but how far draws carry a loss and a gradient."""
     # all of 256 draws take a minute
-    monkeypatch.setattr(spreading, "MANY_DRAWS", 32)
+    monkeypatch.setattr(judged, "MANY_DRAWS", 32)
     trial, record = noisy_record()
     rungs = asked(trial, record)
     assert rungs["witness_gradients"]["verdict"] == "not run"
@@ -634,8 +639,8 @@ def test_training_with_dropout_is_not_left_alone(
 def test_of_a_large_model_the_last_step_is_held_against_draws(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(spreading, "LARGE", 0)
-    monkeypatch.setattr(spreading, "MANY_DRAWS", 32)
+    monkeypatch.setattr(judged, "LARGE", 0)
+    monkeypatch.setattr(judged, "MANY_DRAWS", 32)
     trial, record = noisy_record()
     told = asked(trial, record)["witness_spread"]
     assert told["verdict"] == "within tolerance"

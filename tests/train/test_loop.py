@@ -47,7 +47,7 @@ from minitrain.proof.evidence import Evidence
 from minitrain.proof.forward import DRAWS, NORMALIZES, forward_of
 from minitrain.proof.ladder import ladder as all_rungs
 from minitrain.proof.ladder import own_rungs
-from minitrain.proof.single_process import run_twin
+from minitrain.proof.runs import run_twin
 from minitrain.proof.tolerances import close_rung, one_process_rungs, state_limits
 from minitrain.sync.guarantees import DEFAULTS
 from minitrain.sync.stock import StockDDP

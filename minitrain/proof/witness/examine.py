@@ -10,7 +10,6 @@ import torch
 
 from minitrain.proof.witness.corpus import Corpus
 from minitrain.proof.witness.gradients import Judge
-from minitrain.proof.witness.hashes import hashes_rung
 from minitrain.proof.witness.mean import buffers_rung, mean_rungs
 from minitrain.proof.witness.optimizer import step_rung
 from minitrain.proof.witness.passes import Computer, Groups, built
@@ -23,6 +22,7 @@ from minitrain.proof.witness.record import (
     data_rung,
     fed_names,
     fed_targets,
+    hashes_rung,
     names_of,
     rung,
     tensors_of,
