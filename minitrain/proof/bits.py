@@ -58,9 +58,10 @@ def bits_rung(a: Tensors, b: Tensors) -> Rung:
     apart = distance(a, b)
     if apart.bytes_equal and (nan := first_nan(a)):
         return Rung(True, None, None, "breach", f"tensor {nan} holds NaN")
-    verdict: Verdict = "equal" if apart.bytes_equal else "breach"
-    detail = "" if apart.bytes_equal else f"tensor {apart.tensor} differs"
-    return Rung(apart.bytes_equal, apart.max_ulp, apart.max_abs_diff, verdict, detail)
+    if apart.bytes_equal:
+        return Rung(True, 0, 0.0, "equal", "")
+    detail = f"tensor {apart.tensor} differs"
+    return Rung(False, apart.max_ulp, apart.max_abs_diff, "breach", detail)
 
 
 def hashes_rung(
@@ -74,8 +75,7 @@ def hashes_rung(
         {(row["step"], row["rank"]): row[what] for row in of_kind(rows, "tensors")}
         for rows in (run, other)
     )
-    present = {rank for _, rank in ours}
-    silent = [r for r in range(world_size or 0) if r not in present]
+    silent = sorted({*range(world_size or 0)} - {rank for _, rank in ours})
     if silent:
         return _breach(f"rank {silent[0]} recorded nothing")
     if not ours or ours.keys() != theirs.keys():

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from minitrain.analysis.verdicts import FINE
 from minitrain.proof.bits import (
@@ -27,14 +26,13 @@ from minitrain.proof.evidence import Evidence
 from minitrain.proof.first_difference import IN_ORDER, of_kind
 from minitrain.proof.forward import forward_of
 from minitrain.proof.replay import Hosts, reduction_of
-from minitrain.proof.tolerances import Twin, one_process_rungs
+from minitrain.proof.tolerances import COMPARABLE, Twin, one_process_rungs
 from minitrain.sync.catalog import name_of
 from minitrain.sync.guarantees import Promise
 from minitrain.sync.strategy import Strategy
 from minitrain.train.config import RunConfig
 
 Rungs = dict[str, Rung]
-COMPARABLE = ("one_process", "one_process_gradients", "one_process_early")
 # the rungs that a strategy is held to where it promises so, and why not otherwise
 PROMISED: dict[Promise, tuple[tuple[str, ...], str]] = {
     "reduced_once": (
@@ -76,7 +74,8 @@ def own_rungs(
     }
     if "replay" in config.sync.guarantees.promises:
         count = config.num_shards(len(run.states))
-        given = count, _bucket_sizes(run), _dtype_of(run.state)
+        types = (t.dtype for t in run.state.values() if t.is_floating_point())
+        given = count, _bucket_sizes(run), next(types, torch.float32)
         rungs["reference"] = reference_rung(config.sync, *given)
     rungs["unwatched"] = unwatched_rung(run.rows)
     rungs["ranks"] = ranks_rung(run.states)
@@ -93,8 +92,8 @@ def _against_replay(run: Evidence, replay: Evidence, precision: str) -> Rungs:
     if precision == "fp16":
         rungs["precision"] = precision_rung(run.rows, replay.rows)
     for what in IN_ORDER:
-        found = hashes_rung(run.rows, replay.rows, what, len(run.states))
-        rungs[f"replay_{what}"] = found
+        given = run.rows, replay.rows, what, len(run.states)
+        rungs[f"replay_{what}"] = hashes_rung(*given)
     rungs["replay_losses"] = losses_rung(run.losses, replay.losses)
     rungs["replay"] = bits_rung(run.state, replay.state)
     return rungs
@@ -114,7 +113,7 @@ def ladder(
     quick limits; ``atol`` is one of them.
     """
     if isinstance(one, str):
-        names = ("one_process", "one_process_data", *COMPARABLE[1:])
+        names = ("one_process", "one_process_data", *COMPARABLE[:2])
         beside = dict.fromkeys(names, not_run(one))
     else:
         beside = one_process_rungs(run, one, config, atol, twin)
@@ -153,28 +152,18 @@ def _not_comparable(rungs: Rungs, run: Evidence, config: RunConfig) -> Rungs:
 
 
 def _bucket_sizes(run: Evidence) -> set[int]:
-    return {
-        sum(
-            run.state[name].numel()
-            for name in bucket["parameters"]
-            if name in run.state
-        )
-        for row in of_kind(run.rows, "buckets")
-        for bucket in row["buckets"]
-    } - {0}
-
-
-def _dtype_of(state: Mapping[str, Tensor]) -> torch.dtype:
-    types = (t.dtype for t in state.values() if t.is_floating_point())
-    return next(types, torch.float32)
+    sizes = {name: tensor.numel() for name, tensor in run.state.items()}
+    rows = of_kind(run.rows, "buckets")
+    buckets = [bucket["parameters"] for row in rows for bucket in row["buckets"]]
+    return {sum(sizes.get(name, 0) for name in names) for names in buckets} - {0}
 
 
 def reference_rung(
     strategy: type[Strategy], num_shards: int, sizes: Iterable[int], dtype: torch.dtype
 ) -> Rung:
-    """The reference of a strategy, which a replay repeats, against a float64 sum of
-    random gradients, for buckets of ``sizes`` elements, and several ways to put ranks
-    on hosts. A reference and a strategy that forget the same rank agree in each bit.
+    """Compare the reference of a strategy, which a replay repeats, with a float64 sum
+    of random gradients, for buckets of ``sizes`` elements, and several ways to put
+    ranks on hosts. A reference and a strategy that forget the same rank agree.
 
     Adding n numbers rounds at most n times, each time by at most half a unit in the
     last place of the sum of absolute values so far (Higham, Accuracy and Stability of

@@ -31,8 +31,7 @@ UNITS = 4
 TIMES_TWIN = 10
 EXPLAINED = "rounding explains it"
 LOSS_SHARE = 0.05
-
-
+COMPARABLE = ("one_process_gradients", "one_process_early", "one_process")
 # a one-process run from a start one ULP away, of so many steps (None: of all)
 Twin = Callable[[int | None], Evidence]
 EARLY = 3
@@ -41,7 +40,7 @@ EARLY = 3
 def one_process_rungs(
     run: Evidence, one: Evidence, train: RunConfig, atol: float, twin: Twin
 ) -> dict[str, Rung]:
-    """All rungs of ``run`` against ``one`` process, by name. A forward pass that draws
+    """Compare ``run`` with ``one`` process, in rungs by name. A forward pass that draws
     random numbers, or normalizes by its batch, is compared in its data and loss alone.
     """
     forward = forward_of(run.rows, train)
@@ -70,24 +69,18 @@ def one_process_rungs(
         rung = close_rung(ours, kept, limits, twins, explained=explained)
         return _noted(rung, forward.lacks(theirs))
 
-    def early() -> Rung:
-        if not run.early:
-            return not_run("fewer than three steps")
-        return state(run.early, one.early, lambda: twin(EARLY).early)
-
-    def final() -> Rung:
+    rungs = {"one_process_data": data_rung(run.rows, one.rows)}
+    if forward.why:
+        rungs |= dict.fromkeys(COMPARABLE, not_run(forward.why))
+    else:
+        early = not_run("fewer than three steps")
+        if run.early:
+            early = state(run.early, one.early, lambda: twin(EARLY).early)
         # training that is unstable at its rate amplifies rounding without bound, and a
         # fault could hide in it
-        return state(run.state, one.state, lambda: twin(None).state, "undecided")
-
-    why = forward.why
-    return {
-        "one_process_data": data_rung(run.rows, one.rows),
-        "one_process_gradients": not_run(why) if why else gradients(),
-        "one_process_early": not_run(why) if why else early(),
-        "one_process": not_run(why) if why else final(),
-        "loss": loss_rung(run.losses, one.losses),
-    }
+        final = state(run.state, one.state, lambda: twin(None).state, "undecided")
+        rungs |= zip(COMPARABLE, (gradients(), early, final), strict=True)
+    return rungs | {"loss": loss_rung(run.losses, one.losses)}
 
 
 def _noted(rung: Rung, note: str) -> Rung:

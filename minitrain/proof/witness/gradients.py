@@ -7,7 +7,6 @@ gradient is off by thousands. Where training draws random numbers, draws are com
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,7 +36,6 @@ from minitrain.proof.witness.record import (
 )
 
 FACTOR = 16
-NUM_PASSES = 3
 # more noise than this share of the gradient judges nothing
 NOISE = 0.5
 # up to this much it must still be about the right one along it
@@ -51,20 +49,6 @@ NUM_ELEMENTS = 65536
 # parameters of a model that is large: one of its steps alone is looked at, the last
 # that has not overflowed
 LARGE = 1 << 24
-
-
-@dataclass(frozen=True)
-class Claim:
-    """What a run recorded of a pass, in eval mode or in training, over the batch of a
-    step: the loss and gradient that it ``found`` from a ``state``, in so many ``bits``.
-    """
-
-    where: str
-    found: Pass
-    state: State
-    step: int
-    bits: str
-    evaluate: bool
 
 
 class Judge:
@@ -125,13 +109,13 @@ class Judge:
         groups, own = self.computer.groups_of(step), self.computer.own_precision
         try:
             one, other = (own(state, groups, bits, True, seed) for seed in (1, 2))
+            noise = self._rounding(whole, True, step, state, bits, evaluate=True)
         except RuntimeError as error:
             return rung("not run", f"in {bits} {str(error)[:100]}")
         if one.far_from(other) > 0:
             return rung("not run", "in eval mode too the loss is a random number")
         found = Pass(row["loss"], self.record.of(name, "gradients"))
-        claim = Claim(f"the {name}", found, state, step, bits, evaluate=True)
-        compared = self._compare(claim, whole, alone=True)
+        compared = self._compare(f"the {name}", found, whole, noise, bits)
         return compared if isinstance(compared, dict) else largest(compared).rung()
 
     def training(self) -> dict[str, Rung]:
@@ -159,8 +143,11 @@ class Judge:
                 continue
             state = self.record.of(step, "before")
             right, alone = self._right(step, state)
-            claim = Claim(f"step {step}", found, state, step, bits, evaluate=False)
-            one = self._compare(claim, right, alone)
+            try:
+                noise = self._rounding(right, alone, step, state, bits, evaluate=False)
+                one = self._compare(f"step {step}", found, right, noise, bits)
+            except RuntimeError as error:
+                one = rung("not run", f"in {bits} {str(error)[:100]}")
             if not isinstance(one, dict):
                 compared.append(one)
             elif one["verdict"] == "breach":
@@ -199,20 +186,25 @@ class Judge:
         given = state, groups, self.task.precision, False
         return self.computer.own_precision(*given).drew
 
-    def _rounding(self, claim: Claim, right: Pass, alone: bool) -> Pass:
+    def _rounding(
+        self,
+        right: Pass,
+        alone: bool,
+        step: int,
+        state: State,
+        bits: str,
+        evaluate: bool,
+    ) -> Pass:
         # how far from ``right`` the run's own precision is, one unit away
         loss, far = 0.0, dict.fromkeys(right.gradients, 0.0)
-        for seed in range(NUM_PASSES):
-            groups: Groups = self.computer.groups_of(claim.step)
+        ranks, batch = self.task.world_size, self.computer.batch_of(step)
+        for seed, number in enumerate((1, max(2, ranks), ranks)):
+            groups: Groups = self.computer.groups_of(step)
             if alone and not self.task.whole:
                 # the parts that the mean was asked for
-                ranks = self.task.world_size
-                number = (1, max(2, ranks), ranks)[seed % 3]
-                batch = self.computer.batch_of(claim.step)
                 groups = [[part] for part in cuts(batch, number)]
-            start = self.computer.nudged(claim.state, seed)
-            given = groups, claim.bits, claim.evaluate
-            one = self.computer.own_precision(start, *given)
+            start = self.computer.nudged(state, seed)
+            one = self.computer.own_precision(start, groups, bits, evaluate)
             loss = max(loss, abs(one.loss - right.loss))
             for name, wanted in right.gradients.items():
                 far[name] = max(far[name], gap(one.of(name, wanted), wanted))
@@ -220,16 +212,11 @@ class Judge:
         return Pass(loss, gradients, unit=one.unit)
 
     def _compare(
-        self, claim: Claim, right: Pass, alone: bool
+        self, where: str, found: Pass, right: Pass, noise: Pass, bits: str
     ) -> tuple[Gap, Gap] | Rung:
         # of the gradients and of the loss; or a rung, where nothing can be compared
-        where, found, bits = claim.where, claim.found, claim.bits
         if not right.is_finite():
             return rung("breach", f"{where}: the loss or its gradient is not finite")
-        try:
-            noise = self._rounding(claim, right, alone)
-        except RuntimeError as error:
-            return rung("not run", f"in {bits} {str(error)[:100]}")
         share = noise.largest() / (right.largest() + 1e-300)
         if not FACTOR * share <= NOISE:
             # a gradient that is not even about the right one along it is wrong anyway
@@ -247,24 +234,16 @@ class Judge:
         gaps = []
         for name, one in {**found.gradients, **right.gradients}.items():
             said, wanted = found.of(name, one), right.of(name, one)
-            allowed = self._allowed(said, right, noise, bits, name)
+            most, carried = size(wanted), float(noise.of(name, torch.zeros(())))
+            allowed = FACTOR * (carried + torch.finfo(said.dtype).eps * most)
+            if bits in SIXTEEN_BITS:
+                allowed += SIXTEEN_BIT_FLOOR * right.largest()
+            if self.task.wire is not None:
+                # each rank's share is rounded, then the sum at each hop
+                wire, times = torch.finfo(self.task.wire), 2 * self.task.world_size
+                allowed += times * wire.eps * (most + wire.smallest_normal)
             gaps.append(compare(said, wanted, allowed, f"{where}: gradient of {name}"))
         return largest(gaps), loss
-
-    def _allowed(
-        self, said: Tensor, right: Pass, noise: Pass, bits: str, name: str
-    ) -> float:
-        largest = size(right.of(name, said))
-        unit = torch.finfo(said.dtype).eps
-        carried = float(noise.of(name, torch.zeros(())))
-        allowed = FACTOR * (carried + unit * largest)
-        if bits in SIXTEEN_BITS:
-            allowed += SIXTEEN_BIT_FLOOR * right.largest()
-        if self.task.wire is not None:
-            # each rank's share is rounded, then the sum at each hop
-            wire, times = torch.finfo(self.task.wire), 2 * self.task.world_size
-            allowed += times * wire.eps * (largest + wire.smallest_normal)
-        return allowed
 
 
 def spread_rung(computer: Computer, record: Record) -> Rung:
