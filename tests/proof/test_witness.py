@@ -40,7 +40,6 @@ from minitrain.proof.witness.record import (
     hashes_rung,
     sha256,
 )
-from minitrain.sync.explicit import Flat
 from minitrain.train.config import RunConfig, config_of
 
 ALLOWED = {"torch", "numpy", "ruamel"}
@@ -195,14 +194,6 @@ FAULTS: dict[str, tuple[str, Spoil]] = {
         "witness_data",
         lambda r: rows_of(r, "fed")[7].update(global_targets=1),
     ),
-    "loss_negated_at_a_step": (
-        "witness_data",
-        lambda r: [
-            row.update(global_targets=-row["global_targets"])
-            for row in rows_of(r, "fed")
-            if row["step"] == 3
-        ],
-    ),
     "ledger_of_other_samples": (
         "witness_data",
         lambda r: rows_of(r, "batch")[3]["ranks"].reverse(),
@@ -216,10 +207,6 @@ FAULTS: dict[str, tuple[str, Spoil]] = {
         ),
     ),
     "step_not_recorded": ("witness_hashes", lambda r: drop(r, "tensors", 1)),
-    "other_hash": (
-        "witness_hashes",
-        lambda r: rows_of(r, "tensors")[-1]["parameters"].update({"head.weight": "0"}),
-    ),
     "rank_has_other_hashes": (
         "witness_hashes",
         lambda r: [
@@ -246,10 +233,6 @@ FAULTS: dict[str, tuple[str, Spoil]] = {
         lambda r: drop_tensors(r, "5/moments/", ""),
     ),
     "moments_not_kept": ("witness_step", moments_not_kept),
-    "loss_plus_3": (
-        "witness_loss",
-        lambda r: r.update(losses=[loss + 3 for loss in r["losses"]]),
-    ),
     "loss_of_the_last_step": (
         "witness_loss",
         lambda r: r.update(losses=[*r["losses"][:-1], 1.0001 * r["losses"][-1]]),
@@ -403,17 +386,6 @@ def test_nan_is_beyond_everything() -> None:
         assert compare(*pair, 1.0, "it").rung()["verdict"] == "breach"
 
 
-def test_weight_decay_forgotten(honest: Any) -> None:
-    trial, record = honest("adamw")
-    last = trial.steps - 1
-    for key in [k for k in record["tensors"] if k.startswith(f"{last}/after/")]:
-        before = record["tensors"][key.replace("/after/", "/before/")]
-        tensor = record["tensors"][key] + 1e-2 * trial.learning_rate * before
-        rehashed(record, key, tensor)
-        record["state"][key.split("/", 2)[2]] = tensor
-    assert "witness_step" in breached(asked(trial, record))
-
-
 # ---- runs that are wrong in a way that the run and its replay share
 
 
@@ -474,30 +446,6 @@ def test_mean_of_means_that_the_replay_shares(kind: str, precision: str) -> None
     assert "witness_probe" in ladder.breaches
 
 
-@pytest.mark.slow
-def test_reference_that_drops_the_last_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With dropout too: run and reference agree to the last bit."""
-
-    class Drops(Flat):  # type: ignore[misc, name-defined]
-        def exchange(self, flat: Tensor) -> None:
-            import torch.distributed as dist
-
-            if dist.get_rank() == self.world_size - 1:
-                flat.zero_()
-            super().exchange(flat)
-
-        @staticmethod
-        def reference(gradients: Any) -> Tensor:
-            zero = torch.zeros_like(gradients[-1])
-            return Flat.reference([*gradients[:-1], zero])
-
-    trial = make_run(steps=3)
-    trial = replace(trial, factory=lambda: Noisy("dropout"), sync=Drops)
-    ladder = examine(trial, 3)
-    assert ladder.rungs["replay"].verdict == "equal"
-    assert {"reference", "witness_probe"} <= {*ladder.breaches}
-
-
 # ---- right models that fixed tolerances took for wrong
 
 
@@ -536,10 +484,6 @@ def squares(model: nn.Module, batch: Any) -> Tensor:
     return nn.functional.mse_loss(model(inputs), targets)
 
 
-def negative(model: nn.Module, batch: Any) -> Tensor:
-    return -squares(model, batch) - 5
-
-
 def thousands(seed: int) -> list[Any]:
     inputs = drawn(seed, (8, 4))
     return [(x, 3000 + 1000 * x.sum(1, keepdim=True)) for (x,) in inputs]
@@ -549,26 +493,22 @@ def pairs(seed: int) -> list[Any]:
     return [tuple(pair) for pair in drawn(seed, (8, 4), (8, 1))]
 
 
-def mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1))
-
-
-RIGHT: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
-    "InstanceNorm": (Images, images, classified, {}),
-    "targets in the thousands": (
-        lambda: nn.Linear(4, 1),
-        thousands,
-        squares,
-        {"optimizer": "sgd", "learning_rate": 0.01},
-    ),
-    "a tiny rate": (mlp, pairs, squares, {"optimizer": "sgd", "learning_rate": 1e-6}),
-    "a negative loss": (mlp, pairs, negative, {}),
-}
-
-
-@pytest.mark.parametrize("name", RIGHT)
-def test_right_model_is_no_breach(name: str) -> None:
-    factory, batches, loss, options = RIGHT[name]
+@pytest.mark.parametrize(
+    ("factory", "batches", "loss", "options"),
+    [
+        (Images, images, classified, {}),
+        (
+            lambda: nn.Linear(4, 1),
+            thousands,
+            squares,
+            {"optimizer": "sgd", "learning_rate": 0.01},
+        ),
+    ],
+    ids=["InstanceNorm", "targets in the thousands"],
+)
+def test_right_model_is_no_breach(
+    factory: Any, batches: Any, loss: Any, options: dict[str, Any]
+) -> None:
     ladder = check_data_parallel(factory, batches(0), loss=loss, **options)
     assert ladder.verdict == "proven"
 

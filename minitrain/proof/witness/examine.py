@@ -40,7 +40,7 @@ def examine_run(
     exact: bool = True,
     section: Any = None,
 ) -> dict[str, Rung]:
-    """Every rung of a run of the pipeline, from the corpus and params.yaml. Gradients
+    """Examine a run of the pipeline, by the corpus and params.yaml. Gradients
     that are approximations by design (not ``exact``) are not compared; ``wire`` is what
     they are rounded to on their way, ``section`` what the model's factory is given.
     """
@@ -56,7 +56,7 @@ def examine_run(
 def examine_batches(
     task: Task, batches: Sequence[Any], record: Record, *, exact: bool = True
 ) -> dict[str, Rung]:
-    """The same of a run over ``batches``, from the first again when they end."""
+    """Examine a run over ``batches``, from the first again when they end."""
     sizes = [len(tensors_of(batch)[0]) for batch in batches]
     smaller = next((i for i, size in enumerate(sizes) if size < sizes[0]), None)
     (first,) = names_of(chosen(batches[0], [0]))
@@ -100,7 +100,7 @@ def numbers(
     exact: bool,
     others: Iterable[int] = (),
 ) -> dict[str, Rung]:
-    """The rungs that do not depend on where batches come from. Of ``others``, which are
+    """Examine what does not depend on where batches come from. Of ``others``, which are
     no sampled steps, the batches are compared with their parts.
     """
     model = built(task)
@@ -114,7 +114,7 @@ def numbers(
     found["witness_step"] = step_rung(task, record)
 
     def groups_of(step: int) -> Groups:
-        return (_together if task.whole else _grouped)(batch_of(step), record, step)
+        return _groups(batch_of(step), record, step, task.whole)
 
     with torch.random.fork_rng(devices=[]):
         judge = Judge(Computer(task, model, batch_of, groups_of), record)
@@ -143,30 +143,22 @@ def numbers(
         return found
 
 
-def _grouped(batch: Any, record: Record, step: int) -> Groups:
-    # as the ranks computed it: a group for each shard, in it its parts. Samples of one
+def _groups(batch: Any, record: Record, step: int, whole: bool) -> Groups:
+    # as the ranks computed it: a group for each shard, in it its parts; where the
+    # forward pass communicates, micro-batch k of all ranks is one part. Samples of one
     # content are interchangeable
     places = {name: place for place, name in enumerate(names_of(batch))}
-    groups: dict[tuple[int, int], list[Any]] = {}
-    for row in record.kind("fed"):
-        for part in row["parts"] if row["step"] == step else ():
-            if part["samples"]:
-                rows = [places[name] for name in part["samples"]]
-                group = groups.setdefault((row["rank"], part["shard"]), [])
-                group.append(chosen(batch, rows))
-    return list(groups.values())
-
-
-def _together(batch: Any, record: Record, step: int) -> Groups:
-    # as ranks compute it whose forward pass communicates: micro-batch k of all ranks is
-    # one part, with the samples of the first rank first
-    places = {name: place for place, name in enumerate(names_of(batch))}
-    rows = [row["parts"] for row in record.kind("fed") if row["step"] == step]
-    parts = [
-        [places[name] for part in parts for name in part["samples"]]
-        for parts in zip(*rows, strict=True)
+    fed = [row for row in record.kind("fed") if row["step"] == step]
+    groups: dict[Any, list[list[str]]] = defaultdict(list)
+    for row in () if whole else fed:
+        for part in row["parts"]:
+            groups[row["rank"], part["shard"]].append(part["samples"])
+    for parts in zip(*(row["parts"] for row in fed), strict=True) if whole else ():
+        groups["whole"].append([name for part in parts for name in part["samples"]])
+    return [
+        [chosen(batch, [places[n] for n in names]) for names in group if names]
+        for group in groups.values()
     ]
-    return [[chosen(batch, part) for part in parts if part]]
 
 
 def _tells_apart(record: Record, steps: list[int]) -> bool:
@@ -179,8 +171,6 @@ def _tells_apart(record: Record, steps: list[int]) -> bool:
             for level in (1, 2, 3):
                 targets[row["step"], level][place[:level]] += part["targets"]
     uneven = {
-        step
-        for (step, _), counted in targets.items()
-        if len({*counted.values()} - {0}) > 1
+        n for (n, _), counted in targets.items() if len({*counted.values()} - {0}) > 1
     }
     return not uneven or bool(uneven & {*steps})

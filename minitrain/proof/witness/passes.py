@@ -18,7 +18,7 @@ from torch.nn.modules.module import (
 from torch.overrides import TorchFunctionMode, has_torch_function
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from minitrain.proof.witness.record import Task, Tensors, mapped
+from minitrain.proof.witness.record import Task, Tensors, doubled
 
 SIXTEEN_BITS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # what GradScaler starts from; it halves until nothing overflows
@@ -128,7 +128,7 @@ class Computer:
                 kept = torch.get_default_dtype()
                 torch.set_default_dtype(torch.float64)
                 try:
-                    fine = mapped(groups, _double)
+                    fine = doubled(groups)
                     with Float64():
                         return self._compute(self.fine.double(), state, fine, evaluate)
                 except Exception as error:
@@ -214,10 +214,6 @@ def _add_gradients(model: nn.Module, found: Tensors) -> None:
             found[name] += parameter.grad
         else:
             found[name] = parameter.grad.to(torch.float64, copy=True)
-
-
-def _double(tensor: Tensor) -> Tensor:
-    return tensor.double() if tensor.is_floating_point() else tensor
 
 
 class Float64(TorchDispatchMode):
