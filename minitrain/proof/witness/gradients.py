@@ -46,9 +46,6 @@ SIXTEEN_BIT_FLOOR = 1e-4
 NUM_DRAWS, MANY_DRAWS, DEVIATIONS = 8, 256, 8
 # of a gradient: many draws of all elements would not fit in memory
 NUM_ELEMENTS = 65536
-# parameters of a model that is large: one of its steps alone is looked at, the last
-# that has not overflowed
-LARGE = 1 << 24
 
 
 class Judge:
@@ -251,10 +248,7 @@ def spread_rung(computer: Computer, record: Record) -> Rung:
     draws of random numbers do to them; and with eval mode. This refutes only.
     """
     worst, steps = NO_GAP, record.steps()
-    count = sum(parameter.numel() for parameter in computer.own.parameters())
     for step in dict.fromkeys((steps[-1], steps[0])):
-        if count > LARGE and worst.share >= 0:
-            break
         claim = Pass(record.losses[step], record.of(step, "gradients"))
         if computer.task.precision == "fp16" and not claim.is_finite():
             continue
@@ -267,10 +261,7 @@ def spread_rung(computer: Computer, record: Record) -> Rung:
         worst = largest([worst, found])
     if worst.share < 0:
         return rung("not run", "every sampled step has overflowed")
-    told = worst.rung()
-    if count > LARGE:
-        told["detail"] += f"; of {count / 1e6:.0f} million parameters one step alone"
-    return told
+    return worst.rung()
 
 
 def _spread(
@@ -278,23 +269,23 @@ def _spread(
 ) -> Gap:
     state, groups = record.of(step, "before"), computer.groups_of(step)
     named = computer.own.named_parameters()
-    like = Pass(0.0, {name: p.detach() for name, p in named if p.requires_grad})
-    every = sum(p.numel() for p in like.gradients.values())
-    some = torch.arange(every)
-    if every > NUM_ELEMENTS:
-        chance = torch.Generator().manual_seed(0)
-        some = torch.randint(every, (NUM_ELEMENTS,), generator=chance)
+    trained = {name: p.detach() for name, p in named if p.requires_grad}
+    every = 1 + sum(p.numel() for p in trained.values()) // NUM_ELEMENTS
+
+    def chosen(one: Pass) -> Tensor:
+        parts = [one.of(n, p).flatten()[::every] for n, p in trained.items()]
+        return torch.cat(parts).double()
 
     def drawn(seed: int, evaluate: bool = False) -> tuple[float, Tensor]:
         bits = computer.task.precision
         one = computer.own_precision(state, groups, bits, evaluate, seed)
-        return one.loss, one.flat(like)[some]
+        return one.loss, chosen(one)
 
     losses, rows = zip(*map(drawn, range(number)), strict=True)
     values, flat = torch.tensor(losses, dtype=torch.float64), torch.stack(rows)
     if len(flat.unique(dim=0)) < number:
         return NO_GAP
-    said, mean = claim.flat(like).double()[some], flat.mean(0)
+    said, mean = chosen(claim), flat.mean(0)
     # each draw from the mean of the others
     apart = (flat - mean).norm(dim=1) * number / (number - 1)
     gaps = []

@@ -6,8 +6,7 @@ than one process where the loss depends on it.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,8 +27,7 @@ UNSEEN = (
 )
 
 
-@dataclass(frozen=True)
-class Asked:
+class Asked(NamedTuple):
     """What was ``found`` of a batch and its parts, None where no two have targets, and
     whether a pass ``drew`` random numbers.
     """
@@ -52,8 +50,7 @@ def mean_rungs(
     states += [(step, dict(record.state)) for step in others]
     try:
         asked = (
-            known.get(step) or ask(computer, step, state, evaluate=False)[1]
-            for step, state in states
+            known.get(n) or ask(computer, n, state, False)[1] for n, state in states
         )
         found, drew = _farthest(asked)
         if not drew:

@@ -46,8 +46,8 @@ State = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Pass:
-    """A loss and its gradient; or how far rounding carries them, per tensor. ``drew``:
-    random numbers were drawn; ``unit``: one in the last place of the loss.
+    """A loss and its gradient, or how far rounding carries them, per tensor; ``drew``:
+    random numbers; ``unit``: one in the last place of the loss.
     """
 
     loss: float
@@ -57,7 +57,8 @@ class Pass:
 
     def of(self, name: str, like: Tensor) -> Tensor:
         """A gradient; that of a parameter which was not used is zero."""
-        return self.gradients.get(name, torch.zeros_like(like))
+        found = self.gradients.get(name)
+        return torch.zeros_like(like) if found is None else found
 
     def largest(self) -> float:
         """The largest element of all gradients."""
@@ -110,8 +111,6 @@ class Computer:
         self.task, self.batch_of, self.groups_of = task, batch_of, groups_of
         self.own, self.fine = model, built(task)
         self.modes = [module.training for module in self.own.modules()]
-        # in their order: what is drawn for each must not depend on that of a set
-        self.parameters = [name for name, _ in self.own.named_parameters()]
         self.type = torch.float64
         # why it cannot compute in float64, if so
         self.failed = ""
@@ -139,12 +138,7 @@ class Computer:
             return self._compute(self.fine, state, groups, evaluate)
 
     def own_precision(
-        self,
-        state: State,
-        groups: Groups,
-        bits: str,
-        evaluate: bool,
-        seed: int = 0,
+        self, state: State, groups: Groups, bits: str, evaluate: bool, seed: int = 0
     ) -> Pass:
         """As the run computes, in fp16 with a loss that is scaled as far as it goes;
         a probe's is not.
@@ -165,7 +159,7 @@ class Computer:
         is.
         """
         chance, moved = torch.Generator().manual_seed(seed), dict(state)
-        for name in self.parameters if seed else ():
+        for name, _ in self.own.named_parameters() if seed else ():
             tensor = state[name]
             sign = torch.randint(0, 2, tensor.shape, generator=chance) * 2.0 - 1
             unit = torch.finfo(tensor.dtype).eps
