@@ -30,7 +30,6 @@ from minitrain.proof import replay
 from minitrain.proof.evidence import Evidence
 from minitrain.proof.witness import gradients as judged
 from minitrain.proof.witness import optimizer as stepped
-from minitrain.proof.witness import record as recorded
 from minitrain.proof.witness.corpus import Corpus
 from minitrain.proof.witness.examine import examine_batches
 from minitrain.proof.witness.record import (
@@ -131,7 +130,7 @@ def test_honest_run(honest: Any, optimizer: str) -> None:
 def test_a_large_tensor_is_compared_to_its_end(
     honest: Any, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(recorded, "PIECE", 7)
+    monkeypatch.setattr(stepped, "PIECE", 7)
     trial, record = honest("adamw")
     task, same = task_of(trial), Record(**record)
     assert stepped.step_rung(task, same)["verdict"] == "within tolerance"

@@ -12,13 +12,14 @@ from minitrain.proof.witness.record import (
     Task,
     compare,
     largest,
-    pieces,
     rung,
 )
 
 # torch's defaults (torch.optim.AdamW)
 BETA1, BETA2, EPSILON, WEIGHT_DECAY = 0.9, 0.999, 1e-8, 1e-2
 ZERO = torch.zeros(())
+# elements that are computed at a time: of more, torch starts threads for each operation
+PIECE = 1 << 15
 
 
 def step_rung(task: Task, record: Record) -> Rung:
@@ -82,7 +83,7 @@ def _moments(record: Record, step: int) -> Iterator[Gap]:
             old = moments.get(f"{name}/{key}", ZERO)
             unit = torch.finfo(found.dtype)
             where = f"{key} after step {step}, tensor {name}"
-            for one, was, g in pieces(found, old, gradient):
+            for one, was, g in _pieces(found, old, gradient):
                 was, new = was.double(), g.double()
                 if key == "exp_avg_sq":
                     new = new * new
@@ -102,13 +103,24 @@ def _next(
         for key in ("exp_avg", "exp_avg_sq", "step")
     )
     unit, g = torch.finfo(after.dtype).eps, ZERO if gradient is None else gradient
-    for one, *parts in pieces(after, before, g, m, v):
+    for one, *parts in _pieces(after, before, g, m, v):
         w, g, m, v = (part.double() for part in parts)
         wanted, terms = w, ZERO
         if gradient is not None:
             wanted, terms = next_value(task, w, g, m, v, float(taken) + 1)
         allowed = unit * (2 * w.abs() + 8 * terms)
         yield compare(one, wanted, allowed, f"step {step}, tensor {name}")
+
+
+def _pieces(first: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    # the same part of tensors of one shape, or of no dimension, which stand for all
+    # elements: small enough to stay in a processor's cache
+    parts = [
+        (t.flatten() if t.dim() else t.expand(first.numel())).split(PIECE)
+        for t in (first.reshape(-1), *others)
+    ]
+    if first.numel():
+        yield from zip(*parts, strict=True)
 
 
 def next_value(

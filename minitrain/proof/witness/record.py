@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -15,8 +15,6 @@ Rung = dict[str, Any]
 HASHED = {"gradients": "gradients", "after": "parameters"}
 Rows = Mapping[tuple[int, int], Mapping[str, Any]]
 Digest = Callable[[Tensor], str]
-# elements that are computed at a time: of more, torch starts threads for each operation
-PIECE = 1 << 15
 
 
 @dataclass(frozen=True)
@@ -128,34 +126,18 @@ def compare(found: Tensor, wanted: Tensor, allowed: Any, where: str) -> Gap:
     """Compare tensors of one shape; ``allowed`` is for each element or for all."""
     if found.shape != wanted.shape:
         return Gap(math.inf, math.inf, f"{where} has another shape")
-    worst, size = -1.0, 0.0
-    bound = torch.as_tensor(allowed, dtype=torch.float64)
-    for one, right, limit in pieces(found, wanted, bound):
-        apart = (one.double() - right.double()).abs()
-        share = torch.where(apart == 0, 0.0, apart / limit)
-        # a NaN is beyond everything
-        worst = max(worst, float(share.nan_to_num(nan=torch.inf).max()))
-        size = max(size, float(apart.max().nan_to_num(torch.inf, torch.inf)))
-    return Gap(worst, size, where) if worst >= 0 else NO_GAP
+    if not found.numel():
+        return NO_GAP
+    apart = (found.double() - wanted.double()).abs()
+    share = torch.where(apart == 0, 0.0, apart / allowed)
+    # a NaN is beyond everything
+    most = share.nan_to_num(nan=torch.inf).max()
+    return Gap(float(most), float(apart.max().nan_to_num(torch.inf, torch.inf)), where)
 
 
 def largest(gaps: Iterable[Gap]) -> Gap:
     """The gap that is the largest share of what is allowed."""
     return max(gaps, key=lambda gap: gap.share, default=NO_GAP)
-
-
-def pieces(first: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Of tensors of one shape, or of no dimension, which stand for all elements: the
-    same part of each, small enough for what is computed from it to stay in a
-    processor's cache.
-    """
-    count = first.numel()
-    parts = [
-        (t.flatten() if t.dim() else t.expand(count)).split(PIECE)
-        for t in (first.reshape(-1), *others)
-    ]
-    if count:
-        yield from zip(*parts, strict=True)
 
 
 def data_rung(
