@@ -61,10 +61,9 @@ def own_rungs(
     replay: Evidence | None,
     witness: Mapping[str, Mapping[str, Any]],
 ) -> Rungs:
-    """The rungs of ``run`` by name, in the order in which causes come before effects.
-
-    Without a ``replay`` (a GPU, whose kernels add in an order of their own) its rungs
-    are not run, nor is what the strategy does not promise.
+    """Collect the rungs of ``run`` by name, in the order in which causes come before
+    effects. Without a ``replay`` (a GPU, whose kernels add in an order of their own)
+    its rungs are not run, nor is what the strategy does not promise.
     """
     testimony = {name: Rung(**rung) for name, rung in witness.items()}
     rungs = {
@@ -108,9 +107,9 @@ def ladder(
     atol: float,
     more: Mapping[str, Rung] | None = None,
 ) -> Rungs:
-    """All rungs of ``run``: its ``own``, those against ``one`` process (or the reason
-    why there is none), and ``more``. ``twin`` is asked only for what is beyond the
-    quick limits; ``atol`` is one of them.
+    """Collect all rungs of ``run``: its ``own``, those against ``one`` process (or the
+    reason why there is none), and ``more``. ``twin`` is asked only for what is beyond
+    the quick limits; ``atol`` is one of them.
     """
     if isinstance(one, str):
         names = ("one_process", "one_process_data", *COMPARABLE[:2])

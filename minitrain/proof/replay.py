@@ -33,8 +33,8 @@ Hosts = list[list[int]]
 
 @dataclass
 class Replayed:
-    """What the rank of each shard would know (the rows of all are in that of the
-    first), the final state, and of a step that was to be kept the values.
+    """Results of the rank of each shard (the rows of all are in the first), the final
+    state, and of a step that was to be kept the values.
     """
 
     results: list[TrainResult]

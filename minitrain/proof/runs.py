@@ -50,8 +50,8 @@ def run_one_process(
 def run_twin(
     config: RunConfig, most_steps: int | None = None, *, show: str = ""
 ) -> Evidence:
-    """The same from a start one ULP (unit in the last place) away, of the coarsest type
-    that the forward pass computes in.
+    """Train the same from a start one ULP (unit in the last place) away, of the
+    coarsest type that the forward pass computes in.
     """
     coarsest = _coarsest_float(config)
     nudged = replace(config, factory=partial(_nudged, config.factory, coarsest))
@@ -106,8 +106,8 @@ class _Floats(TorchDispatchMode):
 
 
 def is_one_process(run: str, params: Params) -> bool:
-    """Whether ``run`` is one process with the whole batch. With stock DDP, gloo-1 is;
-    another strategy would share what is to be found out.
+    """Return whether ``run`` is one process with the whole batch: gloo-1 with stock
+    DDP. Another strategy would share what is to be found out.
     """
     train = params.train
     return (
@@ -139,8 +139,9 @@ def ladder_of_run(
     twin: Twin,
     evidence: Path,
 ) -> Rungs:
-    """The whole ladder of ``run``, beside the other runs and what :func:`reference_of`
-    gives. Raises OSError where the verify stage left nothing of a run.
+    """Return the whole ladder of ``run``, beside the other runs and what
+    :func:`reference_of` gives. Raises OSError if the verify stage left nothing of a
+    run.
     """
     file = evidence / run / "evidence.json"
     with reading(file):
@@ -161,8 +162,8 @@ def ladder_of_run(
 def across_world_sizes(
     run: str, params: Params, config: RunConfig, evidence: Path
 ) -> Rungs:
-    """What ``invariant`` is there for: the final state of ``run`` has the bits of the
-    gloo run with the fewest processes. Of other strategies nobody asks it.
+    """Compare the final state of ``run`` with that of the gloo run with the fewest
+    processes: ``invariant`` alone promises equal bits.
     """
     if not config.sync.guarantees.logical_shards:
         return {}

@@ -98,8 +98,8 @@ class Limits:
 
 
 def gradient_limits(one: Tensors) -> Limits:
-    """Of step-0 gradients, where weights are equal and sums have other shapes: 1e-5 of
-    the model's largest gradient, in float64 1e-13 of it.
+    """Limit step-0 gradients, of equal weights and sums of other shapes: 1e-5 of the
+    model's largest gradient, in float64 1e-13 of it.
     """
     largest = max((_size(gradient) for gradient in one.values()), default=0.0)
     share = GRADIENT_SHARE_FLOAT64 if _all_float64(one) else GRADIENT_SHARE
@@ -107,9 +107,9 @@ def gradient_limits(one: Tensors) -> Limits:
 
 
 def state_limits(one: Tensors, start: Tensors, train: RunConfig, atol: float) -> Limits:
-    """Of a state. SGD: 1e-4 of how far training moved the tensor from its ``start``.
+    """Limit a state. SGD: 1e-4 of how far training moved the tensor from its ``start``.
     AdamW: the learning rate, and for 99.9 % of the elements ``atol`` times rate / 3e-4.
-    Beside it some units in the last place of the values. Where all is float64: 1e-11.
+    In both some units in the last place of the values. If all is float64: 1e-11.
     """
     if _all_float64(one):
         return Limits(dict.fromkeys(one, STATE_FLOAT64))
@@ -131,7 +131,7 @@ def close_rung(
     unit: Callable[[], float] = lambda: 0.0,
     explained: Verdict = "within tolerance",
 ) -> Rung:
-    """``run`` within the quick limits of ``one``, or where it is not, in no tensor ten
+    """Require ``run`` within the quick limits of ``one``, or else in no tensor ten
     times as far as the ``twin``, nor more than some ``unit`` in the last place of its
     largest element; both are asked for only then, and the verdict is ``explained``.
     """
@@ -177,8 +177,8 @@ def _by_twin(
 
 
 def loss_rung(losses: Sequence[float], one_process: Sequence[float]) -> Rung:
-    """Mean loss of the last quarter of the steps: above one process's by at most 5 % of
-    that. Strategies that approximate gradients may learn otherwise, not worse.
+    """Compare the mean loss of the last quarter of the steps: at most 5 % above one
+    process's. Strategies that approximate gradients may learn otherwise, not worse.
     """
     last = max(1, len(losses) // 4)
     ours, theirs = (sum(x[-last:]) / last for x in (losses, one_process))

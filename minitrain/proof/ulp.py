@@ -15,8 +15,8 @@ CHUNK_ELEMENTS = 1 << 14
 
 @dataclass(frozen=True)
 class Distance:
-    """How far two sets of tensors are apart; ``tensor`` is the first that differs, or
-    cannot be compared: then, or with a NaN on one side, the numbers are None.
+    """Distance of two sets of tensors; ``tensor`` is the first that differs, or cannot
+    be compared: then, or with a NaN on one side, the numbers are None.
     """
 
     bytes_equal: bool
@@ -27,9 +27,9 @@ class Distance:
 
 @dataclass(frozen=True)
 class Gap:
-    """How far two tensors of one dtype and shape are apart: the number of elements with
-    other bits, and the flat index of the first. The distances are None where an element
-    is NaN; ``max_abs_diff`` also where an infinity is apart from a number.
+    """Distance of two tensors of one dtype and shape: the number of elements with other
+    bits, and the flat index of the first. The distances are None if an element is NaN;
+    ``max_abs_diff`` also if an infinity is apart from a number.
     """
 
     num_different: int
@@ -118,17 +118,17 @@ def gaps(a: Tensor, b: Tensor) -> Tensor:
 
 
 def same_kind(a: Tensor, b: Tensor) -> bool:
-    """Whether dtype and shape are the same."""
+    """Return whether dtype and shape are the same."""
     return a.dtype == b.dtype and a.shape == b.shape
 
 
 def same(a: Tensor, b: Tensor) -> bool:
-    """Whether dtype, shape and bytes are the same."""
+    """Return whether dtype, shape and bytes are the same."""
     return same_kind(a, b) and same_bits(a, b)
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors of one dtype and shape hold the same bytes (NaN included)."""
+    """Return whether tensors of one dtype and shape hold the same bytes, NaN included."""
     x, y = (_flat(t).view(torch.uint8) for t in (a, b))
     return torch.equal(x, y)
 

@@ -28,8 +28,8 @@ UNSEEN = (
 
 
 class Asked(NamedTuple):
-    """What was ``found`` of a batch and its parts, None where no two have targets, and
-    whether a pass ``drew`` random numbers.
+    """Result for a batch: what was ``found`` of its parts, None if no two have targets,
+    and whether a pass ``drew`` random numbers.
     """
 
     found: Rung | None

@@ -118,8 +118,7 @@ class Computer:
     def exact(
         self, state: State, groups: Groups, evaluate: bool, *, steady: bool = False
     ) -> Pass:
-        """In float64; in the model's own type where it cannot compute in that.
-
+        """Compute in float64, or in the model's own type if it cannot compute in that.
         ``steady``: in training without dropout, and with batch norm as in eval mode.
         """
         with Steady() if steady else nullcontext():
@@ -140,8 +139,8 @@ class Computer:
     def own_precision(
         self, state: State, groups: Groups, bits: str, evaluate: bool, seed: int = 0
     ) -> Pass:
-        """As the run computes, in fp16 with a loss that is scaled as far as it goes;
-        a probe's is not.
+        """Compute as the run does, in fp16 with a loss that is scaled as far as it
+        goes; a probe's is not.
         """
         dtype, scale = SIXTEEN_BITS.get(bits), 1.0
         if bits == "fp16" and not evaluate:
@@ -155,8 +154,8 @@ class Computer:
         return one
 
     def nudged(self, state: State, seed: int) -> Tensors:
-        """A state with every parameter one unit in the last place up or down; 0: as it
-        is.
+        """Move every parameter of a state one unit in the last place up or down; seed
+        0: none.
         """
         chance, moved = torch.Generator().manual_seed(seed), dict(state)
         for name, _ in self.own.named_parameters() if seed else ():
@@ -211,10 +210,9 @@ def _add_gradients(model: nn.Module, found: Tensors) -> None:
 
 
 class Float64(TorchDispatchMode):
-    """Whatever would make a float coarser than float64 makes a float64.
-
-    A model's own casts (``.to(torch.bfloat16)``, ``.half()``, ``.float()``) have no
-    effect. A coarser operand, such as class weights in float32, is converted where it
+    """Mode in which what would make a float coarser than float64 makes a float64. A
+    model's own casts (``.to(torch.bfloat16)``, ``.half()``, ``.float()``) have no
+    effect. A coarser operand, such as class weights in float32, is converted when it
     meets a float64; a tensor that is written to keeps its type.
     """
 
@@ -318,13 +316,13 @@ def failure(error: Exception) -> str:
 
 
 def seed_everything(seed: int) -> None:
-    """Python, NumPy and torch."""
+    """Seed Python, NumPy and torch."""
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
 
 
 def random_state() -> bytes:
-    """Where their generators stand."""
+    """Return the state of their generators."""
     own = random.getstate(), np.random.get_state(), torch.get_rng_state().numpy()
     return pickle.dumps(own)

@@ -19,12 +19,12 @@ Digest = Callable[[Tensor], str]
 
 @dataclass(frozen=True)
 class Task:
-    """What the run was asked for. ``loss(model, batch)`` is the mean over the
-    ``count(batch)`` targets of a batch; ``wire`` is the type that gradients are sent
-    in, where it is coarser than their own. Step ``smaller``, whose batch is the first
-    with fewer samples, is sampled, and one that the ``digest`` of the data selects.
-    ``whole``: the forward pass communicates, so that the ranks compute one batch
-    together and it is never cut.
+    """Settings of the run. ``loss(model, batch)`` is the mean over the ``count(batch)``
+    targets of a batch; ``wire`` is the type that gradients are sent in, if it is
+    coarser than their own. Step ``smaller``, whose batch is the first with fewer
+    samples, is sampled, and one that the ``digest`` of the data selects. ``whole``: the
+    forward pass communicates, so that the ranks compute one batch together and it is
+    never cut.
     """
 
     build: Callable[[], nn.Module]
@@ -59,11 +59,11 @@ class Task:
 
 @dataclass(frozen=True)
 class Record:
-    """What the run wrote: rows of hashes, the loss of every step, the final state, and
+    """Record of the run: rows of hashes, the loss of every step, the final state, and
     tensors by ``STEP/KIND/NAME``. Of sampled steps these are ``before`` (state),
     ``gradients``, ``moments`` (of the optimizer, before) and ``after`` (parameters); of
-    ``probe`` and ``rounded``, passes in eval mode from the final state without and
-    with 16 bits, ``gradients``.
+    ``probe`` and ``rounded``, passes in eval mode from the final state without and with
+    16 bits, ``gradients``.
     """
 
     rows: Sequence[Mapping[str, Any]]
@@ -100,7 +100,7 @@ def rung(verdict: str, detail: str, gap: float | None = None) -> Rung:
 
 @dataclass(frozen=True)
 class Gap:
-    """How far two tensors are apart, and that as a share of what is allowed."""
+    """Distance of two tensors, also as a share of what is allowed."""
 
     share: float
     size: float
@@ -145,8 +145,8 @@ def data_rung(
     record: Record,
     wrong_at: Callable[[int, Sequence[Mapping[str, Any]], Any], str],
 ) -> Rung:
-    """What every rank read at every step; ``wrong_at`` a step, for the rows of its
-    ranks and the ledger of its batch, says what is wrong with it, if so.
+    """Check what every rank read at every step; ``wrong_at`` a step, for the rows of
+    its ranks and the ledger of its batch, returns what is wrong, if anything.
     """
     fed = {(row["step"], row["rank"]): row for row in record.kind("fed")}
     every = {(s, r) for s in range(task.num_steps) for r in range(task.world_size)}
@@ -166,13 +166,13 @@ def fed_names(row: Mapping[str, Any]) -> list[str]:
 
 
 def fed_targets(row: Mapping[str, Any]) -> int:
-    """How many targets they have, as the rank counts."""
+    """Count their targets, as the rank does."""
     return sum(part["targets"] for part in row["parts"])
 
 
 def weight_is_wrong(row: Mapping[str, Any], targets: int, ledger: Any) -> str:
-    """What is wrong with the weight of a rank's part in a batch of so many ``targets``,
-    or with what it was fed, against the ``ledger`` of that batch.
+    """Find what is wrong with the weight of a rank's part in a batch of so many
+    ``targets``, or with what it was fed, by the ``ledger`` of that batch.
     """
     rank, divisor = row["rank"], row.get("global_targets")
     # a rank without a part has no weight
@@ -184,9 +184,9 @@ def weight_is_wrong(row: Mapping[str, Any], targets: int, ledger: Any) -> str:
 
 
 def hashes_rung(task: Task, model: nn.Module, record: Record) -> Rung:
-    """Every rank recorded every step that was promised, all with the same hashes, and
-    those of the sampled steps are of the tensors that the witness looks at: of every
-    parameter, and each step starts where the one before it ended.
+    """Require that every rank recorded every step that was promised, all with the same
+    hashes, and that those of the sampled steps are of the tensors that the witness
+    looks at: of every parameter, each step starting where the one before it ended.
     """
     last, promised = task.num_steps - 1, task.promised()
     rows = {(row["step"], row["rank"]): row for row in record.kind("tensors")}
@@ -253,7 +253,7 @@ def chosen(batch: Any, rows: list[int] | slice) -> Any:
 
 
 def doubled(batch: Any) -> Any:
-    """A batch with its real numbers in float64."""
+    """Convert a batch's real numbers to float64."""
     return mapped(batch, lambda t: t.double() if t.is_floating_point() else t)
 
 
@@ -281,7 +281,7 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 
 def tensors_of(batch: Any) -> list[Tensor]:
-    """All tensors in a batch."""
+    """List the tensors in a batch."""
     if isinstance(batch, Tensor):
         return [batch]
     values: Any = batch if isinstance(batch, list | tuple) else ()
@@ -290,7 +290,7 @@ def tensors_of(batch: Any) -> list[Tensor]:
 
 
 def mapped(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """A batch with all its tensors changed."""
+    """Change all tensors of a batch."""
     if isinstance(batch, Tensor):
         return change(batch)
     if isinstance(batch, Mapping):
