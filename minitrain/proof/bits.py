@@ -54,7 +54,7 @@ def ranks_rung(states: Sequence[Tensors]) -> Rung:
 
 
 def bits_rung(a: Tensors, b: Tensors) -> Rung:
-    """Compare two sets of tensors: equal bits, and no NaN, which is equal to nothing."""
+    """Compare two sets of tensors: equal bits, and no NaN, which equals nothing."""
     apart = distance(a, b)
     if apart.bytes_equal and (nan := first_nan(a)):
         return Rung(True, None, None, "breach", f"tensor {nan} holds NaN")

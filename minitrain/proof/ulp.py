@@ -128,7 +128,7 @@ def same(a: Tensor, b: Tensor) -> bool:
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Return whether tensors of one dtype and shape hold the same bytes, NaN included."""
+    """Return whether tensors of one dtype and shape hold the same bytes."""
     x, y = (_flat(t).view(torch.uint8) for t in (a, b))
     return torch.equal(x, y)
 

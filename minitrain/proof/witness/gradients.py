@@ -74,31 +74,33 @@ class Judge:
         the run's gradient with that of the whole batch, never with that of the parts.
         ``mean`` is what was found of batches and their parts.
         """
-        rows = {row["name"]: row for row in self.record.kind("probe")}
         for row in self.record.kind("no probe"):
             return {"witness_probe": rung("not run", f"in eval mode: {row['reason']}")}
-        rounded = {"rounded"} if self.task.precision in SIXTEEN_BITS else set()
-        step = next((row["step"] for row in rows.values()), self.steps[-1])
-        if rows.keys() != {"probe"} | rounded or any(
-            row["step"] != step or not self.record.of(name, "gradients")
-            for name, row in rows.items()
-        ):
+        names = {"probe": "witness_probe"}
+        if self.task.precision in SIXTEEN_BITS:
+            names["rounded"] = "witness_precision"
+        rows = {row["name"]: row for row in self.record.kind("probe")}
+        steps = {row["step"] for row in rows.values()}
+        found = all(self.record.of(name, "gradients") for name in rows)
+        if rows.keys() != names.keys() or len(steps) != 1 or not found:
             return {"witness_probe": rung("breach", "no probe was recorded")}
-        keys = {"probe": "witness_probe", "rounded": "witness_precision"}
-        names = [keys[name] for name in rows]
+
+        def every(verdict: str, why: str) -> dict[str, Rung]:
+            return dict.fromkeys(names.values(), rung(verdict, why))
+
+        (step,) = steps
         if mean["verdict"] == "breach":
-            return dict.fromkeys(names, rung("not run", "see witness_mean"))
+            return every("not run", "see witness_mean")
         try:
             whole, asked = ask(self.computer, step, self.record.state, evaluate=True)
         except Exception as error:
-            why = f"in eval mode {failure(error)}"
-            return dict.fromkeys(names, rung("not run", why))
+            return every("not run", f"in eval mode {failure(error)}")
         if asked.found and asked.found["verdict"] != FINE:
             # what eval mode alone does is no fault of the training that was seen
             seen = mean["verdict"] == FINE
             verdict = "not run" if seen else asked.found["verdict"]
-            return dict.fromkeys(names, rung(verdict, asked.found["detail"]))
-        return {keys[name]: self._probed(row, whole) for name, row in rows.items()}
+            return every(verdict, asked.found["detail"])
+        return {names[name]: self._probed(row, whole) for name, row in rows.items()}
 
     def _probed(self, row: Mapping[str, Any], whole: Pass) -> Rung:
         state, step, name = self.record.state, row["step"], row["name"]
