@@ -11,7 +11,6 @@ from subjects import make_run
 from torch import Tensor, nn
 
 from minitrain.check.check import check_data_parallel
-from minitrain.core.errors import EvidenceError
 from minitrain.proof.forward import DRAWS, NORMALIZES, Forward, forward_of
 from minitrain.train.step_record import sha256_tensor
 
@@ -95,9 +94,6 @@ def test_a_buffer_that_steers_the_loss_is_a_breach(
     replay and witness agree with them.
     """
     options: Any = {"optimizer": optimizer, "learning_rate": 0.01}
-    changes = "each rank's forward pass changes"
-    with pytest.raises(EvidenceError, match=f"^breach: .*one_process.*{changes}"):
-        check_data_parallel(factory, batches(), **options)
     ladder = check_data_parallel(factory, batches(), accept=["breach"], **options)
     # one process has seen more samples than two batches hold in the third step, two
     # ranks in the fifth
@@ -106,6 +102,7 @@ def test_a_buffer_that_steers_the_loss_is_a_breach(
         expected |= {"one_process_gradients"}
     assert {*ladder.breaches} == expected
     assert "seen" in ladder.rests_on
+    assert "each rank's forward pass changes" in ladder.rests_on
 
 
 @pytest.mark.parametrize(

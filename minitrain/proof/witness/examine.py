@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from minitrain.proof.witness.corpus import Corpus
-from minitrain.proof.witness.gradients import Judge
-from minitrain.proof.witness.mean import buffers_rung, mean_rungs
+from minitrain.proof.witness.gradients import probe_rungs, repeats, training_rungs
+from minitrain.proof.witness.mean import Asked, buffers_rung, mean_rungs
 from minitrain.proof.witness.optimizer import step_rung
-from minitrain.proof.witness.passes import Computer, Groups, built
+from minitrain.proof.witness.passes import Computer, built
 from minitrain.proof.witness.record import (
     Record,
     Rung,
@@ -112,25 +112,22 @@ def numbers(
         why = "the witness does not know complex numbers"
         return found | {"witness_step": rung("not run", why)}
     found["witness_step"] = step_rung(task, record)
-
-    def groups_of(step: int) -> Groups:
-        return _groups(batch_of(step), record, step, task.whole)
-
     with torch.random.fork_rng(devices=[]):
-        judge = Judge(Computer(task, model, batch_of, groups_of), record)
-        if not judge.repeats():
+        computer = Computer(task, model, record, batch_of)
+        if not repeats(computer):
             why = "the same pass twice differs: a state that state_dict does not have?"
             return found | {"witness_gradients": rung("not run", why)}
-        training = judge.training()
-        mean = mean_rungs(judge.computer, record, others, judge.known)
-        if not task.whole and (own := buffers_rung(judge.computer, record)):
+        known: dict[int, Asked] = {}
+        training = training_rungs(computer, known)
+        mean = mean_rungs(computer, others, known)
+        if not task.whole and (own := buffers_rung(computer)):
             mean["witness_buffers"] = own
         if not exact:
             why = "gradients are approximations by design"
             approximate = {"witness_gradients": rung("not run", why)}
             loss = {"witness_loss": training["witness_loss"]}
             return found | approximate | mean | loss
-        found |= mean | judge.probe(mean["witness_mean"]) | training
+        found |= mean | probe_rungs(computer, mean["witness_mean"]) | training
         probed = [row["step"] for row in record.kind("probe")][:1]
         for steps, names in (
             (record.steps(), ("witness_gradients",)),
@@ -141,24 +138,6 @@ def numbers(
                     why = "parts have equal targets in the steps compared, not in all"
                     found[name] = rung("not run", why)
         return found
-
-
-def _groups(batch: Any, record: Record, step: int, whole: bool) -> Groups:
-    # as the ranks computed it: a group for each shard, in it its parts; where the
-    # forward pass communicates, micro-batch k of all ranks is one part. Samples of one
-    # content are interchangeable
-    places = {name: place for place, name in enumerate(names_of(batch))}
-    fed = [row for row in record.kind("fed") if row["step"] == step]
-    groups: dict[Any, list[list[str]]] = defaultdict(list)
-    for row in () if whole else fed:
-        for part in row["parts"]:
-            groups[row["rank"], part["shard"]].append(part["samples"])
-    for parts in zip(*(row["parts"] for row in fed), strict=True) if whole else ():
-        groups["whole"].append([name for part in parts for name in part["samples"]])
-    return [
-        [chosen(batch, [places[n] for n in names]) for names in group if names]
-        for group in groups.values()
-    ]
 
 
 def _tells_apart(record: Record, steps: list[int]) -> bool:

@@ -27,8 +27,8 @@ from minitrain.proof.witness.passes import (
 from minitrain.proof.witness.record import (
     NO_GAP,
     Gap,
-    Record,
     Rung,
+    Task,
     compare,
     cuts,
     largest,
@@ -48,216 +48,214 @@ NUM_DRAWS, MANY_DRAWS, DEVIATIONS = 8, 256, 8
 NUM_ELEMENTS = 65536
 
 
-class Judge:
-    """Compares what a run recorded with what it should have computed. ``known``: what
+def repeats(computer: Computer) -> bool:
+    """Return whether the same pass from the same state gives the same again."""
+    given = computer.record.of(0, "before"), computer.groups_of(0)
+    try:
+        one, other = (
+            computer.own_precision(*given, computer.task.precision, evaluate=False)
+            for _ in range(2)
+        )
+        return not one.far_from(other) > 0
+    except RuntimeError:
+        # who asks for the gradients says why not
+        return True
+
+
+def probe_rungs(computer: Computer, mean: Rung) -> dict[str, Rung]:
+    """Compare in eval mode, where the loss of a sample depends on no random number: the
+    run's gradient with that of the whole batch, never with that of the parts. ``mean``
+    is what was found of batches and their parts.
+    """
+    record = computer.record
+    for row in record.kind("no probe"):
+        return {"witness_probe": rung("not run", f"in eval mode: {row['reason']}")}
+    names = {"probe": "witness_probe"}
+    if computer.task.precision in SIXTEEN_BITS:
+        names["rounded"] = "witness_precision"
+    rows = {row["name"]: row for row in record.kind("probe")}
+    steps = {row["step"] for row in rows.values()}
+    found = all(record.of(name, "gradients") for name in rows)
+    if rows.keys() != names.keys() or len(steps) != 1 or not found:
+        return {"witness_probe": rung("breach", "no probe was recorded")}
+
+    def every(verdict: str, why: str) -> dict[str, Rung]:
+        return dict.fromkeys(names.values(), rung(verdict, why))
+
+    (step,) = steps
+    if mean["verdict"] == "breach":
+        return every("not run", "see witness_mean")
+    try:
+        whole, asked = ask(computer, step, record.state, evaluate=True)
+    except Exception as error:
+        return every("not run", f"in eval mode {failure(error)}")
+    if asked.found and asked.found["verdict"] != FINE:
+        # what eval mode alone does is no fault of the training that was seen
+        verdict = "not run" if mean["verdict"] == FINE else asked.found["verdict"]
+        return every(verdict, asked.found["detail"])
+    return {names[name]: _probed(computer, row, whole) for name, row in rows.items()}
+
+
+def _probed(computer: Computer, row: Mapping[str, Any], whole: Pass) -> Rung:
+    state, step, name = computer.record.state, row["step"], row["name"]
+    bits = computer.task.precision if name == "rounded" else "float32"
+    groups, own = computer.groups_of(step), computer.own_precision
+    try:
+        one, other = (own(state, groups, bits, True, seed) for seed in (1, 2))
+        noise = _rounding(computer, step, state, whole, True, bits, evaluate=True)
+    except RuntimeError as error:
+        return rung("not run", f"in {bits} {str(error)[:100]}")
+    if one.far_from(other) > 0:
+        return rung("not run", "in eval mode too the loss is a random number")
+    found = Pass(row["loss"], computer.record.of(name, "gradients"))
+    compared = _compare(computer.task, f"the {name}", found, whole, noise, bits)
+    return compared if isinstance(compared, dict) else largest(compared).rung()
+
+
+def training_rungs(computer: Computer, known: dict[int, Asked]) -> dict[str, Rung]:
+    """Compare the sampled steps. Where the loss of a sample depends on nothing else,
+    with the whole batch; where it depends on its part of the batch (batch norm), with
+    the parts; where on random numbers, only how far those carry it. ``known`` gets what
     was found of batches and their parts on the way, by step.
     """
-
-    def __init__(self, computer: Computer, record: Record) -> None:
-        self.computer, self.task, self.record = computer, computer.task, record
-        self.steps = record.steps()
-        self.known: dict[int, Asked] = {}
-
-    def repeats(self) -> bool:
-        """Return whether the same pass from the same state gives the same again."""
-        state, groups = self.record.of(0, "before"), self.computer.groups_of(0)
-        given = state, groups, self.task.precision, False
-        try:
-            one, other = (self.computer.own_precision(*given) for _ in range(2))
-            return not one.far_from(other) > 0
-        except RuntimeError:
-            # who asks for the gradients says why not
-            return True
-
-    def probe(self, mean: Rung) -> dict[str, Rung]:
-        """Compare in eval mode, where the loss of a sample depends on no random number:
-        the run's gradient with that of the whole batch, never with that of the parts.
-        ``mean`` is what was found of batches and their parts.
-        """
-        for row in self.record.kind("no probe"):
-            return {"witness_probe": rung("not run", f"in eval mode: {row['reason']}")}
-        names = {"probe": "witness_probe"}
-        if self.task.precision in SIXTEEN_BITS:
-            names["rounded"] = "witness_precision"
-        rows = {row["name"]: row for row in self.record.kind("probe")}
-        steps = {row["step"] for row in rows.values()}
-        found = all(self.record.of(name, "gradients") for name in rows)
-        if rows.keys() != names.keys() or len(steps) != 1 or not found:
-            return {"witness_probe": rung("breach", "no probe was recorded")}
-
-        def every(verdict: str, why: str) -> dict[str, Rung]:
-            return dict.fromkeys(names.values(), rung(verdict, why))
-
-        (step,) = steps
-        if mean["verdict"] == "breach":
-            return every("not run", "see witness_mean")
-        try:
-            whole, asked = ask(self.computer, step, self.record.state, evaluate=True)
-        except Exception as error:
-            return every("not run", f"in eval mode {failure(error)}")
-        if asked.found and asked.found["verdict"] != FINE:
-            # what eval mode alone does is no fault of the training that was seen
-            seen = mean["verdict"] == FINE
-            verdict = "not run" if seen else asked.found["verdict"]
-            return every(verdict, asked.found["detail"])
-        return {names[name]: self._probed(row, whole) for name, row in rows.items()}
-
-    def _probed(self, row: Mapping[str, Any], whole: Pass) -> Rung:
-        state, step, name = self.record.state, row["step"], row["name"]
-        bits = self.task.precision if name == "rounded" else "float32"
-        groups, own = self.computer.groups_of(step), self.computer.own_precision
-        try:
-            one, other = (own(state, groups, bits, True, seed) for seed in (1, 2))
-            noise = self._rounding(whole, True, step, state, bits, evaluate=True)
-        except RuntimeError as error:
-            return rung("not run", f"in {bits} {str(error)[:100]}")
-        if one.far_from(other) > 0:
-            return rung("not run", "in eval mode too the loss is a random number")
-        found = Pass(row["loss"], self.record.of(name, "gradients"))
-        compared = self._compare(f"the {name}", found, whole, noise, bits)
-        return compared if isinstance(compared, dict) else largest(compared).rung()
-
-    def training(self) -> dict[str, Rung]:
-        """Compare the sampled steps. Where the loss of a sample depends on nothing
-        else, with the whole batch; where it depends on its part of the batch (batch
-        norm), with the parts; where on random numbers, only how far those carry it.
-        """
-        names, bits = ("witness_gradients", "witness_loss"), self.task.precision
-        try:
-            random = any(map(self._draws, self.steps))
-        except RuntimeError as error:
-            why = f"in {bits} {str(error)[:100]}"
-            return dict.fromkeys(names, rung("not run", why))
-        if random:
-            why = "in training the loss depends on random numbers"
-            spread = spread_rung(self.computer, self.record)
-            both = dict.fromkeys(names, rung("not run", why))
-            return both | {"witness_spread": spread}
-        compared: list[tuple[Gap, Gap]] = []
-        refused: list[Rung] = []
-        for step in self.steps:
-            found = Pass(self.record.losses[step], self.record.of(step, "gradients"))
-            if bits == "fp16" and not found.is_finite():
-                # the scaler leaves such a step out, as step_rung has seen
-                continue
-            state = self.record.of(step, "before")
-            right, alone = self._right(step, state)
-            try:
-                noise = self._rounding(right, alone, step, state, bits, evaluate=False)
-                one = self._compare(f"step {step}", found, right, noise, bits)
-            except RuntimeError as error:
-                one = rung("not run", f"in {bits} {str(error)[:100]}")
-            if not isinstance(one, dict):
-                compared.append(one)
-            elif one["verdict"] == "breach":
-                return dict.fromkeys(names, one)
-            else:
-                refused.append(one)
-        if not compared and not refused:
-            why = "every sampled step has overflowed"
-            return dict.fromkeys(names, rung("not run", why))
-        rungs = [largest(gaps).rung() for gaps in zip(*compared, strict=True)]
-        if refused and not any(
-            one["verdict"] == "breach" and one["max_abs_diff"] is not None
-            for one in rungs
-        ):
-            return dict.fromkeys(names, refused[0])
-        return dict(zip(names, rungs, strict=True))
-
-    def _right(self, step: int, state: State) -> tuple[Pass, bool]:
-        # what training without random numbers computes, and whether the loss of each
-        # sample depends on that sample alone. If not, the parts count: batch norm
-        # differs by design, and of anything else ``witness_mean`` gives the cause
-        computer = self.computer
-        if not any(isinstance(one, _BatchNorm) for one in computer.own.modules()):
-            whole, asked = ask(computer, step, state, evaluate=False)
-            self.known[step] = asked
-            if asked.found is None or asked.found["verdict"] == FINE:
-                return whole, True
-        whole = computer.exact(state, [[computer.batch_of(step)]], evaluate=False)
-        shares = computer.exact(state, computer.groups_of(step), evaluate=False)
-        alone = shares.far_from(whole) <= CLOSE[computer.type]
-        return (whole if alone else shares), alone
-
-    def _draws(self, step: int) -> bool:
+    names = ("witness_gradients", "witness_loss")
+    bits, record = computer.task.precision, computer.record
+    try:
         # a random number, used or not: one that did not matter this time may the next
-        state, groups = self.record.of(step, "before"), self.computer.groups_of(step)
-        given = state, groups, self.task.precision, False
-        return self.computer.own_precision(*given).drew
-
-    def _rounding(
-        self,
-        right: Pass,
-        alone: bool,
-        step: int,
-        state: State,
-        bits: str,
-        evaluate: bool,
-    ) -> Pass:
-        # how far from ``right`` the run's own precision is, one unit away
-        loss, far = 0.0, dict.fromkeys(right.gradients, 0.0)
-        ranks, batch = self.task.world_size, self.computer.batch_of(step)
-        for seed, number in enumerate((1, max(2, ranks), ranks)):
-            groups: Groups = self.computer.groups_of(step)
-            if alone and not self.task.whole:
-                # the parts that the mean was asked for
-                groups = [[part] for part in cuts(batch, number)]
-            start = self.computer.nudged(state, seed)
-            one = self.computer.own_precision(start, groups, bits, evaluate)
-            loss = max(loss, abs(one.loss - right.loss))
-            for name, wanted in right.gradients.items():
-                far[name] = max(far[name], gap(one.of(name, wanted), wanted))
-        gradients = {name: torch.tensor(apart) for name, apart in far.items()}
-        return Pass(loss, gradients, unit=one.unit)
-
-    def _compare(
-        self, where: str, found: Pass, right: Pass, noise: Pass, bits: str
-    ) -> tuple[Gap, Gap] | Rung:
-        # of the gradients and of the loss; or a rung, where nothing can be compared
-        if not right.is_finite():
-            return rung("breach", f"{where}: the loss or its gradient is not finite")
-        share = noise.largest() / (right.largest() + 1e-300)
-        if not FACTOR * share <= NOISE:
-            # a gradient that is not even about the right one along it is wrong anyway
-            wanted = right.flat(right)
-            along = float(found.flat(right).double() @ wanted / (wanted @ wanted))
-            if share * FACTOR < ALONG_NOISE and not 1 - ALONG <= along <= 1 + ALONG:
-                why = f"along the right gradient it is {along:.3g} of it"
-                return rung("breach", f"{where}: {why}")
-            return rung("not run", f"{where}: rounding is as large as the gradient")
-        if bits in SIXTEEN_BITS and found.far_from(right) < share / 99:
-            return rung("breach", f"{where} is finer than {bits} can be")
-        said, wanted = torch.tensor([found.loss, right.loss], dtype=torch.float64)
-        allowed = FACTOR * (noise.loss + noise.unit * abs(right.loss))
-        loss = compare(said, wanted, allowed, f"{where}: loss {found.loss:.6g}")
-        gaps = []
-        for name, one in {**found.gradients, **right.gradients}.items():
-            said, wanted = found.of(name, one), right.of(name, one)
-            most, carried = size(wanted), float(noise.of(name, torch.zeros(())))
-            allowed = FACTOR * (carried + torch.finfo(said.dtype).eps * most)
-            if bits in SIXTEEN_BITS:
-                allowed += SIXTEEN_BIT_FLOOR * right.largest()
-            if self.task.wire is not None:
-                # each rank's share is rounded, then the sum at each hop
-                wire, times = torch.finfo(self.task.wire), 2 * self.task.world_size
-                allowed += times * wire.eps * (most + wire.smallest_normal)
-            gaps.append(compare(said, wanted, allowed, f"{where}: gradient of {name}"))
-        return largest(gaps), loss
+        random = any(
+            computer.own_precision(
+                record.of(step, "before"), computer.groups_of(step), bits, False
+            ).drew
+            for step in record.steps()
+        )
+    except RuntimeError as error:
+        return dict.fromkeys(names, rung("not run", f"in {bits} {str(error)[:100]}"))
+    if random:
+        why = "in training the loss depends on random numbers"
+        both = dict.fromkeys(names, rung("not run", why))
+        return both | {"witness_spread": spread_rung(computer)}
+    compared: list[tuple[Gap, Gap]] = []
+    refused: list[Rung] = []
+    for step in record.steps():
+        found = Pass(record.losses[step], record.of(step, "gradients"))
+        if bits == "fp16" and not found.is_finite():
+            # the scaler leaves such a step out, as step_rung has seen
+            continue
+        state = record.of(step, "before")
+        right, alone = _right(computer, step, state, known)
+        try:
+            noise = _rounding(computer, step, state, right, alone, bits, evaluate=False)
+            one = _compare(computer.task, f"step {step}", found, right, noise, bits)
+        except RuntimeError as error:
+            one = rung("not run", f"in {bits} {str(error)[:100]}")
+        if not isinstance(one, dict):
+            compared.append(one)
+        elif one["verdict"] == "breach":
+            return dict.fromkeys(names, one)
+        else:
+            refused.append(one)
+    if not compared and not refused:
+        why = "every sampled step has overflowed"
+        return dict.fromkeys(names, rung("not run", why))
+    rungs = [largest(gaps).rung() for gaps in zip(*compared, strict=True)]
+    wrong = [one for one in rungs if one["verdict"] == "breach"]
+    if refused and not any(one["max_abs_diff"] is not None for one in wrong):
+        return dict.fromkeys(names, refused[0])
+    return dict(zip(names, rungs, strict=True))
 
 
-def spread_rung(computer: Computer, record: Record) -> Rung:
+def _right(
+    computer: Computer, step: int, state: State, known: dict[int, Asked]
+) -> tuple[Pass, bool]:
+    # what training without random numbers computes, and whether the loss of each sample
+    # depends on that sample alone. If not, the parts count: batch norm differs by
+    # design, and of anything else ``witness_mean`` gives the cause
+    if not any(isinstance(one, _BatchNorm) for one in computer.own.modules()):
+        whole, known[step] = ask(computer, step, state, evaluate=False)
+        found = known[step].found
+        if found is None or found["verdict"] == FINE:
+            return whole, True
+    whole = computer.exact(state, [[computer.batch_of(step)]], evaluate=False)
+    shares = computer.exact(state, computer.groups_of(step), evaluate=False)
+    alone = shares.far_from(whole) <= CLOSE[computer.type]
+    return (whole if alone else shares), alone
+
+
+def _rounding(
+    computer: Computer,
+    step: int,
+    state: State,
+    right: Pass,
+    alone: bool,
+    bits: str,
+    evaluate: bool,
+) -> Pass:
+    # how far from ``right`` the run's own precision is, one unit away
+    loss, far = 0.0, dict.fromkeys(right.gradients, 0.0)
+    ranks, batch = computer.task.world_size, computer.batch_of(step)
+    for seed, number in enumerate((1, max(2, ranks), ranks)):
+        groups: Groups = computer.groups_of(step)
+        if alone and not computer.task.whole:
+            # the parts that the mean was asked for
+            groups = [[part] for part in cuts(batch, number)]
+        start = computer.nudged(state, seed)
+        one = computer.own_precision(start, groups, bits, evaluate)
+        loss = max(loss, abs(one.loss - right.loss))
+        for name, wanted in right.gradients.items():
+            far[name] = max(far[name], gap(one.of(name, wanted), wanted))
+    gradients = {name: torch.tensor(apart) for name, apart in far.items()}
+    return Pass(loss, gradients, unit=one.unit)
+
+
+def _compare(
+    task: Task, where: str, found: Pass, right: Pass, noise: Pass, bits: str
+) -> tuple[Gap, Gap] | Rung:
+    # of the gradients and of the loss; or a rung, where nothing can be compared
+    if not right.is_finite():
+        return rung("breach", f"{where}: the loss or its gradient is not finite")
+    share = noise.largest() / (right.largest() + 1e-300)
+    if not FACTOR * share <= NOISE:
+        # a gradient that is not even about the right one along it is wrong anyway
+        wanted = right.flat(right)
+        along = float(found.flat(right).double() @ wanted / (wanted @ wanted))
+        if share * FACTOR < ALONG_NOISE and not 1 - ALONG <= along <= 1 + ALONG:
+            why = f"along the right gradient it is {along:.3g} of it"
+            return rung("breach", f"{where}: {why}")
+        return rung("not run", f"{where}: rounding is as large as the gradient")
+    if bits in SIXTEEN_BITS and found.far_from(right) < share / 99:
+        return rung("breach", f"{where} is finer than {bits} can be")
+    said, wanted = torch.tensor([found.loss, right.loss], dtype=torch.float64)
+    allowed = FACTOR * (noise.loss + noise.unit * abs(right.loss))
+    loss = compare(said, wanted, allowed, f"{where}: loss {found.loss:.6g}")
+    gaps = []
+    for name, one in {**found.gradients, **right.gradients}.items():
+        said, wanted = found.of(name, one), right.of(name, one)
+        most, carried = size(wanted), float(noise.of(name, torch.zeros(())))
+        allowed = FACTOR * (carried + torch.finfo(said.dtype).eps * most)
+        if bits in SIXTEEN_BITS:
+            allowed += SIXTEEN_BIT_FLOOR * right.largest()
+        if task.wire is not None:
+            # each rank's share is rounded, then the sum at each hop
+            wire, times = torch.finfo(task.wire), 2 * task.world_size
+            allowed += times * wire.eps * (most + wire.smallest_normal)
+        gaps.append(compare(said, wanted, allowed, f"{where}: gradient of {name}"))
+    return largest(gaps), loss
+
+
+def spread_rung(computer: Computer) -> Rung:
     """Compare the loss, the gradient along its mean and its distance from it with what
     draws of random numbers do to them; and with eval mode. This refutes only.
     """
-    worst, steps = NO_GAP, record.steps()
+    worst, record = NO_GAP, computer.record
+    steps = record.steps()
     for step in dict.fromkeys((steps[-1], steps[0])):
         claim = Pass(record.losses[step], record.of(step, "gradients"))
         if computer.task.precision == "fp16" and not claim.is_finite():
             continue
-        found = _spread(computer, record, step, claim, NUM_DRAWS)
+        found = _spread(computer, step, claim, NUM_DRAWS)
         if found.share > 1:
             # what is drawn rarely is missing among few
-            found = _spread(computer, record, step, claim, MANY_DRAWS)
+            found = _spread(computer, step, claim, MANY_DRAWS)
         if found.share < 0:
             return rung("not run", f"step {step}: some draws change nothing")
         worst = largest([worst, found])
@@ -266,10 +264,8 @@ def spread_rung(computer: Computer, record: Record) -> Rung:
     return worst.rung()
 
 
-def _spread(
-    computer: Computer, record: Record, step: int, claim: Pass, number: int
-) -> Gap:
-    state, groups = record.of(step, "before"), computer.groups_of(step)
+def _spread(computer: Computer, step: int, claim: Pass, number: int) -> Gap:
+    state, groups = computer.record.of(step, "before"), computer.groups_of(step)
     named = computer.own.named_parameters()
     trained = {name: p.detach() for name, p in named if p.requires_grad}
     every = 1 + sum(p.numel() for p in trained.values()) // NUM_ELEMENTS

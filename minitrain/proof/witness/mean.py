@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from minitrain.proof.witness.passes import Computer, Pass, State, failure
-from minitrain.proof.witness.record import Record, Rung, Tensors, cuts, rung
+from minitrain.proof.witness.record import Rung, Tensors, cuts, rung
 
 # what is no mean, or no function of its samples, is farther from one; a model that
 # computes partly in float32 comes as near as 2e-7
@@ -37,7 +37,7 @@ class Asked(NamedTuple):
 
 
 def mean_rungs(
-    computer: Computer, record: Record, others: Iterable[int], known: dict[int, Asked]
+    computer: Computer, others: Iterable[int], known: dict[int, Asked]
 ) -> dict[str, Rung]:
     """Compare the batches of all sampled steps, and of ``others`` from the final state,
     with their parts: in training (``known`` of some steps), or in eval mode where
@@ -46,6 +46,7 @@ def mean_rungs(
     if computer.task.whole:
         why = "the forward pass communicates: no batch is cut"
         return {"witness_mean": rung("not run", why)}
+    record = computer.record
     states = [(step, record.of(step, "before")) for step in record.steps()]
     states += [(step, dict(record.state)) for step in others]
     try:
@@ -144,11 +145,11 @@ def _wrong_weights(
     return f"{has}, by their targets {right}{': it is a sum' if is_sum else ''}"
 
 
-def buffers_rung(computer: Computer, record: Record) -> Rung | None:
+def buffers_rung(computer: Computer) -> Rung | None:
     """Compare the buffers that two ranks leave after a pass from one state, and the
     loss and gradient of one part from each; None where no buffer may change.
     """
-    names = _own_buffers(computer.own)
+    names, record = _own_buffers(computer.own), computer.record
     step = record.steps()[-1]
     state = record.of(step, "before")
     parts = [group[0] for group in computer.groups_of(step) if group]

@@ -2,6 +2,7 @@
 
 import pickle
 import random
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -18,7 +19,14 @@ from torch.nn.modules.module import (
 from torch.overrides import TorchFunctionMode, has_torch_function
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from minitrain.proof.witness.record import Task, Tensors, doubled
+from minitrain.proof.witness.record import (
+    Record,
+    Task,
+    Tensors,
+    chosen,
+    doubled,
+    names_of,
+)
 
 SIXTEEN_BITS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # what GradScaler starts from; it halves until nothing overflows
@@ -105,15 +113,35 @@ class Computer:
         self,
         task: Task,
         model: nn.Module,
+        record: Record,
         batch_of: Callable[[int], Any],
-        groups_of: Callable[[int], Groups],
     ) -> None:
-        self.task, self.batch_of, self.groups_of = task, batch_of, groups_of
+        self.task, self.record, self.batch_of = task, record, batch_of
         self.own, self.fine = model, built(task)
         self.modes = [module.training for module in self.own.modules()]
         self.type = torch.float64
         # why it cannot compute in float64, if so
         self.failed = ""
+
+    def groups_of(self, step: int) -> Groups:
+        """Return a batch as the ranks computed it: a group for each shard, in it its
+        parts; or if the forward pass communicates, micro-batch k of all ranks as one
+        part. Samples of one content are interchangeable.
+        """
+        batch = self.batch_of(step)
+        places = {name: place for place, name in enumerate(names_of(batch))}
+        fed = [row for row in self.record.kind("fed") if row["step"] == step]
+        groups: dict[Any, list[list[str]]] = defaultdict(list)
+        for row in () if self.task.whole else fed:
+            for part in row["parts"]:
+                groups[row["rank"], part["shard"]].append(part["samples"])
+        ranks = [row["parts"] for row in fed] if self.task.whole else []
+        for parts in zip(*ranks, strict=True):
+            groups["all"].append([name for part in parts for name in part["samples"]])
+        return [
+            [chosen(batch, [places[n] for n in names]) for names in group if names]
+            for group in groups.values()
+        ]
 
     def exact(
         self, state: State, groups: Groups, evaluate: bool, *, steady: bool = False
