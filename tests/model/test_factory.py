@@ -268,10 +268,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
         sparse(),
         "model: the gradient of table.weight is sparse, must be dense",
     ),
-    "lazy": (
-        nn.LazyLinear(1),
-        "model: weight has no shape yet; it must not be lazy",
-    ),
+    "lazy": (nn.LazyLinear(1), "model: weight has no shape yet; it must not be lazy"),
     "all frozen": (
         Scripted(lambda w: having(w.sum())).requires_grad_(False),
         NOTHING_TO_TRAIN,
