@@ -18,12 +18,10 @@ from minitrain.core.provenance import require_same_build
 from minitrain.proof.runs import ladder_of_run, reference_of
 from minitrain.report.breach import breach_line, refuse
 from minitrain.train.config import config_of
-from minitrain.train.identity import checkpoints_of
 
 EVIDENCE = Path("data/evidence")
 SHARDS = Path("data/shards/world-1")
 METRICS = Path("metrics")
-ONE = "one-process"
 
 
 def main() -> None:
@@ -35,8 +33,7 @@ def main() -> None:
     require_same_build({str(file): read_json(file, "torch") for file in files})
 
     config = config_of(params, SHARDS, 1)
-    checkpoints = checkpoints_of(params, SHARDS, ONE, 1)
-    one, twin = reference_of(params, config, EVIDENCE, checkpoints)
+    one, twin = reference_of(params, config, EVIDENCE)
     verdicts = {}
     for run in params.runs():
         evidence = EVIDENCE / run / "evidence.json"
@@ -49,7 +46,6 @@ def main() -> None:
             "state_sha256": read_json(evidence, "state_sha256")["state_sha256"],
         }
     write_json(METRICS / "equivalence.json", verdicts)
-    checkpoints.forget()
     if line := breach_line(verdicts):
         # nothing downstream runs, so what it published last time would stay
         refuse(verdicts, METRICS)

@@ -11,12 +11,11 @@ from pathlib import Path
 import torch
 
 from minitrain.core.errors import run_stage
-from minitrain.core.files import read_jsonl, sha256_file
+from minitrain.core.files import read_jsonl
 from minitrain.core.params import load_params
 from minitrain.core.provenance import require_torch
 from minitrain.proof.replay import replay
 from minitrain.train.config import config_of
-from minitrain.train.identity import checkpoints_of
 from minitrain.train.outputs import write_records
 from minitrain.train.step_record import save_tensors
 
@@ -36,14 +35,11 @@ def main() -> None:
     rows, name = read_jsonl(hashes, "kind"), f"replay-{world_size}"
     shards = Path(f"data/shards/world-{world_size}")
     config = config_of(params, shards, world_size)
-    read = {"hashes.jsonl": sha256_file(hashes)}
-    checkpoints = checkpoints_of(params, shards, name, world_size, **read)
-    again = replay(config, rows, world_size, show=name, checkpoints=checkpoints)
+    again = replay(config, rows, world_size, show=name)
 
     out = Path(f"data/runs/{name}")
     save_tensors(out / "state.pt", again.state)
     write_records(out, again.results, threads)
-    checkpoints.forget()
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from minitrain.data.batches import causal_lm_loss
 from minitrain.data.cut import InMemory, count_targets
 from minitrain.harness.launcher import launch
 from minitrain.harness.run_dir import private_folder
-from minitrain.proof import single_process
+from minitrain.proof import runs
 from minitrain.proof.evidence import Evidence, evidence_of
 from minitrain.proof.replay import replay
 from minitrain.proof.ulp import same
@@ -166,8 +166,8 @@ def run_replay(
 
 
 # one process with the whole batches; the same from a start one ULP away
-run_alone = alone()(single_process.run_one_process)
-run_twin = alone()(single_process.run_twin)
+run_alone = alone()(runs.run_one_process)
+run_twin = alone()(runs.run_twin)
 
 
 def in_memory(params: Params, shards: Path, num_steps: int) -> RunConfig:

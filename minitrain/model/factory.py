@@ -8,16 +8,11 @@ import importlib.util
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib.abc import MetaPathFinder
-from importlib.machinery import (
-    SOURCE_SUFFIXES,
-    FileFinder,
-    ModuleSpec,
-    SourceFileLoader,
-)
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -69,11 +64,17 @@ def make_model(factory: Callable[[], Any], name: str) -> nn.Module:
 
 def _find_factory(params: Model) -> Callable[..., Any]:
     module_name, _, name = params.factory.rpartition(":")
-    module = _import(module_name) if module_name else _load_file(Path(params.file))
+    where = module_name or params.file
+    try:
+        module = importlib.import_module(where) if module_name else _load(Path(where))
+    except UserError:
+        raise
+    except _FAILURES as error:
+        key = "model.factory:" if module_name else "model.file"
+        raise UserError(f"{key} {where}: {_cause(error)}") from error
     factory = getattr(module, name, None)
     if not callable(factory):
-        where = module_name or params.file
-        near = did_you_mean(name, _functions_of(module))
+        near = did_you_mean(name, [n for n in vars(module) if not n.startswith("_")])
         raise UserError(
             f"model.factory = {params.factory!r}: {where} has no function {name!r}"
             f"{near}"
@@ -81,48 +82,7 @@ def _find_factory(params: Model) -> Callable[..., Any]:
     return factory
 
 
-class _Beside(MetaPathFinder):
-    # a folder on sys.path would outlive its model
-
-    def __init__(self, folder: Path) -> None:
-        # with its own list of the folder: those that Python keeps may be old
-        self._files = FileFinder(str(folder), (SourceFileLoader, SOURCE_SUFFIXES))
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        # what lies in a package, the package finds
-        spec = self._files.find_spec(name) if path is None else None
-        # a mere folder must not hide a package of its name that is installed
-        return spec if spec is not None and spec.loader is not None else None
-
-
-@contextmanager
-def neighbors_of(file: Path) -> Iterator[None]:
-    """What lies beside ``file`` can be imported in the body, and comes first. Each
-    module is loaded once in a process, as all modules are.
-    """
-    finder = _Beside(file.resolve().parent)
-    sys.meta_path.insert(0, finder)
-    try:
-        yield
-    finally:
-        sys.meta_path.remove(finder)
-
-
-def _functions_of(module: ModuleType) -> list[str]:
-    named = vars(module).items()
-    return [name for name, one in named if callable(one) and not name.startswith("_")]
-
-
-def _import(module_name: str) -> ModuleType:
-    try:
-        return importlib.import_module(module_name)
-    except _FAILURES as error:
-        raise UserError(f"model.factory: {module_name}: {_cause(error)}") from error
-
-
-def _load_file(path: Path) -> ModuleType:
+def _load(path: Path) -> ModuleType:
     if not path.is_file():
         near = nearest_file(path)
         raise UserError(f"model.file = {str(path)!r}: no such file{near}")
@@ -132,26 +92,40 @@ def _load_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     # dataclasses look their module up by name while it is being executed
     sys.modules[spec.name] = module
-    try:
-        spec.loader.exec_module(module)
-    except _FAILURES as error:
-        raise UserError(f"model.file {path}: {_cause(error)}") from error
+    spec.loader.exec_module(module)
     return module
 
 
+class _Beside(MetaPathFinder):
+    # a folder on sys.path would outlive its model
+
+    def __init__(self, folder: Path) -> None:
+        self._path = [str(folder)]
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        # what lies in a package, the package finds; and a mere folder must not hide a
+        # package of its name that is installed
+        spec = PathFinder.find_spec(name, self._path) if path is None else None
+        return spec if spec is not None and spec.loader is not None else None
+
+
+@contextmanager
+def neighbors_of(file: Path) -> Iterator[None]:
+    """Let the body import what lies beside ``file``, before all else. Each module is
+    loaded once in a process, as all modules are.
+    """
+    finder = _Beside(file.resolve().parent)
+    # the list of a folder that Python keeps may be old
+    importlib.invalidate_caches()
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
 def _cause(error: BaseException) -> str:
-    root = error
-    while below := root.__cause__ or _context(root):
-        root = below
-    told = _told(error)
-    return told if root is error else f"{told}, caused by {_told(root)}"
-
-
-def _context(error: BaseException) -> BaseException | None:
-    return None if error.__suppress_context__ else error.__context__
-
-
-def _told(error: BaseException) -> str:
+    # with the last line that is the user's
     frames = traceback.extract_tb(error.__traceback__)
     users = [frame for frame in frames if _is_users(frame.filename)]
     place = f" ({users[-1].filename}:{users[-1].lineno})" if users else ""

@@ -43,7 +43,7 @@ def not_run(why: str) -> Rung:
 
 
 def ranks_rung(states: Sequence[Tensors]) -> Rung:
-    """Every rank's final state against rank 0's: equal bits."""
+    """Compare every rank's final state with rank 0's: equal bits."""
     if len(states) < 2:
         return not_run(ALONE)
     for rank, state in enumerate(states[1:], start=1):
@@ -54,28 +54,28 @@ def ranks_rung(states: Sequence[Tensors]) -> Rung:
 
 
 def bits_rung(a: Tensors, b: Tensors) -> Rung:
-    """Two sets of tensors: equal bits, and no NaN, which is equal to nothing."""
+    """Compare two sets of tensors: equal bits, and no NaN, which equals nothing."""
     apart = distance(a, b)
     if apart.bytes_equal and (nan := first_nan(a)):
         return Rung(True, None, None, "breach", f"tensor {nan} holds NaN")
-    verdict: Verdict = "equal" if apart.bytes_equal else "breach"
-    detail = "" if apart.bytes_equal else f"tensor {apart.tensor} differs"
-    return Rung(apart.bytes_equal, apart.max_ulp, apart.max_abs_diff, verdict, detail)
+    if apart.bytes_equal:
+        return Rung(True, 0, 0.0, "equal", "")
+    detail = f"tensor {apart.tensor} differs"
+    return Rung(False, apart.max_ulp, apart.max_abs_diff, "breach", detail)
 
 
 def hashes_rung(
     run: Rows, other: Rows, what: What, world_size: int | None = None
 ) -> Rung:
-    """Recorded hashes of every rank of ``run`` against the same of ``other``: equal, or
-    the first step and tensor that differ. Each of ``world_size`` ranks, if given, must
-    have recorded some.
+    """Compare the recorded hashes of every rank with ``other``'s: equal, or the first
+    step and tensor that differ. Each of ``world_size`` ranks, if given, must have
+    recorded some.
     """
     ours, theirs = (
         {(row["step"], row["rank"]): row[what] for row in of_kind(rows, "tensors")}
         for rows in (run, other)
     )
-    present = {rank for _, rank in ours}
-    silent = [r for r in range(world_size or 0) if r not in present]
+    silent = sorted({*range(world_size or 0)} - {rank for _, rank in ours})
     if silent:
         return _breach(f"rank {silent[0]} recorded nothing")
     if not ours or ours.keys() != theirs.keys():
@@ -89,7 +89,7 @@ def hashes_rung(
 
 
 def losses_rung(run: Sequence[float], other: Sequence[float]) -> Rung:
-    """The reduced loss of every step against ``other``'s: equal bits."""
+    """Compare the reduced loss of every step with ``other``'s: equal bits."""
     if len(run) != len(other) or not run:
         return _breach(f"{len(run)} steps against {len(other)}")
     for step, (ours, theirs) in enumerate(zip(run, other, strict=True)):
@@ -100,7 +100,7 @@ def losses_rung(run: Sequence[float], other: Sequence[float]) -> Rung:
 
 
 def unwatched_rung(run: Rows) -> Rung:
-    """Gradients of step 0 against those of DDP without our hook, as torch has it."""
+    """Compare the gradients of step 0 with those of DDP without our hook."""
     bare = {row["rank"]: row["gradients"] for row in of_kind(run, "unwatched")}
     if not bare:
         return not_run("the strategy is another thing without its hook")
@@ -115,7 +115,7 @@ def unwatched_rung(run: Rows) -> Rung:
 
 
 def precision_rung(run: Rows, replay: Rows) -> Rung:
-    """The state of the loss scaler at every recorded step, with the replay's."""
+    """Compare the loss scaler's state at every recorded step with the replay's."""
     wanted = {row["step"]: row.get("precision") for row in of_kind(replay, "tensors")}
     rows = of_kind(run, "tensors")
     for row in rows:
@@ -128,8 +128,8 @@ def precision_rung(run: Rows, replay: Rows) -> Rung:
 
 
 def data_rung(run: Rows, other: Rows) -> Rung:
-    """The hash of every step's global batch against ``other``'s: the same samples, and
-    on the same ranks where both have as many.
+    """Compare the hash of every global batch with ``other``'s: the same samples, and on
+    the same ranks if both have as many.
     """
     ours, theirs = (of_kind(rows, "batch") for rows in (run, other))
     for step, (a, b) in enumerate(zip(ours, theirs, strict=False)):
@@ -143,8 +143,8 @@ def data_rung(run: Rows, other: Rows) -> Rung:
 
 
 def trained_rung(run: Rows) -> Rung:
-    """Trained parameters changed between the first and the last recorded step: things
-    that never changed are equal for no reason. A buffer that counts does not count.
+    """Require that trained parameters changed between the first and the last recorded
+    step. A buffer that counts does not count.
     """
     tensors = of_kind(run, "tensors")
     if not tensors:
@@ -161,7 +161,7 @@ def trained_rung(run: Rows) -> Rung:
 
 
 def reduced_once_rung(run: Rows) -> Rung:
-    """Every trained parameter is in exactly one bucket of a step: reduced once."""
+    """Require every trained parameter in exactly one bucket of a step."""
     layouts = of_kind(run, "buckets")
     trained = {n for row in of_kind(run, "tensors") for n in row["gradients"]}
     if not layouts:

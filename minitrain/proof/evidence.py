@@ -13,10 +13,10 @@ from minitrain.train.step_record import TrainResult, load_tensors, mean_losses, 
 
 @dataclass(frozen=True)
 class Evidence:
-    """``rows`` of hashes, the loss of every step, the final state of every rank, and
-    what was ``sampled`` by STEP/KIND/NAME; the state that it started from, of a step
-    that was kept the ``values`` of each rank, and ``results``, where in memory. A twin
-    has the ``unit`` in the last place of 1 in the coarsest type that it computed in.
+    """Rows of hashes, the loss of every step, the final state of every rank, tensors
+    ``sampled`` by STEP/KIND/NAME, the state at the start, of a step that was kept the
+    ``values`` of each rank, and ``results`` if in memory. A twin has the ``unit`` in
+    the last place of 1 in the coarsest type that it computed in.
     """
 
     rows: Rows
@@ -51,7 +51,7 @@ class Evidence:
 def evidence_of(
     results: Sequence[TrainResult], states: Sequence[Tensors], **more: Any
 ) -> Evidence:
-    """What a run in memory left: what each rank knows, and its state."""
+    """Collect what each rank of a run in memory recorded, and its state."""
     return Evidence(
         rows=rows_of(results),
         losses=mean_losses(results),
@@ -65,9 +65,9 @@ def evidence_of(
 def read_evidence(
     folder: Path, states: Sequence[Path], *, sampled: bool = True, **more: Any
 ) -> Evidence:
-    """What a run left in ``folder``; ``states`` are the files of the ranks. A replay
-    has nothing ``sampled``; ``more`` are other fields. Raises OSError for a file that
-    is missing, UserError for one that is damaged.
+    """Read the evidence of a run in ``folder``; ``states`` are the files of the ranks.
+    A replay has nothing ``sampled``; ``more`` are other fields. Raises OSError for a
+    file that is missing, UserError for one that is damaged.
     """
     return Evidence(
         rows=read_jsonl(folder / "hashes.jsonl", "kind"),

@@ -28,8 +28,9 @@ def of_kind(rows: Rows, kind: str) -> list[Mapping[str, Any]]:
 def first_difference(
     run: Rows, other: Rows, whats: Sequence[What] = IN_ORDER
 ) -> Difference | None:
-    """By step, then in the order of ``whats``, of ranks and of names in the recording:
-    the first hash of ``run`` that is not that of ``other``, or is missing in one.
+    """Find the first hash of ``run`` that is not that of ``other``, or is missing in
+    one: by step, then in the order of ``whats``, of ranks and of names in the
+    recording.
     """
     ours, theirs = (
         {(row["step"], row["rank"]): row for row in of_kind(rows, "tensors")}

@@ -12,12 +12,12 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from minitrain.proof.first_difference import Rows, of_kind
-from minitrain.proof.words import CHANGES
 from minitrain.train.config import RunConfig
 from minitrain.train.rng import untouched_random_state
 from minitrain.train.step_record import sha256_tensor
 
 DRAWS = "the forward pass draws random numbers, each rank its own"
+CHANGES = "each rank's forward pass changes"
 NORMALIZES = "batch norm normalizes by each rank's own samples"
 # what batch norm keeps; a buffer that somebody adds to one is not its own
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -44,18 +44,18 @@ class Forward:
 
 
 def forward_of(run: Rows, config: RunConfig) -> Forward:
-    """By what ``run`` recorded, and by the model of ``config``: which buffers are those
-    of batch norm no record says.
+    """Tell by what ``run`` recorded, and by the model of ``config``: which buffers are
+    those of batch norm no record says.
     """
-    rows = of_kind(run, "forward")
     changed, statistics = _changed_buffers(run, config)
-    if any(row["draws_random_numbers"] for row in rows):
-        return Forward(DRAWS, changed)
-    return Forward(NORMALIZES if {*changed} & statistics else None, changed)
+    why = NORMALIZES if {*changed} & statistics else None
+    if any(row["draws_random_numbers"] for row in of_kind(run, "forward")):
+        why = DRAWS
+    return Forward(why, changed)
 
 
 def collectives_of(run: Rows) -> list[str]:
-    """Names of the collectives that the model and its loss call in a forward pass."""
+    """Return the names of the collectives that a forward pass calls."""
     rows = of_kind(run, "collectives")
     return sorted({name for row in rows for name in row["names"]})
 

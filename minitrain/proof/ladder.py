@@ -3,11 +3,10 @@
 Two steps, because a pipeline collects the evidence on each run before it compares runs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from minitrain.analysis.verdicts import FINE
 from minitrain.proof.bits import (
@@ -26,14 +25,14 @@ from minitrain.proof.bits import (
 from minitrain.proof.evidence import Evidence
 from minitrain.proof.first_difference import IN_ORDER, of_kind
 from minitrain.proof.forward import forward_of
-from minitrain.proof.reference import reference_rung
-from minitrain.proof.tolerances import Twin, one_process_rungs
+from minitrain.proof.replay import Hosts, reduction_of
+from minitrain.proof.tolerances import COMPARABLE, Twin, one_process_rungs
 from minitrain.sync.catalog import name_of
 from minitrain.sync.guarantees import Promise
+from minitrain.sync.strategy import Strategy
 from minitrain.train.config import RunConfig
 
 Rungs = dict[str, Rung]
-COMPARABLE = ("one_process", "one_process_gradients", "one_process_early")
 # the rungs that a strategy is held to where it promises so, and why not otherwise
 PROMISED: dict[Promise, tuple[tuple[str, ...], str]] = {
     "reduced_once": (
@@ -46,6 +45,10 @@ PROMISED: dict[Promise, tuple[tuple[str, ...], str]] = {
     ),
     "one_process": (COMPARABLE, "does not promise to stay close to one process"),
 }
+# of the reference; odd ones beside those of the run: chunks of a ring come out unequal
+SIZES = (1, 7, 1000)
+# elements, for the memory that many shards of a large model would take
+MOST = 1 << 20
 FEWER = (
     "the loss is no mean over samples, so ranks that see fewer of them (negatives, "
     "terms of a sum) compute another one than one process"
@@ -58,10 +61,9 @@ def own_rungs(
     replay: Evidence | None,
     witness: Mapping[str, Mapping[str, Any]],
 ) -> Rungs:
-    """The rungs of ``run`` by name, in the order in which causes come before effects.
-
-    Without a ``replay`` (a GPU, whose kernels add in an order of their own) its rungs
-    are not run, nor is what the strategy does not promise.
+    """Collect the rungs of ``run`` by name, in the order in which causes come before
+    effects. Without a ``replay`` (a GPU, whose kernels add in an order of their own)
+    its rungs are not run, nor is what the strategy does not promise.
     """
     testimony = {name: Rung(**rung) for name, rung in witness.items()}
     rungs = {
@@ -71,7 +73,8 @@ def own_rungs(
     }
     if "replay" in config.sync.guarantees.promises:
         count = config.num_shards(len(run.states))
-        given = count, _bucket_sizes(run), _dtype_of(run.state)
+        types = (t.dtype for t in run.state.values() if t.is_floating_point())
+        given = count, _bucket_sizes(run), next(types, torch.float32)
         rungs["reference"] = reference_rung(config.sync, *given)
     rungs["unwatched"] = unwatched_rung(run.rows)
     rungs["ranks"] = ranks_rung(run.states)
@@ -88,8 +91,8 @@ def _against_replay(run: Evidence, replay: Evidence, precision: str) -> Rungs:
     if precision == "fp16":
         rungs["precision"] = precision_rung(run.rows, replay.rows)
     for what in IN_ORDER:
-        found = hashes_rung(run.rows, replay.rows, what, len(run.states))
-        rungs[f"replay_{what}"] = found
+        given = run.rows, replay.rows, what, len(run.states)
+        rungs[f"replay_{what}"] = hashes_rung(*given)
     rungs["replay_losses"] = losses_rung(run.losses, replay.losses)
     rungs["replay"] = bits_rung(run.state, replay.state)
     return rungs
@@ -104,12 +107,12 @@ def ladder(
     atol: float,
     more: Mapping[str, Rung] | None = None,
 ) -> Rungs:
-    """All rungs of ``run``: its ``own``, those against ``one`` process (or the reason
-    why there is none), and ``more``. ``twin`` is asked only for what is beyond the
-    quick limits; ``atol`` is one of them.
+    """Collect all rungs of ``run``: its ``own``, those against ``one`` process (or the
+    reason why there is none), and ``more``. ``twin`` is asked only for what is beyond
+    the quick limits; ``atol`` is one of them.
     """
     if isinstance(one, str):
-        names = ("one_process", "one_process_data", *COMPARABLE[1:])
+        names = ("one_process", "one_process_data", *COMPARABLE[:2])
         beside = dict.fromkeys(names, not_run(one))
     else:
         beside = one_process_rungs(run, one, config, atol, twin)
@@ -148,17 +151,54 @@ def _not_comparable(rungs: Rungs, run: Evidence, config: RunConfig) -> Rungs:
 
 
 def _bucket_sizes(run: Evidence) -> set[int]:
-    return {
-        sum(
-            run.state[name].numel()
-            for name in bucket["parameters"]
-            if name in run.state
-        )
-        for row in of_kind(run.rows, "buckets")
-        for bucket in row["buckets"]
-    } - {0}
+    sizes = {name: tensor.numel() for name, tensor in run.state.items()}
+    rows = of_kind(run.rows, "buckets")
+    buckets = [bucket["parameters"] for row in rows for bucket in row["buckets"]]
+    return {sum(sizes.get(name, 0) for name in names) for names in buckets} - {0}
 
 
-def _dtype_of(state: Mapping[str, Tensor]) -> torch.dtype:
-    types = (t.dtype for t in state.values() if t.is_floating_point())
-    return next(types, torch.float32)
+def reference_rung(
+    strategy: type[Strategy], num_shards: int, sizes: Iterable[int], dtype: torch.dtype
+) -> Rung:
+    """Compare the reference of a strategy, which a replay repeats, with a float64 sum
+    of random gradients, for buckets of ``sizes`` elements, and several ways to put
+    ranks on hosts. A reference and a strategy that forget the same rank agree.
+
+    Adding n numbers rounds at most n times, each time by at most half a unit in the
+    last place of the sum of absolute values so far (Higham, Accuracy and Stability of
+    Numerical Algorithms, chapter 4); twice that is allowed.
+    """
+    chance = torch.Generator().manual_seed(0)
+    wire = strategy.guarantees.wire
+    coarse = getattr(torch, wire) if wire else dtype
+    unit, smallest = torch.finfo(coarse).eps, torch.finfo(coarse).smallest_normal
+    worst, where = 0.0, ""
+    for size in sorted({*SIZES, *(min(size, MOST) for size in sizes)}):
+        drawn = (torch.randn(size, generator=chance) for _ in range(num_shards))
+        shards = [one.to(dtype) for one in drawn]
+        right = torch.stack(shards).double()
+        allowed = (num_shards + 1) * (unit * right.abs().sum(0) + smallest)
+        for hosts in possible_hosts(strategy, num_shards):
+            found = reduction_of(strategy, hosts)([shard.clone() for shard in shards])
+            share = float(((found.double() - right.sum(0)).abs() / allowed).max())
+            if not share <= worst:
+                worst, where = share, f"{num_shards} shards of {size} elements"
+                where += f" on {len(hosts)} hosts" if len(hosts) > 1 else ""
+    if not worst <= 1:
+        detail = f"{where}: {worst:.3g} times what rounding explains"
+        return Rung(None, None, None, "breach", f"the reference is no sum: {detail}")
+    detail = f"at most {worst:.2g} of what rounding may do"
+    return Rung(None, None, None, "within tolerance", detail)
+
+
+def possible_hosts(strategy: type[Strategy], num_shards: int) -> list[Hosts]:
+    """Return some of the ways in which ranks may lie on hosts: on one, on two and on
+    three of unequal size, and each on its own; one way where none makes a difference.
+    """
+    ranks = range(num_shards)
+    counts = {1, 2, 3, num_shards} if strategy.guarantees.adds_in == "hosts" else {1}
+    return [
+        [[*ranks[first::count]] for first in range(count)]
+        for count in sorted(counts)
+        if count <= num_shards
+    ]

@@ -5,8 +5,7 @@ ring, a tree, a tree inside each host) over the buckets that the run recorded, a
 the same optimizer.
 """
 
-import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,25 +13,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from minitrain.core.errors import EvidenceError
+from minitrain.core.progress import progress
 from minitrain.data.batches import Batches
 from minitrain.proof.first_difference import Rows, of_kind
-from minitrain.proof.hosts import Reduction, hosts_of_run, reduction_of
-from minitrain.sync.strategy import copy_buffers, load_buffers, trained
-from minitrain.train.checkpoint import Checkpoints, Kept
+from minitrain.sync.strategy import Strategy, copy_buffers, load_buffers, trained
 from minitrain.train.config import RunConfig, plain_optimizer
 from minitrain.train.observer import shares_of_loss
 from minitrain.train.precision import Precision
-from minitrain.train.resume import run_through
 from minitrain.train.step_record import StepRecord, TrainResult
 from minitrain.train.worker import start_streams
 
 Gradients = dict[str, Tensor]
+Reduction = Callable[[Sequence[Tensor]], Tensor]
+# the ranks on each
+Hosts = list[list[int]]
 
 
 @dataclass
 class Replayed:
-    """What the rank of each shard would know (the rows of all are in that of the
-    first), the final state, and of a step that was to be kept the values.
+    """Results of the rank of each shard (the rows of all are in the first), the final
+    state, and of a step that was to be kept the values.
     """
 
     results: list[TrainResult]
@@ -48,63 +49,32 @@ def replay(
     show: str = "",
     keep: int | None = None,
     sampled: Iterable[int] = (),
-    checkpoints: Checkpoints | None = None,
 ) -> Replayed:
     """Repeat in this process what ``world_size`` ranks did who recorded ``rows``.
 
     It takes two things from the run: which gradients were added up together, and which
     ranks shared a host, for a strategy that adds there first. Threads must be those of
     the run for its bits to be repeated. ``show`` names a progress bar; ``keep`` is a
-    step whose values are kept, ``sampled`` steps whose tensors are. With
-    ``checkpoints`` it goes on from the newest.
+    step whose values are kept, ``sampled`` steps whose tensors are.
     """
-    recorder = partial(StepRecord, steps=config.recorded, sampled=sampled, keep=keep)
-    again = _Replay(config, rows, world_size, recorder)
-    run_through(again, config.steps, checkpoints, show=show)
-    return Replayed(again.results, dict(again.model.state_dict()), again.values)
-
-
-class _Replay:
-    """One process in the place of ``world_size`` ranks, between two steps."""
-
-    def __init__(
-        self,
-        config: RunConfig,
-        rows: Rows,
-        world_size: int,
-        recorder: Callable[[nn.Module], StepRecord],
-    ) -> None:
-        count = config.num_shards(world_size)
-        self._sync, self._world_size = config.sync, world_size
-        self._divisor = count if config.sync.guarantees.averages else 1
-        self._streams = start_streams(config, count)
-        self._shards = [config.batches([shard], count) for shard in range(count)]
-        self.model = config.start_model(0)
-        self._optimizer = plain_optimizer(config, self.model)
-        self._precision = Precision(config.precision)
-        # where the run shows no buckets, all parameters are one
-        self._layouts = {-1: [list(trained(self.model))]}
-        for row in of_kind(rows, "buckets"):
-            names = [bucket["parameters"] for bucket in row["buckets"]]
-            self._layouts[row["step"]] = names
-        self._reduction = reduction_of(config.sync, hosts_of_run(rows, world_size))
-        self._recorder = recorder(self.model)
-        self.values = self._recorder.values
-        self.results = [TrainResult() for _ in self._shards]
-        self.results[0].hashes = self._recorder.rows
-        self.results[0].sampled = self._recorder.sampled
-
-    def run(self, steps: Iterable[int]) -> None:
-        for step in steps:
-            self._step(step)
-
-    def _step(self, step: int) -> None:
-        model, precision, recorder = self.model, self._precision, self._recorder
-        divisor, gradients, after = self._divisor, [], []
+    count, guarantees = config.num_shards(world_size), config.sync.guarantees
+    streams = start_streams(config, count)
+    shards = [config.batches([shard], count) for shard in range(count)]
+    model = config.start_model(0)
+    optimizer, precision = plain_optimizer(config, model), Precision(config.precision)
+    # where the run shows no buckets, all parameters are one
+    layouts = {-1: [list(trained(model))]}
+    for row in of_kind(rows, "buckets"):
+        layouts[row["step"]] = [bucket["parameters"] for bucket in row["buckets"]]
+    reduction = reduction_of(config.sync, hosts_of_run(rows, world_size))
+    recorder = StepRecord(model, config.recorded, sampled=sampled, keep=keep)
+    results = [TrainResult() for _ in shards]
+    results[0].hashes, results[0].sampled = recorder.rows, recorder.sampled
+    divisor = count if guarantees.averages else 1
+    for step in progress(range(config.steps), show, show=bool(show)):
         # each shard starts from the same buffers
-        start = copy_buffers(model)
-        turns = zip(self._shards, self._streams, self.results, strict=True)
-        for batches, stream, result in turns:
+        start, gradients, after = copy_buffers(model), [], []
+        for batches, stream, result in zip(shards, streams, results, strict=True):
             load_buffers(model, start)
             with stream:
                 _compute(model, batches, step, divisor, precision, result)
@@ -114,47 +84,43 @@ class _Replay:
             after.append(copy_buffers(model))
         # DDP broadcasts rank 0's before the next forward pass (broadcast_buffers)
         load_buffers(model, after[0])
-        layout = self._layouts[max(s for s in self._layouts if s <= step)]
-        _combine(model, gradients, layout, self._reduction)
-        precision.unscale(self._optimizer)
+        layout = layouts[max(s for s in layouts if s <= step)]
+        _combine(model, gradients, layout, reduction)
+        precision.unscale(optimizer)
         recorder.own_gradients(step, gradients)
         if step in recorder.steps:
             recorder.gradients(step)
-        precision.step(self._optimizer)
+        precision.step(optimizer)
         if step in recorder.steps:
-            same = [after[0]] * self._world_size
-            ranks = after if self._sync.guarantees.own_buffers else same
+            ranks = after if guarantees.own_buffers else [after[0]] * world_size
             recorder.state(step, precision.state(), ranks)
+    return Replayed(results, dict(model.state_dict()), recorder.values)
 
-    def kept(self) -> Kept:
-        # its own word on what the steps to come depend on, and not that of the ranks:
-        # what that forgets, a replay that was interrupted too would else forget alike
-        seen = [(one.losses, one.digests) for one in self.results]
-        return {
-            "model": self._tensors(),
-            "optimizer": self._optimizer.state_dict(),
-            "precision": self._precision.state(),
-            "streams": [stream.state for stream in self._streams],
-            "seen": json.dumps({"shards": seen, **self._recorder.kept()}),
-        }
 
-    def restore(self, kept: Kept) -> None:
-        with torch.no_grad():
-            for name, tensor in self._tensors().items():
-                tensor.copy_(kept["model"][name])
-        self._optimizer.load_state_dict(kept["optimizer"])
-        self._precision.restore(kept["precision"])
-        for stream, state in zip(self._streams, kept["streams"], strict=True):
-            stream.state = state
-        seen = json.loads(kept["seen"])
-        for one, (losses, digests) in zip(self.results, seen["shards"], strict=True):
-            one.losses, one.digests = losses, [tuple(own) for own in digests]
-        self._recorder.restore(seen)
+def hosts_of_run(rows: Rows, world_size: int) -> Hosts:
+    """Return the ranks on each host, from a run's hash rows; all on one where it shows
+    none. Raises EvidenceError where its ranks do not agree, or a rank is on no host or
+    two.
+    """
+    one = [[*range(world_size)]]
+    recorded = [row.get("hosts", one) for row in of_kind(rows, "buckets")]
+    hosts: Hosts = recorded[0] if recorded else one
+    for other in recorded:
+        if other != hosts:
+            raise EvidenceError(f"buckets: hosts = {hosts} on a rank, then {other}")
+    if sorted(rank for host in hosts for rank in host) != one[0]:
+        must = f"must hold each of {world_size} ranks once"
+        raise EvidenceError(f"buckets: hosts = {hosts}: {must}")
+    return hosts
 
-    def _tensors(self) -> dict[str, Tensor]:
-        model = self.model
-        named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        return {name: tensor.detach() for name, tensor in named.items()}
+
+def reduction_of(strategy: type[Strategy], hosts: Hosts) -> Reduction:
+    """Return what adds up one bucket of all shards, with the ranks of ``hosts`` on
+    each, for a strategy whose order depends on that.
+    """
+    reference: Any = strategy.reference
+    by_host = strategy.guarantees.adds_in == "hosts"
+    return partial(reference, hosts=hosts) if by_host else reference
 
 
 def _compute(

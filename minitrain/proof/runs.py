@@ -1,30 +1,113 @@
-"""The runs of a pipeline beside each other: which one is the measure of the others.
+"""One process that computes whole batches, the measure of all runs; and their ladders.
 
-``evidence`` is a folder with one for each run, as the verify stage leaves it.
+It computes with the replay's loop, and not with that of the ranks. Where training is
+unstable at its learning rate, rounding grows without bound, and no tolerance can tell
+it from a fault: the same process from a start that differs in the last bit (of the
+coarsest type that the model casts to) measures whether it does. ``evidence`` is a
+folder with one for each run, as the verify stage leaves it.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
 
 from minitrain.analysis.verdicts import ITSELF
+from minitrain.comm.torch_private import TorchDispatchMode
 from minitrain.core.files import read_json, reading
 from minitrain.core.params import Params
 from minitrain.proof.bits import Rung, bits_rung, not_run
-from minitrain.proof.evidence import Evidence, read_evidence
+from minitrain.proof.evidence import Evidence, evidence_of, read_evidence
 from minitrain.proof.ladder import Rungs, ladder
-from minitrain.proof.single_process import run_one_process, run_twin
+from minitrain.proof.replay import replay
 from minitrain.proof.tolerances import Twin
-from minitrain.train.checkpoint import Checkpoints
-from minitrain.train.config import RunConfig
+from minitrain.train.config import RunConfig, whole_batches
+from minitrain.train.precision import Precision
+from minitrain.train.rng import untouched_random_state
 from minitrain.train.step_record import load_tensors
 
 ONE_PROCESS = "gloo-1"
 
 
+def run_one_process(
+    config: RunConfig, most_steps: int | None = None, *, show: str = ""
+) -> Evidence:
+    """Train in this process on whole batches; ``most_steps`` ends it early, ``show``
+    names a progress bar. Raises UserError for a loss that is not finite.
+    """
+    steps = min(config.steps, most_steps or config.steps)
+    alone = whole_batches(replace(config, steps=steps))
+    start = dict(alone.start_model(0).state_dict())
+    # the gradients of the first step; the early state comes along
+    done = replay(alone, [], 1, show=show, sampled=[0])
+    return evidence_of(done.results, [done.state], start=start)
+
+
+def run_twin(
+    config: RunConfig, most_steps: int | None = None, *, show: str = ""
+) -> Evidence:
+    """Train the same from a start one ULP (unit in the last place) away, of the
+    coarsest type that the forward pass computes in.
+    """
+    coarsest = _coarsest_float(config)
+    nudged = replace(config, factory=partial(_nudged, config.factory, coarsest))
+    found = run_one_process(nudged, most_steps, show=show)
+    return replace(found, unit=torch.finfo(coarsest).eps)
+
+
+def _nudged(factory: Callable[[], nn.Module], coarsest: torch.dtype) -> nn.Module:
+    # every trained parameter one unit in the last place up; or, where it is cast to a
+    # coarser type, every second element up and the others down by one unit of that
+    model, unit = factory(), torch.finfo(coarsest).eps
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if not parameter.requires_grad:
+                continue
+            if torch.finfo(parameter.dtype).eps < unit:
+                signs = torch.ones(parameter.numel(), dtype=parameter.dtype)
+                signs[1::2] = -1
+                parameter.mul_(1 + unit / 2 * signs.reshape(parameter.shape))
+            else:
+                up = torch.full_like(parameter, torch.inf)
+                parameter.copy_(torch.nextafter(parameter, up))
+    return model
+
+
+def _coarsest_float(config: RunConfig) -> torch.dtype:
+    # of a forward pass of the first batch, by the casts of autocast and of the model
+    seen = _Floats()
+    with untouched_random_state():
+        alone = whole_batches(replace(config, steps=1))
+        model, batches = alone.start_model(0), alone.batches([0], 1)
+        with Precision(config.precision).autocast(), seen:
+            batches.loss(model, batches.micro_batches(0)[0].inputs)
+    return max(seen.found, key=lambda dtype: torch.finfo(dtype).eps)
+
+
+class _Floats(TorchDispatchMode):
+    # the floating-point types of all results
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = {torch.float64}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        results = func(*args, **(kwargs or {}))
+        for one in results if isinstance(results, tuple | list) else [results]:
+            if isinstance(one, torch.Tensor) and one.is_floating_point():
+                self.found.add(one.dtype)
+        return results
+
+
 def is_one_process(run: str, params: Params) -> bool:
-    """Whether ``run`` is one process with the whole batch. With stock DDP, gloo-1 is;
-    another strategy would share what is to be found out.
+    """Return whether ``run`` is one process with the whole batch: gloo-1 with stock
+    DDP. Another strategy would share what is to be found out.
     """
     train = params.train
     return (
@@ -35,21 +118,17 @@ def is_one_process(run: str, params: Params) -> bool:
 
 
 def reference_of(
-    params: Params,
-    config: RunConfig,
-    evidence: Path,
-    checkpoints: Checkpoints | None = None,
+    params: Params, config: RunConfig, evidence: Path
 ) -> tuple[Evidence, Twin]:
-    """One process with the whole batch, a run that is there or trained here; and its
-    twin, trained when it is asked for. ``checkpoints`` are those of the former.
+    """Return one process with the whole batch, a run that is there or trained here; and
+    its twin, trained when it is asked for.
     """
     # what it records at other steps is compared with nothing
     alone = replace(config, hash_every=config.steps)
     twin = cache(partial(run_twin, alone, show="one process"))
     if any(is_one_process(run, params) for run in params.runs()):
         return _read(ONE_PROCESS, config, evidence), twin
-    one = run_one_process(alone, show="one process", checkpoints=checkpoints)
-    return one, twin
+    return run_one_process(alone, show="one process"), twin
 
 
 def ladder_of_run(
@@ -60,8 +139,9 @@ def ladder_of_run(
     twin: Twin,
     evidence: Path,
 ) -> Rungs:
-    """The whole ladder of ``run``, beside the other runs and what :func:`reference_of`
-    gives. Raises OSError where the verify stage left nothing of a run.
+    """Return the whole ladder of ``run``, beside the other runs and what
+    :func:`reference_of` gives. Raises OSError if the verify stage left nothing of a
+    run.
     """
     file = evidence / run / "evidence.json"
     with reading(file):
@@ -82,8 +162,8 @@ def ladder_of_run(
 def across_world_sizes(
     run: str, params: Params, config: RunConfig, evidence: Path
 ) -> Rungs:
-    """What ``invariant`` is there for: the final state of ``run`` has the bits of the
-    gloo run with the fewest processes. Of other strategies nobody asks it.
+    """Compare the final state of ``run`` with that of the gloo run with the fewest
+    processes: ``invariant`` alone promises equal bits.
     """
     if not config.sync.guarantees.logical_shards:
         return {}

@@ -31,8 +31,7 @@ UNITS = 4
 TIMES_TWIN = 10
 EXPLAINED = "rounding explains it"
 LOSS_SHARE = 0.05
-
-
+COMPARABLE = ("one_process_gradients", "one_process_early", "one_process")
 # a one-process run from a start one ULP away, of so many steps (None: of all)
 Twin = Callable[[int | None], Evidence]
 EARLY = 3
@@ -41,7 +40,7 @@ EARLY = 3
 def one_process_rungs(
     run: Evidence, one: Evidence, train: RunConfig, atol: float, twin: Twin
 ) -> dict[str, Rung]:
-    """All rungs of ``run`` against ``one`` process, by name. A forward pass that draws
+    """Compare ``run`` with ``one`` process, in rungs by name. A forward pass that draws
     random numbers, or normalizes by its batch, is compared in its data and loss alone.
     """
     forward = forward_of(run.rows, train)
@@ -70,24 +69,18 @@ def one_process_rungs(
         rung = close_rung(ours, kept, limits, twins, explained=explained)
         return _noted(rung, forward.lacks(theirs))
 
-    def early() -> Rung:
-        if not run.early:
-            return not_run("fewer than three steps")
-        return state(run.early, one.early, lambda: twin(EARLY).early)
-
-    def final() -> Rung:
+    rungs = {"one_process_data": data_rung(run.rows, one.rows)}
+    if forward.why:
+        rungs |= dict.fromkeys(COMPARABLE, not_run(forward.why))
+    else:
+        early = not_run("fewer than three steps")
+        if run.early:
+            early = state(run.early, one.early, lambda: twin(EARLY).early)
         # training that is unstable at its rate amplifies rounding without bound, and a
         # fault could hide in it
-        return state(run.state, one.state, lambda: twin(None).state, "undecided")
-
-    why = forward.why
-    return {
-        "one_process_data": data_rung(run.rows, one.rows),
-        "one_process_gradients": not_run(why) if why else gradients(),
-        "one_process_early": not_run(why) if why else early(),
-        "one_process": not_run(why) if why else final(),
-        "loss": loss_rung(run.losses, one.losses),
-    }
+        final = state(run.state, one.state, lambda: twin(None).state, "undecided")
+        rungs |= zip(COMPARABLE, (gradients(), early, final), strict=True)
+    return rungs | {"loss": loss_rung(run.losses, one.losses)}
 
 
 def _noted(rung: Rung, note: str) -> Rung:
@@ -105,8 +98,8 @@ class Limits:
 
 
 def gradient_limits(one: Tensors) -> Limits:
-    """Of step-0 gradients, where weights are equal and sums have other shapes: 1e-5 of
-    the model's largest gradient, in float64 1e-13 of it.
+    """Limit step-0 gradients, of equal weights and sums of other shapes: 1e-5 of the
+    model's largest gradient, in float64 1e-13 of it.
     """
     largest = max((_size(gradient) for gradient in one.values()), default=0.0)
     share = GRADIENT_SHARE_FLOAT64 if _all_float64(one) else GRADIENT_SHARE
@@ -114,9 +107,9 @@ def gradient_limits(one: Tensors) -> Limits:
 
 
 def state_limits(one: Tensors, start: Tensors, train: RunConfig, atol: float) -> Limits:
-    """Of a state. SGD: 1e-4 of how far training moved the tensor from its ``start``.
+    """Limit a state. SGD: 1e-4 of how far training moved the tensor from its ``start``.
     AdamW: the learning rate, and for 99.9 % of the elements ``atol`` times rate / 3e-4.
-    Beside it some units in the last place of the values. Where all is float64: 1e-11.
+    In both some units in the last place of the values. If all is float64: 1e-11.
     """
     if _all_float64(one):
         return Limits(dict.fromkeys(one, STATE_FLOAT64))
@@ -138,7 +131,7 @@ def close_rung(
     unit: Callable[[], float] = lambda: 0.0,
     explained: Verdict = "within tolerance",
 ) -> Rung:
-    """``run`` within the quick limits of ``one``, or where it is not, in no tensor ten
+    """Require ``run`` within the quick limits of ``one``, or else in no tensor ten
     times as far as the ``twin``, nor more than some ``unit`` in the last place of its
     largest element; both are asked for only then, and the verdict is ``explained``.
     """
@@ -184,8 +177,8 @@ def _by_twin(
 
 
 def loss_rung(losses: Sequence[float], one_process: Sequence[float]) -> Rung:
-    """Mean loss of the last quarter of the steps: above one process's by at most 5 % of
-    that. Strategies that approximate gradients may learn otherwise, not worse.
+    """Compare the mean loss of the last quarter of the steps: at most 5 % above one
+    process's. Strategies that approximate gradients may learn otherwise, not worse.
     """
     last = max(1, len(losses) // 4)
     ours, theirs = (sum(x[-last:]) / last for x in (losses, one_process))

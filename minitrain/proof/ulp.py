@@ -15,8 +15,8 @@ CHUNK_ELEMENTS = 1 << 14
 
 @dataclass(frozen=True)
 class Distance:
-    """How far two sets of tensors are apart; ``tensor`` is the first that differs, or
-    cannot be compared: then, or with a NaN on one side, the numbers are None.
+    """Distance of two sets of tensors; ``tensor`` is the first that differs, or cannot
+    be compared: then, or with a NaN on one side, the numbers are None.
     """
 
     bytes_equal: bool
@@ -27,9 +27,9 @@ class Distance:
 
 @dataclass(frozen=True)
 class Gap:
-    """How far two tensors of one dtype and shape are apart: the number of elements with
-    other bits, and the flat index of the first. The distances are None where an element
-    is NaN; ``max_abs_diff`` also where an infinity is apart from a number.
+    """Distance of two tensors of one dtype and shape: the number of elements with other
+    bits, and the flat index of the first. The distances are None if an element is NaN;
+    ``max_abs_diff`` also if an infinity is apart from a number.
     """
 
     num_different: int
@@ -39,19 +39,18 @@ class Gap:
 
 
 def ulp_distance(a: Tensor, b: Tensor) -> npt.NDArray[np.uint64]:
-    """Units in the last place between tensors of one dtype, per element (flat): the
-    number of representable values between the two, so it counts across zero. Complex
-    numbers have two elements each. NaN has no place in the order: look for it first.
+    """Count the representable values between tensors of one dtype, per element (flat),
+    across zero too; complex numbers have two elements each. NaN has no place in the
+    order: look for it first.
     """
     x, y = _ordered(_flat(a)), _ordered(_flat(b))
     return np.where(x > y, x - y, y - x)
 
 
 def _ordered(flat: Tensor) -> npt.NDArray[np.uint64]:
-    """Unsigned integers in the order of the numbers that they stand for."""
-    size = flat.element_size()
-    bits = flat.view(torch.uint8).numpy().view(f"u{size}").astype(np.uint64)
-    half = np.uint64(1 << (8 * size - 1))
+    # unsigned integers in the order of the numbers that they stand for
+    bits = _unsigned(flat).astype(np.uint64)
+    half = np.uint64(1 << (8 * flat.element_size() - 1))
     # a scale such as float8_e8m0fnu has no sign
     if flat.is_floating_point() and flat.dtype.is_signed:
         # a negative float's bits grow as its value falls; both zeros land on `half`
@@ -66,27 +65,24 @@ def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Distance:
     """
     for name in sorted(a.keys() ^ b.keys()):
         return Distance(False, None, None, name)
-    differing = [name for name in a if not same(a[name], b[name])]
-    if not differing:
-        return Distance(True, 0, 0.0, None)
-    ulp, gap = 0, 0.0
-    for name in differing:
-        if not same_kind(a[name], b[name]):
+    differing, ulp, gap = [], 0, 0.0
+    for name in a:
+        apart = tensor_gap(a[name], b[name]) if same_kind(a[name], b[name]) else None
+        if apart is None or apart.max_ulp is None:
             return Distance(False, None, None, name)
-        apart = tensor_gap(a[name], b[name])
-        if apart.max_ulp is None:
-            return Distance(False, None, None, name)
+        if apart.num_different:
+            differing.append(name)
         ulp = max(ulp, apart.max_ulp)
         gap = max(gap, math.inf if apart.max_abs_diff is None else apart.max_abs_diff)
-    return Distance(False, ulp, gap if math.isfinite(gap) else None, differing[0])
+    size = gap if math.isfinite(gap) else None
+    return Distance(not differing, ulp, size, next(iter(differing), None))
 
 
 def tensor_gap(a: Tensor, b: Tensor) -> Gap:
     """Compare two tensors of one dtype and shape, piece by piece: little memory."""
     count, first, ulp, gap, nan = 0, None, 0, 0.0, False
     for start, x, y in _chunks(a, b):
-        different = _bytes(x) != _bytes(y)
-        places = different.nonzero()[0]
+        places = (_unsigned(x) != _unsigned(y)).nonzero()[0]
         if not len(places):
             continue
         count += len(places)
@@ -122,28 +118,28 @@ def gaps(a: Tensor, b: Tensor) -> Tensor:
 
 
 def same_kind(a: Tensor, b: Tensor) -> bool:
-    """Whether dtype and shape are the same."""
+    """Return whether dtype and shape are the same."""
     return a.dtype == b.dtype and a.shape == b.shape
 
 
 def same(a: Tensor, b: Tensor) -> bool:
-    """Whether dtype, shape and bytes are the same."""
+    """Return whether dtype, shape and bytes are the same."""
     return same_kind(a, b) and same_bits(a, b)
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors of one dtype and shape hold the same bytes (NaN included)."""
+    """Return whether tensors of one dtype and shape hold the same bytes."""
     x, y = (_flat(t).view(torch.uint8) for t in (a, b))
     return torch.equal(x, y)
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """One dimension, real numbers; no copy where the tensor is contiguous."""
+    # one dimension, real numbers; no copy where the tensor is contiguous
     whole = tensor.detach().resolve_conj().resolve_neg().contiguous()
     # one element counts as contiguous whatever its stride, and cannot be viewed then
     flat = whole.as_strided((whole.numel(),), (1,))
     return torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
 
 
-def _bytes(flat: Tensor) -> npt.NDArray[np.unsignedinteger]:
+def _unsigned(flat: Tensor) -> npt.NDArray[np.unsignedinteger]:
     return flat.view(torch.uint8).numpy().view(f"u{flat.element_size()}")

@@ -1,10 +1,7 @@
-"""Rungs in words: what came of each, for terminal and report. Imports no torch."""
+"""Rungs in words, for terminal and report. Imports no torch."""
 
 from collections.abc import Mapping
 from typing import Any
-
-# of buffers: what a detail says, and the report looks for
-CHANGES = "each rank's forward pass changes"
 
 
 def verdict_in_words(rung: Mapping[str, Any]) -> str:
@@ -15,15 +12,15 @@ def verdict_in_words(rung: Mapping[str, Any]) -> str:
 
 
 def printed(ladder: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """A line for each rung, for a terminal: its name, what came of it, how far apart
-    the two are where that is within tolerance, and its detail.
+    """Return a line for each rung: its name, its verdict, how far apart the two are
+    where that is within tolerance, and its detail.
     """
     width = max(map(len, ladder))
     lines = []
     for name, rung in ladder.items():
-        said, apart = verdict_in_words(rung), rung.get("max_abs_diff")
-        near = said == "within tolerance" and apart is not None
-        details = [f"{apart:.1e} apart" if near else "", rung.get("detail", "")]
-        detail = "; ".join(filter(None, details))
-        lines.append(f"{name:<{width}}  {said:<16}  {detail}".rstrip())
+        verdict, apart = verdict_in_words(rung), rung.get("max_abs_diff")
+        detail = rung.get("detail", "")
+        if verdict == "within tolerance" and apart is not None:
+            detail = "; ".join(filter(None, (f"{apart:.1e} apart", detail)))
+        lines.append(f"{name:<{width}}  {verdict:<16}  {detail}".rstrip())
     return lines

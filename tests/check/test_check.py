@@ -99,7 +99,7 @@ def test_column_of_a_table() -> None:
 
 def test_one_element_with_any_stride() -> None:
     from minitrain.proof.ulp import distance
-    from minitrain.proof.witness.hashes import sha256
+    from minitrain.proof.witness.record import sha256
     from minitrain.train.step_record import sha256_tensor
 
     one = torch.arange(5.0)[::5]

@@ -8,7 +8,7 @@ from samples_of_text import batch_of
 from tiny import tiny_params
 from torch import nn
 
-from minitrain.model.gpt import Block, MiniGPT, mini_gpt
+from minitrain.model.gpt import MiniGPT, mini_gpt
 
 ROWS = [[5, 3, 9, 1, 0, 2], [7, 7, 4]]
 # float64 rounds at 1e-16; sums of a few hundred terms lose some digits
@@ -92,8 +92,8 @@ def naive_feed_forward(state: dict[str, torch.Tensor], x: torch.Tensor) -> torch
     return hidden @ state["mlp.2.weight"].T + state["mlp.2.bias"]
 
 
-def differs_from_naive(model: MiniGPT) -> list[str]:
-    """What of loss, logits and gradients a naive model with the same state has not."""
+def test_against_an_independent_implementation(model: MiniGPT) -> None:
+    """Loss, logits and gradients, with the same state."""
     model = model.double()
     with torch.no_grad():
         # biases start at 0 and norms at 1: nobody would see that they are left out
@@ -111,40 +111,8 @@ def differs_from_naive(model: MiniGPT) -> list[str]:
     pairs = {"loss": (output.loss, loss), "logits": (output.logits, logits)}
     for name, parameter in model.named_parameters():
         pairs[name] = parameter.grad, state[name].grad
-    return [name for name, pair in pairs.items() if far_apart(*pair)]
-
-
-def far_apart(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return bool((a - b).abs().max() > ROUNDING * b.abs().max())
-
-
-def test_against_an_independent_implementation(model: MiniGPT) -> None:
-    assert differs_from_naive(model) == []
-
-
-def without_residual(self: Block, x: torch.Tensor) -> torch.Tensor:
-    x = self.attention(self.norm1(x))
-    return x + self.mlp(self.norm2(x))
-
-
-def norm_after(self: Block, x: torch.Tensor) -> torch.Tensor:
-    x = self.norm1(x + self.attention(x))
-    return self.norm2(x + self.mlp(x))
-
-
-@pytest.mark.parametrize("forward", [without_residual, norm_after])
-def test_another_block_is_seen(
-    model: MiniGPT, monkeypatch: pytest.MonkeyPatch, forward
-) -> None:
-    monkeypatch.setattr(Block, "forward", forward)
-    found = differs_from_naive(model)
-    assert {"loss", "logits", "blocks.0.attention.qkv.weight"} <= {*found}
-
-
-def test_one_gradient_is_seen(model: MiniGPT) -> None:
-    """One that leaves loss and logits as they are."""
-    model.blocks[1].mlp[0].weight.register_hook(lambda gradient: 1.001 * gradient)
-    assert differs_from_naive(model) == ["blocks.1.mlp.0.weight"]
+    for name, (found, right) in pairs.items():
+        assert (found - right).abs().max() <= ROUNDING * right.abs().max(), name
 
 
 def test_default_size() -> None:

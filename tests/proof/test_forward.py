@@ -11,7 +11,6 @@ from subjects import make_run
 from torch import Tensor, nn
 
 from minitrain.check.check import check_data_parallel
-from minitrain.core.errors import EvidenceError
 from minitrain.proof.forward import DRAWS, NORMALIZES, Forward, forward_of
 from minitrain.train.step_record import sha256_tensor
 
@@ -66,21 +65,14 @@ class Annealed(Counts):
         return SimpleNamespace(loss=loss + self.seen / SAMPLES * penalty)
 
 
-def instance_norm() -> nn.Module:
-    """It keeps statistics like batch norm, and trains by those of a sample."""
-    norm = nn.InstanceNorm1d(2, track_running_stats=True)
-    return Net(nn.Sequential(nn.Unflatten(1, (2, 2)), norm, nn.Flatten()))
-
-
 def batches() -> list[dict[str, Tensor]]:
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(SAMPLES, 4, generator=generator) for _ in range(STEPS)]
     return [{"x": x, "y": x.sum(1) + 1} for x in inputs]
 
 
-@pytest.mark.parametrize("factory", [Counts, instance_norm])
-def test_buffers_that_steer_nothing_are_proven(factory: Callable[[], Any]) -> None:
-    ladder = check_data_parallel(factory, batches())
+def test_buffers_that_steer_nothing_are_proven() -> None:
+    ladder = check_data_parallel(Counts, batches())
     assert ladder.verdict == "proven"
     for name in ("one_process", "one_process_early", "one_process_gradients"):
         assert ladder.rungs[name].verdict in ("equal", "within tolerance")
@@ -88,9 +80,8 @@ def test_buffers_that_steer_nothing_are_proven(factory: Callable[[], Any]) -> No
     assert "one process" not in ladder.rests_on
     # a rung says what it leaves out; gradients have nothing to do with it
     note = "without seen, which each rank's forward pass changes"
-    noted = factory is Counts
-    assert ladder.rungs["one_process"].detail.endswith(note) == noted
-    assert ladder.rungs["one_process_early"].detail.endswith(note) == noted
+    assert ladder.rungs["one_process"].detail.endswith(note)
+    assert ladder.rungs["one_process_early"].detail.endswith(note)
     assert note not in ladder.rungs["one_process_gradients"].detail
 
 
@@ -103,9 +94,6 @@ def test_a_buffer_that_steers_the_loss_is_a_breach(
     replay and witness agree with them.
     """
     options: Any = {"optimizer": optimizer, "learning_rate": 0.01}
-    changes = "each rank's forward pass changes"
-    with pytest.raises(EvidenceError, match=f"^breach: .*one_process.*{changes}"):
-        check_data_parallel(factory, batches(), **options)
     ladder = check_data_parallel(factory, batches(), accept=["breach"], **options)
     # one process has seen more samples than two batches hold in the third step, two
     # ranks in the fifth
@@ -114,6 +102,7 @@ def test_a_buffer_that_steers_the_loss_is_a_breach(
         expected |= {"one_process_gradients"}
     assert {*ladder.breaches} == expected
     assert "seen" in ladder.rests_on
+    assert "each rank's forward pass changes" in ladder.rests_on
 
 
 @pytest.mark.parametrize(
@@ -131,7 +120,6 @@ def test_who_is_not_compared_with_one_process_says_so(
     ladder = check_data_parallel(factory, batches())
     assert ladder.verdict == "proven"
     assert ladder.rungs["one_process"].detail == why
-    assert ladder.rests_on.endswith(f"; one process was not compared: {why}")
     assert str(ladder).endswith(f"; one process was not compared: {why}")
 
 

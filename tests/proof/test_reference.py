@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from minitrain.core.errors import EvidenceError
-from minitrain.proof.hosts import hosts_of_run, possible_hosts, reduction_of
-from minitrain.proof.reference import reference_rung
+from minitrain.proof.ladder import reference_rung
+from minitrain.proof.replay import hosts_of_run, reduction_of
 from minitrain.sync.catalog import STRATEGIES, find_strategy, guarantees_of
 from minitrain.sync.hierarchical import Hierarchical
 
@@ -50,18 +50,6 @@ class GivesNoNumber(Hierarchical):
 
 def test_reference_that_gives_no_number() -> None:
     assert reference_rung(GivesNoNumber, 2, [], torch.float32).verdict == "breach"
-
-
-def test_ways_to_put_ranks_on_hosts() -> None:
-    one = [[0, 1, 2, 3, 4]]
-    assert possible_hosts(find_strategy("ddp"), 5) == [one]
-    assert possible_hosts(Hierarchical, 5) == [
-        one,
-        [[0, 2, 4], [1, 3]],
-        [[0, 3], [1, 4], [2]],
-        [[0], [1], [2], [3], [4]],
-    ]
-    assert possible_hosts(Hierarchical, 1) == [[[0]]]
 
 
 def test_sum_by_hand() -> None:

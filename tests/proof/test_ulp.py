@@ -92,13 +92,6 @@ def test_largest_distances_and_the_first_tensor() -> None:
     assert distance(a, b) == Distance(False, 2**23, 0.5, "w")
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_distance_in_every_floating_type(dtype: torch.dtype) -> None:
-    step = torch.finfo(dtype).eps
-    apart = distance(one([1.0, 1.0], dtype), one([1.0, 1.0 + step], dtype))
-    assert apart == Distance(False, 1, step, "w")
-
-
 @pytest.mark.parametrize(
     ("a", "b"),
     [
@@ -138,12 +131,6 @@ def test_places_between_integers(
     assert (apart.max_ulp, apart.tensor) == (places, "w")
 
 
-@given(st.integers(-(2**31), 2**31 - 1), st.integers(-(2**31), 2**31 - 1))
-def test_integers_are_as_far_apart_as_their_difference(a: int, b: int) -> None:
-    apart = distance(one([a], torch.int32), one([b], torch.int32))
-    assert (apart.max_ulp, apart.max_abs_diff) == (abs(a - b), abs(a - b))
-
-
 def test_complex_numbers_are_compared_part_by_part() -> None:
     a, b = torch.tensor([1 + 2j, 3 + 4j]), torch.tensor([1 + 2j, 3 + 5j])
     # 4 to 5 is a quarter of the 2^23 places between 4 and 8
@@ -152,16 +139,12 @@ def test_complex_numbers_are_compared_part_by_part() -> None:
     assert not distance({"w": a}, {"w": a.conj()}).bytes_equal
 
 
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
-def test_eight_bits(dtype: torch.dtype) -> None:
-    a, b = (torch.tensor([1.0, x]).to(dtype) for x in (-0.5, 0.5))
+def test_eight_bits() -> None:
+    a, b = (torch.tensor([1.0, x]).to(torch.float8_e5m2) for x in (-0.5, 0.5))
     # from minus a half to a half: twice the bits of a half
     bits = int(b.view(torch.uint8)[1])
     assert distance({"w": a}, {"w": b}) == Distance(False, 2 * bits, 1.0, "w")
-
-
-def test_eight_bits_without_a_sign() -> None:
-    """Powers of two alone, so 1 and 2 are neighbors."""
+    # without a sign: powers of two alone, so 1 and 2 are neighbors
     a, b = (torch.tensor([x]).to(torch.float8_e8m0fnu) for x in (1.0, 2.0))
     assert distance({"w": a}, {"w": b}) == Distance(False, 1, 1.0, "w")
 
@@ -187,24 +170,22 @@ def test_gap_of_a_tensor_longer_than_a_piece() -> None:
     assert tensor_gap(a, b) == Gap(3, 0, None, None)
 
 
-def test_gap_of_equal_tensors() -> None:
-    nan = torch.tensor([math.nan, 1.0])
-    assert tensor_gap(nan, nan.clone()) == Gap(0, None, 0, 0.0)
-    assert tensor_gap(torch.zeros(0), torch.zeros(0)) == Gap(0, None, 0, 0.0)
-
-
 def test_infinity_is_places_but_no_number_away_from_a_number() -> None:
     largest = torch.finfo(torch.float32).max
     gap = tensor_gap(torch.tensor([largest]), torch.tensor([math.inf]))
     assert gap == Gap(1, 0, 1, None)
 
 
+EQUAL = Distance(True, 0, 0.0, None)
+
+
 @pytest.mark.parametrize(
     ("a", "b", "expected"),
     [
-        ({}, {}, Distance(True, 0, 0.0, None)),
-        (one([1.0, 2.0]), one([1.0, 2.0]), Distance(True, 0, 0.0, None)),
-        ({"w": torch.zeros(0)}, {"w": torch.zeros(0)}, Distance(True, 0, 0.0, None)),
+        ({}, {}, EQUAL),
+        (one([1.0, 2.0]), one([1.0, 2.0]), EQUAL),
+        ({"w": torch.zeros(0)}, {"w": torch.zeros(0)}, EQUAL),
+        (one([math.nan, 1.0]), one([math.nan, 1.0]), EQUAL),
         (one([0.0]), one([-0.0]), Distance(False, 0, 0.0, "w")),
         # 2 to 3 is half of the 2^23 places between 2 and 4
         (one(2.0), one(3.0), Distance(False, 2**22, 1.0, "w")),

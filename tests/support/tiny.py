@@ -14,7 +14,7 @@ from minitrain.data.text import tokenize
 from minitrain.harness.launcher import launch
 from minitrain.proof.evidence import Evidence, evidence_of
 from minitrain.proof.replay import replay
-from minitrain.proof.single_process import run_one_process
+from minitrain.proof.runs import run_one_process
 from minitrain.train.config import RunConfig, config_of
 from minitrain.train.observer import watches_parts
 from minitrain.train.run import Finished, Inject, run_rank

@@ -27,7 +27,7 @@ from minitrain.data.batches import MicroBatch
 from minitrain.harness.launcher import launch
 from minitrain.proof.bits import precision_rung
 from minitrain.proof.evidence import Evidence
-from minitrain.proof.hosts import reduction_of
+from minitrain.proof.replay import reduction_of
 from minitrain.sync.catalog import STRATEGIES, find_strategy, guarantees_of, name_of
 from minitrain.sync.explicit import Flat
 from minitrain.sync.guarantees import Defaults

@@ -8,21 +8,24 @@ from typing import Any
 
 import torch
 
-from minitrain.proof.witness.batches import chosen, cuts, names_of, tensors_of
 from minitrain.proof.witness.corpus import Corpus
-from minitrain.proof.witness.gradients import Judge
-from minitrain.proof.witness.hashes import hashes_rung
-from minitrain.proof.witness.mean import buffers_rung
+from minitrain.proof.witness.gradients import probe_rungs, repeats, training_rungs
+from minitrain.proof.witness.mean import Asked, buffers_rung, mean_rungs
 from minitrain.proof.witness.optimizer import step_rung
-from minitrain.proof.witness.passes import Computer, Groups, built
+from minitrain.proof.witness.passes import Computer, built
 from minitrain.proof.witness.record import (
     Record,
     Rung,
     Task,
+    chosen,
+    cuts,
     data_rung,
     fed_names,
     fed_targets,
+    hashes_rung,
+    names_of,
     rung,
+    tensors_of,
     weight_is_wrong,
 )
 
@@ -37,7 +40,7 @@ def examine_run(
     exact: bool = True,
     section: Any = None,
 ) -> dict[str, Rung]:
-    """Every rung of a run of the pipeline, from the corpus and params.yaml. Gradients
+    """Examine a run of the pipeline, by the corpus and params.yaml. Gradients
     that are approximations by design (not ``exact``) are not compared; ``wire`` is what
     they are rounded to on their way, ``section`` what the model's factory is given.
     """
@@ -53,7 +56,7 @@ def examine_run(
 def examine_batches(
     task: Task, batches: Sequence[Any], record: Record, *, exact: bool = True
 ) -> dict[str, Rung]:
-    """The same of a run over ``batches``, from the first again when they end."""
+    """Examine a run over ``batches``, from the first again when they end."""
     sizes = [len(tensors_of(batch)[0]) for batch in batches]
     smaller = next((i for i, size in enumerate(sizes) if size < sizes[0]), None)
     (first,) = names_of(chosen(batches[0], [0]))
@@ -97,7 +100,7 @@ def numbers(
     exact: bool,
     others: Iterable[int] = (),
 ) -> dict[str, Rung]:
-    """The rungs that do not depend on where batches come from. Of ``others``, which are
+    """Examine what does not depend on where batches come from. Of ``others``, which are
     no sampled steps, the batches are compared with their parts.
     """
     model = built(task)
@@ -109,25 +112,22 @@ def numbers(
         why = "the witness does not know complex numbers"
         return found | {"witness_step": rung("not run", why)}
     found["witness_step"] = step_rung(task, record)
-
-    def groups_of(step: int) -> Groups:
-        return (_together if task.whole else _grouped)(batch_of(step), record, step)
-
     with torch.random.fork_rng(devices=[]):
-        judge = Judge(Computer(task, model, batch_of, groups_of), record)
-        if not judge.repeats():
+        computer = Computer(task, model, record, batch_of)
+        if not repeats(computer):
             why = "the same pass twice differs: a state that state_dict does not have?"
             return found | {"witness_gradients": rung("not run", why)}
-        training = judge.training()
-        mean = judge.mean.rungs(record, others)
-        if not task.whole and (own := buffers_rung(judge.computer, record)):
+        known: dict[int, Asked] = {}
+        training = training_rungs(computer, known)
+        mean = mean_rungs(computer, others, known)
+        if not task.whole and (own := buffers_rung(computer)):
             mean["witness_buffers"] = own
         if not exact:
             why = "gradients are approximations by design"
             approximate = {"witness_gradients": rung("not run", why)}
             loss = {"witness_loss": training["witness_loss"]}
             return found | approximate | mean | loss
-        found |= mean | judge.probe(mean["witness_mean"]) | training
+        found |= mean | probe_rungs(computer, mean["witness_mean"]) | training
         probed = [row["step"] for row in record.kind("probe")][:1]
         for steps, names in (
             (record.steps(), ("witness_gradients",)),
@@ -140,32 +140,6 @@ def numbers(
         return found
 
 
-def _grouped(batch: Any, record: Record, step: int) -> Groups:
-    # as the ranks computed it: a group for each shard, in it its parts. Samples of one
-    # content are interchangeable
-    places = {name: place for place, name in enumerate(names_of(batch))}
-    groups: dict[tuple[int, int], list[Any]] = {}
-    for row in record.kind("fed"):
-        for part in row["parts"] if row["step"] == step else ():
-            if part["samples"]:
-                rows = [places[name] for name in part["samples"]]
-                group = groups.setdefault((row["rank"], part["shard"]), [])
-                group.append(chosen(batch, rows))
-    return list(groups.values())
-
-
-def _together(batch: Any, record: Record, step: int) -> Groups:
-    # as ranks compute it whose forward pass communicates: micro-batch k of all ranks is
-    # one part, with the samples of the first rank first
-    places = {name: place for place, name in enumerate(names_of(batch))}
-    rows = [row["parts"] for row in record.kind("fed") if row["step"] == step]
-    parts = [
-        [places[name] for part in parts for name in part["samples"]]
-        for parts in zip(*rows, strict=True)
-    ]
-    return [[chosen(batch, part) for part in parts if part]]
-
-
 def _tells_apart(record: Record, steps: list[int]) -> bool:
     # whether those steps would show a mean of means, if any step would: of ranks, of
     # shards or of the parts of one
@@ -176,8 +150,6 @@ def _tells_apart(record: Record, steps: list[int]) -> bool:
             for level in (1, 2, 3):
                 targets[row["step"], level][place[:level]] += part["targets"]
     uneven = {
-        step
-        for (step, _), counted in targets.items()
-        if len({*counted.values()} - {0}) > 1
+        n for (n, _), counted in targets.items() if len({*counted.values()} - {0}) > 1
     }
     return not uneven or bool(uneven & {*steps})

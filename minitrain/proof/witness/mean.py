@@ -6,15 +6,14 @@ than one process where the loss depends on it.
 """
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from minitrain.proof.witness.batches import cuts
 from minitrain.proof.witness.passes import Computer, Pass, State, failure
-from minitrain.proof.witness.record import Record, Rung, Tensors, rung
+from minitrain.proof.witness.record import Rung, Tensors, cuts, rung
 
 # what is no mean, or no function of its samples, is farther from one; a model that
 # computes partly in float32 comes as near as 2e-7
@@ -28,123 +27,129 @@ UNSEEN = (
 )
 
 
-class Mean:
-    """Compares batches with the parts that the ranks computed, or with their halves: in
-    training without dropout, and with batch norm as in eval mode, since its statistics
-    of a part differ from those of the whole by design.
+class Asked(NamedTuple):
+    """Result for a batch: what was ``found`` of its parts, None if no two have targets,
+    and whether a pass ``drew`` random numbers.
     """
 
-    def __init__(self, computer: Computer) -> None:
-        self.computer, self.task = computer, computer.task
-        # the pass over the batch that was asked for last, and whether any has drawn
-        self.whole, self.drew = Pass(0.0, {}), False
-        # what is known in training, by step
-        self.known: dict[int, Rung | None] = {}
+    found: Rung | None
+    drew: bool
 
-    def rungs(self, record: Record, others: Iterable[int]) -> dict[str, Rung]:
-        """Compare the batches of all sampled steps, and of ``others`` from the final
-        state: in training, or in eval mode where training draws what cannot be left
-        out. What one seed did not draw another may.
-        """
-        if self.task.whole:
-            why = "the forward pass communicates: no batch is cut"
-            return {"witness_mean": rung("not run", why)}
-        try:
-            found, why = self._of_all(record, others, evaluate=False), UNSEEN
-        except Exception as error:
-            found, why = None, f"in training {failure(error)}"
-        if found and not self.drew:
-            return {"witness_mean": found}
-        try:
-            still = self._of_all(record, others, evaluate=True)
-        except Exception as error:
-            still = rung("not run", f"in eval mode {failure(error)}")
-        return {"witness_mean": rung("not run", why), "witness_mean_in_eval": still}
 
-    def _of_all(self, record: Record, others: Iterable[int], evaluate: bool) -> Rung:
-        # the first batch that is not the mean of its parts, or the farthest one
-        worst = -1.0
-        asked: list[tuple[int, State]]
-        asked = [(step, record.of(step, "before")) for step in record.steps()]
-        asked += [(step, record.state) for step in others]
-        for step, state in asked:
-            found = self.ask(step, state, evaluate)
-            if found and found["verdict"] != FINE:
-                return found
-            worst = max(worst, found["max_abs_diff"] if found else -1.0)
-        if worst < 0:
-            return rung("not run", "no batch has two parts with targets")
-        return rung(FINE, "each batch is the mean of its parts", worst)
-
-    def _parts(self, step: int) -> list[list[Any]]:
-        # those that have targets, each from the same buffers
-        own = [part for group in self.computer.groups_of(step) for part in group]
-        if len(own) < 2 and not self.task.whole:
-            own = cuts(self.computer.batch_of(step), 2)
-        return [[part] for part in own if self.task.count(part)]
-
-    def ask(self, step: int, state: State, evaluate: bool) -> Rung | None:
-        """Compare one batch; None where it has no two parts with targets."""
-        if not evaluate and step in self.known:
-            return self.known[step]
-        given: dict[str, Any] = {"evaluate": evaluate, "steady": not evaluate}
-        batch, parts = self.computer.batch_of(step), self._parts(step)
-        self.whole = self.computer.exact(state, [[batch]], **given)
-        self.drew |= self.computer.drew
-        found = None
-        if len(parts) > 1:
-            shares = self.computer.exact(state, parts, **given)
-            self.drew |= self.computer.drew
-            found = self._compared(step, state, parts, shares, given)
-        if not evaluate:
-            self.known[step] = found
-        return found
-
-    def _compared(
-        self,
-        step: int,
-        state: State,
-        parts: list[list[Any]],
-        shares: Pass,
-        given: dict[str, Any],
-    ) -> Rung:
-        close = CLOSE[self.computer.type]
-        if not (self.whole.is_finite() and shares.is_finite()):
-            return rung("breach", "the loss or its gradient is not finite")
-        apart = shares.far_from(self.whole)
-        if apart <= close:
-            return rung(FINE, "a batch is the mean of its parts", apart)
-        each = [self.computer.exact(state, [part], **given) for part in parts]
-        counts = torch.tensor([float(self.task.count(part)) for (part,) in parts])
-        by_count = (counts / counts.sum()).double()
-        # the weights that the parts have instead, if any
-        matrix = torch.stack([one.flat(self.whole) for one in each], 1)
-        wanted = self.whole.flat(self.whole)
-        fit = torch.linalg.lstsq(matrix, wanted[:, None]).solution[:, 0]
-        rest = float((matrix @ fit - wanted).norm() / (wanted.norm() + 1e-300))
-        if rest > close or float((fit - by_count).abs().max()) <= close:
-            mode = "in eval mode" if given["evaluate"] else "in training"
-            why = f"{mode} a sample's loss depends on other samples of its batch"
-            if self.computer.failed:
-                why = f"{self.computer.failed}; in its own precision {why}, or rounds"
-            return rung("not run", f"step {step}: {why}", apart)
-        has, said = (
-            ", ".join(f"{x:.4g}" for x in weights[:SHOWN])
-            for weights in (fit.tolist(), by_count.tolist())
+def mean_rungs(
+    computer: Computer, others: Iterable[int], known: dict[int, Asked]
+) -> dict[str, Rung]:
+    """Compare the batches of all sampled steps, and of ``others`` from the final state,
+    with their parts: in training (``known`` of some steps), or in eval mode where
+    training draws what cannot be left out. What one seed did not draw another may.
+    """
+    if computer.task.whole:
+        why = "the forward pass communicates: no batch is cut"
+        return {"witness_mean": rung("not run", why)}
+    record = computer.record
+    states = [(step, record.of(step, "before")) for step in record.steps()]
+    states += [(step, dict(record.state)) for step in others]
+    try:
+        asked = (
+            known.get(n) or ask(computer, n, state, False)[1] for n, state in states
         )
-        why = f"parts of the batch of step {step} have the weights {has}, by their "
-        why += f"targets {said}"
-        if float((fit - 1).abs().max()) <= close:
-            why += ": it is a sum"
-        why += "; is it a mean over what is counted?"
-        return rung("breach", f"the loss is no mean over the targets: {why}", apart)
+        found, drew = _farthest(asked)
+        if not drew:
+            return {"witness_mean": found}
+        why = UNSEEN
+    except Exception as error:
+        why = f"in training {failure(error)}"
+    try:
+        asked = (ask(computer, n, state, evaluate=True)[1] for n, state in states)
+        still, _ = _farthest(asked)
+    except Exception as error:
+        still = rung("not run", f"in eval mode {failure(error)}")
+    return {"witness_mean": rung("not run", why), "witness_mean_in_eval": still}
 
 
-def buffers_rung(computer: Computer, record: Record) -> Rung | None:
+def _farthest(asked: Iterable[Asked]) -> tuple[Rung, bool]:
+    # the first batch that is not the mean of its parts, or the farthest one
+    worst, drew = -1.0, False
+    for one in asked:
+        drew |= one.drew
+        if one.found is not None:
+            if one.found["verdict"] != FINE:
+                return one.found, drew
+            worst = max(worst, one.found["max_abs_diff"])
+    if worst < 0:
+        return rung("not run", "no batch has two parts with targets"), drew
+    return rung(FINE, "each batch is the mean of its parts", worst), drew
+
+
+def ask(
+    computer: Computer, step: int, state: State, evaluate: bool
+) -> tuple[Pass, Asked]:
+    """Compare one batch with the parts that the ranks computed, or with its halves: in
+    training without dropout, and with batch norm as in eval mode, since its statistics
+    of a part differ from those of the whole by design; or in eval mode. The first is
+    the pass over the whole batch.
+    """
+    task, batch = computer.task, computer.batch_of(step)
+    own = [part for group in computer.groups_of(step) for part in group]
+    if len(own) < 2 and not task.whole:
+        own = cuts(batch, 2)
+    # those that have targets, each from the same buffers
+    parts = [[part] for part in own if task.count(part)]
+
+    def exact(*groups: list[Any]) -> Pass:
+        return computer.exact(state, [*groups], evaluate, steady=not evaluate)
+
+    whole = exact([batch])
+    if len(parts) < 2:
+        return whole, Asked(None, whole.drew)
+    shares = exact(*parts)
+    drew, apart = whole.drew or shares.drew, shares.far_from(whole)
+    if not (whole.is_finite() and shares.is_finite()):
+        found = rung("breach", "the loss or its gradient is not finite")
+    elif apart <= CLOSE[computer.type]:
+        found = rung(FINE, "a batch is the mean of its parts", apart)
+    else:
+        counts = [float(task.count(part)) for (part,) in parts]
+        each = [exact(part) for part in parts]
+        wrong = _wrong_weights(whole, each, counts, CLOSE[computer.type])
+        if wrong:
+            why = f"parts of the batch of step {step} have the weights {wrong}"
+            why = f"the loss is no mean over the targets: {why}"
+            found = rung("breach", f"{why}; is it a mean over what is counted?", apart)
+        else:
+            mode = "in eval mode" if evaluate else "in training"
+            why = f"{mode} a sample's loss depends on other samples of its batch"
+            if computer.failed:
+                why = f"{computer.failed}; in its own precision {why}, or rounds"
+            found = rung("not run", f"step {step}: {why}", apart)
+    return whole, Asked(found, drew)
+
+
+def _wrong_weights(
+    whole: Pass, each: list[Pass], counts: list[float], close: float
+) -> str:
+    # the weights that the parts have instead of those by their targets, if any
+    targets = torch.tensor(counts, dtype=torch.float64)
+    by_count = targets / targets.sum()
+    matrix = torch.stack([one.flat(whole) for one in each], 1)
+    wanted = whole.flat(whole)
+    fit = torch.linalg.lstsq(matrix, wanted[:, None]).solution[:, 0]
+    rest = float((matrix @ fit - wanted).norm() / (wanted.norm() + 1e-300))
+    if rest > close or float((fit - by_count).abs().max()) <= close:
+        return ""
+    has, right = (
+        ", ".join(f"{x:.4g}" for x in weights[:SHOWN].tolist())
+        for weights in (fit, by_count)
+    )
+    is_sum = float((fit - 1).abs().max()) <= close
+    return f"{has}, by their targets {right}{': it is a sum' if is_sum else ''}"
+
+
+def buffers_rung(computer: Computer) -> Rung | None:
     """Compare the buffers that two ranks leave after a pass from one state, and the
     loss and gradient of one part from each; None where no buffer may change.
     """
-    names = _own_buffers(computer.own)
+    names, record = _own_buffers(computer.own), computer.record
     step = record.steps()[-1]
     state = record.of(step, "before")
     parts = [group[0] for group in computer.groups_of(step) if group]
@@ -161,9 +166,8 @@ def buffers_rung(computer: Computer, record: Record) -> Rung | None:
         )
     except Exception as error:
         return rung("not run", failure(error))
-    named = (
-        f"{', '.join(apart[:SHOWN_BUFFERS])}{', ...' if apart[SHOWN_BUFFERS:] else ''}"
-    )
+    more = ", ..." if apart[SHOWN_BUFFERS:] else ""
+    named = f"{', '.join(apart[:SHOWN_BUFFERS])}{more}"
     gap = other.far_from(one)
     if gap <= CLOSE[computer.type]:
         return rung(FINE, f"the loss does not depend on {named}", gap)

@@ -1,12 +1,25 @@
 """The optimizer's step, from a recorded state and gradient."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
-from minitrain.proof.witness.record import Record, Rung, Task, Worst, pieces, rung
+from minitrain.proof.witness.record import (
+    Gap,
+    Record,
+    Rung,
+    Task,
+    compare,
+    largest,
+    rung,
+)
 
 # torch's defaults (torch.optim.AdamW)
 BETA1, BETA2, EPSILON, WEIGHT_DECAY = 0.9, 0.999, 1e-8, 1e-2
+ZERO = torch.zeros(())
+# elements that are computed at a time: of more, torch starts threads for each operation
+PIECE = 1 << 15
 
 
 def step_rung(task: Task, record: Record) -> Rung:
@@ -14,30 +27,37 @@ def step_rung(task: Task, record: Record) -> Rung:
     gradient. A parameter is rounded twice in a step, the terms of the step at most
     eight times: that many units in the last place of each are allowed.
     """
-    worst = Worst()
+    worst: list[Gap] = []
     for step in record.steps():
-        gradients, moments = record.of(step, "gradients"), record.of(step, "moments")
-        finite = all(bool(g.isfinite().all()) for g in gradients.values())
-        counts = [float(t) for key, t in moments.items() if key.endswith("/step")]
-        # of a scaler nobody knows how many steps it has left out
-        if task.optimizer == "adamw":
-            if task.precision != "fp16" and max(counts, default=0.0) != step:
-                why = f"the optimizer has taken {max(counts, default=0.0):.0f} steps"
-                return rung("breach", f"step {step}: {why}")
-            if finite or task.precision != "fp16":
-                _add_moments(worst, record, step)
-            for name in gradients:
-                count = float(moments.get(f"{name}/step", torch.zeros(())))
-                least = _steps_seen(record, name, step, task.precision)
-                if not least <= count <= step:
-                    why = f"{name} has taken {count:.0f} steps, at least {least} seen"
-                    return rung("breach", f"step {step}: {why}")
+        gradients = record.of(step, "gradients")
         # a scaler leaves out a step that has overflowed
-        left_out = not finite and task.precision == "fp16"
+        left_out = task.precision == "fp16" and not all(
+            bool(gradient.isfinite().all()) for gradient in gradients.values()
+        )
+        if task.optimizer == "adamw":
+            if wrong := _count_is_wrong(task, record, step):
+                return rung("breach", f"step {step}: {wrong}")
+            if not left_out:
+                worst.append(largest(_moments(record, step)))
         for name in record.of(step, "after"):
             taken = None if left_out else gradients.get(name)
-            _add_next(worst, task, record, step, name, taken)
-    return worst.rung()
+            worst.append(largest(_next(task, record, step, name, taken)))
+    return largest(worst).rung()
+
+
+def _count_is_wrong(task: Task, record: Record, step: int) -> str:
+    moments = record.of(step, "moments")
+    counts = [float(t) for key, t in moments.items() if key.endswith("/step")]
+    most = max(counts, default=0.0)
+    # how many steps a scaler has left out is not recorded
+    if task.precision != "fp16" and most != step:
+        return f"the optimizer has taken {most:.0f} steps"
+    for name in record.of(step, "gradients"):
+        count = float(moments.get(f"{name}/step", 0.0))
+        least = _steps_seen(record, name, step, task.precision)
+        if not least <= count <= step:
+            return f"{name} has taken {count:.0f} steps, at least {least} seen"
+    return ""
 
 
 def _steps_seen(record: Record, name: str, step: int, precision: str) -> int:
@@ -53,55 +73,61 @@ def _steps_seen(record: Record, name: str, step: int, precision: str) -> int:
     return seen
 
 
-def _add_moments(worst: Worst, record: Record, step: int) -> None:
+def _moments(record: Record, step: int) -> Iterator[Gap]:
     # where the next step is sampled too: its moments are those that this one left
     gradients, moments = record.of(step, "gradients"), record.of(step, "moments")
     later = record.of(step + 1, "moments")
     for name, gradient in gradients.items() if step + 1 in record.steps() else ():
         for key, beta in (("exp_avg", BETA1), ("exp_avg_sq", BETA2)):
             found = later.get(f"{name}/{key}", torch.zeros_like(gradient))
-            old = moments.get(f"{name}/{key}", torch.zeros(()))
+            old = moments.get(f"{name}/{key}", ZERO)
             unit = torch.finfo(found.dtype)
             where = f"{key} after step {step}, tensor {name}"
-            for one, was, g in pieces(found, old, gradient):
+            for one, was, g in _pieces(found, old, gradient):
                 was, new = was.double(), g.double()
                 if key == "exp_avg_sq":
                     new = new * new
                 terms = beta * was.abs() + (1 - beta) * new.abs()
                 allowed = 4 * unit.eps * (terms + unit.smallest_normal)
-                worst.add(one, beta * was + (1 - beta) * new, allowed, where)
+                yield compare(one, beta * was + (1 - beta) * new, allowed, where)
 
 
-def _add_next(
-    worst: Worst,
-    task: Task,
-    record: Record,
-    step: int,
-    name: str,
-    gradient: Tensor | None,
-) -> None:
+def _next(
+    task: Task, record: Record, step: int, name: str, gradient: Tensor | None
+) -> Iterator[Gap]:
     # without a gradient it must be as it was
-    zero, kept = torch.zeros(()), record.tensors
+    kept = record.tensors
     before, after = (kept[f"{step}/{kind}/{name}"] for kind in ("before", "after"))
     m, v, taken = (
-        kept.get(f"{step}/moments/{name}/{key}", zero)
+        kept.get(f"{step}/moments/{name}/{key}", ZERO)
         for key in ("exp_avg", "exp_avg_sq", "step")
     )
-    unit, g = torch.finfo(after.dtype).eps, zero if gradient is None else gradient
-    for one, *parts in pieces(after, before, g, m, v):
+    unit, g = torch.finfo(after.dtype).eps, ZERO if gradient is None else gradient
+    for one, *parts in _pieces(after, before, g, m, v):
         w, g, m, v = (part.double() for part in parts)
-        wanted, terms = w, zero
+        wanted, terms = w, ZERO
         if gradient is not None:
             wanted, terms = next_value(task, w, g, m, v, float(taken) + 1)
         allowed = unit * (2 * w.abs() + 8 * terms)
-        worst.add(one, wanted, allowed, f"step {step}, tensor {name}")
+        yield compare(one, wanted, allowed, f"step {step}, tensor {name}")
+
+
+def _pieces(first: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    # the same part of tensors of one shape, or of no dimension, which stand for all
+    # elements: small enough to stay in a processor's cache
+    parts = [
+        (t.flatten() if t.dim() else t.expand(first.numel())).split(PIECE)
+        for t in (first.reshape(-1), *others)
+    ]
+    if first.numel():
+        yield from zip(*parts, strict=True)
 
 
 def next_value(
     task: Task, w: Tensor, g: Tensor, m: Tensor, v: Tensor, t: float
 ) -> tuple[Tensor, Tensor]:
-    """A parameter w after step number t with gradient g, from moments m and v before
-    it, and the size of the terms of its step (torch.optim.AdamW).
+    """Compute parameter w after step number t with gradient g, from moments m and v
+    before it, and the size of the terms of its step (torch.optim.AdamW).
     """
     rate = task.learning_rate
     if task.optimizer == "sgd":

@@ -1,6 +1,8 @@
 """Losses and gradients, computed naively: forward and backward for each part."""
 
+import pickle
 import random
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -9,14 +11,42 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import batch_norm
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from torch.overrides import TorchFunctionMode, has_torch_function
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from minitrain.proof.witness.batches import doubled
-from minitrain.proof.witness.modes import Float64, Steady
-from minitrain.proof.witness.record import Task, Tensors, pieces
+from minitrain.proof.witness.record import (
+    Record,
+    Task,
+    Tensors,
+    chosen,
+    doubled,
+    names_of,
+)
 
 SIXTEEN_BITS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # what GradScaler starts from; it halves until nothing overflows
 LARGEST_SCALE, HALVINGS = 65536.0, 24
+FINER = {
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.float32: torch.float64,
+    torch.complex64: torch.complex128,
+}
+# functions that drop at random: keyword and place of the probability
+DROPS = {
+    "scaled_dot_product_attention": ("dropout_p", 4),
+    "multi_head_attention_forward": ("dropout_p", 10),
+}
+# of dropout itself, in all its kinds
+DROPOUT = ("p", 1)
+RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+# overrides no function: for it only a mode does
+PLAIN = torch.zeros(())
 # parts that start from the same buffers and follow each other on one rank
 Groups = list[list[Any]]
 State = Mapping[str, Tensor]
@@ -24,14 +54,19 @@ State = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Pass:
-    """A loss and its gradient; or how far rounding carries them, per tensor."""
+    """A loss and its gradient, or how far rounding carries them, per tensor; ``drew``:
+    random numbers; ``unit``: one in the last place of the loss.
+    """
 
     loss: float
     gradients: Tensors
+    drew: bool = False
+    unit: float = 0.0
 
     def of(self, name: str, like: Tensor) -> Tensor:
         """A gradient; that of a parameter which was not used is zero."""
-        return self.gradients.get(name, torch.zeros_like(like))
+        found = self.gradients.get(name)
+        return torch.zeros_like(like) if found is None else found
 
     def largest(self) -> float:
         """The largest element of all gradients."""
@@ -61,14 +96,12 @@ class Pass:
 
 def size(tensor: Tensor) -> float:
     """The largest absolute value."""
-    most = [piece.abs().max() for (piece,) in pieces(tensor)]
-    return float(torch.stack(most).max()) if most else 0.0
+    return float(tensor.abs().max()) if tensor.numel() else 0.0
 
 
 def gap(a: Tensor, b: Tensor) -> float:
     """The largest absolute difference of two tensors of one shape."""
-    most = [(x - y).abs().max() for x, y in pieces(a, b)]
-    return float(torch.stack(most).max()) if most else 0.0
+    return size(a - b)
 
 
 class Computer:
@@ -80,27 +113,40 @@ class Computer:
         self,
         task: Task,
         model: nn.Module,
+        record: Record,
         batch_of: Callable[[int], Any],
-        groups_of: Callable[[int], Groups],
     ) -> None:
-        self.task, self.batch_of, self.groups_of = task, batch_of, groups_of
+        self.task, self.record, self.batch_of = task, record, batch_of
         self.own, self.fine = model, built(task)
         self.modes = [module.training for module in self.own.modules()]
-        # in their order: what is drawn for each must not depend on that of a set
-        self.parameters = [name for name, _ in self.own.named_parameters()]
         self.type = torch.float64
-        # whether the last pass drew random numbers
-        self.drew = False
-        # of the loss, as the model computes it
-        self.loss_unit = torch.finfo(torch.float32).eps
         # why it cannot compute in float64, if so
         self.failed = ""
+
+    def groups_of(self, step: int) -> Groups:
+        """Return a batch as the ranks computed it: a group for each shard, in it its
+        parts; or if the forward pass communicates, micro-batch k of all ranks as one
+        part. Samples of one content are interchangeable.
+        """
+        batch = self.batch_of(step)
+        places = {name: place for place, name in enumerate(names_of(batch))}
+        fed = [row for row in self.record.kind("fed") if row["step"] == step]
+        groups: dict[Any, list[list[str]]] = defaultdict(list)
+        for row in () if self.task.whole else fed:
+            for part in row["parts"]:
+                groups[row["rank"], part["shard"]].append(part["samples"])
+        ranks = [row["parts"] for row in fed] if self.task.whole else []
+        for parts in zip(*ranks, strict=True):
+            groups["all"].append([name for part in parts for name in part["samples"]])
+        return [
+            [chosen(batch, [places[n] for n in names]) for names in group if names]
+            for group in groups.values()
+        ]
 
     def exact(
         self, state: State, groups: Groups, evaluate: bool, *, steady: bool = False
     ) -> Pass:
-        """In float64; in the model's own type where it cannot compute in that.
-
+        """Compute in float64, or in the model's own type if it cannot compute in that.
         ``steady``: in training without dropout, and with batch norm as in eval mode.
         """
         with Steady() if steady else nullcontext():
@@ -108,7 +154,7 @@ class Computer:
                 kept = torch.get_default_dtype()
                 torch.set_default_dtype(torch.float64)
                 try:
-                    fine = [[doubled(part) for part in group] for group in groups]
+                    fine = doubled(groups)
                     with Float64():
                         return self._compute(self.fine.double(), state, fine, evaluate)
                 except Exception as error:
@@ -119,35 +165,28 @@ class Computer:
             return self._compute(self.fine, state, groups, evaluate)
 
     def own_precision(
-        self,
-        state: State,
-        groups: Groups,
-        bits: str,
-        evaluate: bool,
-        seed: int = 0,
-        places: Tensors | None = None,
+        self, state: State, groups: Groups, bits: str, evaluate: bool, seed: int = 0
     ) -> Pass:
-        """As the run computes, in fp16 with a loss that is scaled as far as it goes;
-        a probe's is not. Of gradients the elements at ``places``, by tensor, or all.
+        """Compute as the run does, in fp16 with a loss that is scaled as far as it
+        goes; a probe's is not.
         """
         dtype, scale = SIXTEEN_BITS.get(bits), 1.0
         if bits == "fp16" and not evaluate:
             scale = LARGEST_SCALE
         for _ in range(HALVINGS):
             with torch.autocast("cpu", dtype) if dtype else nullcontext():
-                given = evaluate, seed, scale, places
-                one = self._compute(self.own, state, groups, *given)
+                one = self._compute(self.own, state, groups, evaluate, seed, scale)
             if bits != "fp16" or one.is_finite():
                 break
             scale /= 2
         return one
 
     def nudged(self, state: State, seed: int) -> Tensors:
-        """A state with every parameter one unit in the last place up or down; 0: as it
-        is.
+        """Move every parameter of a state one unit in the last place up or down; seed
+        0: none.
         """
         chance, moved = torch.Generator().manual_seed(seed), dict(state)
-        for name in self.parameters if seed else ():
+        for name, _ in self.own.named_parameters() if seed else ():
             tensor = state[name]
             sign = torch.randint(0, 2, tensor.shape, generator=chance) * 2.0 - 1
             unit = torch.finfo(tensor.dtype).eps
@@ -162,7 +201,6 @@ class Computer:
         evaluate: bool,
         seed: int = 0,
         scale: float = 1.0,
-        places: Tensors | None = None,
     ) -> Pass:
         # of the mean over the targets of all parts; ``scale`` is taken out again
         seed_everything(seed)
@@ -170,42 +208,127 @@ class Computer:
             module.training = mode and not evaluate
         before = random_state()
         every = sum(self.task.count(part) for group in groups for part in group)
-        total = 0.0
+        total, unit = 0.0, 0.0
         found: Tensors = {}
         for group in groups:
             model.load_state_dict(state)
             for part in group:
                 share = self.task.count(part) / every
                 if share:
-                    loss = self._backward(model, part, share * scale)
-                    total += share * loss
-                    _add_gradients(model, found, places)
-        self.drew = before != random_state()
+                    model.zero_grad()
+                    loss = self.task.loss(model, part)
+                    # not the method, in which a mode of functions would not be in force
+                    torch.autograd.backward(loss * (share * scale))
+                    total += share * loss.item()
+                    unit = torch.finfo(loss.dtype).eps
+                    _add_gradients(model, found)
         for gradient in found.values() if scale != 1 else ():
             gradient /= scale
-        return Pass(total, found)
-
-    def _backward(self, model: nn.Module, part: Any, weight: float) -> float:
-        model.zero_grad()
-        loss = self.task.loss(model, part)
-        if model is self.own and loss.is_floating_point():
-            self.loss_unit = torch.finfo(loss.dtype).eps
-        # not the method, in which a mode of functions would not be in force
-        torch.autograd.backward(loss * weight)
-        return loss.item()
+        return Pass(total, found, before != random_state(), unit)
 
 
-def _add_gradients(model: nn.Module, found: Tensors, places: Tensors | None) -> None:
+def _add_gradients(model: nn.Module, found: Tensors) -> None:
     for name, parameter in model.named_parameters():
-        own = parameter.grad
-        if own is None:
+        if parameter.grad is None:
             continue
-        if places is not None:
-            own = own.flatten()[places[name]]
         if name in found:
-            found[name] += own
+            found[name] += parameter.grad
         else:
-            found[name] = own.to(torch.float64, copy=True)
+            found[name] = parameter.grad.to(torch.float64, copy=True)
+
+
+class Float64(TorchDispatchMode):
+    """Mode in which what would make a float coarser than float64 makes a float64. A
+    model's own casts (``.to(torch.bfloat16)``, ``.half()``, ``.float()``) have no
+    effect. A coarser operand, such as class weights in float32, is converted when it
+    meets a float64; a tensor that is written to keeps its type.
+    """
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if kwargs.get("dtype") in FINER:
+            kwargs["dtype"] = FINER[kwargs["dtype"]]
+        found = {a.dtype for a in (*args, *kwargs.values()) if isinstance(a, Tensor)}
+        if torch.float64 in found and found & FINER.keys():
+            written = [
+                arg.alias_info is not None and arg.alias_info.is_write
+                for arg in func._schema.arguments
+            ]
+            pairs = zip(args, written, strict=False)
+            args = [arg if write else _finer(arg) for arg, write in pairs]
+            kwargs = {
+                key: arg if key == "out" else _finer(arg) for key, arg in kwargs.items()
+            }
+        return func(*args, **kwargs)
+
+
+def _finer(arg: Any) -> Any:
+    if isinstance(arg, Tensor) and arg.dtype in FINER:
+        return arg.to(FINER[arg.dtype])
+    return arg
+
+
+class Steady(TorchFunctionMode):
+    """Training without dropout, and with batch norm as in eval mode, wherever they are
+    called from: modules stay in training. Other random numbers are drawn.
+
+    While autograd runs a custom function no mode of functions is in force, so a module
+    that a reentrant checkpoint computes again enters this one again.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._again: list[nn.Module] = []
+        self._hooks: list[Any] = []
+
+    def __enter__(self) -> "Steady":
+        self._hooks = [
+            register_module_forward_pre_hook(self._enter_again),
+            register_module_forward_hook(self._leave_again, always_call=True),
+        ]
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        for hook in self._hooks:
+            hook.remove()
+
+    def _enter_again(self, module: nn.Module, inputs: Any) -> None:
+        if not has_torch_function((PLAIN,)):
+            self._again.append(module)
+            super().__enter__()
+
+    def _leave_again(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        if self._again and self._again[-1] is module:
+            self._again.pop()
+            super().__exit__(None, None, None)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        name, args, kwargs = getattr(func, "__name__", ""), [*args], {**(kwargs or {})}
+        if name in DROPS or "dropout" in name:
+            _set(args, kwargs, *DROPS.get(name, DROPOUT), 0.0)
+        elif name in RECURRENT:
+            # their only number that is no integer
+            args = [0.0 if isinstance(arg, float) else arg for arg in args]
+        elif func is batch_norm:
+            mean = args[1] if len(args) > 1 else kwargs.get("running_mean")
+            if mean is not None:
+                _set(args, kwargs, "training", 5, False)
+        return func(*args, **kwargs)
+
+
+def _set(
+    args: list[Any], kwargs: dict[str, Any], key: str, place: int, value: Any
+) -> None:
+    if place < len(args):
+        args[place] = value
+    else:
+        kwargs[key] = value
 
 
 def built(task: Task) -> nn.Module:
@@ -221,13 +344,13 @@ def failure(error: Exception) -> str:
 
 
 def seed_everything(seed: int) -> None:
-    """Python, NumPy and torch."""
+    """Seed Python, NumPy and torch."""
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
 
 
-def random_state() -> tuple[str, bytes]:
-    """Where their generators stand."""
-    numpy = random.getstate(), [str(part) for part in np.random.get_state()]
-    return str(numpy), bytes(torch.get_rng_state().numpy())
+def random_state() -> bytes:
+    """Return the state of their generators."""
+    own = random.getstate(), np.random.get_state(), torch.get_rng_state().numpy()
+    return pickle.dumps(own)
