@@ -26,14 +26,18 @@ OF_TORCH = "unexpected pos"
 
 
 class UserError(Exception):
-    """A mistake that the user can mend, in one line.
+    """A mistake that the user can fix, in one line.
 
     The line names the file, the key or line, the value, and what is allowed.
     """
 
+    exit_code = EXIT_USER
+
 
 class EvidenceError(Exception):
     """The run finished and its evidence says no: one line that says what differs."""
+
+    exit_code = EXIT_EVIDENCE
 
 
 def did_you_mean(word: str, allowed: Iterable[str]) -> str:
@@ -50,6 +54,7 @@ class RankError(Exception):
     ``__notes__`` hold its traceback, if it had one.
     """
 
+    exit_code = EXIT_USER
     rank: int | None = None
     # what lies lower explains what lies higher
     kind: int = 0
@@ -96,15 +101,11 @@ def run_stage(main: Callable[[], None]) -> None:
     try:
         with stoppable():
             main()
-    except UserError as error:
-        _fail(str(error), EXIT_USER)
-    except EvidenceError as error:
-        _fail(str(error), EXIT_EVIDENCE)
-    except RankError as error:
+    except (UserError, EvidenceError, RankError) as error:
         if os.environ.get("MINITRAIN_TRACEBACK") == "1":
             notes = "\n".join(getattr(error, "__notes__", []))
             print(as_lines(notes.split("\n")), end="", file=sys.stderr)
-        _fail(str(error), EXIT_USER)
+        _fail(str(error), error.exit_code)
     except OSError as error:
         _fail(describe_os_error(error), EXIT_USER)
     except Stopped as stop:

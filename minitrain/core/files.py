@@ -126,14 +126,13 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def open_atomic(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
-    """Open ``path`` for writing by :func:`atomic_path`: ``"w"`` is UTF-8 text with
-    LF as line ends on every system, ``"wb"`` bytes.
+    """Open ``path`` for writing by :func:`atomic_path`: ``"w"`` is UTF-8 text, ``"wb"``
+    bytes.
     """
     encoding = None if "b" in mode else "utf-8"
-    newline = None if "b" in mode else "\n"
     with (
         atomic_path(path) as temporary,
-        open(temporary, mode, encoding=encoding, newline=newline) as file,
+        open(temporary, mode, encoding=encoding) as file,
     ):
         yield file
 
@@ -204,7 +203,7 @@ def each_row(path: Path, *keys: str) -> Iterator[dict[str, Any]]:
 
 
 def read_jsonl(path: Path, *keys: str) -> list[dict[str, Any]]:
-    """All of :func:`each_row`."""
+    """Return the rows of :func:`each_row`."""
     return [*each_row(path, *keys)]
 
 

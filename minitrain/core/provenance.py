@@ -108,7 +108,7 @@ def require_same_build(named: Mapping[str, Mapping[str, Any]]) -> None:
     """Raise UserError unless all of ``named`` (by file), :func:`bits_depend_on` of
     runs, are the same.
     """
-    _require_same(named, "bits of unlike machines are not compared; make both here")
+    _require_same(named, "bits of different machines are not compared; make both here")
 
 
 def require_one_machine(measurements: Mapping[str, Mapping[str, Any]]) -> None:
@@ -187,24 +187,19 @@ def _deps(script: Path, folder: Path) -> list[str]:
     # dependencies of the stage that runs the script, by the dvc.yaml in the folder
     yaml = YAML(typ="safe")
     params = folder / "params.yaml"
-    values = yaml.load(params.read_text("utf-8")) if params.is_file() else {}
+    sections = yaml.load(params.read_text("utf-8")) if params.is_file() else {}
+    values = {f"{s}.{key}": sections[s][key] for s in sections for key in sections[s]}
     inside = script.relative_to(folder)
     names = {inside.as_posix(), ".".join(inside.with_suffix("").parts)}
     stages = yaml.load((folder / "dvc.yaml").read_text("utf-8"))["stages"]
     for stage in stages.values():
         if names & {*stage["cmd"].split()}:
-            return [_filled(dep, values) for dep in stage["deps"]]
+            # ${section.key} is what params.yaml says
+            return [
+                re.sub(r"\$\{([\w.]+)\}", lambda m: str(values.get(m[1], m[0])), dep)
+                for dep in stage["deps"]
+            ]
     return []
-
-
-def _filled(dep: str, values: Mapping[str, Any]) -> str:
-    """``dep`` with what params.yaml says in the place of ``${section.key}``."""
-
-    def value(match: re.Match[str]) -> str:
-        section, _, key = match[1].partition(".")
-        return str(values.get(section, {}).get(key, match[0]))
-
-    return re.sub(r"\$\{([\w.]+)\}", value, dep)
 
 
 def _md5_of_code(path: Path) -> str | None:

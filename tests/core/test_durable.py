@@ -176,6 +176,12 @@ def test_all_is_synced_before_it_gets_its_name_and_the_folder_after(
     assert temporary.startswith(".out.")
 
 
+def test_error_names_the_file_and_not_its_temporary_name(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as raised, atomic_path(tmp_path / "a") as new:
+        (new / "b" / "c").read_text()
+    assert raised.value.filename == str(tmp_path / "a")
+
+
 FULL = Path("/dev/full")
 
 

@@ -3,9 +3,7 @@
 import math
 import os
 import re
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +31,6 @@ from minitrain.grammar.verbs import load_verbs
 from minitrain.recording.format import read_recording
 from minitrain.train.checkpoint import DamagedError, read_manifest
 from minitrain.train.step_record import load_tensors
-
-NOBODY = 65534
 
 
 class Interrupted(Exception):
@@ -110,41 +106,6 @@ def test_json_is_readable_text_and_jsonl_an_object_a_line(tmp_path: Path) -> Non
     write_jsonl(tmp_path / "a.jsonl", iter(rows))
     assert (tmp_path / "a.jsonl").read_bytes().count(b"\n") == 2
     assert read_jsonl(tmp_path / "a.jsonl") == rows
-
-
-@contextmanager
-def not_root() -> Iterator[None]:
-    """Root may write everywhere: be somebody else for a while."""
-    if os.geteuid() != 0:
-        yield
-        return
-    os.seteuid(NOBODY)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-
-
-@pytest.fixture
-def read_only_folder() -> Iterator[Path]:
-    """A folder that everybody may enter and nobody but root may write to."""
-    # tmp_path lies below folders that only their owner may enter
-    with tempfile.TemporaryDirectory(dir="/tmp") as name:
-        folder = Path(name)
-        (folder / "a.json").write_text("old")
-        folder.chmod(0o555)
-        yield folder
-        folder.chmod(0o755)
-
-
-def test_folder_without_write_permission(read_only_folder: Path) -> None:
-    refused = {"a.json": "a.json", "metrics/a.json": "metrics"}
-    for name, named in refused.items():
-        with not_root(), pytest.raises(PermissionError) as raised:
-            write_json(read_only_folder / name, {})
-        # not the temporary name, which says nothing to a user
-        assert raised.value.filename == str(read_only_folder / named)
-    assert contents(read_only_folder) == {"a.json": "old"}
 
 
 def readers(path: Path) -> list[Callable[[], object]]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import tqdm.std
 
-from minitrain.core.progress import SECONDS_BETWEEN_LINES, progress
+from minitrain.core.progress import progress
 
 
 class Terminal(io.StringIO):
@@ -47,19 +47,6 @@ def lines_of(items: Iterator[int], capsys: pytest.CaptureFixture[str]) -> list[s
     assert "\r" not in err
     assert err == "" or err.endswith("\n")
     return err.splitlines()
-
-
-@pytest.mark.parametrize("seconds_each", [0.01, 0.1, 1.0, 4.0])
-def test_at_most_one_line_an_interval(
-    clock: Clock, capsys: pytest.CaptureFixture[str], seconds_each: float
-) -> None:
-    num_items = 1000
-    items = progress(clock.work(num_items, seconds_each), "train", total=num_items)
-    lines = lines_of(items, capsys)
-    # one more, for the end
-    most = num_items * seconds_each / SECONDS_BETWEEN_LINES + 1
-    assert 1 <= len(lines) <= most
-    assert all(line.startswith("train: ") for line in lines)
 
 
 def test_lines_say_how_far_it_is(
