@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
-from torch import Tensor, nn
+from torch import nn
 
 from minitrain.analysis.verdicts import Verdict
 from minitrain.check.preflight import refuse_model
@@ -137,11 +137,9 @@ def refuse_what_cannot_be(config: RunConfig, world_size: int) -> None:
 def _refuse_batch(name: str, batch: Any, parts: int) -> None:
     lengths = {len(t) if t.dim() else 0 for t in tensors_of(batch)}
     for where, value in _uncut(batch):
-        is_array = isinstance(value, np.ndarray) and value.ndim > 0
-        size = len(value) if is_array or isinstance(value, Sequence) else None
-        if size in lengths or (is_array and not lengths):
+        if len(value) in lengths or (isinstance(value, np.ndarray) and not lengths):
             raise UserError(
-                f"{name}{where}: is a {type(value).__name__} of {size}, which "
+                f"{name}{where}: is a {type(value).__name__} of {len(value)}, which "
                 "would not be cut; make it a tensor, or give it to the loss otherwise"
             )
     if len(lengths) != 1:
@@ -155,16 +153,15 @@ def _refuse_batch(name: str, batch: Any, parts: int) -> None:
 
 
 def _uncut(batch: Any, where: str = "") -> Iterator[tuple[str, Any]]:
-    # what ``cut`` hands on as it is: lists without a tensor as a whole too
-    if isinstance(batch, Mapping):
-        for key, value in batch.items():
+    # sequences that ``cut`` hands on as they are
+    is_list = isinstance(batch, Sequence) and not isinstance(batch, str | bytes)
+    if isinstance(batch, np.ndarray) and batch.ndim:
+        yield where, batch
+    elif isinstance(batch, Mapping) or is_list:
+        named = batch.items() if isinstance(batch, Mapping) else enumerate(batch)
+        for key, value in named:
             yield from _uncut(value, f"{where}[{key!r}]")
-    elif isinstance(batch, list | tuple):
-        for index, value in enumerate(batch):
-            yield from _uncut(value, f"{where}[{index}]")
-        if not tensors_of(batch):
-            yield where, batch
-    elif not isinstance(batch, Tensor | str | bytes):
+    if is_list and not tensors_of(batch):
         yield where, batch
 
 

@@ -60,8 +60,10 @@ class Samples:
         """Yield the samples of these indices; pages of a mapped file do not stay in
         memory.
         """
+        # a view that is not mapped itself: quicker to slice
+        tokens, offsets = np.asarray(self.tokens), np.asarray(self.offsets)
         for count, index in enumerate(indices, start=1):
-            yield np.asarray(self[index])
+            yield tokens[offsets[index] : offsets[index + 1]]
             if count % SAMPLES_AT_ONCE == 0:
                 self._release()
 

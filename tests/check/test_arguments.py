@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from one_line import refusal
-from project import ROOT, run_python
 from subjects import Bigrams, batch_norm, make_run, plain
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -171,6 +170,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"batches": [{"x": torch.ones(8, 3), "text": ["a"] * 8}] * 3},
         f"batches[0]['text']: is a list of 8, {CUT}",
     ),
+    ({"batches": of((["a"] * 8, 1))}, f"batches[0][2][0]: is a list of 8, {CUT}"),
     ({"batches": of(np.ones((8, 2)))}, f"batches[0][2]: is a ndarray of 8, {CUT}"),
     (
         {"world_size": 9},
@@ -375,50 +375,3 @@ def test_public_names_are_complete_and_typed() -> None:
     for name, home in homes.items():
         assert getattr(minitrain, name) is getattr(importlib.import_module(home), name)
     assert (Path(minitrain.__file__).parent / "py.typed").is_file()
-
-
-MISTYPED = """
-from minitrain import check_data_parallel
-from torch import nn
-
-ladder = check_data_parallel(lambda: nn.Linear(1, 1), [], world_size="2")
-reveal_type(ladder.verdict)
-check_data_parallel(nn.Linear(1, 1), [], optimizer="lion", atoll=1)
-"""
-# without the libraries, which take half a minute
-SETTINGS = """
-[mypy]
-strict = true
-follow_imports = silent
-[mypy-torch.*,numpy.*,pydantic.*]
-follow_imports = skip
-"""
-
-
-@pytest.mark.thorough
-def test_mypy_knows_the_arguments(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(MISTYPED)
-    (tmp_path / "mypy.ini").write_text(SETTINGS)
-    files = [f"--config-file={tmp_path}/mypy.ini", f"--cache-dir={tmp_path}/cache"]
-    done = run_python("-m", "mypy", *files, tmp_path / "mine.py")
-    assert 'Argument "world_size" to "check_data_parallel" has' in done.stdout
-    assert "Literal['proven'] | Literal['proven in eval mode'] | " in done.stdout
-    assert 'Argument "optimizer" to "check_data_parallel" has' in done.stdout
-    assert 'Unexpected keyword argument "atoll"' in done.stdout
-
-
-def test_page_of_pytest(tmp_path: Path) -> None:
-    path = tmp_path / "test_mine.py"
-    path.write_text(
-        "import torch\n"
-        "from minitrain import check_data_parallel\n\n\n"
-        "def test_mine():\n"
-        "    batches = [torch.randn(8, 3)] * 3\n"
-        "    check_data_parallel(lambda: None, batches, loss=lambda m, b: m(b).sum())\n"
-    )
-    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", path]
-    done = run_python(*command, folder=tmp_path, PYTHONPATH=str(ROOT))
-    assert ">       check_data_parallel(lambda: None, batches" in done.stdout
-    assert "UserError: factory: returned NoneType, must return" in done.stdout
-    assert "check.py" not in done.stdout
-    assert len(done.stdout.splitlines()) < 20

@@ -179,43 +179,31 @@ def test_hash_of_samples_knows_content_and_order() -> None:
         assert samples_of(texts).sha256() != samples_of(ELEVEN).sha256()
 
 
-Reader = Callable[[Path, int], Samples]
-
-
-def overlapping(read: Reader, folder: Path, rank: int) -> Samples:
-    """Both ranks read the shard of rank 0."""
-    return read(folder, 0)
-
-
-def shortened(read: Reader, folder: Path, rank: int) -> Samples:
-    """Rank 0 lacks its last sample."""
-    texts = shard_texts(read(folder, rank))
-    return samples_of(texts[:-1] if rank == 0 else texts)
-
-
-def altered(read: Reader, folder: Path, rank: int) -> Samples:
-    """One token of rank 1 is another."""
-    shard = read(folder, rank)
-    tokens = np.array(shard.tokens)
-    tokens[1] ^= rank
-    return Samples(tokens, shard.offsets)
-
-
-def truncated(read: Reader, folder: Path, rank: int) -> Samples:
-    """The last token of each shard is missing."""
-    shard = read(folder, rank)
-    return Samples(shard.tokens[:-1], shard.offsets)
-
-
-FAULTS = [overlapping, shortened, altered, truncated]
+# what rank r reads, of the files as they are
+FAULTS: dict[str, Callable[[list[Samples], int], Samples]] = {
+    "overlapping": lambda shards, rank: shards[0],
+    "shortened": lambda shards, rank: (
+        samples_of(shard_texts(shards[0])[:-1]) if rank == 0 else shards[1]
+    ),
+    "altered": lambda shards, rank: Samples(
+        shards[rank].tokens ^ np.uint8(rank), shards[rank].offsets
+    ),
+    "truncated": lambda shards, rank: Samples(
+        shards[rank].tokens[:-1], shards[rank].offsets
+    ),
+}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_shards_on_disk_that_are_not_the_corpus(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Callable[..., Samples]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     read = data._map_shard
-    monkeypatch.setattr(data, "_map_shard", lambda *args: fault(read, *args))
+
+    def spoilt(folder: Path, rank: int) -> Samples:
+        return FAULTS[fault]([read(folder, 0), read(folder, 1)], rank)
+
+    monkeypatch.setattr(data, "_map_shard", spoilt)
     with pytest.raises(EvidenceError, match="the shards together are not the corpus"):
         write_shards(tmp_path / "world-2", samples_of(ELEVEN), 2)
     assert not (tmp_path / "world-2" / "index.json").exists()
