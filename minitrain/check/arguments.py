@@ -1,64 +1,69 @@
-"""What ``check_data_parallel`` is given: as a run, or refused in one line."""
+"""Arguments of ``check_data_parallel``: a run, or one line on what is wrong."""
 
-import math
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from numbers import Integral, Real
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from torch import Tensor, nn
+from pydantic import Field
+from torch import nn
 
-from minitrain.analysis.verdicts import VERDICTS
+from minitrain.analysis.verdicts import Verdict
 from minitrain.check.preflight import refuse_model
 from minitrain.check.trial import in_memory_of
 from minitrain.core.errors import UserError
+from minitrain.core.schema import Count, PositiveFloat, Section, Seed, validated
 from minitrain.data.batches import causal_lm_loss
 from minitrain.data.cut import InMemory, count_targets, tensors_of
 from minitrain.sync.catalog import find_strategy
-from minitrain.sync.guarantees import Defaults
+from minitrain.sync.guarantees import Tuning
 from minitrain.sync.strategy import Strategy
-from minitrain.train.config import OPTIMIZERS, RunConfig
-from minitrain.train.precision import PRECISIONS
+from minitrain.train.config import OptimizerName, RunConfig
+from minitrain.train.precision import Name
 from minitrain.train.rng import untouched_random_state
 
 # pytest leaves these functions out: between the call and the message nothing is told
 __tracebackhide__ = True
 
-# where the caller wrote what params.yaml has in its section ``train``
-KEYS = {field.name: f"tuning.{field.name}" for field in fields(Defaults)} | {
-    key: key for key in ("sync", "precision", "learning_rate")
-}
-KEY = re.compile(rf"(?<!')\btrain\.({'|'.join(KEYS)})\b")
-WORDS = {"true": "True", "false": "False", "null": "None"}
-WORD = re.compile(rf"(= |be |to )({'|'.join(WORDS)})\b")
+# the section of params.yaml that has what is an argument here
+SECTION = re.compile(r"(?<!')\btrain\.")
+TwoOrMore = Annotated[int, Field(ge=2)]
+
+
+class Settings(Section):
+    """Arguments with limits that do not depend on the model."""
+
+    world_size: TwoOrMore
+    steps: TwoOrMore | None
+    grad_accumulation_steps: Count
+    precision: Name
+    optimizer: OptimizerName
+    learning_rate: PositiveFloat
+    seed: Seed
+    timeout_s: PositiveFloat
+    atol: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    accept: Annotated[tuple[Verdict, ...], Field(min_length=1, strict=False)]
+    loss: Callable[..., Any] | None
+    count: Callable[..., Any] | None
 
 
 def by_argument(error: Exception) -> Exception:
-    """``error`` in the words of a call, and as if it were raised anew."""
+    """Return ``error`` in the words of a call, and as if it were raised anew."""
     if isinstance(error, UserError):
-        line = KEY.sub(lambda found: KEYS[found[1]], str(error))
-        error.args = (WORD.sub(lambda found: found[1] + WORDS[found[2]], line),)
+        error.args = (SECTION.sub("", str(error)),)
     return error.with_traceback(None)
 
 
 def as_config(
     factory: Callable[[], nn.Module],
     batches: Iterable[Any],
-    loss: Callable[[nn.Module, Any], Tensor] | None,
-    count: Callable[[Any], Any] | None,
     sync: str | type[Strategy],
-    steps: int | None,
+    tuning: Tuning,
     **settings: Any,
 ) -> RunConfig:
-    """A run of what the caller gave; UserError where it can be none."""
-    if steps is not None:
-        _refuse_integer("steps", steps, 2)
-    for name, value in {"loss": loss, "count": count}.items():
-        if value is not None and not callable(value):
-            raise UserError(f"{name} = {value!r}: must be a function")
+    """Return the run that the arguments describe; UserError where there is none."""
+    given = validated(settings, Settings)
     if isinstance(sync, str):
         sync = find_strategy(sync)
     elif not (isinstance(sync, type) and issubclass(sync, Strategy)):
@@ -66,16 +71,19 @@ def as_config(
             f"sync = {sync!r}: must be a name, or a class that derives from "
             "minitrain.sync.Strategy"
         )
-    given = _batches(batches, steps)
-    if not all(hasattr(settings["tuning"], field.name) for field in fields(Defaults)):
-        kind = type(settings["tuning"]).__name__
-        raise UserError(f"tuning: is a {kind}, must be a minitrain.sync.Defaults")
+    kept = _batches(batches, given.steps)
+    count = _number(given.count or count_targets)
     return RunConfig(
         factory=factory,
-        data=InMemory(given, loss or causal_lm_loss, _number(count or count_targets)),
+        data=InMemory(kept, given.loss or causal_lm_loss, count),
         sync=sync,
-        steps=len(given) if steps is None else steps,
-        **settings,
+        tuning=tuning,
+        steps=given.steps or len(kept),
+        optimizer=given.optimizer,
+        learning_rate=given.learning_rate,
+        precision=given.precision,
+        grad_accumulation_steps=given.grad_accumulation_steps,
+        seed=given.seed,
     )
 
 
@@ -109,29 +117,11 @@ def _number(count: Callable[[Any], Any]) -> Callable[[Any], int]:
     return number
 
 
-def refuse_unknown(accept: Collection[str]) -> None:
-    """Raise UserError unless ``accept`` holds verdicts and nothing else."""
-    wrong = isinstance(accept, str) or not isinstance(accept, Collection)
-    if wrong or not accept or not {*accept} <= {*VERDICTS}:
-        allowed = ", ".join(VERDICTS)
-        raise UserError(f"accept = {accept!r}: must hold some of {allowed}")
-
-
-def refuse_what_cannot_be(
-    config: RunConfig, world_size: int, timeout_s: float, atol: float
-) -> None:
-    """Raise UserError for numbers, batches, a model or a loss that cannot be."""
-    _refuse_settings(config, world_size)
-    for name, number in {
-        "learning_rate": config.learning_rate,
-        "timeout_s": timeout_s,
-        "atol": atol,
-    }.items():
-        real = isinstance(number, Real) and math.isfinite(number)
-        if not real or number < 0 or (name != "atol" and not number):
-            allowed = "0 or more" if name == "atol" else "a positive number"
-            raise UserError(f"{name} = {number!r}: must be {allowed}")
-    parts = config.num_shards(world_size) * config.grad_accumulation_steps
+def refuse_what_cannot_be(config: RunConfig, world_size: int) -> None:
+    """Raise UserError for settings, batches, a model or a loss that do not fit."""
+    config.sync.guarantees.require(config.tuning, world_size, config.precision)
+    shards = config.num_shards(world_size)
+    parts = shards * config.grad_accumulation_steps
     data = in_memory_of(config)
     for index, batch in enumerate(data.batches):
         if data.loss is causal_lm_loss and not isinstance(batch, Mapping):
@@ -140,42 +130,16 @@ def refuse_what_cannot_be(
                 f"{type(batch).__name__}: must be a mapping for model(**batch).loss"
             )
         _refuse_batch(f"batches[{index}]", batch, parts)
-    _refuse_counts(config, data, config.num_shards(world_size))
+    _refuse_counts(config, data, shards)
     refuse_model(config, world_size)
-
-
-def _refuse_settings(config: RunConfig, world_size: int) -> None:
-    for name, names in {"optimizer": OPTIMIZERS, "precision": PRECISIONS}.items():
-        value = getattr(config, name)
-        if value not in names:
-            allowed = ", ".join(names)
-            raise UserError(f"{name} = {value!r}: must be one of {allowed}")
-    for name, integer, least in (
-        ("world_size", world_size, 2),
-        ("grad_accumulation_steps", config.grad_accumulation_steps, 1),
-        ("tuning.logical_shards", config.tuning.logical_shards, 1),
-        ("steps", config.steps, 2),
-        ("seed", config.seed, 0),
-    ):
-        _refuse_integer(name, integer, least)
-    config.sync.guarantees.require(config.tuning, world_size, config.precision)
-
-
-def _refuse_integer(name: str, value: Any, least: int) -> None:
-    if not isinstance(value, Integral):
-        raise UserError(f"{name} = {value!r}: must be an integer")
-    if int(value) < least:
-        raise UserError(f"{name} = {value}: must be at least {least}")
 
 
 def _refuse_batch(name: str, batch: Any, parts: int) -> None:
     lengths = {len(t) if t.dim() else 0 for t in tensors_of(batch)}
     for where, value in _uncut(batch):
-        is_array = isinstance(value, np.ndarray) and value.ndim > 0
-        size = len(value) if is_array or isinstance(value, Sequence) else None
-        if size in lengths or (is_array and not lengths):
+        if len(value) in lengths or (isinstance(value, np.ndarray) and not lengths):
             raise UserError(
-                f"{name}{where}: is a {type(value).__name__} of {size}, which "
+                f"{name}{where}: is a {type(value).__name__} of {len(value)}, which "
                 "would not be cut; make it a tensor, or give it to the loss otherwise"
             )
     if len(lengths) != 1:
@@ -183,22 +147,21 @@ def _refuse_batch(name: str, batch: Any, parts: int) -> None:
         raise UserError(f"{name}: all tensors must have one length, found {found}")
     if min(lengths) < parts:
         raise UserError(
-            f"{name}: {min(lengths)} samples cannot be cut into {parts} "
-            "parts (processes or logical shards, times grad_accumulation_steps)"
+            f"{name}: {min(lengths)} samples cannot be cut into {parts} parts "
+            "(world_size or logical_shards, times grad_accumulation_steps)"
         )
 
 
 def _uncut(batch: Any, where: str = "") -> Iterator[tuple[str, Any]]:
-    # what ``cut`` hands on as it is: lists without a tensor as a whole too
-    if isinstance(batch, Mapping):
-        for key, value in batch.items():
+    # sequences that ``cut`` hands on as they are
+    is_list = isinstance(batch, Sequence) and not isinstance(batch, str | bytes)
+    if isinstance(batch, np.ndarray) and batch.ndim:
+        yield where, batch
+    elif isinstance(batch, Mapping) or is_list:
+        named = batch.items() if isinstance(batch, Mapping) else enumerate(batch)
+        for key, value in named:
             yield from _uncut(value, f"{where}[{key!r}]")
-    elif isinstance(batch, list | tuple):
-        for index, value in enumerate(batch):
-            yield from _uncut(value, f"{where}[{index}]")
-        if not tensors_of(batch):
-            yield where, batch
-    elif not isinstance(batch, Tensor | str | bytes):
+    if is_list and not tensors_of(batch):
         yield where, batch
 
 

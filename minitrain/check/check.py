@@ -19,10 +19,8 @@ from minitrain.analysis.verdicts import (
 from minitrain.check.arguments import (
     as_config,
     by_argument,
-    refuse_unknown,
     refuse_what_cannot_be,
 )
-from minitrain.check.preflight import note_on_state
 from minitrain.check.trial import (
     alone,
     in_memory_of,
@@ -82,7 +80,7 @@ class Ladder:
 
     @property
     def rests_on(self) -> str:
-        """What the verdict rests on, in a sentence."""
+        """The reason for the verdict, in a sentence."""
         verdict, rests_on = verdict_of(as_dicts(self.rungs))
         if not self.communicates:
             return rests_on
@@ -97,7 +95,7 @@ class Ladder:
 
     @property
     def holds(self) -> bool:
-        """Whether all is right that can be compared. A forward pass that communicates
+        """All is right that can be compared. A forward pass that communicates
         has no replay: one process with the whole batch and the witness take its place.
         """
         if not self.communicates:
@@ -150,7 +148,7 @@ def check_data_parallel(
     - ``factory`` makes a new model at each call, in every process.
     - ``batches``: global batches of B samples each, at least one for each process:
       tensors of shape (B, ...), or lists, tuples and mappings of them. A DataLoader,
-      or whatever else can be iterated over, is read once, ``steps`` of it.
+      or another iterable, is read once, ``steps`` of it.
     - ``loss(model, batch)``: a 0-dim tensor, the mean over the targets of a batch
       (default: ``model(**batch).loss``, as of Hugging Face's causal models);
       ``count(batch)``: how many these are (default: :func:`count_targets`).
@@ -169,31 +167,23 @@ def check_data_parallel(
     return _checked(**given)
 
 
-def _checked(
-    world_size: int,
-    timeout_s: float,
-    atol: float,
-    accept: Collection[Verdict],
-    **given: Any,
-) -> Ladder:
+def _checked(**given: Any) -> Ladder:
     __tracebackhide__ = True
     try:
-        refuse_unknown(accept)
-        config = as_config(**given)
-        refuse_what_cannot_be(config, world_size, timeout_s, atol)
+        config, world_size = as_config(**given), given["world_size"]
+        refuse_what_cannot_be(config, world_size)
+        atol, timeout_s = given["atol"], given["timeout_s"]
         found = examine(config, world_size, atol=atol, timeout_s=timeout_s)
     except (UserError, RankError) as error:
         raise by_argument(error) from None
-    if found.verdict in accept or (found.communicates and found.holds):
+    if found.verdict in given["accept"] or (found.communicates and found.holds):
         return found
-    line, note = f"{found.verdict}: {found.rests_on}", ""
-    if found.verdict == "breach":
-        if "witness_mean" in found.breaches and given["count"] is None:
-            line += f"; {NO_COUNT}"
-        note = note_on_state(config)
-    else:
+    line = f"{found.verdict}: {found.rests_on}"
+    if found.verdict != "breach":
         line += f" (accept=('proven', '{found.verdict}') lets this pass)"
-    raise EvidenceError(f"{line}\n{found}{note}")
+    elif "witness_mean" in found.breaches and given["count"] is None:
+        line += f"; {NO_COUNT}"
+    raise EvidenceError(f"{line}\n{found}")
 
 
 def examine(
@@ -206,7 +196,7 @@ def examine(
     atol: float = ATOL,
     timeout_s: float = 300,
 ) -> Ladder:
-    """The ladder of ``config``, whatever its verdict; ``inject`` spoils the ranks.
+    """Return the ladder of ``config``; ``inject`` spoils the ranks.
 
     ``run`` and ``one`` (process), where they are there already, are not made again.
     ``timeout_s``: seconds for each start of the processes. Raises UserError for a loss

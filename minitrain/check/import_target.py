@@ -17,23 +17,19 @@ from minitrain.model.factory import neighbors_of
 
 @dataclass(frozen=True)
 class OfFile:
-    """A function of a file, which finds what lies beside that. It is sent to another
-    process by its name.
-    """
+    """A function of a file, with the imports of its folder; pickled by its name."""
 
     path: Path
     name: str
 
     def __call__(self, *arguments: Any) -> Any:
-        """What the function returns."""
+        """Call the function."""
         with neighbors_of(self.path):
             return getattr(_load(self.path), self.name)(*arguments)
 
 
 def find(written: str, option: str) -> Any:
-    """What ``written`` names. UserError that begins with ``option`` where it cannot be
-    had.
-    """
+    """Return what ``written`` names; a UserError begins with ``option``."""
     place, _, name = written.rpartition(":")
     start = f"{option} = {written!r}:"
     if not (place and name):

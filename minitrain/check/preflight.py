@@ -1,8 +1,5 @@
 """A model and a loss, tried before ranks start: sound and repeatable."""
 
-from typing import Any
-
-import torch
 from torch import nn
 
 from minitrain.check.trial import alone, in_memory_of
@@ -30,32 +27,32 @@ def refuse_model(config: RunConfig, world_size: int) -> None:
         raise UserError(
             f"factory: returned {what} twice, must make a new one each time"
         )
-    for name, module in second.named_modules():
-        if isinstance(module, nn.SyncBatchNorm):
-            raise UserError(
-                f"model: {name or 'it'} is a SyncBatchNorm, which computes on GPUs "
-                "only; check runs on CPUs: build it with BatchNorm, and convert it "
-                "(convert_sync_batchnorm) where you train"
-            )
     part = config.batches([0], config.num_shards(world_size)).micro_batches(0)[0]
     loss = in_memory_of(config).loss
+    own_loss = None if loss is causal_lm_loss else loss
     with Precision(config.precision).autocast():
-        try_model(
-            first,
-            part,
-            loss=None if loss is causal_lm_loss else loss,
-            may_leave_unused=config.tuning.find_unused_parameters,
-        )
-        if loss is not causal_lm_loss and issubclass(config.sync, StockDDP):
-            computed_loss(Wrapped(first), part, loss)
-    # a replay restores random numbers and buffers, and knows of nothing else
-    (one, other), changed = _twice(config, second, part.inputs)
-    if one != other:
-        why = f" and {changed[0]} changes" if changed else ""
+        try:
+            unused = config.tuning.find_unused_parameters
+            try_model(first, part, loss=own_loss, may_leave_unused=unused)
+        except UserError as error:
+            if own_loss is not None:
+                raise
+            without = "without a loss of yours, model(**batch).loss is computed"
+            raise UserError(f"{error}; {without}") from None
+        if own_loss is not None and issubclass(config.sync, StockDDP):
+            computed_loss(Wrapped(first), part, own_loss)
+        # a replay restores random numbers and buffers, and knows of nothing else
+        buffers, losses = copy_buffers(second), []
+        for _ in range(2):
+            load_buffers(second, buffers)
+            seed_everything(config.seed)
+            losses.append(loss(second, part.inputs).item())
+    once, again = losses
+    if once != again:
         raise UserError(
-            f"model: the same samples, seed and buffers give a loss of {one:.6g}, then "
-            f"{other:.6g}{why}; what it draws must come from the global generators, "
-            "what it or the loss remembers must be a buffer of it"
+            f"model: the same samples, seed and buffers give a loss of {once:.6g} and "
+            f"{again:.6g}; what it draws must come from the global generators, what it "
+            "or the loss remembers must be a buffer of it"
         )
 
 
@@ -65,43 +62,3 @@ def _made(config: RunConfig) -> nn.Module:
         raise UserError(f"factory: is a {kind}, must be a function that makes one")
     seed_everything(config.seed)
     return make_model(config.factory, "factory")
-
-
-@alone()
-def note_on_state(config: RunConfig) -> str:
-    """A line on what a forward pass leaves in the model beside its buffers; or none."""
-    batch = in_memory_of(config).batches[0]
-    _, changed = _twice(config, config.start_model(0), batch)
-    if not changed:
-        return ""
-    return (
-        f"\nnote: a forward pass changes {', '.join(changed)}, no buffer; a replay, "
-        "which computes all ranks with one model, cannot follow that"
-    )
-
-
-def _twice(
-    config: RunConfig, model: nn.Module, inputs: Any
-) -> tuple[list[float], list[str]]:
-    buffers, before = copy_buffers(model), _own_state(model)
-    losses = []
-    for _ in range(2):
-        load_buffers(model, buffers)
-        seed_everything(config.seed)
-        # a loss may ask for a gradient of its own
-        with Precision(config.precision).autocast():
-            losses.append(in_memory_of(config).loss(model, inputs).item())
-    after = _own_state(model)
-    return losses, [name for name in before if before[name] != after.get(name)]
-
-
-def _own_state(model: nn.Module) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for prefix, module in model.named_modules():
-        for key, value in vars(module).items():
-            name = ".".join(filter(None, ("model", prefix, key)))
-            if isinstance(value, int | float | str | None):
-                found[name] = value
-            elif isinstance(value, torch.Generator):
-                found[name] = value.get_state().tolist()
-    return found

@@ -1,6 +1,5 @@
 """Batches of a text, for models that follow Hugging Face's convention."""
 
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from minitrain.core.errors import UserError
 from minitrain.core.regular import MOST_OF_RECORDING, require_regular
+from minitrain.data.batches import IGNORE_INDEX
 from minitrain.model.factory import make_model
 from minitrain.train.rng import seed_everything, untouched_random_state
 
@@ -20,32 +20,20 @@ AFFORDED = 1 << 31
 # so many lengths, one after the other, where lines are cut short: of equal ones a mean
 # of means would be the mean
 UNEVEN = 4
-# a label that is no target
-PADDING = -100
 STEPS = 3
 # parameters of a model that takes two steps unless it is told how many: the fewest of
 # which one starts from moments of the optimizer
 LARGE, STEPS_OF_LARGE = 1 << 24, 2
 
 
-@dataclass(frozen=True)
-class Reading:
-    """``steps`` of lines of at most ``longest`` bytes; ``shortened`` says what is less
-    than usual, if so.
-    """
-
-    steps: int = STEPS
-    longest: int = LONGEST
-    shortened: str = ""
-
-
-def reading_for(factory: Any, size: int, steps: int | None) -> Reading:
-    """What the model of ``factory`` reads in batches of ``size`` lines, in so many
-    ``steps`` where they are told. What builds no model is for the check to refuse.
+def reading_for(factory: Any, size: int, steps: int | None) -> tuple[int, int, str]:
+    """Return the steps that the model of ``factory`` takes, the bytes of a line that it
+    reads, in batches of ``size`` lines, and a note on what is less than usual. What
+    builds no model is for the check to refuse.
     """
     usual = STEPS if steps is None else steps
     if isinstance(factory, nn.Module) or not callable(factory):
-        return Reading(usual)
+        return usual, LONGEST, ""
     with untouched_random_state():
         seed_everything(0)
         model = make_model(factory, "factory")
@@ -56,11 +44,11 @@ def reading_for(factory: Any, size: int, steps: int | None) -> Reading:
         usual = STEPS_OF_LARGE
         less.append(f"{usual} steps")
     millions = f": {parameters / 1e6:.0f} million parameters"
-    return Reading(usual, longest, ", ".join(less) + millions if less else "")
+    return usual, longest, ", ".join(less) + millions if less else ""
 
 
 def length_for(parameters: int, size: int) -> int:
-    """The bytes of a line, at most, that a model with so many ``parameters`` reads in
+    """Return the bytes of a line that a model with so many ``parameters`` reads in
     batches of ``size`` lines: a step costs their product, and few tokens are enough.
     """
     longest = LONGEST
@@ -72,16 +60,12 @@ def length_for(parameters: int, size: int) -> int:
 def text_batches(
     file: Path, size: int, count: int, longest: int = LONGEST
 ) -> list[dict[str, Tensor]]:
-    """``count`` batches of ``size`` lines of ``file``, from the top again where it has
-    no more: ``input_ids`` and ``labels`` (B, T) of its bytes, at most ``longest`` a
-    line, labels being the ids and PADDING behind the end. Raises UserError where no
-    line has two bytes.
+    """Return ``count`` batches of ``size`` lines of ``file``, which is read again where
+    it has no more: ``input_ids`` and ``labels`` (B, T) of its bytes, at most
+    ``longest`` a line, padded. Raises UserError where no line has two bytes.
     """
-    lines = [
-        line[:LONGEST]
-        for line in require_regular(file, MOST_OF_RECORDING).read_bytes().splitlines()
-        if len(line) > 1
-    ]
+    text = require_regular(file, MOST_OF_RECORDING).read_bytes()
+    lines = [line for line in text.splitlines() if len(line) > 1]
     if not lines:
         raise UserError(f"{file}: has no line of two bytes")
     numbers = range(size * count)
@@ -93,6 +77,6 @@ def text_batches(
     batches = [dealt[start : start + size] for start in numbers[::size]]
     padded = partial(pad_sequence, batch_first=True)
     return [
-        {"input_ids": padded(ids), "labels": padded(ids, padding_value=PADDING)}
+        {"input_ids": padded(ids), "labels": padded(ids, padding_value=IGNORE_INDEX)}
         for ids in batches
     ]

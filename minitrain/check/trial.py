@@ -22,15 +22,12 @@ from minitrain.harness.run_dir import private_folder
 from minitrain.proof import runs
 from minitrain.proof.evidence import Evidence, evidence_of
 from minitrain.proof.replay import replay
-from minitrain.proof.ulp import same
 from minitrain.train.config import RunConfig, config_of, whole_batches
 from minitrain.train.observer import StepObserver
 from minitrain.train.rng import untouched_random_state
 from minitrain.train.run import Finished, Inject, run_rank
 from minitrain.train.worker import Worker
 
-# of a state, one step's end is the next one's start
-OF_A_STATE = ("before", "after", "state")
 # smaller files are read: a process may have some ten thousand mappings
 LEAST_MAPPED_BYTES = 1 << 16
 
@@ -54,11 +51,9 @@ def alone(threads: int | None = 1) -> Iterator[None]:
 
 
 class SavedTensors(dict[str, Tensor]):
-    """Take tensors by ``STEP/KIND/NAME`` and save each to a file in ``folder``, equal
-    tensors of a model's state once; none is kept in memory: a pipe would hold the
-    record of a large model three times over.
-
-    Without a ``folder`` nothing is saved. Raises UserError where the disk is full.
+    """Saves each tensor that it is given (by ``STEP/KIND/NAME``) to a file in
+    ``folder`` and keeps none: a pipe would hold the record of a large model three times
+    over. Without a ``folder`` nothing is saved.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -66,37 +61,25 @@ class SavedTensors(dict[str, Tensor]):
         self._folder = folder
         if folder is not None:
             folder.mkdir()
-        # by the same keys: where each tensor is
+        # by the same keys
         self.files: dict[str, str] = {}
-        # by NAME: the file of the newest state
-        self._states: dict[str, str] = {}
 
     def __setitem__(self, key: str, tensor: Tensor) -> None:
-        if self._folder is None:
-            return
-        _, kind, name = key.split("/", 2)
-        # a view would bring along all that it is a view of
-        own = tensor.detach().cpu().clone()
-        file = self._states.get(name) if kind in OF_A_STATE else None
-        if file is None or not same(_mapped(file), own):
-            file = str(self._folder / f"{len(self.files)}.pt")
-            with writing(Path(file)):
-                torch.save(own, file)
-        self.files[key] = file
-        if kind in OF_A_STATE:
-            self._states[name] = file
+        if self._folder is not None:
+            file = self._folder / f"{len(self.files)}.pt"
+            with writing(file):
+                # a view would bring along all that it is a view of
+                torch.save(tensor.detach().cpu().clone(), file)
+            self.files[key] = str(file)
 
 
 def mapped(files: Mapping[str, str]) -> dict[str, Tensor]:
     """Map the tensors of ``files``, by name; they stay when the files are removed."""
-    tensors = {file: _mapped(file) for file in {*files.values()}}
-    return {name: tensors[file] for name, file in files.items()}
-
-
-def _mapped(file: str) -> Tensor:
-    is_large = Path(file).stat().st_size >= LEAST_MAPPED_BYTES
-    tensor: Tensor = torch.load(file, mmap=is_large, weights_only=True)
-    return tensor
+    found = {}
+    for name, file in files.items():
+        is_large = Path(file).stat().st_size >= LEAST_MAPPED_BYTES
+        found[name] = torch.load(file, mmap=is_large, weights_only=True)
+    return found
 
 
 def run_ranks(
@@ -149,9 +132,8 @@ def _be_a_rank(
         finished.result.hashes += own
         state = SavedTensors(folder / f"state-{rank}")
         for name, tensor in finished.state.items():
-            state[f"last/state/{name}"] = tensor
-        files: Any = {key.split("/", 2)[2]: file for key, file in state.files.items()}
-        finished.state = files
+            state[name] = tensor
+        finished.state = cast(Any, state.files)
         finished.result.sampled = cast(Any, sampled.files)
         return finished
 
@@ -171,7 +153,7 @@ run_twin = alone()(runs.run_twin)
 
 
 def in_memory(params: Params, shards: Path, num_steps: int) -> RunConfig:
-    """What ``params`` train, as batches in memory; ``shards`` is a folder world-1."""
+    """Return the run of ``params`` with batches in memory; ``shards``: a world-1."""
     config = config_of(params, shards, 1)
     batches = whole_batches(config).batches([0], 1)
     whole = [batches.micro_batches(step)[0].inputs for step in range(num_steps)]

@@ -11,7 +11,7 @@ default those of their own file. Others bring --batches and --loss.
 import argparse
 import re
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,10 +40,8 @@ EXAMPLES = {
 OPTIMIZERS = ("adamw", "sgd")
 PRECISIONS = ("float32", "bf16", "fp16")
 ALL = "all"
-# what Python says of a call without arguments; a place behind it is of one further down
-NEEDS = re.compile(
-    r"factory: TypeError: (\S+\(\)) missing \d+ required [^()]*: ([^()]*)"
-)
+# arguments of a check that are options here
+OPTIONS = re.compile(r"\bworld_size\b|^steps\b|^timeout_s\b")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,10 +56,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="FILE.py:NAME of global batches: a list, a DataLoader, or a function",
     )
-    functions = {"loss": "loss(model, batch), a mean", "count": "count(batch): targets"}
-    for name, what in functions.items():
-        what = f"FILE.py:NAME of {what}"
-        add(f"--{name}", metavar="NAME", help=what)
+    for name, what in (
+        ("loss", "(model, batch), a mean"),
+        ("count", "(batch): targets"),
+    ):
+        add(f"--{name}", metavar="NAME", help=f"FILE.py:NAME of {name}{what}")
     add("--world-size", type=int, default=2, metavar="W", help="processes (2)")
     strategies = Names([ALL, *STRATEGIES])
     what = "a strategy, all of them, or package.module:Class (ddp)"
@@ -74,68 +73,66 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--timeout-s", type=float, default=300, metavar="S", help="limit (300)")
 
 
-@dataclass
-class Climbed:
-    """``ladders`` by strategy, and why others were ``refused`` for this model."""
-
-    ladders: "dict[str, Ladder]" = field(default_factory=dict)
-    refused: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def holds(self) -> bool:
-        """Whether each is proven; undecided is enough where no bits are promised."""
-        return bool(self.ladders) and all(
-            ladder.holds
-            or (
-                ladder.verdict == "undecided"
-                and "replay" not in guarantees_of(name).promises
-            )
-            for name, ladder in self.ladders.items()
-        )
-
-
 def answer(options: argparse.Namespace) -> Answer:
     """Climb the ladder of every strategy that was asked for."""
     begun = time.monotonic()
     try:
         given, shortened = _given(options)
-        note(_told(options, given["steps"]))
-        found = _climb(options.sync, given)
+        note(_announced(options, given["steps"]))
+        ladders, refused = _climb(options.sync, given)
     except UserError as error:
-        needs = NEEDS.fullmatch(str(error))
-        if needs is None:
-            raise
-        raise _without_arguments(options.model, *needs.groups()) from None
+        line = str(error)
+        if line.startswith("factory:"):
+            called = f"MODEL = {options.model!r}, called without arguments:"
+            line = called + line.removeprefix("factory:")
+        as_option = OPTIONS.sub(lambda word: f"--{word[0].replace('_', '-')}", line)
+        raise UserError(as_option) from None
     seconds = time.monotonic() - begun
-    ladders = {name: _facts(ladder) for name, ladder in found.ladders.items()}
-    facts = {"strategies": ladders, "refused": found.refused, "seconds": seconds}
-    facts["shortened"] = shortened or None
-    more = f", {shortened}" if shortened else ""
-    if not options.count and any(
-        "witness_mean" in ladder.breaches for ladder in found.ladders.values()
-    ):
-        more += "\n--count NAME gives a count of yours"
-    return Answer(found.holds, facts, in_words(found, seconds) + more)
+    facts = {
+        "strategies": {name: _facts(ladder) for name, ladder in ladders.items()},
+        "refused": refused,
+        "seconds": seconds,
+        "shortened": shortened or None,
+    }
+    text = in_words(ladders, refused, seconds)
+    text += f", {shortened}" if shortened else ""
+    breaches = [name for ladder in ladders.values() for name in ladder.breaches]
+    if not options.count and "witness_mean" in breaches:
+        text += "\n--count NAME gives a count of yours"
+    return Answer(holds(ladders), facts, text)
 
 
-def _climb(sync: str, given: dict[str, Any]) -> Climbed:
+def holds(ladders: "dict[str, Ladder]") -> bool:
+    """Return whether each is proven, or undecided where no bits are promised."""
+    return bool(ladders) and all(
+        ladder.holds
+        or (
+            ladder.verdict == "undecided"
+            and "replay" not in guarantees_of(name).promises
+        )
+        for name, ladder in ladders.items()
+    )
+
+
+def _climb(
+    sync: str, given: dict[str, Any]
+) -> "tuple[dict[str, Ladder], dict[str, str]]":
     # torch takes seconds to import: not for --help
     from minitrain.check.check import ANY_VERDICT, check_data_parallel
 
-    found = Climbed()
+    ladders, refused = {}, {}
     for name in STRATEGIES if sync == ALL else [sync]:
         try:
-            ladder = check_data_parallel(sync=name, accept=ANY_VERDICT, **given)
-            found.ladders[name] = ladder
+            ladders[name] = check_data_parallel(sync=name, accept=ANY_VERDICT, **given)
         except UserError as error:
             if sync != ALL:
                 raise
-            found.refused[name] = str(error)
-    return found
+            refused[name] = str(error)
+    return ladders, refused
 
 
-def _told(options: argparse.Namespace, steps: int) -> str:
-    """What is about to happen, which takes seconds to minutes."""
+def _announced(options: argparse.Namespace, steps: int) -> str:
+    # what takes seconds to minutes
     ranks = plural(options.world_size, "process", "processes")
     text = (
         f"training {plural(steps, 'step')} with {ranks}, and again with one; a witness "
@@ -146,18 +143,10 @@ def _told(options: argparse.Namespace, steps: int) -> str:
     return f"{text} ..."
 
 
-def _without_arguments(model: str, call: str, needed: str) -> UserError:
-    return UserError(
-        f"MODEL = {model!r}: check calls it without arguments, and {call} needs "
-        f"{needed}; beside the build(model, vocab_size) of the pipeline write a "
-        "function like alone(), see docs/how-to/own-model.md"
-    )
-
-
 def _given(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    """Arguments of a check, and how its text was shortened, if it was."""
+    # arguments of a check, and how its text was shortened, if it was
     from minitrain.check.import_target import find
-    from minitrain.check.text_batches import STEPS, Reading, reading_for, text_batches
+    from minitrain.check.text_batches import STEPS, reading_for, text_batches
 
     factory = find(options.model, "MODEL")
     functions = {
@@ -165,21 +154,22 @@ def _given(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
         for name in ("loss", "count")
         if getattr(options, name)
     }
+    shortened = ""
     if options.batches:
         batches = find(options.batches, "--batches")
         batches = batches() if callable(batches) else batches
-        reading = Reading(STEPS if options.steps is None else options.steps)
+        steps = STEPS if options.steps is None else options.steps
     else:
         text = options.text or Path(options.model.rpartition(":")[0])
         if not text.is_file():
             raise UserError(f"{text}: no file to read; --text or --batches names one")
         size = options.batch_size
-        reading = reading_for(factory, size, options.steps)
-        batches = text_batches(text, size, reading.steps, reading.longest)
+        steps, longest, shortened = reading_for(factory, size, options.steps)
+        batches = text_batches(text, size, steps, longest)
     copied = ("world_size", "optimizer", "precision", "timeout_s")
     given = {name: getattr(options, name) for name in copied}
-    given |= {"factory": factory, "steps": reading.steps, "batches": batches}
-    return given | functions, reading.shortened
+    given |= {"factory": factory, "steps": steps, "batches": batches}
+    return given | functions, shortened
 
 
 def _facts(ladder: "Ladder") -> dict[str, Any]:
@@ -192,18 +182,19 @@ def _facts(ladder: "Ladder") -> dict[str, Any]:
     }
 
 
-def in_words(found: Climbed, seconds: float) -> str:
-    """The ladder of one strategy; of several, a line each."""
+def in_words(
+    ladders: "dict[str, Ladder]", refused: dict[str, str], seconds: float
+) -> str:
+    """Describe the ladder of one strategy, or several in a line each."""
     took = f"{seconds:.0f} s"
-    if len(found.ladders) == 1 and not found.refused:
-        (only,) = found.ladders.values()
+    if len(ladders) == 1 and not refused:
+        (only,) = ladders.values()
         return f"{only}\n{took}"
-    width = max(map(len, (*found.ladders, *found.refused)))
+    width = max(map(len, (*ladders, *refused)))
     lines = []
-    for name, ladder in found.ladders.items():
+    for name, ladder in ladders.items():
         lines.append(f"{name:<{width}}  {ladder.verdict}: {ladder.rests_on}")
         if ladder.divergence is not None:
             lines.append(f"{'':<{width}}  first difference: {ladder.divergence}")
-    for name, why in found.refused.items():
-        lines.append(f"{name:<{width}}  not tried: {why}")
+    lines += [f"{name:<{width}}  not tried: {why}" for name, why in refused.items()]
     return as_lines([*lines, took])

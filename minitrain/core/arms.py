@@ -8,7 +8,7 @@ ONE_PROCESS = "one_process"
 
 
 class Kind(StrEnum):
-    """How the processes of an arm work together."""
+    """Modes in which the processes of an arm work together."""
 
     ONE_PROCESS = "one process"
     ALL_CORES = "one process on all cores"
@@ -31,12 +31,12 @@ class BaselineArm:
 
     @property
     def alone(self) -> bool:
-        """Whether it is one process without a process group."""
+        """It is one process without a process group."""
         return self.kind in (Kind.ONE_PROCESS, Kind.ALL_CORES)
 
     @property
     def is_result(self) -> bool:
-        """Whether it is no duplicate that serves the noise floor or the hook's cost."""
+        """It is no duplicate for the noise floor or the cost of the hook."""
         return not self.twin_of and not self.timed
 
 

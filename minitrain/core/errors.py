@@ -23,24 +23,25 @@ EXIT_USER = 2
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 # all that torch.save says that was given a path
 OF_TORCH = "unexpected pos"
-NO_PROCESS = "cannot start a process or thread; `ulimit -u` limits them"
 
 
 class UserError(Exception):
-    """A mistake that the user can mend, in one line.
+    """A mistake that the user can fix, in one line.
 
     The line names the file, the key or line, the value, and what is allowed.
     """
+
+    exit_code = EXIT_USER
 
 
 class EvidenceError(Exception):
     """The run finished and its evidence says no: one line that says what differs."""
 
+    exit_code = EXIT_EVIDENCE
+
 
 def did_you_mean(word: str, allowed: Iterable[str]) -> str:
-    """The end of a line about ``word``: the one of ``allowed`` that is near to it, or
-    nothing where none is.
-    """
+    """Return the end of a line about ``word``: the nearest of ``allowed``, if any."""
     close = difflib.get_close_matches(word, [*allowed], n=1)
     return f" (did you mean {close[0]}?)" if close else ""
 
@@ -48,11 +49,12 @@ def did_you_mean(word: str, allowed: Iterable[str]) -> str:
 class RankError(Exception):
     """A rank failed, or did not answer in time: the line names it.
 
-    ``what`` happened, without names and places, and the ``step`` at which it did tell
-    whether it happened again. ``of_another``: the rank waited for one that is not among
-    those that the launcher knows. ``__notes__`` hold its traceback, if it had one.
+    A failure with the same ``what`` (without names and places) and ``step`` is a
+    repetition. ``of_another``: the rank waited for one that the launcher does not know.
+    ``__notes__`` hold its traceback, if it had one.
     """
 
+    exit_code = EXIT_USER
     rank: int | None = None
     # what lies lower explains what lies higher
     kind: int = 0
@@ -73,7 +75,7 @@ def is_disk_full(error: BaseException | None) -> bool:
 
 
 def disk_full(path: Path) -> str:
-    """The end of a line about a ``path`` that a full disk kept from being written."""
+    """Return the end of a line about a ``path`` that a full disk cannot take."""
     there = next(one for one in (path, *path.absolute().parents) if one.exists())
     free = shutil.disk_usage(there).free / 1e6
     return f"no space left on the disk: it needs more than the {free:.1f} MB free there"
@@ -81,8 +83,6 @@ def disk_full(path: Path) -> str:
 
 def describe_os_error(error: OSError) -> str:
     """One line for an operating-system error: the path, then the reason."""
-    if isinstance(error, BlockingIOError) and error.filename is None:
-        return f"{NO_PROCESS}: {error.strerror}"
     path = error.filename if error.filename is not None else "the operating system"
     if is_disk_full(error) and isinstance(path, str | Path):
         return f"{path}: {disk_full(Path(path))}"
@@ -90,34 +90,24 @@ def describe_os_error(error: OSError) -> str:
 
 
 def run_stage(main: Callable[[], None]) -> None:
-    """Run ``main`` and leave the process with the exit code its outcome deserves.
+    """Run ``main`` and exit with the code of its outcome.
 
-    A user's mistake or an operating-system error becomes one line on stderr,
-    without a traceback; so does a rank that failed, whose line says where (with
-    MINITRAIN_TRACEBACK=1 its traceback comes before it), and SIGINT, SIGTERM and SIGHUP
-    after everything was cleaned up. Any other exception is a bug and keeps its
-    traceback.
+    A user's mistake, an operating-system error or a rank that failed becomes one line
+    on stderr (with MINITRAIN_TRACEBACK=1 a rank's traceback comes before it), as do
+    SIGINT, SIGTERM and SIGHUP after everything was cleaned up. Any other exception is a
+    bug and keeps its traceback.
     """
     gc.enable()
     try:
         with stoppable():
             main()
-    except UserError as error:
-        _fail(str(error), EXIT_USER)
-    except EvidenceError as error:
-        _fail(str(error), EXIT_EVIDENCE)
-    except RankError as error:
+    except (UserError, EvidenceError, RankError) as error:
         if os.environ.get("MINITRAIN_TRACEBACK") == "1":
             notes = "\n".join(getattr(error, "__notes__", []))
             print(as_lines(notes.split("\n")), end="", file=sys.stderr)
-        _fail(str(error), EXIT_USER)
+        _fail(str(error), error.exit_code)
     except OSError as error:
         _fail(describe_os_error(error), EXIT_USER)
-    except RuntimeError as error:
-        # what Python has in place of an error of its own
-        if str(error) != "can't start new thread":
-            raise
-        _fail(NO_PROCESS, EXIT_USER)
     except Stopped as stop:
         _fail(*stopped_by(stop.number))
     except KeyboardInterrupt:

@@ -3,9 +3,8 @@ the old or the new, each whole; and reading them.
 
 Everything is written under a temporary name in the same folder and renamed when
 it is complete and on the disk; an exception removes the temporary name, and after
-kill -9 the next writer of the same file does. A folder takes its place in two renames.
-Killed between them, its name is missing until the next writer on this host restores
-the old one (:func:`remove_stale`).
+kill -9 the next writer of the same file does. A folder that is replaced is missing
+for a moment: a crash in that moment leaves neither.
 """
 
 import errno
@@ -19,7 +18,7 @@ import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, AnyStr
+from typing import IO, TYPE_CHECKING, Any
 
 from minitrain.core.errors import UserError, disk_full, is_disk_full
 from minitrain.core.regular import MOST_OF_INDEX, require_regular
@@ -27,41 +26,24 @@ from minitrain.core.regular import MOST_OF_INDEX, require_regular
 if TYPE_CHECKING:
     import pandas as pd
 
-LONGEST_LINE = 1 << 26
 
-
-def temporary_name(path: Path) -> Path:
-    """A sibling of ``path`` to write it in; it names this host and this process."""
-    return path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")
-
-
-def remove_stale(path: Path) -> None:
-    """Remove what dead processes of this host left of writing ``path``; what one
-    replaced that died between the two steps of it is put back.
-    """
+def _remove_stale(path: Path) -> None:
+    # what dead processes of this host left of writing it
     host = re.escape(socket.gethostname())
-    ours = re.compile(rf"\.{re.escape(path.name)}\.{host}\.(\d+)(\.before)?\.tmp")
+    ours = re.compile(rf"\.{re.escape(path.name)}\.{host}\.(\d+)(\.old)?\.tmp")
     for found in filter(None, map(ours.fullmatch, os.listdir(path.parent))):
-        if _is_alive(int(found[1])):
-            continue
-        if found[2] and not os.path.lexists(path):
-            os.replace(path.with_name(found[0]), path)
-        else:
+        if not _is_alive(int(found[1])):
             remove(path.with_name(found[0]))
 
 
 def _is_alive(pid: int) -> bool:
-    # this process has only begun: what bears its number is of one before it
-    if pid == os.getpid():
-        return False
     try:
         # not by /proc, which a container may hide
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
+    except OSError as error:
+        return isinstance(error, PermissionError)
+    # this process has only begun: what bears its number is of one before it
+    return pid != os.getpid()
 
 
 def remove(path: Path) -> None:
@@ -70,13 +52,6 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    if not path.is_symlink():
-        for inside in path.iterdir() if path.is_dir() else ():
-            _sync(inside)
-        fsync(path)
 
 
 def fsync(path: Path) -> None:
@@ -94,25 +69,16 @@ def fsync(path: Path) -> None:
 
 
 def _put(temporary: Path, path: Path) -> None:
-    # give it its name, for good; a folder that was there is then called temporary
-    _sync(temporary)
-    if not path.is_dir():
-        os.replace(temporary, path)
-    else:
+    for inside in [*temporary.rglob("*"), temporary]:
+        if not inside.is_symlink():
+            fsync(inside)
+    old = temporary.with_suffix(".old.tmp")
+    if path.is_dir():
         # no rename replaces a folder that is not empty
-        _replace_folder(temporary, path)
+        os.replace(path, old)
+    os.replace(temporary, path)
     fsync(path.parent)
-
-
-def _replace_folder(temporary: Path, path: Path) -> None:
-    before = temporary_name(path).with_suffix(".before.tmp")
-    os.replace(path, before)
-    try:
-        os.replace(temporary, path)
-    except OSError:
-        os.replace(before, path)
-        raise
-    os.replace(before, temporary)
+    remove(old)
 
 
 @contextmanager
@@ -125,10 +91,12 @@ def atomic_path(path: Path) -> Iterator[Path]:
     operating system does, and FileNotFoundError for a body that wrote nothing; what was
     at ``path`` is then still there.
     """
+    # a name that no other host or process writes to
+    mine = f".{path.name}.{socket.gethostname()}.{os.getpid()}.tmp"
+    temporary = path.with_name(mine)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        remove_stale(path)
-        temporary = temporary_name(path)
+        _remove_stale(path)
         try:
             yield temporary
             # a body that wrote nothing must not cost what was there before
@@ -136,17 +104,11 @@ def atomic_path(path: Path) -> Iterator[Path]:
             _put(temporary, path)
         except OSError as error:
             # the temporary name says nothing to a user
-            error.filename = _renamed(error.filename, temporary, path)
+            if str(error.filename).startswith(str(temporary)):
+                error.filename = str(path)
             raise
         finally:
             remove(temporary)
-
-
-def _renamed(filename: Any, temporary: Path, path: Path) -> Any:
-    name = str(filename)
-    if name == str(temporary) or name.startswith(f"{temporary}{os.sep}"):
-        return f"{path}{name.removeprefix(str(temporary))}"
-    return filename
 
 
 @contextmanager
@@ -164,14 +126,13 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def open_atomic(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
-    """Open ``path`` for writing by :func:`atomic_path`: ``"w"`` is UTF-8 text with
-    LF as line ends on every system, ``"wb"`` bytes.
+    """Open ``path`` for writing by :func:`atomic_path`: ``"w"`` is UTF-8 text, ``"wb"``
+    bytes.
     """
     encoding = None if "b" in mode else "utf-8"
-    newline = None if "b" in mode else "\n"
     with (
         atomic_path(path) as temporary,
-        open(temporary, mode, encoding=encoding, newline=newline) as file,
+        open(temporary, mode, encoding=encoding) as file,
     ):
         yield file
 
@@ -234,23 +195,15 @@ def each_row(path: Path, *keys: str) -> Iterator[dict[str, Any]]:
     """
     with reading(path), open(require_regular(path), encoding="utf-8") as file:
         line = ""
-        for line in each_line(file):
+        for line in file:
             row = json.loads(line)
             _require(row, keys)
             yield row
         _require_end(line)
 
 
-def each_line(file: IO[AnyStr]) -> Iterator[AnyStr]:
-    """Yield the lines of ``file``; ValueError for one that is too long to hold."""
-    while line := file.readline(LONGEST_LINE + 1):
-        if len(line) > LONGEST_LINE:
-            raise ValueError(f"a line of more than {LONGEST_LINE >> 20} MiB")
-        yield line
-
-
 def read_jsonl(path: Path, *keys: str) -> list[dict[str, Any]]:
-    """All of :func:`each_row`."""
+    """Return the rows of :func:`each_row`."""
     return [*each_row(path, *keys)]
 
 
@@ -266,12 +219,6 @@ def read_csv(path: Path, *columns: str) -> "pd.DataFrame":
         _require_end(text)
         table = pd.read_csv(io.StringIO(text))
         _require(table.columns, columns)
-        for name, column in table.select_dtypes(exclude=["number", "bool"]).items():
-            # text is text in each row: a number is damaged where some are not
-            known = column.dropna()
-            damaged = known[pd.to_numeric(known, errors="coerce").isna()]
-            if 0 < len(damaged) < len(known):
-                raise ValueError(f"{name}: {damaged.iloc[0]!r} among numbers")
     return table
 
 

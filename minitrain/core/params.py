@@ -104,21 +104,18 @@ class Train(Section):
         if (self.num_steps is None) == (self.num_epochs is None):
             allowed = f"null, or else num_epochs = {self.num_epochs} must be"
             raise Problem("num_steps", self.num_steps, allowed)
-        if self.num_steps is not None:
-            self._check_warmup(self.num_steps)
+        if self.num_steps is not None and self.num_warmup_steps >= self.num_steps:
+            raise Problem(*self._too_long(self.num_steps))
         return self
 
     def check_warmup(self, num_steps: int) -> None:
         """Refuse (UserError) a warm-up that leaves none of ``num_steps`` to time."""
-        try:
-            self._check_warmup(num_steps)
-        except Problem as problem:
-            raise UserError(f"params.yaml: train.{problem}") from None
-
-    def _check_warmup(self, num_steps: int) -> None:
         if self.num_warmup_steps >= num_steps:
-            allowed = f"below the number of steps, {num_steps}"
-            raise Problem("num_warmup_steps", self.num_warmup_steps, allowed)
+            raise UserError(f"params.yaml: train.{Problem(*self._too_long(num_steps))}")
+
+    def _too_long(self, num_steps: int) -> tuple[str, int, str]:
+        allowed = f"below the number of steps, {num_steps}"
+        return "num_warmup_steps", self.num_warmup_steps, allowed
 
 
 class Gloo(Section):
@@ -179,19 +176,19 @@ class Params(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        for name, sizes in self._world_sizes_by_section().items():
-            for world_size in sizes:
-                self._check_batch(name, world_size)
+        for run, world_size in self.runs().items():
+            self._check_batch(run.partition("-")[0], world_size)
         return self
 
     def with_train(self, **changes: Any) -> "Params":
-        """The same but for ``changes`` to ``train``, which are not validated."""
+        """Return a copy with ``changes`` to ``train``, which are not validated."""
         return self.model_copy(update={"train": self.train.model_copy(update=changes)})
 
     def at(self, folder: Path) -> "Params":
-        """The same seen from elsewhere: paths begin with ``folder``."""
+        """Return a copy for use elsewhere: paths begin with ``folder``."""
         paths = {
-            key: str(folder / getattr(self.model, key)) for key in ("file", "deps")
+            "file": str(folder / self.model.file),
+            "deps": str(folder / self.model.deps),
         }
         return self.model_copy(update={"model": self.model.model_copy(update=paths)})
 
@@ -207,19 +204,16 @@ class Params(Section):
             )
             raise Problem("train.grad_accumulation_steps", steps, allowed)
 
-    def _world_sizes_by_section(self) -> dict[str, list[int]]:
-        return {"gloo": self.gloo.world_sizes, "nccl": self.nccl.world_sizes}
-
     def all_world_sizes(self) -> list[int]:
-        """1, the measure of all others, and those of every backend, ascending."""
+        """Return 1 and the world sizes of every backend, ascending."""
         return sorted({1, *self.runs().values()})
 
     def runs(self) -> dict[str, int]:
-        """Every training run that is asked for: name -> world size."""
+        """Return every training run that is asked for: name -> world size."""
         return {
             f"{backend}-{size}": size
-            for backend, sizes in self._world_sizes_by_section().items()
-            for size in sizes
+            for backend, section in (("gloo", self.gloo), ("nccl", self.nccl))
+            for size in section.world_sizes
         }
 
 

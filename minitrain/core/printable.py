@@ -5,21 +5,16 @@ cursor, hide text or reorder it: they are printed as ``\\x1b``, ``\\u202e``.
 JSON output does not need this: its strings are escaped.
 """
 
-import re
 import sys
 from collections.abc import Iterable
 
-# more of one word, or of one line, is left out in its middle
-LONGEST_WORD, LONGEST_LINE = 200, 2000
-LONG_WORD = re.compile(rf"\S{{{LONGEST_WORD + 1},}}")
+# more of one line is left out in its middle
+LONGEST_LINE = 2000
 
 
 def printable(line: str) -> str:
     """Return one line that a terminal shows as it is, shortened if it is long."""
-    # the rest of a huge line is left out anyway: do not look at each character of it
-    line = shortened(line, LONGEST_LINE)
-    line = LONG_WORD.sub(lambda found: shortened(found[0], LONGEST_WORD), line)
-    return "".join(map(_escaped, line))
+    return "".join(map(_escaped, shortened(line, LONGEST_LINE)))
 
 
 def as_lines(lines: Iterable[str]) -> str:

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterable, Iterator
 from io import TextIOBase
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tqdm import tqdm
 
@@ -34,26 +34,19 @@ def progress(
     show: bool = True,
     initial: int = 0,
 ) -> Iterator[T]:
-    """Iterate over ``items`` and say on stderr how far it is, where ``show`` is true.
+    """Iterate over ``items`` and, if ``show``, report on stderr how far it is.
 
     ``total`` is the number of items, for those that have no length; ``initial`` of them
     were done before.
     """
-    if sys.stderr.isatty():
-        bar = tqdm(items, title, total, disable=not show, initial=initial)
-    else:
-        bar = tqdm(
-            items,
-            title,
-            total,
-            disable=not show,
-            initial=initial,
-            file=_Lines(),
-            mininterval=SECONDS_BETWEEN_LINES,
-            # without it tqdm looks at the clock only every so many items
-            miniters=1,
-            # no line for work that is over before it is worth one
-            delay=SECONDS_BETWEEN_LINES,
-            bar_format="{desc}: {n_fmt}/{total_fmt} [{elapsed}<{remaining}]",
-        )
-    return iter(bar)
+    lines: dict[str, Any] = {
+        "file": _Lines(),
+        "mininterval": SECONDS_BETWEEN_LINES,
+        # without it tqdm looks at the clock only every so many items
+        "miniters": 1,
+        # no line for work that is over before it is worth one
+        "delay": SECONDS_BETWEEN_LINES,
+        "bar_format": "{desc}: {n_fmt}/{total_fmt} [{elapsed}<{remaining}]",
+    }
+    how = {} if sys.stderr.isatty() else lines
+    return iter(tqdm(items, title, total, disable=not show, initial=initial, **how))

@@ -108,13 +108,7 @@ def require_same_build(named: Mapping[str, Mapping[str, Any]]) -> None:
     """Raise UserError unless all of ``named`` (by file), :func:`bits_depend_on` of
     runs, are the same.
     """
-    if unlike := _first_difference(named):
-        name, other, first, key, here = unlike
-        raise UserError(
-            f"{name}: {key} = {other!r}, but {here!r} in {first}: "
-            "bits of unlike machines are not compared; make both here with "
-            "dvc repro --force"
-        )
+    _require_same(named, "bits of different machines are not compared; make both here")
 
 
 def require_one_machine(measurements: Mapping[str, Mapping[str, Any]]) -> None:
@@ -123,24 +117,18 @@ def require_one_machine(measurements: Mapping[str, Mapping[str, Any]]) -> None:
     DVC's run cache can restore old timings; this is where that would show.
     """
     machines = {name: one["machine"] for name, one in measurements.items()}
-    if unlike := _first_difference(machines):
-        name, other, first, key, here = unlike
-        raise UserError(
-            f"{name}: measured on another machine than {first} ({key}: {other!r}, not "
-            f"{here!r}); measure again with dvc repro --force"
-        )
+    _require_same(machines, "measured on another machine; measure again")
 
 
-def _first_difference(
-    named: Mapping[str, Mapping[str, Any]],
-) -> tuple[str, Any, str, str, Any] | None:
-    # -> name and value of the one that differs from the first, its name, key, value
+def _require_same(named: Mapping[str, Mapping[str, Any]], why: str) -> None:
     for first, here in [*named.items()][:1]:
         for name, other in named.items():
             for key in {**here, **other}:
                 if here.get(key) != other.get(key):
-                    return name, other.get(key), first, key, here.get(key)
-    return None
+                    raise UserError(
+                        f"{name}: {key} = {other.get(key)!r}, but {here.get(key)!r} in "
+                        f"{first}: {why} with dvc repro --force"
+                    )
 
 
 def measured_where(origin: Mapping[str, Any]) -> str:
@@ -154,26 +142,24 @@ def measured_where(origin: Mapping[str, Any]) -> str:
 
 def peak_memory_mb() -> float:
     """Largest resident memory of this process so far, in MB (10^6 bytes)."""
-    kib = [
-        int(line.split()[1])
-        for line in _lines(Path("/proc/self/status"))
-        if line.startswith("VmHWM:")
-    ]
     # ru_maxrss counts what the parent used before this process was started, too
-    most = kib[0] if kib else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most * 1024 / 1e6
+    peak = _of_proc("self/status", "VmHWM")
+    rusage = resource.getrusage(resource.RUSAGE_SELF)
+    return (int(peak.split()[0]) if peak else rusage.ru_maxrss) * 1024 / 1e6
 
 
 def _cpu_name() -> str:
-    for line in _lines(Path("/proc/cpuinfo")):
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    return (
+        _of_proc("cpuinfo", "model name") or platform.processor() or platform.machine()
+    )
 
 
-def _lines(file: Path) -> list[str]:
-    # a container may hide /proc
-    return file.read_text().splitlines() if file.exists() else []
+def _of_proc(file: str, key: str) -> str:
+    # a container may hide /proc, and not every kernel has every key
+    path = Path("/proc", file)
+    lines = path.read_text().splitlines() if path.exists() else []
+    values = [line.partition(":")[2] for line in lines if line.startswith(key)]
+    return values[0].strip() if values else ""
 
 
 def _project(script: Path) -> Path | None:
@@ -201,24 +187,19 @@ def _deps(script: Path, folder: Path) -> list[str]:
     # dependencies of the stage that runs the script, by the dvc.yaml in the folder
     yaml = YAML(typ="safe")
     params = folder / "params.yaml"
-    values = yaml.load(params.read_text("utf-8")) if params.is_file() else {}
+    sections = yaml.load(params.read_text("utf-8")) if params.is_file() else {}
+    values = {f"{s}.{key}": sections[s][key] for s in sections for key in sections[s]}
     inside = script.relative_to(folder)
     names = {inside.as_posix(), ".".join(inside.with_suffix("").parts)}
     stages = yaml.load((folder / "dvc.yaml").read_text("utf-8"))["stages"]
     for stage in stages.values():
         if names & {*stage["cmd"].split()}:
-            return [_filled(dep, values) for dep in stage["deps"]]
+            # ${section.key} is what params.yaml says
+            return [
+                re.sub(r"\$\{([\w.]+)\}", lambda m: str(values.get(m[1], m[0])), dep)
+                for dep in stage["deps"]
+            ]
     return []
-
-
-def _filled(dep: str, values: Mapping[str, Any]) -> str:
-    """``dep`` with what params.yaml says in the place of ``${section.key}``."""
-
-    def value(match: re.Match[str]) -> str:
-        section, _, key = match[1].partition(".")
-        return str(values.get(section, {}).get(key, match[0]))
-
-    return re.sub(r"\$\{([\w.]+)\}", value, dep)
 
 
 def _md5_of_code(path: Path) -> str | None:

@@ -5,24 +5,20 @@ with one line that names the file, the key, the value and what is allowed.
 """
 
 import re
-import reprlib
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError
-from ruamel.yaml.reader import ReaderError
+from ruamel.yaml.error import YAMLError
 
 from minitrain.core.errors import UserError, did_you_mean
-from minitrain.core.printable import LONGEST_WORD, shortened
-from minitrain.core.regular import require_regular
+from minitrain.core.printable import shortened
+from minitrain.core.regular import MOST_OF_INDEX, require_regular
 
 # what the C types take that torch and gloo put numbers in
 MAX_COUNT, MAX_FLOAT = 2**31 - 1, 1e9
-# of a YAML file that people write
-MOST_BYTES = 1 << 18
 LONGEST_VALUE = 60
 
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
@@ -33,16 +29,14 @@ PositiveFloat = Annotated[float, Field(gt=0, le=MAX_FLOAT, allow_inf_nan=False)]
 V = TypeVar("V")
 
 
-def each_once(values: list[V]) -> list[V]:
-    """``values``, for pydantic: ValueError where one stands twice."""
+def _each_once(values: list[V]) -> list[V]:
     if any(values.count(value) > 1 for value in values):
         raise ValueError("must be a list that holds each value once")
     return values
 
 
-# use: Distinct[Count]
-Distinct = Annotated[list[V], AfterValidator(each_once)]
-# the same, of at least one value
+# use: Distinct[Count]; Some is the same, of at least one value
+Distinct = Annotated[list[V], AfterValidator(_each_once)]
 Some = Annotated[Distinct[V], Field(min_length=1)]
 
 
@@ -78,47 +72,39 @@ def load(path: Path, schema: type[S]) -> S:
     Raises UserError (one line: file, key, value, what is allowed) when the file is
     missing, is not YAML, or does not fit the schema.
     """
-    text = ""
     try:
-        text = require_regular(path, MOST_BYTES).read_text(encoding="utf-8")
+        text = require_regular(path, MOST_OF_INDEX).read_text(encoding="utf-8")
         document = YAML(typ="safe", pure=True).load(text)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 at byte {error.start}") from None
-    except MarkedYAMLError as error:
-        mark = error.problem_mark
+    except (YAMLError, ValueError, LookupError, RecursionError) as error:
+        # not UTF-8, not YAML, or from a constructor: a date in month 13, !!bool maybe
+        mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
-        raise UserError(f"{path}{line}: not valid YAML: {error.problem}") from None
-    except ReaderError as error:
-        number = text.count("\n", 0, error.position) + 1
-        problem = f"character U+{error.character:04X}"
-        raise UserError(f"{path}:{number}: not valid YAML: {problem}") from None
-    except (ValueError, LookupError, RecursionError) as error:
-        # from ruamel's constructors: a date in month 13, !!bool maybe, 5000 digits
-        raise UserError(f"{path}: a value cannot be read: {error}") from None
+        why = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise UserError(f"{path}{line}: not valid YAML: {why}") from None
     if not isinstance(document, dict):
         raise UserError(f"{path}: must hold sections, each a mapping of keys")
+    return validated(document, schema, f"{path}: ")
+
+
+def validated(values: dict[str, Any], schema: type[S], start: str = "") -> S:
+    """Return ``values`` as an object of ``schema``; where they do not fit it, raise a
+    UserError of one line that begins with ``start``.
+    """
     try:
-        return schema.model_validate(document)
+        return schema.model_validate(values)
     except ValidationError as error:
-        raise UserError(_first_line(path, schema, error)) from None
-
-
-def _first_line(path: Path, schema: type[Section], error: ValidationError) -> str:
-    details = error.errors()
-    # an unknown key is usually the cause of the missing one beside it
-    first = min(details, key=lambda detail: detail["type"] != "extra_forbidden")
-    more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
-    return f"{path}: {_one_error(schema, first)}{more}"
+        details = error.errors()
+        # an unknown key is usually the cause of the missing one beside it
+        first = min(details, key=lambda detail: detail["type"] != "extra_forbidden")
+        more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
+        raise UserError(f"{start}{_one_error(schema, first)}{more}") from None
 
 
 def _one_error(schema: type[Section], detail: ErrorDetails) -> str:
     parts = [str(part) for part in detail["loc"]]
-    # pydantic marks what is wrong with a key, and not with its value
-    if parts[-1:] == ["[key]"] and detail["type"] != "extra_forbidden":
-        parts.pop()
-    key = shortened(".".join(parts), LONGEST_WORD)
+    key = ".".join(parts)
     if detail["type"] == "extra_forbidden":
         return f"{key}: unknown key{_suggestion(schema, parts)}"
     if detail["type"] == "missing":
@@ -147,18 +133,9 @@ def _suggestion(schema: type[Section], parts: list[str]) -> str:
 
 
 def _shown(value: object) -> str:
-    # as YAML spells it; aliases make a short file mean a list of billions
+    # as YAML spells it
+    text = repr(value)
     if isinstance(value, list):
-        return _short(f"[{', '.join(map(_in_list, value[:LONGEST_VALUE]))}]")
-    if isinstance(value, dict):
-        return reprlib.repr(value)
+        text = f"[{', '.join(map(_shown, value))}]"
     words = {"None": "null", "True": "true", "False": "false"}
-    return _short(words.get(repr(value), repr(value)))
-
-
-def _in_list(value: object) -> str:
-    return "[...]" if isinstance(value, list) else _shown(value)
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 3] + "..."
+    return shortened(words.get(text, text), LONGEST_VALUE)

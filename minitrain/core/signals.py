@@ -5,7 +5,6 @@ ensured here is that no process outlives the one that waits for it.
 """
 
 import ctypes
-import faulthandler
 import os
 import signal
 import sys
@@ -41,13 +40,9 @@ def stopped_by(number: int) -> tuple[str, int]:
 
 
 def say(line: str, code: int) -> int:
-    """Print a line of error -> its ``code``, also if stderr is closed."""
-    # None if it is closed, and print would use stdout
-    if sys.stderr is not None:
-        # a terminal shows Ctrl-C as ^C, and stays in that line
-        start = "\n" if code == 128 + signal.SIGINT and sys.stderr.isatty() else ""
-        with suppress(OSError):
-            print(f"{start}error: {line}", file=sys.stderr, flush=True)
+    """Print a line of error, if the terminal is still there -> its ``code``."""
+    with suppress(OSError):
+        print(f"error: {line}", file=sys.stderr, flush=True)
     return code
 
 
@@ -97,20 +92,20 @@ def stoppable() -> Iterator[None]:
         stops.append(number)
         # the second of two must not end the clean-up
         if len(stops) == 1:
-            # by a thread of C: what cleans up may hold the GIL
-            faulthandler.dump_traceback_later(GRACE_S, exit=True, file=devnull)
+            # its default action ends a process that holds the GIL, too
+            signal.alarm(GRACE_S)
             raise Stopped(number)
 
     before = {s: signal.getsignal(s) for s in STOPS}
     before = {s: how for s, how in before.items() if how != signal.SIG_IGN}
-    with open(os.devnull, "w") as devnull:
-        for one in before:
-            signal.signal(one, stop)
-        try:
-            yield
-        finally:
-            if stops:
-                # a process that was told to end ignores what follows
-                faulthandler.cancel_dump_traceback_later()
-            for one, how in before.items() if not stops else ():
+    for one in before:
+        signal.signal(one, stop)
+    try:
+        yield
+    finally:
+        # a process that was told to end ignores what follows
+        if stops:
+            signal.alarm(0)
+        else:
+            for one, how in before.items():
                 signal.signal(one, how)

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from minitrain.core.errors import UserError
 from minitrain.core.files import read_json
 from minitrain.data.order import GlobalOrder, SampleIds, rank_part
-from minitrain.data.samples import Tokens
-from minitrain.data.shards import open_shard, open_targets
+from minitrain.data.shards import Tokens, open_shard, open_targets
 
 # what torch.nn.functional.cross_entropy ignores by default
 IGNORE_INDEX = -100
@@ -22,7 +21,7 @@ IGNORE_INDEX = -100
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What one rank computes in one forward and backward pass: ``inputs``, with
+    """The part of a batch for one forward and backward pass: ``inputs``, with
     ``num_targets`` of the ``global_targets`` real targets of the global batch.
     ``digests`` are the SHA-256 of the samples, as numbers; ``step`` counts from 0 over
     all epochs; ``shard`` is that of the samples.
@@ -37,7 +36,7 @@ class MicroBatch:
 
 
 class Batches(Protocol):
-    """What the training loop and its replay know of a rank's data."""
+    """The data of a rank, as the training loop and its replay use it."""
 
     def micro_batches(self, step: int) -> list[MicroBatch]:
         """Return what this rank computes at ``step`` (from 0 over all epochs), shard by
@@ -51,7 +50,7 @@ class Batches(Protocol):
 
 
 class Data(Protocol):
-    """Where batches come from; it travels to the ranks."""
+    """A source of batches, which is sent to the ranks."""
 
     def open(
         self,

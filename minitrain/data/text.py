@@ -7,10 +7,9 @@ vocabulary to train. Byte 0xFF never occurs in UTF-8; it marks both ends of a sa
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 from minitrain.core.errors import UserError
-from minitrain.core.files import each_line
 from minitrain.core.nearest import nearest_file
 
 VOCAB_SIZE = 256
@@ -24,7 +23,7 @@ def read_corpus(path: Path) -> Iterator[dict[str, Any]]:
 
     A .txt file holds one sample a line, a .jsonl file objects whose ``text`` is not
     blank and whose other keys are labels. Blank lines are skipped. Raises UserError
-    naming file and line for what is not so, and for a file without samples.
+    that names file and line for anything else, and for a file without samples.
     """
     if not path.is_file():
         near = nearest_file(path)
@@ -32,7 +31,7 @@ def read_corpus(path: Path) -> Iterator[dict[str, Any]]:
     has_objects = path.suffix == ".jsonl"
     empty = True
     with open(path, "rb") as file:
-        for number, raw in enumerate(_lines(path, file), start=1):
+        for number, raw in enumerate(file, start=1):
             where = f"{path}:{number}"
             if number == 1:
                 raw = raw.removeprefix(b"\xef\xbb\xbf")
@@ -42,13 +41,6 @@ def read_corpus(path: Path) -> Iterator[dict[str, Any]]:
                 yield _parse_object(line, where) if has_objects else {"text": line}
     if empty:
         raise UserError(f"{path}: holds no samples; at least one line is needed")
-
-
-def _lines(path: Path, file: IO[bytes]) -> Iterator[bytes]:
-    try:
-        yield from each_line(file)
-    except ValueError as error:
-        raise UserError(f"{path}: {error}: must hold a sample a line") from None
 
 
 def _decoded(raw: bytes, where: str) -> str:
@@ -62,18 +54,13 @@ def _decoded(raw: bytes, where: str) -> str:
 def _parse_object(line: str, where: str) -> dict[str, Any]:
     try:
         sample = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{where}: not JSON: {error.msg}") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{where}: not readable: {error}") from None
-    if not isinstance(sample, dict) or not isinstance(sample.get("text"), str):
-        raise UserError(f'{where}: must be an object with a string under "text"')
-    if not sample["text"].strip():
-        raise UserError(f'{where}: "text" is blank; it must hold a sample')
-    try:
+        # the corpus stage writes it again: no NaN, no lone surrogate
         json.dumps(sample, allow_nan=False, ensure_ascii=False).encode("utf-8")
-    except ValueError as error:
-        raise UserError(f"{where}: cannot be written again: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where}: not JSON: {error}") from None
+    text = sample.get("text") if isinstance(sample, dict) else None
+    if not isinstance(text, str) or not text.strip():
+        raise UserError(f'{where}: must be an object with a sample under "text"')
     return sample
 
 

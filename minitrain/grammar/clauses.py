@@ -67,7 +67,7 @@ _ENCLITIC = {
 
 
 class Kind(NamedTuple):
-    """What the choice of frames depends on in a verb."""
+    """Properties of a verb that decide its frames."""
 
     be: bool = False
     stative: bool = False

@@ -1,9 +1,11 @@
-"""The words around the verb: subjects and adverbials, and which verbs are special.
+"""The words around the verb: subjects, complements and adverbials; special verbs.
 
 Everything is chosen so that any combination makes sense: nouns that are subjects are
-never objects, and adverbials belong to a tense.
+never objects, and adverbials belong to a tense. Complements are plural, mass or
+definite, so that they go with habits as well as with single acts.
 """
 
+from pathlib import Path
 from typing import NamedTuple
 
 PERSONS = ("first_singular", "second", "third_singular", "first_plural", "third_plural")
@@ -44,6 +46,14 @@ def _subjects() -> tuple[Subject, ...]:
 
 
 SUBJECTS = _subjects()
+
+# What may follow a verb, by the class that the verb table names. A bar separates; an
+# empty one is no phrase.
+_TABLE = Path(__file__).with_name("complements.txt").read_text(encoding="utf-8")
+COMPLEMENTS = {
+    name: tuple(text.strip().split("|"))
+    for name, text in (line.split(":") for line in _TABLE.splitlines())
+}
 
 
 def _words(text: str) -> frozenset[str]:

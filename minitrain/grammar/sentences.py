@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 from minitrain.core.errors import UserError
 from minitrain.grammar.clauses import Frame, Kind, build_frames, kind_of
-from minitrain.grammar.complements import COMPLEMENTS
-from minitrain.grammar.phrases import PERSONS
+from minitrain.grammar.phrases import COMPLEMENTS, PERSONS
 from minitrain.grammar.verbs import Verb
 
 # Bytes kept of each text's hash: distinct texts that share one would only lose a
@@ -48,13 +47,6 @@ class _Walk:
         self.size = self.remaining = len(frames) * len(self.complements)
         self.position = 0
         self.stride = _golden_stride(self.size)
-
-
-def count_sentences(verbs: Sequence[Verb]) -> int:
-    """Count the sentences of ``verbs``: an upper bound on distinct texts, since verbs
-    may share a form and a complement.
-    """
-    return sum(walk.size for walk in _walks(verbs))
 
 
 def generate_sentences(

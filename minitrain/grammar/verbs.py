@@ -1,8 +1,8 @@
-"""The verb table: reading it, and saying exactly what is wrong with a bad one.
+"""The verb table: reading it, and what is wrong with a bad one.
 
 American forms throughout (gotten, traveled), one form a cell. The columns are
 ``COLUMNS`` in any order; ``objects`` may be added and names, for each verb, a
-class of ``minitrain.grammar.complements.COMPLEMENTS`` that completes it.
+class of ``minitrain.grammar.phrases.COMPLEMENTS`` that completes it.
 """
 
 import csv
@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from minitrain.core.errors import UserError
+from minitrain.core.errors import UserError, did_you_mean
 from minitrain.core.regular import MOST_OF_INDEX, require_regular
-from minitrain.grammar.complements import COMPLEMENTS
+from minitrain.grammar.phrases import COMPLEMENTS
 
 COLUMNS = ("lemma", "third_person", "past", "past_participle", "present_participle")
 OBJECTS = "objects"
@@ -37,21 +37,19 @@ def load_verbs(path: Path) -> tuple[Verb, ...]:
     verbs, and OSError where the file cannot be read.
     """
     rows = _rows(path)
-    line, header = next(rows, (0, []))
-    if not header:
-        raise UserError(
-            f"{path}: the file is empty, allowed: a line of column names "
-            f"({', '.join(COLUMNS)}), then one verb a line"
-        )
-    _check_header(path, line, header)
+    line, header = next(rows, (1, []))
+    if not {*COLUMNS} <= {*header} <= {*COLUMNS, OBJECTS} or len({*header}) < len(
+        header
+    ):
+        problem = f"the columns are {', '.join(map(repr, header)) or 'absent'}"
+        allowed = f"{', '.join(COLUMNS)} and optionally {OBJECTS}, each once"
+        raise _wrong(path, line, problem, allowed)
     verbs: dict[str, Verb] = {}
-    line_of: dict[str, int] = {}
     for line, row in rows:
         verb = _verb(path, line, header, row)
-        if before := line_of.get(verb.lemma):
-            problem = f"column lemma: {verb.lemma!r} stands in line {before} already"
+        if verb.lemma in verbs:
+            problem = f"column lemma: {verb.lemma!r} stands there already"
             raise _wrong(path, line, problem, "each verb once")
-        line_of[verb.lemma] = line
         verbs[verb.lemma] = verb
     if not verbs:
         problem = "no verb follows the column names"
@@ -64,50 +62,28 @@ def _wrong(path: Path, line: int, problem: str, allowed: str) -> UserError:
 
 
 def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    reader = csv.reader(io.StringIO(_text(path), newline=""), strict=True)
-    while True:
-        # a quoted cell may span lines: a row is known by its first line
-        line = reader.line_num + 1
-        try:
-            row = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            allowed = "cells separated by commas, quotes closed"
-            raise _wrong(path, line, f"not valid CSV ({error})", allowed) from None
-        if row:
-            yield line, row
-
-
-def _text(path: Path) -> str:
     try:
         data = require_regular(path, MOST_OF_INDEX).read_bytes()
+        text = data.decode("utf-8-sig")
     except FileNotFoundError:
-        raise UserError(
-            f"{path}: no such file, allowed: a CSV table of verbs with the "
-            f"columns {', '.join(COLUMNS)}"
-        ) from None
-    try:
-        return data.decode("utf-8-sig")
+        allowed = f"a CSV table of verbs with the columns {', '.join(COLUMNS)}"
+        raise UserError(f"{path}: no such file, allowed: {allowed}") from None
     except UnicodeDecodeError as error:
         # utf-8-sig counts from behind the mark, which holds no line end
         line = error.object[: error.start].count(b"\n") + 1
         problem = f"byte 0x{error.object[error.start]:02x} is not UTF-8"
         raise _wrong(path, line, problem, "UTF-8 text") from None
-
-
-def _check_header(path: Path, line: int, header: list[str]) -> None:
-    allowed = f"{', '.join(COLUMNS)} and optionally {OBJECTS}"
-    for name in COLUMNS:
-        if name not in header:
-            found = ", ".join(map(repr, header))
-            problem = f"column {name} is absent, the file has {found}"
-            raise _wrong(path, line, problem, allowed)
-    for index, name in enumerate(header):
-        if name not in (*COLUMNS, OBJECTS) or name in header[:index]:
-            fault = "stands twice" if name in header[:index] else "is unknown"
-            problem = f"column {name!r} {fault}"
-            raise _wrong(path, line, problem, f"{allowed}, each once")
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    # a quoted cell may span lines: a row is known by its first line
+    line = 1
+    try:
+        for row in reader:
+            if row:
+                yield line, row
+            line = reader.line_num + 1
+    except csv.Error as error:
+        allowed = "cells separated by commas, quotes closed"
+        raise _wrong(path, line, f"not valid CSV ({error})", allowed) from None
 
 
 def _verb(path: Path, line: int, header: list[str], row: list[str]) -> Verb:
@@ -119,9 +95,9 @@ def _verb(path: Path, line: int, header: list[str], row: list[str]) -> Verb:
         allowed = "lower-case letters, hyphens between them"
         right = all(p.isalpha() and p.islower() for p in value.split("-"))
         if column == OBJECTS:
-            allowed = f"one of {', '.join(sorted(COMPLEMENTS))}"
+            near = did_you_mean(value, COMPLEMENTS)
+            allowed = f"a name in minitrain/grammar/complements.txt{near}"
             right = value in COMPLEMENTS
         if not right:
-            shown = repr(value) if value else "the cell is empty"
-            raise _wrong(path, line, f"column {column}: {shown}", allowed)
+            raise _wrong(path, line, f"column {column}: {value!r}", allowed)
     return Verb(**cells)

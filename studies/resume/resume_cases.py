@@ -17,8 +17,7 @@ from subjects import (
 from torch import Tensor, nn
 
 from minitrain.data.batches import ShardFiles
-from minitrain.data.samples import Samples
-from minitrain.data.shards import write_shards
+from minitrain.data.shards import Samples, write_shards
 from minitrain.model.gpt import CausalOutput, MiniGPT
 from minitrain.sync.catalog import find_strategy
 from minitrain.sync.guarantees import Defaults

@@ -13,14 +13,13 @@ import numpy as np
 import pytest
 import torch
 from one_line import refusal
-from project import ROOT, run_python
 from subjects import Bigrams, batch_norm, make_run, plain
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import minitrain
 from minitrain.check.arguments import refuse_what_cannot_be
-from minitrain.check.check import ATOL, NO_COUNT, check_data_parallel
+from minitrain.check.check import NO_COUNT, check_data_parallel
 from minitrain.core.errors import EvidenceError, RankError, UserError
 from minitrain.data.cut import count_targets
 from minitrain.ddp import unwrap
@@ -61,21 +60,13 @@ def endless() -> Iterator[Any]:
 
 @pytest.mark.parametrize(
     ("batches", "steps"),
-    [
-        (DataLoader(DATASET, batch_size=8, shuffle=True), 5),
-        (endless(), 3),
-        (torch.randn(3, 8, 4).split([3, 1], 2)[0], None),
-    ],
-    ids=["loader, more steps", "generator", "tensor of batches"],
+    [(DataLoader(DATASET, batch_size=8, shuffle=True), 5), (endless(), 3)],
+    ids=["loader, more steps", "generator"],
 )
 def test_batches_may_be_any_iterable(batches: Any, steps: int | None) -> None:
-    def loss(model: nn.Module, batch: Any) -> Tensor:
-        inputs = batch if isinstance(batch, Tensor) else batch[0]
-        return model(inputs).square().mean()
-
     torch.manual_seed(5)
     state = torch.get_rng_state()
-    assert check(batches=batches, steps=steps, loss=loss).verdict == "proven"
+    assert check(batches=batches, steps=steps).verdict == "proven"
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -98,12 +89,6 @@ def vector(model: nn.Module, batch: Any) -> Tensor:
 
 
 MODULE = line()
-
-
-class Frozen(nn.Linear):
-    def __init__(self) -> None:
-        super().__init__(3, 1)
-        self.requires_grad_(False)
 
 
 class WithTail(nn.Sequential):
@@ -151,20 +136,13 @@ class OwnDropout(WithLinear):
 
 
 class Counts(WithLinear):
-    """Computes something else from its ``first`` pass on."""
+    """Computes something else in each pass."""
 
-    def __init__(self, first: int) -> None:
-        super().__init__()
-        self.first, self.calls = first, 0
+    calls = 0
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
-        return self.linear(x) * max(1, self.calls - self.first)
-
-
-def synchronized() -> nn.Module:
-    model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))
-    return nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        return self.linear(x) * self.calls
 
 
 GIVEN = "loss(model, batch)"
@@ -183,9 +161,7 @@ SYNCS = (
 AGAIN = "model: the same samples, seed and buffers give a loss of "
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"batches": [], "steps": 3}, EMPTY),
-    ({"batches": DataLoader(TensorDataset(torch.ones(0, 3)))}, EMPTY),
     ({"batches": "text"}, f"batches: is a str, {ITERABLE}"),
-    ({"batches": 7}, f"batches: is a int, {ITERABLE}"),
     (
         {"batches": [*PAIRS, (torch.ones(2), torch.ones(3))]},
         "batches[3]: all tensors must have one length, found 2, 3",
@@ -194,19 +170,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"batches": [{"x": torch.ones(8, 3), "text": ["a"] * 8}] * 3},
         f"batches[0]['text']: is a list of 8, {CUT}",
     ),
-    (
-        {"batches": of({"ids": (1,) * 8})},
-        f"batches[0][2]['ids']: is a tuple of 8, {CUT}",
-    ),
+    ({"batches": of((["a"] * 8, 1))}, f"batches[0][2][0]: is a list of 8, {CUT}"),
     ({"batches": of(np.ones((8, 2)))}, f"batches[0][2]: is a ndarray of 8, {CUT}"),
     (
-        {"batches": [tuple(x.numpy() for x in pair) for pair in PAIRS]},
-        f"batches[0][0]: is a ndarray of 8, {CUT}",
-    ),
-    (
         {"world_size": 9},
-        "batches[0]: 8 samples cannot be cut into 9 parts (processes or logical "
-        "shards, times grad_accumulation_steps)",
+        "batches[0]: 8 samples cannot be cut into 9 parts (world_size or "
+        "logical_shards, times grad_accumulation_steps)",
     ),
     ({"loss": vector}, f"{GIVEN} is a tensor of shape (4,); it must be 0-dim"),
     (
@@ -221,7 +190,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"loss": lambda model, batch: model(x=1)},
         f"{GIVEN}: TypeError: Linear.forward() got an unexpected keyword",
     ),
-    ({"loss": "mse"}, "loss = 'mse': must be a function"),
+    ({"loss": "mse"}, "loss = 'mse': must be callable"),
     (
         {"loss": None},
         "loss: is not given, and batches[0] is a tuple: must be a mapping for "
@@ -229,16 +198,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"factory": GivesDict, "batches": [{"x": x} for x, _ in PAIRS], "loss": None},
-        "model: the output has no .loss; it must hold the mean over real targets",
+        "model: the output has no .loss; it must hold the mean over real targets; "
+        "without a loss of yours, model(**batch).loss is computed",
     ),
     # in a rank it reads the wrapper
     (
         {"factory": Scaled, "loss": lambda m, b: m(b[0]).sum() * m.logit_scale},
         f"{GIVEN}: reads model.logit_scale{WRAPPER}",
-    ),
-    (
-        {"factory": Scaled, "loss": lambda m, b: m.module(b[0]).mean()},
-        f"{GIVEN}: reads model.module{WRAPPER}",
     ),
     (
         {"factory": lambda: None},
@@ -254,13 +220,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"factory": WithTail},
         "factory: returned the same 1.weight twice, must make a new one",
     ),
-    ({"factory": Frozen}, f"model: no parameter of it can be trained by {GIVEN}"),
-    (
-        {"factory": synchronized},
-        "model: 0 is a SyncBatchNorm, which computes on GPUs only",
-    ),
     ({"factory": OwnDropout}, AGAIN),
-    ({"factory": lambda: Counts(0)}, AGAIN),
+    ({"factory": Counts}, AGAIN),
     (
         {"factory": Scaled, "sync": "powersgd", "steps": 12},
         "model: logit_scale has no dimension, as PowerSGD needs",
@@ -270,26 +231,23 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"sync": "train.sync:X"}, "sync = 'train.sync:X': No module named 'train"),
     (
         {"sync": "flat", "tuning": Defaults(overlap=False)},
-        "tuning.overlap = False: must be True where sync names a strategy without",
+        "overlap = false: must be true where sync names a strategy without",
     ),
     (
         {"sync": "invariant", "tuning": Defaults(logical_shards=6)},
-        "tuning.logical_shards = 6: must be a power of two",
+        "logical_shards = 6: must be a power of two",
     ),
-    ({"tuning": {"overlap": True}}, "tuning: is a dict, must be a minitrain.sync."),
     ({"sync": "fsdp", "precision": "fp16"}, "precision = 'fp16': must be float32 "),
-    ({"optimizer": "lion"}, "optimizer = 'lion': must be one of adamw, sgd"),
-    ({"world_size": "2"}, "world_size = '2': must be an integer"),
-    ({"world_size": 1}, "world_size = 1: must be at least 2"),
-    ({"steps": 2.5}, "steps = 2.5: must be an integer"),
-    ({"steps": 1}, "steps = 1: must be at least 2"),
-    ({"learning_rate": 0}, "learning_rate = 0: must be a positive number"),
-    ({"atol": -1e-5}, "atol = -1e-05: must be 0 or more"),
-    ({"timeout_s": None}, "timeout_s = None: must be a positive number"),
-    ({"accept": ["well"]}, "accept = ['well']: must hold some of proven, proven in"),
+    ({"optimizer": "lion"}, "optimizer = 'lion': must be 'adamw' or 'sgd'"),
+    ({"world_size": "2"}, "world_size = '2': must be a valid integer"),
+    ({"world_size": 1}, "world_size = 1: must be greater than or equal to 2"),
+    ({"steps": 1}, "steps = 1: must be greater than or equal to 2"),
+    ({"learning_rate": 0}, "learning_rate = 0: must be greater than 0"),
+    ({"atol": -1e-5}, "atol = -1e-05: must be greater than or equal to 0"),
+    ({"timeout_s": None}, "timeout_s = null: must be a valid number"),
+    ({"accept": ["well"]}, "accept.0 = 'well': must be 'proven', 'proven in"),
     ({"count": lambda batch: 3.5}, "count(batch) = 3.5: must be a whole number"),
-    ({"count": lambda batch: batch[0] > 0}, "count(batch) = tensor([["),
-    ({"count": 8}, "count = 8: must be a function"),
+    ({"count": 8}, "count = 8: must be callable"),
     (
         {"count": lambda batch: 7},
         "count(batches[0]) = 7: must be the sum of its parts' counts, 7 + 7",
@@ -313,7 +271,7 @@ def test_what_cannot_be_is_one_line(options: dict[str, Any], expected: str) -> N
 
 
 def test_a_rank_that_refuses_names_the_argument() -> None:
-    found = refused(learning_rate=1e30, optimizer="sgd")
+    found = refused(learning_rate=1e9, optimizer="sgd", steps=6)
     assert found.startswith("train: the loss is ")
     assert found.endswith("; a smaller learning_rate may keep it finite")
 
@@ -331,43 +289,18 @@ def test_labels_of_one_dimension_are_not_shifted() -> None:
     assert check(factory=Classifier, batches=batches, loss=None).verdict == "proven"
 
 
-def test_loss_that_unwraps_the_model() -> None:
+def test_loss_that_unwraps_a_model_of_the_default_type_of_the_test() -> None:
     def scaled(model: nn.Module, batch: Any) -> Tensor:
         return squares(model, batch) * unwrap(model).logit_scale.detach()
 
-    assert check(factory=Scaled, loss=scaled).verdict == "proven"
-
-
-def test_ranks_have_the_default_type_of_the_test() -> None:
     torch.set_default_dtype(torch.float64)
     try:
         batches = [(torch.randn(8, 3), torch.randn(8, 1)) for _ in range(3)]
-        ladder = check(batches=batches)
+        ladder = check(factory=Scaled, loss=scaled, batches=batches)
     finally:
         torch.set_default_dtype(torch.float32)
     assert ladder.verdict == "proven"
     assert ladder.rungs["one_process"].detail == "allowed: 1e-11"
-
-
-def test_state_that_no_replay_can_follow_is_named() -> None:
-    for factory, name in [
-        (OwnDropout, "model.chance"),
-        (lambda: Counts(0), "model.calls"),
-    ]:
-        found = refused(factory=factory)
-        assert f" and {name} changes; what it draws must come from" in found
-
-
-def test_state_that_matters_later_is_noted() -> None:
-    with pytest.raises(EvidenceError) as raised:
-        check(factory=lambda: Counts(2))
-    assert str(raised.value).startswith("breach: ")
-    assert str(raised.value).splitlines()[-1] == (
-        "note: a forward pass changes model.calls, no buffer; a replay, which computes "
-        "all ranks with one model, cannot follow that"
-    )
-    # and what never matters is fine
-    assert check(factory=lambda: Counts(1000)).verdict == "proven"
 
 
 def test_atol_is_the_callers() -> None:
@@ -397,7 +330,7 @@ def test_honest_models_are_not_refused(precision: Any) -> None:
         (plain, batch_norm, lambda: Bigrams(nn.Dropout(0.2)))
     ):
         run = replace(make_run(seed=seed), factory=factory, precision=precision)
-        refuse_what_cannot_be(run, 2 + seed, 60.0, ATOL)
+        refuse_what_cannot_be(run, 2 + seed)
 
 
 def fails_in_a_rank(model: nn.Module, batch: Any) -> Tensor:
@@ -411,11 +344,10 @@ def fails_in_a_rank(model: nn.Module, batch: Any) -> Tensor:
     [
         ({"sync": "x"}, UserError),
         ({"loss": vector}, UserError),
-        ({"learning_rate": 1e30, "optimizer": "sgd"}, UserError),
         ({"loss": fails_in_a_rank}, RankError),
         ({"sync": "fsdp"}, EvidenceError),
     ],
-    ids=["argument", "loss", "rank", "rank that fails", "verdict"],
+    ids=["argument", "loss", "rank that fails", "verdict"],
 )
 def test_page_of_pytest_has_the_call_and_the_message(
     options: dict[str, Any], error: type[Exception]
@@ -443,50 +375,3 @@ def test_public_names_are_complete_and_typed() -> None:
     for name, home in homes.items():
         assert getattr(minitrain, name) is getattr(importlib.import_module(home), name)
     assert (Path(minitrain.__file__).parent / "py.typed").is_file()
-
-
-MISTYPED = """
-from minitrain import check_data_parallel
-from torch import nn
-
-ladder = check_data_parallel(lambda: nn.Linear(1, 1), [], world_size="2")
-reveal_type(ladder.verdict)
-check_data_parallel(nn.Linear(1, 1), [], optimizer="lion", atoll=1)
-"""
-# without the libraries, which take half a minute
-SETTINGS = """
-[mypy]
-strict = true
-follow_imports = silent
-[mypy-torch.*,numpy.*,pydantic.*]
-follow_imports = skip
-"""
-
-
-@pytest.mark.thorough
-def test_mypy_knows_the_arguments(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(MISTYPED)
-    (tmp_path / "mypy.ini").write_text(SETTINGS)
-    files = [f"--config-file={tmp_path}/mypy.ini", f"--cache-dir={tmp_path}/cache"]
-    done = run_python("-m", "mypy", *files, tmp_path / "mine.py")
-    assert 'Argument "world_size" to "check_data_parallel" has' in done.stdout
-    assert "Literal['proven'] | Literal['proven in eval mode'] | " in done.stdout
-    assert 'Argument "optimizer" to "check_data_parallel" has' in done.stdout
-    assert 'Unexpected keyword argument "atoll"' in done.stdout
-
-
-def test_page_of_pytest(tmp_path: Path) -> None:
-    path = tmp_path / "test_mine.py"
-    path.write_text(
-        "import torch\n"
-        "from minitrain import check_data_parallel\n\n\n"
-        "def test_mine():\n"
-        "    batches = [torch.randn(8, 3)] * 3\n"
-        "    check_data_parallel(lambda: None, batches, loss=lambda m, b: m(b).sum())\n"
-    )
-    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", path]
-    done = run_python(*command, folder=tmp_path, PYTHONPATH=str(ROOT))
-    assert ">       check_data_parallel(lambda: None, batches" in done.stdout
-    assert "UserError: factory: returned NoneType, must return" in done.stdout
-    assert "check.py" not in done.stdout
-    assert len(done.stdout.splitlines()) < 20

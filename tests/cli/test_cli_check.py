@@ -11,17 +11,15 @@ from one_line import refusal
 from minitrain.check.import_target import find
 from minitrain.check.text_batches import (
     LONGEST,
-    PADDING,
     SHORTEST,
-    Reading,
     length_for,
     reading_for,
     text_batches,
 )
 from minitrain.cli import check
-from minitrain.cli.check import Climbed, in_words
+from minitrain.cli.check import holds, in_words
 from minitrain.cli.main import run
-from minitrain.core.errors import UserError
+from minitrain.data.batches import IGNORE_INDEX
 
 pytestmark = pytest.mark.slow
 
@@ -66,21 +64,6 @@ class Counting(Small):
 def build_counting():
     return Counting()
 
-class Curriculum(Small):
-    # the loss is another from 17 samples on, of each rank its own
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
-
-    def forward(self, input_ids, labels):
-        if self.training:
-            self.seen += len(labels)
-        loss = super().forward(input_ids, labels).loss
-        return Output(loss if self.seen <= 16 else loss / 2)
-
-def build_curriculum():
-    return Curriculum()
-
 def linear():
     return torch.nn.Linear(3, 1)
 
@@ -90,43 +73,6 @@ def batches():
 
 def loss(model, batch):
     return torch.nn.functional.mse_loss(model(batch[0]), batch[1])
-
-class Recurrent(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embedding = torch.nn.Embedding(256, 16)
-        self.lstm = torch.nn.LSTM(16, 16, 2, batch_first=True, dropout=0.1)
-        self.head = torch.nn.Linear(16, 256)
-
-    def forward(self, input_ids, labels):
-        hidden, _ = self.lstm(self.embedding(input_ids))
-        logits = self.head(hidden)[:, :-1].flatten(0, 1)
-        targets = labels[:, 1:].flatten()
-        return Output(torch.nn.functional.cross_entropy(logits, targets))
-
-def lstm():
-    return Recurrent()
-
-class Block(torch.nn.Module):
-    def __init__(self, inside, outside, stride):
-        super().__init__()
-        self.body = torch.nn.Sequential(
-            torch.nn.Conv2d(inside, outside, 3, stride, 1, bias=False),
-            torch.nn.BatchNorm2d(outside),
-            torch.nn.ReLU(),
-            torch.nn.Conv2d(outside, outside, 3, 1, 1, bias=False),
-            torch.nn.BatchNorm2d(outside),
-        )
-        self.shortcut = torch.nn.Conv2d(inside, outside, 1, stride, bias=False)
-
-    def forward(self, images):
-        return torch.relu(self.body(images) + self.shortcut(images))
-
-def resnet():
-    return torch.nn.Sequential(
-        Block(3, 8, 1), Block(8, 8, 2), Block(8, 16, 1), Block(16, 16, 2),
-        torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(16, 10),
-    )
 
 def batch_norm():
     return torch.nn.Sequential(
@@ -143,9 +89,6 @@ def loss_of_images(model, batch):
 
 def of_the_pipeline(model, vocab_size):
     return Small()
-
-def build_from_nothing():
-    return of_the_pipeline()
 
 not_a_function = 3
 """
@@ -190,32 +133,6 @@ def test_model_with_batches_and_a_loss(
     assert ladder["rungs"]["replay"]["verdict"] == "equal"
 
 
-@pytest.mark.parametrize(
-    ("name", "own", "equal", "within"),
-    [
-        ("lstm", [], ["replay", "ranks"], ["witness_probe", "witness_spread"]),
-        (
-            "resnet",
-            ["--batches", "my_model.py:images", "--loss", "my_model.py:loss_of_images"],
-            ["replay", "replay_buffers"],
-            ["witness_gradients", "witness_probe"],
-        ),
-    ],
-)
-def test_dropout_and_batch_norm_are_proven(
-    name: str,
-    own: list[str],
-    equal: list[str],
-    within: list[str],
-    model: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert run(["check", f"{model}:{name}", *own]) == 0
-    rungs = verdicts(capsys.readouterr().out)
-    assert {rungs[rung] for rung in equal} == {"equal"}
-    assert {rungs[rung] for rung in within} == {"within"}
-
-
 def test_batch_norm_is_why_one_process_was_not_compared(
     model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,59 +147,22 @@ def test_batch_norm_is_why_one_process_was_not_compared(
     assert "one process" not in said["powersgd"]
 
 
-def test_buffer_that_steers_the_loss_is_a_breach(
-    model: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["check", f"{model}:build_curriculum"]) == 1
-    ladder = capsys.readouterr().out
-    assert verdicts(ladder)["replay"] == "equal"
-    (last,) = [line for line in ladder.splitlines() if line.startswith("breach: ")]
-    assert last.endswith("; without seen, which each rank's forward pass changes")
-
-
-def verdicts(ladder: str) -> dict[str, str]:
-    """The first word of each rung's verdict."""
-    return {words[0]: words[1] for words in map(str.split, ladder.splitlines()[:-2])}
-
-
-def test_large_model_reads_short_lines_and_says_so(
+def test_large_model_reads_short_lines_in_two_steps_unless_told(
     model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # the model has 256 * 8 + 8 * 256 + 256 = 4352 parameters: 16 bytes of 8 lines
     monkeypatch.setattr("minitrain.check.text_batches.AFFORDED", 4352 * 8 * 16)
-    assert run(["check", f"{model}:build"]) == 0
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last.endswith(" s, 8 lines of at most 16 bytes: 0 million parameters")
-
-
-@pytest.mark.parametrize(
-    ("ends", "word"),
-    [("raise ValueError('no')", "ValueError: no"), ("import sys; sys.exit(0)", "Exit")],
-    ids=["raises", "exits"],
-)
-def test_factory_that_fails_is_no_proof(ends: str, word: str, tmp_path: Path) -> None:
-    path = tmp_path / "failing.py"
-    path.write_text(f"def build():\n    {ends}\n")
-    with pytest.raises(UserError, match=f"^factory: .*{word}"):
-        run(["check", f"{path}:build"])
-
-
-def test_large_model_takes_two_steps_unless_told(
-    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr("minitrain.check.text_batches.LARGE", 4351)
     assert run(["check", f"{model}:build"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last.endswith(" s, 2 steps: 0 million parameters")
+    less = "8 lines of at most 16 bytes, 2 steps: 0 million parameters"
+    assert last.endswith(f" s, {less}")
     factory = find(f"{model}:build", "MODEL")
-    assert reading_for(factory, 8, None).steps == 2
-    told = reading_for(factory, 8, 3)
-    assert (told.steps, told.shortened) == (3, "")
-
-
-@pytest.mark.parametrize("factory", [torch.nn.Linear(3, 2), 3])
-def test_what_builds_no_model_is_left_to_the_check(factory: object) -> None:
-    assert reading_for(factory, 8, None) == Reading()
+    assert reading_for(factory, 8, None) == (2, 16, less)
+    assert reading_for(factory, 8, 3)[0] == 3
+    # what builds no model is left to the check
+    for unfit in (torch.nn.Linear(3, 2), 3):
+        assert reading_for(unfit, 8, None) == (3, LONGEST, "")
 
 
 def test_length_of_lines_by_hand() -> None:
@@ -297,7 +177,7 @@ def test_lines_that_are_cut_short_are_of_unlike_length(tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     path.write_bytes(b"abcdefghijkl\n" * 4)
     (batch,) = text_batches(path, 5, 1, longest=8)
-    lengths = (batch["labels"] != PADDING).sum(1)
+    lengths = (batch["labels"] != IGNORE_INDEX).sum(1)
     assert lengths.tolist() == [8, 7, 6, 5, 8]
 
 
@@ -343,69 +223,68 @@ def test_all_strategies(
     assert not any("one process" in line for line in silent)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        (["my_model.py"], "MODEL = 'my_model.py': must be FILE.py:NAME or module:NAME"),
-        (["no.py:build"], "MODEL = 'no.py:build': no file no.py"),
-        (["torch.nn:Identity"], "torch.nn: no file to read; --text or --batches names"),
-        (
-            ["my_model.py:bild"],
-            "MODEL = 'my_model.py:bild': my_model.py has no bild (did you mean build?)",
-        ),
-        (
-            ["my_modl.py:build"],
-            "MODEL = 'my_modl.py:build': no file my_modl.py (did you mean "
-            "my_model.py?)",
-        ),
-        (
-            ["my_model.py:build", "--loss", "no_such_module:x"],
-            "--loss = 'no_such_module:x': no_such_module: ModuleNotFoundError: ",
-        ),
-        (
-            ["my_model.py:build", "--loss", "my_model.py:not_a_function"],
-            "loss = 3: must be a function",
-        ),
-        (["my_model.py:build", "--text", "beside.py", "--steps", "1"], "steps = 1: "),
-    ],
-)
-def test_mistakes_are_one_line(model: str, arguments: list[str], line: str) -> None:
-    assert refusal(run, ["check", *arguments]).startswith(line)
-
-
 OWN_BATCHES = ["--batches", "my_model.py:batches", "--loss", "my_model.py:loss"]
+CALLED = "called without arguments: TypeError: of_the_pipeline() missing 2 required "
+MISTAKES = [
+    (["my_model.py"], "MODEL = 'my_model.py': must be FILE.py:NAME or module:NAME"),
+    (["no.py:build"], "MODEL = 'no.py:build': no file no.py"),
+    (["torch.nn:Identity"], "torch.nn: no file to read; --text or --batches names"),
+    (
+        ["my_model.py:bild"],
+        "MODEL = 'my_model.py:bild': my_model.py has no bild (did you mean build?)",
+    ),
+    (
+        ["my_modl.py:build"],
+        "MODEL = 'my_modl.py:build': no file my_modl.py (did you mean my_model.py?)",
+    ),
+    (["broken.py:x"], "MODEL = 'broken.py:x': broken.py: SystemExit: 3"),
+    (
+        ["my_model.py:build", "--loss", "no_such_module:x"],
+        "--loss = 'no_such_module:x': no_such_module: ModuleNotFoundError: ",
+    ),
+    (
+        ["my_model.py:build", "--loss", "my_model.py:not_a_function"],
+        "loss = 3: must be callable",
+    ),
+    (["my_model.py:build", "--steps", "1"], "--steps = 1: must be greater than or "),
+    (["my_model.py:build", "--world-size", "1"], "--world-size = 1: must be greater"),
+    (
+        ["my_model.py:build", "--world-size", "9"],
+        "batches[0]: 8 samples cannot be cut into 9 parts (--world-size or logical_",
+    ),
+    # a model of another convention
+    (
+        ["my_model.py:linear"],
+        "model: TypeError: Linear.forward() got an unexpected keyword argument 'input",
+    ),
+    (
+        ["my_model.py:of_the_pipeline"],
+        f"MODEL = 'my_model.py:of_the_pipeline', {CALLED}positional arguments: 'model'",
+    ),
+    (
+        ["my_model.py:of_the_pipeline", *OWN_BATCHES],
+        f"MODEL = 'my_model.py:of_the_pipeline', {CALLED}",
+    ),
+    (["failing.py:raises"], "MODEL = 'failing.py:raises', called without arguments: V"),
+    # no proof either
+    (["failing.py:exits"], "MODEL = 'failing.py:exits', called without arguments: Sys"),
+]
 
 
-@pytest.mark.parametrize("own", [[], OWN_BATCHES], ids=["text", "batches"])
-def test_function_of_the_pipeline_needs_another_beside_it(
-    own: list[str], model: str
-) -> None:
-    assert refusal(run, ["check", f"{model}:of_the_pipeline", *own]) == (
-        "MODEL = 'my_model.py:of_the_pipeline': check calls it without arguments, and "
-        "of_the_pipeline() needs 'model' and 'vocab_size'; beside the build(model, "
-        "vocab_size) of the pipeline write a function like alone(), see "
-        "docs/how-to/own-model.md"
+def test_mistakes_are_one_line(model: str) -> None:
+    Path("broken.py").write_text("import sys; sys.exit(3)")
+    Path("failing.py").write_text(
+        "def raises():\n    raise ValueError('no')\n\n"
+        "def exits():\n    import sys; sys.exit(0)\n"
     )
-
-
-def test_mistake_within_the_function_is_its_own(model: str) -> None:
-    line = refusal(run, ["check", f"{model}:build_from_nothing"])
-    assert line.startswith("factory: TypeError: of_the_pipeline() missing 2 required ")
+    for arguments, line in MISTAKES:
+        assert refusal(run, ["check", *arguments]).startswith(line)
 
 
 def test_strategy_that_takes_no_such_model_is_named() -> None:
-    found = Climbed(refused={"shm": "not on two hosts"})
-    assert not found.holds
-    assert in_words(found, 2.4) == "shm  not tried: not on two hosts\n2 s"
-
-
-def test_file_that_fails(model: str) -> None:
-    Path("broken.py").write_text("import sys; sys.exit(3)")
-    line = refusal(find, "broken.py:build", "MODEL")
-    assert line == "MODEL = 'broken.py:build': broken.py: SystemExit: 3"
-    assert refusal(find, "gone.py:build", "MODEL") == (
-        "MODEL = 'gone.py:build': no file gone.py"
-    )
+    assert not holds({})
+    said = in_words({}, {"shm": "not on two hosts"}, 2.4)
+    assert said == "shm  not tried: not on two hosts\n2 s"
 
 
 def test_batches_of_a_text_by_hand(tmp_path: Path) -> None:
@@ -413,14 +292,10 @@ def test_batches_of_a_text_by_hand(tmp_path: Path) -> None:
     path.write_bytes(b"ab\n\nc\nxyz\n" + b"q" * 100)
     first, second = text_batches(path, 2, 2)
     assert first["input_ids"].tolist() == [[97, 98, 0], [120, 121, 122]]
-    assert first["labels"].tolist() == [[97, 98, PADDING], [120, 121, 122]]
+    assert first["labels"].tolist() == [[97, 98, IGNORE_INDEX], [120, 121, 122]]
     # a line is cut, and after the last one comes the first
     assert second["input_ids"].shape == (2, LONGEST)
-    assert second["labels"][1].tolist() == [97, 98] + [PADDING] * (LONGEST - 2)
+    assert second["labels"][1].tolist() == [97, 98] + [IGNORE_INDEX] * (LONGEST - 2)
     assert second["labels"].dtype == torch.long
-
-
-def test_text_without_a_line(tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text("a\nb\n")
-    line = refusal(text_batches, tmp_path / "text.txt", 2, 2)
-    assert line == f"{tmp_path / 'text.txt'}: has no line of two bytes"
+    path.write_text("a\nb\n")
+    assert refusal(text_batches, path, 2, 2) == f"{path}: has no line of two bytes"

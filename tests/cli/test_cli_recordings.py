@@ -87,7 +87,7 @@ def test_picture(runs: dict[str, str], tmp_path: Path, b: str) -> None:
     ("arguments", "line"),
     [
         (["{a}", "nowhere"], "error: nowhere: does not exist; {a} is a recording, "),
-        (["{a}", "tron"], "error: tron: does not exist (did you mean torn?)"),
+        (["{a}", "ton"], "error: ton: does not exist (did you mean torn?)"),
         (["state.pt", "{a}"], "error: state.pt: is a file; {a} is a recording, so"),
         (["{a}", "{two}", "--twin", "no"], "error: --twin: no: does not exist"),
         (["{a}", "empty"], "error: empty: is no recording; "),

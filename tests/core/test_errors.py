@@ -3,18 +3,15 @@
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import NoReturn
 
 import pytest
 from project import ROOT
 
 from minitrain.core.errors import (
-    NO_PROCESS,
     EvidenceError,
     RankError,
     UserError,
-    describe_os_error,
     did_you_mean,
     run_stage,
 )
@@ -34,11 +31,6 @@ def outcome(
     with pytest.raises(SystemExit) as raised:
         run_stage(main)
     return raised.value.code, capsys.readouterr().err
-
-
-def test_success_goes_on_to_the_end(capsys: pytest.CaptureFixture[str]) -> None:
-    run_stage(lambda: print("done"))
-    assert capsys.readouterr() == ("done\n", "")
 
 
 def test_garbage_is_looked_for_once_all_is_imported() -> None:
@@ -70,6 +62,12 @@ def test_garbage_is_looked_for_once_all_is_imported() -> None:
             "the operating system: something odd",
             id="without number or path",
         ),
+        pytest.param(
+            OSError(18, "Invalid cross-device link", "from", None, "to"),
+            2,
+            "from: Invalid cross-device link",
+            id="two paths",
+        ),
         pytest.param(KeyboardInterrupt(), 130, "interrupted", id="interrupt"),
     ],
 )
@@ -77,21 +75,6 @@ def test_one_line_and_an_exit_code(
     error: BaseException, code: int, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert outcome(raising(error), capsys) == (code, f"error: {line}\n")
-
-
-def test_missing_file_is_named_without_its_cause(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    missing = tmp_path / "corpus.jsonl"
-
-    def main() -> None:
-        try:
-            raise ValueError("inside")
-        except ValueError:
-            print(missing.read_text())
-
-    line = f"error: {missing}: No such file or directory\n"
-    assert outcome(main, capsys) == (2, line)
 
 
 def test_rank_that_failed_is_one_line_and_its_own_traceback_where_asked(
@@ -113,26 +96,6 @@ def test_bug_keeps_its_traceback() -> None:
         run_stage(raising(error))
     assert raised.value is error
     assert raised.value.__traceback__ is not None
-
-
-def test_operating_system_error_with_two_paths_names_the_first() -> None:
-    error = OSError(18, "Invalid cross-device link", "from", None, "to")
-    assert describe_os_error(error) == "from: Invalid cross-device link"
-
-
-def test_no_process_or_thread_left_is_one_line(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    for error in (
-        BlockingIOError(11, "Resource temporarily unavailable"),
-        RuntimeError("can't start new thread"),
-    ):
-        code, said = outcome(raising(error), capsys)
-        assert code == 2
-        assert said.startswith(f"error: {NO_PROCESS}")
-        assert said.count("\n") == 1
-    with pytest.raises(RuntimeError, match="a bug"):
-        run_stage(raising(RuntimeError("a bug")))
 
 
 def test_nothing_is_meant_where_nothing_is_near() -> None:

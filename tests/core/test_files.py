@@ -3,21 +3,17 @@
 import math
 import os
 import re
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from one_line import refusal
-from project import PARAMS_FILE
 
 from minitrain.check.import_target import find
 from minitrain.check.text_batches import text_batches
 from minitrain.cli.main import run
 from minitrain.compare.states import read_state
-from minitrain.core.errors import UserError
 from minitrain.core.files import (
     atomic_path,
     open_atomic,
@@ -35,8 +31,6 @@ from minitrain.grammar.verbs import load_verbs
 from minitrain.recording.format import read_recording
 from minitrain.train.checkpoint import DamagedError, read_manifest
 from minitrain.train.step_record import load_tensors
-
-NOBODY = 65534
 
 
 class Interrupted(Exception):
@@ -84,20 +78,6 @@ def test_all_or_nothing_is_there(tmp_path: Path, as_folder: bool) -> None:
     assert contents(tmp_path) == {found: "new"}
 
 
-def half_a_file(path: Path) -> None:
-    with open_atomic(path) as file:
-        file.write("half")
-        file.flush()
-        assert not path.exists()
-        raise Interrupted
-
-
-def test_half_of_a_file_is_not_left(tmp_path: Path) -> None:
-    with pytest.raises(Interrupted):
-        half_a_file(tmp_path / "a.txt")
-    assert [*tmp_path.iterdir()] == []
-
-
 def test_bytes_are_written_as_they_are(tmp_path: Path) -> None:
     with open_atomic(tmp_path / "a.bin", "wb") as file:
         file.write(b"\xff\r\n")
@@ -108,66 +88,24 @@ def test_bytes_are_written_as_they_are(tmp_path: Path) -> None:
     assert sha256_file(tmp_path / "abc") == expected
 
 
-@pytest.mark.parametrize(
-    "value", [math.nan, math.inf, -math.inf], ids=["nan", "inf", "-inf"]
-)
 @pytest.mark.parametrize("write", [write_json, write_jsonl])
-def test_json_without_a_number_for_it_is_refused(
-    tmp_path: Path, write: Any, value: float
-) -> None:
+def test_json_without_a_number_for_it_is_refused(tmp_path: Path, write: Any) -> None:
     (tmp_path / "a.json").write_text("old")
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        write(tmp_path / "a.json", [{"fine": 1.5}, {"loss": value}])
+    for value in (math.nan, math.inf, -math.inf):
+        with pytest.raises(ValueError, match="not JSON compliant"):
+            write(tmp_path / "a.json", [{"fine": 1.5}, {"loss": value}])
     assert contents(tmp_path) == {"a.json": "old"}
 
 
-def test_json_is_readable_text(tmp_path: Path) -> None:
+def test_json_is_readable_text_and_jsonl_an_object_a_line(tmp_path: Path) -> None:
     write_json(tmp_path / "a.json", {"naïve": [1, None]})
     expected = '{\n  "naïve": [\n    1,\n    null\n  ]\n}\n'
     assert (tmp_path / "a.json").read_text(encoding="utf-8") == expected
     assert read_json(tmp_path / "a.json") == {"naïve": [1, None]}
-
-
-def test_jsonl_is_one_object_a_line(tmp_path: Path) -> None:
     rows = [{"text": "two\nlines\u2028"}, {"text": "naïve"}]
     write_jsonl(tmp_path / "a.jsonl", iter(rows))
     assert (tmp_path / "a.jsonl").read_bytes().count(b"\n") == 2
     assert read_jsonl(tmp_path / "a.jsonl") == rows
-
-
-@contextmanager
-def not_root() -> Iterator[None]:
-    """Root may write everywhere: be somebody else for a while."""
-    if os.geteuid() != 0:
-        yield
-        return
-    os.seteuid(NOBODY)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-
-
-@pytest.fixture
-def read_only_folder() -> Iterator[Path]:
-    """A folder that everybody may enter and nobody but root may write to."""
-    # tmp_path lies below folders that only their owner may enter
-    with tempfile.TemporaryDirectory(dir="/tmp") as name:
-        folder = Path(name)
-        (folder / "a.json").write_text("old")
-        folder.chmod(0o555)
-        yield folder
-        folder.chmod(0o755)
-
-
-def test_folder_without_write_permission(read_only_folder: Path) -> None:
-    refused = {"a.json": "a.json", "metrics/a.json": "metrics"}
-    for name, named in refused.items():
-        with not_root(), pytest.raises(PermissionError) as raised:
-            write_json(read_only_folder / name, {})
-        # not the temporary name, which says nothing to a user
-        assert raised.value.filename == str(read_only_folder / named)
-    assert contents(read_only_folder) == {"a.json": "old"}
 
 
 def readers(path: Path) -> list[Callable[[], object]]:
@@ -195,9 +133,7 @@ def test_nothing_but_a_regular_file_is_read(tmp_path: Path) -> None:
     refused = "regular file|no such file|No module named"
     for path in (pipe, Path("/dev/zero")):
         for number, read in enumerate(readers(path)):
-            with pytest.raises(UserError, match=refused) as found:
-                read()
-            assert "\n" not in str(found.value), number
+            assert re.search(refused, refusal(read)), number
     checkpoint = tmp_path / "step-1"
     checkpoint.mkdir()
     os.mkfifo(checkpoint / "manifest.json")
@@ -210,42 +146,30 @@ def test_what_is_too_large_is_refused_before_it_is_read(tmp_path: Path) -> None:
     huge = tmp_path / "huge.py"
     huge.touch()
     os.truncate(huge, 1 << 40)
-    for number, read in enumerate(readers(huge)):
-        # what is read in pieces, or mapped, has no limit
-        if number not in (3, 6):
-            with pytest.raises(UserError, match=r"must be at most|more than 64 MiB"):
-                read()
+    for read in (read_json, read_csv, load_params, load_verbs):
+        assert "must be at most" in refusal(read, huge)
     assert require_regular(huge, 1 << 40) == huge
     assert "must be at most 4" in refusal(require_regular, huge, 4)
 
 
-def test_a_damaged_number_in_a_table_is_one_line(tmp_path: Path) -> None:
+def test_what_is_damaged_is_one_line(tmp_path: Path) -> None:
     table = tmp_path / "table.csv"
-    rows = "run,ms,equal\ngloo-1,1.5,True\ngloo-2,,False\ngloo-3,2,\n"
-    table.write_text(rows)
-    assert [*read_csv(table, "ms")["run"]] == ["gloo-1", "gloo-2", "gloo-3"]
-    table.write_text(rows.replace("1.5", "1x5"))
-    with pytest.raises(UserError, match=r"table\.csv: damaged.*ms: '1x5' among"):
-        read_csv(table)
-
-
-@pytest.mark.slow
-def test_what_nests_without_end_is_one_line(tmp_path: Path) -> None:
-    deep = tmp_path / "deep.json"
-    deep.write_text("[" * 100_000 + "\n")
-    # lists of lists by aliases: a short file that means billions of numbers
-    nested = ["&a0 [1, 2]"]
-    nested += [f"&a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
-    lists = "".join(f"\n  - {line}" for line in nested)
-    text, aliases = PARAMS_FILE.read_text(), tmp_path / "aliases.yaml"
-    for key in ("sync", "num_sentences"):
-        aliases.write_text(re.sub(rf"(\n  {key}:).*", rf"\1{lists}", text, count=1))
-        with pytest.raises(UserError, match=rf"{key} = \[\[\.\.\.\]"):
-            load_params(aliases)
+    table.write_text("run,ms\ngloo-1,1.5\n")
+    assert [*read_csv(table, "ms")["run"]] == ["gloo-1"]
+    assert "damaged" in refusal(read_csv, table, "seconds")
+    # cut within a line
+    table.write_text("run,ms\ngloo-1,1")
+    assert "its end is missing" in refusal(read_csv, table)
+    deep = "[" * 5_000 + "\n"
+    file, recording = tmp_path / "m.index.json", tmp_path / "rank-0.jsonl"
+    file.write_text(deep)
+    recording.write_text(deep)
     for read in (read_json, read_jsonl, load_params):
-        with pytest.raises(UserError, match=r"deep\.json") as found:
-            read(deep)
-        assert len(str(found.value)) < 400
+        line = refusal(read, file)
+        assert "m.index.json" in line
+        assert len(line) < 400
+    assert "not an index of shards" in refusal(read_state, file)
+    assert "damaged (RecursionError" in refusal(read_recording, tmp_path)
 
 
 def test_verify_waits_for_no_pipe_and_reads_no_device(tmp_path: Path) -> None:
@@ -257,12 +181,3 @@ def test_verify_waits_for_no_pipe_and_reads_no_device(tmp_path: Path) -> None:
         given = path.parent if path.parent != tmp_path else path
         assert "is no regular file" in refusal(run, ["verify", *[str(given)] * 2])
     assert "is no regular file" in refusal(run, ["verify", *["/dev/zero"] * 2])
-
-
-def test_files_that_are_nested_without_end(tmp_path: Path) -> None:
-    deep = "[" * 100_000
-    index, recording = tmp_path / "m.index.json", tmp_path / "rank-0.jsonl"
-    index.write_text(deep)
-    recording.write_text(deep + "\n")
-    assert "not an index of shards" in refusal(read_state, index)
-    assert "damaged (RecursionError" in refusal(read_recording, tmp_path)

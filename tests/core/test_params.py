@@ -1,18 +1,14 @@
 """params.yaml: what is read, and the one line that each mistake gives."""
 
-import pickle
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
-from one_line import refusal, the_line
+from one_line import refusal
 from project import PARAMS_FILE, set_params
 
-from minitrain.core.errors import UserError
 from minitrain.core.params import Params, load_params
-from minitrain.core.schema import Problem
-from minitrain.harness.launcher import launch
 
 TEXT = PARAMS_FILE.read_text(encoding="utf-8")
 
@@ -39,11 +35,12 @@ def test_what_is_read_is_frozen() -> None:
         params.train.num_steps = 3  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("written", ["3e-4", "3E-4", "3.0e-4", "0.0003", ".0003"])
-def test_every_way_to_write_a_number_is_read_as_one(path: Path, written: str) -> None:
+def test_every_way_to_write_a_number_is_read_as_one(path: Path) -> None:
     """YAML 1.1 readers take 3e-4 for text."""
-    path.write_text(TEXT.replace("learning_rate: 0.0003", f"learning_rate: {written}"))
-    assert load_params(path).train.learning_rate == 0.0003
+    for written in ("3e-4", "3E-4", "3.0e-4", "0.0003", ".0003"):
+        rate = f"learning_rate: {written}"
+        path.write_text(TEXT.replace("learning_rate: 0.0003", rate))
+        assert load_params(path).train.learning_rate == 0.0003
 
 
 def test_runs_are_named_by_backend_and_size(path: Path) -> None:
@@ -57,10 +54,8 @@ def test_warmup_is_checked_when_epochs_have_become_steps(path: Path) -> None:
     train = changed(path, train__num_steps=None, train__num_epochs=2).train
     assert (train.num_steps, train.num_epochs) == (None, 2)
     train.check_warmup(51)
-    with pytest.raises(
-        UserError, match="num_warmup_steps = 50: must be below the number"
-    ):
-        train.check_warmup(50)
+    line = refusal(train.check_warmup, 50)
+    assert line.startswith("params.yaml: train.num_warmup_steps = 50: must be below")
 
 
 TAKEN: dict[str, list[Any]] = {
@@ -87,25 +82,16 @@ def test_value_that_is_taken(path: Path) -> None:
 
 A_NAME = "must be a name in model.file, or package.module:"
 A_SOURCE = "must be a .csv, .txt or .jsonl file"
-ONCE = "must be a list that holds each value once"
-# a key, its value in the file, and what the line says after "key = "
+# a key, its value in the file, and what the line says after "key = "; what all keys
+# have in common is in test_schema.py
 VALUES = [
-    ("train.num_steps", "ten", "'ten': must be a valid integer"),
-    ("train.num_steps", "10", "'10': must be a valid integer"),
-    ("train.num_steps", True, "true: must be a valid integer"),
     ("train.num_steps", 10.0, "10.0: must be a valid integer"),
-    ("train.learning_rate", "fast", "'fast': must be a valid number"),
     ("equivalence.atol", True, "true: must be a valid number"),
     ("environment.torch", 2.13, "2.13: must be a valid string"),
-    ("corpus.source", None, "null: must be a valid string"),
-    ("train.hash_every", None, "null: must be a valid integer"),
-    ("train.seed", [1], "[1]: must be a valid integer"),
     ("train", [1], "[1]: must be"),
     ("train", None, "null: must be"),
     ("train.learning_rate", float("nan"), "nan: must be a finite number"),
-    ("equivalence.atol", float("inf"), "inf: must be a finite number"),
     ("train.learning_rate", 0, "0: must be greater than 0"),
-    ("train.learning_rate", -0.1, "-0.1: must be greater than 0"),
     ("train.seed", -1, "-1: must be greater than or equal to 0"),
     ("train.seed", 2**32, "4294967296: must be less than or equal to 4294967295"),
     ("model.n_embd", 130, "130: must be a multiple of model.n_head = 4"),
@@ -113,22 +99,18 @@ VALUES = [
     ("model.factory", "mini gpt", f"'mini gpt': {A_NAME}"),
     ("model.factory", "a:b:c", f"'a:b:c': {A_NAME}"),
     ("model.factory", "2gpt", f"'2gpt': {A_NAME}"),
-    ("model.factory", "", f"'': {A_NAME}"),
     ("corpus.source", "texts.xml", f"'texts.xml': {A_SOURCE}"),
-    ("corpus.source", "texts", f"'texts': {A_SOURCE}"),
     ("train.optimizer", "adam", "'adam': must be 'adamw' or 'sgd'"),
     ("shard.long_samples", "drop", "'drop': must be 'split' or 'cut'"),
     ("train.num_steps", None, "null: must be"),
+    ("train.num_epochs", 2, None),
     ("train.num_warmup_steps", 100, "100: must be below the number of steps, 100"),
     ("launch.max_restarts", -1, "-1: must be greater than or equal to 0"),
     ("launch.max_restarts", 101, "101: must be less than or equal to 100"),
-    ("launch.max_restarts", 1.5, "1.5: must be a valid integer"),
     ("baseline.num_rounds", 4, "4: must be greater than or equal to 5"),
     ("gloo.world_sizes", [], "[]: must have at least 1 item"),
-    ("gloo.world_sizes", [1, 2, 2], f"[1, 2, 2]: {ONCE}"),
-    ("nccl.world_sizes", [2, 2], f"[2, 2]: {ONCE}"),
+    ("nccl.world_sizes", [2, 2], "[2, 2]: must be a list that holds each value once"),
     ("gloo.world_sizes", 2, "2: must be a valid list"),
-    ("gloo.world_sizes", None, "null: must be a valid list"),
 ]
 
 
@@ -141,42 +123,14 @@ def line_of(path: Path, changes: dict[str, Any]) -> str:
 
 def test_value_that_is_refused(path: Path) -> None:
     for key, value, line in VALUES:
-        assert line_of(path, {key: value}).startswith(f"{path}: {key} = {line}")
-
-
-LONG_SAMPLES = "unknown key; allowed: long_samples"
-BATCH = "train.global_batch_size = 32: must be a multiple of"
-MISTAKES: list[tuple[dict[str, Any], str]] = [
-    (
-        {"train.lerning_rate": 1},
-        "train.lerning_rate: unknown key (did you mean learning_rate?)",
-    ),
-    # like a mark of pydantic
-    ({"shard.[key]": 1}, f"shard.[key]: {LONG_SAMPLES}"),
-    ({"shard.zzz": 1}, f"shard.zzz: {LONG_SAMPLES}"),
-    ({"trian": {}}, "trian: unknown key (did you mean train?)"),
-    (
-        {"train.num_step": 1, "train.num_epoch": 1},
-        "train.num_step: unknown key (did you mean num_steps?) (and 1 more)",
-    ),
-    ({"train.num_epochs": 2}, "train.num_steps = 100: must be null"),
-    ({"gloo.world_sizes": [1, 3]}, f"{BATCH} 3, from gloo.world_sizes"),
-    ({"nccl.world_sizes": [2, 5]}, f"{BATCH} 5, from nccl.world_sizes"),
-    ({"gloo.world_sizes": [64]}, f"{BATCH} 64, from gloo.world_sizes"),
-    (
-        {"gloo.world_sizes": [1, 0]},
-        "gloo.world_sizes.1 = 0: must be greater than or equal to 1",
-    ),
-    (
-        {"gloo.world_sizes": ["two"]},
-        "gloo.world_sizes.0 = 'two': must be a valid integer",
-    ),
-]
-
-
-def test_mistake_gives_one_line(path: Path) -> None:
-    for changes, line in MISTAKES:
-        assert line_of(path, changes).startswith(f"{path}: {line}")
+        told = f"{key} = {line}" if line else "train.num_steps = 100: must be null"
+        assert line_of(path, {key: value}).startswith(f"{path}: {told}")
+    for sizes, section in (([1, 3], "gloo"), ([2, 5], "nccl"), ([64], "gloo")):
+        told = (
+            f"{path}: train.global_batch_size = 32: must be a multiple of {sizes[-1]}"
+        )
+        line = line_of(path, {f"{section}.world_sizes": sizes})
+        assert line == f"{told}, from {section}.world_sizes"
 
 
 POSITIVE = [
@@ -200,66 +154,6 @@ def test_zero_and_below_where_positive_is_needed(path: Path) -> None:
     for key, value in product(POSITIVE, [0, -3]):
         line = f"{path}: {key} = {value}: must be greater than or equal to 1"
         assert line_of(path, {key: value}) == line
-
-
-def test_missing_key_is_named_but_for_the_misspelt_one(path: Path) -> None:
-    path.write_text(TEXT.replace("  threads_per_process: 1\n", ""))
-    line = refusal(load_params, path)
-    assert line == f"{path}: train.threads_per_process: is missing"
-    path.write_text(TEXT.replace("  hash_every:", "  hash_evry:"))
-    expected = f"{path}: train.hash_evry: unknown key (did you mean hash_every?)"
-    assert refusal(load_params, path).startswith(expected)
-
-
-@pytest.mark.parametrize(
-    ("data", "line"),
-    [
-        pytest.param(
-            b"train:\n  a: [1\n  b: 2\n", ":3: not valid YAML: ", id="bracket"
-        ),
-        pytest.param(b"train:\n\ta: 1\n", ":2: not valid YAML: ", id="tab"),
-        pytest.param(b"a: 1\nb: 2\na: 3\n", ":3: not valid YAML: ", id="duplicate key"),
-        pytest.param(b"a: *b\n", ":1: not valid YAML: ", id="unknown alias"),
-        pytest.param(b"a: !!python/object 1\n", ":1: not valid YAML: ", id="tag"),
-        pytest.param(b"a: 1\n---\nb: 1\n", ":2: not valid YAML: ", id="two documents"),
-        pytest.param(
-            b"a: 1\nb: \x01\n", ":2: not valid YAML: ", id="control character"
-        ),
-        pytest.param(b"a: \xff\n", ": not UTF-8 at byte 3", id="not UTF-8"),
-        pytest.param(b"- 1\n- 2\n", ": must hold sections", id="list"),
-        pytest.param(b"torch\n", ": must hold sections", id="text"),
-        pytest.param(b"", ": must hold sections", id="empty"),
-    ],
-)
-def test_file_that_is_no_set_of_sections(path: Path, data: bytes, line: str) -> None:
-    path.write_bytes(data)
-    assert refusal(load_params, path).startswith(f"{path}{line}")
-
-
-def test_missing_file(tmp_path: Path) -> None:
-    path = tmp_path / "params.yaml"
-    assert refusal(load_params, path) == f"{path}: no such file"
-
-
-@pytest.mark.parametrize("value", ["2020-13-45", "!!bool maybe", "9" * 5000])
-def test_value_that_yaml_cannot_read(path: Path, value: str) -> None:
-    path.write_text(path.read_text().replace("seed: 35000", f"seed: {value}", 1))
-    with pytest.raises(UserError, match=r"params\.yaml: a value cannot be read: "):
-        load_params(path)
-
-
-@pytest.mark.slow
-def test_problem_of_a_rank_comes_back_as_it_was() -> None:
-    problem = Problem("sizes", [1, None], "a list of numbers")
-    line = "sizes = [1, null]: must be a list of numbers"
-    assert str(pickle.loads(pickle.dumps(problem))) == str(problem) == line
-
-    def rank() -> None:
-        raise problem
-
-    with pytest.raises(Problem) as raised:
-        launch(rank, 2)
-    assert the_line(raised) == line
 
 
 NUMBERS = {

@@ -1,5 +1,6 @@
 """YAML as validated objects, on a file of two sections made up here."""
 
+import pickle
 from pathlib import Path
 from typing import Literal
 
@@ -55,6 +56,8 @@ def test_values_have_the_types_of_the_schema(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
+        ({"degrees": "10.0"}, "oven.degrees = 10.0: must be a valid integer"),
+        ({"hours": "fast"}, "oven.hours = 'fast': must be a valid number"),
         ({"degrees": "0"}, "oven.degrees = 0: must be greater than or equal to 1"),
         ({"degrees": "yes"}, "oven.degrees = 'yes': must be a valid integer"),
         ({"degrees": "true"}, "oven.degrees = true: must be a valid integer"),
@@ -85,8 +88,39 @@ def test_mistake_is_one_line(
     assert refusal(load, path, Kitchen).startswith(f"{path}: {line}")
 
 
-def test_problem_shows_a_long_value_short_and_as_yaml_spells_it() -> None:
+BAD_FILES = [
+    (b"train:\n  a: [1\n  b: 2\n", ":3: not valid YAML: "),
+    (b"train:\n\ta: 1\n", ":2: not valid YAML: "),
+    (b"a: 1\nb: 2\na: 3\n", ":3: not valid YAML: "),
+    (b"a: *b\n", ":1: not valid YAML: "),
+    (b"a: !!python/object 1\n", ":1: not valid YAML: "),
+    (b"a: 1\n---\nb: 1\n", ":2: not valid YAML: "),
+    (b"a: 1\nb: \x01\n", ": not valid YAML: unacceptable character #x0001"),
+    (b"a: \xff\n", ": not valid YAML: 'utf-8' codec can't decode byte 0xff in pos"),
+    (b"a: 2020-13-45\n", ": not valid YAML: month must be in 1..12"),
+    (b"a: !!bool maybe\n", ": not valid YAML: "),
+    (b"a: " + b"9" * 5000, ": not valid YAML: Exceeds the limit"),
+    (b"- 1\n- 2\n", ": must hold sections"),
+    (b"torch\n", ": must hold sections"),
+    (b"", ": must hold sections"),
+    (b"oven:\n", ": oven = null: must be"),
+    (b"oven: {rack: null}\n", ": oven.degrees: is missing (and"),
+]
+
+
+def test_file_that_is_no_set_of_sections(tmp_path: Path) -> None:
+    path = tmp_path / "kitchen.yaml"
+    assert refusal(load, path, Kitchen) == f"{path}: no such file"
+    for data, line in BAD_FILES:
+        path.write_bytes(data)
+        assert refusal(load, path, Kitchen).startswith(f"{path}{line}")
+
+
+def test_problem_shows_a_long_value_short_and_travels_from_a_rank() -> None:
     assert str(Problem("a", None, "b")) == "a = null: must be b"
     assert str(Problem("a", [True, 1], "b")) == "a = [true, 1]: must be b"
-    # 57 characters and three dots, the quote among them
-    assert str(Problem("a", "x" * 99, "b")) == f"a = '{'x' * 56}...: must be b"
+    # the middle is left out: 28 characters, three dots, 28 characters
+    long = str(Problem("a", "x" * 99, "b"))
+    assert long == f"a = '{'x' * 27}...{'x' * 27}': must be b"
+    problem = Problem("sizes", [1, None], "a list of numbers")
+    assert str(pickle.loads(pickle.dumps(problem))) == str(problem)

@@ -6,8 +6,7 @@ import numpy as np
 import torch
 
 from minitrain.data.batches import MicroBatch, RankBatches, ShardFiles
-from minitrain.data.samples import Samples
-from minitrain.data.shards import write_shards
+from minitrain.data.shards import Samples, write_shards
 from minitrain.data.text import tokenize
 
 # 1 to 5 letters: 2 to 6 targets each, since a sample of n letters has n + 2 tokens
