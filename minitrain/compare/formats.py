@@ -1,6 +1,6 @@
 """The formats in which people keep states, read entry by entry, never running code.
 
-Tensors stay on disk until somebody looks at them: a file of torch.save is mapped, all
+Tensors stay on disk until they are looked up: a file of torch.save is mapped, all
 others are read one tensor at a time.
 """
 
@@ -102,7 +102,7 @@ def _sharded(index: Path) -> Iterator[Entry]:
 def _safetensors(path: Path) -> Iterator[Entry]:
     require_regular(path)
     with path.open("rb"):
-        pass  # a missing file is told by the operating system, with its name
+        pass  # the operating system names a missing file
     try:
         file = safe_open(path, framework="pt")
         for name in file.keys():  # noqa: SIM118
@@ -130,7 +130,7 @@ def _torch(path: Path) -> object:
         import_module("torch.distributed.tensor")
         return load()
     except Exception as error:
-        # whatever a damaged stream makes of the reader
+        # a damaged stream may raise anything
         raise UserError(f"{path}: {_reason(str(error))}") from None
 
 

@@ -160,3 +160,10 @@ def test_python_objects_are_inert(tmp_path: Path) -> None:
     assert (found.equal, found.num_different_tensors) == (False, 1)
     assert found.objects == ["args (argparse.Namespace)"]
     assert compare_states(a, a).equal
+
+
+def test_a_file_is_mapped_into_memory_and_not_read(tmp_path: Path) -> None:
+    path = saved(tmp_path, {"w": torch.ones(1 << 20)})
+    state = read_state(path)
+    assert state.tensors["w"].sum() == 1 << 20
+    assert str(path) in Path("/proc/self/maps").read_text()
