@@ -84,8 +84,7 @@ def shards_of(index: Path) -> dict[Path, list[str]]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise UserError(f"{index}: not an index of shards (weight_map)") from None
     for shard in found:
-        beside = shard.parent == index.parent and shard.name not in ("", "..")
-        if not beside or shard.name.endswith(INDEX) or not shard.is_file():
+        if shard.parent != index.parent or not shard.is_file():
             raise UserError(f"{index}: {shard.name} is no file of a shard beside it")
     return found
 

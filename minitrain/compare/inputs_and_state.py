@@ -137,40 +137,39 @@ def buffers_unlike(place: Place, exact: bool) -> Difference | None:
     any other bit, and else by more than 16 bits round; one that is not finite in one
     alone is sure then.
     """
-    found: dict[str, tuple[float, list[int]]] = {}
+    far: dict[str, dict[int, float]] = {}
     for rank, _ in place.pairs:
         a, b = place.a[rank]["buffers"], place.b[rank]["buffers"]
         for name in {**a, **b}:
-            x, y = a.get(name), b.get(name)
-            share = math.inf
-            if x and y and "norm" in x and "norm" in y:
-                share = ratio(apart(x, y), max(x["norm"], y["norm"]))
-            same = x and y and x["hash"] == y["hash"]
-            if not same and (exact or share > limits_of(place).coarse):
-                far, ranks = found.get(name, (0.0, []))
-                found[name] = max(far, share), [*ranks, rank]
-    if not found:
+            share = _share_apart(a.get(name), b.get(name))
+            if share > (0.0 if exact else limits_of(place).coarse):
+                far.setdefault(name, {})[rank] = share
+    if not far:
         return None
-    name = max(found, key=lambda one: found[one][0])
-    share, ranks = found[name]
+    name = max(far, key=lambda one: max(far[one].values()))
+    share, ranks = max(far[name].values()), [*far[name]]
     entries = [rows[ranks[0]]["buffers"].get(name) for rows in (place.a, place.b)]
-    counted = all(entry and "norm" not in entry for entry in entries)
-    much = f"about {share:.2g} of its size apart"
-    if math.isinf(share):
-        much = "other numbers" if counted else "not in both, or not finite"
     finite = {
         bool(entry and ("norm" not in entry or is_finite(entry))) for entry in entries
     }
+    much = f"about {share:.2g} of its size apart"
+    if math.isinf(share):
+        much = "other numbers" if finite == {True} else "not in both, or not finite"
     cause = cause_in_buffers(ranks, place.world_sizes[0]) if exact else None
     more = {"tensor": name, **place.named([(rank, rank) for rank in ranks])}
-    return at(
-        place,
-        What.BUFFERS,
-        cause or why(Cause.UNREAD),
-        much,
-        sure=exact or len(finite) == 2,
-        **more,
-    )
+    sure = exact or len(finite) == 2
+    cause = cause or why(Cause.UNREAD)
+    return at(place, What.BUFFERS, cause, much, sure=sure, **more)
+
+
+def _share_apart(a: Row | None, b: Row | None) -> float:
+    if a and b and a["hash"] == b["hash"]:
+        return 0.0
+    # a count, or a flag, has no norm
+    if not (a and b and "norm" in a and "norm" in b):
+        return math.inf
+    # other bits, if only that a zero is negative
+    return max(ratio(apart(a, b), max(a["norm"], b["norm"])), math.ulp(0.0))
 
 
 def rest_is_equal(place: Place) -> bool:

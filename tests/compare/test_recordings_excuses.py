@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from minitrain.cli.recording_words import recordings_in_words
+from minitrain.compare.difference import Cause
 from minitrain.compare.recordings import RecordingsCompared, compare_recordings
 
 pytestmark = pytest.mark.slow
@@ -216,31 +217,60 @@ class Wide(Model):
         self.out = nn.Linear(4096, CLASSES)
 
 
-@pytest.mark.parametrize("part", [0.02, 0.3])
-def test_a_small_tensor_may_be_off_by_noise_alone(tmp_path: Path, part: float) -> None:
-    plan = {"model": Wide, "steps": 12}
-    a, b = (record(tmp_path / name, **plan) for name in "ab")
-    by = part * moved(a, "out.bias", 10)
-    alter(b, 0, lambda row: shift(row["parameters"]["out.bias"], by), at=10)
-    found = compared(a, b)
-    if part < 0.1:
-        assert found.verdict == SAME
-    else:
-        assert where_first(found) == ("different", 10, "parameters")
+def nudge(folder: Path, part: float) -> None:
+    by = part * moved(folder, "out.bias", 10)
+    alter(folder, 0, lambda row: shift(row["parameters"]["out.bias"], by), at=10)
 
 
-@pytest.mark.parametrize("optimizer", [adamw, sgd])
-def test_a_small_tensor_that_stands_is_told(tmp_path: Path, optimizer: Any) -> None:
-    a, b = (record(tmp_path / name, optimizer=optimizer) for name in "ab")
-
-    def stand(row: Row) -> None:
+def stand(folder: Path, part: float) -> None:
+    def change(row: Row) -> None:
         row["parameters"]["out.bias"]["hash"] = row["before"]["out.bias"]
 
-    alter(b, 0, stand, at=20)
+    alter(folder, 0, change, at=10)
+
+
+def other_zeros(folder: Path, part: float) -> None:
+    """Other bits of the same numbers, as where zeros are negative."""
+
+    def change(row: Row) -> None:
+        for entry in row["parameters"].values():
+            entry.update(hash="0" * 32)
+
+    alter(folder, 0, change)
+
+
+def huge(folder: Path, part: float) -> None:
+    """A gradient that is too large to be squared."""
+
+    def change(row: Row) -> None:
+        other_bits(row["gradients"]["out.bias"], [1e200, *[0.0] * 7])
+
+    alter(folder, 0, change, at=10)
+
+
+@pytest.mark.parametrize(
+    ("change", "part", "plan", "what"),
+    [
+        (nudge, 0.02, {"model": Wide}, None),
+        (nudge, 0.3, {"model": Wide}, "parameters"),
+        (stand, 0, {"optimizer": adamw}, "parameters"),
+        (stand, 0, {"optimizer": sgd}, "parameters"),
+        (other_zeros, 0, {}, None),
+        (huge, 0, {}, "gradients"),
+    ],
+)
+def test_one_tensor(
+    tmp_path: Path, change: Any, part: float, plan: Row, what: str | None
+) -> None:
+    a, b = (record(tmp_path / name, steps=12, **plan) for name in "ab")
+    change(b, part)
     found = compared(a, b)
-    assert where_first(found) == ("different", 20, "parameters")
+    if what is None:
+        assert found.verdict == SAME
+        return
+    assert where_first(found) == ("different", 10, what)
     assert found.first
-    assert found.first.cause == "out.bias does not move in B"
+    assert (found.first.why.cause == Cause.STANDS) == (change is stand)
 
 
 # gradients that are not there
