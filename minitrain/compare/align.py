@@ -216,37 +216,47 @@ def places_of(a: Recording, b: Recording, twin: Recording | None) -> list[Place]
     sizes = a.world_size, b.world_size
     # where all parameters are float64, so is what is computed
     kinds = [one["dtype"] for r in (a, b) for one in header(r)["parameters"].values()]
-    places = []
-    sides = [_by_step(r) if r else {} for r in (a, b, twin)]
-    for key in (key for key in sides[0] if key in sides[1]):
-        (optimizer, _, end), rows = key, [side.get(key, {}) for side in sides]
-        step = max(row["step"] for row in rows[0].values())
-        first = next(iter(rows[2].values()), None)
-        is_double = {*kinds} <= DOUBLE
-        place = Place(optimizer, step, rows[0], rows[1], sizes, first, is_double, end)
-        both = (*place.a.values(), *place.b.values())
-        if place.pairs and (not end or any(row["changed"] for row in both)):
-            places.append(place)
-    return places
+    is_double = {*kinds} <= DOUBLE
+    places, both = [], {*keys_of(b)}
+    for key in (key for key in keys_of(a) if key in both):
+        rows = rows_at(a, key), rows_at(b, key)
+        first = next(iter(rows_at(twin, key).values()), None) if twin else None
+        place = Place(*key, *rows, sizes, first, is_double)
+        places += [place] if place.pairs else []
+    last = {place.optimizer: place for place in places}
+    ends = (_end(a, b, twin, place) for place in last.values())
+    return places + [end for end in ends if end]
 
 
-def _by_step(recording: Recording) -> dict[tuple[int, int, bool], dict[int, Row]]:
-    # rows by rank, of each optimizer and step; the ends come last
-    found = {(*key, False): rows_at(recording, key) for key in keys_of(recording)}
-    for rank, one in sorted(recording.ranks.items()):
-        end = one.end or {}
-        last = {optimizer: row for (optimizer, _), row in one.steps.items()}
-        for optimizer, row in last.items() if "parameters" in end else ():
-            # the last row, as if it were one step later
-            count = end["steps"].get(str(optimizer), 0)
-            after = {
-                n: end["parameters"].get(n, v) for n, v in row["parameters"].items()
-            }
+def _end(
+    a: Recording, b: Recording, twin: Recording | None, place: Place
+) -> Place | None:
+    # none where a rank has no end, the numbers of steps differ, or nothing came after
+    of_twin = {min(twin.ranks): place.twin} if twin and place.twin else {}
+    sides = ((a, place.a), (b, place.b), (twin, of_twin))
+    ends = [_rows_at_end(r, rows, place) if r else {} for r, rows in sides]
+    compared = [row for rows in ends[:2] for row in rows.values()]
+    counts = {row["count"] for row in compared}
+    is_whole = len(compared) == len(place.a) + len(place.b) and len(counts) == 1
+    if not is_whole or not any(row["changed"] for row in compared):
+        return None
+    step = max(counts.pop() - 1, place.step)
+    first = next(iter(ends[2].values()), None)
+    return replace(place, step=step, a=ends[0], b=ends[1], twin=first, end=True)
+
+
+def _rows_at_end(recording: Recording, rows: Rows, place: Place) -> dict[int, Row]:
+    # the last row of each rank that has an end, as if it were one step later
+    found: dict[int, Row] = {}
+    for rank, row in rows.items():
+        end = recording.ranks[rank].end or {}
+        if "parameters" in end:
+            names, kinds = row["parameters"], ("parameters", "buffers")
+            after = {n: end["parameters"].get(n, names[n]) for n in names}
             now = {**row, "parameters": after, "buffers": end["buffers"], "before": {}}
-            now["step"] = max(count - 1, row["step"])
-            kinds = ("parameters", "buffers")
+            now["count"] = end["steps"].get(str(place.optimizer), 0)
             now["changed"] = any(hashes(row, k) != hashes(now, k) for k in kinds)
-            found.setdefault((optimizer, count, True), {})[rank] = now
+            found[rank] = now
     return found
 
 

@@ -188,13 +188,14 @@ def unseen_in(a: Recording, b: Recording, places: Sequence[Place]) -> list[str]:
     for number in sorted({place.optimizer for place in places}):
         of = f" of optimizer {number}" if number else ""
         here = [p for p in places if p.optimizer == number and not p.end]
+        last = here[-1].step
         rows = [row for p in here for side in (p.a, p.b) for row in side.values()]
         if not any(row["gradients"] for row in rows):
             said.append(f"no gradients{of} were recorded, so none are compared")
         # of ranks that ended; others are not whole
         count = max((end["steps"].get(str(number), 0) for end in ends), default=0)
-        if blind and count > here[-1].step + 1:
-            said.append(f"what came after step {here[-1].step}{of} was not recorded")
+        if blind and count > last + 1:
+            said.append(f"what came after step {last}{of} was not recorded")
     sides = [
         side
         for side, recording in (("A", a), ("B", b))

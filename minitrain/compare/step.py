@@ -229,24 +229,19 @@ class Comparer:
         if self.before is None:
             names = common(*(row["parameters"] for row in place.first))
             a, b = (vector(row, "parameters", names) for row in place.first)
-            return _share(b - a, math.hypot(*self.course.first_move.values()))
+            size = math.hypot(*self.course.first_move.values())
+            return ratio(float((b - a).norm()), size)
         moves = _moves(place, self.before, found)
         if moves is None:
             return found.whole
         ours, theirs, _ = moves
-        return _share(theirs - ours, float(ours.norm()))
-
-
-def _share(gap: Tensor, size: float) -> float:
-    return ratio(float(gap.norm()), size) if size > 0 else math.inf
+        return ratio(float((theirs - ours).norm()), float(ours.norm()))
 
 
 def _hidden(place: Place, found: Measured) -> Difference:
     # what only the twin allows, where it allows so much that nothing is shown
-    apart = f"about {found.share:.2g} of {OF[found.kind]} apart"
-    much = f"{apart}, allowed {found.allowed_share:.2g}"
     more = {"tensor": found.tensor, "sure": False, "onwards": True}
-    return at(place, found.kind, why(Cause.HIDDEN), much, **more)
+    return at(place, found.kind, why(Cause.HIDDEN), _much(found), **more)
 
 
 def _much(found: Measured) -> str:
