@@ -29,14 +29,8 @@ from minitrain.check.trial import (
     run_replay,
     run_twin,
 )
-from minitrain.compare.causes import UNKNOWN
-from minitrain.compare.diagnosis import (
-    Divergence,
-    Values,
-    What,
-    cause_of,
-    locate,
-)
+from minitrain.compare.diagnosis import Values, cause_of, locate
+from minitrain.compare.difference import UNKNOWN, Difference, What, Why
 from minitrain.core.errors import EvidenceError, RankError, UserError
 from minitrain.proof.bits import Rung, not_run
 from minitrain.proof.evidence import Evidence
@@ -65,7 +59,7 @@ class Ladder:
     """
 
     rungs: dict[str, Rung]
-    divergence: Divergence | None
+    divergence: Difference | None
     # collectives that the forward pass calls, by name
     communicates: Sequence[str] = ()
 
@@ -213,7 +207,7 @@ def examine(
     # in memory a sample is told by its content, which batches may hold twice
     del rungs["one_process_data"]
 
-    def explain(step: int, what: What, ranks: list[int]) -> str:
+    def explain(step: int, what: What, ranks: list[int]) -> Why:
         if config.precision == "fp16" or config.num_shards(world_size) != world_size:
             # the patterns are those of one gradient a rank, on the scale of the loss
             return UNKNOWN

@@ -178,7 +178,7 @@ def _facts(ladder: "Ladder") -> dict[str, Any]:
         "rests_on": ladder.rests_on,
         "rungs": {name: asdict(rung) for name, rung in ladder.rungs.items()},
         "communicates": [*ladder.communicates],
-        "first_difference": ladder.divergence and asdict(ladder.divergence),
+        "first_difference": ladder.divergence and ladder.divergence.facts(),
     }
 
 

@@ -6,16 +6,11 @@ It stands here and not beside the comparison: it is drawn on the canvas of
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from matplotlib.axes import Axes
 
-from minitrain.cli.recording_words import (
-    KINDS,
-    at_or_from,
-    number_of,
-    where,
-)
+from minitrain.cli.recording_words import KINDS, number_of, only_in_words, placed
 from minitrain.core.files import atomic_path
 from minitrain.core.printable import printable
 from minitrain.report.canvas import BLACK, BLUE, ORANGE, canvas, save
@@ -59,55 +54,41 @@ def draw_recordings(found: "RecordingsCompared", path: Path) -> None:
     axes.set_ylabel("distance of A and B, as a share")
     axes.minorticks_off()
     handles, _ = axes.get_legend_handles_labels()
-    axes.legend(
-        handles=handles,
-        loc="lower left",
-        bbox_to_anchor=(-0.01, 1.0),
-        ncols=2,
-        frameon=False,
-        fontsize=9,
-    )
+    place_of_legend: dict[str, Any] = {
+        "loc": "lower left",
+        "bbox_to_anchor": (-0.01, 1.0),
+        "ncols": 2,
+    }
+    axes.legend(handles=handles, frameon=False, fontsize=9, **place_of_legend)
     with atomic_path(path) as temporary:
         save(figure, temporary)
 
 
 def _draw(axes: Axes, steps: Sequence["StepCompared"], kind: str, limit: str) -> None:
     color, marker, line = LOOKS[kind]
+    looks: dict[str, Any]
     found = [getattr(step, kind) for step in steps]
     numbers = [step.step for step in steps]
     apart = [min(max(one.share, EQUAL), FARTHEST / 2) for one in found]
-    axes.plot(
-        numbers,
-        apart,
-        color=color,
-        marker=marker,
-        linestyle=line,
-        markersize=5,
-        label=f"{kind}, {OF[kind]}",
-    )
+    looks = {"color": color, "marker": marker, "linestyle": line, "markersize": 5}
+    axes.plot(numbers, apart, label=f"{kind}, {OF[kind]}", **looks)
     known = [(n, one.allowed_share) for n, one in zip(numbers, found, strict=True)]
     known = [(number, allowed) for number, allowed in known if allowed > 0]
     if not known:
         return
     xs, tops = zip(*known, strict=True)
-    axes.fill_between(
-        xs,
-        EQUAL / 2,
-        tops,
-        color=color,
-        alpha=0.12,
-        linewidth=0,
-        label=f"allowed: {limit}",
-    )
+    looks = {"color": color, "alpha": 0.12, "linewidth": 0}
+    axes.fill_between(xs, EQUAL / 2, tops, label=f"allowed: {limit}", **looks)
     axes.plot(xs, tops, color=color, linewidth=0.8, alpha=0.7)
 
 
 def _title(found: "RecordingsCompared") -> str:
     verdict = found.verdict[:1].upper() + found.verdict[1:]
     if found.first:
-        return _plain(f"{verdict} {at_or_from(found.first)} {where(found.first)}")
+        return _plain(f"{verdict} {placed(found.first)}")
     if not found.same:
-        why = [*found.broken, *found.unseen, *_only(found)]
+        only = only_in_words(found.only_in_a[:1], found.only_in_b[:1])
+        why = [*found.broken, *found.unseen, *only]
         return _plain(f"{verdict}: {', '.join(why)}")
     return f"{verdict}: {number_of(found.steps)}"
 
@@ -115,8 +96,3 @@ def _title(found: "RecordingsCompared") -> str:
 def _plain(text: str) -> str:
     """Nothing that matplotlib would take for a formula."""
     return printable(text).replace("$", r"\$")
-
-
-def _only(found: "RecordingsCompared") -> list[str]:
-    sides = (("A", found.only_in_a), ("B", found.only_in_b))
-    return [f"{side} alone has {only[0]}" for side, only in sides if only]

@@ -7,7 +7,7 @@ recorded steps of every rank, losses and final states, finds the first step that
 and names the probable cause; what only one of them has is a difference. Two recordings
 of any loop (docs/recording.md) may be of other world sizes, versions and machines: are
 they the same computation, by their bits or within rounding? Exit code 0: equal, or the
-same within rounding, 1: they differ, or it cannot be told, 2: one of them cannot be
+same within rounding, 1: they differ, or it is undecided, 2: one of them cannot be
 read, or holds nothing.
 """
 
@@ -18,7 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minitrain.cli.answer import Answer
-from minitrain.cli.recording_words import recordings_as_facts, recordings_in_words
+from minitrain.cli.recording_words import (
+    only_in_words,
+    recordings_as_facts,
+    recordings_in_words,
+    some,
+)
 from minitrain.core.errors import UserError
 from minitrain.core.nearest import nearest_file
 from minitrain.core.printable import as_lines
@@ -38,7 +43,6 @@ EXAMPLES = {
         "minitrain verify runs/one runs/two --picture apart.png"
     ),
 }
-NAMES_SHOWN = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,7 +99,7 @@ def answer(options: argparse.Namespace) -> Answer:
         return Answer(folders.equal, asdict(folders), folders_in_words(folders))
     found = compare_states(*(read_state(path, prefix) for path in (a, b)))
     others = [*beside(a), *beside(b)]
-    more = f"\nnot compared: {_some(others)}" if others else ""
+    more = f"\nnot compared: {some(others)}" if others else ""
     facts = {**asdict(found), "not_compared": others}
     return Answer(found.equal, facts, in_words(found) + more)
 
@@ -114,7 +118,7 @@ def _answer_for_runs(a: Path, b: Path) -> Answer:
     found = compare_runs(a, b)
     facts = {
         "equal": found.equal,
-        "first": found.first and asdict(found.first),
+        "first": found.first and found.first.facts(),
         "losses": found.losses,
         "states": {name: asdict(found.states[name]) for name in found.unlike_states},
         "only_in_a": found.only_in_a,
@@ -163,10 +167,7 @@ def runs_in_words(found: "RunsCompared") -> str:
     for name in found.unlike_states:
         what_and_where = in_words(found.states[name]).splitlines()[:2]
         lines.append(f"{name}: {'; '.join(what_and_where)}")
-    if found.only_in_a:
-        lines.append(f"only in A: {_some(found.only_in_a)}")
-    if found.only_in_b:
-        lines.append(f"only in B: {_some(found.only_in_b)}")
+    lines += only_in_words(found.only_in_a, found.only_in_b)
     if alike:
         lines.append(f"equal is what both have: {compared}")
     return as_lines(lines)
@@ -182,10 +183,7 @@ def folders_in_words(found: "FoldersCompared") -> str:
         lines += [f"{name}: {'; '.join(what)}"]
     for name, equal in found.files.items():
         lines += [f"{name}: {'equal' if equal else 'different'} bytes, not read"]
-    if found.only_in_a:
-        lines.append(f"only in A: {_some(found.only_in_a)}")
-    if found.only_in_b:
-        lines.append(f"only in B: {_some(found.only_in_b)}")
+    lines += only_in_words(found.only_in_a, found.only_in_b)
     return as_lines(lines)
 
 
@@ -200,11 +198,11 @@ def _asides(found: "Comparison") -> Iterator[str]:
         yield f"names: {clause}"
     if found.nan:
         count = plural(sum(found.nan.values()), "NaN")
-        yield f"{count}, of the same bits in both: {_some([*found.nan])}"
+        yield f"{count}, of the same bits in both: {some([*found.nan])}"
     if parts := found.num_parts:
         yield f"of {plural(parts, 'tensor')} one rank's part alone is there (DTensor)"
     if found.objects:
-        yield f"not compared (Python objects): {_some(found.objects)}"
+        yield f"not compared (Python objects): {some(found.objects)}"
     for name, same in found.aliases.items():
         yield f"{name}: another name of {same}, which only one of them has"
 
@@ -228,11 +226,8 @@ def _differences(found: "Comparison") -> list[str]:
         where = f" in {found.max_abs_diff_tensor}" if found.max_abs_diff_tensor else ""
         lines.append(f"max |A - B|: {found.max_abs_diff:.6g}{where}")
     if found.without_distance:
-        lines.append(f"NaN, so without a distance: {_some(found.without_distance)}")
-    if found.only_in_a:
-        lines.append(f"only in A: {_some(found.only_in_a)}")
-    if found.only_in_b:
-        lines.append(f"only in B: {_some(found.only_in_b)}")
+        lines.append(f"NaN, so without a distance: {some(found.without_distance)}")
+    lines += only_in_words(found.only_in_a, found.only_in_b)
     for name, what in (found.unlike | found.values).items():
         lines.append(f"{name}: {what}")
     return lines
@@ -251,8 +246,3 @@ def _how_much(found: "Comparison") -> str:
     only = " and ".join(what for what, there in unlike.items() if there)
     equal = f"equal is what both have: {both}"
     return f"only {only}; {equal if found.num_tensors else 'no tensor was compared'}"
-
-
-def _some(names: list[str]) -> str:
-    more = len(names) - NAMES_SHOWN
-    return ", ".join(names[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")

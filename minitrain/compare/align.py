@@ -1,4 +1,4 @@
-"""The recorded steps of two runs side by side: which rank is held to which, what the
+"""The recorded steps of two runs side by side: the ranks that are compared, what the
 runs came to after the last recorded step, where a resumed run begins in the other; and
 arithmetic on the sketches of their tensors.
 
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minitrain.recording.alarm import hashes, in_ranks
+from minitrain.recording.alarm import hashes
 from minitrain.recording.format import Recording
 
 DOUBLE = {"float64", "complex128"}
@@ -154,8 +154,14 @@ class Place:
 
     @cached_property
     def pairs(self) -> list[tuple[int, int]]:
-        """Which rank of A is held to which of B."""
-        return pairs_of(self.a, self.b, self.same_size)
+        """Which rank of A is compared with which of B: where the world sizes differ,
+        the first of either with all of the other, since they should have the same.
+        """
+        if self.same_size:
+            return [(rank, rank) for rank in sorted(self.a.keys() & self.b.keys())]
+        first_a, first_b = min(self.a), min(self.b)
+        pairs = [(first_a, rank) for rank in sorted(self.b)]
+        return pairs + [(rank, first_b) for rank in sorted(self.a) if rank != first_a]
 
     @property
     def first(self) -> tuple[Row, Row]:
@@ -174,27 +180,16 @@ class Place:
         rows = (*self.a.values(), *self.b.values())
         return not self.same_size and any(row["draws"] for row in rows)
 
-    def named(self, pairs: Sequence[tuple[int, int]]) -> str:
-        """The ranks of these pairs; an empty text for all pairs."""
+    def named(self, pairs: Sequence[tuple[int, int]]) -> dict[str, Any]:
+        """The ranks of these pairs, and of which run they are; none for all pairs."""
         if len(pairs) == len(self.pairs):
-            return ""
+            return {}
         if self.same_size:
-            return in_ranks([rank for rank, _ in pairs])
+            return {"ranks": tuple(rank for rank, _ in pairs)}
         first = min(self.a)
-        if of_b := [y for x, y in pairs if x == first]:
-            return f"{in_ranks(of_b)} of B"
-        return f"{in_ranks([x for x, _ in pairs])} of A"
-
-
-def pairs_of(a: Rows, b: Rows, same_size: bool) -> list[tuple[int, int]]:
-    """The ranks of A and B that are compared. Where the world sizes differ, the first
-    of either with all of the other: they should have the same.
-    """
-    if same_size:
-        return [(rank, rank) for rank in sorted(a.keys() & b.keys())]
-    first_a, first_b = min(a), min(b)
-    pairs = [(first_a, rank) for rank in sorted(b)]
-    return pairs + [(rank, first_b) for rank in sorted(a) if rank != first_a]
+        if of_b := tuple(y for x, y in pairs if x == first):
+            return {"ranks": of_b, "of": "B"}
+        return {"ranks": tuple(x for x, _ in pairs), "of": "A"}
 
 
 def header(recording: Recording) -> Row:
@@ -215,91 +210,64 @@ def keys_of(recording: Recording) -> list[tuple[int, int]]:
 
 
 def places_of(a: Recording, b: Recording, twin: Recording | None) -> list[Place]:
-    """The steps that ranks which are held to each other both recorded, in the order of
-    the run, and for each optimizer the end.
+    """Return the steps that ranks which are compared both recorded, in the order of the
+    run, and for each optimizer the end, if anything came after the last of them.
     """
     sizes = a.world_size, b.world_size
     # where all parameters are float64, so is what is computed
     kinds = [one["dtype"] for r in (a, b) for one in header(r)["parameters"].values()]
-    places = []
-    both = {*keys_of(b)}
+    is_double = {*kinds} <= DOUBLE
+    places, both = [], {*keys_of(b)}
     for key in (key for key in keys_of(a) if key in both):
         rows = rows_at(a, key), rows_at(b, key)
-        of_twin = _usable(rows_at(twin, key), rows[0]) if twin else None
-        place = Place(*key, *rows, sizes, of_twin, {*kinds} <= DOUBLE)
+        first = next(iter(rows_at(twin, key).values()), None) if twin else None
+        place = Place(*key, *rows, sizes, first, is_double)
         places += [place] if place.pairs else []
     last = {place.optimizer: place for place in places}
     ends = (_end(a, b, twin, place) for place in last.values())
     return places + [end for end in ends if end]
 
 
-def _usable(twin: Rows, a: Rows) -> Row | None:
-    # one that is not finite where A is shows nothing
-    if not twin:
-        return None
-    row, first = twin[min(twin)], a[min(a)]
-    usable = all(
-        is_finite(row[kind][name]) or not is_finite(first[kind][name])
-        for kind in ("gradients", "parameters")
-        for name in common(row[kind], first[kind])
-    )
-    return row if usable else None
-
-
 def _end(
     a: Recording, b: Recording, twin: Recording | None, place: Place
 ) -> Place | None:
     # none where a rank has no end, the numbers of steps differ, or nothing came after
-    ends = [_rows_at_end(*side, place) for side in ((a, place.a), (b, place.b))]
-    counts = {row["count"] for rows in ends for row in rows.values()}
-    if (len(ends[0]), len(ends[1])) != (len(place.a), len(place.b)) or len(counts) != 1:
+    of_twin = {min(twin.ranks): place.twin} if twin and place.twin else {}
+    sides = ((a, place.a), (b, place.b), (twin, of_twin))
+    ends = [_rows_at_end(r, rows, place) if r else {} for r, rows in sides]
+    compared = [row for rows in ends[:2] for row in rows.values()]
+    counts = {row["count"] for row in compared}
+    is_whole = len(compared) == len(place.a) + len(place.b) and len(counts) == 1
+    if not is_whole or not any(row["changed"] for row in compared):
         return None
-    changed = any(
-        hashes(row, kind) != hashes(rows[rank], kind)
-        for rows, of_end in zip((place.a, place.b), ends, strict=True)
-        for rank, row in of_end.items()
-        for kind in ("parameters", "buffers")
-    )
-    if not changed:
-        return None
-    of_twin = {}
-    if twin and place.twin:
-        of_twin = _rows_at_end(twin, {min(twin.ranks): place.twin}, place)
     step = max(counts.pop() - 1, place.step)
-    usable = _usable(of_twin, ends[0])
-    return replace(place, step=step, a=ends[0], b=ends[1], twin=usable, end=True)
+    first = next(iter(ends[2].values()), None)
+    return replace(place, step=step, a=ends[0], b=ends[1], twin=first, end=True)
 
 
 def _rows_at_end(recording: Recording, rows: Rows, place: Place) -> dict[int, Row]:
     # the last row of each rank that has an end, as if it were one step later
     found: dict[int, Row] = {}
     for rank, row in rows.items():
-        end = recording.ranks[rank].end
-        if end is not None and "parameters" in end:
-            after = end["parameters"]
-            found[rank] = {
-                **row,
-                "count": end["steps"].get(str(place.optimizer), 0),
-                "parameters": {
-                    n: after.get(n, v) for n, v in row["parameters"].items()
-                },
-                "buffers": end["buffers"],
-                "before": {},
-            }
+        end = recording.ranks[rank].end or {}
+        if "parameters" in end:
+            names, kinds = row["parameters"], ("parameters", "buffers")
+            after = {n: end["parameters"].get(n, names[n]) for n in names}
+            now = {**row, "parameters": after, "buffers": end["buffers"], "before": {}}
+            now["count"] = end["steps"].get(str(place.optimizer), 0)
+            now["changed"] = any(hashes(row, k) != hashes(now, k) for k in kinds)
+            found[rank] = now
     return found
 
 
 @dataclass(frozen=True)
 class Resumed:
-    """Both recordings from the ``step`` on at which ``side`` starts, with the steps of
-    the other, the ``straight`` one, which was not interrupted.
-    """
+    """Both recordings from the ``step`` on at which ``side`` starts."""
 
     a: Recording
     b: Recording
     side: str
     step: int
-    straight: Recording
 
     @property
     def clause(self) -> str:
@@ -322,7 +290,7 @@ def resumed_in(a: Recording, b: Recording) -> Resumed | None:
             if optimizer == 0 and row["before"] and row["before"] == first["before"]:
                 pair = _from(straight, step, 0), _from(late, 0, step)
                 a, b = pair if side == "B" else pair[::-1]
-                return Resumed(a, b, side, step, straight)
+                return Resumed(a, b, side, step)
     return None
 
 

@@ -1,15 +1,15 @@
 """Why gradients differ, from the pattern of it: the probable cause.
 
 A wrong gradient is written as a combination of what the ranks computed on their own,
-and so is the right one; how the factors of the two compare tells most faults apart. The
-right one is that of a replay, or of the other recording. Each cause comes with whether
-it is sure: a pattern that rounding does not make.
+and so is the right one; most faults differ in how the factors of the two compare. The
+right one is that of a replay, or of the other recording.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from statistics import fmean
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,123 +25,102 @@ from minitrain.compare.align import (
     samples,
     vector,
 )
+from minitrain.compare.difference import UNKNOWN, Cause, Why, why
 from minitrain.compare.tolerances import CLOSE, LOW_PRECISION, Measured, limits_of
 from minitrain.recording.alarm import in_ranks
 
 Fit = tuple[list[float], float]
-UNKNOWN = "unknown"
-# what is taken off a loss before the step: a power of two, at least
-LEAST_LOSS_SCALE = 256
-SUMMED = "summed instead of averaged"
-TWICE = "divided by the number of processes twice"
-LOWER = "computed in lower precision? (the gap is that of bfloat16, float16 or TF32)"
-MEANS = "a mean of means: each rank counts the same, however many targets it has"
-MEANS_OF_PASSES = (
-    "a mean of micro-batch means: each pass counts the same, however many targets it "
-    "has (divide by the targets of all passes and ranks)"
-)
-OTHERS = "the ranks compute others: weights, loss, precision or statistics"
-NOT_A_MEAN = (
-    "another loss, or the loss is not a mean over samples: ranks see fewer negatives "
-    "(contrastive) or gather them without gradients"
-)
-BATCH_NORM = (
-    "training changes buffers (batch norm?): each rank may normalize by its own samples"
-)
-DRAWN = (
-    "the forward pass draws random numbers (dropout?), other ones with another number "
-    "of ranks"
-)
-KEPT = "the gradients of the step before are still in them: no zero_grad() after it"
 
 
-@dataclass(frozen=True)
-class Cause:
-    """A clause, and whether no rounding looks like it. ``what`` and ``ranks`` are set
-    where something before the gradients is what differs first.
-    """
-
-    clause: str = UNKNOWN
-    sure: bool = False
-    what: str = ""
-    ranks: tuple[int, ...] = ()
-    # the gap is that of 16 bits, which a twin's start does not show
-    coarse: bool = False
-    # a combination of the gradients of the other run: then the samples are the same
-    pattern: bool = False
-    # only the weights of the ranks differ, and these add up to the same
-    weights: bool = False
-
-
-def near(a: float, b: float, close: float = CLOSE) -> bool:
-    """Whether two factors are the same."""
-    return abs(a - b) <= close * max(1.0, abs(b))
-
-
-def of_multiple(factor: float, world_size: int, close: float = CLOSE) -> str:
-    """Why a gradient is so many times the mean over the ranks; empty where the number
-    of ranks does not explain it.
+def multiple(factor: float, world_size: int, close: float = CLOSE) -> Cause | None:
+    """Return why something is so many times what it should be, if the number of ranks
+    explains it.
     """
     if world_size > 1 and abs(factor / world_size - 1) < close:
-        return SUMMED
-    return TWICE if world_size > 1 and abs(factor * world_size - 1) < close else ""
+        return Cause.SUMMED
+    if world_size > 1 and abs(factor * world_size - 1) < close:
+        return Cause.TWICE
+    return None
 
 
-def of_rate(factor: float, world_size: int) -> str:
-    """The same of a learning rate, or a step."""
-    how = {SUMMED: "multiplied", TWICE: "divided"}.get(of_multiple(factor, world_size))
-    return f"learning rate is {how} by the number of processes" if how else ""
+def scaled(factor: float, cause: Cause | None = None, **facts: Any) -> Why:
+    """Return why all gradients are ``factor`` times as large, but for ``cause``."""
+    facts = {"factor": factor, "of": "as large"} | facts
+    return why(cause or Cause.SCALED, **facts)
+
+
+def rate_by_size(
+    factor: float, world_sizes: tuple[int, int], sides: Sequence[str] = "AB"
+) -> Why | None:
+    """Return which run has a rate that goes by the number of its processes, from how
+    many times that of the second is that of the first.
+    """
+    causes = {Cause.SUMMED: Cause.RATE_MULTIPLIED, Cause.TWICE: Cause.RATE_DIVIDED}
+    for number, times in ((1, factor), (0, 1 / factor if factor else 0.0)):
+        if by := multiple(times, world_sizes[number]):
+            return why(causes[by], side=sides[number])
+    return None
+
+
+def of_factors(
+    factors: Sequence[float],
+    right: Sequence[float],
+    sides: tuple[str, str],
+    means: Cause = Cause.MEANS,
+) -> Why | None:
+    """Return why parts do not count in a sum as they should, from their factors and
+    those in the ``right`` sum; ``sides`` name the two runs, ``means`` the cause where
+    each part counts the same and should not.
+    """
+    side, other = sides
+    if _share(right) <= 10 * CLOSE or _are_alike(
+        [factor / wanted for factor, wanted in zip(factors, right, strict=True)]
+    ):
+        return None
+    if _are_alike(factors):
+        return why(means, side=side) if _adds_up(factors, right) else None
+    if _are_alike(right) and _adds_up(right, factors):
+        return why(means, side=other)
+    return why(Cause.WEIGHTS, side=side)
 
 
 def missing_in(factors: Sequence[float], right: Sequence[float]) -> list[int]:
-    """The ranks that a gradient lacks, from its factors and those of the right one."""
+    """Return the parts that a sum lacks, by its factors and those of the right one."""
     least = [10 * CLOSE * max(map(abs, one)) for one in (factors, right)]
     pairs = enumerate(zip(factors, right, strict=True))
     return [r for r, (x, y) in pairs if abs(x) <= least[0] and abs(y) > least[1]]
 
 
-def of_weights(
-    factors: Sequence[float], right: Sequence[float], means: str = MEANS
-) -> tuple[str, bool]:
-    """Why the parts do not count as they should, and whether they add up to the same;
-    an empty text where they do. ``means`` is the cause where each counts the same and
-    should not.
-    """
-    largest, most = (max(map(abs, one)) for one in (right, factors))
-    if min(map(abs, right)) <= 10 * CLOSE * largest:
-        return "", False
-    ratios = [factor / wanted for factor, wanted in zip(factors, right, strict=True)]
-    if max(ratios) - min(ratios) < 10 * CLOSE * abs(ratios[0]):
-        return "", False
-    adds_up = _adds_up(factors, right)
-    if max(factors) - min(factors) < 10 * CLOSE * most:
-        # else it is the other run that takes a mean of means
-        return means if adds_up else "", adds_up
-    if max(right) - min(right) < 10 * CLOSE * largest:
-        return "the ranks count differently, and alike in the other run", adds_up
-    return "the ranks count otherwise than in the other run", adds_up
+def _share(factors: Sequence[float]) -> float:
+    return min(map(abs, factors)) / max(map(abs, factors))
+
+
+def _are_alike(factors: Sequence[float]) -> bool:
+    return max(factors) - min(factors) < 10 * CLOSE * max(map(abs, factors))
 
 
 def _adds_up(factors: Sequence[float], right: Sequence[float]) -> bool:
     # Whether the right factors share out what these do: the parts are means then, each
     # of its own targets. Parts of a sum over all targets that would be made means have
     # factors that add up to more, by the variance of the numbers of targets.
+    if min(map(abs, factors)) == 0:
+        return False
     ratios = [wanted / factor for wanted, factor in zip(right, factors, strict=True)]
     middle = fmean(ratios)
     spread = fmean((ratio / middle - 1) ** 2 for ratio in ratios)
     return abs(sum(right) / sum(factors) - 1) < spread / 4
 
 
-def cause_in_buffers(ranks: Sequence[int], world_size: int) -> str:
-    """Why buffers differ where gradients and parameters do not."""
+def cause_in_buffers(ranks: Sequence[int], world_size: int) -> Why:
+    """Return why buffers differ where gradients and parameters do not."""
     if ranks and 0 not in ranks and world_size > 1:
-        return "rank 0's buffers are not broadcast before the forward pass"
+        return why(Cause.BUFFERS_NOT_BROADCAST)
     return UNKNOWN
 
 
-def cause_in_gradients(place: Place, found: Measured, here: bool) -> Cause:
-    """Why gradients are beyond the limits at ``place``; ``here`` says that the weights
-    were alike before it.
+def cause_in_gradients(place: Place, found: Measured, here: bool) -> Why:
+    """Return why gradients are beyond the limits at ``place``; ``here`` says that the
+    weights were alike before it.
     """
     a, b = place.a[found.pairs[0][0]], place.b[found.pairs[0][1]]
     names = common(a["gradients"], b["gradients"])
@@ -150,23 +129,24 @@ def cause_in_gradients(place: Place, found: Measured, here: bool) -> Cause:
     ours, theirs = (vector(r, "gradients", names) for r in (a, b))
     for side, gradient in (("A", ours), ("B", theirs)):
         if not torch.isfinite(gradient).all():
-            return Cause(f"not finite in {side}", sure=True)
+            return why(Cause.NOT_FINITE, side=side)
     kept = [any(r.get("carried") for r in rows.values()) for rows in (place.a, place.b)]
     if kept[0] != kept[1]:
-        return Cause(f"{'B' if kept[1] else 'A'}: {KEPT}", sure=True)
+        return why(Cause.KEPT, side="B" if kept[1] else "A")
     if place.draws_otherwise:
-        return Cause(DRAWN)
+        return why(Cause.DRAWN)
     own = cause_in_own(place) if place.same_size and here else None
-    if own and own.what:
+    if own and own.own:
         weighted = _of_parts(place, found, names)
-        return weighted if weighted and weighted.weights else own
-    scaled = fit(theirs, [ours])
-    if scaled and is_multiple(scaled, LOW_PRECISION[1]):
-        return Cause(_of_factor(scaled[0][0], place, found), sure=True, pattern=True)
+        means = (Cause.MEANS, Cause.MEANS_OF_PASSES)
+        return weighted if weighted and weighted.cause in means else own
+    whole = fit(theirs, [ours])
+    if whole and is_multiple(whole, LOW_PRECISION[1]):
+        return replace(_of_factor(whole[0][0], place), same_samples=True)
     if cause := _of_parts(place, found, names):
         return cause
     if not here:
-        return Cause("the weights part at a step between (every=1 finds it)")
+        return why(Cause.BETWEEN)
     return _of_size(place, found, own is not None)
 
 
@@ -178,7 +158,7 @@ def is_multiple(found: Fit, close: float = CLOSE) -> bool:
     return rest < close and abs(factor - 1) > max(CLOSE, 10 * rest)
 
 
-def _without(place: Place, name: str) -> Cause | None:
+def _without(place: Place, name: str) -> Why | None:
     # where ranks of one run have no gradient of a tensor, and others have one
     lacks = [
         [rank for rank, row in rows.items() if name not in row["gradients"]]
@@ -187,42 +167,42 @@ def _without(place: Place, name: str) -> Cause | None:
     on_all = [len(lacks[0]) == len(place.a), len(lacks[1]) == len(place.b)]
     if (place.same_size and lacks[0] == lacks[1]) or all(on_all) or not any(lacks):
         return None
-    side = 1 if lacks[1] else 0
-    where = "" if on_all[side] else f" on {in_ranks(lacks[side])}"
-    return Cause(f"{name} has no gradient in {'AB'[side]}{where}", sure=True)
+    number = 1 if lacks[1] else 0
+    ranks = "" if on_all[number] else f" on {in_ranks(lacks[number])}"
+    return why(Cause.NO_GRADIENT, tensor=name, where="AB"[number] + ranks)
 
 
-def _of_size(place: Place, found: Measured, own_alike: bool) -> Cause:
+def _of_size(place: Place, found: Measured, own_alike: bool) -> Why:
     # what no sum of gradients explains: from how far it is apart, and where
     few = found.num_beyond_quick
     if 2 * few <= found.num:
         pairs = zip((place.a, place.b), found.pairs[0], strict=True)
         a, b = (vector(rows[r], "gradients", [found.tensor]) for rows, r in pairs)
         times = fit(b, [a])
-        more = ""
+        facts = {"few": few, "num": found.num, "tensor": found.tensor}
         if times and times[1] < CLOSE:
-            more = f", {found.tensor} {times[0][0]:.3g} times as large"
-        return Cause(f"{few} of {found.num} tensors alone{more}")
+            return why(Cause.FEW_SCALED, factor=times[0][0], **facts)
+        return why(Cause.FEW, **facts)
     if found.trains_buffers and not place.same_size:
-        return Cause(BATCH_NORM)
+        return why(Cause.BATCH_NORM)
     if LOW_PRECISION[0] <= found.whole <= LOW_PRECISION[1]:
-        if own_alike and max(place.world_sizes) > 1:
-            return Cause("reduced in lower precision?", sure=True)
-        return Cause(LOWER, sure=own_alike, coarse=True)
+        return _reduced("A or B") if own_alike else why(Cause.LOWER)
     if own_alike:
-        return Cause(
-            "the ranks' own gradients are alike: they are put together otherwise"
-        )
-    if not place.same_size:
-        known = all(row["own"] for row in (*place.a.values(), *place.b.values()))
-        is_read = samples(place.a) and same_samples(place.a, place.b)
-        return Cause(NOT_A_MEAN if known and is_read else OTHERS)
-    return Cause()
+        return why(Cause.PUT_TOGETHER)
+    known = all(row["own"] for row in (*place.a.values(), *place.b.values()))
+    is_read = samples(place.a) and same_samples(place.a, place.b)
+    if known and is_read and not place.same_size:
+        return why(Cause.NOT_A_MEAN)
+    return UNKNOWN
 
 
-def cause_in_own(place: Place) -> Cause | None:
-    """Where the ranks' own gradients, before any reduction, are unlike; None where not
-    all ranks have them, a Cause without ``what`` where they are alike.
+def _reduced(side: str) -> Why:
+    return why(Cause.REDUCED, side=side, dtype="16 bits?")
+
+
+def cause_in_own(place: Place) -> Why | None:
+    """Return where the ranks' own gradients, before any reduction, differ; None where
+    not all ranks have them, a cause without ranks (``own``) where they are alike.
     """
     unlike, factors, size = [], [], 0.0
     for rank, _ in place.pairs:
@@ -240,48 +220,37 @@ def cause_in_own(place: Place) -> Cause | None:
             unlike.append(rank)
             factors.append(fit(theirs, [ours]))
     if not unlike:
-        return Cause()
-    what, ranks = "own gradients", tuple(unlike)
+        return why(Cause.PUT_TOGETHER)
+    cause = why(Cause.PASS)
     drawn = [r for r in unlike if _drawn_otherwise(place.a[r], place.b[r])]
     if drawn:
-        clause = f"the random numbers of {in_ranks(drawn)} are others: another seed"
-        return Cause(clause, True, what, ranks)
-    if first := factors[0]:
+        cause = why(Cause.RANDOM, ranks=drawn)
+    elif first := factors[0]:
         (factor,), rest = first
-        if is_multiple(first):
-            much = f"{factor:.3g} times as large before any reduction"
-            return Cause(f"{much}: {_scale(factor)}", True, what, ranks)
         gap = rest + abs(factor - 1)
-        if gap <= LOW_PRECISION[1]:
-            small = gap < LOW_PRECISION[0]
-            why = "rounding?" if small else LOWER
-            return Cause(why, False, what, ranks, coarse=not small)
-    clause = (
-        "these ranks' forward or backward pass is another one (labels, loss, model)"
-    )
-    return Cause(clause, False, what, ranks)
+        if is_multiple(first):
+            cause = why(Cause.OWN_SCALED, factor=factor)
+        elif gap <= LOW_PRECISION[1]:
+            is_small = gap < LOW_PRECISION[0]
+            cause = why(Cause.ROUNDING if is_small else Cause.LOWER)
+    return replace(cause, own=tuple(unlike))
 
 
 def _drawn_otherwise(a: Row, b: Row) -> bool:
     return bool((a["draws"] or b["draws"]) and a["random"] != b["random"])
 
 
-def _of_factor(factor: float, place: Place, found: Measured) -> str:
+def _of_factor(factor: float, place: Place) -> Why:
     # what makes all of B's gradients so many times those of A
-    size = f"{factor:.3g} times as large"
     sides = (("B", place.b, factor), ("A", place.a, 1 / factor))
     for (side, rows, times), ranks in zip(sides, place.world_sizes[::-1], strict=True):
-        # its own gradients, where there are any, tell which of the two it is
+        # its own gradients, where there are any, decide which of the two it is
         mean = _mean(rows, ranks)
         if mean is not None and abs(mean - times) > 0.01 * times:
             continue
-        if clause := of_multiple(times, ranks, 10 * CLOSE):
-            return f"{size}: {clause} in {side}"
-    pairs = zip((place.a, place.b), found.pairs[0], strict=True)
-    passes = [len(rows[rank]["inputs"]) for rows, rank in pairs]
-    if min(passes) > 0 and abs(factor * passes[0] / passes[1] - 1) < 10 * CLOSE:
-        return f"{size}: accumulated passes are added up, without dividing their losses"
-    return f"{size}: {_scale(factor)}"
+        if cause := multiple(times, ranks, 10 * CLOSE):
+            return scaled(factor, cause, side=side)
+    return scaled(factor)
 
 
 def _mean(rows: Rows, world_size: int) -> float | None:
@@ -295,52 +264,26 @@ def _mean(rows: Rows, world_size: int) -> float | None:
     return found[0][0] if found and found[1] < 10 * CLOSE else None
 
 
-def _scale(factor: float) -> str:
-    large = max(factor, 1 / factor) if factor > 0 else 0.0
-    mantissa = torch.frexp(torch.tensor(large, dtype=torch.float64)).mantissa
-    if large >= LEAST_LOSS_SCALE and abs(float(mantissa) - 0.5) < CLOSE:
-        return "a loss scale that is not taken off again"
-    return "a scaled loss, or clipped to another norm"
+@dataclass(frozen=True)
+class _Side:
+    """One run whose ranks' parts explain its gradient and that of the other run."""
 
+    name: str
+    rows: Rows
+    rank: int
+    other: str
+    others: Rows
+    other_rank: int
 
-def _of_parts(place: Place, found: Measured, names: Iterable[str]) -> Cause | None:
-    # from the gradients of A and B as sums of what the ranks of one run computed
-    x, y = found.pairs[0]
-    sides = (("B", place.b, y, place.a, x), ("A", place.a, x, place.b, y))
-    kept = {side: _keep_their_own(rows, found.tensor) for side, rows, *_ in sides}
-    for side, rows, rank, others, other in sides:
-        own = [rows[r]["own"] for r in sorted(rows)]
-        held = common(dict.fromkeys(names), *own)
-        pair = _unclipped(rows, rank, held), _unclipped(others, other, held)
-        fits = _fits(pair, [joined(one, held) for one in own])
-        if fits is None:
-            continue
-        (factors, rest), (right, rest_right) = fits
-        # from other weights come other gradients: then each rank counts the same
-        lacks_only = rest_right >= CLOSE
-        right = [1.0] * len(own) if lacks_only else right
-        if rest < CLOSE and (missing := missing_in(factors, right)):
-            clause = f"the gradient of {in_ranks(missing)} is missing from the sum"
-            mine = rows[rank]["gradients"]
-            alike = all(row["gradients"] == mine for row in rows.values())
-            if not alike and rank not in missing and len(missing) == len(own) - 1:
-                clause = f"rank {rank} keeps its own gradient: not synchronized"
-            return Cause(f"{side}: {clause}", sure=True, pattern=not lacks_only)
-        if kept[side] and not all(kept.values()):
-            few = f"({found.num_beyond_quick} of {found.num} tensors)"
-            clause = f"{found.tensor} is not synchronized, ranks keep their own {few}"
-            return Cause(f"{side}: {clause}", sure=True)
-        if lacks_only:
-            continue
-        clause, adds_up = of_weights(factors, right) if rest < CLOSE else ("", False)
-        if clause:
-            return Cause(f"{side}: {clause}", sure=True, pattern=True, weights=adds_up)
-        # a transfer in 16 bits is off in most tensors, one left out of it in a few
-        most = 2 * found.num_beyond_quick > found.num
-        coarse = LOW_PRECISION[0] <= rest <= LOW_PRECISION[1]
-        if most and coarse and 10 * rest_right < rest:
-            return Cause(f"{side}: reduced in lower precision?", sure=True)
-    return next(filter(None, (_of_passes(*side, names) for side in sides)), None)
+    def fits(
+        self, parts: Sequence[Tensor], names: Sequence[str]
+    ) -> tuple[Fit, Fit] | None:
+        """Both gradients as sums of ``parts``, if both can be had."""
+        if len(parts) < 2 or not len(parts[0]):
+            return None
+        mine = fit(_unclipped(self.rows, self.rank, names), parts)
+        other = fit(_unclipped(self.others, self.other_rank, names), parts)
+        return None if mine is None or other is None else (mine, other)
 
 
 def _unclipped(rows: Rows, rank: int, names: Sequence[str]) -> Tensor:
@@ -349,34 +292,63 @@ def _unclipped(rows: Rows, rank: int, names: Sequence[str]) -> Tensor:
     return vector(rows[rank], "gradients", names) / factor
 
 
-def _fits(pair: Iterable[Tensor], parts: Sequence[Tensor]) -> tuple[Fit, Fit] | None:
-    # two gradients as sums of ``parts``, if both can be had
-    if len(parts) < 2 or not len(parts[0]):
-        return None
-    mine, other = (fit(one, parts) for one in pair)
-    return None if mine is None or other is None else (mine, other)
-
-
-def _keep_their_own(rows: Rows, name: str) -> bool:
-    # whether each rank's gradient of a tensor is its own, clipped or not
-    found = rows.values()
-    if not all(name in row["own"] and name in row["gradients"] for row in found):
-        return False
-    kinds = ("own", "gradients")
-    own, after = ([vector(row, k, [name]) for row in found] for k in kinds)
-    mean = torch.stack(own).mean(0)
-    fits = [(fit(x, [y]), fit(x, [mean])) for x, y in zip(after, own, strict=True)]
-    return all(
-        f and m and f[1] < CLOSE < 0.1 * m[1] and 0 < f[0][0] < 1 + CLOSE
-        for f, m in fits
+def _of_parts(place: Place, found: Measured, names: Iterable[str]) -> Why | None:
+    # from the gradients of A and B as sums of what the ranks of one run computed
+    x, y = found.pairs[0]
+    sides = (
+        _Side("B", place.b, y, "A", place.a, x),
+        _Side("A", place.a, x, "B", place.b, y),
     )
+    unlike = [_is_unlike(side.rows, found.tensor) for side in sides]
+    for side, is_unlike in zip(sides, unlike, strict=True):
+        if cause := _of_ranks(side, found, names, is_unlike and not all(unlike)):
+            return cause
+    return next(filter(None, (_of_passes(side, names) for side in sides)), None)
 
 
-def _of_passes(
-    side: str, rows: Rows, rank: int, others: Rows, other: int, names: Iterable[str]
-) -> Cause | None:
+def _of_ranks(
+    side: _Side, found: Measured, names: Iterable[str], is_unlike: bool
+) -> Why | None:
+    rows, rank = side.rows, side.rank
+    own = [rows[r]["own"] for r in sorted(rows)]
+    held = common(dict.fromkeys(names), *own)
+    fits = side.fits([joined(one, held) for one in own], held)
+    if fits is None:
+        return None
+    (factors, rest), (right, rest_right) = fits
+    # from other weights come other gradients: then each rank counts the same
+    lacks_only = rest_right >= CLOSE
+    right = [1.0] * len(own) if lacks_only else right
+    if rest < CLOSE and (missing := missing_in(factors, right)):
+        mine = rows[rank]["gradients"]
+        is_alone = rank not in missing and len(missing) == len(own) - 1
+        if is_alone and any(row["gradients"] != mine for row in rows.values()):
+            cause = why(Cause.KEEPS_OWN, side=side.name, ranks=[rank])
+        else:
+            cause = why(Cause.MISSING, side=side.name, ranks=missing)
+        return replace(cause, same_samples=not lacks_only)
+    if is_unlike:
+        return why(Cause.UNSYNCHRONIZED, side=side.name, tensor=found.tensor)
+    if lacks_only:
+        return None
+    sides = side.name, side.other
+    if rest < CLOSE and (weighted := of_factors(factors, right, sides)):
+        return replace(weighted, same_samples=True)
+    # a transfer in 16 bits is off in most tensors, one left out of it in a few
+    most = 2 * found.num_beyond_quick > found.num
+    coarse = LOW_PRECISION[0] <= rest <= LOW_PRECISION[1]
+    return _reduced(side.name) if most and coarse and 10 * rest_right < rest else None
+
+
+def _is_unlike(rows: Rows, name: str) -> bool:
+    # whether ranks of one run do not have the same gradient of a tensor
+    held = [row["gradients"][name] for row in rows.values() if name in row["gradients"]]
+    return any(one["hash"] != held[0]["hash"] for one in held)
+
+
+def _of_passes(side: _Side, names: Iterable[str]) -> Why | None:
     # the same from what each backward pass of a step computed
-    of_ranks = [rows[rank].get("passes", {}) for rank in sorted(rows)]
+    of_ranks = [side.rows[rank].get("passes", {}) for rank in sorted(side.rows)]
     counts = [max(map(len, one.values()), default=0) for one in of_ranks]
     held = [n for n in names if [len(one.get(n, ())) for one in of_ranks] == counts]
     parts = [
@@ -384,15 +356,16 @@ def _of_passes(
         for one, count in zip(of_ranks, counts, strict=True)
         for number in range(count)
     ]
-    pair = _unclipped(rows, rank, held), _unclipped(others, other, held)
-    fits = _fits(pair, parts) if min(counts) else None
+    fits = side.fits(parts, held) if min(counts) else None
     if fits is None or max(fits[0][1], fits[1][1]) >= CLOSE:
         return None
     factors, right = (one for one, _ in fits)
     ends = [*accumulate(counts)]
-    within = [right[end - n : end] for end, n in zip(ends, counts, strict=True)]
-    each = any(max(r) - min(r) > 10 * CLOSE * max(map(abs, r)) for r in within)
-    clause, adds_up = of_weights(factors, right, MEANS_OF_PASSES if each else MEANS)
-    if not clause:
-        return None
-    return Cause(f"{side}: {clause}", sure=True, pattern=True, weights=adds_up)
+    within = [
+        one[end - count : end]
+        for one in (factors, right)
+        for end, count in zip(ends, counts, strict=True)
+    ]
+    means = Cause.MEANS if all(map(_are_alike, within)) else Cause.MEANS_OF_PASSES
+    cause = of_factors(factors, right, (side.name, side.other), means)
+    return replace(cause, same_samples=True) if cause else None

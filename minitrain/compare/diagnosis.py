@@ -1,36 +1,34 @@
-"""Where two runs diverge, and the probable cause, from what each recorded.
+"""Where a run diverges from its replay, or from another run, and the probable cause.
 
 The first step that differs, and there the first thing: data, gradients, parameters,
-buffers. What fits no pattern (minitrain/compare/causes.py) has the cause "unknown".
+buffers. The causes are those of recordings, from the tensors themselves.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from minitrain.compare.align import combination
 from minitrain.compare.causes import (
-    UNKNOWN,
     cause_in_buffers,
     missing_in,
-    near,
-    of_multiple,
-    of_rate,
-    of_weights,
+    multiple,
+    of_factors,
+    rate_by_size,
+    scaled,
 )
-from minitrain.compare.difference import NOT_RESTORED
+from minitrain.compare.difference import UNKNOWN, Cause, Difference, What, Why, why
 from minitrain.compare.tolerances import CLOSE
 from minitrain.proof.first_difference import Rows, first_difference, of_kind
 
-What = Literal["data", "gradients", "parameters", "buffers"]
 Tensors = Mapping[str, Tensor]
 State = Mapping[str, Tensors]
 # the cause, asked for by step, thing and ranks that differ
-Explain = Callable[[int, What, list[int]], str]
-OTHER_START = "other weights before the step"
+Explain = Callable[[int, What, list[int]], Why]
+RUN = "the run"
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,8 @@ class Values:
 
     Each has ``before`` (parameters), ``gradients`` and ``after`` (parameters); the
     replay also ``own``: each rank's share of the right gradient, which is their sum.
-    ``shares`` are the ranks' shares of the targets.
+    ``shares`` are the ranks' shares of the targets. Another run takes the place of the
+    replay without ``own``: then all is that of rank 0.
     """
 
     ranks: Sequence[Mapping[str, Any]]
@@ -47,29 +46,12 @@ class Values:
     shares: Sequence[float]
 
 
-@dataclass(frozen=True)
-class Divergence:
-    """The first difference; ``ranks`` are those that differ from the replay."""
-
-    step: int
-    what: What
-    tensor: str
-    ranks: list[int] = field(default_factory=list)
-    cause: str = UNKNOWN
-
-    def __str__(self) -> str:
-        where = f"step {self.step}: {self.what}"
-        if self.tensor:
-            where += f", tensor {self.tensor}"
-        if self.ranks:
-            where += f", rank {_names(self.ranks)}"
-        return f"{where}; probable cause: {self.cause}"
-
-
-def locate(run: Rows, replay: Rows, explain: Explain) -> Divergence | None:
-    """The first difference between a run and its replay, from their recorded hashes.
-
-    ``explain`` is asked for its cause. None where nothing differs.
+def locate(
+    run: Rows, replay: Rows, explain: Explain, side: str = RUN
+) -> Difference | None:
+    """Return the first difference between a run (its name is ``side``) and its replay,
+    from their recorded hashes; None where nothing differs. ``explain`` is asked for the
+    cause, but of data.
     """
     batches, wanted = (
         {row["step"]: row for row in of_kind(rows, "batch")} for rows in (run, replay)
@@ -82,12 +64,15 @@ def locate(run: Rows, replay: Rows, explain: Explain) -> Divergence | None:
     found = first_difference(run, replay)
     if other and (found is None or other[0] <= found.step):
         step, batch, right = other[0], batches[other[0]], wanted[other[0]]
-        cause = cause_in_data(batch, right, [*batches.values()])
-        return Divergence(step, "data", "", _ranks_that_differ(batch, right), cause)
+        cause = cause_in_data(batch, right, [*batches.values()], side)
+        ranks = tuple(_ranks_that_differ(batch, right))
+        return Difference(step, What.DATA, cause, ranks=ranks)
     if found is None:
         return None
-    cause = explain(found.step, found.what, found.ranks)
-    return Divergence(found.step, found.what, found.tensor, found.ranks, cause)
+    what = What(found.what)
+    cause = explain(found.step, what, found.ranks)
+    ranks = tuple(found.ranks)
+    return Difference(found.step, what, cause, tensor=found.tensor, ranks=ranks)
 
 
 def _ranks_that_differ(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[int]:
@@ -96,40 +81,40 @@ def _ranks_that_differ(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> li
 
 
 def cause_in_data(
-    ours: Mapping[str, Any], theirs: Mapping[str, Any], batches: Rows
-) -> str:
-    """Why a global batch has other samples than it should."""
-    if ours["repeated"] > theirs["repeated"]:
-        count = ours["repeated"] - theirs["repeated"]
-        return f"samples that are duplicated ({count})"
+    ours: Mapping[str, Any], theirs: Mapping[str, Any], batches: Rows, side: str = RUN
+) -> Why:
+    """Return why a global batch has other samples than it should."""
+    if (count := ours["repeated"] - theirs["repeated"]) > 0:
+        return why(Cause.REPEATED, side=side, count=count)
     for before in batches:
         if before["step"] < ours["step"] and before["sha256"] == ours["sha256"]:
-            step = before["step"]
-            return f"the batch of step {step} again: no new order for this epoch"
-    if len(ours["ranks"]) != len(theirs["ranks"]):
-        return "other samples, on unlike numbers of ranks"
+            return why(Cause.BATCH_AGAIN, side=side, step=before["step"])
     ranks = _ranks_that_differ(ours, theirs)
-    if len(ranks) < len(theirs["ranks"]):
-        return f"rank {_names(ranks)} reads other samples than its own"
-    return "another order of the samples, on all ranks"
+    if len(ranks) < len(theirs["ranks"]) == len(ours["ranks"]):
+        return why(Cause.SAMPLES, who=ranks)
+    return why(Cause.ORDER)
 
 
-def cause_of(what: What, ranks: list[int], values: Values) -> str:
-    """Why ``ranks`` differ from the replay, from the tensors of that step: a clause, or
-    UNKNOWN. ``what`` is anything but ``data``.
+def cause_of(
+    what: What,
+    ranks: list[int],
+    values: Values,
+    sides: tuple[str, str] = (RUN, "the replay"),
+) -> Why:
+    """Return why ``ranks`` differ from the replay, from the tensors of that step;
+    ``what`` is anything but data, ``sides`` name the run and the replay.
     """
-    if what == "buffers":
+    if what == What.BUFFERS:
         return cause_in_buffers(ranks, len(values.ranks))
-    if what == "parameters":
-        return cause_in_step(values.ranks[ranks[0]], values.replay, len(values.ranks))
-    return cause_in_gradients(ranks, values)
+    if what == What.GRADIENTS:
+        return cause_in_gradients(ranks, values, sides)
+    ours, theirs = values.ranks[ranks[0]], values.replay
+    return cause_in_step(ours, theirs, len(values.ranks), sides[0])
 
 
-def cause_in_step(
-    ours: State, theirs: State, world_size: int, otherwise: str = NOT_RESTORED
-) -> str:
-    """Why two states have other parameters after a step with the same gradients: each
-    has the parameters ``before`` and ``after`` it; ``otherwise`` where no factor tells.
+def cause_in_step(ours: State, theirs: State, world_size: int, side: str) -> Why:
+    """Return why ``ours`` (of ``side``) has other parameters than ``theirs`` after a
+    step with the same gradients: each has the parameters ``before`` and ``after`` it.
     """
     before, after = (
         [_flat(state[when]) for state in (ours, theirs)] for when in ("before", "after")
@@ -137,52 +122,69 @@ def cause_in_step(
     if len({len(one) for one in (*before, *after)}) > 1:
         return UNKNOWN
     if not torch.equal(*before):
-        return OTHER_START
+        return why(Cause.OTHER_START)
     moved, right = (new - old for new, old in zip(after, before, strict=True))
     (factor,), rest = combination(moved, [right])
     if rest >= CLOSE:
-        return otherwise
-    if near(factor, 1):
+        return why(Cause.OPTIMIZER)
+    if abs(factor - 1) <= CLOSE:
         return UNKNOWN
-    if why := of_rate(factor, world_size):
-        return f"the {why}"
-    return f"a step {factor:.3g} times as long: another learning rate"
+    by_size = rate_by_size(factor, (1, world_size), ("", side))
+    return by_size or why(Cause.STEPS, side=side, factor=factor)
 
 
-def cause_in_gradients(ranks: list[int], values: Values) -> str:
-    """Why synchronized gradients are wrong."""
-    starts = [_flat(rank["before"]) for rank in values.ranks]
+def cause_in_gradients(
+    ranks: list[int], values: Values, sides: tuple[str, str] = (RUN, "the replay")
+) -> Why:
+    """Return why synchronized gradients are wrong."""
+    wanted = _flat(values.replay["gradients"])
+    found = {rank: _flat(values.ranks[rank]["gradients"]) for rank in ranks}
+    if any(len(gradient) != len(wanted) for gradient in found.values()):
+        return UNKNOWN
+    if "own" not in values.replay:
+        return _of_pair(ranks, found[ranks[0]], wanted, values, sides[0])
     right = _flat(values.replay["before"])
+    starts = [_flat(rank["before"]) for rank in values.ranks]
     elsewhere = [rank for rank, s in enumerate(starts) if not torch.equal(s, right)]
     if elsewhere:
-        start = f"rank {_names(elsewhere)} starts from other weights"
-        return f"{start}: rank 0's were not broadcast"
-    own = [_flat(one) for one in values.replay["own"]]
-    found = {rank: _flat(values.ranks[rank]["gradients"]) for rank in ranks}
-    if any(len(gradient) != len(own[0]) for gradient in found.values()):
-        return UNKNOWN
+        return why(Cause.NOT_BROADCAST, ranks=elsewhere)
     # of the ranks' own means, which the right gradient adds up by their shares
-    parts = [g / (share or 1) for g, share in zip(own, values.shares, strict=True)]
+    own = zip(map(_flat, values.replay["own"]), values.shares, strict=True)
+    parts = [gradient / (share or 1) for gradient, share in own]
     fits = {rank: combination(gradient, parts) for rank, gradient in found.items()}
     if all(_only(rank, fit) for rank, fit in fits.items()):
-        return f"ranks that keep their own gradients: {_names(ranks)}"
+        return why(Cause.KEEP_OWN, ranks=ranks)
     factors, rest = fits[ranks[0]]
-    on_all = len(ranks) == len(values.ranks)
-    if on_all and rest < CLOSE and (cause := _of_factors(factors, values.shares)):
-        return cause
-    return _low_precision(found[ranks[0]], _flat(values.replay["gradients"]))
+    cause = None
+    if len(ranks) == len(values.ranks) and rest < CLOSE:
+        cause = _of_factors(factors, values.shares, sides)
+    return cause or _low_precision(found[ranks[0]], wanted, sides[0])
 
 
-def _of_factors(factors: Sequence[float], shares: Sequence[float]) -> str:
+def _of_pair(
+    ranks: list[int], found: Tensor, wanted: Tensor, values: Values, side: str
+) -> Why:
+    # from the gradients of rank 0 alone
+    if 0 not in ranks:
+        return why(Cause.ALONE, ranks=ranks)
+    (factor,), rest = combination(found, [wanted])
+    if rest < CLOSE and abs(factor - 1) > CLOSE:
+        return scaled(factor, multiple(factor, len(values.ranks)), side=side)
+    return _low_precision(found, wanted, side)
+
+
+def _of_factors(
+    factors: Sequence[float], shares: Sequence[float], sides: tuple[str, str]
+) -> Why | None:
     if missing := missing_in(factors, shares):
-        return f"the gradient of rank {_names(missing)} is missing from the sum"
-    if (cause := of_weights(factors, shares)[0]) or min(shares) == 0:
+        return why(Cause.MISSING, side=sides[0], ranks=missing)
+    if cause := of_factors(factors, shares, sides):
         return cause
+    if min(shares) == 0 or abs(factors[0] / shares[0] - 1) <= CLOSE:
+        return None
     factor = factors[0] / shares[0]
-    if near(factor, 1):
-        return ""
-    why = of_multiple(factor, len(factors)) or "a scaled loss"
-    return f"{factor:.3g} times the mean: {why}"
+    by = multiple(factor, len(factors))
+    return scaled(factor, by, of="the mean", side=sides[0])
 
 
 def _only(rank: int, fit: tuple[list[float], float]) -> bool:
@@ -193,31 +195,15 @@ def _only(rank: int, fit: tuple[list[float], float]) -> bool:
     )
 
 
-def cause_of_pair(
-    ours: Tensors, theirs: Tensors, ranks: list[int], world_size: int
-) -> str:
-    """Why two runs have other gradients, where only those of rank 0 are kept."""
-    if 0 not in ranks:
-        return f"rank {_names(ranks)} only: it trains alone, or has other weights"
-    a, b = _flat(ours), _flat(theirs)
-    if a.shape != b.shape:
-        return UNKNOWN
-    (factor,), rest = combination(a, [b])
-    if rest < CLOSE and not near(factor, 1):
-        why = of_multiple(factor, world_size) or "a scaled loss"
-        return f"{factor:.3g} times as large: {why}"
-    return _low_precision(a, b)
-
-
-def _low_precision(found: Tensor, right: Tensor) -> str:
+def _low_precision(found: Tensor, right: Tensor, side: str) -> Why:
     for dtype in (torch.bfloat16, torch.float16):
         lower = dtype.itemsize < found.element_size()
         if lower and _passes(found, dtype) and not _passes(right, dtype):
             name = str(dtype).removeprefix("torch.")
-            return f"reduced in lower precision ({name})"
+            return why(Cause.REDUCED, side=side, dtype=name)
     gap = float((found.double() - right.double()).norm())
     if gap <= 1e-5 * float(right.double().norm()):
-        return "rounding only: another order of summation, or other threads"
+        return why(Cause.ROUNDING)
     return UNKNOWN
 
 
@@ -226,8 +212,5 @@ def _passes(values: Tensor, dtype: torch.dtype) -> bool:
 
 
 def _flat(tensors: Tensors) -> Tensor:
-    return torch.cat([tensor.flatten() for tensor in tensors.values()])
-
-
-def _names(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks))
+    flat = [tensor.flatten() for tensor in tensors.values()]
+    return torch.cat(flat) if flat else torch.empty(0)

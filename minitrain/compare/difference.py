@@ -1,53 +1,173 @@
-"""What differs at a step apart from gradients and parameters: data, learning rates and
-settings, buffers, the optimizer's state; and the probable cause of each.
+"""The result of a comparison: the first difference, and its probable cause.
+
+Causes are an enum with numbers. Their sentences stand in this one table, and are made
+where they are printed: by ``verify``, and by ``check``.
 """
 
-import math
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
 from typing import Any
 
-from minitrain.compare.align import (
-    Place,
-    Row,
-    Rows,
-    apart,
-    common,
-    is_finite,
-    ratio,
-    samples,
-)
-from minitrain.compare.causes import UNKNOWN, cause_in_buffers, of_rate
-from minitrain.compare.tolerances import CLOSE, SAME_RATE, limits_of
-from minitrain.recording.rules_of_progress import settings_of
+from minitrain.recording.alarm import in_ranks
 
-NOT_RESTORED = "the optimizer's own state is another one (not restored?)"
-SETTINGS = "another optimizer, or another setting of it"
-OTHER_SETTING = "the optimizer is made otherwise, or has other groups of parameters"
-SCHEDULE = "another schedule, or other groups of parameters"
-# training need not read a buffer: nothing else shows that it is wrong
-UNREAD = (
-    "what training need not read (a running mean, a moving average?) goes otherwise"
-)
-COUNTED = "a count, or a flag, that goes otherwise"
+# the step of what differs before the first one
+START = -1
+
+
+class What(StrEnum):
+    """What differs."""
+
+    MODEL = "model"
+    START = "start weights"
+    DATA = "data"
+    OWN = "own gradients"
+    GRADIENTS = "gradients"
+    RATE = "learning rate"
+    SETTINGS = "optimizer settings"
+    PARAMETERS = "parameters"
+    BUFFERS = "buffers"
+    STATE = "optimizer state"
+
+
+class Cause(Enum):
+    """A probable cause; the value is its sentence, with the facts in braces."""
+
+    UNKNOWN = "unknown"
+
+    MODEL = "another model"
+    TIED = "{tensor} is tied to {other} in {side} alone"
+    SEED = "another seed, or another checkpoint (one kept in 16 bits?)"
+    OTHER_START = "other weights before the step"
+    NOT_BROADCAST = "{ranks} starts from other weights: rank 0's were not broadcast"
+
+    LABELS = "the labels are others, and the inputs the same"
+    NO_SAMPLER = "all ranks of {side} read the same samples: no sampler of their own"
+    REPEATED = "{count} samples of {side} are duplicated: read again (padding?)"
+    BATCH_AGAIN = "{side} reads the batch of step {step} again: no new order?"
+    BATCH_SIZE = "another batch size"
+    ORDER = "another order of the samples (seed?), or other inputs of the model"
+    SAMPLES = "{who} reads other samples"
+    PADDED = "the gradients agree: the same samples, padded or passed otherwise?"
+    POSITION_LOST = "the position in the data, or its order, was not restored"
+    SCHEDULE = "another schedule, or other groups of parameters"
+    RATE_MULTIPLIED = "{side}'s learning rate is multiplied by the number of processes"
+    RATE_DIVIDED = "{side}'s learning rate is divided by the number of processes"
+    STEPS = "{side}'s steps are {factor:.3g} times as long: another learning rate"
+    SETTING = "the optimizer is made otherwise, or has other groups of parameters"
+    OPTIMIZER = "another optimizer, another setting, or another state (not restored?)"
+    OPTIMIZER_LOST = "the optimizer's state was not restored"
+    SCHEDULER_LOST = "the learning rate scheduler was not restored"
+    STANDS = "{tensor} does not move in {side}"
+    DECAY = "another weight decay"
+    HIDDEN = "rounding alone takes the twin as far: a fault could hide"
+
+    NO_GRADIENT = "{tensor} has no gradient in {where}"
+    NOT_FINITE = "not finite in {side}"
+    KEPT = "{side}: the gradients of the step before are still in them: no zero_grad()"
+    DRAWN = "the forward pass draws random numbers (dropout?), others on other ranks"
+    RANDOM = "the random numbers of {ranks} are others: another seed"
+    OWN_SCALED = "{factor:.3g} times as large before any reduction: a scaled loss"
+    PASS = "these ranks' forward or backward pass is another one (labels, loss, model)"
+    SUMMED = "{factor:.3g} times {of}: summed instead of averaged in {side}"
+    TWICE = (
+        "{factor:.3g} times {of}: divided by the number of processes twice in {side}"
+    )
+    SCALED = (
+        "{factor:.3g} times {of}: a scaled loss (a loss scale left on?), or clipped to "
+        "another norm"
+    )
+    MISSING = "{side}: the gradient of {ranks} is missing from the sum"
+    KEEPS_OWN = "{side}: {ranks} keeps its own gradient: not synchronized"
+    KEEP_OWN = "ranks that keep their own gradients: {ranks}"
+    ALONE = "{ranks} only: it trains alone, or has other weights"
+    UNSYNCHRONIZED = "{side}: {tensor} is not synchronized, ranks have unlike ones"
+    MEANS = "{side}: a mean of means: each rank counts the same, whatever its targets"
+    MEANS_OF_PASSES = (
+        "{side}: a mean of micro-batch means (divide by the targets of all passes and "
+        "ranks)"
+    )
+    WEIGHTS = "{side}: the ranks count otherwise than in the other run"
+    REDUCED = "{side}: reduced in lower precision ({dtype})"
+    LOWER = "computed in lower precision? (a gap of bfloat16, float16 or TF32)"
+    ROUNDING = "rounding only: another order of summation, or other threads"
+    BETWEEN = "the weights part at a step between (every=1 finds it)"
+    FEW = "{few} of {num} tensors alone"
+    FEW_SCALED = "{few} of {num} tensors alone, {tensor} {factor:.3g} times as large"
+    BATCH_NORM = "each rank may normalize by its own samples (batch norm?)"
+    PUT_TOGETHER = "the ranks' own gradients are alike: put together otherwise"
+    NOT_A_MEAN = (
+        "another loss, or the loss is not a mean over samples: ranks see fewer "
+        "negatives (contrastive) or gather them without gradients"
+    )
+
+    BUFFERS_NOT_BROADCAST = "rank 0's buffers are not broadcast before the forward pass"
+    # nothing else shows that such a buffer is wrong
+    UNREAD = "what training need not read (a running mean, a count?) goes otherwise"
+
+
+# patterns that rounding does not make
+SURE = {
+    *(Cause.NO_GRADIENT, Cause.NOT_FINITE, Cause.KEPT, Cause.RANDOM),
+    *(Cause.OWN_SCALED, Cause.SUMMED, Cause.TWICE),
+    *(Cause.SCALED, Cause.MISSING, Cause.KEEPS_OWN),
+    *(Cause.UNSYNCHRONIZED, Cause.MEANS, Cause.MEANS_OF_PASSES, Cause.WEIGHTS),
+    *(Cause.REDUCED, Cause.STANDS, Cause.DECAY, Cause.STEPS),
+    *(Cause.RATE_MULTIPLIED, Cause.RATE_DIVIDED),
+}
 
 
 @dataclass(frozen=True)
-class Unlike:
-    """What differs at a step, by how ``much``, and the probable cause; not ``sure``
-    where rounding might have come to it. ``since`` is the recorded step before;
-    ``onwards`` says that it is so from here on, whatever comes, ``end`` that it is what
-    came after the last recorded step, ``twin_decides`` that a twin of A would tell
-    whether it is rounding.
+class Why:
+    """A cause with its facts. ``same_samples``: the gradient is a combination of those
+    of the other run, so both read the same samples. ``own``: the ranks whose own
+    gradients differ, before any reduction.
+    """
+
+    cause: Cause
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    same_samples: bool = False
+    own: tuple[int, ...] = ()
+
+    @property
+    def sure(self) -> bool:
+        """Whether rounding cannot look like it."""
+        return self.cause in SURE
+
+    def __str__(self) -> str:
+        facts = {
+            name: in_ranks(fact) if isinstance(fact, list | tuple) else fact
+            for name, fact in self.facts.items()
+        }
+        return self.cause.value.format(**facts)
+
+
+def why(cause: Cause, **facts: Any) -> Why:
+    """Return ``cause`` with its facts."""
+    return Why(cause, facts)
+
+
+UNKNOWN = Why(Cause.UNKNOWN)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What differs first, by how ``much``, and why; not ``sure`` where rounding might
+    explain it.
+
+    ``ranks`` are those that differ, of run A or B (``of``) where the world sizes
+    differ; empty for all. ``since`` is the recorded step before. ``onwards``: it holds
+    for all later steps too; ``end``: it came after the last recorded step;
+    ``twin_decides``: a twin of A would decide whether it is rounding.
     """
 
     step: int
-    what: str
-    much: str
-    cause: str = UNKNOWN
+    what: What
+    why: Why = UNKNOWN
+    much: str = ""
     tensor: str = ""
-    ranks: str = ""
+    ranks: tuple[int, ...] = ()
+    of: str = ""
     sure: bool = True
     since: int | None = None
     optimizer: int = 0
@@ -55,206 +175,32 @@ class Unlike:
     end: bool = False
     twin_decides: bool = False
 
+    @property
+    def cause(self) -> str:
+        """The sentence of the cause."""
+        return str(self.why)
 
-def at(place: Place, what: str, much: str, cause: str, **more: Any) -> Unlike:
-    """What is unlike at this place."""
-    more |= {"optimizer": place.optimizer, "end": place.end}
-    return Unlike(place.step, what, much, cause, **more)
+    @property
+    def where(self) -> str:
+        """Step, thing, tensor and ranks."""
+        text = "the start" if self.step == START else f"step {self.step}"
+        if self.end:
+            text = f"the end, after step {self.step}"
+        if self.optimizer:
+            text += f" of optimizer {self.optimizer}"
+        text += f"{' on' if self.onwards else ''}: {self.what}"
+        if self.tensor:
+            text += f", tensor {self.tensor}"
+        if self.ranks:
+            text += f", {in_ranks(self.ranks)}{f' of {self.of}' if self.of else ''}"
+        return text
 
+    def __str__(self) -> str:
+        text = f"{self.where}: {self.much}" if self.much else self.where
+        if self.since is not None and self.since + 1 < self.step:
+            text += f" (the recorded step before is {self.since})"
+        return f"{text}; probable cause: {self.cause}"
 
-def cause_in_data(place: Place, before: Place | None) -> tuple[str, str]:
-    """By how much the samples of a step differ, and why."""
-    a, b = samples(place.a), samples(place.b)
-    much = f"{(a & b).total()} of {a.total()} samples are the same"
-    if a.total() != b.total():
-        much += f", B has {b.total()}"
-    return much, _of_data(place, before, a, b)
-
-
-def _of_data(
-    place: Place, before: Place | None, a: Counter[str], b: Counter[str]
-) -> str:
-    inputs = [samples(rows, "unlabelled") for rows in (place.a, place.b)]
-    if inputs[0] and inputs[0] == inputs[1]:
-        return "the labels are others, and the inputs the same"
-    for side, rows, ours, theirs in (("B", place.b, b, a), ("A", place.a, a, b)):
-        more = [ours[digest] for digest in ours - theirs]
-        if more and min(more) > 1:
-            return _of_duplicates(side, rows, more)
-    if before is not None:
-        for side, now, rows in (("B", b, before.b), ("A", a, before.a)):
-            if now == samples(rows):
-                again = f"{side} reads the batch of step {before.step} again"
-                return f"{again}: no new order for this epoch?"
-        if b == samples(before.a):
-            return f"B reads what A reads at step {before.step}"
-    if b < a or a < b:
-        few, all_of_it = ("B", "A") if b < a else ("A", "B")
-        return f"{few} reads a part of what {all_of_it} reads: another batch size"
-    if a.total() != b.total():
-        return "another global batch size"
-    if not a & b:
-        return "another order of the samples (seed?), or other inputs of the model"
-    return "other samples among them"
-
-
-def _of_duplicates(side: str, rows: Rows, counts: Sequence[int]) -> str:
-    each = [samples({rank: row}) for rank, row in rows.items()]
-    if len(each) > 1 and all(one == each[0] for one in each):
-        return f"all ranks of {side} read the same samples: no sampler of their own"
-    twice = sum(counts) - len(counts)
-    return f"{side} reads {twice} samples again (padded to a multiple of the ranks?)"
-
-
-def rates_unlike(place: Place) -> Unlike | None:
-    """The first ranks with other learning rates."""
-    unlike = [(x, y) for x, y in place.pairs if not _same_rates(place.a[x], place.b[y])]
-    if not unlike:
-        return None
-    x, y = unlike[0]
-    ours, theirs = (sorted({*row["lr"]}) for row in (place.a[x], place.b[y]))
-    told = [", ".join(f"{r:.6g}" for r in one) or "none" for one in (ours, theirs)]
-    cause = _of_rates(ours, theirs, place.world_sizes)
-    much, ranks = " against ".join(told), place.named(unlike)
-    return at(place, "learning rate", much, cause, ranks=ranks)
-
-
-def _same_rates(a: Row, b: Row) -> bool:
-    # group by group; where there are other groups, the same rates among them
-    ours, theirs = a["lr"], b["lr"]
-    if len(ours) != len(theirs):
-        ours, theirs = sorted({*ours}), sorted({*theirs})
-    return _same_setting(tuple(ours), tuple(theirs))
-
-
-def _of_rates(
-    ours: Sequence[float], theirs: Sequence[float], world_sizes: tuple[int, int]
-) -> str:
-    if len(ours) != len(theirs) or 0.0 in ours:
-        return SCHEDULE
-    ratios = [y / x for x, y in zip(ours, theirs, strict=True)]
-    if max(ratios) - min(ratios) > CLOSE * abs(ratios[0]):
-        return SCHEDULE
-    return why_of_rate(ratios[0], world_sizes) or f"{ratios[0]:.4g} times as large"
-
-
-def why_of_rate(factor: float, world_sizes: tuple[int, int]) -> str:
-    """Which run has a rate that goes by the number of its processes, from how many
-    times B's is that of A.
-    """
-    times = 1 / factor if factor else 0.0
-    for side, by, size in (
-        ("B's", factor, world_sizes[1]),
-        ("A's", times, world_sizes[0]),
-    ):
-        if why := of_rate(by, size):
-            return f"{side} {why}"
-    return ""
-
-
-def settings_unlike(place: Place) -> Unlike | None:
-    """The first parameter that the optimizer has with other settings."""
-    found: dict[tuple[str, str], list[tuple[int, int]]] = {}
-    for x, y in place.pairs:
-        a, b = settings_of(place.a[x]), settings_of(place.b[y])
-        for name in common(a, b):
-            for key in common(a[name], b[name]):
-                if not _same_setting(a[name][key], b[name][key]):
-                    found.setdefault((name, key), []).append((x, y))
-    for (name, key), pairs in found.items():
-        x, y = pairs[0]
-        ours, theirs = (settings_of(r)[name][key] for r in (place.a[x], place.b[y]))
-        much, ranks = f"{key} = {ours} against {theirs}", place.named(pairs)
-        what = "optimizer settings"
-        return at(place, what, much, OTHER_SETTING, tensor=name, ranks=ranks)
-    return None
-
-
-def _same_setting(a: Any, b: Any) -> bool:
-    if isinstance(a, tuple) and isinstance(b, tuple):
-        return len(a) == len(b) and all(map(_same_setting, a, b))
-    if isinstance(a, int | float) and isinstance(b, int | float):
-        return math.isclose(a, b, rel_tol=SAME_RATE)
-    return bool(a == b)
-
-
-def state_unlike(place: Place, same_torch: bool) -> Iterator[Unlike]:
-    """Where the optimizer's state has other bits, and all before it has not."""
-    cause = f"{NOT_RESTORED}, or {SETTINGS}"
-    of_a, of_b = (state_held(rows) for rows in (place.a, place.b))
-    # another version may keep the same state in another form
-    for name in {**of_a, **of_b} if same_torch else ():
-        much, ranks = "other bits", ""
-        if name not in of_a or name not in of_b:
-            much = f"none in {'A' if name in of_b else 'B'}"
-        else:
-            a, b = of_a[name], of_b[name]
-            # where ranks divide the state, part with part
-            pairs = [(rank, rank) for rank in a if rank in b] or [(min(a), min(b))]
-            unlike = [(y, y) for x, y in pairs if a[x] != b[y]]
-            if not unlike:
-                continue
-            ranks = place.named(unlike)
-        yield at(place, "optimizer state", much, cause, tensor=name, ranks=ranks)
-
-
-def state_held(rows: Rows) -> dict[str, dict[int, str]]:
-    """Hashes of what the optimizer keeps of each parameter, by rank."""
-    found: dict[str, dict[int, str]] = {}
-    for rank, row in rows.items():
-        for name, digest in row["moments"].items():
-            found.setdefault(name, {})[rank] = digest
-    return found
-
-
-def buffers_unlike(place: Place, exact: bool) -> Iterator[Unlike]:
-    """The buffer that is farthest apart: where all before is equal to the bit by any
-    other bit, and else by more than 16 bits round; one that is not finite in one alone
-    is sure then.
-    """
-    found: dict[str, tuple[float, list[int]]] = {}
-    for rank, _ in place.pairs:
-        a, b = place.a[rank]["buffers"], place.b[rank]["buffers"]
-        for name in {**a, **b}:
-            x, y = a.get(name), b.get(name)
-            share = math.inf
-            if x and y and "norm" in x and "norm" in y:
-                share = ratio(apart(x, y), max(x["norm"], y["norm"]))
-            same = x and y and x["hash"] == y["hash"]
-            if not same and (exact or share > limits_of(place).coarse):
-                far, ranks = found.get(name, (0.0, []))
-                found[name] = max(far, share), [*ranks, rank]
-    if not found:
-        return
-    name = max(found, key=lambda one: found[one][0])
-    share, ranks = found[name]
-    entries = [rows[ranks[0]]["buffers"].get(name) for rows in (place.a, place.b)]
-    counted = all(entry and "norm" not in entry for entry in entries)
-    much = f"about {share:.2g} of its size apart"
-    if math.isinf(share):
-        much = "other numbers" if counted else "not in both, or not finite"
-    much += f", and {len(found) - 1} more" if len(found) > 1 else ""
-    finite = {
-        bool(entry and ("norm" not in entry or is_finite(entry))) for entry in entries
-    }
-    cause = COUNTED if counted else UNREAD
-    cause = cause_in_buffers(ranks, place.world_sizes[0]) if exact else cause
-    more = {"tensor": name, "ranks": place.named([(rank, rank) for rank in ranks])}
-    yield at(place, "buffers", much, cause, sure=exact or len(finite) == 2, **more)
-
-
-def beside(rows: Rows) -> set[str]:
-    """The digests of what stood beside the samples, however many ranks got it."""
-    return {digest for row in rows.values() for digest in row["beside"] if digest}
-
-
-def rest_is_equal(place: Place) -> bool:
-    """Whether all but gradients and parameters is, as far as it must be."""
-    if samples(place.a) != samples(place.b) or beside(place.a) != beside(place.b):
-        return False
-    # an optimizer's share of its state is of a rank's own
-    own = place.same_size and (
-        any(state_unlike(place, same_torch=True))
-        or any(buffers_unlike(place, exact=True))
-    )
-    return not own and all(place.a[x]["lr"] == place.b[y]["lr"] for x, y in place.pairs)
+    def facts(self) -> dict[str, Any]:
+        """Return the same for JSON."""
+        return {**vars(self), "why": self.why.cause.name, "cause": self.cause}

@@ -1,5 +1,5 @@
-"""What a state is read into, entry by entry: tensors that stay on disk, and stand-ins
-for the classes that a checkpoint names, so that none of their code runs.
+"""What readers of checkpoints share: tensors that stay on disk, and stand-ins for the
+classes that a checkpoint names, so that none of their code runs.
 
 Checkpoints of training scripts hold objects (``argparse.Namespace``, enums, NumPy
 arrays) next to the tensors. PyTorch's restricted unpickler reads such a file where each
@@ -28,7 +28,7 @@ class Unread:
 
 
 class Inert:
-    """An object of a class that was not imported; ``held`` is its state."""
+    """An object of a class that was not imported; ``held`` is what it was given."""
 
     path = ""
 
@@ -43,6 +43,12 @@ class Inert:
     def __setstate__(self, state: Any) -> None:
         self.held.append(state)
 
+    def __getattr__(self, name: str) -> Any:
+        for held in vars(self).get("held", ()):
+            if isinstance(held, dict) and name in held:
+                return held[name]
+        raise AttributeError(name)
+
 
 def load_inert(path: Path, **options: Any) -> object:
     """Read a zip file of ``torch.save`` with stand-ins for its unknown classes."""
@@ -53,7 +59,7 @@ def load_inert(path: Path, **options: Any) -> object:
 
 
 def leaves(entry: object, name: str = "") -> Iterator[Entry]:
-    """The entries inside ``entry``, which is called ``name``."""
+    """Yield the entries inside ``entry``, which is called ``name``."""
     if isinstance(entry, Tensor) and hasattr(entry, "placements"):
         # of a DTensor there is what the rank that wrote it held; the rest is a value
         part: Any = entry

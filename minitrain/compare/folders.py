@@ -33,7 +33,7 @@ class FoldersCompared:
 
 def compare_folders(a: Path, b: Path, prefix: str = "") -> FoldersCompared:
     """Compare what has the same path in both; see :func:`read_state` for ``prefix``.
-    Where each has one state of several files, these two, whatever their names.
+    Where each has one state of several files, these two, also by other names.
 
     Raises UserError where they have no state in common.
     """

@@ -1,6 +1,6 @@
 """The formats in which people keep states, read entry by entry, never running code.
 
-Tensors stay on disk until somebody looks at them: a file of torch.save is mapped, all
+Tensors stay on disk until they are looked up: a file of torch.save is mapped, all
 others are read one tensor at a time.
 """
 
@@ -84,8 +84,7 @@ def shards_of(index: Path) -> dict[Path, list[str]]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise UserError(f"{index}: not an index of shards (weight_map)") from None
     for shard in found:
-        beside = shard.parent == index.parent and shard.name not in ("", "..")
-        if not beside or shard.name.endswith(INDEX) or not shard.is_file():
+        if shard.parent != index.parent or not shard.is_file():
             raise UserError(f"{index}: {shard.name} is no file of a shard beside it")
     return found
 
@@ -102,7 +101,7 @@ def _sharded(index: Path) -> Iterator[Entry]:
 def _safetensors(path: Path) -> Iterator[Entry]:
     require_regular(path)
     with path.open("rb"):
-        pass  # a missing file is told by the operating system, with its name
+        pass  # the operating system names a missing file
     try:
         file = safe_open(path, framework="pt")
         for name in file.keys():  # noqa: SIM118
@@ -130,7 +129,7 @@ def _torch(path: Path) -> object:
         import_module("torch.distributed.tensor")
         return load()
     except Exception as error:
-        # whatever a damaged stream makes of the reader
+        # a damaged stream may raise anything
         raise UserError(f"{path}: {_reason(str(error))}") from None
 
 

@@ -21,7 +21,7 @@ from minitrain.compare.coverage import (
     start_unlike,
     unseen_in,
 )
-from minitrain.compare.difference import Unlike
+from minitrain.compare.difference import Difference
 from minitrain.compare.step import Comparer, StepCompared
 from minitrain.compare.tolerances import course_in
 from minitrain.core.errors import UserError
@@ -42,14 +42,14 @@ class RecordingsCompared:
 
     ``first`` is the first sure difference, and where there is none what cannot be
     decided; ``doubt`` is what could not be decided before it. ``broken`` says what
-    makes a recording not whole, ``unseen`` what cannot be compared because nobody
-    recorded it, ``asides`` what is no difference, ``alarms`` what the rules of the
+    makes a recording not whole, ``unseen`` what cannot be compared because it was
+    not recorded, ``asides`` what is no difference, ``alarms`` what the rules of the
     recorder find in each, ``severe`` those of them that are more than notes.
     """
 
     verdict: Verdict
-    first: Unlike | None
-    doubt: Unlike | None
+    first: Difference | None
+    doubt: Difference | None
     steps: list[StepCompared]
     twin: bool
     only_in_a: list[str] = field(default_factory=list)
@@ -69,7 +69,7 @@ class RecordingsCompared:
 def compare_recordings(
     a: Path, b: Path, twin: Path | None = None
 ) -> RecordingsCompared:
-    """Compare what runs ``a`` and ``b`` recorded, whatever their world sizes; ``twin``
+    """Compare what runs ``a`` and ``b`` recorded, of any world sizes; ``twin``
     is the recording of a twin of ``a``.
 
     Raises UserError for a recording that cannot be read, for two that have no recorded

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from minitrain.compare.entries import PART
 from minitrain.compare.names import align
-from minitrain.compare.states import OnDisk, State, hand_back
+from minitrain.compare.states import OnDisk, State
 from minitrain.core.progress import progress
 from minitrain.proof.ulp import Gap, num_nan, same_bits, same_kind, tensor_gap
 
@@ -26,7 +26,7 @@ class Element:
     b_hex: str
 
 
-@dataclass(frozen=True)
+@dataclass
 class Comparison:
     """What differs between states A and B; ``equal`` where nothing does.
 
@@ -40,107 +40,91 @@ class Comparison:
     of Python are not compared: a clause each.
     """
 
-    equal: bool
-    num_tensors: int
-    num_elements: int
-    num_values: int
-    num_different_tensors: int
-    num_different_elements: int
-    max_ulp: int | None
-    max_abs_diff: float | None
-    max_abs_diff_tensor: str | None
-    first: Element | None
-    only_in_a: list[str]
-    only_in_b: list[str]
-    unlike: dict[str, str]
-    values: dict[str, str]
-    without_distance: list[str]
-    nan: dict[str, int]
-    aliases: dict[str, str]
-    said: list[str]
-    num_parts: int
+    equal: bool = True
+    num_tensors: int = 0
+    num_elements: int = 0
+    num_values: int = 0
+    num_different_tensors: int = 0
+    num_different_elements: int = 0
+    max_ulp: int | None = 0
+    max_abs_diff: float | None = 0.0
+    max_abs_diff_tensor: str | None = None
+    first: Element | None = None
+    only_in_a: list[str] = field(default_factory=list)
+    only_in_b: list[str] = field(default_factory=list)
+    unlike: dict[str, str] = field(default_factory=dict)
+    values: dict[str, str] = field(default_factory=dict)
+    without_distance: list[str] = field(default_factory=list)
+    nan: dict[str, int] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
+    said: list[str] = field(default_factory=list)
+    num_parts: int = 0
     objects: list[str] = field(default_factory=list)
 
 
 def compare_states(a: State, b: State) -> Comparison:
     """Compare bit by bit, in the order of A; little memory beside the files' own."""
-    objects = [
-        f"{name} ({path})"
-        for name, path in sorted({*a.objects.items()} | {*b.objects.items()})
-    ]
+    objects = sorted({*a.objects.items()} | {*b.objects.items()})
     aligned = align(a, b)
     a, b = aligned.a, aligned.b
-    both = [name for name in a.tensors if name in b.tensors]
-    gaps, kinds, nan, num_elements = _tensors(a, b, both)
-    unlike = kinds | _mixed(a, b)
-    values = [name for name in a.values if name in b.values]
-    other = [name for name in values if not _same_value(a.values[name], b.values[name])]
+    found = Comparison(
+        objects=[f"{name} ({path})" for name, path in objects], said=aligned.said
+    )
+    _compare_tensors(a, b, found)
+    for name in (name for name in a.values if name in b.values):
+        x, y = a.values[name], b.values[name]
+        found.num_values += 1
+        found.num_parts += name.endswith(PART)
+        if not _same_value(x, y):
+            found.values[name] = f"{x!r} against {y!r}"
     only = [_only_here(mine, theirs) for mine, theirs in ((a, b), (b, a))]
-    aliases = _aliases(a, only[0], both) | _aliases(b, only[1], both)
+    both = [name for name in a.tensors if name in b.tensors]
+    found.aliases = _aliases(a, only[0], both) | _aliases(b, only[1], both)
     if all(aligned.left):
         # which of them are meant by which is not known
         only = [names + left for names, left in zip(only, aligned.left, strict=True)]
-    only_in_a, only_in_b = ([n for n in names if n not in aliases] for names in only)
-    far = {n: g.max_abs_diff for n, g in gaps.items() if g.max_abs_diff is not None}
-    furthest = max(far.items(), key=lambda item: item[1], default=(None, None))
-    ulps = [gap.max_ulp for gap in gaps.values() if gap.max_ulp is not None]
-    return Comparison(
-        equal=not (gaps or unlike or other or only_in_a or only_in_b),
-        num_tensors=len(both) - len(kinds),
-        num_elements=num_elements,
-        num_values=len(values),
-        num_different_tensors=len(gaps),
-        num_different_elements=sum(gap.num_different for gap in gaps.values()),
-        max_ulp=max(ulps, default=None if gaps else 0),
-        max_abs_diff=furthest[1] if gaps else 0.0,
-        max_abs_diff_tensor=furthest[0],
-        first=_first_element(a, b, gaps),
-        only_in_a=only_in_a,
-        only_in_b=only_in_b,
-        unlike=unlike,
-        values={
-            name: f"{a.values[name]!r} against {b.values[name]!r}" for name in other
-        },
-        without_distance=[name for name, gap in gaps.items() if gap.max_ulp is None],
-        nan=nan,
-        aliases=aliases,
-        said=aligned.said,
-        num_parts=sum(name.endswith(PART) for name in values),
-        objects=objects,
+    found.only_in_a, found.only_in_b = (
+        [name for name in names if name not in found.aliases] for names in only
     )
+    apart = found.num_different_tensors or found.unlike or found.values
+    found.equal = not (apart or found.only_in_a or found.only_in_b)
+    return found
 
 
-def _tensors(
-    a: State, b: State, both: list[str]
-) -> tuple[dict[str, Gap], dict[str, str], dict[str, int], int]:
-    gaps: dict[str, Gap] = {}
-    kinds: dict[str, str] = {}
-    nan: dict[str, int] = {}
-    num_elements = 0
+def _compare_tensors(a: State, b: State, found: Comparison) -> None:
+    both = [name for name in a.tensors if name in b.tensors]
+    ulps: list[int] = []
+    far: dict[str, float] = {}
     for name in progress(both, "tensors", total=len(both)):
         x, y = a.tensors[name], b.tensors[name]
         if not same_kind(x, y):
-            kinds[name] = f"{_kind(x)} against {_kind(y)}"
+            found.unlike[name] = f"{_kind(x)} against {_kind(y)}"
+            continue
+        found.num_tensors += 1
+        found.num_elements += x.numel()
+        if same_bits(x, y):
+            if count := num_nan(x):
+                found.nan[name] = count
+            continue
+        gap = tensor_gap(x, y)
+        found.num_different_tensors += 1
+        found.num_different_elements += gap.num_different
+        found.first = found.first or _element(name, x, y, gap)
+        if gap.max_ulp is None:
+            found.without_distance.append(name)
         else:
-            num_elements += x.numel()
-            if not same_bits(x, y):
-                gaps[name] = tensor_gap(x, y)
-            elif count := num_nan(x):
-                nan[name] = count
-        for tensor in (x, y):
-            hand_back(tensor)
-    return gaps, kinds, nan, num_elements
-
-
-def _mixed(a: State, b: State) -> dict[str, str]:
+            ulps.append(gap.max_ulp)
+        if gap.max_abs_diff is not None:
+            far[name] = gap.max_abs_diff
+    if found.num_different_tensors:
+        found.max_ulp = max(ulps, default=None)
+        found.max_abs_diff_tensor = max(far, key=lambda name: far[name], default=None)
+        found.max_abs_diff = max(far.values(), default=None)
     # a tensor on one side, a value on the other
-    names = [name for name in a.tensors if name in b.values]
-    names += [name for name in a.values if name in b.tensors]
-    return {n: f"{_kind(_entry(a, n))} against {_kind(_entry(b, n))}" for n in names}
-
-
-def _entry(state: State, name: str) -> object:
-    return state.tensors[name] if name in state.tensors else state.values[name]
+    for name in (name for name in a.tensors if name in b.values):
+        found.unlike[name] = f"{_kind(a.tensors[name])} against {_kind(b.values[name])}"
+    for name in (name for name in a.values if name in b.tensors):
+        found.unlike[name] = f"{_kind(a.values[name])} against {_kind(b.tensors[name])}"
 
 
 def _only_here(mine: State, theirs: State) -> list[str]:
@@ -159,7 +143,7 @@ def _aliases(state: State, names: list[str], both: list[str]) -> dict[str, str]:
 def _place(state: State, name: str) -> tuple[object, ...]:
     tensors = state.tensors
     if isinstance(tensors, OnDisk) and not tensors.is_held(name):
-        # read anew each time: memory says nothing of it
+        # read from disk each time: it has no place in memory
         return (name,)
     tensor = tensors[name]
     if not tensor.numel():
@@ -180,21 +164,17 @@ def _kind(entry: object) -> str:
     return f"{str(entry.dtype).removeprefix('torch.')} {tuple(entry.shape)}"
 
 
-def _first_element(a: State, b: State, gaps: dict[str, Gap]) -> Element | None:
-    if not gaps:
-        return None
-    name, gap = next(iter(gaps.items()))
+def _element(name: str, a: Tensor, b: Tensor, gap: Gap) -> Element:
     assert gap.first is not None
-    whole = a.tensors[name]
     # a complex number is two elements of a gap
-    flat = gap.first // 2 if whole.is_complex() else gap.first
-    index = tuple(int(i) for i in np.unravel_index(flat, tuple(whole.shape)))
-    x, y = whole[index], b.tensors[name][index]
+    flat = gap.first // 2 if a.is_complex() else gap.first
+    index = tuple(int(i) for i in np.unravel_index(flat, tuple(a.shape)))
+    x, y = a[index], b[index]
     return Element(name, index, _shown(x), _shown(y), _hex(x), _hex(y))
 
 
 def _shown(element: Tensor) -> str:
-    # nine digits tell any two numbers of up to 32 bits apart
+    # any two numbers of up to 32 bits differ in nine digits
     wide = element.dtype in (torch.float64, torch.complex128)
     value = element.item()
     if isinstance(value, bool | int) or wide:

@@ -1,10 +1,7 @@
 """States by name: ours and foreign ones, of every format in :mod:`.formats`."""
 
-import ctypes
-import mmap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 
 import torch
@@ -13,11 +10,6 @@ from torch import Tensor
 from minitrain.compare.entries import Inert, Unread
 from minitrain.compare.formats import entries
 from minitrain.core.errors import UserError
-
-# more entries than any state has: a small file can nest lists to billions
-MOST_ENTRIES = 1_000_000
-# <linux/mman.h>, since Linux 5.4: what a page holds stays, in its file or in swap
-MADV_PAGEOUT = 21
 
 
 class OnDisk(Mapping[str, Tensor]):
@@ -93,11 +85,9 @@ def read_state(path: Path, prefix: str = "") -> State:
     values: dict[str, object] = {}
     objects: dict[str, str] = {}
     try:
-        found = [*islice(entries(path), MOST_ENTRIES + 1)]
+        found = [*entries(path)]
     except RecursionError:
         raise UserError(f"{path}: nested too deeply to be read") from None
-    if len(found) > MOST_ENTRIES:
-        raise UserError(f"{path}: has more than {MOST_ENTRIES:,} entries")
     for full, leaf in found:
         name = full.removeprefix(prefix)
         if isinstance(leaf, Inert):
@@ -111,17 +101,3 @@ def read_state(path: Path, prefix: str = "") -> State:
     if not tensors and not values:
         raise UserError(f"{path}: holds nothing to compare")
     return State(OnDisk(path, tensors), values, objects)
-
-
-def hand_back(tensor: Tensor) -> None:
-    """Let the memory of ``tensor`` be used for something else; its values stay.
-
-    A file larger than memory is then compared as well as a small one. Does nothing
-    where the system knows no such advice.
-    """
-    storage = tensor.untyped_storage()
-    begin = -(-storage.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
-    size = storage.data_ptr() + storage.nbytes() - begin
-    if size > 0:
-        libc = ctypes.CDLL(None)
-        libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), MADV_PAGEOUT)

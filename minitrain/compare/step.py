@@ -11,48 +11,40 @@ from minitrain.compare.align import (
     Resumed,
     common,
     fit,
-    keys_of,
+    is_finite,
     ratio,
-    rows_at,
     same_samples,
     samples,
     vector,
 )
-from minitrain.compare.causes import Cause, cause_in_gradients, is_multiple
-from minitrain.compare.difference import (
-    NOT_RESTORED,
-    SETTINGS,
-    Unlike,
+from minitrain.compare.causes import cause_in_gradients, is_multiple, rate_by_size
+from minitrain.compare.difference import Cause, Difference, What, Why, why
+from minitrain.compare.inputs_and_state import (
     at,
-    beside,
     buffers_unlike,
     cause_in_data,
     rates_unlike,
     rest_is_equal,
     settings_unlike,
     state_unlike,
-    why_of_rate,
 )
 from minitrain.compare.tolerances import (
     CLOSE,
     CLOSE_ADAPTIVE,
     FOLLOWS,
+    GROWTH,
     LEAST_DECAY,
     Course,
-    Kind,
     Measured,
-    beyond_doubt,
+    limits_of,
     measure,
-    stands,
     still_in_one,
 )
-from minitrain.recording.alarm import in_ranks
 
-KINDS: tuple[Kind, Kind] = ("gradients", "parameters")
-OF = {"gradients": "the largest gradient", "parameters": "how far it has moved"}
-OPTIMIZER_LOST = "the optimizer's state was not restored"
-SCHEDULER_LOST = "the learning rate scheduler was not restored"
-POSITION_LOST = "the position in the data, or its order, was not restored"
+OF = {
+    What.GRADIENTS: "the largest gradient",
+    What.PARAMETERS: "how far it has moved",
+}
 
 
 @dataclass(frozen=True)
@@ -66,42 +58,40 @@ class StepCompared:
     mark: str
     gradients: Measured
     parameters: Measured
-    first: Unlike | None = None
+    first: Difference | None = None
     end: bool = False
 
 
+@dataclass
 class Comparer:
-    """Holds the steps of one optimizer to each other, one after the other."""
+    """Compares the steps of one optimizer, one after the other."""
 
-    def __init__(
-        self, course: Course, same_torch: bool, resumed: Resumed | None = None
-    ) -> None:
-        self.course = course
-        self.resumed = resumed
-        self.same_torch = same_torch
-        self.before: Place | None = None
-        self.noise = 0.0
-        # of the gradients, at the recorded step before
-        self.share = 0.0
-        self.equal = True
-        self.twin_tells = True
-        self.over = False
+    course: Course
+    same_torch: bool
+    resumed: Resumed | None = None
+    before: Place | None = None
+    # the largest share of rounding in the gradients so far, and the share at the
+    # recorded step before
+    noise: float = 0.0
+    share: float = 0.0
+    equal: bool = True
+    twin_tells: bool = True
+    over: bool = False
 
     def compare(self, place: Place) -> StepCompared:
-        """What differs at ``place``, the next one."""
-        gradients, parameters = (
-            measure(place, kind, self.course, self.noise) for kind in KINDS
-        )
+        """Return what differs at ``place``, the next one."""
+        gradients = measure(place, What.GRADIENTS, self.course, self.noise)
+        parameters = measure(place, What.PARAMETERS, self.course, self.noise)
         equal = gradients.equal and parameters.equal and rest_is_equal(place)
-        found = [*self._unlike(place, gradients, parameters)]
+        found = [one for one in self._unlike(place, gradients, parameters) if one]
         first = next((one for one in found if one.sure), found[0] if found else None)
         mark = "=" if equal else "~"
         if first:
             mark = "x" if first.sure or self.over else "?"
-            cause, since = first.cause, self.before.step if self.before else None
+            cause, since = first.why, self.before.step if self.before else None
             if self.resumed and not self.over:
                 cause = _of_resume(self.resumed, place, first)
-            first = replace(first, cause=cause, since=since)
+            first = replace(first, why=cause, since=since)
         self.over = self.over or mark == "x"
         self.equal = self.equal and equal
         self.before = place
@@ -114,155 +104,148 @@ class Comparer:
 
     def _unlike(
         self, place: Place, gradients: Measured, parameters: Measured
-    ) -> Iterator[Unlike]:
+    ) -> Iterator[Difference | None]:
         consecutive = self.before is None or self.before.step + 1 == place.step
         here = consecutive or parameters.within
         # in the order in which one follows from the other
-        if data := self._data(place, gradients, here):
-            yield data
+        yield self._data(place, gradients, here)
         rates = rates_unlike(place) or settings_unlike(place)
         # steps between were made at these rates: what differs by now is of them
-        if rates and not consecutive:
+        if not consecutive:
             yield rates
         if not gradients.within:
             yield self._gradients(place, gradients, here)
         elif gradients.hides:
             yield _hidden(place, gradients)
-        if rates and consecutive:
-            yield rates
+        yield rates
         exact = self.equal and gradients.equal
-        if gradients.within and (one := self._parameters(place, parameters, exact)):
-            yield one
-        elif gradients.within and parameters.hides:
-            yield _hidden(place, parameters)
+        if gradients.within:
+            yield self._parameters(place, parameters, exact)
+            if parameters.hides:
+                yield _hidden(place, parameters)
         if place.same_size and (exact or (gradients.within and parameters.within)):
-            yield from buffers_unlike(place, exact)
-        if place.same_size and exact:
-            yield from state_unlike(place, self.same_torch)
+            yield buffers_unlike(place, exact)
+        # another version may keep the same state in another form
+        if place.same_size and exact and self.same_torch:
+            yield state_unlike(place)
 
-    def _data(self, place: Place, gradients: Measured, here: bool) -> Unlike | None:
+    def _data(self, place: Place, gradients: Measured, here: bool) -> Difference | None:
         a, b = samples(place.a), samples(place.b)
         there = place.complete or (place.same_size and place.a.keys() == place.b.keys())
-        if not (a and b and there):
+        if not (a and b and there) or same_samples(place.a, place.b):
             return None
-        ranks, sure = "", place.same_size
-        if same_samples(place.a, place.b):
-            # what stands beside padded samples is padded too
-            if a != b or beside(place.a) == beside(place.b):
-                return None
-            much = "tensors beside the samples are others"
-            cause = "another mask or table, or what comes first is none of the samples"
-        else:
-            much, cause = cause_in_data(place, self.before)
-            if gradients.within:
-                cause = (
-                    "the gradients agree: the same samples, padded or passed otherwise?"
-                )
-            unlike = [
-                (x, y)
-                for x, y in place.pairs
-                if samples({0: place.a[x]}) != samples({0: place.b[y]})
-            ]
-            ranks = place.named(unlike) if place.same_size and unlike else ""
-            # a rank that is missing may have read what these lack
-            sure = place.complete
-        # a gradient that is a combination of the other run's is of the same samples
-        sure = sure and not gradients.within
-        sure = sure and not cause_in_gradients(place, gradients, here).pattern
-        return at(place, "data", much, cause, ranks=ranks, sure=sure)
+        much = f"{(a & b).total()} of {a.total()} samples are the same"
+        much += f", B has {b.total()}" if a.total() != b.total() else ""
+        unlike = [
+            (x, y)
+            for x, y in place.pairs
+            if samples({0: place.a[x]}) != samples({0: place.b[y]})
+        ]
+        named = place.named(unlike) if place.same_size and unlike else {}
+        if gradients.within:
+            return at(place, What.DATA, why(Cause.PADDED), much, sure=False, **named)
+        # a gradient that is a combination of the other run's is of the same samples,
+        # and a rank that is missing may have read what these lack
+        pattern = cause_in_gradients(place, gradients, here)
+        sure = place.complete and not pattern.same_samples
+        cause = cause_in_data(place, self.before)
+        return at(place, What.DATA, cause, much, sure=sure, **named)
 
-    def _gradients(self, place: Place, found: Measured, here: bool) -> Unlike:
+    def _gradients(self, place: Place, found: Measured, here: bool) -> Difference:
         # ``here``: it is this step that takes them apart, and none before it
         cause = cause_in_gradients(place, found, here)
         local = found.own_size and 4 * found.num_beyond_quick <= found.num
         share = max(found.share, found.gap / found.own_size if local else 0.0)
         # what is rounded to 16 bits, a unit in the last place of 32 does not move
-        self.twin_tells = self.twin_tells and not cause.coarse
-        ranks = place.named(found.pairs)
-        if cause.what:
-            on_all = len(cause.ranks) == len(place.pairs)
-            ranks = "" if on_all else in_ranks(cause.ranks)
+        self.twin_tells = self.twin_tells and cause.cause != Cause.LOWER
+        pairs = [(rank, rank) for rank in cause.own] or found.pairs
         sure = cause.sure or self._beyond_doubt(place, share, self.share)
-        return self._measured(place, found, cause, ranks, sure)
+        return self._measured(place, found, cause, pairs, sure)
 
-    def _parameters(self, place: Place, found: Measured, exact: bool) -> Unlike | None:
+    def _parameters(
+        self, place: Place, found: Measured, exact: bool
+    ) -> Difference | None:
         if found.equal:
             return None
-        # whatever rounding may do to a tensor that is small
+        # also of a small tensor, for which limits are wide
         if still := still_in_one(place, self.course):
             tensor, side, pairs = still
-            much, why = "moves in one alone", f"{tensor} does not move in {side}"
-            more = {"tensor": tensor, "ranks": place.named(pairs)}
-            return at(place, found.kind, much, why, **more)
-        before, linear = self.before, self.course.linear
-        cause = None
+            stands = why(Cause.STANDS, tensor=tensor, side=side)
+            more = {"tensor": tensor, **place.named(pairs)}
+            return at(place, found.kind, stands, "moves in one alone", **more)
+        linear = self.course.linear
+        if found.within and self.before is None:
+            return None
+        cause = cause_of_drift(place, self.before, found, linear)
         if not found.within:
-            cause = cause_in_parameters(place, before, found, linear)
-        elif before is not None:
-            cause = cause_of_drift(place, before, found, linear)
+            cause = cause or _not_finite(place, found) or why(Cause.OPTIMIZER)
         if cause is None:
             return None
         # from the same gradients, to the bit, a step is off by a unit or two
-        sure = cause.sure or exact
         share = self._new_share(place, found)
+        sure = cause.sure or exact
         sure = sure or self._beyond_doubt(place, share, 0.0, adaptive=not linear)
-        return self._measured(place, found, cause, place.named(found.pairs), sure)
+        return self._measured(place, found, cause, found.pairs, sure)
 
     def _measured(
-        self, place: Place, found: Measured, cause: Cause, ranks: str, sure: bool
-    ) -> Unlike:
+        self,
+        place: Place,
+        found: Measured,
+        cause: Why,
+        pairs: Sequence[tuple[int, int]],
+        sure: bool,
+    ) -> Difference:
         # a twin of A, if it is not there, decides if it may read the samples of A
-        can_tell = self.twin_tells and not place.draws_otherwise
-        twin_decides = can_tell and bool(samples(place.a)) and place.twin is None
+        can_tell = self.twin_tells and not place.draws_otherwise and not sure
         return at(
             place,
-            cause.what or found.kind,
+            What.OWN if cause.own else found.kind,
+            cause,
             _much(found),
-            cause.clause,
             tensor=found.tensor,
-            ranks=ranks,
             sure=sure,
-            twin_decides=twin_decides and not sure,
+            twin_decides=can_tell and bool(samples(place.a)) and place.twin is None,
+            **place.named(pairs),
         )
 
     def _beyond_doubt(
         self, place: Place, share: float, before: float, adaptive: bool = False
     ) -> bool:
+        # whether rounding cannot have grown so far, from what it was ``before``
         if place.draws_otherwise:
             return False
-        if place.twin is not None and self.twin_tells:
+        # a twin that is not finite shows nothing
+        twin = place.twin["gradients"].values() if place.twin else ()
+        if place.twin and self.twin_tells and all(map(is_finite, twin)):
             return True
         steps = place.step - (-1 if self.before is None else self.before.step)
-        return beyond_doubt(place, share, steps, before=before, adaptive=adaptive)
+        limits = limits_of(place)
+        grown = max(before, limits.unit) * GROWTH ** min(steps, 64)
+        coarse = limits.coarse_adaptive if adaptive else limits.coarse
+        return not share <= max(coarse, grown)
 
     def _new_share(self, place: Place, found: Measured) -> float:
         # how far the last steps took A and B apart, by how far they went
         if self.before is None:
             names = common(*(row["parameters"] for row in place.first))
             a, b = (vector(row, "parameters", names) for row in place.first)
-            return _share(b - a, math.hypot(*self.course.first_move.values()))
+            size = math.hypot(*self.course.first_move.values())
+            return ratio(float((b - a).norm()), size)
         moves = _moves(place, self.before, found)
         if moves is None:
             return found.whole
         ours, theirs, _ = moves
-        return _share(theirs - ours, float(ours.norm()))
+        return ratio(float((theirs - ours).norm()), float(ours.norm()))
 
 
-def _share(gap: Tensor, size: float) -> float:
-    return ratio(float(gap.norm()), size) if size > 0 else math.inf
-
-
-def _hidden(place: Place, found: Measured) -> Unlike:
-    # what only the twin allows, where it allows so much that nothing is told
-    apart = f"about {found.share:.2g} of {OF[found.kind]} apart"
-    much = f"{apart}, allowed {found.allowed_share:.2g}"
-    cause = "rounding goes as far, says the twin: a fault could hide"
+def _hidden(place: Place, found: Measured) -> Difference:
+    # what only the twin allows, where it allows so much that nothing is shown
     more = {"tensor": found.tensor, "sure": False, "onwards": True}
-    return at(place, found.kind, much, cause, **more)
+    return at(place, found.kind, why(Cause.HIDDEN), _much(found), **more)
 
 
 def _much(found: Measured) -> str:
-    size = found.size if found.kind == "gradients" else found.own_size
+    size = found.size if found.kind == What.GRADIENTS else found.own_size
     gap = f"{found.gap:.3g} apart"
     if math.isinf(found.gap):
         gap = "not in both, or not finite"
@@ -274,45 +257,25 @@ def _much(found: Measured) -> str:
     return gap
 
 
-def _of_resume(resumed: Resumed, place: Place, first: Unlike) -> str:
+def _of_resume(resumed: Resumed, place: Place, first: Difference) -> Why:
     # the probable cause of the first difference after a resume
-    if first.what == "data":
-        mine = samples(place.b if resumed.side == "B" else place.a)
-        # one optimizer: the steps of several have numbers of their own
-        keys = [key for key in keys_of(resumed.straight) if key[0] == 0]
-        again = [key for key in keys if samples(rows_at(resumed.straight, key)) == mine]
-        if again:
-            step = again[0][1]
-            return f"{resumed.side} reads the samples of step {step}: {POSITION_LOST}"
-        return POSITION_LOST
-    kept = [place.a[x]["moments"] == place.b[y]["moments"] for x, y in place.pairs]
-    if first.what == "learning rate":
-        return SCHEDULER_LOST if all(kept) else f"{OPTIMIZER_LOST}, with its rate"
-    lost = first.what in ("parameters", "optimizer state") and not all(kept)
-    return OPTIMIZER_LOST if lost and place.step == resumed.step else first.cause
+    if first.what == What.DATA:
+        return why(Cause.POSITION_LOST)
+    kept = all(place.a[x]["moments"] == place.b[y]["moments"] for x, y in place.pairs)
+    if first.what == What.RATE:
+        return why(Cause.SCHEDULER_LOST if kept else Cause.OPTIMIZER_LOST)
+    lost = first.what in (What.PARAMETERS, What.STATE) and not kept
+    is_start = lost and place.step == resumed.step
+    return why(Cause.OPTIMIZER_LOST) if is_start else first.why
 
 
-def cause_in_parameters(
-    place: Place, before: Place | None, found: Measured, linear: bool
-) -> Cause:
-    """Why parameters differ after a step whose gradients and rates do not explain it.
-
-    ``before`` is the recorded step before, where parameters were alike.
-    """
-    a, b = place.a[found.pairs[0][0]], place.b[found.pairs[0][1]]
-    for row, other, side in ((b, a, "B"), (a, b, "A")):
-        if stands(row, found.tensor) and not stands(other, found.tensor):
-            return Cause(f"{found.tensor} does not move in {side}", sure=True)
-    names = common(a["parameters"], b["parameters"])
-    ours, theirs = (vector(row, "parameters", names) for row in (a, b))
-    pairs = [("A", ours), ("B", theirs)]
-    if lost := [side for side, values in pairs if not values.isfinite().all()]:
-        return Cause(f"not finite in {' and '.join(lost)}", sure=True)
-    if before is None:
-        cause = _of_decay(theirs - ours, [], ours, 1)
-    else:
-        cause = cause_of_drift(place, before, found, linear)
-    return cause or Cause(_of_state(place, before))
+def _not_finite(place: Place, found: Measured) -> Why | None:
+    sides = zip("AB", (place.a, place.b), found.pairs[0], strict=True)
+    for side, rows, rank in sides:
+        entry = rows[rank]["parameters"].get(found.tensor)
+        if entry and not is_finite(entry):
+            return why(Cause.NOT_FINITE, side=side)
+    return None
 
 
 def _moves(
@@ -330,27 +293,32 @@ def _moves(
 
 
 def cause_of_drift(
-    place: Place, before: Place, found: Measured, linear: bool
-) -> Cause | None:
-    """What takes A and B apart step by step, where it is a pattern and no rounding:
-    steps of another length, or another weight decay.
+    place: Place, before: Place | None, found: Measured, linear: bool
+) -> Why | None:
+    """Return what takes A and B apart step by step, where it is a pattern and no
+    rounding: steps of another length, or another weight decay. ``before`` is the
+    recorded step before.
     """
+    if before is None:
+        names = common(*(row["parameters"] for row in place.first))
+        a, b = (vector(row, "parameters", names) for row in place.first)
+        return _of_decay(b - a, [], a, 1)
     moves = _moves(place, before, found)
     if moves is None:
         return None
     ours, theirs, start = moves
     close = CLOSE if linear else CLOSE_ADAPTIVE
-    scaled = fit(theirs, [ours])
-    if scaled and is_multiple(scaled, close) and abs(scaled[0][0] - 1) > close:
-        factor = scaled[0][0]
-        why = why_of_rate(factor, place.world_sizes) or "another learning rate"
-        return Cause(f"steps {factor:.3g} times as long: {why}", sure=True)
+    whole = fit(theirs, [ours])
+    if whole and is_multiple(whole, close) and abs(whole[0][0] - 1) > close:
+        factor = whole[0][0]
+        by_size = rate_by_size(factor, place.world_sizes)
+        return by_size or why(Cause.STEPS, side="B", factor=factor)
     return _of_decay(theirs - ours, [ours], start, place.step - before.step)
 
 
 def _of_decay(
     gap: Tensor, moves: Sequence[Tensor], weights: Tensor, steps: int
-) -> Cause | None:
+) -> Why | None:
     # where the gap goes along the weights themselves
     found = fit(gap, [weights, *moves])
     if found is None:
@@ -362,26 +330,4 @@ def _of_decay(
     without = fit(gap, moves)
     if without is not None and without[1] < 2 * rest:
         return None
-    return Cause("another weight decay", sure=True)
-
-
-def _of_state(place: Place, before: Place | None) -> str:
-    if before is None:
-        return f"{NOT_RESTORED}, or {SETTINGS}"
-    rows = [(x, before.a[x], before.b[y]) for x, y in before.pairs]
-    if not place.same_size or any(
-        a["parameters"] != b["parameters"] for _, a, b in rows
-    ):
-        return f"{SETTINGS}, or its own state is another one (not restored?)"
-    unlike = [
-        rank
-        for rank, a, b in rows
-        if any(
-            a["moments"][name] != b["moments"][name]
-            for name in common(a["moments"], b["moments"])
-        )
-    ]
-    if unlike:
-        where = f"on {in_ranks(unlike)}, at step {before.step} already"
-        return f"{NOT_RESTORED} {where}"
-    return f"its state was lost or changed after step {before.step}, or {SETTINGS}"
+    return why(Cause.DECAY)

@@ -1,15 +1,15 @@
 """How far gradients and parameters of two recordings are apart, and may be.
 
-The quick limits are those of the ladder (minitrain/proof/tolerances.py), as far as
-norms tell them. What is beyond is held to a twin, where there is one. Beyond both it is
-a fault; without a twin only what no rounding grows to is one.
+The quick limits are those of the ladder (minitrain/proof/tolerances.py), estimated from
+norms. What is beyond is compared with a twin, if there is one, and what is beyond both
+is a fault; without a twin, only what rounding cannot grow to.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -24,6 +24,7 @@ from minitrain.compare.align import (
     ratio,
     vector,
 )
+from minitrain.compare.difference import What
 from minitrain.proof.tolerances import (
     GRADIENT_SHARE,
     GRADIENT_SHARE_FLOAT64,
@@ -33,7 +34,6 @@ from minitrain.proof.tolerances import (
 )
 from minitrain.recording.format import Recording
 
-Kind = Literal["gradients", "parameters"]
 Pair = tuple[int, int]
 Gaps = Mapping[str, float]
 
@@ -145,8 +145,8 @@ def course_in(recording: Recording, optimizer: int) -> Course:
 
 
 def _is_linear(rows: Sequence[Row]) -> bool:
-    # Whether the first step that can be told is one of SGD: with momentum a sum of the
-    # gradients so far, with weight decay also of the weights.
+    # Whether the first step that can be fitted is one of SGD: with momentum a sum of
+    # the gradients so far, with weight decay also of the weights.
     for number, (before, row) in enumerate(pairwise(rows)):
         past = rows[: number + 2]
         if row["step"] != number + rows[0]["step"] + 1:
@@ -174,7 +174,7 @@ class Measured:
     alone excuses so much that a fault could hide: ``tensor`` is allowed most then.
     """
 
-    kind: Kind
+    kind: What
     equal: bool
     within: bool
     tensor: str = ""
@@ -201,7 +201,7 @@ class Measured:
         return self.allowed / self.size if self.size > 0 else 0.0
 
 
-def measure(place: Place, kind: Kind, course: Course, noise: float) -> Measured:
+def measure(place: Place, kind: What, course: Course, noise: float) -> Measured:
     """Gradients or parameters of all ranks at ``place``; ``noise`` is the largest share
     of rounding in the gradients so far.
     """
@@ -209,7 +209,7 @@ def measure(place: Place, kind: Kind, course: Course, noise: float) -> Measured:
     ours, theirs = (row[kind] for row in place.first)
     names = [*{**ours, **theirs}]
     norms = [[norm(entry) for entry in side.values()] for side in (ours, theirs)]
-    if kind == "gradients":
+    if kind == What.GRADIENTS:
         finite = [[x for x in side if math.isfinite(x)] for side in norms]
         size = min(max(side, default=0.0) for side in finite)
         scale = {name: norm(entry) for name, entry in ours.items()}
@@ -219,20 +219,20 @@ def measure(place: Place, kind: Kind, course: Course, noise: float) -> Measured:
     if not any(gaps.values()):
         return Measured(kind, True, True, size=size, num=len(ours))
     far = {name: max(gaps[name].values(), default=0.0) for name in gaps}
-    if kind == "gradients":
+    if kind == What.GRADIENTS:
         quick: Gaps = dict.fromkeys(names, limits_of(place).gradients * size)
     else:
         quick = _quick(place, course, scale, noise)
     allowed = quick
     if place.twin is not None:
         # it shows by itself what elements of noise do
-        least = quick if kind == "gradients" else _quick(place, course, scale, None)
+        least = quick if kind == What.GRADIENTS else _quick(place, course, scale, None)
         allowed = _with_twin(place.twin[kind], ours, least, scale)
     beyond, beyond_quick = _beyond(far, allowed), _beyond(far, quick)
-    may_be_noise = kind == "parameters" and not course.linear and place.twin is None
+    may_be_noise = kind == What.PARAMETERS and not course.linear and place.twin is None
     noisy = bool(beyond) and may_be_noise
     noisy = noisy and _is_noise(place, far, beyond, scale, allowed)
-    worst = max(far, key=lambda name: _times(far[name], allowed.get(name, 0.0)))
+    worst = max(far, key=lambda name: far[name] / (allowed.get(name, 0.0) + 1e-300))
     hides = False
     if beyond_quick and not beyond:
         most = max(beyond_quick, key=lambda name: allowed[name])
@@ -241,7 +241,7 @@ def measure(place: Place, kind: Kind, course: Course, noise: float) -> Measured:
     where = {pair: g for pair, g in gaps[worst].items() if g > allowed.get(worst, 0.0)}
     entry = ours.get(worst) or theirs.get(worst)
     all_far = math.hypot(*far.values())
-    of_all = math.hypot(*norms[0]) if kind == "gradients" else size
+    of_all = math.hypot(*norms[0]) if kind == What.GRADIENTS else size
     return Measured(
         kind=kind,
         equal=False,
@@ -251,7 +251,7 @@ def measure(place: Place, kind: Kind, course: Course, noise: float) -> Measured:
         gap=all_far if noisy else far[worst],
         allowed=math.hypot(*allowed.values()) if noisy else allowed.get(worst, 0.0),
         size=size,
-        own_size=norm(entry) if kind == "gradients" else scale.get(worst, 0.0),
+        own_size=norm(entry) if kind == What.GRADIENTS else scale.get(worst, 0.0),
         whole=all_far / of_all if of_all > 0 else math.inf,
         num_beyond=len(beyond),
         num_beyond_quick=len(beyond_quick),
@@ -261,7 +261,7 @@ def measure(place: Place, kind: Kind, course: Course, noise: float) -> Measured:
     )
 
 
-def _gaps(place: Place, kind: Kind) -> dict[str, dict[Pair, float]]:
+def _gaps(place: Place, kind: What) -> dict[str, dict[Pair, float]]:
     # by tensor and pair of ranks; bits that are equal have none
     found: dict[str, dict[Pair, float]] = {}
     for pair in place.pairs:
@@ -284,10 +284,12 @@ def _quick(place: Place, course: Course, scale: Gaps, noise: float | None) -> Ga
         share = max(share, min(root, ADAPTIVE_SHARE))
     # a unit in the last place each step goes one way or the other
     steps, held = math.sqrt(place.step + 1), place.first[0]["parameters"]
-    return {
+    limits = {
         name: steps * course.eps.get(name, 0.0) * norm(held[name]) + share * moved
         for name, moved in scale.items()
     }
+    # what is not finite never is within a limit
+    return {n: limit if math.isfinite(limit) else 0.0 for n, limit in limits.items()}
 
 
 def _with_twin(twin: Row, ours: Row, quick: Gaps, scale: Gaps) -> Gaps:
@@ -297,26 +299,12 @@ def _with_twin(twin: Row, ours: Row, quick: Gaps, scale: Gaps) -> Gaps:
     far = {n: apart(ours[n], twin[n]) for n in names}
     size = math.hypot(*(scale.get(n, 0.0) for n in names))
     share = math.hypot(*far.values()) / size if size else 0.0
-    allowed = {n: max(far[n], share * scale.get(n, 0.0)) for n in names}
-    return {
-        n: max(limit, TIMES_TWIN * allowed.get(n, 0.0)) for n, limit in quick.items()
-    }
-
-
-def _within(gap: float, limit: float) -> bool:
-    # what is not finite never is
-    return math.isfinite(gap) and gap <= limit
+    allowed = {n: TIMES_TWIN * max(far[n], share * scale.get(n, 0.0)) for n in names}
+    return {n: max(limit, allowed.get(n, 0.0)) for n, limit in quick.items()}
 
 
 def _beyond(far: Gaps, limits: Gaps) -> list[str]:
-    return [n for n, gap in far.items() if not _within(gap, limits.get(n, 0.0))]
-
-
-def _times(gap: float, limit: float) -> float:
-    # of what is not finite, no limit is known
-    if not math.isfinite(limit):
-        return math.inf if gap else 0.0
-    return gap / (limit + 1e-300)
+    return [n for n, gap in far.items() if gap > limits.get(n, 0.0)]
 
 
 def _is_noise(
@@ -330,21 +318,9 @@ def _is_noise(
     for name in beyond:
         noise = norms.get(name, math.inf) <= least
         most = NOISE_AT_MOST if noise else PART_AT_MOST
-        if not _within(far[name], most * scale.get(name, 0.0)):
+        if not far[name] <= most * scale.get(name, 0.0) < math.inf:
             return False
     return math.hypot(*far.values()) <= math.hypot(*allowed.values())
-
-
-def beyond_doubt(
-    place: Place, share: float, steps: int, *, before: float = 0.0, adaptive: bool
-) -> bool:
-    """Whether rounding cannot have grown to this ``share`` in so many ``steps``, from
-    what it was ``before``: of gradients, or of a step that is ``adaptive`` or not.
-    """
-    limits = limits_of(place)
-    grown = max(before, limits.unit) * GROWTH ** min(steps, 64)
-    coarse = limits.coarse_adaptive if adaptive else limits.coarse
-    return not share <= max(coarse, grown)
 
 
 def stands(row: Row, name: str) -> bool:

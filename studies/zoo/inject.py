@@ -1,7 +1,7 @@
 """Inject every bug of the zoo, and none in clean runs; record what each check says."""
 
 import itertools
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ def main() -> None:
 def described(ladder: Ladder) -> dict[str, Any]:
     verdicts = {name: rung.verdict for name, rung in ladder.rungs.items()}
     first = ladder.divergence
-    return {"verdicts": verdicts, "first": None if first is None else asdict(first)}
+    return {"verdicts": verdicts, "first": first and first.facts()}
 
 
 def losses(

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from recorded import (
 from torch import Tensor, nn
 from torch.optim import AdamW
 
+from minitrain.compare.difference import Cause, What
 from minitrain.compare.recordings import compare_recordings
 
 pytestmark = pytest.mark.slow
@@ -45,9 +46,9 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     return get
 
 
-BOTH, ALIKE = ((1, 2), (2, 2)), ((1, 1), (2, 2))
-ONE_TWO, TWO = ((1, 2),), ((2, 2),)
-ALL = ((1, 1), *BOTH)
+ONE, TWO, ALIKE = ((1, 2),), ((2, 2),), ((1, 1), (2, 2))
+BOTH, ALL = (*ONE, *TWO), ((1, 1), *ONE, *TWO)
+BIAS = "hidden.bias"
 
 
 @dataclass(frozen=True)
@@ -59,22 +60,47 @@ class Fault:
 
     name: str
     what: str
-    cause: str
+    cause: Cause
+    step: int
     changes: dict[str, Any]
-    step: int = 0
     sizes: tuple[tuple[int, int], ...] = BOTH
     tensor: str = ""
-    ranks: str = ""
+    ranks: tuple[int, ...] = ()
+    of: str = ""
     sure: bool = True
     twin_tells: bool = True
+    # what A, its twin and B have
+    both: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return self.name
 
 
-def planted(name: str, what: str, cause: str, **more: Any) -> Fault:
+def planted(name: str, what: str, cause: Cause, step: int = 0, /, **more: Any) -> Fault:
     of_fault = {key: more.pop(key) for key in {*more} & {*Fault.__annotations__}}
-    return Fault(name, what, cause, more, **of_fault)
+    return Fault(name, what, cause, step, more, **of_fault)
+
+
+def reduced(change: Callable[[Tensor], Tensor], *steps: int) -> Callable[..., Tensors]:
+    """The mean, with a change to each tensor (at these steps)."""
+
+    def reduce(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
+        found = mean(own, rank, step)
+        is_here = not steps or step in steps
+        return {n: change(g) for n, g in found.items()} if is_here else found
+
+    return reduce
+
+
+def bias(change: Callable[..., Tensor | None]) -> Callable[..., Tensors]:
+    """The mean, with a change to one tensor, or without it."""
+
+    def reduce(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
+        found = mean(own, rank, step)
+        changed = found | {BIAS: change(found[BIAS], own, rank, step)}
+        return {name: g for name, g in changed.items() if g is not None}
+
+    return reduce
 
 
 def summed(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
@@ -92,12 +118,6 @@ def lost(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
     return {name: gradient / len(own) for name, gradient in own[0].items()}
 
 
-def for_a_while(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
-    """At steps 3 to 8: seen at step 10, by what came of it."""
-    found = mean(own, rank, step)
-    return {n: g.sign() for n, g in found.items()} if 3 <= step < 9 else found
-
-
 def alone(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
     return own[1] if rank == 1 else mean(own, rank, step)
 
@@ -108,39 +128,8 @@ def low_precision(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
     )
 
 
-def one_tensor(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
-    found = mean(own, rank, step)
-    return found | {"hidden.bias": 0.5 * found["hidden.bias"]}
-
-
-def one_unreduced(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
-    return mean(own, rank, step) | {"hidden.bias": own[rank]["hidden.bias"]}
-
-
-def own_of_rank_0(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
-    return mean(own, rank, step) | {"hidden.bias": own[0]["hidden.bias"]}
-
-
-def without_one(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
-    found = mean(own, rank, step)
-    return {name: g for name, g in found.items() if name != "hidden.bias"}
-
-
-def not_finite(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
-    found = mean(own, rank, step)
-    return found | {"hidden.bias": found["hidden.bias"] * torch.nan} if step else found
-
-
-def clipped(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
-    return {name: 0.37 * g for name, g in mean(own, rank, step).items()}
-
-
 def same_for_all(step: int, world_size: int, order: Tensor) -> list[Tensor]:
     return [dealt(step, world_size, order)[0]] * world_size
-
-
-def another_order(step: int, world_size: int, order: Tensor) -> list[Tensor]:
-    return dealt(step, world_size, order.flip(0))
 
 
 def one_other(step: int, world_size: int, order: Tensor) -> list[Tensor]:
@@ -155,10 +144,6 @@ def unlike_shares(step: int, world_size: int, order: Tensor) -> list[Tensor]:
     """Rank 0 reads ten samples of sixteen, and the mean is that of the ranks' means."""
     (batch,) = dealt(step, 1, order)
     return list(batch.split(10)) if world_size > 1 else [batch]
-
-
-def again(step: int, world_size: int, order: Tensor) -> list[Tensor]:
-    return dealt(min(step, 1), world_size, order)
 
 
 def short(step: int, world_size: int, order: Tensor) -> list[Tensor]:
@@ -187,234 +172,118 @@ def leave_out(models: Any, optimizers: Any) -> None:
         group["params"] = [p for p in group["params"] if p is not model.out.bias]
 
 
+def spoil(step: int, models: Any, optimizers: Any) -> None:
+    if step == 1:
+        models[1].norm.running_mean += 1
+
+
+def drop(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
+    """Masks of other shapes with another number of ranks."""
+    torch.manual_seed(len(own))
+    return {n: g * (torch.rand_like(g) > 0.1) for n, g in own[0].items()}
+
+
 def with_options(**options: Any) -> Callable[..., Any]:
     return lambda parameters, lr: AdamW(parameters, lr=lr, **options)
 
 
-GRADIENTS, PARAMETERS = "gradients", "parameters"
+halved = bias(lambda g, *_: 0.5 * g)
+unreduced = bias(lambda g, own, rank, step: own[rank][BIAS])
+of_rank_0 = bias(lambda g, own, *_: own[0][BIAS])
+absent = bias(lambda *_: None)
+not_finite = bias(lambda g, own, rank, step: g * torch.nan**step)
+clipped = reduced(lambda g: 0.37 * g)
+# seen at step 10, by the effect
+signs = reduced(torch.sign, *range(3, 9))
+betas = with_options(weight_decay=0.1, betas=(0.9, 0.95))
+decay = with_options(weight_decay=0.05)
+
+
+def flipped(step: int, world_size: int, order: Tensor) -> list[Tensor]:
+    return dealt(step, world_size, order.flip(0))
+
+
+def again(step: int, world_size: int, order: Tensor) -> list[Tensor]:
+    return dealt(min(step, 1), world_size, order)
+
+
+def raised(step: int) -> float:
+    return 0.001 * (1.1 if step >= 5 else 1)
+
+
+GRADIENTS, PARAMETERS, DATA, RATE = "gradients", "parameters", "data", "learning rate"
+RANK_1: dict[str, Any] = {"ranks": (1,), "sizes": TWO}
+OF_B: dict[str, Any] = {"ranks": (1,), "sizes": ONE, "of": "B"}
+UNSURE: dict[str, Any] = {"sizes": ONE, "sure": False}
+NO_TWIN: dict[str, Any] = {"sure": False, "twin_tells": False}
+MEAN: dict[str, Any] = {"tensor": "norm.running_mean", "both": {"model": Normalized}}
+# the start of a twin is no other one in bfloat16
+IN_16 = {"sizes": ((1, 2), (2, 4)), "both": {"autocast": True, "steps": 12}, **NO_TWIN}
+DROPS = {"sizes": ONE, "both": {"reduce": drop, "draws": True}, **NO_TWIN}
+NOT_SENT = Cause.BUFFERS_NOT_BROADCAST
 FAULTS = [
-    planted("sum", GRADIENTS, "summed instead of averaged in B", reduce=summed),
+    planted("sum", GRADIENTS, Cause.SUMMED, reduce=summed),
+    planted("own unseen", GRADIENTS, Cause.SUMMED, reduce=summed, with_own=False),
+    planted("divided twice", GRADIENTS, Cause.TWICE, reduce=divided_twice),
+    planted("lost", GRADIENTS, Cause.MISSING, 10, reduce=lost),
+    planted("alone", GRADIENTS, Cause.KEEPS_OWN, reduce=alone, **RANK_1),
+    planted("alone, of one", GRADIENTS, Cause.KEEPS_OWN, reduce=alone, **OF_B),
+    planted("low precision", GRADIENTS, Cause.REDUCED, reduce=low_precision),
+    planted("means", GRADIENTS, Cause.MEANS, deal=unlike_shares, sizes=ONE),
+    planted("halved", GRADIENTS, Cause.FEW_SCALED, tensor=BIAS, reduce=halved),
     planted(
-        "sum, own unseen",
-        GRADIENTS,
-        "summed instead of averaged in B",
-        reduce=summed,
-        with_own=False,
+        "unreduced", GRADIENTS, Cause.UNSYNCHRONIZED, tensor=BIAS, reduce=unreduced
     ),
-    planted(
-        "divided twice",
-        GRADIENTS,
-        "by the number of processes twice in B",
-        reduce=divided_twice,
-    ),
-    planted("lost", GRADIENTS, "gradient of rank 1 is missing", step=10, reduce=lost),
-    planted(
-        "alone",
-        GRADIENTS,
-        "B: rank 1 keeps its own",
-        reduce=alone,
-        sizes=TWO,
-        ranks="rank 1",
-    ),
-    planted(
-        "alone, of one",
-        GRADIENTS,
-        "B: rank 1 keeps its own",
-        reduce=alone,
-        sizes=ONE_TWO,
-        ranks="rank 1 of B",
-    ),
-    planted(
-        "low precision",
-        GRADIENTS,
-        "B: reduced in lower precision?",
-        reduce=low_precision,
-    ),
-    planted(
-        "mean of means",
-        GRADIENTS,
-        "B: a mean of means",
-        deal=unlike_shares,
-        sizes=ONE_TWO,
-    ),
-    planted(
-        "one tensor",
-        GRADIENTS,
-        "alone, hidden.bias 0.5 times as large",
-        reduce=one_tensor,
-        sizes=ALL,
-        tensor="hidden.bias",
-    ),
-    planted(
-        "one tensor unreduced",
-        GRADIENTS,
-        "hidden.bias is not synchronized",
-        reduce=one_unreduced,
-        tensor="hidden.bias",
-    ),
-    planted(
-        "one tensor of rank 0",
-        GRADIENTS,
-        "1 of 12 tensors alone",
-        reduce=own_of_rank_0,
-        tensor="hidden.bias",
-    ),
-    planted(
-        "without a gradient",
-        GRADIENTS,
-        "hidden.bias has no gradient in B",
-        reduce=without_one,
-        tensor="hidden.bias",
-    ),
-    planted("NaN", GRADIENTS, "not finite in B", step=1, reduce=not_finite),
-    planted(
-        "scaled after", GRADIENTS, "0.37 times as large: a scaled loss", reduce=clipped
-    ),
-    planted(
-        "scaled loss",
-        "own gradients",
-        "2 times as large before any",
-        loss=doubled,
-        sizes=TWO,
-    ),
-    planted(
-        "another loss",
-        "own gradients",
-        "backward pass is another",
-        loss=smooth,
-        sizes=ALIKE,
-    ),
-    planted(
-        "another loss, of one",
-        GRADIENTS,
-        "the loss is not a mean over",
-        loss=smooth,
-        sizes=ONE_TWO,
-    ),
-    planted(
-        "autocast",
-        GRADIENTS,
-        "computed in lower",
-        autocast=True,
-        sizes=ONE_TWO,
-        sure=False,
-        twin_tells=False,
-    ),
-    planted(
-        "no sampler",
-        "data",
-        "all ranks of B read the same",
-        deal=same_for_all,
-        sizes=ONE_TWO,
-    ),
-    planted(
-        "no sampler on rank 1",
-        "data",
-        "all ranks of B read the same",
-        deal=same_for_all,
-        sizes=TWO,
-        ranks="rank 1",
-    ),
-    planted(
-        "for a while", GRADIENTS, "part at a step between", step=10, reduce=for_a_while
-    ),
-    planted("order", "data", "another order", deal=another_order),
-    planted(
-        "one other sample",
-        "data",
-        "other samples among them",
-        step=10,
-        deal=one_other,
-        sizes=ONE_TWO,
-    ),
-    planted(
-        "one of rank 1",
-        "data",
-        "other samples among them",
-        step=10,
-        deal=one_other,
-        sizes=TWO,
-        ranks="rank 1",
-    ),
-    planted("batch again", "data", "B reads the batch of step 1", step=2, deal=again),
-    planted("short batch", "data", "B reads a part", deal=short, sizes=ONE_TWO),
-    planted(
-        "learning rate",
-        "learning rate",
-        "B's learning rate is divided by",
-        lr=lambda step: 0.0005,
-    ),
-    planted(
-        "schedule",
-        "learning rate",
-        "1.1 times as large",
-        step=10,
-        lr=lambda step: 0.001 * (1.1 if step >= 5 else 1),
-    ),
-    planted(
-        "weight decay",
-        PARAMETERS,
-        "another weight decay",
-        optimizer=with_options(weight_decay=0.05),
-    ),
-    planted(
-        "left out",
-        PARAMETERS,
-        "out.bias does not move in B",
-        begin=leave_out,
-        tensor="out.bias",
-    ),
-    planted(
-        "moments lost",
-        PARAMETERS,
-        "lost or changed after step 0",
-        step=1,
-        after=forget,
-        sizes=ALIKE,
-    ),
-    planted(
-        "moments lost, of one",
-        PARAMETERS,
-        "not restored?",
-        step=1,
-        after=forget,
-        sizes=ONE_TWO,
-    ),
-    planted(
-        "betas, to the bit",
-        "optimizer state",
-        "another setting",
-        optimizer=with_options(weight_decay=0.1, betas=(0.9, 0.95)),
-        sizes=TWO,
-    ),
-    planted(
-        "betas",
-        PARAMETERS,
-        "another setting",
-        step=1,
-        optimizer=with_options(weight_decay=0.1, betas=(0.9, 0.95)),
-        sizes=ONE_TWO,
-        sure=False,
-    ),
-    planted("seed", "start weights", "another seed", step=-1, seed=1),
+    planted("of rank 0", GRADIENTS, Cause.FEW, tensor=BIAS, reduce=of_rank_0),
+    planted("absent", GRADIENTS, Cause.NO_GRADIENT, tensor=BIAS, reduce=absent),
+    planted("NaN", GRADIENTS, Cause.NOT_FINITE, 1, reduce=not_finite),
+    planted("clipped", GRADIENTS, Cause.SCALED, reduce=clipped),
+    planted("scaled loss", What.OWN, Cause.OWN_SCALED, loss=doubled, sizes=TWO),
+    planted("another loss", What.OWN, Cause.PASS, loss=smooth, sizes=ALIKE),
+    planted("loss, of one", GRADIENTS, Cause.NOT_A_MEAN, loss=smooth, sizes=ONE),
+    planted("16 bits", GRADIENTS, Cause.LOWER, autocast=True, sizes=ONE, **NO_TWIN),
+    planted("all in 16 bits", GRADIENTS, Cause.LOWER, **IN_16),
+    planted("dropout", GRADIENTS, Cause.DRAWN, **DROPS),
+    planted("batch norm", GRADIENTS, Cause.BATCH_NORM, sizes=ONE, both=MEAN["both"]),
+    planted("buffers", What.BUFFERS, NOT_SENT, 2, after=spoil, **RANK_1, **MEAN),
+    planted("no sampler", DATA, Cause.NO_SAMPLER, deal=same_for_all, sizes=ONE),
+    planted("on rank 1", DATA, Cause.NO_SAMPLER, deal=same_for_all, **RANK_1),
+    planted("for a while", GRADIENTS, Cause.BETWEEN, 10, reduce=signs),
+    planted("order", DATA, Cause.ORDER, deal=flipped),
+    planted("one other", DATA, Cause.SAMPLES, 10, deal=one_other, sizes=ONE),
+    planted("of rank 1", DATA, Cause.SAMPLES, 10, deal=one_other, **RANK_1),
+    planted("batch again", DATA, Cause.BATCH_AGAIN, 2, deal=again),
+    planted("short batch", DATA, Cause.BATCH_SIZE, deal=short, sizes=ONE),
+    planted("rate", RATE, Cause.RATE_DIVIDED, lr=lambda step: 0.0005),
+    planted("schedule", RATE, Cause.SCHEDULE, 10, lr=raised),
+    planted("weight decay", PARAMETERS, Cause.DECAY, optimizer=decay),
+    planted("left out", PARAMETERS, Cause.STANDS, begin=leave_out, tensor="out.bias"),
+    planted("moments lost", PARAMETERS, Cause.OPTIMIZER, 1, after=forget, sizes=ALIKE),
+    planted("lost, of one", PARAMETERS, Cause.OPTIMIZER, 1, after=forget, sizes=ONE),
+    planted("betas", What.STATE, Cause.OPTIMIZER, optimizer=betas, sizes=TWO),
+    planted("betas, of one", PARAMETERS, Cause.OPTIMIZER, 1, optimizer=betas, **UNSURE),
+    planted("seed", What.START, Cause.SEED, -1, seed=1),
 ]
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 def test_planted(fault: Fault, sound: Callable[..., Path], tmp_path: Path) -> None:
     for number, (of_a, of_b) in enumerate(fault.sizes):
-        a = sound(world_size=of_a)
-        b = record(tmp_path / str(number), world_size=of_b, **fault.changes)
-        twin = sound(world_size=of_a, twin=True)
+        a = sound(world_size=of_a, **fault.both)
+        b = record(
+            tmp_path / str(number), world_size=of_b, **fault.both | fault.changes
+        )
+        twin = sound(world_size=of_a, twin=True, **fault.both)
         for found in (compare_recordings(a, b), compare_recordings(a, b, twin)):
             sure = fault.sure or (found.twin and fault.twin_tells)
             assert found.verdict == ("different" if sure else "undecided")
             first = found.first
             assert first
             assert (first.step, first.what) == (fault.step, fault.what)
-            assert fault.cause in first.cause
+            assert first.why.cause == fault.cause
+            assert first.cause in str(first)
             assert first.tensor == fault.tensor or not fault.tensor
-            assert first.ranks == fault.ranks
+            assert (first.ranks, first.of) == (fault.ranks, fault.of)
             marks = {s.step: s.mark for s in found.steps}
             if fault.step in marks and fault.step:
                 before = [mark for step, mark in marks.items() if step < fault.step]
@@ -446,24 +315,6 @@ def verdict(a: Path, b: Path, twin: Path | None = None) -> str:
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_sound_ones_in_16_bits_are_undecided(world_size: int, tmp_path: Path) -> None:
-    """Their twin stays too near: bfloat16 does not have the unit that it moved."""
-    a, b, twin = (
-        record(tmp_path / name, autocast=True, steps=12, **plan)
-        for name, plan in (
-            ("a", {}),
-            ("b", {"world_size": 2 * world_size}),
-            ("twin", {"twin": True}),
-        )
-    )
-    for found in (compare_recordings(a, b), compare_recordings(a, b, twin)):
-        assert found.verdict == "undecided"
-        assert found.first
-        assert "computed in lower precision" in found.first.cause
-        assert {step.mark for step in found.steps} <= {"?", "~"}
-
-
-@pytest.mark.parametrize("world_size", [1, 2])
 def test_run_made_twice(sound: Any, tmp_path: Path, world_size: int) -> None:
     again = record(tmp_path / "again", world_size=world_size)
     found = compare_recordings(sound(world_size=world_size), again)
@@ -486,8 +337,8 @@ def test_samples_dealt_to_other_ranks_are_the_same_data(
 
 def test_other_versions_and_machines_are_said(sound: Any, tmp_path: Path) -> None:
     header = {"torch": "2.9.0", "threads": 8, "device": "cuda"}
-    b = record(tmp_path / "b", world_size=2, every=5, header=header)
-    found = compare_recordings(sound(world_size=1), b)
+    b = record(tmp_path / "b", world_size=2, every=5, header=header, steps=28)
+    found = compare_recordings(sound(world_size=1, steps=28), b)
     assert found.verdict == "same computation within rounding"
     assert found.asides == [
         "world_size: 1 in A, 2 in B",
@@ -496,27 +347,10 @@ def test_other_versions_and_machines_are_said(sound: Any, tmp_path: Path) -> Non
         "threads: 1 in A, 8 in B",
         "device: cpu in A, cuda in B",
     ]
-    # steps that the other had no reason to record are no difference
+    # steps that the other had no reason to record are no difference: B has one of 25
     recorded = [(step.step, step.end) for step in found.steps]
-    assert recorded == [*((step, False) for step in (0, 1, 2, 10, 20)), (23, True)]
+    assert recorded == [*((step, False) for step in (0, 1, 2, 10, 20)), (27, True)]
     assert (found.only_in_a, found.only_in_b) == ([], [])
-
-
-def test_dropout_of_other_world_sizes_is_undecided(tmp_path: Path) -> None:
-    """Its masks are of other shapes; of the same world size another seed is a fault."""
-
-    def drop(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
-        torch.manual_seed(len(own))
-        return {n: g * (torch.rand_like(g) > 0.1) for n, g in own[0].items()}
-
-    plan = {"reduce": drop, "draws": True}
-    a = record(tmp_path / "a", **plan)
-    b = record(tmp_path / "b", world_size=2, **plan)
-    twin = record(tmp_path / "twin", twin=True, **plan)
-    for found in (compare_recordings(a, b), compare_recordings(a, b, twin)):
-        assert found.verdict == "undecided"
-        assert found.first
-        assert "draws random numbers" in found.first.cause
 
 
 def test_another_seed_of_dropout(tmp_path: Path) -> None:
@@ -540,31 +374,6 @@ def test_another_seed_of_dropout(tmp_path: Path) -> None:
     assert "the random numbers of ranks 0, 1 are others" in first.cause
 
 
-def test_batch_norm_of_other_world_sizes(sound: Any) -> None:
-    plan = {"model": Normalized}
-    found = compare_recordings(sound(world_size=1, **plan), sound(world_size=2, **plan))
-    assert found.verdict == "different"
-    assert found.first
-    assert "batch norm" in found.first.cause
-
-
-def test_buffers_of_one_rank(sound: Any, tmp_path: Path) -> None:
-    plan = {"world_size": 2, "model": Normalized}
-
-    def spoil(step: int, models: Any, optimizers: Any) -> None:
-        if step == 1:
-            models[1].norm.running_mean += 1
-
-    b = record(tmp_path / "b", after=spoil, **plan)
-    found = compare_recordings(sound(**plan), b)
-    assert found.first
-    assert found.verdict == "different"
-    assert (found.first.step, found.first.what) == (2, "buffers")
-    assert (found.first.tensor, found.first.ranks) == ("norm.running_mean", "rank 1")
-    assert "not broadcast" in found.first.cause
-    assert any("buffers" in line for line in found.alarms["B"])
-
-
 def test_recording_that_ends_early(sound: Any, tmp_path: Path) -> None:
     b = record(tmp_path / "b")
     rows = rows_of(b)
@@ -579,16 +388,13 @@ def test_recording_that_ends_early(sound: Any, tmp_path: Path) -> None:
     assert {step.mark for step in found.steps} == {"="}
 
 
-def test_shorter_run(sound: Any, tmp_path: Path) -> None:
-    found = compare_recordings(sound(world_size=1), record(tmp_path / "b", steps=12))
+@pytest.mark.parametrize(
+    ("steps", "only"), [(12, "step 20"), (22, "2 steps after the first 22")]
+)
+def test_shorter_run(sound: Any, tmp_path: Path, steps: int, only: str) -> None:
+    found = compare_recordings(sound(world_size=1), record(tmp_path / "b", steps=steps))
     assert (found.verdict, found.first) == ("different", None)
-    assert (found.only_in_a, found.broken) == (["step 20"], [])
-    # one without a recorded step less
-    found = compare_recordings(record(tmp_path / "c", steps=22), sound(world_size=1))
-    assert (found.verdict, found.only_in_b) == (
-        "different",
-        ["2 steps after the first 22"],
-    )
+    assert (found.only_in_a, found.only_in_b, found.broken) == ([only], [], [])
 
 
 def test_missing_rank(sound: Any, tmp_path: Path) -> None:
@@ -620,13 +426,3 @@ def test_refusals(sound: Any, tmp_path: Path) -> None:
     assert "no recorded step in common" in refusal(compare_recordings, a, late)
     write(b, [*rows_of(b)[:2], {"kind": "nonsense"}])
     assert "damaged" in refusal(compare_recordings, a, b)
-
-
-def test_other_bits_of_the_same_numbers(sound: Any, tmp_path: Path) -> None:
-    """As where only one of them has its zeros negative."""
-    b = record(tmp_path / "b")
-    alter(
-        b, 0, lambda row: [x.update(hash="0" * 32) for x in row["parameters"].values()]
-    )
-    found = compare_recordings(sound(world_size=1), b)
-    assert found.verdict == "same computation within rounding"

@@ -10,6 +10,7 @@ from recorded import adamw, alter, record, rows_of, write
 from torch import Tensor, tensor
 
 from minitrain.compare.align import same_samples
+from minitrain.compare.difference import Cause
 from minitrain.compare.recordings import RecordingsCompared, compare_recordings
 from minitrain.recording.inputs import sample_digests
 
@@ -50,10 +51,10 @@ def test_resumed_run_is_compared_from_where_it_resumes(tmp_path: Path) -> None:
         for entry in row["gradients"].values():
             entry.update(hash="0" * 32, sketch=[*reversed(entry["sketch"])])
 
-    faults: dict[str, tuple[Change, int, str]] = {
-        "rate": (other_rate, START + 1, "scheduler was not restored"),
-        "state": (other_state, START, "optimizer's state was not restored"),
-        "data": (other_data, START, "reads the samples of step 0: the position"),
+    faults: dict[str, tuple[Change, int, Cause]] = {
+        "rate": (other_rate, START + 1, Cause.SCHEDULER_LOST),
+        "state": (other_state, START, Cause.OPTIMIZER_LOST),
+        "data": (other_data, START, Cause.POSITION_LOST),
     }
     good = resumed(tmp_path / "good", straight, lambda row: None)
     for pair in ((straight, good), (good, straight)):
@@ -64,7 +65,7 @@ def test_resumed_run_is_compared_from_where_it_resumes(tmp_path: Path) -> None:
         bad = resumed(tmp_path / name, straight, change)
         first = compare_recordings(straight, bad).first
         assert first
-        assert (first.step, cause in first.cause) == (step, True)
+        assert (first.step, first.why.cause) == (step, cause)
 
 
 def rows_read(*rows: list[int], labels: bool = False) -> dict[int, dict[str, Any]]:

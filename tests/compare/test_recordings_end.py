@@ -62,7 +62,7 @@ def test_a_rank_that_parts_after_the_last_recorded_step(tmp_path: Path) -> None:
     found = compared(tmp_path, {"after": rank_1_goes_on_alone}, world_size=2)
     assert found.verdict == "different"
     assert found.first
-    assert (found.first.end, found.first.ranks) == (True, "rank 1")
+    assert (found.first.end, found.first.ranks) == (True, (1,))
     (alarm,) = found.alarms["B"]
     assert "parameters, tensor inside.weight, rank 1: unlike those of" in alarm
 
@@ -194,15 +194,3 @@ def test_settings_of_the_optimizer(
         assert found.first
         assert (found.first.step, found.first.what) == (0, "optimizer settings")
         assert next(iter(a)) in found.first.much
-
-
-def test_what_stands_beside_the_samples(tmp_path: Path) -> None:
-    a, b = (record(tmp_path / name) for name in "ab")
-    alter(a, 0, lambda row: row.update(beside=["mask"]))
-    alter(b, 0, lambda row: row.update(beside=["mask", "mask"]))
-    assert compare_recordings(a, b).verdict == EQUAL
-    alter(b, 0, lambda row: row.update(beside=["table"]), at=10)
-    found = compare_recordings(a, b)
-    assert found.verdict == "undecided"
-    assert found.first
-    assert (found.first.step, found.first.what) == (10, "data")

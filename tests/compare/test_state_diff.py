@@ -24,30 +24,42 @@ def pair(a: Any, b: Any, dtype: torch.dtype = torch.float32) -> tuple[State, Sta
     return state(w=torch.tensor(a, dtype=dtype)), state(w=torch.tensor(b, dtype=dtype))
 
 
-def test_equal_states() -> None:
-    found = compare_states(*pair([[1.0, 2.0]], [[1.0, 2.0]]))
-    assert found.equal
-    assert (found.num_tensors, found.num_different_tensors) == (1, 0)
-    assert (found.max_ulp, found.max_abs_diff, found.first) == (0, 0.0, None)
+# IEEE 754: 3 is 0x40400000, 5 is 0x40a00000
+FIRST = Element("w", (1, 0), "3", "5", "0x40400000", "0x40a00000")
+NAN = math.nan
+FOUND: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "equal": (
+        *([[1.0, 2.0]], [[1.0, 2.0]]),
+        {"equal": True, "num_tensors": 1, "max_ulp": 0, "max_abs_diff": 0.0},
+    ),
+    "first": (
+        *([[1.0, 2.0], [3.0, 4.0]], [[1.0, 2.0], [5.0, 8.0]]),
+        {"equal": False, "first": FIRST, "num_different_elements": 2},
+    ),
+    "without dimensions": (1.0, 2.0, {"num_different_tensors": 1, "max_abs_diff": 1.0}),
+    "sign of zero": ([0.0], [-0.0], {"equal": False, "max_ulp": 0}),
+    "NaN": ([1.0, NAN], [1.0, 2.0], {"without_distance": ["w"], "max_ulp": None}),
+    "NaN in both": (
+        *([1.0, NAN, NAN], [1.0, NAN, NAN]),
+        {"equal": True, "nan": {"w": 2}, "num_elements": 3},
+    ),
+    "empty": ([], [], {"equal": True}),
+}
 
 
-def test_first_difference_with_its_bits() -> None:
-    a, b = pair([[1.0, 2.0], [3.0, 4.0]], [[1.0, 2.0], [5.0, 8.0]])
-    found = compare_states(a, b)
-    # IEEE 754: 3 is 0x40400000, 5 is 0x40a00000
-    first = Element("w", (1, 0), "3", "5", "0x40400000", "0x40a00000")
-    assert found.first == first
-    assert not found.equal
-    assert (found.num_different_tensors, found.num_different_elements) == (1, 2)
-    assert (found.max_abs_diff, found.max_abs_diff_tensor) == (4.0, "w")
+@pytest.mark.parametrize("name", FOUND)
+def test_pairs(name: str) -> None:
+    a, b, wanted = FOUND[name]
+    found = compare_states(*pair(a, b))
+    assert {key: getattr(found, key) for key in wanted} == wanted
 
 
 def test_largest_distance_need_not_be_in_the_first_tensor() -> None:
-    a = state(v=torch.zeros(2), w=torch.zeros(2))
-    b = state(v=torch.tensor([0.0, 1.0]), w=torch.tensor([2.0, 0.0]))
+    a = state(u=torch.tensor([NAN]), v=torch.zeros(2), w=torch.zeros(2))
+    b = state(u=torch.ones(1), v=torch.tensor([0.0, 1.0]), w=torch.tensor([2.0, 0.0]))
     found = compare_states(a, b)
     assert found.first is not None
-    assert found.first.tensor == "v"
+    assert (found.first.tensor, found.without_distance) == ("u", ["u"])
     assert (found.max_abs_diff, found.max_abs_diff_tensor) == (2.0, "w")
 
 
@@ -91,29 +103,6 @@ def test_every_type(dtype: torch.dtype, a_hex: str, b_hex: str) -> None:
     json.dumps(asdict(found), allow_nan=False)
 
 
-def test_without_dimensions() -> None:
-    first = compare_states(*pair(1.0, 2.0)).first
-    assert first is not None
-    assert first.index == ()
-
-
-def test_zeros_of_either_sign_are_other_bits() -> None:
-    found = compare_states(*pair([0.0], [-0.0]))
-    assert (found.equal, found.max_ulp, found.max_abs_diff) == (False, 0, 0.0)
-    assert found.first is not None
-    assert (found.first.a, found.first.b) == ("0", "-0")
-
-
-def test_nan_has_no_distance_but_the_other_tensors_have() -> None:
-    a = state(v=torch.tensor([1.0, math.nan]), w=torch.tensor([1.0]))
-    b = state(v=torch.tensor([1.0, 2.0]), w=torch.tensor([1.5]))
-    found = compare_states(a, b)
-    assert found.without_distance == ["v"]
-    assert (found.max_abs_diff, found.max_abs_diff_tensor) == (0.5, "w")
-    # the same NaN is the same bits
-    assert compare_states(a, a).equal
-
-
 def test_tensors_on_one_side() -> None:
     a, b = (
         state(v=torch.ones(1), w=torch.ones(1)),
@@ -138,28 +127,10 @@ def test_other_dtype_or_shape(a: Tensor, b: Tensor, line: str) -> None:
     assert found.num_tensors == 0
 
 
-def test_values_that_are_no_tensors() -> None:
-    a = State({}, {"epoch": 3, "lr": 0.1, "done": True})
-    b = State({}, {"epoch": 4, "lr": 0.1, "done": 1})
-    found = compare_states(a, b)
-    assert not found.equal
-    assert found.values == {"epoch": "3 against 4", "done": "True against 1"}
-
-
 def test_tensor_against_a_value() -> None:
     found = compare_states(state(step=torch.tensor(3.0)), State({}, {"step": 3.0}))
     assert found.unlike == {"step": "float32 () against the value 3.0"}
     assert not found.equal
-
-
-def test_empty_tensors_are_equal() -> None:
-    assert compare_states(state(w=torch.zeros(0)), state(w=torch.zeros(0))).equal
-
-
-def test_nan_in_both_is_equal_bits_and_counted() -> None:
-    a, b = pair([1.0, math.nan, math.nan], [1.0, math.nan, math.nan])
-    found = compare_states(a, b)
-    assert (found.equal, found.nan, found.num_elements) == (True, {"w": 2}, 3)
 
 
 @pytest.mark.parametrize(
@@ -169,12 +140,14 @@ def test_nan_in_both_is_equal_bits_and_counted() -> None:
         (0.0, -0.0, False),
         (0.1, 0.1, True),
         (1, 1.0, False),
+        (True, 1, False),
         ("adamw", "adamw", True),
     ],
 )
 def test_values_that_are_no_tensors_by_their_bits(a: Any, b: Any, equal: bool) -> None:
     found = compare_states(State({}, {"lr": a}), State({}, {"lr": b}))
     assert (found.equal, found.num_values) == (equal, 1)
+    assert found.values == ({} if equal else {"lr": f"{a!r} against {b!r}"})
 
 
 def test_tied_weights_that_one_format_keeps_once() -> None:

@@ -130,7 +130,7 @@ def test_state_that_ranks_divide_is_compared_part_by_part(folder: Path) -> None:
             STEPS - 1,
         )
         assert found.first
-        assert (found.first.what, found.first.ranks) == ("optimizer state", "rank 1")
+        assert (found.first.what, found.first.ranks) == ("optimizer state", (1,))
         assert "not restored?" in found.first.cause
 
 
@@ -168,8 +168,8 @@ def test_a_broken_tie_names_the_pair(folder: Path) -> None:
 
 
 def test_a_setting_names_the_rank_that_has_it(folder: Path) -> None:
-    for a, ranks in (("two ", "rank 1"), ("one ", "rank 1 of B")):
+    for a, of in (("two ", ""), ("one ", "B")):
         first = compared(folder, a, "two eps").first
         assert first
-        assert (first.what, first.ranks) == ("optimizer settings", ranks)
+        assert (first.what, first.ranks, first.of) == ("optimizer settings", (1,), of)
         assert first.much == "eps = 1e-08 against 1e-06"
