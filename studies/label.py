@@ -6,11 +6,16 @@ Where there is newer code, it says that too; tests/project/test_published.py wan
 to be so.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from minitrain.analysis.made_by import label, made_by_pipeline, made_in_study
+from ruamel.yaml import YAML
+
 from minitrain.core.errors import run_stage
 from minitrain.core.files import read_json
+from minitrain.core.provenance import code_sha256, measured_where
 from minitrain.report.render import write_marked
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -31,6 +36,66 @@ def labels() -> dict[Path, str]:
         study = file.parent
         texts[study] = label(made_in_study(study), f"make study-{study.name}")
     return texts
+
+
+@dataclass(frozen=True)
+class Made:
+    """A result: the script that measured it, the hash of its code (None if it was not
+    recorded), and its provenance.
+    """
+
+    script: Path
+    code: str | None
+    origin: Mapping[str, Any]
+
+    @property
+    def outdated(self) -> bool:
+        """Whether the code has changed since, or was not recorded."""
+        return self.code is None or self.code != code_sha256(self.script)
+
+
+def made_in_study(study: Path) -> list[Made]:
+    """Return the results of the stages that read no output of another stage."""
+    stages = YAML(typ="safe").load((study / "dvc.yaml").read_text("utf-8"))["stages"]
+    outs = {name: [*map(_path, stage["outs"])] for name, stage in stages.items()}
+    written = {path for paths in outs.values() for path in paths}
+    found = []
+    for name, stage in stages.items():
+        if written.isdisjoint(stage["deps"]):
+            script = study / stage["cmd"].split()[-1]
+            files = [study / path for path in outs[name] if path.endswith(".json")]
+            origin = read_json(files[0]) if files and files[0].is_file() else {}
+            origin = origin.get("provenance", origin)
+            found.append(Made(script, origin.get("code_sha256"), origin))
+    return found
+
+
+def made_by_pipeline(root: Path, manifest: Mapping[str, Any]) -> list[Made]:
+    """Return the results of the stages ``train`` and ``baseline``, by the manifest."""
+    return [
+        Made(
+            root / "stages" / f"{stage}.py",
+            manifest.get(f"{key}code_sha256"),
+            {**manifest, "measured_at": manifest[f"{key}measured_at"]},
+        )
+        for stage, key in (("train", ""), ("baseline", "baseline_"))
+    ]
+
+
+def label(made: list[Made], again: str) -> str:
+    """Return a paragraph for a README; ``again`` is the command that measures anew."""
+    lines = []
+    for one in made:
+        code = f"code {one.code[:12]}" if one.code else "code that nobody recorded"
+        where = measured_where(one.origin) if "machine" in one.origin else ""
+        lines.append(f"- `{one.script.name}`: made by {code}. {where}".rstrip())
+    if any(one.outdated for one in made):
+        lines.append(f"- Newer code may give other numbers: `{again}` measures again.")
+    return "\n".join(lines) + "\n"
+
+
+def _path(out: str | Mapping[str, Any]) -> str:
+    return out if isinstance(out, str) else next(iter(out))
 
 
 if __name__ == "__main__":
