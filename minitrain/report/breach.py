@@ -41,26 +41,18 @@ class Breach(NamedTuple):
 
 
 def breach_line(verdicts: Verdicts) -> str:
-    """Return the first breach by its cause, and where the others are; "" without any.
+    """Return the first breach by its cause, and how many follow; "" without any.
 
     ``verdicts`` is what metrics/equivalence.json holds: per run, rungs by name.
     """
     found = _breaches(verdicts)
     if not found:
         return ""
-    first, more = found[0], found[1:]
     end = HINT if all(breach.may_be_the_loss for breach in found) else ""
-    end += f"; and {len(more)} more" if more else ""
-    line = f"{first.run}: {first.check}: {first.detail}"
-    line = _cut(line, LONGEST_LINE - len(end)) + end
-    names: dict[str, list[str]] = {}
-    for breach in more:
-        names.setdefault(breach.run, []).append(breach.check)
-    where = ", ".join(f"{run} ({', '.join(names[run])})" for run in names)
-    room = LONGEST_LINE - len(line) - len(": ")
-    # a few letters of a name would say nothing
-    enough = len(where) <= room or room > 20
-    return f"{line}: {_cut(where, room)}" if more and enough else line
+    end += f"; and {len(found) - 1} more" if len(found) > 1 else ""
+    line = f"{found[0].run}: {found[0].check}: {found[0].detail}"
+    room = LONGEST_LINE - len(end)
+    return (line if len(line) <= room else f"{line[: room - 3]}...") + end
 
 
 def refuse(verdicts: Verdicts, metrics: Path) -> None:
@@ -99,7 +91,3 @@ def _breaches(verdicts: Verdicts) -> list[Breach]:
                 found.append(Breach(run, name, detail, may_be))
     # stable: run by run, and in a run as the ladder has them
     return sorted(found, key=lambda breach: cause(breach.check))
-
-
-def _cut(text: str, room: int) -> str:
-    return text if len(text) <= room else f"{text[: max(room - 3, 0)]}..."

@@ -78,9 +78,9 @@ def report(f: Facts) -> Markup:
         f=f,
         manifest=manifest(f),
         ladder=f.ladder_study,
-        ladder_foreign=f.ladder_study.foreign(f.made),
+        ladder_mismatch=f.ladder_study.mismatch(f.made),
         hosts=f.hosts_study,
-        hosts_foreign=f.hosts_study.foreign(f.made),
+        hosts_mismatch=f.hosts_study.mismatch(f.made),
         **{name: sentence(name, f) for name in names},
     )
 
@@ -114,7 +114,7 @@ def manifest(f: Facts) -> dict[str, Any]:
         "launcher": made["launcher"],
         "verdict": f.verdict(f.run),
         "verdicts": {
-            run: {"verdict": f.verdict(run), "rests_on": entry.get("rests_on")}
+            run: {"verdict": f.verdict(run), "rests_on": entry["rests_on"]}
             for run, entry in f.equivalence.items()
         },
         "sync": made["sync"],
@@ -128,8 +128,8 @@ def manifest(f: Facts) -> dict[str, Any]:
         "torch": f.machine["torch"],
         "machine": dict(f.machine),
         "git_commit": made["git_commit"],
-        "code_sha256": made.get("code_sha256"),
-        "baseline_code_sha256": f.baseline_provenance.get("code_sha256"),
+        "code_sha256": made["code_sha256"],
+        "baseline_code_sha256": f.baseline_provenance["code_sha256"],
         "measured_at": made["measured_at"],
         "baseline_measured_at": f.baseline_provenance["measured_at"],
         "params_sha256": f.params_sha256,

@@ -20,7 +20,7 @@ from markupsafe import Markup
 from minitrain.analysis.account import CLOSED_WITHIN
 from minitrain.core.files import open_atomic
 from minitrain.report import numbers
-from minitrain.report.checks import RUNGS, VERDICT_MARKS, Mark
+from minitrain.report.checks import MARKS, RUNGS, Mark
 from minitrain.report.facts import PARTS
 from minitrain.report.studied import BYTES, DISTANCES, LossCurve
 
@@ -150,7 +150,7 @@ _FUNCTIONS = {name: getattr(numbers, name) for name in numbers.IN_TEMPLATES}
 _TABLES = {
     "PARTS": PARTS,
     "RUNGS": RUNGS,
-    "VERDICT_MARKS": VERDICT_MARKS,
+    "MARKS": MARKS,
     "BYTES": BYTES,
     "DISTANCES": DISTANCES,
     "LossCurve": LossCurve,

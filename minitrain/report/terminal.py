@@ -6,7 +6,7 @@ from typing import Any
 
 from minitrain.analysis.comparison import Verdict
 from minitrain.core.files import read_csv, read_json, reading
-from minitrain.report.facts import COMPUTE, most_apart, num_hosts, shares_of
+from minitrain.report.facts import COMPUTE, most_apart, shares_of
 from minitrain.report.render import sentence
 
 # columns of a terminal
@@ -34,7 +34,7 @@ def summary_lines(metrics: Path) -> tuple[bool, list[str]]:
         account = timing[run]["account"]
         shares = shares_of(account) if account["closed"] else {}
         compute = sum(shares.get(part, 0) for part in COMPUTE)
-        hosts = num_hosts(timing[run])
+        hosts = timing[run]["num_hosts"]
         time = sentence("time_line", run, hosts, account, shares, compute)
     found = {"Bits": bits, "Speed": speed, "Time": time}
     found["Loss"] = _loss(metrics / "losses.csv", run)

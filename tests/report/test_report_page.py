@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 from argparse import Namespace
-from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from project import PARAMS_FILE, ROOT
 from report_inputs import (
     MACHINE,
     arms,
+    bugs,
     facts,
     ladder_of,
     on_two_hosts,
@@ -28,12 +28,10 @@ from report_inputs import (
     rung,
     studied,
     timing_of,
-    zoo,
 )
 
 from minitrain.cli.main import run as minitrain
 from minitrain.cli.report import answer
-from minitrain.core.arms import baseline_arms
 from minitrain.core.errors import EvidenceError, UserError
 from minitrain.core.params import load_params
 from minitrain.report import read
@@ -41,7 +39,6 @@ from minitrain.report.facts import Facts
 from minitrain.report.publish import FILES
 from minitrain.report.publish import report as page_of
 from minitrain.report.render import escaped, markdown, sentence, table, to_html
-from minitrain.report.studied import digest
 from stages import report
 
 pytestmark = pytest.mark.slow
@@ -88,7 +85,11 @@ def pictures(folder: Path) -> Path:
 def breach_page(text: str) -> Markup:
     """A page with ``text`` in a paragraph and in two tables."""
     breach = {"run": text, "check": text, "detail": text}
-    shown = {"breaches": [breach], "verdicts": {text: text}, "equivalence": {text: {}}}
+    shown = {
+        "breaches": [breach],
+        "verdicts": {text: text},
+        "equivalence": {text: {"rests_on": text}},
+    }
     return markdown("breach.md", text=text, **shown)
 
 
@@ -117,7 +118,7 @@ def test_html_escapes_everything(tmp_path: Path) -> None:
     assert any(SHOWN in one for one in words)
     read = Reader(to_html(breach_page(NASTY), tmp_path))
     assert not {"script", "a", "em", "code"} & {*read.tags}
-    assert read.texts.count(SHOWN) == 6
+    assert read.texts.count(SHOWN) == 7
 
 
 @given(st.text(st.characters(exclude_categories=["Cs", "Cc"])))
@@ -189,9 +190,12 @@ def test_page_answers_its_questions(world_sizes: list[int]) -> None:
 
 def test_studies_of_other_code_are_left_out() -> None:
     other = studied(origin=origin(train_code_sha256="00" * 32))
-    f = facts([1, 2], ladder_study=other, bugs=digest(zoo()))
+    f = facts([1, 2], ladder_study=other, bugs=bugs())
     text = page_of(f)
-    assert "types are left out: other code produced its result. `make study-lad" in text
+    assert (
+        "left out: its result was measured with code 000000000000, here it is abab"
+        in text
+    )
     assert "And with more processes" not in text
     assert "## And on two hosts?" in text
     assert "| sum for mean | a project #1 | \\~ looks right | ✓ replay |" in text
@@ -236,27 +240,7 @@ def test_run_on_two_hosts_is_marked_wherever_it_is_named() -> None:
     assert "Everything except gloo-2 (2 hosts) was measured on one machine," in far
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("one_process_all_cores", "one process on all cores"),
-        ("one_process-again", "one process, A/A duplicate"),
-        ("gloo-2", "2 processes, shm"),
-        ("gloo-4-timed", "4 processes, shm with timing hook"),
-        (
-            "gloo-4-no-sync-again",
-            "4 processes, no communication (the ceiling), A/A duplicate",
-        ),
-    ],
-)
-def test_arms_in_words(name: str, words: str) -> None:
-    arms = {arm.name: arm for arm in baseline_arms([1, 2, 4])}
-    assert sentence("arm", arms[name], "shm") == words
-
-
-MARKED = (
-    "# T\n<!-- result -->\nold\n<!-- /result -->\n<!-- made-by -->\n<!-- /made-by -->\n"
-)
+MARKED = "# T\n<!-- result -->\nold\n<!-- /result -->\n"
 
 
 def write(path: Path, content: Any) -> None:
@@ -297,7 +281,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         study.table.to_csv(metrics / f"{name}.csv", index=False)
         write(metrics / f"{name}.json", study.origin)
     measured.collectives_study.to_csv(metrics / "collectives.csv", index=False)
-    write(metrics / "zoo.json", digest(zoo()))
+    write(metrics / "zoo.json", bugs())
     return tmp_path
 
 
@@ -348,55 +332,20 @@ def test_stage_leaves_readme_alone(project: Path) -> None:
     assert "| 2 processes, DDP | 2 | 1 | " in (project / "README.md").read_text()
 
 
-def without_stragglers(text: str) -> str:
-    timings = json.loads(text)
-    del timings["gloo-2"]["stragglers"]
-    return json.dumps(timings)
-
-
-def replaced(old: str, new: str) -> Callable[[str], str]:
-    return lambda text: text.replace(old, new)
-
-
 @pytest.mark.parametrize(
-    ("file", "spoil", "line"),
+    ("file", "old", "new", "line"),
     [
-        ("metrics/account.csv", replaced("20.0,", "2o.0,"), "account.csv: damaged"),
-        (
-            "metrics/account.csv",
-            replaced("gloo-2,wait_ms", "gloo-3,wait_ms"),
-            "account.csv: damaged.*no row of gloo-2, wait_ms",
-        ),
-        (
-            "data/shards/world-2/index.json",
-            replaced("1234", '"many"'),
-            "index.json: damaged",
-        ),
-        (
-            "data/runs/gloo-2/losses.csv",
-            replaced("\n7,", "\n8,"),
-            "losses.csv: damaged.*not one row for each of 100 steps",
-        ),
-        (
-            "data/baseline/rounds.csv",
-            replaced("\n3,", "\n4,"),
-            "rounds.csv: damaged.*not 18 rounds",
-        ),
-        (
-            "metrics/equivalence.json",
-            replaced('"equal"', '"fine"'),
-            "gloo-1, trained: verdict 'fine', must be one",
-        ),
-        ("metrics/timing.json", replaced("gloo-2", "gloo-3"), "no run gloo-2"),
-        ("metrics/timing.json", without_stragglers, "no stragglers of gloo-2"),
+        ("metrics/account.csv", "20.0,", "2o.0,", "account.csv: damaged"),
+        ("metrics/timing.json", "gloo-2", "gloo-3", "timing.json: damaged.*gloo-2"),
+        ("data/baseline/rounds.csv", "gloo-2,", "gloo-3,", "rounds or more of every"),
     ],
 )
 def test_damaged_files_are_one_line(
-    project: Path, file: str, spoil: Callable[[str], str], line: str
+    project: Path, file: str, old: str, new: str, line: str
 ) -> None:
     path = project / file
     whole = path.read_text()
-    path.write_text(spoil(whole))
+    path.write_text(whole.replace(old, new))
     assert path.read_text() != whole
     with pytest.raises(UserError, match=line):
         report.main()
