@@ -1,9 +1,8 @@
 """The checks of metrics/equivalence.json: what each compares, and its outcome."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from minitrain.proof.words import verdict_in_words
 
@@ -68,43 +67,31 @@ MARKS = {
 BYTE_CHECKS = ("ranks", "replay", "replay_gradients", "replay_parameters")
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The outcome of one check; figures are None where it compared none."""
+class Outcome(NamedTuple):
+    """The outcome of one check, and ``figures``, its entry in equivalence.json."""
 
     mark: Mark
     verdict: str
-    bytes_equal: bool | None = None
-    max_ulp: int | None = None
-    max_abs_diff: float | None = None
-    detail: str = ""
+    figures: Mapping[str, Any]
 
     def __str__(self) -> str:
         words = self.verdict
         if self.mark is Mark.NEAR:
-            apart = self.max_abs_diff
+            apart = self.figures["max_abs_diff"]
             words = "within" if apart is None else f"{apart:.1e}"
         return f"{self.mark} {words}"
 
 
-NOT_RUN = Outcome(Mark.NOT_RUN, "not run")
+NOT_RUN = Outcome(Mark.NOT_RUN, "not run", {})
 
 
 def outcomes_of(entry: Mapping[str, Any]) -> dict[str, Outcome]:
     """Return the outcome of each check in one run's entry."""
-    return {name: _outcome(check) for name, check in checks_of(entry).items()}
-
-
-def _outcome(check: Mapping[str, Any]) -> Outcome:
-    verdict = verdict_in_words(check)
-    return Outcome(
-        MARKS[verdict],
-        verdict,
-        check.get("bytes_equal"),
-        check.get("max_ulp"),
-        check.get("max_abs_diff"),
-        check.get("detail", ""),
-    )
+    found = {}
+    for name, check in checks_of(entry).items():
+        verdict = verdict_in_words(check)
+        found[name] = Outcome(MARKS[verdict], verdict, check)
+    return found
 
 
 def checks_of(entry: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

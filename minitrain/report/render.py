@@ -146,8 +146,8 @@ _LAYOUT: dict[str, Any] = {
 _MARKDOWN = Environment(finalize=escaped, autoescape=True, **_LAYOUT)
 _MARKUP = Environment(autoescape=True, **_LAYOUT)
 _PLAIN = Environment(**_LAYOUT)
-_FUNCTIONS = {name: getattr(numbers, name) for name in numbers.IN_TEMPLATES}
-_TABLES = {
+_NAMES = {
+    **vars(numbers),
     "PARTS": PARTS,
     "RUNGS": RUNGS,
     "MARKS": MARKS,
@@ -157,7 +157,7 @@ _TABLES = {
     "CLOSED_WITHIN": CLOSED_WITHIN,
 }
 for _environment in (_MARKDOWN, _MARKUP, _PLAIN):
-    _environment.globals |= _FUNCTIONS | _TABLES
+    _environment.globals |= _NAMES
     _environment.filters["ms"] = numbers.ms
 _OPTIONS = {"html": True, "xhtmlOut": False}
 _PARSER = MarkdownIt("commonmark", _OPTIONS, renderer_cls=_Renderer).enable("table")
