@@ -28,7 +28,7 @@ NUM_RESAMPLES = 2000
 RESAMPLING_SEED = 35000
 
 
-class Verdict(StrEnum):
+class SpeedVerdict(StrEnum):
     """How the speed of an arm compares with that of another."""
 
     FASTER = "faster"
@@ -69,16 +69,16 @@ class Comparison:
         return max(self.ratio, 1 / self.ratio) - 1 > self.noise_floor
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> SpeedVerdict:
         """The speed of arm A: decided by an interval without 1 beyond the floor."""
         if not (self.excludes_one and self.exceeds_floor):
-            return Verdict.UNDECIDED
-        return Verdict.FASTER if self.ratio > 1 else Verdict.SLOWER
+            return SpeedVerdict.UNDECIDED
+        return SpeedVerdict.FASTER if self.ratio > 1 else SpeedVerdict.SLOWER
 
     @property
     def decided(self) -> bool:
         """Whether one arm is faster."""
-        return self.verdict is not Verdict.UNDECIDED
+        return self.verdict is not SpeedVerdict.UNDECIDED
 
 
 class Rounds:

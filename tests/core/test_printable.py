@@ -76,8 +76,6 @@ COMMANDS: dict[str, Callable[[Path], list[str]]] = {
     "option": lambda folder: ["doctor", f"--{FORGED}"],
     "argument": lambda folder: ["explain", FORGED],
     "choice": lambda folder: ["check", "--optimizer", FORGED],
-    "summary": lambda folder: ["summary", "--metrics", f"{folder}/{FORGED}"],
-    "report": lambda folder: ["report", "--metrics", f"{folder}/{FORGED}"],
 }
 
 

@@ -120,15 +120,15 @@ def test_file_that_is_missing_or_of_an_older_version_is_named(tmp_path: Path) ->
 def test_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "mine").mkdir()
-    published(tmp_path / "mine", measured([2]))
+    (tmp_path / "metrics").mkdir()
+    published(tmp_path / "metrics", measured([2]))
     monkeypatch.chdir(tmp_path)
-    assert run(["summary", "--metrics", "mine"]) == 0
+    assert run(["summary"]) == 0
     text = capsys.readouterr().out
-    assert text.splitlines()[-1] == "Report mine/report.html"
-    assert run(["summary", "--metrics", "mine", "--json"]) == 0
+    assert text.splitlines()[-1] == "Report metrics/report.html"
+    assert run(["summary", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told == {"ok": True, "lines": text.splitlines()}
-    write_json(tmp_path / "mine/summary.json", {"breach": "gloo-2: x"})
-    assert run(["summary", "--metrics", "mine"]) == 1
+    write_json(tmp_path / "metrics/summary.json", {"breach": "gloo-2: x"})
+    assert run(["summary"]) == 1
     assert capsys.readouterr().out.startswith("Breach: gloo-2: x.\n")
