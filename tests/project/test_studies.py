@@ -13,14 +13,13 @@ from dvc.repo import Repo
 from interleaved import load_interleaved
 from one_line import refusal
 from project import PARAMS_FILE, ROOT
-from report_inputs import MACHINE
 from ruamel.yaml import YAML
 from study_settings import Interleaved, load_study
 from test_docs import written_by
 
 from minitrain.analysis.busy import MAX_TAKEN
 from minitrain.core.errors import UserError
-from minitrain.core.files import read_json, write_json
+from minitrain.core.files import write_json
 from minitrain.core.provenance import provenance
 from minitrain.core.schema import Section
 
@@ -159,62 +158,6 @@ def test_no_study_writes_what_another_writes_or_the_pipeline_reads() -> None:
     assert len(of_studies) > len(STUDIES)
     assert not of_studies & read
     assert sorted(set(written)) == sorted(written)
-
-
-def zoo() -> dict[str, Any]:
-    """What is in studies/zoo/zoo.json, of three bugs, one of which nobody catches: two
-    clean runs lie 1 apart, so that the second bug's curve, 5 away, looks wrong.
-    """
-
-    def bug(check: str, losses: list[float], **verdicts: str) -> dict[str, Any]:
-        about = {"met_in": "a project #1", "model": "plain", "check": check}
-        return {**about, "verdicts": verdicts, "losses": losses}
-
-    provenance = {"measured_at": "2026-01-01T02:03:04Z", "git_commit": "0123"}
-    return {
-        "bugs": {
-            "sum_for_mean": bug("replay", [4.0] * 8, ranks="equal", replay="breach"),
-            "other_data": bug("data", [9.0] * 8, data="breach", replay="breach"),
-            "stops": bug("ranks", [4.0], ranks="equal"),
-        },
-        "clean": [{"breaches": []}, {"breaches": ["ranks"]}],
-        "clean_losses": {"plain": [[4.0] * 8, [5.0] * 8]},
-        "code_sha256": "12" * 32,
-        "machine": MACHINE,
-        **provenance,
-    }
-
-
-def test_zoo_leaves_its_digest_for_the_report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    draw = load_script(ROOT / "studies/zoo/draw_matrix.py")
-    study, metrics = tmp_path / "studies/zoo", tmp_path / "metrics"
-    for folder in (study, metrics):
-        folder.mkdir(parents=True)
-    monkeypatch.setattr(draw, "STUDY", study)
-    write_json(study / "zoo.json", zoo())
-    draw.main()
-    found = read_json(metrics / "zoo.json")
-    curves = [bug["loss"] for bug in found["bugs"].values()]
-    assert curves == ["looks right", "looks wrong", "training stops"]
-    caught = [bug["caught_by"] for bug in found["bugs"].values()]
-    assert caught == [["replay"], ["data", "replay"], []]
-    assert (found["clean_runs"], found["alarms"]) == (2, 1)
-    assert found["provenance"]["code_sha256"] == "12" * 32
-    # two clean seeds 1 apart have a standard deviation of 0.71
-    clean = [[4.0] * 8, [5.0] * 8]
-    looks = [draw.loss_curve([loss] * 8, clean) for loss in (4.7, 4.72)]
-    assert looks == ["looks right", "looks wrong"]
-    assert {path.name for path in study.glob("*.png")} == {"matrix.png", "losses.png"}
-    # bugs may leave out rungs
-    (study / "matrix.png").unlink()
-    bugs = {
-        "a": {"check": "ranks", "verdicts": {"ranks": "breach"}},
-        "b": {"check": "replay", "verdicts": {"ranks": "equal", "replay": "breach"}},
-    }
-    draw.draw_matrix({"bugs": bugs, "clean": []})
-    assert (study / "matrix.png").is_file()
 
 
 @pytest.mark.parametrize("others", [0.02, 0.4])
