@@ -9,7 +9,6 @@ import argparse
 from pathlib import Path
 
 from minitrain.cli.answer import Answer
-from minitrain.core.printable import as_lines
 
 EXAMPLES = {
     "the last lines of make": "minitrain summary",
@@ -23,4 +22,4 @@ def answer(options: argparse.Namespace) -> Answer:
     from minitrain.report.terminal import summary_lines
 
     ok, lines = summary_lines(Path("metrics"))
-    return Answer(ok, {"ok": ok, "lines": lines}, as_lines(lines))
+    return Answer(ok, {"ok": ok, "lines": lines}, "\n".join(lines))

@@ -10,27 +10,14 @@ from minitrain.core.arms import ONE_PROCESS
 from minitrain.core.errors import EvidenceError
 from minitrain.core.files import atomic_path, open_atomic, write_json
 from minitrain.core.params import load_params
-from minitrain.report.breach import breach_line, refuse
+from minitrain.report.breach import breach_line
 from minitrain.report.checks import byte_equivalent
 from minitrain.report.facts import Facts
 from minitrain.report.overview import draw_overview
 from minitrain.report.pictures import draw_account, draw_losses, draw_scaling
-from minitrain.report.read import Project, read_equivalence, read_facts
+from minitrain.report.read import Project, read_facts, read_runs
 from minitrain.report.render import markdown, sentence, write_page
 
-# what is published in the folder of results; after a breach not all of it
-FILES = (
-    "report.html",
-    "report.md",
-    "manifest.json",
-    "summary.json",
-    "scaling.csv",
-    "losses.csv",
-    "overview.svg",
-    "scaling.png",
-    "account.png",
-    "losses.png",
-)
 # dvc shows five decimals
 BILLIONTHS = 1e9
 
@@ -39,14 +26,13 @@ def publish(project: Project) -> str:
     """Write the results of ``project`` -> the headline. Measures nothing.
 
     Raises:
-        EvidenceError: A check breached; the breach was published instead.
+        EvidenceError: A check breached; the stage that found it published that.
         UserError: A run was not measured, or a file is damaged.
     """
     params, metrics = load_params(project.params), project.metrics
-    equivalence = read_equivalence(project, params)
+    equivalence = read_runs(metrics / "equivalence.json", params)
     if line := breach_line(equivalence):
-        refuse(equivalence, metrics)
-        raise EvidenceError(f"Breach: {line}")
+        raise EvidenceError(f"breach: {line}")
     f = read_facts(project, params, equivalence)
 
     with open_atomic(metrics / "overview.svg") as file:

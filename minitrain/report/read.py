@@ -29,11 +29,6 @@ class Project:
     zoo: Path
 
 
-def read_equivalence(project: Project, params: Params) -> dict[str, Any]:
-    """Return the entries of metrics/equivalence.json for the runs of ``params``."""
-    return _of_runs(project.metrics / "equivalence.json", params)
-
-
 def read_facts(project: Project, params: Params, equivalence: dict[str, Any]) -> Facts:
     """Read what ``params`` ask for, and nothing that an earlier setting left behind.
 
@@ -64,7 +59,7 @@ def read_facts(project: Project, params: Params, equivalence: dict[str, Any]) ->
             for run, world_size in runs.items()
         },
         equivalence=equivalence,
-        timing=_of_runs(metrics / "timing.json", params),
+        timing=read_runs(metrics / "timing.json", params),
         account=read_csv(metrics / "account.csv"),
         losses={
             run: read_csv(folder / "losses.csv", "step", "loss")
@@ -88,7 +83,8 @@ def _studied(stem: Path, params: Params) -> tuple[pd.DataFrame, Any, dict[str, A
     return table, read_json(origin), params.model.model_dump(mode="json")
 
 
-def _of_runs(file: Path, params: Params) -> dict[str, Any]:
+def read_runs(file: Path, params: Params) -> dict[str, Any]:
+    """Return the entries of a JSON file for the runs of ``params``."""
     runs = [*params.runs()]
     found = read_json(file, *runs)
     return {run: found[run] for run in runs}

@@ -7,17 +7,7 @@ from markupsafe import Markup
 from minitrain.core.arms import baseline_arms
 from minitrain.core.files import read_csv, read_json
 from minitrain.report.facts import strategy_name
-from minitrain.report.render import escaped, markdown, write_marked
-
-
-def write_result(readme: Path, metrics: Path) -> None:
-    """Write the result in the folder ``metrics``, or its breach, into ``readme``."""
-    if breach := read_json(metrics / "summary.json").get("breach"):
-        where = "No result was published; metrics/report.md lists the differences."
-        text = f"**{escaped(f'Breach: {breach}.')}**\n\n{where}\n"
-    else:
-        text = result_block(metrics)
-    write_marked(readme, "result", text)
+from minitrain.report.render import markdown
 
 
 def result_block(metrics: Path) -> Markup:

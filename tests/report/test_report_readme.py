@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 from report_inputs import facts, ladder_of, on_two_hosts, provenance_of, published
 
-from minitrain.core.files import write_json
-from minitrain.report.readme import result_block, write_result
+from minitrain.report.readme import result_block
 from minitrain.report.render import write_marked
 
-MARKED = "# T\n<!-- result -->\nold\n<!-- /result -->\n"
+MARKED = "T\n<!-- result -->\nold\n<!-- /result -->\n"
 
 
 def block(folder: Path, **changes: Any) -> str:
@@ -51,28 +50,20 @@ def test_two_hosts_have_no_speed_of_one_beside_them(tmp_path: Path) -> None:
     assert "Speeds are of one host; gloo-2 ran on 2, so only its verdict" in made
 
 
-def test_readme_gets_the_result_or_the_breach(tmp_path: Path) -> None:
-    metrics = tmp_path / "metrics"
-    metrics.mkdir()
-    made = block(metrics)
-    readme = tmp_path / "README.md"
-    readme.write_text(MARKED)
-    write_result(readme, metrics)
-    expected = f"# T\n<!-- result -->\n{made}<!-- /result -->\n"
-    assert readme.read_text() == expected
-    write_json(metrics / "summary.json", {"breach": "gloo-2: ranks: a|b"})
-    write_result(readme, metrics)
-    assert "\n**Breach: gloo-2: ranks: a\\|b.**\n" in readme.read_text()
-
-
 @pytest.mark.parametrize(
-    "text",
-    ["# No marks\n", "<!-- result -->\nnever closed\n", "<!-- /result -->\n", None],
+    ("text", "after"),
+    [
+        (MARKED, MARKED.replace("old", "new")),
+        ("# No marks\n", "# No marks\n"),
+        ("<!-- result -->\nnever closed\n", "<!-- result -->\nnever closed\n"),
+        (None, None),
+    ],
 )
-def test_a_readme_without_marks_is_left_alone(tmp_path: Path, text: str | None) -> None:
+def test_text_goes_between_its_marks(
+    tmp_path: Path, text: str | None, after: str | None
+) -> None:
     path = tmp_path / "README.md"
     if text is not None:
         path.write_text(text)
     write_marked(path, "result", "new\n")
-    assert path.exists() == (text is not None)
-    assert text is None or path.read_text() == text
+    assert (path.read_text() if path.exists() else None) == after
