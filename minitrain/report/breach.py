@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from minitrain.analysis.verdicts import BUFFERS, FINE, cause
+from minitrain.analysis.verdicts import cause
 from minitrain.core.files import atomic_path, write_json
 from minitrain.report.checks import checks_of
 from minitrain.report.render import markdown, write_page
@@ -16,10 +16,6 @@ Verdicts = Mapping[str, Mapping[str, Any]]
 
 # with "error: equivalence: " in front of it, a line stays below 240 characters
 LONGEST_LINE = 215
-HINT = (
-    "; only one_process checks breach: the loss may not be the mean over the counted "
-    "targets"
-)
 # made from speeds, accounts, losses and states of runs that are refused
 REMOVED = (
     "manifest.json",
@@ -32,12 +28,11 @@ REMOVED = (
 
 
 class Breach(NamedTuple):
-    """A check that breached; ``may_be_the_loss``: the loss is a likely cause."""
+    """A check that breached."""
 
     run: str
     check: str
     detail: str
-    may_be_the_loss: bool
 
 
 def breach_line(verdicts: Verdicts) -> str:
@@ -48,10 +43,8 @@ def breach_line(verdicts: Verdicts) -> str:
     found = _breaches(verdicts)
     if not found:
         return ""
-    end = HINT if all(breach.may_be_the_loss for breach in found) else ""
-    end += f"; and {len(found) - 1} more" if len(found) > 1 else ""
-    line = f"{found[0].run}: {found[0].check}: {found[0].detail}"
-    room = LONGEST_LINE - len(end)
+    end = f"; and {len(found) - 1} more" if len(found) > 1 else ""
+    line, room = ": ".join(found[0]), LONGEST_LINE - len(end)
     return (line if len(line) <= room else f"{line[: room - 3]}...") + end
 
 
@@ -80,14 +73,11 @@ def refuse(verdicts: Verdicts, metrics: Path) -> None:
 
 
 def _breaches(verdicts: Verdicts) -> list[Breach]:
-    found = []
-    for run, rungs in verdicts.items():
-        # a buffer that steers the loss is the likelier cause
-        steered = rungs.get(BUFFERS, {}).get("verdict", "equal") not in FINE
-        for name, rung in checks_of(rungs).items():
-            if rung["verdict"] == "breach":
-                detail = " ".join(str(rung.get("detail") or "no detail").split())
-                may_be = name.startswith("one_process") and not steered
-                found.append(Breach(run, name, detail, may_be))
+    found = [
+        Breach(run, name, " ".join(check["detail"].split()))
+        for run, entry in verdicts.items()
+        for name, check in checks_of(entry).items()
+        if check["verdict"] == "breach"
+    ]
     # stable: run by run, and in a run as the ladder has them
     return sorted(found, key=lambda breach: cause(breach.check))

@@ -11,9 +11,8 @@ from minitrain.cli.walk import walk
 
 def test_numbers_by_hand() -> None:
     taken = walk()
-    of_ranks = {
-        key: [rank[key] for rank in taken["ranks"]] for key in taken["ranks"][0]
-    }
+    ranks = taken["ranks"]
+    of_ranks = {key: [rank[key] for rank in ranks] for key in ranks[0]}
     # the mean of -2 x^2 over two samples each: (1, 13), (2, 6), (3, 7), (12, 16)
     assert of_ranks["samples"] == [[0, 12], [1, 5], [2, 6], [11, 15]]
     assert of_ranks["gradient"] == [-170, -40, -58, -400]
