@@ -1,10 +1,4 @@
-"""Write into the README of every study, and of the project, which code made its result.
-
-python studies/label.py
-
-Where there is newer code, it says that too; tests/project/test_published.py wants it
-to be so.
-"""
+"""Write into every README which code made its result, and whether there is newer code."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,20 +23,15 @@ def main() -> None:
 def labels() -> dict[Path, str]:
     """What belongs into the README of each folder."""
     manifest = read_json(ROOT / "metrics" / "manifest.json")
-    texts = {ROOT: ""}
-    if manifest.get("verdict") != "breach":
-        texts[ROOT] = label(made_by_pipeline(ROOT, manifest), "make")
-    for file in sorted(ROOT.glob("studies/*/dvc.yaml")):
-        study = file.parent
+    texts = {ROOT: label(made_by_pipeline(ROOT, manifest), "make")}
+    for study in sorted(file.parent for file in ROOT.glob("studies/*/dvc.yaml")):
         texts[study] = label(made_in_study(study), f"make study-{study.name}")
     return texts
 
 
 @dataclass(frozen=True)
 class Made:
-    """A result: the script that measured it, the hash of its code (None if it was not
-    recorded), and its provenance.
-    """
+    """A result: its script, the hash of its code if recorded, and its provenance."""
 
     script: Path
     code: str | None
@@ -57,7 +46,10 @@ class Made:
 def made_in_study(study: Path) -> list[Made]:
     """Return the results of the stages that read no output of another stage."""
     stages = YAML(typ="safe").load((study / "dvc.yaml").read_text("utf-8"))["stages"]
-    outs = {name: [*map(_path, stage["outs"])] for name, stage in stages.items()}
+    outs = {
+        name: [o if isinstance(o, str) else next(iter(o)) for o in stage["outs"]]
+        for name, stage in stages.items()
+    }
     written = {path for paths in outs.values() for path in paths}
     found = []
     for name, stage in stages.items():
@@ -92,10 +84,6 @@ def label(made: list[Made], again: str) -> str:
     if any(one.outdated for one in made):
         lines.append(f"- Newer code may give other numbers: `{again}` measures again.")
     return "\n".join(lines) + "\n"
-
-
-def _path(out: str | Mapping[str, Any]) -> str:
-    return out if isinstance(out, str) else next(iter(out))
 
 
 if __name__ == "__main__":

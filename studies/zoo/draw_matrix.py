@@ -1,6 +1,5 @@
 """Draw the matrix of bugs and checks, and loss curves with and without each bug."""
 
-from collections.abc import Sequence
 from operator import methodcaller
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from matplotlib.patches import Rectangle
 from minitrain.core.errors import run_stage
 from minitrain.core.files import read_json, write_json
 from minitrain.report.canvas import BLUE, DPI, ORANGE, WIDTH_IN, canvas, save
-from minitrain.report.studied import LossCurve
+from minitrain.report.studied import LossCurve, digest, loss_curve
 
 STUDY = Path(__file__).resolve().parent
 COLORS = {"breach": BLUE, "not run": "white"}
@@ -26,42 +25,6 @@ def main() -> None:
     # For the report of the pipeline, but as no output of this stage: else `dvc repro`
     # of the pipeline would run the study.
     write_json(STUDY.parents[1] / "metrics/zoo.json", digest(result))
-
-
-def digest(zoo: dict[str, Any]) -> dict[str, Any]:
-    """Return the few facts of zoo.json that the report of the pipeline shows."""
-    bugs = {
-        name: {
-            "met_in": bug["met_in"],
-            "check": bug["check"],
-            "caught_by": [rung for rung, v in bug["verdicts"].items() if v == "breach"],
-            "loss": loss_curve(bug["losses"], zoo["clean_losses"][bug["model"]]),
-        }
-        for name, bug in zoo["bugs"].items()
-    }
-    made = ("measured_at", "git_commit", "code_sha256", "machine")
-    return {
-        "bugs": bugs,
-        "clean_runs": len(zoo["clean"]),
-        "alarms": sum(bool(run["breaches"]) for run in zoo["clean"]),
-        "provenance": {key: zoo[key] for key in made},
-    }
-
-
-def loss_curve(mine: Sequence[float], clean: Sequence[Sequence[float]]) -> LossCurve:
-    """Return what the losses of a run with a bug look like beside clean runs.
-
-    ``clean`` has one run for each seed; the first has the seed of the run. A curve
-    looks right if its distance to that one over the last quarter of the steps is at
-    most the spread of the seeds.
-    """
-    curves, own = np.array(clean), np.array(mine)
-    if len(own) < curves.shape[1]:
-        return LossCurve.STOPS
-    last = slice(-(len(own) // 4), None)
-    distance = np.sqrt(np.mean((own - curves[0])[last] ** 2))
-    spread = np.sqrt(np.mean(curves.var(0, ddof=1)[last]))
-    return LossCurve.HIDDEN if distance <= spread else LossCurve.SHOWS
 
 
 def draw_matrix(result: dict[str, Any]) -> None:

@@ -17,7 +17,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from draw_matrix import digest
 from held_out import errors
 from least_squares import nonnegative
 from project import ROOT
@@ -26,6 +25,7 @@ from test_docs import marked, require_marked, table
 
 from minitrain.core.provenance import code_sha256
 from minitrain.report.readme import result_block
+from minitrain.report.studied import digest
 from studies import label
 from studies.label import Made, made_by_pipeline, made_in_study
 

@@ -7,6 +7,7 @@ import draw_matrix as draw
 import pytest
 
 from minitrain.core.files import read_json, write_json
+from minitrain.report.studied import loss_curve
 
 
 def zoo() -> dict[str, Any]:
@@ -51,6 +52,6 @@ def test_zoo_leaves_its_digest_for_the_report(
     assert found["provenance"]["code_sha256"] == "12" * 32
     # two clean seeds 1 apart have a standard deviation of 0.71
     clean = [[4.0] * 8, [5.0] * 8]
-    looks = [draw.loss_curve([loss] * 8, clean) for loss in (4.7, 4.72)]
+    looks = [loss_curve([loss] * 8, clean) for loss in (4.7, 4.72)]
     assert looks == ["looks right", "looks wrong"]
     assert {path.name for path in study.glob("*.png")} == {"matrix.png", "losses.png"}
