@@ -1,4 +1,4 @@
-"""Write into every README which code made its result, and whether there is newer code."""
+"""Write into every README which code made its result, and if there is newer code."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
