@@ -29,6 +29,7 @@ from report_inputs import (
     timing_of,
 )
 
+from minitrain.core.arms import baseline_arms
 from minitrain.core.errors import UserError
 from minitrain.report.checks import Mark, byte_equivalent, outcomes_of
 from minitrain.report.facts import Facts
@@ -296,3 +297,13 @@ def test_bugs_are_counted_by_what_their_losses_show() -> None:
         "check that is meant for them"
     )
     assert not re.search(r"\d", sentence("bugs_headline", None))
+
+
+def test_arms_in_words() -> None:
+    arms = {arm.name: arm for arm in baseline_arms([1, 2, 4])}
+    for name, words in {
+        "one_process-again": "one process, A/A duplicate",
+        "gloo-4-timed": "4 processes, shm with timing hook",
+        "gloo-4-no-sync": "4 processes, no communication (the ceiling)",
+    }.items():
+        assert sentence("arm", arms[name], "shm") == words

@@ -2,6 +2,7 @@
 
 import json
 import re
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from report_inputs import (
 )
 
 from minitrain.cli.main import run
+from minitrain.cli.summary import answer
 from minitrain.core.errors import UserError
 from minitrain.core.files import write_json
 from minitrain.report.breach import refuse
@@ -132,3 +134,6 @@ def test_command(
     write_json(tmp_path / "metrics/summary.json", {"breach": "gloo-2: x"})
     assert run(["summary"]) == 1
     assert capsys.readouterr().out.startswith("Breach: gloo-2: x.\n")
+    (tmp_path / "metrics/summary.json").unlink()
+    with pytest.raises(OSError, match=r"metrics/summary\.json"):
+        answer(Namespace())
