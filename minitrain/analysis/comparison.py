@@ -11,13 +11,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from minitrain.core.arms import baseline_arms
-from minitrain.core.errors import UserError
+from minitrain.core.files import reading
 
 COLUMNS = ("round", "arm", "processes", "threads", "world_size", "tokens", "seconds")
 
@@ -27,7 +28,7 @@ NUM_RESAMPLES = 2000
 RESAMPLING_SEED = 35000
 
 
-class Verdict(StrEnum):
+class SpeedVerdict(StrEnum):
     """How the speed of an arm compares with that of another."""
 
     FASTER = "faster"
@@ -68,16 +69,16 @@ class Comparison:
         return max(self.ratio, 1 / self.ratio) - 1 > self.noise_floor
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> SpeedVerdict:
         """The speed of arm A: decided by an interval without 1 beyond the floor."""
         if not (self.excludes_one and self.exceeds_floor):
-            return Verdict.UNDECIDED
-        return Verdict.FASTER if self.ratio > 1 else Verdict.SLOWER
+            return SpeedVerdict.UNDECIDED
+        return SpeedVerdict.FASTER if self.ratio > 1 else SpeedVerdict.SLOWER
 
     @property
     def decided(self) -> bool:
         """Whether one arm is faster."""
-        return self.verdict is not Verdict.UNDECIDED
+        return self.verdict is not SpeedVerdict.UNDECIDED
 
 
 class Rounds:
@@ -85,9 +86,10 @@ class Rounds:
 
     ``rounds`` has one row per round and arm with the columns of ``COLUMNS``: tokens
     are real target tokens, seconds wall time. Arms that are not among ``arms`` are
-    left out. ``twins`` are the A/A pairs: an arm, and the same once more. Raises
-    UserError, naming ``source``, where a column, a round of an arm or a positive time
-    is missing, an arm is doubled, or rounds are too few.
+    left out. ``twins`` are the A/A pairs: an arm and its duplicate.
+
+    Raises:
+        UserError: An arm lacks a round, or rounds are too few; it names ``source``.
     """
 
     def __init__(
@@ -97,10 +99,15 @@ class Rounds:
         twins: Sequence[tuple[str, str]],
         source: str,
     ) -> None:
-        self.twins, self.source = twins, source
-        mine = _checked(rounds, arms, source)
-        self._shapes = mine.groupby("arm")[["processes", "threads"]].first()
-        self._speeds = _speeds_of(mine, arms, source)
+        self.twins = twins
+        with reading(Path(source)):
+            mine = rounds[rounds["arm"].isin(arms)]
+            self._shapes = mine.groupby("arm")[["processes", "threads"]].first()
+            mine = mine.assign(tokens_per_s=mine["tokens"] / mine["seconds"])
+            speeds = mine.pivot(index="round", columns="arm", values="tokens_per_s")
+            self._speeds = speeds.reindex(columns=[*arms])
+            if self._speeds.isna().any(axis=None) or len(speeds) < MIN_ROUNDS:
+                raise ValueError(f"not {MIN_ROUNDS} rounds or more of every arm")
 
     @property
     def num_rounds(self) -> int:
@@ -108,8 +115,8 @@ class Rounds:
         return len(self._speeds)
 
     def tokens_per_s(self, arm: str) -> float:
-        """Median tokens per second of ``arm``; UserError where it was not measured."""
-        return float(self._arm(arm).median())
+        """Median tokens per second of ``arm``."""
+        return float(self._speeds[arm].median())
 
     def scaling(self) -> pd.DataFrame:
         """One row per arm: arm, processes, threads and tokens_per_s p5, p50, p95."""
@@ -134,7 +141,7 @@ class Rounds:
         return float(np.median(high / low - 1))
 
     def compare(self, arm_a: str, arm_b: str) -> Comparison:
-        """Compare two arms round by round; UserError where one was not measured."""
+        """Compare two arms round by round."""
         logs = self._log_ratios(arm_a, arm_b)
         low, high = _bootstrap(logs)
         return Comparison(
@@ -156,15 +163,9 @@ class Rounds:
         standard_error = math.sqrt(np.mean(logs**2) / len(logs))
         return math.expm1(max(abs(low), abs(high), standard_error))
 
-    def _arm(self, arm: str) -> "pd.Series[float]":
-        if arm not in self._speeds:
-            measured = ", ".join(self._speeds.columns)
-            raise UserError(f"{self.source}: no arm {arm}; it holds {measured}")
-        return self._speeds[arm]
-
     def _log_ratios(self, arm_a: str, arm_b: str) -> npt.NDArray[np.float64]:
         ratios: npt.NDArray[np.float64] = np.log(
-            (self._arm(arm_a) / self._arm(arm_b)).to_numpy(np.float64)
+            (self._speeds[arm_a] / self._speeds[arm_b]).to_numpy(np.float64)
         )
         return ratios
 
@@ -186,32 +187,3 @@ def _bootstrap(values: npt.NDArray[np.float64]) -> tuple[float, float]:
     picks = rng.integers(0, len(values), (NUM_RESAMPLES, len(values)))
     low, high = np.quantile(np.median(values[picks], axis=1), [0.05, 0.95])
     return float(low), float(high)
-
-
-def _checked(rounds: pd.DataFrame, arms: Sequence[str], source: str) -> pd.DataFrame:
-    for column in COLUMNS:
-        if column not in rounds:
-            allowed = ", ".join(COLUMNS)
-            raise UserError(f"{source}: no column {column}; it must have {allowed}")
-    mine = rounds[rounds["arm"].isin(arms)]
-    for column in ("tokens", "seconds"):
-        values = mine[column]
-        for row in mine[~((values > 0) & np.isfinite(values))].to_dict("records"):
-            where = f"{source}: round {row['round']}, arm {row['arm']}"
-            raise UserError(f"{where}: {column} = {row[column]}: must be positive")
-    for row in mine[mine.duplicated(["round", "arm"])].to_dict("records"):
-        raise UserError(f"{source}: round {row['round']} holds {row['arm']} twice")
-    return mine
-
-
-def _speeds_of(mine: pd.DataFrame, arms: Sequence[str], source: str) -> pd.DataFrame:
-    mine = mine.assign(tokens_per_s=mine["tokens"] / mine["seconds"])
-    speeds = mine.pivot(index="round", columns="arm", values="tokens_per_s")
-    speeds = speeds.reindex(columns=[*arms])
-    for arm in speeds:
-        for number in speeds.index[speeds[arm].isna()]:
-            raise UserError(f"{source}: round {number} has no arm {arm}")
-    if len(speeds) < MIN_ROUNDS:
-        allowed = f"at least {MIN_ROUNDS} are needed to compare"
-        raise UserError(f"{source}: {len(speeds)} rounds; {allowed}")
-    return speeds

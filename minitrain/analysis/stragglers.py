@@ -1,14 +1,14 @@
-"""Whether one rank of a run is slower than the others, by how much, and what they lose.
+"""Stragglers: the ranks of a run that are slower than the others, and by how much.
 
-Ranks meet in every step, so a step takes as long as its slowest rank; but whoever comes
-late does not look slow there: it is the others who wait. What tells is each rank's own
-work, which is what it does before it has to wait for anybody. Definitions are in
-docs/reference.md; all numbers come from the rows of :mod:`minitrain.train.clock`.
+Ranks meet in every step, so a step takes as long as its slowest rank, and it is the
+others that wait. So ranks are compared by their own work, before they wait for another.
+Definitions are in docs/reference.md; the numbers come from the rows of
+:mod:`minitrain.train.clock`.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -41,12 +41,12 @@ class Lag:
 
 @dataclass(frozen=True)
 class Stragglers:
-    """What the steps of a run say of its ranks.
+    """The comparison of a run's ranks.
 
-    ``lags`` has all of them, the slowest first; none where it is ``undecided``, a
-    clause that says why. ``others_wait_ms``: how much longer the ranks that keep up
-    wait in a step than the slowest does, None where none is slow or it was not timed.
-    ``step_ms`` is the median of a plain step, None without one.
+    ``lags`` has all of them, the slowest first; none if ``undecided``, a clause with
+    the reason. ``others_wait_ms``: how much longer the ranks that keep up wait in a
+    step than the slowest does, None if none is slow or it was not timed. ``step_ms``
+    is the median of a plain step, None without one.
     """
 
     lags: Sequence[Lag]
@@ -62,20 +62,15 @@ class Stragglers:
 
     @property
     def visible_ms(self) -> float | None:
-        """By how much any rank would have had to be slower to be called."""
+        """The least excess with which any rank would have been called."""
         return max((lag.visible_ms for lag in self.lags), default=None)
 
     def numbers(self) -> dict[str, Any]:
-        """What stands in metrics/timing.json."""
-        keys = ("rank", "excess_ms", "low_ms", "high_ms")
-        return {
-            "slow": [{key: asdict(lag)[key] for key in keys} for lag in self.slow],
-            "others_wait_ms": self.others_wait_ms,
-            "visible_ms": self.visible_ms,
-            "step_ms": self.step_ms,
-            "num_steps": self.num_steps,
-            "undecided": self.undecided,
-        }
+        """Return the entry in metrics/timing.json."""
+        shown = ("rank", "excess_ms", "low_ms", "high_ms")
+        keys = ("others_wait_ms", "visible_ms", "step_ms", "num_steps", "undecided")
+        slow = [{key: getattr(lag, key) for key in shown} for lag in self.slow]
+        return {"slow": slow, **{key: getattr(self, key) for key in keys}}
 
 
 def find_stragglers(
@@ -85,10 +80,9 @@ def find_stragglers(
     of :func:`minitrain.analysis.account.summarized`.
 
     A rank is called slow where it exceeds the others by more than ``FLOOR`` of a step
-    in too many steps for chance: a sign test (Dixon and Mood 1946), which asks nothing
-    of the shape of the noise, but takes the steps to be independent. A rank that
-    exceeds them by no more than the floor is called in at most ``FALSE_ALARMS`` of the
-    runs, all ranks together. It says nothing where steps are too few to call anybody.
+    in too many steps for chance: a sign test (Dixon and Mood 1946), which assumes
+    independent steps, and noise of any shape. A rank that exceeds them by no more than
+    the floor is called in at most ``FALSE_ALARMS`` of the runs, all ranks together.
     ``waits_within`` is the strategy's (:class:`minitrain.sync.guarantees.Guarantees`):
     then bracketed steps alone are judged, and how long others wait is not known.
     """
@@ -100,20 +94,16 @@ def find_stragglers(
     undecided = None
     if num_ranks < 2:
         undecided = "one rank has nobody who waits for it"
-    elif step_ms is None:
-        undecided = "no step without instruments was timed"
-    elif not num_steps:
+    elif step_ms is None or not num_steps:
         undecided = "no step tells a rank's own work from communication"
     elif needed is None:
         least = math.ceil(math.log2(num_ranks / FALSE_ALARMS))
         undecided = f"{num_steps} steps are too few, {least} would do"
     if undecided or step_ms is None or needed is None:
         return Stragglers([], None, step_ms, num_steps, undecided)
-    lags = []
     ranks: list[Any] = own.columns.tolist()
-    for rank in ranks:
-        excess = own[rank] - own.drop(columns=rank).median(axis=1)
-        lags.append(_lag(rank, excess, step_ms, needed))
+    others = {rank: own.drop(columns=rank).median(axis=1) for rank in ranks}
+    lags = [_lag(rank, own[rank] - others[rank], step_ms, needed) for rank in ranks]
     lags.sort(key=lambda lag: -lag.excess_ms)
     slow = [lag.rank for lag in lags if lag.called]
     wait_ms = None
@@ -125,8 +115,8 @@ def find_stragglers(
 def own_work(
     timings: pd.DataFrame, num_warmup_steps: int, *, waits_within: bool = False
 ) -> pd.DataFrame:
-    """Milliseconds of own work: a row for each summarized ``step``, a column for each
-    ``rank``; steps in which that of a rank is not known are left out.
+    """Return milliseconds of own work: a row for each summarized ``step``, a column
+    for each ``rank``, without the steps in which that of a rank is not known.
 
     Batch, forward and backward pass, optimizer. Backward is that without communication
     where it was calibrated (bracketed steps), else that until the last bucket is handed
@@ -143,10 +133,10 @@ def own_work(
 
 
 def step_times(timings: pd.DataFrame, num_warmup_steps: int) -> "pd.Series[float]":
-    """Milliseconds of plain steps, by ``step``: each as long as on its slowest rank.
+    """Return milliseconds of plain steps, by ``step``: those of its slowest rank.
 
     Those after a bracketed step are left out: its calibration lets the ranks go at
-    unlike times, which is a wait that training does not have.
+    different times, which is a wait that training does not have.
     """
     after = timings.loc[timings["kind"] == "bracketed", "step"] + 1
     plain = summarized(timings, num_warmup_steps).query("kind == 'plain'")
@@ -154,8 +144,8 @@ def step_times(timings: pd.DataFrame, num_warmup_steps: int) -> "pd.Series[float
 
 
 def steps_needed(count: int, rate: float) -> int | None:
-    """Of ``count`` steps the least number that a coin would reach with a probability of
-    at most ``rate``; None where even all of them are likelier.
+    """Return the least number of ``count`` steps that a coin would reach with a
+    probability of at most ``rate``; None if even all of them are likelier.
     """
     done = np.arange(count)
     logs = np.concatenate([[0.0], np.cumsum(np.log((count - done) / (done + 1)))])
@@ -183,9 +173,8 @@ def _lag(rank: int, excess: "pd.Series[float]", step_ms: float, needed: int) -> 
 
 
 def _others_wait_ms(rows: pd.DataFrame, slow: Sequence[int]) -> float | None:
-    """In instrumented steps: there the barrier takes what the optimizer and the batch
-    are late by, and the end of backward the rest.
-    """
+    # of instrumented steps: there the barrier takes what the optimizer and the batch
+    # are late by, and the end of backward the rest
     timed = rows.query("kind == 'instrumented'").reindex(
         columns=["step", "rank", *WAITING]
     )

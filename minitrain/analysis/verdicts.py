@@ -2,15 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Literal, get_args
-
-if TYPE_CHECKING:
-    # it would import torch, which the report does without
-    from minitrain.proof.bits import Rung
+from typing import Any, Literal, get_args
 
 Verdict = Literal["proven", "proven in eval mode", "replay only", "undecided", "breach"]
 ALONE = "one rank has nobody to agree with"
 ITSELF = "it is the one process"
+ONE = "one_process"
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 # equal bits: of the ranks with each other, of the run with its replay
@@ -41,28 +38,31 @@ LAST = "replay_losses"
 
 
 def verdict_of(rungs: Mapping[str, Mapping[str, Any]]) -> tuple[Verdict, str]:
-    """The verdict on a run by its rungs (as dictionaries), and what it rests on. A rung
-    that is missing supports nothing.
+    """Return the verdict on a run by its rungs (as dictionaries), and its reasons.
+
+    A rung that is missing supports nothing.
     """
     verdicts = {name: rung["verdict"] for name, rung in rungs.items()}
+    fine = {name for name, verdict in verdicts.items() if verdict in FINE}
     broken = [name for name, verdict in verdicts.items() if verdict == "breach"]
     if broken:
         first = min(broken, key=cause)
         line = f"{first}: {rungs[first]['detail']}"
-        if coupled(rungs):
-            line = f"{MEAN}: {rungs[MEAN]['detail']}; {line}"
+        mean = rungs.get(MEAN, {})
+        # a distance, and no weights that explain it: samples depend on each other
+        if mean.get("verdict") == "not run" and mean.get("max_abs_diff") is not None:
+            line = f"{MEAN}: {mean['detail']}; {line}"
         return "breach", line
     alone = rungs.get("ranks", {}).get("detail") == ALONE
     bits = alone or verdicts.get("ranks") == "equal"
     bits = bits and all(verdicts.get(name) == "equal" for name in BITS)
-    bits = bits and all(verdicts.get(name) in FINE for name in MEANING)
-    shown = [
-        words for name, words in WITNESS_GRADIENTS.items() if verdicts.get(name) in FINE
-    ]
-    known = all(verdicts.get(name) in FINE for name in WITNESS_DATA)
-    training = verdicts.get(MEAN) in FINE
-    known = known and (training or verdicts.get(MEAN_IN_EVAL) in FINE)
-    known = known and _buffers_are_seen(rungs)
+    bits = bits and fine.issuperset(MEANING)
+    shown = [words for name, words in WITNESS_GRADIENTS.items() if name in fine]
+    training = MEAN in fine
+    known = fine.issuperset(WITNESS_DATA) and (training or MEAN_IN_EVAL in fine)
+    # buffers that remember samples: the witness saw none that matters, or one process
+    # agrees
+    known = known and (BUFFERS not in verdicts or bool(fine & {BUFFERS, ONE}))
     seen = f"a witness computed the gradients {' and '.join(shown)}"
     verdict: Verdict = "undecided"
     rests_on = "neither bits nor a witness support it"
@@ -82,44 +82,24 @@ def verdict_of(rungs: Mapping[str, Mapping[str, Any]]) -> tuple[Verdict, str]:
 
 
 def _unseen(rungs: Mapping[str, Mapping[str, Any]]) -> str:
-    """What nobody saw, because the run was not compared with one process; not even in
-    its loss.
-    """
-    one = rungs.get("one_process", {})
-    if one.get("verdict") != "not run" or one.get("detail") == ITSELF:
-        return ""
-    if rungs.get("loss", {}).get("verdict") in FINE:
-        return ""
-    return f"; one process was not compared: {one.get('detail')}"
-
-
-def _buffers_are_seen(rungs: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether buffers that remember samples do no harm: the witness saw none that
-    matters, or one process agrees.
-    """
-    found, one = rungs.get(BUFFERS, {}), rungs.get("one_process", {})
-    return found.get("verdict", "equal") in FINE or one.get("verdict") in FINE
-
-
-def _no_witness(rungs: Mapping[str, Mapping[str, Any]]) -> str:
-    """The first reason for which the witness supports nothing."""
-    for name in (*WITNESS_DATA, MEAN, BUFFERS, *WITNESS_GRADIENTS):
-        found = rungs.get(name, {})
-        if found.get("verdict", "equal") not in FINE:
-            return str(found["detail"])
+    # a run that was not compared with one process, not even in its loss
+    one, loss = rungs.get(ONE, {}), rungs.get("loss", {})
+    skipped = one.get("verdict") == "not run" and one["detail"] != ITSELF
+    if skipped and loss.get("verdict") not in FINE:
+        return f"; one process was not compared: {one['detail']}"
     return ""
 
 
-def coupled(rungs: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether the witness found that samples of a batch do not stand for themselves: a
-    distance, and no weights that explain it.
-    """
-    mean = rungs.get(MEAN, {})
-    return mean.get("verdict") == "not run" and mean.get("max_abs_diff") is not None
+def _no_witness(rungs: Mapping[str, Mapping[str, Any]]) -> str:
+    # the first reason for which the witness supports nothing
+    for name in (*WITNESS_DATA, MEAN, BUFFERS, *WITNESS_GRADIENTS):
+        if name in rungs and rungs[name]["verdict"] not in FINE:
+            return str(rungs[name]["detail"])
+    return ""
 
 
 def cause(name: str) -> int:
-    """Where in a step a rung looks: what comes first explains what follows."""
+    """Return the place of a rung in a step: what is early explains what follows."""
     if name == LAST:
         return len(ORDER) + 1
     for number, parts in enumerate(ORDER):
@@ -128,6 +108,6 @@ def cause(name: str) -> int:
     return len(ORDER)
 
 
-def as_dicts(rungs: "Mapping[str, Rung]") -> dict[str, dict[str, Any]]:
-    """Rungs for JSON, and for :func:`verdict_of`."""
+def as_dicts(rungs: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return rungs as dictionaries, for JSON and for :func:`verdict_of`."""
     return {name: asdict(rung) for name, rung in rungs.items()}

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from minitrain import __version__
 from minitrain.cli import check, doctor, explain, report, summary, verify
 from minitrain.cli.answer import Answer
-from minitrain.cli.colors import colored, wants_color
 from minitrain.cli.parser import Parser
 from minitrain.core.errors import EXIT_EVIDENCE, UserError, run_stage
 from minitrain.core.printable import as_lines
@@ -53,12 +52,9 @@ def run(arguments: Sequence[str]) -> int:
         parser.print_help()
         return 0
     answer: Answer = options.answer(options)
-    text = answer.text
+    text = as_lines(answer.text.split("\n"))
     if options.json:
         text = json.dumps(answer.facts, indent=2, allow_nan=False)
-    else:
-        text = as_lines(text.split("\n"))
-        text = colored(text) if wants_color(sys.stdout) else text
     try:
         print(text, flush=True)
     except BrokenPipeError:

@@ -5,7 +5,7 @@ sample's gradient is that of (x - 2 x)^2: minus 2 x^2. Order, cut, loss weights,
 optimizer are those of the real runs.
 """
 
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,35 +21,12 @@ LEARNING_RATE = 0.001
 START = 1.0
 
 
-@dataclass(frozen=True)
-class Rank:
-    """One rank's share of a step. ``alone`` is its weight if nobody synchronized."""
+def walk() -> dict[str, Any]:
+    """Take the first step of the first epoch, of four ranks and of one process.
 
-    rank: int
-    shard: list[int]
-    samples: list[int]
-    gradient: float
-    scaled: float
-    after: float
-    alone: float
-
-
-@dataclass(frozen=True)
-class Walk:
-    """A step of four ranks, the same step of one process, and two classic mistakes."""
-
-    batches: list[list[int]]
-    next_epoch: list[list[int]]
-    ranks: list[Rank]
-    average: float
-    one_process_gradient: float
-    one_process_after: float
-    summed_gradient: float
-    summed_after: float
-
-
-def walk() -> Walk:
-    """Take the first step of the first epoch."""
+    ``alone`` is the weight of a rank that did not communicate, ``summed_...`` belong to
+    gradients that were added and not averaged: two classic mistakes.
+    """
     order = GlobalOrder(NUM_SAMPLES, GLOBAL_BATCH_SIZE, seed=0)
     batches = [order.batch(step).tolist() for step in range(len(order))]
     batch = order.batch(0)
@@ -59,31 +36,30 @@ def walk() -> Walk:
     cuts = [rank_part(batch, rank, WORLD_SIZE).tolist() for rank in range(WORLD_SIZE)]
     gradients = [_gradient(samples) for samples in cuts]
     scaled = [gradient / WORLD_SIZE for gradient in gradients]
-    average = ring_sum(scaled)
-    whole = _gradient(batch.tolist())
-    summed = ring_sum(gradients)
+    average, summed = ring_sum(scaled), ring_sum(gradients)
+    whole = _gradient(batches[0])
     ranks = [
-        Rank(
-            rank=rank,
-            shard=list(range(rank, NUM_SAMPLES, WORLD_SIZE)),
-            samples=cuts[rank],
-            gradient=gradients[rank].item(),
-            scaled=scaled[rank].item(),
-            after=_stepped(average),
-            alone=_stepped(gradients[rank]),
-        )
+        {
+            "rank": rank,
+            "shard": list(range(rank, NUM_SAMPLES, WORLD_SIZE)),
+            "samples": cuts[rank],
+            "gradient": gradients[rank].item(),
+            "scaled": scaled[rank].item(),
+            "after": _stepped(average),
+            "alone": _stepped(gradients[rank]),
+        }
         for rank in range(WORLD_SIZE)
     ]
-    return Walk(
-        batches=batches,
-        next_epoch=next_epoch,
-        ranks=ranks,
-        average=average.item(),
-        one_process_gradient=whole.item(),
-        one_process_after=_stepped(whole),
-        summed_gradient=summed.item(),
-        summed_after=_stepped(summed),
-    )
+    return {
+        "batches": batches,
+        "next_epoch": next_epoch,
+        "ranks": ranks,
+        "average": average.item(),
+        "one_process_gradient": whole.item(),
+        "one_process_after": _stepped(whole),
+        "summed_gradient": summed.item(),
+        "summed_after": _stepped(summed),
+    }
 
 
 def _model() -> nn.Linear:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from minitrain.analysis.verdicts import BUFFERS, FINE, cause
+from minitrain.analysis.verdicts import cause
 from minitrain.core.files import atomic_path, write_json
 from minitrain.report.checks import checks_of
 from minitrain.report.render import markdown, write_page
@@ -16,10 +16,6 @@ Verdicts = Mapping[str, Mapping[str, Any]]
 
 # with "error: equivalence: " in front of it, a line stays below 240 characters
 LONGEST_LINE = 215
-HINT = (
-    "; only one_process checks breach: the loss may not be the mean over the counted "
-    "targets"
-)
 # made from speeds, accounts, losses and states of runs that are refused
 REMOVED = (
     "manifest.json",
@@ -32,35 +28,24 @@ REMOVED = (
 
 
 class Breach(NamedTuple):
-    """A check that breached; ``may_be_the_loss``: the loss is a likely cause."""
+    """A check that breached."""
 
     run: str
     check: str
     detail: str
-    may_be_the_loss: bool
 
 
 def breach_line(verdicts: Verdicts) -> str:
-    """Return the first breach by its cause, and where the others are; "" without any.
+    """Return the first breach by its cause, and how many follow; "" without any.
 
     ``verdicts`` is what metrics/equivalence.json holds: per run, rungs by name.
     """
     found = _breaches(verdicts)
     if not found:
         return ""
-    first, more = found[0], found[1:]
-    end = HINT if all(breach.may_be_the_loss for breach in found) else ""
-    end += f"; and {len(more)} more" if more else ""
-    line = f"{first.run}: {first.check}: {first.detail}"
-    line = _cut(line, LONGEST_LINE - len(end)) + end
-    names: dict[str, list[str]] = {}
-    for breach in more:
-        names.setdefault(breach.run, []).append(breach.check)
-    where = ", ".join(f"{run} ({', '.join(names[run])})" for run in names)
-    room = LONGEST_LINE - len(line) - len(": ")
-    # a few letters of a name would say nothing
-    enough = len(where) <= room or room > 20
-    return f"{line}: {_cut(where, room)}" if more and enough else line
+    end = f"; and {len(found) - 1} more" if len(found) > 1 else ""
+    line, room = ": ".join(found[0]), LONGEST_LINE - len(end)
+    return (line if len(line) <= room else f"{line[: room - 3]}...") + end
 
 
 def refuse(verdicts: Verdicts, metrics: Path) -> None:
@@ -88,18 +73,11 @@ def refuse(verdicts: Verdicts, metrics: Path) -> None:
 
 
 def _breaches(verdicts: Verdicts) -> list[Breach]:
-    found = []
-    for run, rungs in verdicts.items():
-        # a buffer that steers the loss is the likelier cause
-        steered = rungs.get(BUFFERS, {}).get("verdict", "equal") not in FINE
-        for name, rung in checks_of(rungs).items():
-            if rung["verdict"] == "breach":
-                detail = " ".join(str(rung.get("detail") or "no detail").split())
-                may_be = name.startswith("one_process") and not steered
-                found.append(Breach(run, name, detail, may_be))
+    found = [
+        Breach(run, name, " ".join(check["detail"].split()))
+        for run, entry in verdicts.items()
+        for name, check in checks_of(entry).items()
+        if check["verdict"] == "breach"
+    ]
     # stable: run by run, and in a run as the ladder has them
     return sorted(found, key=lambda breach: cause(breach.check))
-
-
-def _cut(text: str, room: int) -> str:
-    return text if len(text) <= room else f"{text[: max(room - 3, 0)]}..."

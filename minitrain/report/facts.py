@@ -14,7 +14,6 @@ from minitrain.analysis.account import CLOSED_WITHIN
 from minitrain.analysis.busy import why_busy
 from minitrain.analysis.comparison import Comparison, Rounds
 from minitrain.core.arms import BaselineArm, Kind, baseline_arms
-from minitrain.core.errors import UserError
 from minitrain.core.provenance import require_one_machine
 from minitrain.report.checks import NOT_RUN, Mark, Outcome, outcomes_of
 from minitrain.report.numbers import plural
@@ -106,7 +105,7 @@ class Facts:
 
     def hosts(self, run: str) -> int:
         """Return the number of hosts of ``run``."""
-        return num_hosts(self.timing[run])
+        return int(self.timing[run]["num_hosts"])
 
     def label(self, run: str) -> str:
         """Return the name of ``run``, with its hosts if they are several."""
@@ -120,16 +119,11 @@ class Facts:
 
     # Speed: comparisons of the baseline's arms, all on one host.
 
-    def compare(self, kind: Kind, other: Kind, *, timed: bool = False) -> Comparison:
-        """Compare two arms of the largest gloo run, the first with its hook if
-        ``timed``.
-        """
-        names = {
-            (arm.kind, arm.timed): arm.name
-            for arm in baseline_arms([self.world_size])
-            if not arm.twin_of
-        }
-        return self.baseline.compare(names[kind, timed], names[other, False])
+    def compare(self, kind: Kind, other: Kind) -> Comparison:
+        """Compare two arms of the largest gloo run."""
+        arms = baseline_arms([self.world_size])
+        names = {arm.kind: arm.name for arm in arms if arm.is_result}
+        return self.baseline.compare(names[kind], names[other])
 
     @cached_property
     def against_one(self) -> Comparison:
@@ -142,21 +136,15 @@ class Facts:
         return self.compare(Kind.SYNC, Kind.ALL_CORES)
 
     @cached_property
-    def no_sync_against_one(self) -> Comparison | None:
-        """The ceiling (no communication) against one process; None at one process."""
-        several = self.world_size > 1
-        return self.compare(Kind.NO_SYNC, Kind.ONE_PROCESS) if several else None
-
-    @cached_property
     def of_ceiling(self) -> Comparison | None:
-        """The run against the ceiling; None at one process."""
+        """The run against itself without communication; None at one process."""
         several = self.world_size > 1
         return self.compare(Kind.SYNC, Kind.NO_SYNC) if several else None
 
-    @cached_property
+    @property
     def hook_cost(self) -> Comparison:
         """The run with its timing hook against the run without."""
-        return self.compare(Kind.SYNC, Kind.SYNC, timed=True)
+        return self.baseline.compare(f"{self.run}-timed", self.run)
 
     @cached_property
     def busy(self) -> str | None:
@@ -252,7 +240,7 @@ class Facts:
 
     def verdict(self, run: str) -> str:
         """Return the verdict on ``run``, as metrics/equivalence.json has it."""
-        return str(self.equivalence[run].get("verdict", "undecided"))
+        return str(self.equivalence[run]["verdict"])
 
     @cached_property
     def checks(self) -> dict[str, dict[str, Outcome]]:
@@ -309,17 +297,3 @@ def shares_of(account: Json) -> dict[str, float]:
 def most_apart(losses: pd.DataFrame) -> float:
     """Return the largest distance between two columns in a row."""
     return float((losses.max(axis="columns") - losses.min(axis="columns")).max())
-
-
-def num_hosts(timing: Json) -> int:
-    """Return the number of hosts of a run, by its entry of metrics/timing.json."""
-    return int(timing.get("num_hosts", 1))
-
-
-def only_runs(found: Json, runs: list[str], source: str) -> dict[str, Any]:
-    """Return the entries of ``found`` for ``runs``; UserError names a missing one."""
-    for run in runs:
-        if run not in found:
-            held = ", ".join(found) or "none"
-            raise UserError(f"{source}: no run {run}; it holds {held}")
-    return {run: found[run] for run in runs}

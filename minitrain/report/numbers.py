@@ -4,11 +4,6 @@ from collections.abc import Iterable
 from typing import Any
 
 UNDEFINED = "-"
-# what templates may call
-IN_TEMPLATES = (
-    *("plural", "all_of", "capitalized", "thousands", "counted", "times"),
-    *("percent", "ms", "num_bytes", "cell"),
-)
 
 
 def plural(count: int, noun: str, nouns: str | None = None) -> str:

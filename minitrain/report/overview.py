@@ -1,7 +1,7 @@
 """The overview picture: text, ranks, averaged gradients, equal states."""
 
 import textwrap
-from dataclasses import dataclass
+from typing import Any
 
 from minitrain.report.facts import Facts
 from minitrain.report.render import markup, sentence
@@ -12,22 +12,6 @@ LETTER = 7.4
 LINES_OF_SAMPLE = 3
 MOST_RANKS = 3
 DIGITS_OF_HASH = 8
-
-
-@dataclass(frozen=True)
-class Rank:
-    """A column of the picture, ``x`` and ``width`` in its units."""
-
-    rank: int
-    x: float
-    width: float
-    sample: list[str]
-    state: str
-
-    @property
-    def middle(self) -> float:
-        """The x of its arrows."""
-        return self.x + self.width / 2
 
 
 def draw_overview(f: Facts) -> str:
@@ -45,26 +29,24 @@ def draw_overview(f: Facts) -> str:
     return "".join(c if c.isprintable() or c == "\n" else " " for c in picture)
 
 
-def _ranks(f: Facts) -> list[Rank]:
-    # three ranks at most: the first two, and the last
+def _ranks(f: Facts) -> list[dict[str, Any]]:
+    # a column for each of three ranks at most: the first two, and the last
     count = f.world_size
     shown = range(count) if count <= MOST_RANKS else (0, 1, count - 1)
     space = WIDTH - 2 * MARGIN - (len(shown) - 1) * GAP
-    width = min(space / len(shown), 0.7 * space)
-    start = (WIDTH - len(shown) * width - (len(shown) - 1) * GAP) / 2
-    texts, hashes = f.first_texts[f.run], f.equivalence[f.run]["state_sha256"]
-    return [
-        Rank(
-            rank,
-            round(start + column * (width + GAP), 1),
-            round(width, 1),
-            textwrap.wrap(
-                f"“{texts[rank]}”",
-                width=int((width - 2 * MARGIN) / LETTER),
-                max_lines=LINES_OF_SAMPLE,
-                placeholder=" …",
-            ),
-            hashes[rank][:DIGITS_OF_HASH],
+    exact = min(space / len(shown), 0.7 * space)
+    start = (WIDTH - len(shown) * exact - (len(shown) - 1) * GAP) / 2
+    width = round(exact, 1)
+    columns = []
+    for column, rank in enumerate(shown):
+        x = round(start + column * (exact + GAP), 1)
+        sample = textwrap.wrap(
+            f"“{f.first_texts[f.run][rank]}”",
+            width=int((exact - 2 * MARGIN) / LETTER),
+            max_lines=LINES_OF_SAMPLE,
+            placeholder=" …",
         )
-        for column, rank in enumerate(shown)
-    ]
+        state = f.equivalence[f.run]["state_sha256"][rank][:DIGITS_OF_HASH]
+        shape = {"x": x, "width": width, "middle": x + width / 2}
+        columns.append({"rank": rank, "sample": sample, "state": state, **shape})
+    return columns

@@ -1,9 +1,8 @@
 """The pictures: scaling, step account, losses; each title states its finding."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -133,22 +132,23 @@ def draw_losses(losses: Mapping[str, pd.DataFrame], title: str, path: Path) -> N
 DOT: dict[str, Any] = {"marker": "o", "markersize": 7, "linewidth": 2}
 
 
-@dataclass(frozen=True)
-class Series:
+class Series(NamedTuple):
     """A line of the scaling picture, named at its right end.
 
-    ``low`` and ``high`` belong to the last points where they are fewer: a line may
-    start at a point that another series measured. A ``reference`` reaches across.
+    ``points`` has the columns processes, p5, p50 and p95; a line may start at a point
+    that another series measured, without p5 and p95. A ``reference`` reaches across.
     """
 
     label: str
-    processes: Sequence[float]
-    medians: Sequence[float]
+    points: pd.DataFrame
     color: str
     style: Mapping[str, Any]
-    low: Sequence[float] = ()
-    high: Sequence[float] = ()
     reference: bool = False
+
+    @property
+    def end(self) -> float:
+        """The median at its right end."""
+        return float(self.points["p50"].iloc[-1])
 
 
 def draw_scaling(f: Facts, title: str, path: Path) -> None:
@@ -161,14 +161,16 @@ def draw_scaling(f: Facts, title: str, path: Path) -> None:
     figure, axes = canvas(4.6, title, right=0.67)
     axes.set_xlim(1 - 0.2 * max(top - 1, 0.5), top + 0.1 * max(top - 1, 0.5))
     lines = _series(by_kind, top, f.strategy)
-    highest = max(scaling["tokens_per_s_p95"].max(), top * lines[0].medians[0])
+    highest = max(scaling["tokens_per_s_p95"].max(), top * lines[0].end)
     axes.set_ylim(0, 1.06 * highest)
     for line in lines:
-        axes.plot(line.processes, line.medians, color=line.color, **line.style)
-        measured = line.processes[len(line.processes) - len(line.low) :]
-        axes.vlines(measured, line.low, line.high, line.color, linewidth=2, alpha=0.7)
+        points, color = line.points, line.color
+        axes.plot(points["processes"], points["p50"], color=color, **line.style)
+        known = points.dropna()
+        bounds = known["processes"], known["p5"], known["p95"]
+        axes.vlines(*bounds, color, linewidth=2, alpha=0.7)
         if line.reference:
-            axes.axhline(line.medians[0], color=line.color, linewidth=0.8, alpha=0.6)
+            axes.axhline(line.end, color=color, linewidth=0.8, alpha=0.6)
     axes.set_xticks(sorted({1, *scaling["processes"]}))
     axes.set_xlabel("processes")
     axes.set_ylabel("tokens per second")
@@ -188,57 +190,49 @@ def _series(
     label = f"one process, {plural(int(one['threads'].item()), 'thread')}"
     cores = f"one process, {all_of(int(all_cores['threads'].item()), 'core')}"
     alone = [
-        replace(_measured(label, one, BLACK, DOT), reference=True),
-        replace(_measured(cores, all_cores, ORANGE, DOT, dodge=-1), reference=True),
+        Series(label, _points(one), BLACK, DOT, True),
+        Series(cores, _points(all_cores, dodge=-1), ORANGE, DOT, True),
     ]
     together = by_kind[Kind.SYNC]
     if top == 1:
-        label = f"one process, {strategy}"
-        return [*alone, _measured(label, together, BLUE, DOT, dodge=1)]
-    start = (1.0, alone[0].medians[0])
-    ideal = {"linestyle": ":", "linewidth": 1.5, "zorder": 1}
-    hollow = DOT | {"markerfacecolor": "white", "linestyle": "--"}
-    silent, label = by_kind[Kind.NO_SYNC], f"ideal: {top} times one process"
+        points = _points(together, dodge=1)
+        return [*alone, Series(f"one process, {strategy}", points, BLUE, DOT)]
+    start, unmarked = alone[0].end, DOT | {"markevery": slice(1, None)}
+    dotted = {"linestyle": ":", "linewidth": 1.5, "zorder": 1}
+    hollow = unmarked | {"markerfacecolor": "white", "linestyle": "--"}
+    ceiling = _points(by_kind[Kind.NO_SYNC], start, dodge=1)
+    ideal = pd.DataFrame({"processes": [1, top], "p50": [start, top * start]})
+    ideal = ideal.reindex(columns=ceiling.columns)
     return [
         *alone,
-        _measured(strategy, together, BLUE, DOT, start, dodge=-1),
-        _measured("no communication", silent, GREEN, hollow, start, dodge=1),
-        Series(label, [1, top], [start[1], top * start[1]], GRAY, ideal),
+        Series(strategy, _points(together, start, dodge=-1), BLUE, unmarked),
+        Series("no communication", ceiling, GREEN, hollow),
+        Series(f"ideal: {top} times one process", ideal, GRAY, dotted),
     ]
 
 
-def _measured(
-    label: str,
-    rows: pd.DataFrame,
-    color: str,
-    style: Mapping[str, Any],
-    start: tuple[float, float] | None = None,
-    *,
-    dodge: int = 0,
-) -> Series:
-    """A series of arms; it is moved sideways a little so that spreads lie apart."""
-    rows = rows.sort_values("processes")
-    low, medians, high = (
-        [float(value) for value in rows[f"tokens_per_s_{name}"]]
-        for name in ("p5", "p50", "p95")
-    )
+def _points(
+    rows: pd.DataFrame, start: float | None = None, *, dodge: int = 0
+) -> pd.DataFrame:
+    """Points of arms, moved sideways a little so that spreads lie apart."""
+    rows = rows.sort_values("processes").rename(columns=lambda n: n.split("_")[-1])
     aside = 0.012 * dodge * max(float(rows["processes"].max()) - 1, 0.5)
-    processes = [count + aside for count in rows["processes"]]
-    if start is not None:
-        style = {**style, "markevery": slice(1, None)}
-        processes, medians = [start[0], *processes], [start[1], *medians]
-    return Series(label, processes, medians, color, style, low, high)
+    points = rows[["processes", "p5", "p50", "p95"]].astype(float)
+    points["processes"] += aside
+    if start is None:
+        return points
+    return pd.concat([pd.DataFrame({"processes": [1.0], "p50": [start]}), points])
 
 
 def _label_ends(axes: Axes, series: Sequence[Series]) -> None:
-    lines = sorted(series, key=lambda line: line.medians[-1])
+    lines = sorted(series, key=lambda line: line.end)
     (_, right), (_, top) = axes.get_xlim(), axes.get_ylim()
-    heights = spread([line.medians[-1] for line in lines], 0.1 * top)
+    heights = spread([line.end for line in lines], 0.1 * top)
     for line, height in zip(lines, heights, strict=True):
-        end = right if line.reference else line.processes[-1]
+        x = right if line.reference else line.points["processes"].iloc[-1]
         axes.annotate(
-            f"{line.label}\n{thousands(line.medians[-1])}",
-            xy=(end, line.medians[-1]),
+            f"{line.label}\n{thousands(line.end)}",
+            xy=(x, line.end),
             xytext=(1.05, height),
             textcoords=axes.get_yaxis_transform(),
             color=line.color,

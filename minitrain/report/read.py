@@ -7,12 +7,11 @@ from typing import Any
 import pandas as pd
 
 from minitrain.analysis.comparison import baseline_rounds
-from minitrain.core.files import read_csv, read_json, reading, sha256_file
+from minitrain.core.files import read_csv, read_json, sha256_file
 from minitrain.core.params import Params
 from minitrain.core.provenance import code_sha256
 from minitrain.data.shards import first_texts
-from minitrain.report.checks import require_known_verdicts
-from minitrain.report.facts import PARTS, Facts, only_runs
+from minitrain.report.facts import Facts
 from minitrain.report.studied import Hosts, Ladder
 
 
@@ -30,15 +29,6 @@ class Project:
     zoo: Path
 
 
-def read_equivalence(project: Project, params: Params) -> dict[str, Any]:
-    """Return the entries of metrics/equivalence.json for the runs of ``params``."""
-    file = project.metrics / "equivalence.json"
-    entries = _of_runs(file, params)
-    with reading(file):
-        require_known_verdicts(entries, str(file))
-    return entries
-
-
 def read_facts(project: Project, params: Params, equivalence: dict[str, Any]) -> Facts:
     """Read what ``params`` ask for, and nothing that an earlier setting left behind.
 
@@ -47,40 +37,34 @@ def read_facts(project: Project, params: Params, equivalence: dict[str, Any]) ->
     """
     runs, metrics, baseline = params.runs(), project.metrics, project.baseline
     folders = {run: project.runs / run for run in runs}
-    timing = _of_runs(metrics / "timing.json", params)
-    with reading(metrics / "timing.json"):
-        pairs = [(run, part) for run in timing for part in PARTS]
-        expected = [(r, part) for r, part in pairs if part in timing[r]["account"]]
-        if older := [run for run in timing if "stragglers" not in timing[run]]:
-            raise ValueError(f"no stragglers of {older[0]}")
-    origins = {
-        run: read_json(folder / "provenance.json", "machine", "num_steps", "world_size")
-        for run, folder in folders.items()
-    }
     index = project.shards / f"world-{max(params.gloo.world_sizes)}" / "index.json"
-    with reading(index):
-        num_samples = int(read_json(index, "samples")["samples"])
     return Facts(
         seed=params.train.seed,
         batch_size=params.train.global_batch_size,
-        num_samples=num_samples,
+        num_samples=read_json(index, "samples")["samples"],
         params_sha256=sha256_file(project.params),
         gloo_world_sizes=params.gloo.world_sizes,
         baseline=baseline_rounds(
-            _rounds(baseline / "rounds.csv", params.baseline.num_rounds),
+            read_csv(baseline / "rounds.csv"),
             params.gloo.world_sizes,
             str(baseline / "rounds.csv"),
         ),
         baseline_provenance=read_json(baseline / "provenance.json", "machine"),
-        provenance=origins,
+        provenance={
+            run: read_json(folder / "provenance.json", "machine")
+            for run, folder in folders.items()
+        },
         first_texts={
             run: first_texts(project.shards / f"world-{world_size}")
             for run, world_size in runs.items()
         },
         equivalence=equivalence,
-        timing=timing,
-        account=_account(metrics / "account.csv", expected),
-        losses={run: _losses(folders[run], origins[run]["num_steps"]) for run in runs},
+        timing=read_runs(metrics / "timing.json", params),
+        account=read_csv(metrics / "account.csv"),
+        losses={
+            run: read_csv(folder / "losses.csv", "step", "loss")
+            for run, folder in folders.items()
+        },
         ladder_study=Ladder(*_studied(metrics / "ladder", params)),
         hosts_study=Hosts(*_studied(metrics / "hosts", params)),
         collectives_study=read_csv(metrics / "collectives.csv"),
@@ -90,8 +74,7 @@ def read_facts(project: Project, params: Params, equivalence: dict[str, Any]) ->
 
 def _bugs(file: Path, zoo: Path) -> dict[str, Any] | None:
     found: dict[str, Any] = read_json(file, "bugs", "provenance")
-    with reading(file):
-        code = found["provenance"]["code_sha256"]
+    code = found["provenance"]["code_sha256"]
     return found if code is not None and code == code_sha256(zoo) else None
 
 
@@ -100,32 +83,8 @@ def _studied(stem: Path, params: Params) -> tuple[pd.DataFrame, Any, dict[str, A
     return table, read_json(origin), params.model.model_dump(mode="json")
 
 
-def _rounds(file: Path, num_rounds: int) -> pd.DataFrame:
-    table = read_csv(file, "round")
-    with reading(file):
-        if {*table["round"]} != {*range(num_rounds)}:
-            raise ValueError(f"not {num_rounds} rounds")
-    return table
-
-
-def _account(file: Path, expected: list[tuple[str, str]]) -> pd.DataFrame:
-    table = read_csv(file, "run", "part", "mean_ms", "low_ms", "high_ms")
-    with reading(file):
-        held = {*zip(table["run"], table["part"], strict=True)}
-        for run, part in expected:
-            if (run, part) not in held:
-                raise ValueError(f"no row of {run}, {part}")
-    return table
-
-
-def _losses(folder: Path, num_steps: int) -> pd.DataFrame:
-    file = folder / "losses.csv"
-    table = read_csv(file, "step", "loss")
-    with reading(file):
-        if [*table["step"]] != [*range(num_steps)]:
-            raise ValueError(f"not one row for each of {num_steps} steps")
-    return table
-
-
-def _of_runs(file: Path, params: Params) -> dict[str, Any]:
-    return only_runs(read_json(file), list(params.runs()), str(file))
+def read_runs(file: Path, params: Params) -> dict[str, Any]:
+    """Return the entries of a JSON file for the runs of ``params``."""
+    runs = [*params.runs()]
+    found = read_json(file, *runs)
+    return {run: found[run] for run in runs}

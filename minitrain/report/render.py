@@ -20,7 +20,7 @@ from markupsafe import Markup
 from minitrain.analysis.account import CLOSED_WITHIN
 from minitrain.core.files import open_atomic
 from minitrain.report import numbers
-from minitrain.report.checks import RUNGS, VERDICT_MARKS, Mark
+from minitrain.report.checks import MARKS, RUNGS, Mark
 from minitrain.report.facts import PARTS
 from minitrain.report.studied import BYTES, DISTANCES, LossCurve
 
@@ -146,18 +146,18 @@ _LAYOUT: dict[str, Any] = {
 _MARKDOWN = Environment(finalize=escaped, autoescape=True, **_LAYOUT)
 _MARKUP = Environment(autoescape=True, **_LAYOUT)
 _PLAIN = Environment(**_LAYOUT)
-_FUNCTIONS = {name: getattr(numbers, name) for name in numbers.IN_TEMPLATES}
-_TABLES = {
+_NAMES = {
+    **vars(numbers),
     "PARTS": PARTS,
     "RUNGS": RUNGS,
-    "VERDICT_MARKS": VERDICT_MARKS,
+    "MARKS": MARKS,
     "BYTES": BYTES,
     "DISTANCES": DISTANCES,
     "LossCurve": LossCurve,
     "CLOSED_WITHIN": CLOSED_WITHIN,
 }
 for _environment in (_MARKDOWN, _MARKUP, _PLAIN):
-    _environment.globals |= _FUNCTIONS | _TABLES
+    _environment.globals |= _NAMES
     _environment.filters["ms"] = numbers.ms
 _OPTIONS = {"html": True, "xhtmlOut": False}
 _PARSER = MarkdownIt("commonmark", _OPTIONS, renderer_cls=_Renderer).enable("table")

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -33,23 +33,12 @@ DISTANCES = {
 }
 
 
-class Origin(StrEnum):
-    """What is different where a study was measured."""
+class Mismatch(NamedTuple):
+    """The first thing in which a study differs from the run; None was not recorded."""
 
-    UNRECORDED = "unrecorded"
-    CODE = "code"
-    MODEL = "model"
-    MACHINE = "machine"
-
-
-@dataclass(frozen=True)
-class Foreign:
-    """Why a study does not apply: ``key`` is ``there`` in the study, ``here`` now."""
-
-    what: Origin
-    key: str = ""
-    there: Any = None
-    here: Any = None
+    key: str
+    there: Any
+    here: Any
 
 
 @dataclass(frozen=True)
@@ -63,24 +52,22 @@ class Studied:
     origin: Json
     model: Json
 
-    def foreign(self, run: Json) -> Foreign | None:
+    def mismatch(self, run: Json) -> Mismatch | None:
         """Return why the table does not apply to ``run`` (its provenance), or None."""
         made, code = self.origin["provenance"], self.origin.get("train_code_sha256")
-        if made is None or self.origin["model"] is None or code is None:
-            return Foreign(Origin.UNRECORDED)
-        if code != run.get("code_sha256"):
-            return Foreign(Origin.CODE)
-        there, here = (
-            {key: of["machine"][key] for key in MACHINE} for of in (made, run)
-        )
-        for what, then, now in (
-            (Origin.MODEL, self.origin["model"], self.model),
-            (Origin.MACHINE, there, here),
-        ):
-            for key in {**then, **now}:
-                if then.get(key) != now.get(key):
-                    return Foreign(what, key, then.get(key), now.get(key))
+        there = _settings(code, self.origin["model"], made)
+        here = _settings(run.get("code_sha256"), self.model, run)
+        for key in {**there, **here}:
+            # unrecorded code is never the same
+            if there.get(key) != here.get(key) or there["code"] is None:
+                return Mismatch(key, there.get(key), here.get(key))
         return None
+
+
+def _settings(code: str | None, model: Json | None, made: Json | None) -> Json:
+    machine = made["machine"] if made else {}
+    parts = {key: machine.get(key) for key in MACHINE}
+    return {"code": code and code[:12], **(model or {}), **parts}
 
 
 @dataclass(frozen=True)
@@ -129,44 +116,24 @@ class Hosts(Studied):
     @cached_property
     def busy(self) -> str | None:
         """Reason why the machine was too busy to compare speeds, or None."""
-        load = self.origin["provenance"].get("load")
-        return why_busy(load, self.origin.get("spread", 0.0))
-
-    @property
-    def is_judged(self) -> bool:
-        """Whether speeds can be compared."""
-        return not self.busy and "noise_floor" in self.origin
+        return why_busy(self.origin["provenance"].get("load"), self.origin["spread"])
 
     @cached_property
-    def far(self) -> pd.DataFrame:
+    def links(self) -> list[dict[Any, Any]]:
         """Rows of more than one host, the slowest first."""
-        return self.table[self.table["hosts"] > 1].sort_values("tokens_per_s")
-
-    @property
-    def num_same(self) -> int:
-        """Links whose runs have the bits of one host."""
-        return int(self.far["same_on_one_host"].sum())
-
-    @property
-    def slowest(self) -> "pd.Series[Any]":
-        """The row of the slowest link."""
-        return self.far.iloc[0]
-
-    @property
-    def fastest(self) -> "pd.Series[Any]":
-        """The row of the fastest link."""
-        return self.far.iloc[-1]
+        far = self.table[self.table["hosts"] > 1].sort_values("tokens_per_s")
+        return far.to_dict("records")
 
     @property
     def kept(self) -> float:
         """Speed over the slowest link as a share of the speed over the fastest."""
-        return float(self.slowest["tokens_per_s"] / self.fastest["tokens_per_s"])
+        return float(self.links[0]["tokens_per_s"] / self.links[-1]["tokens_per_s"])
 
     @property
     def links_differ(self) -> bool:
         """Whether the slowest link is slower beyond the noise floor, in all rounds."""
-        least, most = "tokens_per_s_least", "tokens_per_s_most"
-        overlap = self.slowest[most] >= self.fastest[least]
+        slowest, fastest = self.links[0], self.links[-1]
+        overlap = slowest["tokens_per_s_most"] >= fastest["tokens_per_s_least"]
         return 1 / self.kept - 1 > self.origin["noise_floor"] and not overlap
 
     def rows(self) -> list[dict[Any, Any]]:
@@ -179,7 +146,7 @@ class Hosts(Studied):
 
     def _expectation(self, row: Mapping[Any, Any]) -> Expectation | None:
         expected, measured = row["allreduce_expected_ms"], row["allreduce_ms"]
-        if not self.is_judged or expected is None or row["processes"] == 1:
+        if self.busy or expected is None or row["processes"] == 1:
             return None
         apart = max(expected / measured, measured / expected) - 1
         if apart <= self.origin["allreduce_noise_floor"]:
@@ -205,8 +172,7 @@ def bare_allreduce(
     mine = sweep.query("backend == 'gloo' and world_size == @world_size")
     for key in MACHINE:
         mine = mine[mine[key] == machine[key]]
-    # a figure without provenance is not quoted
-    if not {"measured_at", "code_sha256"} <= {*sweep} or mine.empty:
+    if mine.empty:
         return None
     apart = [abs(math.log(size / num_bytes)) for size in mine["num_bytes"]]
     if min(apart) > math.log(NEAR):
@@ -223,7 +189,7 @@ class LossCurve(StrEnum):
 
 
 def digest(zoo: dict[str, Any]) -> dict[str, Any]:
-    """Return the few facts of studies/zoo/zoo.json that the report shows."""
+    """Return the few facts of zoo.json that the report of the pipeline shows."""
     bugs = {
         name: {
             "met_in": bug["met_in"],
@@ -233,12 +199,11 @@ def digest(zoo: dict[str, Any]) -> dict[str, Any]:
         }
         for name, bug in zoo["bugs"].items()
     }
-    alarms = sum(bool(run["breaches"]) for run in zoo["clean"])
     made = ("measured_at", "git_commit", "code_sha256", "machine")
     return {
         "bugs": bugs,
         "clean_runs": len(zoo["clean"]),
-        "alarms": alarms,
+        "alarms": sum(bool(run["breaches"]) for run in zoo["clean"]),
         "provenance": {key: zoo[key] for key in made},
     }
 

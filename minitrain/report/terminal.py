@@ -4,9 +4,11 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from minitrain.analysis.comparison import Verdict
-from minitrain.core.files import read_csv, read_json, reading
-from minitrain.report.facts import COMPUTE, most_apart, num_hosts, shares_of
+import pandas as pd
+
+from minitrain.analysis.comparison import SpeedVerdict
+from minitrain.core.files import read_csv, read_json
+from minitrain.report.facts import COMPUTE, most_apart, shares_of
 from minitrain.report.render import sentence
 
 # columns of a terminal
@@ -24,21 +26,18 @@ def summary_lines(metrics: Path) -> tuple[bool, list[str]]:
         lines = textwrap.wrap(f"Breach: {breach}.", WIDTH)
         where = f"No result was published; see {metrics / 'report.md'}."
         return False, [*lines, where]
-    manifest = read_json(metrics / "manifest.json", "lesson_notes", "world_size")
+    keys = ("verdicts", "over_all_cores_verdict", "world_size")
+    manifest = read_json(metrics / "manifest.json", *keys)
     run = f"gloo-{manifest['world_size']}"
-    with reading(metrics / "manifest.json"):
-        bits = _bits(run, manifest["verdicts"])
-        speed = _speed(run, manifest)
-    timing = read_json(metrics / "timing.json")
-    with reading(metrics / "timing.json"):
-        account = timing[run]["account"]
-        shares = shares_of(account) if account["closed"] else {}
-        compute = sum(shares.get(part, 0) for part in COMPUTE)
-        hosts = num_hosts(timing[run])
-        time = sentence("time_line", run, hosts, account, shares, compute)
-    found = {"Bits": bits, "Speed": speed, "Time": time}
-    found["Loss"] = _loss(metrics / "losses.csv", run)
-    found["Report"] = str(metrics / "report.html")
+    timing = read_json(metrics / "timing.json", run)[run]
+    losses = read_csv(metrics / "losses.csv", "run", "step", "loss")
+    found = {
+        "Bits": _bits(run, manifest["verdicts"]),
+        "Speed": _speed(run, manifest),
+        "Time": _time(run, timing["num_hosts"], timing["account"]),
+        "Loss": _loss(losses.pivot(index="step", columns="run", values="loss"), run),
+        "Report": str(metrics / "report.html"),
+    }
     return True, [f"{name:<7}{text}" for name, text in found.items()]
 
 
@@ -54,18 +53,20 @@ def _speed(run: str, manifest: dict[str, Any]) -> str:
     decided, undecided = {}, []
     for opponent in ("one process", "all cores"):
         key = f"over_{opponent.replace(' ', '_')}"
-        if manifest[f"{key}_verdict"] == Verdict.UNDECIDED:
+        if manifest[f"{key}_verdict"] == SpeedVerdict.UNDECIDED:
             undecided.append(opponent)
         else:
             decided[opponent] = manifest[key]
     return sentence("speed_line", run, manifest, decided, undecided)
 
 
-def _loss(path: Path, run: str) -> str:
-    table = read_csv(path, "run", "step", "loss")
-    with reading(path):
-        curves = table.pivot(index="step", columns="run", values="loss")
-        first, last = curves[run].iloc[[0, -1]]
-        several = len(curves.columns) > 1
-        apart = most_apart(curves.dropna()) if several else None
-        return sentence("loss_line", first, last, apart)
+def _time(run: str, hosts: int, account: dict[str, Any]) -> str:
+    shares = shares_of(account) if account["closed"] else {}
+    compute = sum(shares.get(part, 0) for part in COMPUTE)
+    return sentence("time_line", run, hosts, account, shares, compute)
+
+
+def _loss(curves: pd.DataFrame, run: str) -> str:
+    first, last = curves[run].iloc[[0, -1]]
+    apart = most_apart(curves.dropna()) if len(curves.columns) > 1 else None
+    return sentence("loss_line", first, last, apart)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from minitrain.analysis.comparison import Rounds, Verdict
+from minitrain.analysis.comparison import Rounds, SpeedVerdict
 from minitrain.core.errors import run_stage
 from minitrain.core.files import atomic_path, read_json
 from minitrain.report.canvas import BLACK, BLUE, GRAY, GREEN, ORANGE, canvas, save
@@ -42,7 +42,7 @@ def headline(rounds: Rounds, caps: list[str]) -> str:
     gains = [rounds.compare(*pair).verdict for pair in arms]
     gain = " and ".join(
         f"{verdict} at {gains.count(verdict)} of {len(caps)} sizes"
-        for verdict in (Verdict.FASTER, Verdict.SLOWER)
+        for verdict in (SpeedVerdict.FASTER, SpeedVerdict.SLOWER)
         if verdict in gains
     )
     floor = percent(rounds.noise_floor())

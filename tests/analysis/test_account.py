@@ -158,6 +158,10 @@ def test_kind_without_steps_leaves_numbers_unknown(kind: str) -> None:
     unknown = [name for name, value in result.items() if value is None]
     sums = ["sum_ms", "gap_pct", "closed"]
     assert sorted(unknown) == sorted([*UNKNOWN_WITHOUT[kind], *sums])
+    intervals = account_intervals(table[table["kind"] != kind], WARMUP)
+    without = intervals[intervals["low_ms"].isna()]
+    assert [*without["part"]] == [part for part in PARTS if part in unknown]
+    assert without[["mean_ms", "high_ms"]].isna().all(axis=None)
 
 
 def test_account_of_a_run_without_communication() -> None:
@@ -217,19 +221,6 @@ def test_summary_by_hand() -> None:
     assert summary == pytest.approx(expected)
 
 
-def test_no_rank_took_the_sum_of_the_slowest() -> None:
-    """Ranks that are slow in turn: 90 and 110 ms, so both took 400 ms in four steps."""
-    rows = [
-        plain(10 + 2 * step, rank, 90 if (step + rank) % 2 else 110)
-        for step in range(4)
-        for rank in (0, 1)
-    ]
-    summary = summarize(pd.DataFrame([*rows, bracketed(11, 0)]), WARMUP)
-    # 4 steps of 2 x 50 tokens
-    assert summary["tokens_per_s"] == pytest.approx(400 / 0.4)
-    assert summary["step_p50_ms"] == 110
-
-
 def test_typical_step_and_skew_are_medians() -> None:
     """One step in three was disturbed, which a mean would show."""
     rows = []
@@ -240,19 +231,6 @@ def test_typical_step_and_skew_are_medians() -> None:
     assert (summary["step_p50_ms"], summary["skew_p50_ms"]) == (100, 4)
     # 98 + 100 + 130 over 3
     assert summary["step_mean_ms"] == pytest.approx(328 / 3)
-
-
-def test_hashed_steps_keep_their_bracketed_backward() -> None:
-    """Hashing comes after it; but warm-up is still left out."""
-    late = bracketed(30, 0, recorded=True, backward_ms=100)
-    table = pd.DataFrame([*clean_rows(), late])
-    # 70, 80, 100
-    assert summarize(table, WARMUP)["backward_bracketed_p50_ms"] == 80
-
-
-def test_instrumented_steps_are_no_part_of_the_throughput() -> None:
-    slow = instrumented(15, 0, step_ms=9e9, tokens=10**9)
-    assert summarize(timings(slow), WARMUP) == summarize(timings(), WARMUP)
 
 
 def test_ranks_of_several_hosts_have_no_skew() -> None:
@@ -283,14 +261,6 @@ def test_intervals_are_the_same_every_time() -> None:
     table = pd.DataFrame([*clean_rows(), *rows])
     first, second = (account_intervals(table, WARMUP) for _ in range(2))
     pd.testing.assert_frame_equal(first, second, check_exact=True)
-
-
-def test_parts_that_are_unknown_have_no_interval() -> None:
-    table = timings()
-    intervals = account_intervals(table[table["kind"] != "bracketed"], WARMUP)
-    unknown = intervals[intervals["mean_ms"].isna()]
-    assert list(unknown["part"]) == ["backward_compute_ms", "interference_ms"]
-    assert unknown[["low_ms", "high_ms"]].isna().all(axis=None)
 
 
 def test_interval_narrows_as_the_square_root_of_the_samples() -> None:

@@ -1,6 +1,6 @@
 """The comparison of arms: expected figures are worked out by hand."""
 
-import math
+from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
@@ -61,13 +61,14 @@ def test_scaling_interpolates_linearly() -> None:
     table = exact()
     mine = table["arm"] == "gloo-2"
     table.loc[mine, "tokens"] = 600
-    table.loc[mine, "seconds"] = [6.0, 3.0, 2.0, 1.5, 1.2]
+    table.loc[mine, "seconds"] = [6.0, 3.0, 2.0, 1.5, 0.6]
     row = baseline(table).scaling().set_index("arm").loc["gloo-2"]
-    # speeds 100, 200, 300, 400, 500: the 5 % quantile lies 0.05 x 4 = 0.2 of the way
-    # from the first to the second, 100 + 0.2 x 100
+    # speeds 100, 200, 300, 400, 1000: the 5 % quantile lies 0.05 x 4 = 0.2 of the way
+    # from the first to the second, 100 + 0.2 x 100; the mean would be 400
+    assert baseline(table).tokens_per_s("gloo-2") == pytest.approx(300)
     assert row["tokens_per_s_p5"] == pytest.approx(120)
     assert row["tokens_per_s_p50"] == pytest.approx(300)
-    assert row["tokens_per_s_p95"] == pytest.approx(480)
+    assert row["tokens_per_s_p95"] == pytest.approx(880)
     assert (row["processes"], row["threads"]) == (2, 1)
 
 
@@ -94,15 +95,6 @@ def test_ratio_is_a_median_within_its_interval() -> None:
     # the largest
     assert compared.low == pytest.approx(1.1)
     assert compared.high == pytest.approx(4.0)
-
-
-def test_speed_of_an_arm_is_a_median() -> None:
-    table = exact()
-    mine = table["arm"] == "gloo-2"
-    speeds = [100, 200, 400, 500, 4_000]
-    table.loc[mine, "seconds"] = [4_000 / speed for speed in speeds]
-    # the mean would be 1,040
-    assert baseline(table).tokens_per_s("gloo-2") == pytest.approx(400)
 
 
 def test_swapping_the_arms_flips_the_verdict() -> None:
@@ -153,27 +145,20 @@ def test_verdict_needs_interval_and_floor(
 def test_arms_of_an_earlier_setting_are_left_out() -> None:
     table = rounds(arms([1, 2, 4]) | arms([1, 2]))
     assert "gloo-4" not in set(baseline(table).scaling()["arm"])
-    with pytest.raises(UserError, match=r"no arm gloo-4; it holds one_process, "):
-        baseline(table).compare("gloo-4", "one_process")
-
-
-def without(table: pd.DataFrame, number: int, arm: str) -> pd.DataFrame:
-    return table[~((table["round"] == number) & (table["arm"] == arm))]
 
 
 @pytest.mark.parametrize(
-    ("spoil", "message"),
+    "spoil",
     [
-        (lambda t: t.drop(columns="seconds"), "rounds.csv: no column seconds"),
-        (lambda t: t[t["arm"] != "gloo-2-again"], "round 0 has no arm gloo-2-again"),
-        (lambda t: without(t, 3, "gloo-2"), "round 3 has no arm gloo-2"),
-        (lambda t: pd.concat([t, t.head(1)]), "round 0 holds one_process twice"),
-        (lambda t: t.assign(seconds=0.0), "round 0, arm one_process: seconds = 0.0"),
-        (lambda t: t.assign(tokens=math.nan), "arm one_process: tokens = nan"),
-        (lambda t: t[t["round"] < 4], "4 rounds; at least 5 are needed"),
+        lambda t: t[t["arm"] != "gloo-2-again"],
+        lambda t: t[~((t["round"] == 3) & (t["arm"] == "gloo-2"))],
+        lambda t: t[t["round"] < 4],
+        lambda t: t.drop(columns="seconds"),
     ],
+    ids=["no arm", "no round of an arm", "too few rounds", "no seconds"],
 )
-def test_refuses(spoil: object, message: str) -> None:
-    assert callable(spoil)
-    with pytest.raises(UserError, match=message):
+def test_incomplete_rounds_are_refused(
+    spoil: Callable[[pd.DataFrame], pd.DataFrame],
+) -> None:
+    with pytest.raises(UserError, match=r"rounds\.csv: damaged"):
         baseline(spoil(exact()))

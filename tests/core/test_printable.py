@@ -56,6 +56,7 @@ COMMANDS: dict[str, Callable[[Path], list[str]]] = {
     "files": folders,
     "model": a_models_error,
     "option": lambda folder: ["doctor", f"--{FORGED}"],
+    "argument": lambda folder: ["explain", FORGED],
 }
 
 

@@ -19,11 +19,11 @@ from project import ROOT
 from ruamel.yaml import YAML
 from test_docs import require_marked, table
 
-from minitrain.analysis.made_by import Made, made_by_pipeline, made_in_study
 from minitrain.core.provenance import code_sha256
 from minitrain.report.readme import result_block
 from minitrain.report.studied import digest
 from studies import label
+from studies.label import Made, made_by_pipeline, made_in_study
 
 pytestmark = pytest.mark.published
 labels = cache(label.labels)

@@ -1,7 +1,9 @@
 """The facts of the report by number, and its sentences: one golden text per verdict."""
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,40 +13,30 @@ from report_inputs import (
     HOSTS,
     MACHINE,
     MODEL,
+    bugs,
     facts,
     hosts,
     ladder_of,
     on_two_hosts,
     origin,
     provenance_of,
+    published,
     rung,
     stragglers_of,
     studied,
     studied_collectives,
     studied_ladder,
     timing_of,
-    zoo,
 )
 
+from minitrain.core.arms import baseline_arms
 from minitrain.core.errors import UserError
-from minitrain.report.checks import (
-    Mark,
-    byte_equivalent,
-    outcomes_of,
-    require_known_verdicts,
-)
-from minitrain.report.facts import Facts, only_runs
+from minitrain.report.checks import Mark, byte_equivalent, outcomes_of
+from minitrain.report.facts import Facts
 from minitrain.report.publish import lesson_notes, manifest, summary
 from minitrain.report.render import sentence
-from minitrain.report.studied import (
-    Expectation,
-    Foreign,
-    LossCurve,
-    Origin,
-    bare_allreduce,
-    digest,
-    loss_curve,
-)
+from minitrain.report.studied import Expectation, Mismatch, bare_allreduce
+from minitrain.report.terminal import summary_lines
 
 BUSY = provenance_of(1, load={"others_share": 0.4, "steal_share": 0.0})
 
@@ -70,11 +62,8 @@ def test_ratios_are_those_of_the_arms() -> None:
     assert f.against_all_cores.ratio == pytest.approx(16.4 / 13, rel=0.01)
     assert f.of_ceiling is not None
     assert f.of_ceiling.ratio == pytest.approx(16.4 / 19, rel=0.01)
-    assert f.no_sync_against_one is not None
-    assert f.no_sync_against_one.ratio == pytest.approx(1.9, rel=0.01)
     assert (f.hook_cost.arm_a, f.hook_cost.arm_b) == ("gloo-2-timed", "gloo-2")
-    alone = facts([1])
-    assert (alone.of_ceiling, alone.no_sync_against_one) == (None, None)
+    assert facts([1]).of_ceiling is None
 
 
 def test_shares_are_those_of_the_account() -> None:
@@ -95,20 +84,10 @@ def test_shares_are_those_of_the_account() -> None:
     assert {"interference_ms", "comm_exposed_ms"}.isdisjoint(facts([1]).shares)
 
 
-def test_losses_are_compared_where_all_have_them() -> None:
-    # 5.5 * exp(-99 / 40) is 0.463; the runs are 2e-7 apart at every step
-    assert sentence("losses_headline", facts([1, 2])) == (
-        "Loss of gloo-1, gloo-2: 5.50 at the first step, 0.46 at the last, "
-        "at most 2.0e-07 apart"
-    )
-
-
 def test_timings_of_two_machines_are_refused() -> None:
     other = provenance_of(2, machine=MACHINE | {"cpu": "Other"})
     with pytest.raises(UserError, match="Other"):
         facts([1, 2], provenance={"gloo-1": provenance_of(1), "gloo-2": other})
-    with pytest.raises(UserError, match="file: no run gloo-2; it holds gloo-1"):
-        only_runs({"gloo-1": 1}, ["gloo-1", "gloo-2"], "file")
 
 
 @pytest.mark.parametrize(
@@ -128,13 +107,6 @@ def test_outcomes(check: dict[str, Any], mark: Mark, shown: str) -> None:
     assert [(one.mark, str(one)) for one in found.values()] == [(mark, shown)]
 
 
-def test_unknown_verdicts_are_refused() -> None:
-    with pytest.raises(UserError, match="file: gloo-1, ranks: verdict 'fine', must be"):
-        require_known_verdicts({"gloo-1": {"ranks": rung("fine")}}, "file")
-    with pytest.raises(UserError, match="file: gloo-1: verdict 'good', must be one"):
-        require_known_verdicts({"gloo-1": {"verdict": "good"}}, "file")
-
-
 def test_byte_equivalent() -> None:
     assert byte_equivalent(ladder_of(2)) is True
     assert byte_equivalent(ladder_of(1)) is None
@@ -145,158 +117,90 @@ def test_byte_equivalent() -> None:
     assert byte_equivalent({}) is None
 
 
-def ladders(verdict: str, **checks: Any) -> dict[str, Any]:
-    """Entries of two runs, both with ``verdict``."""
-    told = {"verdict": verdict, "rests_on": "REASON"}
-    return {"gloo-1": ladder_of(1) | told, "gloo-2": ladder_of(2) | told | checks}
+def in_words(f: Facts, folder: Path) -> str:
+    """The sentences that depend on verdicts, speeds and times, and the five lines."""
+    names = ("same_headline", "equivalence", "headline", "speed_notes")
+    names += ("account_headline", "account_notes", "losses_headline", "overview")
+    run = f"gloo-{f.world_size}"
+    texts = [sentence(name, f) for name in names]
+    _, (*lines, _) = summary_lines(published(folder, f))
+    assert max(map(len, lines)) <= 80
+    return "\n".join([*texts, sentence("straggler", f, run), *lines])
 
 
-SAME = "gloo-2 is bit-identical to its replay, "
+def with_verdict(verdict: str, **changes: Any) -> Facts:
+    ladders = {run: ladder_of(w) for run, w in (("gloo-1", 1), ("gloo-2", 2))}
+    given = {run: of | {"verdict": verdict} for run, of in ladders.items()}
+    given["gloo-2"] |= changes.pop("checks", {})
+    return facts([1, 2], noise=0.001, equivalence=given, **changes)
 
 
-@pytest.mark.parametrize(
-    ("verdict", "headline"),
-    [
-        ("proven", f"Yes: {SAME}and an independent witness agrees"),
-        ("replay only", f"{SAME}but no witness checked it"),
-        ("undecided", "gloo-2 is undecided"),
-    ],
-)
-def test_headline_of_each_verdict(verdict: str, headline: str) -> None:
-    f = facts([1, 2], equivalence=ladders(verdict))
-    assert sentence("same_headline", f) == headline
-    # 16 outcomes: 2 passed, 9 equal, 2 within tolerance, 3 not run
-    assert sentence("equivalence", f) == (
-        f"The verdict on gloo-2 is {verdict}: REASON. No check breached: 2 checks "
-        "passed, and of 14 comparisons, 9 are equal to the last bit, 2 are within "
-        "tolerance, 3 were not run."
+def slow(others_wait_ms: float | None) -> dict[str, Any]:
+    ranks = [
+        {"rank": 1, "excess_ms": 12.0, "low_ms": 11.0, "high_ms": 13.0},
+        {"rank": 0, "excess_ms": 2.0, "low_ms": 1.0, "high_ms": 3.0},
+    ]
+    found = stragglers_of(2) | {"slow": ranks, "others_wait_ms": others_wait_ms}
+    timing = {"gloo-1": timing_of(1), "gloo-2": timing_of(2) | {"stragglers": found}}
+    return {"timing": timing}
+
+
+# each with another verdict on bits, speed, time and stragglers
+CASES: dict[str, Callable[[], Facts]] = {
+    "proven": lambda: with_verdict("proven", **slow(9.7)),
+    "proven in eval mode": lambda: with_account(
+        with_verdict(
+            "proven in eval mode",
+            speeds={"gloo_2": 8_000},
+            checks={"world_sizes": rung("equal", 0, 0.0)},
+        ),
+        wait_ms=15.0,
+    ),
+    "replay only": lambda: with_interference(
+        with_verdict("replay only", speeds={"gloo_2": 19_000}), -1.0
+    ),
+    "undecided": lambda: with_verdict(
+        "undecided",
+        speeds={"gloo_2": 10_000},
+        checks={"ranks": rung("undecided"), "replay": rung("equal")},
+    ),
+    "busy": lambda: with_verdict(
+        "proven", checks={"ranks": rung("not run")}, baseline_provenance=BUSY
+    ),
+    "account that does not close": lambda: with_account(
+        with_verdict("proven", speeds={"gloo_2": 21_000}), closed=False, gap_pct=-7.25
+    ),
+    "account with a part missing": lambda: with_account(
+        with_verdict("proven", **slow(None)), closed=None
+    ),
+    "one process": lambda: facts([1], noise=0.001),
+    "two hosts": lambda: on_two_hosts(with_verdict("proven"), "gloo-2"),
+}
+GOLDEN = Path(__file__).with_name("sentences.txt")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_sentences_of_each_verdict(case: str, tmp_path: Path) -> None:
+    """Review a sentence that changed, then copy it into the file."""
+    golden = dict(
+        part.split(" ==\n", 1) for part in GOLDEN.read_text().split("== ")[1:]
     )
-    other = {**f.equivalence, "gloo-1": ladder_of(1) | {"verdict": "breach"}}
-    several = sentence("same_headline", replace(f, equivalence=other))
-    assert several == f"{headline}; gloo-1 is breach"
-
-
-def test_a_breach_comes_before_everything() -> None:
-    f = facts([1, 2], equivalence=ladders("proven", ranks=rung("breach")))
-    assert sentence("same_headline", f) == "No: gloo-2 ranks breached"
-    text = sentence("equivalence", f)
-    assert text == "The runs are not equivalent: gloo-2 ranks breached."
-    f = facts([1, 2], equivalence={"gloo-1": {}, "gloo-2": {}})
-    assert "nothing is proven" in sentence("equivalence", f)
-    same = ladders("proven", world_sizes=rung("equal", 0, 0.0))
-    text = sentence("equivalence", facts([1, 2], equivalence=same))
-    assert "The bits do not depend on the number of processes." in text
-
-
-BOTH = "one process on both cores"
-
-
-@pytest.mark.parametrize(
-    ("world_sizes", "speed", "headline"),
-    [
-        (
-            [1, 2],
-            16_400,
-            "2 processes: faster than one process (1.64 times the speed), faster than "
-            f"{BOTH} (1.26 times the speed)",
-        ),
-        (
-            [1, 2],
-            10_000,
-            f"2 processes: no difference seen from one process, slower than {BOTH} "
-            "(0.77 times the speed)",
-        ),
-        (
-            [1],
-            None,
-            "One process under DDP: slower than one process without DDP (0.99 times "
-            f"the speed), slower than {BOTH} (0.76 times the speed)",
-        ),
-    ],
-)
-def test_headline_of_speed(world_sizes: list[int], speed: Any, headline: str) -> None:
-    speeds = {"gloo_2": speed} if speed else {}
-    f = facts(world_sizes, speeds=speeds, noise=0.001)
-    assert sentence("headline", f) == headline
+    assert in_words(CASES[case](), tmp_path) == golden[case].strip()
 
 
 def test_notes_give_reasons_only_where_the_rounds_decide() -> None:
-    decided = facts([1, 2], noise=0.001)
-    notes = lesson_notes(decided)
-    for words in (
-        "2 processes with 1 thread each ran faster than one process",
-        "of that ceiling",
-        "computing takes 84.0 % (forward 20.0 %, backward 60.0 %, optimizer 4.0 %); ",
-        "the two agree within 5.0 % of the step.",
+    decided = lesson_notes(facts([1, 2], noise=0.001))
+    assert "of that ceiling" in decided
+    assert "computing takes 84.0 %" in decided
+    for other in (
+        facts([1, 2], speeds={"gloo_2": 10_000}, noise=0.001),
+        facts([1, 2], baseline_provenance=BUSY),
     ):
-        assert words in notes
-    same = facts([1, 2], speeds={"gloo_2": 10_000}, noise=0.001)
-    notes = lesson_notes(same)
-    assert "It is undecided whether 2 processes with 1 thread each ran faster" in notes
-    assert notes.endswith("So no reason is given.")
-    notes = lesson_notes(facts([1, 2], baseline_provenance=BUSY))
+        notes = lesson_notes(other)
+        assert "ceiling" not in notes
+        assert "computing takes" not in notes
     assert notes.startswith("The machine was busy during the 20 rounds: ")
     assert "tokens per second" not in notes
-    assert "computing takes" not in notes
-    alone = lesson_notes(facts([1]))
-    assert alone.startswith("Only one process was configured, so scaling was not")
-    far = lesson_notes(on_two_hosts(decided, "gloo-2"))
-    assert "gloo-2 on 2 hosts: its step account does not explain" in far
-    assert "computing takes" not in far
-
-
-@pytest.mark.parametrize(
-    ("reached", "words"),
-    [
-        (19_000, "no cost of communication is seen"),
-        (15_000, "the rest is the cost of communication"),
-        (21_000, "more than a ceiling allows, so the cost of communication is unknown"),
-    ],
-)
-def test_ceiling(reached: float, words: str) -> None:
-    f = facts([1, 2], speeds={"gloo_2": reached}, noise=0.001)
-    assert words in sentence("ceiling", f)
-
-
-def test_account_in_words() -> None:
-    f = facts([1, 2], noise=0.001)
-    title = "gloo-2: computing takes 84.0 % of a step, exposed communication 10.0 %"
-    assert sentence("account_headline", f) == title
-    alone = "gloo-1: computing takes 97.7 % of a step"
-    assert sentence("account_headline", facts([1])) == alone
-    open_one = with_account(f, closed=False, gap_pct=-7.25)
-    assert "too far apart to explain it" in sentence("account_headline", open_one)
-    assert "7.2 % apart, more than 5.0 %" in sentence("account_notes", open_one)
-    missing = with_account(f, closed=None)
-    assert "not every part of a step was timed" in sentence("account_headline", missing)
-    assert "do not explain its speed" in sentence("account_notes", missing)
-    disagree = with_account(f, wait_ms=15.0)
-    assert "the two disagree" in sentence("account_notes", disagree)
-    notes = sentence("account_notes", with_interference(f, -1.0))
-    assert "interference 4.0 % (not told from zero)" in notes
-
-
-def test_stragglers_in_words() -> None:
-    f = facts([1, 2])
-
-    def told(**changes: Any) -> str:
-        timing = timing_of(2) | {"stragglers": stragglers_of(2) | changes}
-        other = replace(f, timing={**f.timing, "gloo-2": timing})
-        return sentence("straggler", other, "gloo-2")
-
-    seen = "No straggler is seen in gloo-2: a rank that needed 8.2 ms"
-    assert told().startswith(seen)
-    assert told(undecided="REASON") == (
-        "Whether gloo-2 has a straggler is undecided: REASON."
-    )
-    slow = {"rank": 1, "excess_ms": 12.0, "low_ms": 11.0, "high_ms": 13.0}
-    more = {"rank": 0, "excess_ms": 2.0, "low_ms": 1.0, "high_ms": 3.0}
-    text = told(slow=[slow, more], others_wait_ms=9.7)
-    assert text.startswith("Rank 1 of gloo-2 needs 12.0 ms a step more than the others")
-    assert "(90 % confidence: 11.0 to 13.0 ms, rank 0 by 2.0 ms)" in text
-    wait = "the others wait 9.7 ms for it in a step of 97.0 ms, 10.0 % (42 steps)"
-    assert wait in text
-    assert "was not measured" in told(slow=[slow])
 
 
 def test_manifest_has_the_keys_of_the_contract() -> None:
@@ -325,19 +229,22 @@ def test_metric_has_few_keys_that_mean_something() -> None:
 
 def test_a_study_applies_to_what_produced_it() -> None:
     there = origin()["provenance"] | {"machine": MACHINE | {"cores": 4}}
-    other = Foreign(Origin.MODEL, "n_layer", 2, 4)
-    cases: list[tuple[dict[str, Any], Foreign | None]] = [
+    code = {"train_code_sha256": "00" * 32}
+    cases: list[tuple[dict[str, Any], Mismatch | None]] = [
         ({}, None),
-        ({"provenance": None}, Foreign(Origin.UNRECORDED)),
-        ({"train_code_sha256": "00" * 32}, Foreign(Origin.CODE)),
-        ({"model": MODEL | {"n_layer": 2}}, other),
-        ({"provenance": there}, Foreign(Origin.MACHINE, "cores", 4, 2)),
+        ({"provenance": None}, Mismatch("cpu", None, "Example CPU")),
+        ({"train_code_sha256": None}, Mismatch("code", None, "ab" * 6)),
+        (code, Mismatch("code", "00" * 6, "ab" * 6)),
+        ({"model": MODEL | {"n_layer": 2}}, Mismatch("n_layer", 2, 4)),
+        ({"provenance": there}, Mismatch("cores", 4, 2)),
     ]
     for changes, why in cases:
         found = studied(origin=origin(**changes))
-        assert found.foreign(provenance_of(2)) == why
-    assert sentence("foreign", other) == (
-        "another model produced its result (n_layer: 2, here 4)"
+        assert found.mismatch(provenance_of(2)) == why
+    unrecorded = studied(origin=origin(train_code_sha256=None))
+    assert unrecorded.mismatch(provenance_of(2, code_sha256=None)) is not None
+    assert sentence("mismatch", Mismatch("n_layer", 2, 4)) == (
+        "its result was measured with n_layer 2, here it is 4"
     )
 
 
@@ -354,7 +261,7 @@ def test_ladder_study_counts_bits() -> None:
 
 def test_two_hosts_are_compared_beyond_the_floor() -> None:
     found = hosts()
-    assert (found.num_same, len(found.far)) == (2, 2)
+    assert [row["link"] for row in found.links] == ["100 Mbit/s", "unshaped"]
     # 3,500 of 14,000
     assert found.kept == pytest.approx(0.25)
     assert found.links_differ
@@ -370,7 +277,6 @@ def test_two_hosts_are_compared_beyond_the_floor() -> None:
     assert last is Expectation.AS_EXPECTED
     load = {"load": {"others_share": 0.9, "steal_share": 0.0}}
     busy = hosts(origin=origin(provenance=origin()["provenance"] | load))
-    assert not busy.is_judged
     assert "others took 90 %" in sentence("hosts_speed", busy)
     assert {row["expectation"] for row in busy.rows()} == {None}
 
@@ -383,21 +289,21 @@ def test_bare_allreduce_is_of_this_machine_and_size() -> None:
     assert bare_allreduce(sweep, MACHINE, 3, 3_500_000) is None
     assert bare_allreduce(sweep, MACHINE | {"cores": 4}, 2, 3_500_000) is None
     assert bare_allreduce(sweep, MACHINE, 2, 10**9) is None
-    anonymous = sweep.drop(columns="code_sha256")
-    assert bare_allreduce(anonymous, MACHINE, 2, 3_500_000) is None
 
 
 def test_bugs_are_counted_by_what_their_losses_show() -> None:
-    found = digest(zoo())
-    curves = [bug["loss"] for bug in found["bugs"].values()]
-    assert curves == [LossCurve.HIDDEN, LossCurve.SHOWS, LossCurve.STOPS]
-    assert (found["clean_runs"], found["alarms"]) == (2, 1)
-    assert sentence("bugs_headline", found) == (
+    assert sentence("bugs_headline", bugs()) == (
         "1 of 3 injected bugs left a loss curve that looks right; 2 were caught by the "
         "check that is meant for them"
     )
     assert not re.search(r"\d", sentence("bugs_headline", None))
-    # two clean seeds 1 apart have a standard deviation of 0.71
-    clean = [[4.0] * 8, [5.0] * 8]
-    assert loss_curve([4.7] * 8, clean) is LossCurve.HIDDEN
-    assert loss_curve([4.72] * 8, clean) is LossCurve.SHOWS
+
+
+def test_arms_in_words() -> None:
+    arms = {arm.name: arm for arm in baseline_arms([1, 2, 4])}
+    for name, words in {
+        "one_process-again": "one process, A/A duplicate",
+        "gloo-4-timed": "4 processes, shm with timing hook",
+        "gloo-4-no-sync": "4 processes, no communication (the ceiling)",
+    }.items():
+        assert sentence("arm", arms[name], "shm") == words

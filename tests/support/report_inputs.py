@@ -113,6 +113,8 @@ def ladder_of(world_size: int) -> dict[str, Any]:
         "one_process_gradients": near if several else alone,
         "one_process": near if several else alone,
         "state_sha256": ["ab" * 32] * world_size,
+        "verdict": "undecided",
+        "rests_on": "REASON",
     }
 
 
@@ -261,27 +263,23 @@ def studied_collectives(**machine: Any) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns).assign(**where)
 
 
-def zoo() -> dict[str, Any]:
-    """What is in studies/zoo/zoo.json, of three bugs, one of which nobody catches: two
-    clean runs lie 1 apart, so that the second bug's curve, 5 away, looks wrong.
-    """
-
-    def bug(check: str, losses: list[float], **verdicts: str) -> dict[str, Any]:
-        about = {"met_in": "a project #1", "model": "plain", "check": check}
-        return {**about, "verdicts": verdicts, "losses": losses}
-
-    provenance = {"measured_at": "2026-01-01T02:03:04Z", "git_commit": "0123"}
+def bugs() -> dict[str, Any]:
+    """What the study ``zoo`` leaves for the report, of three bugs."""
+    found = (
+        ("sum_for_mean", "looks right", "replay", ["replay"]),
+        ("other_data", "looks wrong", "data", ["data", "replay"]),
+        ("stops", "training stops", "ranks", []),
+    )
+    keys = ("met_in", "loss", "check", "caught_by")
+    made = {"measured_at": "2026-01-01T02:03:04Z", "code_sha256": "12" * 32}
     return {
         "bugs": {
-            "sum_for_mean": bug("replay", [4.0] * 8, ranks="equal", replay="breach"),
-            "other_data": bug("data", [9.0] * 8, data="breach", replay="breach"),
-            "stops": bug("ranks", [4.0], ranks="equal"),
+            name: dict(zip(keys, ("a project #1", *rest), strict=True))
+            for name, *rest in found
         },
-        "clean": [{"breaches": []}, {"breaches": ["ranks"]}],
-        "clean_losses": {"plain": [[4.0] * 8, [5.0] * 8]},
-        "code_sha256": "12" * 32,
-        "machine": MACHINE,
-        **provenance,
+        "clean_runs": 2,
+        "alarms": 1,
+        "provenance": {**made, "machine": MACHINE},
     }
 
 

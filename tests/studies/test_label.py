@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from project import ROOT
 
-from minitrain.analysis.made_by import Made, label, made_by_pipeline, made_in_study
 from minitrain.core.provenance import code_sha256
+from studies.label import Made, label, made_by_pipeline, made_in_study
 
 STUDIES = sorted(file.parent for file in ROOT.glob("studies/*/dvc.yaml"))
 MACHINE = {"cpu": "Abacus", "gpu": None, "cores": 2, "torch": "2.13.0"}
