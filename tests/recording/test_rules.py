@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -36,7 +36,8 @@ def scaled(tensors: Tensors, factor: float) -> Tensors:
     return {name: factor * tensor for name, tensor in tensors.items()}
 
 
-def only(found: list[Alarm]) -> Alarm:
+def only(found: Iterable[Alarm]) -> Alarm:
+    found = [*found]
     assert len(found) == 1, [one.line for one in found]
     return found[0]
 
@@ -114,8 +115,8 @@ B = "buffers, tensor running_mean, rank 1: ... "
 # by a pattern of its line, without the step: a step with a fault
 FAULTS: dict[str, Any] = {
     f"{G}in the last pass: no_sync was on": step(OWN, synced=False),
-    f"{G}without its wrapper, unlike before": step(OWN, wrapper=""),
-    f"{G}the model is not wrapped": step(OWN, last=None, wrapper=""),
+    f"{G}without a wrapper, unlike before": step(OWN, wrapper=""),
+    f"{G}called without a wrapper": step(OWN, last=None, wrapper=""),
     f"{G}in a group of one rank": step(OWN, group=1),
     f"{G}group of one rank": step(OWN, group=None),
     f"{G}waits for spare": step(OWN, without_gradient=["spare"]),
@@ -156,12 +157,9 @@ FAULTS: dict[str, Any] = {
     "note: not the mean, tensor layer.bias: ... (1 of 3 tensors)": alike(
         mean(OWN) | {"layer.bias": 2 * mean(OWN)["layer.bias"]}
     ),
-    f"{P}restored on some ranks only?": step(**PARTED),
-    f"{P}state of rank 1 is another one": step(
+    f"{P}or its state, is another one: restored on some": step(**PARTED),
+    f"{P}its state of rank 1, is another one": step(
         last=[BEFORE[0], BEFORE[1] | {"moments": {FIRST: "other"}}], **PARTED
-    ),
-    f"{P}the optimizer is another one": lambda: alarms_of(
-        rows_of(0, OWN, **PARTED), None
     ),
     f"{P}since step 0 was done ... between": step(**EARLIER),
     f"{P}a step after 0 ... every=1": lambda: alarms_of(
@@ -184,19 +182,16 @@ FAULTS: dict[str, Any] = {
     "inputs, rank 1: ... exactly the samples": step(
         inputs=[["0000", "0001"]], beside=["aa"]
     ),
-    "note: inputs: ... a rank reads a sample several times": step(
+    "note: inputs: ... a sample is read several times": step(
         last=before(**TWICE), **REPEATED
     ),
-    "note: inputs: ... several ranks read the same sample": step(
+    "note: inputs: ... a sample is read several times at one step, as": step(
         last=before(**shared(0)), **shared(1)
     ),
     "note: inputs, rank 1: ... samples are not recorded: RuntimeError: no": step(
         inputs=[[]], unread=on_rank(1, "RuntimeError: no", "")
     ),
     "note: inputs: ... not recorded: why": step(inputs=[[]], unread="why"),
-    "note: same batch: ... the batch of step 0 again ... one ": step(
-        last=before(inputs=samples_of), inputs=samples_of
-    ),
     "note: number of samples: ... 4, 2 samples on ranks in order": step(
         inputs=on_rank(1, [["a", "b"]], samples_of(0))
     ),
@@ -302,7 +297,7 @@ def test_a_rank_without_a_gradient() -> None:
     del rows[1]["gradients"][FIRST]
     found = only(alarms_of(rows, BEFORE))
     assert (found.tensor, found.ranks) == (FIRST, [1])
-    assert "there is none, but the other ranks have one" in found.line
+    assert "none on rank 1" in found.line
     assert only(at_step_1([mean(OWN), NAN])).ranks == [1]
 
 
@@ -394,9 +389,9 @@ def test_unlike_steps() -> None:
     rows[1] |= {"step": 2}
     found = only(alarms_of(rows, BEFORE))
     assert (found.rule, found.ranks) == ("steps", [1])
-    assert "at step 2, while the others are at step 1" in found.line
+    assert "at step 2, but elsewhere step 1" in found.line
     rows[1] = {"kind": "end", "steps": {"0": 1}, "forwards": 1}
-    assert "at the end, while the others" in only(alarms_of(rows, BEFORE)).line
+    assert "at the end, but elsewhere" in only(alarms_of(rows, BEFORE)).line
 
 
 # start and end
@@ -404,7 +399,7 @@ def test_unlike_steps() -> None:
 
 def test_unlike_models_weights_and_settings_at_the_start() -> None:
     usual = headers(2)[0]
-    assert alarms_at_start(headers(2)) == []
+    assert [*alarms_at_start(headers(2))] == []
     head = {"head": {"shape": [1], "dtype": "float32", "trained": True}}
     other = {FIRST: digest(random_tensors(7)[FIRST])}
     for key, more, rule, tensor, part in (
@@ -430,8 +425,7 @@ def test_unlike_numbers_of_steps_at_the_end() -> None:
     found = only(alarms_at_end(ends))
     assert (found.rule, found.ranks, found.step) == ("steps", [1], 5)
     assert "4 steps, but elsewhere 5" in found.line
-    assert alarms_at_end(ends[:1] * 2) == []
-    assert only(alarms_at_end([ends[0], None])).ranks == [1]
+    assert [*alarms_at_end(ends[:1] * 2)] == []
 
 
 def test_where_passes_or_steps_alone_were_seen_it_is_noted() -> None:
@@ -440,7 +434,7 @@ def test_where_passes_or_steps_alone_were_seen_it_is_noted() -> None:
     assert "note: step 0: steps: 7 passes and no step; probable cause: no opt" in line
     line = only(alarms_at_end([steps] * 2)).line
     assert "note: step 5: steps: 5 steps and no forward pass of the training" in line
-    assert alarms_at_end([end_of({}, 0)] * 2) == []
+    assert [*alarms_at_end([end_of({}, 0)] * 2)] == []
 
 
 def apart_by(share: float) -> list[Row]:
@@ -485,9 +479,9 @@ def test_parameters_that_part_after_the_last_recorded_step() -> None:
     ends = [end_of({"0": 5}, 5, parameters=one) for one in prints]
     found = only(alarms_at_end(ends, [rows_of(1, OWN)]))
     assert (found.rule, found.ranks, found.step) == ("parameters", [1], 5)
-    assert alarms_at_end([ends[0]] * 2, [rows_of(1, OWN)]) == []
+    assert [*alarms_at_end([ends[0]] * 2, [rows_of(1, OWN)])] == []
     # they had parted before, and it was told
-    assert alarms_at_end(ends, [apart_by(0.1)]) == []
+    assert [*alarms_at_end(ends, [apart_by(0.1)])] == []
 
 
 # over a run
