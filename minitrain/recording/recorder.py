@@ -24,8 +24,6 @@ from minitrain.recording.header import (
     is_twin,
     perturb,
     rank_and_size,
-    require_all,
-    require_modules,
     require_whole,
 )
 from minitrain.recording.hooks import (
@@ -82,14 +80,14 @@ class Recorder:
         timeout_s: float = 30.0,
         also: Mapping[str, nn.Module] | None = None,
     ) -> None:
-        _require(model, every, on_alarm, timeout_s)
-        require_modules(also)
+        also = also or {}
+        _require(model, every, on_alarm, timeout_s, also)
         self._inner = innermost(model)
         self._folder, self._every = Path(folder), every
         self._raises, self._timeout_s = on_alarm == "raise", timeout_s
         self._called = called_modules(self._inner)
         self._wrappers = Wrappers(self._called)
-        self._pages = Pages(self._inner, self._wrappers, also or {})
+        self._pages = Pages(self._inner, self._wrappers, also)
         given = unwrapped(optimizer)
         self._optimizers = Optimizers(given, self._step_begins, self._step_ended)
         self._before: list[RemovableHandle] = []
@@ -239,8 +237,12 @@ class Recorder:
             self._optimizers.know(parameters.values())
             self._watch = watch = Watch(self._timeout_s, self._raises)
             # what follows needs all ranks where each has a part of the parameters
-            require_all(parameters, watch.has_all, self._timeout_s)
-            self._writer = Writer(self._folder, rank_and_size()[0], self._raises)
+            if self._is_in_parts() and not watch.has_all:
+                raise UserError(
+                    "record: each rank holds a part of the parameters, and not all "
+                    f"began to record within {self._timeout_s:g} s: every rank has to"
+                )
+            self._writer = Writer(self._folder, rank_and_size()[0])
             watch.write = self._writer.append
             self._tell(header_of(self._inner, self._every), watch)
             watch.tell(watch.missing)
@@ -270,18 +272,21 @@ def _fails_without_sync(wrapper: nn.Module | None) -> bool:
     return is_static and not getattr(wrapper, "require_backward_grad_sync", True)
 
 
-def _require(model: Any, every: Any, on_alarm: Any, timeout_s: Any) -> None:
-    kind = type(model).__name__
-    is_module = isinstance(model, nn.Module)
+def _require(
+    model: Any, every: Any, on_alarm: Any, timeout_s: Any, also: Mapping[str, Any]
+) -> None:
+    for name, module in {"model": model, **also}.items():
+        if not isinstance(module, nn.Module):
+            kind = type(module).__name__
+            raise UserError(f"record: {name} is a {kind}: must be a torch.nn.Module")
+        if module is not model and any(map(is_in_parts, module.parameters())):
+            raise UserError(f"record: {name} is sharded: each rank must hold all of it")
+    kind, allowed = type(model).__name__, ", ".join(ON_ALARM)
     is_count = isinstance(every, int) and not isinstance(every, bool) and every > 0
     is_time = isinstance(timeout_s, int | float) and timeout_s > 0
-    allowed = ", ".join(ON_ALARM)
+    has_some = next(model.parameters(), None) is not None
     for is_right, what in (
-        (is_module, f"model is a {kind}: must be a torch.nn.Module"),
-        (
-            is_module and next(model.parameters(), None) is not None,
-            f"model {kind} has no parameters: nothing to record",
-        ),
+        (has_some, f"model {kind} has no parameters: nothing to record"),
         (is_count, f"every = {every!r}: must be an integer, at least 1"),
         (on_alarm in ON_ALARM, f"on_alarm = {on_alarm!r}: must be one of {allowed}"),
         (is_time, f"timeout_s = {timeout_s!r}: must be above 0"),

@@ -24,8 +24,6 @@ from minitrain.recording.alarm import (
 )
 from minitrain.recording.causes import NOT_BROADCAST, of_unlike_parameters
 
-# of a recording's first line: what is to be the same on all ranks
-SAME = ("version", "world_size", "every", "twin", "torch", "threads")
 # passes of a run that need not be a training: to try a model, or to profile it
 MOST_OF_A_TRIAL = 3
 # what takes parameters apart where it is unlike
@@ -59,24 +57,17 @@ def place(row: Row) -> str:
     return f"step {row['step']}" + (f" of optimizer {optimizer}" if optimizer else "")
 
 
-def alarms_at_start(headers: Rows) -> Iterable[Alarm]:
-    """Yield differences of models, start weights, or settings of the recording."""
+def alarms_at_start(headers: Rows) -> list[Alarm]:
+    """Return differences of models, or of their start weights."""
     models = [{n: str(v) for n, v in one["parameters"].items()} for one in headers]
     name, ranks = first_unlike(models)
     if ranks:
         what = against([one.get(name, "not there") for one in models], ranks)
         cause = "ranks make unlike models: other settings, or other code"
-        yield Alarm("model", 0, what, cause, ranks, name)
-    else:
-        name, ranks = first_unlike([one["start"] for one in headers])
-        if ranks:
-            what = "unlike those of the others before the first step"
-            yield Alarm("parameters", 0, what, NOT_BROADCAST, ranks, name)
-    name, ranks = first_unlike([{n: str(one[n]) for n in SAME} for one in headers])
-    if ranks:
-        what = f"{name} = {against([one[name] for one in headers], ranks)}"
-        severe = name not in ("torch", "threads")
-        yield Alarm("settings", 0, what, ranks=ranks, severe=severe)
+        return [Alarm("model", 0, what, cause, ranks, name)]
+    name, ranks = first_unlike([one["start"] for one in headers])
+    what = "unlike those of the others before the first step"
+    return [Alarm("parameters", 0, what, NOT_BROADCAST, ranks, name)] if ranks else []
 
 
 def alarms_at_end(

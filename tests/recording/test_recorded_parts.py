@@ -100,6 +100,4 @@ def test_a_rank_that_stops_its_recorder_is_not_waited_for(tmp_path: Path) -> Non
     assert [*first.steps] == [*second.steps] == [(0, step) for step in range(AT)]
     assert first.end is None
     assert second.end is not None
-    assert (
-        "rank 1: at the end, but elsewhere step 4" in first.alarms[0]["line"]
-    )
+    assert "rank 1: at the end, but elsewhere step 4" in first.alarms[0]["line"]

@@ -69,19 +69,6 @@ def test_a_full_disk_ends_the_recording_and_not_the_run(
     assert "no space left on the disk" in said[0]
 
 
-def test_a_full_disk_ends_the_run_where_alarms_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(recorders, "Writer", OnDiskThatFills)
-    model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with (
-        pytest.raises(UserError, match="no space left on the disk"),
-        minitrain.record(model, optimizer, tmp_path, on_alarm="raise"),
-    ):
-        loop(model, optimizer, 3)
-
-
 class TakesNested(nn.Module):
     """Texts of unlike length, that are not padded."""
 
@@ -112,31 +99,6 @@ def test_inputs_that_cannot_be_read_are_noted(
     assert (note["kind"], note["rule"], note["step"]) == ("note", "inputs", 0)
     assert f"samples are not recorded: {rows[0]['unread']}" in note["line"]
     assert note["line"] in capsys.readouterr().err
-
-
-class Lazy(nn.Module):
-    """Takes its shapes from the first samples."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LazyBatchNorm1d(affine=False)
-        self.last = nn.Linear(6, 1)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.last(self.norm(x)).squeeze(-1)
-
-
-@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
-def test_shapes_that_are_not_known_yet_are_refused(tmp_path: Path) -> None:
-    model = Lazy()
-    told = r"^record: norm.running_mean has no shape .*[^\n]+$"
-    with pytest.raises(UserError, match=told), minitrain.record(model, None, tmp_path):
-        model(batch(0))
-    # as it says
-    model(batch(0))
-    with minitrain.record(model, None, tmp_path):
-        loop(model, torch.optim.SGD(model.parameters(), lr=0.1), 2)
-    assert len(steps_of(tmp_path)) == 2
 
 
 def by_gradient(model: nn.Module, name: str) -> None:
