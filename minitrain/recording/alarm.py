@@ -1,4 +1,4 @@
-"""Findings of the rules: an alarm, or a note, in one line."""
+"""Findings of the rules, each an alarm or a note in one line; values of ranks."""
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
@@ -14,7 +14,8 @@ NAMED = 8
 
 @dataclass(frozen=True)
 class Alarm:
-    """``ranks`` are those that differ from the others; empty if it concerns all.
+    """A finding, with its probable ``cause``. ``ranks`` are those that differ from the
+    others; empty if it concerns all.
 
     A note (``severe`` False) reports what may be intended. ``tensors`` are all that it
     is about, if those may become more.
@@ -22,49 +23,43 @@ class Alarm:
 
     rule: str
     step: int
-    ranks: list[int]
-    tensor: str
-    line: str
+    what: str
+    cause: str = ""
+    ranks: Sequence[int] = ()
+    tensor: str = ""
     severe: bool = True
-    tensors: tuple[str, ...] = ()
+    tensors: Sequence[str] = ()
+
+    @property
+    def line(self) -> str:
+        """Return the line to be printed: the place, what is wrong, and the cause."""
+        note = "" if self.severe else "note: "
+        tensor = f", tensor {self.tensor}" if self.tensor else ""
+        ranks = f", {in_ranks(self.ranks)}" if self.ranks else ""
+        where = f"minitrain: {note}step {self.step}: {self.rule}{tensor}{ranks}"
+        cause = f"; probable cause: {self.cause}" if self.cause else ""
+        return f"{where}: {self.what}{cause}"
 
     def row(self) -> dict[str, Any]:
         """Return the line of a recording."""
-        fields = ("rule", "step", "ranks", "tensor", "line")
-        kind = "alarm" if self.severe else "note"
-        return {"kind": kind, **{name: getattr(self, name) for name in fields}}
+        return {
+            "kind": "alarm" if self.severe else "note",
+            "rule": self.rule,
+            "step": self.step,
+            "ranks": [*self.ranks],
+            "tensor": self.tensor,
+            "line": self.line,
+        }
 
 
-def alarm(
-    rule: str,
-    step: int,
-    what: str,
-    cause: str = "",
-    *,
-    ranks: Sequence[int] = (),
-    tensor: str = "",
-    severe: bool = True,
-    tensors: Sequence[str] = (),
-) -> Alarm:
-    """Return an alarm with its line: the place, ``what``, and the probable cause."""
-    where = f"minitrain: {'' if severe else 'note: '}step {step}: {rule}"
-    if tensor:
-        where += f", tensor {tensor}"
-    if ranks:
-        where += f", {in_ranks(ranks)}"
-    why = f"; probable cause: {cause}" if cause else ""
-    line = f"{where}: {what}{why}"
-    return Alarm(rule, step, [*ranks], tensor, line, severe, tuple(tensors))
+def alarm(rows: Rows, rule: str, what: str, cause: str, **rest: Any) -> Alarm:
+    """Return an alarm at the step of ``rows``."""
+    return Alarm(rule, rows[0]["step"], what, cause, **rest)
 
 
-def alarms(rows: Rows, rule: str, what: str, cause: str, **rest: Any) -> list[Alarm]:
-    """Return one :func:`alarm` at the step of ``rows``, as a rule does."""
-    return [alarm(rule, rows[0]["step"], what, cause, **rest)]
-
-
-def notes(rows: Rows, rule: str, what: str, cause: str, **rest: Any) -> list[Alarm]:
-    """Return one note at the step of ``rows``, as a rule does."""
-    return alarms(rows, rule, what, cause, severe=False, **rest)
+def note(rows: Rows, rule: str, what: str, cause: str, **rest: Any) -> Alarm:
+    """Return a note at the step of ``rows``."""
+    return alarm(rows, rule, what, cause, severe=False, **rest)
 
 
 def in_ranks(ranks: Sequence[int]) -> str:
@@ -83,18 +78,16 @@ def unlike(values: Sequence[Hashable]) -> list[int]:
     """Return the ranks that have another value than most; of as many on both sides,
     those that differ from the first.
     """
-    if len({*values}) < 2:
-        return []
-    counts = Counter(values)
     # max and Counter keep the order of the ranks
+    counts = Counter(values)
     usual = max(counts, key=lambda value: counts[value])
     return [rank for rank, value in enumerate(values) if value != usual]
 
 
-def pair_of(values: Sequence[Any], ranks: Sequence[int]) -> tuple[Any, Any]:
+def against(values: Sequence[Any], ranks: Sequence[int]) -> str:
     """Return the value of the first of ``ranks``, and that of one of the others."""
     others = (value for rank, value in enumerate(values) if rank not in ranks)
-    return values[ranks[0]], next(others)
+    return f"{values[ranks[0]]}, but elsewhere {next(others)}"
 
 
 def first_unlike(tables: Sequence[Mapping[str, Hashable]]) -> tuple[str, list[int]]:

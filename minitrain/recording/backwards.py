@@ -6,20 +6,38 @@ skipped) belong to no step, nor do their passes. Gradients that a step leaves in
 go into the next one. Both are seen just before a backward pass adds to a gradient.
 """
 
+import weakref
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from minitrain.comm.torch_private import changes_in_place
 from minitrain.recording.fingerprint import sketch
+from minitrain.recording.format import Row
+from minitrain.recording.hooks import Tap, is_in_parts, parameters_of
 
 Sketch = list[float]
 # bytes of gradients that are kept for a moment: less than a bucket of DDP's
 KEPT = 8 << 20
 # of a step: more are not told apart, and their sketches would fill the disk
 MOST_PASSES = 16
+
+
+@dataclass
+class Pass:
+    """A forward pass: ``told`` is its part of the row of a step, ``first`` that of the
+    first pass of a step alone, None of others.
+    """
+
+    number: int
+    told: Row
+    first: Row | None = None
+    losses: list[Tensor | float] = field(default_factory=list)
+    # a backward pass came next
+    has_backward: bool = False
 
 
 @dataclass
@@ -52,28 +70,60 @@ class Backwards:
     """
 
     def __init__(self) -> None:
+        self._handles: list[RemovableHandle] = []
+        self._heard: dict[int, weakref.ref[nn.Parameter]] = {}
+        self.forget()
+
+    def forget(self) -> None:
+        """Remove the hooks, and note that no step to be recorded comes next."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._heard.clear()
         self.known: dict[str, Gradient] = {}
-        self._number = 0
-        self._first = 0
-        self._running = False
+        self._number, self._first, self._running = 0, 0, False
+        self._last: Pass | None = None
         self._own: dict[str, Sketch] = {}
         # gradients that are yet to be sketched, and their bytes
         self._kept: dict[str, Tensor] = {}
         self._num_kept = 0
 
-    def pass_begins(self, number: int) -> None:
+    def listen(self, inner: nn.Module) -> None:
+        """Hook what trains and has no hooks yet. If ranks hold a part of a parameter
+        each, there is no gradient of a rank's own.
+        """
+        for name, parameter in parameters_of(inner).items():
+            heard = self._heard.get(id(parameter), lambda: None)() is parameter
+            trains = parameter.requires_grad and not is_in_parts(parameter)
+            if trains and not heard:
+                self._heard[id(parameter)] = weakref.ref(parameter)
+                self._hook(name, parameter)
+
+    def _hook(self, name: str, parameter: nn.Parameter) -> None:
+        def look(added: Tensor) -> None:
+            self._before(name, parameter.grad)
+
+        def see(parameter: Tensor) -> None:
+            if parameter.grad is not None:
+                self._after(name, parameter.grad)
+
+        self._handles += [
+            parameter.register_hook(Tap(look)),
+            parameter.register_post_accumulate_grad_hook(Tap(see)),
+        ]
+
+    def pass_begins(self, one: Pass) -> None:
         """Note a forward pass, the first after a backward pass or not."""
+        self._last = one
         if self._running:
-            self._first, self._running = number, False
+            self._first, self._running = one.number, False
 
-    def begins(self) -> bool:
-        """Return whether this gradient is the first of its backward pass."""
-        was, self._running = self._running, True
-        self._number += not was
-        return not was
-
-    def before(self, name: str, gradient: Tensor | None) -> None:
-        """Look at the gradient of a parameter before this pass is added to it."""
+    def _before(self, name: str, gradient: Tensor | None) -> None:
+        if not self._running:
+            self._running = True
+            self._number += 1
+            if self._last is not None:
+                self._last.has_backward = True
         known = self.known.get(name)
         if known is not None and known.last == self._number:
             return
@@ -97,8 +147,8 @@ class Backwards:
             if len(known.shares) > MOST_PASSES:
                 known.shares = None
 
-    def after(self, name: str, gradient: Tensor, synced: bool) -> None:
-        """Note a gradient as this rank's backward pass leaves it."""
+    def _after(self, name: str, gradient: Tensor) -> None:
+        synced = self._last is None or self._last.told["synced"] is not False
         if known := self.known.get(name):
             known.version, known.synced = changes_in_place(gradient), synced
         if not synced:

@@ -4,7 +4,7 @@ A sketch is linear, so a gradient that is a combination of the ranks' own is so 
 sketch. What the factors are tells most faults apart.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,7 @@ from minitrain.recording.alarm import (
 )
 
 UNKNOWN = "unknown"
+NOT_BROADCAST = "rank 0's weights are not broadcast, or were changed after that"
 # of a tensor: what other hardware, or other threads, may make of the same sum
 ROUNDING = 1e-5
 APART = "apart by rounding"
@@ -85,10 +86,11 @@ def factors(target: Tensor, own: Tensor) -> list[float] | None:
     return found.tolist() if rest < CLOSE else None
 
 
-def lacking(found: Sequence[float]) -> list[int]:
-    """Return ranks whose gradient a sum with these factors lacks, if the others are in
+def lacking(target: Tensor, own: Tensor) -> list[int]:
+    """Return ranks whose gradient ``target`` lacks, if it is a sum with the others in
     it alike; none if it has another pattern.
     """
+    found = factors(target, own) or [0.0]
     largest = max(map(abs, found))
     lacks = [r for r, factor in enumerate(found) if abs(factor) < CLOSE * largest]
     there = [factor for rank, factor in enumerate(found) if rank not in lacks]
@@ -102,25 +104,32 @@ def of_unlike_gradients(
     """Return how the gradients of ``ranks`` differ, and why; ``differ`` are the tensors
     that are not the same on all.
     """
-    if without := _without(rows, differ, ranks):
-        return without
-    names = [name for name in comparable(rows) if name in {*differ}]
-    found = sketches(rows, names)
+    none = [rank for rank, row in enumerate(rows) if differ[0] not in row["gradients"]]
+    if none:
+        cause = "a part of the model that only some ranks use, without a wrapper"
+        return f"none on {in_ranks(none)}", cause
+    found = sketches(rows, [name for name in comparable(rows) if name in {*differ}])
+    share = f"{len(differ)} of {len(rows[0]['gradients'])} tensors"
     if found is None:
-        return f"unlike those of the others ({_share(rows, differ)})", UNKNOWN
+        return f"unlike those of the others ({share})", UNKNOWN
     alone = [rank for rank in range(len(rows)) if _keeps_its_own(found, rank)]
     if {*ranks} <= {*alone}:
-        what = f"each keeps its own ({_share(rows, differ)})"
-        return what, _not_synchronized(rows, before, differ, alone)
+        cause = _not_synchronized(rows, before, differ, alone)
+        return f"each keeps its own ({share})", cause
     usual = next(rank for rank in range(len(rows)) if rank not in ranks)
-    rank = ranks[0]
-    factor, rest = times(found.gradients[rank], found.gradients[usual])
+    factor, rest = times(found.gradients[ranks[0]], found.gradients[usual])
     if rest < ROUNDING and abs(factor - 1) < ROUNDING:
         return APART, "other hardware, threads or libraries on ranks"
     if rest < CLOSE:
         what = f"{factor:.3g} times that of rank {usual}, and else the same"
         return what, "clipped, or scaled, by a number of its own: that of all is needed"
-    return _incomplete(found, [*ranks, usual])
+    # one of these ranks may have got less than the others
+    for rank in [*ranks, usual]:
+        if lacks := lacking(found.gradients[rank], found.own):
+            what = f"rank {rank} has a sum that lacks the gradient of {in_ranks(lacks)}"
+            return what, "a transfer that was lost, or a rank that was left out"
+    what = "no rank's own gradient, and no sum of them"
+    return what, "parts that are mixed up (other order of the buckets), or damaged"
 
 
 def _keeps_its_own(found: Sketches, rank: int) -> bool:
@@ -133,113 +142,51 @@ def _keeps_its_own(found: Sketches, rank: int) -> bool:
 
 def of_unlike_parameters(rows: Rows, before: Rows | None, name: str) -> tuple[str, str]:
     """Return since when parameters differ, beyond the gradients, and why."""
-    _, ranks = first_unlike([row.get("before", {}) for row in rows])
-    step = rows[0]["step"]
-    if ranks and before is None:
-        return "unlike those of the others before the step", not_broadcast(step)
-    if ranks and before:
+    step, since = rows[0]["step"], "unlike those of the others since"
+    if first_unlike([row["before"] for row in rows])[1]:
+        if before is None:
+            return "unlike those of the others before the step", NOT_BROADCAST
         last = before[0]["step"]
         if last + 1 == step:
-            return (
-                f"unlike those of the others since step {last} was done",
-                "changed between two steps, and not by this optimizer",
-            )
-        return (
-            f"unlike those of the others since a step after {last}",
-            "steps between that were not recorded: every=1 finds the step and its "
-            "cause",
-        )
+            cause = "changed between two steps, and not by this optimizer"
+            return f"{since} step {last} was done", cause
+        cause = "steps between that were not recorded: every=1 finds the step and its "
+        return f"{since} a step after {last}", f"{cause}cause"
     if unlike([hashes(row, "gradients").get(name) for row in rows]):
-        what = "unlike those of the others since this step"
-        return what, "the optimizer averages, or shares, other tensors and not this one"
-    what = "unlike those of the others since this step, whose gradients are the same"
+        cause = "the optimizer averages, or shares, other tensors and not this one"
+        return f"{since} this step", cause
+    # ranks may divide the state
     tables = [row["moments"] for row in before or ()]
-    # ranks may divide it
     of_all = [n for n in all_names(tables) if all(n in table for table in tables)]
-    _, moments = first_unlike([{n: table[n] for n in of_all} for table in tables])
-    if moments:
-        return what, f"the optimizer's state of {in_ranks(moments)} is another one"
-    if step == 0:
-        return what, "the optimizer is another one: its settings, or its kind"
-    return what, "the optimizer's state is another one: restored on some ranks only?"
-
-
-def not_broadcast(step: int) -> str:
-    """Return why ranks do not begin with the same weights."""
-    if step == 0:
-        return "rank 0's weights are not broadcast, or were changed after that"
-    return "weights that were loaded, or changed, on some ranks only"
-
-
-def _without(
-    rows: Rows, differ: Sequence[str], ranks: Sequence[int]
-) -> tuple[str, str] | None:
-    have = [differ[0] in row.get("gradients", {}) for row in rows]
-    if all(have):
-        return None
-    none = [rank for rank, has in enumerate(have) if not has]
-    what = "there is none, but the other ranks have one"
-    if not {*none} & {*ranks}:
-        what = f"none on {in_ranks(none)}"
-    return what, "a part of the model that only some ranks use, without a wrapper"
+    _, ranks = first_unlike([{n: table[n] for n in of_all} for table in tables])
+    who = f" of {in_ranks(ranks)}" if ranks else ""
+    cause = f"the optimizer, or its state{who}, is another one: restored on some ranks "
+    return f"{since} this step, whose gradients are the same", f"{cause}only?"
 
 
 def _not_synchronized(
     rows: Rows, before: Rows | None, differ: Sequence[str], alone: Sequence[int]
 ) -> str:
     row = rows[alone[0]]
-    wrapper = row.get("wrapper", "")
+    wrapper, replaced = row["wrapper"], row.get("replaced", {})
     if not wrapper:
-        if before and any(one.get("wrapper") for one in before):
-            return "the model is called without its wrapper, unlike before"
-        return "the model is not wrapped, or called without its wrapper"
-    if row.get("synced") is False:
+        had = any(one["wrapper"] for one in before or ())
+        return f"the model is called without a wrapper{', unlike before' * had}"
+    if row["synced"] is False:
         return f"{wrapper} did not synchronize in the last pass: no_sync was on"
-    if row.get("group") == 1:
+    if row["group"] == 1:
         return f"{wrapper} averages in a group of one rank"
-    replaced = row.get("replaced", {})
-    if any(name in replaced for name in differ):
-        return _replaced(wrapper, replaced, differ)
-    if spare := row.get("without_gradient", []):
-        return (
-            f"{wrapper} waits for {spare[0]}, which has no gradient: not used in the "
-            "forward pass"
-        )
+    if name := next((name for name in differ if name in replaced), ""):
+        tied = f"tied to {replaced[name]}, and was " if replaced[name] else ""
+        return f"{name} was {tied}replaced after {wrapper} took the model"
+    if spare := row["without_gradient"]:
+        return f"{wrapper} waits for {spare[0]}, which has no gradient (not used?)"
     if len(alone) < len(rows):
         return "nothing came from the others: a transfer that was lost"
     was = before[0] if before else row
     trained = {*was["gradients"], *was["without_gradient"]}
     if len(differ) < len(row["gradients"]) or not trained & {*differ}:
-        return (
-            f"trainable only after {wrapper} was built, which does not know it, or "
-            "ignored by it"
-        )
-    if row.get("group") is None:
+        return f"trainable only after {wrapper} was built, or ignored by it"
+    if row["group"] is None:
         return f"{wrapper} averages in a group of one rank"
     return f"a communication hook of {wrapper} that reduces nothing"
-
-
-def _replaced(wrapper: str, by_name: Mapping[str, str], differ: Sequence[str]) -> str:
-    name = next(name for name in differ if name in by_name)
-    since = f"after {wrapper} took the model"
-    if by_name[name]:
-        return f"{name} was tied to {by_name[name]}, and was replaced {since}"
-    if {*differ} <= {*by_name}:
-        return f"parameters that were replaced {since}"
-    return f"{wrapper} waits for the {name} that was replaced after it took the model"
-
-
-def _incomplete(found: Sketches, ranks: Sequence[int]) -> tuple[str, str]:
-    # one of these ranks may have got less than the others
-    for rank in ranks:
-        parts = factors(found.gradients[rank], found.own)
-        if parts and (lacks := lacking(parts)):
-            who = in_ranks(lacks)
-            what = f"rank {rank} has a sum that lacks the gradient of {who}"
-            return what, "a transfer that was lost, or a rank that was left out"
-    what = "no rank's own gradient, and no sum of them"
-    return what, "parts that are mixed up (other order of the buckets), or damaged"
-
-
-def _share(rows: Rows, differ: Sequence[str]) -> str:
-    return f"{len(differ)} of {len(rows[0].get('gradients', {}))} tensors"

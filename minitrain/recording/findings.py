@@ -18,8 +18,8 @@ class Judge:
         # by rule and severity: what may be meant does not hide what may not; and of
         # which tensors it was
         self._told: dict[tuple[str, bool], set[str]] = {}
-        # when a batch was read first, by rank
-        self._read: list[dict[int, int]] = []
+        # when a rank read a batch first
+        self._read: dict[int, int] = {}
         self._start: Rows = ()
         # the first step, of whichever optimizer
         self._first: Rows = ()
@@ -30,7 +30,7 @@ class Judge:
         """Return what is wrong here that was not reported before."""
         return self.new([] if self.is_apart else self._all(rows))
 
-    def _all(self, rows: Rows) -> list[Alarm]:
+    def _all(self, rows: Rows) -> Iterable[Alarm]:
         kinds = {row["kind"] for row in rows}
         if kinds == {"recording"}:
             self._start = rows
@@ -39,25 +39,23 @@ class Judge:
             return alarms_at_end(rows, [*self._before.values()], self._start)
         places = {(row["kind"], row.get("optimizer"), row.get("step")) for row in rows}
         self.is_apart = len(places) > 1
-        optimizer = rows[0].get("optimizer", 0)
-        found = alarms_of(rows, None if self.is_apart else self._before.get(optimizer))
         if self.is_apart:
-            return found
-        self._before[optimizer] = rows
+            return alarms_of(rows, None)
+        before = self._before.get(rows[0]["optimizer"])
+        self._before[rows[0]["optimizer"]] = rows
         self._first = self._first or rows
-        return [*found, *self._read_again(rows), *padding(rows, self._first)]
+        found = [*alarms_of(rows, before), *self._read_again(rows)]
+        return [*found, *padding(rows, self._first)]
 
-    def _read_again(self, rows: Rows) -> list[Alarm]:
-        # of any step before, as the first batch of an epoch is
-        self._read = self._read or [{} for _ in rows]
-        ranks, earlier = [], 0
-        for rank, (row, read) in enumerate(zip(rows, self._read, strict=True)):
-            batch = hash((row["optimizer"], *samples(row), *beside(row)))
-            first = read.setdefault(batch, row["step"])
-            if samples(row) and first < row["step"]:
-                ranks.append(rank)
-                earlier = first
-        return batch_again(rows, ranks, earlier) if ranks else []
+    def _read_again(self, rows: Rows) -> Iterable[Alarm]:
+        # at any step before, as the first batch of an epoch is
+        steps = {}
+        for rank, row in enumerate(rows):
+            if samples(row):
+                key = hash((rank, row["optimizer"], *samples(row), *beside(row)))
+                steps[rank] = self._read.setdefault(key, row["step"])
+        ranks = [rank for rank, step in steps.items() if step < rows[rank]["step"]]
+        return batch_again(rows, ranks, steps[ranks[-1]]) if ranks else []
 
     def new(self, found: Iterable[Alarm]) -> list[Alarm]:
         """Return those of ``found`` that were not reported before."""

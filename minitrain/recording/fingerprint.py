@@ -2,7 +2,7 @@
 
 The sketch is linear: that of a mean of tensors is the mean of their sketches, and the
 norm of the difference of two sketches estimates that of the difference of two tensors,
-to about a third. So a recording can be held against another, or against the mean of
+to about a third. So a recording can be compared with another, or against the mean of
 its ranks, without the tensors. Each element is added to one of the bins with a sign.
 Half of the sign is random by the element's place in a block, the other half by the
 block and the eighth of it; bins go round in a row of 64, from a random one on. So
@@ -35,8 +35,7 @@ TOGETHER = 4
 
 
 def digest(tensor: Tensor) -> str:
-    """The first 32 hex digits of BLAKE3 of a tensor's bytes in row-major order: no
-    weaker than SHA-256's, and five times as fast.
+    """Return 32 hex digits, the start of BLAKE3 of a tensor's bytes in row-major order.
 
     Collective where ranks hold a part of the tensor each, as all of this module is.
     """
@@ -44,28 +43,28 @@ def digest(tensor: Tensor) -> str:
 
 
 def sketch(tensor: Tensor) -> list[float]:
-    """Eight numbers, linear in ``tensor``; the same for the same elements whatever
-    their type, but for the rounding of float64.
+    """Return eight numbers, linear in ``tensor``; the same for the same elements of any
+    type, but for the rounding of float64.
     """
     return _sketch_and_norm(gathered(tensor))[0]
 
 
 def fingerprint(tensor: Tensor) -> dict[str, Any]:
-    """``hash`` (of :func:`digest`), ``norm`` and ``sketch``."""
+    """Return ``hash`` (of :func:`digest`), ``norm`` and ``sketch``."""
     dense = gathered(tensor)
     sketched, norm = _sketch_and_norm(dense)
     return {"hash": _digest(dense), "norm": norm, "sketch": sketched}
 
 
 def gathered(tensor: Tensor) -> Tensor:
-    """All of a tensor, dense and on the CPU; a copy only where it is not so already."""
+    """Return all of a tensor, dense and on the CPU; a copy only where it must be."""
     full = whole(tensor)
     dense = full.to_dense() if full.layout is not torch.strided else full
     return dense.resolve_conj().resolve_neg().cpu()
 
 
 def bytes_in(dense: Tensor) -> memoryview:
-    """All bytes of what :func:`gathered` gives, row after row."""
+    """Return all bytes of what :func:`gathered` gives, row after row."""
     if dense.dtype in USUAL and dense.is_contiguous():
         # several times as fast, which counts for small tensors
         return dense.numpy().reshape(-1).view(np.uint8).data
@@ -87,7 +86,7 @@ def _sketch_and_norm(dense: Tensor) -> tuple[list[float], float]:
 
 
 def _of_few(flat: Numbers | Tensor) -> tuple[Numbers, float]:
-    """Element by element: most tensors are small, and what counts are the calls."""
+    # element by element: most tensors are small, and what counts are the calls
     wide, (bins, signs) = _wide(flat), _first_part()
     signed = wide * signs[: len(wide)]
     return np.bincount(bins[: len(wide)], signed, BINS), float(np.vecdot(wide, wide))
@@ -109,7 +108,7 @@ def _of_many(flat: Numbers | Tensor) -> tuple[Numbers, float]:
 
 
 def _wide(flat: Numbers | Tensor, unit: int = 1) -> Numbers:
-    """In float64, with zeros at the end up to a multiple of ``unit``."""
+    # in float64, with zeros at the end up to a multiple of ``unit``
     count = len(flat)
     wide = np.empty(-(-count // unit) * unit)
     wide[:count] = flat.double().numpy() if isinstance(flat, Tensor) else flat
@@ -119,7 +118,6 @@ def _wide(flat: Numbers | Tensor, unit: int = 1) -> Numbers:
 
 @cache
 def _first_part() -> tuple[Numbers, Numbers]:
-    """The bin and the sign of each element of a tensor's first part."""
     bins = np.tile(_bins_of_rows(), ROW // BINS).reshape(-1)[:PART]
     return bins, _signs().reshape(-1)[:PART] * _signs_of_blocks(0)[0, 0]
 
@@ -137,7 +135,6 @@ def _signs() -> Numbers:
 
 @lru_cache(maxsize=1024)
 def _signs_of_blocks(number: int) -> Numbers:
-    """Of the parts of each of those that are taken together."""
     blocks = range(number * TOGETHER, (number + 1) * TOGETHER)
     return np.stack([_random_signs(f"block {block}", PARTS) for block in blocks])
 

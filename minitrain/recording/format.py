@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from minitrain.core.errors import UserError, describe_os_error, is_disk_full
+from minitrain.core.errors import UserError, describe_os_error
 from minitrain.core.files import writing
 from minitrain.core.printable import note
 from minitrain.core.regular import MOST_OF_RECORDING, require_regular
@@ -44,57 +44,54 @@ class Recording:
 
     @property
     def world_size(self) -> int:
-        """How many ranks the run had, whether or not they are all here."""
+        """Return how many ranks the run had, whether or not they are all here."""
         return int(next(iter(self.ranks.values())).header["world_size"])
 
     @property
     def missing(self) -> list[int]:
-        """Ranks of which nothing is here."""
+        """Return ranks of which nothing is here."""
         return [rank for rank in range(self.world_size) if rank not in self.ranks]
 
 
 def path_of_rank(folder: Path, rank: int) -> Path:
-    """Where a rank writes."""
+    """Return where a rank writes."""
     return folder / f"rank-{rank}.jsonl"
 
 
 def is_recording(path: Path) -> bool:
-    """Whether ``path`` is a folder in which a rank began to record."""
-    return path.is_dir() and bool(_files(path))
+    """Return whether ``path`` is a folder in which a rank began to record."""
+    return path.is_dir() and bool(_ranks_in(path))
 
 
-def _files(folder: Path) -> dict[int, Path]:
-    matches = [
+def _ranks_in(folder: Path) -> list[int]:
+    names = [
         re.fullmatch(r"rank-(0|[1-9]\d*)\.jsonl", p.name) for p in folder.iterdir()
     ]
-    ranks = sorted(int(match[1]) for match in matches if match)
-    return {rank: path_of_rank(folder, rank) for rank in ranks}
+    return sorted(int(match[1]) for match in names if match)
 
 
 def read_recording(folder: Path) -> Recording:
-    """What is in ``folder``. A last line that was cut is left out, as is a rank that
-    was killed before its first line was whole. UserError for a folder without a
-    recording, or with a damaged one, another version, or ranks of unlike runs.
+    """Return what is in ``folder``. A last line that was cut is left out, as is a rank
+    that was killed before its first line was whole.
+
+    Raises:
+        UserError: there is no recording, it is damaged or of another version, or its
+            ranks are of unlike runs.
     """
     if not is_recording(folder):
         raise UserError(
             f"{folder}: no recording; minitrain.record(model, optimizer, folder) "
             "writes rank-0.jsonl there"
         )
-    read = {rank: _read_rank(path, rank) for rank, path in _files(folder).items()}
+    read = {rank: _read_rank(folder, rank) for rank in _ranks_in(folder)}
     ranks = {rank: one for rank, one in read.items() if one is not None}
     if not ranks:
         raise UserError(f"{folder}: nothing recorded; no rank came to its first step")
     for key in ("world_size", "every", "twin"):
-        # of each value the first rank that has it
-        values: dict[Any, int] = {}
-        for rank, one in ranks.items():
-            values.setdefault(one.header[key], rank)
+        values = {str(one.header[key]): rank for rank, one in ranks.items()}
         if len(values) > 1:
-            told = [f"{value} on rank {rank}" for value, rank in values.items()][:2]
-            raise UserError(
-                f"{folder}: ranks of unlike runs: {key} is {', '.join(told)}"
-            )
+            told = ", ".join(f"{value} on rank {r}" for value, r in values.items())
+            raise UserError(f"{folder}: ranks of unlike runs: {key} is {told}")
     recording = Recording(folder, ranks)
     if max(ranks) >= recording.world_size:
         raise UserError(
@@ -104,7 +101,8 @@ def read_recording(folder: Path) -> Recording:
     return recording
 
 
-def _read_rank(path: Path, rank: int) -> OfRank | None:
+def _read_rank(folder: Path, rank: int) -> OfRank | None:
+    path = path_of_rank(folder, rank)
     try:
         data = require_regular(path, MOST_OF_RECORDING).read_bytes()
     except OSError as error:
@@ -115,26 +113,15 @@ def _read_rank(path: Path, rank: int) -> OfRank | None:
     lines = data.split(b"\n")[:-1]
     if not lines:
         return None
-    rows = [_row(path, number, line) for number, line in enumerate(lines, start=1)]
-    header, rest = rows[0], rows[1:]
+    header, *rows = [_row(path, number, line) for number, line in enumerate(lines, 1)]
     if header["kind"] != "recording" or header["rank"] != rank:
         raise UserError(f"{path}: line 1: not the header of a recording of rank {rank}")
-    steps: dict[tuple[int, int], Row] = {}
-    alarms: list[Row] = []
-    end: Row | None = None
-    for number, row in enumerate(rest, start=2):
-        kind = row["kind"]
-        key = (row["optimizer"], row["step"]) if kind == "step" else None
-        if kind in ("alarm", "note"):
-            alarms.append(row)
-        elif end is not None or kind == "recording" or key in steps:
-            misplaced = repr(kind) + (f" for step {key[1]}" if key else "")
-            raise UserError(f"{path}: line {number}: damaged: no place for {misplaced}")
-        elif key is None:
-            end = row
-        else:
-            steps[key] = row
-    return OfRank(header, steps, alarms, end)
+    return OfRank(
+        header,
+        {(row["optimizer"], row["step"]): row for row in rows if row["kind"] == "step"},
+        [row for row in rows if row["kind"] in ("alarm", "note")],
+        next((row for row in rows if row["kind"] == "end"), None),
+    )
 
 
 def _row(path: Path, number: int, line: bytes) -> Row:
@@ -143,12 +130,10 @@ def _row(path: Path, number: int, line: bytes) -> Row:
 
     try:
         row = json.loads(line)
-        if not isinstance(row, dict):
-            raise TypeError("not an object")
         version = row.get("version", VERSION)
         fault = fault_of(row) if version == VERSION else None
     # what is nested too deeply is a RecursionError
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, AttributeError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"[:80]
         raise UserError(f"{path}: line {number}: damaged ({reason})") from error
     if version != VERSION:
@@ -162,7 +147,7 @@ def _row(path: Path, number: int, line: bytes) -> Row:
 
 
 def line_of(row: Row) -> bytes:
-    """``row`` as one line of a recording."""
+    """Return ``row`` as one line of a recording."""
     text = json.dumps(row, separators=(",", ":"), ensure_ascii=False)
     return (text + "\n").encode()
 
@@ -177,37 +162,30 @@ def refuse_second(folder: Path, rank: int) -> None:
 
 
 class Writer:
-    """Appends to the file of a ``rank``; each line is with the operating system before
+    """Append to the file of a ``rank``; each line is with the operating system before
     :meth:`append` returns. UserError if that rank has a recording in ``folder``.
 
-    On a full disk the recording ends, with one line on stderr, and the run goes on;
-    with ``raises`` both end.
+    On a full disk the recording ends, with one line on stderr, and the run goes on.
     """
 
-    def __init__(self, folder: Path, rank: int, raises: bool = True) -> None:
+    def __init__(self, folder: Path, rank: int) -> None:
         refuse_second(folder, rank)
-        self._rank, self._raises = rank, raises
-        self._path = path_of_rank(folder, rank)
-        self._file: BinaryIO | None = None
-        try:
-            with writing(self._path):
-                folder.mkdir(parents=True, exist_ok=True)
-                self._file = open(self._path, "xb")  # noqa: SIM115
-        except (OSError, UserError) as error:
-            # else it is the user's to fix, before the run has done much
-            if not is_disk_full(error):
-                raise
-            self._end(error)
+        self._rank, self._path = rank, path_of_rank(folder, rank)
+        with writing(self._path):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file: BinaryIO | None = open(self._path, "xb")  # noqa: SIM115
 
     def append(self, line: bytes) -> None:
         """Write what :func:`line_of` made of a row, if all before it was written."""
         if self._file is not None:
             try:
-                with writing(self._path):
-                    self._file.write(line)
-                    self._file.flush()
-            except (OSError, UserError) as error:
-                self._end(error)
+                self._file.write(line)
+                self._file.flush()
+            except OSError as error:
+                error.filename = str(self._path)
+                why = describe_os_error(error)
+                note(f"minitrain: rank {self._rank} records no more: {why}")
+                self.close()
 
     def close(self) -> None:
         """Close the file. Harmless to call twice."""
@@ -216,10 +194,3 @@ class Writer:
             # it tries to write again what it could not
             with suppress(OSError):
                 file.close()
-
-    def _end(self, error: OSError | UserError) -> None:
-        self.close()
-        if self._raises:
-            raise error
-        why = describe_os_error(error) if isinstance(error, OSError) else str(error)
-        note(f"minitrain: rank {self._rank} records no more: {why}")

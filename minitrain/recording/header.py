@@ -3,17 +3,15 @@
 import os
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from minitrain.core.errors import UserError
 from minitrain.recording.fingerprint import BINS, digest
 from minitrain.recording.format import VERSION, Row
-from minitrain.recording.hooks import is_in_parts, named_tensors, parameters_of, tied
+from minitrain.recording.hooks import is_in_parts, parameters_of, tied
 
 TWIN = "MINITRAIN_TWIN"
 MOVED = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -70,42 +68,10 @@ def header_of(inner: nn.Module, every: int) -> Row:
     return header | ({"tied": pairs} if pairs else {})
 
 
-def require_all(
-    parameters: Mapping[str, Tensor], has_all: bool, timeout_s: float
-) -> None:
-    """Raise UserError if ranks hold parts of parameters, which only all together can
-    hash, and not all record.
-    """
-    if not has_all and any(map(is_in_parts, parameters.values())):
-        raise UserError(
-            "record: each rank holds a part of the parameters, and not all ranks began "
-            f"to record within {timeout_s:g} s: every rank has to"
-        )
-
-
-def require_modules(also: Any) -> None:
-    """Raise UserError if ``also`` is no mapping of names to modules that each rank
-    has as a whole.
-    """
-    for name, module in (also or {}).items():
-        where = f"record: also[{name!r}] is"
-        if not isinstance(module, nn.Module):
-            kind = type(module).__name__
-            raise UserError(f"{where} a {kind}: must be a torch.nn.Module")
-        if any(map(is_in_parts, module.parameters())):
-            raise UserError(f"{where} sharded: each rank must hold all of it")
-
-
 def require_whole(inner: nn.Module, parameters: Mapping[str, Tensor]) -> None:
-    """Raise UserError if, in the first forward pass, parameters or buffers have no
-    numbers yet, or ranks hold parts of parameters that none can put together.
+    """Raise UserError if, in the first forward pass, ranks hold parts of parameters
+    that none can put together.
     """
-    for name, tensor in named_tensors(inner).items():
-        if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
-            raise UserError(
-                f"record: {name} has no shape before the first forward pass (a lazy "
-                "module): begin to record after one"
-            )
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is None:
         return

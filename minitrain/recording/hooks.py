@@ -1,4 +1,4 @@
-"""Hooks of a model: forward passes, wrappers, own gradients.
+"""Hooks of a model: its forward passes, wrappers, modes and names.
 
 They are torch's documented ones, and only look: nothing is drawn, changed or kept.
 """
@@ -13,8 +13,9 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.func import debug_unwrap
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parallel import DataParallel, DistributedDataParallel
-from torch.utils.hooks import RemovableHandle
 
 from minitrain.comm.torch_private import import_compiler, parameters_of_ddp
 
@@ -182,6 +183,28 @@ def is_training_pass(module: nn.Module) -> bool:
     return kept and not checkpointing & AGAIN
 
 
+def acts_in_training(inner: nn.Module) -> bool:
+    """Return whether a module of ``inner`` is in training mode that computes something
+    else in evaluation mode.
+    """
+    return any(m.training and _acts_in_training(m) for m in inner.modules())
+
+
+def _acts_in_training(module: nn.Module) -> bool:
+    if isinstance(module, _DropoutNd):
+        return module.p > 0
+    # of attention and of recurrent layers
+    share = getattr(module, "dropout", None)
+    drops = isinstance(share, float) and share > 0
+    return drops or (isinstance(module, _NormBase) and module.track_running_stats)
+
+
+def has_dropout(inner: nn.Module) -> bool:
+    """Return whether a dropout module of ``inner`` draws random numbers now."""
+    modules = inner.modules()
+    return any(isinstance(m, _DropoutNd) and m.training and m.p > 0 for m in modules)
+
+
 class Wrappers:
     """Modules around those of ``called`` in forward passes so far."""
 
@@ -218,55 +241,3 @@ def _wraps(caller: nn.Module, module: nn.Module) -> bool:
     names = {*INSIDE} - {"_orig_mod"}
     children = caller.named_children()
     return any(name in names and innermost(c) is module for name, c in children)
-
-
-class OwnGradients:
-    """Calls ``see(name, gradient)`` whenever a backward pass has added to the gradient
-    of a parameter, before any other rank's is mixed in; and ``before``, with what was
-    there, just before it does.
-    """
-
-    def __init__(
-        self,
-        see: Callable[[str, Tensor], None],
-        before: Callable[[str, Tensor | None], None],
-    ) -> None:
-        self._see, self._before = see, before
-        self._handles: list[RemovableHandle] = []
-        self._heard: dict[int, weakref.ref[nn.Parameter]] = {}
-
-    @property
-    def listens(self) -> bool:
-        """Return whether there are hooks."""
-        return bool(self._handles)
-
-    def start(self, inner: nn.Module) -> None:
-        """Hook what trains and has no hooks yet. If ranks hold a part of a parameter
-        each, there is no gradient of a rank's own.
-        """
-        for name, parameter in parameters_of(inner).items():
-            heard = self._heard.get(id(parameter), lambda: None)() is parameter
-            trains = parameter.requires_grad and not is_in_parts(parameter)
-            if trains and not heard:
-                self._heard[id(parameter)] = weakref.ref(parameter)
-                self._handles += self._hooks(name, parameter)
-
-    def _hooks(self, name: str, parameter: nn.Parameter) -> list[RemovableHandle]:
-        def look(added: Tensor) -> None:
-            self._before(name, parameter.grad)
-
-        def see(parameter: Tensor) -> None:
-            if parameter.grad is not None:
-                self._see(name, parameter.grad)
-
-        return [
-            parameter.register_hook(Tap(look)),
-            parameter.register_post_accumulate_grad_hook(Tap(see)),
-        ]
-
-    def stop(self) -> None:
-        """Remove the hooks."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        self._heard.clear()

@@ -3,7 +3,6 @@
 import inspect
 import random
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -61,19 +60,6 @@ def _run_at_the_end(rows: Tensor) -> Tensor:
     return same.flip(1).int().cumprod(1).sum(1)
 
 
-def unlabelled(module: nn.Module, args: Any, options: Any) -> list[str]:
-    """Return 16 hex digits of each sample without its labels; empty if a forward pass
-    of ``module`` with these arguments gets no labels, by their names.
-    """
-    with suppress(Exception):
-        bound = inspect.signature(module.forward).bind(*args, **options).arguments
-        rest = _without_labels(bound)
-        if len([*tensors_of(rest)]) < len([*tensors_of(bound)]):
-            return sample_digests(rest)[0]
-    # as what cannot be read, which is reported elsewhere
-    return []
-
-
 def _without_labels(inputs: Any) -> Any:
     if isinstance(inputs, Mapping):
         kept = {k: v for k, v in inputs.items() if k not in LABELS}
@@ -81,36 +67,36 @@ def _without_labels(inputs: Any) -> Any:
     return inputs
 
 
-# else it would leave tensors for a backward pass of the run
-@torch.no_grad()
-def are_finite(inputs: Any) -> bool:
-    """Return whether no floating tensor in ``inputs`` has a NaN or an infinity."""
-    with suppress(Exception):
-        floats = [t for t in tensors_of(inputs) if t.is_floating_point()]
-        return all(bool(tensor.isfinite().all()) for tensor in floats)
-    # as what cannot be read, which is reported elsewhere
-    return True
-
-
 def _short(tensors: Sequence[Tensor]) -> str:
     return f"{content_digest(tensors):064x}"[:16]
 
 
-def read(inputs: Any) -> dict[str, Any]:
-    """Return ``inputs``, ``beside`` and ``unpadded`` of :func:`sample_digests`; or why
-    there are none (``unread``): the run is not to end by what the recorder cannot read,
-    such as nested tensors.
+# else it would leave tensors for a backward pass of the run
+@torch.no_grad()
+def read(module: nn.Module, args: Any, options: Any) -> dict[str, Any]:
+    """Return what is recorded of the arguments of a forward pass: ``inputs``,
+    ``beside`` and ``unpadded`` of :func:`sample_digests`, ``inputs`` without labels
+    (``unlabelled``; empty if it gets none, by their names), whether a number is
+    ``not_finite``, and why it is not all there (``unread``): the run is not to end by
+    what the recorder cannot read, such as nested tensors.
     """
-    found: tuple[list[str], str, list[list[str]]] = [], "", []
-    reason = ""
+    found: dict[str, Any] = {"inputs": [], "beside": "", "unpadded": [], "unread": ""}
+    found |= {"not_finite": False, "unlabelled": []}
+    given = args, options
     try:
-        found = sample_digests(inputs)
+        digests = sample_digests(given)
+        found |= zip(("inputs", "beside", "unpadded"), digests, strict=True)
+        floats = [t for t in tensors_of(given) if t.is_floating_point()]
+        found["not_finite"] = not all(bool(t.isfinite().all()) for t in floats)
+        bound = inspect.signature(module.forward).bind(*args, **options).arguments
+        rest = _without_labels(bound)
+        if len([*tensors_of(rest)]) < len([*tensors_of(bound)]):
+            found["unlabelled"] = sample_digests(rest)[0]
     # whatever a kind of tensor makes of it
     except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:120]
-    return dict(zip(("inputs", "beside", "unpadded"), found, strict=True)) | {
-        "unread": reason
-    }
+        text = " ".join(f"{type(error).__name__}: {error}".split())[:120]
+        found["unread"] = "" if found["inputs"] else text
+    return found
 
 
 def random_digest(device: torch.device) -> str:
@@ -168,9 +154,3 @@ def _only_seeds(before: torch.Tensor) -> bool:
             return True
         torch.empty((), dtype=torch.int64).random_(generator=generator)
     return torch.equal(generator.get_state(), now)
-
-
-def mean_loss(told: list[Tensor | float]) -> float | None:
-    """Return the mean of the losses that were told; None if none was."""
-    values = [float(torch.as_tensor(loss).double().mean()) for loss in told]
-    return sum(values) / len(values) if values else None

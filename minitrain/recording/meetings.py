@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from minitrain.comm.torch_private import Store
-from minitrain.recording.alarm import Alarm, alarm, pair_of, unlike
+from minitrain.recording.alarm import Alarm, against, unlike
 
 # a set is most often there at once; a longer wait is not to take a core
 POLL_S, FIRST_POLL_S = 0.005, 0.0001
@@ -46,15 +46,14 @@ class Meetings:
     _number: int = field(default=0, init=False)
     _step: int = field(default=0, init=False)
 
-    def come(self, place: str, step: int, parts: str) -> Alarm | None:
+    def come(self, place: str, step: int) -> Alarm | None:
         """Wait for the others, ``timeout_s`` at most. None if all came to this
-        ``place`` of the run with the same ``parts``; else why not, which every rank
-        hears that comes to this meeting, however late.
+        ``place`` of the run; else why not, which every rank hears that comes to this
+        meeting, however late.
         """
         key = f"meeting {self._number}"
         try:
-            mine = json.dumps([self._number, place, parts])
-            self.store.set(f"at {self.rank}", mine)
+            self.store.set(f"at {self.rank}", json.dumps([self._number, place]))
             is_last = self.store.add(f"{key} came", 1) == self.world_size
             is_decided = not is_last and wait_until(
                 lambda: self.store.check([key]), self.timeout_s
@@ -67,7 +66,7 @@ class Meetings:
                     self.store.delete_key(f"meeting {self._number - 1}{end}")
         except RuntimeError:
             # the store goes with the rank that has it
-            decided = alarm("ranks", step, f"a rank has gone before {place}{SO}")
+            decided = Alarm("ranks", step, f"a rank has gone before {place}{SO}")
         self._number, self._step = self._number + 1, step
         return decided
 
@@ -76,7 +75,7 @@ class Meetings:
         hears it. Harmless to call twice.
         """
         what = f"at the end, while the others go on{SO}"
-        gone = alarm("ranks", self._step, what, ranks=[self.rank])
+        gone = Alarm("ranks", self._step, what, ranks=[self.rank])
         with suppress(RuntimeError):
             self._decide(f"meeting {self._number}", gone)
 
@@ -93,12 +92,9 @@ class Meetings:
         at = {rank: json.loads(one) for rank, one in zip(came, told, strict=True)}
         if late := [r for r in everyone if r not in at or at[r][0] < self._number]:
             what = f"did not come to {place} within {self.timeout_s:g} s{SO}"
-            return alarm("ranks", step, what, ranks=late)
+            return Alarm("ranks", step, what, ranks=late)
         places = [at[rank][1] for rank in everyone]
         if ranks := unlike(places):
-            what = "at {}, while the others are at {}".format(*pair_of(places, ranks))
-            return alarm("steps", step, what + SO, ranks=ranks)
-        if ranks := unlike([at[rank][2] for rank in everyone]):
-            what = "other tensors than on the others have one, or an optimizer's state"
-            return alarm("gradients", step, what + SO, ranks=ranks)
+            what = f"at {against(places, ranks)}{SO}"
+            return Alarm("steps", step, what, ranks=ranks)
         return None

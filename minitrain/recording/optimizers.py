@@ -68,6 +68,15 @@ class Stepped:
         """Return the parameters in it, by ``id``."""
         return {id(parameter) for parameter in _held(self.optimizer)}
 
+    def parts(self) -> str:
+        """Return how many tensors there are to be put together where ranks hold parts,
+        to be compared between ranks.
+        """
+        held = _held(self.optimizer)
+        gradients = sum(parameter.grad is not None for parameter in held)
+        states = sum(len(self.optimizer.state.get(p, ())) for p in held)
+        return f"{gradients} gradients and {states} states"
+
     def rates(self) -> list[float]:
         """Return the learning rate of each group that has one."""
         groups = self.optimizer.param_groups
@@ -218,21 +227,6 @@ class Optimizers:
         """Return the parameters in any that was seen, by ``id``."""
         alive = [one for one in self.seen if one.ref() is not None]
         return {held for one in alive for held in one.holds()}
-
-    def parts(self, stepped: Stepped, named: Mapping[str, Tensor]) -> str:
-        """Return 32 hex digits of which tensors there are for the page of a step, of a
-        model with these ``named`` parameters: gradients, and states of the optimizer.
-        """
-        optimizer, held = stepped.optimizer, self.hold()
-        names = {id(p): name for name, p in named.items()}
-        lost = [name for name, p in named.items() if id(p) not in held]
-        parts = [
-            (names.get(id(p)), p.grad is not None, sorted(map(str, state)))
-            for p in _held(optimizer)
-            for state in [optimizer.state.get(p, {})]
-        ]
-        told = repr((parts, lost)).encode()
-        return blake3(told).hexdigest(length=DIGEST_BYTES)
 
     def forward_begins(self) -> None:
         """Note a forward pass. Within a step it is that of its closure; else the step

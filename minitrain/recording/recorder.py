@@ -17,19 +17,16 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from minitrain.core.errors import EvidenceError, UserError
-from minitrain.recording.alarm import alarm
+from minitrain.recording.alarm import Alarm
 from minitrain.recording.format import Row, Writer, line_of, refuse_second
 from minitrain.recording.header import (
     header_of,
     is_twin,
     perturb,
     rank_and_size,
-    require_all,
-    require_modules,
     require_whole,
 )
 from minitrain.recording.hooks import (
-    OwnGradients,
     Tap,
     Wrappers,
     called_modules,
@@ -39,7 +36,6 @@ from minitrain.recording.hooks import (
     is_training_pass,
     parameters_of,
 )
-from minitrain.recording.modes import Modes
 from minitrain.recording.optimizers import Optimizers, Stepped, unwrapped
 from minitrain.recording.rules import place
 from minitrain.recording.step import Pages
@@ -84,15 +80,14 @@ class Recorder:
         timeout_s: float = 30.0,
         also: Mapping[str, nn.Module] | None = None,
     ) -> None:
-        _require(model, every, on_alarm, timeout_s)
-        require_modules(also)
+        also = also or {}
+        _require(model, every, on_alarm, timeout_s, also)
         self._inner = innermost(model)
         self._folder, self._every = Path(folder), every
         self._raises, self._timeout_s = on_alarm == "raise", timeout_s
         self._called = called_modules(self._inner)
-        self._wrappers, self._modes = Wrappers(self._called), Modes(self._inner)
-        self._pages = Pages(self._inner, self._wrappers, also or {})
-        self._own = OwnGradients(self._pages.own_gradient, self._pages.before_gradient)
+        self._wrappers = Wrappers(self._called)
+        self._pages = Pages(self._inner, self._wrappers, also)
         given = unwrapped(optimizer)
         self._optimizers = Optimizers(given, self._step_begins, self._step_ended)
         self._before: list[RemovableHandle] = []
@@ -143,11 +138,9 @@ class Recorder:
     def _write_end(self) -> None:
         watch = self._begin()
         steps = {str(one.number): one.steps for one in self._optimizers.seen}
-        end = {"kind": "end", "steps": steps, "forwards": self._pages.forwards}
-        end |= self._modes.row()
-        if not self._is_in_parts() or watch.meet_at_the_end(sum(steps.values())):
-            end |= self._pages.at_the_end()
-        self._tell(end, watch)
+        parts = self._is_in_parts()
+        together = not parts or watch.meet_at_the_end(sum(steps.values()))
+        self._tell(self._pages.end(steps, together), watch)
         watch.look(self._timeout_s)
 
     def loss(self, loss: Tensor | float) -> None:
@@ -156,11 +149,10 @@ class Recorder:
         """
         if self._state != "recording":
             return
-        if self._optimizers.have_stepped(self._pages.forwards, self._modes.passes):
+        if self._optimizers.have_stepped(self._pages.forwards, self._pages.evals):
             what, cause = "is not recorded", "recorder.loss() after optimizer.step()"
             step = self._optimizers.steps - 1
-            late = alarm("loss", step, what, cause, severe=False)
-            self._begin().tell([late])
+            self._begin().tell([Alarm("loss", step, what, cause, severe=False)])
         elif self._due:
             self._pages.loss(loss)
 
@@ -179,7 +171,7 @@ class Recorder:
         if all(module is not one for one in self._called):
             return
         if not is_training_pass(module):
-            self._modes.passes += torch.is_grad_enabled() and not module.training
+            self._pages.evals += torch.is_grad_enabled() and not module.training
             return
         self._optimizers.forward_begins()
         self._pages.forwards += 1
@@ -188,14 +180,9 @@ class Recorder:
         wrapper = self._wrappers.around(module)
         watch = self._begin()
         if self._pages.forwards == 1 and _fails_without_sync(wrapper):
-            watch.tell([alarm("static graph", 0, FAILS, STATIC_GRAPH)])
-        is_new = not self._own.listens
-        # some may train from now on
-        self._own.start(self._inner)
-        if is_new:
-            self._pages.listens(self._optimizers)
-            self._modes.trains()
-        self._pages.pass_begins(wrapper, module, (args, options))
+            watch.tell([Alarm("static graph", 0, FAILS, STATIC_GRAPH)])
+        self._pages.listen(self._optimizers)
+        self._pages.pass_begins(wrapper, module, args, options)
 
     def _step_begins(self, stepped: Stepped) -> None:
         watch = self._begin()
@@ -209,12 +196,10 @@ class Recorder:
             stepped, watch, has_ended=True
         )
         row = self._pages.step_ended(stepped, together)
-        self._modes.step_ended(stepped, self._pages.forwards)
         if row is not None:
-            self._tell(row | self._modes.row(), watch)
+            self._tell(row, watch)
         self._due = self._optimizers.are_due(self._every)
-        if not self._due and self._own.listens:
-            self._own.stop()
+        if not self._due:
             self._pages.forget()
         waits = row is not None and self._raises
         watch.look(self._timeout_s if waits else 0.0)
@@ -230,8 +215,7 @@ class Recorder:
         step = stepped.steps - has_ended
         at = place({"kind": "step", "optimizer": stepped.number, "step": step})
         at = f"the end of {at}" if has_ended else at
-        named = parameters_of(self._inner)
-        return watch.meet(at, step, self._optimizers.parts(stepped, named))
+        return watch.meet(f"{at}, with {stepped.parts()}", step)
 
     def _tell(self, row: Row, watch: Watch) -> None:
         line = line_of(row)
@@ -253,10 +237,15 @@ class Recorder:
             self._optimizers.know(parameters.values())
             self._watch = watch = Watch(self._timeout_s, self._raises)
             # what follows needs all ranks where each has a part of the parameters
-            require_all(parameters, watch.has_all, self._timeout_s)
-            self._writer = Writer(self._folder, rank_and_size()[0], self._raises)
+            if self._is_in_parts() and not watch.has_all:
+                raise UserError(
+                    "record: each rank holds a part of the parameters, and not all "
+                    f"began to record within {self._timeout_s:g} s: every rank has to"
+                )
+            self._writer = Writer(self._folder, rank_and_size()[0])
             watch.write = self._writer.append
             self._tell(header_of(self._inner, self._every), watch)
+            watch.tell(watch.missing)
         except BaseException:
             self._listen_no_more()
             self._close()
@@ -266,7 +255,7 @@ class Recorder:
     def _listen_no_more(self) -> None:
         self._state = "ended"
         self._optimizers.stop()
-        self._own.stop()
+        self._pages.forget()
         for handle in self._before:
             handle.remove()
         self._before.clear()
@@ -283,18 +272,21 @@ def _fails_without_sync(wrapper: nn.Module | None) -> bool:
     return is_static and not getattr(wrapper, "require_backward_grad_sync", True)
 
 
-def _require(model: Any, every: Any, on_alarm: Any, timeout_s: Any) -> None:
-    kind = type(model).__name__
-    is_module = isinstance(model, nn.Module)
+def _require(
+    model: Any, every: Any, on_alarm: Any, timeout_s: Any, also: Mapping[str, Any]
+) -> None:
+    for name, module in {"model": model, **also}.items():
+        if not isinstance(module, nn.Module):
+            kind = type(module).__name__
+            raise UserError(f"record: {name} is a {kind}: must be a torch.nn.Module")
+        if module is not model and any(map(is_in_parts, module.parameters())):
+            raise UserError(f"record: {name} is sharded: each rank must hold all of it")
+    kind, allowed = type(model).__name__, ", ".join(ON_ALARM)
     is_count = isinstance(every, int) and not isinstance(every, bool) and every > 0
     is_time = isinstance(timeout_s, int | float) and timeout_s > 0
-    allowed = ", ".join(ON_ALARM)
+    has_some = next(model.parameters(), None) is not None
     for is_right, what in (
-        (is_module, f"model is a {kind}: must be a torch.nn.Module"),
-        (
-            is_module and next(model.parameters(), None) is not None,
-            f"model {kind} has no parameters: nothing to record",
-        ),
+        (has_some, f"model {kind} has no parameters: nothing to record"),
         (is_count, f"every = {every!r}: must be an integer, at least 1"),
         (on_alarm in ON_ALARM, f"on_alarm = {on_alarm!r}: must be one of {allowed}"),
         (is_time, f"timeout_s = {timeout_s!r}: must be above 0"),

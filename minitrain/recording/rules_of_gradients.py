@@ -1,18 +1,18 @@
 """Rules on gradients: the same on all ranks, and the mean of the ranks' own."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
 from minitrain.recording.alarm import (
     Alarm,
     Rows,
-    alarms,
+    alarm,
     all_names,
     hashes,
     in_ranks,
-    notes,
+    note,
     unlike,
 )
 from minitrain.recording.causes import (
@@ -35,36 +35,41 @@ OFF = 0.05
 SUMMED = "summed instead of averaged, unless the loss is divided by the ranks"
 
 
-def gradients(rows: Rows, before: Rows | None) -> list[Alarm]:
-    """Gradients are equal on all ranks as the optimizer gets them."""
+def gradients(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
+    """Gradients are equal on all ranks as the optimizer gets them, and the mean of the
+    ranks' own, up to a factor that all tensors have: that of a clipping or of a scaled
+    loss.
+    """
     tables = [hashes(row, "gradients") for row in rows]
     found = {n: unlike([t.get(n) for t in tables]) for n in all_names(tables)}
     differ = [name for name, ranks in found.items() if ranks]
     if not differ:
-        return []
+        yield from _mean(rows, before)
+        return
     # a rank may be alone in another tensor than the first
     ranks = max((found[name] for name in differ), key=len)
     what, cause = of_unlike_gradients(rows, before, differ, ranks)
     if what != APART and (equal := _equal_after(rows, differ)):
-        return _averaged_in_step(rows, before, equal)
+        yield from _averaged_in_step(rows, before, equal)
+        return
     where = {"ranks": ranks, "tensor": differ[0], "severe": what != APART}
-    return alarms(rows, "gradients", what, cause, **where)
+    yield alarm(rows, "gradients", what, cause, **where)
 
 
-def own_gradients(rows: Rows, before: Rows | None) -> list[Alarm]:
-    """Gradients are the mean of the ranks' own, up to a factor that all tensors have:
-    that of a clipping or of a scaled loss.
-    """
+def _mean(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
     names = comparable(rows)
     together = sketches(rows, names)
-    if len(rows) < 2 or together is None or gradients(rows, before):
-        return []
+    if len(rows) < 2 or together is None:
+        return
     factor, rest = times(together.gradients[0], together.mean)
     if rest > CLOSE:
         found = _lacking(rows, names) or _clipped(rows, together)
-        return found or _otherwise(rows, names, together, factor)
-    found = _by_number_of_ranks(rows, before, factor)
-    return found + _otherwise(rows, names, together, factor)
+    else:
+        found = _by_number_of_ranks(rows, before, factor)
+    if found:
+        yield found
+    if rest <= CLOSE or not found:
+        yield from _otherwise(rows, names, together, factor)
 
 
 def _equal_after(rows: Rows, names: Sequence[str]) -> list[str]:
@@ -81,58 +86,59 @@ def _equal_after(rows: Rows, names: Sequence[str]) -> list[str]:
 
 def _averaged_in_step(
     rows: Rows, before: Rows | None, equal: Sequence[str]
-) -> list[Alarm]:
+) -> Iterable[Alarm]:
     what = (
         "ranks have other gradients and the same parameters after the step "
         f"({len(equal)} such tensors)"
     )
     cause = "the optimizer averages gradients, or shares its results, by itself"
-    found = notes(rows, "averaged in step", what, cause, tensor=equal[0])
+    yield note(rows, "averaged in step", what, cause, tensor=equal[0])
     factor = _factor_of_step(rows, before, equal)
     if abs(factor - len(rows)) < CLOSE * len(rows):
         what = f"the step is {len(rows)} times the mean of the ranks' own: their sum"
-        found += notes(rows, "mean", what, SUMMED)
-    return found
+        yield note(rows, "mean", what, SUMMED)
 
 
 def _factor_of_step(rows: Rows, before: Rows | None, names: Sequence[str]) -> float:
     # how many times the mean of the own gradients a step is, in learning rates; 0
     # where it is no multiple of it, or where the step before is not recorded
-    rates, old = rows[0]["lr"], {} if before is None else before[0]["parameters"]
+    rates, old = rows[0]["lr"], before[0]["parameters"] if before else {}
     known = [n for n in names if n in old and all(n in row["own"] for row in rows)]
     begins = rows[0]["before"]
     if len(rates) != 1 or not rates[0] or not known:
         return 0.0
     if any(old[name]["hash"] != begins[name] for name in known):
         return 0.0
-    new = rows[0]["parameters"]
     own = [[x for name in known for x in row["own"][name]] for row in rows]
     mean = torch.tensor(own, dtype=torch.float64).mean(0)
-    pair = [[x for name in known for x in of[name]["sketch"]] for of in (new, old)]
+    pair = [
+        [x for name in known for x in of[name]["sketch"]]
+        for of in (rows[0]["parameters"], old)
+    ]
     moved = torch.tensor(pair, dtype=torch.float64)
     factor, rest = times(moved[0] - moved[1], mean)
     return -factor / rates[0] if rest < CLOSE else 0.0
 
 
-def _clipped(rows: Rows, together: Sketches) -> list[Alarm]:
+def _clipped(rows: Rows, together: Sketches) -> Alarm | None:
     # each rank's gradient is in the sum with another factor, below that of a mean; in
     # a mean of all samples it goes by the number of samples
     parts = factors(together.gradients[0], together.own)
     counts = [sum(map(len, row["inputs"])) for row in rows]
     if not parts or min(parts) <= 0 or max(parts) * len(rows) > 1 + CLOSE:
-        return []
+        return None
     by_count = [part / max(1, count) for part, count in zip(parts, counts, strict=True)]
     if max(by_count) - min(by_count) <= 5 * CLOSE * max(by_count):
-        return []
+        return None
     shown = ", ".join(f"{part * len(rows):.2g}" for part in parts)
     what = f"ranks in order are in the mean with {shown} of their gradient"
     cause = "clipped by each rank before the reduction: the norm of the mean is needed"
-    return notes(rows, "clipping", what, cause)
+    return note(rows, "clipping", what, cause)
 
 
 def _otherwise(
     rows: Rows, names: list[str], together: Sketches, factor: float
-) -> list[Alarm]:
+) -> Iterable[Alarm]:
     # tensors that are not as many times the mean as all are together; all at once: one
     # after the other they took a tenth of a recorded step
     shape = len(names), BINS
@@ -142,31 +148,27 @@ def _otherwise(
     # own gradients may nearly cancel
     sizes = torch.maximum(gradient.norm(dim=1), abs(factor) * own.norm(dim=2).amax(0))
     off = (gaps > OFF * sizes).nonzero().flatten().tolist()
-    if not off:
-        return []
-    what = (
-        f"{float(gaps[off[0]] / sizes[off[0]]):.1g} of itself off from {factor:.3g} "
-        "times the mean of the ranks' own, which all are together "
-        f"({len(off)} of {len(names)} tensors)"
-    )
-    cause = (
-        "clipped by value or by tensor, or changed, mixed up or compressed on all "
-        "ranks alike"
-    )
-    return notes(rows, "not the mean", what, cause, tensor=names[off[0]])
+    if off:
+        what = (
+            f"{float(gaps[off[0]] / sizes[off[0]]):.1g} of itself off from "
+            f"{factor:.3g} times the mean of the ranks' own, which all are together "
+            f"({len(off)} of {len(names)} tensors)"
+        )
+        cause = "clipped by value or by tensor, or changed, mixed up or compressed"
+        yield note(rows, "not the mean", what, cause, tensor=names[off[0]])
 
 
-def _by_number_of_ranks(rows: Rows, before: Rows | None, factor: float) -> list[Alarm]:
+def _by_number_of_ranks(rows: Rows, before: Rows | None, factor: float) -> Alarm | None:
     # a factor that is the number of ranks, or one by it, may be intended
     world_size = len(rows)
     if _near(factor, world_size):
         what = f"{world_size} times the mean of the ranks' own: their sum"
-        return notes(rows, "mean", what, SUMMED)
+        return note(rows, "mean", what, SUMMED)
     # clipping may hit it once
     if _near(factor, 1 / world_size) and _near(_factor(before), 1 / world_size):
         what = f"1/{world_size} of the mean of the ranks' own"
-        return notes(rows, "mean", what, "divided by the number of ranks twice")
-    return []
+        return note(rows, "mean", what, "divided by the number of ranks twice")
+    return None
 
 
 def _factor(rows: Rows | None) -> float:
@@ -178,18 +180,17 @@ def _near(a: float, b: float) -> bool:
     return abs(a - b) <= NEAR * abs(b)
 
 
-def _lacking(rows: Rows, names: list[str]) -> list[Alarm]:
+def _lacking(rows: Rows, names: list[str]) -> Alarm | None:
     alone = ((name, sketches(rows, [name])) for name in names)
     off = [n for n, s in alone if s and times(s.gradients[0], s.mean)[1] >= CLOSE]
     for together in _sets(off, len(rows)):
         found = sketches(rows, together)
-        parts = None if found is None else factors(found.gradients[0], found.own)
-        if parts and (lacks := lacking(parts)):
+        if found and (lacks := lacking(found.gradients[0], found.own)):
             what = f"on all ranks a sum that lacks the gradient of {in_ranks(lacks)}"
             cause = "a transfer that was lost, or a rank that was left out"
             where = {"ranks": lacks, "tensor": together[0]}
-            return alarms(rows, "mean", what, cause, **where)
-    return []
+            return alarm(rows, "mean", what, cause, **where)
+    return None
 
 
 def _sets(names: list[str], world_size: int) -> Iterator[list[str]]:
@@ -202,23 +203,22 @@ def _sets(names: list[str], world_size: int) -> Iterator[list[str]]:
         yield from (names[i : i + size] for i in range(last if names else 0))
 
 
-def no_gradient(rows: Rows, before: Rows | None) -> list[Alarm]:
+def no_gradient(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
     """A trained parameter has a gradient at one of two recorded steps in a row."""
     tables = [
         [n for n in row["without_gradient"] if n in last["without_gradient"]]
         for row, last in zip(rows, before or (), strict=bool(before))
     ]
-    times = Counter(name for names in tables for name in names)
-    still = [name for name, _ in times.most_common()]
-    if not still:
-        return []
-    what = f"no gradient, again ({len(still)} such tensors)"
-    cause = "not used in the forward pass, or cut off by detach or no_grad"
-    # where ranks hold parts, gradients are there only after their reduction
-    never = any(row.get("sharded") and not row["gradients"] for row in rows)
-    if never:
-        cause = "never reduced: set_requires_gradient_sync(False) in every pass"
-    whom = [rank for rank, names in enumerate(tables) if still[0] in names]
-    where = {"tensor": still[0], "tensors": still, "severe": never}
-    ranks = whom if len(rows) > 1 else []
-    return alarms(rows, "no gradient", what, cause, ranks=ranks, **where)
+    counts = Counter(name for names in tables for name in names)
+    still = [name for name, _ in counts.most_common()]
+    if still:
+        what = f"no gradient, again ({len(still)} such tensors)"
+        cause = "not used in the forward pass, or cut off by detach or no_grad"
+        # where ranks hold parts, gradients are there only after their reduction
+        never = any(row.get("sharded") and not row["gradients"] for row in rows)
+        if never:
+            cause = "never reduced: set_requires_gradient_sync(False) in every pass"
+        whom = [rank for rank, names in enumerate(tables) if still[0] in names]
+        where = {"tensor": still[0], "tensors": still, "severe": never}
+        ranks = whom if len(rows) > 1 else []
+        yield alarm(rows, "no gradient", what, cause, ranks=ranks, **where)

@@ -1,18 +1,17 @@
 """Rules on what ranks do at a step, and on what the step changes."""
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 
 from minitrain.recording.alarm import (
     Alarm,
     Row,
     Rows,
-    alarms,
+    against,
+    alarm,
     all_names,
-    hashes,
     in_ranks,
-    notes,
-    pair_of,
+    note,
     unless_all,
     unlike,
 )
@@ -21,39 +20,33 @@ from minitrain.recording.alarm import (
 ROUNDED = 1e-6
 
 
-def forward_passes(rows: Rows, before: Rows | None) -> list[Alarm]:
+def forward_passes(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
     """Ranks make as many since the recorded step before. A note: a rank may look at
     what its model computes for a batch.
     """
-    was = [0] * len(rows) if before is None else [row["forwards"] for row in before]
+    was = [row["forwards"] for row in before or ()] or [0] * len(rows)
     counts = [row["forwards"] - then for row, then in zip(rows, was, strict=True)]
-    ranks = unlike(counts)
-    if not ranks:
-        return []
-    here, usual = pair_of(counts, ranks)
-    what = f"{here} forward passes for this step, but elsewhere {usual}"
-    cause = "unlike numbers of batches, or passes that are not of the training"
-    through = [rows[rank] for rank in ranks]
-    if any(sum(map(bool, row["syncs"])) > row.get("reductions", 0) for row in through):
-        cause = (
-            "a batch whose backward pass was skipped: from here on collectives average "
-            "other batches than those that belong together"
-        )
-    return notes(rows, "steps", what, cause, ranks=ranks)
+    if ranks := unlike(counts):
+        what = against([f"{n} forward passes for this step" for n in counts], ranks)
+        cause = "unlike numbers of batches, or passes that are not of the training"
+        through = [rows[rank] for rank in ranks]
+        if any(sum(map(bool, o["syncs"])) > o.get("reductions", 0) for o in through):
+            cause = (
+                "a batch whose backward pass was skipped: from here on collectives "
+                "average other batches than those that belong together"
+            )
+        yield note(rows, "steps", what, cause, ranks=ranks)
 
 
-def learning_rates(rows: Rows, before: Rows | None) -> list[Alarm]:
+def learning_rates(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
     """Learning rates are equal on all ranks."""
-    rates = [", ".join(f"{rate:.6g}" for rate in row.get("lr", ())) for row in rows]
-    ranks = unlike([tuple(row.get("lr", ())) for row in rows])
-    if not ranks:
-        return []
-    what = "{}, but elsewhere {}".format(*pair_of(rates, ranks))
-    cause = "a schedule that goes by what only one rank knows (its own loss?)"
-    return alarms(rows, "learning rates", what, cause, ranks=ranks)
+    if ranks := unlike([tuple(row["lr"]) for row in rows]):
+        rates = [", ".join(f"{rate:.6g}" for rate in row["lr"]) for row in rows]
+        cause = "a schedule that goes by what only one rank knows (its own loss?)"
+        yield alarm(rows, "learning rates", against(rates, ranks), cause, ranks=ranks)
 
 
-def settings(rows: Rows, before: Rows | None) -> list[Alarm]:
+def settings(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
     """Settings of the optimizer are equal for each parameter that ranks have in it."""
     tables = [settings_of(row) for row in rows]
     for name in all_names(tables):
@@ -62,17 +55,17 @@ def settings(rows: Rows, before: Rows | None) -> list[Alarm]:
             values = [one[key] for one in have if key in one]
             ranks = unlike(values)
             if ranks and len(values) == len(rows):
-                what = "{} = {}, but elsewhere {}".format(key, *pair_of(values, ranks))
+                what = f"{key} = {against(values, ranks)}"
                 cause = "the optimizer is made otherwise on ranks"
-                rule = "optimizer settings"
-                return alarms(rows, rule, what, cause, ranks=ranks, tensor=name)
-    return []
+                where = {"ranks": ranks, "tensor": name}
+                yield alarm(rows, "optimizer settings", what, cause, **where)
+                return
 
 
 def settings_of(row: Row) -> dict[str, dict[str, Hashable]]:
     """Return the settings of each parameter in the optimizer, by name."""
     found: dict[str, dict[str, Hashable]] = {}
-    for group in row.get("groups", []):
+    for group in row["groups"]:
         settings = {
             key: tuple(value) if isinstance(value, list) else value
             for key, value in group["settings"].items()
@@ -81,17 +74,16 @@ def settings_of(row: Row) -> dict[str, dict[str, Hashable]]:
     return found
 
 
-def wrappers(rows: Rows, before: Rows | None) -> list[Alarm]:
+def wrappers(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
     """The wrapper is the one of before: a new one forgets its hooks, and broadcasts."""
-    now = [row.get("wrapper_id", 0) for row in rows]
-    was = [0] * len(rows) if before is None else [row["wrapper_id"] for row in before]
-    if not any(new > max(old, 1) for new, old in zip(now, was, strict=True)):
-        return []
-    what = f"wrapper number {max(now)} of the model"
-    return notes(rows, "wrapper", what, "the model is wrapped anew (in the loop?)")
+    now = [row["wrapper_id"] for row in rows]
+    was = [row["wrapper_id"] for row in before or ()] or [0] * len(rows)
+    if any(new > max(old, 1) for new, old in zip(now, was, strict=True)):
+        what = f"wrapper number {max(now)} of the model"
+        yield note(rows, "wrapper", what, "the model is wrapped anew (in the loop?)")
 
 
-def not_finite(rows: Rows, before: Rows | None) -> list[Alarm]:
+def not_finite(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
     """Tensors are finite on one rank at least: one of a rank alone is seen by the rules
     that compare ranks.
     """
@@ -99,11 +91,9 @@ def not_finite(rows: Rows, before: Rows | None) -> list[Alarm]:
         names = _none_finite(rows, kind)
         if kind == "buffers":
             # a mask may be made of infinity
-            was, had = (
-                _none_finite(before or (), kind),
-                hashes((before or [{}])[0], kind),
-            )
-            names = [name for name in names if name in had and name not in was]
+            was = _none_finite(before or (), kind)
+            names = [n for n in names if before and n in before[0][kind]]
+            names = [n for n in names if n not in was]
         if names:
             what = f"NaN or infinity in {kind} ({len(names)} such tensors)"
             ranks = _not_finite_alone(rows) if kind == "gradients" else []
@@ -112,8 +102,8 @@ def not_finite(rows: Rows, before: Rows | None) -> list[Alarm]:
                 what += f"; before the reduction only on {in_ranks(ranks)}, with "
                 what += f"inputs that are {'not ' * of_inputs}finite"
             where = {"ranks": ranks, "tensor": names[0]}
-            return notes(rows, "not finite", what, "overflow, or 0 / 0", **where)
-    return []
+            yield note(rows, "not finite", what, "overflow, or 0 / 0", **where)
+            return
 
 
 def _not_finite_alone(rows: Rows) -> list[int]:
@@ -124,7 +114,7 @@ def _not_finite_alone(rows: Rows) -> list[int]:
 
 
 def _none_finite(rows: Rows, kind: str) -> list[str]:
-    tables = [row.get(kind, {}) for row in rows]
+    tables = [row[kind] for row in rows]
     # of integers there is no norm
     return [
         name
@@ -133,91 +123,78 @@ def _none_finite(rows: Rows, kind: str) -> list[str]:
     ]
 
 
-def unmoved(rows: Rows, before: Rows | None) -> list[Alarm]:
+def unmoved(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
     """A tensor changes at one of two recorded steps in a row, if its gradient and the
     learning rate are more than what rounding takes in float32.
     """
     stayed = _stay(before[0]) if before else []
-    names = [name for name in _stay(rows[0]) if name in stayed]
-    if not names:
-        return []
-    what = f"has a gradient and does not change, again ({len(names)} such tensors)"
-    cause = (
-        "the optimizer holds another tensor, its step is undone, or is less than what "
-        "the dtype keeps"
-    )
-    return notes(rows, "unmoved", what, cause, tensor=names[0], tensors=names)
+    if names := [name for name in _stay(rows[0]) if name in stayed]:
+        what = f"has a gradient and does not change, again ({len(names)} such tensors)"
+        cause = "the optimizer holds another tensor, or its step is undone or too small"
+        where = {"tensor": names[0], "tensors": names}
+        yield note(rows, "unmoved", what, cause, **where)
 
 
 def _stay(row: Row) -> list[str]:
-    rate, before = min(row.get("lr", []), default=0.0), row.get("before", {})
     # a step of Adam is as long as the rate, one of SGD as rate times gradient
-    if rate <= ROUNDED:
-        return []
+    rate = min(row["lr"], default=0.0)
     return [
         name
-        for name, value in row.get("parameters", {}).items()
-        if value["hash"] == before.get(name)
-        and name in row.get("gradients", {})
+        for name, value in row["parameters"].items()
+        if rate > ROUNDED
+        and value["hash"] == row["before"].get(name)
+        and name in row["gradients"]
         and rate * row["gradients"][name]["norm"] > ROUNDED * value["norm"]
     ]
 
 
-def not_held(rows: Rows, before: Rows | None) -> list[Alarm]:
+def not_held(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
     """Every trained parameter is in an optimizer."""
-    names = rows[0].get("not_held", [])
-    if not names:
-        return []
-    where = {"tensor": names[0], "tensors": names}
-    groups = [group for row in rows for group in row["groups"]]
-    if groups and not any(group["parameters"] for group in groups):
-        what = f"the optimizer holds no parameter of the model ({len(names)} tensors)"
-        cause = "made before the model was copied or moved, or for another model"
-        return alarms(rows, "not held", what, cause, **where)
-    what = f"in no optimizer ({len(names)} such tensors)"
-    cause = "not given to it, or made, or replaced, after it"
-    return notes(rows, "not held", what, cause, **where)
+    names, groups = rows[0]["not_held"], [one for row in rows for one in row["groups"]]
+    if names:
+        what = f"in no optimizer ({len(names)} such tensors)"
+        cause = "not given to it, or made, or replaced, after it"
+        severe = bool(groups) and not any(group["parameters"] for group in groups)
+        if severe:
+            what = f"the optimizer holds no parameter of the model ({len(names)})"
+            cause = "made before the model was copied or moved, or for another model"
+        where = {"tensor": names[0], "tensors": names, "severe": severe}
+        yield alarm(rows, "not held", what, cause, **where)
 
 
-def synchronized_often(rows: Rows, before: Rows | None) -> list[Alarm]:
+def synchronized_often(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
     """Only the last backward pass of a step synchronizes."""
     times = max(row.get("reductions", 0) for row in rows)
-    if times < 2:
-        return []
-    what = f"gradients are synchronized {times} times, once is enough"
-    cause = "gradients accumulated without no_sync"
-    return notes(rows, "synchronization", what, cause)
+    if times > 1:
+        what = f"gradients are synchronized {times} times, once is enough"
+        cause = "gradients accumulated without no_sync"
+        yield note(rows, "synchronization", what, cause)
 
 
-def evaluation_mode(rows: Rows, before: Rows | None = None) -> list[Alarm]:
+def evaluation_mode(rows: Rows, before: Rows | None = None) -> Iterable[Alarm]:
     """Steps come from forward passes in training mode, if they did before."""
-    ranks = [rank for rank, row in enumerate(rows) if "in_eval" in row]
-    if not ranks:
-        return []
-    what = "trained in eval() from this step on: without dropout, or with the "
-    what += "statistics of batch norm as they are"
-    cause = "no model.train() after a validation"
-    first = [{"step": min(rows[rank]["in_eval"] for rank in ranks)}]
-    where = {"ranks": unless_all(ranks, rows)}
-    return alarms(first, "evaluation mode", what, cause, **where)
+    if ranks := [rank for rank, row in enumerate(rows) if "in_eval" in row]:
+        what = "trained in eval() from this step on: without dropout, or with the "
+        what += "statistics of batch norm as they are"
+        cause = "no model.train() after a validation"
+        first = [{"step": min(rows[rank]["in_eval"] for rank in ranks)}]
+        where = {"ranks": unless_all(ranks, rows)}
+        yield alarm(first, "evaluation mode", what, cause, **where)
 
 
-def carried(rows: Rows, before: Rows | None) -> list[Alarm]:
+def carried(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
     """No step uses the gradients of the one before again."""
-    ranks = [rank for rank, row in enumerate(rows) if row.get("carried")]
-    if not ranks:
-        return []
-    names = rows[ranks[0]]["carried"]
-    what = f"holds the gradient of the step before, too ({len(names)} such tensors)"
-    where = {"ranks": unless_all(ranks, rows), "tensor": names[0]}
-    return alarms(rows, "zero_grad", what, "no zero_grad() after the step", **where)
+    if ranks := [rank for rank, row in enumerate(rows) if row.get("carried")]:
+        names = rows[ranks[0]]["carried"]
+        what = f"holds the gradient of the step before, too ({len(names)} such tensors)"
+        where = {"ranks": unless_all(ranks, rows), "tensor": names[0]}
+        yield alarm(rows, "zero_grad", what, "no zero_grad() after the step", **where)
 
 
-def touched(rows: Rows, before: Rows | None) -> list[Alarm]:
+def touched(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
     """Gradients stay as they are between passes that are not synchronized."""
     names: list[str] = next(filter(None, (row.get("touched") for row in rows)), [])
-    if not names or len(rows) < 2:
-        return []
-    what = f"changed between the passes of a step ({len(names)} such tensors)"
-    cause = "clipped before the reduction: clip once, after the last pass"
-    return notes(rows, "clipping", what, cause, tensor=names[0])
+    if names and len(rows) > 1:
+        what = f"changed between the passes of a step ({len(names)} such tensors)"
+        cause = "clipped before the reduction: clip once, after the last pass"
+        yield note(rows, "clipping", what, cause, tensor=names[0])

@@ -2,17 +2,19 @@
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from minitrain.recording.backwards import Backwards
+from minitrain.recording.backwards import Backwards, Pass
 from minitrain.recording.fingerprint import digest, fingerprint
 from minitrain.recording.format import Row
 from minitrain.recording.hooks import (
     Wrappers,
+    acts_in_training,
+    has_dropout,
     innermost,
     is_in_parts,
     named_tensors,
@@ -20,43 +22,20 @@ from minitrain.recording.hooks import (
     plain_names,
     replaced_in,
 )
-from minitrain.recording.inputs import (
-    Generators,
-    are_finite,
-    mean_loss,
-    random_digest,
-    read,
-    unlabelled,
-)
-from minitrain.recording.modes import has_dropout
+from minitrain.recording.inputs import Generators, random_digest, read
 from minitrain.recording.optimizers import Optimizers, Stepped
 
 # passes that are kept for a step: more than gradients are accumulated over
 MOST_PASSES = 1024
-
-
-@dataclass
-class Pass:
-    """A forward pass: ``told`` is its part of the row of a step, ``first`` that of the
-    first pass of a step alone, None of others.
-    """
-
-    number: int
-    told: Row
-    first: Row | None = None
-    losses: list[Tensor | float] = field(default_factory=list)
-    # a backward pass came next
-    has_backward: bool = False
-
-
 # what a step without a pass has
 NO_PASS: Row = {"wrapper": "", "wrapper_id": 0, "synced": None, "group": None}
 NO_FIRST: Row = {"random": "", "buffers": {}, "broadcast_buffers": None, "drawn": {}}
 
 
 class Pages:
-    """Collects what happens in the steps of ``inner`` that are recorded; ``forwards``
-    counts the passes of all steps.
+    """Collects what happens in the steps of ``inner`` that are recorded. Of all steps
+    it counts the passes: ``forwards`` of the training, and ``evals`` with gradients in
+    evaluation mode.
     """
 
     def __init__(
@@ -69,22 +48,19 @@ class Pages:
         self._first: Pass | None = None
         self._begun: dict[int, Row] = {}
         self._backwards, self._generators = Backwards(), Generators()
+        self._listens = False
         # steps of all optimizers when hooks began to see each gradient
         self._seen_from = 0
-        self.forwards = 0
-
-    def listens(self, optimizers: Optimizers) -> None:
-        """Note that hooks see each gradient from here on."""
-        self._seen_from = optimizers.steps
+        self.forwards = self.evals = 0
+        # whether dropout or batch norm were in training mode, and the first step that
+        # came from passes in evaluation mode alone after that: until it is in a row
+        self._acted, self._in_eval = False, dict[str, int]()
 
     def pass_begins(
-        self, wrapper: nn.Module | None, module: nn.Module, inputs: tuple[Any, Any]
+        self, wrapper: nn.Module | None, module: nn.Module, args: Any, options: Any
     ) -> None:
         """Note a forward pass that is about to begin."""
-        self._backwards.pass_begins(self._number)
-        told = read(inputs) | NO_PASS
-        told |= {"not_finite": not are_finite(inputs)}
-        told |= {"unlabelled": unlabelled(module, *inputs)}
+        told = read(module, args, options) | NO_PASS
         if wrapper is not None:
             group = getattr(wrapper, "process_group", None)
             told |= {
@@ -93,9 +69,9 @@ class Pages:
                 "group": group.size() if isinstance(group, dist.ProcessGroup) else None,
             }
         told["wrapper_id"] = self._wrappers.count
-        # parameters that the wrapper does not know
         told["replaced"] = replaced_in(wrapper, self._inner)
         one = Pass(self._number, told)
+        self._backwards.pass_begins(one)
         self._passes.append(one)
         self._number += 1
         if self._first is None:
@@ -107,12 +83,34 @@ class Pages:
                 "drawn": self._generators.drawn(),
             }
 
-    def at_the_end(self) -> Row:
-        """Return ``parameters`` after the last step of the run, and ``buffers``."""
-        named = parameters_of(self._inner)
-        parameters = {name: fingerprint(p) for name, p in named.items()}
-        found = {"parameters": parameters, "buffers": self._buffers()}
-        return found | ({"also": self._beside_the_model()} if self._also else {})
+    def listen(self, optimizers: Optimizers) -> None:
+        """Hook the gradients that train: some may from now on."""
+        self._backwards.listen(self._inner)
+        if not self._listens:
+            self._listens, self._seen_from = True, optimizers.steps
+            self._acted = acts_in_training(self._inner)
+
+    def forget(self) -> None:
+        """Remove the hooks, and note that no step to be recorded comes next."""
+        if self._listens:
+            self._listens = False
+            self._passes.clear()
+            self._backwards.forget()
+            self._generators.forget()
+
+    def end(self, steps: Mapping[str, int], together: bool) -> Row:
+        """Return the last row; not ``together``: without parameters and buffers."""
+        row = {"kind": "end", "steps": steps, "forwards": self.forwards} | self._mode()
+        if together:
+            named = parameters_of(self._inner)
+            row["parameters"] = {name: fingerprint(p) for name, p in named.items()}
+            row["buffers"] = self._buffers()
+            row |= {"also": self._beside_the_model()} if self._also else {}
+        return row
+
+    def _mode(self) -> dict[str, int]:
+        found, self._in_eval = self._in_eval, {}
+        return found
 
     def _beside_the_model(self) -> dict[str, str]:
         return {
@@ -133,28 +131,11 @@ class Pages:
         # the model may have been moved since the recorder was made
         return random_digest(next(self._inner.parameters()).device)
 
-    def before_gradient(self, name: str, gradient: Tensor | None) -> None:
-        """Note a ``gradient`` that a backward pass is about to add to."""
-        if self._backwards.begins() and self._passes:
-            self._passes[-1].has_backward = True
-        self._backwards.before(name, gradient)
-
-    def own_gradient(self, name: str, gradient: Tensor) -> None:
-        """Note a gradient as a backward pass leaves it, before any reduction."""
-        synced = not self._passes or self._passes[-1].told["synced"] is not False
-        self._backwards.after(name, gradient, synced)
-
     def loss(self, loss: Tensor | float) -> None:
         """Note a loss of the last pass, as the user reports it."""
         if self._passes:
             told = loss.detach() if isinstance(loss, Tensor) else loss
             self._passes[-1].losses.append(told)
-
-    def forget(self) -> None:
-        """Note that no step to be recorded comes next."""
-        self._passes.clear()
-        self._backwards = Backwards()
-        self._generators.forget()
 
     def step_begins(
         self, stepped: Stepped, optimizers: Optimizers, together: bool
@@ -183,9 +164,15 @@ class Pages:
         if page is not None:
             self._finish(page, stepped, together)
             self._generators.step_ends()
+        in_eval = stepped.forwards == self.forwards and stepped.evals < self.evals
+        if in_eval and self._acted and not acts_in_training(self._inner):
+            self._in_eval = {"in_eval": stepped.steps - 1}
+            # it is reported once
+            self._acted = False
         stepped.passes = self._number
+        stepped.forwards, stepped.evals = self.forwards, self.evals
         self._first = None
-        return page
+        return None if page is None else page | self._mode()
 
     def _finish(self, page: Row, stepped: Stepped, together: bool) -> None:
         named = parameters_of(self._inner) if together else {}
@@ -207,9 +194,8 @@ class Pages:
         held = stepped.holds()
         mine = {name: p for name, p in named.items() if id(p) in held}
         passes = [one for one in self._passes if one.number >= stepped.passes]
-        first = next((one.first for one in passes if one.first is not None), None)
-        drew = first is not None and self._random() != first["random"]
-        first = first or NO_FIRST
+        first = next((one.first for one in passes if one.first is not None), NO_FIRST)
+        drew = first is not NO_FIRST and self._random() != first["random"]
         known = {n: g for n, g in self._backwards.known.items() if n in mine}
         if known and not stepped.by_closure:
             # gradients of those before were dropped
@@ -225,7 +211,7 @@ class Pages:
         page |= {
             "forwards": self.forwards,
             "unread": next((t["unread"] for t in told if t["unread"]), ""),
-            "loss": mean_loss([loss for one in passes for loss in one.losses]),
+            "loss": _mean([loss for one in passes for loss in one.losses]),
             "lr": stepped.rates(),
             "groups": stepped.settings({id(p): name for name, p in named.items()}),
             # in forward passes, losses and backward passes
@@ -272,3 +258,8 @@ class Pages:
             page["passes"] = passes
         page["own"], page["gradients"] = own, gradients
         page["without_gradient"] = [name for name in trained if name not in gradients]
+
+
+def _mean(losses: list[Tensor | float]) -> float | None:
+    values = [float(torch.as_tensor(loss).double().mean()) for loss in losses]
+    return sum(values) / len(values) if values else None

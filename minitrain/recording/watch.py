@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
@@ -18,7 +17,7 @@ import torch.distributed as dist
 from minitrain.comm.torch_private import HashStore, PrefixStore, Store
 from minitrain.core.errors import EvidenceError
 from minitrain.core.printable import note
-from minitrain.recording.alarm import Alarm, alarm, in_ranks
+from minitrain.recording.alarm import Alarm
 from minitrain.recording.findings import Judge
 from minitrain.recording.format import Row, line_of
 from minitrain.recording.meetings import Meetings, wait_until
@@ -28,14 +27,8 @@ from minitrain.recording.rules import place
 PIECE = 1 << 22
 # each of a process has another name, the same on all ranks
 _numbers = count()
-
-
-@dataclass(frozen=True)
-class _Sent:
-    # a row of this rank that is not judged yet
-    number: int
-    row: Row
-    since: float = field(default_factory=time.monotonic)
+# what a rank sends that ends early: no row of it follows
+LEFT = '{"kind": "left"}'
 
 
 class Watch:
@@ -59,45 +52,44 @@ class Watch:
             name, world = f"minitrain recorder {next(_numbers)}", dist.group.WORLD
             assert world is not None, "it is initialized"
             self._store = PrefixStore(name, world.get_group_store())
-        self._sent: deque[_Sent] = deque()
-        self._number, self._heard = 0, "nothing"
+        # rows of this rank that are not judged yet, each with its number and its time
+        self._sent: deque[tuple[int, Row, float]] = deque()
+        self._number = 0
+        # the last row that was judged
+        self._step, self._heard = 0, "nothing"
         self._has_ended = False
         self._meetings = Meetings(self._store, self._rank, self._world_size, timeout_s)
-        missing = self._meetings.come("the start", 0, "")
-        # whether all ranks record
-        self.has_all = missing is None
+        missing = self._meetings.come("the start", 0)
+        # whether all ranks record, and what is to be told if they do not
+        self.has_all, self.missing = missing is None, list[Alarm]()
         # whether they came together wherever they had to, so far
         self.is_whole = True
-        # what a rank that does not come is reported by, once
-        self._missing: Alarm | None = None
         if missing is not None:
-            what = (
-                f"did not begin to record within {timeout_s:g} s: rows are not compared"
-            )
-            self._missing = alarm("ranks", 0, what, ranks=missing.ranks, severe=False)
+            what = f"did not begin to record within {timeout_s:g} s"
+            what += ": rows are not compared"
+            self.missing += [Alarm("ranks", 0, what, ranks=missing.ranks, severe=False)]
 
     def send(self, row: Row, line: bytes) -> None:
         """Send ``row``, which is this ``line``, to all ranks; wait for none."""
-        if not self.has_all:
-            return
         self._has_ended = row["kind"] == "end"
         if self._has_ended:
             self._meetings.leave()
-        self._sent.append(_Sent(self._number, row))
-        # rank 0 has its own; that it is there is all that others look for
-        text = line.decode() if self._rank else "null"
-        with suppress(RuntimeError):
-            _put(self._store, f"row {self._number} of {self._rank}", text)
-        self._number += 1
+        if self.has_all and not self._judge.is_apart:
+            self._sent.append((self._number, row, time.monotonic()))
+            # rank 0 has its own; that it is there is all that others look for
+            text = line.decode() if self._rank else "null"
+            with suppress(RuntimeError):
+                _put(self._store, f"row {self._number} of {self._rank}", text)
+            self._number += 1
 
-    def meet(self, place: str, step: int, parts: str) -> bool:
+    def meet(self, place: str, step: int) -> bool:
         """Return whether all ranks come to this ``place`` of the run, within the
-        timeout, with the same ``parts``: what needs all of them may follow. Once one
-        has not, they never do. EvidenceError where that ends the run.
+        timeout: what needs all of them may follow. Once one has not, they never do.
+        EvidenceError where that ends the run.
         """
         if not (self.has_all and self.is_whole):
             return False
-        found = self._meetings.come(place, step, parts)
+        found = self._meetings.come(place, step)
         self.is_whole = found is None
         self.tell([] if found is None else [found])
         return self.is_whole
@@ -107,7 +99,7 @@ class Watch:
         reported by its last row, or by the lack of one.
         """
         meets = self.has_all and self.is_whole
-        return meets and self._meetings.come("the end", step, "") is None
+        return meets and self._meetings.come("the end", step) is None
 
     def tell(self, found: Iterable[Alarm]) -> None:
         """Report what this rank found by itself, as each of the others does."""
@@ -120,12 +112,12 @@ class Watch:
         found: list[Alarm] = []
         try:
             wait_until(lambda: self._take(found, wait_s > 0), wait_s)
-            late = self._late(is_lost=False)
+            found += self._judge.new(self._late())
         except RuntimeError:
             # the store goes with the rank that has it
-            late = self._late(is_lost=True)
-        if late is not None and not self._judge.is_apart:
-            found += self._judge.new([late])
+            what = f"a rank has gone; last heard of: {self._heard}"
+            gone = Alarm("ranks", self._step, what, severe=False)
+            found += self._judge.new([gone] if self._sent else [])
         self._report(found)
 
     def close(self) -> None:
@@ -133,89 +125,84 @@ class Watch:
         self._meetings.leave()
         if not self._has_ended:
             with suppress(RuntimeError):
-                self._store.set(f"left by {self._rank}", "1")
-                self._store.set("left", "1")
+                if self._rank:
+                    _put(self._store, f"row {self._number} of {self._rank}", LEFT)
+                else:
+                    # the others wait for what it found
+                    first = self._sent[0][0] if self._sent else self._number
+                    told = [True, 0, [vars(self._gone([0]))]]
+                    self._store.set(f"judged {first}", json.dumps(told))
         self._sent.clear()
         # else its server, and its port, would stay as long as this
         self._meetings.store = self._store = HashStore()
+
+    def _gone(self, ranks: list[int]) -> Alarm:
+        what = f"has gone; last heard of: {self._heard}"
+        return Alarm("ranks", self._step, what, ranks=ranks)
 
     def _take(self, found: list[Alarm], waits: bool) -> bool:
         # judge, or hear, what is there; whether there is nothing to wait for
         store = self._store
         while self._sent:
-            number, row = self._sent[0].number, self._sent[0].row
+            number, row, _ = self._sent[0]
             rows = [f"row {number} of {rank}" for rank in range(self._world_size)]
             key = f"judged {number}"
             if not store.check([key] if self._rank else rows):
-                return bool(self._behind(number, only_left=True))
+                return False
             if self._rank == 0:
                 sent, more = zip(*[_get(store, one) for one in rows], strict=True)
-                new = self._judge.see([row, *sent[1:]])
+                gone = [n for n, one in enumerate(sent) if n and one["kind"] == "left"]
+                if gone:
+                    new, self._judge.is_apart = [self._gone(gone)], True
+                else:
+                    new = self._judge.see([row, *sent[1:]])
                 # the store may fail from here on
                 found += new
-                if self._world_size > 1:
-                    told = [self._judge.is_apart, [vars(one) for one in new]]
+                listen = self._world_size - 1 - len(gone)
+                if listen:
+                    told = [self._judge.is_apart, listen, [vars(one) for one in new]]
                     store.set(key, json.dumps(told))
                 for one, num_more in zip(rows, more, strict=True):
                     _delete(store, one, num_more)
             else:
-                self._judge.is_apart, told = json.loads(store.get(key))
+                self._judge.is_apart, listen, told = json.loads(store.get(key))
                 found += self._judge.new(Alarm(**one) for one in told)
                 # the last to hear it
-                if store.add(f"heard {number}", 1) == self._world_size - 1:
+                if store.add(f"heard {number}", 1) == listen:
                     store.delete_key(f"heard {number}")
                     store.delete_key(key)
-            self._heard = place(row)
+            self._step, self._heard = _step_of(row), place(row)
             self._sent.popleft()
+            if self._judge.is_apart:
+                # they stay so
+                self._sent.clear()
+                self._number = number + 1
         # the store may go with rank 0: not before all have heard
         is_to_stay = waits and self._rank == 0
         return not (is_to_stay and store.check([f"judged {self._number - 1}"]))
 
-    def _behind(self, number: int, only_left: bool) -> list[int]:
-        # ranks that have not sent a row
-        store, found = self._store, []
-        if not only_left or store.check(["left"]):
-            for rank in range(self._world_size):
-                has_left = store.check([f"left by {rank}"])
-                # rank 0 is to judge what is there
-                judges = rank > 0 or not has_left
-                is_there = store.check([f"row {number} of {rank}"]) and judges
-                if not is_there and (has_left or not only_left):
-                    found.append(rank)
-        # else the rows have been taken
-        return [] if found and store.check([f"judged {number}"]) else found
-
-    def _late(self, is_lost: bool) -> Alarm | None:
-        # ranks that have not sent what this one has: for long, or before they left;
-        # of rows that rank 0 is yet to judge, the first that they have not sent
-        if not self._sent or self._missing is not None:
-            return self._missing
-        row, heard, is_late = self._sent[0].row, self._heard, False
-        behind: list[int] = []
-        for mine in () if is_lost else self._sent:
-            row, is_late = mine.row, time.monotonic() - mine.since >= self.timeout_s
-            behind = self._behind(mine.number, only_left=not is_late)
-            if behind:
+    def _late(self) -> list[Alarm]:
+        # ranks that have not sent what this one has, for long; of rows that rank 0 is
+        # yet to judge, the first that they have not sent
+        heard, now = self._heard, time.monotonic()
+        for number, row, since in self._sent:
+            if now - since < self.timeout_s:
                 break
-            heard = place(row)
-        if not (behind or is_lost):
-            return None
-        is_end, cause = row["kind"] == "end", ""
-        if is_late:
-            what = f"did not come to {place(row)} within {self.timeout_s:g} s"
-            if is_end:
+            rows = [f"row {number} of {rank}" for rank in range(self._world_size)]
+            behind = [n for n, one in enumerate(rows) if not self._store.check([one])]
+            # else the rows have been taken
+            if behind and not self._store.check([f"judged {number}"]):
+                what = f"did not come to {place(row)} within {self.timeout_s:g} s; "
+                what += f"last heard of: {heard}"
+                # a rank may be long in coming to its end: it saves, or evaluates
+                is_end = row["kind"] == "end"
                 cause = f"slow to end; or rank {self._rank} ran out of batches or "
                 cause += "skipped one, and collectives of the others wait for it, or "
-                cause += "pair other batches"
-        else:
-            did = "all came to" if behind else "all had the rows of"
-            what = f"a rank has gone before {did} {place(row)}"
-        if behind:
-            what += f"; last heard of {in_ranks(behind[:1])}: {heard}"
-        step = sum(row["steps"].values()) if is_end else row.get("step", 0)
-        # a rank may be long in coming to its end: it saves, or evaluates
-        severe = bool(behind) and not is_end
-        return alarm("ranks", step, what, cause, ranks=behind, severe=severe)
+                cause = f"{cause}pair other batches" if is_end else ""
+                step = _step_of(row)
+                return [Alarm("ranks", step, what, cause, behind, severe=not is_end)]
+            heard = place(row)
+        return []
 
     def _report(self, found: Iterable[Alarm]) -> None:
         ends = None
@@ -229,6 +216,10 @@ class Watch:
                 ends = one.line
         if ends is not None:
             raise EvidenceError(ends)
+
+
+def _step_of(row: Row) -> int:
+    return sum(row["steps"].values()) if row["kind"] == "end" else row.get("step", 0)
 
 
 def _put(store: Store, key: str, text: str) -> None:

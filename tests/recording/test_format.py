@@ -50,37 +50,32 @@ def write(folder: Path, *rows: Row, rank: int = 0) -> Path:
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
+    alarm, end = row_of("alarm", line="ä"), row_of("end", steps={"0": 2})
+    entry = PRINT | {"norm": float("nan"), "sketch": [float("inf")] * 8}
+    last = step(1, gradients={"w": entry}, loss=float("nan"))
     for rank in (0, 1):
-        alarm = row_of("alarm", line="ä")
-        end = row_of("end", steps={"0": 2})
-        write(tmp_path, header(rank, 2), step(0), alarm, step(1), end, alarm, rank=rank)
+        write(tmp_path, header(rank, 3), step(0), alarm, last, end, alarm, rank=rank)
+    path_of_rank(tmp_path, 2).write_text('{"kind": "recor')
     recording = read_recording(tmp_path)
-    assert recording.world_size == 2
-    assert recording.missing == []
+    assert (recording.world_size, recording.missing) == (3, [2])
     one = recording.ranks[1]
     assert one.header["rank"] == 1
     assert list(one.steps) == [(0, 0), (0, 1)]
+    assert str(one.steps[0, 1]["loss"]) == "nan"
     assert [alarm["line"] for alarm in one.alarms] == ["ä", "ä"]
-    assert one.end is not None
-    assert one.end["steps"] == {"0": 2}
-
-
-def test_each_row_is_there_at_once(tmp_path: Path) -> None:
-    writer = Writer(tmp_path, 0)
-    writer.append(line_of(header()))
-    writer.append(line_of(step(0)))
-    recorded = read_recording(tmp_path).ranks[0]
-    assert list(recorded.steps) == [(0, 0)]
-    assert recorded.end is None
-    writer.close()
+    assert one.end == end
 
 
 def test_cut_anywhere_all_whole_rows_are_read(tmp_path: Path) -> None:
-    path = write(tmp_path, header(), step(0), step(1) | {"inputs": [["ä"]]})
-    whole = path.read_bytes()
+    writer = Writer(tmp_path, 0)
+    for row in (header(), step(0), step(1) | {"inputs": [["ä"]]}):
+        writer.append(line_of(row))
+    # each row is there at once
+    whole = path_of_rank(tmp_path, 0).read_bytes()
+    writer.close()
     starts = [i + 1 for i, byte in enumerate(whole) if byte == ord("\n")]
-    for length in range(len(whole) + 1):
-        path.write_bytes(whole[:length])
+    for length in {*range(0, len(whole), 7), *starts, starts[0] - 1}:
+        path_of_rank(tmp_path, 0).write_bytes(whole[:length])
         rows = sum(start <= length for start in starts)
         if rows:
             recording = read_recording(tmp_path)
@@ -90,12 +85,6 @@ def test_cut_anywhere_all_whole_rows_are_read(tmp_path: Path) -> None:
             read_recording(tmp_path)
 
 
-def test_a_rank_without_a_whole_line_is_missing(tmp_path: Path) -> None:
-    write(tmp_path, header(0, 3))
-    path_of_rank(tmp_path, 1).write_text('{"kind": "recor')
-    assert read_recording(tmp_path).missing == [1, 2]
-
-
 def test_folders_without_a_recording(tmp_path: Path) -> None:
     (tmp_path / "rank-x.jsonl").touch()
     (tmp_path / "rank-00.jsonl").touch()
@@ -103,35 +92,21 @@ def test_folders_without_a_recording(tmp_path: Path) -> None:
         assert not is_recording(folder)
         with pytest.raises(UserError, match="no recording"):
             read_recording(folder)
-
-
-def test_a_second_recording_of_a_rank_is_refused(tmp_path: Path) -> None:
-    write(tmp_path, header(0, 2))
-    with pytest.raises(UserError, match=r"has a recording of rank 0; name another"):
-        Writer(tmp_path, 0)
-    # the other ranks write beside it
-    Writer(tmp_path, 1).close()
+    path_of_rank(tmp_path, 0).mkdir()
+    with pytest.raises(UserError, match=r"rank-0\.jsonl: cannot be read"):
+        read_recording(tmp_path)
 
 
 DAMAGED: dict[str, tuple[list[Any], str]] = {
     "no json": (["{", header()], "line 1: damaged"),
     "no object": ([header(), [1]], "line 2: damaged"),
     "no text": ([header(), b"\xff\xfe"], "line 2: damaged"),
-    "a hole": ([header(), b"\0" * 9], "line 2: damaged"),
     "no kind": ([{}], "line 1: damaged"),
     "unknown kind": ([header(), {"kind": "what"}], "line 2: damaged"),
-    "a key less": ([header(), {"kind": "step"}], "damaged: step without optimizer"),
     "another version": ([header(version=1)], "version = 1: must be 3"),
     "no header": ([step(0)], "line 1: not the header"),
     "of another rank": ([header(1, 2)], "line 1: not the header .* of rank 0"),
     "nested deeply": ([header(), b"[" * 100_000], "line 2: damaged .RecursionError"),
-    "twice the header": ([header(), header()], "line 2: .*: no place for 'recording'"),
-    "a step twice": (
-        [header(), step(3), step(3)],
-        "line 3: .*: no place for 'step' for step 3",
-    ),
-    "on after the end": ([header(), row_of("end"), step(0)], "line 3: .* for 'step'"),
-    "two ends": ([header(), row_of("end"), row_of("end")], "line 3: .* for 'end'"),
 }
 
 
@@ -149,33 +124,21 @@ def as_text(row: Any) -> Any:
     return row if isinstance(row, bytes | str) else json.dumps(row)
 
 
+UNLIKE = [
+    (header(1, 2, every=5), "every is 1 on rank 0, 5 on rank 1"),
+    (header(1, 1), "world_size is 2 on rank 0, 1 on rank 1"),
+]
+
+
 def test_ranks_of_unlike_runs_are_told(tmp_path: Path) -> None:
-    write(tmp_path, header(0, 2))
-    write(tmp_path, header(1, 2, every=5), rank=1)
-    with pytest.raises(UserError, match="every is 1 on rank 0, 5 on rank 1"):
-        read_recording(tmp_path)
-
-
-def test_a_rank_too_many_and_what_is_no_file_are_told(tmp_path: Path) -> None:
-    write(tmp_path, header())
+    for number, (other, line) in enumerate(UNLIKE):
+        write(tmp_path / str(number), header(0, 2))
+        write(tmp_path / str(number), other, rank=1)
+        with pytest.raises(UserError, match=line):
+            read_recording(tmp_path / str(number))
     write(tmp_path, header(1), rank=1)
     with pytest.raises(UserError, match="rank 1 is none of a run with world_size 1"):
         read_recording(tmp_path)
-    path_of_rank(tmp_path, 0).unlink()
-    path_of_rank(tmp_path, 0).mkdir()
-    with pytest.raises(UserError, match=r"rank-0\.jsonl: cannot be read"):
-        read_recording(tmp_path)
-
-
-def test_each_kind_of_line_needs_all_its_keys(tmp_path: Path) -> None:
-    for kind, row in ROWS.items():
-        assert {*row} - {"kind"} == {*FIELDS[kind]}
-    for kind, fields in FIELDS.items():
-        for key in fields:
-            row = row_of(kind)
-            del row[key]
-            line = f"damaged: {kind} without {key}"
-            assert damage(tmp_path, kind, row).endswith(line)
 
 
 def damage(folder: Path, kind: str, row: Row) -> str:
@@ -190,18 +153,10 @@ SHORT = PRINT | {"sketch": [0.5] * 7}
 WRONG: dict[str, dict[str, list[Any]]] = {
     "recording": {
         "rank": [-1, "0", None],
-        "world_size": ["2", 0, 10**12, 2.0, True],
-        "every": [0, 10**400],
+        "world_size": ["2", 0, 2.0, True],
+        "every": [0, "\x1b[2J\n" * 999],
         "twin": [0],
-        "bins": [4, "8"],
-        "parameters": [
-            [],
-            {"w": {}},
-            {"w": ABOUT | {"shape": [-1]}},
-            {"w": ABOUT | {"shape": [2**40, 2**40]}},
-            {"w": ABOUT | {"shape": [1] * 99}},
-            {"w": ABOUT | {"trained": 1}},
-        ],
+        "parameters": [[], {"w": {}}, {"w": ABOUT | {"shape": [-1]}}],
         "start": [None, {"w": 0}],
     },
     "step": {
@@ -212,32 +167,27 @@ WRONG: dict[str, dict[str, list[Any]]] = {
         "syncs": [None, [1]],
         "group": [0, "2"],
         "own": [{"w": [0.5] * 7}, {"w": ["a"] * 8}, {"w": 0.5}],
-        "gradients": [{"w": SHORT}, {"w": {"hash": "0"}}, {"w": PRINT | {"norm": -1}}],
+        "gradients": [{"w": SHORT}, {"w": {"hash": "0"}}],
         "buffers": [{"w": {}}, {"w": {"hash": "0", "norm": 1.0}}],
         "groups": [[{"parameters": ["w"], "settings": {"betas": None}}]],
         # keys that few have
-        **{key: [None] for kinds in MAY_HAVE.values() for key in kinds},
+        **{key: [None] for key in MAY_HAVE["step"]},
     },
     "alarm": {"step": ["0"], "ranks": [["0"], 1], "line": [None]},
     "end": {"steps": [{"0": "2"}, [1], {"0": -1}], "also": [["w"]]},
 }
-del WRONG["step"]["tied"]
 
 
-@pytest.mark.parametrize("kind", WRONG)
-def test_a_value_of_another_type_or_range_is_told(tmp_path: Path, kind: str) -> None:
-    for key, values in WRONG[kind].items():
+@pytest.mark.parametrize("kind", FIELDS)
+def test_each_key_is_there_and_of_its_type(tmp_path: Path, kind: str) -> None:
+    assert {*ROWS[kind]} - {"kind"} == {*FIELDS[kind]}
+    for key in FIELDS[kind]:
+        row = row_of(kind)
+        del row[key]
+        line = f"damaged: {kind} without {key}"
+        assert damage(tmp_path, kind, row).endswith(line)
+    for key, values in WRONG.get(kind, {}).items():
         for value in values:
             line = damage(tmp_path, kind, row_of(kind, **{key: value}))
             assert f"damaged: {kind} with {key} = " in line, value
-
-
-def test_what_is_said_of_a_value_does_nothing_to_a_terminal(tmp_path: Path) -> None:
-    line = damage(tmp_path, "recording", header(every="\x1b[2J\n" * 999))
-    assert "\x1b" not in line
-
-
-def test_numbers_that_are_not_finite_are_numbers(tmp_path: Path) -> None:
-    entry = PRINT | {"norm": float("nan"), "sketch": [float("inf")] * 8}
-    write(tmp_path, header(), step(0, gradients={"w": entry}, loss=float("nan")))
-    assert str(read_recording(tmp_path).ranks[0].steps[0, 0]["loss"]) == "nan"
+            assert "\x1b" not in line

@@ -1,5 +1,6 @@
 """Whoever makes the step, and whenever the optimizer was made: it is counted once."""
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from torch.optim import SGD, Optimizer
 
 import minitrain
 from minitrain.recording.format import read_recording
-from minitrain.recording.inputs import read
+from minitrain.recording.inputs import sample_digests
+from minitrain.recording.optimizers import IDLE
 
 
 class InAccelerate(Optimizer):
@@ -54,15 +56,6 @@ def test_the_step_of_a_wrapper_is_counted_once(tmp_path: Path, given: str) -> No
     assert all(row["gradients"] for row in steps_of(tmp_path))
 
 
-def test_one_that_is_made_late_is_seen_and_others_are_not(tmp_path: Path) -> None:
-    model, other = Net(), Net()
-    with minitrain.record(model, None, tmp_path):
-        loop(other, SGD(other.parameters(), lr=0.1), 2)
-        loop(model, SGD(model.parameters(), lr=0.1), 2)
-    assert numbers(tmp_path) == [(0, 0), (0, 1)]
-    assert [row["forwards"] for row in steps_of(tmp_path)] == [1, 2]
-
-
 @pytest.mark.parametrize("is_kept", [False, True])
 def test_one_that_is_made_anew_has_the_passes_since_the_last(
     tmp_path: Path, is_kept: bool
@@ -84,16 +77,18 @@ def test_one_that_is_made_anew_has_the_passes_since_the_last(
         assert [row["loss"] for row in rows] == [10 * epoch + step for step in range(4)]
 
 
-def test_only_those_given_are_recorded(tmp_path: Path) -> None:
-    model = Net()
+def test_only_those_given_or_of_the_model_are_recorded(tmp_path: Path) -> None:
+    model, other = Net(), Net()
     first = SGD(model.first.parameters(), lr=0.1)
     rest = SGD([*model.norm.parameters(), *model.last.parameters()], lr=0.2)
     with minitrain.record(model, rest, tmp_path):
+        loop(other, SGD(other.parameters(), lr=0.1), 2)
         loss_of(model, batch(0)).backward()
         first.step()
         rest.step()
     assert numbers(tmp_path) == [(0, 0)]
-    assert steps_of(tmp_path)[0]["lr"] == [0.2]
+    (row,) = steps_of(tmp_path)
+    assert (row["lr"], row["forwards"]) == ([0.2], 1)
 
 
 def test_each_of_several_has_its_own_parameters_and_steps(tmp_path: Path) -> None:
@@ -165,7 +160,7 @@ def test_a_step_that_a_loss_scaler_skips_is_none(tmp_path: Path) -> None:
         # what led to the skipped step is not counted into the next
         assert [len(row["inputs"]) for row in rows] == [1, 1, 1]
         assert [row["loss"] for row in rows] == [0.0, 2.0, 3.0]
-        assert rows[1]["inputs"][0] == read(batch(2))["inputs"]
+        assert rows[1]["inputs"][0] == sample_digests(batch(2))[0]
 
 
 @pytest.mark.parametrize("is_unscaled", [False, True])
@@ -284,3 +279,45 @@ def test_losses_and_rates_are_those_of_the_step(tmp_path: Path) -> None:
     rows = steps_of(tmp_path)
     assert [row["loss"] for row in rows] == [0.5, 1.5, 2.5, 4.5]
     assert [row["lr"] for row in rows] == [[1.0], [0.5], [0.25], [0.0625]]
+
+
+def listens(model: nn.Module) -> bool:
+    """Return whether own gradients are looked at, as at recorded steps."""
+    return any(p._post_accumulate_grad_hooks for p in model.parameters())
+
+
+def test_one_that_steps_seldom_has_all_its_passes(tmp_path: Path) -> None:
+    model, gap = Net(), IDLE // 2
+    often = SGD(model.first.parameters(), lr=0.01)
+    seldom = SGD(model.last.parameters(), lr=0.01)
+    with minitrain.record(model, [often, seldom], tmp_path, every=1):
+        for step in range(2 * gap):
+            loss_of(model, batch(0)).backward()
+            often.step()
+            if step % gap == gap - 1:
+                seldom.step()
+    rows = steps_of(tmp_path, optimizer=1)
+    assert [len(row["inputs"]) for row in rows] == [gap] * 2
+    assert all(row["own"] for row in rows)
+
+
+def test_one_that_steps_no_more_is_not_waited_for(tmp_path: Path) -> None:
+    model = Net()
+    with minitrain.record(model, None, tmp_path, every=10 * IDLE):
+        first = SGD(model.first.parameters(), lr=0.1)
+        gone = SGD(model.norm.parameters(), lr=0.1)
+        loop(model, first, 1)
+        loop(model, gone, 1)
+        del gone
+        gc.collect()
+        second = SGD(model.last.parameters(), lr=0.1)
+        loop(model, second, IDLE - 1)
+        # the first might come back
+        assert listens(model)
+        loop(model, second, 1)
+        assert not listens(model)
+        # it does, and is recorded again
+        loop(model, first, 2)
+    rows = steps_of(tmp_path)
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    assert rows[2]["own"]

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -36,7 +36,8 @@ def scaled(tensors: Tensors, factor: float) -> Tensors:
     return {name: factor * tensor for name, tensor in tensors.items()}
 
 
-def only(found: list[Alarm]) -> Alarm:
+def only(found: Iterable[Alarm]) -> Alarm:
+    found = [*found]
     assert len(found) == 1, [one.line for one in found]
     return found[0]
 
@@ -113,25 +114,19 @@ M = "note: not the mean, tensor embedding: ... "
 B = "buffers, tensor running_mean, rank 1: ... "
 # by a pattern of its line, without the step: a step with a fault
 FAULTS: dict[str, Any] = {
-    f"{G}in the last pass: no_sync was on": step(OWN, synced=False),
-    f"{G}without its wrapper, unlike before": step(OWN, wrapper=""),
-    f"{G}the model is not wrapped": step(OWN, last=None, wrapper=""),
-    f"{G}in a group of one rank": step(OWN, group=1),
+    f"{G}called without a wrapper": step(OWN, last=None, wrapper=""),
     f"{G}group of one rank": step(OWN, group=None),
-    f"{G}waits for spare": step(OWN, without_gradient=["spare"]),
-    "gradients, tensor layer.bias, rank 1: ... only after DDP was built": step(LATE),
     # all that train at this step were frozen at the step before
     f"{G}only after DDP was built": step(OWN, last=UNFROZEN),
-    "gradients, tensor layer.bias, rank 1: ... (1 of 3 ... replaced after DDP": step(
-        LATE, replaced={"layer.bias": ""}
-    ),
+    f"{G}a communication hook of DDP that reduces nothing": step(OWN),
     f"{G}each keeps its own": step([PAIR, THREE[1], PAIR], own=THREE, last=None),
     f"{G}0.5 times that of ... clipped": step([mean(OWN), HALF]),
-    f"{G}from the others: a transfer": step([mean(OWN), OF_ONE]),
     "gradients, tensor embedding, rank 2: ... lacks the gradient of rank 1": step(
         [mean(THREE)] * 2 + [mean(THREE) | {FIRST: PART[FIRST]}], own=THREE, last=None
     ),
-    f"{G}and no sum of them ... mixed up": step([mean(OWN), MIXED]),
+    f"{G}none on rank 1 ... only some ranks use": step(
+        gradients=lambda rank: dict([*USUAL["gradients"].items()][rank:])
+    ),
     f"note: {G}apart by rounding": step([mean(OWN), ROUNDED]),
     "note: not finite, tensor embedding: ... in gradients (3 such": alike(NAN),
     "note: not finite, tensor layer.bias: ... in parameters (1 such": step(
@@ -140,7 +135,6 @@ FAULTS: dict[str, Any] = {
     "note: not finite, tensor running_mean: ... in buffers (1 such": step(
         last=before(buffers=full(1)), buffers=full(math.inf)
     ),
-    "note: mean: ... by the number of ranks twice": alike(HALF, last=HALVED),
     "mean, tensor embedding, rank 0: ... lacks the gradient of rank 0": alike(
         {name: OWN[1][name] / 2 for name in SHAPES}
     ),
@@ -156,20 +150,10 @@ FAULTS: dict[str, Any] = {
     "note: not the mean, tensor layer.bias: ... (1 of 3 tensors)": alike(
         mean(OWN) | {"layer.bias": 2 * mean(OWN)["layer.bias"]}
     ),
-    f"{P}restored on some ranks only?": step(**PARTED),
-    f"{P}state of rank 1 is another one": step(
+    f"{P}its state of rank 1, is another one": step(
         last=[BEFORE[0], BEFORE[1] | {"moments": {FIRST: "other"}}], **PARTED
     ),
-    f"{P}the optimizer is another one": lambda: alarms_of(
-        rows_of(0, OWN, **PARTED), None
-    ),
     f"{P}since step 0 was done ... between": step(**EARLIER),
-    f"{P}a step after 0 ... every=1": lambda: alarms_of(
-        rows_of(5, OWN, **EARLIER), BEFORE
-    ),
-    f"{P}weights are not broadcast": lambda: alarms_of(
-        rows_of(0, OWN, **EARLIER), None
-    ),
     "learning rates, rank 1: ... 0.05, but elsewhere 0.1": step(
         lr=on_rank(1, [0.05], [0.1]), **PARTED
     ),
@@ -180,22 +164,17 @@ FAULTS: dict[str, Any] = {
         last=before(without_gradient=["spare"]), without_gradient=["spare"]
     ),
     "note: not held, tensor x: ... in no optimizer": step(not_held=["x"]),
-    "inputs, rank 1: ... not divided among the ranks": step(inputs=samples_of(0)),
     "inputs, rank 1: ... exactly the samples": step(
         inputs=[["0000", "0001"]], beside=["aa"]
     ),
-    "note: inputs: ... a rank reads a sample several times": step(
+    "note: inputs: ... a sample is read several times": step(
         last=before(**TWICE), **REPEATED
     ),
-    "note: inputs: ... several ranks read the same sample": step(
+    "note: inputs: ... a sample is read several times at one step, as": step(
         last=before(**shared(0)), **shared(1)
     ),
     "note: inputs, rank 1: ... samples are not recorded: RuntimeError: no": step(
         inputs=[[]], unread=on_rank(1, "RuntimeError: no", "")
-    ),
-    "note: inputs: ... not recorded: why": step(inputs=[[]], unread="why"),
-    "note: same batch: ... the batch of step 0 again ... one ": step(
-        last=before(inputs=samples_of), inputs=samples_of
     ),
     "note: number of samples: ... 4, 2 samples on ranks in order": step(
         inputs=on_rank(1, [["a", "b"]], samples_of(0))
@@ -204,13 +183,7 @@ FAULTS: dict[str, Any] = {
         forwards=on_rank(1, 5, 2)
     ),
     f"{B}not broadcast before the": step(broadcast_buffers=True, **BUFFERS),
-    # by the setting, or without a wrapper, a rank has its own
-    f"note: {B}no wrapper broadcasts them": step(broadcast_buffers=False, **BUFFERS),
     f"note: {B}no wrapper broadcasts": step(wrapper="", **BUFFERS),
-    "note: wrapper: ... number 2 of the": step(wrapper_id=2),
-    "note: synchronization: ... synchronized 3 times": step(
-        syncs=[True, True, True], reductions=3
-    ),
     "note: random numbers: ... ranks 0, 1 draw the same": step(draws=True, random="0"),
 }
 
@@ -227,7 +200,6 @@ def test_a_fault_is_found_with_its_place_and_cause(wanted: str) -> None:
 
 # twins of faults, and what may be once
 SILENT: dict[str, Callable[[], list[Alarm]]] = {
-    "settings of a wrapper": step(wrapper="", synced=False, group=1),
     "all clipped alike": alike(scaled(mean(OWN), 0.3)),
     "loss scale": alike(scaled(mean(OWN), 1 / 65536)),
     "halved once": alike(HALF),
@@ -241,8 +213,6 @@ SILENT: dict[str, Callable[[], list[Alarm]]] = {
         forwards=lambda rank: 2 + rank,
     ),
     "second wrapper": step(last=before(wrapper_id=2), wrapper_id=2),
-    "wrapped late": step(last=before(wrapper_id=0), wrapper_id=1),
-    "accumulated": step(syncs=[False, False, True], reductions=1),
     "two passes": step(syncs=[True, True], reductions=1),
     "drawn": step(draws=True),
     "not drawn": step(random="0"),
@@ -262,15 +232,6 @@ def test_what_is_right_is_silent(name: str) -> None:
     assert SILENT[name]() == []
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_clean_steps_are_silent(world_size: int) -> None:
-    last = None
-    for number in range(5):
-        rows = rows_of(number, own_of(number, world_size))
-        assert alarms_of(rows, last) == []
-        last = rows
-
-
 def test_who_is_unlike_the_others() -> None:
     assert unlike(["a", "a", "b", "a"]) == [2]
     # as many have one as have another: those that are not as rank 0
@@ -279,40 +240,10 @@ def test_who_is_unlike_the_others() -> None:
     assert unlike([None, None]) == []
 
 
-def test_an_alarm_is_a_line_of_a_recording() -> None:
-    found = only(at_step_1(OWN))
-    line = (
-        f"minitrain: step 1: gradients, tensor {FIRST}, rank 1: each keeps its own (3 "
-        f"of 3 tensors); probable cause: a communication hook of {DDP} that reduces "
-        "nothing"
-    )
-    about = {"rule": "gradients", "step": 1, "ranks": [1], "tensor": FIRST}
-    assert found.row() == {"kind": "alarm", **about, "line": line}
-    assert only(at_step_1(not_held=["x"])).row()["kind"] == "note"
-
-
 def test_without_own_gradients_the_cause_is_unknown() -> None:
     rows = [row | {"own": {}} for row in rows_of(1, OWN, OWN)]
     assert only(alarms_of(rows, BEFORE)).line.endswith("probable cause: unknown")
     assert alarms_of([row | {"own": {}} for row in rows_of(1, OWN)], BEFORE) == []
-
-
-def test_a_rank_without_a_gradient() -> None:
-    rows = rows_of(1, OWN)
-    del rows[1]["gradients"][FIRST]
-    found = only(alarms_of(rows, BEFORE))
-    assert (found.tensor, found.ranks) == (FIRST, [1])
-    assert "there is none, but the other ranks have one" in found.line
-    assert only(at_step_1([mean(OWN), NAN])).ranks == [1]
-
-
-@pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_summed_instead_of_averaged(world_size: int) -> None:
-    own = own_of(1, world_size)
-    total = scaled(mean(own), world_size)
-    found = only(alarms_of(rows_of(1, own, [total] * world_size), None))
-    assert (found.rule, found.severe) == ("mean", False)
-    assert f"{world_size} times the mean of the ranks' own: their sum" in found.line
 
 
 @pytest.mark.parametrize("world_size", [8, 9, 12])
@@ -394,17 +325,17 @@ def test_unlike_steps() -> None:
     rows[1] |= {"step": 2}
     found = only(alarms_of(rows, BEFORE))
     assert (found.rule, found.ranks) == ("steps", [1])
-    assert "at step 2, while the others are at step 1" in found.line
+    assert "at step 2, but elsewhere step 1" in found.line
     rows[1] = {"kind": "end", "steps": {"0": 1}, "forwards": 1}
-    assert "at the end, while the others" in only(alarms_of(rows, BEFORE)).line
+    assert "at the end, but elsewhere" in only(alarms_of(rows, BEFORE)).line
 
 
 # start and end
 
 
-def test_unlike_models_weights_and_settings_at_the_start() -> None:
+def test_unlike_models_and_weights_at_the_start() -> None:
     usual = headers(2)[0]
-    assert alarms_at_start(headers(2)) == []
+    assert [*alarms_at_start(headers(2))] == []
     head = {"head": {"shape": [1], "dtype": "float32", "trained": True}}
     other = {FIRST: digest(random_tensors(7)[FIRST])}
     for key, more, rule, tensor, part in (
@@ -415,10 +346,6 @@ def test_unlike_models_weights_and_settings_at_the_start() -> None:
         found = only(alarms_at_start(headers(2, **changes)))
         assert (found.rule, found.tensor, found.ranks) == (rule, tensor, [1])
         assert part in found.line
-    found = only(alarms_at_start(headers(2, every=on_rank(1, 10, 1))))
-    assert (found.rule, found.severe) == ("settings", True)
-    assert "every = 10, but elsewhere 1" in found.line
-    assert not only(alarms_at_start(headers(2, torch=on_rank(1, "2.0", "1")))).severe
 
 
 def end_of(steps: dict[str, int], passes: int, **more: Any) -> Row:
@@ -430,8 +357,7 @@ def test_unlike_numbers_of_steps_at_the_end() -> None:
     found = only(alarms_at_end(ends))
     assert (found.rule, found.ranks, found.step) == ("steps", [1], 5)
     assert "4 steps, but elsewhere 5" in found.line
-    assert alarms_at_end(ends[:1] * 2) == []
-    assert only(alarms_at_end([ends[0], None])).ranks == [1]
+    assert [*alarms_at_end(ends[:1] * 2)] == []
 
 
 def test_where_passes_or_steps_alone_were_seen_it_is_noted() -> None:
@@ -440,7 +366,7 @@ def test_where_passes_or_steps_alone_were_seen_it_is_noted() -> None:
     assert "note: step 0: steps: 7 passes and no step; probable cause: no opt" in line
     line = only(alarms_at_end([steps] * 2)).line
     assert "note: step 5: steps: 5 steps and no forward pass of the training" in line
-    assert alarms_at_end([end_of({}, 0)] * 2) == []
+    assert [*alarms_at_end([end_of({}, 0)] * 2)] == []
 
 
 def apart_by(share: float) -> list[Row]:
@@ -485,9 +411,9 @@ def test_parameters_that_part_after_the_last_recorded_step() -> None:
     ends = [end_of({"0": 5}, 5, parameters=one) for one in prints]
     found = only(alarms_at_end(ends, [rows_of(1, OWN)]))
     assert (found.rule, found.ranks, found.step) == ("parameters", [1], 5)
-    assert alarms_at_end([ends[0]] * 2, [rows_of(1, OWN)]) == []
+    assert [*alarms_at_end([ends[0]] * 2, [rows_of(1, OWN)])] == []
     # they had parted before, and it was told
-    assert alarms_at_end(ends, [apart_by(0.1)]) == []
+    assert [*alarms_at_end(ends, [apart_by(0.1)])] == []
 
 
 # over a run
@@ -504,8 +430,6 @@ def test_a_judge_tells_a_fault_once() -> None:
     for number, gradients in ((2, total), (3, part)):
         inputs = partial(samples_of, step=number)
         assert judge.see(rows_of(number, OWN, [gradients] * 2, inputs=inputs)) == []
-    assert not only(judge.see(headers(2, threads=on_rank(1, 2, 1)))).severe
-    assert only(judge.see(headers(2, every=on_rank(1, 10, 1)))).severe
 
 
 def test_ranks_apart_by_rounding_have_parameters_apart() -> None:
