@@ -27,6 +27,13 @@ def refuse_model(config: RunConfig, world_size: int) -> None:
         raise UserError(
             f"factory: returned {what} twice, must make a new one each time"
         )
+    for name, module in second.named_modules():
+        if isinstance(module, nn.SyncBatchNorm):
+            raise UserError(
+                f"model: {name or 'it'} is a SyncBatchNorm, which computes on GPUs "
+                "only; check runs on CPUs: build it with BatchNorm, and convert it "
+                "(convert_sync_batchnorm) where you train"
+            )
     part = config.batches([0], config.num_shards(world_size)).micro_batches(0)[0]
     loss = in_memory_of(config).loss
     own_loss = None if loss is causal_lm_loss else loss

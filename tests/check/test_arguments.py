@@ -145,6 +145,11 @@ class Counts(WithLinear):
         return self.linear(x) * self.calls
 
 
+def synchronized() -> nn.Module:
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))
+    return nn.SyncBatchNorm.convert_sync_batchnorm(model)
+
+
 GIVEN = "loss(model, batch)"
 EMPTY = "batches: is empty, must hold a global batch or more"
 ITERABLE = "must be an iterable of global batches"
@@ -219,6 +224,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (
         {"factory": WithTail},
         "factory: returned the same 1.weight twice, must make a new one",
+    ),
+    (
+        {"factory": synchronized},
+        "model: 0 is a SyncBatchNorm, which computes on GPUs only",
     ),
     ({"factory": OwnDropout}, AGAIN),
     ({"factory": Counts}, AGAIN),

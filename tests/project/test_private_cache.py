@@ -1,13 +1,16 @@
-"""DVC's cache of the project lies where no other user can put code: DVC unpickles what
-it finds there.
-"""
+"""Another user of the machine runs no code through DVC's cache of the project."""
 
 import os
+import pickle
+import shutil
+import sqlite3
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from project import environment
@@ -16,42 +19,135 @@ from minitrain.cli.checks.machine import check_dvc_cache
 from minitrain.cli.private_cache import ENVIRONMENT, is_private, make_private_cache
 from minitrain.core.errors import UserError
 
+NOBODY = 65534
 
-def dvc(project: Path, *arguments: str) -> None:
+
+class Touch:
+    """What pickle makes of it is a file: code that ran."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = str(mark)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open, (self.mark, "w")
+
+
+def attack(cache: Path, mark: Path) -> None:
+    """Replace the project's folder in ``cache`` by a copy in which a key is a pickle
+    that runs code.
+    """
+    (there,) = (cache / "repo").iterdir()
+    ours = there.with_name("of-the-attacker")
+    shutil.copytree(there, ours)
+    with closing(sqlite3.connect(ours / "links/cache.db")) as database, database:
+        # a key that is not raw is a pickle
+        columns = "key, raw, store_time, access_time, size, mode, value"
+        database.execute(
+            f"INSERT INTO Cache({columns}) VALUES (?, 0, 0, 0, 0, 1, '')",
+            [pickle.dumps(Touch(mark))],
+        )
+    for path in (ours, *ours.rglob("*")):
+        path.chmod(0o777)
+    there.rename(there.with_name("before"))
+    ours.rename(there)
+
+
+@contextmanager
+def second_user() -> Iterator[None]:
+    groups = os.getgroups()
+    os.setgroups([])
+    os.setegid(NOBODY)
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+        os.setgroups(groups)
+
+
+def dvc(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "dvc", *arguments]
-    subprocess.run(command, cwd=project, env=environment(), check=True)
+    return subprocess.run(
+        command, cwd=project, capture_output=True, text=True, env=environment()
+    )
+
+
+def git(project: Path, *arguments: str) -> str:
+    command = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *arguments]
+    return subprocess.run(
+        command, cwd=project, capture_output=True, text=True, check=True
+    ).stdout
 
 
 @pytest.fixture
-def project(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A new project of DVC in a folder that all users may enter, as /var/tmp: tmp_path
-    is closed to them.
-    """
-    monkeypatch.setenv("DVC_NO_ANALYTICS", "1")
+def shared() -> Iterator[Path]:
+    """A folder that all users may enter, as /var/tmp: tmp_path is closed to them."""
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         os.chmod(name, 0o755)
-        folder = Path(name, "project")
-        folder.mkdir()
-        subprocess.run(["git", "init", "--quiet"], cwd=folder, check=True)
-        dvc(folder, "init", "--quiet")
-        yield folder
+        yield Path(name)
 
 
-def test_dvc_uses_the_closed_folder(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # as DVC makes its default
-    shared = project / "shared"
-    shared.mkdir()
-    shared.chmod(0o777)
-    with monkeypatch.context() as patch:
-        patch.setenv(ENVIRONMENT, str(shared))
-        assert check_dvc_cache(project).verdict == "trouble"
-    cache = make_private_cache(project)
-    assert check_dvc_cache(project).verdict == "fine"
+@pytest.fixture
+def project(shared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A new project of DVC."""
+    folder = shared / "project"
+    folder.mkdir()
+    monkeypatch.setenv("DVC_NO_ANALYTICS", "1")
+    git(folder, "init", "--quiet")
+    assert dvc(folder, "init", "--quiet").returncode == 0
+    return folder
+
+
+def attacked(project: Path, cache: Path) -> bool:
+    """Whether another user's attack on ``cache`` runs code in the next checkout."""
     (project / "data").write_text("data")
-    dvc(project, "add", "data")
+    added = dvc(project, "add", "data")
+    assert added.returncode == 0, added.stderr
+    mark = project.parent / "ran"
+    with suppress(PermissionError), second_user():
+        attack(cache, mark)
+    (project / "data").unlink()
+    checkout = dvc(project, "checkout")
+    # DVC fails after the code ran
+    assert mark.exists() or checkout.returncode == 0, checkout.stderr
+    return mark.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be a second user")
+def test_a_second_user_runs_code_by_the_default_and_not_by_ours(
+    project: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # a folder made as DVC makes its default, with no code of others in it
+    monkeypatch.setenv(ENVIRONMENT, str(shared / "dvc"))
+    assert attacked(project, shared / "dvc")
+    (shared / "ran").unlink()
+    assert check_dvc_cache(project).verdict == "trouble"
+
+    monkeypatch.delenv(ENVIRONMENT)
+    shutil.rmtree(project / ".dvc/tmp")
+    cache = make_private_cache(project)
+    assert not attacked(project, cache)
     assert [*(cache / "repo").iterdir()]
+    assert check_dvc_cache(project).verdict == "fine"
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_the_setting_reaches_the_copies_of_experiments(project: Path) -> None:
+    cache = make_private_cache(project)
+    (project / "dvc.yaml").write_text(
+        "stages:\n  show:\n    cmd: dvc config core.site_cache_dir > shown\n"
+        "    outs: [{shown: {cache: false}}]\n"
+    )
+    git(project, "add", "--all")
+    git(project, "commit", "--quiet", "-m", "a")
+    done = dvc(project, "exp", "run", "--temp", "--name", "copied")
+    assert done.returncode == 0, done.stderr
+    names = git(project, "for-each-ref", "--format=%(refname)", "refs/exps").split()
+    (name,) = [name for name in names if name.endswith("copied")]
+    assert git(project, "show", f"{name}:shown").strip() == str(cache)
 
 
 def test_it_is_closed_and_other_settings_stay(
@@ -77,3 +173,13 @@ def test_it_is_closed_and_other_settings_stay(
     cache.symlink_to(project)
     with pytest.raises(UserError, match="must be a folder of yours"):
         make_private_cache(project)
+
+
+def test_a_folder_is_private_by_one_above_it(shared: Path) -> None:
+    inside = shared / "closed" / "in" / "side"
+    inside.mkdir(parents=True)
+    inside.chmod(0o777)
+    assert not is_private(inside)
+    (shared / "closed").chmod(0o700)
+    assert is_private(inside)
+    assert is_private(inside / "not there yet")
