@@ -18,13 +18,15 @@ import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, AnyStr
 
 from minitrain.core.errors import UserError, disk_full, is_disk_full
 from minitrain.core.regular import MOST_OF_INDEX, require_regular
 
 if TYPE_CHECKING:
     import pandas as pd
+
+LONGEST_LINE = 1 << 26
 
 
 def _remove_stale(path: Path) -> None:
@@ -76,7 +78,12 @@ def _put(temporary: Path, path: Path) -> None:
     if path.is_dir():
         # no rename replaces a folder that is not empty
         os.replace(path, old)
-    os.replace(temporary, path)
+    try:
+        os.replace(temporary, path)
+    except OSError:
+        if old.exists():
+            os.replace(old, path)
+        raise
     fsync(path.parent)
     remove(old)
 
@@ -195,11 +202,19 @@ def each_row(path: Path, *keys: str) -> Iterator[dict[str, Any]]:
     """
     with reading(path), open(require_regular(path), encoding="utf-8") as file:
         line = ""
-        for line in file:
+        for line in each_line(file):
             row = json.loads(line)
             _require(row, keys)
             yield row
         _require_end(line)
+
+
+def each_line(file: IO[AnyStr]) -> Iterator[AnyStr]:
+    """Yield the lines of ``file``; ValueError for one that is too long to hold."""
+    while line := file.readline(LONGEST_LINE + 1):
+        if len(line) > LONGEST_LINE:
+            raise ValueError(f"a line of more than {LONGEST_LINE >> 20} MiB")
+        yield line
 
 
 def read_jsonl(path: Path, *keys: str) -> list[dict[str, Any]]:
@@ -219,6 +234,12 @@ def read_csv(path: Path, *columns: str) -> "pd.DataFrame":
         _require_end(text)
         table = pd.read_csv(io.StringIO(text))
         _require(table.columns, columns)
+        for name, column in table.select_dtypes(exclude=["number", "bool"]).items():
+            # text is text in each row: a number is damaged where some are not
+            known = column.dropna()
+            damaged = known[pd.to_numeric(known, errors="coerce").isna()]
+            if 0 < len(damaged) < len(known):
+                raise ValueError(f"{name}: {damaged.iloc[0]!r} among numbers")
     return table
 
 
