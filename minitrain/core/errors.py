@@ -23,6 +23,7 @@ EXIT_USER = 2
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 # all that torch.save says that was given a path
 OF_TORCH = "unexpected pos"
+NO_PROCESS = "cannot start a process or thread; `ulimit -u` limits them"
 
 
 class UserError(Exception):
@@ -83,6 +84,8 @@ def disk_full(path: Path) -> str:
 
 def describe_os_error(error: OSError) -> str:
     """One line for an operating-system error: the path, then the reason."""
+    if isinstance(error, BlockingIOError) and error.filename is None:
+        return f"{NO_PROCESS}: {error.strerror}"
     path = error.filename if error.filename is not None else "the operating system"
     if is_disk_full(error) and isinstance(path, str | Path):
         return f"{path}: {disk_full(Path(path))}"
@@ -108,6 +111,11 @@ def run_stage(main: Callable[[], None]) -> None:
         _fail(str(error), error.exit_code)
     except OSError as error:
         _fail(describe_os_error(error), EXIT_USER)
+    except RuntimeError as error:
+        # what Python has in place of an error of its own
+        if str(error) != "can't start new thread":
+            raise
+        _fail(NO_PROCESS, EXIT_USER)
     except Stopped as stop:
         _fail(*stopped_by(stop.number))
     except KeyboardInterrupt:

@@ -5,6 +5,7 @@ with one line that names the file, the key, the value and what is allowed.
 """
 
 import re
+import reprlib
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -104,6 +105,9 @@ def validated(values: dict[str, Any], schema: type[S], start: str = "") -> S:
 
 def _one_error(schema: type[Section], detail: ErrorDetails) -> str:
     parts = [str(part) for part in detail["loc"]]
+    # pydantic marks what is wrong with a key, and not with its value
+    if parts[-1:] == ["[key]"] and detail["type"] != "extra_forbidden":
+        parts.pop()
     key = ".".join(parts)
     if detail["type"] == "extra_forbidden":
         return f"{key}: unknown key{_suggestion(schema, parts)}"
@@ -133,9 +137,10 @@ def _suggestion(schema: type[Section], parts: list[str]) -> str:
 
 
 def _shown(value: object) -> str:
-    # as YAML spells it
-    text = repr(value)
+    # as YAML spells it; aliases make a short file mean a list of billions
     if isinstance(value, list):
-        text = f"[{', '.join(map(_shown, value))}]"
+        few = ["[...]" if isinstance(v, list) else _shown(v) for v in value[:60]]
+        return shortened(f"[{', '.join(few)}]", LONGEST_VALUE)
+    text = reprlib.repr(value) if isinstance(value, dict) else repr(value)
     words = {"None": "null", "True": "true", "False": "false"}
     return shortened(words.get(text, text), LONGEST_VALUE)

@@ -7,11 +7,11 @@ from typing import Any
 import pandas as pd
 
 from minitrain.analysis.comparison import baseline_rounds
-from minitrain.core.files import read_csv, read_json, sha256_file
+from minitrain.core.files import read_csv, read_json, reading, sha256_file
 from minitrain.core.params import Params
 from minitrain.core.provenance import code_sha256
 from minitrain.data.shards import first_texts
-from minitrain.report.facts import Facts
+from minitrain.report.facts import PARTS, Facts
 from minitrain.report.studied import Hosts, Ladder
 
 
@@ -38,6 +38,12 @@ def read_facts(project: Project, params: Params, equivalence: dict[str, Any]) ->
     runs, metrics, baseline = params.runs(), project.metrics, project.baseline
     folders = {run: project.runs / run for run in runs}
     index = project.shards / f"world-{max(params.gloo.world_sizes)}" / "index.json"
+    origins = {
+        run: read_json(folder / "provenance.json", "machine", "num_steps")
+        for run, folder in folders.items()
+    }
+    timing = read_runs(metrics / "timing.json", params)
+    parts = [(r, p) for r in timing for p in PARTS if p in timing[r]["account"]]
     return Facts(
         seed=params.train.seed,
         batch_size=params.train.global_batch_size,
@@ -45,26 +51,20 @@ def read_facts(project: Project, params: Params, equivalence: dict[str, Any]) ->
         params_sha256=sha256_file(project.params),
         gloo_world_sizes=params.gloo.world_sizes,
         baseline=baseline_rounds(
-            read_csv(baseline / "rounds.csv"),
+            _rounds(baseline / "rounds.csv", params.baseline.num_rounds),
             params.gloo.world_sizes,
             str(baseline / "rounds.csv"),
         ),
         baseline_provenance=read_json(baseline / "provenance.json", "machine"),
-        provenance={
-            run: read_json(folder / "provenance.json", "machine")
-            for run, folder in folders.items()
-        },
+        provenance=origins,
         first_texts={
             run: first_texts(project.shards / f"world-{world_size}")
             for run, world_size in runs.items()
         },
         equivalence=equivalence,
-        timing=read_runs(metrics / "timing.json", params),
-        account=read_csv(metrics / "account.csv"),
-        losses={
-            run: read_csv(folder / "losses.csv", "step", "loss")
-            for run, folder in folders.items()
-        },
+        timing=timing,
+        account=_account(metrics / "account.csv", parts),
+        losses={run: _losses(folders[run], origins[run]["num_steps"]) for run in runs},
         ladder_study=Ladder(*_studied(metrics / "ladder", params)),
         hosts_study=Hosts(*_studied(metrics / "hosts", params)),
         collectives_study=read_csv(metrics / "collectives.csv"),
@@ -81,6 +81,33 @@ def _bugs(file: Path, zoo: Path) -> dict[str, Any] | None:
 def _studied(stem: Path, params: Params) -> tuple[pd.DataFrame, Any, dict[str, Any]]:
     table, origin = read_csv(stem.with_suffix(".csv")), stem.with_suffix(".json")
     return table, read_json(origin), params.model.model_dump(mode="json")
+
+
+def _rounds(file: Path, num_rounds: int) -> pd.DataFrame:
+    table = read_csv(file, "round")
+    with reading(file):
+        if {*table["round"]} != {*range(num_rounds)}:
+            raise ValueError(f"not {num_rounds} rounds")
+    return table
+
+
+def _account(file: Path, expected: list[tuple[str, str]]) -> pd.DataFrame:
+    table = read_csv(file, "run", "part", "mean_ms", "low_ms", "high_ms")
+    with reading(file):
+        held = {*zip(table["run"], table["part"], strict=True)}
+        for run, part in expected:
+            if (run, part) not in held:
+                raise ValueError(f"no row of {run}, {part}")
+    return table
+
+
+def _losses(folder: Path, num_steps: int) -> pd.DataFrame:
+    file = folder / "losses.csv"
+    table = read_csv(file, "step", "loss")
+    with reading(file):
+        if [*table["step"]] != [*range(num_steps)]:
+            raise ValueError(f"not one row for each of {num_steps} steps")
+    return table
 
 
 def read_runs(file: Path, params: Params) -> dict[str, Any]:

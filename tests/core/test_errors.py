@@ -9,6 +9,7 @@ import pytest
 from project import ROOT
 
 from minitrain.core.errors import (
+    NO_PROCESS,
     EvidenceError,
     RankError,
     UserError,
@@ -96,6 +97,21 @@ def test_bug_keeps_its_traceback() -> None:
         run_stage(raising(error))
     assert raised.value is error
     assert raised.value.__traceback__ is not None
+
+
+def test_no_process_or_thread_left_is_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for error in (
+        BlockingIOError(11, "Resource temporarily unavailable"),
+        RuntimeError("can't start new thread"),
+    ):
+        code, said = outcome(raising(error), capsys)
+        assert code == 2
+        assert said.startswith(f"error: {NO_PROCESS}")
+        assert said.count("\n") == 1
+    with pytest.raises(RuntimeError, match="a bug"):
+        run_stage(raising(RuntimeError("a bug")))
 
 
 def test_nothing_is_meant_where_nothing_is_near() -> None:
