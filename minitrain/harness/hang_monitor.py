@@ -153,6 +153,7 @@ class HangMonitor:
         self._timeout_s = timeout_s
         self._began_s = self._looked_s = time.monotonic()
         self.verdict: RankError | None = None
+        self._failed: Exception | None = None
         # the ranks that ended with more to do, before any could be ended for it
         self.first: set[int] = set()
         # ranks were ended because those of another host had: all but the first, if any
@@ -241,6 +242,15 @@ class HangMonitor:
             ask.join(ASKED_S)
 
     def _watch(self, over: threading.Event) -> None:
+        try:
+            self._look_until(over)
+        except Exception as error:
+            # without a monitor nothing would end ranks that hang
+            self._failed = error
+            for rank in self._ranks.values():
+                end(rank.pid)
+
+    def _look_until(self, over: threading.Event) -> None:
         while not over.is_set():
             self._until_one_ends()
             over_here = self.look() is not None
@@ -252,8 +262,10 @@ class HangMonitor:
     def _ask(self, over: threading.Event) -> None:
         # another host may take long to answer, and this one is watched meanwhile
         while self._elsewhere is not None and not over.wait(POLL_S):
-            if self._elsewhere():
-                return self._ended_there.set()
+            # one that cannot answer now may be able to later
+            with suppress(Exception):
+                if self._elsewhere():
+                    return self._ended_there.set()
 
     def end_all(self) -> None:
         """Kill the ranks, and what they left in their process groups."""
@@ -264,8 +276,8 @@ class HangMonitor:
         """The failure to report of ranks that all have ended, those that failed with
         these exit ``codes``; None where all had finished.
         """
-        if self.verdict is not None:
-            return self.verdict
+        if self._failed is not None or self.verdict is not None:
+            return self._failed or self.verdict
         cause = root_cause(failures_of(self._folder, self._pids(), codes), self.first)
         if (
             self.followed

@@ -46,6 +46,17 @@ def test_start_up_has_a_limit_of_its_own(
     assert "no answer within 0.1 s, hangs before its first step" in str(late())
 
 
+def test_a_monitor_that_fails_ends_the_ranks_and_says_why(
+    tmp_path: Path, process: subprocess.Popen[bytes]
+) -> None:
+    """Without it nothing would end ranks that hang."""
+    answers = iter([{0: process.pid}])
+    monitor = HangMonitor(tmp_path, lambda: next(answers))
+    with monitor.in_background():
+        process.wait(GENEROUS_S)
+    assert isinstance(monitor.cause({}), StopIteration)
+
+
 def test_who_hangs_here_is_found_while_another_host_does_not_answer(
     tmp_path: Path, process: subprocess.Popen[bytes]
 ) -> None:
@@ -110,6 +121,30 @@ def test_rank_that_ended_first_here_did_not_follow_another_host(
     assert isinstance(cause, RankError)
     assert str(cause).startswith(named)
     assert cause.of_another is of_another
+
+
+def test_question_that_fails_is_asked_again(
+    tmp_path: Path,
+    process: subprocess.Popen[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before, a traceback on the terminal, and nobody asked any longer."""
+    asked: list[str] = []
+    tracebacks: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", tracebacks.append)
+
+    def ended_elsewhere() -> bool:
+        asked.append(threading.current_thread().name)
+        if len(asked) == 1:
+            raise RuntimeError("the store says what nobody expects")
+        return True
+
+    watch = HangMonitor(tmp_path, lambda: {0: process.pid}, ended_elsewhere)
+    with watch.in_background():
+        assert process.wait(GENEROUS_S) == -signal.SIGKILL
+    assert watch.followed
+    assert not tracebacks
+    assert asked == ["_ask"] * 2
 
 
 def test_another_host_is_not_asked_after_the_end(
