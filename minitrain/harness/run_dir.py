@@ -56,12 +56,13 @@ def remove_abandoned() -> list[Path]:
     removed = []
     # as many characters as mkdtemp adds: the name of another host may begin alike
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}{'?' * 8}"):
-        # that of another user cannot be opened
+        # another user may have put a link or a pipe there
         with suppress(OSError):
-            lock = os.open(folder, os.O_RDONLY)
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             with suppress(BlockingIOError):
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
-                removed.append(folder)
+                if os.fstat(lock).st_uid == os.geteuid():
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder, ignore_errors=True)
+                    removed.append(folder)
             os.close(lock)
     return removed

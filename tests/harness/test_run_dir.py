@@ -58,6 +58,23 @@ def test_next_launch_removes_what_kill_9_left_and_nothing_that_lives() -> None:
     assert not living.exists()
 
 
+def test_what_another_user_put_there_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Opening the pipe would wait for a writer, for ever."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "somewhere").mkdir()
+    (tmp_path / f"{PREFIX}aaaaaaaa").symlink_to(tmp_path / "somewhere")
+    os.mkfifo(tmp_path / f"{PREFIX}bbbbbbbb")
+    assert remove_abandoned() == []
+    foreign = tmp_path / f"{PREFIX}cccccccc"
+    foreign.mkdir()
+    user = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+    assert remove_abandoned() == []
+    assert len([*tmp_path.iterdir()]) == 4
+
+
 def test_folders_of_others_stay() -> None:
     temporary = Path(tempfile.gettempdir())
     names = [
