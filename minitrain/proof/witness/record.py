@@ -223,10 +223,24 @@ def _state_is_wrong(model: nn.Module, record: Record, digest: Digest) -> str:
             return f"step {step}: another state than the model has"
     if record.state.keys() != state.keys():
         return "the final state is of another model"
+    shapes = {name: tensor.shape for name, tensor in state.items()}
+    for key, tensor in record.tensors.items():
+        if not _fits(key, tensor, shapes):
+            return f"{key} has another shape or type than the model's"
     for name, tensor in record.of(record.steps()[-1], "after").items():
         if digest(record.state[name]) != digest(tensor):
             return "the final state is not that of the last step"
     return ""
+
+
+def _fits(key: str, tensor: Tensor, shapes: Mapping[str, torch.Size]) -> bool:
+    kind, _, name = key.partition("/")[2].partition("/")
+    if kind == "moments":
+        name, _, moment = name.rpartition("/")
+        if moment == "step":
+            return tensor.numel() == 1
+    real = tensor.is_floating_point() or tensor.is_complex()
+    return (real or kind == "before") and tensor.shape == shapes.get(name)
 
 
 def _step_is_wrong(step: int, rows: Rows, record: Record, digest: Digest) -> str:
