@@ -299,15 +299,15 @@ def _of_parts(place: Place, found: Measured, names: Iterable[str]) -> Why | None
         _Side("B", place.b, y, "A", place.a, x),
         _Side("A", place.a, x, "B", place.b, y),
     )
-    unlike = [_is_unlike(side.rows, found.tensor) for side in sides]
-    for side, is_unlike in zip(sides, unlike, strict=True):
-        if cause := _of_ranks(side, found, names, is_unlike and not all(unlike)):
+    own = [_keep_their_own(side.rows, found.tensor) for side in sides]
+    for side, keeps in zip(sides, own, strict=True):
+        if cause := _of_ranks(side, found, names, keeps and not all(own)):
             return cause
     return next(filter(None, (_of_passes(side, names) for side in sides)), None)
 
 
 def _of_ranks(
-    side: _Side, found: Measured, names: Iterable[str], is_unlike: bool
+    side: _Side, found: Measured, names: Iterable[str], keep_own: bool
 ) -> Why | None:
     rows, rank = side.rows, side.rank
     own = [rows[r]["own"] for r in sorted(rows)]
@@ -327,7 +327,7 @@ def _of_ranks(
         else:
             cause = why(Cause.MISSING, side=side.name, ranks=missing)
         return replace(cause, same_samples=not lacks_only)
-    if is_unlike:
+    if keep_own:
         return why(Cause.UNSYNCHRONIZED, side=side.name, tensor=found.tensor)
     if lacks_only:
         return None
@@ -340,10 +340,20 @@ def _of_ranks(
     return _reduced(side.name) if most and coarse and 10 * rest_right < rest else None
 
 
-def _is_unlike(rows: Rows, name: str) -> bool:
-    # whether ranks of one run do not have the same gradient of a tensor
-    held = [row["gradients"][name] for row in rows.values() if name in row["gradients"]]
-    return any(one["hash"] != held[0]["hash"] for one in held)
+def _keep_their_own(rows: Rows, name: str) -> bool:
+    # whether each rank's gradient of a tensor is its own, clipped or not: other bits
+    # alone may be rounding
+    found = rows.values()
+    if not all(name in row["own"] and name in row["gradients"] for row in found):
+        return False
+    kinds = ("own", "gradients")
+    own, after = ([vector(row, k, [name]) for row in found] for k in kinds)
+    mean = torch.stack(own).mean(0)
+    fits = [(fit(x, [y]), fit(x, [mean])) for x, y in zip(after, own, strict=True)]
+    return all(
+        f and m and f[1] < CLOSE < 0.1 * m[1] and 0 < f[0][0] < 1 + CLOSE
+        for f, m in fits
+    )
 
 
 def _of_passes(side: _Side, names: Iterable[str]) -> Why | None:

@@ -81,7 +81,7 @@ class Cause(Enum):
     KEEPS_OWN = "{side}: {ranks} keeps its own gradient: not synchronized"
     KEEP_OWN = "ranks that keep their own gradients: {ranks}"
     ALONE = "{ranks} only: it trains alone, or has other weights"
-    UNSYNCHRONIZED = "{side}: {tensor} is not synchronized, ranks have unlike ones"
+    UNSYNCHRONIZED = "{side}: {tensor} is not synchronized, ranks keep their own"
     MEANS = "{side}: a mean of means: each rank counts the same, whatever its targets"
     MEANS_OF_PASSES = (
         "{side}: a mean of micro-batch means (divide by the targets of all passes and "

@@ -122,6 +122,15 @@ def alone(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
     return own[1] if rank == 1 else mean(own, rank, step)
 
 
+def rounded(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
+    """A little off, and apart by rounding on ranks."""
+    torch.manual_seed(step)
+    return {
+        n: g * (1 + 1e-4 * torch.randn_like(g)) * (1 + 2e-7 * rank)
+        for n, g in mean(own, rank, step).items()
+    }
+
+
 def low_precision(own: Sequence[Tensors], rank: int, step: int) -> Tensors:
     return mean(
         [{n: g.bfloat16().float() for n, g in one.items()} for one in own], 0, 0
@@ -214,6 +223,7 @@ def raised(step: int) -> float:
 GRADIENTS, PARAMETERS, DATA, RATE = "gradients", "parameters", "data", "learning rate"
 RANK_1: dict[str, Any] = {"ranks": (1,), "sizes": TWO}
 OF_B: dict[str, Any] = {"ranks": (1,), "sizes": ONE, "of": "B"}
+APART: dict[str, Any] = {"sizes": TWO, "sure": False}
 UNSURE: dict[str, Any] = {"sizes": ONE, "sure": False}
 NO_TWIN: dict[str, Any] = {"sure": False, "twin_tells": False}
 MEAN: dict[str, Any] = {"tensor": "norm.running_mean", "both": {"model": Normalized}}
@@ -234,6 +244,7 @@ FAULTS = [
     planted(
         "unreduced", GRADIENTS, Cause.UNSYNCHRONIZED, tensor=BIAS, reduce=unreduced
     ),
+    planted("rounded", GRADIENTS, Cause.PUT_TOGETHER, reduce=rounded, **APART),
     planted("of rank 0", GRADIENTS, Cause.FEW, tensor=BIAS, reduce=of_rank_0),
     planted("absent", GRADIENTS, Cause.NO_GRADIENT, tensor=BIAS, reduce=absent),
     planted("NaN", GRADIENTS, Cause.NOT_FINITE, 1, reduce=not_finite),
