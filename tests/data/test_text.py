@@ -8,6 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from one_line import refusal
 
+from minitrain.core import files
 from minitrain.core.files import write_jsonl
 from minitrain.data.text import (
     BOUNDARY,
@@ -71,6 +72,16 @@ def test_file_that_is_refused(tmp_path: Path) -> None:
         found = refusal(write_jsonl, tmp_path / "corpus.jsonl", rows)
         assert found.startswith(f"{tmp_path / name}{line}")
         assert not (tmp_path / "corpus.jsonl").exists()
+
+
+def test_line_that_is_too_long_to_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "LONGEST_LINE", 3 << 20)
+    path = tmp_path / "mine.txt"
+    path.write_bytes(b"ok\n" + b"a" * (4 << 20))
+    found = refusal(list, read_corpus(path))
+    assert found == f"{path}: a line of more than 3 MiB: must hold a sample a line"
 
 
 def test_tokens_are_bytes_between_boundaries() -> None:
