@@ -1,7 +1,8 @@
 """Arguments of ``check_data_parallel``: a run, or one line on what is wrong."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from itertools import islice
 from typing import Annotated, Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from pydantic import Field
 from torch import nn
 
-from minitrain.analysis.verdicts import Verdict
+from minitrain.analysis.verdicts import VERDICTS
 from minitrain.check.preflight import refuse_model
 from minitrain.check.trial import in_memory_of
 from minitrain.core.errors import UserError
@@ -17,7 +18,7 @@ from minitrain.core.schema import Count, PositiveFloat, Section, Seed, validated
 from minitrain.data.batches import causal_lm_loss
 from minitrain.data.cut import InMemory, count_targets, tensors_of
 from minitrain.sync.catalog import find_strategy
-from minitrain.sync.guarantees import Tuning
+from minitrain.sync.guarantees import Defaults, Tuning
 from minitrain.sync.strategy import Strategy
 from minitrain.train.config import OptimizerName, RunConfig
 from minitrain.train.precision import Name
@@ -43,7 +44,7 @@ class Settings(Section):
     seed: Seed
     timeout_s: PositiveFloat
     atol: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    accept: Annotated[tuple[Verdict, ...], Field(min_length=1, strict=False)]
+    logical_shards: Count
     loss: Callable[..., Any] | None
     count: Callable[..., Any] | None
 
@@ -55,15 +56,29 @@ def by_argument(error: Exception) -> Exception:
     return error.with_traceback(None)
 
 
+def plain(value: Any) -> Any:
+    """Return a number of NumPy as one of Python, and other values as they are."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
 def as_config(
     factory: Callable[[], nn.Module],
     batches: Iterable[Any],
     sync: str | type[Strategy],
     tuning: Tuning,
+    accept: Collection[str],
     **settings: Any,
 ) -> RunConfig:
     """Return the run that the arguments describe; UserError where there is none."""
-    given = validated(settings, Settings)
+    known = isinstance(accept, Collection) and all(v in VERDICTS for v in accept)
+    if not known or not accept:
+        allowed = ", ".join(VERDICTS)
+        raise UserError(f"accept = {accept!r}: must hold some of {allowed}")
+    if not all(hasattr(tuning, field.name) for field in fields(Defaults)):
+        kind = type(tuning).__name__
+        raise UserError(f"tuning: is a {kind}, must be a minitrain.sync.Defaults")
+    shards = plain(tuning.logical_shards)
+    given = validated({**settings, "logical_shards": shards}, Settings)
     if isinstance(sync, str):
         sync = find_strategy(sync)
     elif not (isinstance(sync, type) and issubclass(sync, Strategy)):

@@ -19,6 +19,7 @@ from minitrain.analysis.verdicts import (
 from minitrain.check.arguments import (
     as_config,
     by_argument,
+    plain,
     refuse_what_cannot_be,
 )
 from minitrain.check.trial import (
@@ -163,6 +164,7 @@ def check_data_parallel(
 
 def _checked(**given: Any) -> Ladder:
     __tracebackhide__ = True
+    given = {name: plain(value) for name, value in given.items()}
     try:
         config, world_size = as_config(**given), given["world_size"]
         refuse_what_cannot_be(config, world_size)

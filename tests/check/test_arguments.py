@@ -70,6 +70,13 @@ def test_batches_may_be_any_iterable(batches: Any, steps: int | None) -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_numbers_may_be_of_numpy() -> None:
+    tuning: Any = Defaults(logical_shards=np.int64(8))  # type: ignore[arg-type]
+    numbers = {"world_size": np.int64(2), "steps": np.int64(2), "seed": np.uint8(1)}
+    rate = np.float32(1e-3)
+    assert check(tuning=tuning, learning_rate=rate, **numbers).verdict == "proven"
+
+
 def test_what_is_not_for_each_sample_is_handed_on() -> None:
     def loss(model: nn.Module, batch: Any) -> Tensor:
         *_, name, sizes, scale, weight, table = batch
@@ -254,7 +261,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"learning_rate": 0}, "learning_rate = 0: must be greater than 0"),
     ({"atol": -1e-5}, "atol = -1e-05: must be greater than or equal to 0"),
     ({"timeout_s": None}, "timeout_s = null: must be a valid number"),
-    ({"accept": ["well"]}, "accept.0 = 'well': must be 'proven', 'proven in"),
+    ({"accept": ["well"]}, "accept = ['well']: must hold some of proven, proven in"),
+    ({"accept": "proven"}, "accept = 'proven': must hold some of proven, proven in"),
+    ({"accept": ()}, "accept = (): must hold some of proven, proven in"),
+    ({"tuning": 3}, "tuning: is a int, must be a minitrain.sync.Defaults"),
+    (
+        {"sync": "invariant", "tuning": Defaults(logical_shards=0)},
+        "logical_shards = 0: must be greater than or equal to 1",
+    ),
     ({"count": lambda batch: 3.5}, "count(batch) = 3.5: must be a whole number"),
     ({"count": 8}, "count = 8: must be callable"),
     (
