@@ -9,6 +9,7 @@ hashes.
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from minitrain.comm.groups import is_main_process
 from minitrain.comm.heartbeat import my_place
 from minitrain.comm.together import everyone
+from minitrain.core.errors import UserError
 from minitrain.core.printable import note
 from minitrain.core.progress import progress
 from minitrain.train.checkpoint import Checkpoints, Kept, load_rank, step_of
@@ -38,6 +40,7 @@ NOT_USED = (
     "checkpoint not used: the first steps, made again, have other bits than those that "
     "stand in it"
 )
+UNFIT = "checkpoint not used: {}: cannot be restored in this run"
 
 
 class Resumable(Protocol):
@@ -84,14 +87,18 @@ def _go_on(
     subject: Resumable, checkpoints: Checkpoints, steps: int, show: str
 ) -> tuple[int, int]:
     # how many steps are done, and for how many of them a checkpoint stands
-    found = checkpoints.newest()
-    if found is None:
-        return 0, 0
-    step, kept = step_of(found), load_rank(found)
-    done = min(REPEATED, step)
-    subject.run(range(done))
-    rows, before = (json.loads(one["seen"])["rows"] for one in (subject.kept(), kept))
-    same = everyone(lambda: bool(rows == before[: len(rows)]))
+    done, below = 0, None
+    # one of fewer steps than are made again by then is of no use
+    while (found := checkpoints.newest(below)) and step_of(found) >= done:
+        step = below = step_of(found)
+        first, done = done, max(done, min(REPEATED, step))
+        subject.run(range(first, done))
+        kept, same = _load(found, subject.kept())
+        if None not in same:
+            break
+        _say(show, UNFIT.format(found))
+    else:
+        return done, 0
     if checkpoints.same_bits and not all(same):
         _say(show, NOT_USED)
         return done, 0
@@ -100,6 +107,30 @@ def _go_on(
     subject.restore(kept)
     _say(show, f"going on from step {step} of {steps}")
     return step, step
+
+
+def _load(found: Path, own: Kept) -> tuple[Kept, list[bool | None]]:
+    # and by rank: whether its steps are recorded alike; None if it cannot be restored
+    kept: Kept = {}
+
+    def load() -> bool | None:
+        try:
+            kept.update(load_rank(found))
+            rows, before = (json.loads(one["seen"])["rows"] for one in (own, kept))
+            fits = _layout(own) == _layout(kept)
+            return bool(rows == before[: len(rows)]) if fits else None
+        except (UserError, OSError):
+            raise
+        except Exception:
+            # torch has many kinds of errors for it
+            return None
+
+    return kept, everyone(load)
+
+
+def _layout(kept: Kept) -> tuple[Any, ...]:
+    tensors = kept["model"].items()
+    return {*kept}, {name: (one.shape, one.dtype) for name, one in tensors}
 
 
 def _say(show: str, line: str) -> None:

@@ -29,6 +29,7 @@ from minitrain.train.checkpoint import (
     step_of,
     steps_in,
 )
+from minitrain.train.resume import UNFIT as UNFIT_LINE
 from minitrain.train.resume import run_through
 
 pytestmark = pytest.mark.slow
@@ -312,7 +313,7 @@ class Listed:
         self.rows += steps
 
     def kept(self) -> Kept:
-        return {"seen": json.dumps({"rows": self.rows})}
+        return {**KEPT, "seen": json.dumps({"rows": self.rows})}
 
     def restore(self, kept: Kept) -> None:
         self.rows = json.loads(kept["seen"])["rows"]
@@ -332,3 +333,57 @@ def test_it_saves_after_every_third_step_but_the_last(
     assert again.rows == [*range(steps)]
     went_on = [f"going on from step {step} of {steps}" for step in left[:1]]
     assert capsys.readouterr().err.splitlines() == went_on
+
+
+class Code:
+    """Runs code where it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, ("ran",)
+
+
+UNFIT: dict[str, Any] = {
+    "pickle": {"model": Code()},
+    "no dict": [1],
+    "other model": {"model": {"v": torch.ones(3)}},
+    "no model": {"model": None},
+    "shape": {"model": {"w": torch.ones(1)}},
+    "rows": {"seen": "["},
+}
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_the_one_before_an_unfit_one_is_used_and_a_line_says_so(
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    listed, saved = Listed(), replace(checkpoints_in(tmp_path / "run"), every=4)
+    for step in (4, 8):
+        listed.run(range(step - 4, step))
+        saved.save(step, listed.kept())
+    part = UNFIT[name]
+    saved.save(9, {**listed.kept(), **part} if isinstance(part, dict) else part)
+    listed.run(range(8, 12))
+
+    again = Listed()
+    assert run_through(again, 12, saved) == 8
+    assert again.kept()["seen"] == listed.kept()["seen"]
+    unfit, went_on = capsys.readouterr().err.splitlines()
+    assert unfit == UNFIT_LINE.format(tmp_path / "run/step-9")
+    assert went_on == "going on from step 8 of 12"
+    assert not Path("ran").exists()
+
+
+def test_where_none_fits_the_run_starts_from_its_beginning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved = checkpoints_in(tmp_path / "run")
+    for step in (4, 6):
+        saved.save(step, {**Listed().kept(), "model": None})
+    again = Listed()
+    assert run_through(again, 12, saved) == 0
+    assert again.rows == [*range(12)]
+    assert len(capsys.readouterr().err.splitlines()) == 2
