@@ -103,6 +103,10 @@ class Rounds:
         with reading(Path(source)):
             mine = rounds[rounds["arm"].isin(arms)]
             self._shapes = mine.groupby("arm")[["processes", "threads"]].first()
+            for column in ("tokens", "seconds"):
+                values = mine[column]
+                if not (np.isfinite(values) & (values > 0)).all():
+                    raise ValueError(f"{column} that are not positive")
             mine = mine.assign(tokens_per_s=mine["tokens"] / mine["seconds"])
             speeds = mine.pivot(index="round", columns="arm", values="tokens_per_s")
             self._speeds = speeds.reindex(columns=[*arms])

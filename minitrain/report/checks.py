@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from minitrain.analysis.verdicts import FINE, VERDICTS
 from minitrain.proof.words import verdict_in_words
 
 # what each check compares
@@ -82,6 +83,7 @@ class Outcome(NamedTuple):
         return f"{self.mark} {words}"
 
 
+NO_FIGURES = {**dict.fromkeys(("bytes_equal", "max_ulp", "max_abs_diff")), "detail": ""}
 NOT_RUN = Outcome(Mark.NOT_RUN, "not run", {})
 
 
@@ -90,7 +92,7 @@ def outcomes_of(entry: Mapping[str, Any]) -> dict[str, Outcome]:
     found = {}
     for name, check in checks_of(entry).items():
         verdict = verdict_in_words(check)
-        found[name] = Outcome(MARKS[verdict], verdict, check)
+        found[name] = Outcome(MARKS[verdict], verdict, {**NO_FIGURES, **check})
     return found
 
 
@@ -101,6 +103,18 @@ def checks_of(entry: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
         for name, check in entry.items()
         if isinstance(check, Mapping) and "verdict" in check
     }
+
+
+def require_known_verdicts(entries: Mapping[str, Any]) -> None:
+    """Raise ValueError for a verdict on a run or a check that is not known."""
+    for run, entry in entries.items():
+        words = {run: (entry["verdict"], VERDICTS)}
+        for name, check in checks_of(entry).items():
+            known = (*FINE, "undecided", "breach", "not run")
+            words[f"{run}, {name}"] = check["verdict"], known
+        for where, (word, allowed) in words.items():
+            if word not in allowed:
+                raise ValueError(f"{where}: verdict {word!r}")
 
 
 def byte_equivalent(entry: Mapping[str, Any]) -> bool | None:

@@ -15,7 +15,7 @@ from minitrain.report.checks import byte_equivalent
 from minitrain.report.facts import Facts
 from minitrain.report.overview import draw_overview
 from minitrain.report.pictures import draw_account, draw_losses, draw_scaling
-from minitrain.report.read import Project, read_facts, read_runs
+from minitrain.report.read import Project, read_equivalence, read_facts
 from minitrain.report.render import markdown, sentence, write_page
 
 # dvc shows five decimals
@@ -30,7 +30,7 @@ def publish(project: Project) -> str:
         UserError: A run was not measured, or a file is damaged.
     """
     params, metrics = load_params(project.params), project.metrics
-    equivalence = read_runs(metrics / "equivalence.json", params)
+    equivalence = read_equivalence(project, params)
     if line := breach_line(equivalence):
         raise EvidenceError(f"breach: {line}")
     f = read_facts(project, params, equivalence)
@@ -114,8 +114,8 @@ def manifest(f: Facts) -> dict[str, Any]:
         "torch": f.machine["torch"],
         "machine": dict(f.machine),
         "git_commit": made["git_commit"],
-        "code_sha256": made["code_sha256"],
-        "baseline_code_sha256": f.baseline_provenance["code_sha256"],
+        "code_sha256": made.get("code_sha256"),
+        "baseline_code_sha256": f.baseline_provenance.get("code_sha256"),
         "measured_at": made["measured_at"],
         "baseline_measured_at": f.baseline_provenance["measured_at"],
         "params_sha256": f.params_sha256,

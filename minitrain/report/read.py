@@ -11,8 +11,16 @@ from minitrain.core.files import read_csv, read_json, reading, sha256_file
 from minitrain.core.params import Params
 from minitrain.core.provenance import code_sha256
 from minitrain.data.shards import first_texts
+from minitrain.report.checks import require_known_verdicts
 from minitrain.report.facts import PARTS, Facts
 from minitrain.report.studied import Hosts, Ladder
+
+# keys of provenance.json, those of the baseline first, and of a run in timing.json
+MADE = (
+    *("machine", "measured_at", "git_commit", "num_steps", "world_size", "sync"),
+    *("backend", "launcher", "model_params", "threads_per_process"),
+)
+TIMED = ("account", "stragglers", "ddp_says", "allreduce_p50_ms", "allreduce_p95_ms")
 
 
 @dataclass(frozen=True)
@@ -29,6 +37,15 @@ class Project:
     zoo: Path
 
 
+def read_equivalence(project: Project, params: Params) -> dict[str, Any]:
+    """Return the entries of metrics/equivalence.json for the runs of ``params``."""
+    file = project.metrics / "equivalence.json"
+    found = read_runs(file, params, verdict="undecided", rests_on="no reason is given")
+    with reading(file):
+        require_known_verdicts(found)
+    return found
+
+
 def read_facts(project: Project, params: Params, equivalence: dict[str, Any]) -> Facts:
     """Read what ``params`` ask for, and nothing that an earlier setting left behind.
 
@@ -39,10 +56,10 @@ def read_facts(project: Project, params: Params, equivalence: dict[str, Any]) ->
     folders = {run: project.runs / run for run in runs}
     index = project.shards / f"world-{max(params.gloo.world_sizes)}" / "index.json"
     origins = {
-        run: read_json(folder / "provenance.json", "machine", "num_steps")
+        run: read_json(folder / "provenance.json", *MADE)
         for run, folder in folders.items()
     }
-    timing = read_runs(metrics / "timing.json", params)
+    timing = read_runs(metrics / "timing.json", params, *TIMED, num_hosts=1)
     parts = [(r, p) for r in timing for p in PARTS if p in timing[r]["account"]]
     return Facts(
         seed=params.train.seed,
@@ -55,7 +72,7 @@ def read_facts(project: Project, params: Params, equivalence: dict[str, Any]) ->
             params.gloo.world_sizes,
             str(baseline / "rounds.csv"),
         ),
-        baseline_provenance=read_json(baseline / "provenance.json", "machine"),
+        baseline_provenance=read_json(baseline / "provenance.json", *MADE[:2]),
         provenance=origins,
         first_texts={
             run: first_texts(project.shards / f"world-{world_size}")
@@ -110,8 +127,16 @@ def _losses(folder: Path, num_steps: int) -> pd.DataFrame:
     return table
 
 
-def read_runs(file: Path, params: Params) -> dict[str, Any]:
-    """Return the entries of a JSON file for the runs of ``params``."""
+def read_runs(
+    file: Path, params: Params, *keys: str, **defaults: Any
+) -> dict[str, Any]:
+    """Return the entries of a JSON file for the runs of ``params``, each with ``keys``,
+    and with ``defaults`` for what it lacks.
+    """
     runs = [*params.runs()]
     found = read_json(file, *runs)
-    return {run: found[run] for run in runs}
+    with reading(file):
+        for run in runs:
+            if missing := [key for key in keys if key not in found[run]]:
+                raise ValueError(f"no {missing[0]} of {run}")
+        return {run: {**defaults, **found[run]} for run in runs}

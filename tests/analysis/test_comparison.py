@@ -154,8 +154,19 @@ def test_arms_of_an_earlier_setting_are_left_out() -> None:
         lambda t: t[~((t["round"] == 3) & (t["arm"] == "gloo-2"))],
         lambda t: t[t["round"] < 4],
         lambda t: t.drop(columns="seconds"),
+        lambda t: t.assign(seconds=0.0),
+        lambda t: t.assign(seconds=-1.0),
+        lambda t: t.assign(tokens=float("nan")),
     ],
-    ids=["no arm", "no round of an arm", "too few rounds", "no seconds"],
+    ids=[
+        "no arm",
+        "no round of an arm",
+        "too few rounds",
+        "no seconds",
+        "0",
+        "-1",
+        "nan",
+    ],
 )
 def test_incomplete_rounds_are_refused(
     spoil: Callable[[pd.DataFrame], pd.DataFrame],

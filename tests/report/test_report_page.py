@@ -312,6 +312,11 @@ def test_bugs_of_the_zoo_are_shown_where_its_code_is_todays(
 @pytest.mark.parametrize(
     ("file", "old", "new", "line"),
     [
+        ("metrics/timing.json", "stragglers", "s", "json: damaged.*no stragglers of g"),
+        ("metrics/timing.json", '"account"', '"a"', "json: damaged.*no account of g"),
+        ("metrics/equivalence.json", '"equal"', '"fine"', "gloo-1, trained: verdict"),
+        ("metrics/equivalence.json", '"undecided"', '"good"', "gloo-1: verdict 'good'"),
+        ("data/runs/gloo-2/provenance.json", '"sync"', '"s"', "json: damaged.*no sync"),
         ("metrics/account.csv", "20.0,", "2o.0,", "account.csv: damaged"),
         ("metrics/timing.json", "gloo-2", "gloo-3", "timing.json: damaged.*gloo-2"),
         ("data/baseline/rounds.csv", "gloo-2,", "gloo-3,", "rounds or more of every"),
@@ -326,6 +331,26 @@ def test_damaged_files_are_one_line(
     assert path.read_text() != whole
     with pytest.raises(UserError, match=line):
         report.main()
+
+
+def test_older_files_are_published(project: Path) -> None:
+    for file, key in {
+        "metrics/timing.json": '"num_hosts"',
+        "metrics/equivalence.json": '"max_ulp"',
+        "data/baseline/provenance.json": '"code_sha256"',
+    }.items():
+        path = project / file
+        path.write_text(path.read_text().replace(key, '"other"'))
+    path = project / "metrics/equivalence.json"
+    path.write_text(
+        re.sub(r'"(verdict": "undecided|rests_on)"', r'"x\1"', path.read_text())
+    )
+    report.main()
+    page = (project / "metrics/report.md").read_text()
+    assert "The verdict on gloo-2 is undecided: no reason is given." in page
+    manifest = json.loads((project / "metrics/manifest.json").read_text())
+    assert manifest["num_hosts"] == 1
+    assert manifest["baseline_code_sha256"] is None
 
 
 def test_command_does_what_the_stage_does(
