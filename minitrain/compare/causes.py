@@ -186,7 +186,9 @@ def _of_size(place: Place, found: Measured, own_alike: bool) -> Why:
     if found.trains_buffers and not place.same_size:
         return why(Cause.BATCH_NORM)
     if LOW_PRECISION[0] <= found.whole <= LOW_PRECISION[1]:
-        return _reduced("A or B") if own_alike else why(Cause.LOWER)
+        if own_alike and max(place.world_sizes) > 1:
+            return _reduced("A or B")
+        return replace(why(Cause.LOWER), own_alike=own_alike)
     if own_alike:
         return why(Cause.PUT_TOGETHER)
     known = all(row["own"] for row in (*place.a.values(), *place.b.values()))

@@ -121,18 +121,20 @@ SURE = {
 class Why:
     """A cause with its facts. ``same_samples``: the gradient is a combination of those
     of the other run, so both read the same samples. ``own``: the ranks whose own
-    gradients differ, before any reduction.
+    gradients differ, before any reduction; ``own_alike``: it comes after these, which
+    are the same, so it is no rounding.
     """
 
     cause: Cause
     facts: Mapping[str, Any] = field(default_factory=dict)
     same_samples: bool = False
     own: tuple[int, ...] = ()
+    own_alike: bool = False
 
     @property
     def sure(self) -> bool:
         """Whether rounding cannot look like it."""
-        return self.cause in SURE
+        return self.own_alike or self.cause in SURE
 
     def __str__(self) -> str:
         facts = {

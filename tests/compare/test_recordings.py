@@ -239,6 +239,7 @@ FAULTS = [
     planted("alone", GRADIENTS, Cause.KEEPS_OWN, reduce=alone, **RANK_1),
     planted("alone, of one", GRADIENTS, Cause.KEEPS_OWN, reduce=alone, **OF_B),
     planted("low precision", GRADIENTS, Cause.REDUCED, reduce=low_precision),
+    planted("cast", GRADIENTS, Cause.LOWER, reduce=low_precision, sizes=((1, 1),)),
     planted("means", GRADIENTS, Cause.MEANS, deal=unlike_shares, sizes=ONE),
     planted("halved", GRADIENTS, Cause.FEW_SCALED, tensor=BIAS, reduce=halved),
     planted(
