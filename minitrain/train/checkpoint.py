@@ -34,6 +34,8 @@ STEP = "step-"
 # a stage has ten seconds to end
 WAIT_S = 15.0
 POLL_S = 0.1
+# the folders that this process has locked
+_held: dict[Path, int] = {}
 
 
 @dataclass(frozen=True)
@@ -199,13 +201,23 @@ def _is_locked(folder: Path) -> bool:
     # a holder that has done with it removes it, at any moment
     with suppress(FileNotFoundError):
         folder.mkdir(parents=True, exist_ok=True)
+        for above in (folder.parent, folder.parent.parent):
+            # a power cut must not lose the way to it
+            fsync(above)
+        held = _held.get(folder.resolve())
+        if held is not None and os.path.samestat(os.fstat(held), folder.stat()):
+            return True
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # a folder that its holder has just removed is locked to no purpose
+            if os.path.samestat(os.fstat(descriptor), folder.stat()):
+                # it stays open until this process ends, however it ends
+                _held[folder.resolve()] = descriptor
+                return True
         except BlockingIOError:
-            os.close(descriptor)
-            return False
-        # it stays open until this process ends, however it ends; a folder that its
-        # holder has just removed is locked to no purpose
-        return os.path.samestat(os.fstat(descriptor), folder.stat())
+            pass
+        finally:
+            if descriptor not in _held.values():
+                os.close(descriptor)
     return False

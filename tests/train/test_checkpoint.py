@@ -196,12 +196,15 @@ def test_a_manifest_is_written_when_all_else_is_on_the_disk(
         name = Path(os.readlink(f"/proc/self/fd/{descriptor}")).name
         # the temporary name of a file that is renamed when it is flushed
         flushed.extend(n for n in ("rank-0.pt", MANIFEST) if name.startswith(f".{n}."))
-        flushed.extend([name] if not name.startswith(".") else [])
+        flushed.extend([name] if not name.endswith(".tmp") else [])
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", note_fsync)
-    save(checkpoints_in(tmp_path / "run"), 3)
-    assert flushed == ["run", "rank-0.pt", "step-3", MANIFEST, "step-3"]
+    saved = checkpoints_in(tmp_path / ".minitrain" / "all" / "run")
+    saved.begin()
+    save(saved, 3)
+    above, written = ["all", ".minitrain"], ["rank-0.pt", "step-3", MANIFEST, "step-3"]
+    assert flushed == [*above, "run", *written]
 
 
 def save_where_one_disk_fails(folder: Path, number: int) -> str:
@@ -273,6 +276,8 @@ def test_two_processes_never_write_to_one_folder(
         monkeypatch.setattr(checkpoint, "WAIT_S", 30)
         threading.Timer(0.5, other.kill).start()
         assert checkpoints_in(folder).begin()
+        # which may hold it twice
+        assert checkpoints_in(folder).begin()
 
 
 def test_a_folder_that_its_holder_removed_is_locked_anew(
@@ -288,7 +293,11 @@ def test_a_folder_that_its_holder_removed_is_locked_anew(
         flock(descriptor, how)
 
     monkeypatch.setattr(checkpoint.fcntl, "flock", remove_first)
+    opened = len(os.listdir("/proc/self/fd"))
     assert checkpoints_in(tmp_path / "run").begin()
+    assert len(os.listdir("/proc/self/fd")) == opened + 1
+    # another process cannot
+    monkeypatch.setattr(checkpoint, "_held", {})
     monkeypatch.setattr(checkpoint, "WAIT_S", 0)
     with pytest.raises(UserError, match="another process trains this very run"):
         checkpoints_in(tmp_path / "run").begin()
