@@ -63,13 +63,14 @@ def _twins(rows: Rows, before: Rows | None) -> tuple[int, list[int]] | None:
 
 def _repeats(rows: Rows, others: Rows) -> bool:
     # what is also read at the other step is no sample, but a table, or the batch again;
-    # a pass may read what another pass of the step reads, as two views of a batch do
+    # passes with one backward pass may read the same, as two views of a batch do
     known = {digest for row in others for digest in samples(row)}
     read: Counter[str] = Counter()
     for row in rows:
         most: Counter[str] = Counter()
+        views = sum(map(bool, row["syncs"])) > row.get("reductions", 1)
         for batch in row["inputs"]:
-            most |= Counter(batch)
+            most = most | Counter(batch) if views else most + Counter(batch)
         read += most
     return any(count > 1 for digest, count in read.items() if digest not in known)
 

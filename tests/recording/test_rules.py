@@ -105,6 +105,12 @@ INFINITE = USUAL["parameters"] | {
 UNFROZEN = [row | {"gradients": {}, "own": {}} for row in BEFORE]
 REPEATED = {"inputs": on_rank(1, [["d", "d", "e", "f"]], samples_of(0))}
 TWICE = {"inputs": on_rank(1, [["a", "a", "b", "c"]], samples_of(0, 0))}
+# two micro-batches that share samples, each with its own backward pass
+OVERLAP = {
+    name: {"inputs": lambda rank, name=name: [[f"{name}{rank}", f"{name}x{rank}"]] * 2}
+    | {"syncs": [False, True]}
+    for name in "wd"
+}
 MEANS = {"running_mean": {"hash": "0"}}, {"running_mean": {"hash": "1"}}
 BUFFERS = {"buffers": on_rank(1, *MEANS)}
 # how lines begin
@@ -172,6 +178,9 @@ FAULTS: dict[str, Any] = {
     ),
     "note: inputs: ... a sample is read several times at one step, as": step(
         last=before(**shared(0)), **shared(1)
+    ),
+    "note: inputs: ... a sample is read several times at one": step(
+        last=before(**OVERLAP["w"]), **OVERLAP["d"]
     ),
     "note: inputs, rank 1: ... samples are not recorded: RuntimeError: no": step(
         inputs=[[]], unread=on_rank(1, "RuntimeError: no", "")
