@@ -64,18 +64,19 @@ def _tensor(folder: Path, where: Mapping[Any, Any], name: str, what: Any) -> Ten
     try:
         # the properties are written as a tuple, the type first
         whole = torch.empty(tuple(what.size), dtype=what.properties.held[-1][0])
-        left = whole.numel()
+        there = torch.zeros(whole.shape, dtype=torch.bool)
         for chunk in what.chunks:
             piece = _piece(folder, where, name, tuple(chunk.offsets))
             corner = zip(chunk.offsets, chunk.sizes, strict=True)
-            part = whole[tuple(slice(start, start + size) for start, size in corner)]
-            if (part.shape, part.dtype) != (piece.shape, piece.dtype):
+            box = tuple(slice(start, start + size) for start, size in corner)
+            fits = (whole[box].shape, whole.dtype) == (piece.shape, piece.dtype)
+            # nor may pieces overlap
+            if not fits or there[box].any():
                 raise ValueError
-            part.copy_(piece)
-            left -= piece.numel()
+            whole[box], there[box] = piece, True
     except (AttributeError, TypeError, IndexError, RuntimeError, ValueError):
         raise _damaged(folder, name) from None
-    if left:
+    if not there.all():
         raise UserError(
             f"{folder}: the pieces of tensor {name} are not the whole of it"
         )

@@ -168,6 +168,12 @@ def beyond_the_end(metadata: Any) -> None:
     metadata.state_dict_metadata["w"].size = torch.Size((4, 5))
 
 
+def same_twice(metadata: Any) -> None:
+    # as many numbers as the whole has, and the second half nowhere
+    whole = metadata.state_dict_metadata["w"]
+    whole.chunks[1], whole.size = whole.chunks[0], torch.Size((6, 4))
+
+
 def a_piece_less(metadata: Any) -> None:
     metadata.state_dict_metadata["w"].chunks.pop()
 
@@ -193,6 +199,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("change", "line"),
     [
         (beyond_the_end, UNREAD),
+        (same_twice, UNREAD),
         (a_piece_less, "the pieces of tensor w are not the whole of it"),
         (another_type, UNREAD),
         (elsewhere, UNREAD),
