@@ -64,6 +64,7 @@ MARKS = {
     "breach": Mark.BREACH,
     "not run": Mark.NOT_RUN,
 }
+OTHERS = ("undecided", "breach", "not run")
 # checks whose bits decide whether N processes computed what one process computes
 BYTE_CHECKS = ("ranks", "replay", "replay_gradients", "replay_parameters")
 
@@ -108,13 +109,11 @@ def checks_of(entry: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 def require_known_verdicts(entries: Mapping[str, Any]) -> None:
     """Raise ValueError for a verdict on a run or a check that is not known."""
     for run, entry in entries.items():
-        words = {run: (entry["verdict"], VERDICTS)}
-        for name, check in checks_of(entry).items():
-            known = (*FINE, "undecided", "breach", "not run")
-            words[f"{run}, {name}"] = check["verdict"], known
-        for where, (word, allowed) in words.items():
-            if word not in allowed:
-                raise ValueError(f"{where}: verdict {word!r}")
+        words = {name: check["verdict"] for name, check in checks_of(entry).items()}
+        for name, word in {**words, "run": entry["verdict"]}.items():
+            known = VERDICTS if name == "run" else (*FINE, *OTHERS)
+            if word not in known:
+                raise ValueError(f"{run}, {name}: verdict {word!r}")
 
 
 def byte_equivalent(entry: Mapping[str, Any]) -> bool | None:

@@ -8,14 +8,14 @@ from markupsafe import Markup
 from minitrain.analysis.comparison import Comparison
 from minitrain.core.arms import ONE_PROCESS
 from minitrain.core.errors import EvidenceError
-from minitrain.core.files import atomic_path, open_atomic, write_json
+from minitrain.core.files import atomic_path, open_atomic, reading, write_json
 from minitrain.core.params import load_params
 from minitrain.report.breach import breach_line
-from minitrain.report.checks import byte_equivalent
+from minitrain.report.checks import byte_equivalent, require_known_verdicts
 from minitrain.report.facts import Facts
 from minitrain.report.overview import draw_overview
 from minitrain.report.pictures import draw_account, draw_losses, draw_scaling
-from minitrain.report.read import Project, read_equivalence, read_facts
+from minitrain.report.read import Project, read_facts, read_runs
 from minitrain.report.render import markdown, sentence, write_page
 
 # dvc shows five decimals
@@ -30,7 +30,10 @@ def publish(project: Project) -> str:
         UserError: A run was not measured, or a file is damaged.
     """
     params, metrics = load_params(project.params), project.metrics
-    equivalence = read_equivalence(project, params)
+    source, why = metrics / "equivalence.json", "no reason is given"
+    equivalence = read_runs(source, params, verdict="undecided", rests_on=why)
+    with reading(source):
+        require_known_verdicts(equivalence)
     if line := breach_line(equivalence):
         raise EvidenceError(f"breach: {line}")
     f = read_facts(project, params, equivalence)

@@ -11,16 +11,8 @@ from minitrain.core.files import read_csv, read_json, reading, sha256_file
 from minitrain.core.params import Params
 from minitrain.core.provenance import code_sha256
 from minitrain.data.shards import first_texts
-from minitrain.report.checks import require_known_verdicts
 from minitrain.report.facts import PARTS, Facts
 from minitrain.report.studied import Hosts, Ladder
-
-# keys of provenance.json, those of the baseline first, and of a run in timing.json
-MADE = (
-    *("machine", "measured_at", "git_commit", "num_steps", "world_size", "sync"),
-    *("backend", "launcher", "model_params", "threads_per_process"),
-)
-TIMED = ("account", "stragglers", "ddp_says", "allreduce_p50_ms", "allreduce_p95_ms")
 
 
 @dataclass(frozen=True)
@@ -37,15 +29,6 @@ class Project:
     zoo: Path
 
 
-def read_equivalence(project: Project, params: Params) -> dict[str, Any]:
-    """Return the entries of metrics/equivalence.json for the runs of ``params``."""
-    file = project.metrics / "equivalence.json"
-    found = read_runs(file, params, verdict="undecided", rests_on="no reason is given")
-    with reading(file):
-        require_known_verdicts(found)
-    return found
-
-
 def read_facts(project: Project, params: Params, equivalence: dict[str, Any]) -> Facts:
     """Read what ``params`` ask for, and nothing that an earlier setting left behind.
 
@@ -55,11 +38,13 @@ def read_facts(project: Project, params: Params, equivalence: dict[str, Any]) ->
     runs, metrics, baseline = params.runs(), project.metrics, project.baseline
     folders = {run: project.runs / run for run in runs}
     index = project.shards / f"world-{max(params.gloo.world_sizes)}" / "index.json"
+    needed = ("sync", "world_size")
     origins = {
-        run: read_json(folder / "provenance.json", *MADE)
+        run: read_json(folder / "provenance.json", "machine", "num_steps", *needed)
         for run, folder in folders.items()
     }
-    timing = read_runs(metrics / "timing.json", params, *TIMED, num_hosts=1)
+    timed = ("account", "stragglers", "ddp_says")
+    timing = read_runs(metrics / "timing.json", params, *timed, num_hosts=1)
     parts = [(r, p) for r in timing for p in PARTS if p in timing[r]["account"]]
     return Facts(
         seed=params.train.seed,
@@ -72,7 +57,7 @@ def read_facts(project: Project, params: Params, equivalence: dict[str, Any]) ->
             params.gloo.world_sizes,
             str(baseline / "rounds.csv"),
         ),
-        baseline_provenance=read_json(baseline / "provenance.json", *MADE[:2]),
+        baseline_provenance=read_json(baseline / "provenance.json", "machine"),
         provenance=origins,
         first_texts={
             run: first_texts(project.shards / f"world-{world_size}")

@@ -315,7 +315,7 @@ def test_bugs_of_the_zoo_are_shown_where_its_code_is_todays(
         ("metrics/timing.json", "stragglers", "s", "json: damaged.*no stragglers of g"),
         ("metrics/timing.json", '"account"', '"a"', "json: damaged.*no account of g"),
         ("metrics/equivalence.json", '"equal"', '"fine"', "gloo-1, trained: verdict"),
-        ("metrics/equivalence.json", '"undecided"', '"good"', "gloo-1: verdict 'good'"),
+        ("metrics/equivalence.json", '"undecided"', '"good"', "run: verdict 'good'"),
         ("data/runs/gloo-2/provenance.json", '"sync"', '"s"', "json: damaged.*no sync"),
         ("metrics/account.csv", "20.0,", "2o.0,", "account.csv: damaged"),
         ("metrics/timing.json", "gloo-2", "gloo-3", "timing.json: damaged.*gloo-2"),
