@@ -90,7 +90,7 @@ def _piece(folder: Path, where: Mapping[Any, Any], name: str, offsets: Any) -> A
         # a file of this folder alone
         if file.parent != folder:
             raise ValueError
-        with file.open("rb") as stream:
+        with require_regular(file).open("rb") as stream:
             stream.seek(info.offset)
             content = stream.read(info.length)
         return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)

@@ -3,6 +3,7 @@ Accelerate and Fabric leave; read whole or refused in one line, without running 
 """
 
 import json
+import os
 import pickle
 import shutil
 from collections.abc import Callable
@@ -232,6 +233,15 @@ def test_damaged_checkpoint(tmp_path: Path, damage: str) -> None:
     file.write_bytes(damaged)
     found = refusal(lambda: [*read_state(folder).tensors.values()])
     assert found == f"{folder}: {line}"
+
+
+def test_pipe_in_place_of_a_piece(tmp_path: Path) -> None:
+    folder = distcp(tmp_path / "dcp", {"w": torch.ones(4)})
+    (data,) = folder.glob("*.distcp")
+    data.unlink()
+    os.mkfifo(data)
+    found = refusal(lambda: [*read_state(folder).tensors.values()])
+    assert found == f"{folder}: {UNREAD}"
 
 
 def of_accelerate(folder: Path, weight: float) -> Path:
