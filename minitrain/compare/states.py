@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -10,6 +11,9 @@ from torch import Tensor
 from minitrain.compare.entries import Inert, Unread
 from minitrain.compare.formats import entries
 from minitrain.core.errors import UserError
+
+# more entries than any state has: a small file can nest lists to billions
+MOST_ENTRIES = 1_000_000
 
 
 class OnDisk(Mapping[str, Tensor]):
@@ -85,9 +89,11 @@ def read_state(path: Path, prefix: str = "") -> State:
     values: dict[str, object] = {}
     objects: dict[str, str] = {}
     try:
-        found = [*entries(path)]
+        found = [*islice(entries(path), MOST_ENTRIES + 1)]
     except RecursionError:
         raise UserError(f"{path}: nested too deeply to be read") from None
+    if len(found) > MOST_ENTRIES:
+        raise UserError(f"{path}: has more than {MOST_ENTRIES:,} entries")
     for full, leaf in found:
         name = full.removeprefix(prefix)
         if isinstance(leaf, Inert):

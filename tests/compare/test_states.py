@@ -12,6 +12,7 @@ from one_line import refusal
 from pickles import RunsCode
 from safetensors.torch import save_file
 
+from minitrain.compare import states
 from minitrain.compare.state_diff import compare_states
 from minitrain.compare.states import read_state
 
@@ -100,6 +101,16 @@ def test_torn_file(tmp_path: Path) -> None:
     for size in (0, 4, 20, 100):
         path.write_bytes(whole[:size])
         assert refused(path).startswith("not a whole .safetensors file: ")
+
+
+def test_small_file_with_endless_entries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(states, "MOST_ENTRIES", 1000, raising=False)
+    nested: list[Any] = [0]
+    for _ in range(40):
+        nested = [nested, nested]
+    assert refused(saved(tmp_path, nested)) == "has more than 1,000 entries"
 
 
 @pytest.mark.parametrize(
