@@ -6,18 +6,21 @@ with what the ranks had in common, and from then on other samples are added up t
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
-from minitrain.comm.together import only_first, who_sees
+from minitrain.comm.together import everyone, only_first
 from minitrain.comm.tree import shards_of
 from minitrain.core.errors import UserError
 from minitrain.train.checkpoint import (
     Checkpoints,
+    DamagedError,
     Kept,
+    Manifest,
     load_rank,
     newest_whole,
     read_manifest,
@@ -32,23 +35,40 @@ Seen = dict[str, Any]
 
 def begin_with(own: Checkpoints, source: Path, config: RunConfig) -> None:
     """Save the newest checkpoint in the folder ``source`` of another run, which differs
-    in its ranks alone, as one of this run, unless it has one. Collective. Raises
-    UserError for a ``source`` that is of no use.
+    in its ranks alone, as one of this run, unless it has one. Locks ``own``.
+    Collective. Raises UserError for a ``source`` that is of no use, and where not all
+    hosts see both folders.
     """
-    if own.newest() is not None:
+    shared = own.begin()
+    if shared and own.newest() is not None:
         return
-    found = only_first(lambda: _newest_there(own.identity, source, config))
-    if not all(who_sees(source)):
-        raise UserError(
-            f"--resume {source}: must be seen by all hosts, as on a shared file system"
-        )
-    there = read_manifest(found)["identity"]["world_size"]
+    try:
+        found = only_first(lambda: _newest_there(own.identity, source, config))
+        first, *others = everyone(lambda: _manifest_of(found))
+        if not shared or any(other != first for other in others):
+            raise UserError(
+                f"--resume {source}: all hosts must see it and {own.folder}, as on a "
+                "shared file system"
+            )
+    except UserError:
+        # nothing begins here
+        with suppress(OSError):
+            own.folder.rmdir()
+        raise
+    there = first["identity"]["world_size"]
     kept = [load_rank(found, rank) for rank in range(there)]
     rank, world_size = dist.get_rank(), dist.get_world_size()
     mine = [*range(rank, there, world_size)]
     if own.same_bits:
         mine = shards_of(rank, world_size, config.num_shards(world_size))
     own.save(step_of(found), deal(kept, mine, rank))
+
+
+def _manifest_of(found: Path) -> Manifest:
+    # none where another host does not see it
+    with suppress(DamagedError):
+        return read_manifest(found)
+    return {}
 
 
 def _newest_there(ours: Mapping[str, Any], source: Path, config: RunConfig) -> Path:
@@ -59,8 +79,17 @@ def _newest_there(ours: Mapping[str, Any], source: Path, config: RunConfig) -> P
         )
 
     def is_same_run(theirs: Mapping[str, Any]) -> bool:
-        if other := difference(theirs, ours, but=OF_THE_RANKS):
+        other = difference(theirs, ours, but=OF_THE_RANKS)
+        there, here = (str(one["run"]).rpartition("-")[0] for one in (theirs, ours))
+        if there != here:
+            other = f"backend = {there}, here {here}"
+        if other:
             raise UserError(f"--resume {source}: another run's: {other}")
+        if theirs["world_size"] == ours["world_size"]:
+            raise UserError(
+                f"--resume {source}: of as many ranks as this run, which goes on from "
+                "its own checkpoints without --resume"
+            )
         return True
 
     found = newest_whole(source, is_same_run)

@@ -1,9 +1,11 @@
 """A run that is interrupted and goes on with another number of ranks."""
 
+import fcntl
 import io
 import json
+import os
 import shutil
-from contextlib import redirect_stderr
+from contextlib import ExitStack, redirect_stderr
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from minitrain.core.errors import UserError
 from minitrain.core.params import Params
 from minitrain.ddp import distributed
 from minitrain.harness.launcher import launch
+from minitrain.train import checkpoint, reshard
 from minitrain.train.checkpoint import Checkpoints
 from minitrain.train.config import RunConfig
 from minitrain.train.observer import watches_parts
@@ -146,5 +149,65 @@ def test_another_run_is_refused_by_what_differs(shards: Path, tmp_path: Path) ->
     train(params, shards, 1, tmp_path / "one")
     with pytest.raises(UserError, match=r"another run's: seed = 1, here 2"):
         train(params, shards, 2, tmp_path / "two", tmp_path / "one", seed=2)
+    with pytest.raises(UserError, match=r"another run's: backend = gloo, here nccl"):
+        train(params, shards, 2, tmp_path / "two", tmp_path / "one", run="nccl-2")
+    with pytest.raises(UserError, match="of as many ranks as this run"):
+        train(params, shards, 1, tmp_path / "again", tmp_path / "one")
     with pytest.raises(UserError, match="holds no checkpoint"):
         train(params, shards, 2, tmp_path / "two", tmp_path / "one/step-2")
+    assert not (tmp_path / "two").exists()
+
+
+SOURCE = {"run": "gloo-1", "world_size": 1}
+
+
+def begin(own: Path, source: Path, shards: Path, how: str) -> str:
+    """Begin as on hosts that do not share all folders, or beside another process."""
+    checkpoint.WAIT_S = 0.1
+    with distributed(timeout_s=60) as (rank, _):
+        if how == "own":
+            checkpoint.who_sees = lambda _: [True, False]
+        if how == "source" and rank == 1:
+            missing = source.with_name("missing")
+            reshard.read_manifest = lambda _: checkpoint.read_manifest(
+                missing / "step-3"
+            )
+        identity = {"run": "gloo-2", "world_size": 2}
+        config = tiny_config(tiny_params(), shards, 2)
+        try:
+            begin_with(Checkpoints(own, identity, 1, 9), source, config)
+        except UserError as error:
+            return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("how", "told", "left"),
+    [
+        ("", "", ["rank-0.pt", "rank-1.pt", "manifest.json"]),
+        ("own", "all hosts must see it and", []),
+        ("source", "all hosts must see it and", []),
+        ("locked", "another process trains this very run", ["rank-0.pt"]),
+    ],
+)
+def test_it_begins_where_all_see_both_folders_and_nobody_else_trains(
+    shards: Path, tmp_path: Path, how: str, told: str, left: list[str]
+) -> None:
+    own, source = tmp_path / "own", tmp_path / "source"
+    seen = json.dumps({"rows": [], "digests": [], "losses": []})
+    kept = {"model": {}, "streams": None, "random": None, "seen": seen}
+    Checkpoints(source, SOURCE, 1, 9).save(3, kept)
+    changed = source.stat().st_mtime_ns
+    with ExitStack() as stack:
+        if how == "locked":
+            (own / "step-3").mkdir(parents=True)
+            (own / "step-3" / "rank-0.pt").touch()
+            holder = os.open(own, os.O_RDONLY)
+            stack.callback(os.close, holder)
+            fcntl.flock(holder, fcntl.LOCK_EX)
+        for line in launch(begin, 2, own, source, shards, how, timeout_s=60):
+            assert told in line
+            assert bool(line) == bool(told)
+    assert sorted(path.name for path in own.glob("step-3/*")) == sorted(left)
+    # it may be one where nothing can be written
+    assert source.stat().st_mtime_ns == changed
