@@ -1,7 +1,9 @@
 """Rules on the samples that ranks read, and on the random numbers they draw."""
 
+import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
 
 from minitrain.recording.alarm import (
     Alarm,
@@ -67,11 +69,9 @@ def _repeats(rows: Rows, others: Rows) -> bool:
     known = {digest for row in others for digest in samples(row)}
     read: Counter[str] = Counter()
     for row in rows:
-        most: Counter[str] = Counter()
         views = sum(map(bool, row["syncs"])) > row.get("reductions", 1)
-        for batch in row["inputs"]:
-            most = most | Counter(batch) if views else most + Counter(batch)
-        read += most
+        together = operator.or_ if views else operator.add
+        read += reduce(together, map(Counter, row["inputs"]), Counter())
     return any(count > 1 for digest, count in read.items() if digest not in known)
 
 
