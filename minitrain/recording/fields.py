@@ -10,6 +10,7 @@ from reprlib import Repr
 from typing import Annotated, Any
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -25,9 +26,19 @@ from minitrain.recording.fingerprint import BINS
 
 SHOWN = Repr()
 SHOWN.maxlevel, SHOWN.maxdict, SHOWN.maxlist = 2, 2, 2
+
+
+def _length(value: float) -> float:
+    # NaN and infinite ones are numbers too
+    if value < 0:
+        raise ValueError
+    return value
+
+
 Count = Annotated[int, Strict(), Field(ge=0)]
 Positive = Annotated[int, Strict(), Field(ge=1)]
 Sketch = Annotated[list[StrictFloat], Field(min_length=BINS, max_length=BINS)]
+Length = Annotated[StrictFloat, AfterValidator(_length)]
 Texts = dict[str, StrictStr]
 Names = list[StrictStr]
 
@@ -44,7 +55,7 @@ class Print(BaseModel):
     """A fingerprint of a tensor."""
 
     hash: StrictStr
-    norm: StrictFloat
+    norm: Length
     sketch: Sketch
 
 
@@ -77,7 +88,7 @@ FIELDS: dict[str, dict[str, Any]] = {
         **dict.fromkeys(("torch", "device"), StrictStr),
         "rank": Count,
         "twin": StrictBool,
-        "bins": Positive,
+        "bins": Annotated[int, Strict(), Field(ge=BINS, le=BINS)],
         "parameters": dict[str, About],
         "start": Texts,
     },

@@ -116,12 +116,22 @@ def _read_rank(folder: Path, rank: int) -> OfRank | None:
     header, *rows = [_row(path, number, line) for number, line in enumerate(lines, 1)]
     if header["kind"] != "recording" or header["rank"] != rank:
         raise UserError(f"{path}: line 1: not the header of a recording of rank {rank}")
-    return OfRank(
-        header,
-        {(row["optimizer"], row["step"]): row for row in rows if row["kind"] == "step"},
-        [row for row in rows if row["kind"] in ("alarm", "note")],
-        next((row for row in rows if row["kind"] == "end"), None),
-    )
+    steps: dict[tuple[int, int], Row] = {}
+    alarms: list[Row] = []
+    end: Row | None = None
+    for number, row in enumerate(rows, start=2):
+        kind = row["kind"]
+        key = (row["optimizer"], row["step"]) if kind == "step" else None
+        if kind in ("alarm", "note"):
+            alarms.append(row)
+        elif end is not None or kind == "recording" or key in steps:
+            misplaced = repr(kind) + (f" for step {key[1]}" if key else "")
+            raise UserError(f"{path}: line {number}: damaged: no place for {misplaced}")
+        elif key is None:
+            end = row
+        else:
+            steps[key] = row
+    return OfRank(header, steps, alarms, end)
 
 
 def _row(path: Path, number: int, line: bytes) -> Row:

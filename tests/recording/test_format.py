@@ -106,6 +106,13 @@ DAMAGED: dict[str, tuple[list[Any], str]] = {
     "another version": ([header(version=1)], "version = 1: must be 3"),
     "no header": ([step(0)], "line 1: not the header"),
     "of another rank": ([header(1, 2)], "line 1: not the header .* of rank 0"),
+    "twice the header": ([header(), header()], "line 2: .*: no place for 'recording'"),
+    "a step twice": (
+        [header(), step(3), step(3)],
+        "line 3: .*: no place for 'step' for step 3",
+    ),
+    "on after the end": ([header(), row_of("end"), step(0)], "line 3: .* for 'step'"),
+    "two ends": ([header(), row_of("end"), row_of("end")], "line 3: .* for 'end'"),
     "nested deeply": ([header(), b"[" * 100_000], "line 2: damaged .RecursionError"),
 }
 
@@ -156,6 +163,7 @@ WRONG: dict[str, dict[str, list[Any]]] = {
         "world_size": ["2", 0, 2.0, True],
         "every": [0, "\x1b[2J\n" * 999],
         "twin": [0],
+        "bins": [4, "8"],
         "parameters": [[], {"w": {}}, {"w": ABOUT | {"shape": [-1]}}],
         "start": [None, {"w": 0}],
     },
@@ -167,7 +175,11 @@ WRONG: dict[str, dict[str, list[Any]]] = {
         "syncs": [None, [1]],
         "group": [0, "2"],
         "own": [{"w": [0.5] * 7}, {"w": ["a"] * 8}, {"w": 0.5}],
-        "gradients": [{"w": SHORT}, {"w": {"hash": "0"}}],
+        "gradients": [
+            {"w": SHORT},
+            {"w": {"hash": "0"}},
+            {"w": PRINT | {"norm": -1.0}},
+        ],
         "buffers": [{"w": {}}, {"w": {"hash": "0", "norm": 1.0}}],
         "groups": [[{"parameters": ["w"], "settings": {"betas": None}}]],
         # keys that few have
