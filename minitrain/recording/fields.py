@@ -24,6 +24,8 @@ from pydantic import (
 
 from minitrain.recording.fingerprint import BINS
 
+# more ranks, and steps, than any run has
+MOST_RANKS, MOST = 1_000_000, 1 << 53
 SHOWN = Repr()
 SHOWN.maxlevel, SHOWN.maxdict, SHOWN.maxlist = 2, 2, 2
 
@@ -35,8 +37,8 @@ def _length(value: float) -> float:
     return value
 
 
-Count = Annotated[int, Strict(), Field(ge=0)]
-Positive = Annotated[int, Strict(), Field(ge=1)]
+Count = Annotated[int, Strict(), Field(ge=0, le=MOST)]
+Positive = Annotated[int, Strict(), Field(ge=1, le=MOST)]
 Sketch = Annotated[list[StrictFloat], Field(min_length=BINS, max_length=BINS)]
 Length = Annotated[StrictFloat, AfterValidator(_length)]
 Texts = dict[str, StrictStr]
@@ -77,16 +79,17 @@ Prints = dict[str, Print]
 Buffers = dict[str, OfIntegers | Print]
 TOLD = {
     "rule": StrictStr,
-    "step": Annotated[int, Strict()],
+    "step": Annotated[int, Strict(), Field(ge=-1, le=MOST)],
     "ranks": list[Count],
     "tensor": StrictStr,
     "line": StrictStr,
 }
 FIELDS: dict[str, dict[str, Any]] = {
     "recording": {
-        **dict.fromkeys(("version", "world_size", "every", "threads"), Positive),
+        **dict.fromkeys(("version", "every", "threads"), Positive),
         **dict.fromkeys(("torch", "device"), StrictStr),
         "rank": Count,
+        "world_size": Annotated[int, Strict(), Field(ge=1, le=MOST_RANKS)],
         "twin": StrictBool,
         "bins": Annotated[int, Strict(), Field(ge=BINS, le=BINS)],
         "parameters": dict[str, About],

@@ -160,8 +160,8 @@ SHORT = PRINT | {"sketch": [0.5] * 7}
 WRONG: dict[str, dict[str, list[Any]]] = {
     "recording": {
         "rank": [-1, "0", None],
-        "world_size": ["2", 0, 2.0, True],
-        "every": [0, "\x1b[2J\n" * 999],
+        "world_size": ["2", 0, 10**12, 2.0, True],
+        "every": [0, 10**400, "\x1b[2J\n" * 999],
         "twin": [0],
         "bins": [4, "8"],
         "parameters": [[], {"w": {}}, {"w": ABOUT | {"shape": [-1]}}],
