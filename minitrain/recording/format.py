@@ -20,6 +20,8 @@ from minitrain.core.printable import note
 from minitrain.core.regular import MOST_OF_RECORDING, require_regular
 
 VERSION = 3
+# what a damaged line raises; RecursionError: it is nested too deeply
+OF_DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 Row = dict[str, Any]
 
 
@@ -142,8 +144,7 @@ def _row(path: Path, number: int, line: bytes) -> Row:
         row = json.loads(line)
         version = row.get("version", VERSION)
         fault = fault_of(row) if version == VERSION else None
-    # what is nested too deeply is a RecursionError
-    except (ValueError, KeyError, AttributeError, RecursionError) as error:
+    except OF_DAMAGE as error:
         reason = f"{type(error).__name__}: {error}"[:80]
         raise UserError(f"{path}: line {number}: damaged ({reason})") from error
     if version != VERSION:

@@ -102,6 +102,7 @@ DAMAGED: dict[str, tuple[list[Any], str]] = {
     "no object": ([header(), [1]], "line 2: damaged"),
     "no text": ([header(), b"\xff\xfe"], "line 2: damaged"),
     "no kind": ([{}], "line 1: damaged"),
+    "a list as kind": ([header(), {"kind": [1]}], "line 2: damaged .TypeError"),
     "unknown kind": ([header(), {"kind": "what"}], "line 2: damaged"),
     "another version": ([header(version=1)], "version = 1: must be 3"),
     "no header": ([step(0)], "line 1: not the header"),
