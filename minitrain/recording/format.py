@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from minitrain.core.errors import UserError, describe_os_error
-from minitrain.core.files import writing
+from minitrain.core.errors import UserError, describe_os_error, is_disk_full
 from minitrain.core.printable import note
 from minitrain.core.regular import MOST_OF_RECORDING, require_regular
 
@@ -182,9 +181,15 @@ class Writer:
     def __init__(self, folder: Path, rank: int) -> None:
         refuse_second(folder, rank)
         self._rank, self._path = rank, path_of_rank(folder, rank)
-        with writing(self._path):
+        self._file: BinaryIO | None = None
+        try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._file: BinaryIO | None = open(self._path, "xb")  # noqa: SIM115
+            self._file = open(self._path, "xb")  # noqa: SIM115
+        except OSError as error:
+            # else it is the user's to fix, before the run has done much
+            if not is_disk_full(error):
+                raise
+            self._end(error)
 
     def append(self, line: bytes) -> None:
         """Write what :func:`line_of` made of a row, if all before it was written."""
@@ -193,10 +198,7 @@ class Writer:
                 self._file.write(line)
                 self._file.flush()
             except OSError as error:
-                error.filename = str(self._path)
-                why = describe_os_error(error)
-                note(f"minitrain: rank {self._rank} records no more: {why}")
-                self.close()
+                self._end(error)
 
     def close(self) -> None:
         """Close the file. Harmless to call twice."""
@@ -205,3 +207,9 @@ class Writer:
             # it tries to write again what it could not
             with suppress(OSError):
                 file.close()
+
+    def _end(self, error: OSError) -> None:
+        error.filename = str(self._path)
+        why = describe_os_error(error)
+        note(f"minitrain: rank {self._rank} records no more: {why}")
+        self.close()

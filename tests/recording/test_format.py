@@ -1,6 +1,8 @@
 """Files of a recording: written line by line, read whatever a kill left of them."""
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ from one_line import refusal
 from recorded_rows import headers, own_of, rows_of
 
 from minitrain.core.errors import UserError
+from minitrain.recording import format as files
 from minitrain.recording.fields import FIELDS, MAY_HAVE
 from minitrain.recording.format import (
     Row,
@@ -83,6 +86,27 @@ def test_cut_anywhere_all_whole_rows_are_read(tmp_path: Path) -> None:
             continue
         with pytest.raises(UserError, match="nothing recorded"):
             read_recording(tmp_path)
+
+
+@pytest.mark.parametrize("of", ["folder", "file"])
+def test_full_disk_before_the_first_line(
+    of: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if of == "folder":
+        monkeypatch.setattr(Path, "mkdir", fail)
+    else:
+        monkeypatch.setattr(files, "open", fail, raising=False)
+    path = write(tmp_path / "recorded", header())
+    assert not path.exists()
+    said = capsys.readouterr().err
+    assert said.startswith(f"minitrain: rank 0 records no more: {path}: no space left")
+    assert said.count("\n") == 1
 
 
 def test_folders_without_a_recording(tmp_path: Path) -> None:
