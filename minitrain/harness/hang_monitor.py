@@ -243,21 +243,18 @@ class HangMonitor:
 
     def _watch(self, over: threading.Event) -> None:
         try:
-            self._look_until(over)
+            while not over.is_set():
+                self._until_one_ends()
+                over_here = self.look() is not None
+                over_here |= any(rank.gone_s >= BURIED_S for rank in self._at_work())
+                self.followed = not over_here and self._ended_there.is_set()
+                if over_here or self.followed:
+                    return self.end_all()
         except Exception as error:
             # without a monitor nothing would end ranks that hang
             self._failed = error
             for rank in self._ranks.values():
                 end(rank.pid)
-
-    def _look_until(self, over: threading.Event) -> None:
-        while not over.is_set():
-            self._until_one_ends()
-            over_here = self.look() is not None
-            over_here |= any(rank.gone_s >= BURIED_S for rank in self._at_work())
-            self.followed = not over_here and self._ended_there.is_set()
-            if over_here or self.followed:
-                return self.end_all()
 
     def _ask(self, over: threading.Event) -> None:
         # another host may take long to answer, and this one is watched meanwhile

@@ -204,20 +204,13 @@ def _is_locked(folder: Path) -> bool:
         for above in (folder.parent, folder.parent.parent):
             # a power cut must not lose the way to it
             fsync(above)
-        held = _held.get(folder.resolve())
-        if held is not None and os.path.samestat(os.fstat(held), folder.stat()):
-            return True
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
+        descriptor = _held.pop(folder.resolve(), None) or os.open(folder, os.O_RDONLY)
+        with suppress(BlockingIOError, FileNotFoundError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # a folder that its holder has just removed is locked to no purpose
             if os.path.samestat(os.fstat(descriptor), folder.stat()):
                 # it stays open until this process ends, however it ends
                 _held[folder.resolve()] = descriptor
                 return True
-        except BlockingIOError:
-            pass
-        finally:
-            if descriptor not in _held.values():
-                os.close(descriptor)
+        os.close(descriptor)
     return False

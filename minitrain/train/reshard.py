@@ -42,19 +42,13 @@ def begin_with(own: Checkpoints, source: Path, config: RunConfig) -> None:
     shared = own.begin()
     if shared and own.newest() is not None:
         return
-    try:
-        found = only_first(lambda: _newest_there(own.identity, source, config))
-        first, *others = everyone(lambda: _manifest_of(found))
-        if not shared or any(other != first for other in others):
-            raise UserError(
-                f"--resume {source}: all hosts must see it and {own.folder}, as on a "
-                "shared file system"
-            )
-    except UserError:
-        # nothing begins here
-        with suppress(OSError):
-            own.folder.rmdir()
-        raise
+    found = only_first(lambda: _newest_there(own.identity, source, config))
+    first, *others = everyone(lambda: _manifest_of(found))
+    if not shared or any(other != first for other in others):
+        raise UserError(
+            f"--resume {source}: all hosts must see it and {own.folder}, as on a "
+            "shared file system"
+        )
     there = first["identity"]["world_size"]
     kept = [load_rank(found, rank) for rank in range(there)]
     rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -79,11 +73,10 @@ def _newest_there(ours: Mapping[str, Any], source: Path, config: RunConfig) -> P
         )
 
     def is_same_run(theirs: Mapping[str, Any]) -> bool:
-        other = difference(theirs, ours, but=OF_THE_RANKS)
-        there, here = (str(one["run"]).rpartition("-")[0] for one in (theirs, ours))
-        if there != here:
-            other = f"backend = {there}, here {here}"
-        if other:
+        there, here = (
+            {**one, "backend": one["run"].rpartition("-")[0]} for one in (theirs, ours)
+        )
+        if other := difference(there, here, but=OF_THE_RANKS):
             raise UserError(f"--resume {source}: another run's: {other}")
         if theirs["world_size"] == ours["world_size"]:
             raise UserError(

@@ -155,7 +155,6 @@ def test_another_run_is_refused_by_what_differs(shards: Path, tmp_path: Path) ->
         train(params, shards, 1, tmp_path / "again", tmp_path / "one")
     with pytest.raises(UserError, match="holds no checkpoint"):
         train(params, shards, 2, tmp_path / "two", tmp_path / "one/step-2")
-    assert not (tmp_path / "two").exists()
 
 
 SOURCE = {"run": "gloo-1", "world_size": 1}
