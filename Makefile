@@ -23,13 +23,17 @@ SIDE_BY_SIDE := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 FILES := (data|metrics|minitrain|stages|studies)/|params.yaml$$|requirements.lock$$
 OTHER := $(FILES)|Created|.*gap_billionths|gloo-(?!1\.).*loss|nccl-.*loss
 
-.PHONY: all check test thorough lint studies experiments docs help
+.PHONY: all quick check test thorough lint studies experiments docs help
 .DEFAULT_GOAL := all
 
 all: .venv/installed ## set up, and run the pipeline: about three minutes on 2 cores
 	@$(PRIVATE_CACHE)
 	@$(DVC) repro
 	@$(BIN)/minitrain summary
+
+quick: .venv/installed ## the pipeline with 20 steps and 5 rounds, in .dvc/tmp/quick: a minute
+	@$(BIN)/python -m minitrain.cli.quick
+	@cd .dvc/tmp/quick && $(CURDIR)/$(BIN)/minitrain summary
 
 # they wait for nothing, so a third process would only import what the others do
 check: lint ## lint, types and the quick tests: a minute
@@ -61,8 +65,10 @@ help: ## this list
 study-%: .venv/installed
 	@test -f studies/$*/dvc.yaml || \
 	  { echo "error: no study $*: must be one of $(STUDIES)" >&2; exit 2; }
-	@$(PRIVATE_CACHE)
-	@$(DVC) repro studies/$*/dvc.yaml
+	@$(PRIVATE_CACHE) . studies
+	@$(DVC) repro shard
+	@$(BIN)/python studies/code_lock.py $*
+	@cd studies && ../$(DVC) repro $*/dvc.yaml
 	@$(BIN)/python studies/label.py
 
 # what minitrain is compared with, and what tests record, is no part of .venv

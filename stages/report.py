@@ -16,7 +16,6 @@ PROJECT = Project(
     runs=DATA / "runs",
     baseline=DATA / "baseline",
     metrics=Path("metrics"),
-    zoo=Path("studies/zoo/inject.py"),
 )
 
 

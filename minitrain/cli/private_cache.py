@@ -1,6 +1,6 @@
 """A private site cache for DVC, where no other user of the machine can put a file.
 
-    python -m minitrain.cli.private_cache [PROJECT]
+    python -m minitrain.cli.private_cache [PROJECT ...]
 
 DVC keeps an index of the project in /var/tmp/dvc, which every user may write to, and
 unpickles what it finds there: another user of the machine can run code as you. This
@@ -79,8 +79,9 @@ def _dvc_config(project: Path, *arguments: str) -> subprocess.CompletedProcess[s
 
 
 def main() -> None:
-    """Do so in the folder that the command line names, or the working directory."""
-    make_private_cache(Path(*sys.argv[1:]))
+    """Do so in the folders that the command line names, or the working directory."""
+    for project in sys.argv[1:] or ["."]:
+        make_private_cache(Path(project))
 
 
 if __name__ == "__main__":

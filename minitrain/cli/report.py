@@ -38,7 +38,6 @@ def answer(options: argparse.Namespace) -> Answer:
         runs=data / "runs",
         baseline=data / "baseline",
         metrics=metrics,
-        zoo=Path("studies/zoo/inject.py"),
     )
     line = publish(project)
     if options.readme:

@@ -15,6 +15,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
+from minitrain.core.code_lock import read_lock
 from minitrain.core.errors import UserError
 
 # what decides a result and is kept in git; DVC removes its outputs before a stage runs,
@@ -63,12 +64,14 @@ def provenance(script: Path, gpu: str | None = None) -> dict[str, Any]:
     """Machine, time (UTC) and code of a measurement that ``script`` is making.
 
     ``git_commit`` is None outside a git repository, and ends in ``-dirty`` where code
-    differs from it; ``code_sha256`` is that of :func:`code_sha256`.
+    differs from it. ``code`` of a study is its ``code.lock``, for the pipeline
+    ``code_sha256`` is that of :func:`code_sha256`.
     """
+    lock = read_lock(script.resolve().parent / "code.lock")
     return {
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "git_commit": _git_commit(script),
-        "code_sha256": code_sha256(script),
+        **({"code": lock} if lock else {"code_sha256": code_sha256(script)}),
         "machine": machine(gpu),
     }
 
@@ -163,7 +166,8 @@ def _of_proc(file: str, key: str) -> str:
 
 
 def _project(script: Path) -> Path | None:
-    return next((p for p in script.parents if (p / ".dvc").is_dir()), None)
+    # studies are a project of DVC inside it
+    return next((p for p in reversed(script.parents) if (p / ".dvc").is_dir()), None)
 
 
 def _git_commit(script: Path) -> str | None:

@@ -42,8 +42,8 @@ class Facts:
     ``provenance``, ``first_texts``, ``equivalence``, ``timing`` and ``losses`` have one
     entry per run that params ask for, in that order. ``account`` has the columns run,
     part (a key of the account in timing.json), mean_ms, low_ms, high_ms. A step takes
-    ``batch_size`` of ``num_samples``. ``bugs`` is the result of the study ``zoo``, None
-    if other code produced it.
+    ``batch_size`` of ``num_samples``. ``bugs`` is the result of the study ``zoo``, with
+    ``since``, what changed in its code.
 
     Raises:
         UserError: The timings come from more than one machine.
@@ -65,7 +65,7 @@ class Facts:
     ladder_study: Ladder
     hosts_study: Hosts
     collectives_study: pd.DataFrame
-    bugs: Json | None
+    bugs: Json
 
     def __post_init__(self) -> None:
         named = {"baseline": self.baseline_provenance, **self.provenance}

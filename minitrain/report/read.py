@@ -9,16 +9,15 @@ import pandas as pd
 from minitrain.analysis.comparison import baseline_rounds
 from minitrain.core.files import read_csv, read_json, reading, sha256_file
 from minitrain.core.params import Params
-from minitrain.core.provenance import code_sha256
 from minitrain.data.shards import first_texts
 from minitrain.report.facts import PARTS, Facts
-from minitrain.report.studied import Hosts, Ladder
+from minitrain.report.studied import Hosts, Ladder, since_then
 
 
 @dataclass(frozen=True)
 class Project:
-    """The files of a project: folders of what was built, the folder of results, and
-    ``params`` and ``zoo`` (the script of the study of bugs), which are files.
+    """The files of a project: ``params`` is params.yaml at its root, the others are
+    folders of what was built and of results.
     """
 
     params: Path
@@ -26,7 +25,6 @@ class Project:
     runs: Path
     baseline: Path
     metrics: Path
-    zoo: Path
 
 
 def read_facts(project: Project, params: Params, equivalence: dict[str, Any]) -> Facts:
@@ -36,7 +34,8 @@ def read_facts(project: Project, params: Params, equivalence: dict[str, Any]) ->
         UserError: A file is missing, damaged or incomplete.
     """
     runs, metrics, baseline = params.runs(), project.metrics, project.baseline
-    folders = {run: project.runs / run for run in runs}
+    folders, root = {run: project.runs / run for run in runs}, project.params.parent
+    bugs = read_json(metrics / "zoo.json", "bugs", "provenance")
     index = project.shards / f"world-{max(params.gloo.world_sizes)}" / "index.json"
     needed = ("sync", "world_size")
     origins = {
@@ -67,22 +66,20 @@ def read_facts(project: Project, params: Params, equivalence: dict[str, Any]) ->
         timing=timing,
         account=_account(metrics / "account.csv", parts),
         losses={run: _losses(folders[run], origins[run]["num_steps"]) for run in runs},
-        ladder_study=Ladder(*_studied(metrics / "ladder", params)),
-        hosts_study=Hosts(*_studied(metrics / "hosts", params)),
+        ladder_study=Ladder(*_studied(metrics / "ladder", params, root)),
+        hosts_study=Hosts(*_studied(metrics / "hosts", params, root)),
         collectives_study=read_csv(metrics / "collectives.csv"),
-        bugs=_bugs(metrics / "zoo.json", project.zoo),
+        bugs={**bugs, "since": since_then(root, bugs["provenance"])},
     )
 
 
-def _bugs(file: Path, zoo: Path) -> dict[str, Any] | None:
-    found: dict[str, Any] = read_json(file, "bugs", "provenance")
-    code = found["provenance"]["code_sha256"]
-    return found if code is not None and code == code_sha256(zoo) else None
-
-
-def _studied(stem: Path, params: Params) -> tuple[pd.DataFrame, Any, dict[str, Any]]:
-    table, origin = read_csv(stem.with_suffix(".csv")), stem.with_suffix(".json")
-    return table, read_json(origin), params.model.model_dump(mode="json")
+def _studied(
+    stem: Path, params: Params, root: Path
+) -> tuple[pd.DataFrame, Any, dict[str, Any], str]:
+    origin = read_json(stem.with_suffix(".json"), "provenance", "model")
+    since = since_then(root, origin["provenance"] or {})
+    model = params.model.model_dump(mode="json")
+    return read_csv(stem.with_suffix(".csv")), origin, model, since
 
 
 def _rounds(file: Path, num_rounds: int) -> pd.DataFrame:

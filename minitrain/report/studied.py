@@ -1,21 +1,25 @@
-"""Results of studies, which the report shows if what produced them is what is here."""
+"""Results of studies, which the report shows for the model and machine of its runs."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from minitrain.analysis.busy import why_busy
+from minitrain.core.code_lock import changed_since
 from minitrain.report.checks import MARKS
 
 Json = Mapping[str, Any]
 # what bits and roundings depend on
 MACHINE = ("cpu", "cores", "torch")
+# so many changed files are named
+NAMED = 3
 
 # the byte checks of studies/ladder, and the names of their columns
 BYTES = {
@@ -43,31 +47,45 @@ class Mismatch(NamedTuple):
 
 @dataclass(frozen=True)
 class Studied:
-    """``table``, and its ``origin``: ``provenance``, the sections ``model`` and
-    ``train`` of params.yaml, and ``train_code_sha256``, the code of the stage
-    ``train``; null if not recorded. ``model`` is what params.yaml has now.
+    """``table``, and its ``origin``: ``provenance``, and the sections ``model`` and
+    ``train`` of params.yaml; null if not recorded. ``model`` is what params.yaml has
+    now, ``since`` what changed in its code (:func:`since_then`).
     """
 
     table: pd.DataFrame
     origin: Json
     model: Json
+    since: str
 
     def mismatch(self, run: Json) -> Mismatch | None:
         """Return why the table does not apply to ``run`` (its provenance), or None."""
-        made, code = self.origin["provenance"], self.origin.get("train_code_sha256")
-        there = _settings(code, self.origin["model"], made)
-        here = _settings(run.get("code_sha256"), self.model, run)
+        there = _settings(self.origin["model"], self.origin["provenance"])
+        here = _settings(self.model, run)
         for key in {**there, **here}:
-            # unrecorded code is never the same
-            if there.get(key) != here.get(key) or there["code"] is None:
+            if there.get(key) != here.get(key):
                 return Mismatch(key, there.get(key), here.get(key))
         return None
 
 
-def _settings(code: str | None, model: Json | None, made: Json | None) -> Json:
+def _settings(model: Json | None, made: Json | None) -> Json:
     machine = made["machine"] if made else {}
-    parts = {key: machine.get(key) for key in MACHINE}
-    return {"code": code and code[:12], **(model or {}), **parts}
+    return {**(model or {}), **{key: machine.get(key) for key in MACHINE}}
+
+
+def since_then(root: Path, origin: Json) -> str:
+    """Return a sentence about the files that a measurement executed and that changed
+    since; ``origin`` is its provenance, ``root`` the project.
+    """
+    code = origin.get("code")
+    if not code:
+        return "The code that measured it was not recorded."
+    changed = changed_since(root, code)
+    if not changed:
+        return f"None of its {len(code)} measured files has changed since."
+    names = ", ".join(changed[:NAMED])
+    more = f" and {len(changed) - NAMED} more" if len(changed) > NAMED else ""
+    count = f"{len(changed)} of {len(code)} measured files"
+    return f"Since then {count} changed: {names}{more}."
 
 
 @dataclass(frozen=True)
@@ -199,12 +217,12 @@ def digest(zoo: dict[str, Any]) -> dict[str, Any]:
         }
         for name, bug in zoo["bugs"].items()
     }
-    made = ("measured_at", "git_commit", "code_sha256", "machine")
+    made = ("measured_at", "git_commit", "code", "machine")
     return {
         "bugs": bugs,
         "clean_runs": len(zoo["clean"]),
         "alarms": sum(bool(run["breaches"]) for run in zoo["clean"]),
-        "provenance": {key: zoo[key] for key in made},
+        "provenance": {key: zoo[key] for key in made if key in zoo},
     }
 
 

@@ -39,7 +39,7 @@ def publish(table: pd.DataFrame, where: Mapping[str, Any]) -> None:
     repro` of the pipeline would run the study.
     """
     origin = {key: where["machine"][key] for key in WHERE}
-    origin |= {key: where[key] for key in ("measured_at", "code_sha256")}
+    origin["measured_at"] = where["measured_at"]
     with open_atomic(ROOT / "metrics" / "collectives.csv") as file:
         table[WHAT].assign(**origin).to_csv(file, index=False)
 

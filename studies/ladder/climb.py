@@ -20,7 +20,7 @@ from minitrain.core.errors import run_stage
 from minitrain.core.files import open_atomic, write_json
 from minitrain.core.params import load_params
 from minitrain.core.progress import progress
-from minitrain.core.provenance import code_sha256, provenance
+from minitrain.core.provenance import provenance
 from minitrain.proof.bits import bits_rung
 
 STUDY = Path(__file__).resolve().parent
@@ -52,8 +52,6 @@ def main() -> None:
     origin = {
         "model": stated.model.model_dump(mode="json"),
         "train": stated.train.model_dump(mode="json"),
-        # the report shows the ladder beside runs that the same code trained
-        "train_code_sha256": code_sha256(ROOT / "stages/train.py"),
         "provenance": provenance(Path(__file__)),
     }
     # The report of the pipeline shows it too, but as no output of this stage: else

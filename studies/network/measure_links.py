@@ -22,7 +22,7 @@ from minitrain.core.errors import EvidenceError, run_stage
 from minitrain.core.files import open_atomic, write_json
 from minitrain.core.params import load_params
 from minitrain.core.progress import progress
-from minitrain.core.provenance import code_sha256, provenance
+from minitrain.core.provenance import provenance
 
 STUDY = Path(__file__).resolve().parent
 MOST_HOSTS = max(arm.hosts for arm in ARMS)
@@ -81,8 +81,6 @@ def origin(study: Network) -> dict[str, Any]:
         **provenance(Path(__file__)),
         "model": params.model.model_dump(mode="json"),
         "train": {**params.train.model_dump(mode="json"), **PLAIN, **steps},
-        # the report shows this beside runs that the same code trained
-        "train_code_sha256": code_sha256(ROOT / "stages/train.py"),
     }
 
 

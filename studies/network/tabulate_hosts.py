@@ -26,9 +26,9 @@ SPEED, REDUCED, EXPECTED = "tokens_per_s", "allreduce_p50_ms", "allreduce_expect
 def main() -> None:
     rates = load_study(STUDY, Network).links
     bits = read_json(STUDY / "bits.json", "arms")["arms"]
-    origin = read_json(STUDY / "machine.json", "machine", "train_code_sha256")
+    origin = read_json(STUDY / "machine.json", "machine", "model")
     links = fitted_on(origin["machine"])
-    kept = {key: origin.pop(key) for key in ("model", "train", "train_code_sha256")}
+    kept = {key: origin.pop(key) for key in ("model", "train")}
     speeds = read()
     table = pd.DataFrame(rows(speeds, rates, bits, links))
     judged = {**kept, **judged_by(speeds), "provenance": origin}

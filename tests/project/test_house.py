@@ -8,9 +8,10 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
-from imports import direct_imports
 from project import PARAMS_FILE, ROOT, run_python
 from ruamel.yaml import YAML
+
+from studies.code_lock import direct_imports
 
 LIBRARY = sorted((ROOT / "minitrain").rglob("*.py"))
 STAGES = sorted([*(ROOT / "stages").glob("*.py"), *(ROOT / "studies").rglob("*.py")])

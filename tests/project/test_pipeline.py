@@ -17,7 +17,6 @@ from typing import Any
 import psutil
 import pytest
 from dvc.repo import Repo
-from imports import as_deps, imported_by
 from mutated import PIPELINE, run_stages
 from pages import reruns
 from project import (
@@ -30,8 +29,9 @@ from project import (
     start_dvc,
 )
 from quick_dvc import stages_in_forks
-from ruamel.yaml import YAML
 from test_docs import PARAMS, STAGES
+
+from studies.code_lock import as_deps, imported_by
 
 # DVC starts a process for every stage, and looks at every file for every question
 pytestmark = pytest.mark.timeout(600)
@@ -43,33 +43,6 @@ def test_deps_are_what_the_script_imports() -> None:
         script = re.search(r"-m stages\.(\w+)", stage["cmd"])[1]
         code = {d for d in stage["deps"] if d.startswith(("stages/", "minitrain/"))}
         assert code == as_deps(imported_by(ROOT, Path(f"stages/{script}.py"))), name
-
-
-def stages_of_studies() -> Iterator[tuple[Path, dict[str, Any]]]:
-    for file in sorted(ROOT.glob("studies/*/dvc.yaml")):
-        for stage in YAML(typ="safe").load(file.read_text())["stages"].values():
-            yield file.parent, stage
-
-
-def test_deps_of_a_study_cover_what_its_scripts_import() -> None:
-    """Files or their folders: so that a result is never older than its code."""
-    for folder, stage in stages_of_studies():
-        deps = {(folder / dep).resolve() for dep in stage["deps"]}
-        script = folder / re.search(r"(\w+\.py)$", stage["cmd"])[1]
-        # its own, and stages that it runs
-        homes = (folder, ROOT / "stages")
-        scripts = {dep for dep in deps if dep.suffix == ".py" and dep.parent in homes}
-        assert script in scripts, script
-        code = {
-            path for one in scripts for path in imported_by(ROOT, one.relative_to(ROOT))
-        }
-        if "minitrain/model/factory.py" in code:
-            # params.yaml names it
-            code.add("minitrain/model/gpt.py")
-        # a door, with names and no code
-        for path in code - {"minitrain/__init__.py"}:
-            covered = deps & {ROOT / path, *(ROOT / path).parents}
-            assert covered, f"{script}: {path} is no dep"
 
 
 def test_stage_is_described_and_its_command_is_one_line() -> None:

@@ -4,6 +4,7 @@ Compared on CI, and by `pytest -m published`. Whoever changes a parameter or run
 has other results than these, and needs no test to say so.
 """
 
+import hashlib
 import json
 import re
 from functools import cache
@@ -19,11 +20,12 @@ from project import ROOT
 from ruamel.yaml import YAML
 from test_docs import require_marked, table
 
+from minitrain.core.code_lock import lock_text
 from minitrain.core.provenance import code_sha256
 from minitrain.report.readme import result_block
 from minitrain.report.studied import digest
 from studies import label
-from studies.label import Made, made_by_pipeline, made_in_study
+from studies.label import Made, made_by_pipeline, measured_in
 
 pytestmark = pytest.mark.published
 labels = cache(label.labels)
@@ -64,35 +66,38 @@ def test_cost_of_checkpoints_in_the_docs_is_that_of_the_study() -> None:
     require_marked("docs/checkpoints.md", "checkpoints", f"{found}\n")
 
 
-def made_in(folder: Path) -> list[Made]:
-    if folder != ROOT:
-        return made_in_study(folder)
+def made_here() -> list[Made]:
     manifest = json.loads((ROOT / "metrics/manifest.json").read_text())
     return made_by_pipeline(ROOT, manifest)
 
 
-def code_in_lock(made: Made) -> str:
-    """The hash once more, from what stands in dvc.lock alone."""
-    folder = next(p for p in made.script.parents if (p / "dvc.lock").exists())
+def deps_in_lock(folder: Path, script: str) -> dict[str, str]:
+    """MD5s of the dependencies of the stage that runs ``script``, by dvc.lock."""
     stages = YAML(typ="safe").load((folder / "dvc.lock").read_text())["stages"]
-    names = {made.script.name, f"stages.{made.script.stem}"}
-    lock = next(s for s in stages.values() if names & {*s["cmd"].split()})
-    md5s = {
-        (folder / dep["path"]).resolve().relative_to(ROOT).as_posix(): dep["md5"]
-        for dep in lock["deps"]
-        if dep["path"].endswith(".py")
-        or (dep["md5"].endswith(".dir") and CODE & {*Path(dep["path"]).parts})
-    }
-    lines = [f"{md5s[name]}  {name}\n" for name in sorted(md5s)]
-    return sha256("".join(lines).encode()).hexdigest()
+    lock = next(s for s in stages.values() if script in s["cmd"].split())
+    return {dep["path"]: dep["md5"] for dep in lock["deps"]}
 
 
-@pytest.mark.parametrize("folder", PLACES, ids=lambda folder: folder.name)
-def test_lock_names_the_code_that_made_the_result(folder: Path) -> None:
+def test_lock_names_the_code_that_made_the_result() -> None:
     """`dvc commit` over an old result would make it look new."""
-    for made in made_in(folder):
-        if made.code is not None:
-            assert made.code == code_in_lock(made), made.script
+    for made in made_here():
+        md5s = {
+            path: md5
+            for path, md5 in deps_in_lock(ROOT, f"stages.{made.script.stem}").items()
+            if path.endswith(".py")
+            or (md5.endswith(".dir") and CODE & {*Path(path).parts})
+        }
+        lines = [f"{md5s[name]}  {name}\n" for name in sorted(md5s)]
+        assert made.code == sha256("".join(lines).encode()).hexdigest(), made.script
+
+
+@pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.name)
+def test_lock_of_a_study_names_the_code_that_made_the_result(study: Path) -> None:
+    for script, origin in measured_in(study).items():
+        if code := origin.get("code"):
+            content = lock_text(code).encode()
+            md5 = hashlib.md5(content, usedforsecurity=False).hexdigest()
+            assert deps_in_lock(study, script)["code.lock"] == md5, script
 
 
 @pytest.mark.parametrize("folder", PLACES, ids=lambda folder: folder.name)
@@ -102,21 +107,11 @@ def test_readme_says_which_code_made_the_result(folder: Path) -> None:
     if shown != labels()[folder]:
         line = "run .venv/bin/python studies/label.py"
         pytest.fail(f"{folder}/README.md: {line}", pytrace=False)
-    # it warns exactly where the code is not that of today
-    today = all(made.code == code_sha256(made.script) for made in made_in(folder))
-    assert ("Newer code may give other numbers" in labels()[folder]) != today
 
 
-def test_page_shows_no_study_that_other_code_made() -> None:
-    """The report does not run again where only code of the study changes."""
-    page = (ROOT / "metrics/report.md").read_text()
-    texts = labels()
-    known = "Newer code" in texts[ROOT]
-    shown = {"ladder": "studies/ladder trained", "zoo": "studies/zoo injected"}
-    for study, said in shown.items():
-        if said in page and not known:
-            again = "run .venv/bin/dvc repro --force --single-item report"
-            assert "Newer code" not in texts[ROOT / "studies" / study], again
+def test_readme_warns_exactly_if_the_code_is_another_one() -> None:
+    today = all(made.code == code_sha256(made.script) for made in made_here())
+    assert ("Newer code may give other numbers" in labels()[ROOT]) != today
 
 
 def test_zoo_of_the_report_is_that_of_the_study() -> None:

@@ -62,7 +62,7 @@ def test_virtual_environment_is_that_of_the_project_or_its_original(
     in no other folder above: on a shared machine it may be another user's.
     """
     mine = project / "projects/studies/mine"
-    for copy in ("", ".dvc/tmp/exps/tmp1", "studies/one/.dvc/tmp/exps/tmp1"):
+    for copy in ("", ".dvc/tmp/exps/tmp1", "studies/.dvc/tmp/exps/tmp1"):
         (mine / copy / "stages").mkdir(parents=True)
         shutil.copy(ROOT / "stages/python", mine / copy / "stages")
     for folder in (project, project / "projects", mine / "studies"):
@@ -71,7 +71,7 @@ def test_virtual_environment_is_that_of_the_project_or_its_original(
     (project / "usual/bin/python").rename(project / "usual/bin/python3")
     (project / "usual/bin/python3").write_text("#!/bin/sh\necho usual\n")
     for wanted in ("usual", "mine"):
-        for copy in ("", ".dvc/tmp/exps/tmp1", "studies/one/.dvc/tmp/exps/tmp1"):
+        for copy in ("", ".dvc/tmp/exps/tmp1", "studies/.dvc/tmp/exps/tmp1"):
             done = run(mine / copy, "stages/python", PATH=path)
             assert done.stdout == f"{wanted}\n", (copy, done.stderr)
         if wanted == "usual":

@@ -229,20 +229,15 @@ def test_metric_has_few_keys_that_mean_something() -> None:
 
 def test_a_study_applies_to_what_produced_it() -> None:
     there = origin()["provenance"] | {"machine": MACHINE | {"cores": 4}}
-    code = {"train_code_sha256": "00" * 32}
     cases: list[tuple[dict[str, Any], Mismatch | None]] = [
         ({}, None),
         ({"provenance": None}, Mismatch("cpu", None, "Example CPU")),
-        ({"train_code_sha256": None}, Mismatch("code", None, "ab" * 6)),
-        (code, Mismatch("code", "00" * 6, "ab" * 6)),
         ({"model": MODEL | {"n_layer": 2}}, Mismatch("n_layer", 2, 4)),
         ({"provenance": there}, Mismatch("cores", 4, 2)),
     ]
     for changes, why in cases:
         found = studied(origin=origin(**changes))
         assert found.mismatch(provenance_of(2)) == why
-    unrecorded = studied(origin=origin(train_code_sha256=None))
-    assert unrecorded.mismatch(provenance_of(2, code_sha256=None)) is not None
     assert sentence("mismatch", Mismatch("n_layer", 2, 4)) == (
         "its result was measured with n_layer 2, here it is 4"
     )
@@ -296,7 +291,6 @@ def test_bugs_are_counted_by_what_their_losses_show() -> None:
         "1 of 3 injected bugs left a loss curve that looks right; 2 were caught by the "
         "check that is meant for them"
     )
-    assert not re.search(r"\d", sentence("bugs_headline", None))
 
 
 def test_arms_in_words() -> None:

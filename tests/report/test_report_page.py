@@ -17,6 +17,8 @@ from markupsafe import Markup
 from project import PARAMS_FILE, ROOT
 from report_inputs import (
     MACHINE,
+    MODEL,
+    UNCHANGED,
     arms,
     bugs,
     facts,
@@ -33,8 +35,8 @@ from report_inputs import (
 from minitrain.cli.main import run as minitrain
 from minitrain.cli.report import answer
 from minitrain.core.errors import EvidenceError, UserError
+from minitrain.core.files import read_json, write_json
 from minitrain.core.params import load_params
-from minitrain.report import read
 from minitrain.report.facts import Facts
 from minitrain.report.publish import report as page_of
 from minitrain.report.render import escaped, markdown, sentence, table, to_html
@@ -187,14 +189,15 @@ def test_page_answers_its_questions(world_sizes: list[int]) -> None:
     assert ("The all-reduce of a step lasts" in text) == (max(world_sizes) > 1)
 
 
-def test_studies_of_other_code_are_left_out() -> None:
-    other = studied(origin=origin(train_code_sha256="00" * 32))
-    f = facts([1, 2], ladder_study=other, bugs=bugs())
+def test_studies_of_another_model_are_left_out() -> None:
+    other = studied(origin=origin(model=MODEL | {"n_layer": 2}))
+    f = facts([1, 2], ladder_study=other)
     text = page_of(f)
-    why = "its result was measured with code 000000000000, here it is abab"
+    why = "its result was measured with n_layer 2, here it is 4"
     assert f"left out: {why}" in text
     assert "And with more processes" not in text
     assert "## And on two hosts?" in text
+    assert f"torch 2.13.0+cpu. {UNCHANGED}" in text
     assert "| sum for mean | a project #1 | \\~ looks right | ✓ replay |" in text
     assert "| stops | a project #1 | ✗ training stops | ✗ not ranks |" in text
 
@@ -295,18 +298,18 @@ def test_stage_writes_every_file(project: Path) -> None:
     assert header == f"arm,processes,threads,{speeds}"
 
 
-def test_bugs_of_the_zoo_are_shown_where_its_code_is_todays(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # no study is here, so its code is unknown; then it is other code, then the same
-    for code in (None, "ef", "12" * 32):
-        codes = {Path("studies/zoo/inject.py"): code}
-        monkeypatch.setattr(read, "code_sha256", codes.get)
-        report.main()
-        page = (project / "metrics/report.md").read_text()
-        shown = code == "12" * 32
-        assert ("| sum for mean |" in page) == shown
-        assert ("left out, since other code produced it" in page) != shown
+def test_study_says_what_changed_since(project: Path) -> None:
+    report.main()
+    page = (project / "metrics/report.md").read_text()
+    assert "| sum for mean |" in page
+    assert "2.13.0+cpu. The code that measured it was not recorded." in page
+    file = project / "metrics/zoo.json"
+    found = read_json(file)
+    found["provenance"]["code"] = {"stages/gone.py": "0" * 16}
+    write_json(file, found)
+    report.main()
+    page = (project / "metrics/report.md").read_text()
+    assert "Since then 1 of 1 measured files changed: stages/gone.py." in page
 
 
 @pytest.mark.parametrize(

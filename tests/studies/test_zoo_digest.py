@@ -28,7 +28,7 @@ def zoo() -> dict[str, Any]:
         },
         "clean": [{"breaches": []}, {"breaches": ["ranks"]}],
         "clean_losses": {"plain": [[4.0] * 8, [5.0] * 8]},
-        "code_sha256": "12" * 32,
+        "code": {"a.py": "0" * 16},
         "machine": {},
         **provenance,
     }
@@ -49,7 +49,7 @@ def test_zoo_leaves_its_digest_for_the_report(
     caught = [bug["caught_by"] for bug in found["bugs"].values()]
     assert caught == [["replay"], ["data", "replay"], []]
     assert (found["clean_runs"], found["alarms"]) == (2, 1)
-    assert found["provenance"]["code_sha256"] == "12" * 32
+    assert found["provenance"]["code"] == {"a.py": "0" * 16}
     # two clean seeds 1 apart have a standard deviation of 0.71
     clean = [[4.0] * 8, [5.0] * 8]
     looks = [loss_curve([loss] * 8, clean) for loss in (4.7, 4.72)]

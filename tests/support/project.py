@@ -35,9 +35,7 @@ def copy_project(folder: Path, changes: dict[str, Any] | None = None) -> Path:
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     for name in listed.stdout.splitlines():
-        # DVC reads the studies' files for whatever it is asked
-        left_out = name == "dvc.lock" or Path(name).match("studies/*/dvc.*")
-        if (ROOT / name).is_file() and not left_out:
+        if (ROOT / name).is_file() and name != "dvc.lock":
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, target)

@@ -21,6 +21,7 @@ CONTRACT = [
     *("tokens_per_sec_1proc", "tokens_per_sec_2proc"),
     *("byte_equivalent", "lesson_notes", "launcher"),
 ]
+UNCHANGED = "None of its 9 measured files has changed since."
 MACHINE = {
     "cpu": "Example CPU",
     "gpu": None,
@@ -223,23 +224,22 @@ HOSTS = pd.DataFrame(
 
 def studied(**changes: Any) -> Ladder:
     """The study's ladder, made by the code, model and machine that are here."""
-    return Ladder(
-        **{"table": studied_ladder(), "origin": origin(), "model": MODEL} | changes
-    )
+    made = {"table": studied_ladder(), "origin": origin(), "model": MODEL}
+    return Ladder(**made | {"since": UNCHANGED} | changes)
 
 
 def hosts(**changes: Any) -> Hosts:
     """The study of two hosts, made by the same."""
-    return Hosts(**{"table": HOSTS, "origin": origin(), "model": MODEL} | changes)
+    made = {"table": HOSTS, "origin": origin(), "model": MODEL, "since": UNCHANGED}
+    return Hosts(**made | changes)
 
 
 def origin(**changes: Any) -> dict[str, Any]:
     """What both studies record of the code, model and machine that are here."""
-    made = {"measured_at": "2026-01-01T02:03:04Z", "code_sha256": "ef" * 32}
+    made = {"measured_at": "2026-01-01T02:03:04Z"}
     return {
         "model": MODEL,
         "train": {"learning_rate": 0.0003},
-        "train_code_sha256": "ab" * 32,
         # of the study `network` alone
         "noise_floor": 0.04,
         "allreduce_noise_floor": 0.02,
@@ -251,8 +251,7 @@ def origin(**changes: Any) -> dict[str, Any]:
 def studied_collectives(**machine: Any) -> pd.DataFrame:
     """Medians of a sweep on the same machine: a microsecond for each kB, shm half."""
     where = {key: MACHINE[key] for key in ("cpu", "cores", "torch")}
-    where |= {"measured_at": "2026-01-01T02:03:04Z", "code_sha256": "cd" * 32}
-    where |= machine
+    where |= {"measured_at": "2026-01-01T02:03:04Z"} | machine
     rows = [
         (backend, world_size, size, size / 1e3 * factor)
         for backend, factor in (("gloo", 1.0), ("shm", 0.5))
@@ -271,7 +270,7 @@ def bugs() -> dict[str, Any]:
         ("stops", "training stops", "ranks", []),
     )
     keys = ("met_in", "loss", "check", "caught_by")
-    made = {"measured_at": "2026-01-01T02:03:04Z", "code_sha256": "12" * 32}
+    made = {"measured_at": "2026-01-01T02:03:04Z"}
     return {
         "bugs": {
             name: dict(zip(keys, ("a project #1", *rest), strict=True))
@@ -334,7 +333,7 @@ def facts(world_sizes: list[int], **changes: Any) -> Facts:
         "ladder_study": studied(),
         "hosts_study": hosts(),
         "collectives_study": studied_collectives(),
-        "bugs": None,
+        "bugs": {**bugs(), "since": UNCHANGED},
     }
     return Facts(**fields | changes)
 

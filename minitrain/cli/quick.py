@@ -1,0 +1,66 @@
+"""The pipeline with few steps and rounds in a copy of the project: a first look.
+
+    python -m minitrain.cli.quick
+
+The copy is ``.dvc/tmp/quick``: neither params.yaml nor a result of the project changes.
+"""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from ruamel.yaml import YAML
+
+from minitrain.cli.private_cache import make_private_cache
+from minitrain.core.errors import UserError, run_stage
+from minitrain.core.files import open_atomic
+from minitrain.core.params import load_params
+
+COPY = Path(".dvc/tmp/quick")
+FOLDERS = ("minitrain", "stages")
+FILES = ("dvc.yaml", ".dvcignore", "requirements.lock", ".dvc/config")
+# results of studies, which the report shows
+STUDIED = ("collectives.csv", "hosts.*", "ladder.*", "zoo.json")
+FEW = {
+    "train": {"num_steps": 20, "num_epochs": None, "num_warmup_steps": 5},
+    "baseline": {"num_rounds": 5},
+}
+# files of the user, which stay where they are
+OWN = (("corpus", "source"), ("model", "file"), ("model", "deps"))
+
+
+def main() -> None:
+    load_params(Path("params.yaml"))
+    for name in FOLDERS:
+        shutil.rmtree(COPY / name, ignore_errors=True)
+        left_out = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(name, COPY / name, ignore=left_out)
+    studied = [file for name in STUDIED for file in Path("metrics").glob(name)]
+    for file in [*map(Path, FILES), *studied]:
+        (COPY / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, COPY / file)
+    write_params(COPY / "params.yaml")
+    make_private_cache(COPY)
+    # no commit has the copy
+    dvc = [sys.executable, "-P", "-m", "dvc"]
+    subprocess.run([*dvc, "config", "core.no_scm", "true"], cwd=COPY, check=True)
+    done = subprocess.run([*dvc, "repro"], cwd=COPY)
+    if done.returncode:
+        raise UserError(f"{COPY}: the quick pipeline failed, as the lines above say")
+
+
+def write_params(file: Path) -> None:
+    yaml = YAML()
+    params = yaml.load(Path("params.yaml").read_text("utf-8"))
+    for section, values in FEW.items():
+        params[section].update(values)
+    for section, key in OWN:
+        if params[section][key]:
+            params[section][key] = str(Path(params[section][key]).resolve())
+    with open_atomic(file) as stream:
+        yaml.dump(params, stream)
+
+
+if __name__ == "__main__":
+    run_stage(main)

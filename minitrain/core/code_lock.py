@@ -1,0 +1,62 @@
+"""The code that measured a study, as a list of files in its ``code.lock``.
+
+Each line is ``hash  path``: the path of a Python file from the root of the project, and
+a hash of its syntax tree without docstrings. Comments are not in the tree.
+"""
+
+import ast
+import hashlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+NAME = "code.lock"
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def syntax_hash(source: str) -> str:
+    """Return 16 hexadecimal digits that comments, docstrings and layout do not change.
+
+    Raises:
+        SyntaxError: ``source`` is no Python.
+    """
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False):
+            del node.body[0]
+    return hashlib.sha256(repr(_shape(tree)).encode()).hexdigest()[:16]
+
+
+def _shape(node: Any) -> Any:
+    # ast.dump differs from one version of Python to the next: new fields, all empty
+    if isinstance(node, ast.AST):
+        fields = ((name, _shape(value)) for name, value in ast.iter_fields(node))
+        kept = [(name, value) for name, value in fields if value not in (None, ())]
+        return type(node).__name__, *kept
+    return tuple(map(_shape, node)) if isinstance(node, list) else node
+
+
+def lock_of(root: Path, files: Iterable[str]) -> dict[str, str]:
+    """Return the hashes of ``files``, which are paths from ``root``; a file that is not
+    there has none.
+    """
+    there = [file for file in sorted(files) if (root / file).is_file()]
+    return {file: syntax_hash((root / file).read_text("utf-8")) for file in there}
+
+
+def read_lock(file: Path) -> dict[str, str]:
+    """Return the hashes in a ``code.lock`` by path; empty where there is none."""
+    lines = file.read_text("utf-8").splitlines() if file.is_file() else []
+    pairs = (line.split("  ", 1) for line in lines)
+    return {path: value for value, path in pairs}
+
+
+def lock_text(lock: Mapping[str, str]) -> str:
+    """Return the content of a ``code.lock``."""
+    return "".join(f"{value}  {path}\n" for path, value in sorted(lock.items()))
+
+
+def changed_since(root: Path, lock: Mapping[str, str]) -> list[str]:
+    """Return the files of ``lock`` that are other ones now, or gone."""
+    now = lock_of(root, lock)
+    return [path for path, value in lock.items() if now.get(path) != value]

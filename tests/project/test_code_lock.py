@@ -1,0 +1,180 @@
+"""What makes the result of a study old: the code that its measurement executes."""
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from executed import executed, note_executed
+from project import ROOT, copy_project, environment, run_python, set_params
+from ruamel.yaml import YAML
+
+from minitrain.core.code_lock import (
+    changed_since,
+    lock_of,
+    lock_text,
+    read_lock,
+    syntax_hash,
+)
+from studies.code_lock import LOCKS, OF_HARNESS, is_measured, locks_of
+
+STUDIES = sorted(file.parent for file in ROOT.glob("studies/*/dvc.yaml"))
+MEASURED, DRAWN = LOCKS
+PROGRAM = '''"""A module."""
+def double(x):
+    """Return twice x."""
+    return 2 * x  # a comment
+'''
+
+
+def test_hash_is_that_of_the_code_alone() -> None:
+    same = "def double(x):\n\n    return 2*x\n"
+    assert syntax_hash(PROGRAM) == syntax_hash(same)
+    for other in ("return 3 * x", "return 2.0 * x", "return 2 * y", "yield 2 * x"):
+        assert syntax_hash(PROGRAM.replace("return 2 * x", other)) != syntax_hash(same)
+    # a string that stands alone is a docstring only at the beginning
+    assert syntax_hash(f"{same}'a'\n") != syntax_hash(same)
+    # 2.12 of the tree's fields came with Python 3.12: those that are empty do not count
+    assert syntax_hash("pass\n") == "a7e54b48f2a6ea73"
+
+
+def test_list_names_what_changed(tmp_path: Path) -> None:
+    for name in ("a.py", "b.py", "c.py"):
+        (tmp_path / name).write_text(PROGRAM)
+    lock = lock_of(tmp_path, ["b.py", "a.py", "c.py", "gone.py"])
+    (tmp_path / "code.lock").write_text(lock_text(lock))
+    assert read_lock(tmp_path / "code.lock") == lock
+    assert [*lock] == ["a.py", "b.py", "c.py"]
+    assert changed_since(tmp_path, lock) == []
+    (tmp_path / "a.py").write_text(PROGRAM.replace("Return", "Give"))
+    (tmp_path / "b.py").write_text(PROGRAM.replace("2 *", "3 *"))
+    (tmp_path / "c.py").unlink()
+    assert changed_since(tmp_path, lock) == ["b.py", "c.py"]
+    assert read_lock(tmp_path / "none.lock") == {}
+
+
+def lists(lock: str = MEASURED) -> dict[str, set[str]]:
+    return {study.name: locks_of(study).get(lock, set()) for study in STUDIES}
+
+
+def test_change_makes_old_what_executes_it() -> None:
+    def old(path: str) -> set[str]:
+        return {name for name, files in lists().items() if path in files}
+
+    assert (ROOT / "minitrain/harness/launcher.py").is_file()
+    # the studies of recovery and of checkpoints have the harness as their subject
+    assert old("minitrain/harness/launcher.py") <= {*OF_HARNESS}
+    assert old("minitrain/core/files.py") == {*OF_HARNESS}
+    everything = {study.name for study in STUDIES}
+    # they do not train with stock DDP
+    assert everything - old("minitrain/sync/stock.py") == {
+        "collectives",
+        "invariance",
+        "recorder",
+    }
+    assert old("minitrain/sync/compressed.py") == {
+        "network",
+        "prediction",
+        "resume",
+        "strategies",
+    }
+    assert old("minitrain/recording/rules.py") == {"recorder", "zoo"}
+    assert not old("minitrain/report/canvas.py")
+    assert any("minitrain/report/canvas.py" in files for files in lists(DRAWN).values())
+
+
+def test_list_is_the_only_code_that_a_study_depends_on() -> None:
+    for study in STUDIES:
+        stages = YAML(typ="safe").load((study / "dvc.yaml").read_text())["stages"]
+        deps = [dep for stage in stages.values() for dep in stage["deps"]]
+        assert [dep for dep in deps if dep.endswith(".py") or "minitrain" in dep] == []
+        for name, stage in stages.items():
+            assert len({*LOCKS} & {*stage["deps"]}) == 1, f"{study.name}: {name}"
+        assert lists()[study.name], study
+
+
+# settings with which a study takes seconds, and the script that measures
+SMALL: dict[str, tuple[str, dict[str, Any]]] = {
+    "buckets": ("measure", {"num_rounds": 15, "steps_per_round": 1}),
+    "chaos": ("run", {"trials": 1}),
+    "checkpoints": (
+        "measure_costs",
+        {"num_rounds": 15, "steps_per_round": 2, "every_steps": [2]}
+        | {"recorded_steps": 4, "num_loads": 1},
+    ),
+    "collectives": (
+        "measure_sizes",
+        {"world_sizes": [2], "largest_bytes": 64, "seconds_per_size": 0.05}
+        | {"goals": {"4000": 0.05}},
+    ),
+    "invariance": (
+        "compare",
+        {"world_sizes": [1, 2], "num_steps": 4, "num_epochs": 1, "num_samples": 67},
+    ),
+    "ladder": ("climb", {"world_sizes": [2], "num_steps": 3}),
+    "network": ("measure_links", {"num_rounds": 1, "links": {"unshaped": None}}),
+    "noise": (
+        "measure",
+        {"num_rounds": 15, "steps_per_round": 1, "numbers_of_rounds": [6]},
+    ),
+    "peers": ("measure", {"num_rounds": 15, "steps_per_round": 1}),
+    "prediction": ("measure_steps", {"num_rounds": 15, "steps_per_round": 1}),
+    "recorder": ("measure", {"num_rounds": 15, "steps_per_round": 1}),
+    "resume": (
+        "interrupt",
+        {"num_steps": 20, "steps_per_epoch": 10, "stop_every": 10}
+        | {"stop_after_every_step": [], "in_new_processes": [2]},
+    ),
+    "scale": ("measure", {"num_sentences": [1000, 2000], "num_repeats": 1}),
+    "stragglers": (
+        "measure",
+        {"num_trials": 1, "num_steps": 24, "num_warmup_steps": 2},
+    ),
+    "strategies": ("speed", {"num_rounds": 15, "steps_per_round": 1, "num_steps": 20}),
+    "trace": ("record", {}),
+    "zoo": ("inject", {"num_seeds": 1, "world_sizes": [1, 2], "num_loss_steps": 4}),
+}
+
+
+def test_every_study_has_small_settings() -> None:
+    assert {*SMALL} == {study.name for study in STUDIES}
+
+
+QUICK = ("collectives", "noise")
+CASES = [
+    pytest.param(name, marks=[] if name in QUICK else pytest.mark.thorough)
+    for name in SMALL
+]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", CASES)
+def test_list_names_what_a_small_run_executes(name: str, tmp_path: Path) -> None:
+    """In the script that measures, its ranks, and all that it starts."""
+    folder = copy_project(tmp_path)
+    for stage in ("check", "corpus", "shard"):
+        done = run_python("-m", f"stages.{stage}", folder=folder)
+        assert done.returncode == 0, done.stderr
+    notes = note_executed(folder)
+    script, changes = SMALL[name]
+    study = folder / "studies" / name
+    set_params(study, {f"{name}.{key}": value for key, value in changes.items()})
+    venv = ".venv-peers" if name == "peers" else ".venv"
+    paths = os.pathsep.join([str(folder), str(folder / "studies/common")])
+    done = subprocess.run(
+        [ROOT / venv / "bin/python", f"{script}.py"],
+        cwd=study,
+        env=environment(PYTHONPATH=paths),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    found = {f for f in executed(notes) if name in OF_HARNESS or is_measured(f)}
+    assert f"studies/{name}/{script}.py" in found
+    # the default model is that of the tests, and not in the list if it is another file
+    assert found - lists()[name] == set()
+    # what the list names beyond that is imported by functions that a small run skips
+    if name in QUICK:
+        assert lists()[name] == found
