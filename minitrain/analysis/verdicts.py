@@ -4,11 +4,13 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Literal, get_args
 
-Verdict = Literal["proven", "proven in eval mode", "replay only", "undecided", "breach"]
+RunVerdict = Literal[
+    "proven", "proven in eval mode", "replay only", "undecided", "breach"
+]
 ALONE = "one rank has nobody to agree with"
 ITSELF = "it is the one process"
 ONE = "one_process"
-VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+VERDICTS: tuple[RunVerdict, ...] = get_args(RunVerdict)
 
 # equal bits: of the ranks with each other, of the run with its replay
 BITS = ("replay", "replay_gradients", "replay_parameters", "replay_losses", "data")
@@ -37,7 +39,7 @@ ORDER = (
 LAST = "replay_losses"
 
 
-def verdict_of(rungs: Mapping[str, Mapping[str, Any]]) -> tuple[Verdict, str]:
+def verdict_of(rungs: Mapping[str, Mapping[str, Any]]) -> tuple[RunVerdict, str]:
     """Return the verdict on a run by its rungs (as dictionaries), and its reasons.
 
     A rung that is missing supports nothing.
@@ -64,7 +66,7 @@ def verdict_of(rungs: Mapping[str, Mapping[str, Any]]) -> tuple[Verdict, str]:
     # agrees
     known = known and (BUFFERS not in verdicts or bool(fine & {BUFFERS, ONE}))
     seen = f"a witness computed the gradients {' and '.join(shown)}"
-    verdict: Verdict = "undecided"
+    verdict: RunVerdict = "undecided"
     rests_on = "neither bits nor a witness support it"
     if bits and known and shown:
         verdict, rests_on = "proven", f"the bits are those of a replay, and {seen}"

@@ -12,7 +12,7 @@ from minitrain.analysis.verdicts import (
     FINE,
     VERDICTS,
     WITNESS_GRADIENTS,
-    Verdict,
+    RunVerdict,
     as_dicts,
     verdict_of,
 )
@@ -47,7 +47,7 @@ from minitrain.train.precision import Name
 from minitrain.train.run import Inject
 
 ATOL = 1e-5
-PROVEN: tuple[Verdict, ...] = ("proven",)
+PROVEN: tuple[RunVerdict, ...] = ("proven",)
 ANY_VERDICT = VERDICTS
 NO_COUNT = "count is not given, so labels, or else samples, are counted"
 BACKWARD = "does its backward pass sum what each rank contributes?"
@@ -65,7 +65,7 @@ class Ladder:
     communicates: Sequence[str] = ()
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> RunVerdict:
         """``proven`` (the bits of a replay, and a witness that shares no code with the
         run), ``proven in eval mode`` (training draws random numbers that are no
         dropout), ``replay only``, ``undecided`` (strategies that promise no bits) or
@@ -136,7 +136,7 @@ def check_data_parallel(
     seed: int = 0,
     timeout_s: float = 300,
     atol: float = ATOL,
-    accept: Collection[Verdict] = PROVEN,
+    accept: Collection[RunVerdict] = PROVEN,
 ) -> Ladder:
     """Train ``factory()`` with ``world_size`` processes and prove that it is right.
 

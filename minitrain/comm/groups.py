@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from minitrain.comm.heartbeat import STARTUP_S, my_place
+from minitrain.comm.heartbeat import STARTUP_S, my_heartbeat
 from minitrain.comm.store import (
     INTERFACES,
     interfaces,
@@ -75,7 +75,7 @@ def init_distributed(
         require_gpus(device.index + 1)
         torch.cuda.set_device(device)
     startup = timedelta(seconds=max(STARTUP_S, timeout_s))
-    my_place().limit(startup.total_seconds())
+    my_heartbeat().limit(startup.total_seconds())
     if missing:
         # a world of one needs no port; without an interface gloo asks for this host's
         # name, and complains if it cannot be resolved
@@ -101,7 +101,7 @@ def init_distributed(
 
 def _limit_waits(seconds: float) -> None:
     set_group_timeout(seconds)
-    my_place().limit(seconds)
+    my_heartbeat().limit(seconds)
 
 
 @contextmanager

@@ -42,9 +42,9 @@ _WORDS = 2
 
 
 class Seen(NamedTuple):
-    """A heartbeat as read: ``mark`` differs after each call of :meth:`Place.mark`, a
-    millisecond or more apart; ``limit_s`` is how long the rank may wait for another (0:
-    not known).
+    """A heartbeat as read: ``mark`` differs after each call of :meth:`Heartbeat.mark`,
+    a millisecond or more apart; ``limit_s`` is how long the rank may wait for another
+    (0: not known).
     """
 
     step: int
@@ -63,7 +63,7 @@ class Seen(NamedTuple):
         return f"at step {self.step}, {self.phase}"
 
 
-class Place:
+class Heartbeat:
     """The heartbeat of one rank; without ``words``, one that has no reader."""
 
     def __init__(self, words: memoryview | None = None) -> None:
@@ -88,21 +88,21 @@ class Place:
         return Seen(word >> 36, PHASES[word >> 32 & 15], word, limit / 1000)
 
 
-def make_place(file: Path) -> Place:
+def make_place(file: Path) -> Heartbeat:
     """Make the heartbeat of this rank, at its start, in a new ``file``."""
     with open(os.open(file, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as opened:
         opened.truncate(8 * _WORDS)
-        place = Place(_map(opened.fileno()))
+        place = Heartbeat(_map(opened.fileno()))
     place.mark(0, "start")
     return place
 
 
-def find_place(file: Path) -> Place | None:
+def find_place(file: Path) -> Heartbeat | None:
     """The heartbeat in ``file``; None as long as its rank has not made it."""
     # mapped and not read: only so are eight bytes one
     with suppress(FileNotFoundError), open(file, "r+b") as opened:
         if os.fstat(opened.fileno()).st_size == 8 * _WORDS:
-            return Place(_map(opened.fileno()))
+            return Heartbeat(_map(opened.fileno()))
     return None
 
 
@@ -115,10 +115,10 @@ def file_of(folder: Path, rank: int | str, kind: str = "place") -> Path:
     return folder / f"{kind}-{rank}"
 
 
-def my_place() -> Place:
+def my_heartbeat() -> Heartbeat:
     """The heartbeat of this process, if one of our launchers started it as a rank; else
     one that has no reader.
     """
     store = our_store()
     found = store and find_place(file_of(store.parent, os.environ.get("RANK", "")))
-    return found or Place()
+    return found or Heartbeat()

@@ -132,7 +132,7 @@ def _unpadded(rows: Rows) -> dict[str, Sequence[str]]:
 
 
 @dataclass(frozen=True)
-class Place:
+class StepPair:
     """One step of one optimizer in A and in B: a row for each rank. ``twin`` is that of
     the first rank of A's twin; ``double`` says that both train in float64, ``end`` that
     it is what they came to after the last recorded step.
@@ -209,7 +209,7 @@ def keys_of(recording: Recording) -> list[tuple[int, int]]:
     return [*dict.fromkeys(key for one in rows for key in one.steps)]
 
 
-def places_of(a: Recording, b: Recording, twin: Recording | None) -> list[Place]:
+def places_of(a: Recording, b: Recording, twin: Recording | None) -> list[StepPair]:
     """Return the steps that ranks which are compared both recorded, in the order of the
     run, and for each optimizer the end, if anything came after the last of them.
     """
@@ -221,7 +221,7 @@ def places_of(a: Recording, b: Recording, twin: Recording | None) -> list[Place]
     for key in (key for key in keys_of(a) if key in both):
         rows = rows_at(a, key), rows_at(b, key)
         first = next(iter(rows_at(twin, key).values()), None) if twin else None
-        place = Place(*key, *rows, sizes, first, is_double)
+        place = StepPair(*key, *rows, sizes, first, is_double)
         places += [place] if place.pairs else []
     last = {place.optimizer: place for place in places}
     ends = (_end(a, b, twin, place) for place in last.values())
@@ -229,8 +229,8 @@ def places_of(a: Recording, b: Recording, twin: Recording | None) -> list[Place]
 
 
 def _end(
-    a: Recording, b: Recording, twin: Recording | None, place: Place
-) -> Place | None:
+    a: Recording, b: Recording, twin: Recording | None, place: StepPair
+) -> StepPair | None:
     # none where a rank has no end, the numbers of steps differ, or nothing came after
     of_twin = {min(twin.ranks): place.twin} if twin and place.twin else {}
     sides = ((a, place.a), (b, place.b), (twin, of_twin))
@@ -245,7 +245,7 @@ def _end(
     return replace(place, step=step, a=ends[0], b=ends[1], twin=first, end=True)
 
 
-def _rows_at_end(recording: Recording, rows: Rows, place: Place) -> dict[int, Row]:
+def _rows_at_end(recording: Recording, rows: Rows, place: StepPair) -> dict[int, Row]:
     # the last row of each rank that has an end, as if it were one step later
     found: dict[int, Row] = {}
     for rank, row in rows.items():

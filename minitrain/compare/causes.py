@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from minitrain.compare.align import (
-    Place,
     Row,
     Rows,
+    StepPair,
     common,
     fit,
     joined,
@@ -118,7 +118,7 @@ def cause_in_buffers(ranks: Sequence[int], world_size: int) -> Why:
     return UNKNOWN
 
 
-def cause_in_gradients(place: Place, found: Measured, here: bool) -> Why:
+def cause_in_gradients(place: StepPair, found: Measured, here: bool) -> Why:
     """Return why gradients are beyond the limits at ``place``; ``here`` says that the
     weights were alike before it.
     """
@@ -158,7 +158,7 @@ def is_multiple(found: Fit, close: float = CLOSE) -> bool:
     return rest < close and abs(factor - 1) > max(CLOSE, 10 * rest)
 
 
-def _without(place: Place, name: str) -> Why | None:
+def _without(place: StepPair, name: str) -> Why | None:
     # where ranks of one run have no gradient of a tensor, and others have one
     lacks = [
         [rank for rank, row in rows.items() if name not in row["gradients"]]
@@ -172,7 +172,7 @@ def _without(place: Place, name: str) -> Why | None:
     return why(Cause.NO_GRADIENT, tensor=name, where="AB"[number] + ranks)
 
 
-def _of_size(place: Place, found: Measured, own_alike: bool) -> Why:
+def _of_size(place: StepPair, found: Measured, own_alike: bool) -> Why:
     # what no sum of gradients explains: from how far it is apart, and where
     few = found.num_beyond_quick
     if 2 * few <= found.num:
@@ -202,7 +202,7 @@ def _reduced(side: str) -> Why:
     return why(Cause.REDUCED, side=side, dtype="16 bits?")
 
 
-def cause_in_own(place: Place) -> Why | None:
+def cause_in_own(place: StepPair) -> Why | None:
     """Return where the ranks' own gradients, before any reduction, differ; None where
     not all ranks have them, a cause without ranks (``own``) where they are alike.
     """
@@ -242,7 +242,7 @@ def _drawn_otherwise(a: Row, b: Row) -> bool:
     return bool((a["draws"] or b["draws"]) and a["random"] != b["random"])
 
 
-def _of_factor(factor: float, place: Place) -> Why:
+def _of_factor(factor: float, place: StepPair) -> Why:
     # what makes all of B's gradients so many times those of A
     sides = (("B", place.b, factor), ("A", place.a, 1 / factor))
     for (side, rows, times), ranks in zip(sides, place.world_sizes[::-1], strict=True):
@@ -294,7 +294,7 @@ def _unclipped(rows: Rows, rank: int, names: Sequence[str]) -> Tensor:
     return vector(rows[rank], "gradients", names) / factor
 
 
-def _of_parts(place: Place, found: Measured, names: Iterable[str]) -> Why | None:
+def _of_parts(place: StepPair, found: Measured, names: Iterable[str]) -> Why | None:
     # from the gradients of A and B as sums of what the ranks of one run computed
     x, y = found.pairs[0]
     sides = (

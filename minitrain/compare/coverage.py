@@ -9,8 +9,8 @@ from operator import or_
 from pathlib import Path
 
 from minitrain.compare.align import (
-    Place,
     Row,
+    StepPair,
     header,
     keys_of,
     places_of,
@@ -101,7 +101,7 @@ def start_unlike(a: Recording, b: Recording, first: StepCompared) -> Difference 
     parameters after the ``first`` step.
     """
     heads = [{rank: one.header for rank, one in r.ranks.items()} for r in (a, b)]
-    start = Place(0, START, heads[0], heads[1], (a.world_size, b.world_size))
+    start = StepPair(0, START, heads[0], heads[1], (a.world_size, b.world_size))
     unlike = {
         (x, y): _unlike_names(start.a[x]["start"], start.b[y]["start"])
         for x, y in start.pairs
@@ -180,7 +180,7 @@ def _ends(ranks: Sequence[OfRank]) -> Counter[str]:
     return reduce(or_, (Counter(r.end["steps"]) for r in ranks if r.end), nothing)
 
 
-def unseen_in(a: Recording, b: Recording, places: Sequence[Place]) -> list[str]:
+def unseen_in(a: Recording, b: Recording, places: Sequence[StepPair]) -> list[str]:
     """Return what was not recorded, and so is not compared."""
     said = []
     ends = [one.end for r in (a, b) for one in r.ranks.values() if one.end is not None]

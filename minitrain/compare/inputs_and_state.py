@@ -6,9 +6,9 @@ import math
 from typing import Any
 
 from minitrain.compare.align import (
-    Place,
     Row,
     Rows,
+    StepPair,
     apart,
     common,
     is_finite,
@@ -21,13 +21,13 @@ from minitrain.compare.tolerances import CLOSE, SAME_RATE, limits_of
 from minitrain.recording.rules_of_progress import settings_of
 
 
-def at(place: Place, what: What, cause: Why, much: str, **more: Any) -> Difference:
+def at(place: StepPair, what: What, cause: Why, much: str, **more: Any) -> Difference:
     """Return the difference at this place."""
     more |= {"optimizer": place.optimizer, "end": place.end}
     return Difference(place.step, what, cause, much, **more)
 
 
-def cause_in_data(place: Place, before: Place | None) -> Why:
+def cause_in_data(place: StepPair, before: StepPair | None) -> Why:
     """Return why the samples of a step differ."""
     a, b = samples(place.a), samples(place.b)
     inputs = [samples(rows, "unlabelled") for rows in (place.a, place.b)]
@@ -53,7 +53,7 @@ def _of_duplicates(side: str, rows: Rows, count: int) -> Why:
     return why(Cause.REPEATED, side=side, count=count)
 
 
-def rates_unlike(place: Place) -> Difference | None:
+def rates_unlike(place: StepPair) -> Difference | None:
     """Return the first ranks with other learning rates."""
     unlike = [(x, y) for x, y in place.pairs if not _same_rates(place.a[x], place.b[y])]
     if not unlike:
@@ -80,7 +80,7 @@ def _same_rates(a: Row, b: Row) -> bool:
     return _same_setting(tuple(ours), tuple(theirs))
 
 
-def settings_unlike(place: Place) -> Difference | None:
+def settings_unlike(place: StepPair) -> Difference | None:
     """Return the first parameter that the optimizer has with other settings."""
     found: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for x, y in place.pairs:
@@ -106,7 +106,7 @@ def _same_setting(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def state_unlike(place: Place) -> Difference | None:
+def state_unlike(place: StepPair) -> Difference | None:
     """Return where the optimizer's state has other bits."""
     of_a, of_b = (state_held(rows) for rows in (place.a, place.b))
     for name in {**of_a, **of_b}:
@@ -132,7 +132,7 @@ def state_held(rows: Rows) -> dict[str, dict[int, str]]:
     return found
 
 
-def buffers_unlike(place: Place, exact: bool) -> Difference | None:
+def buffers_unlike(place: StepPair, exact: bool) -> Difference | None:
     """Return the buffer that is farthest apart: where all before is equal to the bit by
     any other bit, and else by more than 16 bits round; one that is not finite in one
     alone is sure then.
@@ -172,7 +172,7 @@ def _share_apart(a: Row | None, b: Row | None) -> float:
     return max(ratio(apart(a, b), max(a["norm"], b["norm"])), math.ulp(0.0))
 
 
-def rest_is_equal(place: Place) -> bool:
+def rest_is_equal(place: StepPair) -> bool:
     """Whether all but gradients and parameters is, as far as it must be."""
     if samples(place.a) != samples(place.b):
         return False

@@ -30,10 +30,10 @@ from minitrain.recording.format import is_recording, read_recording
 # ``minitrain/cli`` does not know the package ``recording``
 __all__ = ["SAME", "RecordingsCompared", "compare_recordings", "is_recording"]
 
-Verdict = Literal[
+RecordingsVerdict = Literal[
     "equal bits", "same computation within rounding", "undecided", "different"
 ]
-SAME: tuple[Verdict, ...] = ("equal bits", "same computation within rounding")
+SAME: tuple[RecordingsVerdict, ...] = ("equal bits", "same computation within rounding")
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class RecordingsCompared:
     recorder find in each, ``severe`` those of them that are more than notes.
     """
 
-    verdict: Verdict
+    verdict: RecordingsVerdict
     first: Difference | None
     doubt: Difference | None
     steps: list[StepCompared]
@@ -105,7 +105,9 @@ def compare_recordings(
         # what a twin does not decide
         doubt = replace(doubt, twin_decides=False)
     equal = ours.world_size == theirs.world_size and {s.mark for s in steps} == {"="}
-    verdict: Verdict = "equal bits" if equal else "same computation within rounding"
+    verdict: RecordingsVerdict = (
+        "equal bits" if equal else "same computation within rounding"
+    )
     # what a recording lacks that ended early, it may have done
     if sure or (any(only) and not broken):
         verdict = "different"

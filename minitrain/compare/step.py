@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from minitrain.compare.align import (
-    Place,
     Resumed,
+    StepPair,
     common,
     fit,
     is_finite,
@@ -69,7 +69,7 @@ class Comparer:
     course: Course
     same_torch: bool
     resumed: Resumed | None = None
-    before: Place | None = None
+    before: StepPair | None = None
     # the largest share of rounding in the gradients so far, and the share at the
     # recorded step before
     noise: float = 0.0
@@ -78,7 +78,7 @@ class Comparer:
     twin_tells: bool = True
     over: bool = False
 
-    def compare(self, place: Place) -> StepCompared:
+    def compare(self, place: StepPair) -> StepCompared:
         """Return what differs at ``place``, the next one."""
         gradients = measure(place, What.GRADIENTS, self.course, self.noise)
         parameters = measure(place, What.PARAMETERS, self.course, self.noise)
@@ -103,7 +103,7 @@ class Comparer:
         return StepCompared(*step, mark, gradients, parameters, first, place.end)
 
     def _unlike(
-        self, place: Place, gradients: Measured, parameters: Measured
+        self, place: StepPair, gradients: Measured, parameters: Measured
     ) -> Iterator[Difference | None]:
         consecutive = self.before is None or self.before.step + 1 == place.step
         here = consecutive or parameters.within
@@ -129,7 +129,9 @@ class Comparer:
         if place.same_size and exact and self.same_torch:
             yield state_unlike(place)
 
-    def _data(self, place: Place, gradients: Measured, here: bool) -> Difference | None:
+    def _data(
+        self, place: StepPair, gradients: Measured, here: bool
+    ) -> Difference | None:
         a, b = samples(place.a), samples(place.b)
         there = place.complete or (place.same_size and place.a.keys() == place.b.keys())
         if not (a and b and there) or same_samples(place.a, place.b):
@@ -151,7 +153,7 @@ class Comparer:
         cause = cause_in_data(place, self.before)
         return at(place, What.DATA, cause, much, sure=sure, **named)
 
-    def _gradients(self, place: Place, found: Measured, here: bool) -> Difference:
+    def _gradients(self, place: StepPair, found: Measured, here: bool) -> Difference:
         # ``here``: it is this step that takes them apart, and none before it
         cause = cause_in_gradients(place, found, here)
         local = found.own_size and 4 * found.num_beyond_quick <= found.num
@@ -163,7 +165,7 @@ class Comparer:
         return self._measured(place, found, cause, pairs, sure)
 
     def _parameters(
-        self, place: Place, found: Measured, exact: bool
+        self, place: StepPair, found: Measured, exact: bool
     ) -> Difference | None:
         if found.equal:
             return None
@@ -189,7 +191,7 @@ class Comparer:
 
     def _measured(
         self,
-        place: Place,
+        place: StepPair,
         found: Measured,
         cause: Why,
         pairs: Sequence[tuple[int, int]],
@@ -209,7 +211,7 @@ class Comparer:
         )
 
     def _beyond_doubt(
-        self, place: Place, share: float, before: float, adaptive: bool = False
+        self, place: StepPair, share: float, before: float, adaptive: bool = False
     ) -> bool:
         # whether rounding cannot have grown so far, from what it was ``before``
         if place.draws_otherwise:
@@ -224,7 +226,7 @@ class Comparer:
         coarse = limits.coarse_adaptive if adaptive else limits.coarse
         return not share <= max(coarse, grown)
 
-    def _new_share(self, place: Place, found: Measured) -> float:
+    def _new_share(self, place: StepPair, found: Measured) -> float:
         # how far the last steps took A and B apart, by how far they went
         if self.before is None:
             names = common(*(row["parameters"] for row in place.first))
@@ -238,7 +240,7 @@ class Comparer:
         return ratio(float((theirs - ours).norm()), float(ours.norm()))
 
 
-def _hidden(place: Place, found: Measured) -> Difference:
+def _hidden(place: StepPair, found: Measured) -> Difference:
     # what only the twin allows, where it allows so much that nothing is shown
     more = {"tensor": found.tensor, "sure": False, "onwards": True}
     return at(place, found.kind, why(Cause.HIDDEN), _much(found), **more)
@@ -257,7 +259,7 @@ def _much(found: Measured) -> str:
     return gap
 
 
-def _of_resume(resumed: Resumed, place: Place, first: Difference) -> Why:
+def _of_resume(resumed: Resumed, place: StepPair, first: Difference) -> Why:
     # the probable cause of the first difference after a resume
     if first.what == What.DATA:
         return why(Cause.POSITION_LOST)
@@ -269,7 +271,7 @@ def _of_resume(resumed: Resumed, place: Place, first: Difference) -> Why:
     return why(Cause.OPTIMIZER_LOST) if is_start else first.why
 
 
-def _not_finite(place: Place, found: Measured) -> Why | None:
+def _not_finite(place: StepPair, found: Measured) -> Why | None:
     sides = zip("AB", (place.a, place.b), found.pairs[0], strict=True)
     for side, rows, rank in sides:
         entry = rows[rank]["parameters"].get(found.tensor)
@@ -279,7 +281,7 @@ def _not_finite(place: Place, found: Measured) -> Why | None:
 
 
 def _moves(
-    place: Place, before: Place, found: Measured
+    place: StepPair, before: StepPair, found: Measured
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     # how far the last steps took A and B, and where A was before them
     x, y = found.pairs[0]
@@ -293,7 +295,7 @@ def _moves(
 
 
 def cause_of_drift(
-    place: Place, before: Place | None, found: Measured, linear: bool
+    place: StepPair, before: StepPair | None, found: Measured, linear: bool
 ) -> Why | None:
     """Return what takes A and B apart step by step, where it is a pattern and no
     rounding: steps of another length, or another weight decay. ``before`` is the

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from minitrain.compare.align import (
-    Place,
     Row,
+    StepPair,
     apart,
     common,
     fit,
@@ -90,7 +90,7 @@ EPS = {
 }
 
 
-def limits_of(place: Place) -> Limits:
+def limits_of(place: StepPair) -> Limits:
     """Those of the type in which both train."""
     return FLOAT64 if place.double else FLOAT32
 
@@ -201,7 +201,7 @@ class Measured:
         return self.allowed / self.size if self.size > 0 else 0.0
 
 
-def measure(place: Place, kind: What, course: Course, noise: float) -> Measured:
+def measure(place: StepPair, kind: What, course: Course, noise: float) -> Measured:
     """Gradients or parameters of all ranks at ``place``; ``noise`` is the largest share
     of rounding in the gradients so far.
     """
@@ -261,7 +261,7 @@ def measure(place: Place, kind: What, course: Course, noise: float) -> Measured:
     )
 
 
-def _gaps(place: Place, kind: What) -> dict[str, dict[Pair, float]]:
+def _gaps(place: StepPair, kind: What) -> dict[str, dict[Pair, float]]:
     # by tensor and pair of ranks; bits that are equal have none
     found: dict[str, dict[Pair, float]] = {}
     for pair in place.pairs:
@@ -277,7 +277,7 @@ def _gaps(place: Place, kind: What) -> dict[str, dict[Pair, float]]:
     return found
 
 
-def _quick(place: Place, course: Course, scale: Gaps, noise: float | None) -> Gaps:
+def _quick(place: StepPair, course: Course, scale: Gaps, noise: float | None) -> Gaps:
     share, unit = limits_of(place).linear, limits_of(place).unit
     if not course.linear and noise is not None:
         root = ADAPTIVE_TIMES_ROOT * math.sqrt(max(noise, unit))
@@ -308,7 +308,7 @@ def _beyond(far: Gaps, limits: Gaps) -> list[str]:
 
 
 def _is_noise(
-    place: Place, far: Gaps, beyond: Sequence[str], scale: Gaps, allowed: Gaps
+    place: StepPair, far: Gaps, beyond: Sequence[str], scale: Gaps, allowed: Gaps
 ) -> bool:
     # Whether only tensors are beyond that hardly count beside all others: far those
     # whose gradient is noise, and a little those of which a part is.
@@ -329,7 +329,7 @@ def stands(row: Row, name: str) -> bool:
     return after is not None and bool(row["before"].get(name) == after["hash"])
 
 
-def still_in_one(place: Place, course: Course) -> tuple[str, str, list[Pair]] | None:
+def still_in_one(place: StepPair, course: Course) -> tuple[str, str, list[Pair]] | None:
     """The first tensor that moves in A or B alone, though both have a gradient for it
     that is more than noise: the tensor, the side on which it stays, and the ranks.
 
@@ -347,7 +347,7 @@ def still_in_one(place: Place, course: Course) -> tuple[str, str, list[Pair]] | 
     return next(((*key, pairs) for key, pairs in found.items()), None)
 
 
-def _must_move(place: Place, row: Any, name: str, course: Course) -> bool:
+def _must_move(place: StepPair, row: Any, name: str, course: Course) -> bool:
     gradient = norm(row["gradients"][name])
     largest = max(norm(entry) for entry in row["gradients"].values())
     if not gradient > limits_of(place).gradients * largest:

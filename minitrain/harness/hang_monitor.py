@@ -19,7 +19,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 from minitrain.comm import heartbeat
-from minitrain.comm.heartbeat import STARTUP_S, Place, Seen
+from minitrain.comm.heartbeat import STARTUP_S, Heartbeat, Seen
 from minitrain.core.errors import RankError
 from minitrain.harness import stack_dump as stack
 from minitrain.harness.failures import (
@@ -82,7 +82,7 @@ class _Rank:
     # times in seconds that it was watched
     def __init__(self, number: int, pid: int) -> None:
         self.number, self.pid = number, pid
-        self.place: Place | None = None
+        self.place: Heartbeat | None = None
         self.last: Seen | None = None
         self.report: Failure | None = None
         self.stack: Stack | None = None

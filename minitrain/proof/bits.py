@@ -11,7 +11,7 @@ from minitrain.analysis.verdicts import ALONE
 from minitrain.proof.first_difference import Rows, What, first_difference, of_kind
 from minitrain.proof.ulp import distance
 
-Verdict = Literal["equal", "within tolerance", "breach", "undecided", "not run"]
+RungVerdict = Literal["equal", "within tolerance", "breach", "undecided", "not run"]
 Tensors = Mapping[str, Tensor]
 
 
@@ -26,7 +26,7 @@ class Rung:
     bytes_equal: bool | None
     max_ulp: int | None
     max_abs_diff: float | None
-    verdict: Verdict
+    verdict: RungVerdict
     detail: str
 
 

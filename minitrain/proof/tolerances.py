@@ -11,7 +11,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from minitrain.proof.bits import Rung, Tensors, Verdict, data_rung, first_nan, not_run
+from minitrain.proof.bits import (
+    Rung,
+    RungVerdict,
+    Tensors,
+    data_rung,
+    first_nan,
+    not_run,
+)
 from minitrain.proof.evidence import Evidence
 from minitrain.proof.forward import forward_of
 from minitrain.proof.ulp import distance, gaps
@@ -57,7 +64,7 @@ def one_process_rungs(
         ours: Tensors,
         theirs: Tensors,
         twins: Callable[[], Tensors],
-        explained: Verdict = "within tolerance",
+        explained: RungVerdict = "within tolerance",
     ) -> Rung:
         # a buffer may count a rank's own samples and do no harm: where it does some,
         # parameters part
@@ -129,7 +136,7 @@ def close_rung(
     limits: Limits,
     twin: Callable[[], Tensors],
     unit: Callable[[], float] = lambda: 0.0,
-    explained: Verdict = "within tolerance",
+    explained: RungVerdict = "within tolerance",
 ) -> Rung:
     """Require ``run`` within the quick limits of ``one``, or else in no tensor ten
     times as far as the ``twin``, nor more than some ``unit`` in the last place of its
@@ -150,7 +157,7 @@ def close_rung(
         within = within and share >= ADAMW_SHARE_WITHIN_ATOL
         usual = max(limits.common.values())
         detail += f", for 99.9 % of the elements {usual:.3g} (here {100 * share:.5g} %)"
-    verdict: Verdict = "within tolerance"
+    verdict: RungVerdict = "within tolerance"
     if apart.bytes_equal:
         verdict = "equal"
     elif not within:
@@ -184,7 +191,7 @@ def loss_rung(losses: Sequence[float], one_process: Sequence[float]) -> Rung:
     ours, theirs = (sum(x[-last:]) / last for x in (losses, one_process))
     detail = f"{ours:.4g} against {theirs:.4g}, allowed {LOSS_SHARE:.0%} above"
     within = ours <= theirs + LOSS_SHARE * abs(theirs)
-    verdict: Verdict = "within tolerance" if within else "breach"
+    verdict: RungVerdict = "within tolerance" if within else "breach"
     return Rung(None, None, abs(ours - theirs), verdict, detail)
 
 

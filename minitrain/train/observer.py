@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from minitrain.comm.groups import barrier
-from minitrain.comm.heartbeat import my_place
+from minitrain.comm.heartbeat import my_heartbeat
 from minitrain.core.errors import UserError
 from minitrain.data.batches import MicroBatch
 from minitrain.train.clock import NS_PER_MS, Row, StepClock, bucket_times
@@ -97,7 +97,7 @@ class StepObserver(Observer):
         self._step = 0
         # between two steps a checkpoint was written or read
         self._was_interrupted = False
-        self.place = my_place()
+        self.place = my_heartbeat()
 
     def kept(self) -> Row:
         self._was_interrupted = True

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from minitrain.comm.groups import is_main_process
-from minitrain.comm.heartbeat import my_place
+from minitrain.comm.heartbeat import my_heartbeat
 from minitrain.comm.together import everyone
 from minitrain.core.errors import UserError
 from minitrain.core.printable import note
@@ -150,7 +150,7 @@ class RankInSteps:
 
     def kept(self) -> Kept:
         """Return views of the worker's tensors, of shared ones this rank's part."""
-        my_place().enter("checkpoint")
+        my_heartbeat().enter("checkpoint")
         worker = self.worker
         sync, streams = worker.sync, worker.streams or {}
         return {

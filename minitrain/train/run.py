@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from minitrain.comm.groups import distributed, local_device, require_gpus, start_up
-from minitrain.comm.heartbeat import my_place
+from minitrain.comm.heartbeat import my_heartbeat
 from minitrain.comm.together import only_first
 from minitrain.core.errors import UserError
 from minitrain.core.params import Params
@@ -152,7 +152,7 @@ def run_rank(
     folder ``states`` of rank 0's host. ``show`` names a progress bar. Raises UserError
     for a loss that is not finite.
     """
-    place = my_place()
+    place = my_heartbeat()
     place.enter("setup")
     # it would answer for other rungs: nothing is injected in it
     unwatched = None if inject else unwatched_gradients(config, device)

@@ -10,7 +10,7 @@ import pytest
 from waiting import GENEROUS_S
 
 from minitrain.comm import heartbeat as place
-from minitrain.comm.heartbeat import PHASES, Place, find_place, make_place
+from minitrain.comm.heartbeat import PHASES, Heartbeat, find_place, make_place
 
 
 def test_another_mapping_sees_what_is_marked(tmp_path: Path) -> None:
@@ -27,7 +27,7 @@ def test_another_mapping_sees_what_is_marked(tmp_path: Path) -> None:
 
 def test_every_mark_is_another_though_it_says_the_same() -> None:
     """Four micro-batches may be in "forward" whenever the launcher looks."""
-    one = Place()
+    one = Heartbeat()
     for step in (7, 3):
         one.mark(step, "data")
         for phase in PHASES:
@@ -42,7 +42,7 @@ def test_every_mark_is_another_though_it_says_the_same() -> None:
 
 
 def test_place_in_words() -> None:
-    one = Place()
+    one = Heartbeat()
     for phase, said in {
         "start": "",
         "setup": "before its first step",
@@ -82,7 +82,7 @@ def test_nobody_sees_half_of_a_change(tmp_path: Path) -> None:
 
 
 def test_mark_costs_a_microsecond_or_so() -> None:
-    one, count, best = Place(), 10_000, 1.0
+    one, count, best = Heartbeat(), 10_000, 1.0
     for _ in range(20):
         start = time.perf_counter()
         for _ in range(count):
@@ -98,7 +98,7 @@ def test_process_that_is_no_rank_of_ours_has_a_place_that_nobody_sees(
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("MINITRAIN_STORE", str(tmp_path / "ranks"))
     monkeypatch.setenv("MINITRAIN_LAUNCHER_PID", str(os.getpid()))
-    place.my_place().mark(5, "data")
+    place.my_heartbeat().mark(5, "data")
     seen = find_place(place.file_of(tmp_path, 0))
     assert seen is not None
     assert seen.look()[:2] == (0, "start")

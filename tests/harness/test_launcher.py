@@ -13,7 +13,7 @@ from project import run_python
 from waiting import GENEROUS_S
 
 from minitrain.comm.groups import distributed
-from minitrain.comm.heartbeat import my_place
+from minitrain.comm.heartbeat import my_heartbeat
 from minitrain.core.errors import RankError, UserError
 from minitrain.harness.launcher import launch
 
@@ -85,7 +85,7 @@ def test_script_without_main_guard(tmp_path: Path) -> None:
 
 def only_the_last_sleeps() -> None:
     with distributed(timeout_s=10) as (rank, world_size):
-        my_place().mark(0, "forward")
+        my_heartbeat().mark(0, "forward")
         if rank == world_size - 1:
             time.sleep(1000)
 
@@ -97,7 +97,7 @@ def test_who_has_answered_is_not_blamed_for_who_hangs() -> None:
 
 def connection_to_a_file_server() -> None:
     with distributed(timeout_s=20) as (rank, _):
-        my_place().mark(0, "forward")
+        my_heartbeat().mark(0, "forward")
         if rank == 0:
             raise ConnectionResetError("the file server: Connection reset by peer")
         time.sleep(1000)

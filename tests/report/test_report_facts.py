@@ -1,6 +1,5 @@
 """The facts of the report by number, and its sentences: one golden text per verdict."""
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

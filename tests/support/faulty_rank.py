@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from minitrain.comm.groups import barrier, distributed
-from minitrain.comm.heartbeat import my_place
+from minitrain.comm.heartbeat import my_heartbeat
 from minitrain.core.errors import UserError, run_stage
 from minitrain.harness.ranks import run_as_ranks
 
@@ -100,7 +100,7 @@ def be_a_rank(
 ) -> None:
     """Three steps; in the third the last rank fails, and writes into ``note`` when."""
     with distributed(timeout_s=int(limit_s)) as (rank, world_size):
-        place = my_place()
+        place = my_heartbeat()
         for step in range(FAULT_AT + 1):
             place.mark(step, "forward")
             if step == FAULT_AT:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-Verdict = Literal["right", "wrong", "unsupported"]
+ProbeVerdict = Literal["right", "wrong", "unsupported"]
 NAMES = (
     "float32 float64 float16 bfloat16 int64 int32 int16 int8 uint8 bool complex64 "
     "float8_e4m3fn"
@@ -40,7 +40,7 @@ class Probe:
     op: str
     dtype: str
     world_size: int
-    verdict: Verdict
+    verdict: ProbeVerdict
     detail: str
 
 
@@ -213,7 +213,7 @@ def worst(probes: Iterable[Probe]) -> Probe:
     return max(probes, key=lambda probe: gravity.index(probe.verdict))
 
 
-def _try(call: Callable[[Seat], Outcome], seat: Seat) -> tuple[Verdict, str]:
+def _try(call: Callable[[Seat], Outcome], seat: Seat) -> tuple[ProbeVerdict, str]:
     try:
         got, expected = call(seat)
     except Exception as error:
