@@ -67,9 +67,9 @@ study-%: .venv/installed
 	  { echo "error: no study $*: must be one of $(STUDIES)" >&2; exit 2; }
 	@$(PRIVATE_CACHE) . studies
 	@$(DVC) repro shard
-	@$(BIN)/python studies/code_lock.py $*
+	@$(BIN)/python -m studies.code_lock $*
 	@cd studies && ../$(DVC) repro $*/dvc.yaml
-	@$(BIN)/python studies/label.py
+	@$(BIN)/python -m studies.label
 
 # what minitrain is compared with, and what tests record, is no part of .venv
 study-peers: .venv-peers/installed

@@ -1,6 +1,6 @@
 """Write the locks of studies: lists of the code files that their stages execute.
 
-python studies/code_lock.py [NAME ...]
+python -m studies.code_lock [NAME ...]
 
 DVC does not follow imports, so a stage of a study depends on a list instead: on
 ``code.lock`` if it measures, on ``drawing.lock`` if it only reads what was measured.
@@ -9,11 +9,7 @@ under ``meta`` of a stage: scripts that it starts (``runs``) and the strategies 
 trains with (``sync``: names, or "all").
 """
 
-import ast
 import sys
-from collections.abc import Iterator
-from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +19,7 @@ from minitrain.core.code_lock import lock_of, lock_text
 from minitrain.core.errors import run_stage
 from minitrain.core.files import open_atomic
 from minitrain.sync.catalog import STRATEGIES
+from studies.import_graph import imported_by
 
 ROOT = Path(__file__).resolve().parents[1]
 LOCKS = ("code.lock", "drawing.lock")
@@ -44,14 +41,11 @@ OF_HARNESS = ("chaos", "checkpoints", "resume")
 
 
 def main() -> None:
-    names = sys.argv[1:] or [
-        file.parent.name for file in ROOT.glob("studies/*/dvc.yaml")
-    ]
-    for name in names:
-        for lock, files in locks_of(ROOT / "studies" / name).items():
-            write_if_new(
-                ROOT / "studies" / name / lock, lock_text(lock_of(ROOT, files))
-            )
+    names = sys.argv[1:] or [p.parent.name for p in ROOT.glob("studies/*/dvc.yaml")]
+    for study in [ROOT / "studies" / name for name in names]:
+        for lock, files in locks_of(study).items():
+            with open_atomic(study / lock) as file:
+                file.write(lock_text(lock_of(ROOT, files)))
 
 
 def locks_of(study: Path) -> dict[str, set[str]]:
@@ -86,88 +80,6 @@ def executed_by(study: Path, stage: dict[str, Any]) -> set[str]:
 def is_measured(path: str) -> bool:
     """Return whether a change of the file at ``path`` may change a result."""
     return not path.startswith(tuple(HARNESS))
-
-
-def write_if_new(file: Path, text: str) -> None:
-    if not file.is_file() or file.read_text("utf-8") != text:
-        with open_atomic(file) as stream:
-            stream.write(text)
-
-
-def imported_by(root: Path, script: Path) -> set[str]:
-    """Files of the project that ``script`` (relative to ``root``) runs with, itself
-    included.
-    """
-    found: set[str] = set()
-    waiting = {script.as_posix()}
-    while waiting:
-        path = waiting.pop()
-        found.add(path)
-        waiting |= direct_imports(root, Path(path)) - found
-    return found
-
-
-def as_deps(files: set[str]) -> set[str]:
-    """The same as dependencies: of the library whole packages, else files. Its door
-    computes nothing, so that a new version number trains nothing, and what starts and
-    watches ranks changes no result.
-    """
-    unmeasured = {"minitrain/__init__.py", "minitrain/harness"}
-    return {_package(Path(file)) for file in files} - unmeasured
-
-
-def _package(path: Path) -> str:
-    in_package = path.parts[0] == "minitrain" and len(path.parts) > 2
-    return Path(*path.parts[:2] if in_package else path.parts).as_posix()
-
-
-@cache
-def direct_imports(root: Path, path: Path) -> frozenset[str]:
-    """Files of the project that ``path`` imports, or starts as a process."""
-    files = set()
-    for name in _names(ast.parse((root / path).read_text()), path):
-        files |= _files(root, name)
-        files |= _of_studies(root, path, name)
-    return frozenset(files)
-
-
-def _of_studies(root: Path, path: Path, name: str) -> set[str]:
-    """A study imports what lies beside it and in common; tests import from all."""
-    home = path.parts[1] if path.parts[0] == "studies" else "*"
-    folders = {"studies": (home, "common"), "tests": ("*",)}.get(path.parts[0], ())
-    found = [f for one in folders for f in root.glob(f"studies/{one}/{name}.py")]
-    return {file.relative_to(root).as_posix() for file in found}
-
-
-def _names(tree: ast.AST, path: Path) -> Iterator[str]:
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
-            continue
-        if isinstance(node, ast.ImportFrom) and node.module:
-            assert node.level == 0, f"{path}: relative import"
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.List):
-            # a module that a new process is started with: [python, "-m", ...]
-            words = [getattr(word, "value", None) for word in node.elts]
-            yield from (
-                b for a, b in pairwise(words) if a == "-m" and isinstance(b, str)
-            )
-        yield from _names(node, path)
-
-
-def _files(root: Path, module: str) -> set[str]:
-    """The module's file, and the __init__ of every package around it."""
-    parts = module.split(".")
-    if parts[0] not in ("minitrain", "stages"):
-        return set()
-    candidates = [Path(*parts).with_suffix(".py")]
-    candidates += [
-        Path(*parts[:depth], "__init__.py") for depth in range(1, len(parts) + 1)
-    ]
-    return {c.as_posix() for c in candidates if (root / c).is_file()}
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ OWN = (("corpus", "source"), ("model", "file"), ("model", "deps"))
 
 
 def main() -> None:
+    """Copy the project, and run the pipeline in the copy."""
     load_params(Path("params.yaml"))
     for name in FOLDERS:
         shutil.rmtree(COPY / name, ignore_errors=True)
@@ -40,7 +41,7 @@ def main() -> None:
     for file in [*map(Path, FILES), *studied]:
         (COPY / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, COPY / file)
-    write_params(COPY / "params.yaml")
+    _write_params(COPY / "params.yaml")
     make_private_cache(COPY)
     # no commit has the copy
     dvc = [sys.executable, "-P", "-m", "dvc"]
@@ -50,7 +51,7 @@ def main() -> None:
         raise UserError(f"{COPY}: the quick pipeline failed, as the lines above say")
 
 
-def write_params(file: Path) -> None:
+def _write_params(file: Path) -> None:
     yaml = YAML()
     params = yaml.load(Path("params.yaml").read_text("utf-8"))
     for section, values in FEW.items():

@@ -105,9 +105,7 @@ def compare_recordings(
         # what a twin does not decide
         doubt = replace(doubt, twin_decides=False)
     equal = ours.world_size == theirs.world_size and {s.mark for s in steps} == {"="}
-    verdict: RecordingsVerdict = (
-        "equal bits" if equal else "same computation within rounding"
-    )
+    verdict = SAME[0] if equal else SAME[1]
     # what a recording lacks that ended early, it may have done
     if sure or (any(only) and not broken):
         verdict = "different"

@@ -74,7 +74,7 @@ def refuse(verdicts: Verdicts, metrics: Path) -> None:
 
 def _breaches(verdicts: Verdicts) -> list[Breach]:
     found = [
-        Breach(run, name, " ".join(check["detail"].split()))
+        Breach(run, name, " ".join(check.get("detail", "no detail").split()))
         for run, entry in verdicts.items()
         for name, check in checks_of(entry).items()
         if check["verdict"] == "breach"

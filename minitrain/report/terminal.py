@@ -34,7 +34,7 @@ def summary_lines(metrics: Path) -> tuple[bool, list[str]]:
     found = {
         "Bits": _bits(run, manifest["verdicts"]),
         "Speed": _speed(run, manifest),
-        "Time": _time(run, timing["num_hosts"], timing["account"]),
+        "Time": _time(run, timing.get("num_hosts", 1), timing["account"]),
         "Loss": _loss(losses.pivot(index="step", columns="run", values="loss"), run),
         "Report": str(metrics / "report.html"),
     }

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,9 @@ def test_hash_is_that_of_the_code_alone() -> None:
         assert syntax_hash(PROGRAM.replace("return 2 * x", other)) != syntax_hash(same)
     # a string that stands alone is a docstring only at the beginning
     assert syntax_hash(f"{same}'a'\n") != syntax_hash(same)
-    # 2.12 of the tree's fields came with Python 3.12: those that are empty do not count
-    assert syntax_hash("pass\n") == "a7e54b48f2a6ea73"
+    # no field of the tree that is empty: newer versions of Python have more of them
+    tree = ("Module", ("body", (("Pass",),)))
+    assert syntax_hash("pass\n") == sha256(repr(tree).encode()).hexdigest()[:16]
 
 
 def test_list_names_what_changed(tmp_path: Path) -> None:
@@ -67,19 +69,15 @@ def test_change_makes_old_what_executes_it() -> None:
     assert old("minitrain/harness/launcher.py") <= {*OF_HARNESS}
     assert old("minitrain/core/files.py") == {*OF_HARNESS}
     everything = {study.name for study in STUDIES}
-    # they do not train with stock DDP
-    assert everything - old("minitrain/sync/stock.py") == {
-        "collectives",
-        "invariance",
-        "recorder",
-    }
+    # they do not train as the stage does
+    assert everything - old("minitrain/sync/stock.py") == {"collectives", "recorder"}
     assert old("minitrain/sync/compressed.py") == {
         "network",
         "prediction",
         "resume",
         "strategies",
     }
-    assert old("minitrain/recording/rules.py") == {"recorder", "zoo"}
+    assert old("minitrain/recording/rules.py") == {"recorder"}
     assert not old("minitrain/report/canvas.py")
     assert any("minitrain/report/canvas.py" in files for files in lists(DRAWN).values())
 

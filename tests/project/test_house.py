@@ -11,7 +11,7 @@ from typing import Any
 from project import PARAMS_FILE, ROOT, run_python
 from ruamel.yaml import YAML
 
-from studies.code_lock import direct_imports
+from studies.import_graph import direct_imports
 
 LIBRARY = sorted((ROOT / "minitrain").rglob("*.py"))
 STAGES = sorted([*(ROOT / "stages").glob("*.py"), *(ROOT / "studies").rglob("*.py")])
@@ -78,7 +78,7 @@ def test_library_does_not_grow() -> None:
         )
         for package in MAY_IMPORT
     }
-    assert sum(count.values()) <= 24_500
+    assert sum(count.values()) <= 25_000
     text = (ROOT / "CONTRIBUTING.md").read_text().partition("## How large it is")[2]
     stated = {name: float(n) for name, n in re.findall(r"`(\w+)`\s(\d+\.\d)", text)}
     assert stated.keys() == count.keys()

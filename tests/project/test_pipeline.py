@@ -31,7 +31,7 @@ from project import (
 from quick_dvc import stages_in_forks
 from test_docs import PARAMS, STAGES
 
-from studies.code_lock import as_deps, imported_by
+from studies.import_graph import as_deps, imported_by
 
 # DVC starts a process for every stage, and looks at every file for every question
 pytestmark = pytest.mark.timeout(600)

@@ -25,7 +25,7 @@ from minitrain.core.provenance import code_sha256
 from minitrain.report.readme import result_block
 from minitrain.report.studied import digest
 from studies import label
-from studies.label import Made, made_by_pipeline, measured_in
+from studies.results import Made, made_by_pipeline, measured_in
 
 pytestmark = pytest.mark.published
 labels = cache(label.labels)
@@ -105,7 +105,7 @@ def test_readme_says_which_code_made_the_result(folder: Path) -> None:
     text = (folder / "README.md").read_text()
     (shown,) = re.findall("<!-- made-by -->\n(.*?)<!-- /made-by -->", text, re.DOTALL)
     if shown != labels()[folder]:
-        line = "run .venv/bin/python studies/label.py"
+        line = "run .venv/bin/python -m studies.label"
         pytest.fail(f"{folder}/README.md: {line}", pytrace=False)
 
 

@@ -11,7 +11,8 @@ from project import ROOT
 from minitrain.core.code_lock import lock_of, lock_text
 from minitrain.core.provenance import code_sha256, provenance
 from minitrain.report.studied import since_then
-from studies.label import label, label_of_study, made_by_pipeline, measured_in
+from studies.label import label, label_of_study
+from studies.results import made_by_pipeline, measured_in
 
 STUDIES = sorted(file.parent for file in ROOT.glob("studies/*/dvc.yaml"))
 MACHINE = {"cpu": "Abacus", "gpu": None, "cores": 2, "torch": "2.13.0"}

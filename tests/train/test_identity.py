@@ -10,7 +10,7 @@ from tiny import ROOT, tiny_params, tiny_shards
 from minitrain.core.params import Params
 from minitrain.train import identity
 from minitrain.train.identity import checkpoints_of, difference, identity_of
-from studies.code_lock import imported_by
+from studies.import_graph import imported_by
 
 
 @pytest.fixture(scope="module")
