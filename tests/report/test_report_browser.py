@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from browser import WHY_NOT, Browser, browser
 from readable import look_at
-from report_inputs import bugs, facts, ladder_of, rung
+from report_inputs import facts, ladder_of, rung
 
 from minitrain.report.breach import refuse
 from minitrain.report.facts import Facts
@@ -42,7 +42,7 @@ def with_all_outcomes() -> Facts:
     ladders["gloo-4"] |= {"verdict": "proven", "replay_losses": rung("undecided")}
     ladders["gloo-4"]["loss"] = rung("not run", detail=LONG)
     texts = {f"gloo-{size}": ([LONG, "日本語 <b>"] * size)[:size] for size in sizes}
-    shown = {"first_texts": texts, "bugs": bugs()}
+    shown = {"first_texts": texts}
     return facts(sizes, equivalence=ladders, **shown)
 
 

@@ -240,7 +240,7 @@ def _fits(key: str, tensor: Tensor, shapes: Mapping[str, torch.Size]) -> bool:
         if moment == "step":
             return tensor.numel() == 1
     real = tensor.is_floating_point() or tensor.is_complex()
-    return (real or kind == "before") and tensor.shape == shapes.get(name)
+    return (real or kind in ("before", "state")) and tensor.shape == shapes.get(name)
 
 
 def _step_is_wrong(step: int, rows: Rows, record: Record, digest: Digest) -> str:
