@@ -43,7 +43,9 @@ REPORT_S = 0.5
 # limit for a rank that is stopped before it has set its own
 STOPPED_S = 30.0
 # where a rank may be as long as it likes: what runs there need not mark steps
-UNWATCHED = ("", "start")
+UNWATCHED = "start"
+# where it imports, meets the others and builds the model
+STARTING = ("", "setup")
 # from the end of a rank that had more to do to that of the others; torchrun waits for
 # them ten times as long, and for ever where the exit code is 0
 BURIED_S = 3.0
@@ -104,10 +106,10 @@ class _Rank:
         at_work = self.report is None and phase not in ("", "end")
         self.can_answer = at_work and state is State.RUNS
         self.limit_s = (seen.limit_s if seen else 0) or STOPPED_S
-        if phase == "setup" and not self.stopped_s:
+        if phase in STARTING and not self.stopped_s:
             # a stopped rank is not a slow one
             self.limit_s = max(self.limit_s, STARTUP_S)
-        watched_s = 0.0 if phase in UNWATCHED else self.unchanged_s
+        watched_s = 0.0 if phase == UNWATCHED else self.unchanged_s
         self.is_late = (self.stopped_s or watched_s) >= self.limit_s
 
     @property

@@ -46,6 +46,26 @@ def test_start_up_has_a_limit_of_its_own(
     assert "no answer within 0.1 s, hangs before its first step" in str(late())
 
 
+def test_rank_that_never_begins_is_named(
+    tmp_path: Path,
+    process: subprocess.Popen[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has no heartbeat, as where an import hangs."""
+    monkeypatch.setattr("minitrain.harness.hang_monitor.STOPPED_S", 0.05)
+    watch = HangMonitor(tmp_path, lambda: {0: process.pid})
+
+    def late() -> RankError | None:
+        for _ in range(3):
+            watch.look()
+            time.sleep(0.1)
+        return watch.verdict
+
+    assert late() is None
+    monkeypatch.setattr("minitrain.harness.hang_monitor.STARTUP_S", 0.1)
+    assert "no answer within 0.1 s, hangs before it began" in str(late())
+
+
 def test_a_monitor_that_fails_ends_the_ranks_and_says_why(
     tmp_path: Path, process: subprocess.Popen[bytes]
 ) -> None:

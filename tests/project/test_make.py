@@ -4,8 +4,14 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
-from project import ROOT, environment
+import pytest
+from project import ROOT, copy_project, environment
+from ruamel.yaml import YAML
+
+from minitrain.cli import quick
+from minitrain.core.params import load_params
 
 CPU_INDEX = "--extra-index-url https://download.pytorch.org/whl/cpu"
 
@@ -81,3 +87,41 @@ def test_study_that_is_none_is_one_line(tmp_path: Path) -> None:
     first, _ = done.stderr.splitlines()
     assert first == "error: no study nois: must be one of noise zoo"
     assert done.stdout == ""
+
+
+def test_quick_copies_what_the_pipeline_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And leaves params.yaml as it is; DVC itself is not run."""
+    project = copy_project(tmp_path)
+    stated = (project / "params.yaml").read_text()
+    monkeypatch.chdir(project)
+    called = []
+
+    def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        called.append(command[-1])
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(quick.subprocess, "run", run)
+    monkeypatch.setattr(quick, "make_private_cache", lambda folder: folder)
+    quick.main()
+    assert called == ["true", "repro"]
+    assert (project / "params.yaml").read_text() == stated
+    few = load_params(quick.COPY / "params.yaml")
+    assert (few.train.num_steps, few.baseline.num_rounds) == (20, 5)
+    assert Path(few.model.file).is_absolute()
+    # every dependency that no stage writes, but what stays where it is
+    stages = YAML(typ="safe").load((project / "dvc.yaml").read_text())["stages"]
+    stages = [stage.get("do", stage) for stage in stages.values()]
+    outs = [out for stage in stages for out in stage["outs"]]
+    written = {out if isinstance(out, str) else next(iter(out)) for out in outs}
+    deps = {dep for stage in stages for dep in stage["deps"] if "$" not in dep}
+    read = {
+        dep
+        for dep in map(Path, deps)
+        if not any(
+            dep.is_relative_to(o) or Path(o).is_relative_to(dep) for o in written
+        )
+    }
+    assert Path("metrics/zoo.json") in read
+    assert [dep for dep in sorted(read) if not (quick.COPY / dep).exists()] == []
