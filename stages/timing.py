@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from minitrain.analysis.account import account, account_intervals, ddp_says, summarize
+from minitrain.analysis.account import account, ddp_says, means, summarize
 from minitrain.analysis.stragglers import find_stragglers
 from minitrain.core.errors import run_stage
 from minitrain.core.files import (
@@ -44,21 +44,23 @@ def main() -> None:
     summary, accounts = {}, []
     for run, folder in folders.items():
         timings = read_timings(folder / "timings.jsonl", origins[run])
+        num_hosts = origins[run]["num_hosts"]
+        table = account(timings, warmup, num_hosts=num_hosts)
         within = guarantees_of(origins[run]["sync"]).waits_within
         stragglers = find_stragglers(timings, warmup, waits_within=within)
         summary[run] = {
-            **summarize(timings, warmup, num_hosts=origins[run]["num_hosts"]),
-            "num_hosts": origins[run]["num_hosts"],
+            **summarize(timings, warmup, num_hosts=num_hosts),
+            "num_hosts": num_hosts,
             "peak_memory_mb": max(origins[run]["peak_memory_mb"]),
-            "account": account(timings, warmup),
+            "account": means(table),
             "stragglers": stragglers.numbers(),
             "ddp_says": ddp_says(timings, warmup),
         }
-        accounts.append(account_intervals(timings, warmup).assign(run=run))
+        accounts.append(table.assign(run=run))
 
     write_json(Path("metrics/timing.json"), summary)
     with open_atomic(Path("metrics/account.csv")) as file:
-        columns = ["run", "part", "mean_ms", "low_ms", "high_ms"]
+        columns = ["run", "rank", "part", "mean_ms", "low_ms", "high_ms"]
         pd.concat(accounts)[columns].to_csv(file, index=False)
 
 

@@ -1,26 +1,34 @@
-"""Where the time of a step goes: parts that add up, and whether they really do.
+"""The step account: where the time of a step goes, in parts that add up to it.
 
-Definitions are in docs/reference.md. All numbers come from the rows of
-:mod:`minitrain.train.clock`; warm-up steps and steps that were hashed are left out.
+Every step is stamped without gaps (:mod:`minitrain.train.clock`), so that the parts of
+the plain steps add up to the step. Definitions are in docs/reference.md.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
+# The parts of a step, in its order. Backward is one part where the last gradient was
+# not seen (a GPU, fsdp) or no step was calibrated.
 PARTS = (
     "data_ms",
-    "wait_ms",
     "forward_ms",
+    "backward_ms",
     "backward_compute_ms",
     "interference_ms",
+    "wait_ms",
     "comm_exposed_ms",
+    "other_ms",
     "optimizer_ms",
+    "optimizer_comm_ms",
 )
-# a part of its own only where the optimizer's step communicates (ZeRO)
+# the whole of the backward pass and the reduction, and its two halves
+BACKWARD, TO_LAST, EXPOSED = "backward_ms", "to_last_bucket_ms", "comm_exposed_ms"
 OPTIMIZER_COMM = "optimizer_comm_ms"
+ALL_RANKS = "all"
 # what DDP logs (minitrain/sync/stock.py), and what of ours is nearest to it
 DDP_SAYS = {
     "forward_ms": "forward_ms",
@@ -28,7 +36,8 @@ DDP_SAYS = {
     "backward_compute_ms": "to_last_bucket_ms",
     "comm_ms": "comm_span_ms",
 }
-CLOSED_WITHIN = 0.05
+# share of a step by which two measurements of one time may differ and still agree
+AGREE_WITHIN = 0.05
 BOOTSTRAP_DRAWS = 2000
 INTERVAL = (5, 95)
 
@@ -36,8 +45,8 @@ Number = float | None
 
 
 def summarized(timings: pd.DataFrame, num_warmup_steps: int) -> pd.DataFrame:
-    """The rows that statistics are made of: after warm-up, not hashed, and not right
-    after a checkpoint was written or the run went on from one.
+    """Return the rows after the warm-up, without steps that were hashed and those right
+    after a checkpoint was written or read.
 
     ``timings`` has a row for each step and rank: ``step``, ``rank``, ``kind``,
     ``recorded``, ``after_interruption``, ``tokens`` and times in milliseconds.
@@ -46,19 +55,27 @@ def summarized(timings: pd.DataFrame, num_warmup_steps: int) -> pd.DataFrame:
     return timings[(timings["step"] >= num_warmup_steps) & ~disturbed.astype(bool)]
 
 
+def plain_steps(timings: pd.DataFrame, num_warmup_steps: int) -> pd.DataFrame:
+    """Return the summarized rows that statistics are made of: without bracketed steps,
+    and without the step after each, which ranks begin at different times.
+    """
+    bracketed = timings.loc[timings["kind"] == "bracketed", "step"]
+    rows = summarized(timings, num_warmup_steps)
+    return rows[~rows["step"].isin([*bracketed, *(bracketed + 1)])]
+
+
 def summarize(
     timings: pd.DataFrame, num_warmup_steps: int, *, num_hosts: int = 1
 ) -> dict[str, Any]:
-    """A run's numbers, in milliseconds and tokens per second; None where undefined.
-
-    Step times, all-reduce times and throughput come from plain steps. A step takes as
+    """Return a run's numbers, in milliseconds and tokens per second; None where
+    undefined. All but ``backward_bracketed`` come from plain steps. A step takes as
     long as its slowest rank, and all steps together as long as the rank that took the
     longest for them. ``allreduce`` is the time per step in which at least one bucket
     was on its way, from handing over to reduced (``comm_total``), waiting for other
     ranks included; over all ranks and steps. ``skew`` is None where ranks were on
     several hosts: the clock of each counts from a moment of its own.
     """
-    plain = summarized(timings, num_warmup_steps).query("kind == 'plain'")
+    plain = plain_steps(timings, num_warmup_steps)
     steps = plain.groupby("step").agg(ms=("step_ms", "max"), tokens=("tokens", "sum"))
     # rank by rank: who is slow in one step may be ahead in the next, so that the sum of
     # the slowest of each step is more than any rank took
@@ -78,37 +95,42 @@ def summarize(
     }
 
 
-def account(timings: pd.DataFrame, num_warmup_steps: int) -> dict[str, Any]:
-    """The step account: mean of every part, their sum, and if that is the step.
+def account(
+    timings: pd.DataFrame, num_warmup_steps: int, *, num_hosts: int = 1
+) -> pd.DataFrame:
+    """Return the step account: ``rank``, ``part``, ``mean_ms``, and the 5-95 %
+    bootstrap interval of the mean, ``low_ms`` to ``high_ms``.
 
-    ``closed`` is True when the sum lies within 5 % of the mean step time of plain
-    steps, which no barrier and no calibration disturbed; None where steps of some kind
-    are missing.
+    ``rank`` is ``"all"`` for the means over all ranks, then each rank's number. The
+    ``mean_ms`` of a rank's parts add up to its mean step. On several hosts, whose
+    clocks cannot be compared, ``wait_ms`` is in ``comm_exposed_ms``. Empty without a
+    plain step.
     """
-    rows = summarized(timings, num_warmup_steps)
-    samples = _samples(rows)
-    parts = {name: _mean(values) for name, values in samples.items()}
-    plain = _mean(rows.query("kind == 'plain'")["step_ms"])
-    known = [value for value in parts.values() if value is not None]
-    if len(known) < len(parts) or plain is None:
-        missing = {"sum_ms": None, "gap_pct": None, "closed": None}
-        return {**parts, **missing, "plain_step_ms": plain}
-    total = sum(known)
-    gap = total / plain - 1
-    return {
-        **parts,
-        "sum_ms": total,
-        "plain_step_ms": plain,
-        "gap_pct": 100 * gap,
-        "closed": abs(gap) <= CLOSED_WITHIN,
-    }
+    rows = _with_waits(plain_steps(timings, num_warmup_steps), num_hosts)
+    alone = summarized(timings, num_warmup_steps)
+    every = {ALL_RANKS: rows} | {str(rank): own for rank, own in rows.groupby("rank")}
+    found = [
+        {"rank": rank, **part}
+        for rank, own in every.items()
+        for part in _parts(own, alone[alone["rank"].isin(own["rank"])])
+    ]
+    return pd.DataFrame(found, columns=["rank", "part", "mean_ms", "low_ms", "high_ms"])
+
+
+def means(table: pd.DataFrame, rank: str = ALL_RANKS) -> dict[str, Number]:
+    """Return the mean of each part in the account ``table``, and their sum ``step_ms``,
+    which is None where the account is empty.
+    """
+    own = table[table["rank"] == rank]
+    parts = dict(zip(own["part"], own["mean_ms"], strict=True))
+    return {**parts, "step_ms": sum(parts.values()) if parts else None}
 
 
 def ddp_says(timings: pd.DataFrame, num_warmup_steps: int) -> dict[str, Any]:
     """DDP's own log beside our clock: means over the same plain steps, all ranks, and
     how much larger DDP's is, in percent; None where either is missing.
     """
-    plain = summarized(timings, num_warmup_steps).query("kind == 'plain'")
+    plain = plain_steps(timings, num_warmup_steps)
     says = {}
     for name, column in DDP_SAYS.items():
         both = [_column(plain, f"ddp_{name}"), _column(plain, column)]
@@ -119,34 +141,47 @@ def ddp_says(timings: pd.DataFrame, num_warmup_steps: int) -> dict[str, Any]:
     return says
 
 
-def account_intervals(timings: pd.DataFrame, num_warmup_steps: int) -> pd.DataFrame:
-    """``part``, ``mean_ms``, and the 5-95 % bootstrap interval of the mean."""
+def _with_waits(rows: pd.DataFrame, num_hosts: int) -> pd.DataFrame:
+    if num_hosts > 1 or EXPOSED not in rows or rows["rank"].nunique() < 2:
+        return rows
+    at = rows["last_bucket_at_ns"]
+    late = (at.groupby(rows["step"]).transform("max") - at) / 1e6
+    wait = np.minimum(late, rows[EXPOSED])
+    return rows.assign(wait_ms=wait, **{EXPOSED: rows[EXPOSED] - wait})
+
+
+def _parts(rows: pd.DataFrame, alone: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    # the rows of a rank, or of all; ``alone`` holds the passes without communication
+    known = {name: _column(rows, name) for name in PARTS if name != "interference_ms"}
+    known = {name: of for name, of in known.items() if len(of)}
+    to_last, compute = _column(rows, TO_LAST), _column(alone, "backward_compute_ms")
+    if len(rows) and len(to_last) == len(rows):
+        known[BACKWARD] = to_last
+        if len(compute):
+            known |= {"backward_compute_ms": compute, "interference_ms": to_last}
+            del known[BACKWARD]
+    else:
+        # of no use without the last gradient of every step
+        known = {n: of for n, of in known.items() if n not in ("wait_ms", EXPOSED)}
     rng = np.random.default_rng(0)
-    rows = []
-    for name, values in _samples(summarized(timings, num_warmup_steps)).items():
-        low = high = None
-        if len(values):
-            draws = rng.choice(values, (BOOTSTRAP_DRAWS, len(values))).mean(axis=1)
-            low, high = (float(x) for x in np.percentile(draws, INTERVAL))
-        mean = _mean(values)
-        rows.append({"part": name, "mean_ms": mean, "low_ms": low, "high_ms": high})
-    return pd.DataFrame(rows)
+    draws = {name: _draws(values, rng) for name, values in known.items()}
+    if "interference_ms" in draws:
+        # a difference of means: the two are never timed in one step
+        draws["interference_ms"] -= draws["backward_compute_ms"]
+    for name in PARTS:
+        if name in draws:
+            low, high = np.percentile(draws[name][1:], INTERVAL)
+            mean = draws[name][0]
+            yield {"part": name, "mean_ms": mean, "low_ms": low, "high_ms": high}
 
 
-def _samples(rows: pd.DataFrame) -> Mapping[str, "pd.Series[float]"]:
-    instrumented = rows.query("kind == 'instrumented'")
-    compute = _column(rows, "backward_compute_ms")
-    to_last = _column(instrumented, "to_last_bucket_ms")
-    optional = [OPTIMIZER_COMM] if len(_column(rows, OPTIMIZER_COMM)) else []
-    samples = {
-        name: _column(instrumented, name)
-        for name in (*PARTS, *optional)
-        if name not in ("backward_compute_ms", "interference_ms")
-    }
-    samples["backward_compute_ms"] = compute
-    # a difference of means: the two are never measured in one step
-    samples["interference_ms"] = to_last - compute.mean()
-    return {name: samples[name].dropna() for name in (*PARTS, *optional)}
+def _draws(
+    values: "pd.Series[float]", rng: np.random.Generator
+) -> npt.NDArray[np.float64]:
+    # the mean, then means of bootstrap samples
+    found = values.to_numpy(np.float64)
+    picks = rng.integers(0, len(found), (BOOTSTRAP_DRAWS, len(found)))
+    return np.concatenate([[found.mean()], found[picks].mean(axis=1)])
 
 
 def _bracketed(timings: pd.DataFrame, num_warmup_steps: int) -> Number:

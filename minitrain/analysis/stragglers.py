@@ -14,13 +14,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from minitrain.analysis.account import INTERVAL, OPTIMIZER_COMM, summarized
+from minitrain.analysis.account import (
+    EXPOSED,
+    INTERVAL,
+    OPTIMIZER_COMM,
+    TO_LAST,
+    plain_steps,
+    summarized,
+)
 
 # share of a step: identical arms of a comparison differ by as much (studies/noise)
 FLOOR = 0.05
 # share of the runs in which a rank may be called that is slower by no more than that
 FALSE_ALARMS = 0.01
-WAITING = ("wait_ms", "comm_exposed_ms", OPTIMIZER_COMM)
+OWN = ("data_ms", "forward_ms", "other_ms", "optimizer_ms")
 
 
 @dataclass(frozen=True)
@@ -87,13 +94,14 @@ def find_stragglers(
     then bracketed steps alone are judged, and how long others wait is not known.
     """
     own = own_work(timings, num_warmup_steps, waits_within=waits_within)
-    plain = step_times(timings, num_warmup_steps)
-    step_ms = float(plain.median()) if len(plain) else None
+    plain = plain_steps(timings, num_warmup_steps)
+    slowest = plain.groupby("step")["step_ms"].max()
+    step_ms = float(slowest.median()) if len(slowest) else None
     num_ranks, num_steps = timings["rank"].nunique(), len(own)
     needed = steps_needed(num_steps, FALSE_ALARMS / num_ranks)
     undecided = None
     if num_ranks < 2:
-        undecided = "one rank has nobody who waits for it"
+        undecided = "one rank has no other that waits for it"
     elif step_ms is None or not num_steps:
         undecided = "no step tells a rank's own work from communication"
     elif needed is None:
@@ -108,39 +116,28 @@ def find_stragglers(
     slow = [lag.rank for lag in lags if lag.called]
     wait_ms = None
     if not waits_within:
-        wait_ms = _others_wait_ms(summarized(timings, num_warmup_steps), slow)
+        wait_ms = _others_wait_ms(plain, slow)
     return Stragglers(lags, wait_ms, step_ms, num_steps, None)
 
 
 def own_work(
     timings: pd.DataFrame, num_warmup_steps: int, *, waits_within: bool = False
 ) -> pd.DataFrame:
-    """Return milliseconds of own work: a row for each summarized ``step``, a column
-    for each ``rank``, without the steps in which that of a rank is not known.
+    """Return milliseconds of own work: a row for each ``step``, a column for each
+    ``rank``, without the steps in which a rank's is not known.
 
-    Batch, forward and backward pass, optimizer. Backward is that without communication
-    where it was calibrated (bracketed steps), else that until the last bucket is handed
-    over, which is a rank's own work unless it ``waits_within``: a fast rank would seem
-    as slow as the slowest.
+    Batch, forward and backward pass, optimizer. Of plain steps, backward until the last
+    bucket is handed over. A rank that ``waits_within`` that time would seem as slow as
+    the slowest: then, and where that moment is not known, of bracketed steps, with the
+    backward pass without communication.
     """
-    rows = summarized(timings, num_warmup_steps)
-    names = ["backward_compute_ms", "to_last_bucket_ms"]
-    alone, to_last = (rows.reindex(columns=[name])[name] for name in names)
-    own = rows[["data_ms", "forward_ms", "optimizer_ms"]].sum(axis=1, skipna=False)
-    backward = alone if waits_within else alone.fillna(to_last)
-    rows = rows.assign(own_ms=own + backward)
-    return rows.pivot(index="step", columns="rank", values="own_ms").dropna()
-
-
-def step_times(timings: pd.DataFrame, num_warmup_steps: int) -> "pd.Series[float]":
-    """Return milliseconds of plain steps, by ``step``: those of its slowest rank.
-
-    Those after a bracketed step are left out: its calibration lets the ranks go at
-    different times, which is a wait that training does not have.
-    """
-    after = timings.loc[timings["kind"] == "bracketed", "step"] + 1
-    plain = summarized(timings, num_warmup_steps).query("kind == 'plain'")
-    return plain[~plain["step"].isin(after)].groupby("step")["step_ms"].max()
+    rows, backward = plain_steps(timings, num_warmup_steps), TO_LAST
+    if waits_within or TO_LAST not in rows:
+        rows = summarized(timings, num_warmup_steps).query("kind == 'bracketed'")
+        backward = "backward_compute_ms"
+    own = rows.reindex(columns=[*OWN, backward]).sum(axis=1, skipna=False)
+    table = rows.assign(own_ms=own).pivot(index="step", columns="rank", values="own_ms")
+    return table.dropna()
 
 
 def steps_needed(count: int, rate: float) -> int | None:
@@ -173,13 +170,8 @@ def _lag(rank: int, excess: "pd.Series[float]", step_ms: float, needed: int) -> 
 
 
 def _others_wait_ms(rows: pd.DataFrame, slow: Sequence[int]) -> float | None:
-    # of instrumented steps: there the barrier takes what the optimizer and the batch
-    # are late by, and the end of backward the rest
-    timed = rows.query("kind == 'instrumented'").reindex(
-        columns=["step", "rank", *WAITING]
-    )
-    timed[OPTIMIZER_COMM] = timed[OPTIMIZER_COMM].fillna(0.0)
-    waits = timed.assign(ms=timed[[*WAITING]].sum(axis=1, skipna=False)).pivot(
+    timed = rows.reindex(columns=[EXPOSED, OPTIMIZER_COMM]).fillna({OPTIMIZER_COMM: 0})
+    waits = rows.assign(ms=timed.sum(axis=1, skipna=False)).pivot(
         index="step", columns="rank", values="ms"
     )
     ranks: list[Any] = waits.columns.tolist()

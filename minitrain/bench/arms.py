@@ -24,6 +24,7 @@ from minitrain.sync.catalog import PLAIN
 from minitrain.sync.strategy import world
 from minitrain.train.config import config_of
 from minitrain.train.loop import train
+from minitrain.train.observer import Observer, StepObserver
 from minitrain.train.worker import Worker
 
 Row = dict[str, Any]
@@ -33,7 +34,7 @@ WITHOUT_SYNC = (("sync", PLAIN),)
 @dataclass(frozen=True)
 class Arm:
     """One way to train the same global batch: ``changes`` to ``train`` of params.yaml,
-    ``timed`` with what the training stage uses to watch buckets.
+    ``timed`` with the stamps and the hook of the training stage.
     """
 
     name: str
@@ -97,7 +98,8 @@ class Contestant:
     ) -> None:
         self.arm, self.group, self.next_step = arm, group, 0
         config = config_of(params, shards, arm.processes)
-        self.worker = Worker(config, group=group, timed=arm.timed)
+        observer = stamps_alone if arm.timed else Observer
+        self.worker = Worker(config, group=group, timed=arm.timed, observer=observer)
 
     def train(self, steps: Iterable[int]) -> None:
         """Train the worker for ``steps``."""
@@ -131,6 +133,11 @@ class Contestant:
             self.worker.batches.micro_batches(s)[0].global_targets for s in steps
         )
         return seconds, tokens
+
+
+def stamps_alone(worker: Worker) -> StepObserver:
+    """Return the observer of the training stage, of which no step is hashed."""
+    return StepObserver(worker, records=False)
 
 
 def measure(

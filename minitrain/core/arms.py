@@ -20,7 +20,7 @@ class Kind(StrEnum):
 class BaselineArm:
     """An arm; ``twin_of`` is the identical arm that it repeats (A/A), if any.
 
-    ``timed``: with the hook by which the training stage watches buckets.
+    ``timed``: with the stamps and the hook by which the training stage times a step.
     """
 
     name: str
@@ -36,7 +36,7 @@ class BaselineArm:
 
     @property
     def is_result(self) -> bool:
-        """It is no duplicate for the noise floor or the cost of the hook."""
+        """It is no duplicate for the noise floor or the cost of the instruments."""
         return not self.twin_of and not self.timed
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from minitrain.analysis.account import CLOSED_WITHIN
+from minitrain.analysis.account import AGREE_WITHIN, ALL_RANKS
 from minitrain.analysis.busy import why_busy
 from minitrain.analysis.comparison import Comparison, Rounds
 from minitrain.core.arms import BaselineArm, Kind, baseline_arms
@@ -22,11 +22,13 @@ from minitrain.report.studied import WHOLE, Hosts, Ladder, bare_allreduce
 # the parts of a step account, in the order of a step, and their names
 PARTS = {
     "data_ms": "data",
-    "wait_ms": "wait",
     "forward_ms": "forward",
+    "backward_ms": "backward with communication",
     "backward_compute_ms": "backward",
     "interference_ms": "interference",
+    "wait_ms": "wait",
     "comm_exposed_ms": "exposed communication",
+    "other_ms": "other",
     "optimizer_ms": "optimizer",
     "optimizer_comm_ms": "communication of the optimizer",
 }
@@ -41,9 +43,9 @@ class Facts:
 
     ``provenance``, ``first_texts``, ``equivalence``, ``timing`` and ``losses`` have one
     entry per run that params ask for, in that order. ``account`` has the columns run,
-    part (a key of the account in timing.json), mean_ms, low_ms, high_ms. A step takes
-    ``batch_size`` of ``num_samples``. ``bugs`` is the result of the study ``zoo``, with
-    ``since``, what changed in its code.
+    rank, part (a key of the account in timing.json), mean_ms, low_ms, high_ms. A step
+    takes ``batch_size`` of ``num_samples``. ``bugs`` is the result of the study
+    ``zoo``, with ``since``, what changed in its code.
 
     Raises:
         UserError: The timings come from more than one machine.
@@ -142,8 +144,8 @@ class Facts:
         return self.compare(Kind.SYNC, Kind.NO_SYNC) if several else None
 
     @property
-    def hook_cost(self) -> Comparison:
-        """The run with its timing hook against the run without."""
+    def instrument_cost(self) -> Comparison:
+        """The run with the stamps and the hook that time it against the run without."""
         return self.baseline.compare(f"{self.run}-timed", self.run)
 
     @cached_property
@@ -175,15 +177,20 @@ class Facts:
 
     @cached_property
     def accounts(self) -> dict[str, Json]:
-        """The step account of each run in which no part is missing."""
+        """The step account of each run of which a plain step was timed."""
         accounts = {run: timing["account"] for run, timing in self.timing.items()}
-        return {run: of for run, of in accounts.items() if of["closed"] is not None}
+        return {run: of for run, of in accounts.items() if of["step_ms"] is not None}
 
     @cached_property
     def shares(self) -> dict[str, float]:
-        """Share of each part in a step of the run; empty if they do not add up."""
+        """Share of each part in a step of the run; empty if none was timed."""
         account = self.accounts.get(self.run)
-        return shares_of(account) if account and account["closed"] else {}
+        return shares_of(account) if account else {}
+
+    @property
+    def is_split(self) -> bool:
+        """Whether computing and communication of the backward pass are told apart."""
+        return "backward_compute_ms" in self.shares
 
     @property
     def compute(self) -> dict[str, float]:
@@ -206,21 +213,18 @@ class Facts:
         """Whether account and ceiling, measured independently, agree."""
         if self.of_ceiling is None:
             return False
-        return abs(self.left_by_account - self.of_ceiling.ratio) <= CLOSED_WITHIN
+        return abs(self.left_by_account - self.of_ceiling.ratio) <= AGREE_WITHIN
 
-    @property
-    def interference_is_zero(self) -> bool:
-        """Whether interference cannot be told from zero."""
-        share = self.shares.get("interference_ms", 0.0)
-        low, high = self.interval(self.run, "interference_ms") or (share, share)
-        return low <= 0 <= high or share < 0
+    def is_zero(self, part: str) -> bool:
+        """Return whether a part of the run's step cannot be told from zero."""
+        return self.interval(self.run, part)[0] <= 0
 
-    def interval(self, run: str, part: str) -> tuple[float, float] | None:
-        """Return the 5-95 % interval of a part's mean in ms, or None."""
+    def interval(self, run: str, part: str) -> tuple[float, float]:
+        """Return the 5-95 % interval in ms of a part's mean over all ranks."""
         table = self.account
         row = table[(table["run"] == run) & (table["part"] == part)]
-        bounds = row[["low_ms", "high_ms"]].dropna().to_numpy()
-        return (float(bounds[0][0]), float(bounds[0][1])) if len(bounds) else None
+        bounds = row.loc[row["rank"] == ALL_RANKS, ["low_ms", "high_ms"]].to_numpy()
+        return float(bounds[0][0]), float(bounds[0][1])
 
     @property
     def ddp_log(self) -> list[Json]:
@@ -233,7 +237,7 @@ class Facts:
     @property
     def ddp_log_agrees(self) -> bool:
         """Whether DDP's log and our clock agree."""
-        limit = 100 * CLOSED_WITHIN
+        limit = 100 * AGREE_WITHIN
         return all(abs(part["difference_pct"]) <= limit for part in self.ddp_log)
 
     # Equivalence: verdicts, checks and losses.
@@ -289,9 +293,9 @@ def strategy_name(sync: str) -> str:
 
 
 def shares_of(account: Json) -> dict[str, float]:
-    """Return each part's share of their sum, in the order of a step."""
-    known = {part: account[part] for part in PARTS if account.get(part) is not None}
-    return {part: value / account["sum_ms"] for part, value in known.items()}
+    """Return each part's share of a step, in the order of a step."""
+    known = {part: account[part] for part in PARTS if part in account}
+    return {part: value / account["step_ms"] for part, value in known.items()}
 
 
 def most_apart(losses: pd.DataFrame) -> float:

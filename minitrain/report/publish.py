@@ -111,6 +111,7 @@ def manifest(f: Facts) -> dict[str, Any]:
         "threads_per_process": made["threads_per_process"],
         "machine_busy": f.busy,
         "noise_floor": round(f.against_one.noise_floor, 5),
+        "instrument_cost_pct": None if f.busy else _instrument_cost_pct(f),
         "num_rounds": f.baseline.num_rounds,
         **_over("one_process", f.against_one, f.busy),
         **_over("all_cores", f.against_all_cores, f.busy),
@@ -128,6 +129,11 @@ def manifest(f: Facts) -> dict[str, Any]:
 def lesson_notes(f: Facts) -> str:
     """Return the paragraph on why N processes are faster or slower here."""
     return f"{sentence('speed_notes', f)} {sentence('account_notes', f)}".strip()
+
+
+def _instrument_cost_pct(f: Facts) -> float:
+    # by how much a step is longer
+    return round(100 * (1 / f.instrument_cost.ratio - 1), 2)
 
 
 def _over(opponent: str, one: Comparison, busy: str | None) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from minitrain.analysis.account import ALL_RANKS
 from minitrain.analysis.comparison import baseline_rounds
 from minitrain.core.files import read_csv, read_json, reading, sha256_file
 from minitrain.core.params import Params
@@ -44,7 +45,10 @@ def read_facts(project: Project, params: Params, equivalence: dict[str, Any]) ->
     }
     timed = ("account", "stragglers", "ddp_says")
     timing = read_runs(metrics / "timing.json", params, *timed, num_hosts=1)
-    parts = [(r, p) for r in timing for p in PARTS if p in timing[r]["account"]]
+    accounts = {run: of["account"] for run, of in timing.items()}
+    parts = [
+        (run, ALL_RANKS, p) for run, of in accounts.items() for p in PARTS if p in of
+    ]
     return Facts(
         seed=params.train.seed,
         batch_size=params.train.global_batch_size,
@@ -90,13 +94,14 @@ def _rounds(file: Path, num_rounds: int) -> pd.DataFrame:
     return table
 
 
-def _account(file: Path, expected: list[tuple[str, str]]) -> pd.DataFrame:
-    table = read_csv(file, "run", "part", "mean_ms", "low_ms", "high_ms")
+def _account(file: Path, expected: list[tuple[str, str, str]]) -> pd.DataFrame:
+    keys = ["run", "rank", "part"]
+    table = read_csv(file, *keys, "mean_ms", "low_ms", "high_ms")
     with reading(file):
-        held = {*zip(table["run"], table["part"], strict=True)}
-        for run, part in expected:
-            if (run, part) not in held:
-                raise ValueError(f"no row of {run}, {part}")
+        held = {*table[keys].itertuples(index=False, name=None)}
+        for one in expected:
+            if one not in held:
+                raise ValueError(f"no row of {', '.join(one)}")
     return table
 
 

@@ -17,7 +17,7 @@ from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 from markupsafe import Markup
 
-from minitrain.analysis.account import CLOSED_WITHIN
+from minitrain.analysis.account import AGREE_WITHIN
 from minitrain.core.files import open_atomic
 from minitrain.report import numbers
 from minitrain.report.checks import MARKS, RUNGS, Mark
@@ -154,7 +154,7 @@ _NAMES = {
     "BYTES": BYTES,
     "DISTANCES": DISTANCES,
     "LossCurve": LossCurve,
-    "CLOSED_WITHIN": CLOSED_WITHIN,
+    "AGREE_WITHIN": AGREE_WITHIN,
 }
 for _environment in (_MARKDOWN, _MARKUP, _PLAIN):
     _environment.globals |= _NAMES

@@ -61,7 +61,7 @@ def _speed(run: str, manifest: dict[str, Any]) -> str:
 
 
 def _time(run: str, hosts: int, account: dict[str, Any]) -> str:
-    shares = shares_of(account) if account["closed"] else {}
+    shares = shares_of(account) if account["step_ms"] is not None else {}
     compute = sum(shares.get(part, 0) for part in COMPUTE)
     return sentence("time_line", run, hosts, account, shares, compute)
 

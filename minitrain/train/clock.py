@@ -6,25 +6,23 @@ from typing import Any, Literal
 
 from minitrain.sync.strategy import SyncTrace
 
-Kind = Literal["plain", "instrumented", "bracketed"]
+Kind = Literal["plain", "bracketed"]
 Row = dict[str, Any]
 NS_PER_MS = 1e6
+BRACKET_EVERY = 5
 
 
 def kind_of_step(step: int) -> Kind:
-    """Return ``plain`` for every second step and the first two; in turn for the others
-    ``bracketed`` (the backward pass lies between barriers) and ``instrumented`` (it
-    begins after a barrier, so that its parts hold no waiting).
+    """Return ``bracketed`` for the last of every five steps: its backward pass lies
+    between barriers, and one without communication follows.
     """
-    if step < 2 or step % 2 == 0:
-        return "plain"
-    return "instrumented" if step % 4 == 1 else "bracketed"
+    return "bracketed" if step % BRACKET_EVERY == BRACKET_EVERY - 1 else "plain"
 
 
 class StepClock:
     """Stamp the parts of a step, one after the other; ``now_ns`` is the last stamp.
-    ``synchronize`` waits for a GPU: before a stamp of a step that is not plain, and at
-    the end of every step. Unless it ``watches``, every step is plain.
+    ``synchronize`` waits for a GPU before every stamp. Unless it ``watches``, every
+    step is plain.
     """
 
     def __init__(
@@ -50,8 +48,7 @@ class StepClock:
 
     def mark(self, part: str) -> None:
         """Add the time since the last stamp to ``{part}_ms`` of the row."""
-        if self.kind != "plain" or part == "optimizer":
-            self._synchronize()
+        self._synchronize()
         now = time.perf_counter_ns()
         name = f"{part}_ms"
         self.row[name] = self.row.get(name, 0.0) + (now - self.now_ns) / NS_PER_MS

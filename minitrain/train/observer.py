@@ -78,16 +78,22 @@ class Observer:
 
 
 class StepObserver(Observer):
-    """Time every step, and hash the recorded ones in between. ``watches``: some steps
-    are disturbed to tell their parts apart. ``keep``: see the recorder.
+    """Time every step, and hash the recorded ones in between. ``watches``: the backward
+    pass of some steps is made once more without communication, to time it alone.
+    ``keep``: see the recorder. Unless it ``records``, no step is hashed.
     """
 
     def __init__(
-        self, worker: "Worker", watches: bool = False, keep: int | None = None
+        self,
+        worker: "Worker",
+        watches: bool = False,
+        keep: int | None = None,
+        records: bool = True,
     ) -> None:
         super().__init__(worker)
-        config = worker.config
-        self.recorder = StepRecord(worker.model, config.recorded, config.sampled, keep)
+        config, none = worker.config, set[int]()
+        hashed = (config.recorded, config.sampled) if records else (none, none)
+        self.recorder = StepRecord(worker.model, *hashed, keep)
         on_gpu = worker.device.type == "cuda"
         wait = torch.cuda.synchronize if on_gpu else (lambda: None)
         self.clock = StepClock(wait, watches)
@@ -133,9 +139,6 @@ class StepObserver(Observer):
     def after_data(self, micro_batches: Sequence[MicroBatch]) -> None:
         super().after_data(micro_batches)
         self.clock.mark("data")
-        if self.clock.kind == "instrumented":
-            barrier()
-            self.clock.mark("wait")
 
     def before_forward(self) -> None:
         if self._losses:
@@ -165,6 +168,7 @@ class StepObserver(Observer):
         row |= bucket_times(trace, row["backward_ms"], self.clock.now_ns)
 
     def before_step(self) -> None:
+        self.clock.mark("other")
         self.place.enter("optimizer")
         if self._step in self.recorder.steps:
             self.recorder.layout(self._step, self.worker.sync.trace)

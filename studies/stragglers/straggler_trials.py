@@ -8,7 +8,7 @@ import pandas as pd
 from slowed import Delay, Join, cpu_quota, timed_run
 from stragglers_settings import Stragglers
 
-from minitrain.analysis.stragglers import find_stragglers, own_work, step_times
+from minitrain.analysis.stragglers import find_stragglers, own_work
 from minitrain.core.errors import UserError
 from minitrain.train.clock import Row
 from minitrain.train.config import RunConfig
@@ -44,7 +44,6 @@ def judged(study: Stragglers, run: RunConfig, inject: Inject | None) -> Row:
     if found.undecided:
         where = f"{STUDY / 'params.yaml'}: stragglers.num_steps = {study.num_steps}"
         raise UserError(f"{where}: must be more: {found.undecided}")
-    own = own[own.index.isin(step_times(timings, warmup).index)]
     return {
         "found": " ".join(str(lag.rank) for lag in found.slow),
         **{key: vars(found.lags[0])[key] for key in ("excess_ms", "low_ms", "high_ms")},

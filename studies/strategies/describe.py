@@ -56,17 +56,11 @@ def in_words(traffic: dict[str, Any]) -> str:
 
 
 def time_goes(run: dict[str, Any]) -> str:
-    account, step = run["account"], run["summary"]["step_mean_ms"]
-    if account["sum_ms"] is None:
-        return f"{ms(step)} a step; it has no account."
+    account = run["account"]
     shares = shares_of(account)
     largest = sorted(shares, key=lambda part: -shares[part])
     where = ", ".join(f"{PARTS[part]} {percent(shares[part])}" for part in largest[:4])
-    closed = "closes" if account["closed"] else "does not close"
-    return (
-        f"{ms(account['sum_ms'])} a step: {where}; the account {closed} "
-        f"({account['gap_pct']:+.1f} %)."
-    )
+    return f"{ms(account['step_ms'])} a step: {where}."
 
 
 if __name__ == "__main__":

@@ -5,11 +5,14 @@ from typing import Any
 
 import pandas as pd
 
+from minitrain.analysis.account import EXPOSED
 from minitrain.analysis.comparison import Comparison, Rounds
 from minitrain.core.errors import run_stage
 from minitrain.core.files import atomic_path, open_atomic, read_json
 from minitrain.core.provenance import measured_where, require_one_machine
 from minitrain.report.canvas import BLUE, ORANGE, canvas, save
+from minitrain.report.facts import shares_of
+from minitrain.report.numbers import percent
 from minitrain.report.pictures import draw_account
 
 STUDY = Path(__file__).resolve().parent
@@ -31,9 +34,8 @@ def main() -> None:
     }
     arms = [arm for arm in every if arm != CEILING]
     draw_speed(speeds, arms, list(runs))
-    accounts = {name: account for name, account in runs.items() if account["sum_ms"]}
     with atomic_path(STUDY / "account.png") as path:
-        draw_account(accounts, account_title(accounts), path)
+        draw_account(runs, account_title(runs), path)
     with open_atomic(STUDY / "table.md") as file:
         file.write(f"{measured_where(where)}\n\n{table(speeds, arms)}")
 
@@ -63,8 +65,13 @@ def draw_speed(
 
 
 def account_title(accounts: dict[str, Any]) -> str:
-    closed = sum(bool(account["closed"]) for account in accounts.values())
-    return f"Where a step goes: {closed} of {len(accounts)} accounts close within 5 %"
+    shares = {name: shares_of(account) for name, account in accounts.items()}
+    exposed = {name: of[EXPOSED] for name, of in shares.items() if EXPOSED in of}
+    least, *_, most = sorted(exposed, key=exposed.__getitem__)
+    return (
+        f"Exposed communication: {percent(exposed[least])} of a step with {least}, "
+        f"{percent(exposed[most])} with {most}"
+    )
 
 
 def table(speeds: dict[int, Rounds], arms: list[str]) -> str:

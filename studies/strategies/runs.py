@@ -10,7 +10,7 @@ import pandas as pd
 from interleaved import load_interleaved
 from strategies_settings import Strategies
 
-from minitrain.analysis.account import account, summarize
+from minitrain.analysis.account import account, means, summarize
 from minitrain.bench.ledger import count_step
 from minitrain.check.check import examine
 from minitrain.check.trial import in_memory
@@ -77,7 +77,7 @@ def timed(params: Params, world_size: int) -> dict[str, Any]:
             ),
             "final_loss": float(pd.read_csv(folder / "losses.csv")["loss"].iloc[-1]),
             "summary": summarize(timings, warmup),
-            "account": account(timings, warmup),
+            "account": means(account(timings, warmup)),
         }
 
 

@@ -9,8 +9,9 @@ from minitrain.analysis.account import (
     BOOTSTRAP_DRAWS,
     PARTS,
     account,
-    account_intervals,
     ddp_says,
+    means,
+    plain_steps,
     summarize,
     summarized,
 )
@@ -27,24 +28,21 @@ def row(step: int, rank: int, kind: str, **values: Any) -> dict[str, Any]:
     return fixed | dict.fromkeys(DISTURBED, False) | values
 
 
-def plain(step: int, rank: int, step_ms: float, **values: Any) -> dict[str, Any]:
-    """A plain step, whose last bucket is handed over at 1 s on both ranks."""
-    times = {"comm_total_ms": 8.0, "comm_hidden_ms": 6.0, "last_bucket_at_ns": 10**9}
-    return row(step, rank, "plain", step_ms=step_ms, **(times | values))
-
-
-def instrumented(step: int, rank: int, **values: Any) -> dict[str, Any]:
+def plain(step: int, rank: int, step_ms: float = 95, **values: Any) -> dict[str, Any]:
+    """A plain step whose last bucket is handed over at 1 s on both ranks."""
     parts = {
         "data_ms": 1.0,
-        "wait_ms": 2.0,
         "forward_ms": 20.0,
         "backward_ms": 70.0,
         "to_last_bucket_ms": 60.0,
         "comm_exposed_ms": 10.0,
+        "comm_total_ms": 8.0,
+        "comm_hidden_ms": 6.0,
+        "last_bucket_at_ns": 10**9,
+        "other_ms": 0.0,
         "optimizer_ms": 4.0,
-        "step_ms": 97.0,
     }
-    return row(step, rank, "instrumented", **(parts | values))
+    return row(step, rank, "plain", step_ms=step_ms, **(parts | values))
 
 
 def bracketed(step: int, rank: int, **values: Any) -> dict[str, Any]:
@@ -53,19 +51,20 @@ def bracketed(step: int, rank: int, **values: Any) -> dict[str, Any]:
 
 
 def clean_rows() -> list[dict[str, Any]]:
-    """Two ranks, steps 10 to 13: plain, bracketed, plain, instrumented.
+    """Two ranks, steps 10 to 13: plain, bracketed, one after it, plain.
 
-    Plain steps take rank 0 90 and 98 ms, rank 1 100 and 96 ms.
+    Plain steps take rank 0 91 and 98 ms, rank 1 100 and 96 ms.
     """
+    late = {"last_bucket_at_ns": 10**9 + 4 * MS, "to_last_bucket_ms": 64.0}
+    early = {"last_bucket_at_ns": 10**9 - 2 * MS, "to_last_bucket_ms": 58.0}
     return [
-        plain(10, 0, 90, tokens=40),
-        plain(10, 1, 100, tokens=60, last_bucket_at_ns=10**9 + 4 * MS),
+        plain(10, 0, 91, tokens=40, forward_ms=16),
+        plain(10, 1, 100, tokens=60, comm_exposed_ms=6, other_ms=5, **late),
         bracketed(11, 0, backward_compute_ms=50, backward_ms=70),
         bracketed(11, 1, backward_compute_ms=60, backward_ms=80),
-        plain(12, 0, 98, comm_total_ms=10, comm_hidden_ms=4),
-        plain(12, 1, 96, comm_total_ms=14, last_bucket_at_ns=10**9 - 2 * MS),
-        instrumented(13, 0, data_ms=0, forward_ms=18, to_last_bucket_ms=58),
-        instrumented(13, 1, comm_exposed_ms=14),
+        *(plain(12, rank, 9e9, data_ms=9e9) for rank in (0, 1)),
+        plain(13, 0, 98, comm_total_ms=10, comm_hidden_ms=4, optimizer_ms=7),
+        plain(13, 1, 96, comm_total_ms=14, comm_exposed_ms=12, data_ms=2, **early),
     ]
 
 
@@ -73,19 +72,18 @@ def misleading_rows() -> list[dict[str, Any]]:
     """Rows that no number may hold: warm-up, steps that were hashed, and one after a
     checkpoint.
     """
-    absurd = dict.fromkeys(PARTS, 9e9)
-    times = {"comm_total_ms": 9e9, "comm_hidden_ms": 9e9, "to_last_bucket_ms": 9e9}
+    absurd = dict.fromkeys([*PARTS, "to_last_bucket_ms", "step_ms"], 9e9)
+    absurd |= {"comm_total_ms": 9e9, "comm_hidden_ms": 9e9, "backward_ms": 75.0}
     rows = []
     for rank in (0, 1):
-        steps = {0: "recorded", 3: "", 9: "", 20: DISTURBED[0], 21: DISTURBED[1]}
+        steps = {0: "recorded", 3: "", 9: "", 20: DISTURBED[0], 30: DISTURBED[1]}
         for step, why in steps.items():
-            for kind in ("plain", "instrumented", "bracketed"):
-                values = {**absurd, **times, "step_ms": 9e9, "backward_ms": 75.0}
-                values |= {name: name == why for name in DISTURBED}
-                values["tokens"] = 10**9
-                values["last_bucket_at_ns"] = 9 * 10**9 * rank
+            for kind in ("plain", "bracketed"):
+                values = absurd | {name: name == why for name in DISTURBED}
+                values |= {"tokens": 10**9, "last_bucket_at_ns": 9 * 10**9 * rank}
                 rows.append(row(step, rank, kind, **values))
-    return rows
+    # step 10 follows no bracketed step
+    return [r for r in rows if (r["step"], r["kind"]) != (9, "bracketed")]
 
 
 def timings(*more: dict[str, Any]) -> pd.DataFrame:
@@ -96,91 +94,101 @@ def test_warmup_and_disturbed_steps_are_left_out() -> None:
     assert set(summarized(timings(), WARMUP)["step"]) == {10, 11, 12, 13}
 
 
-def test_account_by_hand() -> None:
-    result = account(timings(), WARMUP)
-    parts = {
-        "data_ms": 0.5,  # 0 and 1
-        "wait_ms": 2.0,
-        "forward_ms": 19.0,  # 18 and 20
-        "backward_compute_ms": 55.0,  # 50 and 60, from the bracketed steps
-        "interference_ms": 4.0,  # 58 and 60 to the last bucket, 59, less 55
-        "comm_exposed_ms": 12.0,  # 10 and 14
-        "optimizer_ms": 4.0,
-    }
-    assert {name: result[name] for name in PARTS} == pytest.approx(parts)
-    # 0.5 + 2 + 19 + 55 + 4 + 12 + 4
-    assert result["sum_ms"] == pytest.approx(96.5)
-    # 90, 100, 98, 96
-    assert result["plain_step_ms"] == pytest.approx(96.0)
-    assert result["gap_pct"] == pytest.approx(100 * 0.5 / 96)
-    assert result["closed"] is True
+def test_step_after_a_bracketed_one_is_left_out() -> None:
+    assert set(plain_steps(timings(), WARMUP)["step"]) == {10, 13}
+    # the bracketed step may be of the warm-up, or hashed
+    rows = pd.DataFrame([bracketed(9, 0, recorded=True), plain(10, 0), plain(11, 0)])
+    assert set(plain_steps(rows, WARMUP)["step"]) == {11}
 
 
-@pytest.mark.parametrize(
-    ("wait_ms", "gap_pct", "closed"),
-    [
-        # without the wait of 2 ms the parts are 94.5; plain steps take 96
-        pytest.param(6.25, 100 * 4.75 / 96, True, id="just below 5 % over"),
-        pytest.param(6.35, 100 * 4.85 / 96, False, id="just above 5 % over"),
-        pytest.param(-3.25, -100 * 4.75 / 96, True, id="just above 5 % under"),
-        pytest.param(-3.35, -100 * 4.85 / 96, False, id="just below 5 % under"),
-    ],
-)
-def test_closed_within_five_percent(
-    wait_ms: float, gap_pct: float, closed: bool
-) -> None:
-    table = timings()
-    table["wait_ms"] = table["wait_ms"].where(table["step"] != 13, wait_ms)
-    result = account(table, WARMUP)
-    assert result["gap_pct"] == pytest.approx(gap_pct)
-    assert result["closed"] is closed
-
-
-def test_parts_are_means_so_that_they_add_up() -> None:
-    more = [bracketed(15, rank, backward_compute_ms=100) for rank in (0, 1)]
-    result = account(timings(*more), WARMUP)
-    # 50, 60, 100, 100: the mean is 77.5, the median 80
-    assert result["backward_compute_ms"] == pytest.approx(77.5)
-    assert result["interference_ms"] == pytest.approx(59 - 77.5)
-
-
-UNKNOWN_WITHOUT = {
-    "plain": ["plain_step_ms"],
-    "bracketed": ["backward_compute_ms", "interference_ms"],
-    "instrumented": [name for name in PARTS if name != "backward_compute_ms"],
+BY_HAND = {
+    "data_ms": (1 + 1 + 1 + 2) / 4,
+    "forward_ms": (16 + 20 + 20 + 20) / 4,
+    # 50 and 60 ms, from the bracketed step
+    "backward_compute_ms": 55,
+    # 60, 64, 60 and 58 ms to the last bucket, less 55
+    "interference_ms": 60.5 - 55,
+    # rank 0 waits 4 ms in step 10, rank 1 2 ms in step 13
+    "wait_ms": (4 + 0 + 0 + 2) / 4,
+    # of 10, 6, 10 and 12 ms the rest
+    "comm_exposed_ms": (6 + 6 + 10 + 10) / 4,
+    "other_ms": 5 / 4,
+    "optimizer_ms": (4 + 4 + 7 + 4) / 4,
+    # 91, 100, 98, 96
+    "step_ms": 96.25,
 }
 
 
-@pytest.mark.parametrize("kind", UNKNOWN_WITHOUT)
-def test_kind_without_steps_leaves_numbers_unknown(kind: str) -> None:
-    table = timings()
-    result = account(table[table["kind"] != kind], WARMUP)
-    unknown = [name for name, value in result.items() if value is None]
-    sums = ["sum_ms", "gap_pct", "closed"]
-    assert sorted(unknown) == sorted([*UNKNOWN_WITHOUT[kind], *sums])
-    intervals = account_intervals(table[table["kind"] != kind], WARMUP)
-    without = intervals[intervals["low_ms"].isna()]
-    assert [*without["part"]] == [part for part in PARTS if part in unknown]
-    assert without[["mean_ms", "high_ms"]].isna().all(axis=None)
+def test_account_by_hand() -> None:
+    found = means(account(timings(), WARMUP))
+    assert [*found] == [*BY_HAND]
+    assert found == pytest.approx(BY_HAND)
 
 
-def test_account_of_a_run_without_communication() -> None:
-    columns = [name for name in timings() if "comm" in name or "bucket" in name]
-    without = timings().drop(columns=columns)
+def test_parts_of_each_rank_add_up_to_its_step() -> None:
+    table = account(timings(), WARMUP)
+    assert [*table["rank"].unique()] == ["all", "0", "1"]
+    first, second = means(table, "0"), means(table, "1")
+    assert (first["step_ms"], second["step_ms"]) == pytest.approx((94.5, 98))
+    assert (first["wait_ms"], second["wait_ms"]) == (2, 1)
+    assert first["interference_ms"] == pytest.approx(60 - 50)
+
+
+def test_wait_is_no_longer_than_what_is_exposed() -> None:
+    """Ranks of a strategy that hands buckets back before all have come."""
+    rows = timings()
+    rows.loc[(rows["step"] == 10) & (rows["rank"] == 0), "comm_exposed_ms"] = 1
+    found = means(account(rows, WARMUP))
+    assert (found["wait_ms"], found["comm_exposed_ms"]) == (3 / 4, 26 / 4)
+
+
+def test_hosts_have_clocks_of_their_own() -> None:
+    found = means(account(timings(), WARMUP, num_hosts=2))
+    assert "wait_ms" not in found
+    assert found["comm_exposed_ms"] == (10 + 6 + 10 + 12) / 4
+    assert found["step_ms"] == pytest.approx(96.25)
+
+
+def test_rank_alone_waits_for_no_other() -> None:
+    rows = timings()
+    assert "wait_ms" not in means(account(rows[rows["rank"] == 0], WARMUP))
+
+
+def test_without_calibration_backward_is_one_part_until_the_last_gradient() -> None:
+    """A run that is too short for a bracketed step."""
+    rows = timings()
+    rows.loc[rows["kind"] == "bracketed", "recorded"] = True
+    found = means(account(rows, WARMUP))
+    split = {"backward_compute_ms", "interference_ms"}
+    assert found.keys() == (BY_HAND.keys() - split) | {"backward_ms"}
+    assert found["backward_ms"] == 60.5
+    assert found["step_ms"] == pytest.approx(96.25)
+
+
+def test_without_the_last_gradient_backward_holds_communication() -> None:
+    """As under fsdp, and on a GPU."""
+    rows = timings()
+    columns = [name for name in rows if "comm" in name or "bucket" in name]
+    without = rows.drop(columns=columns)
     summary = summarize(without, WARMUP)
     names = ["allreduce_p50_ms", "allreduce_p95_ms", "overlap", "skew_p50_ms"]
     assert [summary[name] for name in names] == [None] * 4
-    result = account(without, WARMUP)
-    assert (result["interference_ms"], result["comm_exposed_ms"]) == (None, None)
-    assert result["forward_ms"] == pytest.approx(19)
-    assert result["closed"] is None
+    found = means(account(without, WARMUP))
+    names = ["data_ms", "forward_ms", "backward_ms", "other_ms", "optimizer_ms"]
+    assert [*found] == [*names, "step_ms"]
+    assert found["backward_ms"] == 70
+
+
+def test_communication_of_the_optimizer_is_a_part() -> None:
+    rows = timings().assign(optimizer_comm_ms=3.0)
+    found = means(account(rows, WARMUP))
+    assert found["optimizer_comm_ms"] == 3
 
 
 def test_ddps_own_log_beside_the_clock() -> None:
-    logged = [plain(14, 0, 90, forward_ms=20, ddp_forward_ms=18)]
-    logged += [plain(16, 1, 90, forward_ms=20, ddp_forward_ms=20)]
-    # only plain steps count, in which no barrier lies between forward and backward
-    others = [instrumented(15, 0, ddp_forward_ms=9e9, forward_ms=9e9)]
+    logged = [plain(14, 0, ddp_forward_ms=18), plain(16, 1, ddp_forward_ms=20)]
+    # in a bracketed step a barrier lies between forward and backward
+    others = [bracketed(18, 0, ddp_forward_ms=9e9, forward_ms=9e9)]
     says = ddp_says(timings(*logged, *others), WARMUP)
     forward = {"ddp": 19, "ours": 20, "difference_pct": -5}
     assert says.pop("forward_ms") == pytest.approx(forward)
@@ -190,8 +198,8 @@ def test_ddps_own_log_beside_the_clock() -> None:
 
 
 def test_nothing_left_to_summarize() -> None:
-    result = account(timings(), 1000)
-    assert set(result.values()) == {None}
+    assert account(timings(), 1000).empty
+    assert means(account(timings(), 1000)) == {"step_ms": None}
     summary = summarize(timings(), 1000)
     assert summary.pop("num_steps_summarized") == 0
     assert set(summary.values()) == {None}
@@ -201,7 +209,7 @@ def test_summary_by_hand() -> None:
     summary = summarize(timings(), WARMUP)
     expected = {
         "num_steps_summarized": 2,
-        # rank 0 took 90 + 98, rank 1 100 + 96 ms; 100 tokens in each step
+        # rank 0 took 91 + 98, rank 1 100 + 96 ms; 100 tokens in each step
         "tokens_per_s": 200 / 0.196,
         # a step lasts as long as its slowest rank: 100 and 98 ms
         "step_mean_ms": 99.0,
@@ -224,7 +232,7 @@ def test_summary_by_hand() -> None:
 def test_typical_step_and_skew_are_medians() -> None:
     """One step in three was disturbed, which a mean would show."""
     rows = []
-    for step, ms, apart in ((10, 98, 2), (12, 100, 4), (14, 130, 30)):
+    for step, ms, apart in ((10, 98, 2), (13, 100, 4), (14, 130, 30)):
         rows.append(plain(step, 0, ms))
         rows.append(plain(step, 1, 90, last_bucket_at_ns=10**9 + apart * MS))
     summary = summarize(pd.DataFrame([*rows, bracketed(11, 0)]), WARMUP)
@@ -244,30 +252,40 @@ def test_ranks_of_several_hosts_have_no_skew() -> None:
 
 
 def test_intervals_are_around_the_means_of_the_account() -> None:
-    table = account_intervals(timings(), WARMUP).set_index("part")
-    assert list(table.index) == list(PARTS)
-    means = account(timings(), WARMUP)
-    assert table["mean_ms"].to_dict() == pytest.approx({n: means[n] for n in PARTS})
+    table = account(timings(), WARMUP).set_index("part")
+    table = table[table["rank"] == "0"]
     assert (table["low_ms"] <= table["mean_ms"]).all()
     assert (table["mean_ms"] <= table["high_ms"]).all()
-    # two samples, 0 and 1: a quarter of the draws are both 0, a quarter both 1
-    assert tuple(table.loc["data_ms", ["low_ms", "high_ms"]]) == (0, 1)
+    # two samples, 16 and 20: a quarter of the draws are both 16, a quarter both 20
+    assert tuple(table.loc["forward_ms", ["low_ms", "high_ms"]]) == (16, 20)
     # a part that never varies has no width
-    assert tuple(table.loc["optimizer_ms"]) == (4, 4, 4)
+    assert tuple(table.loc["data_ms", ["low_ms", "mean_ms", "high_ms"]]) == (1, 1, 1)
 
 
 def test_intervals_are_the_same_every_time() -> None:
-    rows = [instrumented(10 + i, 0, data_ms=i**0.5) for i in range(50)]
+    rows = [plain(20 + i, 0, data_ms=i**0.5) for i in range(50)]
     table = pd.DataFrame([*clean_rows(), *rows])
-    first, second = (account_intervals(table, WARMUP) for _ in range(2))
+    first, second = (account(table, WARMUP) for _ in range(2))
     pd.testing.assert_frame_equal(first, second, check_exact=True)
+
+
+def width(rows: pd.DataFrame, part: str) -> float:
+    table = account(rows, WARMUP).set_index(["rank", "part"])
+    low, high = table.loc[("all", part), ["low_ms", "high_ms"]]
+    return float(high - low)
 
 
 def test_interval_narrows_as_the_square_root_of_the_samples() -> None:
     # half zeros, half ones: the mean of n has a deviation of 0.5 / sqrt(n), and 5 to
     # 95 % of a normal are 2 x 1.645 deviations: 1.645 / sqrt(400) = 0.082
-    rows = [instrumented(10 + i, 0, data_ms=i % 2) for i in range(400)]
-    table = account_intervals(pd.DataFrame(rows), WARMUP).set_index("part")
-    low, high = table.loc["data_ms", ["low_ms", "high_ms"]]
-    assert high - low == pytest.approx(0.082, rel=0.1)
+    rows = [plain(20 + i, 0, data_ms=i % 2) for i in range(400)]
+    assert width(pd.DataFrame(rows), "data_ms") == pytest.approx(0.082, rel=0.1)
     assert BOOTSTRAP_DRAWS >= 1000
+
+
+def test_interval_of_a_difference_holds_the_noise_of_both() -> None:
+    """Interference: 400 steps and 400 calibrations, half of each 1 ms longer."""
+    rows = [plain(20 + i, 0, to_last_bucket_ms=60 + i % 2) for i in range(400)]
+    alone = [bracketed(500 + i, 0, backward_compute_ms=55 + i % 2) for i in range(400)]
+    both = pd.DataFrame([*rows, *alone])
+    assert width(both, "interference_ms") == pytest.approx(2**0.5 * 0.082, rel=0.1)

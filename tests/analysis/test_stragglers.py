@@ -14,10 +14,8 @@ from minitrain.analysis.stragglers import (
     FLOOR,
     find_stragglers,
     own_work,
-    step_times,
     steps_needed,
 )
-from minitrain.train.clock import kind_of_step
 
 pytestmark = pytest.mark.slow
 
@@ -29,38 +27,47 @@ UNTOLD = "no step tells a rank's own work from communication"
 
 def row(step: int, rank: int, own_ms: float, slowest_ms: float) -> dict[str, Any]:
     """A step in which ``rank`` had ``own_ms`` to do, the slowest ``slowest_ms``."""
-    kind, waited = kind_of_step(step), slowest_ms - own_ms
-    row = {
+    waited = slowest_ms - own_ms
+    return {
         "step": step,
         "rank": rank,
-        "kind": kind,
+        "kind": "plain",
         "recorded": False,
         "after_interruption": False,
         "data_ms": 1.0,
         "forward_ms": 25.0,
+        "other_ms": 0.0,
         "optimizer_ms": 4.0,
         "to_last_bucket_ms": own_ms - 30,
         "comm_exposed_ms": COMM + waited,
         "step_ms": own_ms + COMM + waited,
     }
-    if kind == "instrumented":
-        # a tenth of it is late at the barrier already
-        wait = {"wait_ms": waited / 10, "comm_exposed_ms": COMM + 0.9 * waited}
-        return row | wait
-    if kind == "bracketed":
-        # barriers: nothing here tells who is late
-        backward = {"backward_compute_ms": own_ms - 30, "comm_exposed_ms": 0.0}
-        return row | backward | {"to_last_bucket_ms": 9e9, "step_ms": 9e9}
-    return row
 
 
 def run(own_ms: npt.NDArray[np.float64], first: int = WARMUP) -> pd.DataFrame:
-    """A run whose ranks had ``own_ms`` (steps, ranks) to do, from step ``first`` on."""
+    """A run whose ranks had ``own_ms`` (steps, ranks) to do, from step ``first`` on,
+    with plain steps alone.
+    """
     return pd.DataFrame(
         row(first + step, rank, own, float(of_step.max()))
         for step, of_step in enumerate(own_ms)
         for rank, own in enumerate(of_step)
     )
+
+
+def calibrated(timings: pd.DataFrame) -> pd.DataFrame:
+    """The run with as many bracketed steps: their barriers tell nothing of who is late,
+    the pass without communication does.
+    """
+    alone = timings.assign(
+        step=timings["step"] + 1000,
+        kind="bracketed",
+        backward_compute_ms=timings["to_last_bucket_ms"],
+        comm_exposed_ms=0.0,
+        to_last_bucket_ms=9e9,
+        step_ms=9e9,
+    )
+    return pd.concat([timings, alone], ignore_index=True)
 
 
 def noisy(
@@ -80,9 +87,8 @@ def named(timings: pd.DataFrame) -> list[int]:
 def test_slow_rank_by_hand() -> None:
     """Rank 1 has 8 ms more to do than rank 0, in each of 20 steps."""
     found = find_stragglers(run(np.tile([OWN, OWN + 8], (20, 1))), WARMUP)
-    # 88 of the slower rank, and communication
-    # they wait at the barrier and at the end of backward; without noise all that is
-    # above the floor is seen
+    # 88 of the slower rank, and communication; without noise all that is above the
+    # floor is seen
     assert [lag.rank for lag in found.lags] == [1, 0]
     assert found.lags[1].excess_ms == pytest.approx(-8)
     assert json.loads(json.dumps(found.numbers())) == {
@@ -100,19 +106,18 @@ def test_interval_and_what_is_visible_by_hand() -> None:
     later = np.array([5, 1, 8, 3, 2, 7, 6, 4], float)
     own = OWN + np.stack([np.zeros(8), later], axis=1)
     found = find_stragglers(run(own), WARMUP)
-    # 12, 14 and 18 are plain and follow no bracketed step: 5, 8 and 6 ms
-    assert found.step_ms == pytest.approx(OWN + COMM + 6)
+    assert found.step_ms == pytest.approx(OWN + COMM + 4.5)
     first = found.lags[0]
     assert (first.rank, first.excess_ms) == (1, pytest.approx(4.5))
     # a coin shows 7 or 8 of 8 heads in 9 of 256 cases, 6 or more in 37: so the interval
     # goes from the seventh largest to the seventh smallest
     assert (first.low_ms, first.high_ms) == (pytest.approx(2), pytest.approx(7))
     # for a call of one of two ranks 1 of 256 is seldom enough, and 9 are not: all eight
-    # must exceed the floor of 5.3, which they would if each were larger by 4.3
+    # must exceed the floor of 5.225, which they would if each were larger by 4.225
     assert found.slow == []
-    assert first.visible_ms == pytest.approx(4.5 + 4.3)
+    assert first.visible_ms == pytest.approx(4.5 + 4.225)
     # the floor grows with the step, by 5 % of what is added
-    for more, expected in ((4.3 / 0.95 - 0.01, []), (4.3 / 0.95 + 0.01, [1])):
+    for more, expected in ((4.225 / 0.95 - 0.01, []), (4.225 / 0.95 + 0.01, [1])):
         assert named(run(own + np.array([0, more]))) == expected
 
 
@@ -138,13 +143,12 @@ def test_steps_that_chance_does_not_explain(
 
 
 def test_own_work_by_hand() -> None:
-    """1 + 25 + 4 ms, and backward: alone where that was timed."""
-    kinds = {12: "plain", 13: "instrumented", 15: "bracketed"}
-    assert {step: kind_of_step(step) for step in kinds} == kinds
-    rows = [row(step, rank, OWN + rank, OWN + 1) for step in kinds for rank in (0, 1)]
-    own = own_work(pd.DataFrame(rows), WARMUP)
-    assert list(own.index) == list(kinds)
-    assert own.to_numpy().tolist() == [[80, 81]] * 3
+    """1 + 25 + 4 ms, and backward: until the last bucket, or alone."""
+    timings = calibrated(run(np.array([[OWN, OWN + 1]])).assign(other_ms=2.0))
+    for within, step in ((False, 12), (True, 1012)):
+        own = own_work(timings, WARMUP, waits_within=within)
+        assert own.to_dict("list") == {0: [82], 1: [83]}
+        assert [*own.index] == [step]
 
 
 @pytest.mark.parametrize("why", ["recorded", "after_interruption"])
@@ -162,14 +166,6 @@ def test_step_that_one_rank_lacks_is_left_out() -> None:
     assert len(own_work(timings, WARMUP)) == 20
     timings.loc[3, "after_interruption"] = True
     assert len(own_work(timings, WARMUP)) == 19
-
-
-def test_steps_after_a_bracketed_one_are_no_measure() -> None:
-    timings = run(np.full((12, 2), OWN))
-    timings.loc[timings["step"] % 4 == 0, "step_ms"] = 9e9
-    # 16 and 20 follow 15 and 19; 12 would follow 11, which is no row here
-    timings = timings[timings["step"] > WARMUP]
-    assert step_times(timings, WARMUP).to_dict() == {14: 100, 18: 100, 22: 100}
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
@@ -196,7 +192,7 @@ def test_nobody_is_named_where_nobody_is_slow(
 ) -> None:
     for seed in range(60):
         timings = noisy([0.0] * world_size, steps, seed)
-        timings = hidden(timings) if within else timings
+        timings = hidden(calibrated(timings)) if within else timings
         found = find_stragglers(timings, WARMUP, waits_within=within)
         assert found.undecided is None
         assert found.slow == []
@@ -215,8 +211,7 @@ def test_rank_as_slow_as_the_floor_is_seldom_named() -> None:
         noise = np.random.default_rng(seed).standard_t(3, (42, 2)) * 6
         own = OWN + noise + [0.0, 100 * FLOOR]
         backward = (own - 30).ravel()
-        both = {"to_last_bucket_ms": backward, "backward_compute_ms": backward}
-        alarms += named(timings.assign(**both)) != []
+        alarms += named(timings.assign(to_last_bucket_ms=backward)) != []
     # of one rank half the rate, 0.5 %, is 2 of 400: above 7 in one case of a thousand
     assert FALSE_ALARMS == 0.01
     assert alarms <= 7
@@ -248,7 +243,7 @@ def test_two_slow_ranks_of_four() -> None:
 def test_too_few_ranks_or_steps_decide_nothing() -> None:
     """Not even where a rank is slower in all of them."""
     alone = find_stragglers(run(np.full((40, 1), OWN)), WARMUP)
-    assert alone.undecided == "one rank has nobody who waits for it"
+    assert alone.undecided == "one rank has no other that waits for it"
     assert alone.numbers()["visible_ms"] is None
     own = np.tile([OWN, OWN + 50], (8, 1))
     found = find_stragglers(run(own[:7]), WARMUP)
@@ -267,19 +262,18 @@ def test_own_work_that_nobody_told_apart_is_undecided() -> None:
     """Under fsdp: no bucket, no pass without communication, all steps plain."""
     found = find_stragglers(run(np.full((20, 2), OWN)), 1000)
     assert (found.undecided, found.step_ms) == (UNTOLD, None)
-    timings = run(np.tile([OWN, OWN + 50], (40, 1))).assign(kind="plain")
-    columns = ["to_last_bucket_ms", "backward_compute_ms", "comm_exposed_ms"]
+    timings = run(np.tile([OWN, OWN + 50], (40, 1)))
+    columns = ["to_last_bucket_ms", "comm_exposed_ms"]
     found = find_stragglers(timings.drop(columns=columns), WARMUP)
     assert found.undecided == UNTOLD
 
 
 def test_without_times_of_buckets_bracketed_steps_decide() -> None:
     """On a GPU: what the others wait is not known then."""
-    timings = run(np.tile([OWN, OWN + 50], (40, 1)))
+    timings = calibrated(run(np.tile([OWN, OWN + 50], (10, 1))))
     buckets = ["to_last_bucket_ms", "comm_exposed_ms"]
     found = find_stragglers(timings.drop(columns=buckets), WARMUP)
     assert [lag.rank for lag in found.slow] == [1]
-    # 15, 19, ... 51
     assert found.num_steps == 10
     assert found.others_wait_ms is None
 
@@ -295,14 +289,11 @@ def hidden(timings: pd.DataFrame) -> pd.DataFrame:
 
 
 def test_wait_within_backward_hides_nobody() -> None:
-    """A rank that is 30 % slower: a quarter of the steps shows it, too few for chance
-    to be ruled out among all of them.
-    """
-    timings = hidden(noisy([0.0, 0.3 * OWN], 60, 1))
+    """A rank that is 30 % slower: the bracketed steps show it, the others do not."""
+    timings = hidden(calibrated(noisy([0.0, 0.3 * OWN], 15, 1)))
     assert find_stragglers(timings, WARMUP).slow == []
     found = find_stragglers(timings, WARMUP, waits_within=True)
     assert [lag.rank for lag in found.slow] == [1]
-    # 15, 19, ... 71
     assert found.num_steps == 15
     assert found.slow[0].low_ms < 0.3 * OWN < found.slow[0].high_ms
     # in part they wait where nobody times it
@@ -310,12 +301,11 @@ def test_wait_within_backward_hides_nobody() -> None:
 
 
 def test_wait_within_backward_and_few_steps_decide_nothing() -> None:
-    timings = hidden(run(np.tile([OWN, OWN + 50], (31, 1))))
+    timings = calibrated(run(np.tile([OWN, OWN + 50], (7, 1))))
     found = find_stragglers(timings, WARMUP, waits_within=True)
     assert found.undecided == "7 steps are too few, 8 would do"
     # all plain, as where no pass goes without communication
-    alone = timings.drop(columns="backward_compute_ms").assign(kind="plain")
-    found = find_stragglers(alone, WARMUP, waits_within=True)
+    found = find_stragglers(timings.query("kind == 'plain'"), WARMUP, waits_within=True)
     assert found.undecided == UNTOLD
 
 

@@ -15,6 +15,7 @@ from report_inputs import facts, proven, published
 from ruamel.yaml import YAML
 from test_docs import STAGES, written_by
 
+from minitrain.analysis.account import ALL_RANKS
 from minitrain.core.files import write_json
 from minitrain.report.facts import PARTS, Facts
 from minitrain.report.pictures import PART_COLORS
@@ -99,7 +100,8 @@ def test_parts_of_the_account_have_the_order_and_colors_of_the_picture() -> None
     template = json.loads((ROOT / ".dvc/plots/account.json").read_text())
     color = template["encoding"]["color"]["scale"]
     assert dict(zip(color["domain"], color["range"], strict=True)) == PART_COLORS
-    (order,) = template["transform"]
+    of_all_ranks, order = template["transform"]
+    assert of_all_ranks == {"filter": f"datum.rank == '{ALL_RANKS}'"}
     assert re.findall(r"'(\w+)'", order["calculate"]) == color["domain"] == [*PARTS]
 
 

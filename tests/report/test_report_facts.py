@@ -37,12 +37,19 @@ from minitrain.report.render import sentence
 from minitrain.report.studied import Expectation, Mismatch, bare_allreduce
 from minitrain.report.terminal import summary_lines
 
+# of a run without calibration, or whose last gradients were not seen
+UNSPLIT = {"forward_ms": 20.0, "backward_ms": 75.0, "step_ms": 95.0}
 BUSY = provenance_of(1, load={"others_share": 0.4, "steal_share": 0.0})
 
 
 def with_account(f: Facts, **changes: Any) -> Facts:
+    """The same facts with other parts in the account of the largest run."""
+    return with_parts(f, ACCOUNT | changes)
+
+
+def with_parts(f: Facts, account: dict[str, Any]) -> Facts:
     """The same facts with another account of the largest run."""
-    timing = {**f.timing[f.run], "account": ACCOUNT | changes}
+    timing = {**f.timing[f.run], "account": account}
     return replace(f, timing={**f.timing, f.run: timing})
 
 
@@ -61,26 +68,30 @@ def test_ratios_are_those_of_the_arms() -> None:
     assert f.against_all_cores.ratio == pytest.approx(16.4 / 13, rel=0.01)
     assert f.of_ceiling is not None
     assert f.of_ceiling.ratio == pytest.approx(16.4 / 19, rel=0.01)
-    assert (f.hook_cost.arm_a, f.hook_cost.arm_b) == ("gloo-2-timed", "gloo-2")
+    assert (f.instrument_cost.arm_a, f.instrument_cost.arm_b) == (
+        "gloo-2-timed",
+        "gloo-2",
+    )
     assert facts([1]).of_ceiling is None
 
 
 def test_shares_are_those_of_the_account() -> None:
     f = facts([1, 2])
-    # 20 + 60 + 4 of 100 ms are computing; 15.5 % are communication
+    # 20 + 60 + 4 of 100 ms are computing; 15.25 % are communication
     assert sum(f.compute.values()) == pytest.approx(0.84)
     communication = ["comm_exposed_ms", "interference_ms", "wait_ms"]
-    assert [*f.others] == [*communication, "data_ms"]
-    assert f.left_by_account == pytest.approx(0.845)
+    assert [*f.others] == [*communication, "data_ms", "other_ms"]
+    assert f.left_by_account == pytest.approx(0.8475)
     # the ceiling says 16.4 / 19 = 0.863: within 5 % of a step
     assert f.account_agrees
     assert not with_account(f, wait_ms=15.0).account_agrees
-    assert with_interference(f, -1.0).interference_is_zero
-    assert not with_interference(f, 0.5).interference_is_zero
-    assert with_account(f, closed=False).shares == {}
-    assert "gloo-2" not in with_account(f, closed=None).accounts
-    # one process has no communication
-    assert {"interference_ms", "comm_exposed_ms"}.isdisjoint(facts([1]).shares)
+    assert with_interference(f, -1.0).is_zero("interference_ms")
+    assert not with_interference(f, 0.5).is_zero("interference_ms")
+    assert f.is_split
+    assert not with_parts(f, UNSPLIT).is_split
+    assert with_parts(f, {"step_ms": None}).shares == {}
+    # one process waits for no other
+    assert "wait_ms" not in facts([1]).shares
 
 
 def test_timings_of_two_machines_are_refused() -> None:
@@ -166,11 +177,11 @@ CASES: dict[str, Callable[[], Facts]] = {
     "busy": lambda: with_verdict(
         "proven", checks={"ranks": rung("not run")}, baseline_provenance=BUSY
     ),
-    "account that does not close": lambda: with_account(
-        with_verdict("proven", speeds={"gloo_2": 21_000}), closed=False, gap_pct=-7.25
+    "account that is not split": lambda: with_parts(
+        with_verdict("proven", speeds={"gloo_2": 21_000}), UNSPLIT
     ),
-    "account with a part missing": lambda: with_account(
-        with_verdict("proven", **slow(None)), closed=None
+    "no account": lambda: with_parts(
+        with_verdict("proven", **slow(None)), {"step_ms": None}
     ),
     "one process": lambda: facts([1], noise=0.001),
     "two hosts": lambda: on_two_hosts(with_verdict("proven"), "gloo-2"),
@@ -206,6 +217,8 @@ def test_manifest_has_the_keys_of_the_contract() -> None:
     found = manifest(facts([1, 2, 4]))
     assert list(found)[: len(CONTRACT)] == CONTRACT
     assert (found["world_size"], found["tokens_per_sec_2proc"] > 10_000) == (4, True)
+    slower = facts([1, 2], speeds={"gloo_2_timed": 8_200}, noise=0)
+    assert manifest(slower)["instrument_cost_pct"] == 100
     assert manifest(facts([1]))["tokens_per_sec_2proc"] is None
     assert manifest(facts([2]))["tokens_per_sec_1proc"] is None
     busy = manifest(facts([1, 2], baseline_provenance=BUSY))
@@ -296,7 +309,7 @@ def test_arms_in_words() -> None:
     arms = {arm.name: arm for arm in baseline_arms([1, 2, 4])}
     for name, words in {
         "one_process-again": "one process, A/A duplicate",
-        "gloo-4-timed": "4 processes, shm with timing hook",
+        "gloo-4-timed": "4 processes, shm with the instruments of the step account",
         "gloo-4-no-sync": "4 processes, no communication (the ceiling)",
     }.items():
         assert sentence("arm", arms[name], "shm") == words

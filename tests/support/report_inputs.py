@@ -10,7 +10,7 @@ import pandas as pd
 from minitrain.analysis.comparison import baseline_rounds
 from minitrain.core.arms import baseline_arms
 from minitrain.core.files import write_json
-from minitrain.report.facts import PARTS, Facts
+from minitrain.report.facts import Facts
 from minitrain.report.publish import manifest, summary
 from minitrain.report.studied import BYTES, DISTANCES, Hosts, Ladder
 
@@ -42,16 +42,14 @@ SPEEDS = {
 }
 ACCOUNT = {
     "data_ms": 0.5,
-    "wait_ms": 1.5,
     "forward_ms": 20.0,
     "backward_compute_ms": 60.0,
     "interference_ms": 4.0,
+    "wait_ms": 1.25,
     "comm_exposed_ms": 10.0,
+    "other_ms": 0.25,
     "optimizer_ms": 4.0,
-    "sum_ms": 100.0,
-    "plain_step_ms": 98.0,
-    "gap_pct": 2.0,
-    "closed": True,
+    "step_ms": 100.0,
 }
 
 
@@ -81,22 +79,19 @@ def arms(world_sizes: list[int], **speeds: float) -> dict[str, float]:
     }
     known = SPEEDS | given
     return {
-        arm.name: known[arm.twin_of or arm.name.removesuffix("-timed")]
+        arm.name: known.get(
+            arm.name, known[arm.twin_of or arm.name.removesuffix("-timed")]
+        )
         for arm in baseline_arms(world_sizes)
     }
 
 
 def account_of(world_size: int) -> dict[str, Any]:
-    """An account that closes; one process has no communication in it."""
+    """An account; one process waits for no other."""
     if world_size > 1:
         return dict(ACCOUNT)
-    alone = dict.fromkeys(("interference_ms", "comm_exposed_ms"))
-    return ACCOUNT | alone | {"sum_ms": 86.0, "plain_step_ms": 86.0, "gap_pct": 0.0}
-
-
-def around(mean: float | None) -> list[float | None]:
-    """A mean with its interval, or as the stage writes that there is none."""
-    return [None] * 3 if mean is None else [mean, mean - 0.5, mean + 0.5]
+    alone = {part: ms for part, ms in ACCOUNT.items() if part != "wait_ms"}
+    return alone | {"step_ms": 98.75}
 
 
 def ladder_of(world_size: int) -> dict[str, Any]:
@@ -159,7 +154,7 @@ def timing_of(world_size: int) -> dict[str, Any]:
 
 def stragglers_of(world_size: int) -> dict[str, Any]:
     """What a run says of its ranks: nobody is slow, and one rank has no others."""
-    alone = "one rank has nobody who waits for it" if world_size == 1 else None
+    alone = "one rank has no other that waits for it" if world_size == 1 else None
     return {
         "slow": [],
         "others_wait_ms": None,
@@ -317,12 +312,12 @@ def facts(world_sizes: list[int], **changes: Any) -> Facts:
         "timing": {run: timing_of(size) for run, size in runs.items()},
         "account": pd.DataFrame(
             [
-                (run, part, *around(account_of(size)[part]))
+                (run, "all", part, mean, mean - 0.5, mean + 0.5)
                 for run, size in runs.items()
-                for part in PARTS
-                if part in account_of(size)
+                for part, mean in account_of(size).items()
+                if part != "step_ms"
             ],
-            columns=["run", "part", "mean_ms", "low_ms", "high_ms"],
+            columns=["run", "rank", "part", "mean_ms", "low_ms", "high_ms"],
         ),
         "losses": {
             run: pd.DataFrame(
