@@ -1,7 +1,6 @@
 """Shards: every sample in exactly one, proven from what lies on disk."""
 
 import io
-import re
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from one_line import refusal
-from project import ROOT, run_python
 from samples_of_text import ELEVEN, samples_of
 
 from minitrain.core.errors import EvidenceError
@@ -137,34 +135,6 @@ def test_bytes_are_those_that_numpy_writes_for_whole_arrays(
         assert shard_texts(open_shard(folder, rank)) == ELEVEN[rank::world_size]
     # no temporary name is left
     assert len(list(folder.iterdir())) == 2 * world_size + 2
-
-
-WHOLE_STAGE = """
-from pathlib import Path
-from minitrain.data.shards import tokenize_corpus, write_shards
-
-def peak():
-    status = Path("/proc/self/status").read_text()
-    return int(status.partition("VmHWM:")[2].split()[0]) * 1024 / 1e6
-
-text = "x" * 500
-before = peak()
-texts = (text for _ in range(128_000))
-samples, _ = tokenize_corpus(texts, 512, "split", Path())
-write_shards(Path("world-2"), samples, 2)
-print(f"{len(samples.tokens) / 1e6} MB of tokens, {peak() - before} MB of memory")
-"""
-
-
-@pytest.mark.slow
-def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
-    done = run_python("-c", WHOLE_STAGE, folder=tmp_path, PYTHONPATH=str(ROOT))
-    assert done.returncode == 0, done.stderr
-    tokens, memory = map(float, re.findall(r"[\d.]+", done.stdout))
-    # some arrays of a block, and buffers
-    assert tokens > 64
-    assert memory < 16
-    assert [path.name for path in tmp_path.iterdir()] == ["world-2"]
 
 
 def test_hash_of_samples_knows_content_and_order() -> None:
