@@ -149,19 +149,8 @@ def test_what_is_too_large_is_refused_before_it_is_read(tmp_path: Path) -> None:
     os.truncate(huge, 1 << 40)
     for read in (read_json, read_csv, load_params, load_verbs):
         assert "must be at most" in refusal(read, huge)
-    assert "a line of more than 64 MiB" in refusal(read_jsonl, huge)
     assert require_regular(huge, 1 << 40) == huge
     assert "must be at most 4" in refusal(require_regular, huge, 4)
-
-
-def test_a_damaged_number_in_a_table_is_one_line(tmp_path: Path) -> None:
-    table = tmp_path / "table.csv"
-    rows = "run,ms,equal\ngloo-1,1.5,True\ngloo-2,,False\ngloo-3,2,\n"
-    table.write_text(rows)
-    assert [*read_csv(table, "ms")["run"]] == ["gloo-1", "gloo-2", "gloo-3"]
-    table.write_text(rows.replace("1.5", "1x5"))
-    found = refusal(read_csv, table)
-    assert re.search(r"table\.csv: damaged.*ms: '1x5' among", found)
 
 
 def test_what_is_damaged_is_one_line(tmp_path: Path) -> None:
@@ -169,9 +158,6 @@ def test_what_is_damaged_is_one_line(tmp_path: Path) -> None:
     table.write_text("run,ms\ngloo-1,1.5\n")
     assert [*read_csv(table, "ms")["run"]] == ["gloo-1"]
     assert "damaged" in refusal(read_csv, table, "seconds")
-    # cut within a line
-    table.write_text("run,ms\ngloo-1,1")
-    assert "its end is missing" in refusal(read_csv, table)
     deep = "[" * 5_000 + "\n"
     file, recording = tmp_path / "m.index.json", tmp_path / "rank-0.jsonl"
     file.write_text(deep)
