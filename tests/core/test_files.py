@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from one_line import refusal
-from project import PARAMS_FILE
 
 from minitrain.check.import_target import find
 from minitrain.check.text_batches import text_batches
@@ -168,24 +167,6 @@ def test_what_is_damaged_is_one_line(tmp_path: Path) -> None:
         assert len(line) < 400
     assert "not an index of shards" in refusal(read_state, file)
     assert "damaged (RecursionError" in refusal(read_recording, tmp_path)
-
-
-@pytest.mark.slow
-def test_what_nests_without_end_is_one_line(tmp_path: Path) -> None:
-    deep = tmp_path / "deep.json"
-    deep.write_text("[" * 100_000 + "\n")
-    # lists of lists by aliases: a short file that means billions of numbers
-    nested = ["&a0 [1, 2]"]
-    nested += [f"&a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
-    lists = "".join(f"\n  - {line}" for line in nested)
-    text, aliases = PARAMS_FILE.read_text(), tmp_path / "aliases.yaml"
-    for key in ("sync", "num_sentences"):
-        aliases.write_text(re.sub(rf"(\n  {key}:).*", rf"\1{lists}", text, count=1))
-        assert f"{key} = [[...]" in refusal(load_params, aliases)
-    for read in (read_json, read_jsonl, load_params):
-        found = refusal(read, deep)
-        assert "deep.json" in found
-        assert len(found) < 400
 
 
 def test_verify_waits_for_no_pipe_and_reads_no_device(tmp_path: Path) -> None:
