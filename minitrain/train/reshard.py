@@ -44,7 +44,7 @@ def begin_with(own: Checkpoints, source: Path, config: RunConfig) -> None:
         return
     try:
         found, kept = _kept_there(own, source, config, shared)
-    except UserError:
+    except (OSError, UserError):
         own.remove_empty()
         raise
     rank, world_size = dist.get_rank(), dist.get_world_size()
