@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from minitrain.cli.answer import Answer
 from minitrain.cli.parser import Names
-from minitrain.core.errors import UserError
+from minitrain.core.errors import Mistakes, UserError, lines_of
 from minitrain.core.printable import as_lines, note
 from minitrain.report.numbers import plural
 from minitrain.sync.catalog import STRATEGIES, guarantees_of
@@ -81,12 +81,8 @@ def answer(options: argparse.Namespace) -> Answer:
         note(_announced(options, given["steps"]))
         ladders, refused = _climb(options.sync, given)
     except UserError as error:
-        line = str(error)
-        if line.startswith("factory:"):
-            called = f"MODEL = {options.model!r}, called without arguments:"
-            line = called + line.removeprefix("factory:")
-        as_option = OPTIONS.sub(lambda word: f"--{word[0].replace('_', '-')}", line)
-        raise UserError(as_option) from None
+        lines = [_by_option(line, options) for line in lines_of(error)]
+        raise Mistakes(*lines) from None
     seconds = time.monotonic() - begun
     facts = {
         "strategies": {name: _facts(ladder) for name, ladder in ladders.items()},
@@ -100,6 +96,13 @@ def answer(options: argparse.Namespace) -> Answer:
     if not options.count and "witness_mean" in breaches:
         text += "\n--count NAME gives a count of yours"
     return Answer(holds(ladders), facts, text)
+
+
+def _by_option(line: str, options: argparse.Namespace) -> str:
+    if line.startswith("factory:"):
+        called = f"MODEL = {options.model!r}, called without arguments:"
+        line = called + line.removeprefix("factory:")
+    return OPTIONS.sub(lambda word: f"--{word[0].replace('_', '-')}", line)
 
 
 def holds(ladders: "dict[str, Ladder]") -> bool:

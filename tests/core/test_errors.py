@@ -11,6 +11,7 @@ from project import ROOT
 from minitrain.core.errors import (
     NO_PROCESS,
     EvidenceError,
+    Mistakes,
     RankError,
     UserError,
     did_you_mean,
@@ -50,6 +51,7 @@ def test_garbage_is_looked_for_once_all_is_imported() -> None:
     [
         pytest.param(UserError("a: b = 1"), 2, "a: b = 1", id="user"),
         pytest.param(UserError("one\n  two\n\nthree\n"), 2, "one two three", id="long"),
+        pytest.param(Mistakes("a = 1", "b\n2"), 2, "a = 1\nerror: b 2", id="two"),
         pytest.param(EvidenceError("ranks differ"), 1, "ranks differ", id="evidence"),
         pytest.param(
             PermissionError(13, "Permission denied", "metrics/a.json"),
@@ -116,4 +118,5 @@ def test_no_process_or_thread_left_is_one_line(
 
 def test_nothing_is_meant_where_nothing_is_near() -> None:
     assert did_you_mean("sgdm", ["adamw", "sgd"]) == " (did you mean sgd?)"
+    assert did_you_mean("DPP", ["shm", "ddp"]) == " (did you mean ddp?)"
     assert did_you_mean("lion", ["adamw", "sgd"]) == ""
