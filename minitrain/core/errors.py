@@ -12,6 +12,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterable
+from importlib.util import find_spec
 from pathlib import Path
 
 from minitrain.core.printable import as_lines, printable
@@ -23,6 +24,8 @@ EXIT_USER = 2
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 # all that torch.save says that was given a path
 OF_TORCH = "unexpected pos"
+# what stages and commands import at their start
+PACKAGES = ("numpy", "pandas", "pydantic", "ruamel", "torch", "tqdm")
 NO_PROCESS = "cannot start a process or thread; `ulimit -u` limits them"
 
 
@@ -105,6 +108,15 @@ def describe_os_error(error: OSError) -> str:
     if is_disk_full(error) and isinstance(path, str | Path):
         return f"{path}: {disk_full(Path(path))}"
     return f"{path}: {error.strerror or error}"
+
+
+def require_packages() -> None:
+    """Exit with one line if this Python lacks what `make` installs; call it before the
+    modules that import such packages.
+    """
+    if lacking := [name for name in PACKAGES if find_spec(name) is None]:
+        start = f"{sys.executable} lacks {', '.join(lacking)}"
+        sys.exit(say(f"{start}: run `make`, which installs them in .venv", EXIT_USER))
 
 
 def run_stage(main: Callable[[], None]) -> None:

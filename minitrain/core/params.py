@@ -225,4 +225,12 @@ def load_params(path: Path) -> Params:
 
     Raises UserError as :func:`minitrain.core.schema.load` does.
     """
+    require_root(path)
     return load(path, Params)
+
+
+def require_root(path: Path = Path("params.yaml")) -> None:
+    """Raise UserError where the project's parameters, ``path``, are not there."""
+    if not path.exists():
+        where = path.absolute().parent
+        raise UserError(f"{path}: not in {where}: run this in the project's root")

@@ -1,8 +1,10 @@
 """Exit codes and error lines of stages."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -114,6 +116,36 @@ def test_no_process_or_thread_left_is_one_line(
         assert said.count("\n") == 1
     with pytest.raises(RuntimeError, match="a bug"):
         run_stage(raising(RuntimeError("a bug")))
+
+
+def test_python_without_packages_and_a_folder_without_a_project_are_one_line(
+    tmp_path: Path,
+) -> None:
+    module, command = ("-m", "stages.check"), ("-m", "minitrain", "summary")
+    for words, folder, line in (
+        (
+            ("-S", *module),
+            ROOT,
+            "pydantic, ruamel, torch, tqdm: run `make`",
+        ),
+        (
+            ("-S", *command),
+            ROOT,
+            "pydantic, ruamel, torch, tqdm: run `make`",
+        ),
+        (module, tmp_path, f"error: params.yaml: not in {tmp_path}: run this in the "),
+        (command, tmp_path, f"error: params.yaml: not in {tmp_path}: run this in the "),
+    ):
+        done = subprocess.run(
+            [sys.executable, *words],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+        )
+        assert (done.returncode, done.stdout) == (2, "")
+        assert line in done.stderr
+        assert done.stderr.count("\n") == 1
 
 
 def test_nothing_is_meant_where_nothing_is_near() -> None:

@@ -136,4 +136,5 @@ def test_record_and_verify(bin_folder: Path, tmp_path: Path) -> None:
 
 def test_what_needs_a_project_is_one_line(bin_folder: Path, tmp_path: Path) -> None:
     done = run(bin_folder / "minitrain", "report", folder=tmp_path, expect=2)
-    assert done.stderr == "error: params.yaml: no such file\n"
+    line = f"params.yaml: not in {tmp_path}: run this in the project's root"
+    assert done.stderr == f"error: {line}\n"
