@@ -47,6 +47,7 @@ class Settings(Section):
     logical_shards: Count
     loss: Callable[..., Any] | None
     count: Callable[..., Any] | None
+    show: bool
 
 
 def by_argument(error: Exception) -> Exception:

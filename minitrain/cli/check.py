@@ -19,6 +19,7 @@ from minitrain.cli.answer import Answer
 from minitrain.cli.parser import Names
 from minitrain.core.errors import Mistakes, UserError, lines_of
 from minitrain.core.printable import as_lines, note
+from minitrain.core.progress import progress
 from minitrain.report.numbers import plural
 from minitrain.sync.catalog import STRATEGIES, guarantees_of
 
@@ -124,9 +125,11 @@ def _climb(
     from minitrain.check.check import ANY_VERDICT, check_data_parallel
 
     ladders, refused = {}, {}
-    for name in STRATEGIES if sync == ALL else [sync]:
+    given |= {"accept": ANY_VERDICT, "show": sync != ALL}
+    names = [*STRATEGIES] if sync == ALL else [sync]
+    for name in progress(names, "strategies", show=sync == ALL):
         try:
-            ladders[name] = check_data_parallel(sync=name, accept=ANY_VERDICT, **given)
+            ladders[name] = check_data_parallel(sync=name, **given)
         except UserError as error:
             if sync != ALL:
                 raise
