@@ -91,10 +91,7 @@ def compare_recordings(
         number: Comparer(course_in(ours, number), len(versions) == 1, resumed)
         for number in {place.optimizer for place in places}
     }
-    steps = [
-        comparers[place.optimizer].compare(place)
-        for place in progress(places, "steps", total=len(places))
-    ]
+    steps = [comparers[p.optimizer].compare(p) for p in progress(places, "steps")]
     unseen = unseen_in(ours, theirs, places)
     broken = [*broken_in("A", ours, theirs), *broken_in("B", theirs, ours)]
     only = only_in(ours, theirs), only_in(theirs, ours)

@@ -108,7 +108,7 @@ def test_import_comes_from_the_wheel(bin_folder: Path, tmp_path: Path) -> None:
 
 COMMANDS = [
     ("--version", rf"^minitrain {re.escape(minitrain.__version__)}$"),
-    ("check my_model.py:alone", "^proven: "),
+    ("check my_model.py:build", "^proven: "),
     ("doctor", r"^collectives: \d+ of \d+ probes .*, 0 wrong$"),
     ("explain", "every rank"),
 ]
@@ -117,7 +117,7 @@ COMMANDS = [
 @pytest.mark.parametrize(("words", "expected"), thorough_after(2, COMMANDS))
 def test_command(bin_folder: Path, tmp_path: Path, words: str, expected: str) -> None:
     page = (ROOT / "docs/how-to/own-model.md").read_text()
-    (model,) = [block for block in blocks(page) if "def alone" in block.text]
+    (model,) = [block for block in blocks(page) if "def build" in block.text]
     (tmp_path / "my_model.py").write_text(model.text)
     said = run(bin_folder / "minitrain", *words.split(), folder=tmp_path).stdout
     assert re.search(expected, said, re.M), said
