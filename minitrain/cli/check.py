@@ -134,7 +134,7 @@ def _climb(
         except UserError as error:
             if sync != ALL:
                 raise
-            refused[name] = str(error)
+            refused[name] = "; ".join(lines_of(error))
     return ladders, refused
 
 

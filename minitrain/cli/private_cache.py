@@ -60,7 +60,7 @@ def configured(project: Path) -> Path:
 
 
 def is_private(folder: Path) -> bool:
-    """Whether ``folder`` or one above it is closed to all users but this one."""
+    """Return whether only this user can enter ``folder`` or one above it."""
     folder = folder.resolve()
     return any(_is_closed(one) for one in (folder, *folder.parents))
 
