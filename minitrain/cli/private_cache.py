@@ -60,7 +60,7 @@ def configured(project: Path) -> Path:
 
 
 def is_private(folder: Path) -> bool:
-    """Whether ``folder`` or one above it is closed to all users but this one."""
+    """Return whether only this user can enter ``folder`` or one above it."""
     folder = folder.resolve()
     found = [one.stat() for one in (folder, *folder.parents) if one.exists()]
     return any(f.st_uid == os.geteuid() and not f.st_mode & 0o077 for f in found)

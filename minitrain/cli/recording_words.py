@@ -1,4 +1,4 @@
-"""What is the same in two recordings, and what is not: the lines of ``verify``."""
+"""The lines of ``verify`` on two recordings."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -47,7 +47,7 @@ def recordings_in_words(found: "RecordingsCompared") -> str:
 
 
 def _within(said: dict[str, list[str]]) -> list[str]:
-    """What the recorder's rules find in each recording."""
+    """Return what the recorder's rules find in each recording."""
     both = [line for line in said["A"] if line in said["B"]]
     lines = [f"within A and B: {line}" for line in both]
     for side, of in said.items():
@@ -83,12 +83,12 @@ def _farthest(found: "RecordingsCompared") -> str:
 
 
 def placed(one: "Difference") -> str:
-    """Where it differs: ``at step 3: gradients, tensor w``."""
+    """Return the place of a difference: ``at step 3: gradients, tensor w``."""
     return f"{'from' if one.onwards else 'at'} {one.where}"
 
 
 def number_of(steps: Sequence["StepCompared"]) -> str:
-    """How many were recorded, and whether more came after them."""
+    """Return how many steps were recorded, and whether more came after them."""
     more = " and the end" if any(step.end for step in steps) else ""
     return plural(sum(not step.end for step in steps), "recorded step") + more
 
@@ -146,7 +146,7 @@ def _measured(found: "Measured") -> dict[str, Any]:
 
 
 def only_in_words(only_in_a: Sequence[str], only_in_b: Sequence[str]) -> list[str]:
-    """What one of the two alone has; a line for each that has more."""
+    """Return what one of the two alone has; a line for each that has more."""
     sides = (("A", only_in_a), ("B", only_in_b))
     return [f"only in {side}: {some(names)}" for side, names in sides if names]
 

@@ -149,7 +149,7 @@ def _answer_for_recordings(options: argparse.Namespace) -> Answer:
 
 
 def runs_in_words(found: "RunsCompared") -> str:
-    """What differs between two runs; a line each."""
+    """Return what differs between two runs; a line each."""
     compared = ", ".join(
         [
             plural(found.num_recorded, "recorded step") + " of a rank",
@@ -174,7 +174,7 @@ def runs_in_words(found: "RunsCompared") -> str:
 
 
 def folders_in_words(found: "FoldersCompared") -> str:
-    """What differs between two folders; a line for each state and file."""
+    """Return what differs between two folders; a line for each state and file."""
     compared = [*found.states.values(), *found.files.values()]
     count = plural(len(compared), "state or file", "states and files")
     lines = [f"equal: {count}" if found.equal else f"different, of {count}"]
@@ -188,12 +188,12 @@ def folders_in_words(found: "FoldersCompared") -> str:
 
 
 def in_words(found: "Comparison") -> str:
-    """What differs, the most telling first; a line each."""
+    """Return what differs, the most telling first; a line each."""
     return as_lines([*_differences(found), *_asides(found)])
 
 
 def _asides(found: "Comparison") -> Iterator[str]:
-    """What is no difference, and yet to be known."""
+    """Return clauses on what is no difference."""
     for clause in found.said:
         yield f"names: {clause}"
     if found.nan:

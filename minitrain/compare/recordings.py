@@ -25,6 +25,7 @@ from minitrain.compare.difference import Difference
 from minitrain.compare.step import Comparer, StepCompared
 from minitrain.compare.tolerances import course_in
 from minitrain.core.errors import UserError
+from minitrain.core.progress import progress
 from minitrain.recording.format import is_recording, read_recording
 
 # ``minitrain/cli`` does not know the package ``recording``
@@ -90,7 +91,7 @@ def compare_recordings(
         number: Comparer(course_in(ours, number), len(versions) == 1, resumed)
         for number in {place.optimizer for place in places}
     }
-    steps = [comparers[place.optimizer].compare(place) for place in places]
+    steps = [comparers[p.optimizer].compare(p) for p in progress(places, "steps")]
     unseen = unseen_in(ours, theirs, places)
     broken = [*broken_in("A", ours, theirs), *broken_in("B", theirs, ours)]
     only = only_in(ours, theirs), only_in(theirs, ours)

@@ -31,12 +31,19 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     }
 
 
-def test_equal_bits(runs: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_equal_bits(
+    runs: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("minitrain.core.progress.SECONDS_BETWEEN_LINES", 0)
     assert run(["verify", runs["a"], runs["again"]]) == 0
-    assert capsys.readouterr().out == (
+    printed = capsys.readouterr()
+    assert printed.out == (
         "equal bits: 5 recorded steps and the end\n"
         "steps 0 to 10 and the end: ======  (= equal bits)\n"
     )
+    assert "steps: 6/6 [" in printed.err
 
 
 def test_within_rounding(

@@ -145,9 +145,14 @@ def test_interface_that_is_not_there_and_more_threads_than_cores(
     assert check.verdict == "wrong"
     assert "GLOO_SOCKET_IFNAME = 'nowhere0': must be one of" in check.detail
     monkeypatch.setattr("torch.get_num_threads", lambda: 10_000)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     check = doctor.check_threads()
     assert check.verdict == "trouble"
-    assert check.detail.startswith("10000 in torch")
+    assert check.detail.startswith("10000 in torch, OMP_NUM_THREADS=unset, ")
+    told = "; W ranks take W times 10000, under torchrun, which sets 1, W"
+    assert check.detail.endswith(told)
+    monkeypatch.setenv("OMP_NUM_THREADS", "10000")
+    assert doctor.check_threads().detail.endswith("; W ranks take W times 10000")
 
 
 def test_command_says_what_it_does_before_it_imports_torch(tmp_path: Path) -> None:

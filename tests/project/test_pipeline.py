@@ -132,6 +132,25 @@ def files_below(folder: Path, path: str) -> dict[str, bytes]:
 
 
 @pytest.mark.pipeline
+def test_pipeline_changes_no_file_but_results(
+    twins: list[Path], tmp_path: Path
+) -> None:
+    """README's table, for one, is the committer's: `minitrain report --readme`."""
+    command = ("git", "ls-files", "--others", "--exclude-standard")
+
+    def files(folder: Path) -> dict[str, bytes]:
+        listed = subprocess.check_output(command, cwd=folder, text=True)
+        return {name: (folder / name).read_bytes() for name in listed.splitlines()}
+
+    before, after = files(copy_project(tmp_path)), files(twins[0])
+    changed = {n for n in before.keys() | after.keys() if before.get(n) != after.get(n)}
+    assert "metrics/summary.json" in changed
+    # the last one is of these tests, whose stages are forks
+    allowed = ("metrics/", "dvc.lock", "stages/python")
+    assert [name for name in changed if not name.startswith(allowed)] == []
+
+
+@pytest.mark.pipeline
 def test_two_copies_at_once_give_the_same_bytes(twins: list[Path]) -> None:
     for path in DETERMINISTIC:
         first, second = (files_below(folder, path) for folder in twins)
