@@ -20,7 +20,7 @@ from markupsafe import Markup
 from minitrain.analysis.account import CLOSED_WITHIN
 from minitrain.core.files import open_atomic
 from minitrain.report import numbers
-from minitrain.report.checks import MARKS, RUNGS, Mark
+from minitrain.report.checks import MARKS, Mark, in_words
 from minitrain.report.facts import PARTS
 from minitrain.report.studied import BYTES, DISTANCES, LossCurve
 
@@ -149,7 +149,7 @@ _PLAIN = Environment(**_LAYOUT)
 _NAMES = {
     **vars(numbers),
     "PARTS": PARTS,
-    "RUNGS": RUNGS,
+    "check_in_words": in_words,
     "MARKS": MARKS,
     "BYTES": BYTES,
     "DISTANCES": DISTANCES,

@@ -105,7 +105,7 @@ def ladder_of(world_size: int) -> dict[str, Any]:
     alone = rung("not run", detail="it has no peer")
     several = world_size > 1
     return {
-        "trained": rung("equal", detail="50 of 50 tensors changed"),
+        "trained": rung("passed", detail="50 of 50 tensors changed"),
         "ranks": rung("equal", 0, 0.0) if several else alone,
         "data": rung("equal") | {"bytes_equal": True},
         "replay_gradients": rung("equal") | {"bytes_equal": True},
