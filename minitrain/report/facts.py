@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from minitrain.analysis.account import CLOSED_WITHIN
@@ -32,6 +33,7 @@ PARTS = {
 }
 COMPUTE = ("forward_ms", "backward_compute_ms", "optimizer_ms")
 COMMUNICATION = ("wait_ms", "interference_ms", "comm_exposed_ms", "optimizer_comm_ms")
+EXPOSED = ("wait_ms", "comm_exposed_ms", "optimizer_comm_ms")
 Json = Mapping[str, Any]
 
 
@@ -148,13 +150,23 @@ class Facts:
 
     @cached_property
     def busy(self) -> str | None:
-        """Reason why the machine was too busy to compare speeds, or None."""
+        """Reason why no speed was measured (the machine was busy), or None."""
         return why_busy(self.baseline_provenance.get("load"), self.baseline.spread())
+
+    def busy_during(self, run: str) -> str | None:
+        """Return the reason why no step of ``run`` was measured, or None."""
+        reason: str | None = self.timing[run]["machine_busy"]
+        return reason
 
     @cached_property
     def scaling(self) -> pd.DataFrame:
-        """Speed of each arm: arm, processes, threads, tokens_per_s p5, p50, p95."""
-        return self.baseline.scaling().round(1)
+        """Speed of each arm: arm, processes, threads, tokens_per_s p5, p50, p95; no
+        speed if the machine was busy.
+        """
+        table = self.baseline.scaling().round(1)
+        if self.busy:
+            table.loc[:, table.columns.str.startswith("tokens")] = np.nan
+        return table
 
     @property
     def arms(self) -> dict[str, BaselineArm]:
@@ -175,9 +187,12 @@ class Facts:
 
     @cached_property
     def accounts(self) -> dict[str, Json]:
-        """The step account of each run in which no part is missing."""
-        accounts = {run: timing["account"] for run, timing in self.timing.items()}
-        return {run: of for run, of in accounts.items() if of["closed"] is not None}
+        """The step account of each run that was measured and lacks no part."""
+        return {
+            run: timing["account"]
+            for run, timing in self.timing.items()
+            if timing["account"]["closed"] is not None and not self.busy_during(run)
+        }
 
     @cached_property
     def shares(self) -> dict[str, float]:
@@ -228,7 +243,7 @@ class Facts:
         log = self.timing[self.run]["ddp_says"]
         parts = [log["forward_ms"], log["backward_ms"]]
         known = all(part["difference_pct"] is not None for part in parts)
-        return parts if known else []
+        return parts if known and not self.busy_during(self.run) else []
 
     @property
     def ddp_log_agrees(self) -> bool:
@@ -292,6 +307,14 @@ def shares_of(account: Json) -> dict[str, float]:
     """Return each part's share of their sum, in the order of a step."""
     known = {part: account[part] for part in PARTS if account.get(part) is not None}
     return {part: value / account["sum_ms"] for part, value in known.items()}
+
+
+def exposed_comm_pct(account: Json) -> float:
+    """Return the percentage of a step in which a rank waits for others, or for
+    communication that no computation hides.
+    """
+    shares = shares_of(account)
+    return 100 * sum(shares.get(part, 0.0) for part in EXPOSED)
 
 
 def most_apart(losses: pd.DataFrame) -> float:

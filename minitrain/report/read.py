@@ -43,7 +43,8 @@ def read_facts(project: Project, params: Params, equivalence: dict[str, Any]) ->
         for run, folder in folders.items()
     }
     timed = ("account", "stragglers", "ddp_says")
-    timing = read_runs(metrics / "timing.json", params, *timed, num_hosts=1)
+    absent = {"num_hosts": 1, "machine_busy": None}
+    timing = read_runs(metrics / "timing.json", params, *timed, **absent)
     parts = [(r, p) for r in timing for p in PARTS if p in timing[r]["account"]]
     return Facts(
         seed=params.train.seed,

@@ -18,6 +18,7 @@ from markdown_it.token import Token
 from markupsafe import Markup
 
 from minitrain.analysis.account import CLOSED_WITHIN
+from minitrain.analysis.busy import NOT_MEASURED
 from minitrain.core.files import open_atomic
 from minitrain.report import numbers
 from minitrain.report.checks import MARKS, Mark, in_words
@@ -154,6 +155,7 @@ _NAMES = {
     "BYTES": BYTES,
     "DISTANCES": DISTANCES,
     "LossCurve": LossCurve,
+    "NOT_MEASURED": NOT_MEASURED,
     "CLOSED_WITHIN": CLOSED_WITHIN,
 }
 for _environment in (_MARKDOWN, _MARKUP, _PLAIN):

@@ -139,6 +139,7 @@ def timing_of(world_size: int) -> dict[str, Any]:
     """One run's entry of timing.json; one process has no all-reduce."""
     reduces = world_size > 1
     return {
+        "machine_busy": None,
         "tokens_per_s": 16_000.5,
         "step_mean_ms": 98.0,
         "step_p50_ms": 97.0,
