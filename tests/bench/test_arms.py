@@ -26,9 +26,9 @@ from minitrain.bench.arms import (
     take_turns,
 )
 from minitrain.bench.ledger import CollectiveLedger
-from minitrain.bench.load import Usage, load_of
 from minitrain.comm.groups import distributed
 from minitrain.core.errors import UserError
+from minitrain.core.load import Usage, load_of
 from minitrain.core.params import Params
 from minitrain.data.order import GlobalOrder
 from minitrain.data.text import VOCAB_SIZE

@@ -36,7 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "compare": {*BELOW_PROOF, "proof", "recording"},
     "check": {*BELOW_PROOF, "harness", "proof", "compare", "bench", "analysis"},
     "analysis": {"core"},
-    "report": {"core", "data", "analysis", "proof"},
+    "report": {"core", "data", "analysis"},
     "cli": {"core", "data", "comm", "harness", "sync", "proof"}
     | {"compare", "check", "report"},
 }

@@ -23,7 +23,7 @@ from speeds import Ratio, Speeds, named
 from study_settings import load_study
 from tabulate_hosts import judged_by, rows
 
-from minitrain.bench.load import Usage
+from minitrain.core.load import Usage
 from minitrain.core.provenance import usable_cores
 from minitrain.report.checks import RUNGS
 
@@ -50,7 +50,7 @@ def test_nothing_is_expected_of_a_link_that_was_not_fitted() -> None:
 
 
 ROUNDS, SLOW, FAST = range(3), "100 Mbit/s", "unshaped"
-BUSY = "others took 34 % of its cores"
+BUSY = "other processes used 34 % of the CPU"
 
 
 def speeds(factors: dict[str, tuple[float, ...]], slow: float = 0.5) -> Speeds:

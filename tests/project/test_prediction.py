@@ -342,7 +342,7 @@ def test_busy_machine_judges_nothing(answered: Path) -> None:
     verify(answered, load=load)
     run(describe_errors)
     page = (answered / "table.md").read_text()
-    why = "the machine was busy (others took 34 % of its cores)"
+    why = "the machine was busy (other processes used 34 % of the CPU)"
     assert f"The model is not judged, since {why}: over 37 settings" in page
     assert "within 10 % for all-reduces of 1 MB and more is not judged" in page
     assert f"No claim is judged: {why}." in page

@@ -101,6 +101,7 @@ def test_clean_run_passes_every_rung(
     found = verdicts(rungs)
     assert {found.pop(name) for name in ONE_PROCESS} <= CLOSE
     assert found.pop("ranks") == ("not run" if world_size == 1 else "equal")
+    assert found.pop("trained") == "passed"
     assert found.pop("replay_buffers") == "not run"
     assert set(found.values()) == {"equal"}
 
@@ -129,6 +130,7 @@ def test_other_models_pass_every_rung_that_can_be_asked(
     found = verdicts(rungs)
     gaps = {found.pop(name) for name in ONE_PROCESS}
     assert why is not None or gaps <= CLOSE
+    assert found.pop("trained") == "passed"
     has_buffers = factory in ("batch_norm", "counting", "with_mask")
     assert found.pop("replay_buffers") == ("equal" if has_buffers else "not run")
     assert set(found.values()) == {"equal"}
