@@ -10,6 +10,7 @@ import torch.distributed as dist
 from minitrain.core.errors import UserError
 
 T = TypeVar("T")
+MARK = ".seen-by-all."
 
 
 def everyone(action: Callable[[], T]) -> list[T]:
@@ -50,8 +51,15 @@ def who_sees(folder: Path) -> list[bool]:
     Raises OSError where rank 0 cannot write there.
     """
     # what lies in the same place on another host is none of rank 0's
-    mark = folder / f".seen-by-all.{only_first(lambda: secrets.token_hex(8))}"
-    only_first(mark.touch)
+    mark = folder / f"{MARK}{only_first(lambda: secrets.token_hex(8))}"
+    only_first(lambda: _leave(mark))
     seen = everyone(mark.exists)
     only_first(mark.unlink)
     return seen
+
+
+def _leave(mark: Path) -> None:
+    # of a run that was killed just here
+    for stale in mark.parent.glob(f"{MARK}*"):
+        stale.unlink(missing_ok=True)
+    mark.touch()

@@ -9,6 +9,7 @@ for a moment: a crash in that moment leaves neither.
 
 import errno
 import hashlib
+import io
 import json
 import os
 import re
@@ -17,13 +18,15 @@ import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, AnyStr
 
 from minitrain.core.errors import UserError, disk_full, is_disk_full
 from minitrain.core.regular import MOST_OF_INDEX, require_regular
 
 if TYPE_CHECKING:
     import pandas as pd
+
+LONGEST_LINE = 1 << 26
 
 
 def _remove_stale(path: Path) -> None:
@@ -195,13 +198,23 @@ def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 
 def each_row(path: Path, *keys: str) -> Iterator[dict[str, Any]]:
     """The JSON objects of a file that has one a line, each with ``keys``; UserError
-    where one is none.
+    where one is none, or the file does not end as it was written.
     """
     with reading(path), open(require_regular(path), encoding="utf-8") as file:
-        for line in file:
+        line = ""
+        for line in each_line(file):
             row = json.loads(line)
             _require(row, keys)
             yield row
+        _require_end(line)
+
+
+def each_line(file: IO[AnyStr]) -> Iterator[AnyStr]:
+    """Yield the lines of ``file``; ValueError for one that is too long to hold."""
+    while line := file.readline(LONGEST_LINE + 1):
+        if len(line) > LONGEST_LINE:
+            raise ValueError(f"a line of more than {LONGEST_LINE >> 20} MiB")
+        yield line
 
 
 def read_jsonl(path: Path, *keys: str) -> list[dict[str, Any]]:
@@ -210,14 +223,30 @@ def read_jsonl(path: Path, *keys: str) -> list[dict[str, Any]]:
 
 
 def read_csv(path: Path, *columns: str) -> "pd.DataFrame":
-    """A table with a row of names, among them ``columns``; UserError for any other."""
+    """A table with a row of names, among them ``columns``; UserError where it is none,
+    or does not end as it was written.
+    """
     # slow to import, and stages about text need no table
     import pandas as pd
 
     with reading(path):
-        table = pd.read_csv(require_regular(path, MOST_OF_INDEX))
+        text = require_regular(path, MOST_OF_INDEX).read_text(encoding="utf-8")
+        _require_end(text)
+        table = pd.read_csv(io.StringIO(text))
         _require(table.columns, columns)
+        for name, column in table.select_dtypes(exclude=["number", "bool"]).items():
+            # text is text in each row: a number is damaged where some are not
+            known = column.dropna()
+            damaged = known[pd.to_numeric(known, errors="coerce").isna()]
+            if 0 < len(damaged) < len(known):
+                raise ValueError(f"{name}: {damaged.iloc[0]!r} among numbers")
     return table
+
+
+def _require_end(text: str) -> None:
+    # of a file cut within a line some readers make fewer rows and say nothing
+    if not text.endswith("\n"):
+        raise ValueError("its end is missing" if text else "it is empty")
 
 
 def sha256_file(path: Path) -> str:

@@ -164,9 +164,10 @@ def _suggestion(schema: type[Section], parts: list[str]) -> str:
 
 
 def _shown(value: object) -> str:
-    # as YAML spells it
+    # as YAML spells it; aliases make a short file mean a list of billions
     if isinstance(value, list):
-        return shortened(f"[{', '.join(map(_shown, value))}]", LONGEST_VALUE)
+        few = ["[...]" if isinstance(v, list) else _shown(v) for v in value[:60]]
+        return shortened(f"[{', '.join(few)}]", LONGEST_VALUE)
     text = reprlib.repr(value) if isinstance(value, dict) else repr(value)
     words = {"None": "null", "True": "true", "False": "false"}
     return shortened(words.get(text, text), LONGEST_VALUE)

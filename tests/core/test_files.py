@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from one_line import refusal
+from project import PARAMS_FILE
 
 from minitrain.check.import_target import find
 from minitrain.check.text_batches import text_batches
@@ -148,8 +149,19 @@ def test_what_is_too_large_is_refused_before_it_is_read(tmp_path: Path) -> None:
     os.truncate(huge, 1 << 40)
     for read in (read_json, read_csv, load_params, load_verbs):
         assert "must be at most" in refusal(read, huge)
+    assert "a line of more than 64 MiB" in refusal(read_jsonl, huge)
     assert require_regular(huge, 1 << 40) == huge
     assert "must be at most 4" in refusal(require_regular, huge, 4)
+
+
+def test_a_damaged_number_in_a_table_is_one_line(tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    rows = "run,ms,equal\ngloo-1,1.5,True\ngloo-2,,False\ngloo-3,2,\n"
+    table.write_text(rows)
+    assert [*read_csv(table, "ms")["run"]] == ["gloo-1", "gloo-2", "gloo-3"]
+    table.write_text(rows.replace("1.5", "1x5"))
+    found = refusal(read_csv, table)
+    assert re.search(r"table\.csv: damaged.*ms: '1x5' among", found)
 
 
 def test_what_is_damaged_is_one_line(tmp_path: Path) -> None:
@@ -157,6 +169,9 @@ def test_what_is_damaged_is_one_line(tmp_path: Path) -> None:
     table.write_text("run,ms\ngloo-1,1.5\n")
     assert [*read_csv(table, "ms")["run"]] == ["gloo-1"]
     assert "damaged" in refusal(read_csv, table, "seconds")
+    # cut within a line
+    table.write_text("run,ms\ngloo-1,1")
+    assert "its end is missing" in refusal(read_csv, table)
     deep = "[" * 5_000 + "\n"
     file, recording = tmp_path / "m.index.json", tmp_path / "rank-0.jsonl"
     file.write_text(deep)
@@ -167,6 +182,24 @@ def test_what_is_damaged_is_one_line(tmp_path: Path) -> None:
         assert len(line) < 400
     assert "not an index of shards" in refusal(read_state, file)
     assert "damaged (RecursionError" in refusal(read_recording, tmp_path)
+
+
+@pytest.mark.slow
+def test_what_nests_without_end_is_one_line(tmp_path: Path) -> None:
+    deep = tmp_path / "deep.json"
+    deep.write_text("[" * 100_000 + "\n")
+    # lists of lists by aliases: a short file that means billions of numbers
+    nested = ["&a0 [1, 2]"]
+    nested += [f"&a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
+    lists = "".join(f"\n  - {line}" for line in nested)
+    text, aliases = PARAMS_FILE.read_text(), tmp_path / "aliases.yaml"
+    for key in ("sync", "num_sentences"):
+        aliases.write_text(re.sub(rf"(\n  {key}:).*", rf"\1{lists}", text, count=1))
+        assert f"{key} = [[...]" in refusal(load_params, aliases)
+    for read in (read_json, read_jsonl, load_params):
+        found = refusal(read, deep)
+        assert "deep.json" in found
+        assert len(found) < 400
 
 
 def test_verify_waits_for_no_pipe_and_reads_no_device(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -157,6 +158,21 @@ def test_shards_on_disk_that_are_not_the_corpus(
     with pytest.raises(EvidenceError, match="the shards together are not the corpus"):
         write_shards(tmp_path / "world-2", samples_of(ELEVEN), 2)
     assert not (tmp_path / "world-2" / "index.json").exists()
+
+
+WRONG_DEALS: list[Callable[..., Any]] = [
+    lambda r, w, x: x[len(x) * r // w : len(x) * (r + 1) // w],
+    lambda r, w, x: x[r:],
+    lambda r, w, x: np.append(x[r::w], x[r]),
+    lambda r, w, x: x[r::w][:-1],
+]
+
+
+def test_dealing_that_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for index, deal in enumerate(WRONG_DEALS):
+        monkeypatch.setattr(data, "make_shard", deal)
+        with pytest.raises(EvidenceError, match="together are not the corpus"):
+            write_shards(tmp_path / str(index), samples_of(ELEVEN), 2)
 
 
 # "abcdefghi" is 11 tokens, 10 targets. Blocks of 8 split it into 8 tokens (7 targets)
