@@ -14,20 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minitrain.compare.align import (
-    Row,
-    Rows,
-    StepPair,
-    common,
-    fit,
-    joined,
-    same_samples,
-    samples,
-    vector,
-)
+from minitrain.compare.align import Rows, StepPair, same_samples, samples
 from minitrain.compare.difference import UNKNOWN, Cause, Why, why
 from minitrain.compare.tolerances import CLOSE, LOW_PRECISION, Measured, limits_of
-from minitrain.recording.alarm import in_ranks
+from minitrain.recording.alarm import Row, in_ranks
+from minitrain.recording.sketches import common, fit, joined, vector
 
 Fit = tuple[list[float], float]
 

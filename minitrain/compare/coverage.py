@@ -9,7 +9,6 @@ from operator import or_
 from pathlib import Path
 
 from minitrain.compare.align import (
-    Row,
     StepPair,
     header,
     keys_of,
@@ -26,7 +25,7 @@ from minitrain.compare.inputs_and_state import (
 )
 from minitrain.compare.step import StepCompared
 from minitrain.core.errors import UserError
-from minitrain.recording.alarm import in_ranks
+from minitrain.recording.alarm import Row, in_ranks
 from minitrain.recording.findings import Judge
 from minitrain.recording.format import OfRank, Recording, read_recording
 

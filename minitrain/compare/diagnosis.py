@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minitrain.compare.align import combination
 from minitrain.compare.causes import (
     cause_in_buffers,
     missing_in,
@@ -23,6 +22,7 @@ from minitrain.compare.causes import (
 from minitrain.compare.difference import UNKNOWN, Cause, Difference, What, Why, why
 from minitrain.compare.tolerances import CLOSE
 from minitrain.proof.first_difference import Rows, first_difference, of_kind
+from minitrain.recording.sketches import combination
 
 Tensors = Mapping[str, Tensor]
 State = Mapping[str, Tensors]

@@ -5,20 +5,13 @@ settings, buffers, the optimizer's state; and the probable cause of each.
 import math
 from typing import Any
 
-from minitrain.compare.align import (
-    Row,
-    Rows,
-    StepPair,
-    apart,
-    common,
-    is_finite,
-    ratio,
-    samples,
-)
+from minitrain.compare.align import Rows, StepPair, ratio, samples
 from minitrain.compare.causes import cause_in_buffers, rate_by_size
 from minitrain.compare.difference import Cause, Difference, What, Why, why
 from minitrain.compare.tolerances import CLOSE, SAME_RATE, limits_of
+from minitrain.recording.alarm import Row
 from minitrain.recording.rules_of_progress import settings_of
+from minitrain.recording.sketches import apart, common, is_finite
 
 
 def at(place: StepPair, what: What, cause: Why, much: str, **more: Any) -> Difference:

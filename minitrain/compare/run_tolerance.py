@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minitrain.compare.align import combination
 from minitrain.compare.tolerances import CLOSE, FLOAT32
 from minitrain.proof.bits import Rung
 from minitrain.proof.tolerances import (
@@ -23,6 +22,7 @@ from minitrain.proof.tolerances import (
     gradient_limits,
     state_limits,
 )
+from minitrain.recording.sketches import combination
 
 Tensors = Mapping[str, Tensor]
 GRADIENTS, FIRST_STEP = "gradients of step 0", "parameters after step 0"

@@ -6,17 +6,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from minitrain.compare.align import (
-    Resumed,
-    StepPair,
-    common,
-    fit,
-    is_finite,
-    ratio,
-    same_samples,
-    samples,
-    vector,
-)
+from minitrain.compare.align import Resumed, StepPair, ratio, same_samples, samples
 from minitrain.compare.causes import cause_in_gradients, is_multiple, rate_by_size
 from minitrain.compare.difference import Cause, Difference, What, Why, why
 from minitrain.compare.inputs_and_state import (
@@ -40,6 +30,7 @@ from minitrain.compare.tolerances import (
     measure,
     still_in_one,
 )
+from minitrain.recording.sketches import common, fit, is_finite, vector
 
 OF = {
     What.GRADIENTS: "the largest gradient",

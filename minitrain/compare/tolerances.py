@@ -13,17 +13,7 @@ from typing import Any
 
 import torch
 
-from minitrain.compare.align import (
-    Row,
-    StepPair,
-    apart,
-    common,
-    fit,
-    is_finite,
-    norm,
-    ratio,
-    vector,
-)
+from minitrain.compare.align import StepPair, ratio
 from minitrain.compare.difference import What
 from minitrain.proof.tolerances import (
     GRADIENT_SHARE,
@@ -32,7 +22,9 @@ from minitrain.proof.tolerances import (
     STATE_FLOAT64,
     TIMES_TWIN,
 )
+from minitrain.recording.alarm import Row
 from minitrain.recording.format import Recording
+from minitrain.recording.sketches import apart, common, fit, is_finite, norm, vector
 
 Pair = tuple[int, int]
 Gaps = Mapping[str, float]

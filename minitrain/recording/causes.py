@@ -7,7 +7,6 @@ sketch. What the factors are tells most faults apart.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,6 +18,7 @@ from minitrain.recording.alarm import (
     in_ranks,
     unlike,
 )
+from minitrain.recording.sketches import combination, common, fit, vector
 
 UNKNOWN = "unknown"
 NOT_BROADCAST = "rank 0's weights are not broadcast, or were changed after that"
@@ -29,8 +29,8 @@ APART = "apart by rounding"
 CLOSE = 1e-2
 # how much better a fit must be to be taken instead of another
 BETTER = 10
-# smallest by largest singular value: beyond it the factors say nothing
-CONDITION = 1e-2
+# beyond this condition number factors say nothing
+MOST_ALIKE = 100.0
 
 
 @dataclass(frozen=True)
@@ -48,42 +48,35 @@ class Sketches:
 
 def comparable(rows: Rows) -> list[str]:
     """Return tensors of which every rank has its own gradient and the one it got."""
-    tables = [row.get(kind, {}) for row in rows for kind in ("own", "gradients")]
-    return [name for name in tables[1] if all(name in table for table in tables)]
+    return common(*(row.get(kind, {}) for kind in ("gradients", "own") for row in rows))
 
 
 def sketches(rows: Rows, names: Sequence[str]) -> Sketches | None:
     """Return those of ``names``; None if there are none, or one is not finite."""
-    if not names:
-        return None
-    of = [[row["gradients"][n]["sketch"] for n in names] for row in rows]
-    own = [[row["own"][n] for n in names] for row in rows]
-    both = torch.from_numpy(np.array([of, own], np.float64)).flatten(2)
-    return Sketches(*both) if both.isfinite().all() else None
+    both = [
+        torch.stack([vector(row, kind, names) for row in rows])
+        for kind in ("gradients", "own")
+    ]
+    is_whole = names and all(one.isfinite().all() for one in both)
+    return Sketches(*both) if is_whole else None
 
 
 def times(target: Tensor, part: Tensor) -> tuple[float, float]:
     """Return the factor that brings ``part`` nearest to ``target``, and the rest as a
     share of ``target``.
     """
-    square, size = float(part @ part), float(target.norm())
-    if not square or not size:
-        return 0.0, 0.0 if not size else 1.0
-    factor = float(target @ part) / square
-    return factor, float((target - factor * part).norm()) / size
+    if not (target.any() and part.any()):
+        return 0.0, float(target.any())
+    (factor,), rest = combination(target, [part])
+    return factor, rest
 
 
 def factors(target: Tensor, own: Tensor) -> list[float] | None:
     """Return the factor of each rank's own gradient in ``target``; None if they do not
     explain it, or are too alike to be told apart.
     """
-    singular = torch.linalg.svdvals(own)
-    apart = own.shape[0] <= own.shape[1] and singular[-1] > CONDITION * singular[0]
-    if not apart or not target.norm():
-        return None
-    found = torch.linalg.lstsq(own.T, target[:, None]).solution.flatten()
-    rest = (found @ own - target).norm() / target.norm()
-    return found.tolist() if rest < CLOSE else None
+    found = fit(target, [*own], MOST_ALIKE)
+    return found[0] if found and found[1] < CLOSE else None
 
 
 def lacking(target: Tensor, own: Tensor) -> list[int]:
