@@ -9,11 +9,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from minitrain.compare.limits import FLOAT32, FLOAT64, Limits
+from minitrain.compare.trajectory import Trajectory, trajectory_of
 from minitrain.recording.alarm import Row, hashes
 from minitrain.recording.format import Recording
 
 DOUBLE = {"float64", "complex128"}
 Rows = Mapping[int, Row]
+Pair = tuple[int, int]
 
 
 def ratio(gap: float, size: float) -> float:
@@ -60,20 +63,12 @@ def _unpadded(rows: Rows) -> dict[str, Sequence[str]]:
 
 
 @dataclass(frozen=True)
-class StepPair:
-    """One step of one optimizer in A and in B: a row for each rank. ``twin`` is that of
-    the first rank of A's twin; ``double`` says that both train in float64, ``end`` that
-    it is what they came to after the last recorded step.
-    """
+class RankPairs:
+    """Rows of the ranks of A and of B that are compared."""
 
-    optimizer: int
-    step: int
     a: Rows
     b: Rows
     world_sizes: tuple[int, int]
-    twin: Row | None = None
-    double: bool = False
-    end: bool = False
 
     @property
     def same_size(self) -> bool:
@@ -81,7 +76,7 @@ class StepPair:
         return self.world_sizes[0] == self.world_sizes[1]
 
     @cached_property
-    def pairs(self) -> list[tuple[int, int]]:
+    def pairs(self) -> list[Pair]:
         """Which rank of A is compared with which of B: where the world sizes differ,
         the first of either with all of the other, since they should have the same.
         """
@@ -102,13 +97,7 @@ class StepPair:
         """Whether no rank is missing."""
         return (len(self.a), len(self.b)) == self.world_sizes
 
-    @property
-    def draws_otherwise(self) -> bool:
-        """Whether a forward pass drew random numbers, on other numbers of ranks."""
-        rows = (*self.a.values(), *self.b.values())
-        return not self.same_size and any(row["draws"] for row in rows)
-
-    def named(self, pairs: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    def named(self, pairs: Sequence[Pair]) -> dict[str, Any]:
         """The ranks of these pairs, and of which run they are; none for all pairs."""
         if len(pairs) == len(self.pairs):
             return {}
@@ -118,6 +107,29 @@ class StepPair:
         if of_b := tuple(y for x, y in pairs if x == first):
             return {"ranks": of_b, "of": "B"}
         return {"ranks": tuple(x for x, _ in pairs), "of": "A"}
+
+
+@dataclass(frozen=True)
+class StepPair(RankPairs):
+    """One step of one optimizer in A and in B: a row for each rank.
+
+    ``trajectory`` is A's until its end, ``limits`` are those of the type in which both
+    train, ``twin`` is the row of the first rank of A's twin. ``end``: it is what both
+    came to after the last recorded step.
+    """
+
+    optimizer: int
+    step: int
+    trajectory: Trajectory
+    limits: Limits
+    twin: Row | None = None
+    end: bool = False
+
+    @property
+    def draws_otherwise(self) -> bool:
+        """Whether a forward pass drew random numbers, on other numbers of ranks."""
+        rows = (*self.a.values(), *self.b.values())
+        return not self.same_size and any(row["draws"] for row in rows)
 
 
 def header(recording: Recording) -> Row:
@@ -144,12 +156,14 @@ def places_of(a: Recording, b: Recording, twin: Recording | None) -> list[StepPa
     sizes = a.world_size, b.world_size
     # where all parameters are float64, so is what is computed
     kinds = [one["dtype"] for r in (a, b) for one in header(r)["parameters"].values()]
-    is_double = {*kinds} <= DOUBLE
+    limits = FLOAT64 if {*kinds} <= DOUBLE else FLOAT32
+    trajectories = {n: trajectory_of(a, n) for n in {n for n, _ in keys_of(a)}}
     places, both = [], {*keys_of(b)}
     for key in (key for key in keys_of(a) if key in both):
         rows = rows_at(a, key), rows_at(b, key)
         first = next(iter(rows_at(twin, key).values()), None) if twin else None
-        place = StepPair(*key, *rows, sizes, first, is_double)
+        of = trajectories[key[0]]
+        place = StepPair(*rows, sizes, *key, of, limits, first)
         places += [place] if place.pairs else []
     last = {place.optimizer: place for place in places}
     ends = (_end(a, b, twin, place) for place in last.values())

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minitrain.compare.causes import (
+from minitrain.compare.difference import UNKNOWN, Cause, Difference, What, Why, why
+from minitrain.compare.gradient_causes import (
     cause_in_buffers,
     missing_in,
     multiple,
@@ -19,8 +20,7 @@ from minitrain.compare.causes import (
     rate_by_size,
     scaled,
 )
-from minitrain.compare.difference import UNKNOWN, Cause, Difference, What, Why, why
-from minitrain.compare.tolerances import CLOSE
+from minitrain.compare.limits import CLOSE
 from minitrain.proof.first_difference import Rows, first_difference, of_kind
 from minitrain.recording.sketches import combination
 

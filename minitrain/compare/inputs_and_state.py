@@ -6,9 +6,9 @@ import math
 from typing import Any
 
 from minitrain.compare.align import Rows, StepPair, ratio, samples
-from minitrain.compare.causes import cause_in_buffers, rate_by_size
 from minitrain.compare.difference import Cause, Difference, What, Why, why
-from minitrain.compare.tolerances import CLOSE, SAME_RATE, limits_of
+from minitrain.compare.gradient_causes import cause_in_buffers, rate_by_size
+from minitrain.compare.limits import CLOSE, SAME_RATE
 from minitrain.recording.alarm import Row
 from minitrain.recording.rules_of_progress import settings_of
 from minitrain.recording.sketches import apart, common, is_finite
@@ -135,7 +135,7 @@ def buffers_unlike(place: StepPair, exact: bool) -> Difference | None:
         a, b = place.a[rank]["buffers"], place.b[rank]["buffers"]
         for name in {**a, **b}:
             share = _share_apart(a.get(name), b.get(name))
-            if share > (0.0 if exact else limits_of(place).coarse):
+            if share > (0.0 if exact else place.limits.coarse):
                 far.setdefault(name, {})[rank] = share
     if not far:
         return None

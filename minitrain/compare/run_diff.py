@@ -19,6 +19,7 @@ from torch import Tensor
 
 from minitrain.compare.diagnosis import Values, cause_in_step, cause_of, locate
 from minitrain.compare.difference import UNKNOWN, Cause, Difference, What, Why, why
+from minitrain.compare.limits import CLOSE_ADAPTIVE, FLOAT32
 from minitrain.compare.run_tolerance import (
     FINAL,
     GRADIENTS,
@@ -27,7 +28,6 @@ from minitrain.compare.run_tolerance import (
 )
 from minitrain.compare.state_diff import Comparison, compare_states
 from minitrain.compare.states import read_state
-from minitrain.compare.tolerances import CLOSE_ADAPTIVE, FLOAT32
 from minitrain.core.errors import UserError
 from minitrain.core.files import read_jsonl
 from minitrain.core.regular import require_regular

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minitrain.compare.tolerances import CLOSE, FLOAT32
+from minitrain.compare.limits import CLOSE, FLOAT32
 from minitrain.proof.bits import Rung
 from minitrain.proof.tolerances import (
     UNITS,

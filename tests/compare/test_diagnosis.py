@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from minitrain.compare.causes import cause_in_buffers
 from minitrain.compare.diagnosis import (
     Values,
     cause_in_data,
@@ -15,6 +14,7 @@ from minitrain.compare.diagnosis import (
     locate,
 )
 from minitrain.compare.difference import UNKNOWN, Cause, Difference, Why
+from minitrain.compare.gradient_causes import cause_in_buffers
 from minitrain.proof.first_difference import first_difference
 from minitrain.recording.sketches import combination
 

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from minitrain.compare.align import Rows, StepPair, same_samples, samples
 from minitrain.compare.difference import UNKNOWN, Cause, Why, why
-from minitrain.compare.tolerances import CLOSE, LOW_PRECISION, Measured, limits_of
+from minitrain.compare.distances import Distance
+from minitrain.compare.limits import CLOSE, LOW_PRECISION
 from minitrain.recording.alarm import Row, in_ranks
 from minitrain.recording.sketches import common, fit, joined, vector
 
@@ -109,7 +110,7 @@ def cause_in_buffers(ranks: Sequence[int], world_size: int) -> Why:
     return UNKNOWN
 
 
-def cause_in_gradients(place: StepPair, found: Measured, here: bool) -> Why:
+def cause_in_gradients(place: StepPair, found: Distance, here: bool) -> Why:
     """Return why gradients are beyond the limits at ``place``; ``here`` says that the
     weights were alike before it.
     """
@@ -163,7 +164,7 @@ def _without(place: StepPair, name: str) -> Why | None:
     return why(Cause.NO_GRADIENT, tensor=name, where="AB"[number] + ranks)
 
 
-def _of_size(place: StepPair, found: Measured, own_alike: bool) -> Why:
+def _of_size(place: StepPair, found: Distance, own_alike: bool) -> Why:
     # what no sum of gradients explains: from how far it is apart, and where
     few = found.num_beyond_quick
     if 2 * few <= found.num:
@@ -209,7 +210,7 @@ def cause_in_own(place: StepPair) -> Why | None:
         ours, theirs = (vector(row, "own", names) for row in (a, b))
         sizes = (float(vector(a, "own", [name]).norm()) for name in names)
         size = max(size, *sizes)
-        if not float((theirs - ours).norm()) <= limits_of(place).gradients * size:
+        if not float((theirs - ours).norm()) <= place.limits.gradients * size:
             unlike.append(rank)
             factors.append(fit(theirs, [ours]))
     if not unlike:
@@ -285,7 +286,7 @@ def _unclipped(rows: Rows, rank: int, names: Sequence[str]) -> Tensor:
     return vector(rows[rank], "gradients", names) / factor
 
 
-def _of_parts(place: StepPair, found: Measured, names: Iterable[str]) -> Why | None:
+def _of_parts(place: StepPair, found: Distance, names: Iterable[str]) -> Why | None:
     # from the gradients of A and B as sums of what the ranks of one run computed
     x, y = found.pairs[0]
     sides = (
@@ -300,7 +301,7 @@ def _of_parts(place: StepPair, found: Measured, names: Iterable[str]) -> Why | N
 
 
 def _of_ranks(
-    side: _Side, found: Measured, names: Iterable[str], keep_own: bool
+    side: _Side, found: Distance, names: Iterable[str], keep_own: bool
 ) -> Why | None:
     rows, rank = side.rows, side.rank
     own = [rows[r]["own"] for r in sorted(rows)]
