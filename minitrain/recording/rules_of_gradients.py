@@ -15,7 +15,8 @@ from minitrain.recording.alarm import (
     note,
     unlike,
 )
-from minitrain.recording.causes import (
+from minitrain.recording.fingerprint import BINS
+from minitrain.recording.gradient_patterns import (
     APART,
     CLOSE,
     Sketches,
@@ -26,7 +27,6 @@ from minitrain.recording.causes import (
     sketches,
     times,
 )
-from minitrain.recording.fingerprint import BINS
 
 # of a whole model's factor: far above rounding, and a clipping seldom hits it
 NEAR = 2e-4

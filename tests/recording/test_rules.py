@@ -23,7 +23,8 @@ from recorded_rows import (
 from minitrain.recording.alarm import Alarm, unlike
 from minitrain.recording.findings import Judge
 from minitrain.recording.fingerprint import digest, fingerprint
-from minitrain.recording.rules import alarms_at_end, alarms_at_start, alarms_of, apart
+from minitrain.recording.rules import alarms_at_end, alarms_at_start, alarms_of
+from minitrain.recording.rules_of_parameters import apart
 
 OWN = own_of(1, 2)
 BEFORE = rows_of(0, own_of(0, 2))

@@ -1,7 +1,5 @@
-"""Why gradients, or parameters, are not the same on all ranks: the probable cause.
-
-A sketch is linear, so a gradient that is a combination of the ranks' own is so in its
-sketch. What the factors are tells most faults apart.
+"""Why gradients are not the same on all ranks: the probable cause, from the factors
+with which the ranks' own gradients are in them.
 """
 
 from collections.abc import Sequence
@@ -12,16 +10,11 @@ from torch import Tensor
 
 from minitrain.recording.alarm import (
     Rows,
-    all_names,
-    first_unlike,
-    hashes,
     in_ranks,
-    unlike,
 )
 from minitrain.recording.sketches import combination, common, fit, vector
 
 UNKNOWN = "unknown"
-NOT_BROADCAST = "rank 0's weights are not broadcast, or were changed after that"
 # of a tensor: what other hardware, or other threads, may make of the same sum
 ROUNDING = 1e-5
 APART = "apart by rounding"
@@ -131,30 +124,6 @@ def _keeps_its_own(found: Sketches, rank: int) -> bool:
     _, rest = times(gradient, found.own[rank])
     _, of_mean = times(gradient, found.mean)
     return rest < CLOSE and BETTER * rest < of_mean
-
-
-def of_unlike_parameters(rows: Rows, before: Rows | None, name: str) -> tuple[str, str]:
-    """Return since when parameters differ, beyond the gradients, and why."""
-    step, since = rows[0]["step"], "unlike those of the others since"
-    if first_unlike([row["before"] for row in rows])[1]:
-        if before is None:
-            return "unlike those of the others before the step", NOT_BROADCAST
-        last = before[0]["step"]
-        if last + 1 == step:
-            cause = "changed between two steps, and not by this optimizer"
-            return f"{since} step {last} was done", cause
-        cause = "steps between that were not recorded: every=1 finds the step and its "
-        return f"{since} a step after {last}", f"{cause}cause"
-    if unlike([hashes(row, "gradients").get(name) for row in rows]):
-        cause = "the optimizer averages, or shares, other tensors and not this one"
-        return f"{since} this step", cause
-    # ranks may divide the state
-    tables = [row["moments"] for row in before or ()]
-    of_all = [n for n in all_names(tables) if all(n in table for table in tables)]
-    _, ranks = first_unlike([{n: table[n] for n in of_all} for table in tables])
-    who = f" of {in_ranks(ranks)}" if ranks else ""
-    cause = f"the optimizer, or its state{who}, is another one: restored on some ranks "
-    return f"{since} this step, whose gradients are the same", f"{cause}only?"
 
 
 def _not_synchronized(
