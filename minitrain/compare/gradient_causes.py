@@ -19,9 +19,15 @@ from minitrain.compare.difference import UNKNOWN, Cause, Why, why
 from minitrain.compare.distances import Distance
 from minitrain.compare.limits import CLOSE, LOW_PRECISION
 from minitrain.recording.alarm import Row, in_ranks
-from minitrain.recording.sketches import common, fit, joined, vector
-
-Fit = tuple[list[float], float]
+from minitrain.recording.sketches import (
+    Fit,
+    common,
+    comparable,
+    fit,
+    joined,
+    sketches,
+    vector,
+)
 
 
 def multiple(factor: float, world_size: int, close: float = CLOSE) -> Cause | None:
@@ -249,13 +255,12 @@ def _of_factor(factor: float, place: StepPair) -> Why:
 
 def _mean(rows: Rows, world_size: int) -> float | None:
     # how many times the mean of the ranks' own gradients the gradient is
-    row = rows[min(rows)]
-    names = common(row["gradients"], *(one["own"] for one in rows.values()))
-    if not names or len(rows) < world_size:
+    ranks = [rows[rank] for rank in sorted(rows)]
+    together = sketches(ranks, comparable(ranks)) if len(ranks) == world_size else None
+    if together is None:
         return None
-    parts = torch.stack([vector(one, "own", names) for one in rows.values()])
-    found = fit(vector(row, "gradients", names), [parts.mean(0)])
-    return found[0][0] if found and found[1] < 10 * CLOSE else None
+    factor, rest = together.in_mean()
+    return factor if rest < 10 * CLOSE else None
 
 
 @dataclass(frozen=True)
@@ -337,16 +342,14 @@ def _of_ranks(
 def _keep_their_own(rows: Rows, name: str) -> bool:
     # whether each rank's gradient of a tensor is its own, clipped or not: other bits
     # alone may be rounding
-    found = rows.values()
-    if not all(name in row["own"] and name in row["gradients"] for row in found):
+    ranks = [rows[rank] for rank in sorted(rows)]
+    together = sketches(ranks, [name]) if name in comparable(ranks) else None
+    if together is None:
         return False
-    kinds = ("own", "gradients")
-    own, after = ([vector(row, k, [name]) for row in found] for k in kinds)
-    mean = torch.stack(own).mean(0)
-    fits = [(fit(x, [y]), fit(x, [mean])) for x, y in zip(after, own, strict=True)]
+    fits = map(together.own_in, range(len(ranks)))
     return all(
-        f and m and f[1] < CLOSE < 0.1 * m[1] and 0 < f[0][0] < 1 + CLOSE
-        for f, m in fits
+        rest < CLOSE < 0.1 * of_mean and 0 < factor < 1 + CLOSE
+        for factor, rest, of_mean in fits
     )
 
 

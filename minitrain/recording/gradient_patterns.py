@@ -3,16 +3,14 @@ with which the ranks' own gradients are in them.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from minitrain.recording.alarm import (
     Rows,
     in_ranks,
 )
-from minitrain.recording.sketches import combination, common, fit, vector
+from minitrain.recording.sketches import as_multiple, comparable, fit, sketches
 
 UNKNOWN = "unknown"
 # of a tensor: what other hardware, or other threads, may make of the same sum
@@ -24,44 +22,6 @@ CLOSE = 1e-2
 BETTER = 10
 # beyond this condition number factors say nothing
 MOST_ALIKE = 100.0
-
-
-@dataclass(frozen=True)
-class Sketches:
-    """Sketches of some tensors of one step, one row a rank, with the same columns."""
-
-    gradients: Tensor
-    own: Tensor
-
-    @property
-    def mean(self) -> Tensor:
-        """Return what data parallelism makes of the ranks' own gradients."""
-        return self.own.mean(0)
-
-
-def comparable(rows: Rows) -> list[str]:
-    """Return tensors of which every rank has its own gradient and the one it got."""
-    return common(*(row.get(kind, {}) for kind in ("gradients", "own") for row in rows))
-
-
-def sketches(rows: Rows, names: Sequence[str]) -> Sketches | None:
-    """Return those of ``names``; None if there are none, or one is not finite."""
-    both = [
-        torch.stack([vector(row, kind, names) for row in rows])
-        for kind in ("gradients", "own")
-    ]
-    is_whole = names and all(one.isfinite().all() for one in both)
-    return Sketches(*both) if is_whole else None
-
-
-def times(target: Tensor, part: Tensor) -> tuple[float, float]:
-    """Return the factor that brings ``part`` nearest to ``target``, and the rest as a
-    share of ``target``.
-    """
-    if not (target.any() and part.any()):
-        return 0.0, float(target.any())
-    (factor,), rest = combination(target, [part])
-    return factor, rest
 
 
 def factors(target: Tensor, own: Tensor) -> list[float] | None:
@@ -98,12 +58,12 @@ def of_unlike_gradients(
     share = f"{len(differ)} of {len(rows[0]['gradients'])} tensors"
     if found is None:
         return f"unlike those of the others ({share})", UNKNOWN
-    alone = [rank for rank in range(len(rows)) if _keeps_its_own(found, rank)]
+    alone = [rank for rank in range(len(rows)) if _keeps_its_own(*found.own_in(rank))]
     if {*ranks} <= {*alone}:
         cause = _not_synchronized(rows, before, differ, alone)
         return f"each keeps its own ({share})", cause
     usual = next(rank for rank in range(len(rows)) if rank not in ranks)
-    factor, rest = times(found.gradients[ranks[0]], found.gradients[usual])
+    factor, rest = as_multiple(found.gradients[ranks[0]], found.gradients[usual])
     if rest < ROUNDING and abs(factor - 1) < ROUNDING:
         return APART, "other hardware, threads or libraries on ranks"
     if rest < CLOSE:
@@ -118,11 +78,8 @@ def of_unlike_gradients(
     return what, "parts that are mixed up (other order of the buckets), or damaged"
 
 
-def _keeps_its_own(found: Sketches, rank: int) -> bool:
+def _keeps_its_own(factor: float, rest: float, of_mean: float) -> bool:
     # or a multiple of it
-    gradient = found.gradients[rank]
-    _, rest = times(gradient, found.own[rank])
-    _, of_mean = times(gradient, found.mean)
     return rest < CLOSE and BETTER * rest < of_mean
 
 

@@ -8,11 +8,12 @@ on their own.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from minitrain.recording.alarm import Row
+from minitrain.recording.alarm import Row, Rows
 
 Fit = tuple[list[float], float]
 
@@ -79,3 +80,53 @@ def fit(target: Tensor, parts: Sequence[Tensor], most_alike: float = 1e4) -> Fit
     if len(parts) > 1 and torch.linalg.cond(matrix[:, 1:] / sizes[1:]) > most_alike:
         return None
     return combination(target, parts)
+
+
+@dataclass(frozen=True)
+class Sketches:
+    """Sketches of some tensors of one step, one row a rank, with the same columns."""
+
+    gradients: Tensor
+    own: Tensor
+
+    @property
+    def mean(self) -> Tensor:
+        """Return what data parallelism makes of the ranks' own gradients."""
+        return self.own.mean(0)
+
+    def in_mean(self, rank: int = 0) -> tuple[float, float]:
+        """Return how many times the mean the gradient of a rank is, and the rest."""
+        return as_multiple(self.gradients[rank], self.mean)
+
+    def own_in(self, rank: int) -> tuple[float, float, float]:
+        """Return the factor of a rank's own gradient in the one that it got, the rest
+        as a share of that, and what would be left of a multiple of the mean.
+        """
+        gradient = self.gradients[rank]
+        factor, rest = as_multiple(gradient, self.own[rank])
+        return factor, rest, self.in_mean(rank)[1]
+
+
+def comparable(rows: Rows) -> list[str]:
+    """Return tensors of which every rank has its own gradient and the one it got."""
+    return common(*(row.get(kind, {}) for kind in ("gradients", "own") for row in rows))
+
+
+def sketches(rows: Rows, names: Sequence[str]) -> Sketches | None:
+    """Return those of ``names``; None if there are none, or one is not finite."""
+    both = [
+        torch.stack([vector(row, kind, names) for row in rows])
+        for kind in ("gradients", "own")
+    ]
+    is_whole = names and all(one.isfinite().all() for one in both)
+    return Sketches(*both) if is_whole else None
+
+
+def as_multiple(target: Tensor, part: Tensor) -> tuple[float, float]:
+    """Return the factor that brings ``part`` nearest to ``target``, and the rest as a
+    share of ``target``.
+    """
+    if not (target.any() and part.any()):
+        return 0.0, float(target.any())
+    (factor,), rest = combination(target, [part])
+    return factor, rest
