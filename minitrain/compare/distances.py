@@ -50,7 +50,6 @@ class Distance:
     num_beyond: int = 0
     num_beyond_quick: int = 0
     num: int = 0
-    trains_buffers: bool = False
     hides: bool = False
 
     @property
@@ -121,7 +120,6 @@ def distance(place: StepPair, kind: What, noise: float) -> Distance:
         num_beyond=len(beyond),
         num_beyond_quick=len(beyond_quick),
         num=len(names),
-        trains_buffers=place.trajectory.trains_buffers,
         hides=hides,
     )
 

@@ -181,7 +181,7 @@ def _of_size(place: StepPair, found: Distance, own_alike: bool) -> Why:
         if times and times[1] < CLOSE:
             return why(Cause.FEW_SCALED, factor=times[0][0], **facts)
         return why(Cause.FEW, **facts)
-    if found.trains_buffers and not place.same_size:
+    if place.trajectory.trains_buffers and not place.same_size:
         return why(Cause.BATCH_NORM)
     if LOW_PRECISION[0] <= found.whole <= LOW_PRECISION[1]:
         if own_alike and max(place.world_sizes) > 1:

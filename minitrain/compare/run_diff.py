@@ -165,13 +165,18 @@ def compare_runs(a: Path, b: Path) -> RunsCompared:
         if kind == STATE:
             read = read_state(ours), read_state(theirs)
             found.states[ours.name] = compare_states(*read)
-    recorded = [key for key in both if key[0] in (BATCH, TENSORS)]
-    rows = [[run.entries[key] for key in recorded] for run in (one, two)]
+    rows, batches = (
+        [[run.entries[key] for key in both if key[0] in kinds] for run in (one, two)]
+        for kinds in ((BATCH, TENSORS), (BATCH,))
+    )
     is_resized = one.world_size != two.world_size
     designed = (one.by_design or two.by_design) if is_resized else None
     found.by_design = designed is not None
     explain = partial(_explain, one, two, designed)
-    found.first = locate(rows[0], rows[1], explain, "A")
+    first = locate(rows[0], rows[1], explain, "A")
+    # rounding comes before other data, and does not hide it
+    data = locate(batches[0], batches[1], explain, "A")
+    found.first = first if first and first.why.sure else data or first
     found.only_in_a, found.only_in_b = _only(one, two), _only(two, one)
     if is_resized or not found.equal:
         _compare_by_tolerance(one, two, found)

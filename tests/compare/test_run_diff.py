@@ -227,6 +227,7 @@ def test_two_processes_and_one_are_within_tolerance(
         (bugs.mean_of_means, "different"),
         (bugs.missing_broadcast, "different"),
         (bugs.group_of_one, "different"),
+        (bugs.missing_set_epoch, "different"),
         (bugs.low_precision_reduce, "different"),
         # from the step on where an unstable training could be as well
         (bugs.optimizer_state_not_restored, "undecided"),
