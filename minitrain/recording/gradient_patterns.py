@@ -28,7 +28,8 @@ def factors(target: Tensor, own: Tensor) -> list[float] | None:
     """Return the factor of each rank's own gradient in ``target``; None if they do not
     explain it, or are too alike to be told apart.
     """
-    found = fit(target, [*own], MOST_ALIKE)
+    # with as many numbers any sum can be written, but seldom without one of them
+    found = fit(target, [*own], MOST_ALIKE, least=1)
     return found[0] if found and found[1] < CLOSE else None
 
 
@@ -79,8 +80,8 @@ def of_unlike_gradients(
 
 
 def _keeps_its_own(factor: float, rest: float, of_mean: float) -> bool:
-    # or a multiple of it
-    return rest < CLOSE and BETTER * rest < of_mean
+    # or a multiple of it; all ranks may have the same
+    return rest < CLOSE and max(BETTER * rest, ROUNDING) < of_mean
 
 
 def _not_synchronized(

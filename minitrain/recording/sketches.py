@@ -66,12 +66,14 @@ def combination(target: Tensor, parts: Sequence[Tensor]) -> Fit:
     return factors.tolist(), float(rest)
 
 
-def fit(target: Tensor, parts: Sequence[Tensor], most_alike: float = 1e4) -> Fit | None:
-    """Return the ``combination``, where there are numbers enough to tell: not half as
-    many factors as numbers, all of them finite, and no part that others make up.
-    ``most_alike`` is the largest condition number of parts of equal length.
+def fit(
+    target: Tensor, parts: Sequence[Tensor], most_alike: float = 1e4, least: int = 2
+) -> Fit | None:
+    """Return the ``combination``, where there are numbers enough to tell: ``least`` for
+    each factor, all of them finite, and no part that others make up. ``most_alike`` is
+    the largest condition number of parts of equal length.
     """
-    if not parts or len(target) < 2 * len(parts):
+    if not parts or len(target) < least * len(parts):
         return None
     matrix = torch.stack([target, *parts], dim=1)
     sizes = matrix.norm(dim=0)

@@ -269,6 +269,14 @@ def test_a_rank_is_missing_among_many(world_size: int) -> None:
     assert (found.rule, found.severe) == ("not the mean", False)
 
 
+def test_a_rank_is_missing_in_one_tensor_of_eight_ranks() -> None:
+    """A sketch has just as many numbers."""
+    own = own_of(1, 8)
+    part = mean(own) | {FIRST: (8 * mean(own)[FIRST] - own[3][FIRST]) / 8}
+    found = only(alarms_of(rows_of(1, own, [part] * 8), None))
+    assert (found.rule, found.ranks, found.tensor) == ("mean", [3], FIRST)
+
+
 def test_own_gradients_that_cancel_leave_nothing_but_rounding() -> None:
     name, noise = "layer.bias", random_tensors(5)
     own = [OWN[0], OWN[1] | {name: -OWN[0][name]}]
