@@ -177,8 +177,8 @@ def runs_in_words(found: "RunsCompared") -> str:
         lines.append(f"equal is what both have: {compared}")
     if found.rungs:
         lines += printed({name: asdict(rung) for name, rung in found.rungs.items()})
-    if found.first and found.same:
-        lines.append(f"first other bits at {found.first}")
+    if found.first and (found.same or found.unlike_ranks):
+        lines.append(f"first difference in bits: {found.first}")
     if found.losses:
         (step, pair), *_ = found.losses.items()
         more = f" (at most {found.loss_gap:.2g} of it apart)"

@@ -246,6 +246,7 @@ def _read(folder: Path) -> TrainingRun:
                 designed = why(Cause.DRAWN)
             elif kind == FORWARD and row["changes_buffers"]:
                 designed = designed or why(Cause.BATCH_NORM)
+        world_size = 1 + max(ranks)
     except FileNotFoundError:
         raise UserError(f"{folder}: is no training run, it has no {HASHES}") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -265,7 +266,7 @@ def _read(folder: Path) -> TrainingRun:
             entries[STATE, -1, int(rank)] = path
     path = folder / SAMPLED
     sampled = load_tensors(path) if path.exists() else {}
-    return TrainingRun(entries, 1 + max(ranks), designed, sampled)
+    return TrainingRun(entries, world_size, designed, sampled)
 
 
 def _only(mine: TrainingRun, other: TrainingRun) -> list[str]:
