@@ -33,7 +33,7 @@ def samples(rows: Rows, kind: str = "inputs") -> Counter[str]:
 
 
 def same_samples(a: Rows, b: Rows) -> bool:
-    """Whether two sets of rows read the same samples, padding aside."""
+    """Return whether two sets of rows read the same samples, padding aside."""
     ours, theirs = samples(a), samples(b)
     left, right = [*(ours - theirs).elements()], [*(theirs - ours).elements()]
     if len(left) != len(right):
@@ -72,12 +72,12 @@ class RankPairs:
 
     @property
     def same_size(self) -> bool:
-        """Whether rank r of A has its counterpart in rank r of B."""
+        """Return whether rank r of A has its counterpart in rank r of B."""
         return self.world_sizes[0] == self.world_sizes[1]
 
     @cached_property
     def pairs(self) -> list[Pair]:
-        """Which rank of A is compared with which of B: where the world sizes differ,
+        """Pairs of ranks of A and B that are compared: where the world sizes differ,
         the first of either with all of the other, since they should have the same.
         """
         if self.same_size:
@@ -94,7 +94,7 @@ class RankPairs:
 
     @property
     def complete(self) -> bool:
-        """Whether no rank is missing."""
+        """Return whether no rank is missing."""
         return (len(self.a), len(self.b)) == self.world_sizes
 
     def named(self, pairs: Sequence[Pair]) -> dict[str, Any]:
@@ -127,13 +127,13 @@ class StepPair(RankPairs):
 
     @property
     def draws_otherwise(self) -> bool:
-        """Whether a forward pass drew random numbers, on other numbers of ranks."""
+        """Return whether a forward pass drew random numbers, at other world sizes."""
         rows = (*self.a.values(), *self.b.values())
         return not self.same_size and any(row["draws"] for row in rows)
 
 
 def header(recording: Recording) -> Row:
-    """That of the first rank."""
+    """Return the header of the first rank."""
     return next(iter(recording.ranks.values())).header
 
 
@@ -204,7 +204,7 @@ def _rows_at_end(recording: Recording, rows: Rows, place: StepPair) -> dict[int,
 
 @dataclass(frozen=True)
 class Resumed:
-    """Both recordings from the ``step`` on at which ``side`` starts."""
+    """Two recordings from the ``step`` on at which ``side`` starts."""
 
     a: Recording
     b: Recording

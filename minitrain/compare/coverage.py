@@ -1,5 +1,5 @@
-"""What each of two recordings has: whether a twin is one, models, starts, what one of
-them lacks, what is not compared, and what is no difference.
+"""Coverage of two recordings: models, start weights, the twin; missing parts, parts
+that are not compared, and expected differences.
 """
 
 from collections import Counter

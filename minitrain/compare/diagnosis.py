@@ -1,4 +1,4 @@
-"""Where a run diverges from its replay, or from another run, and the probable cause.
+"""The place where a run diverges from its replay or from another run, and its cause.
 
 The first step that differs, and there the first thing: data, gradients, parameters,
 buffers. The causes are those of recordings, from the tensors themselves.

@@ -1,4 +1,4 @@
-"""How far gradients and parameters of two recordings are apart, and may be.
+"""Distances of the gradients and parameters of two recordings, and what is allowed.
 
 What is beyond the quick limits is compared with a twin, if there is one, and what is
 beyond both is a fault; without a twin, only what rounding cannot grow to.
@@ -28,7 +28,7 @@ HIDES = 0.1
 
 @dataclass(frozen=True)
 class Distance:
-    """How far ``kind`` is apart at a step.
+    """The distance of all tensors of a ``kind`` at a step.
 
     ``tensor`` is the one farthest beyond what is ``allowed``, ``pairs`` the ranks of A
     and B where it is unlike, ``size`` what its ``gap`` is a share of: of the largest
@@ -59,7 +59,7 @@ class Distance:
 
     @property
     def allowed_share(self) -> float:
-        """What is allowed, as a share of ``size``."""
+        """Return the ``allowed`` distance as a share of ``size``."""
         return self.allowed / self.size if self.size > 0 else 0.0
 
 

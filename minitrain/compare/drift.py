@@ -1,4 +1,4 @@
-"""What takes the parameters of two runs apart, step by step, and is no rounding."""
+"""Drift of the parameters of two runs, step by step, that is no rounding."""
 
 import math
 from collections.abc import Sequence
@@ -73,7 +73,7 @@ def _of_decay(
 
 
 def stands(row: Row, name: str) -> bool:
-    """Whether a step left a tensor where it was."""
+    """Return whether a step left a tensor where it was."""
     after = row["parameters"].get(name)
     return after is not None and bool(row["before"].get(name) == after["hash"])
 

@@ -149,7 +149,7 @@ def cause_in_gradients(place: StepPair, found: Distance, here: bool) -> Why:
 
 
 def is_multiple(found: Fit, close: float = CLOSE) -> bool:
-    """Whether one tensor is so many times the other, and not once, by more than what is
+    """Return whether one tensor is a multiple of the other, by more than what is
     left of the fit.
     """
     (factor, *_), rest = found
@@ -277,7 +277,7 @@ class _Side:
     def fits(
         self, parts: Sequence[Tensor], names: Sequence[str]
     ) -> tuple[Fit, Fit] | None:
-        """Both gradients as sums of ``parts``, if both can be had."""
+        """Return both gradients as sums of ``parts``, if both can be had."""
         if len(parts) < 2 or not len(parts[0]):
             return None
         mine = fit(_unclipped(self.rows, self.rank, names), parts)

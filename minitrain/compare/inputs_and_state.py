@@ -1,4 +1,4 @@
-"""What differs at a step apart from gradients and parameters: data, learning rates and
+"""Differences at a step apart from gradients and parameters: data, learning rates and
 settings, buffers, the optimizer's state; and the probable cause of each.
 """
 
@@ -166,7 +166,7 @@ def _share_apart(a: Row | None, b: Row | None) -> float:
 
 
 def rest_is_equal(place: StepPair) -> bool:
-    """Whether all but gradients and parameters is, as far as it must be."""
+    """Return whether all but gradients and parameters is equal where it must be."""
     if samples(place.a) != samples(place.b):
         return False
     # an optimizer's share of its state is of a rank's own

@@ -1,4 +1,4 @@
-"""How far rounding takes gradients and parameters, by the type in which both train.
+"""Limits of what rounding makes of gradients and parameters, by type.
 
 The quick limits are those of the ladder (minitrain/proof/tolerances.py), estimated from
 norms.

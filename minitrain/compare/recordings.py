@@ -37,7 +37,7 @@ SAME: tuple[RecordingsVerdict, ...] = ("equal bits", "same computation within ro
 
 @dataclass(frozen=True)
 class RecordingsCompared:
-    """What two recordings have in common, and what not.
+    """The result of comparing two recordings.
 
     ``first`` is the first sure difference, and where there is none what cannot be
     decided; ``doubt`` is what could not be decided before it. ``broken`` says what
@@ -61,7 +61,7 @@ class RecordingsCompared:
 
     @property
     def same(self) -> bool:
-        """Whether both are the same computation, and neither has an alarm."""
+        """Return whether both are the same computation, and neither has an alarm."""
         return self.verdict in SAME and not any(self.severe.values())
 
 

@@ -51,8 +51,8 @@ ROUNDING = CLOSE_ADAPTIVE, FLOAT32.coarse_adaptive
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """What a run recorded. ``by_design``: why another world size computes something
-    else.
+    """Everything a run recorded. ``by_design``: why another world size computes
+    something else.
     """
 
     entries: Entries
@@ -69,7 +69,7 @@ class TrainingRun:
 
 @dataclass
 class RunsCompared:
-    """What differs between runs A and B.
+    """The result of comparing runs A and B.
 
     ``first`` is the first difference in the bits that both recorded, ``losses`` are
     those that differ, by step, ``states`` the final states by file. Where bits differ,
@@ -107,7 +107,7 @@ class RunsCompared:
 
     @property
     def equal(self) -> bool:
-        """Whether every bit is alike of what both have."""
+        """Return whether every bit is alike of what both have."""
         return not (self.first or self.losses or self.unlike_states)
 
     @property
@@ -136,12 +136,12 @@ class RunsCompared:
 
     @property
     def same(self) -> bool:
-        """Whether both are the same computation."""
+        """Return whether both are the same computation."""
         return self.verdict in ("equal", "within tolerance")
 
 
 def is_run(path: Path) -> bool:
-    """Whether ``path`` is a folder in which a run recorded something."""
+    """Return whether ``path`` is a folder in which a run recorded something."""
     return (path / HASHES).is_file()
 
 

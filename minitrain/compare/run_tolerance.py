@@ -1,4 +1,4 @@
-"""How far two training runs are apart, by the tolerances of the equivalence stage.
+"""Distances of two training runs, held to the tolerances of the equivalence stage.
 
 Runs of other world sizes or strategies sum in another order, so their bits differ.
 They are held to the quick limits of the rungs against one process

@@ -1,4 +1,4 @@
-"""How a recorded run trained: the length and kind of its steps."""
+"""Trajectory of a recorded run: the length and kind of its steps."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ EPS = {
 
 @dataclass(frozen=True)
 class Trajectory:
-    """How a recorded run trained: where each tensor was after the first recorded step,
+    """Course of a recorded run: where each tensor was after the first recorded step,
     how far that step took it, whether steps are linear in the gradients (SGD) or not
     (Adam), and whether training changes buffers.
     """
