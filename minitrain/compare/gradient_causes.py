@@ -149,7 +149,7 @@ def cause_in_gradients(place: StepPair, found: Distance, here: bool) -> Why:
 
 
 def is_multiple(found: Fit, close: float = CLOSE) -> bool:
-    """Return whether one tensor is a multiple of the other, by more than what is
+    """Return whether one tensor is a multiple of the other, not equal, by more than is
     left of the fit.
     """
     (factor, *_), rest = found

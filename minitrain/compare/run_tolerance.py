@@ -52,7 +52,8 @@ def rungs_between(
         return {}
     found = {GRADIENTS: _rung(*gradients, gradient_limits(gradients[1]))}
     if same_gradients:
-        units = {name: UNITS * _unit(tensor) for name, tensor in theirs.items()}
+        # of the parameter, and as many of the terms of its step
+        units = {name: 2 * UNITS * _unit(tensor) for name, tensor in theirs.items()}
         found[FIRST_STEP] = _rung(ours, theirs, Limits(units))
     # the files of a run name neither optimizer nor rate
     training: Any = _training(gradients[1], begin, theirs)
