@@ -86,6 +86,7 @@ def _since(rows: Rows, before: Rows | None, name: str) -> tuple[str, str]:
 
 
 def parted_at_the_end(ends: Rows, before: Sequence[Rows]) -> Iterable[Alarm]:
+    """Parameters are equal on all ranks at the end, unless it was reported before."""
     if not all("parameters" in end for end in ends):
         return
     name, ranks = _unlike(ends)

@@ -271,9 +271,9 @@ def test_a_rank_is_missing_among_many(world_size: int) -> None:
 
 def test_a_rank_is_missing_in_one_tensor_of_eight_ranks() -> None:
     """A sketch has just as many numbers."""
-    own = own_of(1, 8)
+    own = own_of(2, 8)
     part = mean(own) | {FIRST: (8 * mean(own)[FIRST] - own[3][FIRST]) / 8}
-    found = only(alarms_of(rows_of(1, own, [part] * 8), None))
+    found = only(alarms_of(rows_of(2, own, [part] * 8), None))
     assert (found.rule, found.ranks, found.tensor) == ("mean", [3], FIRST)
 
 
