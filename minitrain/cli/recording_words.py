@@ -7,10 +7,10 @@ from minitrain.core.printable import as_lines
 from minitrain.report.numbers import plural
 
 if TYPE_CHECKING:
+    from minitrain.compare.comparer import StepCompared
     from minitrain.compare.difference import Difference
+    from minitrain.compare.distances import Distance
     from minitrain.compare.recordings import RecordingsCompared
-    from minitrain.compare.step import StepCompared
-    from minitrain.compare.tolerances import Measured
 
 MARKS = {"=": "equal bits", "~": "within rounding", "?": "undecided", "x": "different"}
 # the worst of those that share a place comes last
@@ -72,7 +72,7 @@ def _verdict(found: "RecordingsCompared") -> str:
 def _farthest(found: "RecordingsCompared") -> str:
     said = []
     for kind in KINDS:
-        pairs: list[tuple[Measured, int]] = [
+        pairs: list[tuple[Distance, int]] = [
             (getattr(step, kind), step.step) for step in found.steps
         ]
         most, step = max(pairs, key=lambda pair: pair[0].share)
@@ -137,7 +137,7 @@ def recordings_as_facts(found: "RecordingsCompared") -> dict[str, Any]:
     }
 
 
-def _measured(found: "Measured") -> dict[str, Any]:
+def _measured(found: "Distance") -> dict[str, Any]:
     numbers = {"share": found.share, "allowed": found.allowed_share}
     # JSON has no infinity
     finite = {k: v if abs(v) < float("inf") else None for k, v in numbers.items()}

@@ -38,7 +38,7 @@ from minitrain.recording.hooks import (
 )
 from minitrain.recording.optimizers import Optimizers, Stepped, unwrapped
 from minitrain.recording.rules import place
-from minitrain.recording.step import Pages
+from minitrain.recording.step_rows import StepRows
 from minitrain.recording.watch import Watch
 
 ON_ALARM = ("print", "raise")
@@ -87,7 +87,7 @@ class Recorder:
         self._raises, self._timeout_s = on_alarm == "raise", timeout_s
         self._called = called_modules(self._inner)
         self._wrappers = Wrappers(self._called)
-        self._pages = Pages(self._inner, self._wrappers, also)
+        self._rows = StepRows(self._inner, self._wrappers, also)
         given = unwrapped(optimizer)
         self._optimizers = Optimizers(given, self._step_begins, self._step_ended)
         self._before: list[RemovableHandle] = []
@@ -140,7 +140,7 @@ class Recorder:
         steps = {str(one.number): one.steps for one in self._optimizers.seen}
         parts = self._is_in_parts()
         together = not parts or watch.meet_at_the_end(sum(steps.values()))
-        self._tell(self._pages.end(steps, together), watch)
+        self._tell(self._rows.end(steps, together), watch)
         watch.look(self._timeout_s)
 
     def loss(self, loss: Tensor | float) -> None:
@@ -149,12 +149,12 @@ class Recorder:
         """
         if self._state != "recording":
             return
-        if self._optimizers.have_stepped(self._pages.forwards, self._pages.evals):
+        if self._optimizers.have_stepped(self._rows.forwards, self._rows.evals):
             what, cause = "is not recorded", "recorder.loss() after optimizer.step()"
             step = self._optimizers.steps - 1
             self._begin().tell([Alarm("loss", step, what, cause, severe=False)])
         elif self._due:
-            self._pages.loss(loss)
+            self._rows.loss(loss)
 
     def __enter__(self) -> "Recorder":
         self.start()
@@ -171,36 +171,36 @@ class Recorder:
         if all(module is not one for one in self._called):
             return
         if not is_training_pass(module):
-            self._pages.evals += torch.is_grad_enabled() and not module.training
+            self._rows.evals += torch.is_grad_enabled() and not module.training
             return
         self._optimizers.forward_begins()
-        self._pages.forwards += 1
+        self._rows.forwards += 1
         if not self._due or is_pass_with_others(self._inner):
             return
         wrapper = self._wrappers.around(module)
         watch = self._begin()
-        if self._pages.forwards == 1 and _fails_without_sync(wrapper):
+        if self._rows.forwards == 1 and _fails_without_sync(wrapper):
             watch.tell([Alarm("static graph", 0, FAILS, STATIC_GRAPH)])
-        self._pages.listen(self._optimizers)
-        self._pages.pass_begins(wrapper, module, args, options)
+        self._rows.listen(self._optimizers)
+        self._rows.pass_begins(wrapper, module, args, options)
 
     def _step_begins(self, stepped: Stepped) -> None:
         watch = self._begin()
         if stepped.is_due(self._every):
             together = self._meet(stepped, watch, has_ended=False)
-            self._pages.step_begins(stepped, self._optimizers, together)
+            self._rows.step_begins(stepped, self._optimizers, together)
 
     def _step_ended(self, stepped: Stepped) -> None:
         watch = self._begin()
-        together = not self._pages.is_begun(stepped) or self._meet(
+        together = not self._rows.is_begun(stepped) or self._meet(
             stepped, watch, has_ended=True
         )
-        row = self._pages.step_ended(stepped, together)
+        row = self._rows.step_ended(stepped, together)
         if row is not None:
             self._tell(row, watch)
         self._due = self._optimizers.are_due(self._every)
         if not self._due:
-            self._pages.forget()
+            self._rows.forget()
         waits = row is not None and self._raises
         watch.look(self._timeout_s if waits else 0.0)
 
@@ -255,7 +255,7 @@ class Recorder:
     def _listen_no_more(self) -> None:
         self._state = "ended"
         self._optimizers.stop()
-        self._pages.forget()
+        self._rows.forget()
         for handle in self._before:
             handle.remove()
         self._before.clear()
