@@ -5,7 +5,6 @@ All share one small run; each spoils a copy of it and runs only what comes after
 """
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,49 +12,23 @@ from typing import Any
 
 import pytest
 import torch
-from mutated import JUDGE, PIPELINE, REPLAY_2, VERIFY, VERIFY_2, Outcome, run_stages
-from project import copy_project
+from mutated import JUDGE, REPLAY_2, VERIFY, VERIFY_2, Outcome, run_stages
 from thorough import thorough_after
 
 from minitrain.core.files import read_json, read_jsonl, write_json, write_jsonl
 from minitrain.train.step_record import load_tensors, save_tensors
 
-PARAMS = {"corpus.num_sentences": 40, "train.num_steps": 6}
 RUN = "data/runs/gloo-2"
 REPLAYED = "data/runs/replay-2"
 EVIDENCE = "data/evidence/gloo-2"
 EQUIVALENCE = ["equivalence"]
 TIMING = ["timing"]
-# the environment variable that names a folder in which this run was made: a mutant
-# meets what the healthy project made
-MADE = "MINITRAIN_MADE_RUN"
-
-
-def make_run(address: str, folder: Path) -> None:
-    """Make a copy of the project whose runs of one and two processes are equal."""
-    copy_project(folder, PARAMS)
-    outcome = run_stages(address, folder, [*PIPELINE, TIMING])
-    assert outcome.code == 0, outcome.output
-
-
-@pytest.fixture(scope="module")
-def run(stages_by_fork: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the project whose runs of one and two processes were found equal."""
-    folder = tmp_path_factory.mktemp("project") / "run"
-    if MADE not in os.environ:
-        make_run(stages_by_fork, folder)
-        return folder
-    copy_project(folder, PARAMS)
-    for name in ("data", "metrics"):
-        made = Path(os.environ[MADE], name)
-        shutil.copytree(made, folder / name, dirs_exist_ok=True)
-    return folder
 
 
 @pytest.fixture
-def copy(run: Path, tmp_path: Path) -> Path:
-    """The same, to be spoilt."""
-    return Path(shutil.copytree(run, tmp_path / "copy", symlinks=True))
+def copy(made_run: Path, tmp_path: Path) -> Path:
+    """A copy of the run, to be spoilt."""
+    return Path(shutil.copytree(made_run, tmp_path / "copy", symlinks=True))
 
 
 @pytest.fixture

@@ -7,12 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_inputs import (
-    facts,
-    ladder_of,
-    published,
-    rung,
-)
+from report_inputs import facts, ladder_of, published, rung
 
 from minitrain.cli.main import run
 from minitrain.cli.summary import answer

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from mutated import PIPELINE, run_stages
 from ruamel.yaml import YAML
 from waiting import GENEROUS_S
 
@@ -14,6 +15,8 @@ ROOT = Path(__file__).parents[2]
 # tests have parameters of their own: those in ROOT are the user's to change
 PARAMS_FILE = Path(__file__).with_name("params.yaml")
 
+# the environment variable that names the folder of a run that was made before
+MADE = "MINITRAIN_MADE_RUN"
 SMALL = {
     "corpus.num_sentences": 200,
     "model.n_layer": 1,
@@ -43,6 +46,20 @@ def copy_project(folder: Path, changes: dict[str, Any] | None = None) -> Path:
     shutil.copy(PARAMS_FILE, folder / "params.yaml")
     set_params(folder, {**SMALL, **(changes or {})})
     return folder
+
+
+def make_run(address: str, folder: Path) -> None:
+    """Make a copy of the project whose runs of one and two processes are equal, by the
+    server of mutated.py at ``address``: a mutant meets what the healthy project made.
+    """
+    copy_project(folder, {"corpus.num_sentences": 40, "train.num_steps": 6})
+    if MADE in os.environ:
+        for name in ("data", "metrics"):
+            made = Path(os.environ[MADE], name)
+            shutil.copytree(made, folder / name, dirs_exist_ok=True)
+        return
+    outcome = run_stages(address, folder, [*PIPELINE, ["timing"]])
+    assert outcome.code == 0, outcome.output
 
 
 def set_params(folder: Path, changes: dict[str, Any]) -> None:
