@@ -41,11 +41,6 @@ from stages import baseline as baseline_stage
 STEPS = 2
 
 
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_shards(tmp_path_factory.mktemp("shards"), 1, 2)
-
-
 def params(*world_sizes: int) -> Params:
     """A tiny model; turns of two timed steps."""
     tiny = tiny_params()

@@ -1,13 +1,12 @@
 """What makes the result of a study old: the code that its measurement executes."""
 
 import os
-import subprocess
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
-from project import ROOT, copy_project, environment, run_python, set_params
+from project import ROOT, copy_project, run_in, run_python, set_params
 from ruamel.yaml import YAML
 
 from minitrain.core.code_lock import (
@@ -206,13 +205,8 @@ def test_list_names_what_a_small_run_executes(name: str, tmp_path: Path) -> None
     set_params(study, {f"{name}.{key}": value for key, value in changes.items()})
     venv = ".venv-peers" if name == "peers" else ".venv"
     paths = os.pathsep.join([str(folder), str(folder / "studies/common")])
-    done = subprocess.run(
-        [ROOT / venv / "bin/python", f"{script}.py"],
-        cwd=study,
-        env=environment(PYTHONPATH=paths),
-        capture_output=True,
-        text=True,
-    )
+    command = (ROOT / venv / "bin/python", f"{script}.py")
+    done = run_in(study, *command, timeout_s=1800, PYTHONPATH=paths)
     assert done.returncode == 0, done.stderr
     found = {f for f in executed(notes) if name in OF_HARNESS or is_measured(f)}
     assert f"studies/{name}/{script}.py" in found

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from project import environment
+from project import run_in
 
 from minitrain.cli.checks.machine import check_dvc_cache
 from minitrain.cli.private_cache import ENVIRONMENT, is_private, make_private_cache
@@ -67,17 +67,14 @@ def second_user() -> Iterator[None]:
 
 
 def dvc(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dvc", *arguments]
-    return subprocess.run(
-        command, cwd=project, capture_output=True, text=True, env=environment()
-    )
+    return run_in(project, sys.executable, "-m", "dvc", *arguments)
 
 
 def git(project: Path, *arguments: str) -> str:
-    command = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *arguments]
-    return subprocess.run(
-        command, cwd=project, capture_output=True, text=True, check=True
-    ).stdout
+    somebody = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+    done = run_in(project, "git", *somebody, *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.fixture

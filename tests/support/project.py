@@ -88,18 +88,25 @@ def environment(**variables: str) -> dict[str, str]:
     return {**own, "PATH": path, **variables}
 
 
-def run_python(
-    *arguments: str | Path, folder: Path = ROOT, **variables: str
+def run_in(
+    folder: Path, *command: str | Path, timeout_s: float = GENEROUS_S, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``python ...`` in ``folder``, with these environment variables."""
+    """Run a command in ``folder``, with these environment variables."""
     return subprocess.run(
-        [sys.executable, *arguments],
+        command,
         cwd=folder,
         env=environment(**variables),
         capture_output=True,
         text=True,
-        timeout=GENEROUS_S,
+        timeout=timeout_s,
     )
+
+
+def run_python(
+    *arguments: str | Path, folder: Path = ROOT, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run ``python ...`` in ``folder``, with these environment variables."""
+    return run_in(folder, sys.executable, *arguments, **variables)
 
 
 def run_stage(

@@ -1,0 +1,13 @@
+"""Mixed precision: what computes with 16 bits."""
+
+import pytest
+import torch
+
+from minitrain.train.precision import PRECISIONS, SIXTEEN_BITS, Name, Precision
+
+
+@pytest.mark.parametrize("name", PRECISIONS)
+def test_products_have_the_type_that_is_named(name: Name) -> None:
+    with Precision(name).autocast():
+        product = torch.ones(2, 2) @ torch.ones(2, 2)
+    assert product.dtype == SIXTEEN_BITS.get(name, torch.float32)
