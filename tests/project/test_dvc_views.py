@@ -3,14 +3,13 @@
 import json
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from project import ROOT, copy_project, run_dvc, run_in
+from project import ROOT, copy_project, git, run_dvc, run_in
 from report_inputs import facts, proven, published
 from ruamel.yaml import YAML
 from test_docs import STAGES, written_by
@@ -25,11 +24,6 @@ CHARTS = {
     name: chart for p in PLOTS if isinstance(p, dict) for name, chart in p.items()
 }
 PICTURES = [plot for plot in PLOTS if isinstance(plot, str)]
-AS_SOMEBODY = ["-c", "user.name=Somebody", "-c", "user.email=somebody@example.org"]
-
-
-def git(folder: Path, *arguments: str) -> None:
-    subprocess.run(["git", *AS_SOMEBODY, *arguments], cwd=folder, check=True)
 
 
 def measured(**speeds: float) -> Facts:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from project import ROOT, copy_project, run_in
+from project import ROOT, copy_project, run_in, write_script
 from ruamel.yaml import YAML
 
 from minitrain.cli import quick
@@ -56,12 +56,8 @@ def test_pipeline_that_fails_has_no_summary(tmp_path: Path) -> None:
     """The error is the last word, and make's exit code is not 0."""
     installed(tmp_path)
     for name, code in (("python", 7), ("minitrain", 0)):
-        tool = tmp_path / ".venv/bin" / name
-        tool.parent.mkdir(exist_ok=True)
-        tool.write_text(
-            f'#!/bin/sh\necho {name}\n[ "$2" = -m ] && exit {code}\nexit 0\n'
-        )
-        tool.chmod(0o755)
+        lines = f'echo {name}\n[ "$2" = -m ] && exit {code}\nexit 0'
+        write_script(tmp_path / ".venv/bin" / name, lines)
     done = run_in(tmp_path, "make")
     assert done.returncode == 2
     assert done.stdout.split() == ["python", "python"]

@@ -6,7 +6,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from project import ROOT, run_in
+from project import ROOT, run_in, write_script
 
 
 @pytest.fixture
@@ -35,10 +35,7 @@ def test_neighbors_are_found(project: Path) -> None:
 
 def make_venv(folder: Path, name: str = ".venv") -> Path:
     """A virtual environment whose Python says the name of ``folder``."""
-    python = folder / name / "bin/python"
-    python.parent.mkdir(parents=True)
-    python.write_text(f"#!/bin/sh\necho {folder.name}\n")
-    python.chmod(0o755)
+    write_script(folder / name / "bin/python", f"echo {folder.name}")
     return folder / name
 
 

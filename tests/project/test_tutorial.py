@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 from pages import blocks, change
-from project import ROOT, copy_project, environment, run_dvc, run_in
+from project import ROOT, copy_project, environment, git, run_dvc, run_in
 from quick_dvc import stages_in_forks
 from waiting import GENEROUS_S
 
@@ -55,7 +55,7 @@ def folder(stages_by_fork: str, tmp_path_factory: pytest.TempPathFactory) -> Pat
         "add --all",
         "commit --quiet --message clone",
     ):
-        subprocess.run(["git", *words.split()], cwd=folder, check=True)
+        git(folder, *words.split())
     return folder
 
 

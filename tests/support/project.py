@@ -35,14 +35,13 @@ def copy_project(folder: Path, changes: dict[str, Any] | None = None) -> Path:
     """The project's own files in ``folder``, as a git repository, small parameters
     in the place of the user's.
     """
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    for name in listed.stdout.splitlines():
+    listed = git(ROOT, "ls-files", "--cached", "--others", "--exclude-standard")
+    for name in listed.splitlines():
         if (ROOT / name).is_file() and name != "dvc.lock":
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, target)
-    subprocess.run(["git", "init", "--quiet"], cwd=folder, check=True)
+    git(folder, "init", "--quiet")
     shutil.copy(PARAMS_FILE, folder / "params.yaml")
     set_params(folder, {**SMALL, **(changes or {})})
     return folder
@@ -107,6 +106,21 @@ def run_python(
 ) -> subprocess.CompletedProcess[str]:
     """Run ``python ...`` in ``folder``, with these environment variables."""
     return run_in(folder, sys.executable, *arguments, **variables)
+
+
+def write_script(path: Path, lines: str) -> None:
+    """Make an executable file for the shell, and its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{lines}\n")
+    path.chmod(0o755)
+
+
+def git(folder: Path, *arguments: str) -> str:
+    """What ``git ...`` prints in ``folder``; somebody commits."""
+    somebody = ("-c", "user.name=Somebody", "-c", "user.email=somebody@example.org")
+    done = run_in(folder, "git", *somebody, *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def run_stage(
