@@ -125,8 +125,9 @@ def look_at(visit: Visit) -> Found:
     script = SCRIPT.replace("LEAST_CONTRAST", str(LEAST_CONTRAST))
     seen = visit.evaluate(script.replace("LEAST_PX", str(LEAST_PX)))
     texts, seen["too_wide"] = seen.pop("texts"), max(seen["too_wide"], 0)
-    _, *others = visit.asked
-    seen["elsewhere"] = [one for one in others if not one.startswith("data:")]
+    # the first is the page
+    others = [one for one in visit.asked[1:] if not one.startswith("data:")]
+    seen["elsewhere"] = others
     seen["complaints"] = visit.complaints
     return Found(texts, {name: fault for name, fault in seen.items() if fault})
 
