@@ -148,24 +148,37 @@ def test_table_says_what_is_no_difference() -> None:
     assert said("ddp") == ""
 
 
-@pytest.mark.parametrize("taken", [0.3, 0.0])
-def test_picture_of_a_busy_machine_says_so(
-    taken: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+FASTER = {HIERARCHICAL: (1.4, 1.5, 1.3)}
+TWINS_APART = {AGAIN: (1, 1.6, 1), **FASTER}
+
+
+@pytest.mark.parametrize(
+    ("factors", "slow", "taken", "parts"),
+    [
+        (FASTER, 0.5, 0.0, ("DDP keeps 50 % of its unshaped", " 1.40 times as fast")),
+        (TWINS_APART, 0.7, 0.0, ("no difference seen between 100", "that is seen")),
+        (FASTER, 0.5, 0.3, (f"not judged, since the machine was busy ({BUSY})",)),
+    ],
+)
+def test_picture_says_what_was_found_or_that_the_machine_was_busy(
+    factors: dict[str, tuple[float, ...]],
+    slow: float,
+    taken: float,
+    parts: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What its title says is made of the load that was measured."""
     load = {"others_share": taken, "steal_share": 0.04}
     (tmp_path / "machine.json").write_text(json.dumps({"load": load}))
     titles: list[str] = []
     made = draw_links.title
     monkeypatch.setattr(draw_links, "STUDY", tmp_path)
-    monkeypatch.setattr(draw_links, "read", lambda: speeds({HIERARCHICAL: (1.4,) * 3}))
+    monkeypatch.setattr(draw_links, "read", lambda: speeds(factors, slow))
     monkeypatch.setattr(
         draw_links, "title", lambda *told: titles.append(made(*told)) or titles[0]
     )
     draw_links.main()
-    keeps = "DDP keeps 50 % of its unshaped speed; adding inside a host first makes it "
-    busy = f"not judged, since the machine was busy ({BUSY})"
-    assert (busy if taken else f"{keeps}1.40 times as fast") in titles[0]
+    assert [part for part in parts if part not in titles[0]] == []
     # two lines of the picture
     assert len(titles[0]) <= 144
     assert (tmp_path / "network.png").read_bytes()[:4] == b"\x89PNG"

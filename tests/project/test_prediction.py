@@ -27,6 +27,7 @@ from held_out import LEAST_PAIRS
 from link_rate import LOOPBACK
 from network_namespaces import BURST_BYTES
 from one_line import refusal
+from placed_arms import arm_of
 from planted import MACHINE, MEASURED, NETWORK, step_of
 from prediction_settings import Prediction
 from project import ROOT
@@ -210,6 +211,14 @@ def test_what_was_seen_before_is_not_held_out(study: Path) -> None:
     hold_out(study, "[none, 1, 4, 96, 2, 1, null, 300mbit]", without=("300mbit",))
     line = refusal(load_study, study, Prediction)
     assert "a setting whose link no setting of fit has" in line
+
+
+def test_arms_measure_their_settings(study: Path) -> None:
+    fitted, held_out = all_settings(load_study(study, Prediction))
+    for setting in (*fitted, *held_out):
+        if setting.sync == NO_SYNC and setting.processes > 1:
+            continue
+        assert planted(arm_of(setting)) == setting
 
 
 def test_planted_machine_is_believed_and_its_claims_hold(told: Path) -> None:
