@@ -49,6 +49,7 @@ def params(*world_sizes: int) -> Params:
     return tiny.model_copy(update={"gloo": gloo, "baseline": baseline})
 
 
+@pytest.mark.quick
 def test_arms_of_two_world_sizes() -> None:
     small = params(1, 2, 4)
     found = {
