@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import torch.distributed as dist
 from project import ROOT
 
 from minitrain.cli.checks import machine as doctor
-from minitrain.cli.checks.collectives import DTYPES, OPS, Seat
+from minitrain.cli.checks.collectives import DTYPES, OPS, Probe, Seat, worst
 from minitrain.cli.checks.machine import Check, Examination, examine
 from minitrain.cli.doctor import in_words
 from minitrain.cli.main import run
@@ -62,6 +63,14 @@ def test_known_answers_fit_their_type() -> None:
             assert seats[0].tensor(values).tolist() == values, case
         assert all(seat.reduced(5) == answers for seat in seats), case
         assert answers not in [seat.sent(5) for seat in seats], case
+
+
+def test_gravest_of_the_ranks_counts() -> None:
+    right = Probe("all_reduce", "sum", "int8", 2, "right", "")
+    unsupported = replace(right, verdict="unsupported", detail="no")
+    wrong = replace(right, verdict="wrong", detail="rank 1 got 0")
+    assert worst([right, wrong, unsupported]) is wrong
+    assert worst([right, unsupported]) is unsupported
 
 
 def average_that_is_a_sum() -> None:

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 from browser import WHY_NOT, browser
-from project import ROOT, copy_project, environment, run_dvc
+from project import ROOT, copy_project, git, run_dvc, run_in
 from report_inputs import facts, proven, published
 from ruamel.yaml import YAML
 from test_docs import STAGES, written_by
@@ -27,11 +26,6 @@ CHARTS = {
     name: chart for p in PLOTS if isinstance(p, dict) for name, chart in p.items()
 }
 PICTURES = [plot for plot in PLOTS if isinstance(plot, str)]
-AS_SOMEBODY = ["-c", "user.name=Somebody", "-c", "user.email=somebody@example.org"]
-
-
-def git(folder: Path, *arguments: str) -> None:
-    subprocess.run(["git", *AS_SOMEBODY, *arguments], cwd=folder, check=True)
 
 
 def measured(**speeds: float) -> Facts:
@@ -168,8 +162,8 @@ from pathlib import Path
 from ruamel.yaml import YAML
 
 params = YAML(typ="safe").load(Path("params.yaml"))
-told = json.loads(Path("told.json").read_text())
 rate, sizes = params["train"]["learning_rate"], params["gloo"]["world_sizes"]
+told = json.loads(Path("told.json").read_text())
 told["noise_floor"] = round(told["noise_floor"] + rate, 3)
 for run in ("gloo-1", "gloo-2"):
     told[run]["loss"] += rate
@@ -201,13 +195,8 @@ def test_experiments_fit_120_columns(tmp_path: Path) -> None:
     for change in ("train.learning_rate=0.001", "gloo.world_sizes=[1,2,4]"):
         code, output = run_dvc(tmp_path, "exp", "run", "-S", change)
         assert code == 0, output
-    done = subprocess.run(
-        ["make", "--silent", "experiments", f"BIN={Path(sys.executable).parent}"],
-        cwd=tmp_path,
-        env=environment(COLUMNS="120"),
-        capture_output=True,
-        text=True,
-    )
+    command = ("make", "--silent", "experiments", f"BIN={Path(sys.executable).parent}")
+    done = run_in(tmp_path, *command, COLUMNS="120")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= 120

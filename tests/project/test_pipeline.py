@@ -53,21 +53,22 @@ def test_stage_is_described_and_its_command_is_one_line() -> None:
         )
 
 
+RUN_FILES = [
+    *("gloo-1/states", "gloo-1/losses.csv", "gloo-1/hashes.jsonl", "gloo-2/states"),
+    *("gloo-2/sampled.pt", "gloo-2/losses.csv", "gloo-2/hashes.jsonl"),
+    *("replay-1", "replay-2"),
+]
 DETERMINISTIC = [
-    "data/corpus.jsonl",
-    "data/shards",
-    "data/runs/gloo-1/states",
-    "data/runs/gloo-1/losses.csv",
-    "data/runs/gloo-1/hashes.jsonl",
-    "data/runs/gloo-2/states",
-    "data/runs/gloo-2/sampled.pt",
-    "data/runs/gloo-2/losses.csv",
-    "data/runs/gloo-2/hashes.jsonl",
-    "data/runs/replay-1",
-    "data/runs/replay-2",
-    "data/evidence",
-    "metrics/equivalence.json",
-    "metrics/losses.csv",
+    *("data/corpus.jsonl", "data/shards", *(f"data/runs/{name}" for name in RUN_FILES)),
+    *("data/evidence", "metrics/equivalence.json", "metrics/losses.csv"),
+]
+OTHERS = [
+    *("data/verbs.csv", "data/shards/world-2/index.json"),
+    *("data/runs/gloo-2/states/state-rank-1.pt", "data/runs/gloo-2/timings.jsonl"),
+    *("data/runs/replay-2/state.pt", "data/runs/replay-2/hashes.jsonl"),
+    *("metrics/timing.json", "metrics/scaling.csv", "metrics/scaling.png"),
+    *("metrics/manifest.json", "metrics/overview.svg"),
+    *("metrics/report.html", "metrics/report.md"),
 ]
 
 
@@ -165,23 +166,8 @@ def test_two_copies_at_once_give_the_same_bytes(twins: list[Path]) -> None:
 
 @pytest.mark.pipeline
 def test_every_file_of_the_contract_is_there(twins: list[Path]) -> None:
-    paths = [
-        "data/verbs.csv",
-        "data/shards/world-2/index.json",
-        "data/runs/gloo-2/states/state-rank-1.pt",
-        "data/runs/gloo-2/timings.jsonl",
-        "data/runs/replay-2/state.pt",
-        "data/runs/replay-2/hashes.jsonl",
-        "metrics/timing.json",
-        "metrics/scaling.csv",
-        "metrics/scaling.png",
-        "metrics/manifest.json",
-        "metrics/overview.svg",
-        "metrics/report.html",
-        "metrics/report.md",
-    ]
     folder = twins[0]
-    assert [p for p in DETERMINISTIC + paths if not (folder / p).exists()] == []
+    assert [p for p in DETERMINISTIC + OTHERS if not (folder / p).exists()] == []
     manifest = json.loads((folder / "metrics/manifest.json").read_text())
     assert manifest["byte_equivalent"] is True
     assert not (folder / "data/runs/nccl-1").exists()

@@ -94,6 +94,10 @@ def test_what_does_not_fit_is_one_line(tmp_path: Path) -> None:
         folder = with_changes(name, {key: value}, tmp_path / str(number))
         line = refusal(load_study, folder, schema_of(name))
         assert line.startswith(f"{folder}/params.yaml: {name}.{expected}")
+    with open(folder / "params.yaml", "a") as file:
+        file.write("also: {}\n")
+    line = refusal(load_study, folder, schema_of(name))
+    assert line.startswith(f"{folder}/params.yaml: also: unknown key")
 
 
 INTERLEAVED = [name for name in STUDIES if issubclass(schema_of(name), Interleaved)]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 from pages import blocks, change
-from project import ROOT, copy_project, environment, run_dvc
+from project import ROOT, copy_project, environment, git, run_dvc, run_in
 from quick_dvc import stages_in_forks
 from waiting import GENEROUS_S
 
@@ -56,7 +56,7 @@ def folder(stages_by_fork: str, tmp_path_factory: pytest.TempPathFactory) -> Pat
         "add --all",
         "commit --quiet --message clone",
     ):
-        subprocess.run(["git", *words.split()], cwd=folder, check=True)
+        git(folder, *words.split())
     return folder
 
 
@@ -79,9 +79,7 @@ def type_in(folder: Path, command: str) -> Typed:
     if program == "dvc":
         return Typed(*run_dvc(folder, *words))
     assert program == "git", f"nobody types {command} here"
-    done = subprocess.run(
-        [program, *words], cwd=folder, capture_output=True, text=True, env=environment()
-    )
+    done = run_in(folder, program, *words)
     return Typed(done.returncode, done.stdout + done.stderr)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import tiny_config, tiny_params, tiny_shards, with_factory
+from tiny import tiny_config, tiny_params, with_factory
 
 from minitrain.core.errors import UserError
 from minitrain.core.params import Params
@@ -28,11 +28,6 @@ from minitrain.train.step_record import rows_of, sha256_tensor
 
 STEPS, LOGICAL_SHARDS = 9, 4
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_shards(tmp_path_factory.mktemp("shards"), 1, 2, 3, 4)
 
 
 def be_a_rank(
