@@ -5,6 +5,7 @@ the plain steps add up to the step. Definitions are in docs/reference.md.
 """
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,7 @@ DDP_SAYS = {
 # share of a step by which two measurements of one time may differ and still agree
 AGREE_WITHIN = 0.05
 BOOTSTRAP_DRAWS = 2000
+MOST_PICKS = 20_000_000
 INTERVAL = (5, 95)
 
 Number = float | None
@@ -57,11 +59,13 @@ def summarized(timings: pd.DataFrame, num_warmup_steps: int) -> pd.DataFrame:
 
 def plain_steps(timings: pd.DataFrame, num_warmup_steps: int) -> pd.DataFrame:
     """Return the summarized rows that statistics are made of: without bracketed steps,
-    and without the step after each, which ranks begin at different times.
+    and without the step after each and after one that was hashed, which ranks begin
+    at a barrier or at different times.
     """
-    bracketed = timings.loc[timings["kind"] == "bracketed", "step"]
+    special = (timings["kind"] == "bracketed") | timings["recorded"].astype(bool)
+    steps = timings.loc[special, "step"]
     rows = summarized(timings, num_warmup_steps)
-    return rows[~rows["step"].isin([*bracketed, *(bracketed + 1)])]
+    return rows[~rows["step"].isin([*steps, *(steps + 1)])]
 
 
 def summarize(
@@ -101,14 +105,16 @@ def account(
     """Return the step account: ``rank``, ``part``, ``mean_ms``, and the 5-95 %
     bootstrap interval of the mean, ``low_ms`` to ``high_ms``.
 
-    ``rank`` is ``"all"`` for the means over all ranks, then each rank's number. The
+    ``rank`` is ``"all"`` for the means over all ranks, then ``"rank 0"`` and on. The
     ``mean_ms`` of a rank's parts add up to its mean step. On several hosts, whose
     clocks cannot be compared, ``wait_ms`` is in ``comm_exposed_ms``. Empty without a
     plain step.
     """
     rows = _with_waits(plain_steps(timings, num_warmup_steps), num_hosts)
     alone = summarized(timings, num_warmup_steps)
-    every = {ALL_RANKS: rows} | {str(rank): own for rank, own in rows.groupby("rank")}
+    every = {ALL_RANKS: rows} | {
+        f"rank {rank}": own for rank, own in rows.groupby("rank")
+    }
     found = [
         {"rank": rank, **part}
         for rank, own in every.items()
@@ -163,8 +169,11 @@ def _parts(rows: pd.DataFrame, alone: pd.DataFrame) -> Iterator[dict[str, Any]]:
     else:
         # of no use without the last gradient of every step
         known = {n: of for n, of in known.items() if n not in ("wait_ms", EXPOSED)}
-    rng = np.random.default_rng(0)
-    draws = {name: _draws(values, rng) for name, values in known.items()}
+    draws = {
+        # the passes without communication are drawn for themselves
+        name: _draws(values, _picks(len(values), name == "backward_compute_ms"))
+        for name, values in known.items()
+    }
     if "interference_ms" in draws:
         # a difference of means: the two are never timed in one step
         draws["interference_ms"] -= draws["backward_compute_ms"]
@@ -175,12 +184,18 @@ def _parts(rows: pd.DataFrame, alone: pd.DataFrame) -> Iterator[dict[str, Any]]:
             yield {"part": name, "mean_ms": mean, "low_ms": low, "high_ms": high}
 
 
+@lru_cache(2)
+def _picks(count: int, seed: int) -> npt.NDArray[np.int64]:
+    # rows of each bootstrap sample; of very many rows fewer samples
+    draws = min(BOOTSTRAP_DRAWS, max(200, MOST_PICKS // count))
+    return np.random.default_rng(seed).integers(0, count, (draws, count))
+
+
 def _draws(
-    values: "pd.Series[float]", rng: np.random.Generator
+    values: "pd.Series[float]", picks: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.float64]:
     # the mean, then means of bootstrap samples
     found = values.to_numpy(np.float64)
-    picks = rng.integers(0, len(found), (BOOTSTRAP_DRAWS, len(found)))
     return np.concatenate([[found.mean()], found[picks].mean(axis=1)])
 
 

@@ -8,6 +8,8 @@ is null in the metrics.
 from collections.abc import Mapping
 from typing import Any
 
+from minitrain.core.load import taken
+
 # in the place of any number
 NOT_MEASURED = "not measured (machine busy)"
 # share of the cores' time that others may take, the hypervisor included
@@ -22,10 +24,9 @@ def why_busy(load: Mapping[str, Any] | None, spread: float = 0.0) -> str | None:
     ``load`` is that of :func:`minitrain.core.load.load_of`, as far as it is known;
     ``spread`` how far the rounds of an arm lie apart.
     """
-    shares = [(load or {}).get(key) for key in ("others_share", "steal_share")]
-    taken = sum(share for share in shares if share is not None)
-    if taken > MAX_TAKEN:
-        return f"other processes used {100 * taken:.0f} % of the CPU"
+    share = taken(load or {})
+    if share > MAX_TAKEN:
+        return f"other processes used {100 * share:.0f} % of the CPU"
     if spread > MAX_SPREAD:
         return f"rounds of the same arm lie {100 * spread:.0f} % apart"
     return None

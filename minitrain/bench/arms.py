@@ -34,7 +34,7 @@ WITHOUT_SYNC = (("sync", PLAIN),)
 @dataclass(frozen=True)
 class Arm:
     """One way to train the same global batch: ``changes`` to ``train`` of params.yaml,
-    ``timed`` with the stamps and the hook of the training stage.
+    ``timed`` with the hook of the training stage, ``stamped`` with its clock, too.
     """
 
     name: str
@@ -42,6 +42,7 @@ class Arm:
     threads: int
     changes: tuple[tuple[str, Any], ...] = ()
     timed: bool = False
+    stamped: bool = False
 
     def params(self, params: Params) -> Params:
         """``params`` with the changes of this arm."""
@@ -82,7 +83,8 @@ def arms_of(params: Params) -> list[Arm]:
             arm.processes,
             usable_cores() if arm.kind is Kind.ALL_CORES else threads,
             () if arm.kind is Kind.SYNC else WITHOUT_SYNC,
-            arm.timed,
+            timed=arm.timed,
+            stamped=arm.timed,
         )
         for arm in baseline_arms(params.gloo.world_sizes)
     ]
@@ -98,7 +100,7 @@ class Contestant:
     ) -> None:
         self.arm, self.group, self.next_step = arm, group, 0
         config = config_of(params, shards, arm.processes)
-        observer = stamps_alone if arm.timed else Observer
+        observer = stamps_alone if arm.stamped else Observer
         self.worker = Worker(config, group=group, timed=arm.timed, observer=observer)
 
     def train(self, steps: Iterable[int]) -> None:

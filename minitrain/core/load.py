@@ -6,7 +6,7 @@ The shares are None but on Linux; :mod:`minitrain.analysis.busy` judges them.
 import os
 import resource
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -14,6 +14,8 @@ from typing import Any, Self
 from minitrain.core.provenance import usable_cores
 
 PROC_STAT = Path("/proc/stat")
+# counted in hundredths of a second, a shorter time has no share
+SHORTEST_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,12 @@ class Usage:
             switches += ended.ru_nivcsw
         return cls(at, busy, steal, own, switches)
 
+    def plus(self, other: "Usage") -> "Usage":
+        """Return what both used together, one after the other."""
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        both: list[Any] = [None if None in pair else sum(pair) for pair in pairs]
+        return Usage(*both)
+
     def since(self, before: "Usage") -> "Usage":
         """Return what was used from ``before`` on; ``at_s`` is the time that passed."""
         pairs = zip(astuple(self), astuple(before), strict=True)
@@ -52,6 +60,14 @@ class Usage:
             None if None in pair else pair[0] - pair[1] for pair in pairs
         ]
         return Usage(*used)
+
+
+def taken(load: Mapping[str, Any]) -> float:
+    """Return the share of the cores' time that others took, the hypervisor included, of
+    a :func:`load_of`, as far as it is known.
+    """
+    shares = [load.get(key) for key in ("others_share", "steal_share")]
+    return sum(share for share in shares if share is not None)
 
 
 def load_of(ranks: Iterable[Usage]) -> dict[str, Any]:
@@ -63,6 +79,8 @@ def load_of(ranks: Iterable[Usage]) -> dict[str, Any]:
     used = list(ranks)
     seconds, whole = used[0].at_s, used[0].at_s * usable_cores()
     busy, steal = used[0].busy_s, used[0].steal_s
+    if seconds < SHORTEST_S:
+        busy = steal = None
     own = sum(rank.own_s for rank in used)
     return {
         "load_average": os.getloadavg()[0],

@@ -35,7 +35,6 @@ PARTS = {
 }
 COMPUTE = ("forward_ms", "backward_compute_ms", "optimizer_ms")
 COMMUNICATION = ("wait_ms", "interference_ms", "comm_exposed_ms", "optimizer_comm_ms")
-EXPOSED = ("wait_ms", "comm_exposed_ms", "optimizer_comm_ms")
 Json = Mapping[str, Any]
 
 
@@ -314,13 +313,11 @@ def shares_of(account: Json) -> dict[str, float]:
 
 
 def exposed_comm_pct(account: Json) -> float | None:
-    """Return the percentage of a step in which a rank waits for others, or for
-    communication that no computation hides; None where these were not told apart.
+    """Return the percentage of a step that is exposed communication; None where it was
+    not told apart.
     """
-    if "comm_exposed_ms" not in account:
-        return None
-    shares = shares_of(account)
-    return 100 * sum(shares.get(part, 0.0) for part in EXPOSED)
+    share = shares_of(account).get("comm_exposed_ms")
+    return None if share is None else 100 * share
 
 
 def most_apart(losses: pd.DataFrame) -> float:

@@ -173,7 +173,11 @@ def _of_run(f: Facts, run: str) -> dict[str, Any]:
         "speedup_all_cores": over(ALL_CORES),
         **{key: _rounded(timing.get(key), 2) for key in TIMES},
         "exposed_comm_pct": _rounded(
-            exposed_comm_pct(f.accounts[run]) if run in f.accounts else None, 1
+            # one rank has none to talk to
+            exposed_comm_pct(f.accounts[run])
+            if run in f.accounts and f.provenance[run]["world_size"] > 1
+            else None,
+            1,
         ),
     }
 

@@ -47,6 +47,10 @@ def read_facts(project: Project, params: Params, equivalence: dict[str, Any]) ->
     absent = {"num_hosts": 1, "machine_busy": None}
     timing = read_runs(metrics / "timing.json", params, *timed, **absent)
     accounts = {run: of["account"] for run, of in timing.items()}
+    with reading(metrics / "timing.json"):
+        for run, of in timing.items():
+            if "step_ms" not in of["account"]:
+                raise ValueError(f"no step_ms of {run}")
     parts = [
         (run, ALL_RANKS, p) for run, of in accounts.items() for p in PARTS if p in of
     ]

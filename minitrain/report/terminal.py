@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from minitrain.analysis.comparison import SpeedVerdict
-from minitrain.core.files import read_csv, read_json
+from minitrain.core.files import read_csv, read_json, reading
 from minitrain.report.facts import COMPUTE, most_apart, shares_of
 from minitrain.report.render import sentence
 
@@ -30,6 +30,9 @@ def summary_lines(metrics: Path) -> tuple[bool, list[str]]:
     manifest = read_json(metrics / "manifest.json", *keys)
     run = f"gloo-{manifest['world_size']}"
     timing = read_json(metrics / "timing.json", run)[run]
+    with reading(metrics / "timing.json"):
+        # an earlier version had none
+        timing["account"]["step_ms"]
     losses = read_csv(metrics / "losses.csv", "run", "step", "loss")
     found = {
         "Bits": _bits(run, manifest["verdicts"]),

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import astuple
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,8 +10,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from minitrain.comm.groups import barrier
-from minitrain.comm.heartbeat import my_heartbeat
+from minitrain.comm.heartbeat import Heartbeat, my_heartbeat
 from minitrain.core.errors import UserError
+from minitrain.core.load import Usage
 from minitrain.data.batches import MicroBatch
 from minitrain.train.clock import NS_PER_MS, Row, StepClock, bucket_times
 from minitrain.train.rng import untouched_buffers, untouched_random_state
@@ -80,7 +82,8 @@ class Observer:
 class StepObserver(Observer):
     """Time every step, and hash the recorded ones in between. ``watches``: the backward
     pass of some steps is made once more without communication, to time it alone.
-    ``keep``: see the recorder. Unless it ``records``, no step is hashed.
+    ``keep``: see the recorder. Unless it ``records``, times alone are kept: no step is
+    hashed, and what watches ranks does not hear of their steps.
     """
 
     def __init__(
@@ -103,11 +106,16 @@ class StepObserver(Observer):
         self._step = 0
         # between two steps a checkpoint was written or read
         self._was_interrupted = False
-        self.place = my_heartbeat()
+        self._records = records
+        # what this process used, and those before it from which it went on
+        self._began = Usage.now()
+        self._used: Usage | None = None
+        self.place = my_heartbeat() if records else Heartbeat()
 
     def kept(self) -> Row:
         self._was_interrupted = True
-        return {name: getattr(self, name) for name in LISTS} | self.recorder.kept()
+        lists = {name: getattr(self, name) for name in LISTS}
+        return lists | {"used": astuple(self.usage())} | self.recorder.kept()
 
     def sampled(self) -> dict[str, Tensor]:
         # the same everywhere, as their hashes show: those of one rank are enough
@@ -117,9 +125,15 @@ class StepObserver(Observer):
         self._was_interrupted = True
         for name in LISTS:
             setattr(self, name, kept[name])
+        self._used = Usage(*kept["used"])
         # as they were before JSON, which knows lists alone
         self.digests = [tuple(digests) for digests in self.digests]
         self.recorder.restore(kept)
+
+    def usage(self) -> Usage:
+        """Return what the rank used since its first step, in all its processes."""
+        used = Usage.now().since(self._began)
+        return used if self._used is None else used.plus(self._used)
 
     def result(self) -> TrainResult:
         """Return what was seen so far."""
@@ -193,13 +207,17 @@ class StepObserver(Observer):
             row["backward_compute_ms"] = self._backward_alone_ms()
         computed = self._micro_batches
         # of several passes DDP times the last one alone
-        if self.clock.watches and len(computed) == 1:
+        if (self.clock.watches or not self._records) and len(computed) == 1:
             row |= self.worker.sync.logged()
         self.timings.append(row | {"tokens": sum(one.num_targets for one in computed)})
+        if self._records:
+            self._keep(computed)
+        self.clock.restart()
+
+    def _keep(self, computed: Sequence[MicroBatch]) -> None:
         self.digests.append(tuple(d for one in computed for d in one.digests))
         self.losses.append(self.shares())
         self.recorder.fed(self._step, computed)
-        self.clock.restart()
 
     def _backward_alone_ms(self) -> float:
         # without communication, and without leaving a trace behind

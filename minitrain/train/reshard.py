@@ -68,6 +68,8 @@ def _kept_there(
     try:
         ranks = range(first["identity"]["world_size"])
         return found, [load_rank(found, rank) for rank in ranks]
+    except (UserError, DamagedError, OSError):
+        raise
     except Exception as error:
         # torch has many kinds of errors for it
         why = f"torch cannot load it ({type(error).__name__})"

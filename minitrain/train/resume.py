@@ -7,7 +7,6 @@ hashes.
 """
 
 import json
-import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,12 +91,7 @@ def _go_on(
         return done, 0
     if not checkpoints.same_bits:
         _say(show, OTHER_BITS)
-    try:
-        subject.restore(kept)
-    except Exception:
-        # it can be half restored: the next attempt goes on from the one before
-        shutil.rmtree(found, ignore_errors=True)
-        raise
+    subject.restore(kept)
     _say(show, f"going on from step {step} of {steps}")
     return step, step
 

@@ -18,7 +18,7 @@ from minitrain.comm.groups import (
 from minitrain.comm.heartbeat import my_heartbeat
 from minitrain.comm.together import everyone, only_first
 from minitrain.core.errors import UserError
-from minitrain.core.load import Usage, load_of
+from minitrain.core.load import Usage, load_of, taken
 from minitrain.core.params import Params
 from minitrain.core.provenance import require_torch
 from minitrain.model.factory import try_model
@@ -130,8 +130,8 @@ def train_rank(job: Job, launcher: str) -> None:
             checkpoints=checkpoints,
             show=job.name if rank == 0 else "",
         )
-        # as the machine is that of rank 0
         used = everyone(lambda: (host_number(), finished.usage))
+        hosts = {host: load_of(u for h, u in used if h == host) for host, _ in used}
         facts = {
             "launcher": launcher,
             "backend": job.backend,
@@ -142,7 +142,8 @@ def train_rank(job: Job, launcher: str) -> None:
             "model_params": finished.num_parameters,
             "went_on_from_step": finished.went_on_from,
             "began_with": str(job.resume) if job.resume else None,
-            "load": load_of(usage for host, usage in used if host == 0),
+            # of the host where others took the most
+            "load": max(hosts.values(), key=taken),
         }
         write_run(job.out, finished.result, facts, job.script, device)
         only_first(checkpoints.forget)
@@ -173,9 +174,8 @@ def run_rank(
     if inject is not None:
         inject(worker)
     train = RankInSteps(worker)
-    before = Usage.now()
     went_on_from = run_through(train, config.steps, checkpoints, show=show)
-    usage = Usage.now().since(before)
+    usage = seen.usage()
     place.enter("write")
     worker.sync.finish()
     state = worker.sync.state_dict()

@@ -116,7 +116,7 @@ def test_results_are_those_of_the_files(project: Path) -> None:
     ratios = dict(re.findall(r"^(\S+) +(\d\.\d+)$", cells["ratio"][0], re.MULTILINE))
     assert float(ratios["one_process"]) == pytest.approx(10 / 13, rel=0.03)
     assert float(ratios["gloo-2"]) == pytest.approx(16.4 / 13, rel=0.03)
-    assert cells["account"] == ["<Figure size 800x300 with 1 Axes>"]
+    assert cells["account"][0] == "<Figure size 800x300 with 1 Axes>"
     # the losses of the two runs are 2e-7 apart, by how they were made up
     (gap,) = re.findall(r"largest gap: (\S+)", cells["losses"][0])
     assert float(gap) == pytest.approx(2e-7, rel=0.01)

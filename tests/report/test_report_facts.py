@@ -260,9 +260,9 @@ def test_metric_has_few_keys_that_mean_something() -> None:
     times = ("step_p50_ms", "allreduce_p50_ms", "allreduce_p95_ms")
     assert [found["gloo-2"][key] for key in times] == [97.0, 12.5, 19.5]
     # of 100 ms, 1.5 are waited and 10 communicated
-    assert found["gloo-2"]["exposed_comm_pct"] == 11.2
+    assert found["gloo-2"]["exposed_comm_pct"] == 10.0
     parts = {"forward_ms": 6.0, "wait_ms": 1.5, "comm_exposed_ms": 0.5}
-    assert exposed_comm_pct(parts | {"step_ms": 8.0}) == 25
+    assert exposed_comm_pct(parts | {"step_ms": 8.0}) == 6.25
     assert exposed_comm_pct(UNSPLIT) is None
 
 

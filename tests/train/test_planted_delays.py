@@ -74,7 +74,7 @@ def test_planted_delays_are_booked_to_their_part_and_rank(rank: int) -> None:
     run = replace(make_run(steps=STEPS), hash_every=STEPS)
     rows = pd.DataFrame(timed_run(run, 2, Delays(rank), timeout_s=120))
     table = account(rows, WARMUP)
-    late, other = means(table, str(rank)), means(table, str(1 - rank))
+    late, other = (means(table, f"rank {r}") for r in (rank, 1 - rank))
     plain = plain_steps(rows, WARMUP)
     mine = plain[plain["rank"] == rank]
     took = {part: float(mine[planted(part)].mean()) for part in DELAYS}
