@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from minitrain.core.errors import EvidenceError, UserError
+from minitrain.core.printable import note
 from minitrain.recording.alarm import Alarm
 from minitrain.recording.clock import RecordingClock
 from minitrain.recording.format import Row, Writer, line_of, refuse_second
@@ -149,6 +150,12 @@ class Recorder:
         together = not parts or watch.meet_at_the_end(sum(steps.values()))
         self._tell(self._pages.end(steps, together), watch)
         watch.look(self._timeout_s)
+        if rank_and_size()[0] == 0 and self._optimizers.steps:
+            note(
+                f"minitrain: recorded {self._optimizers.steps} steps, the first three "
+                f"and each {self._every}-th in full: minitrain show {self._folder}; "
+                f"minitrain verify {self._folder} OTHER"
+            )
 
     def loss(self, loss: Tensor | float) -> None:
         """Record the loss of a step, before the optimizer makes it; or of each of its
@@ -162,6 +169,15 @@ class Recorder:
             self._begin().tell([Alarm("loss", step, what, cause, severe=False)])
         elif self._due:
             self._pages.loss(loss)
+
+    def summary(self) -> dict[str, Any]:
+        """Return what was recorded so far by the ranks whose files are on this host, as
+        :func:`minitrain.show` does of a folder.
+        """
+        # pandas takes half a second to import
+        from minitrain.recording.shown import show
+
+        return show(self._folder)
 
     def __enter__(self) -> "Recorder":
         self.start()
