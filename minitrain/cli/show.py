@@ -59,6 +59,7 @@ def answer(options: argparse.Namespace) -> Answer:
     shown = [read_shown(folder) for folder in folders]
     parts = ["\n".join(in_words(one)) for one in shown]
     facts: dict[str, Any] = shown[0].facts()
+    compared: list[str] = []
     ok = not any(any(one.alarms.values()) for one in shown)
     if len(shown) == 2:
         from minitrain.cli.recording_words import (
@@ -68,7 +69,8 @@ def answer(options: argparse.Namespace) -> Answer:
         from minitrain.compare.recordings import compare_recordings
 
         found = compare_recordings(*folders)
-        parts.append(recordings_in_words(found))
+        compared = recordings_in_words(found).split("\n")
+        parts.append("\n".join(compared))
         facts = {
             "recordings": [one.facts() for one in shown],
             "compared": recordings_as_facts(found),
@@ -77,8 +79,7 @@ def answer(options: argparse.Namespace) -> Answer:
     if page:
         from minitrain.cli.recording_page import write_page
 
-        write_page(shown, parts, page)
-        parts.append(f"the page is {page}")
+        write_page(shown, compared, page)
     return Answer(ok, facts, "\n\n".join(parts))
 
 
