@@ -178,7 +178,8 @@ class RecordingClock:
     def _append(self, cells: list[Any]) -> None:
         try:
             if self._file is None:
-                self._file = open(self._path, "x")  # noqa: SIM115
+                # line by line, for a run that is killed
+                self._file = open(self._path, "x", buffering=1)  # noqa: SIM115
                 self._file.write(f"# host {host()}\n{','.join(COLUMNS)}\n")
             self._file.write(",".join(map(str, cells)) + "\n")
         except OSError as error:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from minitrain.analysis.account import ALL_RANKS, account, means, plain_steps
 from minitrain.analysis.stragglers import Stragglers, find_stragglers
-from minitrain.core.files import reading
+from minitrain.core.errors import UserError
 from minitrain.recording.clock import COLUMNS, path_of_times
 from minitrain.recording.format import ranks_in
 from minitrain.recording.optimizers import FIRST_STEPS
@@ -98,14 +98,16 @@ def read_times(folder: Path) -> Times | None:
         return None
     tables, hosts = [], set()
     for rank, file in found.items():
-        with reading(file):
-            # a last line that was cut is left out
-            whole, _, _ = file.read_text().rpartition("\n")
-            hosts.add(whole.partition("\n")[0])
-            table = pd.read_csv(StringIO(whole), comment="#")
-            if [*table.columns] != [*COLUMNS]:
-                raise ValueError("not the columns of a recording's times")
-            tables.append(_as_timings(table).assign(rank=rank))
+        # a last line that was cut is left out
+        whole, _, _ = file.read_text().rpartition("\n")
+        hosts.add(whole.partition("\n")[0])
+        try:
+            table = pd.read_csv(
+                StringIO(whole), comment="#", names=[*COLUMNS], header=0
+            )
+            tables.append(_as_timings(table.astype(float)).assign(rank=rank))
+        except ValueError as error:
+            raise UserError(f"{file}: damaged: {str(error)[:80]}") from None
     rows = pd.concat(tables, ignore_index=True)
     has_moments = bool(rows["last_bucket_at_ns"].notna().all())
     return Times(rows, len(hosts) == 1 and has_moments)
