@@ -24,15 +24,15 @@ from minitrain.recording.clock import COLUMNS, path_of_times
 from minitrain.recording.shown import read_shown, show
 from minitrain.recording.times import read_times
 
-STEPS = 20
-# milliseconds, each part another
+STEPS = 14
+# milliseconds, each part another; long beside what a busy machine adds
 DELAYS = {
-    "data_ms": 20,
-    "forward_ms": 30,
-    "backward_ms": 40,
-    "comm_exposed_ms": 50,
-    "other_ms": 25,
-    "optimizer_ms": 60,
+    "data_ms": 60,
+    "forward_ms": 70,
+    "backward_ms": 80,
+    "comm_exposed_ms": 90,
+    "other_ms": 75,
+    "optimizer_ms": 100,
 }
 
 
