@@ -1,18 +1,14 @@
 """Draw speed and step account of all strategies, and write the table of both."""
 
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
-from minitrain.analysis.account import EXPOSED
 from minitrain.analysis.comparison import Comparison, Rounds
 from minitrain.core.errors import run_stage
 from minitrain.core.files import atomic_path, open_atomic, read_json
 from minitrain.core.provenance import measured_where, require_one_machine
 from minitrain.report.canvas import BLUE, ORANGE, canvas, save
-from minitrain.report.facts import shares_of
-from minitrain.report.numbers import percent
 from minitrain.report.pictures import draw_account
 
 STUDY = Path(__file__).resolve().parent
@@ -35,7 +31,7 @@ def main() -> None:
     arms = [arm for arm in every if arm != CEILING]
     draw_speed(speeds, arms, list(runs))
     with atomic_path(STUDY / "account.png") as path:
-        draw_account(runs, account_title(runs), path)
+        draw_account(runs, "Where the time of a step goes", path)
     with open_atomic(STUDY / "table.md") as file:
         file.write(f"{measured_where(where)}\n\n{table(speeds, arms)}")
 
@@ -62,16 +58,6 @@ def draw_speed(
     axes.set_xlabel("share of the speed without communication (5-95 % interval)")
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False)
     save(figure, STUDY / "speed.png")
-
-
-def account_title(accounts: dict[str, Any]) -> str:
-    shares = {name: shares_of(account) for name, account in accounts.items()}
-    exposed = {name: of[EXPOSED] for name, of in shares.items() if EXPOSED in of}
-    least, *_, most = sorted(exposed, key=exposed.__getitem__)
-    return (
-        f"Exposed communication: {percent(exposed[least])} of a step with {least}, "
-        f"{percent(exposed[most])} with {most}"
-    )
 
 
 def table(speeds: dict[int, Rounds], arms: list[str]) -> str:
