@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from minitrain.cli.show import PARTS, headline, straggler
+from minitrain.cli.shown_words import PARTS, headline, straggler
 from minitrain.core.files import open_atomic
 from minitrain.recording.shown import Shown
 from minitrain.report.numbers import ms, percent, plural
