@@ -1,5 +1,8 @@
 """``python -m minitrain``: the command line."""
 
-from minitrain.cli.main import main
+from importlib import import_module
 
-main()
+from minitrain.core.errors import require_packages
+
+require_packages()
+import_module("minitrain.cli.main").main()

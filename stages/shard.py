@@ -17,13 +17,11 @@ from minitrain.data.shards import tokenize_corpus, write_shards
 
 def main() -> None:
     params = load_params(Path("params.yaml"))
-    # Where the text may be large, so may be its tokens: on the disk that holds both.
     rows = progress(each_row(Path("data/corpus.jsonl"), "text"), "shard")
     samples, num_long = tokenize_corpus(
         (row["text"] for row in rows),
         params.model.block_size,
         params.shard.long_samples,
-        spool=Path("data"),
     )
     print(f"{len(samples)} samples, {len(samples.tokens)} tokens")
     print(f"{num_long} longer than the block: {params.shard.long_samples}")

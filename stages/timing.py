@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from minitrain.analysis.account import account, ddp_says, means, summarize
+from minitrain.analysis.busy import why_busy
 from minitrain.analysis.stragglers import find_stragglers
 from minitrain.core.errors import run_stage
 from minitrain.core.files import (
@@ -48,7 +49,9 @@ def main() -> None:
         table = account(timings, warmup, one_clock=num_hosts == 1)
         within = guarantees_of(origins[run]["sync"]).waits_within
         stragglers = find_stragglers(timings, warmup, waits_within=within)
+        busy = why_busy(origins[run].get("load"))
         summary[run] = {
+            "machine_busy": busy,
             **summarize(timings, warmup, num_hosts=num_hosts),
             "num_hosts": num_hosts,
             "peak_memory_mb": max(origins[run]["peak_memory_mb"]),
@@ -56,7 +59,10 @@ def main() -> None:
             "stragglers": stragglers.numbers(),
             "ddp_says": ddp_says(timings, warmup),
         }
-        accounts.append(table.assign(run=run))
+        parts = table.assign(run=run)
+        if busy:
+            parts[["mean_ms", "low_ms", "high_ms"]] = None
+        accounts.append(parts)
 
     write_json(Path("metrics/timing.json"), summary)
     with open_atomic(Path("metrics/account.csv")) as file:

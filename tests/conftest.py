@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import psutil
 import pytest
@@ -75,6 +76,15 @@ def stages_by_fork() -> Iterator[str]:
     server = Server()
     yield server.address
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shards of a few samples for 1 to 4 ranks; none is to be changed."""
+    # what it imports few tests need
+    from tiny import tiny_shards
+
+    return tiny_shards(tmp_path_factory.mktemp("shards"), 1, 2, 3, 4)
 
 
 @pytest.fixture

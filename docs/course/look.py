@@ -45,7 +45,7 @@ def quantities(found: Quantities) -> Iterator[str]:
 def rungs(ladders: dict[str, Any]) -> Iterator[str]:
     """What came of each rung in each run, its key, and the report's words for it."""
     # the report takes a moment to import: not for those who want look() alone
-    from minitrain.report.checks import NOT_RUN, RUNGS, outcomes_of
+    from minitrain.report.checks import NOT_RUN, in_words, outcomes_of
 
     found = {run: outcomes_of(ladder) for run, ladder in ladders.items()}
     columns = shutil.get_terminal_size().columns
@@ -53,7 +53,7 @@ def rungs(ladders: dict[str, Any]) -> Iterator[str]:
     yield line(*found, "rung: what it compares")
     for name in dict.fromkeys(name for ladder in found.values() for name in ladder):
         came = (ladder.get(name, NOT_RUN) for ladder in found.values())
-        text = line(*came, f"{name}: {RUNGS.get(name, name)}")
+        text = line(*came, in_words(name))
         yield textwrap.fill(text, columns, subsequent_indent=indent)
 
 

@@ -1,12 +1,26 @@
-"""The verdict on a ladder of rungs."""
+"""Verdicts: on a check (a rung of the ladder), and on a run by all of its checks."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from enum import StrEnum
 from typing import Any, Literal, get_args
 
 RunVerdict = Literal[
     "proven", "proven in eval mode", "replay only", "undecided", "breach"
 ]
+
+
+class CheckVerdict(StrEnum):
+    """Outcome of one check, under the same name in every file, page and terminal."""
+
+    EQUAL = "equal"  # to the last bit
+    PASSED = "passed"  # compares no bits
+    WITHIN = "within tolerance"
+    NOT_RUN = "not run"
+    UNDECIDED = "undecided"
+    BREACH = "breach"
+
+
 ALONE = "one rank has nobody to agree with"
 ITSELF = "it is the one process"
 ONE = "one_process"
@@ -27,7 +41,7 @@ WITNESS_GRADIENTS = {
     "witness_gradients": "of its steps",
     "witness_probe": "in eval mode",
 }
-FINE = ("equal", "within tolerance")
+FINE = (CheckVerdict.EQUAL, CheckVerdict.PASSED, CheckVerdict.WITHIN)
 # what is wrong in a step makes all that follows in it wrong: parts of rungs' names, in
 # the order of a step; parameters and states follow
 ORDER = (

@@ -13,7 +13,7 @@ from torch import nn
 from minitrain.analysis.verdicts import VERDICTS
 from minitrain.check.preflight import refuse_model
 from minitrain.check.trial import in_memory_of
-from minitrain.core.errors import UserError
+from minitrain.core.errors import UserError, lines_of
 from minitrain.core.schema import Count, PositiveFloat, Section, Seed, validated
 from minitrain.data.batches import causal_lm_loss
 from minitrain.data.cut import InMemory, count_targets, tensors_of
@@ -47,12 +47,13 @@ class Settings(Section):
     logical_shards: Count
     loss: Callable[..., Any] | None
     count: Callable[..., Any] | None
+    show: bool
 
 
 def by_argument(error: Exception) -> Exception:
     """Return ``error`` in the words of a call, and as if it were raised anew."""
     if isinstance(error, UserError):
-        error.args = (SECTION.sub("", str(error)),)
+        error.args = tuple(SECTION.sub("", line) for line in lines_of(error))
     return error.with_traceback(None)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import count
 from typing import Any, Literal
 
 import torch
@@ -33,6 +34,7 @@ from minitrain.check.trial import (
 from minitrain.compare.diagnosis import Values, cause_of, locate
 from minitrain.compare.difference import UNKNOWN, Difference, What, Why
 from minitrain.core.errors import EvidenceError, RankError, UserError
+from minitrain.core.progress import progress
 from minitrain.proof.bits import Rung, not_run
 from minitrain.proof.evidence import Evidence
 from minitrain.proof.forward import collectives_of, forward_of
@@ -49,6 +51,8 @@ from minitrain.train.run import Inject
 ATOL = 1e-5
 PROVEN: tuple[RunVerdict, ...] = ("proven",)
 ANY_VERDICT = VERDICTS
+# of progress bars
+TITLES = ("processes", "replay", "witness", "one process")
 NO_COUNT = "count is not given, so labels, or else samples, are counted"
 BACKWARD = "does its backward pass sum what each rank contributes?"
 
@@ -137,6 +141,7 @@ def check_data_parallel(
     timeout_s: float = 300,
     atol: float = ATOL,
     accept: Collection[RunVerdict] = PROVEN,
+    show: bool = False,
 ) -> Ladder:
     """Train ``factory()`` with ``world_size`` processes and prove that it is right.
 
@@ -152,6 +157,7 @@ def check_data_parallel(
       for each start of the processes. ``seed``: rank 0's; rank r has ``seed + r``.
     - ``atol``: of a final parameter, against one process in float32 with AdamW at a
       rate of 3e-4; it grows with the rate. SGD and float64 have limits of their own.
+    - ``show``: report progress on stderr.
 
     Returns the ladder. Raises EvidenceError with the ladder and the first difference
     unless you ``accept`` its verdict; UserError, one line, for arguments that cannot be
@@ -168,8 +174,8 @@ def _checked(**given: Any) -> Ladder:
     try:
         config, world_size = as_config(**given), given["world_size"]
         refuse_what_cannot_be(config, world_size)
-        atol, timeout_s = given["atol"], given["timeout_s"]
-        found = examine(config, world_size, atol=atol, timeout_s=timeout_s)
+        options = {name: given[name] for name in ("atol", "timeout_s", "show")}
+        found = examine(config, world_size, **options)
     except (UserError, RankError) as error:
         raise by_argument(error) from None
     if found.verdict in given["accept"] or (found.communicates and found.holds):
@@ -191,21 +197,27 @@ def examine(
     one: Evidence | None = None,
     atol: float = ATOL,
     timeout_s: float = 300,
+    show: bool = False,
 ) -> Ladder:
     """Return the ladder of ``config``; ``inject`` spoils the ranks.
 
     ``run`` and ``one`` (process), where they are there already, are not made again.
-    ``timeout_s``: seconds for each start of the processes. Raises UserError for a loss
-    that is not finite, RankError for a process that fails.
+    ``timeout_s``: seconds for each start of the processes. ``show``: report progress on
+    stderr. Raises UserError for a loss that is not finite, RankError for a process that
+    fails.
     """
-    run = run or run_ranks(config, world_size, inject, timeout_s=timeout_s)
+    ranks, replay, judge, alone = TITLES if show else [""] * len(TITLES)
+    run = run or run_ranks(config, world_size, inject, timeout_s=timeout_s, show=ranks)
     communicates = collectives_of(run.rows)
-    again = None if communicates else run_replay(config, run, world_size)
-    own = own_rungs(config, run, again, witness(config, run, world_size))
+    again = None
+    if not communicates:
+        again = run_replay(config, run, world_size, show=replay)
+    own = own_rungs(config, run, again, witness(config, run, world_size, judge))
     if communicates:
         own["replay"] = not_run(_communicates(communicates))
-    beside = one or _beside(config, run, world_size)
-    rungs = ladder(own, config, run, beside, cache(partial(run_twin, config)), atol)
+    beside = one or _beside(config, run, world_size, alone)
+    twin = cache(partial(run_twin, config, show=alone))
+    rungs = ladder(own, config, run, beside, twin, atol)
     # in memory a sample is told by its content, which batches may hold twice
     del rungs["one_process_data"]
 
@@ -229,7 +241,9 @@ def _communicates(collectives: Sequence[str]) -> str:
     return f"the forward pass communicates ({names}), so ranks cannot be replayed"
 
 
-def _beside(config: RunConfig, run: Evidence, world_size: int) -> Evidence | str:
+def _beside(
+    config: RunConfig, run: Evidence, world_size: int, show: str
+) -> Evidence | str:
     # or why nothing of it would be compared
     parts = config.num_shards(world_size) * config.grad_accumulation_steps
     if collectives_of(run.rows) and parts != world_size:
@@ -237,7 +251,7 @@ def _beside(config: RunConfig, run: Evidence, world_size: int) -> Evidence | str
     why = forward_of(run.rows, config).why
     if why and "loss" not in config.sync.guarantees.promises:
         return why
-    return run_alone(config)
+    return run_alone(config, show=show)
 
 
 def _shares(config: RunConfig, step: int, world_size: int) -> list[float]:
@@ -248,12 +262,22 @@ def _shares(config: RunConfig, step: int, world_size: int) -> list[float]:
     return [count / sum(counts) for count in counts]
 
 
-def witness(config: RunConfig, run: Evidence, world_size: int) -> dict[str, Any]:
-    """The rungs of the witness, which is given nothing but what the caller gave."""
+def witness(
+    config: RunConfig, run: Evidence, world_size: int, show: str = ""
+) -> dict[str, Any]:
+    """Return the rungs of the witness, which is given nothing but what the caller gave;
+    ``show`` names a progress bar, of the losses that it computes.
+    """
     data, guarantees = in_memory_of(config), config.sync.guarantees
+    losses = progress(count(), show, show=bool(show))
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        next(losses)
+        return data.loss(model, batch)
+
     task = Task(
         build=lambda: config.start_model(0),
-        loss=data.loss,
+        loss=loss,
         count=data.count,
         world_size=world_size,
         num_steps=config.steps,

@@ -2,17 +2,27 @@
 
 import importlib
 import importlib.util
+import inspect
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from inspect import Parameter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from minitrain.core.errors import UserError, did_you_mean
 from minitrain.core.nearest import nearest_file
+from minitrain.core.params import Model, load_params
 from minitrain.core.regular import MOST_OF_INDEX, require_regular
+from minitrain.core.schema import validated
+from minitrain.data.text import VOCAB_SIZE
 from minitrain.model.factory import neighbors_of
+
+OF_THE_PIPELINE = ("model", "vocab_size")
+# as in a fresh params.yaml
+SIZES = {"n_layer": 4, "n_head": 4, "n_embd": 128, "block_size": 64}
 
 
 @dataclass(frozen=True)
@@ -22,10 +32,45 @@ class OfFile:
     path: Path
     name: str
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Call the function."""
         with neighbors_of(self.path):
-            return getattr(_load(self.path), self.name)(*arguments)
+            return self.__wrapped__(*arguments, **named)
+
+    @property
+    def __wrapped__(self) -> Any:
+        # whose signature this has
+        return getattr(_load(self.path), self.name)
+
+
+def find_factory(written: str, arguments: Mapping[str, Any]) -> tuple[Any, int | None]:
+    """Return what ``written`` names as a function without arguments, and how many
+    tokens a sample of its model may have, if that is known.
+
+    A ``build(model, vocab_size)`` of the pipeline is given the section ``model`` of
+    params.yaml here, if any, else :data:`SIZES`, with ``arguments`` in their place; any
+    other function ``arguments`` by name.
+    """
+    found = find(written, "MODEL")
+    if _num_needed(found) != len(OF_THE_PIPELINE):
+        return (partial(found, **arguments) if arguments else found), None
+    place, _, name = written.rpartition(":")
+    sizes: dict[str, Any] = SIZES
+    if Path("params.yaml").exists():
+        sizes = load_params(Path("params.yaml")).model.model_dump()
+    own = {"file": place, "deps": place, "factory": name}
+    section = validated({**sizes, **own, **arguments}, Model, "--arg ")
+    return partial(found, section, VOCAB_SIZE), section.block_size
+
+
+def _num_needed(function: Any) -> int:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        # no function, or one that does not tell
+        return 0
+    by_place = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(p.default is p.empty and p.kind in by_place for p in parameters)
 
 
 def find(written: str, option: str) -> Any:

@@ -88,14 +88,15 @@ def run_ranks(
     inject: Inject | None = None,
     keep: int | None = None,
     timeout_s: float = 300,
+    show: str = "",
 ) -> Evidence:
     """Train in ``world_size`` processes over gloo; ``inject`` spoils each of them, of
-    step ``keep`` the values are kept. Raises RankError for a process that fails or
-    takes more than ``timeout_s`` seconds.
+    step ``keep`` the values are kept, ``show`` names a progress bar. Raises RankError
+    for a process that fails or takes more than ``timeout_s`` seconds.
     """
     with private_folder() as folder:
         finished: list[Finished] = launch(
-            *(_be_a_rank, world_size, config, inject, keep, timeout_s, folder),
+            *(_be_a_rank, world_size, config, inject, keep, timeout_s, folder, show),
             timeout_s=timeout_s,
         )
         for one in finished:
@@ -114,6 +115,7 @@ def _be_a_rank(
     keep: int | None,
     timeout_s: float,
     folder: Path,
+    show: str,
 ) -> Finished:
     """Be one rank; of its tensors it returns the files in ``folder``."""
     torch.set_num_threads(1)
@@ -128,7 +130,8 @@ def _be_a_rank(
             return observed
 
         own = forward_collectives(config)
-        finished = run_rank(config, observer=observer, inject=inject)
+        show = "" if rank else show
+        finished = run_rank(config, observer=observer, inject=inject, show=show)
         finished.result.hashes += own
         state = SavedTensors(folder / f"state-{rank}")
         for name, tensor in finished.state.items():
@@ -140,10 +143,14 @@ def _be_a_rank(
 
 @alone()
 def run_replay(
-    config: RunConfig, run: Evidence, world_size: int, keep: int | None = None
+    config: RunConfig,
+    run: Evidence,
+    world_size: int,
+    keep: int | None = None,
+    show: str = "",
 ) -> Evidence:
-    """Repeat ``run`` in this process, rank after rank."""
-    again = replay(config, run.rows, world_size, keep=keep)
+    """Repeat ``run`` here, rank after rank; ``show`` names a progress bar."""
+    again = replay(config, run.rows, world_size, keep=keep, show=show)
     return evidence_of(again.results, [again.state], values=[again.values])
 
 

@@ -1,4 +1,4 @@
-"""What a command found, for people and for programs."""
+"""The result of a command, for people and for programs."""
 
 from dataclasses import dataclass
 from typing import Any

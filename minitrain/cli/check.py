@@ -1,14 +1,15 @@
 """Prove data-parallel training of your own model: the ladder.
 
-MODEL is FILE.py:NAME or module:NAME, a function without arguments that returns a new
-torch.nn.Module: beside the build(model, vocab_size) of the pipeline, one like alone().
-It is trained for a few steps with several processes, replayed by one, and worked out
-once more by a witness. Models of Hugging Face's convention (input_ids and labels in,
-.loss out) with 256 tokens or more need nothing else: they read the bytes of a text, by
-default those of their own file. Others bring --batches and --loss.
+MODEL is FILE.py:NAME or module:NAME, a function that returns a new torch.nn.Module: the
+build(model, vocab_size) of the pipeline, or one without arguments. It is trained for a
+few steps with several processes, replayed by one, and worked out once more by a
+witness. Models of Hugging Face's convention (input_ids and labels in, .loss out) with
+256 tokens or more need nothing else: they read the bytes of a text, by default those of
+their own file. Others bring --batches and --loss.
 """
 
 import argparse
+import json
 import re
 import time
 from dataclasses import asdict
@@ -17,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from minitrain.cli.answer import Answer
 from minitrain.cli.parser import Names
-from minitrain.core.errors import UserError
+from minitrain.core.errors import Mistakes, UserError, lines_of
 from minitrain.core.printable import as_lines, note
+from minitrain.core.progress import progress
 from minitrain.report.numbers import plural
 from minitrain.sync.catalog import STRATEGIES, guarantees_of
 
@@ -27,13 +29,13 @@ if TYPE_CHECKING:
 
 EXAMPLES = {
     "a model of Hugging Face's convention reads its own file": (
-        "minitrain check my_model.py:alone --steps 5"
+        "minitrain check my_model.py:build --steps 5"
     ),
     "another one brings what it reads, and its loss": (
         "minitrain check net.py:build --batches net.py:batches --loss net.py:loss"
     ),
-    "held to what another strategy promises": (
-        "minitrain check my_model.py:alone --sync flat --optimizer sgd"
+    "a smaller one, held to what another strategy promises": (
+        "minitrain check my_model.py:build --arg n_embd=32 --sync flat"
     ),
 }
 # those of minitrain/train, which imports torch: it takes seconds, and not for --help
@@ -47,8 +49,9 @@ OPTIONS = re.compile(r"\bworld_size\b|^steps\b|^timeout_s\b")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the model, what it reads, and how it is trained."""
     add = parser.add_argument
-    what = "FILE.py:NAME or module:NAME, which builds it, without arguments"
-    add("model", metavar="MODEL", help=what)
+    add("model", metavar="MODEL", help="FILE.py:NAME or module:NAME, which builds it")
+    what = "a size of the section model, or an argument by name (as often as needed)"
+    add("--arg", action="append", default=[], metavar="KEY=VALUE", help=what)
     data = parser.add_mutually_exclusive_group()
     data.add_argument("--text", type=Path, metavar="FILE", help="a line is a sample")
     data.add_argument(
@@ -81,12 +84,8 @@ def answer(options: argparse.Namespace) -> Answer:
         note(_announced(options, given["steps"]))
         ladders, refused = _climb(options.sync, given)
     except UserError as error:
-        line = str(error)
-        if line.startswith("factory:"):
-            called = f"MODEL = {options.model!r}, called without arguments:"
-            line = called + line.removeprefix("factory:")
-        as_option = OPTIONS.sub(lambda word: f"--{word[0].replace('_', '-')}", line)
-        raise UserError(as_option) from None
+        lines = [_by_option(line, options) for line in lines_of(error)]
+        raise Mistakes(*lines) from None
     seconds = time.monotonic() - begun
     facts = {
         "strategies": {name: _facts(ladder) for name, ladder in ladders.items()},
@@ -100,6 +99,12 @@ def answer(options: argparse.Namespace) -> Answer:
     if not options.count and "witness_mean" in breaches:
         text += "\n--count NAME gives a count of yours"
     return Answer(holds(ladders), facts, text)
+
+
+def _by_option(line: str, options: argparse.Namespace) -> str:
+    if line.startswith("factory:"):
+        line = f"MODEL = {options.model!r}:{line.removeprefix('factory:')}"
+    return OPTIONS.sub(lambda word: f"--{word[0].replace('_', '-')}", line)
 
 
 def holds(ladders: "dict[str, Ladder]") -> bool:
@@ -121,13 +126,15 @@ def _climb(
     from minitrain.check.check import ANY_VERDICT, check_data_parallel
 
     ladders, refused = {}, {}
-    for name in STRATEGIES if sync == ALL else [sync]:
+    given |= {"accept": ANY_VERDICT, "show": sync != ALL}
+    names = [*STRATEGIES] if sync == ALL else [sync]
+    for name in progress(names, "strategies", show=sync == ALL):
         try:
-            ladders[name] = check_data_parallel(sync=name, accept=ANY_VERDICT, **given)
+            ladders[name] = check_data_parallel(sync=name, **given)
         except UserError as error:
             if sync != ALL:
                 raise
-            refused[name] = str(error)
+            refused[name] = "; ".join(lines_of(error))
     return ladders, refused
 
 
@@ -145,10 +152,11 @@ def _announced(options: argparse.Namespace, steps: int) -> str:
 
 def _given(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     # arguments of a check, and how its text was shortened, if it was
-    from minitrain.check.import_target import find
+    from minitrain.check.import_target import find, find_factory
     from minitrain.check.text_batches import STEPS, reading_for, text_batches
 
-    factory = find(options.model, "MODEL")
+    arguments = dict(map(_argument, options.arg))
+    factory, block_size = find_factory(options.model, arguments)
     functions = {
         name: find(getattr(options, name), f"--{name}")
         for name in ("loss", "count")
@@ -165,11 +173,22 @@ def _given(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
             raise UserError(f"{text}: no file to read; --text or --batches names one")
         size = options.batch_size
         steps, longest, shortened = reading_for(factory, size, options.steps)
+        longest = min(longest, block_size or longest)
         batches = text_batches(text, size, steps, longest)
     copied = ("world_size", "optimizer", "precision", "timeout_s")
     given = {name: getattr(options, name) for name in copied}
     given |= {"factory": factory, "steps": steps, "batches": batches}
     return given | functions, shortened
+
+
+def _argument(written: str) -> tuple[str, Any]:
+    key, equals, value = written.partition("=")
+    if not (key and equals):
+        raise UserError(f"--arg = {written!r}: must be KEY=VALUE")
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        return key, value
 
 
 def _facts(ladder: "Ladder") -> dict[str, Any]:

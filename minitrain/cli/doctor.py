@@ -36,7 +36,7 @@ def answer(options: argparse.Namespace) -> Answer:
 
 
 def in_words(found: "Examination") -> str:
-    """A line for each fact, then what the collectives gave: what is right, counted."""
+    """Return a line for each fact, the right collectives counted, the others named."""
     width = max(len(check.name) for check in found.checks)
     lines = [
         f"{check.verdict:<8}{check.name:<{width}}  {check.detail}"
@@ -52,8 +52,8 @@ def in_words(found: "Examination") -> str:
 
 
 def _odd(probes: Iterable["Probe"]) -> list[str]:
-    """A line for each call that is wrong, in all types and world sizes; one for all
-    calls that do not support the same types.
+    """Return a line for each call that is wrong, in all types and world sizes; one for
+    all calls that do not support the same types.
     """
     calls: dict[tuple[str, str], list[Probe]] = {}
     for probe in probes:

@@ -54,7 +54,7 @@ and so its gradient is -2 x^2.
 2. Each rank computes the mean gradient of its own samples.
 {own}
 
-3. All-reduce: each multiplies by 1/4, and everybody gets the sum.
+3. All-reduce: each multiplies by 1/4, and every rank receives the sum.
   {terms} = {average:g}
 
 4. Each rank takes the same step with learning rate 0.001.
@@ -64,7 +64,7 @@ and so its gradient is -2 x^2.
   gradient {taken["one_process_gradient"]:g}, weight {taken["one_process_after"]:.3f}
 
 What goes wrong in silence:
-  no all-reduce: the ranks part, with weights {alone}
+  no all-reduce: the ranks diverge, with weights {alone}
   sum for mean: gradient {taken["summed_gradient"]:g}, weight \
 {taken["summed_after"]:.3f} on every rank,
   so comparing the ranks with each other finds nothing"""

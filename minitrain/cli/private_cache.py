@@ -60,17 +60,10 @@ def configured(project: Path) -> Path:
 
 
 def is_private(folder: Path) -> bool:
-    """Whether ``folder`` or one above it is closed to all users but this one."""
+    """Return whether only this user can enter ``folder`` or one above it."""
     folder = folder.resolve()
-    return any(_is_closed(one) for one in (folder, *folder.parents))
-
-
-def _is_closed(folder: Path) -> bool:
-    try:
-        found = folder.stat()
-    except OSError:
-        return False
-    return found.st_uid == os.geteuid() and not found.st_mode & 0o077
+    found = [one.stat() for one in (folder, *folder.parents) if one.exists()]
+    return any(f.st_uid == os.geteuid() and not f.st_mode & 0o077 for f in found)
 
 
 def _dvc_config(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -16,8 +16,8 @@ from minitrain.core.printable import printable
 from minitrain.report.canvas import BLACK, BLUE, ORANGE, canvas, save
 
 if TYPE_CHECKING:
+    from minitrain.compare.comparer import StepCompared
     from minitrain.compare.recordings import RecordingsCompared
-    from minitrain.compare.step import StepCompared
 
 HEIGHT_IN = 4.0
 # where equal bits are drawn, on an axis that has no zero, and where what is infinite

@@ -1,4 +1,4 @@
-"""What is the same in two recordings, and what is not: the lines of ``verify``."""
+"""The lines of ``verify`` on two recordings."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -7,10 +7,10 @@ from minitrain.core.printable import as_lines
 from minitrain.report.numbers import plural
 
 if TYPE_CHECKING:
+    from minitrain.compare.comparer import StepCompared
     from minitrain.compare.difference import Difference
+    from minitrain.compare.distances import Distance
     from minitrain.compare.recordings import RecordingsCompared
-    from minitrain.compare.step import StepCompared
-    from minitrain.compare.tolerances import Measured
 
 MARKS = {"=": "equal bits", "~": "within rounding", "?": "undecided", "x": "different"}
 # the worst of those that share a place comes last
@@ -47,7 +47,7 @@ def recordings_in_words(found: "RecordingsCompared") -> str:
 
 
 def _within(said: dict[str, list[str]]) -> list[str]:
-    """What the recorder's rules find in each recording."""
+    """Return what the recorder's rules find in each recording."""
     both = [line for line in said["A"] if line in said["B"]]
     lines = [f"within A and B: {line}" for line in both]
     for side, of in said.items():
@@ -72,7 +72,7 @@ def _verdict(found: "RecordingsCompared") -> str:
 def _farthest(found: "RecordingsCompared") -> str:
     said = []
     for kind in KINDS:
-        pairs: list[tuple[Measured, int]] = [
+        pairs: list[tuple[Distance, int]] = [
             (getattr(step, kind), step.step) for step in found.steps
         ]
         most, step = max(pairs, key=lambda pair: pair[0].share)
@@ -83,12 +83,12 @@ def _farthest(found: "RecordingsCompared") -> str:
 
 
 def placed(one: "Difference") -> str:
-    """Where it differs: ``at step 3: gradients, tensor w``."""
+    """Return the place of a difference: ``at step 3: gradients, tensor w``."""
     return f"{'from' if one.onwards else 'at'} {one.where}"
 
 
 def number_of(steps: Sequence["StepCompared"]) -> str:
-    """How many were recorded, and whether more came after them."""
+    """Return how many steps were recorded, and whether more came after them."""
     more = " and the end" if any(step.end for step in steps) else ""
     return plural(sum(not step.end for step in steps), "recorded step") + more
 
@@ -137,7 +137,7 @@ def recordings_as_facts(found: "RecordingsCompared") -> dict[str, Any]:
     }
 
 
-def _measured(found: "Measured") -> dict[str, Any]:
+def _measured(found: "Distance") -> dict[str, Any]:
     numbers = {"share": found.share, "allowed": found.allowed_share}
     # JSON has no infinity
     finite = {k: v if abs(v) < float("inf") else None for k, v in numbers.items()}
@@ -146,7 +146,7 @@ def _measured(found: "Measured") -> dict[str, Any]:
 
 
 def only_in_words(only_in_a: Sequence[str], only_in_b: Sequence[str]) -> list[str]:
-    """What one of the two alone has; a line for each that has more."""
+    """Return what one of the two alone has; a line for each that has more."""
     sides = (("A", only_in_a), ("B", only_in_b))
     return [f"only in {side}: {some(names)}" for side, names in sides if names]
 

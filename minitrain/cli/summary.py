@@ -19,7 +19,11 @@ EXAMPLES = {
 def answer(options: argparse.Namespace) -> Answer:
     """Return the lines, as they are published."""
     # tables take a moment to import: not for --help
+    from minitrain.core.params import require_root
     from minitrain.report.terminal import summary_lines
 
-    ok, lines = summary_lines(Path("metrics"))
+    metrics = Path("metrics")
+    if not metrics.is_dir():
+        require_root()
+    ok, lines = summary_lines(metrics)
     return Answer(ok, {"ok": ok, "lines": lines}, "\n".join(lines))

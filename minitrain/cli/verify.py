@@ -3,12 +3,13 @@
 States are files of torch.save or .safetensors, folders of shards with an index, or of
 torch.distributed.checkpoint, ours or not; none is trusted to run code. Of other folders
 it compares file by file. Of two runs (folders such as data/runs/gloo-2) it compares the
-recorded steps of every rank, losses and final states, finds the first step that differs
-and names the probable cause; what only one of them has is a difference. Two recordings
-of any loop (docs/recording.md) may be of other world sizes, versions and machines: are
-they the same computation, by their bits or within rounding? Exit code 0: equal, or the
-same within rounding, 1: they differ, or it is undecided, 2: one of them cannot be
-read, or holds nothing.
+recorded steps of every rank, losses and final states, finds the first step that
+differs, names the probable cause, and judges by the tolerances of the equivalence
+stage; what only one of them has is a difference, but for ranks of a larger world. Two
+recordings of any loop (docs/recording.md) may be of other world sizes, versions and
+machines: are they the same computation, by their bits or within rounding? Exit code 0:
+equal, or the same within rounding, 1: they differ, or it is undecided, 2: one of them
+cannot be read, or holds nothing.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from minitrain.cli.recording_words import (
 from minitrain.core.errors import UserError
 from minitrain.core.nearest import nearest_file
 from minitrain.core.printable import as_lines
+from minitrain.proof.words import printed
 from minitrain.report.numbers import plural
 
 if TYPE_CHECKING:
@@ -117,14 +119,19 @@ def _answer_for_runs(a: Path, b: Path) -> Answer:
 
     found = compare_runs(a, b)
     facts = {
-        "equal": found.equal,
+        "equal": found.verdict == "equal",
+        "same": found.same,
+        "verdict": found.verdict,
         "first": found.first and found.first.facts(),
         "losses": found.losses,
+        "tolerances": {name: asdict(rung) for name, rung in found.rungs.items()},
         "states": {name: asdict(found.states[name]) for name in found.unlike_states},
+        "world_sizes": found.world_sizes,
+        "unlike_ranks": found.unlike_ranks,
         "only_in_a": found.only_in_a,
         "only_in_b": found.only_in_b,
     }
-    return Answer(found.equal, facts, runs_in_words(found))
+    return Answer(found.same, facts, runs_in_words(found))
 
 
 def _answer_for_recordings(options: argparse.Namespace) -> Answer:
@@ -149,32 +156,44 @@ def _answer_for_recordings(options: argparse.Namespace) -> Answer:
 
 
 def runs_in_words(found: "RunsCompared") -> str:
-    """What differs between two runs; a line each."""
+    """Return the verdict on two runs, how far apart they are, and where first."""
     compared = ", ".join(
         [
             plural(found.num_recorded, "recorded step") + " of a rank",
             plural(found.num_losses, "loss", "losses"),
-            plural(found.num_states, "final state"),
+            plural(len(found.states), "final state"),
         ]
     )
-    if found.equal:
-        return f"equal: {compared}"
-    alike = found.first is None and not (found.losses or found.unlike_states)
-    at = f"different at {found.first}" if found.first else "different"
-    lines = [f"{at}: what only one of them has" if alike else at]
+    lines = [f"{found.verdict}: {compared}"]
+    if found.unlike_ranks:
+        sides = " and ".join(found.unlike_ranks)
+        lines = [f"different: the final states of the ranks of {sides} differ"]
+    elif found.first and not found.same:
+        lines = [f"{found.verdict} at {found.first}"]
+    elif found.equal and not found.same:
+        lines = ["different: what only one of them has"]
+    lines += only_in_words(found.only_in_a, found.only_in_b)
+    if found.equal and not found.same:
+        lines.append(f"equal is what both have: {compared}")
+    if found.rungs:
+        lines += printed({name: asdict(rung) for name, rung in found.rungs.items()})
+    if found.first and (found.same or found.unlike_ranks):
+        lines.append(f"first difference in bits: {found.first}")
     if found.losses:
-        lines.append(f"losses: first at {found.losses}")
+        (step, pair), *_ = found.losses.items()
+        more = f" (at most {found.loss_gap:.2g} of it apart)"
+        lines.append(f"losses: first at step {step}: {' against '.join(pair)}{more}")
     for name in found.unlike_states:
         what_and_where = in_words(found.states[name]).splitlines()[:2]
         lines.append(f"{name}: {'; '.join(what_and_where)}")
-    lines += only_in_words(found.only_in_a, found.only_in_b)
-    if alike:
-        lines.append(f"equal is what both have: {compared}")
+    if found.world_sizes[0] != found.world_sizes[1]:
+        sizes = " in A, ".join(map(str, found.world_sizes))
+        lines.append(f"no difference by itself: world_size: {sizes} in B")
     return as_lines(lines)
 
 
 def folders_in_words(found: "FoldersCompared") -> str:
-    """What differs between two folders; a line for each state and file."""
+    """Return what differs between two folders; a line for each state and file."""
     compared = [*found.states.values(), *found.files.values()]
     count = plural(len(compared), "state or file", "states and files")
     lines = [f"equal: {count}" if found.equal else f"different, of {count}"]
@@ -188,12 +207,12 @@ def folders_in_words(found: "FoldersCompared") -> str:
 
 
 def in_words(found: "Comparison") -> str:
-    """What differs, the most telling first; a line each."""
+    """Return what differs, the most telling first; a line each."""
     return as_lines([*_differences(found), *_asides(found)])
 
 
 def _asides(found: "Comparison") -> Iterator[str]:
-    """What is no difference, and yet to be known."""
+    """Return clauses on what is no difference."""
     for clause in found.said:
         yield f"names: {clause}"
     if found.nan:

@@ -75,7 +75,8 @@ def init_distributed(
         require_gpus(device.index + 1)
         torch.cuda.set_device(device)
     startup = timedelta(seconds=max(STARTUP_S, timeout_s))
-    my_heartbeat().limit(startup.total_seconds())
+    # a rank that is stopped while others wait here is not given their time to start
+    my_heartbeat().limit(timeout_s)
     if missing:
         # a world of one needs no port; without an interface gloo asks for this host's
         # name, and complains if it cannot be resolved
@@ -83,7 +84,7 @@ def init_distributed(
             dist.init_process_group(
                 backend, timeout=startup, store=HashStore(), rank=0, world_size=1
             )
-        _limit_waits(timeout_s)
+        set_group_timeout(timeout_s)
         return 0, 1
     store, rank, world_size = meet(startup)
     if same is not None:
@@ -95,13 +96,8 @@ def init_distributed(
         # a rank that leaves at once would cut off one that still connects to it
         dist.barrier()
     store.set_timeout(timedelta(seconds=timeout_s))
-    _limit_waits(timeout_s)
+    set_group_timeout(timeout_s)
     return rank, world_size
-
-
-def _limit_waits(seconds: float) -> None:
-    set_group_timeout(seconds)
-    my_heartbeat().limit(seconds)
 
 
 @contextmanager

@@ -1,1 +1,1 @@
-"""Where two states, or two runs, begin to differ, and why."""
+"""Comparison of states, runs and recordings: the first difference, and its cause."""

@@ -1,98 +1,29 @@
 """The recorded steps of two runs side by side: the ranks that are compared, what the
-runs came to after the last recorded step, where a resumed run begins in the other; and
-arithmetic on the sketches of their tensors.
-
-A sketch is linear in its tensor, and as long as it on average. So the distance of two
-sketches estimates that of two tensors, and what is a sum of tensors is the same sum of
-their sketches.
+runs came to after the last recorded step, and where a resumed run begins in the other.
 """
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from minitrain.recording.alarm import hashes
+from minitrain.compare.limits import FLOAT32, FLOAT64, Limits
+from minitrain.compare.trajectory import Trajectory, trajectory_of
+from minitrain.recording.alarm import Row, hashes
 from minitrain.recording.format import Recording
 
 DOUBLE = {"float64", "complex128"}
-Row = Mapping[str, Any]
 Rows = Mapping[int, Row]
-Sketches = Mapping[str, Sequence[float]]
-
-
-def common(*rows: Mapping[str, Any]) -> list[str]:
-    """The names that all have, in the order of the first."""
-    return [name for name in rows[0] if all(name in row for row in rows[1:])]
-
-
-def norm(entry: Row) -> float:
-    """The norm of a tensor, NaN where it has none."""
-    return float(entry["norm"])
-
-
-def is_finite(entry: Row) -> bool:
-    """Whether a tensor has neither NaN nor infinity."""
-    return all(map(math.isfinite, (entry["norm"], *entry["sketch"])))
-
-
-def apart(a: Row, b: Row) -> float:
-    """About how far two tensors are apart; infinitely, if one is not finite."""
-    found = math.dist(a["sketch"], b["sketch"])
-    return found if math.isfinite(found) else math.inf
+Pair = tuple[int, int]
 
 
 def ratio(gap: float, size: float) -> float:
-    """A gap as a share of ``size``; infinite where nothing has a size but the gap."""
+    """Return a gap as a share of ``size``; infinity where only the gap has a size."""
     if size > 0:
         return gap / size
     return math.inf if gap else 0.0
-
-
-def joined(parts: Sketches, names: Iterable[str]) -> Tensor:
-    """The sketches of ``names`` as one vector."""
-    values = [float(value) for name in names for value in parts[name]]
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def vector(row: Row, kind: str, names: Iterable[str]) -> Tensor:
-    """The same of a row's ``gradients`` or ``parameters``, or of its ``own``."""
-    if kind == "own":
-        return joined(row[kind], names)
-    return joined({name: row[kind][name]["sketch"] for name in names}, names)
-
-
-def combination(target: Tensor, parts: Sequence[Tensor]) -> tuple[list[float], float]:
-    """Factors that bring the sum of ``parts`` nearest to ``target``, and what is left.
-
-    Least squares in float64 (``torch.linalg.lstsq``) over flat tensors of one length;
-    what is left is |rest| / |target|.
-    """
-    matrix = torch.stack([part.double() for part in parts], dim=1)
-    wanted = target.double()
-    factors = torch.linalg.lstsq(matrix, wanted[:, None]).solution.flatten()
-    rest = (matrix @ factors - wanted).norm() / wanted.norm().clamp_min(1e-300)
-    return factors.tolist(), float(rest)
-
-
-def fit(target: Tensor, parts: Sequence[Tensor]) -> tuple[list[float], float] | None:
-    """``combination``, where there are numbers enough to tell: not half as many factors
-    as numbers, all of them finite, and no part that others make up.
-    """
-    if not parts or len(target) < 2 * len(parts):
-        return None
-    matrix = torch.stack([target, *parts], dim=1)
-    sizes = matrix.norm(dim=0)
-    if not (torch.isfinite(sizes).all() and (sizes > 0).all()):
-        return None
-    if len(parts) > 1 and torch.linalg.cond(matrix[:, 1:] / sizes[1:]) > 1e4:
-        return None
-    return combination(target, parts)
 
 
 def samples(rows: Rows, kind: str = "inputs") -> Counter[str]:
@@ -102,7 +33,7 @@ def samples(rows: Rows, kind: str = "inputs") -> Counter[str]:
 
 
 def same_samples(a: Rows, b: Rows) -> bool:
-    """Whether two sets of rows read the same samples, padding aside."""
+    """Return whether two sets of rows read the same samples, padding aside."""
     ours, theirs = samples(a), samples(b)
     left, right = [*(ours - theirs).elements()], [*(theirs - ours).elements()]
     if len(left) != len(right):
@@ -132,29 +63,21 @@ def _unpadded(rows: Rows) -> dict[str, Sequence[str]]:
 
 
 @dataclass(frozen=True)
-class StepPair:
-    """One step of one optimizer in A and in B: a row for each rank. ``twin`` is that of
-    the first rank of A's twin; ``double`` says that both train in float64, ``end`` that
-    it is what they came to after the last recorded step.
-    """
+class RankPairs:
+    """Rows of the ranks of A and of B that are compared."""
 
-    optimizer: int
-    step: int
     a: Rows
     b: Rows
     world_sizes: tuple[int, int]
-    twin: Row | None = None
-    double: bool = False
-    end: bool = False
 
     @property
     def same_size(self) -> bool:
-        """Whether rank r of A has its counterpart in rank r of B."""
+        """Return whether rank r of A has its counterpart in rank r of B."""
         return self.world_sizes[0] == self.world_sizes[1]
 
     @cached_property
-    def pairs(self) -> list[tuple[int, int]]:
-        """Which rank of A is compared with which of B: where the world sizes differ,
+    def pairs(self) -> list[Pair]:
+        """Pairs of ranks of A and B that are compared: where the world sizes differ,
         the first of either with all of the other, since they should have the same.
         """
         if self.same_size:
@@ -171,16 +94,10 @@ class StepPair:
 
     @property
     def complete(self) -> bool:
-        """Whether no rank is missing."""
+        """Return whether no rank is missing."""
         return (len(self.a), len(self.b)) == self.world_sizes
 
-    @property
-    def draws_otherwise(self) -> bool:
-        """Whether a forward pass drew random numbers, on other numbers of ranks."""
-        rows = (*self.a.values(), *self.b.values())
-        return not self.same_size and any(row["draws"] for row in rows)
-
-    def named(self, pairs: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    def named(self, pairs: Sequence[Pair]) -> dict[str, Any]:
         """The ranks of these pairs, and of which run they are; none for all pairs."""
         if len(pairs) == len(self.pairs):
             return {}
@@ -192,8 +109,31 @@ class StepPair:
         return {"ranks": tuple(x for x, _ in pairs), "of": "A"}
 
 
+@dataclass(frozen=True)
+class StepPair(RankPairs):
+    """One step of one optimizer in A and in B: a row for each rank.
+
+    ``trajectory`` is A's until its end, ``limits`` are those of the type in which both
+    train, ``twin`` is the row of the first rank of A's twin. ``end``: it is what both
+    came to after the last recorded step.
+    """
+
+    optimizer: int
+    step: int
+    trajectory: Trajectory
+    limits: Limits
+    twin: Row | None = None
+    end: bool = False
+
+    @property
+    def draws_otherwise(self) -> bool:
+        """Return whether a forward pass drew random numbers, at other world sizes."""
+        rows = (*self.a.values(), *self.b.values())
+        return not self.same_size and any(row["draws"] for row in rows)
+
+
 def header(recording: Recording) -> Row:
-    """That of the first rank."""
+    """Return the header of the first rank."""
     return next(iter(recording.ranks.values())).header
 
 
@@ -216,12 +156,14 @@ def places_of(a: Recording, b: Recording, twin: Recording | None) -> list[StepPa
     sizes = a.world_size, b.world_size
     # where all parameters are float64, so is what is computed
     kinds = [one["dtype"] for r in (a, b) for one in header(r)["parameters"].values()]
-    is_double = {*kinds} <= DOUBLE
+    limits = FLOAT64 if {*kinds} <= DOUBLE else FLOAT32
+    trajectories = {n: trajectory_of(a, n) for n in {n for n, _ in keys_of(a)}}
     places, both = [], {*keys_of(b)}
     for key in (key for key in keys_of(a) if key in both):
         rows = rows_at(a, key), rows_at(b, key)
         first = next(iter(rows_at(twin, key).values()), None) if twin else None
-        place = StepPair(*key, *rows, sizes, first, is_double)
+        of = trajectories[key[0]]
+        place = StepPair(*rows, sizes, *key, of, limits, first)
         places += [place] if place.pairs else []
     last = {place.optimizer: place for place in places}
     ends = (_end(a, b, twin, place) for place in last.values())
@@ -262,7 +204,7 @@ def _rows_at_end(recording: Recording, rows: Rows, place: StepPair) -> dict[int,
 
 @dataclass(frozen=True)
 class Resumed:
-    """Both recordings from the ``step`` on at which ``side`` starts."""
+    """Two recordings from the ``step`` on at which ``side`` starts."""
 
     a: Recording
     b: Recording

@@ -1,5 +1,5 @@
-"""What each of two recordings has: whether a twin is one, models, starts, what one of
-them lacks, what is not compared, and what is no difference.
+"""Coverage of two recordings: models, start weights, the twin; missing parts, parts
+that are not compared, and expected differences.
 """
 
 from collections import Counter
@@ -9,7 +9,7 @@ from operator import or_
 from pathlib import Path
 
 from minitrain.compare.align import (
-    Row,
+    RankPairs,
     StepPair,
     header,
     keys_of,
@@ -17,16 +17,15 @@ from minitrain.compare.align import (
     rows_at,
     samples,
 )
+from minitrain.compare.comparer import StepCompared
 from minitrain.compare.difference import START, Cause, Difference, What, why
 from minitrain.compare.inputs_and_state import (
-    at,
     rates_unlike,
     settings_unlike,
     state_held,
 )
-from minitrain.compare.step import StepCompared
 from minitrain.core.errors import UserError
-from minitrain.recording.alarm import in_ranks
+from minitrain.recording.alarm import Row, in_ranks
 from minitrain.recording.format import OfRank, Recording, read_recording
 
 # in a header: what may differ between the same computation
@@ -100,7 +99,7 @@ def start_unlike(a: Recording, b: Recording, first: StepCompared) -> Difference 
     parameters after the ``first`` step.
     """
     heads = [{rank: one.header for rank, one in r.ranks.items()} for r in (a, b)]
-    start = StepPair(0, START, heads[0], heads[1], (a.world_size, b.world_size))
+    start = RankPairs(heads[0], heads[1], (a.world_size, b.world_size))
     unlike = {
         (x, y): _unlike_names(start.a[x]["start"], start.b[y]["start"])
         for x, y in start.pairs
@@ -114,7 +113,7 @@ def start_unlike(a: Recording, b: Recording, first: StepCompared) -> Difference 
     if named:
         cause = why(Cause.NOT_BROADCAST, ranks=named["ranks"])
     much = f"{len(names)} of {len(start.first[0]['start'])} tensors are unlike"
-    return at(start, What.START, cause, much, tensor=names[0], **named)
+    return Difference(START, What.START, cause, much, tensor=names[0], **named)
 
 
 def _unlike_names(a: Mapping[str, str], b: Mapping[str, str]) -> list[str]:

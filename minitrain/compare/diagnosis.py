@@ -1,4 +1,4 @@
-"""Where a run diverges from its replay, or from another run, and the probable cause.
+"""The place where a run diverges from its replay or from another run, and its cause.
 
 The first step that differs, and there the first thing: data, gradients, parameters,
 buffers. The causes are those of recordings, from the tensors themselves.
@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minitrain.compare.align import combination
-from minitrain.compare.causes import (
+from minitrain.compare.difference import UNKNOWN, Cause, Difference, What, Why, why
+from minitrain.compare.gradient_causes import (
     cause_in_buffers,
     missing_in,
     multiple,
@@ -20,9 +20,9 @@ from minitrain.compare.causes import (
     rate_by_size,
     scaled,
 )
-from minitrain.compare.difference import UNKNOWN, Cause, Difference, What, Why, why
-from minitrain.compare.tolerances import CLOSE
+from minitrain.compare.limits import CLOSE
 from minitrain.proof.first_difference import Rows, first_difference, of_kind
+from minitrain.recording.sketches import combination
 
 Tensors = Mapping[str, Tensor]
 State = Mapping[str, Tensors]
@@ -112,9 +112,16 @@ def cause_of(
     return cause_in_step(ours, theirs, len(values.ranks), sides[0])
 
 
-def cause_in_step(ours: State, theirs: State, world_size: int, side: str) -> Why:
+def cause_in_step(
+    ours: State,
+    theirs: State,
+    world_size: int,
+    side: str,
+    rounding: tuple[float, float] = (CLOSE, CLOSE),
+) -> Why:
     """Return why ``ours`` (of ``side``) has other parameters than ``theirs`` after a
     step with the same gradients: each has the parameters ``before`` and ``after`` it.
+    ``rounding`` explains such a difference in the length and direction of a step.
     """
     before, after = (
         [_flat(state[when]) for state in (ours, theirs)] for when in ("before", "after")
@@ -125,9 +132,9 @@ def cause_in_step(ours: State, theirs: State, world_size: int, side: str) -> Why
         return why(Cause.OTHER_START)
     moved, right = (new - old for new, old in zip(after, before, strict=True))
     (factor,), rest = combination(moved, [right])
-    if rest >= CLOSE:
+    if rest >= rounding[1]:
         return why(Cause.OPTIMIZER)
-    if abs(factor - 1) <= CLOSE:
+    if abs(factor - 1) <= rounding[0]:
         return UNKNOWN
     by_size = rate_by_size(factor, (1, world_size), ("", side))
     return by_size or why(Cause.STEPS, side=side, factor=factor)

@@ -16,7 +16,7 @@ START = -1
 
 
 class What(StrEnum):
-    """What differs."""
+    """Kinds of things that differ."""
 
     MODEL = "model"
     START = "start weights"
@@ -133,7 +133,7 @@ class Why:
 
     @property
     def sure(self) -> bool:
-        """Whether rounding cannot look like it."""
+        """Return whether rounding cannot look like it."""
         return self.own_alike or self.cause in SURE
 
     def __str__(self) -> str:
@@ -154,8 +154,8 @@ UNKNOWN = Why(Cause.UNKNOWN)
 
 @dataclass(frozen=True)
 class Difference:
-    """What differs first, by how ``much``, and why; not ``sure`` where rounding might
-    explain it.
+    """The first difference, by how ``much``, and why; not ``sure`` where rounding
+    might explain it.
 
     ``ranks`` are those that differ, of run A or B (``of``) where the world sizes
     differ; empty for all. ``since`` is the recorded step before. ``onwards``: it holds

@@ -1,4 +1,4 @@
-"""What readers of checkpoints share: tensors that stay on disk, and stand-ins for the
+"""Parts that readers of checkpoints share: tensors that stay on disk, stand-ins for
 classes that a checkpoint names, so that none of their code runs.
 
 Checkpoints of training scripts hold objects (``argparse.Namespace``, enums, NumPy

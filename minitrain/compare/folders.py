@@ -25,7 +25,7 @@ class FoldersCompared:
 
     @property
     def equal(self) -> bool:
-        """Whether both hold the same, every bit of it."""
+        """Return whether both hold the same, every bit of it."""
         alike = all(found.equal for found in self.states.values())
         only = self.only_in_a or self.only_in_b
         return alike and all(self.files.values()) and not only
@@ -63,7 +63,7 @@ def compare_folders(a: Path, b: Path, prefix: str = "") -> FoldersCompared:
 
 
 def beside(state: Path) -> list[str]:
-    """What lies in the folder of a state that is no part of it."""
+    """Return files in the folder of a state that are no part of it."""
     if not (state.is_dir() and is_state(state)):
         return []
     return [name for name, is_large in _parts(state, state) if not is_large]

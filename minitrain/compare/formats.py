@@ -25,7 +25,7 @@ INDEX = ".index.json"
 
 
 def is_state(path: Path) -> bool:
-    """Whether ``path`` is one state by its name, or by what the folder holds."""
+    """Return whether ``path`` is one state, by its name or content."""
     return path.is_file() or (path / METADATA).is_file() or _index(path) is not None
 
 
@@ -40,7 +40,7 @@ def files_of(folder: Path) -> dict[Path, set[Path]]:
 
 
 def entries(path: Path) -> Iterator[Entry]:
-    """What ``path`` holds, by name: a Tensor or :class:`Unread`, or a plain value;
+    """Yield entries of ``path`` by name: a Tensor, :class:`Unread` or a plain value;
     names of nested entries are joined by dots.
 
     Raises UserError for what is empty, torn, of another kind, or would have to run code

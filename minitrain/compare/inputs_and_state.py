@@ -1,24 +1,17 @@
-"""What differs at a step apart from gradients and parameters: data, learning rates and
+"""Differences at a step apart from gradients and parameters: data, learning rates and
 settings, buffers, the optimizer's state; and the probable cause of each.
 """
 
 import math
 from typing import Any
 
-from minitrain.compare.align import (
-    Row,
-    Rows,
-    StepPair,
-    apart,
-    common,
-    is_finite,
-    ratio,
-    samples,
-)
-from minitrain.compare.causes import cause_in_buffers, rate_by_size
+from minitrain.compare.align import Rows, StepPair, ratio, samples
 from minitrain.compare.difference import Cause, Difference, What, Why, why
-from minitrain.compare.tolerances import CLOSE, SAME_RATE, limits_of
+from minitrain.compare.gradient_causes import cause_in_buffers, rate_by_size
+from minitrain.compare.limits import CLOSE, SAME_RATE
+from minitrain.recording.alarm import Row
 from minitrain.recording.rules_of_progress import settings_of
+from minitrain.recording.sketches import apart, common, is_finite
 
 
 def at(place: StepPair, what: What, cause: Why, much: str, **more: Any) -> Difference:
@@ -142,7 +135,7 @@ def buffers_unlike(place: StepPair, exact: bool) -> Difference | None:
         a, b = place.a[rank]["buffers"], place.b[rank]["buffers"]
         for name in {**a, **b}:
             share = _share_apart(a.get(name), b.get(name))
-            if share > (0.0 if exact else limits_of(place).coarse):
+            if share > (0.0 if exact else place.limits.coarse):
                 far.setdefault(name, {})[rank] = share
     if not far:
         return None
@@ -173,7 +166,7 @@ def _share_apart(a: Row | None, b: Row | None) -> float:
 
 
 def rest_is_equal(place: StepPair) -> bool:
-    """Whether all but gradients and parameters is, as far as it must be."""
+    """Return whether all but gradients and parameters is equal where it must be."""
     if samples(place.a) != samples(place.b):
         return False
     # an optimizer's share of its state is of a rank's own

@@ -1,4 +1,4 @@
-"""Which entry of one state is meant by which of another, where names differ."""
+"""Alignment of the entries of two states whose names differ."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class Aligned:
 
 
 def align(a: State, b: State) -> Aligned:
-    """Where no tensor has a name that both know, take wrappers' words out of the names;
+    """Take wrappers' words out of the names, if no tensor has a name that both know;
     and where that is not enough, find the model inside a checkpoint.
 
     Nothing is changed where several entries would fit, or none.

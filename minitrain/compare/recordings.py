@@ -2,7 +2,7 @@
 
 What is compared at a step, in this order: data, gradients, learning rates, parameters,
 buffers, the optimizer's state. Bits where they are equal; else what rounding may do
-(minitrain/compare/tolerances.py). Other world sizes, versions and machines are no
+(minitrain/compare/distances.py). Other world sizes, versions and machines are no
 difference by themselves.
 """
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from minitrain.compare.align import header, places_of, resumed_in
+from minitrain.compare.comparer import Comparer, StepCompared
 from minitrain.compare.coverage import (
     asides_of,
     broken_in,
@@ -21,9 +22,8 @@ from minitrain.compare.coverage import (
     unseen_in,
 )
 from minitrain.compare.difference import Difference
-from minitrain.compare.step import Comparer, StepCompared
-from minitrain.compare.tolerances import course_in
 from minitrain.core.errors import UserError
+from minitrain.core.progress import progress
 from minitrain.recording.findings import alarms_in
 from minitrain.recording.format import is_recording, read_recording
 
@@ -38,7 +38,7 @@ SAME: tuple[RecordingsVerdict, ...] = ("equal bits", "same computation within ro
 
 @dataclass(frozen=True)
 class RecordingsCompared:
-    """What two recordings have in common, and what not.
+    """The result of comparing two recordings.
 
     ``first`` is the first sure difference, and where there is none what cannot be
     decided; ``doubt`` is what could not be decided before it. ``broken`` says what
@@ -62,7 +62,7 @@ class RecordingsCompared:
 
     @property
     def same(self) -> bool:
-        """Whether both are the same computation, and neither has an alarm."""
+        """Return whether both are the same computation, and neither has an alarm."""
         return self.verdict in SAME and not any(self.severe.values())
 
 
@@ -85,12 +85,12 @@ def compare_recordings(
     if not places:
         raise UserError(f"{a}: has no recorded step in common with {b}")
     versions = {one.header["torch"] for r in (ours, theirs) for one in r.ranks.values()}
-    # each optimizer has a course of its own
+    # each optimizer has a trajectory of its own
     comparers = {
-        number: Comparer(course_in(ours, number), len(versions) == 1, resumed)
+        number: Comparer(len(versions) == 1, resumed)
         for number in {place.optimizer for place in places}
     }
-    steps = [comparers[place.optimizer].compare(place) for place in places]
+    steps = [comparers[p.optimizer].compare(p) for p in progress(places, "steps")]
     unseen = unseen_in(ours, theirs, places)
     broken = [*broken_in("A", ours, theirs), *broken_in("B", theirs, ours)]
     only = only_in(ours, theirs), only_in(theirs, ours)

@@ -1,70 +1,147 @@
-"""Two training runs on disk: the first step and tensor that differ, and why.
+"""Two training runs on disk: the first step and tensor that differ, why, and whether
+that is within the tolerances of the equivalence stage.
 
 What is there is what the runs recorded: hashes at some steps, the loss of every step,
-the final state of every rank, and the gradients of the first step. What only one of
-them has is a difference like any other.
+the final state of every rank, and tensors of a few steps. What only one of them has is
+a difference like any other, but for the ranks of a larger world size.
 """
 
 import csv
+import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
-from minitrain.compare.diagnosis import Values, cause_of, locate
-from minitrain.compare.difference import UNKNOWN, Difference, What, Why
+from minitrain.compare.diagnosis import Values, cause_in_step, cause_of, locate
+from minitrain.compare.difference import UNKNOWN, Cause, Difference, What, Why, why
+from minitrain.compare.limits import CLOSE_ADAPTIVE, FLOAT32
+from minitrain.compare.run_tolerance import (
+    FINAL,
+    GRADIENTS,
+    is_coarse,
+    rungs_between,
+)
 from minitrain.compare.state_diff import Comparison, compare_states
 from minitrain.compare.states import read_state
 from minitrain.core.errors import UserError
 from minitrain.core.files import read_jsonl
 from minitrain.core.regular import require_regular
+from minitrain.proof.bits import Rung, ranks_rung
 from minitrain.train.step_record import load_tensors
 
+RunsVerdict = Literal["equal", "within tolerance", "undecided", "different"]
 # what a run has, by kind, step and rank: rows of hashes, losses; files of states
-Run = Mapping[tuple[str, int, int], Any]
+Entries = Mapping[tuple[str, int, int], Any]
 HASHES = "hashes.jsonl"
 SAMPLED = "sampled.pt"
 LOSSES = "losses.csv"
-BATCH, TENSORS, LOSS = "batch", "tensors", "loss"
+BATCH, TENSORS, FORWARD = "batch", "tensors", "forward"
+LOSS, STATE = "loss", "state"
 KINDS = ("before", "gradients", "after")
+# a mean of other samples is off by more, and rounding by less
+LOSS_SHARE = 1e-4
+# of the length of a step, and of its direction
+ROUNDING = CLOSE_ADAPTIVE, FLOAT32.coarse_adaptive
 
 
 @dataclass(frozen=True)
-class RunsCompared:
-    """What differs between runs A and B; ``equal`` where nothing does.
-
-    ``first`` is the first difference in what both recorded, ``losses`` the first loss
-    that differs, ``states`` the final states that do, by file. The counts are of what
-    both have.
+class TrainingRun:
+    """Everything a run recorded. ``by_design``: why another world size computes
+    something else.
     """
 
-    first: Difference | None
-    losses: str | None
-    states: dict[str, Comparison]
-    only_in_a: list[str]
-    only_in_b: list[str]
-    num_recorded: int
-    num_losses: int
-    num_states: int
+    entries: Entries
+    world_size: int
+    by_design: Why | None
+    sampled: Mapping[str, Tensor]
 
     @property
-    def equal(self) -> bool:
-        """Whether both have the same things, every bit of them alike."""
-        both = self.first or self.losses or self.unlike_states
-        return not (both or self.only_in_a or self.only_in_b)
+    def states(self) -> list[Mapping[str, Tensor]]:
+        """The final state of every rank."""
+        files = [one for key, one in self.entries.items() if key[0] == STATE]
+        return [read_state(file).tensors for file in files]
+
+
+@dataclass
+class RunsCompared:
+    """The result of comparing runs A and B.
+
+    ``first`` is the first difference in the bits that both recorded, ``losses`` are
+    those that differ, by step, ``states`` the final states by file. Where bits differ,
+    ``rungs`` are held to a tolerance; ``is_coarse`` says that rounding to 16 bits may
+    explain them, ``by_design`` that other world sizes compute something else.
+    ``unlike_ranks`` names a run whose own ranks differ in the end. The counts are of
+    what both have.
+    """
+
+    world_sizes: tuple[int, int]
+    num_recorded: int = 0
+    num_losses: int = 0
+    first: Difference | None = None
+    losses: dict[int, tuple[str, str]] = field(default_factory=dict)
+    states: dict[str, Comparison] = field(default_factory=dict)
+    rungs: dict[str, Rung] = field(default_factory=dict)
+    is_coarse: bool = False
+    by_design: bool = False
+    unlike_ranks: str = ""
+    only_in_a: list[str] = field(default_factory=list)
+    only_in_b: list[str] = field(default_factory=list)
 
     @property
     def unlike_states(self) -> list[str]:
         """The files of :attr:`states` that differ."""
         return [name for name, found in self.states.items() if not found.equal]
 
+    @property
+    def loss_gap(self) -> float:
+        """The largest distance of two losses, as a share of their size."""
+        pairs = [(float(ours), float(theirs)) for ours, theirs in self.losses.values()]
+        shares = [abs(x - y) / (max(abs(x), abs(y)) or 1.0) for x, y in pairs]
+        # NaN is near nothing
+        return max((s if s == s else math.inf for s in shares), default=0.0)
+
+    @property
+    def equal(self) -> bool:
+        """Return whether every bit is alike of what both have."""
+        return not (self.first or self.losses or self.unlike_states)
+
+    @property
+    def verdict(self) -> RunsVerdict:
+        """``equal`` bits; else what the tolerances say."""
+        if self.only_in_a or self.only_in_b or self.unlike_ranks:
+            return "different"
+        return "equal" if self.equal else self._by_tolerance()
+
+    def _by_tolerance(self) -> RunsVerdict:
+        first = self.first
+        # the last step is recorded too: what only a state has is no rounding
+        if (self.unlike_states and not first) or (first and first.what == What.DATA):
+            return "different"
+        if self.by_design:
+            return "undecided"
+        if first and first.why.sure:
+            return "different"
+        broken = [name for name, r in self.rungs.items() if r.verdict == "breach"]
+        if not broken and {GRADIENTS, FINAL} <= self.rungs.keys():
+            return "within tolerance" if self.loss_gap <= LOSS_SHARE else "different"
+        # rounding shows from the first gradients on; it may be coarse, or grow
+        may_be = first and (first.step, first.what) == (0, What.GRADIENTS)
+        may_be = may_be and (GRADIENTS not in broken or self.is_coarse)
+        return "undecided" if may_be or not self.rungs else "different"
+
+    @property
+    def same(self) -> bool:
+        """Return whether both are the same computation."""
+        return self.verdict in ("equal", "within tolerance")
+
 
 def is_run(path: Path) -> bool:
-    """Whether ``path`` is a folder in which a run recorded something."""
+    """Return whether ``path`` is a folder in which a run recorded something."""
     return (path / HASHES).is_file()
 
 
@@ -74,45 +151,73 @@ def compare_runs(a: Path, b: Path) -> RunsCompared:
     Raises UserError for a folder without readable hashes, losses or states, and for
     runs that have no recorded step in common.
     """
-    runs = [_read(folder) for folder in (a, b)]
-    both = [key for key in runs[0] if key in runs[1]]
+    one, two = _read(a), _read(b)
+    both = [key for key in one.entries if key in two.entries]
     num = Counter(kind for kind, _, _ in both)
     if not num[TENSORS]:
         raise UserError(f"{a}: has no recorded step in common with {b}")
-    # losses are written so that equal text is equal bits
-    losses = [
-        f"step {key[1]}: {runs[0][key]} against {runs[1][key]}"
-        for key in both
-        if key[0] == LOSS and runs[0][key] != runs[1][key]
-    ]
-    states = {
-        runs[0][key].name: compare_states(*(read_state(run[key]) for run in runs))
-        for key in both
-        if isinstance(runs[0][key], Path)
-    }
-    world_size = 1 + max(rank for _, _, rank in runs[0])
-    rows = [[of[key] for key in both if key[0] in (BATCH, TENSORS)] for of in runs]
-    return RunsCompared(
-        first=locate(rows[0], rows[1], partial(_explain, a, b, world_size), "A"),
-        losses=losses[0] if losses else None,
-        states=states,
-        only_in_a=_only(runs[0], runs[1]),
-        only_in_b=_only(runs[1], runs[0]),
-        num_recorded=num[TENSORS],
-        num_losses=num[LOSS],
-        num_states=len(states),
+    found = RunsCompared((one.world_size, two.world_size), num[TENSORS], num[LOSS])
+    for kind, step, rank in both:
+        ours, theirs = (run.entries[kind, step, rank] for run in (one, two))
+        # losses are written so that equal text is equal bits
+        if kind == LOSS and ours != theirs:
+            found.losses[step] = ours, theirs
+        if kind == STATE:
+            read = read_state(ours), read_state(theirs)
+            found.states[ours.name] = compare_states(*read)
+    rows, batches = (
+        [[run.entries[key] for key in both if key[0] in kinds] for run in (one, two)]
+        for kinds in ((BATCH, TENSORS), (BATCH,))
     )
+    is_resized = one.world_size != two.world_size
+    designed = (one.by_design or two.by_design) if is_resized else None
+    found.by_design = designed is not None
+    explain = partial(_explain, one, two, designed)
+    first = locate(rows[0], rows[1], explain, "A")
+    # rounding comes before other data, and does not hide it
+    data = locate(batches[0], batches[1], explain, "A")
+    found.first = first if first and first.why.sure else data or first
+    found.only_in_a, found.only_in_b = _only(one, two), _only(two, one)
+    if is_resized or not found.equal:
+        _compare_by_tolerance(one, two, found)
+    return found
+
+
+def _compare_by_tolerance(a: TrainingRun, b: TrainingRun, found: RunsCompared) -> None:
+    states = a.states, b.states
+    for side, ranks in zip("AB", states, strict=True):
+        if ranks_rung(ranks).bytes_equal is False:
+            found.unlike_ranks += side
+    if found.equal or not all(states):
+        return
+    first = found.first and (found.first.step, found.first.what)
+    final, same = (states[0][0], states[1][0]), first == (0, What.PARAMETERS)
+    found.rungs = rungs_between(a.sampled, b.sampled, final, same_gradients=same)
+    found.is_coarse = is_coarse(a.sampled, b.sampled)
+    verdicts = {name: rung.verdict for name, rung in found.rungs.items()}
+    if first == (0, What.GRADIENTS) and "breach" in verdicts.values():
+        ours, theirs = _step(a.sampled), _step(b.sampled)
+        if verdicts[GRADIENTS] != "breach" and not found.by_design:
+            # a first step that rounding of the gradients does not explain
+            cause = cause_in_step(ours, theirs, a.world_size, "A", ROUNDING)
+            if cause != UNKNOWN:
+                found.first = Difference(0, What.PARAMETERS, cause)
 
 
 def _explain(
-    a: Path, b: Path, world_size: int, step: int, what: What, ranks: list[int]
+    a: TrainingRun,
+    b: TrainingRun,
+    designed: Why | None,
+    step: int,
+    what: What,
+    ranks: list[int],
 ) -> Why:
     # from the tensors that rank 0 of both kept of step 0
-    kept = [folder / SAMPLED for folder in (a, b)]
-    if step != 0 or not all(map(Path.exists, kept)):
-        return UNKNOWN
-    ours, theirs = (_step(load_tensors(path)) for path in kept)
-    return cause_of(what, ranks, Values([ours] * world_size, theirs, []), ("A", "B"))
+    if designed or step != 0 or not (a.sampled and b.sampled):
+        return designed or UNKNOWN
+    ours, theirs = (_step(run.sampled) for run in (a, b))
+    values = Values([ours] * a.world_size, theirs, [])
+    return cause_of(what, ranks, values, ("A", "B"))
 
 
 def _step(sampled: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
@@ -126,19 +231,22 @@ def _step(sampled: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     return found | {"before": {n: t for n, t in before if n in found["after"]}}
 
 
-def _read(folder: Path) -> Run:
+def _read(folder: Path) -> TrainingRun:
     path = folder / HASHES
+    entries: dict[tuple[str, int, int], Any] = {}
+    ranks, designed = {0}, None
     try:
-        rows = [
-            row
-            for row in read_jsonl(require_regular(path))
-            if row["kind"] in (BATCH, TENSORS)
-        ]
-        found: dict[tuple[str, int, int], Any] = {
-            (row["kind"], row["step"], row.get("rank", -1)): row for row in rows
-        }
-        if len(found) < len(rows):
-            raise ValueError("a step is duplicated")
+        for row in read_jsonl(require_regular(path)):
+            kind, rank = row["kind"], row.get("rank", -1)
+            if kind in (BATCH, TENSORS):
+                if entries.setdefault((kind, row["step"], rank), row) is not row:
+                    raise ValueError("a step is duplicated")
+                ranks |= {rank, *range(len(row.get("ranks", ())))}
+            elif kind == FORWARD and row["draws_random_numbers"]:
+                designed = why(Cause.DRAWN)
+            elif kind == FORWARD and row["changes_buffers"]:
+                designed = designed or why(Cause.BATCH_NORM)
+        world_size = 1 + max(ranks)
     except FileNotFoundError:
         raise UserError(f"{folder}: is no training run, it has no {HASHES}") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -148,19 +256,30 @@ def _read(folder: Path) -> Run:
         try:
             with open(require_regular(path), encoding="utf-8", newline="") as file:
                 losses = {int(row["step"]): row["loss"] for row in csv.DictReader(file)}
+            [*map(float, losses.values())]
         except (ValueError, KeyError, TypeError, csv.Error) as error:
             raise UserError(f"{path}: not the losses of a run: {error}") from None
-        found |= {(LOSS, step, -1): loss for step, loss in losses.items()}
-    states = sorted((folder / "states").glob("*.pt"))
-    return found | {(f"states/{path.name}", -1, -1): path for path in states}
+        entries |= {(LOSS, step, -1): loss for step, loss in losses.items()}
+    for path in sorted((folder / "states").glob("state-rank-*.pt")):
+        rank = path.stem.removeprefix("state-rank-")
+        if rank.isdecimal():
+            entries[STATE, -1, int(rank)] = path
+    path = folder / SAMPLED
+    sampled = load_tensors(path) if path.exists() else {}
+    return TrainingRun(entries, world_size, designed, sampled)
 
 
-def _only(mine: Run, theirs: Run) -> list[str]:
+def _only(mine: TrainingRun, other: TrainingRun) -> list[str]:
+    theirs = other.entries
     ranks = {rank for kind, _, rank in theirs if kind == TENSORS}
     only = []
-    for kind, step, rank in sorted(mine.keys() - theirs.keys()):
-        name = kind if step < 0 else f"the {kind} of step {step}"
-        if kind == TENSORS:
+    for kind, step, rank in sorted(mine.entries.keys() - theirs.keys()):
+        if rank >= other.world_size:
+            continue
+        name = f"the {kind} of step {step}"
+        if kind == STATE:
+            name = f"states/{mine.entries[kind, step, rank].name}"
+        elif kind == TENSORS:
             name = f"step {step} of rank {rank}" if rank in ranks else f"rank {rank}"
         only.append(name)
     return [*dict.fromkeys(only)]

@@ -28,7 +28,7 @@ class Element:
 
 @dataclass
 class Comparison:
-    """What differs between states A and B; ``equal`` where nothing does.
+    """The result of comparing states A and B; ``equal`` if nothing differs.
 
     Counts are of what both have. ``unlike`` are tensors of other dtype or shape,
     ``values`` the entries that are no tensors. The largest distances are over all

@@ -42,17 +42,17 @@ class OnDisk(Mapping[str, Tensor]):
         return len(self._stored)
 
     def is_held(self, name: str) -> bool:
-        """Whether it stays where it is in memory, with all that share it."""
+        """Return whether it stays where it is in memory, with all that share it."""
         return not isinstance(self._stored[name], Unread)
 
     def renamed(self, names: Mapping[str, str]) -> "OnDisk":
-        """Those of ``names`` alone (new name: name that it has)."""
+        """Return those of ``names`` alone (new name: name that it has)."""
         return OnDisk(self._source, {new: self._stored[n] for new, n in names.items()})
 
 
 @dataclass(frozen=True)
 class State:
-    """What a file or a folder holds, by name; names of nested entries are joined by
+    """Entries of a file or a folder by name; names of nested entries are joined by
     dots. ``objects`` are those whose class was not imported, with its name.
     """
 
@@ -61,8 +61,8 @@ class State:
     objects: Mapping[str, str] = field(default_factory=dict)
 
     def renamed(self, rename: Callable[[str], str | None]) -> "State":
-        """By other names, without those that get none; as it is where two would get the
-        same.
+        """Return it by other names, without those that get none; unchanged if two names
+        would become one.
         """
         pairs = [(rename(name), name) for name in (*self.tensors, *self.values)]
         names = {new: name for new, name in pairs if new is not None}

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 ONE_PROCESS = "one_process"
+ALL_CORES = "one_process_all_cores"
 
 
 class Kind(StrEnum):
@@ -50,7 +51,7 @@ def baseline_arms(world_sizes: Iterable[int]) -> list[BaselineArm]:
         if kind is Kind.SYNC or size > 1
     ]
     one = BaselineArm(ONE_PROCESS, Kind.ONE_PROCESS, 1)
-    all_cores = BaselineArm("one_process_all_cores", Kind.ALL_CORES, 1)
+    all_cores = BaselineArm(ALL_CORES, Kind.ALL_CORES, 1)
     repeated = [*(arm for arm in ours if arm.processes == sizes[-1]), one]
     twins = [replace(a, name=f"{a.name}-again", twin_of=a.name) for a in repeated]
     timed = replace(repeated[0], name=f"{repeated[0].name}-timed", timed=True)

@@ -12,6 +12,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterable
+from importlib.util import find_spec
 from pathlib import Path
 
 from minitrain.core.printable import as_lines, printable
@@ -23,6 +24,8 @@ EXIT_USER = 2
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 # all that torch.save says that was given a path
 OF_TORCH = "unexpected pos"
+# what stages and commands import at their start
+PACKAGES = ("numpy", "pandas", "pydantic", "ruamel", "torch", "tqdm")
 NO_PROCESS = "cannot start a process or thread; `ulimit -u` limits them"
 
 
@@ -35,16 +38,31 @@ class UserError(Exception):
     exit_code = EXIT_USER
 
 
+class Mistakes(UserError):
+    """Several mistakes that the user can fix, each of ``args`` the line of one."""
+
+    def __str__(self) -> str:
+        return "\n".join(self.args)
+
+
 class EvidenceError(Exception):
     """The run finished and its evidence says no: one line that says what differs."""
 
     exit_code = EXIT_EVIDENCE
 
 
+def lines_of(error: Exception) -> list[str]:
+    """Return the message of ``error``: one line, or one for each of its mistakes."""
+    return [*error.args] if isinstance(error, Mistakes) else [str(error)]
+
+
 def did_you_mean(word: str, allowed: Iterable[str]) -> str:
-    """Return the end of a line about ``word``: the nearest of ``allowed``, if any."""
-    close = difflib.get_close_matches(word, [*allowed], n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
+    """Return the end of a line about ``word``: the nearest of ``allowed``, if any;
+    upper and lower case count as equal.
+    """
+    names = {name.lower(): name for name in allowed}
+    close = difflib.get_close_matches(word.lower(), names, n=1)
+    return f" (did you mean {names[close[0]]}?)" if close else ""
 
 
 class RankError(Exception):
@@ -92,6 +110,15 @@ def describe_os_error(error: OSError) -> str:
     return f"{path}: {error.strerror or error}"
 
 
+def require_packages() -> None:
+    """Exit with one line if this Python lacks what `make` installs; call it before the
+    modules that import such packages.
+    """
+    if lacking := [name for name in PACKAGES if find_spec(name) is None]:
+        start = f"{sys.executable} lacks {', '.join(lacking)}"
+        sys.exit(say(f"{start}: run `make`, which installs them in .venv", EXIT_USER))
+
+
 def run_stage(main: Callable[[], None]) -> None:
     """Run ``main`` and exit with the code of its outcome.
 
@@ -108,20 +135,27 @@ def run_stage(main: Callable[[], None]) -> None:
         if os.environ.get("MINITRAIN_TRACEBACK") == "1":
             notes = "\n".join(getattr(error, "__notes__", []))
             print(as_lines(notes.split("\n")), end="", file=sys.stderr)
-        _fail(str(error), error.exit_code)
+        _fail(lines_of(error), error.exit_code)
     except OSError as error:
-        _fail(describe_os_error(error), EXIT_USER)
+        _fail([describe_os_error(error)])
     except RuntimeError as error:
         # what Python has in place of an error of its own
         if str(error) != "can't start new thread":
             raise
-        _fail(NO_PROCESS, EXIT_USER)
+        _fail([NO_PROCESS])
     except Stopped as stop:
-        _fail(*stopped_by(stop.number))
+        _stop(stop.number)
     except KeyboardInterrupt:
-        _fail(*stopped_by(signal.SIGINT))
+        _stop(signal.SIGINT)
 
 
-def _fail(line: str, code: int) -> None:
+def _stop(number: int) -> None:
+    line, code = stopped_by(number)
+    _fail([line], code)
+
+
+def _fail(lines: list[str], code: int = EXIT_USER) -> None:
     sys.stdout.flush()
-    sys.exit(say(printable(" ".join(line.split())), code))
+    for line in lines:
+        say(printable(" ".join(line.split())), code)
+    sys.exit(code)

@@ -102,7 +102,10 @@ class Train(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if (self.num_steps is None) == (self.num_epochs is None):
-            allowed = f"null, or else num_epochs = {self.num_epochs} must be"
+            allowed = "a number where num_epochs is null"
+            if self.num_steps is not None:
+                both = "set either num_steps or num_epochs to null"
+                allowed = f"null where num_epochs = {self.num_epochs}: {both}"
             raise Problem("num_steps", self.num_steps, allowed)
         if self.num_steps is not None and self.num_warmup_steps >= self.num_steps:
             raise Problem(*self._too_long(self.num_steps))
@@ -222,4 +225,12 @@ def load_params(path: Path) -> Params:
 
     Raises UserError as :func:`minitrain.core.schema.load` does.
     """
+    require_root(path)
     return load(path, Params)
+
+
+def require_root(path: Path = Path("params.yaml")) -> None:
+    """Raise UserError where the project's parameters, ``path``, are not there."""
+    if not path.exists():
+        where = path.absolute().parent
+        raise UserError(f"{path}: not in {where}: run this in the project's root")

@@ -1,7 +1,7 @@
 """YAML files as frozen, validated objects.
 
-Unknown keys are refused. A mistake raises :class:`~minitrain.core.errors.UserError`
-with one line that names the file, the key, the value and what is allowed.
+Unknown keys are refused. Mistakes raise :class:`~minitrain.core.errors.UserError`
+with a line for each, which names the file, the key, the value and what is allowed.
 """
 
 import re
@@ -14,13 +14,26 @@ from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from minitrain.core.errors import UserError, did_you_mean
+from minitrain.core.errors import Mistakes, UserError, did_you_mean
 from minitrain.core.printable import shortened
 from minitrain.core.regular import MOST_OF_INDEX, require_regular
 
 # what the C types take that torch and gloo put numbers in
 MAX_COUNT, MAX_FLOAT = 2**31 - 1, 1e9
 LONGEST_VALUE = 60
+# lines of one error; a short file can hold millions of mistakes
+MOST_MISTAKES = 20
+NUMBER = re.compile(r"[-+]?\d*\.?\d+(e[-+]?\d+)?", re.IGNORECASE)
+BOOLEAN = re.compile("true|false", re.IGNORECASE)
+# of pydantic's errors, where its own words are those of Python
+WANTED = {
+    "int_type": "an integer",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "text, in quotes where it looks like a number",
+    "list_type": "a list, such as [1, 2]",
+    "model_type": "a section, which holds keys",
+}
 
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
@@ -70,8 +83,8 @@ class Problem(UserError, ValueError):
 def load(path: Path, schema: type[S]) -> S:
     """Read and validate ``path``, a YAML file of sections.
 
-    Raises UserError (one line: file, key, value, what is allowed) when the file is
-    missing, is not YAML, or does not fit the schema.
+    Raises UserError (a line for each mistake: file, key, value, what is allowed) when
+    the file is missing, is not YAML, or does not fit the schema.
     """
     try:
         text = require_regular(path, MOST_OF_INDEX).read_text(encoding="utf-8")
@@ -91,34 +104,48 @@ def load(path: Path, schema: type[S]) -> S:
 
 def validated(values: dict[str, Any], schema: type[S], start: str = "") -> S:
     """Return ``values`` as an object of ``schema``; where they do not fit it, raise a
-    UserError of one line that begins with ``start``.
+    UserError with a line for each mistake, which begins with ``start``.
     """
     try:
         return schema.model_validate(values)
     except ValidationError as error:
-        details = error.errors()
         # an unknown key is usually the cause of the missing one beside it
-        first = min(details, key=lambda detail: detail["type"] != "extra_forbidden")
-        more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
-        raise UserError(f"{start}{_one_error(schema, first)}{more}") from None
+        details = sorted(error.errors(), key=lambda d: d["type"] != "extra_forbidden")
+        lines = [f"{start}{_one_error(schema, d)}" for d in details[:MOST_MISTAKES]]
+        if more := len(details) - len(lines):
+            lines.append(f"{start}and {more} more")
+        raise Mistakes(*lines) from None
 
 
 def _one_error(schema: type[Section], detail: ErrorDetails) -> str:
-    parts = [str(part) for part in detail["loc"]]
+    kind, value, parts = detail["type"], detail["input"], [*detail["loc"]]
     # pydantic marks what is wrong with a key, and not with its value
-    if parts[-1:] == ["[key]"] and detail["type"] != "extra_forbidden":
+    if parts[-1:] == ["[key]"] and kind != "extra_forbidden":
         parts.pop()
-    key = ".".join(parts)
-    if detail["type"] == "extra_forbidden":
-        return f"{key}: unknown key{_suggestion(schema, parts)}"
-    if detail["type"] == "missing":
+    places = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts]
+    key = "".join(places).removeprefix(".")
+    if kind == "extra_forbidden":
+        return f"{key}: unknown key{_suggestion(schema, [*map(str, parts)])}"
+    if kind == "missing":
         return f"{key}: is missing"
     problem = detail.get("ctx", {}).get("error")
     if isinstance(problem, Problem):
         return f"{key}.{problem}" if key else str(problem)
+    if kind in WANTED:
+        return f"{key} = {_shown(value)}: must be {WANTED[kind]}{_written(kind, value)}"
     message = re.sub("^(Input|List|Value) should", "must", detail["msg"])
-    message = message.removeprefix("Value error, ")
-    return f"{key} = {_shown(detail['input'])}: {message}{_meant(detail)}"
+    message = message.removeprefix("Value error, ").partition(" after validation")[0]
+    return f"{key} = {_shown(value)}: {message}{_meant(detail)}"
+
+
+def _written(kind: str, value: object) -> str:
+    # the end of a line: how to write what the text stands for
+    if not isinstance(value, str) or kind == "string_type":
+        return ""
+    if value.lower() == "none":
+        return " (did you mean null?)"
+    unquoted = BOOLEAN if kind == "bool_type" else NUMBER
+    return "; remove the quotes" if unquoted.fullmatch(value) else ""
 
 
 def _meant(detail: ErrorDetails) -> str:

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,44 +35,6 @@ class MicroBatch:
     shard: int
 
 
-class Batches(Protocol):
-    """The data of a rank, as the training loop and its replay use it."""
-
-    def micro_batches(self, step: int) -> list[MicroBatch]:
-        """Return what this rank computes at ``step`` (from 0 over all epochs), shard by
-        shard: the same whenever it is asked for.
-        """
-        ...
-
-    def loss(self, model: nn.Module, inputs: Any) -> Tensor:
-        """Mean loss over the real targets of ``inputs``: 0-dim, with a graph."""
-        ...
-
-
-class Data(Protocol):
-    """A source of batches, which is sent to the ranks."""
-
-    def open(
-        self,
-        shards: Sequence[int],
-        num_shards: int,
-        num_micro_batches: int = 1,
-        device: torch.device | None = None,
-    ) -> Batches:
-        """Return the batches of those ``shards`` of ``num_shards``, each cut into
-        ``num_micro_batches``, on ``device`` (default: CPU).
-        """
-        ...
-
-    def smaller(self) -> int | None:
-        """The first step whose global batch is smaller than that of step 0."""
-        ...
-
-    def digest(self) -> int:
-        """A hash of the data, the same for every number of ranks."""
-        ...
-
-
 def causal_lm_loss(model: nn.Module, inputs: Any) -> Tensor:
     """Mean loss over the real targets of ``inputs``: the output's 0-dim ``loss``."""
     loss: Tensor = model(**inputs).loss
@@ -98,16 +60,20 @@ class ShardFiles:
         num_micro_batches: int = 1,
         device: torch.device | None = None,
     ) -> "RankBatches":
-        """See :class:`Data`; only the files of these shards are opened."""
+        """Return the batches of those ``shards`` of ``num_shards``, each cut into
+        ``num_micro_batches``, on ``device`` (default: CPU).
+        """
         return RankBatches(self, shards, num_shards, num_micro_batches, device)
 
     def smaller(self) -> int | None:
-        """See :class:`Data`: the last step of the first epoch, if any."""
+        """The first step whose global batch is smaller than that of step 0: the last
+        of the first epoch, if any.
+        """
         count, size = len(open_targets(self.folder)), self.global_batch_size
         return count // size if count > size and count % size else None
 
     def digest(self) -> int:
-        """See :class:`Data`."""
+        """A hash of the data, the same for every number of ranks."""
         index = read_json(self.folder / "index.json", "samples_sha256")
         return int(index["samples_sha256"][:16], 16)
 
@@ -146,7 +112,9 @@ class RankBatches:
         self.order = GlobalOrder(len(self.targets), batch_size, data.seed)
 
     def micro_batches(self, step: int) -> list[MicroBatch]:
-        """See :meth:`Batches.micro_batches`."""
+        """Return what this rank computes at ``step`` (from 0 over all epochs), shard by
+        shard: the same whenever it is asked for.
+        """
         epoch, step_of_epoch = divmod(step, len(self.order))
         if epoch != self.order.epoch:
             self.order.set_epoch(epoch)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from minitrain.data.batches import IGNORE_INDEX, MicroBatch
+from minitrain.data.batches import IGNORE_INDEX, MicroBatch, RankBatches, ShardFiles
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class InMemory:
         num_micro_batches: int = 1,
         device: torch.device | None = None,
     ) -> "CutBatches":
-        """See :class:`~minitrain.data.batches.Data`; tensors stay where they are."""
+        """See :meth:`ShardFiles.open`; tensors stay where they are."""
         return CutBatches(self, shards, num_shards, num_micro_batches)
 
     def smaller(self) -> int | None:
@@ -55,7 +55,7 @@ class CutBatches:
     num_micro_batches: int
 
     def micro_batches(self, step: int) -> list[MicroBatch]:
-        """See :class:`~minitrain.data.batches.Batches`."""
+        """See :meth:`RankBatches.micro_batches`."""
         whole = self.data.batches[step % len(self.data.batches)]
         global_targets, count = self.data.count(whole), self.num_micro_batches
         return [
@@ -73,8 +73,13 @@ class CutBatches:
         ]
 
     def loss(self, model: nn.Module, inputs: Any) -> Tensor:
-        """See :class:`~minitrain.data.batches.Batches`."""
+        """Mean loss over the targets of ``inputs``: 0-dim, with a graph."""
         return self.data.loss(model, inputs)
+
+
+# a source of batches, which is sent to the ranks, and what one of them trains on
+Data = ShardFiles | InMemory
+Batches = RankBatches | CutBatches
 
 
 def cut(batch: Any, index: int, count: int) -> Any:

@@ -1,18 +1,15 @@
 """Shards: which samples a rank reads, and how they lie on disk.
 
 Sample i belongs to rank ``i % world_size``. A shard is a pair of .npy files that are
-memory-mapped, so that a training process does not grow with the corpus. Nor does
-dealing, but for some 8 bytes a sample.
+memory-mapped, so that a training process does not grow with the corpus. Dealing holds
+all tokens in memory, one byte each.
 """
 
 import hashlib
-import mmap
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryFile, gettempdir
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +21,6 @@ from minitrain.core.files import (
     reading,
     sha256_file,
     write_json,
-    writing,
 )
 from minitrain.core.regular import require_regular
 from minitrain.data.text import LongSamples, fit_to_block, tokenize
@@ -32,8 +28,6 @@ from minitrain.data.text import LongSamples, fit_to_block, tokenize
 Tokens = npt.NDArray[np.uint8]
 Int64s = npt.NDArray[np.int64]
 SliceableT = TypeVar("SliceableT", bound=Any)
-# so many samples of a mapped file are in memory at once
-SAMPLES_AT_ONCE = 1 << 10
 
 
 @dataclass(frozen=True)
@@ -56,34 +50,15 @@ class Samples:
         """Tokens in each sample, shape (samples,)."""
         return np.diff(self.offsets)
 
-    def take(self, indices: Iterable[int]) -> Iterator[Tokens]:
-        """Yield the samples of these indices; pages of a mapped file do not stay in
-        memory.
-        """
-        # a view that is not mapped itself: quicker to slice
-        tokens, offsets = np.asarray(self.tokens), np.asarray(self.offsets)
-        for count, index in enumerate(indices, start=1):
-            yield tokens[offsets[index] : offsets[index + 1]]
-            if count % SAMPLES_AT_ONCE == 0:
-                self._release()
-
     def sha256(self) -> str:
         """SHA-256 over lengths and tokens: equal exactly for equal samples in order."""
-        return sha256_of(self.lengths(), self.take(range(len(self))))
-
-    def _release(self) -> None:
-        for array in (self.tokens, self.offsets):
-            # one that may be written to would lose what was
-            read_only = isinstance(array, np.memmap) and array.mode == "r"
-            if read_only and isinstance(array.base, mmap.mmap):
-                array.base.madvise(mmap.MADV_DONTNEED)
+        return _sha256_of(self.lengths(), [self.tokens])
 
 
-def sha256_of(lengths: Int64s, samples: Iterable[Tokens]) -> str:
-    """Return the hash of :meth:`Samples.sha256`."""
+def _sha256_of(lengths: Int64s, tokens: Iterable[Tokens]) -> str:
     digest = hashlib.sha256(lengths.tobytes())
-    for tokens in samples:
-        digest.update(tokens.data)
+    for some in tokens:
+        digest.update(some.data)
     return digest.hexdigest()
 
 
@@ -102,37 +77,19 @@ def make_shard(rank: int, world_size: int, samples: SliceableT) -> SliceableT:
 
 
 def tokenize_corpus(
-    texts: Iterable[str],
-    block_size: int,
-    policy: LongSamples,
-    spool: Path | None = None,
+    texts: Iterable[str], block_size: int, policy: LongSamples
 ) -> tuple[Samples, int]:
-    """Return the tokens of ``texts``, in nameless files in the folder ``spool`` (None:
-    that for temporary files), and how many texts were longer than the block: see
-    :func:`~minitrain.data.text.fit_to_block`.
+    """Return the tokens of ``texts``, and how many texts were longer than the block:
+    see :func:`~minitrain.data.text.fit_to_block`.
     """
-    end = num_long = 0
-    place = spool or Path(gettempdir())
-    with (
-        writing(place),
-        TemporaryFile(dir=spool) as tokens,
-        TemporaryFile(dir=spool) as offsets,
-    ):
-        offsets.write(end.to_bytes(8, sys.byteorder))
-        for text in texts:
-            sample = tokenize(text)
-            num_long += len(sample) > block_size
-            for piece in fit_to_block(sample, block_size, policy):
-                end += len(piece)
-                tokens.write(piece)
-                offsets.write(end.to_bytes(8, sys.byteorder))
-        return Samples(_mapped(tokens, np.uint8), _mapped(offsets, np.int64)), num_long
-
-
-def _mapped(file: IO[bytes], dtype: Any) -> Any:
-    file.flush()
-    # nothing cannot be mapped
-    return np.memmap(file, dtype, "r") if file.tell() else np.empty(0, dtype)
+    tokens, offsets, num_long = bytearray(), [0], 0
+    for text in texts:
+        sample = tokenize(text)
+        num_long += len(sample) > block_size
+        for piece in fit_to_block(sample, block_size, policy):
+            tokens += piece
+            offsets.append(len(tokens))
+    return Samples(np.frombuffer(tokens, np.uint8), np.array(offsets)), num_long
 
 
 def write_shards(folder: Path, samples: Samples, world_size: int) -> None:
@@ -167,19 +124,13 @@ def _write_rank(
     mine = make_shard(rank, world_size, range(len(samples)))
     offsets = np.zeros(len(mine) + 1, np.int64)
     samples.lengths()[np.asarray(mine)].cumsum(out=offsets[1:])
-    num_tokens = int(offsets[-1])
     paths = tokens_path, offsets_path = _shard_paths(folder, rank)
-    with open_atomic(tokens_path, "wb") as file:
-        # as np.save writes it, without having all of it in memory
-        header = {"descr": "|u1", "fortran_order": False, "shape": (num_tokens,)}
-        np.lib.format.write_array_header_1_0(file, header)
-        for tokens in samples.take(mine):
-            file.write(tokens)
+    _save(tokens_path, np.concatenate([samples[index] for index in mine]))
     _save(offsets_path, offsets)
     return {
         "rank": rank,
         "samples": len(mine),
-        "targets": num_tokens - len(mine),
+        "targets": int(offsets[-1]) - len(mine),
         "first_text": decode(samples[rank]),
         "sha256": {path.name: sha256_file(path) for path in paths},
     }
@@ -201,8 +152,8 @@ def deal_back(shards: list[Samples]) -> str:
         if len(shard) != fair or shard.offsets[-1] != len(shard.tokens):
             return "unequal shards"
         lengths[rank::world_size] = shard.lengths()
-    each = [shard.take(range(len(shard))) for shard in shards]
-    return sha256_of(lengths, (next(each[i % world_size]) for i in range(total)))
+    tokens = (shards[i % world_size][i // world_size] for i in range(total))
+    return _sha256_of(lengths, tokens)
 
 
 def open_shard(folder: Path, rank: int) -> Samples:

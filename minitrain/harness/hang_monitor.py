@@ -36,7 +36,8 @@ from minitrain.harness.failures import (
 from minitrain.harness.stack_dump import Stack
 
 POLL_S = 0.1
-# a longer pause between two looks was one of this process, too: Ctrl-Z, a laptop's lid
+# a longer pause between two looks counts as this: it was one of this process, too, as
+# by Ctrl-Z or a laptop's lid
 PAUSE_S = 1.0
 # a rank that is asked just when it gives up has left its report by then
 REPORT_S = 0.5
@@ -166,7 +167,7 @@ class HangMonitor:
         now = time.monotonic()
         passed_s = now - self._looked_s
         self._looked_s = now
-        self._look_at_ranks(0.0 if passed_s > PAUSE_S else passed_s)
+        self._look_at_ranks(min(passed_s, PAUSE_S))
         ranks = self._at_work()
         if gone := {rank.number for rank in ranks if rank.is_gone}:
             # its end is the cause

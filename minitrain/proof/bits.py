@@ -3,15 +3,14 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any
 
 from torch import Tensor
 
-from minitrain.analysis.verdicts import ALONE
+from minitrain.analysis.verdicts import ALONE, CheckVerdict
 from minitrain.proof.first_difference import Rows, What, first_difference, of_kind
 from minitrain.proof.ulp import distance
 
-RungVerdict = Literal["equal", "within tolerance", "breach", "undecided", "not run"]
 Tensors = Mapping[str, Tensor]
 
 
@@ -26,20 +25,25 @@ class Rung:
     bytes_equal: bool | None
     max_ulp: int | None
     max_abs_diff: float | None
-    verdict: RungVerdict
+    verdict: CheckVerdict
     detail: str
 
 
+def rung_of(entry: Mapping[str, Any]) -> Rung:
+    """Return the rung of an entry in JSON; ValueError for an unknown verdict."""
+    return Rung(**{**entry, "verdict": CheckVerdict(entry["verdict"])})
+
+
 def _breach(detail: str, gap: float | None = None) -> Rung:
-    return Rung(False, None, gap, "breach", detail)
+    return Rung(False, None, gap, CheckVerdict.BREACH, detail)
 
 
-SAME = Rung(True, None, None, "equal", "")
+SAME = Rung(True, None, None, CheckVerdict.EQUAL, "")
 
 
 def not_run(why: str) -> Rung:
     """A rung that would prove nothing here: the reason instead of a verdict."""
-    return Rung(None, None, None, "not run", why)
+    return Rung(None, None, None, CheckVerdict.NOT_RUN, why)
 
 
 def ranks_rung(states: Sequence[Tensors]) -> Rung:
@@ -48,20 +52,20 @@ def ranks_rung(states: Sequence[Tensors]) -> Rung:
         return not_run(ALONE)
     for rank, state in enumerate(states[1:], start=1):
         rung = bits_rung(states[0], state)
-        if rung.verdict == "breach":
+        if rung.verdict is CheckVerdict.BREACH:
             return replace(rung, detail=f"rank {rank}: {rung.detail}")
-    return Rung(True, 0, 0.0, "equal", "")
+    return Rung(True, 0, 0.0, CheckVerdict.EQUAL, "")
 
 
 def bits_rung(a: Tensors, b: Tensors) -> Rung:
     """Compare two sets of tensors: equal bits, and no NaN, which equals nothing."""
     apart = distance(a, b)
     if apart.bytes_equal and (nan := first_nan(a)):
-        return Rung(True, None, None, "breach", f"tensor {nan} holds NaN")
+        return Rung(True, None, None, CheckVerdict.BREACH, f"tensor {nan} holds NaN")
     if apart.bytes_equal:
-        return Rung(True, 0, 0.0, "equal", "")
+        return Rung(True, 0, 0.0, CheckVerdict.EQUAL, "")
     detail = f"tensor {apart.tensor} differs"
-    return Rung(False, apart.max_ulp, apart.max_abs_diff, "breach", detail)
+    return Rung(False, apart.max_ulp, apart.max_abs_diff, CheckVerdict.BREACH, detail)
 
 
 def hashes_rung(
@@ -96,7 +100,7 @@ def losses_rung(run: Sequence[float], other: Sequence[float]) -> Rung:
         if ours != theirs:
             detail = f"first at step {step}: {ours!r} against {theirs!r}"
             return _breach(detail, abs(ours - theirs))
-    return Rung(True, None, 0.0, "equal", "")
+    return Rung(True, None, 0.0, CheckVerdict.EQUAL, "")
 
 
 def unwatched_rung(run: Rows) -> Rung:
@@ -148,7 +152,7 @@ def trained_rung(run: Rows) -> Rung:
     """
     tensors = of_kind(run, "tensors")
     if not tensors:
-        return Rung(None, None, None, "breach", "nothing was recorded")
+        return Rung(None, None, None, CheckVerdict.BREACH, "nothing was recorded")
     first = min(tensors, key=lambda row: row["step"])
     last = max(tensors, key=lambda row: row["step"])["parameters"]
     trained = first["gradients"]
@@ -157,7 +161,9 @@ def trained_rung(run: Rows) -> Rung:
     if moved and len(moved) < len(trained):
         still = [name for name in trained if name not in moved]
         detail += f", not {', '.join(still[:3])}{', ...' if still[3:] else ''}"
-    return Rung(None, None, None, "equal" if moved else "breach", detail)
+    return Rung(
+        None, None, None, CheckVerdict.PASSED if moved else CheckVerdict.BREACH, detail
+    )
 
 
 def reduced_once_rung(run: Rows) -> Rung:
@@ -165,7 +171,7 @@ def reduced_once_rung(run: Rows) -> Rung:
     layouts = of_kind(run, "buckets")
     trained = {n for row in of_kind(run, "tensors") for n in row["gradients"]}
     if not layouts:
-        return Rung(None, None, None, "breach", "nothing was reduced")
+        return Rung(None, None, None, CheckVerdict.BREACH, "nothing was reduced")
     for row in layouts:
         names = [name for bucket in row["buckets"] for name in bucket["parameters"]]
         often = [name for name, count in Counter(names).items() if count > 1]
@@ -173,8 +179,8 @@ def reduced_once_rung(run: Rows) -> Rung:
         if often or never:
             what = "reduced more than once" if often else "never reduced"
             detail = f"step {row['step']}: {(often or never)[0]} is {what}"
-            return Rung(None, None, None, "breach", detail)
-    return Rung(None, None, None, "equal", f"{len(trained)} tensors")
+            return Rung(None, None, None, CheckVerdict.BREACH, detail)
+    return Rung(None, None, None, CheckVerdict.PASSED, f"{len(trained)} tensors")
 
 
 def first_nan(tensors: Tensors) -> str | None:

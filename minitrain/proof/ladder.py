@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from minitrain.analysis.verdicts import FINE
+from minitrain.analysis.verdicts import FINE, CheckVerdict
 from minitrain.proof.bits import (
     Rung,
     bits_rung,
@@ -19,6 +19,7 @@ from minitrain.proof.bits import (
     precision_rung,
     ranks_rung,
     reduced_once_rung,
+    rung_of,
     trained_rung,
     unwatched_rung,
 )
@@ -65,7 +66,7 @@ def own_rungs(
     effects. Without a ``replay`` (a GPU, whose kernels add in an order of their own)
     its rungs are not run, nor is what the strategy does not promise.
     """
-    testimony = {name: Rung(**rung) for name, rung in witness.items()}
+    testimony = {name: rung_of(rung) for name, rung in witness.items()}
     rungs = {
         "trained": trained_rung(run.rows),
         "reduced_once": reduced_once_rung(run.rows),
@@ -186,9 +187,11 @@ def reference_rung(
                 where += f" on {len(hosts)} hosts" if len(hosts) > 1 else ""
     if not worst <= 1:
         detail = f"{where}: {worst:.3g} times what rounding explains"
-        return Rung(None, None, None, "breach", f"the reference is no sum: {detail}")
+        return Rung(
+            None, None, None, CheckVerdict.BREACH, f"the reference is no sum: {detail}"
+        )
     detail = f"at most {worst:.2g} of what rounding may do"
-    return Rung(None, None, None, "within tolerance", detail)
+    return Rung(None, None, None, CheckVerdict.WITHIN, detail)
 
 
 def possible_hosts(strategy: type[Strategy], num_shards: int) -> list[Hosts]:

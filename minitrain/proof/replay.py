@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from minitrain.core.errors import EvidenceError
 from minitrain.core.progress import progress
-from minitrain.data.batches import Batches
+from minitrain.data.cut import Batches
 from minitrain.proof.first_difference import Rows, of_kind
 from minitrain.sync.strategy import Strategy, copy_buffers, load_buffers, trained
 from minitrain.train.config import RunConfig, plain_optimizer

@@ -20,7 +20,7 @@ from minitrain.analysis.verdicts import ITSELF
 from minitrain.comm.torch_private import TorchDispatchMode
 from minitrain.core.files import read_json, reading
 from minitrain.core.params import Params
-from minitrain.proof.bits import Rung, bits_rung, not_run
+from minitrain.proof.bits import bits_rung, not_run, rung_of
 from minitrain.proof.evidence import Evidence, evidence_of, read_evidence
 from minitrain.proof.ladder import Rungs, ladder
 from minitrain.proof.replay import replay
@@ -146,7 +146,7 @@ def ladder_of_run(
     file = evidence / run / "evidence.json"
     with reading(file):
         recorded = read_json(file)["rungs"]
-        own = {name: Rung(**rung) for name, rung in recorded.items()}
+        own = {name: rung_of(rung) for name, rung in recorded.items()}
     beside = ITSELF if is_one_process(run, params) else one
     return ladder(
         own,

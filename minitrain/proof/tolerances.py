@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from minitrain.analysis.verdicts import CheckVerdict
 from minitrain.proof.bits import (
     Rung,
-    RungVerdict,
     Tensors,
     data_rung,
     first_nan,
@@ -58,13 +58,14 @@ def one_process_rungs(
             lambda: twin(EARLY).gradients,
             lambda: twin(EARLY).unit,
         )
-        return _noted(rung, forward.changes if rung.verdict == "breach" else "")
+        breached = rung.verdict is CheckVerdict.BREACH
+        return _noted(rung, forward.changes if breached else "")
 
     def state(
         ours: Tensors,
         theirs: Tensors,
         twins: Callable[[], Tensors],
-        explained: RungVerdict = "within tolerance",
+        explained: CheckVerdict = CheckVerdict.WITHIN,
     ) -> Rung:
         # a buffer may count a rank's own samples and do no harm: where it does some,
         # parameters part
@@ -85,7 +86,8 @@ def one_process_rungs(
             early = state(run.early, one.early, lambda: twin(EARLY).early)
         # training that is unstable at its rate amplifies rounding without bound, and a
         # fault could hide in it
-        final = state(run.state, one.state, lambda: twin(None).state, "undecided")
+        given = run.state, one.state, lambda: twin(None).state
+        final = state(*given, CheckVerdict.UNDECIDED)
         rungs |= zip(COMPARABLE, (gradients(), early, final), strict=True)
     return rungs | {"loss": loss_rung(run.losses, one.losses)}
 
@@ -136,7 +138,7 @@ def close_rung(
     limits: Limits,
     twin: Callable[[], Tensors],
     unit: Callable[[], float] = lambda: 0.0,
-    explained: RungVerdict = "within tolerance",
+    explained: CheckVerdict = CheckVerdict.WITHIN,
 ) -> Rung:
     """Require ``run`` within the quick limits of ``one``, or else in no tensor ten
     times as far as the ``twin``, nor more than some ``unit`` in the last place of its
@@ -146,7 +148,7 @@ def close_rung(
     if apart.max_abs_diff is None or first_nan(run):
         tensor = first_nan(run) or apart.tensor
         detail = f"tensor {tensor} cannot be compared (NaN, shape or dtype)"
-        return Rung(False, None, None, "breach", detail)
+        return Rung(False, None, None, CheckVerdict.BREACH, detail)
     found = {name: gaps(run[name], one[name]) for name in run if run[name].numel()}
     most = {name: float(gap.max()) for name, gap in found.items()}
     within = all(gap <= limits.every[name] for name, gap in most.items())
@@ -157,14 +159,14 @@ def close_rung(
         within = within and share >= ADAMW_SHARE_WITHIN_ATOL
         usual = max(limits.common.values())
         detail += f", for 99.9 % of the elements {usual:.3g} (here {100 * share:.5g} %)"
-    verdict: RungVerdict = "within tolerance"
+    verdict = CheckVerdict.WITHIN
     if apart.bytes_equal:
-        verdict = "equal"
+        verdict = CheckVerdict.EQUAL
     elif not within:
         usual_limits = limits.common or limits.every
         beyond = {n: gap for n, gap in most.items() if not gap <= usual_limits[n]}
         within, detail = _by_twin(beyond, one, twin(), unit())
-        verdict = explained if within else "breach"
+        verdict = explained if within else CheckVerdict.BREACH
     return Rung(apart.bytes_equal, apart.max_ulp, apart.max_abs_diff, verdict, detail)
 
 
@@ -191,7 +193,7 @@ def loss_rung(losses: Sequence[float], one_process: Sequence[float]) -> Rung:
     ours, theirs = (sum(x[-last:]) / last for x in (losses, one_process))
     detail = f"{ours:.4g} against {theirs:.4g}, allowed {LOSS_SHARE:.0%} above"
     within = ours <= theirs + LOSS_SHARE * abs(theirs)
-    verdict: RungVerdict = "within tolerance" if within else "breach"
+    verdict = CheckVerdict.WITHIN if within else CheckVerdict.BREACH
     return Rung(None, None, abs(ours - theirs), verdict, detail)
 
 

@@ -42,7 +42,7 @@ class Pass:
 
 @dataclass
 class Gradient:
-    """What is known of the gradient of a parameter: ``since`` is the number of the
+    """The gradient of a parameter as it is known: ``since`` is the number of the
     first forward pass that is in it. It is ``carried`` if it holds that of the step
     before, and ``touched`` if it changed between two passes of which the first did not
     synchronize.

@@ -1,4 +1,4 @@
-"""What is kept of a tensor: its BLAKE3 hash, its norm, and a sketch of eight numbers.
+"""Fingerprints of tensors: a BLAKE3 hash, a norm, and a sketch of eight numbers.
 
 The sketch is linear: that of a mean of tensors is the mean of their sketches, and the
 norm of the difference of two sketches estimates that of the difference of two tensors,

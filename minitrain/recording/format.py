@@ -26,7 +26,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class OfRank:
-    """What one rank recorded; ``steps`` by optimizer and step, in the order of the run.
+    """The recording of one rank; ``steps`` by optimizer and step, in their order.
     ``end`` is None where the recording ended early; alarms may come after it.
     """
 
@@ -38,7 +38,7 @@ class OfRank:
 
 @dataclass(frozen=True)
 class Recording:
-    """What was recorded of a run, by rank."""
+    """The recording of a run, by rank."""
 
     folder: Path
     ranks: dict[int, OfRank]

@@ -1,4 +1,4 @@
-"""What a forward pass was given, and where the random numbers stand."""
+"""Inputs of a forward pass, and states of the random generators."""
 
 import inspect
 import random

@@ -41,7 +41,7 @@ from minitrain.recording.hooks import (
 from minitrain.recording.optimizers import Optimizers, Stepped, unwrapped
 from minitrain.recording.rules import place
 from minitrain.recording.stalls import StallWatch
-from minitrain.recording.step import Pages
+from minitrain.recording.step_rows import StepRows
 from minitrain.recording.watch import Watch
 
 ON_ALARM = ("print", "raise")
@@ -90,7 +90,7 @@ class Recorder:
         self._raises, self._timeout_s = on_alarm == "raise", timeout_s
         self._called = called_modules(self._inner)
         self._wrappers = Wrappers(self._called)
-        self._pages = Pages(self._inner, self._wrappers, also)
+        self._rows = StepRows(self._inner, self._wrappers, also)
         given = unwrapped(optimizer)
         self._optimizers = Optimizers(given, self._step_begins, self._step_ended)
         self._before: list[RemovableHandle] = []
@@ -148,7 +148,7 @@ class Recorder:
         steps = {str(one.number): one.steps for one in self._optimizers.seen}
         parts = self._is_in_parts()
         together = not parts or watch.meet_at_the_end(sum(steps.values()))
-        self._tell(self._pages.end(steps, together), watch)
+        self._tell(self._rows.end(steps, together), watch)
         watch.look(self._timeout_s)
         if rank_and_size()[0] == 0 and self._optimizers.steps:
             note(
@@ -163,12 +163,12 @@ class Recorder:
         """
         if self._state != "recording":
             return
-        if self._optimizers.have_stepped(self._pages.forwards, self._pages.evals):
+        if self._optimizers.have_stepped(self._rows.forwards, self._rows.evals):
             what, cause = "is not recorded", "recorder.loss() after optimizer.step()"
             step = self._optimizers.steps - 1
             self._begin().tell([Alarm("loss", step, what, cause, severe=False)])
         elif self._due:
-            self._pages.loss(loss)
+            self._rows.loss(loss)
 
     def summary(self) -> dict[str, Any]:
         """Return what was recorded so far by the ranks whose files are on this host, as
@@ -190,20 +190,20 @@ class Recorder:
         if not self._is_ours(module):
             return
         if not is_training_pass(module):
-            self._pages.evals += torch.is_grad_enabled() and not module.training
+            self._rows.evals += torch.is_grad_enabled() and not module.training
             self._clock.evaluates()
             return
         self._clock.pass_begins(args, options)
         self._optimizers.forward_begins()
-        self._pages.forwards += 1
+        self._rows.forwards += 1
         if not self._due or is_pass_with_others(self._inner):
             return
         wrapper = self._wrappers.around(module)
         watch = self._begin()
-        if self._pages.forwards == 1 and _fails_without_sync(wrapper):
+        if self._rows.forwards == 1 and _fails_without_sync(wrapper):
             watch.tell([Alarm("static graph", 0, FAILS, STATIC_GRAPH)])
-        self._pages.listen(self._optimizers)
-        self._pages.pass_begins(wrapper, module, args, options)
+        self._rows.listen(self._optimizers)
+        self._rows.pass_begins(wrapper, module, args, options)
         self._clock.restart()
 
     def _pass_ended(self, module: nn.Module, args: Any, outputs: Any) -> None:
@@ -221,22 +221,22 @@ class Recorder:
         watch = self._begin()
         if stepped.is_due(self._every):
             together = self._meet(stepped, watch, has_ended=False)
-            self._pages.step_begins(stepped, self._optimizers, together)
+            self._rows.step_begins(stepped, self._optimizers, together)
         self._clock.restart()
 
     def _step_ended(self, stepped: Stepped) -> None:
-        is_recorded = self._pages.is_begun(stepped)
+        is_recorded = self._rows.is_begun(stepped)
         self._clock.step_ended(stepped.number, stepped.steps - 1, is_recorded)
         watch = self._begin()
-        together = not self._pages.is_begun(stepped) or self._meet(
+        together = not self._rows.is_begun(stepped) or self._meet(
             stepped, watch, has_ended=True
         )
-        row = self._pages.step_ended(stepped, together)
+        row = self._rows.step_ended(stepped, together)
         if row is not None:
             self._tell(row, watch)
         self._due = self._optimizers.are_due(self._every)
         if not self._due:
-            self._pages.forget()
+            self._rows.forget()
         waits = row is not None and self._raises
         watch.look(self._timeout_s if waits else 0.0)
         self._clock.restart()
@@ -294,7 +294,7 @@ class Recorder:
     def _listen_no_more(self) -> None:
         self._state = "ended"
         self._optimizers.stop()
-        self._pages.forget()
+        self._rows.forget()
         for handle in self._before:
             handle.remove()
         self._before.clear()

@@ -6,7 +6,6 @@ the parameters that follow are not reported.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from math import dist, hypot, inf, isfinite
 
 from minitrain.recording import rules_of_gradients as of_gradients
 from minitrain.recording import rules_of_inputs as of_inputs
@@ -22,14 +21,16 @@ from minitrain.recording.alarm import (
     note,
     unlike,
 )
-from minitrain.recording.causes import NOT_BROADCAST, of_unlike_parameters
+from minitrain.recording.rules_of_parameters import (
+    NOT_BROADCAST,
+    parameters,
+    parted_at_the_end,
+)
 
 # passes of a run that need not be a training: to try a model, or to profile it
 MOST_OF_A_TRIAL = 3
 # what takes parameters apart where it is unlike
 LEADS = {"gradients", "learning rates", "optimizer settings"}
-# of the model: more than gradients that are apart by rounding may come to unsaid
-FAR = 1e-4
 
 
 def alarms_of(rows: Rows, before: Rows | None) -> list[Alarm]:
@@ -86,7 +87,7 @@ def alarms_at_end(
     yield from of_progress.evaluation_mode(ends)
     yield from also(ends)
     yield from _unseen(ends, start)
-    yield from _parted_at_the_end(ends, before)
+    yield from parted_at_the_end(ends, before)
 
 
 def _unseen(ends: Rows, start: Rows) -> Iterable[Alarm]:
@@ -119,63 +120,6 @@ def buffers(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
             cause = "rank 0's buffers are not broadcast before the forward pass"
         where = {"ranks": ranks, "tensor": name, "severe": severe}
         yield alarm(rows, "buffers", what, cause, **where)
-
-
-def parameters(
-    rows: Rows, before: Rows | None, by_rounding: bool = False
-) -> Iterable[Alarm]:
-    """Parameters are equal on all ranks after the step, or near where gradients are
-    apart ``by_rounding``: then they go on apart.
-    """
-    name, ranks = _unlike(rows)
-    if not ranks:
-        return
-    where = {"ranks": ranks, "tensor": name}
-    was, far = before and _unlike(before)[1], apart(rows)
-    if far > FAR and (by_rounding or was) and not apart(before or rows[:1]) > FAR:
-        what = f"about {far:.1g} of the model apart"
-        cause = "gradients apart by rounding, for long; or another fault beside it"
-        yield alarm(rows, "parameters", what, cause, **where)
-    # else it was told then, or the gradients were
-    elif not (was or by_rounding):
-        what, cause = of_unlike_parameters(rows, before, name)
-        yield alarm(rows, "parameters", what, cause, **where)
-
-
-def _unlike(rows: Rows) -> tuple[str, list[int]]:
-    return first_unlike([hashes(row, "parameters") for row in rows])
-
-
-def apart(rows: Rows) -> float:
-    """Return how far a rank's parameters are from those of the first, by their
-    sketches, as a share of their size; infinity if they are not finite on one alone.
-    """
-    first = rows[0]["parameters"]
-    found = 0.0
-    for row in rows[1:]:
-        names = [name for name in first if name in row["parameters"]]
-        pairs = [(first[name], row["parameters"][name]) for name in names]
-        unlike_ones = [(a, b) for a, b in pairs if a["hash"] != b["hash"]]
-        gap = hypot(*(dist(a["sketch"], b["sketch"]) for a, b in unlike_ones))
-        size = hypot(*(a["norm"] for a, _ in pairs))
-        if gap:
-            found = max(found, gap / size if isfinite(gap) and size else inf)
-    return found
-
-
-def _parted_at_the_end(ends: Rows, before: Sequence[Rows]) -> Iterable[Alarm]:
-    if not all("parameters" in end for end in ends):
-        return
-    name, ranks = _unlike(ends)
-    far = apart(ends)
-    parted = any(_unlike(rows)[1] for rows in before)
-    # then it was told, or gradients are apart by rounding
-    told = parted and (far <= FAR or any(apart(rows) > FAR for rows in before))
-    if ranks and not told:
-        what = "unlike those of the others at the end, about "
-        what += f"{far:.1g} of the model apart"
-        cause = "a step after the last recorded one: every=1 finds it and its cause"
-        yield alarm(ends, "parameters", what, cause, ranks=ranks, tensor=name)
 
 
 def also(rows: Rows, before: Rows | None = None) -> Iterable[Alarm]:

@@ -15,18 +15,15 @@ from minitrain.recording.alarm import (
     note,
     unlike,
 )
-from minitrain.recording.causes import (
+from minitrain.recording.fingerprint import BINS
+from minitrain.recording.gradient_patterns import (
     APART,
     CLOSE,
-    Sketches,
-    comparable,
     factors,
     lacking,
     of_unlike_gradients,
-    sketches,
-    times,
 )
-from minitrain.recording.fingerprint import BINS
+from minitrain.recording.sketches import Sketches, as_multiple, comparable, sketches
 
 # of a whole model's factor: far above rounding, and a clipping seldom hits it
 NEAR = 2e-4
@@ -61,7 +58,7 @@ def _mean(rows: Rows, before: Rows | None) -> Iterable[Alarm]:
     together = sketches(rows, names)
     if len(rows) < 2 or together is None:
         return
-    factor, rest = times(together.gradients[0], together.mean)
+    factor, rest = together.in_mean()
     if rest > CLOSE:
         found = _lacking(rows, names) or _clipped(rows, together)
     else:
@@ -116,7 +113,7 @@ def _factor_of_step(rows: Rows, before: Rows | None, names: Sequence[str]) -> fl
         for of in (rows[0]["parameters"], old)
     ]
     moved = torch.tensor(pair, dtype=torch.float64)
-    factor, rest = times(moved[0] - moved[1], mean)
+    factor, rest = as_multiple(moved[0] - moved[1], mean)
     return -factor / rates[0] if rest < CLOSE else 0.0
 
 
@@ -173,7 +170,7 @@ def _by_number_of_ranks(rows: Rows, before: Rows | None, factor: float) -> Alarm
 
 def _factor(rows: Rows | None) -> float:
     together = None if rows is None else sketches(rows, comparable(rows))
-    return 0 if together is None else times(together.gradients[0], together.mean)[0]
+    return 0 if together is None else together.in_mean()[0]
 
 
 def _near(a: float, b: float) -> bool:
@@ -182,7 +179,7 @@ def _near(a: float, b: float) -> bool:
 
 def _lacking(rows: Rows, names: list[str]) -> Alarm | None:
     alone = ((name, sketches(rows, [name])) for name in names)
-    off = [n for n, s in alone if s and times(s.gradients[0], s.mean)[1] >= CLOSE]
+    off = [n for n, s in alone if s and s.in_mean()[1] >= CLOSE]
     for together in _sets(off, len(rows)):
         found = sketches(rows, together)
         if found and (lacks := lacking(found.gradients[0], found.own)):

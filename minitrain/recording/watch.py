@@ -32,7 +32,7 @@ LEFT = '{"kind": "left"}'
 
 
 class Watch:
-    """What a rank sends to the others and hears of them. Each rank makes it at the same
+    """Exchange of a rank with the others while they record. Each makes it at the same
     point of the run, where it waits for the others, and sends the same rows in order.
 
     ``write`` gets the line of each alarm once, on every rank; rank 0 prints it. With

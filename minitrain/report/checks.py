@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from minitrain.analysis.verdicts import FINE, VERDICTS
-from minitrain.proof.words import verdict_in_words
+from minitrain.analysis.verdicts import VERDICTS, CheckVerdict
 
 # what each check compares
 RUNGS = {
@@ -64,7 +63,6 @@ MARKS = {
     "breach": Mark.BREACH,
     "not run": Mark.NOT_RUN,
 }
-OTHERS = ("undecided", "breach", "not run")
 # checks whose bits decide whether N processes computed what one process computes
 BYTE_CHECKS = ("ranks", "replay", "replay_gradients", "replay_parameters")
 
@@ -92,9 +90,14 @@ def outcomes_of(entry: Mapping[str, Any]) -> dict[str, Outcome]:
     """Return the outcome of each check in one run's entry."""
     found = {}
     for name, check in checks_of(entry).items():
-        verdict = verdict_in_words(check)
+        verdict = str(check["verdict"])
         found[name] = Outcome(MARKS[verdict], verdict, {**NO_FIGURES, **check})
     return found
+
+
+def in_words(name: str) -> str:
+    """Return the name of a check, and what it compares."""
+    return f"{name}: {RUNGS[name]}" if name in RUNGS else name
 
 
 def checks_of(entry: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -111,7 +114,7 @@ def require_known_verdicts(entries: Mapping[str, Any]) -> None:
     for run, entry in entries.items():
         words = {name: check["verdict"] for name, check in checks_of(entry).items()}
         for name, word in {**words, "run": entry["verdict"]}.items():
-            known = VERDICTS if name == "run" else (*FINE, *OTHERS)
+            known = VERDICTS if name == "run" else [*CheckVerdict]
             if word not in known:
                 raise ValueError(f"{run}, {name}: verdict {word!r}")
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from minitrain.analysis.account import AGREE_WITHIN, ALL_RANKS
@@ -34,6 +35,7 @@ PARTS = {
 }
 COMPUTE = ("forward_ms", "backward_compute_ms", "optimizer_ms")
 COMMUNICATION = ("wait_ms", "interference_ms", "comm_exposed_ms", "optimizer_comm_ms")
+EXPOSED = ("wait_ms", "comm_exposed_ms", "optimizer_comm_ms")
 Json = Mapping[str, Any]
 
 
@@ -150,13 +152,23 @@ class Facts:
 
     @cached_property
     def busy(self) -> str | None:
-        """Reason why the machine was too busy to compare speeds, or None."""
+        """Reason why no speed was measured (the machine was busy), or None."""
         return why_busy(self.baseline_provenance.get("load"), self.baseline.spread())
+
+    def busy_during(self, run: str) -> str | None:
+        """Return the reason why no step of ``run`` was measured, or None."""
+        reason: str | None = self.timing[run]["machine_busy"]
+        return reason
 
     @cached_property
     def scaling(self) -> pd.DataFrame:
-        """Speed of each arm: arm, processes, threads, tokens_per_s p5, p50, p95."""
-        return self.baseline.scaling().round(1)
+        """Speed of each arm: arm, processes, threads, tokens_per_s p5, p50, p95; no
+        speed if the machine was busy.
+        """
+        table = self.baseline.scaling().round(1)
+        if self.busy:
+            table.loc[:, table.columns.str.startswith("tokens")] = np.nan
+        return table
 
     @property
     def arms(self) -> dict[str, BaselineArm]:
@@ -177,9 +189,12 @@ class Facts:
 
     @cached_property
     def accounts(self) -> dict[str, Json]:
-        """The step account of each run of which a plain step was timed."""
-        accounts = {run: timing["account"] for run, timing in self.timing.items()}
-        return {run: of for run, of in accounts.items() if of["step_ms"] is not None}
+        """The step account of each run that was measured, and had a plain step."""
+        return {
+            run: timing["account"]
+            for run, timing in self.timing.items()
+            if timing["account"]["step_ms"] is not None and not self.busy_during(run)
+        }
 
     @cached_property
     def shares(self) -> dict[str, float]:
@@ -232,7 +247,7 @@ class Facts:
         log = self.timing[self.run]["ddp_says"]
         parts = [log["forward_ms"], log["backward_ms"]]
         known = all(part["difference_pct"] is not None for part in parts)
-        return parts if known else []
+        return parts if known and not self.busy_during(self.run) else []
 
     @property
     def ddp_log_agrees(self) -> bool:
@@ -296,6 +311,16 @@ def shares_of(account: Json) -> dict[str, float]:
     """Return each part's share of a step, in the order of a step."""
     known = {part: account[part] for part in PARTS if part in account}
     return {part: value / account["step_ms"] for part, value in known.items()}
+
+
+def exposed_comm_pct(account: Json) -> float | None:
+    """Return the percentage of a step in which a rank waits for others, or for
+    communication that no computation hides; None where these were not told apart.
+    """
+    if "comm_exposed_ms" not in account:
+        return None
+    shares = shares_of(account)
+    return 100 * sum(shares.get(part, 0.0) for part in EXPOSED)
 
 
 def most_apart(losses: pd.DataFrame) -> float:

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
+from minitrain.analysis.busy import NOT_MEASURED
 from minitrain.core.arms import Kind
 from minitrain.report.canvas import (
     BLACK,
@@ -40,24 +41,31 @@ RUN_COLORS = (BLUE, ORANGE, GREEN, PURPLE, BLACK)
 
 
 def draw_account(
-    accounts: Mapping[str, Mapping[str, Any]], title: str, path: Path
+    accounts: Mapping[str, Mapping[str, Any]],
+    title: str,
+    path: Path,
+    busy: Sequence[str] = (),
 ) -> None:
     """Draw one stacked bar per run, as long as its step.
 
-    ``accounts`` maps a run to its account in metrics/timing.json. A part below zero
-    (interference is a difference) is hatched and drawn to the left of zero.
+    ``accounts`` maps a run to its account in metrics/timing.json; ``busy`` are runs
+    that were not measured. A part below zero (interference is a difference) is hatched
+    and drawn to the left of zero.
     """
-    height = 0.7 + 0.7 * len(accounts)
+    runs = [*accounts, *busy]
+    height = 0.7 + 0.7 * len(runs)
     # room for the longest name, about a hundredth of the width for each letter
-    left = max(0.1, 0.02 + 0.0105 * max(map(len, accounts), default=0))
+    left = max(0.1, 0.02 + 0.0105 * max(map(len, runs), default=0))
     figure, axes = canvas(height, title, right=0.97, left=left, head=0.65)
     widest = max(map(_extent, accounts.values()), default=1.0)
     for row, account in enumerate(accounts.values()):
         _stack(axes, row, account, widest)
         text = f"a step: {ms(account['step_ms'])}"
         axes.text(0.006 * widest, row + 0.4, text, va="center", fontsize=9.5)
-    axes.set_yticks(range(len(accounts)), accounts)
-    axes.set_ylim(len(accounts) - 0.3, -0.45)
+    for row in range(len(accounts), len(runs)):
+        axes.text(0.006 * widest, row, NOT_MEASURED, va="center", color=GRAY)
+    axes.set_yticks(range(len(runs)), runs)
+    axes.set_ylim(len(runs) - 0.3, -0.45)
     axes.set_xlabel("mean milliseconds of a step")
     axes.axvline(0, color=BLACK, linewidth=0.8)
     axes.tick_params(axis="y", length=0)
@@ -150,7 +158,13 @@ class Series(NamedTuple):
 
 
 def draw_scaling(f: Facts, title: str, path: Path) -> None:
-    """Draw processes against tokens per second."""
+    """Draw processes against tokens per second; nothing of a busy machine."""
+    if f.busy:
+        figure, axes = canvas(1.2, title, right=0.97)
+        axes.set_axis_off()
+        axes.text(0.5, 0.5, NOT_MEASURED, ha="center", va="center", color=GRAY)
+        save(figure, path)
+        return
     scaling, arms = f.scaling, f.arms
     results = scaling[[arms[name].is_result for name in scaling["arm"]]]
     kinds = results["arm"].map(lambda name: arms[name].kind)

@@ -1,25 +1,25 @@
 """Publication: from what the stages measured to pictures, page, manifest and metric."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 from markupsafe import Markup
 
 from minitrain.analysis.comparison import Comparison
-from minitrain.core.arms import ONE_PROCESS
+from minitrain.core.arms import ALL_CORES, ONE_PROCESS
 from minitrain.core.errors import EvidenceError
 from minitrain.core.files import atomic_path, open_atomic, reading, write_json
 from minitrain.core.params import load_params
 from minitrain.report.breach import breach_line
 from minitrain.report.checks import byte_equivalent, require_known_verdicts
-from minitrain.report.facts import Facts
+from minitrain.report.facts import Facts, exposed_comm_pct
 from minitrain.report.overview import draw_overview
 from minitrain.report.pictures import draw_account, draw_losses, draw_scaling
 from minitrain.report.read import Project, read_facts, read_runs
 from minitrain.report.render import markdown, sentence, write_page
 
-# dvc shows five decimals
-BILLIONTHS = 1e9
+TIMES = ("step_p50_ms", "allreduce_p50_ms", "allreduce_p95_ms")
 
 
 def publish(project: Project) -> str:
@@ -44,7 +44,8 @@ def publish(project: Project) -> str:
         draw_scaling(f, sentence("headline", f), path)
     with atomic_path(metrics / "account.png") as path:
         accounts = {f.label(run): of for run, of in f.accounts.items()}
-        draw_account(accounts, sentence("account_headline", f), path)
+        busy = [f.label(run) for run in f.timing if f.busy_during(run)]
+        draw_account(accounts, sentence("account_headline", f), path, busy)
     with atomic_path(metrics / "losses.png") as path:
         draw_losses(f.losses, sentence("losses_headline", f), path)
 
@@ -84,9 +85,9 @@ def manifest(f: Facts) -> dict[str, Any]:
     speeds = {
         world_size: round(f.baseline.tokens_per_s(arm), 1)
         for world_size, arm in {1: ONE_PROCESS, 2: "gloo-2"}.items()
-        if world_size in f.gloo_world_sizes
+        if world_size in f.gloo_world_sizes and not f.busy
     }
-    made, timing = f.made, f.timing[f.run]
+    made, timing = f.made, _measured(f, f.run)
     return {
         "seed": f.seed,
         "lab": "minitrain",
@@ -94,8 +95,8 @@ def manifest(f: Facts) -> dict[str, Any]:
         "world_size": f.world_size,
         "model_params": made["model_params"],
         "steps": made["num_steps"],
-        "allreduce_p50_ms": timing["allreduce_p50_ms"],
-        "allreduce_p95_ms": timing["allreduce_p95_ms"],
+        "allreduce_p50_ms": timing.get("allreduce_p50_ms"),
+        "allreduce_p95_ms": timing.get("allreduce_p95_ms"),
         "tokens_per_sec_1proc": speeds.get(1),
         "tokens_per_sec_2proc": speeds.get(2),
         "byte_equivalent": byte_equivalent(f.equivalence[f.run]),
@@ -110,7 +111,7 @@ def manifest(f: Facts) -> dict[str, Any]:
         "num_hosts": f.hosts(f.run),
         "threads_per_process": made["threads_per_process"],
         "machine_busy": f.busy,
-        "noise_floor": round(f.against_one.noise_floor, 5),
+        "noise_floor": None if f.busy else round(f.against_one.noise_floor, 5),
         "instrument_cost_pct": None if f.busy else _instrument_cost_pct(f),
         "num_rounds": f.baseline.num_rounds,
         **_over("one_process", f.against_one, f.busy),
@@ -142,28 +143,44 @@ def _over(opponent: str, one: Comparison, busy: str | None) -> dict[str, Any]:
 
 
 def summary(f: Facts) -> dict[str, Any]:
-    """Return the keys of metrics/summary.json, the DVC metric.
-
-    Per run: ``verdict``, the last reduced ``loss``, ``gap_billionths`` (largest
-    distance of the final state from one process with the whole batch, if compared), and
-    ``speedup`` over one process with as many threads as a rank, for runs that the
-    baseline holds (None on a busy machine). A relative change of ``speedup`` below
-    ``noise_floor`` is noise. Speeds of single runs are left out: runs follow each
-    other, so any change would seem to change them.
+    """Return the keys of metrics/summary.json, the DVC metric; docs/reference.md has
+    their meaning. What a busy machine did not measure is None, and ``machine_busy``
+    names the stage or run.
     """
-    runs = {run: _of_run(f, run) for run in f.timing}
-    return {"noise_floor": round(f.against_one.noise_floor, 3), **runs}
+    busy = {"baseline": f.busy, **{run: f.busy_during(run) for run in f.timing}}
+    return {
+        "noise_floor": None if f.busy else round(f.against_one.noise_floor, 3),
+        "machine_busy": ", ".join(name for name in busy if busy[name]) or None,
+        **{run: _of_run(f, run) for run in f.timing},
+    }
 
 
 def _of_run(f: Facts, run: str) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    # the baseline has one process with DDP only where there is no other run
+    arm = ONE_PROCESS if run == "gloo-1" and run not in f.arms else run
+    has_speed, timing = arm in f.arms and not f.busy, _measured(f, run)
+    distance = f.equivalence[run]["one_process"]["max_abs_diff"]
+
+    def over(other: str) -> float | None:
+        return round(f.baseline.compare(arm, other).ratio, 3) if has_speed else None
+
+    return {
         "verdict": f.verdict(run),
         "loss": round(float(f.losses[run]["loss"].iloc[-1]), 6),
+        "max_abs_diff": None if distance is None else float(f"{distance:.3g}"),
+        "tokens_per_s": round(f.baseline.tokens_per_s(arm)) if has_speed else None,
+        "speedup": over(ONE_PROCESS),
+        "speedup_all_cores": over(ALL_CORES),
+        **{key: _rounded(timing.get(key), 2) for key in TIMES},
+        "exposed_comm_pct": _rounded(
+            exposed_comm_pct(f.accounts[run]) if run in f.accounts else None, 1
+        ),
     }
-    distance = f.equivalence[run]["one_process"]["max_abs_diff"]
-    if distance is not None:
-        found["gap_billionths"] = round(distance * BILLIONTHS, 1)
-    if run in f.arms:
-        compared = f.baseline.compare(run, ONE_PROCESS)
-        found["speedup"] = None if f.busy else round(compared.ratio, 3)
-    return found
+
+
+def _measured(f: Facts, run: str) -> Mapping[str, Any]:
+    return {} if f.busy_during(run) else f.timing[run]
+
+
+def _rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)

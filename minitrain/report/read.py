@@ -44,7 +44,8 @@ def read_facts(project: Project, params: Params, equivalence: dict[str, Any]) ->
         for run, folder in folders.items()
     }
     timed = ("account", "stragglers", "ddp_says")
-    timing = read_runs(metrics / "timing.json", params, *timed, num_hosts=1)
+    absent = {"num_hosts": 1, "machine_busy": None}
+    timing = read_runs(metrics / "timing.json", params, *timed, **absent)
     accounts = {run: of["account"] for run, of in timing.items()}
     parts = [
         (run, ALL_RANKS, p) for run, of in accounts.items() for p in PARTS if p in of

@@ -18,9 +18,10 @@ from markdown_it.token import Token
 from markupsafe import Markup
 
 from minitrain.analysis.account import AGREE_WITHIN
+from minitrain.analysis.busy import NOT_MEASURED
 from minitrain.core.files import open_atomic
 from minitrain.report import numbers
-from minitrain.report.checks import MARKS, RUNGS, Mark
+from minitrain.report.checks import MARKS, Mark, in_words
 from minitrain.report.facts import PARTS
 from minitrain.report.studied import BYTES, DISTANCES, LossCurve
 
@@ -149,11 +150,12 @@ _PLAIN = Environment(**_LAYOUT)
 _NAMES = {
     **vars(numbers),
     "PARTS": PARTS,
-    "RUNGS": RUNGS,
+    "check_in_words": in_words,
     "MARKS": MARKS,
     "BYTES": BYTES,
     "DISTANCES": DISTANCES,
     "LossCurve": LossCurve,
+    "NOT_MEASURED": NOT_MEASURED,
     "AGREE_WITHIN": AGREE_WITHIN,
 }
 for _environment in (_MARKDOWN, _MARKUP, _PLAIN):

@@ -34,7 +34,7 @@ def summary_lines(metrics: Path) -> tuple[bool, list[str]]:
     found = {
         "Bits": _bits(run, manifest["verdicts"]),
         "Speed": _speed(run, manifest),
-        "Time": _time(run, timing.get("num_hosts", 1), timing["account"]),
+        "Time": _time(run, timing),
         "Loss": _loss(losses.pivot(index="step", columns="run", values="loss"), run),
         "Report": str(metrics / "report.html"),
     }
@@ -60,10 +60,12 @@ def _speed(run: str, manifest: dict[str, Any]) -> str:
     return sentence("speed_line", run, manifest, decided, undecided)
 
 
-def _time(run: str, hosts: int, account: dict[str, Any]) -> str:
+def _time(run: str, timing: dict[str, Any]) -> str:
+    account, hosts = timing["account"], timing.get("num_hosts", 1)
     shares = shares_of(account) if account["step_ms"] is not None else {}
     compute = sum(shares.get(part, 0) for part in COMPUTE)
-    return sentence("time_line", run, hosts, account, shares, compute)
+    busy = timing.get("machine_busy")
+    return sentence("time_line", run, hosts, busy, account, shares, compute)
 
 
 def _loss(curves: pd.DataFrame, run: str) -> str:

@@ -97,10 +97,13 @@ class Checkpoints:
     def forget(self) -> None:
         """Remove all of them: the run has ended, and its outputs are there."""
         shutil.rmtree(self.folder, ignore_errors=True)
-        # other runs may have theirs next to it
-        for above in (self.folder.parent, self.folder.parent.parent):
+        self.remove_empty()
+
+    def remove_empty(self) -> None:
+        """Remove the folder and the two above it, as far as they are empty."""
+        for folder in (self.folder, *self.folder.parents[:2]):
             with suppress(OSError):
-                above.rmdir()
+                folder.rmdir()
 
 
 def steps_in(folder: Path) -> list[int]:

@@ -14,7 +14,8 @@ from torch import nn
 
 from minitrain.comm.torch_private import import_compiler
 from minitrain.core.params import Params, Train
-from minitrain.data.batches import Batches, Data, ShardFiles
+from minitrain.data.batches import ShardFiles
+from minitrain.data.cut import Batches, Data
 from minitrain.data.order import steps_per_epoch
 from minitrain.data.shards import open_targets
 from minitrain.data.text import VOCAB_SIZE

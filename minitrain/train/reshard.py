@@ -42,6 +42,22 @@ def begin_with(own: Checkpoints, source: Path, config: RunConfig) -> None:
     shared = own.begin()
     if shared and own.newest() is not None:
         return
+    try:
+        found, kept = _kept_there(own, source, config, shared)
+    except (OSError, UserError):
+        own.remove_empty()
+        raise
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    mine = [*range(rank, len(kept), world_size)]
+    if own.same_bits:
+        mine = shards_of(rank, world_size, config.num_shards(world_size))
+    own.save(step_of(found), deal(kept, mine, rank))
+
+
+def _kept_there(
+    own: Checkpoints, source: Path, config: RunConfig, shared: bool
+) -> tuple[Path, list[Kept]]:
+    # the newest checkpoint of the other run, and what each of its ranks kept
     found = only_first(lambda: _newest_there(own.identity, source, config))
     first, *others = everyone(lambda: _manifest_of(found))
     if not shared or any(other != first for other in others):
@@ -49,13 +65,13 @@ def begin_with(own: Checkpoints, source: Path, config: RunConfig) -> None:
             f"--resume {source}: all hosts must see it and {own.folder}, as on a "
             "shared file system"
         )
-    there = first["identity"]["world_size"]
-    kept = [load_rank(found, rank) for rank in range(there)]
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    mine = [*range(rank, there, world_size)]
-    if own.same_bits:
-        mine = shards_of(rank, world_size, config.num_shards(world_size))
-    own.save(step_of(found), deal(kept, mine, rank))
+    try:
+        ranks = range(first["identity"]["world_size"])
+        return found, [load_rank(found, rank) for rank in ranks]
+    except Exception as error:
+        # torch has many kinds of errors for it
+        why = f"torch cannot load it ({type(error).__name__})"
+        raise UserError(f"--resume {found}: {why}") from None
 
 
 def _manifest_of(found: Path) -> Manifest:

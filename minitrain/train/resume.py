@@ -7,10 +7,11 @@ hashes.
 """
 
 import json
+import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,21 +44,8 @@ NOT_USED = (
 UNFIT = "checkpoint not used: {}: cannot be restored in this run"
 
 
-class Resumable(Protocol):
-    """A computation that can be interrupted between two steps."""
-
-    def run(self, steps: Iterable[int]) -> None:
-        """Compute ``steps``, one after the other."""
-
-    def kept(self) -> Kept:
-        """Return all that later steps depend on, with ``model`` and JSON ``seen``."""
-
-    def restore(self, kept: Kept) -> None:
-        """Go on from ``kept``, which was taken of the same run."""
-
-
 def run_through(
-    subject: Resumable,
+    subject: "RankInSteps",
     steps: int,
     checkpoints: Checkpoints | None = None,
     *,
@@ -84,7 +72,7 @@ def run_through(
 
 
 def _go_on(
-    subject: Resumable, checkpoints: Checkpoints, steps: int, show: str
+    subject: "RankInSteps", checkpoints: Checkpoints, steps: int, show: str
 ) -> tuple[int, int]:
     # how many steps are done, and for how many of them a checkpoint stands
     done, below = 0, None
@@ -104,7 +92,12 @@ def _go_on(
         return done, 0
     if not checkpoints.same_bits:
         _say(show, OTHER_BITS)
-    subject.restore(kept)
+    try:
+        subject.restore(kept)
+    except Exception:
+        # it can be half restored: the next attempt goes on from the one before
+        shutil.rmtree(found, ignore_errors=True)
+        raise
     _say(show, f"going on from step {step} of {steps}")
     return step, step
 
@@ -138,9 +131,9 @@ def _say(show: str, line: str) -> None:
         note(f"{show}: {line}" if show else line)
 
 
-@dataclass(frozen=True)
+@dataclass
 class RankInSteps:
-    """A worker that trains, as a :class:`Resumable`."""
+    """A worker whose training can be interrupted between two steps."""
 
     worker: Worker
 
@@ -149,7 +142,9 @@ class RankInSteps:
         train(self.worker, steps)
 
     def kept(self) -> Kept:
-        """Return views of the worker's tensors, of shared ones this rank's part."""
+        """Return all that later steps depend on: views of the worker's tensors, of
+        shared ones this rank's part.
+        """
         my_heartbeat().enter("checkpoint")
         worker = self.worker
         sync, streams = worker.sync, worker.streams or {}

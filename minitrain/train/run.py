@@ -8,10 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minitrain.comm.groups import distributed, local_device, require_gpus, start_up
+from minitrain.comm.groups import (
+    distributed,
+    host_number,
+    local_device,
+    require_gpus,
+    start_up,
+)
 from minitrain.comm.heartbeat import my_heartbeat
-from minitrain.comm.together import only_first
+from minitrain.comm.together import everyone, only_first
 from minitrain.core.errors import UserError
+from minitrain.core.load import Usage, load_of
 from minitrain.core.params import Params
 from minitrain.core.provenance import require_torch
 from minitrain.model.factory import try_model
@@ -64,12 +71,13 @@ class Job:
 class Finished:
     """Results of a rank after its last step. ``state`` is the whole final one, empty if
     it was written to a file; ``values`` those of the step to be kept; ``went_on_from``
-    is 0 for a run that was not interrupted.
+    is 0 for a run that was not interrupted; ``usage`` what its steps used.
     """
 
     result: TrainResult
     state: dict[str, Tensor]
     num_parameters: int
+    usage: Usage
     values: dict[str, Any] = field(default_factory=dict)
     went_on_from: int = 0
 
@@ -122,6 +130,8 @@ def train_rank(job: Job, launcher: str) -> None:
             checkpoints=checkpoints,
             show=job.name if rank == 0 else "",
         )
+        # as the machine is that of rank 0
+        used = everyone(lambda: (host_number(), finished.usage))
         facts = {
             "launcher": launcher,
             "backend": job.backend,
@@ -132,6 +142,7 @@ def train_rank(job: Job, launcher: str) -> None:
             "model_params": finished.num_parameters,
             "went_on_from_step": finished.went_on_from,
             "began_with": str(job.resume) if job.resume else None,
+            "load": load_of(usage for host, usage in used if host == 0),
         }
         write_run(job.out, finished.result, facts, job.script, device)
         only_first(checkpoints.forget)
@@ -162,7 +173,9 @@ def run_rank(
     if inject is not None:
         inject(worker)
     train = RankInSteps(worker)
+    before = Usage.now()
     went_on_from = run_through(train, config.steps, checkpoints, show=show)
+    usage = Usage.now().since(before)
     place.enter("write")
     worker.sync.finish()
     state = worker.sync.state_dict()
@@ -177,4 +190,5 @@ def run_rank(
     result.hashes += [unwatched] if unwatched else []
     worker.close()
     count = sum(p.numel() for p in worker.model.parameters())
-    return Finished(result, state, count, seen.recorder.values, went_on_from)
+    values = seen.recorder.values
+    return Finished(result, state, count, usage, values, went_on_from)

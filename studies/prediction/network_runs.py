@@ -21,10 +21,10 @@ from network_namespaces import BURST_BYTES, host_of, over, shape
 from phases import PHASES, Phases
 
 from minitrain.bench.arms import Arm, Contestant, Row, close, take_turns
-from minitrain.bench.load import Usage
 from minitrain.comm.sockets import Links, meet
 from minitrain.comm.torch_private import group_timeout_s
 from minitrain.core.errors import EvidenceError
+from minitrain.core.load import Usage
 from minitrain.core.params import Params
 from minitrain.sync.strategy import world
 from minitrain.train.config import config_of

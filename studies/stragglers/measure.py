@@ -13,9 +13,9 @@ from stragglers_settings import Stragglers
 from study_settings import load_study
 
 from minitrain.bench.arms import only_ddp
-from minitrain.bench.load import Usage, load_of
 from minitrain.core.errors import run_stage
 from minitrain.core.files import open_atomic, write_json
+from minitrain.core.load import Usage, load_of
 from minitrain.core.params import load_params
 from minitrain.core.progress import progress
 from minitrain.core.provenance import provenance

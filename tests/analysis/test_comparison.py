@@ -1,7 +1,5 @@
 """The comparison of arms: expected figures are worked out by hand."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -147,29 +145,15 @@ def test_arms_of_an_earlier_setting_are_left_out() -> None:
     assert "gloo-4" not in set(baseline(table).scaling()["arm"])
 
 
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda t: t[t["arm"] != "gloo-2-again"],
-        lambda t: t[~((t["round"] == 3) & (t["arm"] == "gloo-2"))],
-        lambda t: t[t["round"] < 4],
-        lambda t: t.drop(columns="seconds"),
-        lambda t: t.assign(seconds=0.0),
-        lambda t: t.assign(seconds=-1.0),
-        lambda t: t.assign(tokens=float("nan")),
-    ],
-    ids=[
-        "no arm",
-        "no round of an arm",
-        "too few rounds",
-        "no seconds",
-        "0",
-        "-1",
-        "nan",
-    ],
-)
-def test_incomplete_rounds_are_refused(
-    spoil: Callable[[pd.DataFrame], pd.DataFrame],
-) -> None:
-    with pytest.raises(UserError, match=r"rounds\.csv: damaged"):
-        baseline(spoil(exact()))
+def test_incomplete_rounds_are_refused() -> None:
+    whole = exact()
+    for spoilt in (
+        whole[whole["arm"] != "gloo-2-again"],
+        whole[(whole["round"] != 3) | (whole["arm"] != "gloo-2")],
+        whole[whole["round"] < 4],
+        whole.drop(columns="seconds"),
+        *(whole.assign(seconds=seconds) for seconds in (0.0, -1.0)),
+        whole.assign(tokens=float("nan")),
+    ):
+        with pytest.raises(UserError, match=r"rounds\.csv: damaged"):
+            baseline(spoilt)

@@ -26,24 +26,20 @@ from minitrain.bench.arms import (
     take_turns,
 )
 from minitrain.bench.ledger import CollectiveLedger
-from minitrain.bench.load import Usage, load_of
 from minitrain.comm.groups import distributed
 from minitrain.core.errors import UserError
+from minitrain.core.load import Usage, load_of
 from minitrain.core.params import Params
 from minitrain.data.order import GlobalOrder
 from minitrain.data.text import VOCAB_SIZE
 from minitrain.harness.launcher import launch
 from minitrain.model.factory import build_model
 from minitrain.sync.catalog import PLAIN, find_strategy
+from minitrain.sync.stock import StockDDP
 from minitrain.sync.strategy import Strategy
 from stages import baseline as baseline_stage
 
 STEPS = 2
-
-
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_shards(tmp_path_factory.mktemp("shards"), 1, 2)
 
 
 def params(*world_sizes: int) -> Params:
@@ -54,6 +50,7 @@ def params(*world_sizes: int) -> Params:
     return tiny.model_copy(update={"gloo": gloo, "baseline": baseline})
 
 
+@pytest.mark.quick
 def test_arms_of_two_world_sizes() -> None:
     small = params(1, 2, 4)
     found = {
@@ -126,6 +123,25 @@ def test_studies_begin_with_ddp_alone() -> None:
     assert only_ddp(other).train.sync == "ddp"
 
 
+def tokens_of_a_turn() -> int:
+    """Of steps 1 and 2, after one that is not timed; nobody predicts a first token."""
+    own, samples = params(1).train, tiny_samples()
+    order = GlobalOrder(50, own.global_batch_size, own.seed)
+    batches = [order.batch(step) for step in (1, 2)]
+    return sum(len(samples[i]) - 1 for batch in batches for i in batch)
+
+
+@pytest.mark.quick
+def test_turn_of_one_rank_trains_by_ddp_and_counts_targets(shards: Path) -> None:
+    with distributed():
+        (contestant,) = enter(params(1), shards, [Arm("gloo-1", 1, 1)])
+        assert contestant is not None
+        _, tokens = contestant.take_turn(STEPS)
+        assert isinstance(contestant.worker.sync, StockDDP)
+        contestant.close()
+    assert tokens == tokens_of_a_turn()
+
+
 def measured(folder: Path) -> list[dict[str, Any]]:
     with distributed():
         small = params(1, 2)
@@ -142,11 +158,7 @@ def test_every_arm_has_a_row_for_every_round(shards: Path) -> None:
     by_round = {row["round"]: row["tokens"] for row in rows}
     # all arms train on the same global batches, so on as many real tokens
     assert all(row["tokens"] == by_round[row["round"]] for row in rows)
-    # steps 1 and 2, after one that is not timed; nobody predicts a first token
-    own, samples = params(1, 2).train, tiny_samples()
-    order = GlobalOrder(50, own.global_batch_size, own.seed)
-    batches = [order.batch(step) for step in (1, 2)]
-    assert by_round[0] == sum(len(samples[i]) - 1 for b in batches for i in b)
+    assert by_round[0] == tokens_of_a_turn()
     assert all(row["seconds"] > 0 for row in rows)
 
 

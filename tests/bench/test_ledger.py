@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tiny import tiny_params, tiny_shards
+from tiny import tiny_params
 
 from minitrain.bench.ledger import CollectiveLedger, count_step
 from minitrain.comm import sockets
@@ -37,11 +37,6 @@ def counted_and_expected(
         torch.optim.AdamW.step = again  # type: ignore[method-assign, assignment]
     # enough for DDP to settle its buckets
     return count_step(params, shards, steps_before=3)
-
-
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_shards(tmp_path_factory.mktemp("shards"), 1, 2, 4)
 
 
 COUNTED = [name for name in STRATEGIES if name not in UNCOUNTED]

@@ -77,6 +77,21 @@ def write_timings(folder: Path, rows: list[dict[str, Any]]) -> None:
     (folder / "timings.jsonl").write_text("".join(lines))
 
 
+def test_run_on_a_busy_machine_is_marked(project: Path) -> None:
+    file = project / "data/runs/gloo-2/provenance.json"
+    load = {"others_share": 0.4, "steal_share": 0.0}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"load": load}))
+    timing.main()
+    found = json.loads((project / "metrics/timing.json").read_text())
+    assert {run: of["machine_busy"] for run, of in found.items()} == {
+        "gloo-1": None,
+        "gloo-2": "other processes used 40 % of the CPU",
+    }
+    parts = pd.read_csv(project / "metrics/account.csv").groupby("run")["mean_ms"]
+    assert parts.count()["gloo-1"] > 0
+    assert parts.count()["gloo-2"] == 0
+
+
 def test_no_step_of_the_warm_up_is_in_any_number(project: Path) -> None:
     timing.main()
     written = json.loads((project / "metrics/timing.json").read_text())
@@ -87,6 +102,7 @@ def test_no_step_of_the_warm_up_is_in_any_number(project: Path) -> None:
         table = account(late, 0)
         # as if the warm-up had not been
         assert written[run] == {
+            "machine_busy": None,
             **summarize(late, 0),
             "num_hosts": 1,
             "peak_memory_mb": 310.0,

@@ -2,13 +2,15 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from one_line import refusal
+from project import PARAMS_FILE, set_params
 
-from minitrain.check.import_target import find
+from minitrain.check.import_target import find, find_factory
 from minitrain.check.text_batches import (
     LONGEST,
     SHORTEST,
@@ -24,6 +26,7 @@ from minitrain.data.batches import IGNORE_INDEX
 pytestmark = pytest.mark.slow
 
 MODEL = """
+from types import SimpleNamespace
 import torch
 from beside import WIDTH
 
@@ -88,7 +91,13 @@ def loss_of_images(model, batch):
     return torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
 
 def of_the_pipeline(model, vocab_size):
-    return Small()
+    small = Small()
+    small.embedding = torch.nn.Embedding(vocab_size, model.n_embd)
+    small.head = torch.nn.Linear(model.n_embd, vocab_size)
+    return small
+
+def of_one(width):
+    return of_the_pipeline(SimpleNamespace(n_embd=width), 256)
 
 not_a_function = 3
 """
@@ -107,7 +116,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_model_that_reads_text(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["check", f"{model}:build"]) == 0
     printed = capsys.readouterr()
-    assert printed.err == (
+    assert printed.err.startswith(
         "training 3 steps with 2 processes, and again with one; a witness computes in "
         "float64 ...\n"
     )
@@ -123,11 +132,20 @@ def test_model_that_reads_text(model: str, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_model_with_batches_and_a_loss(
-    model: str, capsys: pytest.CaptureFixture[str]
+    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("minitrain.core.progress.SECONDS_BETWEEN_LINES", 0)
     own = ["--batches", f"{model}:batches", "--loss", f"{model}:loss"]
     assert run(["check", f"{model}:linear", *own, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    printed = capsys.readouterr()
+    # a slow machine is not silent
+    for title, count in (
+        ("replay", "3/3"),
+        ("witness", r"\d+/\?"),
+        ("one process", "3/3"),
+    ):
+        assert re.search(rf"^{title}: {count} \[", printed.err, flags=re.MULTILINE)
+    found = json.loads(printed.out)
     (ladder,) = found["strategies"].values()
     assert ladder["verdict"] == "proven"
     assert ladder["rungs"]["replay"]["verdict"] == "equal"
@@ -204,13 +222,17 @@ def test_model_that_counts_its_calls_is_a_breach(
 def test_all_strategies(
     model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("minitrain.core.progress.SECONDS_BETWEEN_LINES", 0)
     few = ("ddp", "invariant", "fsdp", "bf16_compress")
     monkeypatch.setattr(check, "STRATEGIES", few)
     own = ["--batches", f"{model}:batches", "--loss", f"{model}:loss"]
     assert run(["check", f"{model}:linear", *own, *ALL]) == 0
     printed = capsys.readouterr()
     told = "float64: 4 strategies, one after the other ...\n"
-    assert printed.err.endswith(told)
+    assert told in printed.err
+    # of as many strategies as there are, at their ends
+    assert "strategies: 4/4 [" in printed.err
+    assert "replay: " not in printed.err
     lines = printed.out.splitlines()
     said = dict(line.split(maxsplit=1) for line in lines[:-1])
     assert said["ddp"].startswith("proven: ")
@@ -223,8 +245,26 @@ def test_all_strategies(
     assert not any("one process" in line for line in silent)
 
 
+def test_factory_of_the_pipeline_serves_as_it_is(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is given a fresh section, then that of params.yaml, then what --arg says."""
+    built, tokens = find_factory(f"{model}:of_the_pipeline", {})
+    assert (built().head.in_features, tokens) == (128, 64)
+    assert find_factory(f"{model}:of_one", {"width": 5})[0]().head.in_features == 5
+    shutil.copy(PARAMS_FILE, "params.yaml")
+    set_params(Path.cwd(), {"model.n_embd": 12, "model.block_size": 16})
+    assert find_factory(f"{model}:of_the_pipeline", {})[0]().head.in_features == 12
+    few = {"n_embd": 4, "n_head": 2}
+    built, tokens = find_factory(f"{model}:of_the_pipeline", few)
+    assert (built().head.in_features, tokens) == (4, 16)
+    # what is shown of it is what its ranks train
+    assert run(["check", f"{model}:of_the_pipeline", "--arg", "n_embd=8"]) == 0
+    assert "proven: " in capsys.readouterr().out
+
+
 OWN_BATCHES = ["--batches", "my_model.py:batches", "--loss", "my_model.py:loss"]
-CALLED = "called without arguments: TypeError: of_the_pipeline() missing 2 required "
+OF_THE_PIPELINE = "my_model.py:of_the_pipeline"
 MISTAKES = [
     (["my_model.py"], "MODEL = 'my_model.py': must be FILE.py:NAME or module:NAME"),
     (["no.py:build"], "MODEL = 'no.py:build': no file no.py"),
@@ -258,16 +298,21 @@ MISTAKES = [
         "model: TypeError: Linear.forward() got an unexpected keyword argument 'input",
     ),
     (
-        ["my_model.py:of_the_pipeline"],
-        f"MODEL = 'my_model.py:of_the_pipeline', {CALLED}positional arguments: 'model'",
+        [OF_THE_PIPELINE, "--arg", "n_emb=8"],
+        "--arg n_emb: unknown key (did you mean n_embd?)",
     ),
     (
-        ["my_model.py:of_the_pipeline", *OWN_BATCHES],
-        f"MODEL = 'my_model.py:of_the_pipeline', {CALLED}",
+        [OF_THE_PIPELINE, "--arg", "n_embd=6"],
+        "--arg n_embd = 6: must be a multiple of model.n_head = 4",
     ),
-    (["failing.py:raises"], "MODEL = 'failing.py:raises', called without arguments: V"),
+    ([OF_THE_PIPELINE, "--arg", "n_embd"], "--arg = 'n_embd': must be KEY=VALUE"),
+    (
+        ["my_model.py:of_one", *OWN_BATCHES],
+        "MODEL = 'my_model.py:of_one': TypeError: of_one() missing 1 required",
+    ),
+    (["failing.py:raises"], "MODEL = 'failing.py:raises': ValueError: no"),
     # no proof either
-    (["failing.py:exits"], "MODEL = 'failing.py:exits', called without arguments: Sys"),
+    (["failing.py:exits"], "MODEL = 'failing.py:exits': SystemExit: 0"),
 ]
 
 

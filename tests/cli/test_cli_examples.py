@@ -30,7 +30,7 @@ OF_A_PROJECT = [line for line in EXAMPLES if line.startswith(NEED_ONE)]
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("examples")
     (path / "beside.py").write_text("WIDTH = 8\n")
-    (path / "my_model.py").write_text(f"{MODEL}\nalone = build\n")
+    (path / "my_model.py").write_text(f"{MODEL}\nbuild = of_the_pipeline\n")
     (path / "net.py").write_text(f"{MODEL}\nbuild = linear\n")
     state = {"w": torch.ones(2, 3), "b": torch.zeros(3)}
     torch.save(state, path / "mine.pt")

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from matplotlib.image import imread
+from one_line import refusal
 from recorded import alter, record, rows_of, sgd, write
 
 from minitrain.cli.main import run
@@ -31,12 +32,19 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     }
 
 
-def test_equal_bits(runs: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_equal_bits(
+    runs: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("minitrain.core.progress.SECONDS_BETWEEN_LINES", 0)
     assert run(["verify", runs["a"], runs["again"]]) == 0
-    assert capsys.readouterr().out == (
+    printed = capsys.readouterr()
+    assert printed.out == (
         "equal bits: 5 recorded steps and the end\n"
         "steps 0 to 10 and the end: ======  (= equal bits)\n"
     )
+    assert "steps: 6/6 [" in printed.err
 
 
 def test_within_rounding(
@@ -101,53 +109,34 @@ def test_picture(runs: dict[str, str], tmp_path: Path, b: str) -> None:
     assert path.read_bytes() == bytes_once
 
 
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        (["{a}", "nowhere"], "error: nowhere: does not exist; {a} is a recording, "),
-        (["{a}", "ton"], "error: ton: does not exist (did you mean torn?)"),
-        (["state.pt", "{a}"], "error: state.pt: is a file; {a} is a recording, so"),
-        (["{a}", "{two}", "--twin", "no"], "error: --twin: no: does not exist"),
-        (["{a}", "empty"], "error: empty: is no recording; "),
-        (["{a}", "torn"], "error: torn: nothing recorded; "),
-        (["{a}", "damaged"], "error: damaged/rank-0.jsonl: line 2: damaged"),
-        (["{a}", "{two}", "--twin", "{again}"], "error: {again}: is no twin; "),
-        (
-            ["{a}", "{two}", "--picture", "x.pdf"],
-            "error: --picture: x.pdf: must end in",
-        ),
-        (["state.pt", "state.pt", "--twin", "{twin}"], "error: --twin: is for two "),
-        (["empty", "empty", "--picture", "x.png"], "error: --picture: is for two "),
-    ],
-)
+MISTAKES = [
+    (["{a}", "nowhere"], "nowhere: does not exist; {a} is a recording, "),
+    (["{a}", "ton"], "ton: does not exist (did you mean torn?)"),
+    (["state.pt", "{a}"], "state.pt: is a file; {a} is a recording, so"),
+    (["{a}", "{two}", "--twin", "no"], "--twin: no: does not exist"),
+    (["{a}", "empty"], "empty: is no recording; "),
+    (["{a}", "torn"], "torn: nothing recorded; "),
+    (["{a}", "damaged"], "damaged/rank-0.jsonl: line 2: damaged"),
+    (["{a}", "{two}", "--twin", "{again}"], "{again}: is no twin; "),
+    (["{a}", "{two}", "--picture", "x.pdf"], "--picture: x.pdf: must end in"),
+    (["state.pt", "state.pt", "--twin", "{twin}"], "--twin: is for two "),
+    (["empty", "empty", "--picture", "x.png"], "--picture: is for two "),
+]
+
+
 def test_mistakes_are_one_line(
-    runs: dict[str, str],
-    arguments: list[str],
-    line: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    runs: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("state.pt").touch()
-    for name, text in (("empty", None), ("torn", '{"kind'), ("damaged", "")):
-        Path(name).mkdir()
-        if text is not None:
-            Path(name, "rank-0.jsonl").write_text(text)
     header = Path(runs["a"], "rank-0.jsonl").read_text().splitlines()[0]
-    Path("damaged/rank-0.jsonl").write_text(f"{header}\nnonsense\n")
-    monkeypatch.setattr(
-        "sys.argv", ["minitrain", "verify", *(x.format(**runs) for x in arguments)]
-    )
-    from minitrain.cli.main import main
-
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith(line.format(**runs))
-    assert captured.err.count("\n") == 1
+    for name, text in (("torn", '{"kind'), ("damaged", f"{header}\nnonsense\n")):
+        Path(name).mkdir()
+        Path(name, "rank-0.jsonl").write_text(text)
+    Path("empty").mkdir()
+    for arguments, line in MISTAKES:
+        words = [word.format(**runs) for word in arguments]
+        assert refusal(run, ["verify", *words]).startswith(line.format(**runs))
 
 
 def test_strip_of_many_steps_has_the_worst_of_several(runs: dict[str, str]) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import torch.distributed as dist
 from project import ROOT
 
 from minitrain.cli.checks import machine as doctor
-from minitrain.cli.checks.collectives import DTYPES, OPS, Seat
+from minitrain.cli.checks.collectives import DTYPES, OPS, Probe, Seat, worst
 from minitrain.cli.checks.machine import Check, Examination, examine
 from minitrain.cli.doctor import in_words
 from minitrain.cli.main import run
@@ -62,6 +63,14 @@ def test_known_answers_fit_their_type() -> None:
             assert seats[0].tensor(values).tolist() == values, case
         assert all(seat.reduced(5) == answers for seat in seats), case
         assert answers not in [seat.sent(5) for seat in seats], case
+
+
+def test_gravest_of_the_ranks_counts() -> None:
+    right = Probe("all_reduce", "sum", "int8", 2, "right", "")
+    unsupported = replace(right, verdict="unsupported", detail="no")
+    wrong = replace(right, verdict="wrong", detail="rank 1 got 0")
+    assert worst([right, wrong, unsupported]) is wrong
+    assert worst([right, unsupported]) is unsupported
 
 
 def average_that_is_a_sum() -> None:
@@ -145,9 +154,14 @@ def test_interface_that_is_not_there_and_more_threads_than_cores(
     assert check.verdict == "wrong"
     assert "GLOO_SOCKET_IFNAME = 'nowhere0': must be one of" in check.detail
     monkeypatch.setattr("torch.get_num_threads", lambda: 10_000)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     check = doctor.check_threads()
     assert check.verdict == "trouble"
-    assert check.detail.startswith("10000 in torch")
+    assert check.detail.startswith("10000 in torch, OMP_NUM_THREADS=unset, ")
+    told = "; W ranks take W times 10000, under torchrun, which sets 1, W"
+    assert check.detail.endswith(told)
+    monkeypatch.setenv("OMP_NUM_THREADS", "10000")
+    assert doctor.check_threads().detail.endswith("; W ranks take W times 10000")
 
 
 def test_command_says_what_it_does_before_it_imports_torch(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import sys
 import pytest
 from waiting import GENEROUS_S
 
-import minitrain
 from minitrain.cli.main import COMMANDS, run
 
 
@@ -50,12 +49,6 @@ def test_help_of_verify_says_what_its_arguments_are(
     (a,) = re.findall(r"^  A +(.+)$", text, flags=re.MULTILINE)
     assert a.startswith("a state (.pt, .safetensors, a folder), a training run")
     assert re.search(r"^  B +another of the same kind$", text, flags=re.MULTILINE)
-
-
-def test_version_is_that_of_the_module() -> None:
-    command = [sys.executable, "-m", "minitrain", "--version"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout == f"minitrain {minitrain.__version__}\n"
 
 
 @pytest.mark.slow

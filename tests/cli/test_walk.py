@@ -1,11 +1,9 @@
 """The walk: every number in it worked out again, by hand where that is short."""
 
-import json
 from itertools import chain
 
 import pytest
 
-from minitrain.cli.main import run
 from minitrain.cli.walk import walk
 
 
@@ -31,13 +29,3 @@ def test_numbers_by_hand() -> None:
     for rank in ranks:
         assert {*rank["samples"]} <= {*rank["shard"]}
     assert sorted(chain(*of_ranks["samples"])) == sorted(taken["batches"][0])
-
-
-def test_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["explain"]) == 0
-    text = capsys.readouterr().out
-    assert "  rank 3 owns 3 7 11 15    and reads 11 15 in step 0\n" in text
-    assert "(-42.5) + (-10) + (-14.5) + (-100) = -167" in text
-    assert all(len(line) <= 80 for line in text.splitlines())
-    assert run(["explain", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["average"] == -167

@@ -6,8 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from minitrain.compare.align import combination
-from minitrain.compare.causes import cause_in_buffers
 from minitrain.compare.diagnosis import (
     Values,
     cause_in_data,
@@ -16,7 +14,9 @@ from minitrain.compare.diagnosis import (
     locate,
 )
 from minitrain.compare.difference import UNKNOWN, Cause, Difference, Why
+from minitrain.compare.gradient_causes import cause_in_buffers
 from minitrain.proof.first_difference import first_difference
+from minitrain.recording.sketches import combination
 
 # each rank's share of the right gradient, of targets 1 : 3
 OWN = [torch.tensor([1.0, 0.0, 2.0, 0.5]), torch.tensor([0.0, 3.0, -1.0, 0.25])]

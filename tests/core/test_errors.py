@@ -1,8 +1,10 @@
 """Exit codes and error lines of stages."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -11,6 +13,7 @@ from project import ROOT
 from minitrain.core.errors import (
     NO_PROCESS,
     EvidenceError,
+    Mistakes,
     RankError,
     UserError,
     did_you_mean,
@@ -50,6 +53,7 @@ def test_garbage_is_looked_for_once_all_is_imported() -> None:
     [
         pytest.param(UserError("a: b = 1"), 2, "a: b = 1", id="user"),
         pytest.param(UserError("one\n  two\n\nthree\n"), 2, "one two three", id="long"),
+        pytest.param(Mistakes("a = 1", "b\n2"), 2, "a = 1\nerror: b 2", id="two"),
         pytest.param(EvidenceError("ranks differ"), 1, "ranks differ", id="evidence"),
         pytest.param(
             PermissionError(13, "Permission denied", "metrics/a.json"),
@@ -114,6 +118,37 @@ def test_no_process_or_thread_left_is_one_line(
         run_stage(raising(RuntimeError("a bug")))
 
 
+def test_python_without_packages_and_a_folder_without_a_project_are_one_line(
+    tmp_path: Path,
+) -> None:
+    module, command = ("-m", "stages.check"), ("-m", "minitrain", "summary")
+    for words, folder, line in (
+        (
+            ("-S", *module),
+            ROOT,
+            "pydantic, ruamel, torch, tqdm: run `make`",
+        ),
+        (
+            ("-S", *command),
+            ROOT,
+            "pydantic, ruamel, torch, tqdm: run `make`",
+        ),
+        (module, tmp_path, f"error: params.yaml: not in {tmp_path}: run this in the "),
+        (command, tmp_path, f"error: params.yaml: not in {tmp_path}: run this in the "),
+    ):
+        done = subprocess.run(
+            [sys.executable, *words],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+        )
+        assert (done.returncode, done.stdout) == (2, "")
+        assert line in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
 def test_nothing_is_meant_where_nothing_is_near() -> None:
     assert did_you_mean("sgdm", ["adamw", "sgd"]) == " (did you mean sgd?)"
+    assert did_you_mean("DPP", ["shm", "ddp"]) == " (did you mean ddp?)"
     assert did_you_mean("lion", ["adamw", "sgd"]) == ""

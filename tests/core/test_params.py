@@ -80,15 +80,19 @@ def test_value_that_is_taken(path: Path) -> None:
             assert f"{key} = " in line_of(path, {key: values[-1] + 1})
 
 
+BOTH = (
+    "train.num_steps = 100: must be null where num_epochs = 2: set either num_steps or "
+    "num_epochs to null"
+)
 A_NAME = "must be a name in model.file, or package.module:"
 A_SOURCE = "must be a .csv, .txt or .jsonl file"
 # a key, its value in the file, and what the line says after "key = "; what all keys
 # have in common is in test_schema.py
 VALUES = [
-    ("train.num_steps", 10.0, "10.0: must be a valid integer"),
-    ("equivalence.atol", True, "true: must be a valid number"),
-    ("environment.torch", 2.13, "2.13: must be a valid string"),
-    ("train", [1], "[1]: must be"),
+    ("train.num_steps", 10.0, "10.0: must be an integer"),
+    ("equivalence.atol", True, "true: must be a number"),
+    ("environment.torch", 2.13, "2.13: must be text, in quotes where it looks"),
+    ("train", [1], "[1]: must be a section, which holds keys"),
     ("train", None, "null: must be"),
     ("train.learning_rate", float("nan"), "nan: must be a finite number"),
     ("train.learning_rate", 0, "0: must be greater than 0"),
@@ -102,15 +106,16 @@ VALUES = [
     ("corpus.source", "texts.xml", f"'texts.xml': {A_SOURCE}"),
     ("train.optimizer", "adam", "'adam': must be 'adamw' or 'sgd'"),
     ("shard.long_samples", "drop", "'drop': must be 'split' or 'cut'"),
-    ("train.num_steps", None, "null: must be"),
+    ("train.num_steps", None, "null: must be a number where num_epochs is null"),
     ("train.num_epochs", 2, None),
+    ("train.optimizer", "SGD", "'SGD': must be 'adamw' or 'sgd' (did you mean sgd?)"),
     ("train.num_warmup_steps", 100, "100: must be below the number of steps, 100"),
     ("launch.max_restarts", -1, "-1: must be greater than or equal to 0"),
     ("launch.max_restarts", 101, "101: must be less than or equal to 100"),
     ("baseline.num_rounds", 4, "4: must be greater than or equal to 5"),
     ("gloo.world_sizes", [], "[]: must have at least 1 item"),
     ("nccl.world_sizes", [2, 2], "[2, 2]: must be a list that holds each value once"),
-    ("gloo.world_sizes", 2, "2: must be a valid list"),
+    ("gloo.world_sizes", 2, "2: must be a list, such as [1, 2]"),
 ]
 
 
@@ -123,7 +128,7 @@ def line_of(path: Path, changes: dict[str, Any]) -> str:
 
 def test_value_that_is_refused(path: Path) -> None:
     for key, value, line in VALUES:
-        told = f"{key} = {line}" if line else "train.num_steps = 100: must be null"
+        told = f"{key} = {line}" if line else BOTH
         assert line_of(path, {key: value}).startswith(f"{path}: {told}")
     for sizes, section in (([1, 3], "gloo"), ([2, 5], "nccl"), ([64], "gloo")):
         told = (

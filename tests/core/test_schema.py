@@ -7,6 +7,7 @@ from typing import Literal
 import pytest
 from one_line import refusal
 
+from minitrain.core.errors import UserError
 from minitrain.core.schema import (
     Count,
     Distinct,
@@ -25,12 +26,14 @@ class Oven(Section):
     notes: Distinct[str]
     hours: PositiveFloat
     heat: Literal["bottom", "top"] = "top"
+    lit: bool = True
 
 
 class Kitchen(Section):
     oven: Oven
 
 
+QUOTED = "must be an integer; remove the quotes"
 GOOD = {
     "degrees": "180",
     "rack": "null",
@@ -56,15 +59,15 @@ def test_values_have_the_types_of_the_schema(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"degrees": "10.0"}, "oven.degrees = 10.0: must be a valid integer"),
-        ({"hours": "fast"}, "oven.hours = 'fast': must be a valid number"),
+        ({"degrees": "10.0"}, "oven.degrees = 10.0: must be an integer"),
+        ({"hours": "fast"}, "oven.hours = 'fast': must be a number"),
         ({"degrees": "0"}, "oven.degrees = 0: must be greater than or equal to 1"),
-        ({"degrees": "yes"}, "oven.degrees = 'yes': must be a valid integer"),
-        ({"degrees": "true"}, "oven.degrees = true: must be a valid integer"),
+        ({"degrees": "yes"}, "oven.degrees = 'yes': must be an integer"),
+        ({"degrees": "true"}, "oven.degrees = true: must be an integer"),
         ({"hours": ".inf"}, "oven.hours = inf: must be a finite number"),
         ({"trays": "[]"}, "oven.trays = []: must have at least 1 item"),
         ({"trays": "[3, 3]"}, "oven.trays = [3, 3]: must be a list that holds each"),
-        ({"trays": "[1, null]"}, "oven.trays.1 = null: must be a valid integer"),
+        ({"trays": "[1, null]"}, "oven.trays[1] = null: must be an integer"),
         ({"notes": "[a, a]"}, "oven.notes = ['a', 'a']: must be a list that holds"),
         (
             {"heat": "tpo"},
@@ -74,11 +77,14 @@ def test_values_have_the_types_of_the_schema(tmp_path: Path) -> None:
         ({"heat": "[1]"}, "oven.heat = [1]: must be 'bottom' or 'top'"),
         ({"degree": "1"}, "oven.degree: unknown key (did you mean degrees?)"),
         ({"zzz": "1"}, "oven.zzz: unknown key; allowed: degrees, rack, trays, notes"),
-        # the cause before what follows from it
-        (
-            {"rack": "1", "rakc": "1"},
-            "oven.rakc: unknown key (did you mean rack?) (and",
+        ({"degreeS": "1"}, "oven.degreeS: unknown key (did you mean degrees?)"),
+        ({"heat": "TOP"}, "oven.heat = 'TOP': must be 'bottom' or 'top' (did you mean"),
+        *(
+            ({"degrees": repr(number)}, f"oven.degrees = {number!r}: {QUOTED}")
+            for number in ("180", "-1", ".5", "1.5E-3")
         ),
+        ({"lit": "'True'"}, "oven.lit = 'True': must be true or false; remove the q"),
+        ({"degrees": "None"}, "oven.degrees = 'None': must be an integer (did you me"),
     ],
 )
 def test_mistake_is_one_line(
@@ -86,6 +92,31 @@ def test_mistake_is_one_line(
 ) -> None:
     path = written(tmp_path, **changes)
     assert refusal(load, path, Kitchen).startswith(f"{path}: {line}")
+
+
+def test_text_that_is_no_number_is_not_told_of_quotes(tmp_path: Path) -> None:
+    for changes in ({"degrees": "'1,5'"}, {"degrees": "'true'"}, {"lit": "'1'"}):
+        assert "quotes" not in refusal(load, written(tmp_path, **changes), Kitchen)
+
+
+def test_every_mistake_has_its_line_the_causes_first(tmp_path: Path) -> None:
+    path = written(tmp_path, trays="0", hours="-1")
+    path.write_text(path.read_text().replace("rack", "rakc"))
+    with pytest.raises(UserError) as raised:
+        load(path, Kitchen)
+    assert str(raised.value).splitlines() == [
+        f"{path}: oven.rakc: unknown key (did you mean rack?)",
+        f"{path}: oven.rack: is missing",
+        f"{path}: oven.trays = 0: must be a list, such as [1, 2]",
+        f"{path}: oven.hours = -1: must be greater than 0",
+    ]
+    # more are counted
+    path = written(tmp_path, trays=str([0] * 30))
+    with pytest.raises(UserError) as raised:
+        load(path, Kitchen)
+    lines = str(raised.value).splitlines()
+    assert lines[1].startswith(f"{path}: oven.trays[1] = 0: must be greater")
+    assert lines[20:] == [f"{path}: and 10 more"]
 
 
 BAD_FILES = [
@@ -104,7 +135,7 @@ BAD_FILES = [
     (b"torch\n", ": must hold sections"),
     (b"", ": must hold sections"),
     (b"oven:\n", ": oven = null: must be"),
-    (b"oven: {rack: null}\n", ": oven.degrees: is missing (and"),
+    (b"oven: {rack: null, trays: [1], notes: [], hours: 1}\n", ": oven.degrees: is "),
 ]
 
 

@@ -17,7 +17,7 @@ from minitrain.core.files import read_json
 PAGES = ("own-text", "own-model", "another-strategy")
 # make also installs and sums up
 BUILDS = {"dvc repro", "make"}
-RUN_HERE = {"cp CHANGELOG.md my-text.txt", "minitrain check my_model.py:alone"}
+RUN_HERE = {"cp CHANGELOG.md my-text.txt", "minitrain check my_model.py:build"}
 
 
 def own_file(block: Block) -> str | None:

@@ -2,11 +2,8 @@
 
 from pathlib import Path
 
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from one_line import refusal
 
-from minitrain.core.errors import UserError
 from minitrain.grammar.verbs import Verb, load_verbs
 
 HEADER = "lemma,third_person,past,past_participle,present_participle"
@@ -64,20 +61,3 @@ def test_bad_table_gives_one_line(tmp_path: Path) -> None:
         assert message.startswith(f"{path}{line}: ")
         for word in ("allowed", *words):
             assert word in message
-
-
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    tail=st.one_of(
-        st.binary(max_size=60),
-        st.text(alphabet='go,"\n\r\0- é', max_size=40).map(str.encode),
-    )
-)
-def test_any_bytes_give_verbs_or_one_line(tmp_path: Path, tail: bytes) -> None:
-    path = write(tmp_path, f"{HEADER}\n{GO}\n".encode() + tail)
-    try:
-        outcome = load_verbs(path)[0].lemma
-    except UserError as error:
-        outcome = str(error)
-    assert outcome == "go" or outcome.startswith(f"{path}:")
-    assert len(outcome.splitlines()) == 1

@@ -66,6 +66,22 @@ def test_rank_that_never_begins_is_named(
     assert "no answer within 0.1 s, hangs before it began" in str(late())
 
 
+def test_pause_of_the_launcher_is_none_of_the_ranks(
+    tmp_path: Path, process: subprocess.Popen[bytes]
+) -> None:
+    """An hour counts as a second, and many slow looks are seen through."""
+    mine = make_place(file_of(tmp_path, 0))
+    mine.limit(1.5)
+    mine.mark(2, "forward")
+    watch = HangMonitor(tmp_path, lambda: {0: process.pid})
+    late = []
+    for _ in range(3):
+        watch._looked_s -= 3600
+        late.append(watch.look())
+    assert late[:2] == [None, None]
+    assert "no answer within 1.5 s, hangs at step 2, forward" in str(late[2])
+
+
 def test_a_monitor_that_fails_ends_the_ranks_and_says_why(
     tmp_path: Path, process: subprocess.Popen[bytes]
 ) -> None:

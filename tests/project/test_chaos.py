@@ -20,7 +20,7 @@ from faults import FAULTS
 from held_memory import held_by, segments
 from judge import Ran
 from processes import MARK, environ, kill_all, processes, send, wait_until, with_role
-from project import PARAMS_FILE
+from project import PARAMS_FILE, run_python
 from runs import Trial
 from thorough import thorough_after
 from trials import run_trial
@@ -237,12 +237,8 @@ def test_study_says_by_its_exit_code_that_a_trial_is_wrong(tmp_path: Path) -> No
         "run.run_trial = lambda number, *_: Trial(number, 'port', '', wrong='it')\n"
         "from minitrain.core.errors import run_stage; run_stage(run.main)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script, "--trials", "3", "--out", str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-    )
+    arguments = ("-c", script, "--trials", "3", "--out", tmp_path)
+    done = run_python(*arguments, PYTHONPATH=os.pathsep.join(sys.path))
     assert done.returncode == 1
     line = "error: 3 of 3 trials are wrong, the first of them trial 0 (port): it\n"
     assert done.stderr.endswith(line)

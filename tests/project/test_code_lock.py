@@ -1,14 +1,12 @@
 """What makes the result of a study old: the code that its measurement executes."""
 
 import os
-import subprocess
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
-from executed import executed, note_executed
-from project import ROOT, copy_project, environment, run_python, set_params
+from project import ROOT, copy_project, run_in, run_python, set_params
 from ruamel.yaml import YAML
 
 from minitrain.core.code_lock import (
@@ -146,6 +144,52 @@ CASES = [
 ]
 
 
+# Put before minitrain/__init__.py, which every process of a study imports, with any
+# environment; forked ranks inherit the hook. A file counts once its module runs.
+HOOK = """\
+import os as _os
+import sys as _sys
+
+
+def _note(event, arguments):
+    code = arguments[0] if event == "exec" and arguments else None
+    if getattr(code, "co_name", "") == "<module>":
+        _write(code.co_filename)
+
+
+def _write(name):
+    with open({notes!r}, "a") as file:
+        file.write(_os.path.realpath(name) + "\\n")
+
+
+for _module in list(_sys.modules.values()):
+    if getattr(_module, "__file__", None):
+        _write(_module.__file__)
+_sys.addaudithook(_note)
+"""
+
+
+def note_executed(project: Path) -> Path:
+    """Change the copy ``project`` so that its processes note the files they execute."""
+    notes = project.resolve() / "executed.txt"
+    door = project / "minitrain/__init__.py"
+    docstring, future, rest = door.read_text().partition("from __future__")
+    assert not future
+    door.write_text(HOOK.format(notes=str(notes)) + docstring + rest)
+    return notes
+
+
+def executed(notes: Path) -> set[str]:
+    """The files that were noted, by their paths from the root of the project."""
+    root = notes.parent
+    paths = {Path(line) for line in notes.read_text().splitlines()}
+    return {
+        path.relative_to(root).as_posix()
+        for path in paths
+        if path.is_relative_to(root) and path.is_file()
+    }
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", CASES)
@@ -161,13 +205,8 @@ def test_list_names_what_a_small_run_executes(name: str, tmp_path: Path) -> None
     set_params(study, {f"{name}.{key}": value for key, value in changes.items()})
     venv = ".venv-peers" if name == "peers" else ".venv"
     paths = os.pathsep.join([str(folder), str(folder / "studies/common")])
-    done = subprocess.run(
-        [ROOT / venv / "bin/python", f"{script}.py"],
-        cwd=study,
-        env=environment(PYTHONPATH=paths),
-        capture_output=True,
-        text=True,
-    )
+    command = (ROOT / venv / "bin/python", f"{script}.py")
+    done = run_in(study, *command, timeout_s=1800, PYTHONPATH=paths)
     assert done.returncode == 0, done.stderr
     found = {f for f in executed(notes) if name in OF_HARNESS or is_measured(f)}
     assert f"studies/{name}/{script}.py" in found

@@ -6,7 +6,6 @@ Words are checked by reading; pages are typed by test_tutorial.py and in tests/c
 import inspect
 import re
 import shlex
-import subprocess
 from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 from bugs import BUGS
 from pages import Block, blocks, edit, pages_of, without_fences
-from project import PARAMS_FILE, ROOT
+from project import PARAMS_FILE, ROOT, run_in
 from ruamel.yaml import YAML
 from test_house import DOORS, MAY_IMPORT
 
@@ -237,15 +236,6 @@ def test_commands_of_minitrain_are_those_that_it_takes() -> None:
         assert unknown == [], line
 
 
-@pytest.mark.parametrize(("page", "at_most"), [("own-text", 3), ("own-model", 4)])
-def test_page_of_ones_own_needs_few_commands(page: str, at_most: int) -> None:
-    found = typed(TEXT[f"docs/how-to/{page}.md"])
-    assert 0 < len(found) <= at_most
-    # it installs before anything that needs it
-    made = next(n for n, line in enumerate(found) if line.startswith("make"))
-    assert not any(x.startswith(("dvc", "minitrain")) for x in found[:made])
-
-
 def first_column(page: str, heading: str) -> list[str]:
     section = TEXT[page].partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     return re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE)
@@ -337,9 +327,7 @@ def test_hooks_and_ci_run_the_tools_of_make_test() -> None:
 
 
 def test_help_lists_every_target_with_a_line() -> None:
-    done = subprocess.run(
-        ["make", "--silent", "help"], cwd=ROOT, capture_output=True, text=True
-    )
+    done = run_in(ROOT, "make", "--silent", "help")
     listed = [line.split(maxsplit=2) for line in done.stdout.splitlines()]
     assert [words[1] for words in listed] == TARGETS
     assert all(len(words) == 3 for words in listed)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from project import ROOT, copy_project, environment
+from project import ROOT, copy_project, run_in, write_script
 from ruamel.yaml import YAML
 
 from minitrain.cli import quick
@@ -19,14 +19,7 @@ CPU_INDEX = "--extra-index-url https://download.pytorch.org/whl/cpu"
 def would_run(*arguments: str, **variables: str) -> list[str]:
     """The commands of a make that runs none, as if nothing were there yet."""
     command = ["make", "--dry-run", "--always-make", *arguments]
-    return run(*command, **{"CPU": "", **variables}).stdout.splitlines()
-
-
-def run(
-    *command: str, folder: Path = ROOT, **variables: str
-) -> subprocess.CompletedProcess[str]:
-    env = environment(**variables)
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+    return run_in(ROOT, *command, **{"CPU": "", **variables}).stdout.splitlines()
 
 
 def install(*arguments: str, **variables: str) -> str:
@@ -63,13 +56,9 @@ def test_pipeline_that_fails_has_no_summary(tmp_path: Path) -> None:
     """The error is the last word, and make's exit code is not 0."""
     installed(tmp_path)
     for name, code in (("python", 7), ("minitrain", 0)):
-        tool = tmp_path / ".venv/bin" / name
-        tool.parent.mkdir(exist_ok=True)
-        tool.write_text(
-            f'#!/bin/sh\necho {name}\n[ "$2" = -m ] && exit {code}\nexit 0\n'
-        )
-        tool.chmod(0o755)
-    done = run("make", folder=tmp_path)
+        lines = f'echo {name}\n[ "$2" = -m ] && exit {code}\nexit 0'
+        write_script(tmp_path / ".venv/bin" / name, lines)
+    done = run_in(tmp_path, "make")
     assert done.returncode == 2
     assert done.stdout.split() == ["python", "python"]
     assert re.search(r"Error 7", done.stderr)
@@ -82,7 +71,7 @@ def test_study_that_is_none_is_one_line(tmp_path: Path) -> None:
         (tmp_path / "studies" / name).mkdir(parents=True)
     for name in ("noise", "zoo"):
         (tmp_path / "studies" / name / "dvc.yaml").touch()
-    done = run("make", "study-nois", folder=tmp_path)
+    done = run_in(tmp_path, "make", "study-nois")
     assert done.returncode == 2
     first, _ = done.stderr.splitlines()
     assert first == "error: no study nois: must be one of noise zoo"

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 from mutants import MUTANTS, STAGE_FAULTS, Mutant
 from mutated import PIPELINE_OF_2, Outcome, run_stages, run_test
-from project import ROOT, copy_project, set_params
+from project import MADE, ROOT, copy_project, make_run, set_params
 from test_docs import require_marked, table
-from test_stage_faults import MADE, make_run
 
 from minitrain.core.files import read_json
 

@@ -23,7 +23,7 @@ from speeds import Ratio, Speeds, named
 from study_settings import load_study
 from tabulate_hosts import judged_by, rows
 
-from minitrain.bench.load import Usage
+from minitrain.core.load import Usage
 from minitrain.core.provenance import usable_cores
 from minitrain.report.checks import RUNGS
 
@@ -50,7 +50,7 @@ def test_nothing_is_expected_of_a_link_that_was_not_fitted() -> None:
 
 
 ROUNDS, SLOW, FAST = range(3), "100 Mbit/s", "unshaped"
-BUSY = "others took 34 % of its cores"
+BUSY = "other processes used 34 % of the CPU"
 
 
 def speeds(factors: dict[str, tuple[float, ...]], slow: float = 0.5) -> Speeds:
@@ -148,35 +148,39 @@ def test_table_says_what_is_no_difference() -> None:
     assert said("ddp") == ""
 
 
-def test_title() -> None:
-    faster = {HIERARCHICAL: (1.4, 1.5, 1.3)}
-    for factors, slow, busy, expected in [
-        (faster, 0.5, None, "DDP keeps 50 % of its unshaped speed; adding inside"),
-        (faster, 0.5, None, " makes it 1.40 times as fast"),
-        ({AGAIN: (1, 1.6, 1), **faster}, 0.7, None, "no difference seen between 100"),
-        ({AGAIN: (1, 1.6, 1), **faster}, 0.7, None, "no difference that is seen"),
-        (faster, 0.5, BUSY, f"not judged, since the machine was busy ({BUSY})"),
-    ]:
-        title = draw_links.title(speeds(factors, slow), busy)
-        assert expected in title
-        # two lines of the picture
-        assert len(title) <= 144
+FASTER = {HIERARCHICAL: (1.4, 1.5, 1.3)}
+TWINS_APART = {AGAIN: (1, 1.6, 1), **FASTER}
 
 
-def test_picture_of_a_busy_machine_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("factors", "slow", "taken", "parts"),
+    [
+        (FASTER, 0.5, 0.0, ("DDP keeps 50 % of its unshaped", " 1.40 times as fast")),
+        (TWINS_APART, 0.7, 0.0, ("no difference seen between 100", "that is seen")),
+        (FASTER, 0.5, 0.3, (f"not judged, since the machine was busy ({BUSY})",)),
+    ],
+)
+def test_picture_says_what_was_found_or_that_the_machine_was_busy(
+    factors: dict[str, tuple[float, ...]],
+    slow: float,
+    taken: float,
+    parts: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What its title says is made of the load that was measured."""
-    load = {"others_share": 0.3, "steal_share": 0.04}
+    load = {"others_share": taken, "steal_share": 0.04}
     (tmp_path / "machine.json").write_text(json.dumps({"load": load}))
-    titles: list[str | None] = []
+    titles: list[str] = []
+    made = draw_links.title
     monkeypatch.setattr(draw_links, "STUDY", tmp_path)
-    monkeypatch.setattr(draw_links, "read", lambda: speeds({}))
+    monkeypatch.setattr(draw_links, "read", lambda: speeds(factors, slow))
     monkeypatch.setattr(
-        draw_links, "title", lambda _, busy: titles.append(busy) or "a title"
+        draw_links, "title", lambda *told: titles.append(made(*told)) or titles[0]
     )
     draw_links.main()
-    assert titles == [BUSY]
+    assert [part for part in parts if part not in titles[0]] == []
+    # two lines of the picture
+    assert len(titles[0]) <= 144
     assert (tmp_path / "network.png").read_bytes()[:4] == b"\x89PNG"
 
 

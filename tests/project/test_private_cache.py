@@ -5,7 +5,6 @@ import pickle
 import shutil
 import sqlite3
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from project import environment
+from project import git, run_dvc
 
 from minitrain.cli.checks.machine import check_dvc_cache
 from minitrain.cli.private_cache import ENVIRONMENT, is_private, make_private_cache
@@ -66,20 +65,6 @@ def second_user() -> Iterator[None]:
         os.setgroups(groups)
 
 
-def dvc(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dvc", *arguments]
-    return subprocess.run(
-        command, cwd=project, capture_output=True, text=True, env=environment()
-    )
-
-
-def git(project: Path, *arguments: str) -> str:
-    command = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *arguments]
-    return subprocess.run(
-        command, cwd=project, capture_output=True, text=True, check=True
-    ).stdout
-
-
 @pytest.fixture
 def shared() -> Iterator[Path]:
     """A folder that all users may enter, as /var/tmp: tmp_path is closed to them."""
@@ -95,22 +80,22 @@ def project(shared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.setenv("DVC_NO_ANALYTICS", "1")
     git(folder, "init", "--quiet")
-    assert dvc(folder, "init", "--quiet").returncode == 0
+    assert run_dvc(folder, "init", "--quiet")[0] == 0
     return folder
 
 
 def attacked(project: Path, cache: Path) -> bool:
     """Whether another user's attack on ``cache`` runs code in the next checkout."""
     (project / "data").write_text("data")
-    added = dvc(project, "add", "data")
-    assert added.returncode == 0, added.stderr
+    code, output = run_dvc(project, "add", "data")
+    assert code == 0, output
     mark = project.parent / "ran"
     with suppress(PermissionError), second_user():
         attack(cache, mark)
     (project / "data").unlink()
-    checkout = dvc(project, "checkout")
+    code, output = run_dvc(project, "checkout")
     # DVC fails after the code ran
-    assert mark.exists() or checkout.returncode == 0, checkout.stderr
+    assert mark.exists() or code == 0, output
     return mark.exists()
 
 
@@ -143,8 +128,8 @@ def test_the_setting_reaches_the_copies_of_experiments(project: Path) -> None:
     )
     git(project, "add", "--all")
     git(project, "commit", "--quiet", "-m", "a")
-    done = dvc(project, "exp", "run", "--temp", "--name", "copied")
-    assert done.returncode == 0, done.stderr
+    code, output = run_dvc(project, "exp", "run", "--temp", "--name", "copied")
+    assert code == 0, output
     names = git(project, "for-each-ref", "--format=%(refname)", "refs/exps").split()
     (name,) = [name for name in names if name.endswith("copied")]
     assert git(project, "show", f"{name}:shown").strip() == str(cache)

@@ -3,7 +3,6 @@
 import ast
 import importlib.metadata
 import re
-import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
-from project import ROOT, environment
+from project import ROOT, run_in
 from ruamel.yaml import YAML
 
 MKDOCS = ROOT / ".venv-docs/bin/mkdocs"
@@ -38,13 +37,8 @@ def test_menu_has_every_page_of_the_docs_once() -> None:
 def test_site_is_built_and_asks_nobody_for_anything(tmp_path: Path) -> None:
     if not MKDOCS.exists():
         pytest.skip("no .venv-docs; make test makes it")
-    done = subprocess.run(
-        [MKDOCS, "build", "--strict", "--site-dir", tmp_path / "site"],
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-    )
+    build = (MKDOCS, "build", "--strict", "--site-dir", tmp_path / "site")
+    done = run_in(ROOT, *build)
     assert done.returncode == 0, done.stderr
     page = "docs/course/01-all-reduce-for-each-parameter/index.html"
     text = (tmp_path / "site" / page).read_text()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from mutated import run_stages
-from project import ROOT, copy_project, run_dvc
+from project import ROOT, copy_project, run_dvc, write_script
 from slurm import ENDED, Job, Slurm, missing, two_nodes
 
 pytestmark = [
@@ -139,10 +139,7 @@ def refused(slurm: Slurm, project: Path) -> dict[str, Outcome]:
     without_torch = project.with_name("without-torch")
     for name in ("launch", "stages"):
         shutil.copytree(project / name, without_torch / name)
-    python = without_torch / ".venv/bin/python"
-    python.parent.mkdir(parents=True)
-    python.write_text("#!/bin/sh\nexit 1\n")
-    python.chmod(0o755)
+    write_script(without_torch / ".venv/bin/python", "exit 1")
     jobs = {name: slurm.submit(project, *words) for name, (words, _) in FAULTS.items()}
     for script in (ONE, MANY):
         jobs[f"outside {script}"] = slurm.submit(outside, str(ROOT / script), "2")

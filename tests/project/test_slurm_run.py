@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from project import ROOT
+from project import ROOT, write_script
 from waiting import GENEROUS_S, wait_for
 
 UNTIL_TOLD = ["sh", "-c", "touch begun; until [ -e go ]; do sleep 0.05; done; exit 3"]
@@ -18,10 +18,7 @@ def project(tmp_path: Path) -> Path:
     """One whose Python does nothing, and a Slurm that notes what it is asked."""
     scripts = {"stages/python": "", "bin/scontrol": 'echo "$@" > asked'}
     for name, line in scripts.items():
-        script = tmp_path / name
-        script.parent.mkdir()
-        script.write_text(f"#!/bin/sh\n{line}\n")
-        script.chmod(0o755)
+        write_script(tmp_path / name, line)
     (tmp_path / "launch/slurm").mkdir(parents=True)
     shutil.copy(ROOT / "launch/slurm/run", tmp_path / "launch/slurm")
     return tmp_path

@@ -5,7 +5,6 @@ All share one small run; each spoils a copy of it and runs only what comes after
 """
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,49 +12,25 @@ from typing import Any
 
 import pytest
 import torch
-from mutated import JUDGE, PIPELINE, REPLAY_2, VERIFY, VERIFY_2, Outcome, run_stages
-from project import copy_project
+from mutated import JUDGE, REPLAY_2, VERIFY, VERIFY_2, Outcome, run_stages
 from thorough import thorough_after
 
 from minitrain.core.files import read_json, read_jsonl, write_json, write_jsonl
 from minitrain.train.step_record import load_tensors, save_tensors
 
-PARAMS = {"corpus.num_sentences": 40, "train.num_steps": 6}
+# a fault in a stage escapes all other quick tests
+pytestmark = pytest.mark.quick
 RUN = "data/runs/gloo-2"
 REPLAYED = "data/runs/replay-2"
 EVIDENCE = "data/evidence/gloo-2"
 EQUIVALENCE = ["equivalence"]
 TIMING = ["timing"]
-# the environment variable that names a folder in which this run was made: a mutant
-# meets what the healthy project made
-MADE = "MINITRAIN_MADE_RUN"
-
-
-def make_run(address: str, folder: Path) -> None:
-    """Make a copy of the project whose runs of one and two processes are equal."""
-    copy_project(folder, PARAMS)
-    outcome = run_stages(address, folder, [*PIPELINE, TIMING])
-    assert outcome.code == 0, outcome.output
-
-
-@pytest.fixture(scope="module")
-def run(stages_by_fork: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the project whose runs of one and two processes were found equal."""
-    folder = tmp_path_factory.mktemp("project") / "run"
-    if MADE not in os.environ:
-        make_run(stages_by_fork, folder)
-        return folder
-    copy_project(folder, PARAMS)
-    for name in ("data", "metrics"):
-        made = Path(os.environ[MADE], name)
-        shutil.copytree(made, folder / name, dirs_exist_ok=True)
-    return folder
 
 
 @pytest.fixture
-def copy(run: Path, tmp_path: Path) -> Path:
-    """The same, to be spoilt."""
-    return Path(shutil.copytree(run, tmp_path / "copy", symlinks=True))
+def copy(made_run: Path, tmp_path: Path) -> Path:
+    """A copy of the run, to be spoilt."""
+    return Path(shutil.copytree(made_run, tmp_path / "copy", symlinks=True))
 
 
 @pytest.fixture
@@ -94,7 +69,6 @@ def assert_refused(outcome: Outcome, copy: Path, *rungs: str) -> None:
     assert {*rungs} <= breached(copy)
 
 
-@pytest.mark.quick
 def test_nothing_is_refused_where_nothing_was_changed(after, copy: Path) -> None:
     outcome = after(*JUDGE)
     assert outcome.code == 0, outcome.output
@@ -153,6 +127,7 @@ ROWS = {
 IN_EACH = [(where, how) for where in (RUN, REPLAYED) for how in ROWS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("where", "how"), thorough_after(len(ROWS), IN_EACH))
 def test_rows_that_are_missing_or_others(
     after, copy: Path, where: str, how: Callable[[Rows], Rows]
@@ -224,6 +199,7 @@ def test_replay_does_not_copy_the_hashes(after, copy: Path) -> None:
     assert (copy / REPLAYED / "hashes.jsonl").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_breach_of_one_run_is_not_hidden_by_the_other(after, copy: Path) -> None:
     flip_a_bit(copy / "data/runs/replay-1/state.pt")
     outcome = after(VERIFY[0], EQUIVALENCE)
@@ -269,6 +245,7 @@ READ: list[tuple[str, list[str]]] = [
 ]
 
 
+@pytest.mark.slow
 def test_timings_that_end_between_two_lines_are_damaged(after, copy: Path) -> None:
     path = copy / RUN / "timings.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
@@ -282,6 +259,7 @@ FORMATS = {Path(file).suffix: (file, stage) for file, stage in READ}
 DAMAGED = [*FORMATS.values(), *(one for one in READ if one not in FORMATS.values())]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("file", "stage"), thorough_after(len(FORMATS), DAMAGED))
 def test_damaged_file_is_named_with_what_makes_it_again(
     after, copy: Path, file: str, stage: list[str]

@@ -9,11 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from project import ROOT
+from project import ROOT, write_script
 from ruamel.yaml import YAML
 from waiting import GENEROUS_S
-
-SLOW = "#!/bin/sh\nexec sleep 60\n"
 
 
 def commands() -> Iterator[tuple[str, str]]:
@@ -31,10 +29,7 @@ def slow_project(tmp_path: Path) -> Path:
     for name in ("stages", "studies"):
         shutil.copytree(ROOT / name, tmp_path / name)
     for venv in (".venv", ".venv-peers"):
-        python = tmp_path / venv / "bin/python"
-        python.parent.mkdir(parents=True)
-        python.write_text(SLOW)
-        python.chmod(0o755)
+        write_script(tmp_path / venv / "bin/python", "exec sleep 60")
     return tmp_path
 
 

@@ -3,11 +3,10 @@
 import os
 import shutil
 import stat
-import subprocess
 from pathlib import Path
 
 import pytest
-from project import ROOT, environment
+from project import ROOT, run_in, write_script
 
 
 @pytest.fixture
@@ -23,35 +22,20 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(
-    folder: Path, *command: str, **variables: str
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command,
-        cwd=folder,
-        env=environment(**variables),
-        capture_output=True,
-        text=True,
-    )
-
-
 def test_neighbors_are_found(project: Path) -> None:
     """With PYTHONSAFEPATH Python itself leaves both folders out."""
     stage = ("stages/python", "-m", "stages.hello")
     script = ("../../stages/python", "measure.py")
     for safe in ("", "1"):
-        done = run(project, *stage, PYTHONSAFEPATH=safe)
+        done = run_in(project, *stage, PYTHONSAFEPATH=safe)
         assert done.stdout == "hello\n", done.stderr
-        done = run(project / "studies/mine", *script, PYTHONSAFEPATH=safe)
+        done = run_in(project / "studies/mine", *script, PYTHONSAFEPATH=safe)
         assert done.stdout == "settings\n", done.stderr
 
 
 def make_venv(folder: Path, name: str = ".venv") -> Path:
     """A virtual environment whose Python says the name of ``folder``."""
-    python = folder / name / "bin/python"
-    python.parent.mkdir(parents=True)
-    python.write_text(f"#!/bin/sh\necho {folder.name}\n")
-    python.chmod(0o755)
+    write_script(folder / name / "bin/python", f"echo {folder.name}")
     return folder / name
 
 
@@ -72,7 +56,7 @@ def test_virtual_environment_is_that_of_the_project_or_its_original(
     (project / "usual/bin/python3").write_text("#!/bin/sh\necho usual\n")
     for wanted in ("usual", "mine"):
         for copy in ("", ".dvc/tmp/exps/tmp1", "studies/.dvc/tmp/exps/tmp1"):
-            done = run(mine / copy, "stages/python", PATH=path)
+            done = run_in(mine / copy, "stages/python", PATH=path)
             assert done.stdout == f"{wanted}\n", (copy, done.stderr)
         if wanted == "usual":
             make_venv(mine)
@@ -86,7 +70,7 @@ def test_virtual_environment_of_another_user_is_refused(project: Path) -> None:
     venv = make_venv(project)
     for part in (".", "bin", "bin/python"):
         os.chown(venv / part, NOBODY, NOBODY)
-        done = run(project, "stages/python")
+        done = run_in(project, "stages/python")
         os.chown(venv / part, 0, 0)
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr.startswith(f"error: {venv}: belongs to another user; ")
@@ -95,7 +79,7 @@ def test_virtual_environment_of_another_user_is_refused(project: Path) -> None:
     for owner in (0, NOBODY):
         for path in (project / "stages/python", venv, *venv.rglob("*")):
             os.chown(path, owner, owner)
-        assert run(project, "stages/python").stdout == f"{project.name}\n"
+        assert run_in(project, "stages/python").stdout == f"{project.name}\n"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
@@ -118,9 +102,9 @@ def test_another_user_does_not_run_code_as_the_first(project: Path) -> None:
         if where == mine:
             mine.chmod(0o777)
         by = ("setpriv", "--reuid", str(second), "--clear-groups", "sh", "-c", attack)
-        assert run(where, *by).returncode == 0
+        assert run_in(where, *by).returncode == 0
         by = ("setpriv", "--reuid", str(victim), "--clear-groups")
-        done = run(mine, *by, "stages/python", "-c", "print()")
+        done = run_in(mine, *by, "stages/python", "-c", "print()")
         assert "attack" not in done.stdout
         assert said in done.stderr, done.stderr
 
@@ -131,12 +115,12 @@ def test_modules_and_environment_are_those_of_the_project(project: Path) -> None
         folder.mkdir()
         (folder / "shared.py").write_text(f"print({str(folder)!r})\n")
     asked = ("-c", "import shared")
-    done = run(project / "studies/mine", "../../stages/python", *asked)
+    done = run_in(project / "studies/mine", "../../stages/python", *asked)
     assert done.stdout == f"{project / 'studies/common'}\n", done.stderr
-    done = run(project / "stages", "./python", *asked)
+    done = run_in(project / "stages", "./python", *asked)
     assert (done.returncode, done.stdout) == (1, ""), done.stdout
     # a virtual environment that is not there is one line
-    done = run(project, "stages/python", MINITRAIN_VENV=".venv-none")
+    done = run_in(project, "stages/python", MINITRAIN_VENV=".venv-none")
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: no .venv-none in {project}; ")
     assert done.stderr.count("\n") == 1

@@ -94,6 +94,10 @@ def test_what_does_not_fit_is_one_line(tmp_path: Path) -> None:
         folder = with_changes(name, {key: value}, tmp_path / str(number))
         line = refusal(load_study, folder, schema_of(name))
         assert line.startswith(f"{folder}/params.yaml: {name}.{expected}")
+    with open(folder / "params.yaml", "a") as file:
+        file.write("also: {}\n")
+    line = refusal(load_study, folder, schema_of(name))
+    assert line.startswith(f"{folder}/params.yaml: also: unknown key")
 
 
 INTERLEAVED = [name for name in STUDIES if issubclass(schema_of(name), Interleaved)]
@@ -183,7 +187,8 @@ def test_stragglers_judges_nothing_on_a_busy_machine(
     assert (tmp_path / "stragglers.png").is_file()
     told = (tmp_path / "table.md").read_text()
     is_busy = others > MAX_TAKEN
-    judged = "others took 40 % of its cores. These trials judge nothing" not in told
+    said = "other processes used 40 % of the CPU. These trials judge nothing"
+    judged = said not in told
     assert judged is not is_busy
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 from pages import blocks, change
-from project import ROOT, copy_project, environment, run_dvc
+from project import ROOT, copy_project, environment, git, run_dvc, run_in
 from quick_dvc import stages_in_forks
 from waiting import GENEROUS_S
 
@@ -32,7 +32,8 @@ INSTEAD = {
 }
 # what `dvc repro` does with a bug in the code
 REFUSED = 255
-OF_SPEED = re.compile(r"speedup|noise_floor|machine_busy")
+OF_SPEED = re.compile(r"speedup|noise_floor|machine_busy|tokens_per_s|_ms|_pct")
+METRICS = "dvc metrics diff --precision 9"
 
 
 class Typed(NamedTuple):
@@ -55,7 +56,7 @@ def folder(stages_by_fork: str, tmp_path_factory: pytest.TempPathFactory) -> Pat
         "add --all",
         "commit --quiet --message clone",
     ):
-        subprocess.run(["git", *words.split()], cwd=folder, check=True)
+        git(folder, *words.split())
     return folder
 
 
@@ -78,9 +79,7 @@ def type_in(folder: Path, command: str) -> Typed:
     if program == "dvc":
         return Typed(*run_dvc(folder, *words))
     assert program == "git", f"nobody types {command} here"
-    done = subprocess.run(
-        [program, *words], cwd=folder, capture_output=True, text=True, env=environment()
-    )
+    done = run_in(folder, program, *words)
     return Typed(done.returncode, done.stdout + done.stderr)
 
 
@@ -119,9 +118,9 @@ def test_tables(typed: dict[str, list[Typed]]) -> None:
     for command in ("dvc stage list", "dvc params diff"):
         (listed,) = typed[command]
         assert cells(listed.output) == cells(shown_below(command))
-    (diff,) = typed["dvc metrics diff"]
+    (diff,) = typed[METRICS]
     rows = [row for row in cells(diff.output) if not OF_SPEED.search(row)]
-    shown = cells(shown_below("dvc metrics diff"))
+    shown = cells(shown_below(METRICS))
     assert [*map(shape, rows)] == [*map(shape, shown)]
     # the loss is lower, as the text says
     loss = [float(row.split()[-1]) for row in rows if ".loss " in row]

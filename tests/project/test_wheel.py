@@ -108,7 +108,7 @@ def test_import_comes_from_the_wheel(bin_folder: Path, tmp_path: Path) -> None:
 
 COMMANDS = [
     ("--version", rf"^minitrain {re.escape(minitrain.__version__)}$"),
-    ("check my_model.py:alone", "^proven: "),
+    ("check my_model.py:build", "^proven: "),
     ("doctor", r"^collectives: \d+ of \d+ probes .*, 0 wrong$"),
     ("explain", "every rank"),
 ]
@@ -117,7 +117,7 @@ COMMANDS = [
 @pytest.mark.parametrize(("words", "expected"), thorough_after(2, COMMANDS))
 def test_command(bin_folder: Path, tmp_path: Path, words: str, expected: str) -> None:
     page = (ROOT / "docs/how-to/own-model.md").read_text()
-    (model,) = [block for block in blocks(page) if "def alone" in block.text]
+    (model,) = [block for block in blocks(page) if "def build" in block.text]
     (tmp_path / "my_model.py").write_text(model.text)
     said = run(bin_folder / "minitrain", *words.split(), folder=tmp_path).stdout
     assert re.search(expected, said, re.M), said
@@ -136,4 +136,5 @@ def test_record_and_verify(bin_folder: Path, tmp_path: Path) -> None:
 
 def test_what_needs_a_project_is_one_line(bin_folder: Path, tmp_path: Path) -> None:
     done = run(bin_folder / "minitrain", "report", folder=tmp_path, expect=2)
-    assert done.stderr == "error: params.yaml: no such file\n"
+    line = f"params.yaml: not in {tmp_path}: run this in the project's root"
+    assert done.stderr == f"error: {line}\n"

@@ -19,6 +19,7 @@ from minitrain.proof.bits import (
     not_run,
     ranks_rung,
     reduced_once_rung,
+    rung_of,
     trained_rung,
 )
 from minitrain.proof.evidence import Evidence
@@ -49,6 +50,13 @@ FAULTS: dict[str, tuple[State, str, int | None]] = {
     "another shape": (state(a=state()["a"].reshape(3, 1)), "a", None),
     "another dtype": (state(b=state()["b"].double()), "b", None),
 }
+
+
+def test_verdict_that_is_unknown_is_refused() -> None:
+    known = not_run("why")
+    assert rung_of(asdict(known)) == known
+    with pytest.raises(ValueError, match="fine"):
+        rung_of({**asdict(known), "verdict": "fine"})
 
 
 def test_equal_bits() -> None:
@@ -186,8 +194,8 @@ def test_runs_of_unequal_length() -> None:
 @pytest.mark.parametrize(
     ("stuck", "verdict", "detail"),
     [
-        ({}, "equal", "2 of 2 tensors changed"),
-        ({"a": "a0"}, "equal", "1 of 2 tensors changed, not a"),
+        ({}, "passed", "2 of 2 tensors changed"),
+        ({"a": "a0"}, "passed", "1 of 2 tensors changed, not a"),
         ({"a": "a0", "b": "b0"}, "breach", "0 of 2 tensors changed"),
     ],
 )
@@ -429,8 +437,8 @@ def rows_with_buckets(layouts: list[list[str]]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("layouts", "verdict", "detail"),
     [
-        ([["ba"]], "equal", "2 tensors"),
-        ([["ba"], ["b", "a"]], "equal", "2 tensors"),
+        ([["ba"]], "passed", "2 tensors"),
+        ([["ba"], ["b", "a"]], "passed", "2 tensors"),
         ([], "breach", "nothing was reduced"),
         ([["b"]], "breach", "step 0: a is never reduced"),
         ([["ba"], ["b", "a", "b"]], "breach", "step 1: b is reduced more than once"),

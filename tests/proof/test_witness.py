@@ -107,7 +107,9 @@ def breached(rungs: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_honest_run(honest: Any, optimizer: str) -> None:
     rungs = asked(*honest(optimizer))
-    assert {rung["verdict"] for rung in rungs.values()} == {"equal", "within tolerance"}
+    # it compares no bits
+    found = {rung["verdict"] for rung in rungs.values()}
+    assert found == {"passed", "within tolerance"}
     assert list(rungs) == [
         "witness_data",
         "witness_hashes",

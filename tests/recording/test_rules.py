@@ -23,7 +23,8 @@ from recorded_rows import (
 from minitrain.recording.alarm import Alarm, unlike
 from minitrain.recording.findings import Judge
 from minitrain.recording.fingerprint import digest, fingerprint
-from minitrain.recording.rules import alarms_at_end, alarms_at_start, alarms_of, apart
+from minitrain.recording.rules import alarms_at_end, alarms_at_start, alarms_of
+from minitrain.recording.rules_of_parameters import apart
 
 OWN = own_of(1, 2)
 BEFORE = rows_of(0, own_of(0, 2))
@@ -266,6 +267,14 @@ def test_a_rank_is_missing_among_many(world_size: int) -> None:
     noisy = {n: t + random_tensors(5)[n] for n, t in mean(own).items()}
     found = only(alarms_of(rows_of(1, own, [noisy] * world_size), None))
     assert (found.rule, found.severe) == ("not the mean", False)
+
+
+def test_a_rank_is_missing_in_one_tensor_of_eight_ranks() -> None:
+    """A sketch has just as many numbers."""
+    own = own_of(2, 8)
+    part = mean(own) | {FIRST: (8 * mean(own)[FIRST] - own[3][FIRST]) / 8}
+    found = only(alarms_of(rows_of(2, own, [part] * 8), None))
+    assert (found.rule, found.ranks, found.tensor) == ("mean", [3], FIRST)
 
 
 def test_own_gradients_that_cancel_leave_nothing_but_rounding() -> None:

@@ -31,8 +31,8 @@ from report_inputs import (
 from minitrain.core.arms import baseline_arms
 from minitrain.core.errors import UserError
 from minitrain.report.checks import Mark, byte_equivalent, outcomes_of
-from minitrain.report.facts import Facts
-from minitrain.report.publish import lesson_notes, manifest, summary
+from minitrain.report.facts import Facts, exposed_comm_pct
+from minitrain.report.publish import lesson_notes, manifest, report, summary
 from minitrain.report.render import sentence
 from minitrain.report.studied import Expectation, Mismatch, bare_allreduce
 from minitrain.report.terminal import summary_lines
@@ -103,7 +103,7 @@ def test_timings_of_two_machines_are_refused() -> None:
 @pytest.mark.parametrize(
     ("check", "mark", "shown"),
     [
-        (rung("equal"), Mark.PASSED, "✓ passed"),
+        (rung("passed"), Mark.PASSED, "✓ passed"),
         (rung("equal", 0, 0.0), Mark.EQUAL, "= equal"),
         (rung("within tolerance", 9, 3.1e-06), Mark.NEAR, "≈ 3.1e-06"),
         (rung("within tolerance"), Mark.NEAR, "≈ within"),
@@ -145,6 +145,12 @@ def with_verdict(verdict: str, **changes: Any) -> Facts:
     return facts([1, 2], noise=0.001, equivalence=given, **changes)
 
 
+def busy_while_training() -> Facts:
+    timing = {"gloo-1": timing_of(1), "gloo-2": timing_of(2)}
+    timing["gloo-2"]["machine_busy"] = "other processes used 87 % of the CPU"
+    return facts([1, 2], timing=timing)
+
+
 def slow(others_wait_ms: float | None) -> dict[str, Any]:
     ranks = [
         {"rank": 1, "excess_ms": 12.0, "low_ms": 11.0, "high_ms": 13.0},
@@ -172,11 +178,12 @@ CASES: dict[str, Callable[[], Facts]] = {
     "undecided": lambda: with_verdict(
         "undecided",
         speeds={"gloo_2": 10_000},
-        checks={"ranks": rung("undecided"), "replay": rung("equal")},
+        checks={"ranks": rung("undecided"), "replay": rung("passed")},
     ),
     "busy": lambda: with_verdict(
         "proven", checks={"ranks": rung("not run")}, baseline_provenance=BUSY
     ),
+    "busy while training": busy_while_training,
     "account that is not split": lambda: with_parts(
         with_verdict("proven", speeds={"gloo_2": 21_000}), UNSPLIT
     ),
@@ -209,7 +216,7 @@ def test_notes_give_reasons_only_where_the_rounds_decide() -> None:
         notes = lesson_notes(other)
         assert "ceiling" not in notes
         assert "computing takes" not in notes
-    assert notes.startswith("The machine was busy during the 20 rounds: ")
+    assert "the machine was busy during the 20 rounds (other" in notes
     assert "tokens per second" not in notes
 
 
@@ -222,21 +229,76 @@ def test_manifest_has_the_keys_of_the_contract() -> None:
     assert manifest(facts([1]))["tokens_per_sec_2proc"] is None
     assert manifest(facts([2]))["tokens_per_sec_1proc"] is None
     busy = manifest(facts([1, 2], baseline_provenance=BUSY))
-    assert busy["machine_busy"] == "others took 40 % of its cores"
+    assert busy["machine_busy"] == "other processes used 40 % of the CPU"
     assert (busy["over_one_process"], busy["over_all_cores_verdict"]) == (None, None)
 
 
+KEYS = [
+    *("verdict", "loss", "max_abs_diff", "tokens_per_s", "speedup"),
+    *("speedup_all_cores", "step_p50_ms", "allreduce_p50_ms", "allreduce_p95_ms"),
+    "exposed_comm_pct",
+]
+
+
 def test_metric_has_few_keys_that_mean_something() -> None:
-    found = summary(facts([1, 2, 4]))
-    assert list(found) == ["noise_floor", "gloo-1", "gloo-2", "gloo-4"]
-    assert found["gloo-1"].keys() == {"verdict", "loss"}
+    found = summary(facts([1, 2, 4], noise=0.001))
+    assert list(found) == ["noise_floor", "machine_busy", "gloo-1", "gloo-2", "gloo-4"]
+    assert found["machine_busy"] is None
+    assert 0 < found["noise_floor"] < 0.01
+    assert [*found["gloo-1"]] == [*found["gloo-2"]] == KEYS
     # 5.5 * exp(-99 / 40) is 0.463 at the last step
     assert found["gloo-2"]["loss"] == pytest.approx(0.463, abs=1e-3)
     # 3.1e-6 of the ladder
-    assert found["gloo-2"]["gap_billionths"] == 3100
-    assert found["gloo-2"]["speedup"] == pytest.approx(1.64, rel=0.02)
-    busy = summary(facts([1, 2], baseline_provenance=BUSY))
-    assert busy["gloo-2"]["speedup"] is None
+    assert found["gloo-2"]["max_abs_diff"] == 3.1e-06
+    assert found["gloo-1"]["max_abs_diff"] is None
+    # of 10,000, 13,000 and 16,400 tokens per second
+    assert found["gloo-2"]["tokens_per_s"] == pytest.approx(16_400, rel=0.05)
+    assert found["gloo-2"]["speedup"] == pytest.approx(1.64, rel=0.01)
+    assert found["gloo-2"]["speedup_all_cores"] == pytest.approx(16.4 / 13, rel=0.01)
+    assert found["gloo-1"]["speedup"] == 1
+    assert found["gloo-1"]["speedup_all_cores"] == pytest.approx(10 / 13, rel=0.01)
+    times = ("step_p50_ms", "allreduce_p50_ms", "allreduce_p95_ms")
+    assert [found["gloo-2"][key] for key in times] == [97.0, 12.5, 19.5]
+    # of 100 ms, 1.5 are waited and 10 communicated
+    assert found["gloo-2"]["exposed_comm_pct"] == 11.2
+    parts = {"forward_ms": 6.0, "wait_ms": 1.5, "comm_exposed_ms": 0.5}
+    assert exposed_comm_pct(parts | {"step_ms": 8.0}) == 25
+    assert exposed_comm_pct(UNSPLIT) is None
+
+
+SPEEDS = {"tokens_per_s", "speedup", "speedup_all_cores"}
+
+
+def test_metric_has_no_number_of_a_busy_machine() -> None:
+    quiet = facts([1, 2])
+    while_compared = facts([1, 2], baseline_provenance=BUSY)
+    both = replace(busy_while_training(), baseline_provenance=BUSY)
+    times = {*KEYS[-4:]}
+    for f, where, nulls in (
+        (quiet, None, set()),
+        (while_compared, "baseline", SPEEDS),
+        (busy_while_training(), "gloo-2", times),
+        (both, "baseline, gloo-2", SPEEDS | times),
+    ):
+        found = summary(f)
+        assert found["machine_busy"] == where
+        assert (found["noise_floor"] is None) is bool(f.busy)
+        assert {k for k, value in found["gloo-2"].items() if value is None} == nulls
+
+
+def test_nothing_shows_a_number_of_a_busy_machine() -> None:
+    f = replace(busy_while_training(), baseline_provenance=BUSY)
+    found = manifest(f)
+    keys = ("allreduce_p50_ms", "allreduce_p95_ms", "noise_floor")
+    speeds = ("tokens_per_sec_1proc", "tokens_per_sec_2proc")
+    assert {found[key] for key in (*keys, *speeds)} == {None}
+    assert f.scaling.filter(like="tokens").isna().all(axis=None)
+    text = str(report(f))
+    # the speed of an arm, the all-reduce, computing and the noise floor
+    for number in ("16,4", "12.5 ms", "84.0 %", "1.64"):
+        assert number not in text
+    assert text.count("not measured (machine busy)") > 20
+    assert "84.0 %" in str(report(facts([1, 2])))
 
 
 def test_a_study_applies_to_what_produced_it() -> None:
@@ -284,7 +346,7 @@ def test_two_hosts_are_compared_beyond_the_floor() -> None:
     assert last is Expectation.AS_EXPECTED
     load = {"load": {"others_share": 0.9, "steal_share": 0.0}}
     busy = hosts(origin=origin(provenance=origin()["provenance"] | load))
-    assert "others took 90 %" in sentence("hosts_speed", busy)
+    assert "other processes used 90 %" in sentence("hosts_speed", busy)
     assert {row["expectation"] for row in busy.rows()} == {None}
 
 

@@ -78,7 +78,7 @@ def test_nothing_is_called_the_same_that_is_not() -> None:
         assert said in shown
         assert "= the same bytes on both ranks" not in shown
     # a check that compared no bits
-    shown = texts(drawn(with_ladder(2, ranks=rung("equal"), replay=rung("equal"))))
+    shown = texts(drawn(with_ladder(2, ranks=rung("passed"), replay=rung("passed"))))
     assert not [text for text in shown if "the same bytes" in text]
 
 

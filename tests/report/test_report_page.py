@@ -3,8 +3,6 @@
 import json
 import re
 import shutil
-import subprocess
-import sys
 from argparse import Namespace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -15,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from markupsafe import Markup
-from project import PARAMS_FILE, ROOT
+from project import PARAMS_FILE
 from report_inputs import (
     MACHINE,
     MODEL,
@@ -318,7 +316,7 @@ def test_study_says_what_changed_since(project: Path) -> None:
     [
         ("metrics/timing.json", "stragglers", "s", "json: damaged.*no stragglers of g"),
         ("metrics/timing.json", '"account"', '"a"', "json: damaged.*no account of g"),
-        ("metrics/equivalence.json", '"equal"', '"fine"', "gloo-1, trained: verdict"),
+        ("metrics/equivalence.json", '"passed"', '"fine"', "gloo-1, trained: verdict"),
         ("metrics/equivalence.json", '"undecided"', '"good"', "run: verdict 'good'"),
         ("data/runs/gloo-2/provenance.json", '"sync"', '"s"', "json: damaged.*no sync"),
         ("metrics/account.csv", "20.0,", "2o.0,", "account.csv: damaged"),
@@ -386,8 +384,3 @@ def test_nothing_is_published_after_a_breach(project: Path) -> None:
         with pytest.raises(EvidenceError, match="gloo-2: ranks: tensor x differs"):
             publish()
     assert not (project / "metrics/summary.json").exists()
-
-
-def test_report_is_cheap_to_import() -> None:
-    code = "import sys, stages.report; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

@@ -9,7 +9,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-from report_inputs import ACCOUNT, account_of, facts
+from report_inputs import ACCOUNT, account_of, facts, provenance_of
 
 from minitrain.report import canvas
 from minitrain.report.pictures import draw_account, draw_losses, draw_scaling, spread
@@ -131,3 +131,20 @@ def test_equal_inputs_give_equal_bytes(tmp_path: Path) -> None:
 )
 def test_spread(heights: list[float], expected: list[float]) -> None:
     assert spread(heights, gap=1) == pytest.approx(expected)
+
+
+def test_pictures_of_a_busy_machine_show_no_number(
+    tmp_path: Path, drawn: list[Figure]
+) -> None:
+    accounts = {"gloo-1": account_of(1)}
+    draw_account(accounts, "t", tmp_path / "account.png", ["gloo-2"])
+    (axes,) = drawn[0].axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == [
+        "gloo-1",
+        "gloo-2",
+    ]
+    assert texts(drawn[0]).count("not measured (machine busy)") == 1
+    load = {"others_share": 0.4, "steal_share": 0.0}
+    busy = facts([1, 2], baseline_provenance=provenance_of(1, load=load))
+    draw_scaling(busy, "t", tmp_path / "scaling.png")
+    assert [*texts(drawn[1])] == ["t", "not measured (machine busy)"]

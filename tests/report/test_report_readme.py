@@ -38,7 +38,7 @@ def test_numbers_are_those_of_the_files(tmp_path: Path) -> None:
 def test_a_busy_machine_has_no_speeds(tmp_path: Path) -> None:
     busy = provenance_of(1, load={"others_share": 0.4, "steal_share": 0.0})
     made = block(tmp_path, baseline_provenance=busy)
-    assert "speeds were not compared: others took 40 % of its cores." in made
+    assert "the machine was busy: other processes used 40 % of the CPU." in made
     assert "| 2 | 1 | not measured (machine busy) | proven | 12.5 ms |" in made
     assert "16,417" not in made
 

@@ -13,7 +13,7 @@ from gpt_layers import buckets, gpt_layers
 from network_namespaces import Networks, why_not
 from network_runs import TRIALS, Found, Linked, Placed, Sweep, compete
 from phases import PHASES
-from tiny import tiny_params, tiny_shards
+from tiny import tiny_params
 
 from minitrain.bench.arms import Contestant
 from minitrain.comm.groups import distributed
@@ -28,11 +28,6 @@ pytestmark = pytest.mark.slow
 WHY_NOT = why_not()
 ROUNDS, STEPS = 2, 2
 SIZES = (4, 4096)
-
-
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_shards(tmp_path_factory.mktemp("shards"), 1)
 
 
 def placed(name: str, processes: int, sync: str, **own: Any) -> Placed:
@@ -107,13 +102,12 @@ def bucket_bytes(params: Params, shards: Path, arm: Placed) -> list[int]:
 
 @pytest.mark.parametrize("cap_mb", [None, 0.001, 0.01, 1.0])
 def test_buckets_are_those_of_the_cost_model(
-    cap_mb: float | None, tmp_path: Path
+    cap_mb: float | None, shards: Path
 ) -> None:
     """Which takes its layers for those of MiniGPT, and DDP's rule for its own."""
     changes = (("sync", "ddp"), ("bucket_cap_mb", cap_mb))
     arm = Placed("two", 2, 1, changes, True, n_layer=2, n_embd=16, samples=2)
     params = tiny_params()
-    shards = tiny_shards(tmp_path, 2)
     found = launch(bucket_bytes, 2, params, shards, arm, timeout_s=120)[0]
     layers = gpt_layers(2, 16, params.model.block_size, VOCAB_SIZE)
     assert found == [bucket.num_bytes for bucket in buckets(layers, cap_mb)]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from chrome_trace import Trace, chrome_trace, read_trace, write_trace
 from profiler_spans import PREFIX, Readings, offset_of
-from tiny import tiny_config, tiny_params, tiny_shards
+from tiny import tiny_config, tiny_params
 from torch import Tensor
 from trace_check import begin_ns, end_ns, problems, steps_in
 from tracing import MAIN, TracedRank, spans_of, trace_steps
@@ -70,11 +70,6 @@ def be_a_rank(
         watched.close()
         alone.close()
     return traced, states
-
-
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_shards(tmp_path_factory.mktemp("shards"), 1, 2)
 
 
 def traced_run(name: str, shards: Path, shortest_us: float = 0.0) -> Traced:

@@ -1,12 +1,10 @@
 """Headless Chromium, driven by the DevTools protocol over a pair of pipes."""
 
-import fcntl
 import json
 import os
 import select
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,11 +13,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import psutil
+
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 WHY_NOT = None if CHROMIUM else "needs chromium"
 LIMIT_S = 120.0
-# Chromium reads commands from descriptor 3 and answers on 4; sh knows single digits
-START = 'exec "${@:3}" 3<&"$1" 4>&"$2"'
 OPTIONS = [
     *("--headless", "--remote-debugging-pipe", "--disable-gpu"),
     *("--disable-dev-shm-usage", "--disable-background-networking"),
@@ -134,21 +132,25 @@ def browser() -> Iterator[Browser]:
 @contextmanager
 def _running(home: Path) -> Iterator[Browser]:
     assert CHROMIUM is not None
-    to_it, into, out_of, from_it = _pipes()
-    own = f"--user-data-dir={home / 'profile'}"
-    command = ["bash", "-c", START, "bash", str(to_it), str(from_it), CHROMIUM]
+    (to_it, into), (out_of, from_it) = os.pipe(), os.pipe()
     temporary, log = home / "tmp", home / "log.txt"
     temporary.mkdir()
-    outside = {"HOME": str(home), "TMPDIR": str(temporary)}
-    with log.open("wb") as errors:
-        process = subprocess.Popen(
-            [*command, *OPTIONS, own],
-            pass_fds=(to_it, from_it),
-            env={**os.environ, **outside},
-            stdout=errors,
-            stderr=errors,
-            start_new_session=True,
+    # Chromium reads commands from descriptor 3 and answers on 4
+    descriptors = [
+        (os.POSIX_SPAWN_DUP2, to_it, 3),
+        (os.POSIX_SPAWN_DUP2, from_it, 4),
+        (os.POSIX_SPAWN_OPEN, 2, log, os.O_WRONLY | os.O_CREAT, 0o600),
+        (os.POSIX_SPAWN_DUP2, 2, 1),
+    ]
+    process = psutil.Process(
+        os.posix_spawn(
+            CHROMIUM,
+            [CHROMIUM, *OPTIONS, f"--user-data-dir={home / 'profile'}"],
+            {**os.environ, "HOME": str(home), "TMPDIR": str(temporary)},
+            file_actions=descriptors,
+            setsid=True,
         )
+    )
     for end in (to_it, from_it):
         os.close(end)
     running = Browser(into, out_of, log)
@@ -159,20 +161,9 @@ def _running(home: Path) -> Iterator[Browser]:
             running.call("Browser.close")
         for end in (into, out_of):
             os.close(end)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=LIMIT_S)
+        with suppress(psutil.TimeoutExpired):
+            process.wait(LIMIT_S)
         # whatever is left of its group
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def _pipes() -> list[int]:
-    """Ends of two pipes: what it reads and we write, what we read and it writes. They
-    lie above 3 and 4, which will be its own, and above what bash takes for itself.
-    """
-    ends = [*os.pipe(), *os.pipe()]
-    above = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 20) for end in ends]
-    for end in ends:
-        os.close(end)
-    return above

@@ -9,8 +9,12 @@ import pytest
 from minitrain.core.errors import UserError
 
 
-def the_line(raised: pytest.ExceptionInfo[Exception]) -> str:
-    """The message of an error, which must be one line that a terminal can hold."""
+def refusal(call: Callable[..., Any], *arguments: Any, **options: Any) -> str:
+    """The line with which ``call`` refuses these arguments as a user's mistake: one
+    that a terminal can hold.
+    """
+    with pytest.raises(UserError) as raised:
+        call(*arguments, **options)
     line = str(raised.value)
     assert line
     assert "\n" not in line, f"more than one line:\n{line}"
@@ -18,10 +22,3 @@ def the_line(raised: pytest.ExceptionInfo[Exception]) -> str:
     told = re.sub(r"/\S*/pytest-\d+/(popen-gw\d+/)?", "", line)
     assert len(told) < 300, f"too long to read: {line}"
     return line
-
-
-def refusal(call: Callable[..., Any], *arguments: Any, **options: Any) -> str:
-    """The line with which ``call`` refuses these arguments as a user's mistake."""
-    with pytest.raises(UserError) as raised:
-        call(*arguments, **options)
-    return the_line(raised)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from mutated import PIPELINE, run_stages
 from ruamel.yaml import YAML
 from waiting import GENEROUS_S
 
@@ -14,6 +15,8 @@ ROOT = Path(__file__).parents[2]
 # tests have parameters of their own: those in ROOT are the user's to change
 PARAMS_FILE = Path(__file__).with_name("params.yaml")
 
+# the environment variable that names the folder of a run that was made before
+MADE = "MINITRAIN_MADE_RUN"
 SMALL = {
     "corpus.num_sentences": 200,
     "model.n_layer": 1,
@@ -32,17 +35,30 @@ def copy_project(folder: Path, changes: dict[str, Any] | None = None) -> Path:
     """The project's own files in ``folder``, as a git repository, small parameters
     in the place of the user's.
     """
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    for name in listed.stdout.splitlines():
+    listed = git(ROOT, "ls-files", "--cached", "--others", "--exclude-standard")
+    for name in listed.splitlines():
         if (ROOT / name).is_file() and name != "dvc.lock":
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, target)
-    subprocess.run(["git", "init", "--quiet"], cwd=folder, check=True)
+    git(folder, "init", "--quiet")
     shutil.copy(PARAMS_FILE, folder / "params.yaml")
     set_params(folder, {**SMALL, **(changes or {})})
     return folder
+
+
+def make_run(address: str, folder: Path) -> None:
+    """Make a copy of the project whose runs of one and two processes are equal, by the
+    server of mutated.py at ``address``: a mutant meets what the healthy project made.
+    """
+    copy_project(folder, {"corpus.num_sentences": 40, "train.num_steps": 6})
+    if MADE in os.environ:
+        for name in ("data", "metrics"):
+            made = Path(os.environ[MADE], name)
+            shutil.copytree(made, folder / name, dirs_exist_ok=True)
+        return
+    outcome = run_stages(address, folder, [*PIPELINE, ["timing"]])
+    assert outcome.code == 0, outcome.output
 
 
 def set_params(folder: Path, changes: dict[str, Any]) -> None:
@@ -71,18 +87,40 @@ def environment(**variables: str) -> dict[str, str]:
     return {**own, "PATH": path, **variables}
 
 
-def run_python(
-    *arguments: str | Path, folder: Path = ROOT, **variables: str
+def run_in(
+    folder: Path, *command: str | Path, timeout_s: float = GENEROUS_S, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``python ...`` in ``folder``, with these environment variables."""
+    """Run a command in ``folder``, with these environment variables."""
     return subprocess.run(
-        [sys.executable, *arguments],
+        command,
         cwd=folder,
         env=environment(**variables),
         capture_output=True,
         text=True,
-        timeout=GENEROUS_S,
+        timeout=timeout_s,
     )
+
+
+def run_python(
+    *arguments: str | Path, folder: Path = ROOT, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run ``python ...`` in ``folder``, with these environment variables."""
+    return run_in(folder, sys.executable, *arguments, **variables)
+
+
+def write_script(path: Path, lines: str) -> None:
+    """Make an executable file for the shell, and its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{lines}\n")
+    path.chmod(0o755)
+
+
+def git(folder: Path, *arguments: str) -> str:
+    """What ``git ...`` prints in ``folder``; somebody commits."""
+    somebody = ("-c", "user.name=Somebody", "-c", "user.email=somebody@example.org")
+    done = run_in(folder, "git", *somebody, *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def run_stage(

@@ -100,7 +100,7 @@ def ladder_of(world_size: int) -> dict[str, Any]:
     alone = rung("not run", detail="it has no peer")
     several = world_size > 1
     return {
-        "trained": rung("equal", detail="50 of 50 tensors changed"),
+        "trained": rung("passed", detail="50 of 50 tensors changed"),
         "ranks": rung("equal", 0, 0.0) if several else alone,
         "data": rung("equal") | {"bytes_equal": True},
         "replay_gradients": rung("equal") | {"bytes_equal": True},
@@ -134,6 +134,7 @@ def timing_of(world_size: int) -> dict[str, Any]:
     """One run's entry of timing.json; one process has no all-reduce."""
     reduces = world_size > 1
     return {
+        "machine_busy": None,
         "tokens_per_s": 16_000.5,
         "step_mean_ms": 98.0,
         "step_p50_ms": 97.0,

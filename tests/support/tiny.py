@@ -66,10 +66,7 @@ def tiny_config(params: Params, shards: Path, world_size: int) -> RunConfig:
 
 
 def train_tiny(
-    params: Params,
-    shards: Path,
-    world_size: int,
-    inject: Inject | None = None,
+    params: Params, shards: Path, world_size: int, inject: Inject | None = None
 ) -> Evidence:
     """Train with ``world_size`` gloo ranks; ``inject`` spoils each before it starts."""
     config = tiny_config(params, shards, world_size)

@@ -30,7 +30,7 @@ from minitrain.train.checkpoint import (
     steps_in,
 )
 from minitrain.train.resume import UNFIT as UNFIT_LINE
-from minitrain.train.resume import run_through
+from minitrain.train.resume import RankInSteps, run_through
 
 pytestmark = pytest.mark.slow
 
@@ -312,8 +312,8 @@ def test_a_folder_that_a_rank_does_not_see_gets_no_checkpoints(
     assert [*(tmp_path / "a" / "b").iterdir()] == []
 
 
-class Listed:
-    """Something that can be interrupted: it lists its steps."""
+class Listed(RankInSteps):
+    """Lists its steps in the place of training."""
 
     def __init__(self) -> None:
         self.rows: list[int] = []
@@ -396,3 +396,23 @@ def test_where_none_fits_the_run_starts_from_its_beginning(
     assert run_through(again, 12, saved) == 0
     assert again.rows == [*range(12)]
     assert len(capsys.readouterr().err.splitlines()) == 2
+
+
+def test_the_one_before_is_used_after_a_restore_that_failed(tmp_path: Path) -> None:
+    """As in a strategy of one's own. Before, each attempt failed there."""
+
+    class Refusing(Listed):
+        def restore(self, kept: Kept) -> None:
+            super().restore(kept)
+            if len(self.rows) == 8:
+                raise KeyError("momentum")
+
+    listed, saved = Listed(), replace(checkpoints_in(tmp_path / "run"), every=4)
+    for step in (4, 8):
+        listed.run(range(step - 4, step))
+        saved.save(step, listed.kept())
+    with pytest.raises(KeyError):
+        run_through(Refusing(), 12, saved)
+    again = Refusing()
+    assert run_through(again, 12, saved) == 4
+    assert again.rows == [*range(12)]

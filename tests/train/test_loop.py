@@ -1,29 +1,20 @@
-"""Training over gloo: right where nothing is injected, caught where a fault is.
+"""Training over gloo: right where nothing is injected, and what a run records.
 
-Each fault is a real data-parallel bug, injected without touching the code under test.
+Real data-parallel bugs are injected in tests/studies/test_bugs.py.
 """
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
 import torch
-from bugs import (
-    buffers_not_synchronized,
-    duplicate_samples,
-    mean_of_means,
-    sum_for_mean,
-    wrapper_bypassed,
-)
 from tiny import (
     NUM_STEPS,
     one_process_tiny,
     replay_tiny,
     tiny_config,
     tiny_params,
-    tiny_shards,
     train_tiny,
     with_factory,
 )
@@ -34,7 +25,6 @@ from minitrain.analysis.account import DDP_SAYS, ddp_says
 from minitrain.bench.ledger import CollectiveLedger
 from minitrain.comm.groups import distributed
 from minitrain.comm.torch_private import LOGGED
-from minitrain.core.errors import UserError
 from minitrain.core.params import Params
 from minitrain.harness.launcher import launch
 from minitrain.proof.bits import Rung, not_run
@@ -54,11 +44,6 @@ from minitrain.train.worker import Worker
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_shards(tmp_path_factory.mktemp("shards"), 1, 2, 3, 4)
-
-
 ONE_PROCESS = ("one_process_gradients", "one_process_early", "one_process")
 REPLAY = ("replay_gradients", "replay_parameters", "replay_buffers", "replay")
 ASKED = ("trained", "ranks", "data", *REPLAY, *ONE_PROCESS)
@@ -66,10 +51,10 @@ CLOSE = {"equal", "within tolerance"}
 
 
 def judged(
-    params: Params, shards: Path, world_size: int, run: Evidence | None = None
+    params: Params, shards: Path, world_size: int
 ) -> tuple[Evidence, dict[str, Rung]]:
-    """A run, by default one without a fault, and each rung of the pipeline on it."""
-    run = run or train_tiny(params, shards, world_size)
+    """A run, and each rung of the pipeline on it."""
+    run = train_tiny(params, shards, world_size)
     expected = replay_tiny(params, shards, run, world_size)
     one = one_process_tiny(params, shards)
     config = tiny_config(params, shards, 1)
@@ -101,6 +86,7 @@ def test_clean_run_passes_every_rung(
     found = verdicts(rungs)
     assert {found.pop(name) for name in ONE_PROCESS} <= CLOSE
     assert found.pop("ranks") == ("not run" if world_size == 1 else "equal")
+    assert found.pop("trained") == "passed"
     assert found.pop("replay_buffers") == "not run"
     assert set(found.values()) == {"equal"}
 
@@ -129,6 +115,7 @@ def test_other_models_pass_every_rung_that_can_be_asked(
     found = verdicts(rungs)
     gaps = {found.pop(name) for name in ONE_PROCESS}
     assert why is not None or gaps <= CLOSE
+    assert found.pop("trained") == "passed"
     has_buffers = factory in ("batch_norm", "counting", "with_mask")
     assert found.pop("replay_buffers") == ("equal" if has_buffers else "not run")
     assert set(found.values()) == {"equal"}
@@ -147,67 +134,6 @@ def test_each_rank_has_its_own_seed_and_all_start_from_rank_0(shards: Path) -> N
     (first, kept), (second, replaced) = launch(start_and_wrapped, 2)
     assert first != second
     assert first == kept == replaced
-
-
-def one_rank_keeps_its_gradients(worker: Worker) -> None:
-    """Rank 1 reduces with the others, and throws it away."""
-    sync: Any = worker.sync
-    reduce = sync.on_bucket
-
-    def keep(bucket):
-        local = bucket.buffer().clone()
-        return reduce(bucket).then(lambda _: local)
-
-    if worker.rank == 1:
-        sync.on_bucket = keep
-
-
-CAUGHT_BY = {
-    one_rank_keeps_its_gradients: {"ranks"},
-    wrapper_bypassed: {"ranks"},
-    sum_for_mean: {"replay_gradients", "one_process_gradients"},
-    # other directions, not only another scale, so AdamW does not hide them
-    mean_of_means: {"replay_gradients", *ONE_PROCESS},
-    duplicate_samples: {"data"},
-}
-FIRST = {
-    sum_for_mean: ("replay_gradients", "step 0, tensor embedding.weight, rank 0"),
-    # the running statistics of rank 1 go their own way from the second step on
-    buffers_not_synchronized: (
-        "replay_buffers",
-        "step 1, tensor middle.layer.running_mean, rank 1",
-    ),
-}
-
-
-@pytest.mark.parametrize("fault", CAUGHT_BY, ids=lambda fault: fault.__name__)
-def test_injected_fault_is_caught(shards: Path, fault: Inject) -> None:
-    params = tiny_params()
-    run = train_tiny(params, shards, 2, fault)
-    if not any(row["kind"] == "buckets" for row in run.rows):
-        # nothing was reduced: borrow the layout of a run that does
-        layout = train_tiny(params, shards, 2).rows
-        borrowed = [row for row in layout if row["kind"] == "buckets"]
-        run = replace(run, rows=[*run.rows, *borrowed])
-    _, rungs = judged(params, shards, 2, run)
-    breaches = {name for name, rung in rungs.items() if rung.verdict == "breach"}
-    assert CAUGHT_BY[fault] <= breaches
-    # the lesson: of a fault that all share the ranks agree with each other
-    assert ("ranks" in breaches) == ("ranks" in CAUGHT_BY[fault])
-
-
-@pytest.mark.parametrize("fault", FIRST, ids=lambda fault: fault.__name__)
-def test_first_difference_is_named(shards: Path, fault: Inject) -> None:
-    name, where = FIRST[fault]
-    params = with_factory(tiny_params(), "other_models:batch_norm")
-    _, rungs = judged(params, shards, 2, train_tiny(params, shards, 2, fault))
-    assert rungs[name].detail == f"first at {where}"
-
-
-def test_nan_loss_ends_training_with_one_line(shards: Path) -> None:
-    params = tiny_params(learning_rate=1e30)
-    with pytest.raises(UserError, match=r"loss is (nan|inf) at step [1-5] on rank"):
-        train_tiny(params, shards, 2)
 
 
 def logged(rows: list[Row]) -> list[str]:

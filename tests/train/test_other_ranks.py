@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import tiny_config, tiny_params, tiny_shards, with_factory
+from tiny import tiny_config, tiny_params, with_factory
 
 from minitrain.core.errors import UserError
 from minitrain.core.params import Params
@@ -28,11 +28,6 @@ from minitrain.train.step_record import rows_of, sha256_tensor
 
 STEPS, LOGICAL_SHARDS = 9, 4
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_shards(tmp_path_factory.mktemp("shards"), 1, 2, 3, 4)
 
 
 def be_a_rank(
@@ -155,6 +150,12 @@ def test_another_run_is_refused_by_what_differs(shards: Path, tmp_path: Path) ->
         train(params, shards, 1, tmp_path / "again", tmp_path / "one")
     with pytest.raises(UserError, match="holds no checkpoint"):
         train(params, shards, 2, tmp_path / "two", tmp_path / "one/step-2")
+    # as where the strategy of that run keeps an object of its own
+    rows = {"model": Path("a"), "seen": "{}"}
+    Checkpoints(tmp_path / "odd", {**SOURCE, "seed": 1}, 1, 9).save(3, rows)
+    with pytest.raises(UserError, match=r"odd/step-3: torch cannot load it \(Unpick"):
+        train(params, shards, 2, tmp_path / "two", tmp_path / "odd")
+    assert not (tmp_path / "two").exists()
 
 
 SOURCE = {"run": "gloo-1", "world_size": 1}

@@ -4,7 +4,7 @@ The same for every step of 100, in new processes: studies/resume.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from resume_cases import CASES, write_samples
 from resumed import SAVING, UNDISTURBED, Left, differing, run_stopped
 from thorough import thorough_after
 
-from minitrain.check.trial import run_ranks
 from minitrain.train import resume
 from minitrain.train.resume import RankInSteps
 from minitrain.train.worker import Worker
@@ -76,16 +75,6 @@ def test_a_run_that_goes_on_leaves_the_same_bytes(
     for stop in (END_OF_EPOCH, MID_EPOCH):
         differ = case.stopped(stop)
         assert differ == [], stop
-
-
-def test_a_scaler_has_just_left_out_a_step(saved: Callable[[str], Saved]) -> None:
-    """So late that it is not made again anyway."""
-    case = CASES["fp16"]
-    config = case.config(saved("fp16").folder / "shards", STEPS)
-    every = run_ranks(replace(config, hash_every=1), case.world_size).rows
-    scales = {r["step"]: r["precision"]["scale"] for r in every if "precision" in r}
-    left_out = {step for step in range(3, STEPS) if scales[step] < scales[step - 1]}
-    assert MID_EPOCH - 1 in left_out, left_out
 
 
 def no_first_steps() -> None:

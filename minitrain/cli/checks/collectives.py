@@ -46,7 +46,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Seat:
-    """Where a rank sits while it is probed: its group, and what it sends."""
+    """The place of a rank while it is probed: its group, and what it sends."""
 
     group: Any
     rank: int
@@ -82,7 +82,7 @@ class Seat:
         return [v for r in range(self.size) for v in self.sent(count, r)]
 
     def empty(self, count: int) -> Tensor:
-        """Where an answer goes, filled with what no answer is (but for bool)."""
+        """Return a buffer for an answer, filled with what none is (but for bool)."""
         return torch.full((count,), 99, dtype=self.dtype)
 
     def mine(self, values: list[Any]) -> list[Any]:

@@ -94,10 +94,13 @@ def check_torch() -> Check:
 
 
 def check_threads() -> Check:
-    """Threads against the cores that this process may use."""
+    """Threads of one process, and of ranks, against the cores that it may use."""
     cores = usable_cores()
     threads, asked = torch.get_num_threads(), os.environ.get("OMP_NUM_THREADS")
     detail = f"{threads} in torch, OMP_NUM_THREADS={asked or 'unset'}, {cores} cores"
+    detail += f"; W ranks take W times {threads}"
+    if asked is None:
+        detail += ", under torchrun, which sets 1, W"
     return Check("threads", "trouble" if threads > cores else "fine", detail)
 
 

@@ -157,7 +157,7 @@ def data_rung(
         rows = [fed[step, rank] for rank in range(task.world_size)]
         if wrong := wrong_at(step, rows, ledger.get(step)):
             return rung("breach", f"step {step}: {wrong}")
-    return rung("equal", f"{task.num_steps} batches")
+    return rung("passed", f"{task.num_steps} batches")
 
 
 def fed_names(row: Mapping[str, Any]) -> list[str]:
@@ -211,7 +211,7 @@ def hashes_rung(task: Task, model: nn.Module, record: Record) -> Rung:
         wrong = wrong or _step_is_wrong(step, rows, record, digest)
     if wrong:
         return rung("breach", wrong)
-    return rung("equal", f"{len(wanted)} records, sampled steps {sampled}")
+    return rung("passed", f"{len(wanted)} records, sampled steps {sampled}")
 
 
 def _state_is_wrong(model: nn.Module, record: Record, digest: Digest) -> str:

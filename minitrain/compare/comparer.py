@@ -4,21 +4,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from torch import Tensor
-
-from minitrain.compare.align import (
-    Resumed,
-    StepPair,
-    common,
-    fit,
-    is_finite,
-    ratio,
-    same_samples,
-    samples,
-    vector,
-)
-from minitrain.compare.causes import cause_in_gradients, is_multiple, rate_by_size
+from minitrain.compare.align import Resumed, StepPair, ratio, same_samples, samples
 from minitrain.compare.difference import Cause, Difference, What, Why, why
+from minitrain.compare.distances import Distance, distance
+from minitrain.compare.drift import cause_of_drift, moves, still_in_one
+from minitrain.compare.gradient_causes import cause_in_gradients
 from minitrain.compare.inputs_and_state import (
     at,
     buffers_unlike,
@@ -28,19 +18,10 @@ from minitrain.compare.inputs_and_state import (
     settings_unlike,
     state_unlike,
 )
-from minitrain.compare.tolerances import (
-    CLOSE,
-    CLOSE_ADAPTIVE,
-    FOLLOWS,
-    GROWTH,
-    LEAST_DECAY,
-    Course,
-    Measured,
-    limits_of,
-    measure,
-    still_in_one,
-)
+from minitrain.recording.sketches import common, is_finite, vector
 
+# by how much rounding grows in a step, at most
+GROWTH = 2.0
 OF = {
     What.GRADIENTS: "the largest gradient",
     What.PARAMETERS: "how far it has moved",
@@ -56,8 +37,8 @@ class StepCompared:
     optimizer: int
     step: int
     mark: str
-    gradients: Measured
-    parameters: Measured
+    gradients: Distance
+    parameters: Distance
     first: Difference | None = None
     end: bool = False
 
@@ -66,7 +47,6 @@ class StepCompared:
 class Comparer:
     """Compares the steps of one optimizer, one after the other."""
 
-    course: Course
     same_torch: bool
     resumed: Resumed | None = None
     before: StepPair | None = None
@@ -80,8 +60,8 @@ class Comparer:
 
     def compare(self, place: StepPair) -> StepCompared:
         """Return what differs at ``place``, the next one."""
-        gradients = measure(place, What.GRADIENTS, self.course, self.noise)
-        parameters = measure(place, What.PARAMETERS, self.course, self.noise)
+        gradients = distance(place, What.GRADIENTS, self.noise)
+        parameters = distance(place, What.PARAMETERS, self.noise)
         equal = gradients.equal and parameters.equal and rest_is_equal(place)
         found = [one for one in self._unlike(place, gradients, parameters) if one]
         first = next((one for one in found if one.sure), found[0] if found else None)
@@ -103,7 +83,7 @@ class Comparer:
         return StepCompared(*step, mark, gradients, parameters, first, place.end)
 
     def _unlike(
-        self, place: StepPair, gradients: Measured, parameters: Measured
+        self, place: StepPair, gradients: Distance, parameters: Distance
     ) -> Iterator[Difference | None]:
         consecutive = self.before is None or self.before.step + 1 == place.step
         here = consecutive or parameters.within
@@ -130,7 +110,7 @@ class Comparer:
             yield state_unlike(place)
 
     def _data(
-        self, place: StepPair, gradients: Measured, here: bool
+        self, place: StepPair, gradients: Distance, here: bool
     ) -> Difference | None:
         a, b = samples(place.a), samples(place.b)
         there = place.complete or (place.same_size and place.a.keys() == place.b.keys())
@@ -153,7 +133,7 @@ class Comparer:
         cause = cause_in_data(place, self.before)
         return at(place, What.DATA, cause, much, sure=sure, **named)
 
-    def _gradients(self, place: StepPair, found: Measured, here: bool) -> Difference:
+    def _gradients(self, place: StepPair, found: Distance, here: bool) -> Difference:
         # ``here``: it is this step that takes them apart, and none before it
         cause = cause_in_gradients(place, found, here)
         local = found.own_size and 4 * found.num_beyond_quick <= found.num
@@ -165,20 +145,19 @@ class Comparer:
         return self._measured(place, found, cause, pairs, sure)
 
     def _parameters(
-        self, place: StepPair, found: Measured, exact: bool
+        self, place: StepPair, found: Distance, exact: bool
     ) -> Difference | None:
         if found.equal:
             return None
         # also of a small tensor, for which limits are wide
-        if still := still_in_one(place, self.course):
+        if still := still_in_one(place):
             tensor, side, pairs = still
             stands = why(Cause.STANDS, tensor=tensor, side=side)
             more = {"tensor": tensor, **place.named(pairs)}
             return at(place, found.kind, stands, "moves in one alone", **more)
-        linear = self.course.linear
         if found.within and self.before is None:
             return None
-        cause = cause_of_drift(place, self.before, found, linear)
+        cause = cause_of_drift(place, self.before, found)
         if not found.within:
             cause = cause or _not_finite(place, found) or why(Cause.OPTIMIZER)
         if cause is None:
@@ -186,13 +165,15 @@ class Comparer:
         # from the same gradients, to the bit, a step is off by a unit or two
         share = self._new_share(place, found)
         sure = cause.sure or exact
-        sure = sure or self._beyond_doubt(place, share, 0.0, adaptive=not linear)
+        sure = sure or self._beyond_doubt(
+            place, share, 0.0, adaptive=not place.trajectory.linear
+        )
         return self._measured(place, found, cause, found.pairs, sure)
 
     def _measured(
         self,
         place: StepPair,
-        found: Measured,
+        found: Distance,
         cause: Why,
         pairs: Sequence[tuple[int, int]],
         sure: bool,
@@ -221,32 +202,32 @@ class Comparer:
         if place.twin and self.twin_tells and all(map(is_finite, twin)):
             return True
         steps = place.step - (-1 if self.before is None else self.before.step)
-        limits = limits_of(place)
+        limits = place.limits
         grown = max(before, limits.unit) * GROWTH ** min(steps, 64)
         coarse = limits.coarse_adaptive if adaptive else limits.coarse
         return not share <= max(coarse, grown)
 
-    def _new_share(self, place: StepPair, found: Measured) -> float:
+    def _new_share(self, place: StepPair, found: Distance) -> float:
         # how far the last steps took A and B apart, by how far they went
         if self.before is None:
             names = common(*(row["parameters"] for row in place.first))
             a, b = (vector(row, "parameters", names) for row in place.first)
-            size = math.hypot(*self.course.first_move.values())
+            size = math.hypot(*place.trajectory.first_move.values())
             return ratio(float((b - a).norm()), size)
-        moves = _moves(place, self.before, found)
-        if moves is None:
+        moved = moves(place, self.before, found)
+        if moved is None:
             return found.whole
-        ours, theirs, _ = moves
+        ours, theirs, _ = moved
         return ratio(float((theirs - ours).norm()), float(ours.norm()))
 
 
-def _hidden(place: StepPair, found: Measured) -> Difference:
+def _hidden(place: StepPair, found: Distance) -> Difference:
     # what only the twin allows, where it allows so much that nothing is shown
     more = {"tensor": found.tensor, "sure": False, "onwards": True}
     return at(place, found.kind, why(Cause.HIDDEN), _much(found), **more)
 
 
-def _much(found: Measured) -> str:
+def _much(found: Distance) -> str:
     size = found.size if found.kind == What.GRADIENTS else found.own_size
     gap = f"{found.gap:.3g} apart"
     if math.isinf(found.gap):
@@ -271,65 +252,10 @@ def _of_resume(resumed: Resumed, place: StepPair, first: Difference) -> Why:
     return why(Cause.OPTIMIZER_LOST) if is_start else first.why
 
 
-def _not_finite(place: StepPair, found: Measured) -> Why | None:
+def _not_finite(place: StepPair, found: Distance) -> Why | None:
     sides = zip("AB", (place.a, place.b), found.pairs[0], strict=True)
     for side, rows, rank in sides:
         entry = rows[rank]["parameters"].get(found.tensor)
         if entry and not is_finite(entry):
             return why(Cause.NOT_FINITE, side=side)
     return None
-
-
-def _moves(
-    place: StepPair, before: StepPair, found: Measured
-) -> tuple[Tensor, Tensor, Tensor] | None:
-    # how far the last steps took A and B, and where A was before them
-    x, y = found.pairs[0]
-    rows = [place.a[x], before.a.get(x), place.b[y], before.b.get(y)]
-    there = [row for row in rows if row is not None]
-    if len(there) < len(rows):
-        return None
-    names = common(*(row["parameters"] for row in there))
-    now_a, was_a, now_b, was_b = (vector(row, "parameters", names) for row in there)
-    return now_a - was_a, now_b - was_b, was_a
-
-
-def cause_of_drift(
-    place: StepPair, before: StepPair | None, found: Measured, linear: bool
-) -> Why | None:
-    """Return what takes A and B apart step by step, where it is a pattern and no
-    rounding: steps of another length, or another weight decay. ``before`` is the
-    recorded step before.
-    """
-    if before is None:
-        names = common(*(row["parameters"] for row in place.first))
-        a, b = (vector(row, "parameters", names) for row in place.first)
-        return _of_decay(b - a, [], a, 1)
-    moves = _moves(place, before, found)
-    if moves is None:
-        return None
-    ours, theirs, start = moves
-    close = CLOSE if linear else CLOSE_ADAPTIVE
-    whole = fit(theirs, [ours])
-    if whole and is_multiple(whole, close) and abs(whole[0][0] - 1) > close:
-        factor = whole[0][0]
-        by_size = rate_by_size(factor, place.world_sizes)
-        return by_size or why(Cause.STEPS, side="B", factor=factor)
-    return _of_decay(theirs - ours, [ours], start, place.step - before.step)
-
-
-def _of_decay(
-    gap: Tensor, moves: Sequence[Tensor], weights: Tensor, steps: int
-) -> Why | None:
-    # where the gap goes along the weights themselves
-    found = fit(gap, [weights, *moves])
-    if found is None:
-        return None
-    (decay, *_), rest = found
-    if rest > FOLLOWS or abs(decay) < LEAST_DECAY * steps:
-        return None
-    # and not along the moves alone
-    without = fit(gap, moves)
-    if without is not None and without[1] < 2 * rest:
-        return None
-    return why(Cause.DECAY)

@@ -32,7 +32,7 @@ NO_PASS: Row = {"wrapper": "", "wrapper_id": 0, "synced": None, "group": None}
 NO_FIRST: Row = {"random": "", "buffers": {}, "broadcast_buffers": None, "drawn": {}}
 
 
-class Pages:
+class StepRows:
     """Collects what happens in the steps of ``inner`` that are recorded. Of all steps
     it counts the passes: ``forwards`` of the training, and ``evals`` with gradients in
     evaluation mode.
@@ -140,19 +140,19 @@ class Pages:
     def step_begins(
         self, stepped: Stepped, optimizers: Optimizers, together: bool
     ) -> None:
-        """Begin the page of a step. Not ``together``: without its tensors."""
+        """Begin the row of a step. Not ``together``: without its tensors."""
         named = parameters_of(self._inner) if together else {}
         held, elsewhere = stepped.holds(), optimizers.hold()
         lost = [name for name, p in named.items() if id(p) not in elsewhere]
         written = {name for name, p in named.items() if id(p) in held}
         written |= {*lost} if stepped.number == 0 else set()
-        page: Row = {"kind": "step", "optimizer": stepped.number, "step": stepped.steps}
-        page["before"] = {n: digest(p) for n, p in named.items() if n in written}
+        row: Row = {"kind": "step", "optimizer": stepped.number, "step": stepped.steps}
+        row["before"] = {n: digest(p) for n, p in named.items() if n in written}
         # some may belong to an optimizer that is yet to make its first step
-        page["not_held"] = [n for n in lost if named[n].requires_grad and stepped.steps]
-        self._begun[stepped.number] = page
+        row["not_held"] = [n for n in lost if named[n].requires_grad and stepped.steps]
+        self._begun[stepped.number] = row
         if not stepped.by_closure:
-            self._collect(page, stepped, named)
+            self._collect(row, stepped, named)
 
     def is_begun(self, stepped: Stepped) -> bool:
         """Return whether the step that it is at is recorded."""
@@ -160,9 +160,9 @@ class Pages:
 
     def step_ended(self, stepped: Stepped, together: bool) -> Row | None:
         """Return all that is known of a step after it; None if it is not recorded."""
-        page = self._begun.pop(stepped.number, None)
-        if page is not None:
-            self._finish(page, stepped, together)
+        row = self._begun.pop(stepped.number, None)
+        if row is not None:
+            self._finish(row, stepped, together)
             self._generators.step_ends()
         in_eval = stepped.forwards == self.forwards and stepped.evals < self.evals
         if in_eval and self._acted and not acts_in_training(self._inner):
@@ -172,23 +172,23 @@ class Pages:
         stepped.passes = self._number
         stepped.forwards, stepped.evals = self.forwards, self.evals
         self._first = None
-        return None if page is None else page | self._mode()
+        return None if row is None else row | self._mode()
 
-    def _finish(self, page: Row, stepped: Stepped, together: bool) -> None:
+    def _finish(self, row: Row, stepped: Stepped, together: bool) -> None:
         named = parameters_of(self._inner) if together else {}
         if stepped.by_closure:
-            self._collect(page, stepped, named)
-        kept = {name: p for name, p in named.items() if name in page["before"]}
-        page["parameters"] = {name: fingerprint(p) for name, p in kept.items()}
+            self._collect(row, stepped, named)
+        kept = {name: p for name, p in named.items() if name in row["before"]}
+        row["parameters"] = {name: fingerprint(p) for name, p in kept.items()}
         names = {id(p): name for name, p in named.items()}
-        page["moments"] = stepped.moments(names) if together else {}
+        row["moments"] = stepped.moments(names) if together else {}
         if self._also and stepped.number == 0:
-            page["also"] = self._beside_the_model()
-        for name in page["parameters"]:
+            row["also"] = self._beside_the_model()
+        for name in row["parameters"]:
             self._backwards.known.pop(name, None)
 
     def _collect(
-        self, page: Row, stepped: Stepped, named: dict[str, nn.Parameter]
+        self, row: Row, stepped: Stepped, named: dict[str, nn.Parameter]
     ) -> None:
         # what led to the step: passes, and gradients as the optimizer gets them
         held = stepped.holds()
@@ -203,12 +203,10 @@ class Pages:
             passes = [one for one in passes if one.number >= since]
         told = [one.told for one in passes]
         last = told[-1] if told else NO_PASS
-        page |= {key: first[key] for key in ("random", "buffers", "broadcast_buffers")}
-        page |= {key: last[key] for key in NO_PASS}
-        page |= {
-            key: [t[key] for t in told] for key in ("inputs", "beside", "unpadded")
-        }
-        page |= {
+        row |= {key: first[key] for key in ("random", "buffers", "broadcast_buffers")}
+        row |= {key: last[key] for key in NO_PASS}
+        row |= {key: [t[key] for t in told] for key in ("inputs", "beside", "unpadded")}
+        row |= {
             "forwards": self.forwards,
             "unread": next((t["unread"] for t in told if t["unread"]), ""),
             "loss": _mean([loss for one in passes for loss in one.losses]),
@@ -237,12 +235,12 @@ class Pages:
             "dropout": drew and has_dropout(self._inner),
         }
         # few steps have these, and rows only of these
-        page |= {key: value for key, value in found.items() if value}
+        row |= {key: value for key, value in found.items() if value}
         waits = last["synced"] is False
-        self._collect_gradients(page, trained, stepped.grad_scale(), waits)
+        self._collect_gradients(row, trained, stepped.grad_scale(), waits)
 
     def _collect_gradients(
-        self, page: Row, trained: dict[str, nn.Parameter], scale: float, waits: bool
+        self, row: Row, trained: dict[str, nn.Parameter], scale: float, waits: bool
     ) -> None:
         # one at a time: unscaled ones are copies
         gradients = {
@@ -255,9 +253,9 @@ class Pages:
             # there was none that synchronized, so they are this rank's own
             own = {name: gradient["sketch"] for name, gradient in gradients.items()}
         elif passes:
-            page["passes"] = passes
-        page["own"], page["gradients"] = own, gradients
-        page["without_gradient"] = [name for name in trained if name not in gradients]
+            row["passes"] = passes
+        row["own"], row["gradients"] = own, gradients
+        row["without_gradient"] = [name for name in trained if name not in gradients]
 
 
 def _mean(losses: list[Tensor | float]) -> float | None:

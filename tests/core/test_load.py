@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from minitrain.analysis.busy import MAX_SPREAD, MAX_TAKEN, why_busy
-from minitrain.bench import load
-from minitrain.bench.load import Usage, load_of
+from minitrain.core import load
+from minitrain.core.load import Usage, load_of
 
 QUIET = {"others_share": 0.02, "steal_share": 0.01}
 
@@ -72,9 +72,9 @@ def test_what_cannot_be_read_is_unknown(
     [
         (0.02, 0.01, 0.10, None),
         (MAX_TAKEN - 0.001, 0.0, MAX_SPREAD - 0.001, None),
-        (MAX_TAKEN + 0.001, 0.0, 0.10, "others took 10 % of its cores"),
-        (0.02, MAX_TAKEN, 0.10, "others took 12 % of its cores"),
-        (0.06, 0.06, 0.10, "others took 12 % of its cores"),
+        (MAX_TAKEN + 0.001, 0.0, 0.10, "other processes used 10 % of the CPU"),
+        (0.02, MAX_TAKEN, 0.10, "other processes used 12 % of the CPU"),
+        (0.06, 0.06, 0.10, "other processes used 12 % of the CPU"),
         (0.0, 0.0, MAX_SPREAD + 0.1, "rounds of the same arm lie 60 % apart"),
     ],
 )
@@ -107,7 +107,7 @@ def test_machine_whose_cores_are_taken_is_named() -> None:
             process.wait()
     # one process computes beside as many as there are cores: they get most of the time
     assert found["others_share"] > 0.3
-    assert "others took" in str(why_busy(found, 0.0))
+    assert "other processes used" in str(why_busy(found, 0.0))
 
 
 @pytest.mark.skipif(not load.PROC_STAT.exists(), reason="Linux only")

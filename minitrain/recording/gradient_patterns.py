@@ -1,27 +1,18 @@
-"""Why gradients, or parameters, are not the same on all ranks: the probable cause.
-
-A sketch is linear, so a gradient that is a combination of the ranks' own is so in its
-sketch. What the factors are tells most faults apart.
+"""Why gradients are not the same on all ranks: the probable cause, from the factors
+with which the ranks' own gradients are in them.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from minitrain.recording.alarm import (
     Rows,
-    all_names,
-    first_unlike,
-    hashes,
     in_ranks,
-    unlike,
 )
+from minitrain.recording.sketches import as_multiple, comparable, fit, sketches
 
 UNKNOWN = "unknown"
-NOT_BROADCAST = "rank 0's weights are not broadcast, or were changed after that"
 # of a tensor: what other hardware, or other threads, may make of the same sum
 ROUNDING = 1e-5
 APART = "apart by rounding"
@@ -29,61 +20,17 @@ APART = "apart by rounding"
 CLOSE = 1e-2
 # how much better a fit must be to be taken instead of another
 BETTER = 10
-# smallest by largest singular value: beyond it the factors say nothing
-CONDITION = 1e-2
-
-
-@dataclass(frozen=True)
-class Sketches:
-    """Sketches of some tensors of one step, one row a rank, with the same columns."""
-
-    gradients: Tensor
-    own: Tensor
-
-    @property
-    def mean(self) -> Tensor:
-        """Return what data parallelism makes of the ranks' own gradients."""
-        return self.own.mean(0)
-
-
-def comparable(rows: Rows) -> list[str]:
-    """Return tensors of which every rank has its own gradient and the one it got."""
-    tables = [row.get(kind, {}) for row in rows for kind in ("own", "gradients")]
-    return [name for name in tables[1] if all(name in table for table in tables)]
-
-
-def sketches(rows: Rows, names: Sequence[str]) -> Sketches | None:
-    """Return those of ``names``; None if there are none, or one is not finite."""
-    if not names:
-        return None
-    of = [[row["gradients"][n]["sketch"] for n in names] for row in rows]
-    own = [[row["own"][n] for n in names] for row in rows]
-    both = torch.from_numpy(np.array([of, own], np.float64)).flatten(2)
-    return Sketches(*both) if both.isfinite().all() else None
-
-
-def times(target: Tensor, part: Tensor) -> tuple[float, float]:
-    """Return the factor that brings ``part`` nearest to ``target``, and the rest as a
-    share of ``target``.
-    """
-    square, size = float(part @ part), float(target.norm())
-    if not square or not size:
-        return 0.0, 0.0 if not size else 1.0
-    factor = float(target @ part) / square
-    return factor, float((target - factor * part).norm()) / size
+# beyond this condition number factors say nothing
+MOST_ALIKE = 100.0
 
 
 def factors(target: Tensor, own: Tensor) -> list[float] | None:
     """Return the factor of each rank's own gradient in ``target``; None if they do not
     explain it, or are too alike to be told apart.
     """
-    singular = torch.linalg.svdvals(own)
-    apart = own.shape[0] <= own.shape[1] and singular[-1] > CONDITION * singular[0]
-    if not apart or not target.norm():
-        return None
-    found = torch.linalg.lstsq(own.T, target[:, None]).solution.flatten()
-    rest = (found @ own - target).norm() / target.norm()
-    return found.tolist() if rest < CLOSE else None
+    # with as many numbers any sum can be written, but seldom without one of them
+    found = fit(target, [*own], MOST_ALIKE, least=1)
+    return found[0] if found and found[1] < CLOSE else None
 
 
 def lacking(target: Tensor, own: Tensor) -> list[int]:
@@ -112,12 +59,12 @@ def of_unlike_gradients(
     share = f"{len(differ)} of {len(rows[0]['gradients'])} tensors"
     if found is None:
         return f"unlike those of the others ({share})", UNKNOWN
-    alone = [rank for rank in range(len(rows)) if _keeps_its_own(found, rank)]
+    alone = [rank for rank in range(len(rows)) if _keeps_its_own(*found.own_in(rank))]
     if {*ranks} <= {*alone}:
         cause = _not_synchronized(rows, before, differ, alone)
         return f"each keeps its own ({share})", cause
     usual = next(rank for rank in range(len(rows)) if rank not in ranks)
-    factor, rest = times(found.gradients[ranks[0]], found.gradients[usual])
+    factor, rest = as_multiple(found.gradients[ranks[0]], found.gradients[usual])
     if rest < ROUNDING and abs(factor - 1) < ROUNDING:
         return APART, "other hardware, threads or libraries on ranks"
     if rest < CLOSE:
@@ -132,36 +79,9 @@ def of_unlike_gradients(
     return what, "parts that are mixed up (other order of the buckets), or damaged"
 
 
-def _keeps_its_own(found: Sketches, rank: int) -> bool:
-    # or a multiple of it
-    gradient = found.gradients[rank]
-    _, rest = times(gradient, found.own[rank])
-    _, of_mean = times(gradient, found.mean)
-    return rest < CLOSE and BETTER * rest < of_mean
-
-
-def of_unlike_parameters(rows: Rows, before: Rows | None, name: str) -> tuple[str, str]:
-    """Return since when parameters differ, beyond the gradients, and why."""
-    step, since = rows[0]["step"], "unlike those of the others since"
-    if first_unlike([row["before"] for row in rows])[1]:
-        if before is None:
-            return "unlike those of the others before the step", NOT_BROADCAST
-        last = before[0]["step"]
-        if last + 1 == step:
-            cause = "changed between two steps, and not by this optimizer"
-            return f"{since} step {last} was done", cause
-        cause = "steps between that were not recorded: every=1 finds the step and its "
-        return f"{since} a step after {last}", f"{cause}cause"
-    if unlike([hashes(row, "gradients").get(name) for row in rows]):
-        cause = "the optimizer averages, or shares, other tensors and not this one"
-        return f"{since} this step", cause
-    # ranks may divide the state
-    tables = [row["moments"] for row in before or ()]
-    of_all = [n for n in all_names(tables) if all(n in table for table in tables)]
-    _, ranks = first_unlike([{n: table[n] for n in of_all} for table in tables])
-    who = f" of {in_ranks(ranks)}" if ranks else ""
-    cause = f"the optimizer, or its state{who}, is another one: restored on some ranks "
-    return f"{since} this step, whose gradients are the same", f"{cause}only?"
+def _keeps_its_own(factor: float, rest: float, of_mean: float) -> bool:
+    # or a multiple of it; all ranks may have the same
+    return rest < CLOSE and max(BETTER * rest, ROUNDING) < of_mean
 
 
 def _not_synchronized(

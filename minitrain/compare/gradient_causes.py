@@ -14,22 +14,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minitrain.compare.align import (
-    Row,
-    Rows,
-    StepPair,
+from minitrain.compare.align import Rows, StepPair, same_samples, samples
+from minitrain.compare.difference import UNKNOWN, Cause, Why, why
+from minitrain.compare.distances import Distance
+from minitrain.compare.limits import CLOSE, LOW_PRECISION
+from minitrain.recording.alarm import Row, in_ranks
+from minitrain.recording.sketches import (
+    Fit,
     common,
+    comparable,
     fit,
     joined,
-    same_samples,
-    samples,
+    sketches,
     vector,
 )
-from minitrain.compare.difference import UNKNOWN, Cause, Why, why
-from minitrain.compare.tolerances import CLOSE, LOW_PRECISION, Measured, limits_of
-from minitrain.recording.alarm import in_ranks
-
-Fit = tuple[list[float], float]
 
 
 def multiple(factor: float, world_size: int, close: float = CLOSE) -> Cause | None:
@@ -118,7 +116,7 @@ def cause_in_buffers(ranks: Sequence[int], world_size: int) -> Why:
     return UNKNOWN
 
 
-def cause_in_gradients(place: StepPair, found: Measured, here: bool) -> Why:
+def cause_in_gradients(place: StepPair, found: Distance, here: bool) -> Why:
     """Return why gradients are beyond the limits at ``place``; ``here`` says that the
     weights were alike before it.
     """
@@ -151,7 +149,7 @@ def cause_in_gradients(place: StepPair, found: Measured, here: bool) -> Why:
 
 
 def is_multiple(found: Fit, close: float = CLOSE) -> bool:
-    """Whether one tensor is so many times the other, and not once, by more than what is
+    """Return whether one tensor is a multiple of the other, not equal, by more than is
     left of the fit.
     """
     (factor, *_), rest = found
@@ -172,7 +170,7 @@ def _without(place: StepPair, name: str) -> Why | None:
     return why(Cause.NO_GRADIENT, tensor=name, where="AB"[number] + ranks)
 
 
-def _of_size(place: StepPair, found: Measured, own_alike: bool) -> Why:
+def _of_size(place: StepPair, found: Distance, own_alike: bool) -> Why:
     # what no sum of gradients explains: from how far it is apart, and where
     few = found.num_beyond_quick
     if 2 * few <= found.num:
@@ -183,7 +181,7 @@ def _of_size(place: StepPair, found: Measured, own_alike: bool) -> Why:
         if times and times[1] < CLOSE:
             return why(Cause.FEW_SCALED, factor=times[0][0], **facts)
         return why(Cause.FEW, **facts)
-    if found.trains_buffers and not place.same_size:
+    if place.trajectory.trains_buffers and not place.same_size:
         return why(Cause.BATCH_NORM)
     if LOW_PRECISION[0] <= found.whole <= LOW_PRECISION[1]:
         if own_alike and max(place.world_sizes) > 1:
@@ -218,7 +216,7 @@ def cause_in_own(place: StepPair) -> Why | None:
         ours, theirs = (vector(row, "own", names) for row in (a, b))
         sizes = (float(vector(a, "own", [name]).norm()) for name in names)
         size = max(size, *sizes)
-        if not float((theirs - ours).norm()) <= limits_of(place).gradients * size:
+        if not float((theirs - ours).norm()) <= place.limits.gradients * size:
             unlike.append(rank)
             factors.append(fit(theirs, [ours]))
     if not unlike:
@@ -257,13 +255,12 @@ def _of_factor(factor: float, place: StepPair) -> Why:
 
 def _mean(rows: Rows, world_size: int) -> float | None:
     # how many times the mean of the ranks' own gradients the gradient is
-    row = rows[min(rows)]
-    names = common(row["gradients"], *(one["own"] for one in rows.values()))
-    if not names or len(rows) < world_size:
+    ranks = [rows[rank] for rank in sorted(rows)]
+    together = sketches(ranks, comparable(ranks)) if len(ranks) == world_size else None
+    if together is None:
         return None
-    parts = torch.stack([vector(one, "own", names) for one in rows.values()])
-    found = fit(vector(row, "gradients", names), [parts.mean(0)])
-    return found[0][0] if found and found[1] < 10 * CLOSE else None
+    factor, rest = together.in_mean()
+    return factor if rest < 10 * CLOSE else None
 
 
 @dataclass(frozen=True)
@@ -280,7 +277,7 @@ class _Side:
     def fits(
         self, parts: Sequence[Tensor], names: Sequence[str]
     ) -> tuple[Fit, Fit] | None:
-        """Both gradients as sums of ``parts``, if both can be had."""
+        """Return both gradients as sums of ``parts``, if both can be had."""
         if len(parts) < 2 or not len(parts[0]):
             return None
         mine = fit(_unclipped(self.rows, self.rank, names), parts)
@@ -294,7 +291,7 @@ def _unclipped(rows: Rows, rank: int, names: Sequence[str]) -> Tensor:
     return vector(rows[rank], "gradients", names) / factor
 
 
-def _of_parts(place: StepPair, found: Measured, names: Iterable[str]) -> Why | None:
+def _of_parts(place: StepPair, found: Distance, names: Iterable[str]) -> Why | None:
     # from the gradients of A and B as sums of what the ranks of one run computed
     x, y = found.pairs[0]
     sides = (
@@ -309,7 +306,7 @@ def _of_parts(place: StepPair, found: Measured, names: Iterable[str]) -> Why | N
 
 
 def _of_ranks(
-    side: _Side, found: Measured, names: Iterable[str], keep_own: bool
+    side: _Side, found: Distance, names: Iterable[str], keep_own: bool
 ) -> Why | None:
     rows, rank = side.rows, side.rank
     own = [rows[r]["own"] for r in sorted(rows)]
@@ -345,16 +342,14 @@ def _of_ranks(
 def _keep_their_own(rows: Rows, name: str) -> bool:
     # whether each rank's gradient of a tensor is its own, clipped or not: other bits
     # alone may be rounding
-    found = rows.values()
-    if not all(name in row["own"] and name in row["gradients"] for row in found):
+    ranks = [rows[rank] for rank in sorted(rows)]
+    together = sketches(ranks, [name]) if name in comparable(ranks) else None
+    if together is None:
         return False
-    kinds = ("own", "gradients")
-    own, after = ([vector(row, k, [name]) for row in found] for k in kinds)
-    mean = torch.stack(own).mean(0)
-    fits = [(fit(x, [y]), fit(x, [mean])) for x, y in zip(after, own, strict=True)]
+    fits = map(together.own_in, range(len(ranks)))
     return all(
-        f and m and f[1] < CLOSE < 0.1 * m[1] and 0 < f[0][0] < 1 + CLOSE
-        for f, m in fits
+        rest < CLOSE < 0.1 * of_mean and 0 < factor < 1 + CLOSE
+        for factor, rest, of_mean in fits
     )
 
 

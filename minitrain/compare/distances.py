@@ -1,0 +1,187 @@
+"""Distances of the gradients and parameters of two recordings, and what is allowed.
+
+What is beyond the quick limits is compared with a twin, if there is one, and what is
+beyond both is a fault; without a twin, only what rounding cannot grow to.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from minitrain.compare.align import Pair, StepPair, ratio
+from minitrain.compare.difference import What
+from minitrain.proof.tolerances import TIMES_TWIN
+from minitrain.recording.alarm import Row
+from minitrain.recording.sketches import apart, common, is_finite, norm
+
+Gaps = Mapping[str, float]
+# Adam divides by the gradient's size, so elements whose gradient is no more than noise
+# go anywhere: of a share r of noise sqrt(r), in the norm, and some; what is within the
+# quick limit of gradients makes no more than the second
+ADAPTIVE_TIMES_ROOT, ADAPTIVE_SHARE = 10.0, 0.03
+# a tensor that is nothing but noise (the bias of attention's keys) goes there or back;
+# of one that is so in part (where keys share it with queries) that part is small
+NOISE_AT_MOST, PART_AT_MOST = 2.0, 0.1
+# what only a twin excuses, and so much of it, could be a fault as well
+HIDES = 0.1
+
+
+@dataclass(frozen=True)
+class Distance:
+    """The distance of all tensors of a ``kind`` at a step.
+
+    ``tensor`` is the one farthest beyond what is ``allowed``, ``pairs`` the ranks of A
+    and B where it is unlike, ``size`` what its ``gap`` is a share of: of the largest
+    gradient, or of how far training has moved the model. ``whole`` is the share of all
+    tensors together; ``equal`` says that all bits are. ``hides`` says that the twin
+    alone excuses so much that a fault could hide: ``tensor`` is allowed most then.
+    """
+
+    kind: What
+    equal: bool
+    within: bool
+    tensor: str = ""
+    pairs: tuple[Pair, ...] = ()
+    gap: float = 0.0
+    allowed: float = 0.0
+    size: float = 0.0
+    own_size: float = 0.0
+    whole: float = 0.0
+    num_beyond: int = 0
+    num_beyond_quick: int = 0
+    num: int = 0
+    hides: bool = False
+
+    @property
+    def share(self) -> float:
+        """The gap as a share of ``size``."""
+        return ratio(self.gap, self.size)
+
+    @property
+    def allowed_share(self) -> float:
+        """Return the ``allowed`` distance as a share of ``size``."""
+        return self.allowed / self.size if self.size > 0 else 0.0
+
+
+def distance(place: StepPair, kind: What, noise: float) -> Distance:
+    """Gradients or parameters of all ranks at ``place``; ``noise`` is the largest share
+    of rounding in the gradients so far.
+    """
+    gaps = _gaps(place, kind)
+    ours, theirs = (row[kind] for row in place.first)
+    names = [*{**ours, **theirs}]
+    norms = [[norm(entry) for entry in side.values()] for side in (ours, theirs)]
+    if kind == What.GRADIENTS:
+        finite = [[x for x in side if math.isfinite(x)] for side in norms]
+        size = min(max(side, default=0.0) for side in finite)
+        scale = {name: norm(entry) for name, entry in ours.items()}
+    else:
+        scale = place.trajectory.moved(place.first[0])
+        size = math.hypot(*filter(math.isfinite, scale.values()))
+    if not any(gaps.values()):
+        return Distance(kind, True, True, size=size, num=len(ours))
+    far = {name: max(gaps[name].values(), default=0.0) for name in gaps}
+    if kind == What.GRADIENTS:
+        quick: Gaps = dict.fromkeys(names, place.limits.gradients * size)
+    else:
+        quick = _quick(place, scale, noise)
+    allowed = quick
+    if place.twin is not None:
+        # it shows by itself what elements of noise do
+        least = quick if kind == What.GRADIENTS else _quick(place, scale, None)
+        allowed = _with_twin(place.twin[kind], ours, least, scale)
+    beyond, beyond_quick = _beyond(far, allowed), _beyond(far, quick)
+    may_be_noise = (
+        kind == What.PARAMETERS and not place.trajectory.linear and place.twin is None
+    )
+    noisy = bool(beyond) and may_be_noise
+    noisy = noisy and _is_noise(place, far, beyond, scale, allowed)
+    worst = max(far, key=lambda name: far[name] / (allowed.get(name, 0.0) + 1e-300))
+    hides = False
+    if beyond_quick and not beyond:
+        most = max(beyond_quick, key=lambda name: allowed[name])
+        hides = ratio(allowed[most], size) > HIDES
+        worst = most if hides else worst
+    where = {pair: g for pair, g in gaps[worst].items() if g > allowed.get(worst, 0.0)}
+    entry = ours.get(worst) or theirs.get(worst)
+    all_far = math.hypot(*far.values())
+    of_all = math.hypot(*norms[0]) if kind == What.GRADIENTS else size
+    return Distance(
+        kind=kind,
+        equal=False,
+        within=noisy or not beyond,
+        tensor=worst,
+        pairs=tuple(where or gaps[worst] or place.pairs),
+        gap=all_far if noisy else far[worst],
+        allowed=math.hypot(*allowed.values()) if noisy else allowed.get(worst, 0.0),
+        size=size,
+        own_size=norm(entry) if kind == What.GRADIENTS else scale.get(worst, 0.0),
+        whole=all_far / of_all if of_all > 0 else math.inf,
+        num_beyond=len(beyond),
+        num_beyond_quick=len(beyond_quick),
+        num=len(names),
+        hides=hides,
+    )
+
+
+def _gaps(place: StepPair, kind: What) -> dict[str, dict[Pair, float]]:
+    # by tensor and pair of ranks; bits that are equal have none
+    found: dict[str, dict[Pair, float]] = {}
+    for pair in place.pairs:
+        ours, theirs = place.a[pair[0]][kind], place.b[pair[1]][kind]
+        for name in {**ours, **theirs}:
+            x, y = ours.get(name), theirs.get(name)
+            of = found.setdefault(name, {})
+            if x is None or y is None:
+                # no gradient, and one of zeros, are other bits, and the same to most
+                of[pair] = math.inf if norm(x or y) != 0 else 0.0
+            elif x["hash"] != y["hash"]:
+                of[pair] = apart(x, y)
+    return found
+
+
+def _quick(place: StepPair, scale: Gaps, noise: float | None) -> Gaps:
+    share, unit = place.limits.linear, place.limits.unit
+    if not place.trajectory.linear and noise is not None:
+        root = ADAPTIVE_TIMES_ROOT * math.sqrt(max(noise, unit))
+        share = max(share, min(root, ADAPTIVE_SHARE))
+    # a unit in the last place each step goes one way or the other
+    steps, held = math.sqrt(place.step + 1), place.first[0]["parameters"]
+    limits = {
+        name: steps * place.trajectory.eps.get(name, 0.0) * norm(held[name])
+        + share * moved
+        for name, moved in scale.items()
+    }
+    # what is not finite never is within a limit
+    return {n: limit if math.isfinite(limit) else 0.0 for n, limit in limits.items()}
+
+
+def _with_twin(twin: Row, ours: Row, quick: Gaps, scale: Gaps) -> Gaps:
+    # The quick limits, or ten times as far as the twin. A tensor of few elements may
+    # stay by chance where it was: it may go as far as the model does, for its size.
+    names = [n for n in common(ours, twin) if is_finite(ours[n]) and is_finite(twin[n])]
+    far = {n: apart(ours[n], twin[n]) for n in names}
+    size = math.hypot(*(scale.get(n, 0.0) for n in names))
+    share = math.hypot(*far.values()) / size if size else 0.0
+    allowed = {n: TIMES_TWIN * max(far[n], share * scale.get(n, 0.0)) for n in names}
+    return {n: max(limit, allowed.get(n, 0.0)) for n, limit in quick.items()}
+
+
+def _beyond(far: Gaps, limits: Gaps) -> list[str]:
+    return [n for n, gap in far.items() if gap > limits.get(n, 0.0)]
+
+
+def _is_noise(
+    place: StepPair, far: Gaps, beyond: Sequence[str], scale: Gaps, allowed: Gaps
+) -> bool:
+    # Whether only tensors are beyond that hardly count beside all others: far those
+    # whose gradient is noise, and a little those of which a part is.
+    gradients = place.first[0]["gradients"]
+    norms = {name: norm(entry) for name, entry in gradients.items()}
+    least = place.limits.gradients * max(norms.values(), default=0.0)
+    for name in beyond:
+        noise = norms.get(name, math.inf) <= least
+        most = NOISE_AT_MOST if noise else PART_AT_MOST
+        if not far[name] <= most * scale.get(name, 0.0) < math.inf:
+            return False
+    return math.hypot(*far.values()) <= math.hypot(*allowed.values())

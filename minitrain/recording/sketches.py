@@ -1,0 +1,134 @@
+"""Sums of tensors, by their sketches: which factors make one of others.
+
+A sketch is linear in its tensor, and as long as it on average. So the distance of two
+sketches estimates that of two tensors, and what is a sum of tensors is the same sum of
+their sketches. Most faults of a gradient show in the factors of what the ranks computed
+on their own.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from minitrain.recording.alarm import Row, Rows
+
+Fit = tuple[list[float], float]
+
+
+def common(*rows: Mapping[str, object]) -> list[str]:
+    """Return the names that all have, in the order of the first."""
+    return [name for name in rows[0] if all(name in row for row in rows[1:])]
+
+
+def norm(entry: Row) -> float:
+    """Return the norm of a tensor, NaN where it has none."""
+    return float(entry["norm"])
+
+
+def is_finite(entry: Row) -> bool:
+    """Return whether a tensor has neither NaN nor infinity."""
+    return all(map(math.isfinite, (entry["norm"], *entry["sketch"])))
+
+
+def apart(a: Row, b: Row) -> float:
+    """Return about how far two tensors are apart; infinity, if one is not finite."""
+    found = math.dist(a["sketch"], b["sketch"])
+    return found if math.isfinite(found) else math.inf
+
+
+def joined(parts: Mapping[str, Sequence[float]], names: Iterable[str]) -> Tensor:
+    """Return the sketches of ``names`` as one vector."""
+    values = [value for name in names for value in parts[name]]
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def vector(row: Row, kind: str, names: Iterable[str]) -> Tensor:
+    """Return the same of a row's ``gradients`` or ``parameters``, or of its ``own``."""
+    if kind == "own":
+        return joined(row[kind], names)
+    return joined({name: row[kind][name]["sketch"] for name in names}, names)
+
+
+def combination(target: Tensor, parts: Sequence[Tensor]) -> Fit:
+    """Return the factors that bring the sum of ``parts`` nearest to ``target``, and
+    what is left.
+
+    Least squares in float64 (``torch.linalg.lstsq``) over flat tensors of one length;
+    what is left is |rest| / |target|.
+    """
+    matrix = torch.stack([part.double() for part in parts], dim=1)
+    wanted = target.double()
+    factors = torch.linalg.lstsq(matrix, wanted[:, None]).solution.flatten()
+    rest = (matrix @ factors - wanted).norm() / wanted.norm().clamp_min(1e-300)
+    return factors.tolist(), float(rest)
+
+
+def fit(
+    target: Tensor, parts: Sequence[Tensor], most_alike: float = 1e4, least: int = 2
+) -> Fit | None:
+    """Return the ``combination``, where there are numbers enough to tell: ``least`` for
+    each factor, all of them finite, and no part that others make up. ``most_alike`` is
+    the largest condition number of parts of equal length.
+    """
+    if not parts or len(target) < least * len(parts):
+        return None
+    matrix = torch.stack([target, *parts], dim=1)
+    sizes = matrix.norm(dim=0)
+    if not (torch.isfinite(sizes).all() and (sizes > 0).all()):
+        return None
+    if len(parts) > 1 and torch.linalg.cond(matrix[:, 1:] / sizes[1:]) > most_alike:
+        return None
+    return combination(target, parts)
+
+
+@dataclass(frozen=True)
+class Sketches:
+    """Sketches of some tensors of one step, one row a rank, with the same columns."""
+
+    gradients: Tensor
+    own: Tensor
+
+    @property
+    def mean(self) -> Tensor:
+        """Return what data parallelism makes of the ranks' own gradients."""
+        return self.own.mean(0)
+
+    def in_mean(self, rank: int = 0) -> tuple[float, float]:
+        """Return how many times the mean the gradient of a rank is, and the rest."""
+        return as_multiple(self.gradients[rank], self.mean)
+
+    def own_in(self, rank: int) -> tuple[float, float, float]:
+        """Return the factor of a rank's own gradient in the one that it got, the rest
+        as a share of that, and what would be left of a multiple of the mean.
+        """
+        gradient = self.gradients[rank]
+        factor, rest = as_multiple(gradient, self.own[rank])
+        return factor, rest, self.in_mean(rank)[1]
+
+
+def comparable(rows: Rows) -> list[str]:
+    """Return tensors of which every rank has its own gradient and the one it got."""
+    return common(*(row.get(kind, {}) for kind in ("gradients", "own") for row in rows))
+
+
+def sketches(rows: Rows, names: Sequence[str]) -> Sketches | None:
+    """Return those of ``names``; None if there are none, or one is not finite."""
+    both = [
+        torch.stack([vector(row, kind, names) for row in rows])
+        for kind in ("gradients", "own")
+    ]
+    is_whole = names and all(one.isfinite().all() for one in both)
+    return Sketches(*both) if is_whole else None
+
+
+def as_multiple(target: Tensor, part: Tensor) -> tuple[float, float]:
+    """Return the factor that brings ``part`` nearest to ``target``, and the rest as a
+    share of ``target``.
+    """
+    if not (target.any() and part.any()):
+        return 0.0, float(target.any())
+    (factor,), rest = combination(target, [part])
+    return factor, rest
