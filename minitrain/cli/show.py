@@ -46,19 +46,12 @@ def answer(options: argparse.Namespace) -> Answer:
     compared: list[str] = []
     ok = not any(any(one.alarms.values()) for one in shown)
     if len(shown) == 2:
-        from minitrain.cli.recording_words import (
-            recordings_as_facts,
-            recordings_in_words,
-        )
-        from minitrain.compare.recordings import compare_recordings
+        from minitrain.cli.verify import compared as compare
 
-        found = compare_recordings(*folders)
-        compared = recordings_in_words(found).split("\n")
-        parts.append("\n".join(compared))
-        facts = {
-            "recordings": [one.facts() for one in shown],
-            "compared": recordings_as_facts(found),
-        }
+        found, of_both, text = compare(*folders)
+        compared = text.split("\n")
+        parts.append(text)
+        facts = {"recordings": [one.facts() for one in shown], "compared": of_both}
         ok = ok and found.same
     if page:
         from minitrain.cli.recording_page import write_page

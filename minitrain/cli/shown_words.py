@@ -7,6 +7,7 @@ from minitrain.report.numbers import ms, percent, plural, thousands
 
 if TYPE_CHECKING:
     from minitrain.recording.shown import Shown
+    from minitrain.recording.times import TimesCompared
 
 # of ranks that a table has a column for
 SHOWN_RANKS = 8
@@ -68,6 +69,20 @@ def _table(parts: dict[str, dict[str, float]]) -> list[str]:
             cells = [share, *(f"{parts[rank][part]:.1f}" for rank in ranks)]
             lines.append(f"  {name:<30}" + "".join(f"{cell:>9}" for cell in cells))
     return lines
+
+
+def times_compared(found: "TimesCompared") -> str:
+    """Return how the times of two recordings differ, in one line."""
+    steps = f"a step takes {ms(found.a_ms)} in A, {ms(found.b_ms)} in B"
+    if not found.one_host:
+        steps += " (on different hosts)"
+    if not found.differ:
+        return f"time: no difference is seen: {steps}, noise {ms(found.noise_ms)}"
+    longer = found.b_ms / found.a_ms - 1
+    most = [f"{PARTS[part]} {by:+.1f} ms" for part, by in found.parts.items()][:3]
+    what = f"{percent(abs(longer))} {'longer' if longer > 0 else 'shorter'}"
+    which = f": {', '.join(most)}" if most else ""
+    return f"time: {steps}, {what}{which} (noise {ms(found.noise_ms)})"
 
 
 def straggler(facts: dict[str, Any]) -> str:

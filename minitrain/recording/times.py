@@ -25,12 +25,18 @@ WARMUP_STEPS = FIRST_STEPS + 1
 class Times:
     """The steps of all ranks that were timed: the columns of
     :func:`minitrain.analysis.account.summarized`, with ``samples`` in place of tokens.
-    ``one_clock``: those of the ranks can be compared. A step that was recorded is
-    ``bracketed``, so that neither it nor the one after it counts.
+    ``hosts`` name the clocks of the ranks. A step that was recorded is ``bracketed``,
+    so that neither it nor the one after it counts.
     """
 
     rows: pd.DataFrame
-    one_clock: bool
+    hosts: frozenset[str]
+
+    @property
+    def one_clock(self) -> bool:
+        """Whether the moments of all ranks can be compared."""
+        has_moments = bool(self.rows["last_bucket_at_ns"].notna().all())
+        return len(self.hosts) == 1 and has_moments
 
     @cached_property
     def steps(self) -> pd.DataFrame:
@@ -88,6 +94,50 @@ class Times:
         return samples / seconds if samples and seconds > 0 else None
 
 
+@dataclass(frozen=True)
+class TimesCompared:
+    """The mean step of two recordings, ``a_ms`` and ``b_ms``, and by how many
+    milliseconds each part of B is longer, the largest difference first. ``noise_ms``
+    is what the spread of the steps leaves open: ``parts`` holds those beyond their own.
+    """
+
+    a_ms: float
+    b_ms: float
+    noise_ms: float
+    parts: dict[str, float]
+    one_host: bool
+
+    @property
+    def differ(self) -> bool:
+        """Whether the steps are apart by more than noise."""
+        return abs(self.b_ms - self.a_ms) > self.noise_ms
+
+
+def compare_times(a: Times | None, b: Times | None) -> TimesCompared | None:
+    """Return how the steps of ``b`` take longer than those of ``a``; None where one of
+    them has no step that was timed.
+    """
+    if a is None or b is None or a.account.empty or b.account.empty:
+        return None
+    ours, theirs = (_of_all(one) for one in (a, b))
+    both = ours.join(theirs, how="outer", suffixes=("_a", "_b")).fillna(0.0)
+    longer = both["mean_ms_b"] - both["mean_ms_a"]
+    noise = both["half_a"] + both["half_b"]
+    beyond = longer[longer.abs() > noise].sort_values(key=lambda x: -x.abs())
+    return TimesCompared(
+        a_ms=float(ours["mean_ms"].sum()),
+        b_ms=float(theirs["mean_ms"].sum()),
+        noise_ms=float((noise**2).sum() ** 0.5),
+        parts={str(part): float(ms) for part, ms in beyond.items()},
+        one_host=a.hosts == b.hosts,
+    )
+
+
+def _of_all(times: Times) -> pd.DataFrame:
+    table = times.account.query("rank == @ALL_RANKS").set_index("part")
+    return table.assign(half=(table["high_ms"] - table["low_ms"]) / 2)
+
+
 def read_times(folder: Path) -> Times | None:
     """Return the times of the recording in ``folder``; None without any, as of an
     earlier minitrain. Raises UserError for a damaged file.
@@ -109,8 +159,7 @@ def read_times(folder: Path) -> Times | None:
         except ValueError as error:
             raise UserError(f"{file}: damaged: {str(error)[:80]}") from None
     rows = pd.concat(tables, ignore_index=True)
-    has_moments = bool(rows["last_bucket_at_ns"].notna().all())
-    return Times(rows, len(hosts) == 1 and has_moments)
+    return Times(rows, frozenset(hosts))
 
 
 def _as_timings(table: pd.DataFrame) -> pd.DataFrame:
