@@ -120,7 +120,8 @@ def compare_times(a: Times | None, b: Times | None) -> TimesCompared | None:
     if a is None or b is None or a.account.empty or b.account.empty:
         return None
     ours, theirs = (_of_all(one) for one in (a, b))
-    both = ours.join(theirs, how="outer", suffixes=("_a", "_b")).fillna(0.0)
+    named = [ours.add_suffix("_a"), theirs.add_suffix("_b")]
+    both = pd.concat(named, axis="columns").fillna(0.0)
     longer = both["mean_ms_b"] - both["mean_ms_a"]
     noise = both["half_a"] + both["half_b"]
     beyond = longer[longer.abs() > noise].sort_values(key=lambda x: -x.abs())
@@ -135,7 +136,8 @@ def compare_times(a: Times | None, b: Times | None) -> TimesCompared | None:
 
 def _of_all(times: Times) -> pd.DataFrame:
     table = times.account.query("rank == @ALL_RANKS").set_index("part")
-    return table.assign(half=(table["high_ms"] - table["low_ms"]) / 2)
+    half = (table["high_ms"] - table["low_ms"]) / 2
+    return table[["mean_ms"]].assign(half=half)
 
 
 def read_times(folder: Path) -> Times | None:

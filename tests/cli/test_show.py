@@ -15,7 +15,7 @@ from minitrain.core.errors import UserError
 from minitrain.recording.times import TimesCompared
 
 
-def trained(folder: Path, steps: int = 12, lr: float = 0.1) -> Path:
+def trained(folder: Path, steps: int = 12, lr: float = 0.01) -> Path:
     torch.manual_seed(0)
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two recordings, ``a`` and ``b``, of other learning rates."""
     folder = tmp_path_factory.mktemp("shown")
     trained(folder / "a")
-    trained(folder / "b", lr=0.2)
+    trained(folder / "b", lr=0.02)
     return folder
 
 
@@ -74,7 +74,7 @@ def test_page_is_one_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert text.count("data:image/png;base64,") == 3
     assert not re.findall(r'(?:src|href)="(?!data:|#)[^"]+"', text)
     assert "different at step 0: learning rate" in text
-    with pytest.raises(UserError, match="must end in .html"):
+    with pytest.raises(UserError, match=r"must end in \.html"):
         run(["show", str(folder / "a"), "--html", str(folder / "page.txt")])
 
 
