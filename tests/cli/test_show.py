@@ -21,7 +21,7 @@ def trained(folder: Path, steps: int = 12, lr: float = 0.01) -> Path:
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     with minitrain.record(model, optimizer, folder, every=5) as recorder:
         for _ in range(steps):
-            loss = model(torch.ones(3, 4)).square().sum()
+            loss = model(torch.randn(3, 4)).square().sum()
             recorder.loss(loss)
             loss.backward()
             optimizer.step()
